@@ -1,0 +1,114 @@
+"""The whole program put together: the only place that knows every part.
+
+Owns the construction of all objects, signals, the order of start and stop.
+Must not know: the command line, bytes on any wire.
+Invariant: the socket listens before anything else can fail slowly; it is removed at the end only if it is ours.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+
+import uvloop
+
+from runtimeproxy.config import Config
+from runtimeproxy.cri.front import Front
+from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.lifecycle import Lifecycle, Limits
+from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.relay.acceptor import Acceptor
+from runtimeproxy.relay.listener import Listener, inherited, listen
+from runtimeproxy.store import Store
+from runtimeproxy.telemetry import Recorder
+
+log = logging.getLogger(__name__)
+
+GAUGE_SECONDS = 1.0
+
+
+def run(config: Config) -> int:
+    """Run the proxy until SIGTERM or SIGINT and return the exit code.
+
+    Raises ConfigError if the socket cannot be had.
+    """
+    listener = inherited(os.environ) or listen(
+        config.listen_endpoint, mode=config.socket_mode, group=config.socket_group
+    )
+    try:
+        uvloop.run(_serve(config, listener))
+    finally:
+        listener.close()
+    return 0
+
+
+async def _serve(config: Config, listener: Listener) -> None:
+    loop = asyncio.get_running_loop()
+    proxy = Proxy(config, loop)
+    await proxy.start()
+    acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
+    acceptor.start()
+    log.info("listening on %s for the runtime at %s", config.listen_endpoint, config.runtime_endpoint)
+    _settle_memory()
+    await _signalled(loop)
+    acceptor.stop()
+    log.info("stopping: held calls get %s s", config.drain_timeout_seconds)
+    await proxy.stop(config.drain_timeout_seconds)
+
+
+class Proxy:
+    """The parts behind the listener."""
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self.recorder = Recorder(loop.time)
+        self.store = Store()
+        self.manager = Manager(
+            config.hookserver_config_dir,
+            timeout_seconds=config.hook_timeout_seconds,
+            recorder=self.recorder,
+            client_factory=HookClient,
+        )
+        dispatcher = Dispatcher(self.manager, self.recorder, loop.time)
+        limits = Limits(config.hook_budget_seconds, (config.skip_label_key, config.skip_label_value))
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, loop.time)
+        self.front = Front(
+            config.runtime_endpoint, config.image_endpoint, self.lifecycle, self.manager, self.recorder, loop
+        )
+        self._loop = loop
+        self._gauges: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Read the registration files, so that the first call is hooked."""
+        await self.manager.start()
+        self._measure()
+
+    def _measure(self) -> None:
+        held, oldest = self.lifecycle.holds()
+        self.recorder.gauge("held_calls", held)
+        self.recorder.gauge("held_oldest_seconds", oldest)
+        self.recorder.gauge("store_pods", self.store.counts().pods)
+        self.recorder.gauge("store_containers", self.store.counts().containers)
+        self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure)
+
+    async def stop(self, seconds: float) -> None:
+        """Let held calls finish for a time, then close everything."""
+        if self._gauges is not None:
+            self._gauges.cancel()
+        await self.front.stop(seconds)
+        await self.manager.stop()
+
+
+def _settle_memory() -> None:
+    """Keep what start-up made out of every later garbage collection: less work and fewer pauses on the data path."""
+    gc.collect()
+    gc.freeze()
+
+
+async def _signalled(loop: asyncio.AbstractEventLoop) -> None:
+    """Wait for SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()

@@ -1,0 +1,90 @@
+"""What a front offers the core for one intercepted call.
+
+Owns the protocol between a front (which holds the bytes) and the lifecycle (which asks the hook servers).
+Must not know: HTTP, protobuf, JSON, a front.
+Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from runtimeproxy.errors import HookError
+from runtimeproxy.hookpoints import Operation
+from runtimeproxy.model import Adjustment, HookRequest, Subject
+from runtimeproxy.store import Store
+
+
+class CallState(Enum):
+    """Where a held call stands."""
+
+    HOLDING = "holding"
+    RELEASED = "released"
+    REFUSED = "refused"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The runtime's answer: ``agreed`` as hook-api defines it; ``message`` is its body where one was read.
+
+    ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection).
+    """
+
+    agreed: bool
+    message: bytes = b""
+    answered: bool = True
+
+
+class Unreadable(Exception):
+    """The held message cannot be read; the text says why, without values."""
+
+
+class Call(Protocol):
+    """One intercepted call, held by its front."""
+
+    operation: Operation
+    deadline: float | None
+    """Caller's deadline on the event loop's clock, in seconds; None if it gave none."""
+
+    def order_key(self) -> str:
+        """Name the container or pod whose calls keep their order (relay-rules C6).
+
+        Raises Unreadable.
+        """
+
+    def subject(self, store: Store) -> Subject | None:
+        """Find what the call is about in the request and the Store; None if the Store does not know it.
+
+        Raises Unreadable.
+        """
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the runtime what the call is about; None if the runtime does not know it either.
+
+        Raises BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.
+        """
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Return what the Pre hook is told."""
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+        """Do what must be done at the runtime before the request is released (PreStartContainer's extra update).
+
+        Raises BackendError if the runtime rejects it.
+        """
+
+    async def release(self, subject: Subject | None, adjustment: Adjustment) -> Reply:
+        """Edit the held request, send it on and wait for the runtime's answer, which stays held."""
+
+    def refuse(self, error: HookError) -> None:
+        """Answer the client in the runtime's place; the runtime never sees the request."""
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Return the subject as it is now that the runtime agreed, with the id it gave.
+
+        Raises Unreadable if the reply lacks what is needed.
+        """
+
+    def answer(self, reply: Reply) -> None:
+        """Let the runtime's own bytes go to the client."""

@@ -1,0 +1,83 @@
+"""``runtimeproxy run``: read the configuration, set up the log, hand over to the application.
+
+Owns the flags (derived from the table in ``options``), reading the file, and what is refused before anything is opened.
+Must not know: how the proxy works; ``app`` is imported only when it is to run.
+Invariant: whatever is wrong with the configuration is a click.ClickException, raised before anything is opened.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+
+import click
+
+from runtimeproxy import config, logs
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, OPTIONS
+
+_EPILOG = (
+    f"Each flag has an environment variable ({ENVIRONMENT_PREFIX} and its name in capitals with _) and a key of its "
+    "own name in the YAML file. Flags win over the environment, the environment wins over the file. A SOCKET is spelt "
+    "/path, unix:/path or unix:///path; a DURATION 500ms, 2s, 1m or a number of seconds."
+)
+
+_logger = logging.getLogger(__name__)
+
+
+def run_command() -> click.Command:
+    """Return the command with one flag for each row of the table of options."""
+    flags: list[click.Parameter] = [
+        click.Option([o.flag], metavar=o.metavar, help=f"{o.help}  [default: {o.shown_default}]") for o in OPTIONS
+    ]
+    help_text = "Listen for the kubelet, pass its calls to the runtime, and call the registered hook servers."
+    return click.Command(
+        "run", params=flags, callback=_run, help=help_text, short_help="Run the proxy.", epilog=_EPILOG
+    )
+
+
+def _run(**given: str | None) -> int:
+    flags = {name.replace("_", "-"): text for name, text in given.items() if text is not None}
+    try:
+        settings = configuration(flags, os.environ)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    if settings.mode is config.Mode.DOCKER:
+        raise click.ClickException("Docker mode is not in this version yet: use --backend-runtime-mode=Containerd")
+    handler = logs.configure(settings.log_level, settings.log_format)
+    try:
+        for line in settings.warnings:
+            _logger.warning("%s", line, extra={"kind": line})
+        from runtimeproxy import app  # heavy: the event loop, the readers, the hook protocol
+
+        return app.run(settings)
+    except Exception:
+        _logger.debug("Running failed", exc_info=True)
+        raise
+    finally:
+        handler.close()
+
+
+def configuration(
+    flags: Mapping[str, str], environ: Mapping[str, str], default_file: str = DEFAULT_FILE
+) -> config.Config:
+    """Return the configuration, with the file that is named, or else the default file if it is there.
+
+    Raises ConfigError for every value, key or file that is wrong.
+    """
+    named = config.file_named(flags, environ)
+    path = default_file if named is None else named
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if named is not None:
+            raise _unreadable(path, error) from None
+        return config.load(flags, environ)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    return config.load(flags, environ, text, path)
+
+
+def _unreadable(path: str, error: Exception) -> ConfigError:
+    reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+    return ConfigError(f"{path}: the configuration file can not be read: {reason}")

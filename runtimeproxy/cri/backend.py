@@ -1,0 +1,52 @@
+"""What the CRI front asks the runtime itself: status of pods and containers, the extra update of PreStartContainer.
+
+Owns these calls and their errors.
+Must not know: held streams, the Store.
+Invariant: NotFound is an answer (None); everything else that fails is a BackendError.
+"""
+
+from runtimeproxy.cri import status
+from runtimeproxy.cri.routes import runtime_path
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model import ContainerInfo, PodInfo
+from runtimeproxy.relay.unary import CallFailed, UnaryClient
+from runtimeproxy.wire import grpc
+
+STATUS_SECONDS = 10.0
+REPLY_LIMIT = 16 * 2**20
+
+
+class Backend:
+    """A client of the runtime's own socket."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._client = UnaryClient(endpoint, max_reply_bytes=REPLY_LIMIT)
+
+    async def pod(self, version: str, pod_id: str) -> PodInfo | None:
+        """Read a pod sandbox; None if there is none. Raises BackendError, Unreadable."""
+        reply = await self._status(version, "PodSandboxStatus", status.pod_status_request(pod_id))
+        return None if reply is None else status.read_pod_status(reply)
+
+    async def container(self, version: str, container_id: str) -> ContainerInfo | None:
+        """Read a container; None if there is none. Raises BackendError, Unreadable."""
+        reply = await self._status(version, "ContainerStatus", status.container_status_request(container_id))
+        return None if reply is None else status.read_container_status(reply)
+
+    async def _status(self, version: str, method: str, request: bytes) -> bytes | None:
+        try:
+            return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
+        except CallFailed as error:
+            if error.code == grpc.NOT_FOUND:
+                return None
+            raise BackendError(f"{method}: {error}", error.code) from None
+
+    async def update(self, version: str, request: bytes, seconds: float) -> None:
+        """Send an UpdateContainerResources of our own. Raises BackendError if the runtime rejects it."""
+        try:
+            await self._client.call(runtime_path(version, "UpdateContainerResources"), request, seconds)
+        except CallFailed as error:
+            raise BackendError(f"UpdateContainerResources: {error}", error.code) from None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()

@@ -1,0 +1,314 @@
+"""CRI's calls as the core sees them: one class a kind of operation.
+
+Owns how a held stream's message becomes a subject, how an adjustment is put into it, what its outcome is.
+Must not know: frames, windows, hook servers.
+Invariant: a message that nobody changed is released as the very bytes that came.
+"""
+
+from asyncio import AbstractEventLoop, Future
+from dataclasses import replace
+
+from runtimeproxy.call import Call, Reply, Unreadable
+from runtimeproxy.cri import edit, translate
+from runtimeproxy.cri.backend import Backend
+from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.errors import BackendError, HookError, Reason
+from runtimeproxy.hookpoints import Operation
+from runtimeproxy.merge import applied
+from runtimeproxy.model import (
+    MAP_FIELDS,
+    NO_RESOURCES,
+    Adjustment,
+    ContainerRecord,
+    HookRequest,
+    PodRecord,
+    ResourceValue,
+    Subject,
+    named,
+    overlay,
+)
+from runtimeproxy.store import Store
+from runtimeproxy.wire import grpc
+
+UPDATE_SECONDS = 10.0
+"""Time of the extra update of PreStartContainer where the caller gave no deadline."""
+
+
+class CriCall(Call):
+    """A held call; the subclasses know their messages."""
+
+    def __init__(self, held: HeldStream, backend: Backend, loop: AbstractEventLoop) -> None:
+        self.operation: Operation = held.route.operation
+        self._held = held
+        self._backend = backend
+        self._loop = loop
+        self._version = held.route.version
+        seconds = grpc.read_timeout(held.fields.get(b"grpc-timeout", b""))
+        self.deadline: float | None = None if seconds is None else loop.time() + seconds
+        self._reply: Future[Reply] = loop.create_future()
+        held.on_reply = self._take_reply
+
+    @property
+    def message(self) -> bytes:
+        """Return the request's message. Raises Unreadable."""
+        if self._held.message is None:
+            raise Unreadable(self._held.problem)
+        return self._held.message
+
+    def _take_reply(self) -> None:
+        if not self._reply.done() and self._held.reply is not None:
+            self._reply.set_result(self._held.reply)
+
+    def order_key(self) -> str:
+        """Name the subject by its id, the first field of every request that has one."""
+        return translate.read_id(self.message)
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Tell what is known now."""
+        container = None if subject.container is None else subject.container.effective
+        return HookRequest(subject.pod.effective, container)
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+        """Need nothing; StartContainer does."""
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Return the message as it is released: the same object if nothing changes."""
+        return self.message
+
+    async def release(self, subject: Subject | None, adjustment: Adjustment) -> Reply:
+        """Edit, send on, and wait for the runtime's answer."""
+        message = self._held.message if subject is None else self.edited(subject, adjustment)
+        self._held.release(None if message is self._held.message else message)
+        return await self._reply
+
+    def refuse(self, error: HookError) -> None:
+        """Answer PERMISSION_DENIED for a refusal, INTERNAL for a failure under policy Fail."""
+        code = grpc.PERMISSION_DENIED if error.reason is Reason.REFUSED else grpc.INTERNAL
+        self._held.refuse(code, f"runtimeproxy: {self.operation.value} refused: {error}")
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Leave the subject as it is."""
+        return subject
+
+    def answer(self, reply: Reply) -> None:
+        """Let the kept frame go."""
+        self._held.answer()
+
+    async def read_pod(self, pod_id: str) -> PodRecord | None:
+        """Read a pod from the runtime: what it tells is taken as the kubelet's original, too (design, section 6)."""
+        info = await self._backend.pod(self._version, pod_id)
+        return None if info is None else PodRecord(info, info)
+
+
+class PodCall(CriCall):
+    """StopPodSandbox, RemovePodSandbox: a pod by its id."""
+
+    def subject(self, store: Store) -> Subject | None:
+        """Look the pod up."""
+        pod = store.pod(self.order_key())
+        return None if pod is None else Subject(pod)
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the runtime for the pod."""
+        pod = await self.read_pod(self.order_key())
+        return None if pod is None else Subject(pod)
+
+
+class UpdatePodCall(PodCall):
+    """UpdatePodSandboxResources: has no hook point, keeps the record right."""
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Take over what the request sets."""
+        _, overhead, resources = translate.read_pod_update(self.message)
+        overhead = overhead or subject.pod.effective.overhead
+        resources = resources or subject.pod.effective.resources
+        original = replace(subject.pod.original, overhead=overhead, resources=resources)
+        effective = replace(subject.pod.effective, overhead=overhead, resources=resources)
+        return Subject(PodRecord(original, effective))
+
+
+class RunPodCall(CriCall):
+    """RunPodSandbox: the pod is in the request."""
+
+    def order_key(self) -> str:
+        """Name the pod by what the kubelet calls it: it has no id yet."""
+        pod = translate.read_pod(self.message)
+        return f"{pod.namespace}/{pod.name}/{pod.uid}/{pod.attempt}"
+
+    def subject(self, store: Store) -> Subject | None:
+        """Read the pod."""
+        pod = translate.read_pod(self.message)
+        return Subject(PodRecord(pod, pod))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Need nobody: the request has it all."""
+        return self.subject(store)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put the adjustment into the sandbox config."""
+        return edit.edit_pod(self.message, adjustment)
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the runtime gave."""
+        pod_id = translate.read_id(reply.message)
+        effective = applied(self.hook_request(subject), adjustment).pod
+        return Subject(PodRecord(replace(subject.pod.original, id=pod_id), replace(effective, id=pod_id)))
+
+
+class CreateCall(CriCall):
+    """CreateContainer: the container is in the request, its pod in the Store."""
+
+    def order_key(self) -> str:
+        """Name the container by its pod and name: it has no id yet."""
+        container, _ = translate.read_container(self.message)
+        return f"{container.pod_id}/{container.name}/{container.attempt}"
+
+    def subject(self, store: Store) -> Subject | None:
+        """Look the pod up."""
+        container, _ = translate.read_container(self.message)
+        pod = store.pod(container.pod_id)
+        return None if pod is None else Subject(pod, ContainerRecord(container, container))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the runtime for the pod; the kubelet's own cgroup parent stands in the request."""
+        container, sandbox = translate.read_container(self.message)
+        pod = await self.read_pod(container.pod_id)
+        if pod is None:
+            return None
+        original = replace(pod.original, cgroup_parent=sandbox.cgroup_parent or pod.original.cgroup_parent)
+        return Subject(PodRecord(original, pod.effective), ContainerRecord(container, container))
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
+        return edit.edit_container(self.message, adjustment, self._cgroup_parent(subject, adjustment))
+
+    def _cgroup_parent(self, subject: Subject, adjustment: Adjustment) -> str | None:
+        if adjustment.cgroup_parent is not None:
+            return adjustment.cgroup_parent
+        pod = subject.pod
+        changed = pod.effective.cgroup_parent != pod.original.cgroup_parent
+        return pod.effective.cgroup_parent if changed else None
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the runtime gave."""
+        container_id = translate.read_id(reply.message)
+        request = self.hook_request(subject)
+        effective = applied(request, adjustment).container or request.container
+        assert effective is not None and subject.container is not None
+        record = ContainerRecord(
+            replace(subject.container.original, id=container_id), replace(effective, id=container_id)
+        )
+        return Subject(subject.pod, record)
+
+
+class ContainerCall(CriCall):
+    """StopContainer, RemoveContainer: a container by its id, with its pod."""
+
+    def subject(self, store: Store) -> Subject | None:
+        """Look the container and its pod up."""
+        container = store.container(self.order_key())
+        pod = None if container is None else store.pod(container.effective.pod_id)
+        return None if pod is None else Subject(pod, container)
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the runtime for what the Store lacks."""
+        container = store.container(self.order_key())
+        if container is None:
+            info = await self._backend.container(self._version, self.order_key())
+            if info is None:
+                return None
+            container = ContainerRecord(info, info)
+        pod_id = container.effective.pod_id
+        pod = store.pod(pod_id) or (await self.read_pod(pod_id) if pod_id else None)
+        return None if pod is None else Subject(pod, container)
+
+
+class StartCall(ContainerCall):
+    """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+        """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
+        if not adjustment.resources or subject.container is None:
+            return
+        container = subject.container.effective
+        seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
+        if seconds <= 0:
+            raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED)
+        request = edit.update_request(container.id, adjustment.resources, container.resources)
+        await self._backend.update(self._version, request, seconds)
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Take over what the extra update set."""
+        container = subject.container
+        if container is None or not adjustment.resources:
+            return subject
+        resources = overlay(container.effective.resources, adjustment.resources)
+        return Subject(subject.pod, replace(container, effective=replace(container.effective, resources=resources)))
+
+
+class UpdateCall(ContainerCall):
+    """UpdateContainerResources: hooks see the kubelet's originals, the runtime gets what differs (hook-api)."""
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Tell the record's original values overlaid by what this request sets."""
+        assert subject.container is not None
+        _, asked, annotations = translate.read_update(self.message)
+        effective = subject.container.effective
+        told = replace(
+            effective,
+            resources=overlay(subject.container.original.resources, named(asked)),
+            annotations={**effective.annotations, **annotations},
+        )
+        return HookRequest(subject.pod.effective, told)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
+        return edit.edit_update(self.message, self._differing(subject, adjustment), adjustment.annotations)
+
+    def _differing(self, subject: Subject, adjustment: Adjustment) -> dict[str, ResourceValue]:
+        assert subject.container is not None
+        _, asked, _ = translate.read_update(self.message)
+        alone = overlay(subject.container.effective.resources, named(asked)) or NO_RESOURCES
+        sent = self.hook_request(subject).container
+        assert sent is not None
+        result = overlay(sent.resources, adjustment.resources) or NO_RESOURCES
+        differing: dict[str, ResourceValue] = {}
+        for name in sorted(adjustment.resources.keys() | adjustment.confirmed):
+            wanted, holds = getattr(result, name), getattr(alone, name)
+            if name in MAP_FIELDS:
+                wanted = {key: value for key, value in wanted.items() if holds.get(key) != value}
+                holds = {}
+            if wanted != holds:
+                differing[name] = wanted
+        return differing
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Keep the kubelet's values and the runtime's apart."""
+        assert subject.container is not None
+        _, asked, annotations = translate.read_update(self.message)
+        before = subject.container
+        original = replace(
+            before.original,
+            resources=overlay(before.original.resources, named(asked)),
+            annotations={**before.original.annotations, **annotations},
+        )
+        alone = overlay(before.effective.resources, named(asked))
+        effective = replace(
+            before.effective,
+            resources=overlay(alone, self._differing(subject, adjustment)),
+            annotations={**before.effective.annotations, **annotations, **adjustment.annotations},
+        )
+        return Subject(subject.pod, ContainerRecord(original, effective))
+
+
+KINDS: dict[Operation, type[CriCall]] = {
+    Operation.RUN_POD_SANDBOX: RunPodCall,
+    Operation.STOP_POD_SANDBOX: PodCall,
+    Operation.REMOVE_POD_SANDBOX: PodCall,
+    Operation.UPDATE_POD_SANDBOX_RESOURCES: UpdatePodCall,
+    Operation.CREATE_CONTAINER: CreateCall,
+    Operation.START_CONTAINER: StartCall,
+    Operation.UPDATE_CONTAINER_RESOURCES: UpdateCall,
+    Operation.STOP_CONTAINER: ContainerCall,
+    Operation.REMOVE_CONTAINER: ContainerCall,
+}

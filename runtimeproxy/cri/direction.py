@@ -1,0 +1,314 @@
+"""One direction of a CRI connection: frames of one peer, read beside the bytes as they flow to the other.
+
+Owns frame boundaries, cutting DATA through, collecting header blocks, the checks that end a connection.
+Must not know: which methods are held, sockets, the clock.
+Invariant: frames that nobody has a stake in leave as the very bytes that came, in order (relay-rules A1, A3, A8).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import headers, http2
+from runtimeproxy.wire.flow import Outlet
+
+BLOCK_LIMIT = 65_536
+"""Longest header block in bytes, and in frames: a block must not grow without bound (facts/reliability X1)."""
+BLOCK_FRAMES_LIMIT = 512
+
+
+class Stream(Protocol):
+    """A stream that does not just pass: held, dropped, or going to the image endpoint."""
+
+    def client_headers(self, block: "HeaderBlock") -> None: ...
+    def client_data(self, data: "Data") -> None: ...
+    def client_reset(self, frame: bytes) -> None: ...
+    def client_window(self, increment: int) -> None: ...
+    def runtime_headers(self, block: "HeaderBlock") -> None: ...
+    def runtime_data(self, data: "Data") -> None: ...
+    def runtime_reset(self, frame: bytes) -> None: ...
+    def runtime_window(self, increment: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A whole DATA frame: its payload without padding, its flow-controlled length, its own bytes."""
+
+    payload: bytes
+    length: int
+    end: bool
+    frame: bytes
+
+
+@dataclass(slots=True)
+class HeaderBlock:
+    """A header block of one stream, whole once ``alone`` is set."""
+
+    direction: "Direction"
+    kind: int
+    flags: int
+    stream: int
+    prefix: bytes
+    fragments: list[bytes]
+    originals: list[bytes]
+    size: int
+    alone: bytes = b""
+    """The block in the form that stands alone."""
+
+    @property
+    def end(self) -> bool:
+        """Tell whether the block ends its half of the stream."""
+        return bool(self.flags & http2.END_STREAM)
+
+    def frames(self) -> bytes:
+        """Return the frames that go on now: its own if nothing has to change, else new ones (relay-rules A1)."""
+        direction = self.direction
+        block = headers.alone(self.alone) if direction.sink.congested else direction.blocks.mark(self.alone)
+        if b"".join(self.fragments) == block:
+            return b"".join(self.originals)
+        return http2.block_frames(self.kind, self.flags, self.stream, self.prefix, block)
+
+
+class Direction(ABC):
+    """Frames from ``source`` (the peer that sends them) to ``sink``."""
+
+    def __init__(self, source: Outlet, sink: Outlet, streams: dict[int, Stream]) -> None:
+        self.source = source
+        self.sink = sink
+        self.streams = streams
+        self.blocks = headers.Blocks()
+        self._buffer = bytearray()
+        self._need = http2.HEAD_BYTES
+        self._cut = 0
+        self._block: HeaderBlock | None = None
+        self._settings_seen = False
+        self._handlers: dict[int, Callable[[int, int, bytes, bytes], None]] = {
+            http2.DATA: self._data,
+            http2.HEADERS: self._header_frame,
+            http2.PUSH_PROMISE: self._header_frame,
+            http2.CONTINUATION: self._continuation,
+            http2.RST_STREAM: self._reset,
+            http2.SETTINGS: self._settings,
+            http2.GOAWAY: self._goaway,
+            http2.WINDOW_UPDATE: self._window_update,
+        }
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the source in any split. Raises WireError if they break the protocol."""
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._need:
+                return
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        at = self._continue_cut(data) if self._cut else 0
+        start, end = at, len(data)
+        sink, streams = self.sink, self.streams
+        self._need = http2.HEAD_BYTES
+        while end - at >= http2.HEAD_BYTES:
+            high, low, kind, flags, stream = http2.read_head(data, at)
+            stream &= http2.MAX_STREAM_ID
+            length = high << 8 | low
+            after = at + http2.HEAD_BYTES + length
+            if kind == http2.DATA and self._passes_data(stream, length, flags):
+                if after > end:
+                    self._cut = after - end
+                    at = end
+                    break
+                at = after
+                continue
+            self._check_frame(kind, length)
+            if after > end:
+                self._need = after - at
+                break
+            if stream not in streams and self._passes(kind, flags, stream, data, at + http2.HEAD_BYTES, after):
+                at = after
+                continue
+            if start < at:
+                sink.out.append(data[start:at])
+            frame = data[at:after]
+            at = start = after
+            self._handlers.get(kind, self._other)(flags, stream, frame[http2.HEAD_BYTES :], frame)
+        if start < at:
+            sink.out.append(data[start:at])
+            sink.cut_through = self._cut > 0
+        self._buffer += data[at:]
+
+    def _continue_cut(self, data: bytes) -> int:
+        size = min(self._cut, len(data))
+        self.sink.out.append(data[:size])
+        self._cut -= size
+        if not self._cut:
+            self.sink.boundary()
+        return size
+
+    def _check_frame(self, kind: int, length: int) -> None:
+        if length > self.sink.max_frame:
+            raise WireError("frame is longer than the receiver allows")
+        if (self._block is None) == (kind == http2.CONTINUATION):
+            raise WireError("CONTINUATION out of place")
+        if not self._settings_seen and kind != http2.SETTINGS:
+            raise WireError("the first frame is no SETTINGS")
+
+    # Frames that nobody has a stake in.
+
+    def _passes_data(self, stream: int, length: int, flags: int) -> bool:
+        """Tell whether a DATA frame is cut through, and account for it (relay-rules A3, A8)."""
+        sink = self.sink
+        if stream in self.streams or length > sink.window or length > sink.max_frame or sink.congested:
+            return False
+        if self._block is not None or not self._settings_seen:
+            return False
+        sink.window -= length
+        self.source.received(length)
+        self.source.credit(length)
+        if flags & http2.END_STREAM:
+            self.ended(stream)
+        return True
+
+    def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> bool:
+        """Tell whether a frame of no special stream goes on as it is."""
+        if kind == http2.HEADERS:
+            if flags & http2.PADDED or flags & http2.PRIORITY_FLAG or not flags & http2.END_HEADERS:
+                return False
+            if not self.blocks.standalone or self.sink.congested:
+                return False
+            return self.passes_block(stream, data[at:after], bool(flags & http2.END_STREAM))
+        if kind == http2.WINDOW_UPDATE:
+            return stream != 0 and after - at == 4
+        return kind not in self._handlers
+
+    def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        """PRIORITY, PING and unknown types pass, also on special streams."""
+        self.sink.out.append(frame)
+
+    # Frames with a stake, one handler a type.
+
+    def _data(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        self.source.received(len(payload))
+        end = bool(flags & http2.END_STREAM)
+        data = Data(http2.unpad(payload, flags), len(payload), end, frame)
+        special = self.streams.get(stream)
+        if special is not None:
+            self.special_data(special, data)
+            return
+        if end:
+            self.ended(stream)
+        if flags & http2.PADDED:
+            self.sink.send_frame(stream, frame, len(payload), self.source)
+        else:
+            self.sink.send_data(stream, payload, end, self.source, len(payload))
+
+    def _header_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        prefix, fragment = http2.split_block(frame[3], flags, payload)
+        self._block = HeaderBlock(self, frame[3], flags, stream, prefix, [fragment], [frame], len(fragment))
+        if flags & http2.END_HEADERS:
+            self._finish_block(self._block)
+
+    def _continuation(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        block = self._block
+        if block is None or stream != block.stream:
+            raise WireError("CONTINUATION of another stream")
+        block.fragments.append(payload)
+        block.originals.append(frame)
+        block.size += len(payload)
+        if block.size > BLOCK_LIMIT or len(block.originals) > BLOCK_FRAMES_LIMIT:
+            raise WireError("header block is too long")
+        if flags & http2.END_HEADERS:
+            self._finish_block(block)
+
+    def _finish_block(self, block: HeaderBlock) -> None:
+        self._block = None
+        block.alone = self.blocks.translate(b"".join(block.fragments))
+        if block.kind == http2.PUSH_PROMISE:
+            self.forward(block)
+        else:
+            self.headers(block)
+
+    def forward(self, block: HeaderBlock) -> None:
+        """Send a block on, behind what waits of its stream."""
+        if self.sink.waits(block.stream):
+            self.sink.send_frame(block.stream, block.frames())
+        else:
+            self.sink.out.append(block.frames())
+
+    def _settings(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        if flags & http2.ACK:
+            self._settings_seen_or_raise()
+            self.blocks.acknowledge()
+            self.sink.out.append(frame)
+            return
+        entries = http2.read_settings(payload)
+        passed = [entry for entry in entries if entry[0] != http2.HEADER_TABLE_SIZE] + [(http2.HEADER_TABLE_SIZE, 0)]
+        self.sink.out.append(http2.frame(http2.SETTINGS, flags, stream, http2.settings_payload(passed)))
+        self._settings_seen = True
+        self.source.apply_settings(entries)
+        self.settings(passed)
+        self.sink.start()
+
+    def _settings_seen_or_raise(self) -> None:
+        if not self._settings_seen:
+            raise WireError("the first frame is no SETTINGS")
+
+    def _window_update(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        if len(payload) != 4:
+            raise WireError("WINDOW_UPDATE of a wrong length")
+        increment = http2.read_u32(payload)
+        if not stream:
+            self.source.open_window(increment)
+        elif stream in self.streams:
+            self.special_window(self.streams[stream], increment)
+
+    def _reset(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        http2.read_u32(payload)
+        special = self.streams.get(stream)
+        if special is not None:
+            self.special_reset(special, frame)
+            return
+        self.reset(stream)
+        self.sink.drop(stream)
+        self.source.drop(stream)
+        self.sink.out.append(frame)
+
+    def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        self.sink.out.append(self.goaway(payload, frame))
+
+    # What the two directions do differently.
+
+    @abstractmethod
+    def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
+        """Tell whether a block that stands alone goes on as it is. Raises WireError."""
+
+    @abstractmethod
+    def headers(self, block: HeaderBlock) -> None:
+        """Take a whole HEADERS block."""
+
+    @abstractmethod
+    def settings(self, entries: list[tuple[int, int]]) -> None:
+        """Take the SETTINGS as they were passed on."""
+
+    @abstractmethod
+    def ended(self, stream: int) -> None:
+        """Take the end of a passing stream's half."""
+
+    @abstractmethod
+    def reset(self, stream: int) -> None:
+        """Take the reset of a passing stream."""
+
+    @abstractmethod
+    def goaway(self, payload: bytes, frame: bytes) -> bytes:
+        """Return the GOAWAY frame that goes on."""
+
+    @abstractmethod
+    def special_data(self, special: Stream, data: Data) -> None:
+        """Hand DATA to its stream."""
+
+    @abstractmethod
+    def special_window(self, special: Stream, increment: int) -> None:
+        """Hand a WINDOW_UPDATE to its stream."""
+
+    @abstractmethod
+    def special_reset(self, special: Stream, frame: bytes) -> None:
+        """Hand an RST_STREAM to its stream."""

@@ -1,0 +1,251 @@
+"""The CRI front: every client connection is paired with one to the runtime, held calls go to the lifecycle.
+
+Owns the connections of the front and the tasks of its calls.
+Must not know: how hook servers are asked, what a message means.
+Invariant: a call's task is the lifecycle's: the client's leaving ends it only while the call is held (relay-rules C2).
+"""
+
+import asyncio
+import logging
+import socket
+
+from runtimeproxy.cri.backend import Backend
+from runtimeproxy.cri.call import KINDS
+from runtimeproxy.cri.held import HeldBytes, HeldStream
+from runtimeproxy.cri.image import ImageLink
+from runtimeproxy.cri.reader import Reader
+from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.errors import WireError
+from runtimeproxy.hookpoints import HOOK_POINTS
+from runtimeproxy.lifecycle import Lifecycle
+from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.relay.dial import dial, dial_now
+from runtimeproxy.relay.endpoint import Endpoint
+from runtimeproxy.relay.pair import Pair
+from runtimeproxy.telemetry import Recorder
+
+log = logging.getLogger(__name__)
+
+DIAL_SECONDS = 5.0
+"""How long a full backlog of the runtime is waited for: the kubelet's own connect timeout (facts/reliability 1.1)."""
+
+
+class Front:
+    """All CRI connections of the proxy."""
+
+    def __init__(
+        self,
+        runtime_endpoint: str,
+        image_endpoint: str,
+        lifecycle: Lifecycle,
+        manager: Manager,
+        recorder: Recorder,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.runtime_endpoint = runtime_endpoint
+        self.image_endpoint = image_endpoint
+        self.image_apart = image_endpoint != runtime_endpoint
+        self.lifecycle = lifecycle
+        self.manager = manager
+        self.recorder = recorder
+        self.loop = loop
+        self.backend = Backend(runtime_endpoint)
+        self.held_bytes = HeldBytes()
+        self.connections: set[Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def accept(self, client: socket.socket) -> None:
+        """Take a client's connection: dial the runtime at once (relay-rules A12)."""
+        try:
+            backend = dial_now(self.runtime_endpoint)
+        except OSError as error:
+            self._unreachable(client, error)
+            return
+        if backend is None:
+            self.keep(self.loop.create_task(self._accept_later(client)))
+        else:
+            self._pair(client, backend)
+
+    async def _accept_later(self, client: socket.socket) -> None:
+        try:
+            self._pair(client, await dial(self.runtime_endpoint, DIAL_SECONDS))
+        except OSError as error:
+            self._unreachable(client, error)
+        except asyncio.CancelledError:
+            client.close()
+            raise
+
+    def _unreachable(self, client: socket.socket, error: OSError) -> None:
+        client.close()
+        self.recorder.count("backend_dial_failures")
+        reason = error.strerror or type(error).__name__
+        log.warning(
+            "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
+            self.runtime_endpoint,
+            reason,
+        )
+
+    def _pair(self, client: socket.socket, backend: socket.socket) -> None:
+        self.recorder.count("connections")
+        self.connections.add(Connection(self, client, backend))
+
+    def keep(self, task: asyncio.Task[None]) -> None:
+        """Hold a task until it is done."""
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def stop(self, seconds: float) -> None:
+        """Let held calls finish for a time, then close every connection."""
+        if self.tasks:
+            await asyncio.wait(set(self.tasks), timeout=seconds)
+        for connection in list(self.connections):
+            connection.pair.close()
+        for task in set(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.backend.close()
+
+
+class Connection:
+    """One client's connection: its reader, its pair, its held calls."""
+
+    def __init__(self, front: Front, client: socket.socket, backend: socket.socket) -> None:
+        self._front = front
+        self._images: set[ImageConnection] = set()
+        self._runtime_gone = False
+        self.reader = Reader(self, front.held_bytes, front.image_apart)
+        self.pair = Pair(front.loop, client, backend, self)
+
+    # The pair's flow.
+
+    def outputs(self) -> tuple[list[bytes], list[bytes]]:
+        """Return the outlets' lists."""
+        return self.reader.client_out.out, self.reader.runtime_out.out
+
+    def client_bytes(self, data: bytes) -> None:
+        """Read the client's bytes."""
+        self.reader.from_client.feed(data)
+        self._write_images()
+
+    def backend_bytes(self, data: bytes) -> None:
+        """Read the runtime's bytes."""
+        self.reader.from_runtime.feed(data)
+
+    def client_ended(self) -> None:
+        """Drop calls not yet released."""
+        self.reader.client_gone()
+
+    def backend_ended(self) -> bool:
+        """Keep the client until the answers that wait for Post hooks went out (relay-rules C5)."""
+        self._runtime_gone = self.reader.runtime_gone()
+        return self._runtime_gone
+
+    def closed(self) -> None:
+        """Forget the connection; calls that the runtime answered go on."""
+        self.reader.runtime_gone()
+        for image in list(self._images):
+            image.close()
+        self._front.connections.discard(self)
+
+    # The reader's events.
+
+    def held(self, stream: HeldStream) -> None:
+        """Run the call in a task of the lifecycle."""
+        front = self._front
+        call = KINDS[stream.route.operation](stream, front.backend, front.loop)
+        task = front.loop.create_task(front.lifecycle.run(call), name=stream.route.operation.value)
+        stream.on_ended = task.cancel
+        front.keep(task)
+
+    def ambiguous(self) -> bool:
+        """Refuse what cannot be read if any plugin has policy Fail."""
+        self._front.recorder.count("requests_ambiguous")
+        return not any(self._front.manager.fail_policy_registered(point) for point in HOOK_POINTS)
+
+    def image_link(self, link: ImageLink) -> None:
+        """Connect to the image endpoint."""
+        image = ImageConnection(self, link)
+        self._images.add(image)
+        image.connect()
+
+    def wake(self) -> None:
+        """Write what waits."""
+        self.pair.flush()
+        self._write_images()
+        if self._runtime_gone and not any(held.kept for held in self.reader.held):
+            self._runtime_gone = False
+            self.pair.backend_done()
+
+    def _write_images(self) -> None:
+        for image in self._images:
+            image.write()
+
+    def forget_image(self, image: "ImageConnection") -> None:
+        """Forget a connection to the image endpoint."""
+        self._images.discard(image)
+
+    @property
+    def front(self) -> Front:
+        """Return the front."""
+        return self._front
+
+
+class ImageConnection:
+    """The transport of one link to the image endpoint."""
+
+    def __init__(self, connection: Connection, link: ImageLink) -> None:
+        self._connection = connection
+        self._link = link
+        self._endpoint: Endpoint | None = None
+
+    def connect(self) -> None:
+        """Dial; a full backlog is waited for, a missing service fails its streams."""
+        front = self._connection.front
+        front.keep(front.loop.create_task(self._dial()))
+
+    async def _dial(self) -> None:
+        front = self._connection.front
+        try:
+            sock = await dial(front.image_endpoint, DIAL_SECONDS)
+        except OSError:
+            front.recorder.count("image_dial_failures")
+            log.warning("image endpoint %s is not reachable: its calls get UNAVAILABLE", front.image_endpoint)
+            self._end()
+            return
+        self._endpoint = Endpoint(front.loop, sock, self)
+        self._endpoint.resume()
+        self.write()
+
+    def write(self) -> None:
+        """Write what the link has."""
+        if self._endpoint is not None and self._link.out.out:
+            self._endpoint.write(b"".join(self._link.out.out))
+            self._link.out.out.clear()
+
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
+        """Read the image service's bytes."""
+        try:
+            self._link.receive(data)
+        except WireError as error:
+            log.warning("image connection closed: the image service broke the protocol: %s", error)
+            self._end()
+            return
+        self._connection.wake()
+
+    def ended(self, endpoint: Endpoint) -> None:
+        """Take the service's EOF."""
+        self._end()
+
+    def drained(self, endpoint: Endpoint) -> None:
+        """Need nothing: windows bound what waits."""
+
+    def _end(self) -> None:
+        self._link.close()
+        self.close()
+        self._connection.wake()
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._connection.forget_image(self)
+        if self._endpoint is not None:
+            self._endpoint.close()

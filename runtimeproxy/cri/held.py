@@ -1,0 +1,338 @@
+"""The streams that are held: one gRPC call whose request waits for the hook servers.
+
+Owns the state of a held stream on the wire: what has come, what waits, what was released, which frame is kept.
+Must not know: what a message means, hook servers, the clock.
+Invariant: the request leaves once, whole and in order, or not at all; of the reply only the frame that ends the stream is kept
+(relay-rules A4 to A7, C1).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from runtimeproxy.call import CallState, Reply
+from runtimeproxy.cri.direction import Data, HeaderBlock
+from runtimeproxy.cri.routes import Route
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import grpc, headers, http2
+from runtimeproxy.wire.flow import Outlet
+
+MESSAGE_LIMIT = 16 * 2**20
+"""Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB (facts/reliability 1.1)."""
+PROCESS_LIMIT = 64 * 2**20
+"""Bytes of held requests in the whole process."""
+
+UNANSWERED = Reply(agreed=False, answered=False)
+
+
+class HeldBytes:
+    """Counts the bytes that all held requests of the process keep."""
+
+    def __init__(self, limit: int = PROCESS_LIMIT) -> None:
+        self.limit = limit
+        self.count = 0
+
+
+class Owner(Protocol):
+    """What a held stream needs of its connection."""
+
+    client_out: Outlet
+    runtime_out: Outlet
+    held_bytes: HeldBytes
+
+    def request_whole(self, held: "HeldStream") -> None: ...
+    def forget(self, stream: int) -> None: ...
+    def drop(self, stream: int) -> None: ...
+    def wake(self) -> None: ...
+
+
+def _nothing() -> None:
+    """Stand in for a listener that is not there yet."""
+
+
+class HeldStream:
+    """One held call. Its request's headers have gone to the runtime already; its DATA waits."""
+
+    def __init__(self, owner: Owner, route: Route, block: HeaderBlock) -> None:
+        self.owner = owner
+        self.stream = block.stream
+        self.route = route
+        self.fields = dict(headers.read(block.alone))
+        self.state = CallState.HOLDING
+        self.message: bytes | None = None
+        """The request's body once it is whole, its compression undone; None if it cannot be read: see ``problem``."""
+        self.problem = ""
+        self.reply: Reply | None = None
+        self.on_ended: Callable[[], object] = _nothing
+        self.on_reply: Callable[[], object] = _nothing
+        self._request = bytearray()
+        self._whole = False
+        self._late: list[tuple[bytes, bool]] = []
+        self._trailers: HeaderBlock | None = None
+        self._half_closed = block.end
+        self._early: list[Data | HeaderBlock] = []
+        self._reply_body = bytearray()
+        self._reply_fields: dict[bytes, bytes] = {}
+        self._kept: Data | HeaderBlock | None = None
+
+    # From the client.
+
+    def client_data(self, data: Data) -> None:
+        """Collect the request, or queue what follows it."""
+        owner = self.owner
+        self._half_closed |= data.end
+        if self.state is CallState.RELEASED:
+            owner.runtime_out.send_data(self.stream, data.payload, data.end, owner.client_out, data.length)
+            self._credit_stream(data)
+            return
+        owner.client_out.credit(data.length)
+        self._credit_stream(data)
+        if self._whole:
+            self._late.append((data.payload, data.end))
+        else:
+            self._collect(data.payload)
+
+    def _credit_stream(self, data: Data) -> None:
+        if data.length and not data.end:
+            self.owner.client_out.inject(http2.window_update(self.stream, data.length))
+
+    def _collect(self, payload: bytes) -> None:
+        self._request += payload
+        self.owner.held_bytes.count += len(payload)
+        try:
+            self._whole = self._is_whole()
+            if self._whole:
+                encoding = self.fields.get(b"grpc-encoding", b"")
+                self.message = grpc.open_message(self._request, encoding, MESSAGE_LIMIT)
+        except WireError as error:
+            self._whole = True
+            self.problem = str(error)
+        if self._whole:
+            self.owner.request_whole(self)
+
+    def _is_whole(self) -> bool:
+        if self.fields.get(b"content-type") not in grpc.CONTENT_TYPES:
+            raise WireError("content type is not application/grpc")
+        if self.owner.held_bytes.count > self.owner.held_bytes.limit:
+            raise WireError("too many bytes are held in the whole process")
+        if len(self._request) >= grpc.PREFIX_BYTES:
+            length = grpc.message_length(self._request)
+            if length > MESSAGE_LIMIT:
+                raise WireError("message is longer than the limit")
+            if len(self._request) >= grpc.PREFIX_BYTES + length:
+                return True
+        if self._half_closed:
+            raise WireError("request ends inside its message")
+        return False
+
+    def start(self) -> None:
+        """Take a request that ended with its headers: it has no message."""
+        if self._half_closed:
+            self._collect(b"")
+
+    def client_headers(self, block: HeaderBlock) -> None:
+        """Queue the request's trailers behind its message."""
+        self._half_closed = True
+        if self.state is CallState.RELEASED:
+            self.owner.runtime_out.send_frame(self.stream, block.frames())
+            return
+        self._trailers = block
+        if not self._whole:
+            self._collect(b"")
+
+    def client_reset(self, frame: bytes) -> None:
+        """Pass the client's cancel; it overtakes what waits."""
+        self.owner.runtime_out.drop(self.stream)
+        self.owner.runtime_out.inject(frame)
+        self._end(UNANSWERED)
+
+    def client_window(self, increment: int) -> None:
+        """Pass the client's credit: replies are end to end."""
+        self.owner.runtime_out.inject(http2.window_update(self.stream, increment))
+
+    # From the runtime.
+
+    def runtime_window(self, increment: int) -> None:
+        """Take the runtime's credit: the request is hop by hop."""
+        self.owner.runtime_out.open_stream_window(self.stream, increment)
+
+    def runtime_headers(self, block: HeaderBlock) -> None:
+        """Pass the reply's headers, or keep the block that ends it."""
+        self._reply_fields.update(headers.read(block.alone))
+        self._reply(block)
+
+    def runtime_data(self, data: Data) -> None:
+        """Pass the reply's DATA while copying it."""
+        if len(self._reply_body) <= MESSAGE_LIMIT:
+            self._reply_body += data.payload
+        self._reply(data)
+
+    def _reply(self, part: Data | HeaderBlock) -> None:
+        """Hold back what comes before the release, and the frame that ends the stream after it."""
+        if self.state is CallState.HOLDING:
+            self._early.append(part)
+            self._credit(part)
+            if part.end:
+                self._flush_early()
+                self._end(UNANSWERED)
+        elif part.end:
+            self._kept = part
+            self._credit(part)
+            self._settle(self._read_reply())
+        else:
+            self._pass(part, self.owner.runtime_out)
+
+    def _credit(self, part: Data | HeaderBlock) -> None:
+        if isinstance(part, Data):
+            self.owner.runtime_out.credit(part.length)
+
+    def _pass(self, part: Data | HeaderBlock, source: Outlet | None = None) -> None:
+        """Send a part of the reply to the client; ``source`` is credited for it unless it was before."""
+        if isinstance(part, Data):
+            self.owner.client_out.send_frame(self.stream, part.frame, part.length, source)
+        else:
+            self.owner.client_out.send_frame(self.stream, part.frames())
+
+    def _read_reply(self) -> Reply:
+        fields = self._reply_fields
+        if fields.get(b":status", b"200") != b"200" or fields.get(b"grpc-status") != b"0":
+            return Reply(agreed=False)
+        try:
+            encoding = fields.get(b"grpc-encoding", b"")
+            return Reply(agreed=True, message=grpc.open_message(self._reply_body, encoding, MESSAGE_LIMIT))
+        except WireError:
+            return Reply(agreed=False)
+
+    def runtime_reset(self, frame: bytes) -> None:
+        """Pass the runtime's reset at once."""
+        self._flush_early()
+        self.owner.client_out.drop(self.stream)
+        self.owner.client_out.inject(frame)
+        self._end(UNANSWERED)
+
+    def _flush_early(self) -> None:
+        for part in self._early:
+            self._pass(part)
+        self._early.clear()
+
+    # From the lifecycle.
+
+    def release(self, message: bytes | None) -> bool:
+        """Send the request on: its own bytes if ``message`` is None, else that message uncompressed.
+
+        Returns False if the call is no longer held; then nothing is sent.
+        """
+        if self.state is not CallState.HOLDING:
+            return False
+        self.state = CallState.RELEASED
+        owner = self.owner
+        framed = bytes(self._request) if message is None else grpc.message(message)
+        self._free_request()
+        end = self._half_closed and not self._late and self._trailers is None
+        owner.runtime_out.send_data(self.stream, framed, end, None, 0)
+        for payload, ends in self._late:
+            owner.runtime_out.send_data(self.stream, payload, ends, None, 0)
+        if self._trailers is not None:
+            owner.runtime_out.send_frame(self.stream, self._trailers.frames())
+        self._flush_early()
+        owner.wake()
+        return True
+
+    def refuse(self, code: int, text: str) -> bool:
+        """Answer the client with a status in the runtime's place (relay-rules A7). Returns False if no longer held."""
+        if self.state is not CallState.HOLDING:
+            return False
+        self.state = CallState.REFUSED
+        owner = self.owner
+        self._free_request()
+        owner.runtime_out.inject(http2.rst_stream(self.stream, http2.CANCEL))
+        owner.client_out.inject(refusal(self.stream, code, text, self._half_closed))
+        owner.drop(self.stream)
+        owner.wake()
+        return True
+
+    def answer(self) -> None:
+        """Let the kept frame go; the stream just passes from here on."""
+        if self._kept is None:
+            return
+        self._pass(self._kept)
+        self._kept = None
+        self.owner.forget(self.stream)
+        self.owner.wake()
+
+    @property
+    def kept(self) -> bool:
+        """Tell whether an answer of the runtime waits for the Post hooks."""
+        return self._kept is not None
+
+    def connection_lost(self) -> None:
+        """Take the end of the client's or the runtime's connection."""
+        if self._kept is None:
+            self._end(UNANSWERED)
+
+    def _end(self, reply: Reply) -> None:
+        """End the call without the runtime's agreement."""
+        holding = self.state is CallState.HOLDING
+        if holding:
+            self.state = CallState.ENDED
+            self._free_request()
+        self.owner.forget(self.stream)
+        self._settle(reply)
+        if holding:
+            self.on_ended()
+
+    def _settle(self, reply: Reply) -> None:
+        if self.reply is None:
+            self.reply = reply
+            self.on_reply()
+
+    def _free_request(self) -> None:
+        self.owner.held_bytes.count -= len(self._request)
+        self._request = bytearray()
+
+
+class DroppedStream:
+    """A stream that we answered ourselves: what either side still sends on it is dropped, its DATA credited."""
+
+    def __init__(self, owner: Owner, stream: int) -> None:
+        self._owner = owner
+        self._stream = stream
+
+    def client_headers(self, block: HeaderBlock) -> None:
+        """Drop."""
+
+    def client_data(self, data: Data) -> None:
+        """Drop and credit."""
+        self._owner.client_out.credit(data.length)
+
+    def client_reset(self, frame: bytes) -> None:
+        """Drop: the runtime was told already."""
+
+    def client_window(self, increment: int) -> None:
+        """Drop."""
+
+    def runtime_headers(self, block: HeaderBlock) -> None:
+        """Drop."""
+
+    def runtime_data(self, data: Data) -> None:
+        """Drop and credit."""
+        self._owner.runtime_out.credit(data.length)
+
+    def runtime_reset(self, frame: bytes) -> None:
+        """Drop."""
+
+    def runtime_window(self, increment: int) -> None:
+        """Drop."""
+
+
+def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
+    """Build a trailers-only answer; RST_STREAM(NO_ERROR) follows unless the client has half-closed (RFC 9113, 8.1)."""
+    block = headers.build(
+        [
+            (b":status", b"200"),
+            (b"content-type", b"application/grpc"),
+            (b"grpc-status", str(code).encode()),
+            (b"grpc-message", grpc.percent_encode(text)),
+        ]
+    )
+    frames = http2.header_frames(stream, block, True)
+    return frames if half_closed else frames + http2.rst_stream(stream, http2.NO_ERROR)

@@ -1,0 +1,292 @@
+"""The CRI front's state beside one pair of connections: both directions, the streams that do not just pass.
+
+Owns what is decided when a request's headers, SETTINGS, GOAWAY or the end of a connection come.
+Must not know: sockets, hook servers, the clock.
+Invariant: bytes in by ``receive``, bytes out by ``Outlet.out``; whatever is not held, refused or an image call passes.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from runtimeproxy.cri.direction import Data, Direction, HeaderBlock, Stream
+from runtimeproxy.cri.held import DroppedStream, HeldBytes, HeldStream, refusal
+from runtimeproxy.cri.image import AWAY, ImageLink
+from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import grpc, headers, http2
+from runtimeproxy.wire.flow import Outlet
+
+RETIRED_LIMIT = 1_000
+"""Ended streams that are remembered, so that late frames on them reach nobody who never saw them."""
+
+AMBIGUOUS = "runtimeproxy: request whose method cannot be read, and a hook server with failure policy Fail is registered"
+
+
+class Events(Protocol):
+    """What the front is told by its reader."""
+
+    def held(self, stream: HeldStream) -> None:
+        """Take a call whose request is whole, or cannot be read (``problem``)."""
+
+    def ambiguous(self) -> bool:
+        """Tell whether a request without exactly one :path may pass."""
+
+    def image_link(self, link: ImageLink) -> None:
+        """Connect a link to the image endpoint."""
+
+    def wake(self) -> None:
+        """Write what is in the outlets."""
+
+
+class Reader:
+    """State of one pair of connections."""
+
+    def __init__(self, events: Events, held_bytes: HeldBytes, image_apart: bool) -> None:
+        self.client_out = Outlet()
+        self.runtime_out = Outlet()
+        self.held_bytes = held_bytes
+        self.streams: dict[int, Stream] = {}
+        self.open: set[int] = set()
+        """Passing streams that the runtime has not ended."""
+        self.highest = 0
+        """Highest stream id that was sent to the runtime."""
+        self.image: ImageLink | None = None
+        self.events = events
+        self.image_apart = image_apart
+        self.client_settings: dict[int, int] = {}
+        self.from_client = FromClient(self)
+        self.from_runtime = FromRuntime(self)
+        self._retired: deque[int] = deque()
+
+    @property
+    def held(self) -> list[HeldStream]:
+        """List the held calls of the connection."""
+        return [stream for stream in self.streams.values() if isinstance(stream, HeldStream)]
+
+    def request_whole(self, held: HeldStream) -> None:
+        """Hand a held call to the front."""
+        self.events.held(held)
+
+    def wake(self) -> None:
+        """Have the outlets written."""
+        self.events.wake()
+
+    def forget(self, stream: int) -> None:
+        """Let a stream just pass from now on."""
+        self.streams.pop(stream, None)
+        self.runtime_out.ungovern(stream)
+
+    def drop(self, stream: int) -> None:
+        """Drop what still comes on a stream that we answered."""
+        self.runtime_out.ungovern(stream)
+        self.streams[stream] = DroppedStream(self, stream)
+        self.retire(stream)
+
+    def retire(self, stream: int) -> None:
+        """Remember an ended stream for a while."""
+        self._retired.append(stream)
+        if len(self._retired) > RETIRED_LIMIT:
+            oldest = self._retired.popleft()
+            self.streams.pop(oldest, None)
+            self.client_out.ungovern(oldest)
+
+    def client_gone(self) -> None:
+        """End what the client waited for: calls not yet released are dropped (relay-rules C5)."""
+        for held in self.held:
+            held.connection_lost()
+
+    def runtime_gone(self) -> bool:
+        """End calls that wait for the runtime. Returns True if answers are still kept for Post hooks."""
+        for held in self.held:
+            held.connection_lost()
+        return any(held.kept for held in self.held)
+
+    def open_image(self, block: HeaderBlock) -> None:
+        """Send a request to the image endpoint, over a new link if there is none."""
+        if self.image is None or self.image.closing:
+            self.image = ImageLink(self, self.client_settings)
+            self.events.image_link(self.image)
+        stream = self.image.open(block) if not self.image.closing else None
+        if stream is not None:
+            self.streams[block.stream] = stream
+        elif self.image.closing:
+            self._answer(block, refusal(block.stream, grpc.UNAVAILABLE, AWAY, block.end))
+        else:
+            self._answer(block, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
+
+    def refuse_request(self, block: HeaderBlock) -> None:
+        """Refuse a request whose method cannot be read."""
+        self._answer(block, refusal(block.stream, grpc.INTERNAL, AMBIGUOUS, block.end))
+
+    def _answer(self, block: HeaderBlock, frames: bytes) -> None:
+        self.client_out.inject(frames)
+        self.drop(block.stream)
+
+    def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
+        """Raise the last stream id to the highest image stream (relay-rules A11)."""
+        last = http2.read_u32(payload)
+        image = self.image.highest if self.image else 0
+        if image <= last:
+            return frame
+        for stream in sorted(number for number in self.open if number > last):
+            self.client_out.inject(http2.rst_stream(stream, http2.REFUSED_STREAM))
+            self.open.discard(stream)
+        return http2.goaway(image, http2.read_u32(payload, 4), payload[8:])
+
+
+class FromClient(Direction):
+    """Frames of the client."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader.client_out, reader.runtime_out, reader.streams)
+        self._reader = reader
+        self._preface = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the client, the connection preface first. Raises WireError."""
+        if len(self._preface) < len(http2.PREFACE):
+            data = self._take_preface(data)
+        if data:
+            super().feed(data)
+
+    def _take_preface(self, data: bytes) -> bytes:
+        missing = len(http2.PREFACE) - len(self._preface)
+        self._preface += data[:missing]
+        if not http2.PREFACE.startswith(self._preface):
+            raise WireError("the client does not speak HTTP/2")
+        self.sink.out.append(data[:missing])
+        return data[missing:]
+
+    def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
+        """Pass requests of methods that nobody has a stake in, and trailers."""
+        reader = self._reader
+        if stream <= reader.highest:
+            headers.check(block)
+            return True
+        try:
+            path = headers.find_path(block)
+        except headers.AmbiguousPath:
+            return False
+        if path in HELD or reader.image_apart and path.startswith(IMAGE_PREFIXES):
+            return False
+        reader.open.add(stream)
+        reader.highest = stream
+        return True
+
+    def headers(self, block: HeaderBlock) -> None:
+        """Take a request's headers or trailers."""
+        special = self.streams.get(block.stream)
+        if special is not None:
+            special.client_headers(block)
+        elif block.stream <= self._reader.highest:
+            self.forward(block)
+        else:
+            self._request(block)
+
+    def _request(self, block: HeaderBlock) -> None:
+        reader = self._reader
+        try:
+            path = headers.find_path(block.alone)
+        except headers.AmbiguousPath:
+            path = b""
+        if not path and not reader.events.ambiguous():
+            reader.refuse_request(block)
+        elif reader.image_apart and path.startswith(IMAGE_PREFIXES):
+            reader.open_image(block)
+        elif path in HELD:
+            self._hold(HeldStream(reader, HELD[path], block), block)
+        else:
+            reader.open.add(block.stream)
+            reader.highest = block.stream
+            self.forward(block)
+
+    def _hold(self, held: HeldStream, block: HeaderBlock) -> None:
+        """Send the headers on at once: streams must open in order, and the runtime's deadline starts."""
+        reader = self._reader
+        reader.highest = block.stream
+        self.streams[block.stream] = held
+        self.sink.govern(block.stream)
+        self.forward(block)
+        held.start()
+
+    def settings(self, entries: list[tuple[int, int]]) -> None:
+        """Keep the client's settings for the image endpoint."""
+        self._reader.client_settings.update(entries)
+        if self._reader.image is not None:
+            self._reader.image.client_settings(entries)
+
+    def ended(self, stream: int) -> None:
+        """Take the client's end of a stream: it stays open until the runtime ends it."""
+
+    def goaway(self, payload: bytes, frame: bytes) -> bytes:
+        """Pass the client's GOAWAY."""
+        return frame
+
+    def special_data(self, special: Stream, data: Data) -> None:
+        """Hand DATA to its stream."""
+        special.client_data(data)
+
+    def special_window(self, special: Stream, increment: int) -> None:
+        """Hand a WINDOW_UPDATE to its stream."""
+        special.client_window(increment)
+
+    def special_reset(self, special: Stream, frame: bytes) -> None:
+        """Hand an RST_STREAM to its stream."""
+        special.client_reset(frame)
+
+    def reset(self, stream: int) -> None:
+        """Take the reset of a passing stream."""
+        self._reader.open.discard(stream)
+
+
+class FromRuntime(Direction):
+    """Frames of the runtime."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader.runtime_out, reader.client_out, reader.streams)
+        self._reader = reader
+
+    def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
+        """Pass replies."""
+        headers.check(block)
+        if end:
+            self._reader.open.discard(stream)
+        return True
+
+    def headers(self, block: HeaderBlock) -> None:
+        """Take a reply's headers or trailers."""
+        special = self.streams.get(block.stream)
+        if special is not None:
+            special.runtime_headers(block)
+            return
+        if block.end:
+            self._reader.open.discard(block.stream)
+        self.forward(block)
+
+    def settings(self, entries: list[tuple[int, int]]) -> None:
+        """Pass the runtime's settings; the outlet toward it obeys them."""
+
+    def ended(self, stream: int) -> None:
+        """Take the runtime's end of a passing stream."""
+        self._reader.open.discard(stream)
+
+    def goaway(self, payload: bytes, frame: bytes) -> bytes:
+        """Pass the runtime's GOAWAY with the image streams in mind."""
+        return self._reader.runtime_goaway(payload, frame)
+
+    def special_data(self, special: Stream, data: Data) -> None:
+        """Hand DATA to its stream."""
+        special.runtime_data(data)
+
+    def special_window(self, special: Stream, increment: int) -> None:
+        """Hand a WINDOW_UPDATE to its stream."""
+        special.runtime_window(increment)
+
+    def special_reset(self, special: Stream, frame: bytes) -> None:
+        """Hand an RST_STREAM to its stream."""
+        special.runtime_reset(frame)
+
+    def reset(self, stream: int) -> None:
+        """Take the reset of a passing stream."""
+        self._reader.open.discard(stream)

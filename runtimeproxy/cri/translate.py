@@ -1,0 +1,147 @@
+"""CRI requests as values of the model.
+
+Owns which part of a request becomes which part of a pod or a container, and the table of the resource fields.
+Must not know: how requests are held or edited (``edit``), what a status says (``status``).
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them.
+Numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is read.
+"""
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from runtimeproxy.call import Unreadable
+from runtimeproxy.cri import api_pb2
+from runtimeproxy.model import ContainerInfo, PodInfo, Resources
+
+_M = TypeVar("_M", bound=Message)
+
+
+class Kind(Enum):
+    """How a resource field stands on the wire."""
+
+    NUMBER = "int64"
+    TEXT = "string"
+    LIMITS = "repeated HugepageLimit"
+    MAP = "map<string,string>"
+
+
+RESOURCE_TABLE: dict[str, tuple[int, Kind]] = {
+    "cpu_period": (1, Kind.NUMBER),
+    "cpu_quota": (2, Kind.NUMBER),
+    "cpu_shares": (3, Kind.NUMBER),
+    "memory_limit_in_bytes": (4, Kind.NUMBER),
+    "oom_score_adj": (5, Kind.NUMBER),
+    "cpuset_cpus": (6, Kind.TEXT),
+    "cpuset_mems": (7, Kind.TEXT),
+    "hugepage_limits": (8, Kind.LIMITS),
+    "unified": (9, Kind.MAP),
+    "memory_swap_limit_in_bytes": (10, Kind.NUMBER),
+}
+"""Field number and kind of every field of LinuxContainerResources, by its name in CRI and in the model."""
+
+_FROM_WIRE: dict[Kind, Any] = {
+    Kind.NUMBER: int,
+    Kind.TEXT: str,
+    Kind.LIMITS: lambda limits: {limit.page_size: limit.limit for limit in limits},
+    Kind.MAP: dict,
+}
+
+
+def read_pod(message: bytes) -> PodInfo:
+    """Read a RunPodSandboxRequest; the pod has no id yet. Raises Unreadable."""
+    request = decode(api_pb2.RunPodSandboxRequest, message)
+    if not request.HasField("config"):
+        raise Unreadable("RunPodSandboxRequest without a config")
+    return _pod(request.config, runtime_handler=request.runtime_handler)
+
+
+def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo]:
+    """Read a CreateContainerRequest: the container, which has no id yet, and its pod as this request describes it.
+
+    Raises Unreadable.
+    """
+    request = decode(api_pb2.CreateContainerRequest, message)
+    if not request.pod_sandbox_id or not request.HasField("config"):
+        raise Unreadable("CreateContainerRequest without a pod's id or without a config")
+    config = request.config
+    container = ContainerInfo(
+        pod_id=request.pod_sandbox_id,
+        name=config.metadata.name,
+        attempt=config.metadata.attempt,
+        annotations=dict(config.annotations),
+        resources=resources_of(config.linux, "resources"),
+        envs=_envs(config.envs),
+    )
+    return container, _pod(request.sandbox_config, id=request.pod_sandbox_id)
+
+
+def read_id(message: bytes) -> str:
+    """Read the id in field 1 of a request or response of any other call. Raises Unreadable, also if it is empty."""
+    identified = decode(api_pb2.Identified, message)
+    if not identified.id:
+        raise Unreadable("CRI message without an id")
+    return identified.id
+
+
+def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
+    """Read an UpdateContainerResourcesRequest: the container's id, its Linux resources, the annotations.
+
+    Raises Unreadable.
+    """
+    request = decode(api_pb2.UpdateContainerResourcesRequest, message)
+    return read_id(message), resources_of(request, "linux"), dict(request.annotations)
+
+
+def read_pod_update(message: bytes) -> tuple[str, Resources | None, Resources | None]:
+    """Read an UpdatePodSandboxResourcesRequest: the pod's id, its overhead, its resources. Raises Unreadable."""
+    request = decode(api_pb2.UpdatePodSandboxResourcesRequest, message)
+    return read_id(message), resources_of(request, "overhead"), resources_of(request, "resources")
+
+
+def decode(kind: type[_M], message: bytes) -> _M:
+    """Parse a message. Raises Unreadable."""
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        raise Unreadable(f"{kind.__name__} with a broken field, or with a text that is not UTF-8") from None
+
+
+def resources_of(owner: Message, name: str) -> Resources | None:
+    """Return the LinuxContainerResources in a field of a message, None if it is not set."""
+    if not owner.HasField(name):
+        return None
+    message = getattr(owner, name)
+    return Resources(
+        **{field: _FROM_WIRE[kind](getattr(message, field)) for field, (_, kind) in RESOURCE_TABLE.items()}
+    )
+
+
+def _pod(config: api_pb2.PodSandboxConfig, id: str = "", runtime_handler: str = "") -> PodInfo:
+    return PodInfo(
+        id=id,
+        name=config.metadata.name,
+        uid=config.metadata.uid,
+        namespace=config.metadata.namespace,
+        attempt=config.metadata.attempt,
+        runtime_handler=runtime_handler,
+        labels=dict(config.labels),
+        annotations=dict(config.annotations),
+        cgroup_parent=config.linux.cgroup_parent,
+        overhead=resources_of(config.linux, "overhead"),
+        resources=resources_of(config.linux, "resources"),
+    )
+
+
+def _envs(entries: Iterable[api_pb2.KeyValue]) -> dict[str, str]:
+    """Keep the last value of each key; one that is not UTF-8 cannot be told to a hook server and is left out."""
+    last = {entry.key: entry.value for entry in entries}
+    envs = {}
+    for key, value in last.items():
+        try:
+            envs[key.decode()] = value.decode()
+        except UnicodeDecodeError:
+            continue
+    return envs

@@ -1,0 +1,119 @@
+"""Runtime Dispatcher: asks the hook servers.
+
+Owns whom to call, in which order, for how long, and what a failure means under the plugin's policy.
+Must not know: fronts, the Store, how a hook server is reached.
+Invariant: an answer is taken whole or not at all; every failure is counted and logged, without values.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from runtimeproxy import merge
+from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookAnswer, HookRequest
+from runtimeproxy.plugins.manager import Plugin
+from runtimeproxy.plugins.registration import FailurePolicy
+from runtimeproxy.telemetry import Recorder
+
+log = logging.getLogger(__name__)
+
+
+class Plugins(Protocol):
+    """What the dispatcher needs of the Plugins Manager."""
+
+    def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
+        """Return the plugins of a hook point in file-name order."""
+
+
+class Dispatcher:
+    """Asks every matching plugin and makes one adjustment of the answers."""
+
+    def __init__(self, plugins: Plugins, recorder: Recorder, clock: Callable[[], float]) -> None:
+        self._plugins = plugins
+        self._recorder = recorder
+        self._clock = clock
+
+    def registered(self, points: Iterable[HookPoint | None]) -> bool:
+        """Tell whether any plugin is registered for one of the points."""
+        return any(point is not None and self._plugins.plugins_for(point) for point in points)
+
+    async def before(self, point: HookPoint, request: HookRequest, seconds: float) -> Adjustment:
+        """Ask the plugins of a Pre point, each seeing what the earlier ones changed.
+
+        ``seconds`` is the budget of all of them together. Raises HookError if one refuses the call, or fails under policy Fail.
+        """
+        end = self._clock() + seconds
+        adjustment = NO_ADJUSTMENT
+        for plugin in self._plugins.plugins_for(point):
+            seen = merge.applied(request, adjustment) if adjustment else request
+            try:
+                change = await self._ask(plugin, point, seen, end)
+            except HookError as error:
+                self._failed(plugin, error)
+                continue
+            adjustment = merge.combine(adjustment, plugin.name, change)
+        for conflict in adjustment.conflicts:
+            self._recorder.count("hook_conflicts", hook=point.name, loser=conflict.loser, winner=conflict.winner)
+            log.warning(
+                "hook servers %s and %s set the same field at %s: the later one wins",
+                conflict.loser,
+                conflict.winner,
+                point.name,
+            )
+        return adjustment
+
+    async def after(self, point: HookPoint, request: HookRequest, seconds: float) -> None:
+        """Tell the plugins of a Post point; their answers and failures change nothing."""
+        end = self._clock() + seconds
+        for plugin in self._plugins.plugins_for(point):
+            try:
+                await self._call(plugin, point, request, end)
+            except HookError as error:
+                self._count_failure(plugin, error)
+
+    def failed(self, point: HookPoint | None, reason: Reason, detail: str) -> None:
+        """Apply the policies where no plugin of a Pre point could be asked.
+
+        Raises HookError if one has policy Fail.
+        """
+        for plugin in self._plugins.plugins_for(point) if point is not None else ():
+            self._failed(plugin, HookError(plugin.name, point.name if point else "", reason, detail))
+
+    def rejected(self, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
+        """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
+
+        Raises HookError if one of them has policy Fail.
+        """
+        owners = set(adjustment.owners.values())
+        for plugin in self._plugins.plugins_for(point):
+            if plugin.name in owners:
+                self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, detail))
+
+    async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
+        answer = await self._call(plugin, point, request, end)
+        try:
+            merge.check(answer, request)
+        except merge.BadAnswer as error:
+            raise HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(error)) from None
+        return merge.changes(point, request, answer)
+
+    async def _call(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
+        seconds = min(plugin.timeout_seconds, end - self._clock())
+        if seconds <= 0:
+            raise HookError(plugin.name, point.name, Reason.DEADLINE, "the budget of the call is used up (--hook-budget)")
+        answer = await plugin.client.call(point, request, seconds)
+        self._recorder.count("hook_calls", plugin=plugin.name, hook=point.name)
+        return answer
+
+    def _failed(self, plugin: Plugin, error: HookError) -> None:
+        """Count a failed Pre call and raise it if it ends the call."""
+        self._count_failure(plugin, error)
+        if error.reason is Reason.REFUSED or plugin.policy is FailurePolicy.FAIL:
+            raise error
+        self._recorder.count("hook_fail_open", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
+
+    def _count_failure(self, plugin: Plugin, error: HookError) -> None:
+        self._recorder.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
+        log.warning("%s (policy %s)", error, plugin.policy.value)

@@ -1,0 +1,61 @@
+"""Errors of the project: the class says who was wrong.
+
+Owns the exception classes and the reasons of a failed hook call.
+Must not know: anything else of the package; it is the ground floor.
+Invariant: a text never holds the value of an env, label or annotation.
+"""
+
+from enum import Enum
+
+
+class RuntimeProxyError(Exception):
+    """Base of every error that the proxy raises on purpose."""
+
+
+class ConfigError(RuntimeProxyError):
+    """The user was wrong: a flag, an environment variable, a file or a path."""
+
+
+class WireError(RuntimeProxyError):
+    """A peer was wrong: its bytes break the protocol."""
+
+
+class BackendError(RuntimeProxyError):
+    """The container runtime was wrong or away.
+
+    ``code`` is the gRPC status code that describes it (14 UNAVAILABLE when it could not be reached).
+    """
+
+    def __init__(self, message: str, code: int = 14) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Reason(Enum):
+    """Why a hook call failed (hook-api, "Failures"); the value is the metrics label."""
+
+    UNREACHABLE = "unreachable"
+    DEADLINE = "deadline"
+    BROKEN_ANSWER = "broken_answer"
+    BAD_ANSWER = "bad_answer"
+    ERROR_STATUS = "error_status"
+    REFUSED = "refused"
+    """The hook server answered PERMISSION_DENIED: refuses the call under both policies."""
+    RUNTIME_REJECTED = "runtime_rejected"
+    """The runtime rejected the extra update that carries a PreStartContainer adjustment."""
+    UNREADABLE = "unreadable"
+    """The held message or its subject could not be read, so the plugin could not be asked."""
+    INTERNAL = "internal"
+    """The proxy itself failed before the call was released."""
+
+
+class HookError(RuntimeProxyError):
+    """One hook call failed: ``plugin`` at ``hook`` for ``reason``, with ``detail`` in words."""
+
+    def __init__(self, plugin: str, hook: str, reason: Reason, detail: str = "") -> None:
+        self.plugin = plugin
+        self.hook = hook
+        self.reason = reason
+        self.detail = detail
+        text = f"hook server {plugin!r} at {hook}: {reason.value}"
+        super().__init__(f"{text}: {detail}" if detail else text)

@@ -1,0 +1,108 @@
+"""The table of hook points: one row a point, read by every other part.
+
+Owns the names of operations, stages and hook points, and what an answer at each point may change
+(hook-api, "applied to").
+Must not know: how a hook server is called or how a change is applied.
+Invariant: an operation has at most one Pre and one Post point.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Operation(Enum):
+    """The runtime calls that are held; values are CRI's method names."""
+
+    RUN_POD_SANDBOX = "RunPodSandbox"
+    STOP_POD_SANDBOX = "StopPodSandbox"
+    REMOVE_POD_SANDBOX = "RemovePodSandbox"
+    UPDATE_POD_SANDBOX_RESOURCES = "UpdatePodSandboxResources"
+    CREATE_CONTAINER = "CreateContainer"
+    START_CONTAINER = "StartContainer"
+    UPDATE_CONTAINER_RESOURCES = "UpdateContainerResources"
+    STOP_CONTAINER = "StopContainer"
+    REMOVE_CONTAINER = "RemoveContainer"
+
+
+class Stage(Enum):
+    """Pre: before the request goes to the runtime. Post: after the runtime agreed."""
+
+    PRE = "Pre"
+    POST = "Post"
+
+
+class SubjectKind(Enum):
+    """What the hook request of a point is about."""
+
+    POD = "pod"
+    CONTAINER = "container"
+
+
+class Part(Enum):
+    """The parts of a request that an answer can change."""
+
+    LABELS = "labels"
+    ANNOTATIONS = "annotations"
+    CGROUP_PARENT = "cgroup_parent"
+    RESOURCES = "resources"
+    ENVS = "envs"
+
+
+@dataclass(frozen=True, slots=True)
+class HookPoint:
+    """One row: ``applies`` names the parts of an answer that have an effect, the rest is ignored."""
+
+    name: str
+    operation: Operation
+    stage: Stage
+    subject: SubjectKind
+    applies: frozenset[Part] = frozenset()
+
+    @property
+    def method(self) -> str:
+        """Name the rpc method of RuntimeHookService that serves this point."""
+        return self.name + "Hook"
+
+
+HOOK_POINTS: tuple[HookPoint, ...] = (
+    HookPoint(
+        "PreRunPodSandbox",
+        Operation.RUN_POD_SANDBOX,
+        Stage.PRE,
+        SubjectKind.POD,
+        frozenset({Part.LABELS, Part.ANNOTATIONS, Part.CGROUP_PARENT, Part.RESOURCES}),
+    ),
+    HookPoint(
+        "PreCreateContainer",
+        Operation.CREATE_CONTAINER,
+        Stage.PRE,
+        SubjectKind.CONTAINER,
+        frozenset({Part.ANNOTATIONS, Part.RESOURCES, Part.ENVS, Part.CGROUP_PARENT}),
+    ),
+    HookPoint(
+        "PreStartContainer",
+        Operation.START_CONTAINER,
+        Stage.PRE,
+        SubjectKind.CONTAINER,
+        frozenset({Part.RESOURCES}),
+    ),
+    HookPoint("PostStartContainer", Operation.START_CONTAINER, Stage.POST, SubjectKind.CONTAINER),
+    HookPoint(
+        "PreUpdateContainerResources",
+        Operation.UPDATE_CONTAINER_RESOURCES,
+        Stage.PRE,
+        SubjectKind.CONTAINER,
+        frozenset({Part.RESOURCES, Part.ANNOTATIONS}),
+    ),
+    HookPoint("PostStopContainer", Operation.STOP_CONTAINER, Stage.POST, SubjectKind.CONTAINER),
+    HookPoint("PostStopPodSandbox", Operation.STOP_POD_SANDBOX, Stage.POST, SubjectKind.POD),
+)
+
+BY_NAME: dict[str, HookPoint] = {point.name: point for point in HOOK_POINTS}
+
+_BY_OPERATION = {(point.operation, point.stage): point for point in HOOK_POINTS}
+
+
+def find(operation: Operation, stage: Stage) -> HookPoint | None:
+    """Return the hook point of an operation at a stage, or None if it has none."""
+    return _BY_OPERATION.get((operation, stage))

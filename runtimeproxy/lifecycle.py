@@ -1,0 +1,182 @@
+"""The straight line of an intercepted call, one for all fronts: hold, ask, release, commit, tell, answer.
+
+Owns the order of these steps and what happens when one of them fails.
+Must not know: HTTP, protobuf, JSON, a front.
+Invariant: a call is answered whatever happens; what the runtime agreed to is committed even if the client has gone (relay-rules C).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtimeproxy import hookpoints
+from runtimeproxy.call import Call, Reply, Unreadable
+from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.errors import BackendError, HookError, Reason
+from runtimeproxy.hookpoints import Operation, Stage
+from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookRequest, Subject
+from runtimeproxy.store import Store
+from runtimeproxy.telemetry import CallTimes, Recorder
+from runtimeproxy.turns import Turns
+
+log = logging.getLogger(__name__)
+
+HOLD_GRACE_SECONDS = 1.0
+"""A hold ends this long after its budget whatever happens (relay-rules C7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``budget_seconds``: for all hook calls of one held call; pods with the label are never handed to hook servers."""
+
+    budget_seconds: float
+    skip_label: tuple[str, str]
+
+
+class Lifecycle:
+    """Runs intercepted calls."""
+
+    def __init__(
+        self, store: Store, dispatcher: Dispatcher, recorder: Recorder, limits: Limits, clock: Callable[[], float]
+    ) -> None:
+        self.store = store
+        self._dispatcher = dispatcher
+        self._recorder = recorder
+        self._limits = limits
+        self._clock = clock
+        self._turns = Turns()
+        self._holds: set[CallTimes] = set()
+        self._forget = {
+            Operation.REMOVE_POD_SANDBOX: lambda known: store.forget_pod(known.pod.effective.id),
+            Operation.REMOVE_CONTAINER: lambda known: store.forget_container(known.container.effective.id),
+        }
+
+    def holds(self) -> tuple[int, float]:
+        """Return how many calls are held and the age of the oldest in seconds."""
+        now = self._clock()
+        return len(self._holds), max((now - times.held for times in self._holds), default=0.0)
+
+    async def run(self, call: Call) -> None:
+        """Take one call from its hold to its answer."""
+        times = self._recorder.call(call.operation.value)
+        self._holds.add(times)
+        try:
+            subject, adjustment = await self._before(call)
+        except HookError as error:
+            times.outcome = "refused"
+            self._recorder.count("calls_refused", operation=call.operation.value)
+            call.refuse(error)
+            return
+        except asyncio.CancelledError:
+            times.outcome = "ended"
+            self._recorder.count("calls_ended", operation=call.operation.value)
+            raise
+        finally:
+            self._holds.discard(times)
+        times.released = self._clock()
+        reply = await call.release(subject, adjustment)
+        times.answered = self._clock()
+        await self._finish(call, subject, adjustment, reply)
+        times.done = self._clock()
+        times.outcome = _outcome(reply)
+        self._recorder.count("calls", operation=call.operation.value, outcome=times.outcome)
+
+    async def _finish(self, call: Call, subject: Subject | None, adjustment: Adjustment, reply: Reply) -> None:
+        try:
+            if subject is not None and reply.agreed:
+                await self._after(call, subject, adjustment, reply)
+        except Exception as error:
+            self._internal(call, error)
+        finally:
+            call.answer(reply)
+
+    # Before the release.
+
+    async def _before(self, call: Call) -> tuple[Subject | None, Adjustment]:
+        """Find the subject and ask the Pre hooks; failures become the policy's verdict (relay-rules C4, C7)."""
+        point = hookpoints.find(call.operation, Stage.PRE)
+        seconds = self._budget(call)
+        subject: Subject | None = None
+        try:
+            async with asyncio.timeout(seconds + HOLD_GRACE_SECONDS):
+                async with self._turns.turn(call.order_key(), seconds):
+                    subject = await self._subject(call)
+                    if subject is None or self._skipped(subject):
+                        return subject, NO_ADJUSTMENT
+                    return subject, await self._adjustment(call, subject, seconds)
+        except Unreadable as error:
+            self._recorder.count("calls_unreadable", operation=call.operation.value)
+            log.warning("%s passes without hooks, it cannot be read: %s", call.operation.value, error)
+            self._dispatcher.failed(point, Reason.UNREADABLE, str(error))
+        except BackendError as error:
+            self._dispatcher.failed(point, Reason.UNREADABLE, f"the runtime could not be asked: {error}")
+        except TimeoutError:
+            self._dispatcher.failed(point, Reason.DEADLINE, "the hold took longer than its budget (--hook-budget)")
+        except HookError:
+            raise
+        except Exception as error:
+            self._internal(call, error)
+            self._dispatcher.failed(point, Reason.INTERNAL, type(error).__name__)
+        return subject, NO_ADJUSTMENT
+
+    def _budget(self, call: Call) -> float:
+        """Return the seconds for hooks: never more than half of what is left of the caller's deadline."""
+        if call.deadline is None:
+            return self._limits.budget_seconds
+        return max(min(self._limits.budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
+
+    async def _subject(self, call: Call) -> Subject | None:
+        """Look into the request and the Store, and ask the runtime only if a hook server wants to know."""
+        subject = call.subject(self.store)
+        if subject is not None:
+            return subject
+        points = [hookpoints.find(call.operation, stage) for stage in Stage]
+        if not self._dispatcher.registered(points):
+            return None
+        return await call.read_subject(self.store)
+
+    def _skipped(self, subject: Subject) -> bool:
+        key, value = self._limits.skip_label
+        return subject.pod.effective.labels.get(key) == value
+
+    async def _adjustment(self, call: Call, subject: Subject, seconds: float) -> Adjustment:
+        point = hookpoints.find(call.operation, Stage.PRE)
+        if point is None or not self._dispatcher.registered([point]):
+            return NO_ADJUSTMENT
+        adjustment = await self._dispatcher.before(point, call.hook_request(subject), seconds)
+        try:
+            await call.prepare(subject, adjustment)
+        except BackendError as error:
+            self._dispatcher.rejected(point, adjustment, str(error))
+            return NO_ADJUSTMENT
+        return adjustment
+
+    # After the runtime's answer.
+
+    async def _after(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+        """Commit, then tell the Post hooks."""
+        seconds = self._limits.budget_seconds
+        async with self._turns.turn(call.order_key(), seconds):
+            known = call.outcome(subject, adjustment, reply)
+            self._forget.get(call.operation, self.store.commit)(known)
+            point = hookpoints.find(call.operation, Stage.POST)
+            if point is None or self._skipped(known) or not self._dispatcher.registered([point]):
+                return
+            container = None if known.container is None else known.container.effective
+            await self._dispatcher.after(point, HookRequest(known.pod.effective, container), seconds)
+
+    def _internal(self, call: Call, error: Exception) -> None:
+        """Count a fault of our own; its text may hold values, so only its class and place are logged."""
+        self._recorder.count("internal_errors", operation=call.operation.value)
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "unknown"
+        log.error("internal error in %s: %s at %s", call.operation.value, type(error).__name__, where)
+
+
+def _outcome(reply: Reply) -> str:
+    if not reply.answered:
+        return "unsettled"
+    return "agreed" if reply.agreed else "failed"

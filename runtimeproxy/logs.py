@@ -1,0 +1,193 @@
+"""Log lines on stderr that never block a call and never hold a value.
+
+Owns the handler, the two formats, the limit of lines of a kind and the writing thread.
+Must not know: what is logged; every line is written by its logger's own module.
+Invariants: a full or broken stderr costs lines, never time (they are dropped and counted); the text of an exception is
+written only if it is one of ours, since foreign ones may quote what they choked on; lines of foreign libraries are cut
+to their template for the same reason.
+"""
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from runtimeproxy.errors import RuntimeProxyError
+
+OWN_LOGGER = "runtimeproxy"
+LINES_WAITING = 4096
+"""How many lines wait for the writing thread before new ones are dropped."""
+SECONDS_BETWEEN = 1.0
+"""At least so long between two lines of a kind; lines at debug level are not limited."""
+
+_KINDS_KNOWN = 1024
+_CLOSE_SECONDS = 1.0
+
+
+def configure(level: str, format: str, fd: int = 2) -> "LineHandler":
+    """Send log lines at ``level`` or above to ``fd`` as ``format`` ("text" or "json"), in the place of an earlier call.
+
+    Foreign libraries log warnings and errors at most: their debug lines hold header values.
+    Returns the handler: close it to have the last lines written.
+    """
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if isinstance(handler, LineHandler)]:
+        old.close()
+    handler = LineHandler(fd, FORMATTERS[format](show_tracebacks=level == "debug"))
+    handler.setLevel(level.upper())
+    logging.getLogger(OWN_LOGGER).setLevel(level.upper())
+    root.addHandler(handler)
+    return handler
+
+
+class Limit:
+    """At most one line of a kind in ``SECONDS_BETWEEN``; the next one tells how many were left out."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kinds: dict[tuple[str, ...], tuple[float, int]] = {}
+
+    def admit(self, kind: tuple[str, ...]) -> int | None:
+        """Return how many lines of this kind were left out before this one; None if this one is left out too."""
+        now = self._clock()
+        since, left_out = self._kinds.pop(kind, (-SECONDS_BETWEEN, 0))
+        if since >= 0 and now - since < SECONDS_BETWEEN:
+            self._kinds[kind] = (since, left_out + 1)
+            return None
+        if len(self._kinds) >= _KINDS_KNOWN:
+            del self._kinds[next(iter(self._kinds))]
+        self._kinds[kind] = (now, 0)
+        return left_out
+
+
+class LineHandler(logging.Handler):
+    """Formats in the caller's thread, writes in its own; ``dropped`` counts the lines that stderr did not take.
+
+    ``extra={"kind": NAME}`` makes lines of one template different kinds, for instance one a plugin.
+    """
+
+    def __init__(self, fd: int, formatter: logging.Formatter, limit: Limit | None = None) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.dropped = 0
+        self._fd = fd
+        self._limit = limit or Limit()
+        self._lines: queue.Queue[bytes | None] = queue.Queue(LINES_WAITING)
+        self._writer = threading.Thread(target=self._write, name="log-writer", daemon=True)
+        self._writer.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the record's line, if it is not one of too many."""
+        try:
+            if self._admits(record):
+                line = self.format(record) + "\n"
+                self._lines.put_nowait(line.encode(errors="backslashreplace"))
+        except (
+            Exception
+        ):  # a full queue, or a template that does not fit its arguments: logging's own report shows values
+            self.dropped += 1
+
+    def _admits(self, record: logging.LogRecord) -> bool:
+        if record.levelno <= logging.DEBUG:
+            return True
+        left_out = self._limit.admit((record.name, str(record.msg), str(getattr(record, "kind", ""))))
+        record.__dict__["left_out"] = left_out
+        return left_out is not None
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                # The bare fd: a thread that hangs inside sys.stderr would hold its lock when the interpreter ends.
+                while line:
+                    line = line[os.write(self._fd, line) :]
+            except OSError:
+                self.dropped += 1
+
+    def close(self) -> None:
+        """Write what waits, for at most a second, and leave the root logger."""
+        logging.getLogger().removeHandler(self)
+        try:
+            self._lines.put(None, timeout=_CLOSE_SECONDS)
+            self._writer.join(_CLOSE_SECONDS)
+        except queue.Full:
+            pass  # stderr takes nothing: the thread is a daemon and ends with the process
+        super().close()
+
+
+class _Lines(logging.Formatter):
+    """What both formats share: message, trouble and time of a record, without values."""
+
+    def __init__(self, show_tracebacks: bool) -> None:
+        super().__init__()
+        self._show_tracebacks = show_tracebacks
+
+    def message(self, record: logging.LogRecord) -> str:
+        """Return the message; of a foreign library's line only the first line of its template."""
+        if record.name.partition(".")[0] == OWN_LOGGER:
+            return record.getMessage()
+        return str(record.msg).partition("\n")[0]
+
+    def trouble(self, record: logging.LogRecord) -> str:
+        """Return the exception's class and place, and its text if it is one of ours; "" if there is none."""
+        if not record.exc_info or record.exc_info[1] is None:
+            return ""
+        error = record.exc_info[1]
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        words = f": {error}" if isinstance(error, RuntimeProxyError) else ""
+        return f"{type(error).__name__}{place}{words}"
+
+    def frames(self, record: logging.LogRecord) -> list[str]:
+        """Return the traceback's lines, oldest first, if tracebacks are shown: places and code, no values."""
+        if not self._show_tracebacks or not record.exc_info or record.exc_info[1] is None:
+            return []
+        frames = traceback.extract_tb(record.exc_info[1].__traceback__)
+        return [f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in frames]
+
+    def time(self, record: logging.LogRecord) -> str:
+        """Return the record's time in UTC, in milliseconds (RFC 3339)."""
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class TextLines(_Lines):
+    """``TIME LEVEL LOGGER: MESSAGE``, on one line whatever the message holds; a traceback follows indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text."""
+        parts = [self.message(record), self.trouble(record)]
+        text = _on_one_line(": ".join(part for part in parts if part))
+        left_out = getattr(record, "left_out", 0)
+        more = f" ({left_out} more like this left out)" if left_out else ""
+        head = f"{self.time(record)} {record.levelname} {record.name}: {text}{more}"
+        return "\n    ".join([head, *map(_on_one_line, self.frames(record))])
+
+
+class JsonLines(_Lines):
+    """One JSON object a line: time, level, logger, message, and where they apply error, traceback, left_out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as a JSON object."""
+        line = {
+            "time": self.time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": self.message(record),
+            "error": self.trouble(record),
+            "traceback": self.frames(record),
+            "left_out": getattr(record, "left_out", 0),
+        }
+        return json.dumps({key: value for key, value in line.items() if value or key == "message"})
+
+
+def _on_one_line(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+FORMATTERS: dict[str, Callable[..., logging.Formatter]] = {"text": TextLines, "json": JsonLines}

@@ -1,0 +1,278 @@
+"""Answers of hook servers -> one Adjustment (hook-api, "What an answer means").
+
+Owns what an answer changes, which answers are bad, how the answers of several plugins add up, and who owns each field.
+Must not know: how an answer came, whom to call next, how an adjustment gets into a request.
+Invariant: an answer that repeats what was sent changes nothing and is never bad, however odd the kubelet's values are.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hookpoints import HookPoint, Part
+from runtimeproxy.model import (
+    MAP_FIELDS,
+    NO_RESOURCES,
+    NUMBER_FIELDS,
+    RESOURCE_FIELDS,
+    Adjustment,
+    Conflict,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+    ResourceValue,
+    overlay,
+)
+
+V = TypeVar("V")
+
+
+class BadAnswer(RuntimeProxyError):
+    """An answer breaks a rule of hook-api; the text names the field and the rule, never the value."""
+
+
+def echo(request: HookRequest) -> HookAnswer:
+    """Return the answer that repeats what was sent: the values that every answer is compared with."""
+    pod, container = request.pod, request.container
+    if container is None:
+        return HookAnswer(
+            labels=pod.labels,
+            annotations=pod.annotations,
+            cgroup_parent=pod.cgroup_parent,
+            resources=pod.resources,
+        )
+    return HookAnswer(
+        annotations=container.annotations,
+        envs=container.envs,
+        cgroup_parent=container.cgroup_parent or pod.cgroup_parent,
+        resources=container.resources,
+    )
+
+
+# -- what an answer changes ------------------------------------------------------------------------------------------
+
+
+def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjustment:
+    """Return what an answer changes of what was sent, in the parts that have an effect at this hook point.
+
+    Owners and conflicts are empty: ``combine`` knows the plugin.
+    """
+    return _difference(point.applies, echo(request), answer)
+
+
+def _difference(parts: Iterable[Part], sent: HookAnswer, answer: HookAnswer) -> Adjustment:
+    values: dict[str, Any] = {}
+    for part in parts:
+        values |= _COMPARE[part](sent, answer)
+    return Adjustment(**values)
+
+
+def _entries(sent: Mapping[str, V], said: Mapping[str, V]) -> dict[str, V]:
+    """Return the entries to set: new keys and new values; a key that is not named stays."""
+    return {key: value for key, value in said.items() if key not in sent or sent[key] != value}
+
+
+def _cgroup_parent(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
+    return {"cgroup_parent": said.cgroup_parent} if said.cgroup_parent not in ("", sent.cgroup_parent) else {}
+
+
+def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
+    if said.resources is None:
+        return {}
+    before, after = sent.resources or NO_RESOURCES, said.resources
+    return {"resources": _changed_fields(before, after), "confirmed": _repeated_fields(before, after)}
+
+
+def _changed_fields(before: Resources, after: Resources) -> dict[str, ResourceValue]:
+    """Return the fields to set; an empty one says something in an echo only, where it clears a cpuset."""
+    empty_counts = _is_echo(before, after)
+    changed: dict[str, ResourceValue] = {}
+    for name in RESOURCE_FIELDS:
+        old, new = getattr(before, name), getattr(after, name)
+        if name in MAP_FIELDS:
+            if entries := _entries(old, new):
+                changed[name] = entries
+        elif new != old and (new or empty_counts):
+            changed[name] = new
+    return changed
+
+
+def _is_echo(before: Resources, after: Resources) -> bool:
+    """Tell a whole echo from a partial answer: proto3 has no presence, so the numbers must tell."""
+    numbers = [name for name in NUMBER_FIELDS if getattr(before, name)]
+    return bool(numbers) and all(getattr(after, name) for name in numbers)
+
+
+def _repeated_fields(before: Resources, after: Resources) -> frozenset[str]:
+    return frozenset(n for n in RESOURCE_FIELDS if getattr(after, n) and getattr(after, n) == getattr(before, n))
+
+
+_COMPARE: Mapping[Part, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
+    Part.LABELS: lambda sent, said: {"labels": _entries(sent.labels, said.labels)},
+    Part.ANNOTATIONS: lambda sent, said: {"annotations": _entries(sent.annotations, said.annotations)},
+    Part.ENVS: lambda sent, said: {"envs": _entries(sent.envs, said.envs)},
+    Part.CGROUP_PARENT: _cgroup_parent,
+    Part.RESOURCES: _resources,
+}
+"""What differs in each part, as fields of an Adjustment."""
+
+
+# -- which answers are bad -------------------------------------------------------------------------------------------
+
+
+def check(answer: HookAnswer, request: HookRequest) -> None:
+    """Check an answer as a whole, in what differs from what was sent.
+
+    Raises BadAnswer naming the first broken rule.
+    """
+    change = _difference(Part, echo(request), answer)
+    for field, entries in (("labels", change.labels), ("annotations", change.annotations)):
+        _check_keys(field, entries)
+    for key, value in change.envs.items():
+        _check_env(key, value)
+    if change.cgroup_parent is not None:
+        _check_cgroup_parent(change.cgroup_parent)
+    for name, changed in change.resources.items():
+        _check_resource(name, changed)
+
+
+def _check_keys(field: str, entries: Mapping[str, object]) -> None:
+    if "" in entries:
+        raise BadAnswer(f"{field}: a key must not be empty")
+
+
+def _check_env(key: str, value: str) -> None:
+    # A key with "=" most likely holds a value too, so a bad key is never named.
+    if not key or "=" in key or "\0" in key:
+        raise BadAnswer('envs: a key must not be empty and must not contain "=" or NUL')
+    if "\0" in value:
+        raise BadAnswer("envs: a value must not contain NUL")
+
+
+def _check_cgroup_parent(path: str) -> None:
+    if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise BadAnswer('cgroup_parent: must be an absolute path without ".." and NUL')
+
+
+def _check_resource(name: str, value: ResourceValue) -> None:
+    if isinstance(value, Mapping):
+        _check_keys(f"resources.{name}", value)
+        return
+    holds, rule = _RESOURCE_RULES[name]
+    if not holds(value):
+        raise BadAnswer(f"resources.{name}: must be {rule}")
+
+
+_CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
+"""Nine digits are more than any kernel counts, and bound the work on a hostile text."""
+_CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
+
+
+def _is_cpuset(text: str) -> bool:
+    if not text:
+        return True
+    return _CPUSET.fullmatch(text) is not None and all(
+        not last or int(first) <= int(last) for first, last in re.findall(_CPU_RANGE, text)
+    )
+
+
+_BYTES_RULE = "-1 (unlimited), 0 (not set) or a number of bytes"
+_CPUSET_RULE = 'empty or a list of n and n-m with n <= m, such as "0-3,8"'
+
+_RESOURCE_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "cpu_period": (lambda us: us == 0 or 1000 <= us <= 1_000_000, "0 (not set) or 1000..1000000 microseconds"),
+    "cpu_quota": (lambda us: us in (-1, 0) or us >= 1000, "-1 (unlimited), 0 (not set) or at least 1000 microseconds"),
+    "cpu_shares": (lambda shares: shares >= 0, "0 (not set) or more"),
+    "memory_limit_in_bytes": (lambda limit: limit >= -1, _BYTES_RULE),
+    "memory_swap_limit_in_bytes": (lambda limit: limit >= -1, _BYTES_RULE),
+    "oom_score_adj": (lambda score: -1000 <= score <= 1000, "-1000..1000"),
+    "cpuset_cpus": (_is_cpuset, _CPUSET_RULE),
+    "cpuset_mems": (_is_cpuset, _CPUSET_RULE),
+}
+"""What each number and text of Resources may be, as a test and in words."""
+
+
+# -- how answers add up ----------------------------------------------------------------------------------------------
+
+
+def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
+    """Add what a plugin changed to what the plugins before it changed; where both set a field the later one wins.
+
+    The plugin becomes the owner of each field it set. A field that another plugin owns with a different value is a
+    conflict.
+    """
+    fields = _by_field(change)
+    return Adjustment(
+        labels={**earlier.labels, **change.labels},
+        annotations={**earlier.annotations, **change.annotations},
+        envs={**earlier.envs, **change.envs},
+        cgroup_parent=earlier.cgroup_parent if change.cgroup_parent is None else change.cgroup_parent,
+        resources=_joined(earlier.resources, change.resources),
+        confirmed=earlier.confirmed | change.confirmed,
+        owners={**earlier.owners, **dict.fromkeys(fields, plugin)},
+        conflicts=earlier.conflicts + _conflicts(earlier, plugin, fields),
+    )
+
+
+def _joined(earlier: Mapping[str, ResourceValue], later: Mapping[str, ResourceValue]) -> Mapping[str, ResourceValue]:
+    maps = {name: {**_mapping(earlier.get(name)), **_mapping(later.get(name))} for name in MAP_FIELDS}
+    return {**earlier, **later, **{name: entries for name, entries in maps.items() if entries}}
+
+
+def _conflicts(earlier: Adjustment, plugin: str, fields: Mapping[str, object]) -> tuple[Conflict, ...]:
+    before = _by_field(earlier)
+    return tuple(
+        Conflict(field, owner, plugin)
+        for field, value in fields.items()
+        if (owner := earlier.owners.get(field, plugin)) != plugin and before.get(field) != value
+    )
+
+
+def _by_field(adjustment: Adjustment) -> dict[str, object]:
+    """Return the value of each field under the name that ``Adjustment.owners`` uses."""
+    fields: dict[str, object] = {}
+    for name in ("labels", "annotations", "envs"):
+        fields |= _prefixed(name, getattr(adjustment, name))
+    if adjustment.cgroup_parent is not None:
+        fields["cgroup_parent"] = adjustment.cgroup_parent
+    for name, value in adjustment.resources.items():
+        field = f"resources.{name}"
+        fields |= _prefixed(field, _mapping(value)) if name in MAP_FIELDS else {field: value}
+    return fields
+
+
+def _prefixed(name: str, entries: Mapping[str, object]) -> dict[str, object]:
+    return {f"{name}.{key}": value for key, value in entries.items()}
+
+
+def _mapping(value: ResourceValue | None) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+# -- what the next plugin sees ---------------------------------------------------------------------------------------
+
+
+def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
+    """Return the request with an adjustment in it, as the next plugin is told.
+
+    At the container's hook points a new cgroup parent is the container's; the pod stays as it is.
+    """
+    pod, container = request.pod, request.container
+    if container is None:
+        labels = {**pod.labels, **adjustment.labels}
+        return replace(request, pod=replace(pod, labels=labels, **_common(pod, adjustment)))
+    envs = {**container.envs, **adjustment.envs}
+    return replace(request, container=replace(container, envs=envs, **_common(container, adjustment)))
+
+
+def _common(info: PodInfo | ContainerInfo, adjustment: Adjustment) -> dict[str, Any]:
+    """Return the new values of the fields that a pod and a container both have."""
+    return {
+        "annotations": {**info.annotations, **adjustment.annotations},
+        "cgroup_parent": info.cgroup_parent if adjustment.cgroup_parent is None else adjustment.cgroup_parent,
+        "resources": overlay(info.resources, adjustment.resources),
+    }

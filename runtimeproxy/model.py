@@ -1,0 +1,176 @@
+"""The values that both fronts and the core share.
+
+Owns what is known of a pod and a container, a hook request, a hook answer and an adjustment.
+Must not know: any wire format, any front.
+Invariant: every value is frozen and absent is not empty: ``None`` means "not said", "" and 0 mean what they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+ResourceValue = int | str | Mapping[str, int] | Mapping[str, str]
+"""Value of one field of ``Resources``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """LinuxContainerResources of CRI and of the hook protocol (same fields, same numbers).
+
+    Periods and quotas in microseconds, memory in bytes; 0 and "" mean "not set"; -1 quota or memory means unlimited.
+    ``hugepage_limits`` maps a page size ("2MB") to bytes.
+    """
+
+    cpu_period: int = 0
+    cpu_quota: int = 0
+    cpu_shares: int = 0
+    memory_limit_in_bytes: int = 0
+    oom_score_adj: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    hugepage_limits: Mapping[str, int] = field(default_factory=dict)
+    unified: Mapping[str, str] = field(default_factory=dict)
+    memory_swap_limit_in_bytes: int = 0
+
+
+RESOURCE_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Resources))
+MAP_FIELDS = frozenset({"hugepage_limits", "unified"})
+"""The fields of ``Resources`` that merge key by key."""
+TEXT_FIELDS = frozenset({"cpuset_cpus", "cpuset_mems"})
+"""The fields of ``Resources`` that an echo can clear."""
+NUMBER_FIELDS = tuple(name for name in RESOURCE_FIELDS if name not in MAP_FIELDS | TEXT_FIELDS)
+
+NO_RESOURCES = Resources()
+
+
+@dataclass(frozen=True, slots=True)
+class PodInfo:
+    """What is known of a pod sandbox; ``id`` is "" until the runtime gave one."""
+
+    id: str = ""
+    name: str = ""
+    uid: str = ""
+    namespace: str = ""
+    attempt: int = 0
+    runtime_handler: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str = ""
+    overhead: Resources | None = None
+    resources: Resources | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerInfo:
+    """What is known of a container; ``id`` is "" until the runtime gave one.
+
+    ``cgroup_parent`` is the parent that it was created under; "" means its pod's.
+    """
+
+    id: str = ""
+    pod_id: str = ""
+    name: str = ""
+    attempt: int = 0
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    resources: Resources | None = None
+    envs: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """A pod as the kubelet asked for it and as it is after the hooks."""
+
+    original: PodInfo
+    effective: PodInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRecord:
+    """A container as the kubelet asked for it and as it is after the hooks."""
+
+    original: ContainerInfo
+    effective: ContainerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a call is about: a pod, or a container together with its pod."""
+
+    pod: PodRecord
+    container: ContainerRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HookRequest:
+    """What a hook server is told; ``container`` is None at the pod's hook points."""
+
+    pod: PodInfo
+    container: ContainerInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HookAnswer:
+    """What a hook server answered; ``resources`` is None if the answer has no such message."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    envs: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str = ""
+    resources: Resources | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two plugins set one field to different values; ``winner`` is the later one."""
+
+    field: str
+    loser: str
+    winner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What the hook servers changed, all of them together.
+
+    Maps hold the entries to set and no others. ``resources`` maps field names of ``Resources`` to new values;
+    its two map fields hold changed entries only. ``confirmed`` names the resource fields that an answer repeated as they
+    were sent: a result that the hook stands for. ``owners`` maps "resources.cpu_quota", "envs.NAME", "labels.KEY",
+    "annotations.KEY", "cgroup_parent", "resources.unified.KEY", "resources.hugepage_limits.2MB" to plugin names.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    envs: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str | None = None
+    resources: Mapping[str, ResourceValue] = field(default_factory=dict)
+    confirmed: frozenset[str] = frozenset()
+    owners: Mapping[str, str] = field(default_factory=dict)
+    conflicts: tuple[Conflict, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Tell whether anything is changed (a confirmed value changes nothing by itself)."""
+        return bool(
+            self.labels or self.annotations or self.envs or self.resources or self.cgroup_parent is not None
+        )
+
+
+NO_ADJUSTMENT = Adjustment()
+
+
+def overlay(base: Resources | None, changes: Mapping[str, ResourceValue]) -> Resources | None:
+    """Return ``base`` with ``changes`` set; map fields are merged key by key. None stays None if nothing changes."""
+    if not changes:
+        return base
+    start = base or NO_RESOURCES
+    values = {
+        name: {**getattr(start, name), **value} if name in MAP_FIELDS and isinstance(value, Mapping) else value
+        for name, value in changes.items()
+    }
+    return replace(start, **values)  # type: ignore[arg-type]
+
+
+def named(resources: Resources | None) -> dict[str, ResourceValue]:
+    """Return the fields of a message that are set (not 0, "" or an empty map)."""
+    if resources is None:
+        return {}
+    return {name: value for name in RESOURCE_FIELDS if (value := getattr(resources, name))}

@@ -1,0 +1,263 @@
+"""The table of options and the parsers of their values.
+
+Owns every option's name, spelling, default, parser and help line: the command line, the environment, the file's keys,
+``--help`` and README.rst follow this table.
+Must not know: where a value came from beyond the ``origin`` that its error names.
+Invariant: a parser returns the value or raises ConfigError with one line that starts with ``origin``.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from runtimeproxy.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "RUNTIMEPROXY_"
+DEFAULT_FILE = "/etc/runtimeproxy/config.yaml"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
+_LONGEST_SOCKET_PATH = 107
+"""Bytes: what sun_path holds beside its closing NUL (unix(7))."""
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|)")
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "": 1000}
+_SOCKET_MODE = re.compile(r"0?[0-7]{3}")
+
+
+class Mode(Enum):
+    """Which front serves the kubelet; values are spelt as on the command line."""
+
+    CONTAINERD = "Containerd"
+    DOCKER = "Docker"
+
+
+RUNTIME_ENDPOINTS = {Mode.CONTAINERD: "/var/run/containerd/containerd.sock", Mode.DOCKER: "/var/run/docker.sock"}
+
+
+def parse_endpoint(text: str, origin: str) -> str:
+    """Return the socket path of an endpoint spelt ``/path``, ``unix:/path`` or ``unix:///path``.
+
+    Raises ConfigError, naming ``origin``, for every other spelling and for a path that no socket can have.
+    """
+    path = text.removeprefix("unix:")
+    if path != text:
+        path = path.removeprefix("//")
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ConfigError(f"{origin}: {text!r} is no unix socket: write /path, unix:/path or unix:///path")
+    if len(path.encode(errors="surrogateescape")) > _LONGEST_SOCKET_PATH:
+        raise ConfigError(f"{origin}: {text!r} is too long: a socket's path has at most {_LONGEST_SOCKET_PATH} bytes")
+    return path
+
+
+def parse_duration(text: str, origin: str) -> float:
+    """Return the seconds of ``500ms``, ``2s``, ``1m`` or a plain number of seconds.
+
+    Raises ConfigError, naming ``origin``, for anything else and for zero.
+    """
+    seconds = parse_pause(text, origin)
+    if not seconds:
+        raise ConfigError(f"{origin}: {text!r} is no time limit: write one above zero, like 500ms, 2s or 1m")
+    return seconds
+
+
+def parse_pause(text: str, origin: str) -> float:
+    """Return the seconds of a duration that may be zero; raises ConfigError for what is none."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{origin}: {text!r} is no duration: write one like 500ms, 2s, 1m, or a number of seconds")
+    return float(match[1]) * _MILLISECONDS[match[2]] / 1000
+
+
+def _mode(text: str, origin: str) -> Mode:
+    names = {mode.value.lower(): mode for mode in Mode}
+    if text.lower() not in names:
+        raise ConfigError(f"{origin}: {text!r} is no backend mode: write Containerd or Docker")
+    return names[text.lower()]
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str, str], str]:
+    def parse(text: str, origin: str) -> str:
+        if text.lower() not in choices:
+            raise ConfigError(f"{origin}: {text!r} is not one of {', '.join(choices)}")
+        return text.lower()
+
+    return parse
+
+
+def _socket_mode(text: str, origin: str) -> int:
+    if not _SOCKET_MODE.fullmatch(text):
+        raise ConfigError(f"{origin}: {text!r} is no file mode: write three octal digits, like 0600")
+    return int(text, 8)
+
+
+def _directory(text: str, origin: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ConfigError(f"{origin}: {text!r} is no absolute path: write one like /etc/runtime/hookserver.d")
+    return text
+
+
+def _name(text: str, origin: str) -> str:
+    if not text or text != text.strip():
+        raise ConfigError(f"{origin}: {text!r} is no name: write one without spaces around it, or leave it out")
+    return text
+
+
+def _text(text: str, origin: str) -> str:
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row: an option's flag, its default as one would write it, its parser and the field of ``Config`` it sets.
+
+    ``default`` is None where there is no value to write; ``default_words`` then says what holds.
+    ``field`` is None for the option that names the file itself, which can not stand in that file.
+    """
+
+    name: str
+    field: str | None
+    metavar: str
+    parse: Callable[[str, str], Any]
+    default: str | None
+    help: str
+    default_words: str = ""
+
+    @property
+    def flag(self) -> str:
+        """Spell the option on the command line."""
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """Name the option's environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.upper().replace("-", "_")
+
+    @property
+    def shown_default(self) -> str:
+        """Say what holds if the option is left out."""
+        return self.default_words if self.default is None else self.default
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "backend-runtime-mode",
+        "mode",
+        "MODE",
+        _mode,
+        Mode.CONTAINERD.value,
+        "The runtime behind the proxy: Containerd or Docker, letter case ignored.",
+    ),
+    Option(
+        "koord-runtimeproxy-endpoint",
+        "listen_endpoint",
+        "SOCKET",
+        parse_endpoint,
+        "/var/run/koord-runtimeproxy/runtimeproxy.sock",
+        "The socket that the proxy listens on.",
+    ),
+    Option(
+        "remote-runtime-service-endpoint",
+        "runtime_endpoint",
+        "SOCKET",
+        parse_endpoint,
+        None,
+        "The runtime's socket.",
+        f"{RUNTIME_ENDPOINTS[Mode.CONTAINERD]}; in Docker mode {RUNTIME_ENDPOINTS[Mode.DOCKER]}",
+    ),
+    Option(
+        "remote-image-service-endpoint",
+        "image_endpoint",
+        "SOCKET",
+        parse_endpoint,
+        None,
+        "The socket of the runtime's image service; not used in Docker mode.",
+        "the runtime endpoint",
+    ),
+    Option(
+        "runtime-hook-server-key",
+        "skip_label_key",
+        "KEY",
+        _name,
+        "runtimeproxy.koordinator.sh/skip-hookserver",
+        "The label of pods that are never handed to hook servers.",
+    ),
+    Option("runtime-hook-server-val", "skip_label_value", "VALUE", _text, "true", "The value of that label."),
+    Option(
+        "hookserver-config-dir",
+        "hookserver_config_dir",
+        "DIR",
+        _directory,
+        "/etc/runtime/hookserver.d",
+        "The directory of the registration files; it may be missing, it is watched for.",
+    ),
+    Option(
+        "hook-timeout", "hook_timeout_seconds", "DURATION", parse_duration, "2s", "The time limit of one hook call."
+    ),
+    Option(
+        "hook-budget",
+        "hook_budget_seconds",
+        "DURATION",
+        parse_duration,
+        "10s",
+        "The time limit of all hook calls of one held call together.",
+    ),
+    Option(
+        "socket-mode",
+        "socket_mode",
+        "MODE",
+        _socket_mode,
+        "0600",
+        "The file mode of the proxy's sockets, in octal digits.",
+    ),
+    Option(
+        "socket-group",
+        "socket_group",
+        "GROUP",
+        _name,
+        None,
+        "The group of the proxy's sockets, by name or number.",
+        "none",
+    ),
+    Option(
+        "drain-timeout",
+        "drain_timeout_seconds",
+        "DURATION",
+        parse_pause,
+        "10s",
+        "How long running calls may take to end when the proxy stops.",
+    ),
+    Option(
+        "admin-endpoint",
+        "admin_endpoint",
+        "SOCKET",
+        parse_endpoint,
+        "/var/run/koord-runtimeproxy/admin.sock",
+        "The socket of health, metrics and state.",
+    ),
+    Option(
+        "log-level",
+        "log_level",
+        "LEVEL",
+        _one_of(LOG_LEVELS),
+        "info",
+        "The least serious lines to log: debug, info, warning or error.",
+    ),
+    Option("log-format", "log_format", "FORMAT", _one_of(LOG_FORMATS), "text", "How lines are logged: text or json."),
+    Option(
+        "config",
+        None,
+        "FILE",
+        _name,
+        None,
+        "The YAML file to read; its keys are the flags' names.",
+        f"{DEFAULT_FILE} if it is there",
+    ),
+)
+
+MODE_OPTION = OPTIONS[0]
+FILE_OPTION = OPTIONS[-1]
+"""The option that names the file; it has no field and is no key of the file."""
+SETTINGS: tuple[tuple[str, Option], ...] = tuple((option.field, option) for option in OPTIONS if option.field)
+"""The options that set a field of ``Config``, each behind its field's name."""

@@ -1,0 +1,1 @@
+"""The Plugins Manager: which hook servers are registered, and one client for each."""

@@ -1,0 +1,82 @@
+"""The registration directory, read once (hook-api, "Registration files").
+
+Owns which names count, and how a file is opened so that nothing in the directory can block or fill the proxy.
+Must not know: what a file says, when it is read.
+Invariant: only regular files are opened, links followed; a name is absent from the result only if it is gone.
+"""
+
+import os
+import stat
+from collections.abc import Iterable
+
+from runtimeproxy.plugins.registration import MAX_BYTES
+from runtimeproxy.plugins.registry import Content, Unreadable
+
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# O_NONBLOCK: should a FIFO take the place of the file between stat and open, opening it does not wait for a writer.
+_FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def counts(name: str) -> bool:
+    """Tell whether a file of this name is a registration."""
+    return name.endswith(".json") and not name.startswith(".")
+
+
+def read(directory: str, known: Iterable[str] = ()) -> dict[str, Content]:
+    """Read every registration file; a missing directory has none.
+
+    ``known`` are names read before: each is looked up even if the listing lacks it, because a listing taken during a
+    rename may lack a file that was there all the time. Raises OSError if the directory cannot be read.
+    """
+    try:
+        folder = os.open(directory, _DIRECTORY_FLAGS)
+    except FileNotFoundError:
+        return {}
+    try:
+        names = {name for name in os.listdir(folder) if counts(name)}
+        contents = {name: _content(folder, name) for name in names.union(known)}
+    finally:
+        os.close(folder)
+    return {name: content for name, content in contents.items() if content is not None}
+
+
+def _content(folder: int, name: str) -> Content | None:
+    """Return what a file holds, None if it is gone. A link to nothing is there, and unreadable."""
+    try:
+        return _regular(folder, name, os.stat(name, dir_fd=folder))
+    except OSError as error:
+        return Unreadable(f"{name}: cannot be read: {error.strerror}") if _is_there(folder, name) else None
+
+
+def _is_there(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _regular(folder: int, name: str, found: os.stat_result) -> Content:
+    if not stat.S_ISREG(found.st_mode):
+        return Unreadable(f"{name}: not a regular file; a registration is one small JSON file")
+    file = os.open(name, _FILE_FLAGS, dir_fd=folder)
+    try:
+        opened = os.fstat(file)
+        if not stat.S_ISREG(opened.st_mode):
+            return Unreadable(f"{name}: not a regular file; a registration is one small JSON file")
+        if opened.st_size > MAX_BYTES:
+            return Unreadable(f"{name}: longer than {MAX_BYTES} bytes; a registration is one small JSON file")
+        return _read_up_to(file, MAX_BYTES + 1)
+    finally:
+        os.close(file)
+
+
+def _read_up_to(file: int, limit: int) -> bytes:
+    """Read to the end, but no more than ``limit`` bytes: the file may grow while it is read."""
+    parts = []
+    while limit and (part := os.read(file, limit)):
+        parts.append(part)
+        limit -= len(part)
+    return b"".join(parts)

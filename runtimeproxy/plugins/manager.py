@@ -1,0 +1,191 @@
+"""The Plugins Manager: who is to be asked at a hook point, right now.
+
+Owns the plugins, their clients, and the task that follows the registration directory.
+Must not know: what a hook server is asked and what its answer means, deadlines, failure handling.
+Invariant: what a caller got stays usable to the end of its call; the answer for the next call comes from tables that
+are replaced whole. Nothing in the directory can end the task that follows it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint
+from runtimeproxy.model import HookAnswer, HookRequest
+from runtimeproxy.plugins import directory, watch
+from runtimeproxy.plugins.registration import FailurePolicy, Registration
+from runtimeproxy.plugins.registry import Change, ChangeKind, Registry
+from runtimeproxy.telemetry import Recorder
+
+log = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """One hook server."""
+
+    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+        """Ask the hook server. Raises HookError."""
+
+    async def close(self) -> None:
+        """Let calls in flight end, then close the connection. A caller that asks later is still served."""
+
+
+ClientFactory = Callable[[str, str], Client]
+"""Makes the client for (plugin name, socket path)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plugin:
+    """One registered hook server; ``name`` is its file's name without .json, ``points`` are names of hook points."""
+
+    name: str
+    endpoint: str
+    policy: FailurePolicy
+    points: frozenset[str]
+    timeout_seconds: float
+    client: Client
+
+
+_RESULTS = {
+    ChangeKind.ADDED: "ok",
+    ChangeKind.CHANGED: "ok",
+    ChangeKind.REMOVED: "removed",
+    ChangeKind.REJECTED: "rejected",
+}
+
+
+class Manager:
+    """Follows a registration directory; it need not exist."""
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        timeout_seconds: float,
+        recorder: Recorder,
+        client_factory: ClientFactory,
+        poll_seconds: float = watch.POLL_SECONDS,
+    ) -> None:
+        self._folder = folder
+        self._timeout_seconds = timeout_seconds
+        self._recorder = recorder
+        self._client_factory = client_factory
+        self._watcher = watch.Watcher(folder, poll_seconds)
+        self._registry = Registry()
+        self._plugins: dict[str, Plugin] = {}
+        self._by_point: dict[str, tuple[Plugin, ...]] = {}
+        self._fail_points: frozenset[str] = frozenset()
+        self._complaint = ""
+        self._task: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Read the directory, then follow it: plugins registered before the start serve the first call."""
+        self._watcher.arm()
+        await self._scan()
+        self._task = asyncio.create_task(self._follow(), name="plugins manager")
+
+    async def stop(self) -> None:
+        """Stop following, let calls in flight end and close all clients."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._watcher.close()
+        for plugin in self._plugins.values():
+            self._retire(plugin.client)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
+        """Return the plugins registered for a point, in file-name order."""
+        return self._by_point.get(point.name, ())
+
+    def registered(self, points: Iterable[HookPoint]) -> bool:
+        """Tell whether any plugin is registered for any of the points."""
+        return any(point.name in self._by_point for point in points)
+
+    def fail_policy_registered(self, point: HookPoint) -> bool:
+        """Tell whether a plugin with policy Fail is registered for a point."""
+        return point.name in self._fail_points
+
+    async def _follow(self) -> None:
+        while True:
+            await self._watcher.changed()
+            try:
+                await self._scan()
+            except Exception as error:  # a fault of ours must not end the following; the next event or poll tries again
+                log.error("reading %s failed inside the proxy: %s", self._folder, type(error).__name__)
+
+    async def _scan(self) -> None:
+        try:
+            contents = await asyncio.to_thread(directory.read, self._folder, self._registry.names)
+        except OSError as error:
+            self._complain(f"{self._folder} cannot be read ({error.strerror}): the plugins stay as they are")
+            return
+        self._complain("")
+        changes = self._registry.replace(contents)
+        for change in changes:
+            self._tell(change)
+        if changes:
+            self._rebuild()
+        self._recorder.gauge("config_invalid_files", self._registry.invalid)
+
+    def _complain(self, text: str) -> None:
+        """Log a complaint about the directory itself once, until it is over."""
+        if text and text != self._complaint:
+            log.warning("%s", text)
+        self._complaint = text
+
+    def _tell(self, change: Change) -> None:
+        self._recorder.count("config_reloads", result=_RESULTS[change.kind])
+        # A line is formatted here: each is a kind of its own for the log's rate limit, so that no plugin's is left out.
+        registration = change.registration
+        if change.kind is ChangeKind.REJECTED:
+            kept = "; the last good state stays" if registration else ""
+            log.warning(f"registration rejected: {change.reason}{kept}")
+        elif registration is None:
+            log.info(f"registration {change.name} removed")
+        else:
+            log.info(f"registration {change.name} {change.kind.value}: {_summary(registration)}")
+            for warning in registration.warnings:
+                log.warning(f"registration {warning}")
+
+    def _rebuild(self) -> None:
+        """Replace the tables by those of the registry."""
+        before = self._plugins
+        self._plugins = {
+            registration.name: self._plugin(registration, before.get(registration.name))
+            for registration in self._registry.registrations
+        }
+        plugins = self._plugins.values()
+        by_point = {point.name: tuple(p for p in plugins if point.name in p.points) for point in HOOK_POINTS}
+        self._by_point = {name: asked for name, asked in by_point.items() if asked}
+        self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
+        kept = {plugin.client for plugin in plugins}
+        for plugin in before.values():
+            if plugin.client not in kept:
+                self._retire(plugin.client)
+
+    def _plugin(self, registration: Registration, before: Plugin | None) -> Plugin:
+        name = registration.name.removesuffix(".json")
+        same = before is not None and before.endpoint == registration.endpoint
+        return Plugin(
+            name=name,
+            endpoint=registration.endpoint,
+            policy=registration.policy,
+            points=registration.points,
+            timeout_seconds=registration.timeout_seconds or self._timeout_seconds,
+            client=before.client if before and same else self._client_factory(name, registration.endpoint),
+        )
+
+    def _retire(self, client: Client) -> None:
+        task = asyncio.create_task(client.close(), name="close hook client")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _summary(registration: Registration) -> str:
+    points = ", ".join(point.name for point in HOOK_POINTS if point.name in registration.points)
+    return f"endpoint {registration.endpoint}, policy {registration.policy.value}, points {points or 'none'}"

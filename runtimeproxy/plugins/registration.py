@@ -1,0 +1,136 @@
+"""One registration file: its text becomes a ``Registration`` (hook-api, "Registration files").
+
+Owns the keys of a file, their types and defaults, and which faults are errors and which only warnings.
+Must not know: directories, when a file is read, what happens to a plugin.
+Invariant: texts that say the same, in whatever order, give equal registrations.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from runtimeproxy.config import parse_duration, parse_endpoint
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.hookpoints import BY_NAME
+
+MAX_BYTES = 1024 * 1024
+"""Longest file that is taken."""
+
+ENDPOINT = "remote-endpoint"
+POLICY = "failure-policy"
+HOOKS = "runtime-hooks"
+TIMEOUT = "timeout"
+KEYS = frozenset({ENDPOINT, POLICY, HOOKS, TIMEOUT})
+
+_T = TypeVar("_T")
+
+_MAX_TEXT = 256  # longer than any endpoint or duration: such a text is not even shown
+_MAX_SHOWN = 5
+_MAX_NAME = 64
+
+
+class FailurePolicy(Enum):
+    """What a failing Pre hook does to the call: FAIL refuses it, IGNORE lets it go on without the plugin."""
+
+    FAIL = "Fail"
+    IGNORE = "Ignore"
+
+
+_POLICIES = {policy.value.lower(): policy for policy in FailurePolicy} | {"": FailurePolicy.IGNORE}
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What one file says; ``name`` is the file's name, ``timeout_seconds`` is None where the file gives none."""
+
+    name: str
+    endpoint: str
+    policy: FailurePolicy
+    points: frozenset[str]
+    timeout_seconds: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def parse(name: str, content: bytes) -> Registration:
+    """Read the content of the file ``name``.
+
+    Unknown keys and hook names are accepted with a warning. Raises ConfigError naming the file, the key and the rule.
+    """
+    entry = _object(name, content)
+    hooks = _hooks(name, entry)
+    unknown_hooks = hooks - BY_NAME.keys()
+    points = hooks & BY_NAME.keys()
+    return Registration(
+        name=name,
+        endpoint=_parsed(name, entry, ENDPOINT, parse_endpoint),
+        policy=_policy(name, entry),
+        points=frozenset(points),
+        timeout_seconds=_parsed(name, entry, TIMEOUT, parse_duration) if TIMEOUT in entry else None,
+        warnings=tuple(_warnings(name, entry.keys() - KEYS, unknown_hooks, points)),
+    )
+
+
+def _object(name: str, content: bytes) -> Mapping[str, Any]:
+    """Return the JSON object without its null members, which say as little as absent ones."""
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{name}: longer than {MAX_BYTES} bytes; a registration is one small JSON object")
+    try:
+        entry = json.loads(content.decode())
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name}: not UTF-8 text; write one JSON object") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{name}: not JSON (yet?): {error}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{name}: not JSON that can be read: a number too long or nesting too deep") from None
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{name}: must be one JSON object with the key {ENDPOINT}")
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _text(name: str, entry: Mapping[str, Any], key: str) -> str:
+    value = entry[key]
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}: {key} must be a text")
+    if len(value) > _MAX_TEXT:
+        raise ConfigError(f"{name}: {key} is longer than {_MAX_TEXT} characters")
+    if not value.isprintable():
+        raise ConfigError(f"{name}: {key} holds characters that cannot be printed")
+    return value
+
+
+def _parsed(name: str, entry: Mapping[str, Any], key: str, parser: Callable[[str, str], _T]) -> _T:
+    if key not in entry:
+        raise ConfigError(f"{name}: {key} is missing; name the socket that the plugin listens on")
+    return parser(_text(name, entry, key), f"{name}: {key}")
+
+
+def _policy(name: str, entry: Mapping[str, Any]) -> FailurePolicy:
+    policy = _POLICIES.get(_text(name, entry, POLICY).lower()) if POLICY in entry else FailurePolicy.IGNORE
+    if policy is None:
+        raise ConfigError(f"{name}: {POLICY} must be Fail or Ignore")
+    return policy
+
+
+def _hooks(name: str, entry: Mapping[str, Any]) -> set[str]:
+    hooks = entry.get(HOOKS, [])
+    if not isinstance(hooks, list) or not all(isinstance(hook, str) for hook in hooks):
+        raise ConfigError(f"{name}: {HOOKS} must be a list of hook point names")
+    return set(hooks)
+
+
+def _warnings(name: str, keys: Iterable[str], hooks: Iterable[str], points: Iterable[str]) -> Iterable[str]:
+    if keys:
+        yield f"{name}: unknown keys are ignored: {_shown(keys)}"
+    if hooks:
+        yield f"{name}: unknown hook points are ignored: {_shown(hooks)}"
+    if not points:
+        yield f"{name}: {HOOKS} names no hook point, so this plugin is never called"
+
+
+def _shown(names: Iterable[str]) -> str:
+    """List names for a log line: a hostile file must not fill the log."""
+    shown = [ascii(name[:_MAX_NAME]) for name in sorted(names)]
+    more = len(shown) - _MAX_SHOWN
+    return ", ".join(shown[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,153 @@
+"""Waiting until the registration directory may have changed (hook-api, "Registration files").
+
+Owns the inotify watches: on the directory, on each folder above it (it may be missing, renamed or replaced), and beside
+what its links point to; and the slow poll that stands in where inotify is silent.
+Must not know: what a file says; it never opens one.
+Invariant: events are only hints. Whoever waits here reads the directory again after every return, and the watches are
+renewed before that, so that no change falls between the two.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+
+from asyncinotify import Inotify, Mask, Watch
+
+from runtimeproxy.plugins.directory import counts
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 10.0
+SETTLE_SECONDS = 0.02
+"""Pause after the first event: a file that is truncated and written anew is mostly seen once."""
+
+_MAX_FORGOTTEN = 1000
+_CHANGES = (
+    Mask.CREATE
+    | Mask.MODIFY
+    | Mask.CLOSE_WRITE
+    | Mask.MOVE
+    | Mask.DELETE
+    | Mask.ATTRIB
+    | Mask.DELETE_SELF
+    | Mask.MOVE_SELF
+)
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
+
+
+class Watcher:
+    """Watches one directory, which need not exist."""
+
+    def __init__(self, directory: str, poll_seconds: float = POLL_SECONDS) -> None:
+        self._directory = os.path.abspath(directory)
+        self._poll_seconds = poll_seconds
+        self._inotify: Inotify | None = None
+        self._names: dict[Watch, set[str]] = {}
+        self._warned = False
+
+    def arm(self) -> None:
+        """Set the watches to what the paths mean now; cheap to repeat."""
+        try:
+            self._arm(self._instance())
+        except OSError as error:
+            self._warn(error)
+
+    async def changed(self) -> None:
+        """Wait until the directory may have changed, at most the poll's time; then renew the watches."""
+        try:
+            async with asyncio.timeout(self._poll_seconds):
+                await self._event()
+        except TimeoutError:
+            pass  # the poll
+        else:
+            await asyncio.sleep(SETTLE_SECONDS)
+            self._forget_events()
+        self.arm()
+
+    def close(self) -> None:
+        """Give the watches back."""
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    def _instance(self) -> Inotify:
+        if self._inotify is None:
+            self._inotify = Inotify(sync_timeout=0)
+        return self._inotify
+
+    def _arm(self, inotify: Inotify) -> None:
+        watches: dict[Watch, set[str]] = defaultdict(set)
+        for folder, name in _places(self._directory):
+            try:
+                watches[inotify.add_watch(folder, _CHANGES)].add(name)
+            except OSError as error:
+                if error.errno not in _MISSING:
+                    raise
+        self._drop(inotify, self._names.keys() - watches.keys())
+        self._names = dict(watches)
+
+    def _drop(self, inotify: Inotify, watches: set[Watch]) -> None:
+        for watch in watches:
+            try:
+                inotify.rm_watch(watch)
+            except OSError:
+                pass  # the folder is gone, and its watch with it
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "inotify does not work (%s): changes in %s take up to %g s; raise fs.inotify.max_user_instances or "
+                "fs.inotify.max_user_watches",
+                error.strerror,
+                self._directory,
+                self._poll_seconds,
+            )
+
+    async def _event(self) -> None:
+        if self._inotify is None:
+            await asyncio.Event().wait()
+            return
+        async for event in self._inotify:
+            names = self._names.get(event.watch) if event.watch is not None else None
+            if names is None or event.name is None or str(event.name) in names or _EVERY_NAME in names:
+                return
+
+    def _forget_events(self) -> None:
+        """Drop what waits: one look at the directory answers it all. What a frantic writer adds meanwhile may stay."""
+        for _ in range(_MAX_FORGOTTEN):
+            if self._inotify is None or self._inotify.sync_get() is None:
+                return
+
+
+_EVERY_NAME = ""
+
+
+def _places(directory: str) -> Iterator[tuple[str, str]]:
+    """Yield the (folder, name in it) pairs at which a change matters; every name matters in the directory itself.
+
+    Folders come before what is in them: what appears while the watches are set is then seen by the one above.
+    """
+    for path in {directory: None, os.path.realpath(directory): None}:
+        yield from _above(path)
+    yield directory, _EVERY_NAME
+    for link in _links(directory):
+        yield os.path.split(os.path.realpath(link))
+
+
+def _above(path: str) -> Iterator[tuple[str, str]]:
+    folder = "/"
+    for name in path.split("/")[1:]:
+        yield folder, name
+        folder = os.path.join(folder, name)
+
+
+def _links(directory: str) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.path for entry in entries if counts(entry.name) and entry.is_symlink()]
+    except OSError:
+        return []

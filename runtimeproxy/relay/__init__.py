@@ -1,0 +1,1 @@
+"""The only transport code: sockets, and bytes between them."""

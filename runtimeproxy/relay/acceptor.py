@@ -1,0 +1,52 @@
+"""Accepting connections.
+
+Owns accept(2) on the listening socket.
+Must not know: what is done with a connection.
+Invariant: running out of file descriptors pauses accepting and ends nothing (facts/reliability P8).
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.5
+BATCH = 64
+
+
+class Acceptor:
+    """Accepts on a listening socket until it is stopped."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, listener: socket.socket, accepted: Callable[[socket.socket], None]
+    ) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._accepted = accepted
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Accept from now on."""
+        self._timer = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def stop(self) -> None:
+        """Accept no more."""
+        self._loop.remove_reader(self._listener)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _accept(self) -> None:
+        for _ in range(BATCH):
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("accepting pauses for %s s: %s; raise the limit of open files", PAUSE_SECONDS, error.strerror)
+                self._loop.remove_reader(self._listener)
+                self._timer = self._loop.call_later(PAUSE_SECONDS, self.start)
+                return
+            self._accepted(client)

@@ -1,0 +1,162 @@
+"""One end of a connection: a non-blocking stream socket on the event loop.
+
+Owns reading, writing, back-pressure and half-close of one socket.
+Must not know: the other end, any protocol.
+Invariant: a write error ends the writing direction only; what the peer sent before is still read and delivered (relay-rules C8:
+the event loops' own transports drop it, so this stands on plain sockets).
+"""
+
+import asyncio
+import socket
+from collections import deque
+from typing import Protocol
+
+READ_BYTES = 128 * 1024
+HIGH_WATER = 256 * 1024
+"""Bytes waiting for a slow peer at which its other side is to be paused."""
+LOW_WATER = 64 * 1024
+
+
+class Handler(Protocol):
+    """Whoever reads an endpoint."""
+
+    def received(self, endpoint: "Endpoint", data: bytes) -> None:
+        """Take bytes."""
+
+    def ended(self, endpoint: "Endpoint") -> None:
+        """Take the end of what the peer sends (EOF, or the connection broke)."""
+
+    def drained(self, endpoint: "Endpoint") -> None:
+        """Take that few enough bytes wait again."""
+
+
+class Endpoint:
+    """A connected socket whose bytes go to a handler."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._sock = sock
+        self._handler = handler
+        self._backlog: deque[memoryview] = deque()
+        self.waiting = 0
+        """Bytes that wait for the peer."""
+        self._reading = False
+        self._ended = False
+        self._finishing = False
+        self._broken = False
+        self.closed = False
+
+    # Reading.
+
+    def resume(self) -> None:
+        """Read from now on."""
+        if not self._reading and not self._ended and not self.closed:
+            self._reading = True
+            self._loop.add_reader(self._sock, self._readable)
+
+    def pause(self) -> None:
+        """Read no more until ``resume``."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._sock)
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._handler.received(self, data)
+            return
+        self.pause()
+        self._ended = True
+        self._handler.ended(self)
+
+    # Writing.
+
+    @property
+    def slow(self) -> bool:
+        """Tell whether so much waits that the other side should be paused."""
+        return self.waiting > HIGH_WATER
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, now as far as the socket takes them and later what is left."""
+        if self._broken or self.closed:
+            return
+        if self._backlog:
+            self._keep(memoryview(data))
+            return
+        sent = self._send(data)
+        if sent < len(data) and not self._broken:
+            self._keep(memoryview(data)[sent:])
+            self._loop.add_writer(self._sock, self._writable)
+
+    def _send(self, data: bytes | memoryview) -> int:
+        try:
+            return self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self._break()
+            return 0
+
+    def _keep(self, data: memoryview) -> None:
+        self._backlog.append(data)
+        self.waiting += len(data)
+
+    def _writable(self) -> None:
+        was_slow = self.waiting > LOW_WATER
+        while self._backlog:
+            data = self._backlog[0]
+            sent = self._send(data)
+            if self._broken:
+                return
+            self.waiting -= sent
+            if sent < len(data):
+                self._backlog[0] = data[sent:]
+                break
+            self._backlog.popleft()
+        if not self._backlog:
+            self._loop.remove_writer(self._sock)
+            self._finish_now()
+        if was_slow and self.waiting <= LOW_WATER:
+            self._handler.drained(self)
+
+    def _break(self) -> None:
+        """Give up writing; reading goes on."""
+        self._broken = True
+        had_backlog = bool(self._backlog)
+        self._backlog.clear()
+        self.waiting = 0
+        if had_backlog:
+            self._loop.remove_writer(self._sock)
+            self._handler.drained(self)
+
+    # Ending.
+
+    def finish(self) -> None:
+        """Half-close once everything is written: the peer sees EOF."""
+        self._finishing = True
+        if not self._backlog:
+            self._finish_now()
+
+    def _finish_now(self) -> None:
+        if self._finishing and not self.closed and not self._broken:
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                self._broken = True
+
+    def close(self) -> None:
+        """Close at once; what waits is lost."""
+        if self.closed:
+            return
+        self.pause()
+        if self._backlog:
+            self._loop.remove_writer(self._sock)
+            self._backlog.clear()
+        self.closed = True
+        self._sock.close()

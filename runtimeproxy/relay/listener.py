@@ -1,0 +1,250 @@
+"""The listening socket: one owner, never wider than configured, never over something else.
+
+Owns the lock beside the socket, the checks of its directory, bind, mode and group, removal, and the socket that systemd
+hands over (LISTEN_FDS).
+Must not know: who connects and what for.
+Invariant: nothing is removed but a socket that nobody answers on, and at the end the very socket that was made here.
+The socket takes no connection before it has its final owner and mode. (Fault matrix P4, P5, P6, X5.)
+"""
+
+import fcntl
+import grp
+import os
+import socket
+import stat
+import struct
+from collections.abc import MutableMapping
+from typing import NoReturn
+
+from runtimeproxy.errors import ConfigError
+
+MAX_PATH_BYTES = 107
+BACKLOG = 4096
+"""Connections that may wait; the kernel lowers it to net.core.somaxconn."""
+
+_FIRST_FD = 3  # sd_listen_fds(3): SD_LISTEN_FDS_START
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PEER_CREDENTIALS = struct.Struct("3i")
+
+
+class Listener:
+    """A listening, non-blocking unix stream socket."""
+
+    def __init__(self, sock: socket.socket, path: str, lock: int | None = None) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self.path = path
+        self._lock = lock
+        self._made = None if lock is None else _identity(path)
+
+    def close(self) -> None:
+        """Stop listening; remove the socket if it is still the one made here; give the lock back. Repeatable."""
+        if self._made is not None and _identity(self.path) == self._made:
+            os.unlink(self.path)
+        self._made = None
+        self.socket.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def inherited(environ: MutableMapping[str, str]) -> Listener | None:
+    """Take the socket that systemd handed over and remove its variables; None if there is none for this process.
+
+    The path, the mode and the removal of such a socket are systemd's. Raises ConfigError if it is not exactly one
+    listening unix stream socket.
+    """
+    pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
+    environ.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or count in ("", "0"):
+        return None
+    if count != "1":
+        raise ConfigError(f"LISTEN_FDS is {count!r}: one socket is expected; give the socket unit one ListenStream=")
+    try:
+        sock = socket.socket(fileno=_FIRST_FD)
+    except OSError as error:
+        raise ConfigError(f"LISTEN_FDS: file descriptor 3 is no socket ({error.strerror}); check the unit") from None
+    sock.set_inheritable(False)
+    unix_stream = sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM
+    if not unix_stream or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        sock.close()
+        raise ConfigError("LISTEN_FDS: file descriptor 3 is no listening unix stream socket; use ListenStream=/path")
+    return Listener(sock, os.fsdecode(sock.getsockname()))
+
+
+def listen(
+    path: str, *, mode: int = 0o600, group: str | None = None, flag: str = "--koord-runtimeproxy-endpoint"
+) -> Listener:
+    """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own).
+
+    The socket's directory is made if missing: 0700, or 0750 with the group. ``flag`` is what the user sets the path
+    with. Raises ConfigError for everything that stands against it, with what to do.
+    """
+    if not os.path.isabs(path):
+        raise ConfigError(f"{path!r} is no absolute path; set {flag} to one")
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise ConfigError(f"{path} is longer than {MAX_PATH_BYTES} bytes, which no unix socket can be; shorten {flag}")
+    group_id = None if group is None else _group_id(group)
+    try:
+        folder = _open_folder(os.path.dirname(path), group_id, flag)
+        try:
+            return _listen_in(folder, path, mode, group_id, flag)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {path}: {error.strerror}; check its directory or set {flag}") from None
+
+
+def _group_id(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        if group.isascii() and group.isdigit():
+            return int(group)
+        raise ConfigError(f"there is no group {group!r}; name another one or its number, or create it") from None
+
+
+def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
+    """Open the socket's directory, made if missing, and check that only who may make the socket can write there."""
+    made = _make_folder(folder)
+    try:
+        opened = os.open(folder, _FOLDER_FLAGS)
+    except NotADirectoryError:
+        raise ConfigError(f"{folder} is a link or no directory; set {flag} to a path in a real directory") from None
+    if fault := _fault_of(os.fstat(opened), group_id):
+        os.close(opened)
+        raise ConfigError(f"{folder} {fault}, who could replace the socket: fix that, or set {flag} to another path")
+    if made and group_id is not None:
+        os.fchown(opened, -1, group_id)
+        os.fchmod(opened, 0o750)
+    return opened
+
+
+def _make_folder(folder: str) -> bool:
+    """Make a directory that only we can enter, its parents as usual; tell whether it was made."""
+    os.makedirs(os.path.dirname(folder), mode=0o755, exist_ok=True)
+    try:
+        os.mkdir(folder, mode=0o700)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _fault_of(found: os.stat_result, group_id: int | None) -> str:
+    """Say who else can write in a directory, "" if nobody."""
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {found.st_uid}"
+    if found.st_mode & stat.S_IWOTH:
+        return "can be written by everybody"
+    if found.st_mode & stat.S_IWGRP and found.st_gid not in (0, group_id):
+        return f"can be written by group {found.st_gid}"
+    return ""
+
+
+def _listen_in(folder: int, path: str, mode: int, group_id: int | None, flag: str) -> Listener:
+    name = os.path.basename(path)
+    lock = _lock(folder, path, flag)
+    try:
+        _clear(folder, name, path, flag)
+        sock = _bound(folder, name, path, mode, group_id)
+    except BaseException:
+        os.close(lock)
+        raise
+    return Listener(sock, path, lock)
+
+
+def _lock(folder: int, path: str, flag: str) -> int:
+    """Take the lock beside the socket and write our pid into it; it is held as long as the file is open."""
+    name = os.path.basename(path) + ".lock"
+    try:
+        lock = os.open(name, _LOCK_FLAGS, 0o600, dir_fd=folder)
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            os.close(lock)
+            raise OSError
+    except OSError:
+        raise ConfigError(f"{path}.lock is no regular file that can be opened; remove it, or set {flag}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        os.close(lock)
+        _refuse_second(path, pid, flag)
+    _write_pid(lock)
+    return lock
+
+
+def _write_pid(lock: int) -> None:
+    try:
+        os.truncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        pass  # a full disk: the lock holds all the same, the pid is only shown to whoever comes second
+
+
+def _refuse_second(path: str, pid: str, flag: str) -> NoReturn:
+    raise ConfigError(
+        f"another runtimeproxy (pid {pid or 'unknown'}) listens on {path}; stop it first or choose another {flag}"
+    )
+
+
+def _clear(folder: int, name: str, path: str, flag: str) -> None:
+    """Remove what stands at the path if it is a socket that nobody answers on."""
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ConfigError(f"{path} is there and is no socket; remove it, or set {flag} to another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(name, dir_fd=folder)
+            return
+        except OSError:
+            pid = 0  # somebody has it: a full backlog, or a socket of another type
+        else:
+            pid = _peer_pid(probe)
+    who = f" (pid {pid})" if pid else ""
+    raise ConfigError(f"another process{who} listens on {path}; stop it first or choose another {flag}")
+
+
+def _peer_pid(sock: socket.socket) -> int:
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    pid: int = _PEER_CREDENTIALS.unpack(credentials)[0]
+    return pid
+
+
+def _bound(folder: int, name: str, path: str, mode: int, group_id: int | None) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Linux makes the file with the mode of the unbound socket, less the umask: so it is narrow from its first
+        # moment, whatever the umask is. The group gets its bits only when it is the right group.
+        os.fchmod(sock.fileno(), mode & stat.S_IRWXU)
+        sock.bind(path)
+        _open_up(folder, name, mode, group_id)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _open_up(folder: int, name: str, mode: int, group_id: int | None) -> None:
+    try:
+        if group_id is not None:
+            os.chown(name, -1, group_id, dir_fd=folder, follow_symlinks=False)
+        os.chmod(name, mode, dir_fd=folder)
+    except OSError:
+        os.unlink(name, dir_fd=folder)
+        raise
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return device and inode of what stands at a path, None if nothing does."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,66 @@
+"""What the proxy counts of itself.
+
+Owns counters, gauges and the four timestamps of an intercepted call.
+Must not know: who counts, how figures are shown.
+Invariant: labels are names from tables (operations, hook points, plugins, reasons), never values of a request.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Labels = tuple[tuple[str, str], ...]
+Key = tuple[str, Labels]
+
+RECENT_CALLS = 256
+
+
+@dataclass(slots=True, eq=False)
+class CallTimes:
+    """The moments of one intercepted call on the event loop's clock, in seconds; None = it did not get there.
+
+    held to released is ours and the hook servers', released to answered the runtime's, answered to done the Post hooks'.
+    """
+
+    operation: str
+    held: float
+    released: float | None = None
+    answered: float | None = None
+    done: float | None = None
+    outcome: str = ""
+
+
+class Recorder:
+    """Counters and gauges by name and labels, and the latest calls."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.counters: Counter[Key] = Counter()
+        self.gauges: dict[Key, float] = {}
+        self.calls: deque[CallTimes] = deque(maxlen=RECENT_CALLS)
+
+    def count(self, name: str, **labels: str) -> None:
+        """Add one to a counter."""
+        self.counters[_key(name, labels)] += 1
+
+    def counted(self, name: str, **labels: str) -> int:
+        """Return a counter; 0 if it was never counted."""
+        return self.counters[_key(name, labels)]
+
+    def total(self, name: str) -> int:
+        """Return the sum of a counter over all its labels."""
+        return sum(count for (counter, _), count in self.counters.items() if counter == name)
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self.gauges[_key(name, labels)] = value
+
+    def call(self, operation: str) -> CallTimes:
+        """Begin the record of an intercepted call."""
+        times = CallTimes(operation, self.clock())
+        self.calls.append(times)
+        return times
+
+
+def _key(name: str, labels: dict[str, str]) -> Key:
+    return name, tuple(sorted(labels.items()))

@@ -1,0 +1,1 @@
+"""The wire: bytes in, frozen values out. No file here does I/O or reads a clock."""

@@ -1,0 +1,224 @@
+"""What goes to one peer of a relay, and what credit that peer has (RFC 9113, 5.2 and 6.9; relay-rules A3, A4, A8).
+
+Owns the connection window toward a peer, the frames that wait for it, the stream windows that are hop by hop, the moment at which
+a frame of our own may be put in, and the connection credit that the peer gets back.
+Must not know: which stream is held and why, header compression, who writes to the socket.
+Invariant: bytes of one stream leave in the order they were given; nothing is put inside a frame that is being cut through, nor
+before the first SETTINGS; no more DATA leaves than the peer's windows allow.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import http2
+
+PAIR_WINDOW = 2**20
+"""Bytes of DATA a direction that may wait in a pair; the connection window that we open to each peer."""
+CREDIT_STEP = 2**18
+"""Credit is given back in steps of this many bytes."""
+
+
+class Outlet:
+    """Frames on their way to one peer, and what that peer may still send."""
+
+    __slots__ = (
+        "_between",
+        "_owed",
+        "_queues",
+        "_started",
+        "_stream_windows",
+        "cut_through",
+        "initial_window",
+        "max_frame",
+        "out",
+        "outstanding",
+        "window",
+    )
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = []
+        """Bytes ready for the socket, in order."""
+        self.window = http2.DEFAULT_WINDOW
+        """What the peer still takes on the connection."""
+        self.initial_window = http2.DEFAULT_WINDOW
+        self.max_frame = http2.DEFAULT_FRAME_SIZE
+        self.cut_through = False
+        """True while a DATA frame is only partly written."""
+        self.outstanding = 0
+        """DATA bytes received from the peer and not yet credited back."""
+        self._owed = 0
+        self._started = False
+        self._between: list[bytes] = []
+        self._queues: dict[int, deque[_Waiting]] = {}
+        self._stream_windows: dict[int, int] = {}
+
+    # What the peer is sent.
+
+    def start(self) -> None:
+        """Say that the first SETTINGS went to the peer: open the pair's window and let frames of our own follow."""
+        if not self._started:
+            self._started = True
+            self._between.insert(0, http2.window_update(0, PAIR_WINDOW - http2.DEFAULT_WINDOW))
+            self._put_between()
+            self.drain()
+
+    def inject(self, frames: bytes) -> None:
+        """Send frames of our own at the next frame boundary, once the first SETTINGS have gone."""
+        self._between.append(frames)
+        self._put_between()
+
+    def boundary(self) -> None:
+        """Say that the frame that was cut through is whole now."""
+        self.cut_through = False
+        self._put_between()
+        self.drain()
+
+    def _put_between(self) -> None:
+        if self._started and not self.cut_through:
+            self.out += self._between
+            self._between.clear()
+
+    @property
+    def congested(self) -> bool:
+        """Tell whether frames wait for the peer's credit."""
+        return bool(self._queues)
+
+    def waits(self, stream: int) -> bool:
+        """Tell whether frames of a stream wait."""
+        return stream in self._queues
+
+    def send_data(self, stream: int, payload: bytes, end: bool, source: "Outlet | None", charge: int) -> None:
+        """Send DATA as the windows allow, split as needed.
+
+        ``charge`` bytes are credited to ``source`` once the payload has left (None: they were credited before).
+        """
+        self._append(stream, _Waiting(payload, end, False, charge, source))
+
+    def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: "Outlet | None" = None) -> None:
+        """Send whole frames behind what waits of their stream; ``cost`` is their flow-controlled length."""
+        self._append(stream, _Waiting(frames, False, True, cost, source))
+
+    def _append(self, stream: int, waiting: "_Waiting") -> None:
+        self._queues.setdefault(stream, deque()).append(waiting)
+        self.drain()
+
+    def drop(self, stream: int) -> None:
+        """Forget what waits of a stream (it was reset) and credit it."""
+        for waiting in self._queues.pop(stream, ()):
+            waiting.credit()
+
+    # Windows that the peer opens.
+
+    def govern(self, stream: int) -> None:
+        """Keep the window of a stream hop by hop from now on."""
+        self._stream_windows[stream] = self.initial_window
+
+    def ungovern(self, stream: int) -> None:
+        """Forget the window of a stream that has ended, and what still waits of it."""
+        self.drop(stream)
+        self._stream_windows.pop(stream, None)
+
+    def apply_settings(self, entries: list[tuple[int, int]]) -> None:
+        """Obey the peer's SETTINGS on sight (relay-rules A4). Raises WireError if a window grows above 2^31-1."""
+        for identifier, value in entries:
+            if identifier == http2.MAX_FRAME_SIZE:
+                self.max_frame = value
+            elif identifier == http2.INITIAL_WINDOW_SIZE:
+                for stream in self._stream_windows:
+                    self._stream_windows[stream] = _grown(self._stream_windows[stream], value - self.initial_window)
+                self.initial_window = value
+        self.drain()
+
+    def open_window(self, increment: int) -> None:
+        """Take the peer's WINDOW_UPDATE on stream 0. Raises WireError."""
+        if not increment:
+            raise WireError("WINDOW_UPDATE of 0 on the connection")
+        self.window = _grown(self.window, increment)
+        self.drain()
+
+    def open_stream_window(self, stream: int, increment: int) -> None:
+        """Take the peer's WINDOW_UPDATE on a stream that is hop by hop. Raises WireError."""
+        if stream in self._stream_windows:
+            self._stream_windows[stream] = _grown(self._stream_windows[stream], increment)
+            self.drain()
+
+    def drain(self) -> None:
+        """Send what waits, stream by stream in turn, as far as the windows reach."""
+        if self.cut_through or not self._started:
+            return
+        progress = True
+        while progress and self._queues:
+            progress = False
+            for stream in list(self._queues):
+                progress |= self._send_next(stream)
+
+    def _send_next(self, stream: int) -> bool:
+        queue = self._queues[stream]
+        waiting = queue[0]
+        if waiting.whole:
+            if waiting.charge > self.window:
+                return False
+            self.window -= waiting.charge
+            self.out.append(waiting.payload)
+        elif not self._send_part(stream, waiting):
+            return False
+        elif waiting.payload:
+            return True
+        waiting.credit()
+        queue.popleft()
+        if not queue:
+            del self._queues[stream]
+        return True
+
+    def _send_part(self, stream: int, waiting: "_Waiting") -> bool:
+        payload = waiting.payload
+        size = min(len(payload), self.window, self.max_frame)
+        if stream in self._stream_windows:
+            size = min(size, max(self._stream_windows[stream], 0))
+            self._stream_windows[stream] -= size
+        if payload and not size:
+            return False
+        self.window -= size
+        waiting.payload = payload[size:]
+        end = waiting.end and not waiting.payload
+        self.out.append(http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, payload[:size]))
+        return True
+
+    # Windows that the peer uses.
+
+    def received(self, length: int) -> None:
+        """Count DATA that the peer sent. Raises WireError if it had no credit for it."""
+        self.outstanding += length
+        if self.outstanding > PAIR_WINDOW:
+            raise WireError("DATA above the connection window")
+
+    def credit(self, length: int) -> None:
+        """Give credit back for DATA that has left, was held or dropped; coalesced."""
+        self._owed += length
+        if self._owed >= CREDIT_STEP:
+            self.inject(http2.window_update(0, self._owed))
+            self.outstanding -= self._owed
+            self._owed = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """One item of a stream's queue: ``whole`` frames, or a payload that may be split."""
+
+    payload: bytes
+    end: bool
+    whole: bool
+    charge: int
+    source: Outlet | None
+
+    def credit(self) -> None:
+        if self.source is not None:
+            self.source.credit(self.charge)
+
+
+def _grown(window: int, increment: int) -> int:
+    window += increment
+    if window > http2.MAX_WINDOW:
+        raise WireError("flow control window above 2^31-1")
+    return window

@@ -1,0 +1,99 @@
+"""gRPC over HTTP/2: message framing, deadlines, status (the protocol's PROTOCOL-HTTP2 document).
+
+Owns the 5-byte message prefix, grpc-timeout, grpc-message and the status codes.
+Must not know: frames, windows, what a message means.
+Invariant: a message is whole when its prefix is satisfied, not when the stream ends (relay-rules A5).
+"""
+
+import zlib
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from runtimeproxy.errors import WireError
+
+PREFIX_BYTES = 5
+
+OK = 0
+CANCELLED = 1
+UNKNOWN = 2
+DEADLINE_EXCEEDED = 4
+NOT_FOUND = 5
+PERMISSION_DENIED = 7
+RESOURCE_EXHAUSTED = 8
+UNIMPLEMENTED = 12
+INTERNAL = 13
+UNAVAILABLE = 14
+
+CONTENT_TYPES = frozenset({b"application/grpc", b"application/grpc+proto"})
+
+_UNIT_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT_DIGITS = 8
+_MESSAGE_SAFE = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
+
+
+def message(body: bytes, compressed: bool = False) -> bytes:
+    """Put the prefix before a message."""
+    return bytes((compressed,)) + len(body).to_bytes(4, "big") + body
+
+
+def message_length(prefix: bytes | bytearray) -> int:
+    """Return the length that a prefix of at least 5 bytes announces.
+
+    Raises WireError if its compressed flag is neither 0 nor 1.
+    """
+    if prefix[0] > 1:
+        raise WireError("gRPC message whose compressed flag is neither 0 nor 1")
+    return int.from_bytes(prefix[1:5], "big")
+
+
+def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> bytes:
+    """Return the body of exactly one framed message, its compression undone.
+
+    ``encoding`` is the header grpc-encoding (b"" if absent). Raises WireError if it is not one whole message,
+    if the compression is unknown, or if the body would be longer than ``limit`` bytes.
+    """
+    if len(framed) < PREFIX_BYTES or len(framed) != PREFIX_BYTES + message_length(framed):
+        raise WireError("not exactly one whole gRPC message")
+    body = bytes(framed[PREFIX_BYTES:])
+    if not framed[0]:
+        return body
+    if encoding != b"gzip":
+        raise WireError("gRPC message in an unknown compression")
+    return _gunzip(body, limit)
+
+
+def _gunzip(body: bytes, limit: int) -> bytes:
+    inflater = zlib.decompressobj(wbits=31)
+    try:
+        plain = inflater.decompress(body, limit)
+    except zlib.error:
+        raise WireError("gRPC message whose gzip data is broken") from None
+    if not inflater.eof:
+        raise WireError("gRPC message whose gzip data is cut or too long")
+    return plain
+
+
+def read_timeout(value: bytes) -> float | None:
+    """Return the seconds that a grpc-timeout header gives, or None if it is malformed."""
+    digits, unit = value[:-1], value[-1:]
+    if not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS or unit not in _UNIT_SECONDS:
+        return None
+    return int(digits) * _UNIT_SECONDS[unit]
+
+
+def timeout(seconds: float) -> bytes:
+    """Return the grpc-timeout header's value for a time, in the finest unit that holds it."""
+    for unit in (b"u", b"m", b"S"):
+        count = max(int(seconds / _UNIT_SECONDS[unit]), 1)
+        if count < 10**_TIMEOUT_DIGITS:
+            return str(count).encode() + unit
+    return b"99999999S"
+
+
+def percent_encode(text: str) -> bytes:
+    """Encode a status text for the grpc-message header."""
+    return quote_from_bytes(text.encode(), safe=_MESSAGE_SAFE).encode()
+
+
+def percent_decode(value: bytes) -> str:
+    """Decode a grpc-message header; what is not UTF-8 is replaced."""
+    return unquote_to_bytes(value).decode(errors="replace")

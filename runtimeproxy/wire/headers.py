@@ -1,0 +1,208 @@
+"""HPACK header blocks that stand alone (RFC 7541): walked, read and built without a dynamic table.
+
+Owns what the relay needs of header compression once HEADER_TABLE_SIZE is 0 both ways (relay-rules A1, A2).
+Must not know: frames, connections. The ``hpack`` package decodes what still uses a dynamic table; here it is only the Huffman
+decoder, behind a bounded cache.
+Invariant: reading a block that uses the dynamic table raises; a block that we build never does.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from hpack import Decoder, HPACKDecodingError, NeverIndexedHeaderTuple
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+
+from runtimeproxy.errors import WireError
+
+Header = tuple[bytes, bytes]
+
+SIZE_UPDATE_TO_ZERO = b"\x20"
+
+_STATIC: tuple[Header, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
+_STATIC_LAST = 61
+_PATH_INDEXES = frozenset({4, 5})
+_PATH = b":path"
+_STATIC_PATHS = {4: b"/", 5: b"/index.html"}
+_STATIC_NAMES = {name: index for index, (name, _) in reversed(list(enumerate(_STATIC))) if index}
+
+
+class AmbiguousPath(WireError):
+    """A request has no :path, or two."""
+
+
+@lru_cache(maxsize=1024)
+def unhuffman(encoded: bytes) -> bytes:
+    """Decode a Huffman string; the 1,024 latest stay cached. Raises WireError."""
+    try:
+        return decode_huffman(encoded)
+    except HPACKDecodingError:
+        raise WireError("broken Huffman string in a header block") from None
+
+
+def check(block: bytes) -> None:
+    """Check that a block stands alone and is well formed in its lengths. Raises WireError."""
+    for _ in _walk(block):
+        pass
+
+
+def find_path(block: bytes) -> bytes:
+    """Return the :path of a request block, walking every field.
+
+    Raises AmbiguousPath if there is none or more than one, WireError if the block does not stand alone.
+    """
+    found: list[bytes] = []
+    for index, name, value in _walk(block):
+        if index in _PATH_INDEXES:
+            found.append(_STATIC_PATHS[index] if value is None else _text(value))
+        elif name is not None and _text(name) == _PATH:
+            found.append(_text(value))  # type: ignore[arg-type]
+    if len(found) != 1:
+        raise AmbiguousPath(f"request with {len(found)} :path headers")
+    return found[0]
+
+
+def read(block: bytes) -> list[Header]:
+    """Return the (name, value) pairs of a block in order. Raises WireError if it does not stand alone."""
+    return [
+        (_STATIC[index][0] if name is None else _text(name), _STATIC[index][1] if value is None else _text(value))
+        for index, name, value in _walk(block)
+    ]
+
+
+_String = tuple[bool, bytes]
+
+
+def _text(string: _String) -> bytes:
+    huffman, raw = string
+    return unhuffman(raw) if huffman else raw
+
+
+def _walk(block: bytes) -> Iterator[tuple[int, _String | None, _String | None]]:
+    """Yield each field as (static index or 0, literal name or None, literal value or None)."""
+    at, end, first = 0, len(block), True
+    try:
+        while at < end:
+            byte = block[at]
+            if byte & 0x80:
+                index, at = _integer(block, at, 0x7F)
+                if not 0 < index <= _STATIC_LAST:
+                    raise WireError("header block refers to a dynamic table that is not there")
+                yield index, None, None
+            elif byte & 0xE0 == 0x20:
+                if not first:
+                    raise WireError("table size update inside a header block")
+                size, at = _integer(block, at, 0x1F)
+                if size:
+                    raise WireError("table size update above the limit of 0")
+                continue
+            else:
+                index, at = _integer(block, at, 0x3F if byte & 0x40 else 0x0F)
+                if index > _STATIC_LAST:
+                    raise WireError("header block refers to a dynamic table that is not there")
+                name = None
+                if not index:
+                    name, at = _string(block, at)
+                value, at = _string(block, at)
+                yield index, name, value
+            first = False
+    except IndexError:
+        raise WireError("header block ends inside a field") from None
+
+
+def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
+    value = block[at] & mask
+    at += 1
+    if value < mask:
+        return value, at
+    for shift in range(0, 28, 7):
+        byte = block[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise WireError("integer in a header block is too long")
+
+
+def _string(block: bytes, at: int) -> tuple[_String, int]:
+    huffman = block[at] >= 0x80
+    length, at = _integer(block, at, 0x7F)
+    end = at + length
+    if end > len(block):
+        raise WireError("string runs over the end of a header block")
+    return (huffman, block[at:end]), end
+
+
+def build(headers: Iterable[Header]) -> bytes:
+    """Build a block of our own: a size update to 0, then literals that are never put in a table."""
+    return SIZE_UPDATE_TO_ZERO + b"".join(literal(name, value) for name, value in headers)
+
+
+def literal(name: bytes, value: bytes, never_indexed: bool = False) -> bytes:
+    """Build one literal field without indexing (RFC 7541, 6.2.2), or never indexed (6.2.3)."""
+    mark = 0x10 if never_indexed else 0x00
+    index = _STATIC_NAMES.get(name)
+    head = _prefixed(index, 0x0F, mark) if index else bytes((mark,)) + _plain(name)
+    return head + _plain(value)
+
+
+def _plain(text: bytes) -> bytes:
+    return _prefixed(len(text), 0x7F, 0) + text
+
+
+def _prefixed(value: int, mask: int, mark: int) -> bytes:
+    if value < mask:
+        return bytes((mark | value,))
+    out = bytearray((mark | mask,))
+    value -= mask
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class Blocks:
+    """The header blocks of one direction: whatever the sender's encoder does, what goes on stands alone (relay-rules A1).
+
+    Before the sender acknowledged the table size of 0 each block is decoded whole and built anew without indexing; after it blocks
+    pass as they are, but for a size update put before the first one.
+    """
+
+    def __init__(self) -> None:
+        self._decoder: Decoder | None = Decoder()
+        self.standalone = False
+        """True once blocks pass as they are."""
+
+    def acknowledge(self) -> None:
+        """Say that the sender acknowledged the SETTINGS that hold the table size of 0."""
+        self._decoder = None
+
+    def translate(self, block: bytes) -> bytes:
+        """Return a block that stands alone: the same object if it does already. Raises WireError."""
+        if self._decoder is not None:
+            return _rebuilt(self._decoder, block)
+        check(block)
+        return block
+
+    def mark(self, block: bytes) -> bytes:
+        """Return a translated block as it goes on: the first one after the ACK starts with a size update to 0."""
+        if self.standalone or self._decoder is not None:
+            return block
+        self.standalone = True
+        return alone(block)
+
+
+def alone(block: bytes) -> bytes:
+    """Put a size update to 0 before a block that does not start with one."""
+    return block if block[:1] == SIZE_UPDATE_TO_ZERO else SIZE_UPDATE_TO_ZERO + block
+
+
+def _rebuilt(decoder: Decoder, block: bytes) -> bytes:
+    try:
+        fields = decoder.decode(block, raw=True)
+    except HPACKDecodingError:
+        raise WireError("header block that cannot be decoded") from None
+    return b"".join(
+        literal(bytes(field[0]), bytes(field[1]), isinstance(field, NeverIndexedHeaderTuple)) for field in fields
+    )

@@ -1,0 +1,208 @@
+"""HTTP/2 frames and settings (RFC 9113, sections 4 to 6).
+
+Owns the layout of frames: how a head is read and how the frames that we send ourselves are built.
+Must not know: what a connection does with them, header compression, gRPC.
+Invariant: building and reading are inverse; nothing here keeps state.
+"""
+
+from collections.abc import Iterable
+from struct import Struct
+
+from runtimeproxy.errors import WireError
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA = 0x0
+HEADERS = 0x1
+PRIORITY = 0x2
+RST_STREAM = 0x3
+SETTINGS = 0x4
+PUSH_PROMISE = 0x5
+PING = 0x6
+GOAWAY = 0x7
+WINDOW_UPDATE = 0x8
+CONTINUATION = 0x9
+
+END_STREAM = 0x1
+ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+PRIORITY_FLAG = 0x20
+
+NO_ERROR = 0x0
+PROTOCOL_ERROR = 0x1
+FLOW_CONTROL_ERROR = 0x3
+FRAME_SIZE_ERROR = 0x6
+REFUSED_STREAM = 0x7
+CANCEL = 0x8
+COMPRESSION_ERROR = 0x9
+ENHANCE_YOUR_CALM = 0xB
+
+HEADER_TABLE_SIZE = 0x1
+MAX_CONCURRENT_STREAMS = 0x3
+INITIAL_WINDOW_SIZE = 0x4
+MAX_FRAME_SIZE = 0x5
+
+DEFAULT_WINDOW = 65_535
+DEFAULT_FRAME_SIZE = 16_384
+MAX_WINDOW = 2**31 - 1
+MAX_STREAM_ID = 2**31 - 1
+
+HEAD_BYTES = 9
+_HEAD = Struct(">HBBBL")
+_SETTING = Struct(">HL")
+_U32 = Struct(">L")
+read_head = _HEAD.unpack_from
+"""Unpack (length's high 16 bits, length's low byte, type, flags, stream id with the reserved bit) at an offset."""
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Build one frame."""
+    length = len(payload)
+    return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
+
+
+def data_frames(stream: int, payload: bytes, end: bool, max_frame: int) -> bytes:
+    """Build the DATA frames of a payload, none longer than ``max_frame``; the last one carries END_STREAM if ``end``."""
+    if len(payload) <= max_frame:
+        return frame(DATA, END_STREAM if end else 0, stream, payload)
+    chunks = range(0, len(payload), max_frame)
+    last = chunks[-1]
+    return b"".join(
+        frame(DATA, END_STREAM if end and at == last else 0, stream, payload[at : at + max_frame]) for at in chunks
+    )
+
+
+def block_frames(
+    kind: int, flags: int, stream: int, prefix: bytes, block: bytes, max_frame: int = DEFAULT_FRAME_SIZE
+) -> bytes:
+    """Build the frames of a header block: HEADERS or PUSH_PROMISE, then CONTINUATION as needed.
+
+    ``flags`` may hold END_STREAM and PRIORITY_FLAG; ``prefix`` is what stands before the fragment (see ``split_block``).
+    """
+    payload = prefix + block
+    flags &= END_STREAM | PRIORITY_FLAG
+    first = frame(kind, flags | (END_HEADERS if len(payload) <= max_frame else 0), stream, payload[:max_frame])
+    starts = range(max_frame, len(payload), max_frame)
+    return first + b"".join(
+        frame(CONTINUATION, END_HEADERS if at == starts[-1] else 0, stream, payload[at : at + max_frame])
+        for at in starts
+    )
+
+
+def header_frames(stream: int, block: bytes, end: bool, max_frame: int = DEFAULT_FRAME_SIZE) -> bytes:
+    """Build the frames of a header block of our own."""
+    return block_frames(HEADERS, END_STREAM if end else 0, stream, b"", block, max_frame)
+
+
+def window_update(stream: int, increment: int) -> bytes:
+    """Build a WINDOW_UPDATE frame."""
+    return frame(WINDOW_UPDATE, 0, stream, _U32.pack(increment))
+
+
+def rst_stream(stream: int, code: int) -> bytes:
+    """Build an RST_STREAM frame."""
+    return frame(RST_STREAM, 0, stream, _U32.pack(code))
+
+
+def goaway(last_stream: int, code: int, debug: bytes = b"") -> bytes:
+    """Build a GOAWAY frame."""
+    return frame(GOAWAY, 0, 0, _U32.pack(last_stream) + _U32.pack(code) + debug)
+
+
+def settings(entries: dict[int, int]) -> bytes:
+    """Build a SETTINGS frame."""
+    return frame(SETTINGS, 0, 0, settings_payload(entries.items()))
+
+
+SETTINGS_ACK = frame(SETTINGS, ACK, 0)
+
+
+def settings_payload(entries: Iterable[tuple[int, int]]) -> bytes:
+    """Build the payload of a SETTINGS frame from (identifier, value) pairs."""
+    return b"".join(_SETTING.pack(identifier, value) for identifier, value in entries)
+
+
+def read_settings(payload: bytes) -> list[tuple[int, int]]:
+    """Read the (identifier, value) pairs of a SETTINGS payload in order.
+
+    Raises WireError if a length or a value is not allowed (RFC 9113, 6.5).
+    """
+    if len(payload) % 6:
+        raise WireError("SETTINGS frame whose length is no multiple of 6")
+    entries = list(_SETTING.iter_unpack(payload))
+    for identifier, value in entries:
+        if identifier == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+            raise WireError("SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1")
+        if identifier == MAX_FRAME_SIZE and not DEFAULT_FRAME_SIZE <= value <= 2**24 - 1:
+            raise WireError("SETTINGS_MAX_FRAME_SIZE out of range")
+    return entries
+
+
+def read_u32(payload: bytes, offset: int = 0) -> int:
+    """Read 31 bits at an offset (a stream id, an increment), the reserved bit cleared.
+
+    Raises WireError if the payload is too short.
+    """
+    if len(payload) < offset + 4:
+        raise WireError("frame is too short for its type")
+    value: int = _U32.unpack_from(payload, offset)[0]
+    return value & 0x7FFF_FFFF
+
+
+def unpad(payload: bytes, flags: int) -> bytes:
+    """Return a DATA payload without its padding.
+
+    Raises WireError if the padding is longer than the payload (RFC 9113, 6.1).
+    """
+    if not flags & PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        raise WireError("padding is longer than its frame")
+    return payload[1 : len(payload) - payload[0]]
+
+
+def split_block(kind: int, flags: int, payload: bytes) -> tuple[bytes, bytes]:
+    """Split a HEADERS or PUSH_PROMISE payload into (priority or promised stream id, fragment), padding taken off.
+
+    Raises WireError if they do not fit (RFC 9113, 6.2 and 6.6).
+    """
+    fragment = unpad(payload, flags)
+    if kind == PUSH_PROMISE:
+        size = 4
+    elif flags & PRIORITY_FLAG:
+        size = 5
+    else:
+        return b"", fragment
+    if len(fragment) < size:
+        raise WireError("frame is too short for its type")
+    return fragment[:size], fragment[size:]
+
+
+class FrameBuffer:
+    """Collects whole frames out of any split of the bytes.
+
+    For endpoints of our own, which read frames one by one; a relay cuts DATA through instead.
+    """
+
+    def __init__(self, limit: int = DEFAULT_FRAME_SIZE) -> None:
+        self.limit = limit
+        """Longest payload that is taken, in bytes; a longer one raises WireError."""
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, int, int, bytes]]:
+        """Return the frames that are now whole as (type, flags, stream, payload). Raises WireError."""
+        self._buffer += data
+        frames = []
+        at, end = 0, len(self._buffer)
+        while end - at >= HEAD_BYTES:
+            high, low, kind, flags, stream = read_head(self._buffer, at)
+            length = high << 8 | low
+            if length > self.limit:
+                raise WireError("frame is longer than the receiver allows")
+            if end - at < HEAD_BYTES + length:
+                break
+            at += HEAD_BYTES + length
+            frames.append((kind, flags, stream & MAX_STREAM_ID, bytes(self._buffer[at - length : at])))
+        del self._buffer[:at]
+        return frames

@@ -1,0 +1,250 @@
+"""Protobuf on the wire: read a message field by field, and rewrite some fields in place.
+
+Owns the encoding (protobuf.dev, "Encoding") and what a change of one field means for the bytes.
+Must not know: any message of CRI or of the hook protocol; callers give field numbers.
+Invariant: every byte outside a changed field stays as it came (unknown fields, order, long encodings, strings that are
+not UTF-8, unset messages), and without a change the result is the very same object (design.md section 3).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from runtimeproxy.errors import WireError
+
+VARINT = 0
+FIXED64 = 1
+LENGTH_DELIMITED = 2
+START_GROUP = 3
+END_GROUP = 4
+FIXED32 = 5
+
+KEY = 1
+VALUE = 2
+"""Fields of a map entry, and of every message that is one in all but name (KeyValue, HugepageLimit)."""
+
+_FIXED_BYTES = {FIXED32: 4, FIXED64: 8}
+_VARINT_BYTES = 10
+_UINT64 = 2**64 - 1
+_MAX_TAG = 2**32 - 1
+
+_T = TypeVar("_T", int, bytes)
+
+
+class Field(NamedTuple):
+    """Where one field stands: tag from ``start``, value from ``value_start`` (behind a length), up to ``end``."""
+
+    number: int
+    wire_type: int
+    start: int
+    value_start: int
+    end: int
+
+
+Patch = tuple[int, int, bytes]
+"""Start, end, and what stands there instead."""
+
+Edit = Callable[[bytes, int, Sequence[Field]], Iterator[Patch]]
+"""Makes the patches of one field from the message, the field's number and all its occurrences in order."""
+
+
+def fields(message: bytes) -> Iterator[Field]:
+    """Yield the fields of a message in the order in which they stand; a group is one field.
+
+    Raises WireError where the bytes are no protobuf.
+    """
+    at = 0
+    while at < len(message):
+        number, wire_type, behind_tag = _tag(message, at)
+        value_start, end = _span(message, number, wire_type, behind_tag)
+        yield Field(number, wire_type, at, value_start, end)
+        at = end
+
+
+def varint(value: int) -> bytes:
+    """Encode an integer of 64 bits; a negative one is its two's complement and takes 10 bytes."""
+    rest = value & _UINT64
+    encoded = bytearray()
+    while rest > 0x7F:
+        encoded.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
+
+
+def rewrite(message: bytes, edits: Mapping[int, Edit]) -> bytes:
+    """Return the message with the edit of each field number applied; the same object if nothing changes.
+
+    Raises WireError if the message, or a message inside that an edit has to look into, is malformed.
+    """
+    found: dict[int, list[Field]] = {number: [] for number in edits}
+    for field in fields(message):
+        if field.number in found:
+            found[field.number].append(field)
+    patches = [patch for number, edit in edits.items() for patch in edit(message, number, found[number])]
+    return _patched(message, patches) if patches else message
+
+
+def varint_field(value: int) -> Edit:
+    """Set an int64, uint64 or bool; 0 removes the field, as proto3 has no other way to write it."""
+    return _scalar(VARINT, value & _UINT64, 0, _varint_value, varint(value))
+
+
+def string_field(value: str) -> Edit:
+    """Set a string, or a bytes field to the UTF-8 of a text; an empty text removes the field."""
+    encoded = value.encode()
+    return _scalar(LENGTH_DELIMITED, encoded, b"", _payload, varint(len(encoded)) + encoded)
+
+
+def message_field(edits: Mapping[int, Edit]) -> Edit:
+    """Edit a singular message. One that occurs twice is the merge of its parts: they are joined at the last place."""
+
+    def edit(message: bytes, number: int, found: Sequence[Field]) -> Iterator[Patch]:
+        parts = _of_type(found, LENGTH_DELIMITED)
+        payload = b"".join(_payload(message, part) for part in parts)
+        edited = rewrite(payload, edits)
+        if edited is not payload:
+            yield from ((part.start, part.end, b"") for part in parts[:-1])
+            yield _place(message, parts, _length_delimited(number, edited))
+
+    return edit
+
+
+def entries_field(values: Mapping[str, Edit]) -> Edit:
+    """Edit the value of entries of a map, or of a repeated message whose field 1 is a text that names the element.
+
+    Of entries with one key the last is the one that counts and is edited. A new entry goes behind the last one of the
+    field, new ones in the order of their keys.
+    """
+
+    def edit(message: bytes, number: int, found: Sequence[Field]) -> Iterator[Patch]:
+        entries = _of_type(found, LENGTH_DELIMITED)
+        added = b""
+        for key in sorted(values):
+            entry = _last_of(message, entries, key.encode())
+            if entry is None:
+                added += _length_delimited(number, rewrite(b"", {KEY: string_field(key), VALUE: values[key]}))
+                continue
+            payload = _payload(message, entry)
+            edited = rewrite(payload, {VALUE: values[key]})
+            if edited is not payload:
+                yield entry.start, entry.end, _length_delimited(number, edited)
+        if added:
+            at = entries[-1].end if entries else len(message)
+            yield at, at, added
+
+    return edit
+
+
+def _scalar(wire_type: int, wanted: _T, default: _T, read: Callable[[bytes, Field], _T], encoded: bytes) -> Edit:
+    """Set a singular scalar: of several occurrences the last one counts, so it alone is replaced."""
+
+    def edit(message: bytes, number: int, found: Sequence[Field]) -> Iterator[Patch]:
+        same = _of_type(found, wire_type)
+        current = read(message, same[-1]) if same else default
+        if current == wanted:
+            return
+        if wanted == default:
+            yield from ((field.start, field.end, b"") for field in same)
+            return
+        yield _place(message, same, varint(number << 3 | wire_type) + encoded)
+
+    return edit
+
+
+def _of_type(found: Sequence[Field], wire_type: int) -> list[Field]:
+    """Leave out what came in another wire type: a parser takes that for an unknown field."""
+    return [field for field in found if field.wire_type == wire_type]
+
+
+def _place(message: bytes, found: Sequence[Field], field: bytes) -> Patch:
+    """Put a field in the place of its last occurrence, or at the end of the message."""
+    return (found[-1].start, found[-1].end, field) if found else (len(message), len(message), field)
+
+
+def _patched(message: bytes, patches: list[Patch]) -> bytes:
+    parts: list[bytes] = []
+    at = 0
+    for start, end, replacement in sorted(patches, key=lambda patch: patch[:2]):
+        parts += message[at:start], replacement
+        at = end
+    parts.append(message[at:])
+    return b"".join(parts)
+
+
+def _last_of(message: bytes, entries: Sequence[Field], key: bytes) -> Field | None:
+    """Find the last entry with a key; most are ruled out without parsing them, as their bytes do not hold it."""
+    for entry in reversed(entries):
+        if message.find(key, entry.value_start, entry.end) >= 0 and _key(_payload(message, entry)) == key:
+            return entry
+    return None
+
+
+def _key(entry: bytes) -> bytes:
+    """Read the key of an entry: the last one, or "" if it has none."""
+    key = b""
+    for field in fields(entry):
+        if field.number == KEY and field.wire_type == LENGTH_DELIMITED:
+            key = _payload(entry, field)
+    return key
+
+
+def _payload(message: bytes, field: Field) -> bytes:
+    return message[field.value_start : field.end]
+
+
+def _varint_value(message: bytes, field: Field) -> int:
+    return _varint_at(message, field.value_start)[0]
+
+
+def _length_delimited(number: int, payload: bytes) -> bytes:
+    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(payload)) + payload
+
+
+def _tag(message: bytes, at: int) -> tuple[int, int, int]:
+    """Return field number, wire type and the place behind a tag."""
+    tag, behind = _varint_at(message, at)
+    if not 8 <= tag <= _MAX_TAG:
+        raise WireError("protobuf field number out of range")
+    return tag >> 3, tag & 7, behind
+
+
+def _span(message: bytes, number: int, wire_type: int, at: int) -> tuple[int, int]:
+    """Return where the value that starts behind a tag begins and ends."""
+    if wire_type == VARINT:
+        return at, _varint_at(message, at)[1]
+    if wire_type == START_GROUP:
+        return at, _group_end(message, number, at)
+    length = _FIXED_BYTES.get(wire_type)
+    if wire_type == LENGTH_DELIMITED:
+        length, at = _varint_at(message, at)
+    if length is None:
+        raise WireError("protobuf field of a wire type that is none, or the end of a group that did not start")
+    if at + length > len(message):
+        raise WireError("protobuf field that is cut short")
+    return at, at + length
+
+
+def _group_end(message: bytes, number: int, at: int) -> int:
+    """Return the place behind the end of the group whose start is just before ``at``."""
+    open_groups = [number]
+    while open_groups:
+        inner, wire_type, at = _tag(message, at)
+        if wire_type == START_GROUP:
+            open_groups.append(inner)
+        elif wire_type != END_GROUP:
+            at = _span(message, inner, wire_type, at)[1]
+        elif open_groups.pop() != inner:
+            raise WireError("protobuf group that ends under another number")
+    return at
+
+
+def _varint_at(message: bytes, at: int) -> tuple[int, int]:
+    """Return the value of the varint at a place, and the place behind it; bits above 64 are dropped."""
+    if at < len(message) and message[at] < 0x80:
+        return message[at], at + 1  # nearly all of them
+    value = 0
+    for index, byte in enumerate(message[at : at + _VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value & _UINT64, at + index + 1
+    raise WireError("protobuf varint that is cut short or longer than 10 bytes")

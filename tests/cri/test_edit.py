@@ -1,0 +1,342 @@
+"""Tests of editing CRI requests: the parser says what changed, the bytes say that nothing else did."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.call import Unreadable
+from runtimeproxy.cri import edit, translate
+from runtimeproxy.errors import WireError
+from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, ContainerInfo, PodInfo, Resources, ResourceValue, overlay
+from tests.fakes import cri_pb2
+
+ALL_RESOURCES: dict[str, ResourceValue] = {
+    "cpu_period": 50000,
+    "cpu_quota": -1,
+    "cpu_shares": 512,
+    "memory_limit_in_bytes": 2**33,
+    "oom_score_adj": -998,
+    "cpuset_cpus": "2-3",
+    "cpuset_mems": "1",
+    "hugepage_limits": {"2MB": 2**63, "1GB": 0},
+    "unified": {"cpu.idle": "1", "": ""},
+    "memory_swap_limit_in_bytes": -1,
+}
+UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
+"""Bytes that are not UTF-8, a group, and a field with a long length: no message has them."""
+
+TEXTS = st.text(max_size=3)
+MAPS = st.dictionaries(TEXTS, TEXTS, max_size=2)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+RESOURCE_CHANGES: st.SearchStrategy[dict[str, ResourceValue]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "cpu_quota": INT64,
+        "oom_score_adj": INT64,
+        "cpuset_cpus": TEXTS,
+        "hugepage_limits": st.dictionaries(TEXTS, st.integers(0, 2**64 - 1), min_size=1, max_size=2),
+        "unified": st.dictionaries(TEXTS, TEXTS, min_size=1, max_size=2),
+    },
+)
+ADJUSTMENTS = st.builds(
+    Adjustment,
+    labels=MAPS,
+    annotations=MAPS,
+    envs=MAPS,
+    cgroup_parent=st.none() | TEXTS,
+    resources=RESOURCE_CHANGES,
+)
+
+
+def wire_resources(values: Mapping[str, ResourceValue]) -> cri_pb2.LinuxContainerResources:
+    limits = values.get("hugepage_limits", {})
+    assert isinstance(limits, Mapping)
+    plain = {name: value for name, value in values.items() if name != "hugepage_limits"}
+    entries = [cri_pb2.HugepageLimit(page_size=size, limit=int(limit)) for size, limit in limits.items()]
+    return cri_pb2.LinuxContainerResources(hugepage_limits=entries, **plain)  # type: ignore[arg-type]
+
+
+RESOURCES = RESOURCE_CHANGES.map(wire_resources)
+
+
+def encoded(message: Message, unknown: bool) -> bytes:
+    """Serialize, in a map order that a test can repeat."""
+    return message.SerializeToString(deterministic=True) + UNKNOWN * unknown
+
+
+@st.composite
+def pod_configs(draw: st.DrawFn) -> cri_pb2.PodSandboxConfig:
+    config = cri_pb2.PodSandboxConfig(hostname=draw(TEXTS), labels=draw(MAPS), annotations=draw(MAPS))
+    if draw(st.booleans()):
+        config.linux.SetInParent()
+        config.linux.cgroup_parent = draw(TEXTS)
+        config.linux.sysctls.update(draw(MAPS))
+        if draw(st.booleans()):
+            config.linux.resources.CopyFrom(draw(RESOURCES))
+    config.MergeFromString(UNKNOWN * draw(st.integers(0, 1)))
+    return config
+
+
+@st.composite
+def create_requests(draw: st.DrawFn) -> bytes:
+    config = cri_pb2.ContainerConfig(working_dir=draw(TEXTS), labels=draw(MAPS), annotations=draw(MAPS))
+    for key, value in draw(st.lists(st.tuples(st.sampled_from(["", "A", "B"]), st.binary(max_size=2)), max_size=4)):
+        config.envs.add(key=key, value=value)
+    if draw(st.booleans()):
+        config.linux.resources.CopyFrom(draw(RESOURCES))
+    config.MergeFromString(UNKNOWN * draw(st.integers(0, 1)))
+    request = cri_pb2.CreateContainerRequest(pod_sandbox_id="p1", config=config, sandbox_config=draw(pod_configs()))
+    return encoded(request, draw(st.booleans()))
+
+
+# ---- nothing to change
+
+ECHO = Adjustment(
+    labels={"l": "1"},
+    annotations={"a": "1"},
+    envs={"E": "1"},
+    cgroup_parent="/p",
+    resources={"cpu_quota": -1, "cpuset_cpus": "0", "unified": {"u": "1"}, "hugepage_limits": {"2MB": 1}},
+)
+
+
+@pytest.mark.parametrize(
+    "adjustment", [NO_ADJUSTMENT, Adjustment(resources={"cpu_shares": 0, "cpuset_mems": ""}), ECHO]
+)
+def test_no_change_is_the_same_object(adjustment: Adjustment) -> None:
+    resources = wire_resources(ECHO.resources)
+    pod_config = cri_pb2.PodSandboxConfig(
+        labels={"l": "1"},
+        annotations={"a": "1"},
+        linux=cri_pb2.LinuxPodSandboxConfig(cgroup_parent="/p", resources=resources),
+    )
+    config = cri_pb2.ContainerConfig(
+        envs=[cri_pb2.KeyValue(key="E", value=b"0"), cri_pb2.KeyValue(key="E", value=b"1")],
+        annotations={"a": "1"},
+        linux=cri_pb2.LinuxContainerConfig(resources=resources),
+    )
+    pod = cri_pb2.RunPodSandboxRequest(config=pod_config).SerializeToString() + UNKNOWN
+    assert edit.edit_pod(pod, adjustment) is pod
+    create = cri_pb2.CreateContainerRequest(pod_sandbox_id="p", config=config, sandbox_config=pod_config)
+    message = create.SerializeToString() + UNKNOWN
+    for parent in (None, "/p"):
+        assert edit.edit_container(message, adjustment, parent) is message
+    update = cri_pb2.UpdateContainerResourcesRequest(container_id="c", linux=resources, annotations={"a": "1"})
+    message = update.SerializeToString() + UNKNOWN
+    assert edit.edit_update(message, adjustment.resources, adjustment.annotations) is message
+
+
+def test_without_edits_the_message_is_not_even_walked_through() -> None:
+    broken = b"\xff"
+    assert edit.edit_pod(broken, NO_ADJUSTMENT) is broken
+    assert edit.edit_container(broken, NO_ADJUSTMENT, None) is broken
+    assert edit.edit_update(broken, {}, {}) is broken
+
+
+# ---- each change, by hand
+
+
+def test_pod() -> None:
+    request = cri_pb2.RunPodSandboxRequest(
+        config=cri_pb2.PodSandboxConfig(hostname="h", labels={"l": "1"}), runtime_handler="kata"
+    )
+    adjustment = Adjustment(
+        labels={"l": "2"}, annotations={"a": "3"}, envs={"E": "no"}, cgroup_parent="/x", resources=ALL_RESOURCES
+    )
+    after = cri_pb2.RunPodSandboxRequest.FromString(edit.edit_pod(request.SerializeToString(), adjustment))
+    request.config.labels["l"] = "2"
+    request.config.annotations["a"] = "3"
+    request.config.linux.cgroup_parent = "/x"
+    request.config.linux.resources.CopyFrom(wire_resources({**ALL_RESOURCES, "hugepage_limits": {}}))
+    for size, limit in (("1GB", 0), ("2MB", 2**63)):
+        request.config.linux.resources.hugepage_limits.add(page_size=size, limit=limit)
+    assert after == request
+
+
+def test_envs_keep_their_order_their_duplicates_and_their_bytes() -> None:
+    envs = [("A", b"1"), ("B", b"\xff"), ("A", b"2"), ("C", b"3")]
+    config = cri_pb2.ContainerConfig(envs=[cri_pb2.KeyValue(key=key, value=value) for key, value in envs])
+    request = cri_pb2.CreateContainerRequest(pod_sandbox_id="p", config=config)
+    adjustment = Adjustment(envs={"Z": "9", "A": "new", "Y": ""}, labels={"no": "no"}, cgroup_parent="/not/this")
+    after = cri_pb2.CreateContainerRequest.FromString(
+        edit.edit_container(request.SerializeToString(), adjustment, None)
+    )
+    assert [(env.key, env.value) for env in after.config.envs] == [
+        ("A", b"1"),
+        ("B", b"\xff"),
+        ("A", b"new"),
+        ("C", b"3"),
+        ("Y", b""),
+        ("Z", b"9"),
+    ]
+    assert not after.HasField("sandbox_config")
+    assert not after.config.HasField("linux")
+
+
+@pytest.mark.parametrize(("before", "wanted"), [("", "/x"), ("/y", "/x"), ("/y", "")])
+def test_cgroup_parent_of_a_container_goes_to_its_pods_config(before: str, wanted: str) -> None:
+    request = cri_pb2.CreateContainerRequest(pod_sandbox_id="p", config=cri_pb2.ContainerConfig(working_dir="/"))
+    if before:
+        request.sandbox_config.linux.cgroup_parent = before
+    after = edit.edit_container(request.SerializeToString(), NO_ADJUSTMENT, wanted)
+    request.sandbox_config.linux.cgroup_parent = wanted
+    assert cri_pb2.CreateContainerRequest.FromString(after) == request
+
+
+def test_update() -> None:
+    request = cri_pb2.UpdateContainerResourcesRequest(container_id="c1")
+    request.linux.cpu_shares = 2
+    request.linux.cpuset_cpus = "0-3"
+    after = edit.edit_update(request.SerializeToString(), {"cpuset_cpus": "", "cpu_quota": -1}, {"a": "b"})
+    request.linux.cpuset_cpus = ""
+    request.linux.cpu_quota = -1
+    request.annotations["a"] = "b"
+    assert cri_pb2.UpdateContainerResourcesRequest.FromString(after) == request
+
+
+@pytest.mark.parametrize(
+    ("changes", "base", "expected"),
+    [
+        ({}, None, None),
+        ({}, Resources(cpu_shares=2), None),
+        ({"cpu_quota": -1}, None, Resources(cpu_quota=-1)),
+        ({"cpuset_cpus": "1"}, Resources(cpu_shares=2, cpuset_cpus="0"), Resources(cpuset_cpus="1")),
+        (
+            {"unified": {"a": "2"}, "hugepage_limits": {"2MB": 5}},
+            Resources(cpu_shares=2, unified={"a": "1", "b": "1"}, hugepage_limits={"1GB": 1}),
+            Resources(unified={"a": "2", "b": "1"}, hugepage_limits={"1GB": 1, "2MB": 5}),
+        ),
+        (ALL_RESOURCES, None, overlay(None, ALL_RESOURCES)),
+    ],
+)
+def test_update_request(changes: dict[str, ResourceValue], base: Resources | None, expected: Resources | None) -> None:
+    assert translate.read_update(edit.update_request("c1", changes, base)) == ("c1", expected, {})
+
+
+# ---- any request, any change
+
+
+def texts(before: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    return {**before, **changes}
+
+
+def adjusted(resources: Resources | None, adjustment: Adjustment) -> Resources:
+    """Tell what resources mean after a change; unset and set to nothing mean the same."""
+    return overlay(resources, adjustment.resources) or Resources()
+
+
+@settings(deadline=None)
+@given(pod_configs(), ADJUSTMENTS, st.booleans())
+def test_an_edited_pod_is_the_pod_with_the_changes(
+    config: cri_pb2.PodSandboxConfig, adjustment: Adjustment, unknown: bool
+) -> None:
+    message = encoded(cri_pb2.RunPodSandboxRequest(config=config, runtime_handler="kata"), unknown)
+    before, result = translate.read_pod(message), edit.edit_pod(message, adjustment)
+    after = translate.read_pod(result)
+    assert replace(after, resources=after.resources or Resources()) == replace(
+        before,
+        labels=texts(before.labels, adjustment.labels),
+        annotations=texts(before.annotations, adjustment.annotations),
+        cgroup_parent=before.cgroup_parent if adjustment.cgroup_parent is None else adjustment.cgroup_parent,
+        resources=adjusted(before.resources, adjustment),
+    )
+    assert pod_rest(cri_pb2.RunPodSandboxRequest.FromString(result)) == pod_rest(
+        cri_pb2.RunPodSandboxRequest.FromString(message)
+    )
+    assert edit.edit_pod(result, adjustment) is result
+
+
+def pod_rest(request: cri_pb2.RunPodSandboxRequest) -> bytes:
+    """Return what no adjustment touches, unknown fields included."""
+    clear_pod(request.config)
+    return request.SerializeToString(deterministic=True)
+
+
+def clear_pod(config: cri_pb2.PodSandboxConfig) -> None:
+    config.labels.clear()
+    config.annotations.clear()
+    config.linux.ClearField("cgroup_parent")
+    config.linux.ClearField("resources")
+
+
+@settings(deadline=None)
+@given(create_requests(), ADJUSTMENTS)
+def test_an_edited_container_is_the_container_with_the_changes(message: bytes, adjustment: Adjustment) -> None:
+    (container, pod), parent = translate.read_container(message), adjustment.cgroup_parent
+    result = edit.edit_container(message, adjustment, parent)
+    after, pod_after = translate.read_container(result)
+    assert replace(after, resources=after.resources or Resources()) == replace(
+        container,
+        annotations=texts(container.annotations, adjustment.annotations),
+        envs=texts(container.envs, adjustment.envs),
+        resources=adjusted(container.resources, adjustment),
+    )
+    assert pod_after == (pod if parent is None else replace(pod, cgroup_parent=parent))
+    assert create_rest(result) == create_rest(message)
+    assert edit.edit_container(result, adjustment, parent) is result
+
+
+def create_rest(message: bytes) -> bytes:
+    request = cri_pb2.CreateContainerRequest.FromString(message)
+    request.config.ClearField("envs")
+    request.config.annotations.clear()
+    request.config.linux.ClearField("resources")
+    request.sandbox_config.linux.ClearField("cgroup_parent")
+    return request.SerializeToString(deterministic=True)
+
+
+def echo(subject: PodInfo | ContainerInfo) -> Adjustment:
+    """Return an adjustment that sets everything to what it is."""
+    resources = subject.resources or Resources()
+    return Adjustment(
+        labels=getattr(subject, "labels", {}),
+        annotations=subject.annotations,
+        envs=getattr(subject, "envs", {}),
+        cgroup_parent=subject.cgroup_parent,
+        resources={name: getattr(resources, name) for name in translate.RESOURCE_TABLE},
+    )
+
+
+@settings(deadline=None)
+@given(create_requests())
+def test_an_echo_is_no_change(message: bytes) -> None:
+    container, pod = translate.read_container(message)
+    assert edit.edit_container(message, echo(container), pod.cgroup_parent) is message
+    request = cri_pb2.CreateContainerRequest.FromString(message)
+    run = cri_pb2.RunPodSandboxRequest(config=request.sandbox_config).SerializeToString()
+    assert edit.edit_pod(run, echo(translate.read_pod(run))) is run
+
+
+EVERYTHING = Adjustment(
+    labels={"l": "1"}, annotations={"a": "1"}, envs={"E": "1"}, cgroup_parent="/x", resources=ALL_RESOURCES
+)
+EDITS: list[tuple[Callable[[bytes], object], Callable[[bytes], bytes]]] = [
+    (translate.read_pod, lambda message: edit.edit_pod(message, EVERYTHING)),
+    (translate.read_container, lambda message: edit.edit_container(message, EVERYTHING, "/x")),
+    (translate.read_update, lambda message: edit.edit_update(message, ALL_RESOURCES, {"a": "1"})),
+]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(EDITS), st.binary(max_size=40), st.sampled_from([b"", b"\x0a\x01p", b"\x0a\x01p\x12\x00"]))
+def test_arbitrary_bytes_are_edited_or_refused(
+    case: tuple[Callable[[bytes], object], Callable[[bytes], bytes]], tail: bytes, head: bytes
+) -> None:
+    read, change = case
+    message = head + tail
+    try:
+        read(message)
+    except Unreadable:
+        return
+    try:
+        result = change(message)
+    except WireError as error:
+        refused = str(error)
+    else:
+        refused = ""
+        assert change(result) is result
+    assert not refused or "out of range" in refused  # field number 0, which upb takes and Go refuses

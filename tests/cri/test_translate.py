@@ -1,0 +1,208 @@
+"""Tests of reading CRI requests. They are made from the fakes' wider messages: what is not read must not matter."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.call import Unreadable
+from runtimeproxy.cri import api_pb2, translate
+from runtimeproxy.model import RESOURCE_FIELDS, ContainerInfo, PodInfo, Resources
+from tests.fakes import cri_pb2
+
+READERS = (
+    translate.read_pod,
+    translate.read_container,
+    translate.read_id,
+    translate.read_update,
+    translate.read_pod_update,
+)
+
+WIRE_RESOURCES = cri_pb2.LinuxContainerResources(
+    cpu_period=100000,
+    cpu_quota=-1,
+    cpu_shares=2,
+    memory_limit_in_bytes=2**40,
+    oom_score_adj=-997,
+    cpuset_cpus="0-3",
+    cpuset_mems="0",
+    hugepage_limits=[
+        cri_pb2.HugepageLimit(page_size="2MB", limit=1),
+        cri_pb2.HugepageLimit(page_size="1GB"),
+        cri_pb2.HugepageLimit(page_size="2MB", limit=2**64 - 1),
+    ],
+    unified={"memory.high": "max"},
+    memory_swap_limit_in_bytes=-1,
+)
+RESOURCES = Resources(
+    cpu_period=100000,
+    cpu_quota=-1,
+    cpu_shares=2,
+    memory_limit_in_bytes=2**40,
+    oom_score_adj=-997,
+    cpuset_cpus="0-3",
+    cpuset_mems="0",
+    hugepage_limits={"2MB": 2**64 - 1, "1GB": 0},
+    unified={"memory.high": "max"},
+    memory_swap_limit_in_bytes=-1,
+)
+POD_CONFIG = cri_pb2.PodSandboxConfig(
+    metadata=cri_pb2.PodSandboxMetadata(name="web", uid="u-1", namespace="shop", attempt=3),
+    hostname="web-0",
+    labels={"qos": "BE"},
+    annotations={"note": "é"},
+    linux=cri_pb2.LinuxPodSandboxConfig(
+        cgroup_parent="/kubepods/burstable/pod1",
+        sysctls={"net.ipv4.ip_forward": "1"},
+        overhead=cri_pb2.LinuxContainerResources(cpu_quota=5),
+        resources=WIRE_RESOURCES,
+    ),
+)
+POD = PodInfo(
+    name="web",
+    uid="u-1",
+    namespace="shop",
+    attempt=3,
+    runtime_handler="kata",
+    labels={"qos": "BE"},
+    annotations={"note": "é"},
+    cgroup_parent="/kubepods/burstable/pod1",
+    overhead=Resources(cpu_quota=5),
+    resources=RESOURCES,
+)
+
+
+def test_the_table_is_the_protocols_and_the_models() -> None:
+    declared = {field.name: field.number for field in api_pb2.LinuxContainerResources.DESCRIPTOR.fields}
+    assert declared == {name: number for name, (number, _) in translate.RESOURCE_TABLE.items()}
+    assert tuple(translate.RESOURCE_TABLE) == RESOURCE_FIELDS
+
+
+@pytest.mark.parametrize("name", sorted({*api_pb2.DESCRIPTOR.message_types_by_name} - {"Identified", "KeyValue"}))
+def test_declared_fields_have_the_numbers_and_types_of_the_fakes(name: str) -> None:
+    wide = getattr(cri_pb2, name).DESCRIPTOR.fields_by_name
+    for field in getattr(api_pb2, name).DESCRIPTOR.fields:
+        other = wide[field.name]
+        assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated)
+
+
+def test_pod() -> None:
+    request = cri_pb2.RunPodSandboxRequest(config=POD_CONFIG, runtime_handler="kata")
+    assert translate.read_pod(request.SerializeToString()) == POD
+
+
+def test_pod_with_nothing_set() -> None:
+    request = cri_pb2.RunPodSandboxRequest(config=cri_pb2.PodSandboxConfig())
+    assert translate.read_pod(request.SerializeToString()) == PodInfo()
+
+
+def test_container() -> None:
+    request = cri_pb2.CreateContainerRequest(
+        pod_sandbox_id="p1",
+        config=cri_pb2.ContainerConfig(
+            metadata=cri_pb2.ContainerMetadata(name="main", attempt=2),
+            envs=[
+                cri_pb2.KeyValue(key="A", value=b"1"),
+                cri_pb2.KeyValue(key="B", value=b"\xff"),
+                cri_pb2.KeyValue(key="A", value=b"2"),
+                cri_pb2.KeyValue(key="C"),
+                cri_pb2.KeyValue(key="B2", value=b"kept"),
+                cri_pb2.KeyValue(key="B2", value=b"\xff"),
+            ],
+            labels={"l": "not read"},
+            annotations={"a": "b"},
+            linux=cri_pb2.LinuxContainerConfig(resources=WIRE_RESOURCES),
+        ),
+        sandbox_config=POD_CONFIG,
+    )
+    container, pod = translate.read_container(request.SerializeToString())
+    assert container == ContainerInfo(
+        pod_id="p1",
+        name="main",
+        attempt=2,
+        annotations={"a": "b"},
+        resources=RESOURCES,
+        envs={"A": "2", "C": ""},
+    )
+    assert (pod.id, pod.name, pod.runtime_handler, pod.resources) == ("p1", "web", "", RESOURCES)
+
+
+def test_env_whose_key_is_not_utf8_is_left_out() -> None:
+    config = b"\x32\x05\x0a\x01\xff\x12\x00" + b"\x32\x06\x0a\x01A\x12\x011"
+    container, _ = translate.read_container(b"\x0a\x01p\x12" + bytes((len(config),)) + config)
+    assert container.envs == {"A": "1"}
+
+
+def test_container_without_linux_and_without_its_pods_config() -> None:
+    request = cri_pb2.CreateContainerRequest(pod_sandbox_id="p1", config=cri_pb2.ContainerConfig())
+    assert translate.read_container(request.SerializeToString()) == (ContainerInfo(pod_id="p1"), PodInfo(id="p1"))
+
+
+def test_what_is_not_read_need_not_be_text() -> None:
+    message = b"\x0a\x01p\x12\x05\x2a\x01\xff\x70\x01\xf2\x0f\x02\xff\xfe"  # working_dir and an unknown field
+    assert translate.read_container(message)[0] == ContainerInfo(pod_id="p")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        cri_pb2.StopPodSandboxRequest(pod_sandbox_id="x1"),
+        cri_pb2.StopContainerRequest(container_id="x1", timeout=30),
+        cri_pb2.RunPodSandboxResponse(pod_sandbox_id="x1"),
+        cri_pb2.CreateContainerResponse(container_id="x1"),
+    ],
+)
+def test_id(message: Message) -> None:
+    assert translate.read_id(message.SerializeToString()) == "x1"
+
+
+def test_update() -> None:
+    request = cri_pb2.UpdateContainerResourcesRequest(container_id="c1", linux=WIRE_RESOURCES, annotations={"a": "b"})
+    assert translate.read_update(request.SerializeToString()) == ("c1", RESOURCES, {"a": "b"})
+    bare = cri_pb2.UpdateContainerResourcesRequest(container_id="c1")
+    assert translate.read_update(bare.SerializeToString()) == ("c1", None, {})
+
+
+def test_pod_update() -> None:
+    request = cri_pb2.UpdatePodSandboxResourcesRequest(
+        pod_sandbox_id="p1", overhead=cri_pb2.LinuxContainerResources(cpu_shares=2), resources=WIRE_RESOURCES
+    )
+    expected = ("p1", Resources(cpu_shares=2), RESOURCES)
+    assert translate.read_pod_update(request.SerializeToString()) == expected
+    bare = cri_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p1")
+    assert translate.read_pod_update(bare.SerializeToString()) == ("p1", None, None)
+
+
+@pytest.mark.parametrize(
+    ("read", "message", "problem"),
+    [
+        (translate.read_pod, b"", "without a config"),
+        (translate.read_pod, b"\x12\x04kata", "without a config"),
+        (translate.read_container, b"\x0a\x01p", "without"),
+        (translate.read_container, b"\x12\x00", "without"),
+        (translate.read_id, b"", "without an id"),
+        (translate.read_id, b"\x0a\x00", "without an id"),
+        (translate.read_update, b"\x12\x00", "without an id"),
+        (translate.read_pod_update, b"\x12\x00", "without an id"),
+        (translate.read_pod, b"\x0a\x05canary", "RunPodSandboxRequest with a broken field"),
+        (translate.read_container, b"\x0a\x07canary\xff", "CreateContainerRequest with a broken field"),
+        (translate.read_id, b"\x0a\x07canary\xff", "Identified with a broken field"),
+        (translate.read_update, b"\x12\x02\x08", "UpdateContainerResourcesRequest with a broken field"),
+        (translate.read_pod_update, b"\x12\x02\x08", "UpdatePodSandboxResourcesRequest with a broken field"),
+    ],
+)
+def test_unreadable(read: Callable[[bytes], object], message: bytes, problem: str) -> None:
+    with pytest.raises(Unreadable, match=problem) as raised:
+        read(message)
+    assert "canary" not in str(raised.value)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_are_read_or_unreadable(message: bytes) -> None:
+    for read in READERS:
+        with suppress(Unreadable):
+            read(message)

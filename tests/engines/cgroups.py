@@ -1,0 +1,147 @@
+"""The cgroup files of a container, seen from the host and from inside, on cgroup v1 and v2.
+
+Owns the table of settings and files, and the numbers that mean the same in both versions.
+Must not know: CRI.
+Invariant: values are given in CRI's terms (shares, microseconds, bytes, -1 for unlimited), whatever the files say.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+REMOVE_SECONDS = 5.0
+V1_UNLIMITED_BYTES = 1 << 62
+"""A v1 memory limit above this is the kernel's way to write "none"."""
+
+Value = int | str
+
+
+def _number(text: str) -> int:
+    return int(text)
+
+
+def _text(text: str) -> str:
+    return text.strip()
+
+
+def _bytes(text: str) -> int:
+    return -1 if text.strip() == "max" or int(text) > V1_UNLIMITED_BYTES else int(text)
+
+
+def _max_quota(text: str) -> int:
+    quota = text.split()[0]
+    return -1 if quota == "max" else int(quota)
+
+
+def _max_period(text: str) -> int:
+    return int(text.split()[1])
+
+
+def weight(shares: int) -> int:
+    """Return the cpu.weight that runc sets for CPU shares."""
+    return 1 + (shares - 2) * 9999 // 262142
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where one number of a container lies: v1 controller and file, v2 file, and how to read each."""
+
+    controller: str
+    v1_file: str
+    v2_file: str
+    v1: Callable[[str], Value] = _number
+    v2: Callable[[str], Value] = _number
+
+
+SETTINGS: dict[str, Setting] = {
+    "cpu_shares": Setting("cpu", "cpu.shares", "cpu.weight"),
+    "cpu_quota": Setting("cpu", "cpu.cfs_quota_us", "cpu.max", v2=_max_quota),
+    "cpu_period": Setting("cpu", "cpu.cfs_period_us", "cpu.max", v2=_max_period),
+    "memory_limit_in_bytes": Setting("memory", "memory.limit_in_bytes", "memory.max", _bytes, _bytes),
+    "cpuset_cpus": Setting("cpuset", "cpuset.cpus", "cpuset.cpus", _text, _text),
+    "cpuset_mems": Setting("cpuset", "cpuset.mems", "cpuset.mems", _text, _text),
+}
+
+
+def is_v2(root: Path = ROOT) -> bool:
+    """Tell whether the unified hierarchy is mounted at ``root``."""
+    return (root / "cgroup.controllers").exists()
+
+
+def expected(setting: str, value: Value, root: Path = ROOT) -> Value:
+    """Return what the file of a setting reads when CRI's ``value`` is in force."""
+    return weight(int(value)) if setting == "cpu_shares" and is_v2(root) else value
+
+
+def inside_file(setting: str, root: Path = ROOT) -> str:
+    """Name the file of a setting as a process in the container sees it."""
+    row = SETTINGS[setting]
+    return f"/sys/fs/cgroup/{row.v2_file}" if is_v2(root) else f"/sys/fs/cgroup/{row.controller}/{row.v1_file}"
+
+
+def parse(setting: str, content: str, root: Path = ROOT) -> Value:
+    """Read the content of a setting's file."""
+    row = SETTINGS[setting]
+    return (row.v2 if is_v2(root) else row.v1)(content)
+
+
+def directories(cgroup: str, root: Path = ROOT) -> Iterator[Path]:
+    """Yield the host's directories of a cgroup path: one on v2, one a controller on v1; those that exist."""
+    hierarchies = [root] if is_v2(root) else sorted(path for path in root.iterdir() if not path.is_symlink())
+    return (found for hierarchy in hierarchies if (found := hierarchy / cgroup.lstrip("/")).is_dir())
+
+
+def read(cgroup: str, setting: str, root: Path = ROOT) -> Value:
+    """Read a setting of a cgroup from the host.
+
+    Raises FileNotFoundError if the cgroup or the controller is not there.
+    """
+    row = SETTINGS[setting]
+    path = cgroup.lstrip("/")
+    file = root / path / row.v2_file if is_v2(root) else root / row.controller / path / row.v1_file
+    return parse(setting, file.read_text(), root)
+
+
+def processes(cgroup: str, root: Path = ROOT) -> set[int]:
+    """Return the ids of all processes in a cgroup and below it."""
+    found: set[int] = set()
+    for directory in directories(cgroup, root):
+        for below, _, files in os.walk(directory):
+            if "cgroup.procs" in files:
+                found.update(_pids(Path(below, "cgroup.procs")))
+    return found
+
+
+def _pids(file: Path) -> list[int]:
+    try:
+        return [int(pid) for pid in file.read_text().split()]
+    except OSError:
+        return []  # the cgroup went away meanwhile, and its processes with it
+
+
+def remove(cgroup: str, root: Path = ROOT) -> None:
+    """Remove a cgroup and all below it, deepest first; the processes must be gone.
+
+    Raises OSError if a cgroup stays busy.
+    """
+    for directory in directories(cgroup, root):
+        for below, _, _ in os.walk(directory, topdown=False):
+            _remove_empty(Path(below))
+
+
+def _remove_empty(directory: Path) -> None:
+    deadline = time.monotonic() + REMOVE_SECONDS
+    while True:
+        try:
+            directory.rmdir()
+            return
+        except FileNotFoundError:
+            return  # the runtime was faster
+        except OSError:
+            # The kernel keeps a cgroup busy for a moment after its last process.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)

@@ -1,0 +1,88 @@
+"""Images for the real engines, made of one static busybox and no registry.
+
+Owns the bytes of an image archive: the layout that `docker save` writes and `ctr images import` reads.
+Must not know: an engine.
+Invariant: the same busybox gives the same bytes, so an image keeps its id between runs.
+"""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+BUSYBOX_IMAGE = "docker.io/library/runtimeproxy-busybox:1"
+PAUSE_IMAGE = "docker.io/library/runtimeproxy-pause:1"
+IMAGES: Mapping[str, Sequence[str]] = {BUSYBOX_IMAGE: ["/bin/sh"], PAUSE_IMAGE: ["/bin/sleep", "2147483647"]}
+"""Image name -> the command that it runs by default."""
+
+APPLETS = ("sh", "cat", "cp", "echo", "env", "false", "grep", "head", "ls", "nc", "printf", "sleep", "true", "wc")
+DIRECTORIES = ("bin", "dev", "etc", "proc", "sys", "tmp")
+IMAGE_ENVIRONMENT = ["PATH=/bin"]
+
+
+def archive(busybox: Path) -> bytes:
+    """Return an archive with every image of ``IMAGES``, all of them on one layer of busybox.
+
+    ``busybox`` is a static binary; raises OSError if it cannot be read.
+    """
+    layer = _tree(busybox.read_bytes())
+    files = {"layer.tar": layer}
+    manifest = []
+    for name, command in IMAGES.items():
+        config = _config(command, layer)
+        path = hashlib.sha256(config).hexdigest() + ".json"
+        files[path] = config
+        manifest.append({"Config": path, "RepoTags": [name], "Layers": ["layer.tar"]})
+    files["manifest.json"] = json.dumps(manifest).encode()
+    return _tar([_file(path, content) for path, content in files.items()])
+
+
+def _tree(busybox: bytes) -> bytes:
+    directories = [_directory(name) for name in DIRECTORIES]
+    links = [_link(f"bin/{applet}", "busybox") for applet in APPLETS]
+    users = _file("etc/passwd", b"root:x:0:0:root:/:/bin/sh\n")
+    return _tar([*directories, _file("bin/busybox", busybox, mode=0o755), *links, users])
+
+
+def _config(command: Sequence[str], layer: bytes) -> bytes:
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Cmd": list(command), "Env": IMAGE_ENVIRONMENT},
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]},
+    }
+    return json.dumps(config).encode()
+
+
+Entry = tuple[tarfile.TarInfo, bytes]
+
+
+def _tar(entries: Sequence[Entry]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for info, content in entries:
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _file(path: str, content: bytes, mode: int = 0o644) -> Entry:
+    info = tarfile.TarInfo(path)
+    info.size = len(content)
+    info.mode = mode
+    return info, content
+
+
+def _directory(path: str) -> Entry:
+    info = tarfile.TarInfo(path)
+    info.type = tarfile.DIRTYPE
+    info.mode = 0o755
+    return info, b""
+
+
+def _link(path: str, target: str) -> Entry:
+    info = tarfile.TarInfo(path)
+    info.type = tarfile.SYMTYPE
+    info.linkname = target
+    return info, b""

@@ -1,0 +1,217 @@
+"""A relay of faults between two unix sockets: it delays, dribbles, stalls, cuts, half-closes, and keeps what passed.
+
+Owns the faults of each direction and the record of each connection.
+Must not know: what the bytes mean.
+Invariant: without a fault every byte and every half-close passes as it came.
+"""
+
+import asyncio
+import os
+import socket
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+READ_BYTES = 65536
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong in one direction; may be changed while connections are open.
+
+    ``cut_after_bytes`` counts a connection's bytes in this direction: that many pass, then the connection is dropped.
+    """
+
+    delay_seconds: float = 0.0
+    dribble: bool = False
+    cut_after_bytes: int | None = None
+    reading: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.reading.set()
+
+    def stop_reading(self) -> None:
+        """Take no more bytes from the sender, until ``resume_reading``."""
+        self.reading.clear()
+
+    def resume_reading(self) -> None:
+        """Take bytes again."""
+        self.reading.set()
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """A client's connection and its twin to the backend, with all bytes that passed each way."""
+
+    client: socket.socket
+    backend: socket.socket
+    to_backend: bytearray = field(default_factory=bytearray)
+    to_client: bytearray = field(default_factory=bytearray)
+    client_half_closed: bool = False
+    backend_half_closed: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        """Drop both sides at once; the peers see an end."""
+        if self.task is not None and not self.task.done():
+            # The shutdown is seen at once; the task closes the file descriptors, when nobody watches them any more.
+            self.client.shutdown(socket.SHUT_RDWR)
+            self.backend.shutdown(socket.SHUT_RDWR)
+            self.task.cancel()
+
+
+class FaultRelay:
+    """Listens on ``listen`` and relays to ``backend``; ``connections`` keeps the ended ones too, in order of accept."""
+
+    def __init__(self, listen: str, backend: str) -> None:
+        self.listen = listen
+        self.backend = backend
+        self.to_backend = Faults()
+        self.to_client = Faults()
+        self.connections: list[Connection] = []
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen on the socket."""
+        self._listener = _unix_socket()
+        self._listener.bind(self.listen)
+        self._listener.listen(128)
+        self._accepting = asyncio.create_task(self._accept(self._listener))
+
+    async def stop(self) -> None:
+        """Drop all connections and stop listening."""
+        await _end(self._accepting)
+        if self._listener is not None:
+            self._listener.close()
+            os.unlink(self.listen)
+            self._listener = None
+        self.cut()
+        for connection in self.connections:
+            await _end(connection.task)
+
+    def cut(self) -> None:
+        """Drop every open connection at once; the peers see an end."""
+        for connection in self.connections:
+            connection.close()
+
+    def reset(self) -> None:
+        """Close every open connection; a peer whose bytes are still unread here (``stop_reading``) gets ECONNRESET."""
+        for connection in self.connections:
+            if connection.task is not None:
+                connection.task.cancel()
+
+    def cut_clients_after(self, more_bytes: int) -> None:
+        """Drop each connection after so many bytes more toward the client than its busiest one got until now."""
+        sent = max((len(connection.to_client) for connection in self.connections), default=0)
+        self.to_client.cut_after_bytes = sent + more_bytes
+
+    def half_close_backend(self) -> None:
+        """Tell the backend that no more bytes come from any client."""
+        for connection in self.connections:
+            connection.backend.shutdown(socket.SHUT_WR)
+
+    def half_close_clients(self) -> None:
+        """Tell every client that no more bytes come from the backend."""
+        for connection in self.connections:
+            connection.client.shutdown(socket.SHUT_WR)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            client, _ = await loop.sock_accept(listener)
+            client.setblocking(False)
+            backend = _unix_socket()
+            try:
+                await loop.sock_connect(backend, self.backend)
+            except OSError:
+                client.close()  # nobody there: the client sees what it would see of the backend, an end
+                backend.close()
+                continue
+            connection = Connection(client, backend)
+            self.connections.append(connection)
+            connection.task = asyncio.create_task(self._relay(connection))
+
+    async def _relay(self, connection: Connection) -> None:
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._pump(connection, self.to_backend))
+                both.create_task(self._pump(connection, self.to_client))
+        except* OSError:
+            pass  # one side is gone: so is the other, below
+        finally:
+            connection.client.close()
+            connection.backend.close()
+
+    async def _pump(self, connection: Connection, faults: Faults) -> None:
+        forward = faults is self.to_backend
+        source, target = (connection.client, connection.backend)[:: 1 if forward else -1]
+        passed = connection.to_backend if forward else connection.to_client
+        while data := await self._read(source, faults):
+            await _write(target, data, faults, passed)
+            if faults.cut_after_bytes is not None and len(passed) >= faults.cut_after_bytes:
+                raise ConnectionAbortedError("cut as told")
+        if forward:
+            connection.client_half_closed = True
+        else:
+            connection.backend_half_closed = True
+        target.shutdown(socket.SHUT_WR)
+
+    async def _read(self, source: socket.socket, faults: Faults) -> bytes:
+        # Nothing is taken from the socket while reading is stopped: not even the bytes of a read that waited already.
+        await faults.reading.wait()
+        await _readable(source)
+        while not faults.reading.is_set():
+            await faults.reading.wait()
+            await _readable(source)
+        data = source.recv(READ_BYTES)
+        await asyncio.sleep(faults.delay_seconds)
+        return data
+
+
+async def _readable(source: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(source, _wake, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(source)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _write(target: socket.socket, data: bytes, faults: Faults, passed: bytearray) -> None:
+    if faults.cut_after_bytes is not None:
+        data = data[: max(0, faults.cut_after_bytes - len(passed))]
+    step = 1 if faults.dribble else max(1, len(data))
+    for start in range(0, len(data), step):
+        piece = data[start : start + step]
+        await asyncio.get_running_loop().sock_sendall(target, piece)
+        passed += piece
+        if faults.dribble:
+            await asyncio.sleep(0)  # let the reader take this byte alone
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _unix_socket() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.setblocking(False)
+    return made

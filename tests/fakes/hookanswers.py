@@ -1,0 +1,185 @@
+"""What the fake hook server may answer: well, or badly in every way that a hook server can.
+
+Owns one function a behaviour; each returns the ``Answer`` that is called with every hook call.
+Must not know: the server.
+Invariant: an answer is bytes on the wire, so a wrong one is as easy to give as a right one.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.hookpoints import HookPoint, SubjectKind
+
+Request = api_pb2.PodSandboxHookRequest | api_pb2.ContainerResourceHookRequest
+Response = api_pb2.PodSandboxHookResponse | api_pb2.ContainerResourceHookResponse
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+REQUESTS: dict[SubjectKind, type[Request]] = {
+    SubjectKind.POD: api_pb2.PodSandboxHookRequest,
+    SubjectKind.CONTAINER: api_pb2.ContainerResourceHookRequest,
+}
+RESPONSES: dict[SubjectKind, type[Response]] = {
+    SubjectKind.POD: api_pb2.PodSandboxHookResponse,
+    SubjectKind.CONTAINER: api_pb2.ContainerResourceHookResponse,
+}
+
+
+@dataclass(slots=True)
+class HookCall:
+    """One call as it came; ``deadline_seconds`` is what was left of the caller's, None if it gave none."""
+
+    point: HookPoint
+    message: bytes
+    metadata: Metadata
+    deadline_seconds: float | None
+    at: float
+    """Clock of ``time.monotonic``, in seconds."""
+    context: grpc.aio.ServicerContext[Any, Any]
+    cancelled: bool = False
+    """The caller went away, or its deadline passed, before the answer."""
+
+    @property
+    def request(self) -> Any:
+        """Return the parsed request message."""
+        return REQUESTS[self.point.subject].FromString(self.message)
+
+
+Answer = Callable[[HookCall], Awaitable[bytes]]
+
+
+def empty() -> Answer:
+    """Answer an empty message: nothing changes."""
+    return raw(b"")
+
+
+def raw(message: bytes) -> Answer:
+    """Answer these bytes."""
+
+    async def answer(call: HookCall) -> bytes:
+        return message
+
+    return answer
+
+
+def reply(message: Message) -> Answer:
+    """Answer this message."""
+    return raw(message.SerializeToString())
+
+
+def echo(change: Callable[[Any], None] = lambda response: None) -> Answer:
+    """Answer the request's own values, as koordlet does, after ``change`` was made to the response."""
+
+    async def answer(call: HookCall) -> bytes:
+        response = _echo(call)
+        change(response)
+        return response.SerializeToString()
+
+    return answer
+
+
+def koordlet(**resources: int | str) -> Answer:
+    """Answer as koordlet: the whole echo with some resource fields overwritten, "" among them.
+
+    Where the request has no resources message, one is made only if there is something to put in.
+    """
+
+    def overwrite(response: Any) -> None:
+        pod = isinstance(response, api_pb2.PodSandboxHookResponse)
+        target = response.resources if pod else response.container_resources
+        for name, value in resources.items():
+            setattr(target, name, value)
+
+    return echo(overwrite)
+
+
+def _echo(call: HookCall) -> Response:
+    request, response = call.request, RESPONSES[call.point.subject]()
+    for field, value in request.ListFields():
+        if field.name not in response.DESCRIPTOR.fields_by_name:
+            continue
+        if isinstance(value, Message):
+            getattr(response, field.name).CopyFrom(value)
+        elif field.is_repeated:
+            getattr(response, field.name).update(value)  # of the fields of these messages only maps repeat
+        else:
+            setattr(response, field.name, value)
+    return response
+
+
+def after(seconds: float, then: Answer | None = None) -> Answer:
+    """Answer late."""
+
+    async def answer(call: HookCall) -> bytes:
+        await asyncio.sleep(seconds)
+        return await (then or empty())(call)
+
+    return answer
+
+
+def hang() -> Answer:
+    """Never answer."""
+
+    async def answer(call: HookCall) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    return answer
+
+
+def status(code: grpc.StatusCode, text: str = "", trailing_metadata: Metadata = ()) -> Answer:
+    """Answer an error status; PERMISSION_DENIED is a refusal, UNIMPLEMENTED an old server."""
+
+    async def answer(call: HookCall) -> bytes:
+        await call.context.abort(code, text, trailing_metadata)
+        raise AssertionError("unreachable")
+
+    return answer
+
+
+def garbage() -> Answer:
+    """Answer bytes that are no message."""
+    return raw(b"\xff\xff\xff\xff garbage")
+
+
+def huge(size_bytes: int = 5 << 20) -> Answer:
+    """Answer a message with one annotation of this size."""
+
+    async def answer(call: HookCall) -> bytes:
+        response = _echo(call)
+        pod = isinstance(response, api_pb2.PodSandboxHookResponse)
+        annotations = response.annotations if pod else response.container_annotations  # type: ignore[union-attr]
+        annotations["huge"] = "x" * size_bytes
+        return response.SerializeToString()
+
+    return answer
+
+
+def exit_process() -> Answer:
+    """End the whole process in the middle of the call; only for a server in a process of its own."""
+
+    async def answer(call: HookCall) -> bytes:
+        os._exit(1)
+
+    return answer
+
+
+BY_NAME: dict[str, Callable[[], Answer]] = {
+    "empty": empty,
+    "echo": echo,
+    "koordlet": koordlet,
+    "hang": hang,
+    "garbage": garbage,
+    "huge": huge,
+    "refuse": lambda: status(grpc.StatusCode.PERMISSION_DENIED, "refused by the fake hook server"),
+    "fail": lambda: status(grpc.StatusCode.INTERNAL, "failed as told"),
+    "unimplemented": lambda: status(grpc.StatusCode.UNIMPLEMENTED, "no such hook"),
+    "exit": exit_process,
+}
+"""The behaviours that the command line can name."""

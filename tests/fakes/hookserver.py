@@ -1,0 +1,172 @@
+"""A fake hook server on a unix socket that records every call and misbehaves on command.
+
+Owns the server, the record of calls, and the choice of an answer by hook point.
+Must not know: the proxy, the registration file's readers.
+Invariant: requests and answers are raw bytes on the wire.
+
+Run alone: ``python -m tests.fakes.hookserver --socket PATH [--register-dir DIR] [--answer empty] [--delay SECONDS]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import uvloop
+
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
+from tests.fakes import hookanswers, registration
+from tests.fakes.faults import FaultRelay
+from tests.fakes.hookanswers import Answer, HookCall
+
+SERVICE = "/runtime.v1alpha1.RuntimeHookService/"
+MAX_MESSAGE_BYTES = 64 << 20
+_POINTS: Mapping[str, HookPoint] = {SERVICE + point.method: point for point in HOOK_POINTS}
+
+
+class HookServer:
+    """The server; ``answers`` maps hook point names to answers, all others get ``default``.
+
+    With ``faulty`` a fault relay listens in its place: ``faults`` delays, cuts and stalls what passes.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        answers: Mapping[str, Answer] | None = None,
+        *,
+        default: Answer | None = None,
+        faulty: bool = False,
+        keep_calls: bool = True,
+    ) -> None:
+        self.socket_path = socket_path
+        self.answers = dict(answers or {})
+        self.default = default or hookanswers.empty()
+        self.calls: list[HookCall] = []
+        self.faults = FaultRelay(socket_path, socket_path + ".inner") if faulty else None
+        self._keep_calls = keep_calls
+        self._called = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen on the socket."""
+        size = MAX_MESSAGE_BYTES
+        options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers((_Handlers(self),))
+        self._server.add_insecure_port(f"unix:{self.faults.backend if self.faults else self.socket_path}")
+        await self._server.start()
+        if self.faults is not None:
+            await self.faults.start()
+
+    async def stop(self) -> None:
+        """Stop at once; calls in flight end with an error."""
+        if self.faults is not None:
+            await self.faults.stop()
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    def on(self, point: str, answer: Answer) -> None:
+        """Choose the answer at a hook point, from now on."""
+        self.answers[BY_NAME[point].name] = answer
+
+    def calls_of(self, point: str) -> list[HookCall]:
+        """Return the calls of a hook point, in order."""
+        return [call for call in self.calls if call.point.name == point]
+
+    async def wait_for_calls(self, point: str, count: int = 1) -> list[HookCall]:
+        """Wait until a hook point was called ``count`` times; return its calls."""
+        async with self._called:
+            await self._called.wait_for(lambda: len(self.calls_of(point)) >= count)
+        return self.calls_of(point)
+
+    def crash_mid_answer(self, more_bytes: int = 20) -> Answer:
+        """Answer well, but drop the connection after so many more bytes toward the caller; needs ``faulty``."""
+        assert self.faults is not None, "only a server made with faulty=True can crash in the middle of an answer"
+        faults = self.faults
+
+        async def answer(call: HookCall) -> bytes:
+            faults.cut_clients_after(more_bytes)
+            return await hookanswers.echo()(call)
+
+        return answer
+
+    async def answer(self, call: HookCall) -> bytes:
+        """Record a call and answer it."""
+        async with self._called:
+            if self._keep_calls:
+                self.calls.append(call)
+            self._called.notify_all()
+        try:
+            return await self.answers.get(call.point.name, self.default)(call)
+        except asyncio.CancelledError:
+            call.cancelled = True
+            raise
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Finds the hook point of a path; other paths are UNIMPLEMENTED."""
+
+    def __init__(self, server: HookServer) -> None:
+        self._server = server
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        point = _POINTS.get(details.method)
+        return None if point is None else grpc.unary_unary_rpc_method_handler(self._hook(point))
+
+    def _hook(self, point: HookPoint) -> Any:
+        async def hook(message: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+            metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
+            call = HookCall(point, message, metadata, context.time_remaining(), time.monotonic(), context)
+            return await self._server.answer(call)
+
+        return hook
+
+
+async def serve(arguments: argparse.Namespace) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    answer = hookanswers.after(arguments.delay, hookanswers.BY_NAME[arguments.answer]())
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with HookServer(arguments.socket, default=answer, keep_calls=False):
+        if arguments.register_dir is not None:
+            content = registration.text(arguments.socket, arguments.points, arguments.policy)
+            registration.write(arguments.register_dir, arguments.name, content)
+        print(f"fake hook server {os.getpid()} listens on {arguments.socket}", flush=True)
+        await stopped.wait()
+
+
+def main() -> None:
+    """Run alone."""
+    parser = argparse.ArgumentParser(description="fake hook server")
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--register-dir", type=Path, help="directory to write the registration file to")
+    parser.add_argument("--name", default="fake.json", help="name of that file")
+    parser.add_argument("--points", nargs="*", choices=registration.ALL_POINTS, default=registration.ALL_POINTS)
+    parser.add_argument("--policy", choices=("Ignore", "Fail"), default="Ignore")
+    parser.add_argument("--answer", choices=sorted(hookanswers.BY_NAME), default="empty")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds before every answer")
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a fake container shows of itself: its JSON status as containerd writes it, and the files inside.
+
+Owns Go's JSON spelling of CRI messages, the runtimeSpec, and the few commands that ExecSync knows.
+Must not know: the runtime's records.
+Invariant: all of it follows from the config and the resources in force.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from tests.engines import cgroups
+from tests.fakes import cri_pb2
+
+Resources = cri_pb2.LinuxContainerResources
+IMAGE_ENVIRONMENT = ("PATH=/bin", "HOSTNAME=fake")
+MAX_CPUS = "0-1"
+
+
+def go_json(message: Message) -> dict[str, Any]:
+    """Return a message as Go's encoding/json spells it: snake_case names, numbers as numbers, unset fields absent."""
+    return {field.name: _field(field, value) for field, value in message.ListFields()}
+
+
+def _field(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if field.is_repeated:
+        return [_single(element) for element in value]
+    return _single(value)
+
+
+def _single(value: Any) -> Any:
+    if isinstance(value, Message):
+        return go_json(value)
+    # A value that is not UTF-8 is damaged here, as it is in containerd's own status.
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def runtime_spec(config: cri_pb2.ContainerConfig, resources: Resources, cgroup_path: str) -> dict[str, Any]:
+    """Return the part of the OCI spec that tells of environment, resources and cgroup."""
+    environment = [entry.decode(errors="replace") for entry in _environment(config)]
+    cpu = {
+        "shares": resources.cpu_shares,
+        "quota": resources.cpu_quota,
+        "period": resources.cpu_period,
+        "cpus": resources.cpuset_cpus,
+        "mems": resources.cpuset_mems,
+    }
+    memory = {"limit": resources.memory_limit_in_bytes, "swap": resources.memory_swap_limit_in_bytes}
+    limits = {"cpu": _set(cpu), "memory": _set(memory), "unified": dict(resources.unified)}
+    return {
+        "process": {"env": environment, "oomScoreAdj": resources.oom_score_adj},
+        "linux": {"cgroupsPath": cgroup_path, "resources": _set(limits)},
+    }
+
+
+def _set(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value}
+
+
+def _environment(config: cri_pb2.ContainerConfig) -> list[bytes]:
+    image = [entry.encode() for entry in IMAGE_ENVIRONMENT]
+    return image + [entry.key.encode() + b"=" + entry.value for entry in config.envs]
+
+
+def _quota_v2(resources: Resources) -> str:
+    quota = str(resources.cpu_quota) if resources.cpu_quota > 0 else "max"
+    return f"{quota} {resources.cpu_period or 100000}"
+
+
+def _memory_v1(resources: Resources) -> str:
+    # The kernel's own spelling of "no limit": the largest multiple of a page.
+    return str(resources.memory_limit_in_bytes if resources.memory_limit_in_bytes > 0 else (1 << 63) - 4096)
+
+
+def _memory_v2(resources: Resources) -> str:
+    return str(resources.memory_limit_in_bytes) if resources.memory_limit_in_bytes > 0 else "max"
+
+
+CGROUP_FILES: Mapping[str, Callable[[Resources], str]] = {
+    "cpu.shares": lambda resources: str(resources.cpu_shares or 1024),
+    "cpu.weight": lambda resources: str(cgroups.weight(resources.cpu_shares or 1024)),
+    "cpu.cfs_quota_us": lambda resources: str(resources.cpu_quota or -1),
+    "cpu.cfs_period_us": lambda resources: str(resources.cpu_period or 100000),
+    "cpu.max": _quota_v2,
+    "memory.limit_in_bytes": _memory_v1,
+    "memory.max": _memory_v2,
+    "cpuset.cpus": lambda resources: resources.cpuset_cpus or MAX_CPUS,
+    "cpuset.mems": lambda resources: resources.cpuset_mems or "0",
+}
+
+
+def run(command: Sequence[str], config: cri_pb2.ContainerConfig, resources: Resources) -> cri_pb2.ExecSyncResponse:
+    """Run a command of the few that are known: ``cat`` of the environment or a cgroup file, ``echo``, ``false``."""
+    match list(command):
+        case ["cat", "/proc/1/environ"]:
+            return cri_pb2.ExecSyncResponse(stdout=b"".join(entry + b"\0" for entry in _environment(config)))
+        case ["cat", path] if PurePosixPath(path).name in CGROUP_FILES:
+            content = CGROUP_FILES[PurePosixPath(path).name](resources)
+            return cri_pb2.ExecSyncResponse(stdout=content.encode() + b"\n")
+        case ["echo", *words]:
+            return cri_pb2.ExecSyncResponse(stdout=" ".join(words).encode() + b"\n")
+        case ["false"]:
+            return cri_pb2.ExecSyncResponse(exit_code=1)
+        case _:
+            return cri_pb2.ExecSyncResponse(stderr=b"no such command in a fake container\n", exit_code=127)

@@ -1,0 +1,54 @@
+"""The bare pipe: copies bytes between two unix sockets on uvloop and nothing else, the limit of a relay.
+
+Run: ``python -m tests.fakes.pipe LISTEN BACKEND``.
+"""
+
+import asyncio
+import sys
+
+import uvloop
+
+
+class End(asyncio.Protocol):
+    """One end of a pair: what comes here is written to the peer; what comes before there is a peer waits."""
+
+    def __init__(self, peer: asyncio.Transport | None = None) -> None:
+        self.peer = peer
+        self.early = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        if self.peer is None:
+            self.early += data
+        else:
+            self.peer.write(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.peer is not None:
+            self.peer.close()
+
+
+class Client(End):
+    """A client's end: it dials the backend."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.backend = backend
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.dialling = asyncio.create_task(self.dial(transport))
+
+    async def dial(self, client: asyncio.Transport) -> None:
+        """Connect, then write what came meanwhile."""
+        loop = asyncio.get_running_loop()
+        self.peer, _ = await loop.create_unix_connection(lambda: End(client), self.backend)
+        self.peer.write(self.early)
+
+
+async def main(listen: str, backend: str) -> None:
+    """Serve until killed."""
+    server = await asyncio.get_running_loop().create_unix_server(lambda: Client(backend), listen)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*sys.argv[1:]))

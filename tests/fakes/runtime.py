@@ -1,0 +1,262 @@
+"""A fake CRI runtime on a unix socket: runtime.v1 and runtime.v1alpha2, and an echo for every service it does not know.
+
+Owns the server, the record of what came in, and the injector of delays, errors and cuts.
+Must not know: what the answers mean (runtime_state does).
+Invariant: messages are handled as raw bytes; what is recorded is what came.
+
+Run alone: ``python -m tests.fakes.runtime --socket PATH [--containers N --list-bytes N]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import uvloop
+
+from tests.fakes import cri_pb2
+from tests.fakes.runtime_state import Refused, RuntimeState
+
+API_VERSIONS = {"runtime.v1": "v1", "runtime.v1alpha2": "v1alpha2"}
+SERVICES = ("RuntimeService", "ImageService")
+MAX_MESSAGE_BYTES = 64 << 20
+Metadata = tuple[tuple[str, str | bytes], ...]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(slots=True)
+class Received:
+    """One request as it came: ``deadline_seconds`` is what was left of the caller's, None if it gave none."""
+
+    path: str
+    message: bytes
+    metadata: Metadata
+    deadline_seconds: float | None
+    at: float
+    """Clock of ``time.monotonic``, in seconds."""
+    cancelled: bool = False
+    """The caller went away, or its deadline passed, before the answer."""
+
+    @property
+    def method(self) -> str:
+        """Name the method without its service."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(slots=True)
+class Injection:
+    """What goes wrong with a method's calls, in this order: a delay, a cut connection, an error status.
+
+    ``times`` calls are hit; None means all. A cut needs ``FakeRuntime.cut_connections``.
+    """
+
+    delay_seconds: float = 0.0
+    code: grpc.StatusCode | None = None
+    details: str = ""
+    trailing_metadata: Metadata = ()
+    cut: bool = False
+    times: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Subscriber:
+    events: asyncio.Queue[cri_pb2.ContainerEventResponse] = field(default_factory=asyncio.Queue)
+
+
+class FakeRuntime:
+    """The server; ``state`` may be handed to a later server on the same socket, as after a restart of the runtime.
+
+    ``keep_received`` bounds the record of requests (None keeps all); ``counts`` counts them by path, without bound.
+    """
+
+    def __init__(self, socket_path: str, state: RuntimeState | None = None, keep_received: int | None = None) -> None:
+        self.socket_path = socket_path
+        self.state = state or RuntimeState()
+        self.received: deque[Received] = deque(maxlen=keep_received)
+        self.counts: Counter[str] = Counter()
+        self.injections: dict[str, Injection] = {}
+        self.initial_metadata: Metadata = ()
+        """Sent with every answer."""
+        self.cut_connections: Callable[[], None] | None = None
+        """Drops the connections: a grpc server cannot, so a fault relay in front of it lends its own ``cut``."""
+        self._subscribers: set[_Subscriber] = set()
+        self._subscribed = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen on the socket."""
+        size = MAX_MESSAGE_BYTES
+        options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers((_Handlers(self),))
+        self._server.add_insecure_port(f"unix:{self.socket_path}")
+        await self._server.start()
+
+    async def stop(self, grace_seconds: float = 0.0) -> None:
+        """Stop listening; calls in flight are cancelled after the grace."""
+        if self._server is not None:
+            await self._server.stop(grace_seconds)
+            self._server = None
+
+    def requests(self, method: str) -> list[Received]:
+        """Return what was received for a method, named with or without its service."""
+        return [received for received in self.received if method in (received.method, received.path)]
+
+    def inject(self, method: str, injection: Injection) -> None:
+        """Let a method's calls go wrong from now on; it replaces what was injected before."""
+        self.injections[method] = injection
+
+    # ---- events
+
+    async def wait_for_subscribers(self, count: int = 1) -> None:
+        """Wait until ``count`` GetContainerEvents streams are open."""
+        async with self._subscribed:
+            await self._subscribed.wait_for(lambda: len(self._subscribers) >= count)
+
+    def send_event(self, container_id: str, kind: cri_pb2.ContainerEventType = cri_pb2.CONTAINER_STARTED_EVENT) -> None:
+        """Send an event to every open stream; its created_at is this moment (``time.time_ns``)."""
+        event = cri_pb2.ContainerEventResponse(container_id=container_id, container_event_type=kind)
+        event.created_at = time.time_ns()
+        for subscriber in self._subscribers:
+            subscriber.events.put_nowait(event)
+
+    async def stream_events(self, received: Received, message: bytes, context: Context) -> AsyncIterator[bytes]:
+        """Serve GetContainerEvents."""
+        subscriber = _Subscriber()
+        async with self._subscribed:
+            self._subscribers.add(subscriber)
+            self._subscribed.notify_all()
+        try:
+            # The headers at once: a client may wait for them before it reads.
+            await context.send_initial_metadata(self.initial_metadata)
+            while True:
+                yield (await subscriber.events.get()).SerializeToString()
+        finally:
+            received.cancelled = True
+            self._subscribers.discard(subscriber)
+
+    # ---- calls
+
+    def record(self, path: str, message: bytes, context: Context) -> Received:
+        """Write a request down."""
+        metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
+        received = Received(path, message, metadata, context.time_remaining(), time.monotonic())
+        self.received.append(received)
+        self.counts[path] += 1
+        return received
+
+    async def answer(self, received: Received, context: Context) -> bytes:
+        """Answer one unary call of a known method, or what was injected in its place."""
+        package, _, _ = received.path[1:].rpartition("/")[0].rpartition(".")
+        try:
+            await self.go_wrong(received, context)
+            if self.initial_metadata:
+                await context.send_initial_metadata(self.initial_metadata)
+            return self.state.answer(API_VERSIONS[package], received.method, received.message)
+        except Refused as refused:
+            await context.abort(refused.code, refused.details)
+        except asyncio.CancelledError:
+            received.cancelled = True
+            raise
+
+    async def go_wrong(self, received: Received, context: Context) -> None:
+        """Do what was injected for the call's method, if anything."""
+        injection = self.injections.get(received.path) or self.injections.get(received.method)
+        if injection is None or injection.times == 0:
+            return
+        if injection.times is not None:
+            injection.times -= 1
+        await asyncio.sleep(injection.delay_seconds)
+        if injection.cut:
+            if self.cut_connections is None:
+                raise RuntimeError("cut was injected but no fault relay lends cut_connections")
+            self.cut_connections()
+        if injection.code is not None:
+            await context.abort(injection.code, injection.details, injection.trailing_metadata)
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Finds the handler of a path: a known method, the event stream, else the echo."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        path = details.method
+        service, _, method = path[1:].rpartition("/")
+        package, _, name = service.rpartition(".")
+        if package not in API_VERSIONS or name not in SERVICES:
+            return grpc.stream_stream_rpc_method_handler(self._echo(path))
+        if method == "GetContainerEvents":
+            return grpc.unary_stream_rpc_method_handler(self._events(path))
+        if self._runtime.state.knows(method):
+            return grpc.unary_unary_rpc_method_handler(self._unary(path))
+        return grpc.stream_stream_rpc_method_handler(self._echo(path))
+
+    def _unary(self, path: str) -> Any:
+        async def unary(message: bytes, context: Context) -> bytes:
+            return await self._runtime.answer(self._runtime.record(path, message, context), context)
+
+        return unary
+
+    def _events(self, path: str) -> Any:
+        async def events(message: bytes, context: Context) -> AsyncIterator[bytes]:
+            received = self._runtime.record(path, message, context)
+            await self._runtime.go_wrong(received, context)
+            async for event in self._runtime.stream_events(received, message, context):
+                yield event
+
+        return events
+
+    def _echo(self, path: str) -> Any:
+        async def echo(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+            async for message in messages:
+                await self._runtime.go_wrong(self._runtime.record(path, message, context), context)
+                yield message
+
+        return echo
+
+
+async def serve(socket_path: str, containers: int, list_bytes: int) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    runtime = FakeRuntime(socket_path, keep_received=0)
+    if containers:
+        runtime.state.fill_list(containers, list_bytes)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with runtime:
+        print(f"fake runtime {os.getpid()} listens on {socket_path}", flush=True)
+        await stopped.wait()
+
+
+def main() -> None:
+    """Run alone."""
+    parser = argparse.ArgumentParser(description="fake CRI runtime")
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--containers", type=int, default=0, help="containers that ListContainers answers")
+    parser.add_argument("--list-bytes", type=int, default=1 << 20, help="size of that answer")
+    arguments = parser.parse_args()
+    uvloop.run(serve(arguments.socket, arguments.containers, arguments.list_bytes))
+
+
+if __name__ == "__main__":
+    main()

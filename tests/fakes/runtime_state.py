@@ -1,0 +1,314 @@
+"""What a fake container runtime knows and answers: pods and containers in memory, one function a CRI method.
+
+Owns the records and the replies. Requests are kept as the raw bytes that came, so that tests compare byte for byte.
+Must not know: gRPC, sockets, clocks of the caller.
+Invariant: as containerd, a container's status shows its config as it was created and its runtimeSpec as it is now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+
+from tests.fakes import cri_pb2, inside
+
+IMAGE = "docker.io/library/runtimeproxy-busybox:1"
+STREAMING_URL = "http://127.0.0.1:10010"
+
+Record = TypeVar("Record")
+
+
+class Refused(Exception):
+    """The runtime's answer is an error status."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod sandbox: ``request`` is the RunPodSandboxRequest, ``updates`` the resource updates, as they came."""
+
+    id: str
+    request: bytes
+    created_at: int
+    state: cri_pb2.PodSandboxState = cri_pb2.SANDBOX_READY
+    updates: list[bytes] = field(default_factory=list)
+
+    @property
+    def config(self) -> cri_pb2.PodSandboxConfig:
+        """Return the parsed config."""
+        return cri_pb2.RunPodSandboxRequest.FromString(self.request).config
+
+
+@dataclass(slots=True)
+class Container:
+    """A container: ``request`` is the CreateContainerRequest, ``updates`` the resource updates, as they came."""
+
+    id: str
+    pod_id: str
+    request: bytes
+    created_at: int
+    state: cri_pb2.ContainerState = cri_pb2.CONTAINER_CREATED
+    updates: list[bytes] = field(default_factory=list)
+
+    @property
+    def config(self) -> cri_pb2.ContainerConfig:
+        """Return the parsed config."""
+        return cri_pb2.CreateContainerRequest.FromString(self.request).config
+
+    @property
+    def resources(self) -> cri_pb2.LinuxContainerResources:
+        """Return the resources as they are now: those of the create, overlaid by each update's set fields."""
+        current = cri_pb2.LinuxContainerResources()
+        current.CopyFrom(self.config.linux.resources)
+        for update in self.updates:
+            current.MergeFrom(cri_pb2.UpdateContainerResourcesRequest.FromString(update).linux)
+        return current
+
+    @property
+    def cgroup_path(self) -> str:
+        """Return the cgroup that the container runs in."""
+        parent = cri_pb2.CreateContainerRequest.FromString(self.request).sandbox_config.linux.cgroup_parent
+        return f"{parent}/{self.id}"
+
+
+class RuntimeState:
+    """The pods and containers of a fake runtime; survives the server that shows it."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.containers: dict[str, Container] = {}
+        self.big_list: bytes | None = None
+        """What ListContainers answers instead of the containers; see ``fill_list``."""
+        self._numbers = itertools.count(1)
+        self._methods: dict[str, Callable[[bytes], Any]] = {
+            "Status": self._status,
+            "RunPodSandbox": self._run_pod,
+            "StopPodSandbox": self._stop_pod,
+            "RemovePodSandbox": self._remove_pod,
+            "UpdatePodSandboxResources": self._update_pod,
+            "PodSandboxStatus": self._pod_status,
+            "ListPodSandbox": self._list_pods,
+            "CreateContainer": self._create,
+            "StartContainer": self._start,
+            "UpdateContainerResources": self._update,
+            "StopContainer": self._stop,
+            "RemoveContainer": self._remove,
+            "ContainerStatus": self._container_status,
+            "ListContainers": self._list_containers,
+            "ExecSync": self._exec_sync,
+            "Exec": self._url(cri_pb2.ExecResponse, "exec"),
+            "Attach": self._url(cri_pb2.AttachResponse, "attach"),
+            "PortForward": self._url(cri_pb2.PortForwardResponse, "portforward"),
+            "ListImages": self._list_images,
+            "ImageStatus": self._image_status,
+            "PullImage": self._pull_image,
+            "RemoveImage": lambda message: cri_pb2.RemoveImageResponse(),
+            "ImageFsInfo": lambda message: cri_pb2.ImageFsInfoResponse(),
+        }
+
+    def knows(self, method: str) -> bool:
+        """Tell whether ``answer`` answers a method."""
+        return method == "Version" or method in self._methods
+
+    def answer(self, api_version: str, method: str, message: bytes) -> bytes:
+        """Return the reply to one unary call.
+
+        Raises Refused.
+        """
+        if method == "Version":
+            return _version(api_version)
+        reply = self._methods[method](message)
+        return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
+
+    def fill_list(self, count: int, total_bytes: int) -> None:
+        """Make ListContainers answer ``count`` containers in about ``total_bytes`` bytes; it is built once, here."""
+        share = max(1, total_bytes // count)
+        listed = [cri_pb2.Container(id=f"{number:064x}", pod_sandbox_id=f"{number:064x}") for number in range(count)]
+        for container in listed:
+            container.annotations["padding"] = "x" * max(0, share - container.ByteSize() - 20)
+        self.big_list = cri_pb2.ListContainersResponse(containers=listed).SerializeToString()
+
+    def _new_id(self) -> str:
+        return hashlib.sha256(str(next(self._numbers)).encode()).hexdigest()
+
+    def _pod(self, pod_id: str) -> Pod:
+        return _found(self.pods, pod_id, "sandbox")
+
+    def _container(self, container_id: str) -> Container:
+        return _found(self.containers, container_id, "container")
+
+    # ---- pods
+
+    def _status(self, message: bytes) -> cri_pb2.StatusResponse:
+        ready = [cri_pb2.RuntimeCondition(type=kind, status=True) for kind in ("RuntimeReady", "NetworkReady")]
+        return cri_pb2.StatusResponse(status=cri_pb2.RuntimeStatus(conditions=ready))
+
+    def _run_pod(self, message: bytes) -> cri_pb2.RunPodSandboxResponse:
+        pod = Pod(self._new_id(), message, time.time_ns())
+        self.pods[pod.id] = pod
+        return cri_pb2.RunPodSandboxResponse(pod_sandbox_id=pod.id)
+
+    def _stop_pod(self, message: bytes) -> cri_pb2.StopPodSandboxResponse:
+        pod = self._pod(cri_pb2.StopPodSandboxRequest.FromString(message).pod_sandbox_id)
+        pod.state = cri_pb2.SANDBOX_NOTREADY
+        for container in self.containers.values():
+            if container.pod_id == pod.id:
+                container.state = cri_pb2.CONTAINER_EXITED
+        return cri_pb2.StopPodSandboxResponse()
+
+    def _remove_pod(self, message: bytes) -> cri_pb2.RemovePodSandboxResponse:
+        pod_id = cri_pb2.RemovePodSandboxRequest.FromString(message).pod_sandbox_id
+        self.pods.pop(pod_id, None)
+        self.containers = {key: value for key, value in self.containers.items() if value.pod_id != pod_id}
+        return cri_pb2.RemovePodSandboxResponse()
+
+    def _update_pod(self, message: bytes) -> cri_pb2.UpdatePodSandboxResourcesResponse:
+        request = cri_pb2.UpdatePodSandboxResourcesRequest.FromString(message)
+        self._pod(request.pod_sandbox_id).updates.append(message)
+        return cri_pb2.UpdatePodSandboxResourcesResponse()
+
+    def _pod_status(self, message: bytes) -> cri_pb2.PodSandboxStatusResponse:
+        request = cri_pb2.PodSandboxStatusRequest.FromString(message)
+        pod = self._pod(request.pod_sandbox_id)
+        listed = _listed_pod(pod)
+        status = cri_pb2.PodSandboxStatus(labels=listed.labels, annotations=listed.annotations)
+        status.id, status.state, status.created_at = pod.id, listed.state, pod.created_at
+        status.metadata.CopyFrom(listed.metadata)
+        status.runtime_handler = listed.runtime_handler
+        info = {"pid": 1, "runtimeHandler": listed.runtime_handler, "config": inside.go_json(pod.config)}
+        return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info) if request.verbose else {})
+
+    def _list_pods(self, message: bytes) -> cri_pb2.ListPodSandboxResponse:
+        wanted = cri_pb2.ListPodSandboxRequest.FromString(message).filter
+        pods = [pod for pod in self.pods.values() if pod.id.startswith(wanted.id)]
+        return cri_pb2.ListPodSandboxResponse(items=[_listed_pod(pod) for pod in pods])
+
+    # ---- containers
+
+    def _create(self, message: bytes) -> cri_pb2.CreateContainerResponse:
+        pod = self._pod(cri_pb2.CreateContainerRequest.FromString(message).pod_sandbox_id)
+        container = Container(self._new_id(), pod.id, message, time.time_ns())
+        self.containers[container.id] = container
+        return cri_pb2.CreateContainerResponse(container_id=container.id)
+
+    def _start(self, message: bytes) -> cri_pb2.StartContainerResponse:
+        container = self._container(cri_pb2.StartContainerRequest.FromString(message).container_id)
+        if container.state != cri_pb2.CONTAINER_CREATED:
+            raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in created state")
+        container.state = cri_pb2.CONTAINER_RUNNING
+        return cri_pb2.StartContainerResponse()
+
+    def _update(self, message: bytes) -> cri_pb2.UpdateContainerResourcesResponse:
+        request = cri_pb2.UpdateContainerResourcesRequest.FromString(message)
+        self._container(request.container_id).updates.append(message)
+        return cri_pb2.UpdateContainerResourcesResponse()
+
+    def _stop(self, message: bytes) -> cri_pb2.StopContainerResponse:
+        container = self._container(cri_pb2.StopContainerRequest.FromString(message).container_id)
+        container.state = cri_pb2.CONTAINER_EXITED
+        return cri_pb2.StopContainerResponse()
+
+    def _remove(self, message: bytes) -> cri_pb2.RemoveContainerResponse:
+        self.containers.pop(cri_pb2.RemoveContainerRequest.FromString(message).container_id, None)
+        return cri_pb2.RemoveContainerResponse()
+
+    def _container_status(self, message: bytes) -> cri_pb2.ContainerStatusResponse:
+        request = cri_pb2.ContainerStatusRequest.FromString(message)
+        container = self._container(request.container_id)
+        listed = _listed_container(container)
+        status = cri_pb2.ContainerStatus(labels=listed.labels, annotations=listed.annotations)
+        status.id, status.state, status.created_at = container.id, listed.state, container.created_at
+        status.metadata.CopyFrom(listed.metadata)
+        status.image.CopyFrom(listed.image)
+        status.resources.linux.CopyFrom(container.resources)
+        info = {
+            "sandboxID": container.pod_id,
+            "pid": 1,
+            "config": inside.go_json(container.config),
+            "runtimeSpec": inside.runtime_spec(container.config, container.resources, container.cgroup_path),
+        }
+        return cri_pb2.ContainerStatusResponse(status=status, info=_info(info) if request.verbose else {})
+
+    def _list_containers(self, message: bytes) -> bytes | cri_pb2.ListContainersResponse:
+        if self.big_list is not None:
+            return self.big_list
+        wanted = cri_pb2.ListContainersRequest.FromString(message).filter
+        found = [
+            container
+            for container in self.containers.values()
+            if container.id.startswith(wanted.id) and wanted.pod_sandbox_id in ("", container.pod_id)
+        ]
+        return cri_pb2.ListContainersResponse(containers=[_listed_container(container) for container in found])
+
+    def _exec_sync(self, message: bytes) -> cri_pb2.ExecSyncResponse:
+        request = cri_pb2.ExecSyncRequest.FromString(message)
+        container = self._container(request.container_id)
+        if container.state != cri_pb2.CONTAINER_RUNNING:
+            raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in running state")
+        return inside.run(request.cmd, container.config, container.resources)
+
+    def _url(self, reply: Callable[..., Any], kind: str) -> Callable[[bytes], Any]:
+        return lambda message: reply(url=f"{STREAMING_URL}/{kind}/{next(self._numbers)}")
+
+    # ---- images
+
+    def _list_images(self, message: bytes) -> cri_pb2.ListImagesResponse:
+        return cri_pb2.ListImagesResponse(images=[_image()])
+
+    def _image_status(self, message: bytes) -> cri_pb2.ImageStatusResponse:
+        known = cri_pb2.ImageStatusRequest.FromString(message).image.image == IMAGE
+        return cri_pb2.ImageStatusResponse(image=_image() if known else None)
+
+    def _pull_image(self, message: bytes) -> cri_pb2.PullImageResponse:
+        return cri_pb2.PullImageResponse(image_ref=cri_pb2.PullImageRequest.FromString(message).image.image)
+
+
+def _version(api_version: str) -> bytes:
+    reply = cri_pb2.VersionResponse(version="0.1.0", runtime_name="fake", runtime_version="1.0.0")
+    reply.runtime_api_version = api_version
+    return reply.SerializeToString()
+
+
+def _found(records: Mapping[str, Record], key: str, kind: str) -> Record:
+    if key not in records:
+        raise Refused(grpc.StatusCode.NOT_FOUND, f"{kind} {key!r}: not found")
+    return records[key]
+
+
+def _listed_pod(pod: Pod) -> cri_pb2.PodSandbox:
+    request = cri_pb2.RunPodSandboxRequest.FromString(pod.request)
+    listed = cri_pb2.PodSandbox(labels=request.config.labels, annotations=request.config.annotations)
+    listed.id, listed.created_at = pod.id, pod.created_at
+    listed.state = pod.state
+    listed.metadata.CopyFrom(request.config.metadata)
+    listed.runtime_handler = request.runtime_handler
+    return listed
+
+
+def _listed_container(container: Container) -> cri_pb2.Container:
+    config = container.config
+    listed = cri_pb2.Container(labels=config.labels, annotations=config.annotations)
+    listed.id, listed.pod_sandbox_id, listed.created_at = container.id, container.pod_id, container.created_at
+    listed.state = container.state
+    listed.metadata.CopyFrom(config.metadata)
+    listed.image.CopyFrom(config.image)
+    return listed
+
+
+def _image() -> cri_pb2.Image:
+    return cri_pb2.Image(id="sha256:" + "0" * 64, repo_tags=[IMAGE], size=1)
+
+
+def _info(values: Mapping[str, Any]) -> dict[str, str]:
+    return {"info": json.dumps(values)}

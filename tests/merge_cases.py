@@ -1,0 +1,215 @@
+"""Tables of answers: what each changes, whether it is bad, how two add up (hook-api, "What an answer means")."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from runtimeproxy.model import Adjustment, HookAnswer, Resources
+
+SENT = Resources(
+    cpu_period=100_000,
+    cpu_quota=50_000,
+    cpu_shares=512,
+    memory_limit_in_bytes=2**30,
+    cpuset_cpus="0-3",
+    cpuset_mems="0",
+    hugepage_limits={"2MB": 2**21, "1GB": 2**30},
+    unified={"memory.high": "max"},
+)
+"""The resources that the request holds in the tables."""
+
+KEPT: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512, "memory_limit_in_bytes": 2**30}
+"""The numbers that SENT has: an answer with all of them is an echo."""
+CPUSETS: dict[str, Any] = {"cpuset_cpus": "0-3", "cpuset_mems": "0"}
+
+RESOURCE_CASES: list[tuple[str, Resources | None, Resources | None, Mapping[str, Any]]] = [
+    ("no message", SENT, None, {}),
+    ("no message on either side", None, None, {}),
+    ("whole echo", SENT, SENT, {}),
+    ("empty message", SENT, Resources(), {}),
+    ("empty message against none", None, Resources(), {}),
+    # partial: a number that was sent is missing
+    ("partial: one number", SENT, Resources(cpu_quota=-1), {"cpu_quota": -1}),
+    ("partial: a number that was not sent", SENT, Resources(oom_score_adj=-998), {"oom_score_adj": -998}),
+    ("partial: the same number", SENT, Resources(cpu_quota=50_000), {}),
+    ("partial: cpuset set", SENT, Resources(cpuset_cpus="5"), {"cpuset_cpus": "5"}),
+    ("partial: cpuset not set stays", SENT, Resources(cpu_shares=2), {"cpu_shares": 2}),
+    ("partial: three of four numbers", SENT, Resources(**{**KEPT, "cpu_quota": 0}), {}),
+    ("partial: one huge page size", SENT, Resources(hugepage_limits={"2MB": 1}), {"hugepage_limits": {"2MB": 1}}),
+    ("partial: huge page size of 0", SENT, Resources(hugepage_limits={"4MB": 0}), {"hugepage_limits": {"4MB": 0}}),
+    ("partial: one unified key", SENT, Resources(unified={"io.max": "x"}), {"unified": {"io.max": "x"}}),
+    # echo: every number that was sent is there
+    ("echo: changed number", SENT, Resources(**{**KEPT, **CPUSETS, "cpu_quota": -1}), {"cpu_quota": -1}),
+    ("echo: memory unlimited", SENT, replace(SENT, memory_limit_in_bytes=-1), {"memory_limit_in_bytes": -1}),
+    ("echo: number that was 0", SENT, replace(SENT, oom_score_adj=5), {"oom_score_adj": 5}),
+    ("echo: cpuset cleared", SENT, replace(SENT, cpuset_cpus=""), {"cpuset_cpus": ""}),
+    ("echo: both cpusets cleared", SENT, Resources(**KEPT), {"cpuset_cpus": "", "cpuset_mems": ""}),
+    ("echo: cpuset changed", SENT, replace(SENT, cpuset_cpus="1"), {"cpuset_cpus": "1"}),
+    ("echo: map keys not named stay", SENT, replace(SENT, hugepage_limits={}, unified={}), {}),
+    ("echo: map key changed", SENT, replace(SENT, unified={"memory.high": "1"}), {"unified": {"memory.high": "1"}}),
+    # nothing sent that tells an echo: every answer is partial
+    ("no number sent: cpuset stays", Resources(cpuset_cpus="0-3"), Resources(cpu_quota=-1), {"cpu_quota": -1}),
+    ("no number sent: empty answer", Resources(cpuset_cpus="0-3"), Resources(), {}),
+    ("no message sent", None, Resources(cpu_shares=1024), {"cpu_shares": 1024}),
+    ("no message sent: cpuset", None, Resources(cpuset_cpus="0"), {"cpuset_cpus": "0"}),
+]
+"""Name, resources sent, resources answered, fields changed."""
+
+ENTRY_CASES: list[tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]] = [
+    ({}, {}, {}),
+    ({"a": "1"}, {}, {}),
+    ({"a": "1"}, {"a": "1"}, {}),
+    ({"a": "1"}, {"a": "2"}, {"a": "2"}),
+    ({"a": "1"}, {"a": ""}, {"a": ""}),
+    ({"a": "1"}, {"b": "1"}, {"b": "1"}),
+    ({"a": "1"}, {"b": ""}, {"b": ""}),
+    ({"a": ""}, {"a": ""}, {}),
+    ({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}, {"b": "3", "c": "4"}),
+]
+"""Entries sent, entries answered, entries to set."""
+
+GOOD: list[HookAnswer] = [
+    HookAnswer(),
+    HookAnswer(labels={"koordinator.sh/qosClass": ""}, annotations={"a=b": "c\0d"}),
+    *(HookAnswer(envs={key: value}) for key, value in [("A", "="), ("a.b-c", ""), ("1", "é\n"), (" ", " ")]),
+    *(HookAnswer(cgroup_parent=path) for path in ["/", "/a/b", "/a..b", "/kubepods.slice/x.slice", "/a/.../b"]),
+    *(HookAnswer(resources=Resources(cpu_period=us)) for us in [1000, 100_000, 1_000_000]),
+    *(HookAnswer(resources=Resources(cpu_quota=us)) for us in [-1, 1000, 2**40]),
+    *(HookAnswer(resources=Resources(cpu_shares=shares)) for shares in [1, 2, 262_144, 2**40]),
+    *(HookAnswer(resources=Resources(memory_limit_in_bytes=limit)) for limit in [-1, 1, 2**50]),
+    *(HookAnswer(resources=Resources(memory_swap_limit_in_bytes=limit)) for limit in [-1, 1, 2**50]),
+    *(HookAnswer(resources=Resources(oom_score_adj=score)) for score in [-1000, -1, 1, 1000]),
+    *(HookAnswer(resources=Resources(cpuset_cpus=cpus)) for cpus in ["0", "0-0", "0-3,8", "1,0", "9999", "00-01"]),
+    *(HookAnswer(resources=Resources(cpuset_mems=mems)) for mems in ["0", "0-1", "0,1"]),
+    HookAnswer(resources=Resources()),
+    HookAnswer(resources=replace(SENT, cpuset_cpus="", cpuset_mems="")),
+    HookAnswer(resources=Resources(hugepage_limits={"2MB": 0}, unified={"cpu.weight": ""})),
+]
+
+BAD_CPUSETS = [
+    *[",", "-", "0,", ",0", "0,,1", "0-", "-1", "-1-2", "3-2", "0-1,9-8", "0-1-2", "0-10:2/4"],
+    *["0 1", "0, 1", " 0", "0\n", "a", "0-a", "0x1", "1.5", "٣", "²", "all", "\0"],
+    *["1234567890", "9" * 5000],
+]
+
+BAD: list[tuple[str, HookAnswer]] = [
+    ("labels", HookAnswer(labels={"": "x"})),
+    ("annotations", HookAnswer(annotations={"": "x"})),
+    *(("envs", HookAnswer(envs={key: "x"})) for key in ["", "=", "A=B", "=A", "A=", "\0", "A\0", "A\0B"]),
+    *(("envs", HookAnswer(envs={"A": value})) for value in ["\0", "x\0", "\0x"]),
+    *(
+        ("cgroup_parent", HookAnswer(cgroup_parent=path))
+        for path in [
+            "a",
+            ".",
+            "..",
+            "./a",
+            "../a",
+            "/..",
+            "/../a",
+            "/a/..",
+            "/a/../b",
+            " /a",
+            "a/b",
+            "/a\0b",
+            "x.slice",
+        ]
+    ),
+    *(
+        ("resources.cpu_period", HookAnswer(resources=Resources(cpu_period=us)))
+        for us in [-1, 1, 999, 1_000_001, 2**62]
+    ),
+    *(("resources.cpu_quota", HookAnswer(resources=Resources(cpu_quota=us))) for us in [-2, -1000, 1, 999]),
+    *(("resources.cpu_shares", HookAnswer(resources=Resources(cpu_shares=n))) for n in [-1, -(2**40)]),
+    *(
+        ("resources.memory_limit_in_bytes", HookAnswer(resources=Resources(memory_limit_in_bytes=n)))
+        for n in [-2, -(2**62)]
+    ),
+    *(
+        ("resources.memory_swap_limit_in_bytes", HookAnswer(resources=Resources(memory_swap_limit_in_bytes=n)))
+        for n in [-2, -(2**62)]
+    ),
+    *(("resources.oom_score_adj", HookAnswer(resources=Resources(oom_score_adj=n))) for n in [-1001, 1001, 2**40]),
+    *(("resources.cpuset_cpus", HookAnswer(resources=Resources(cpuset_cpus=cpus))) for cpus in BAD_CPUSETS),
+    *(("resources.cpuset_mems", HookAnswer(resources=Resources(cpuset_mems=mems))) for mems in ["1-0", "node0", "0;1"]),
+    ("resources.hugepage_limits", HookAnswer(resources=Resources(hugepage_limits={"": 1}))),
+    ("resources.unified", HookAnswer(resources=Resources(unified={"": "1"}))),
+]
+"""The field that is at fault, and an answer with this one fault."""
+
+MERGE_CASES: list[tuple[str, Adjustment, Adjustment, Adjustment, tuple[str, ...]]] = [
+    (
+        "label",
+        Adjustment(labels={"a": "1"}),
+        Adjustment(labels={"a": "2"}),
+        Adjustment(labels={"a": "2"}),
+        ("labels.a",),
+    ),
+    (
+        "annotation",
+        Adjustment(annotations={"a": "1"}),
+        Adjustment(annotations={"a": ""}),
+        Adjustment(annotations={"a": ""}),
+        ("annotations.a",),
+    ),
+    ("env", Adjustment(envs={"a": "1"}), Adjustment(envs={"a": "2"}), Adjustment(envs={"a": "2"}), ("envs.a",)),
+    ("same env", Adjustment(envs={"a": "1"}), Adjustment(envs={"a": "1"}), Adjustment(envs={"a": "1"}), ()),
+    ("other env", Adjustment(envs={"a": "1"}), Adjustment(envs={"b": "2"}), Adjustment(envs={"a": "1", "b": "2"}), ()),
+    (
+        "cgroup parent",
+        Adjustment(cgroup_parent="/a"),
+        Adjustment(cgroup_parent="/b"),
+        Adjustment(cgroup_parent="/b"),
+        ("cgroup_parent",),
+    ),
+    (
+        "same cgroup parent",
+        Adjustment(cgroup_parent="/a"),
+        Adjustment(cgroup_parent="/a"),
+        Adjustment(cgroup_parent="/a"),
+        (),
+    ),
+    (
+        "number",
+        Adjustment(resources={"cpu_quota": -1, "cpu_shares": 2}),
+        Adjustment(resources={"cpu_quota": 1000, "cpu_shares": 2}),
+        Adjustment(resources={"cpu_quota": 1000, "cpu_shares": 2}),
+        ("resources.cpu_quota",),
+    ),
+    (
+        "cpuset cleared",
+        Adjustment(resources={"cpuset_cpus": "1"}),
+        Adjustment(resources={"cpuset_cpus": ""}),
+        Adjustment(resources={"cpuset_cpus": ""}),
+        ("resources.cpuset_cpus",),
+    ),
+    (
+        "cleared cpuset set",
+        Adjustment(resources={"cpuset_cpus": ""}),
+        Adjustment(resources={"cpuset_cpus": "1"}),
+        Adjustment(resources={"cpuset_cpus": "1"}),
+        ("resources.cpuset_cpus",),
+    ),
+    (
+        "huge pages key by key",
+        Adjustment(resources={"hugepage_limits": {"2MB": 1, "1GB": 1}}),
+        Adjustment(resources={"hugepage_limits": {"2MB": 2, "4MB": 3}}),
+        Adjustment(resources={"hugepage_limits": {"2MB": 2, "1GB": 1, "4MB": 3}}),
+        ("resources.hugepage_limits.2MB",),
+    ),
+    (
+        "unified key by key",
+        Adjustment(resources={"unified": {"a": "1"}}),
+        Adjustment(resources={"unified": {"b": "2"}}),
+        Adjustment(resources={"unified": {"a": "1", "b": "2"}}),
+        (),
+    ),
+    (
+        "different parts",
+        Adjustment(labels={"a": "1"}, envs={"a": "1"}),
+        Adjustment(annotations={"a": "2"}, cgroup_parent="/x"),
+        Adjustment(labels={"a": "1"}, envs={"a": "1"}, annotations={"a": "2"}, cgroup_parent="/x"),
+        (),
+    ),
+]
+"""Name, what two plugins change, both together, fields in conflict."""

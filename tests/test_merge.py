@@ -1,0 +1,379 @@
+"""Answers of hook servers, judged and added up as hook-api's "What an answer means" says."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
+from runtimeproxy.merge import BadAnswer, applied, changes, check, combine, echo
+from runtimeproxy.model import (
+    NO_ADJUSTMENT,
+    RESOURCE_FIELDS,
+    Adjustment,
+    Conflict,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+)
+from tests.merge_cases import BAD, ENTRY_CASES, GOOD, MERGE_CASES, RESOURCE_CASES, SENT
+
+RUN_POD = BY_NAME["PreRunPodSandbox"]
+CREATE = BY_NAME["PreCreateContainer"]
+START = BY_NAME["PreStartContainer"]
+UPDATE = BY_NAME["PreUpdateContainerResources"]
+
+POD = PodInfo(
+    id="p1",
+    name="web",
+    labels={"app": "web"},
+    annotations={"qos": "LS"},
+    cgroup_parent="/kubepods/pod1",
+    resources=SENT,
+)
+CONTAINER = ContainerInfo(
+    id="c1", pod_id="p1", name="main", annotations={"hash": "1"}, resources=SENT, envs={"PATH": "/bin", "EMPTY": ""}
+)
+POD_REQUEST = HookRequest(POD)
+REQUEST = HookRequest(POD, CONTAINER)
+
+
+def resources_request(sent: Resources | None) -> HookRequest:
+    return HookRequest(POD, replace(CONTAINER, resources=sent))
+
+
+# -- what an answer changes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "said", "expected"), [case[1:] for case in RESOURCE_CASES], ids=[case[0] for case in RESOURCE_CASES]
+)
+@pytest.mark.parametrize("point", [CREATE, START, UPDATE], ids=lambda point: str(point.name))
+def test_resources_of_an_answer(
+    point: HookPoint, sent: Resources | None, said: Resources | None, expected: Mapping[str, Any]
+) -> None:
+    assert changes(point, resources_request(sent), HookAnswer(resources=said)).resources == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "confirmed"),
+    [
+        (None, set()),
+        (Resources(), set()),
+        (SENT, set(RESOURCE_FIELDS) - {"oom_score_adj", "memory_swap_limit_in_bytes"}),
+        (Resources(cpu_quota=50_000), {"cpu_quota"}),
+        (Resources(cpu_quota=50_001), set()),
+        (Resources(cpu_quota=-1, cpu_shares=512, cpuset_mems="0"), {"cpu_shares", "cpuset_mems"}),
+        (Resources(unified={"memory.high": "max"}), {"unified"}),
+        (Resources(unified={"memory.high": "1"}), set()),
+    ],
+)
+def test_a_repeated_value_is_confirmed(said: Resources | None, confirmed: set[str]) -> None:
+    change = changes(UPDATE, REQUEST, HookAnswer(resources=said))
+    assert change.confirmed == confirmed
+    assert not confirmed & change.resources.keys()
+
+
+@pytest.mark.parametrize(("sent", "said", "expected"), ENTRY_CASES)
+def test_map_entries_set_their_keys_and_delete_none(
+    sent: Mapping[str, str], said: Mapping[str, str], expected: Mapping[str, str]
+) -> None:
+    pod = HookRequest(replace(POD, labels=sent, annotations=sent))
+    container = HookRequest(POD, replace(CONTAINER, annotations=sent, envs=sent))
+    answer = HookAnswer(labels=said, annotations=said, envs=said)
+    assert changes(RUN_POD, pod, answer) == Adjustment(labels=expected, annotations=expected)
+    assert changes(CREATE, container, answer) == Adjustment(annotations=expected, envs=expected)
+
+
+@pytest.mark.parametrize(
+    ("pods", "containers", "said", "expected"),
+    [
+        ("/pod", None, "", None),
+        ("/pod", None, "/pod", None),
+        ("/pod", None, "/other", "/other"),
+        ("", None, "/other", "/other"),
+        ("/pod", "", "", None),
+        ("/pod", "", "/pod", None),
+        ("/pod", "", "/other", "/other"),
+        ("/pod", "/mine", "/mine", None),
+        ("/pod", "/mine", "/pod", "/pod"),
+        ("/pod", "/mine", "", None),
+    ],
+)
+def test_cgroup_parent_of_an_answer(pods: str, containers: str | None, said: str, expected: str | None) -> None:
+    pod = replace(POD, cgroup_parent=pods)
+    container = None if containers is None else replace(CONTAINER, cgroup_parent=containers)
+    point = RUN_POD if container is None else CREATE
+    assert changes(point, HookRequest(pod, container), HookAnswer(cgroup_parent=said)).cgroup_parent == expected
+
+
+PART_FIELDS: Mapping[Part, str] = {
+    Part.LABELS: "labels",
+    Part.ANNOTATIONS: "annotations",
+    Part.ENVS: "envs",
+    Part.CGROUP_PARENT: "cgroup_parent",
+    Part.RESOURCES: "resources",
+}
+
+
+@pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
+def test_an_answer_changes_only_what_its_hook_point_applies_to(point: HookPoint) -> None:
+    request = POD_REQUEST if point.subject is SubjectKind.POD else REQUEST
+    answer = HookAnswer(
+        labels={"new": "1"},
+        annotations={"new": "1"},
+        envs={"NEW": "1"},
+        cgroup_parent="/new",
+        resources=Resources(cpu_shares=2, cpu_quota=50_000),
+    )
+    change = changes(point, request, answer)
+    changed = {part for part, field in PART_FIELDS.items() if getattr(change, field) not in ({}, None)}
+    assert changed == point.applies
+    assert change.confirmed == ({"cpu_quota"} if Part.RESOURCES in point.applies else set())
+    assert bool(change) is (point.stage is Stage.PRE)
+    assert change.owners == {}
+    assert change.conflicts == ()
+
+
+# -- which answers are bad -------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_bad_values_is_long_enough() -> None:
+    assert len(BAD) >= 60
+
+
+@pytest.mark.parametrize("request_", [POD_REQUEST, REQUEST], ids=["pod", "container"])
+@pytest.mark.parametrize("answer", GOOD, ids=repr)
+def test_a_good_answer(answer: HookAnswer, request_: HookRequest) -> None:
+    check(answer, request_)
+
+
+@pytest.mark.parametrize("request_", [POD_REQUEST, REQUEST], ids=["pod", "container"])
+@pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
+def test_a_bad_answer_names_its_field_and_rule(field: str, answer: HookAnswer, request_: HookRequest) -> None:
+    with pytest.raises(BadAnswer, match=rf"^{field}: .*must "):
+        check(answer, request_)
+
+
+@pytest.mark.parametrize("answer", [answer for _, answer in BAD], ids=lambda _: "")
+def test_one_bad_value_makes_the_answer_bad_as_a_whole(answer: HookAnswer) -> None:
+    good: dict[str, Any] = {"labels": {"a": "1"}, "annotations": {"a": "1"}, "envs": {"A": "1"}}
+    whole = replace(answer, **{name: entries | getattr(answer, name) for name, entries in good.items()})
+    with pytest.raises(BadAnswer):
+        check(whole, REQUEST)
+
+
+@pytest.mark.parametrize("answer", [answer for _, answer in BAD], ids=lambda _: "")
+def test_an_odd_value_of_the_kubelet_may_be_repeated(answer: HookAnswer) -> None:
+    sent = {name: getattr(answer, name) for name in ("annotations", "cgroup_parent", "resources")}
+    pod = HookRequest(replace(POD, labels=answer.labels, **sent))
+    container = HookRequest(POD, replace(CONTAINER, envs=answer.envs, **sent))
+    check(replace(answer, envs={}), pod)
+    check(replace(answer, labels={}), container)
+
+
+def test_the_text_of_a_bad_answer_holds_no_value() -> None:
+    canary = "s3cr3t"
+    answers = [
+        HookAnswer(labels={"": canary}),
+        HookAnswer(annotations={"": canary}),
+        HookAnswer(envs={f"PASSWORD={canary}": ""}),
+        HookAnswer(envs={"PASSWORD": f"{canary}\0"}),
+        HookAnswer(cgroup_parent=canary),
+        HookAnswer(resources=Resources(cpuset_cpus=canary)),
+        HookAnswer(resources=Resources(unified={"": canary})),
+        HookAnswer(resources=Resources(oom_score_adj=777_777)),
+    ]
+    for answer in answers:
+        with pytest.raises(RuntimeProxyError) as raised:
+            check(answer, REQUEST)
+        assert canary not in str(raised.value)
+        assert "777777" not in str(raised.value)
+
+
+# -- how answers add up ----------------------------------------------------------------------------------------------
+
+
+def test_combine_records_the_owner_of_each_field() -> None:
+    change = Adjustment(
+        labels={"l": "1"},
+        annotations={"a": "1"},
+        envs={"E": "1"},
+        cgroup_parent="/x",
+        resources={"cpu_quota": -1, "cpuset_cpus": "", "hugepage_limits": {"2MB": 1}, "unified": {"cpu.weight": "9"}},
+        confirmed=frozenset({"cpu_shares"}),
+    )
+    fields = {
+        "labels.l",
+        "annotations.a",
+        "envs.E",
+        "cgroup_parent",
+        "resources.cpu_quota",
+        "resources.cpuset_cpus",
+        "resources.hugepage_limits.2MB",
+        "resources.unified.cpu.weight",
+    }
+    assert combine(NO_ADJUSTMENT, "one", change) == replace(change, owners=dict.fromkeys(fields, "one"))
+
+
+def test_a_change_of_nothing_leaves_the_earlier_one() -> None:
+    earlier = combine(
+        NO_ADJUSTMENT, "one", Adjustment(envs={"E": "1"}, cgroup_parent="/x", resources={"cpu_quota": -1})
+    )
+    assert combine(earlier, "two", NO_ADJUSTMENT) == earlier
+
+
+def test_confirmed_fields_add_up_also_if_another_plugin_changed_them() -> None:
+    earlier = combine(NO_ADJUSTMENT, "one", Adjustment(confirmed=frozenset({"cpu_quota"})))
+    later = Adjustment(resources={"cpu_quota": -1}, confirmed=frozenset({"cpu_shares"}))
+    both = combine(earlier, "two", later)
+    assert both.confirmed == {"cpu_quota", "cpu_shares"}
+    assert both.resources == {"cpu_quota": -1}
+    assert both.conflicts == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected", "conflicts"),
+    [case[1:] for case in MERGE_CASES],
+    ids=[case[0] for case in MERGE_CASES],
+)
+def test_the_later_plugin_wins(
+    first: Adjustment, second: Adjustment, expected: Adjustment, conflicts: tuple[str, ...]
+) -> None:
+    both = combine(combine(NO_ADJUSTMENT, "one", first), "two", second)
+    assert replace(both, owners={}, conflicts=()) == expected
+    assert both.conflicts == tuple(Conflict(field, loser="one", winner="two") for field in conflicts)
+    assert all(both.owners[field] == "two" for field in conflicts)
+
+
+def test_three_plugins_on_one_field_are_two_conflicts() -> None:
+    adjustment = NO_ADJUSTMENT
+    for plugin, value in (("one", "1"), ("two", "2"), ("three", "3")):
+        adjustment = combine(adjustment, plugin, Adjustment(envs={"E": value}))
+    assert adjustment.envs == {"E": "3"}
+    assert adjustment.owners == {"envs.E": "three"}
+    assert adjustment.conflicts == (Conflict("envs.E", "one", "two"), Conflict("envs.E", "two", "three"))
+
+
+def test_a_plugin_is_never_in_conflict_with_itself() -> None:
+    earlier = combine(NO_ADJUSTMENT, "one", Adjustment(envs={"E": "1"}))
+    assert combine(earlier, "one", Adjustment(envs={"E": "2"})).conflicts == ()
+
+
+# -- what the next plugin sees ---------------------------------------------------------------------------------------
+
+EVERYTHING = Adjustment(
+    labels={"app": "2"},
+    annotations={"new": "1"},
+    envs={"NEW": "1"},
+    cgroup_parent="/x",
+    resources={"cpu_quota": -1, "cpuset_cpus": "", "unified": {"cpu.weight": "9"}},
+)
+CHANGED = replace(SENT, cpu_quota=-1, cpuset_cpus="", unified={"memory.high": "max", "cpu.weight": "9"})
+
+
+def test_an_adjustment_applied_to_a_pod() -> None:
+    assert applied(POD_REQUEST, EVERYTHING) == HookRequest(
+        replace(
+            POD,
+            labels={"app": "2"},
+            annotations={"qos": "LS", "new": "1"},
+            cgroup_parent="/x",
+            resources=CHANGED,
+        )
+    )
+
+
+def test_an_adjustment_applied_to_a_container_leaves_its_pod() -> None:
+    assert applied(REQUEST, EVERYTHING) == HookRequest(
+        POD,
+        replace(
+            CONTAINER,
+            annotations={"hash": "1", "new": "1"},
+            envs={"PATH": "/bin", "EMPTY": "", "NEW": "1"},
+            cgroup_parent="/x",
+            resources=CHANGED,
+        ),
+    )
+
+
+def test_a_missing_resources_message_appears_only_if_something_is_set() -> None:
+    none_sent = resources_request(None)
+    assert applied(none_sent, Adjustment(envs={"A": "1"})).container == replace(
+        CONTAINER, resources=None, envs={**CONTAINER.envs, "A": "1"}
+    )
+    assert applied(none_sent, Adjustment(resources={"cpu_shares": 2})).container == replace(
+        CONTAINER, resources=Resources(cpu_shares=2)
+    )
+
+
+# -- for any request and any answer ----------------------------------------------------------------------------------
+
+TEXT = st.text(max_size=3)
+ENTRIES = st.dictionaries(st.sampled_from(["", "a", "b", "A=B"]), TEXT, max_size=3)
+NUMBER = st.sampled_from([0, 0, -1, -2, 1, 1000])
+RESOURCES = st.none() | st.builds(
+    Resources,
+    cpu_period=NUMBER,
+    cpu_quota=NUMBER,
+    cpu_shares=NUMBER,
+    memory_limit_in_bytes=NUMBER,
+    oom_score_adj=NUMBER,
+    cpuset_cpus=st.sampled_from(["", "0", "1-0"]),
+    cpuset_mems=st.sampled_from(["", "0"]),
+    hugepage_limits=st.dictionaries(st.sampled_from(["2MB", "1GB"]), st.integers(0, 2)),
+    unified=st.dictionaries(st.sampled_from(["a", "b"]), TEXT),
+    memory_swap_limit_in_bytes=NUMBER,
+)
+PARENT = st.sampled_from(["", "/a", "/b", "odd"])
+PODS = st.builds(PodInfo, labels=ENTRIES, annotations=ENTRIES, cgroup_parent=PARENT, resources=RESOURCES)
+CONTAINERS = st.builds(ContainerInfo, annotations=ENTRIES, envs=ENTRIES, cgroup_parent=PARENT, resources=RESOURCES)
+ANSWERS = st.builds(
+    HookAnswer, labels=ENTRIES, annotations=ENTRIES, envs=ENTRIES, cgroup_parent=PARENT, resources=RESOURCES
+)
+QUESTIONS = st.one_of(
+    st.tuples(st.just(RUN_POD), st.builds(HookRequest, PODS)),
+    st.tuples(st.sampled_from([CREATE, START, UPDATE]), st.builds(HookRequest, PODS, CONTAINERS)),
+)
+
+
+@given(QUESTIONS)
+def test_an_echo_changes_nothing_and_is_never_bad(question: tuple[HookPoint, HookRequest]) -> None:
+    point, request = question
+    answer = echo(request)
+    check(answer, request)
+    assert not changes(point, request, answer)
+    assert applied(request, changes(point, request, answer)) == request
+
+
+@given(QUESTIONS, ANSWERS)
+def test_what_was_applied_is_what_is_echoed(question: tuple[HookPoint, HookRequest], answer: HookAnswer) -> None:
+    point, request = question
+    change = changes(point, request, answer)
+    then = applied(request, change)
+    assert not changes(point, then, echo(then))
+    assert bool(change) is (then != request)
+
+
+@given(QUESTIONS, st.tuples(ANSWERS, ANSWERS, ANSWERS))
+def test_three_plugins_give_the_same_result_every_time(
+    question: tuple[HookPoint, HookRequest], answers: tuple[HookAnswer, ...]
+) -> None:
+    point, request = question
+
+    def ask_all() -> tuple[HookRequest, Adjustment]:
+        seen, adjustment = request, NO_ADJUSTMENT
+        for plugin, answer in zip(("one", "two", "three"), answers, strict=True):
+            change = changes(point, seen, answer)
+            seen, adjustment = applied(seen, change), combine(adjustment, plugin, change)
+        return seen, adjustment
+
+    seen, adjustment = ask_all()
+    assert ask_all() == (seen, adjustment)
+    assert applied(request, adjustment) == seen

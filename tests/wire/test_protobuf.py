@@ -1,0 +1,389 @@
+"""Tests of the protobuf wire editor; protobuf's own parser (upb) is the oracle of what bytes mean."""
+
+from collections.abc import Mapping
+
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import protobuf
+from runtimeproxy.wire.protobuf import (
+    FIXED32,
+    FIXED64,
+    LENGTH_DELIMITED,
+    START_GROUP,
+    VARINT,
+    Edit,
+    Field,
+    entries_field,
+    message_field,
+    rewrite,
+    string_field,
+    varint,
+    varint_field,
+)
+from tests.fakes import cri_pb2
+
+Linux = cri_pb2.LinuxPodSandboxConfig
+Resources = cri_pb2.LinuxContainerResources
+Config = cri_pb2.ContainerConfig
+
+UNKNOWN = b"\xa2\x06\x02\xff\xfe" + b"\xa8\x06\x01"
+"""Fields 100 and 101 of messages that do not have them: bytes that are not UTF-8, and a number."""
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+NUMBERS = st.sampled_from([1, 2, 3, 7, 15, 16, 99, 2**29 - 1])
+
+
+def long_varint(value: int, extra: int) -> bytes:
+    """Encode with ``extra`` bytes more than needed, as far as 10 bytes allow."""
+    short = varint(value)
+    padding = min(extra, 10 - len(short))
+    return short if not padding else short[:-1] + bytes((short[-1] | 0x80,)) + b"\x80" * (padding - 1) + b"\0"
+
+
+@st.composite
+def raw_fields(draw: st.DrawFn, numbers: st.SearchStrategy[int] = NUMBERS, depth: int = 2) -> bytes:
+    """Draw one valid field of any wire type, in any encoding of it."""
+    number, extra = draw(numbers), draw(st.integers(0, 3))
+    wire_type = draw(st.sampled_from([VARINT, FIXED64, LENGTH_DELIMITED, FIXED32] + [START_GROUP] * (depth > 0)))
+    match wire_type:
+        case protobuf.VARINT:
+            value = long_varint(draw(INT64), extra)
+        case protobuf.LENGTH_DELIMITED:
+            payload = draw(st.binary(max_size=8))
+            value = long_varint(len(payload), min(extra, 2)) + payload
+        case protobuf.START_GROUP:
+            inner = draw(st.lists(raw_fields(numbers, depth - 1), max_size=2))
+            value = b"".join(inner) + varint(number << 3 | protobuf.END_GROUP)
+        case _:
+            value = draw(st.binary(min_size=8, max_size=8))[: 8 if wire_type == FIXED64 else 4]
+    return varint(number << 3 | wire_type) + value
+
+
+def edited(message: bytes, edits: Mapping[int, Edit]) -> bytes:
+    """Rewrite, and check that a second time changes nothing."""
+    result = rewrite(message, edits)
+    assert rewrite(result, edits) is result
+    return result
+
+
+# ---- reading
+
+
+@settings(deadline=None)
+@given(st.lists(raw_fields(), max_size=6))
+def test_fields_tile_the_message(parts: list[bytes]) -> None:
+    message = b"".join(parts)
+    assert [message[field.start : field.end] for field in protobuf.fields(message)] == parts
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (b"\x08\x96\x01", Field(1, VARINT, 0, 1, 3)),
+        (b"\x12\x07testing", Field(2, LENGTH_DELIMITED, 0, 2, 9)),
+        (b"\x12\x80\x00", Field(2, LENGTH_DELIMITED, 0, 3, 3)),
+        (b"\x19" + bytes(8), Field(3, FIXED64, 0, 1, 9)),
+        (b"\x25" + bytes(4), Field(4, FIXED32, 0, 1, 5)),
+        (b"\x2b\x0b\x08\x01\x0c\x2c", Field(5, START_GROUP, 0, 1, 6)),
+        (b"\xf8\xff\xff\xff\x0f\x00", Field(2**29 - 1, VARINT, 0, 5, 6)),
+    ],
+)
+def test_field(message: bytes, field: Field) -> None:
+    assert list(protobuf.fields(message)) == [field]
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (b"\x00\x01", "number out of range"),
+        (b"\xf8\xff\xff\xff\x1f\x00", "number out of range"),
+        (b"\x80", "varint"),
+        (b"\x08", "varint"),
+        (b"\x08" + b"\x80" * 10 + b"\x00", "varint"),
+        (b"\x0a", "varint"),
+        (b"\x0a\x02\x00", "cut short"),
+        (b"\x09\x00", "cut short"),
+        (b"\x0d\x00", "cut short"),
+        (b"\x0c", "wire type"),
+        (b"\x0e", "wire type"),
+        (b"\x0f", "wire type"),
+        (b"\x0b", "varint"),
+        (b"\x0b\x14", "another number"),
+        (b"\x0b\x0f", "wire type"),
+        (b"\x0b\x12\x05\x0c", "cut short"),
+    ],
+)
+def test_malformed(message: bytes, problem: str) -> None:
+    with pytest.raises(WireError, match=problem):
+        list(protobuf.fields(message))
+    with pytest.raises(WireError, match=problem):
+        rewrite(UNKNOWN + message, {1: varint_field(7)})
+
+
+def test_malformed_inside() -> None:
+    message = b"\x42\x01\x0a"
+    assert rewrite(message, {7: varint_field(0)}) is message  # not looked into
+    with pytest.raises(WireError):
+        rewrite(message, {8: message_field({1: string_field("x")})})
+    with pytest.raises(WireError):
+        rewrite(b"\x4a\x03\x0a\x01", {9: entries_field({"": string_field("x")})})
+
+
+def test_deep_groups_take_no_recursion() -> None:
+    message = b"\x0b" * 100_000 + b"\x0c" * 100_000
+    assert len(list(protobuf.fields(message))) == 1
+
+
+@settings(deadline=None)
+@given(st.one_of(st.binary(max_size=40), st.lists(raw_fields(), max_size=4).map(b"".join)))
+@example(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
+def test_what_the_parser_takes_is_taken(message: bytes) -> None:
+    """Except field number 0, which upb takes and Go refuses."""
+    refused = ""
+    try:
+        list(protobuf.fields(message))
+    except WireError as error:
+        refused = str(error)
+    assert not refused or "out of range" in refused or not readable(message, cri_pb2.StopPodSandboxResponse)
+
+
+# ---- scalars
+
+
+@settings(deadline=None)
+@given(INT64)
+def test_varint_is_the_parsers(value: int) -> None:
+    assert b"\x08" * bool(value) + varint(value) * bool(value) == Resources(cpu_period=value).SerializeToString()
+
+
+def test_negative_varint_takes_ten_bytes() -> None:
+    assert varint(-1) == b"\xff" * 9 + b"\x01"
+    assert (varint(0), varint(127), varint(128)) == (b"\x00", b"\x7f", b"\x80\x01")
+
+
+@pytest.mark.parametrize(
+    ("before", "edits", "after"),
+    [
+        pytest.param(b"", {2: varint_field(5)}, b"\x10\x05", id="new at the end"),
+        pytest.param(UNKNOWN, {2: varint_field(-1)}, UNKNOWN + b"\x10" + b"\xff" * 9 + b"\x01", id="new behind others"),
+        pytest.param(b"\x10\x01\x18\x02", {2: varint_field(5)}, b"\x10\x05\x18\x02", id="in place"),
+        pytest.param(b"\x10\x01\x18\x02\x10\x03", {2: varint_field(5)}, b"\x10\x01\x18\x02\x10\x05", id="last counts"),
+        pytest.param(b"\x10\x01\x18\x02\x10\x03", {2: varint_field(0)}, b"\x18\x02", id="zero removes all"),
+        pytest.param(b"\x10\x81\x00", {2: varint_field(2)}, b"\x10\x02", id="long encoding replaced"),
+        pytest.param(b"\x32\x01a", {6: string_field("bc")}, b"\x32\x02bc", id="text in place"),
+        pytest.param(b"\x32\x01a\x38\x01", {6: string_field("")}, b"\x38\x01", id="empty text removes"),
+        pytest.param(b"\x32\x01\xff", {6: string_field("é")}, b"\x32\x02\xc3\xa9", id="text over no UTF-8"),
+        pytest.param(b"\x30\x01", {6: string_field("a")}, b"\x30\x01\x32\x01a", id="other wire type is another field"),
+        pytest.param(b"\x12\x00", {2: varint_field(1)}, b"\x12\x00\x10\x01", id="same for numbers"),
+        pytest.param(
+            b"\x10\x01\x18\x02",
+            {3: varint_field(0), 2: varint_field(4), 9: varint_field(9), 1: varint_field(8)},
+            b"\x10\x04\x48\x09\x08\x08",
+            id="several at once",
+        ),
+    ],
+)
+def test_scalar(before: bytes, edits: dict[int, Edit], after: bytes) -> None:
+    assert edited(before, edits) == after
+
+
+@pytest.mark.parametrize(
+    ("message", "edits"),
+    [
+        (b"", {1: varint_field(0), 6: string_field(""), 8: message_field({}), 9: entries_field({})}),
+        (b"\x10\x00\x32\x00", {2: varint_field(0), 6: string_field("")}),
+        (b"\x10\x85\x00\x32\x81\x00a", {2: varint_field(5), 6: string_field("a")}),
+        (b"\x10\x01\x10\x05", {2: varint_field(5)}),
+        (b"\x08" + b"\xff" * 9 + b"\x01", {1: varint_field(-1)}),
+        (b"\x08" + b"\xff" * 9 + b"\x7f", {1: varint_field(2**64 - 1)}),
+    ],
+)
+def test_no_change_is_the_same_object(message: bytes, edits: dict[int, Edit]) -> None:
+    assert rewrite(message, edits) is message
+
+
+# ---- messages inside
+
+PARENT = message_field({1: string_field("/x")})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(b"", b"\x42\x04\x0a\x02/x", id="made"),
+        pytest.param(b"\x42\x00\x48\x01", b"\x42\x04\x0a\x02/x\x48\x01", id="filled"),
+        pytest.param(b"\x42\x07\xa8\x06\x01\x0a\x02/y\x48\x01", b"\x42\x07\xa8\x06\x01\x0a\x02/x\x48\x01", id="edited"),
+        pytest.param(
+            b"\x42\x03\x0a\x01a\x48\x01\x42\x02\x10\x01",
+            b"\x48\x01\x42\x06\x0a\x02/x\x10\x01",
+            id="two parts joined at the last place",
+        ),
+        pytest.param(b"\x40\x01", b"\x40\x01\x42\x04\x0a\x02/x", id="other wire type"),
+    ],
+)
+def test_message(before: bytes, after: bytes) -> None:
+    assert edited(before, {8: PARENT}) == after
+
+
+def test_message_in_two_parts_without_a_change_stays_in_two() -> None:
+    message = b"\x42\x04\x0a\x02/x\x48\x01\x42\x02\x10\x01"
+    assert rewrite(message, {8: PARENT}) is message
+
+
+def test_message_that_loses_its_only_field_stays_set() -> None:
+    assert edited(b"\x42\x04\x0a\x02/x", {8: message_field({1: string_field("")})}) == b"\x42\x00"
+
+
+def test_message_that_would_stay_empty_is_not_made() -> None:
+    message = b"\x48\x01"
+    assert rewrite(message, {8: message_field({1: string_field("")})}) is message
+
+
+# ---- entries
+
+
+def entry(key: bytes, value: bytes) -> bytes:
+    payload = b"\x0a" + varint(len(key)) + key + b"\x12" + varint(len(value)) + value
+    return b"\x4a" + varint(len(payload)) + payload
+
+
+@pytest.mark.parametrize(
+    ("before", "values", "after"),
+    [
+        pytest.param(b"", {"k": "v"}, entry(b"k", b"v"), id="first"),
+        pytest.param(UNKNOWN, {"b": "2", "a": "1"}, UNKNOWN + entry(b"a", b"1") + entry(b"b", b"2"), id="sorted"),
+        pytest.param(
+            entry(b"z", b"0") + UNKNOWN,
+            {"k": "v"},
+            entry(b"z", b"0") + entry(b"k", b"v") + UNKNOWN,
+            id="behind the last one",
+        ),
+        pytest.param(
+            entry(b"k", b"1") + entry(b"z", b"\xff") + entry(b"k", b"2") + entry(b"y", b""),
+            {"k": "v"},
+            entry(b"k", b"1") + entry(b"z", b"\xff") + entry(b"k", b"v") + entry(b"y", b""),
+            id="the last of one key",
+        ),
+        pytest.param(
+            entry(b"k", b"1"), {"k": "2", "l": "3"}, entry(b"k", b"2") + entry(b"l", b"3"), id="changed and added"
+        ),
+        pytest.param(b"\x4a\x03\x12\x011", {"": "2"}, b"\x4a\x03\x12\x012", id="no key is the empty key"),
+        pytest.param(b"\x4a\x03\x0a\x01k", {"k": "2"}, b"\x4a\x06\x0a\x01k\x12\x012", id="no value is the empty value"),
+        pytest.param(
+            b"\x4a\x06\x0a\x01a\x0a\x01k" + entry(b"a", b"1"),
+            {"k": "2"},
+            b"\x4a\x09\x0a\x01a\x0a\x01k\x12\x012" + entry(b"a", b"1"),
+            id="key twice in one entry",
+        ),
+        pytest.param(entry(b"ak", b"k"), {"k": "2"}, entry(b"ak", b"k") + entry(b"k", b"2"), id="key inside others"),
+        pytest.param(entry(b"k", b"1"), {"k": ""}, b"\x4a\x03\x0a\x01k", id="emptied"),
+        pytest.param(b"", {"": ""}, b"\x4a\x00", id="empty key and value"),
+        pytest.param(b"\x48\x01", {"k": "v"}, b"\x48\x01" + entry(b"k", b"v"), id="other wire type"),
+        pytest.param(
+            b"\x4a\x04\x08\x6b\x10\x01", {"": "v"}, b"\x4a\x07\x08\x6b\x10\x01\x12\x01v", id="other wire type inside"
+        ),
+    ],
+)
+def test_entries(before: bytes, values: dict[str, str], after: bytes) -> None:
+    assert edited(before, {9: entries_field({key: string_field(value) for key, value in values.items()})}) == after
+
+
+@pytest.mark.parametrize("message", [entry(b"k", b"1") + entry(b"k", b"v"), b"\x4a\x08\x0a\x01k\x12\x81\x80\x00v"])
+def test_entry_without_a_change_is_the_same_object(message: bytes) -> None:
+    assert rewrite(message, {9: entries_field({"k": string_field("v")})}) is message
+
+
+def test_entries_of_numbers() -> None:
+    before = Resources(hugepage_limits=[cri_pb2.HugepageLimit(page_size="2MB", limit=1)]).SerializeToString()
+    edits = {8: entries_field({"2MB": varint_field(2**64 - 1), "1GB": varint_field(0)})}
+    after = Resources.FromString(edited(before, edits))
+    assert [(limit.page_size, limit.limit) for limit in after.hugepage_limits] == [("2MB", 2**64 - 1), ("1GB", 0)]
+
+
+# ---- any message, against the parser
+
+TEXTS = st.text(max_size=4)
+MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)
+GARBAGE = st.lists(raw_fields(st.integers(50, 60)), max_size=2).map(b"".join)
+"""Valid fields that Resources does not declare."""
+
+
+@st.composite
+def scattered(draw: st.DrawFn) -> bytes:
+    """Draw a Resources message: fields in any order and number, unknown ones between them."""
+    parts = draw(
+        st.lists(
+            st.one_of(
+                INT64.map(lambda number: Resources(cpu_quota=number).SerializeToString()),
+                INT64.map(lambda number: b"\x10" + long_varint(number, 2)),
+                TEXTS.map(lambda text: Resources(cpuset_cpus=text).SerializeToString()),
+                MAPS.map(lambda texts: Resources(unified=texts).SerializeToString()),
+                raw_fields(st.sampled_from([2, 6, 9])).filter(readable),
+                GARBAGE,
+            ),
+            max_size=8,
+        )
+    )
+    return b"".join(parts)
+
+
+def readable(message: bytes, kind: type[Message] = Resources) -> bool:
+    try:
+        kind.FromString(message)
+    except DecodeError:
+        return False
+    return True
+
+
+@settings(deadline=None)
+@given(scattered(), INT64, TEXTS, MAPS)
+def test_edit_means_what_the_parser_reads(message: bytes, number: int, text: str, texts: dict[str, str]) -> None:
+    edits = {
+        2: varint_field(number),
+        6: string_field(text),
+        9: entries_field({key: string_field(value) for key, value in texts.items()}),
+    }
+    result = edited(message, edits)
+    expected = Resources.FromString(message)
+    expected.cpu_quota, expected.cpuset_cpus = number, text
+    expected.unified.update(texts)
+    assert known(Resources.FromString(result)) == known(expected)
+    assert without(result, {2, 6, 9}) == without(message, {2, 6, 9})
+
+
+@settings(deadline=None)
+@given(scattered())
+def test_setting_what_stands_there_changes_nothing(message: bytes) -> None:
+    now = Resources.FromString(message)
+    edits = {
+        2: varint_field(now.cpu_quota),
+        6: string_field(now.cpuset_cpus),
+        9: entries_field({key: string_field(value) for key, value in now.unified.items()}),
+    }
+    assert rewrite(message, edits) is message
+
+
+@settings(deadline=None)
+@given(st.lists(scattered(), max_size=3), INT64)
+def test_message_in_parts_means_what_the_parser_reads(parts: list[bytes], number: int) -> None:
+    message = UNKNOWN.join(b"\x2a" + varint(len(part)) + part for part in parts)
+    expected = Linux.FromString(message)
+    if number or expected.resources.cpu_quota:
+        expected.resources.cpu_quota = number
+    result = Linux.FromString(edited(message, {5: message_field({2: varint_field(number)})}))
+    assert known(result.resources) == known(expected.resources)
+    assert result.HasField("resources") == expected.HasField("resources")
+
+
+def known(message: Resources) -> tuple[object, ...]:
+    return message.cpu_quota, message.cpuset_cpus, dict(message.unified)
+
+
+def without(message: bytes, numbers: set[int]) -> bytes:
+    return b"".join(
+        message[field.start : field.end] for field in protobuf.fields(message) if field.number not in numbers
+    )
