@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from runtimeproxy.call import CallState
 from runtimeproxy.cri.direction import Data, Direction, HeaderBlock, Stream
 from runtimeproxy.cri.held import DroppedStream, HeldBytes, HeldStream, refusal
 from runtimeproxy.cri.image import AWAY, ImageLink
@@ -94,7 +95,8 @@ class Reader:
     def client_gone(self) -> None:
         """End what the client waited for: calls not yet released are dropped (relay-rules C5)."""
         for held in self.held:
-            held.connection_lost()
+            if held.state is CallState.HOLDING:
+                held.connection_lost()
 
     def runtime_gone(self) -> bool:
         """End calls that wait for the runtime. Returns True if answers are still kept for Post hooks."""

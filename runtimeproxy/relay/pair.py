@@ -46,7 +46,6 @@ class Pair:
         self._backend = Endpoint(loop, backend, self)
         self._flow = flow
         self._to_client, self._to_backend = flow.outputs()
-        self._client_ended = False
         self._backend_ended = False
         self._closed = False
         self._client.resume()
@@ -93,7 +92,6 @@ class Pair:
     def ended(self, endpoint: Endpoint) -> None:
         """Pass EOF on in order."""
         if endpoint is self._client:
-            self._client_ended = True
             self._flow.client_ended()
             self.flush()
             self._backend.finish()

@@ -6,8 +6,9 @@ decoder, behind a bounded cache.
 Invariant: reading a block that uses the dynamic table raises; a block that we build never does.
 """
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, wraps
+from typing import TypeVar
 
 from hpack import Decoder, HPACKDecodingError, NeverIndexedHeaderTuple
 from hpack.huffman_table import decode_huffman
@@ -17,13 +18,15 @@ from runtimeproxy.errors import WireError
 
 Header = tuple[bytes, bytes]
 
+T = TypeVar("T")
+
 SIZE_UPDATE_TO_ZERO = b"\x20"
+REMEMBERED_BLOCK_BYTES = 512
 
 _STATIC: tuple[Header, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _STATIC_LAST = 61
-_PATH_INDEXES = frozenset({4, 5})
 _PATH = b":path"
-_STATIC_PATHS = {4: b"/", 5: b"/index.html"}
+_PATH_INDEXES = frozenset(index for index, (name, _) in enumerate(_STATIC) if name == _PATH)
 _STATIC_NAMES = {name: index for index, (name, _) in reversed(list(enumerate(_STATIC))) if index}
 
 
@@ -40,12 +43,25 @@ def unhuffman(encoded: bytes) -> bytes:
         raise WireError("broken Huffman string in a header block") from None
 
 
+def _remembered(function: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """Remember the results for the 1,024 latest short blocks: peers repeat theirs, and walking costs more than looking up."""
+    remembered = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def call(block: bytes) -> T:
+        return remembered(block) if len(block) <= REMEMBERED_BLOCK_BYTES else function(block)
+
+    return call
+
+
+@_remembered
 def check(block: bytes) -> None:
     """Check that a block stands alone and is well formed in its lengths. Raises WireError."""
     for _ in _walk(block):
         pass
 
 
+@_remembered
 def find_path(block: bytes) -> bytes:
     """Return the :path of a request block, walking every field.
 
@@ -54,7 +70,7 @@ def find_path(block: bytes) -> bytes:
     found: list[bytes] = []
     for index, name, value in _walk(block):
         if index in _PATH_INDEXES:
-            found.append(_STATIC_PATHS[index] if value is None else _text(value))
+            found.append(_STATIC[index][1] if value is None else _text(value))
         elif name is not None and _text(name) == _PATH:
             found.append(_text(value))  # type: ignore[arg-type]
     if len(found) != 1:

@@ -234,6 +234,7 @@ def test_effective_resources(asked: object, runs: object, expected: Resources | 
         ([{"key": "A", "value": "w6k="}], ["A=w6k="], {"A": "w6k="}),
         ([{"key": "A", "value": "/w=="}], ["A=\ufffd"], {}),
         ([{"key": "A", "value": "77+9"}], ["A=\ufffd"], {"A": "\ufffd"}),
+        ([{"key": "A", "value": "77+9!"}], ["A=\ufffd"], {}),
         ([{"key": "A", "value": "\ufffd"}], ["A=\ufffd"], {}),
         ([{"key": "\ufffd", "value": "1"}], ["\ufffd=1"], {}),
         ([{"key": "A", "value": "77+9"}, {"key": "A", "value": "/w=="}], ["A=\ufffd"], {}),

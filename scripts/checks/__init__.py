@@ -1,0 +1,1 @@
+"""The checks of scripts/check that no tool brings along."""

@@ -1,0 +1,50 @@
+"""Each pure file has a test file of its own, which alone covers it to the last branch.
+
+The pure files are listed in setup.cfg, in the contract that forbids them I/O. Prints which are not covered; exit code 1
+if any is not.
+"""
+
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+CONTRACT = "importlinter:contract:pure"
+
+
+def main() -> int:
+    """Run each pure file's tests with coverage of that file."""
+    modules = pure_modules(Path("setup.cfg").read_text())
+    findings = [finding for module in modules if (finding := lacking(module))]
+    print("\n".join(findings) or f"{len(modules)} pure files, each covered by its own tests")
+    return bool(findings)
+
+
+def pure_modules(setup_cfg: str) -> list[str]:
+    """Return the modules that the contract lists."""
+    parser = ConfigParser(interpolation=None)
+    parser.read_string(setup_cfg)
+    return parser[CONTRACT]["source_modules"].split()
+
+
+def test_file_of(module: str) -> Path:
+    """Return where the tests of ``runtimeproxy.x.y`` are: ``tests/x/test_y.py``."""
+    *folders, name = module.split(".")[1:]
+    return Path("tests", *folders, f"test_{name}.py")
+
+
+def lacking(module: str) -> str:
+    """Return what is wrong with the tests of ``module``, with pytest's words; "" if nothing is."""
+    tests = test_file_of(module)
+    if not tests.exists():
+        return f"{module}: there is no {tests}"
+    options = [f"--cov={module}", "--cov-branch", "--cov-report=term-missing:skip-covered", "--cov-fail-under=100"]
+    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", str(tests), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    return f"{module}: {tests} fails or does not cover it\n{done.stdout}{done.stderr}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""No Python file is longer than 400 lines, no function 40 lines or longer (its docstring not counted).
+
+Generated code is left out. Prints what is too long; exit code 1 if anything is.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 39
+FOLDERS = ("runtimeproxy", "hooks", "scripts", "tests")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def main() -> int:
+    """Check every Python file of the checkout that is the current directory."""
+    files = [Path("setup.py"), *(path for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py")))]
+    findings = [line for path in files if not path.stem.endswith("_pb2") for line in too_long(path)]
+    print("\n".join(findings) or f"{len(files)} files, none too long")
+    return bool(findings)
+
+
+def too_long(path: Path) -> Iterator[str]:
+    """Yield a line for the file, and for each of its functions, that is too long."""
+    text = path.read_text()
+    count = len(text.splitlines())
+    if count > LONGEST_FILE:
+        yield f"{path}: {count} lines, {LONGEST_FILE} at most"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, Function) and length(node) > LONGEST_FUNCTION:
+            yield f"{path}:{node.lineno}: {node.name} has {length(node)} lines, {LONGEST_FUNCTION} at most"
+
+
+def length(function: Function) -> int:
+    """Return the number of lines from ``def`` to the end, without the docstring's."""
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function, clean=False) is not None:
+        docstring = function.body[0]
+        assert docstring.end_lineno is not None
+        lines -= docstring.end_lineno - docstring.lineno + 1
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Accepting: every connection is handed on; running out of descriptors pauses and recovers (facts/reliability P8)."""
+
+import asyncio
+import errno
+import socket
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.relay import acceptor as acceptor_module
+from runtimeproxy.relay.acceptor import Acceptor
+from runtimeproxy.relay.dial import dial_now
+
+
+class ScarceListener:
+    """A listening socket whose accept fails for want of descriptors a few times."""
+
+    def __init__(self, real: socket.socket, failures: int) -> None:
+        self._real = real
+        self.failures = failures
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._real.accept()
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+async def test_connections_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    monkeypatch.setattr(acceptor_module, "PAUSE_SECONDS", 0.01)
+    with socket.socket(socket.AF_UNIX) as real:
+        real.bind(str(tmp_path / "l.sock"))
+        real.listen(16)
+        real.setblocking(False)
+        listener = ScarceListener(real, failures)
+        accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
+        acceptor = Acceptor(asyncio.get_running_loop(), listener, accepted.put_nowait)  # type: ignore[arg-type]
+        acceptor.start()
+        clients = [dial_now(str(tmp_path / "l.sock")) for _ in range(3)]
+        async with asyncio.timeout(5):
+            taken = [await accepted.get() for _ in clients]
+        acceptor.stop()
+        assert listener.failures == 0
+        for sock in [*clients, *taken]:
+            assert sock is not None
+            sock.close()
+
+
+async def test_stopping_in_the_pause_accepts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor_module, "PAUSE_SECONDS", 0.02)
+    with socket.socket(socket.AF_UNIX) as real:
+        real.bind(str(tmp_path / "l.sock"))
+        real.listen(16)
+        real.setblocking(False)
+        listener = ScarceListener(real, 1)
+        accepted: list[socket.socket] = []
+        acceptor = Acceptor(asyncio.get_running_loop(), listener, accepted.append)  # type: ignore[arg-type]
+        acceptor.start()
+        client = dial_now(str(tmp_path / "l.sock"))
+        while listener.failures:
+            await asyncio.sleep(0.001)
+        acceptor.stop()
+        await asyncio.sleep(0.05)
+        assert not accepted
+        assert client is not None
+        client.close()

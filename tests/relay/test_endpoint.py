@@ -1,0 +1,184 @@
+"""One end of a connection on a real socket pair: reading, back-pressure, half-close, broken peers (relay-rules C8)."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from runtimeproxy.relay.endpoint import HIGH_WATER, LOW_WATER, Endpoint
+
+TICK_SECONDS = 0.01
+
+
+class Listener:
+    """Notes what an endpoint tells."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.ends = 0
+        self.drains = 0
+        self.changed = asyncio.Event()
+
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
+        self.data += data
+        self.changed.set()
+
+    def ended(self, endpoint: Endpoint) -> None:
+        self.ends += 1
+        self.changed.set()
+
+    def drained(self, endpoint: Endpoint) -> None:
+        self.drains += 1
+        self.changed.set()
+
+    async def change(self) -> None:
+        async with asyncio.timeout(5):
+            await self.changed.wait()
+        self.changed.clear()
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    near, far = socket.socketpair()
+    yield near, far
+    near.close()
+    far.close()
+
+
+def made(near: socket.socket) -> tuple[Endpoint, Listener]:
+    listener = Listener()
+    return Endpoint(asyncio.get_running_loop(), near, listener), listener
+
+
+def read_all(far: socket.socket) -> bytes:
+    """Read what is there now."""
+    far.setblocking(False)
+    data = bytearray()
+    while True:
+        try:
+            piece = far.recv(1 << 20)
+        except BlockingIOError:
+            return bytes(data)
+        if not piece:
+            return bytes(data)
+        data += piece
+
+
+async def test_it_reads_only_while_resumed(sockets: tuple[socket.socket, socket.socket]) -> None:
+    near, far = sockets
+    endpoint, listener = made(near)
+    far.sendall(b"one")
+    await asyncio.sleep(TICK_SECONDS)
+    assert not listener.data
+    endpoint.resume()
+    endpoint.resume()
+    await listener.change()
+    assert listener.data == b"one"
+    endpoint.pause()
+    endpoint.pause()
+    far.sendall(b"two")
+    await asyncio.sleep(TICK_SECONDS)
+    assert listener.data == b"one"
+    endpoint.close()
+
+
+async def test_eof_is_told_once_after_the_bytes_before_it(sockets: tuple[socket.socket, socket.socket]) -> None:
+    near, far = sockets
+    endpoint, listener = made(near)
+    far.sendall(b"last")
+    far.shutdown(socket.SHUT_WR)
+    endpoint.resume()
+    while not listener.ends:
+        await listener.change()
+    endpoint.resume()
+    await asyncio.sleep(TICK_SECONDS)
+    assert (listener.data, listener.ends) == (b"last", 1)
+    endpoint.close()
+
+
+async def test_what_the_socket_does_not_take_waits_in_order(sockets: tuple[socket.socket, socket.socket]) -> None:
+    near, far = sockets
+    endpoint, listener = made(near)
+    sent = bytes(range(256)) * 8192
+    endpoint.write(sent)
+    endpoint.write(b"tail")
+    assert endpoint.waiting > HIGH_WATER and endpoint.slow
+    got = bytearray()
+    while len(got) < len(sent) + 4:
+        got += read_all(far)
+        await asyncio.sleep(0)
+    assert got == sent + b"tail"
+    assert endpoint.waiting == 0 and not endpoint.slow
+    assert listener.drains == 1, "told once, when few enough bytes wait"
+    endpoint.close()
+
+
+async def test_finish_half_closes_behind_what_waits(sockets: tuple[socket.socket, socket.socket]) -> None:
+    near, far = sockets
+    endpoint, listener = made(near)
+    sent = b"x" * (2 * LOW_WATER + HIGH_WATER)
+    endpoint.write(sent)
+    endpoint.finish()
+    got = await asyncio.to_thread(_read_to_eof, far)
+    assert got == sent
+    far.sendall(b"still heard")
+    endpoint.resume()
+    while not listener.data:
+        await listener.change()
+    assert listener.data == b"still heard"
+    endpoint.close()
+
+
+def _read_to_eof(far: socket.socket) -> bytes:
+    far.setblocking(True)
+    far.settimeout(5)
+    data = bytearray()
+    while piece := far.recv(1 << 16):
+        data += piece
+    return bytes(data)
+
+
+async def test_a_write_error_ends_only_writing(sockets: tuple[socket.socket, socket.socket]) -> None:
+    """The early answer of a peer that reads no more is delivered (relay-rules C8)."""
+    near, far = sockets
+    endpoint, listener = made(near)
+    far.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    far.close()
+    endpoint.write(b"more of the request")
+    endpoint.write(b"and more")
+    endpoint.resume()
+    while not listener.ends:
+        await listener.change()
+    assert listener.data == b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    endpoint.finish()
+    endpoint.close()
+    endpoint.close()
+    endpoint.write(b"into nothing")
+    assert endpoint.closed
+
+
+async def test_a_peer_that_goes_while_bytes_wait_frees_the_other_side(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = sockets
+    endpoint, listener = made(near)
+    endpoint.write(b"x" * (4 * HIGH_WATER))
+    assert endpoint.slow
+    far.close()
+    while not listener.drains:
+        await listener.change()
+    assert endpoint.waiting == 0
+    endpoint.close()
+
+
+async def test_closing_with_bytes_waiting_leaves_no_callback(sockets: tuple[socket.socket, socket.socket]) -> None:
+    near, far = sockets
+    endpoint, listener = made(near)
+    endpoint.resume()
+    endpoint.write(b"x" * (4 * HIGH_WATER))
+    endpoint.close()
+    endpoint.resume()
+    read_all(far)
+    await asyncio.sleep(TICK_SECONDS)
+    assert listener.drains == 0 and listener.ends == 0

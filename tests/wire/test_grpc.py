@@ -1,0 +1,168 @@
+"""Tests of gRPC's framing, deadlines and status texts."""
+
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import grpc
+
+LIMIT = 1000
+
+
+# ---- messages
+
+
+@given(st.binary(max_size=300))
+def test_a_message_reads_back(body: bytes) -> None:
+    framed = grpc.message(body)
+    assert grpc.message_length(framed) == len(body) == len(framed) - grpc.PREFIX_BYTES
+    assert grpc.open_message(framed, b"", LIMIT) == body
+    assert grpc.open_message(bytearray(framed), b"gzip", LIMIT) == body
+
+
+def test_the_prefix_is_a_flag_and_four_bytes_of_length() -> None:
+    assert grpc.message(b"ab") == b"\0\0\0\0\2ab"
+    assert grpc.message(b"ab", compressed=True) == b"\1\0\0\0\2ab"
+    assert grpc.message_length(b"\1\x01\x02\x03\x04 and more") == 0x01020304
+
+
+@pytest.mark.parametrize("flag", [2, 255])
+def test_a_compressed_flag_is_0_or_1(flag: int) -> None:
+    with pytest.raises(WireError, match="flag"):
+        grpc.message_length(bytes((flag, 0, 0, 0, 0)))
+    with pytest.raises(WireError, match="flag"):
+        grpc.open_message(bytes((flag, 0, 0, 0, 0)), b"", LIMIT)
+
+
+@pytest.mark.parametrize("framed", [b"", b"\0\0\0\0", b"\0\0\0\0\2a", b"\0\0\0\0\2abc", grpc.message(b"a") * 2])
+def test_what_is_not_exactly_one_message_is_refused(framed: bytes) -> None:
+    with pytest.raises(WireError, match="exactly one whole"):
+        grpc.open_message(framed, b"", LIMIT)
+
+
+@given(st.binary(max_size=LIMIT), st.integers(1, 9))
+def test_gzip_is_undone(body: bytes, level: int) -> None:
+    framed = grpc.message(gzip.compress(body, level), compressed=True)
+    assert grpc.open_message(framed, b"gzip", LIMIT) == body
+    assert grpc.open_message(framed, b"gzip", len(body)) == body
+
+
+@pytest.mark.parametrize("size", [1, LIMIT, LIMIT + 1, 10**7])
+def test_gzip_data_above_the_limit_are_refused(size: int) -> None:
+    framed = grpc.message(gzip.compress(bytes(size)), compressed=True)
+    with pytest.raises(WireError, match="longer than the limit"):
+        grpc.open_message(framed, b"gzip", size - 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "problem"),
+    [
+        (gzip.compress(b"body"), b"", "unknown compression"),
+        (gzip.compress(b"body"), b"identity", "unknown compression"),
+        (zlib.compress(b"body"), b"deflate", "unknown compression"),
+        (zlib.compress(b"body"), b"gzip", "is broken"),
+        (gzip.compress(b"body")[:-8] + bytes(8), b"gzip", "is broken"),
+        (b"", b"gzip", "one gzip member"),
+        (gzip.compress(b"body")[:-1], b"gzip", "one gzip member"),
+        (gzip.compress(b"body") + b"x", b"gzip", "one gzip member"),
+        (gzip.compress(b"body") + gzip.compress(b"hidden"), b"gzip", "one gzip member"),
+    ],
+)
+def test_compression_that_cannot_be_undone_is_refused(body: bytes, encoding: bytes, problem: str) -> None:
+    with pytest.raises(WireError, match=problem):
+        grpc.open_message(grpc.message(body, compressed=True), encoding, LIMIT)
+
+
+@pytest.mark.parametrize("size", [LIMIT, LIMIT + 1])
+def test_a_plain_message_above_the_limit_is_refused(size: int) -> None:
+    framed = grpc.message(bytes(size))
+    assert grpc.open_message(framed, b"", size) == bytes(size)
+    with pytest.raises(WireError, match="longer than the limit"):
+        grpc.open_message(framed, b"", size - 1)
+
+
+# ---- deadlines
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (b"2H", 7200.0),
+        (b"1M", 60.0),
+        (b"120S", 120.0),
+        (b"1500m", 1.5),
+        (b"99999999u", 99.999999),
+        (b"250n", 2.5e-7),
+        (b"0S", 0.0),
+        (b"", None),
+        (b"S", None),
+        (b"10", None),
+        (b"10s", None),
+        (b"1.5S", None),
+        (b"-1S", None),
+        (b"+1S", None),
+        (b" 1S", None),
+        (b"\xb2S", None),
+        (b"123456789S", None),
+    ],
+)
+def test_a_timeout_is_read_or_malformed(value: bytes, seconds: float | None) -> None:
+    assert grpc.read_timeout(value) == (seconds if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "value"),
+    [
+        (2.0, b"2000000u"),
+        (0.25, b"250000u"),
+        (99.5, b"99500000u"),
+        (100.0, b"100000m"),
+        (99_999.5, b"99999500m"),
+        (100_000.0, b"100000S"),
+        (1e9, b"99999999S"),
+        (0.0, b"1u"),
+        (-3.0, b"1u"),
+    ],
+)
+def test_a_timeout_is_written_in_the_finest_unit_that_holds_it(seconds: float, value: bytes) -> None:
+    assert grpc.timeout(seconds) == value
+
+
+@given(st.floats(1e-3, 9e7))
+def test_a_timeout_reads_back(seconds: float) -> None:
+    back = grpc.read_timeout(grpc.timeout(seconds))
+    assert back == pytest.approx(seconds, rel=1e-3)
+
+
+# ---- status texts
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("hook server 'a' at PreRunPodSandbox: deadline", b"hook server 'a' at PreRunPodSandbox: deadline"),
+        ("100%", b"100%25"),
+        ("two\nlines\x7f", b"two%0Alines%7F"),
+        ("größer ☺", b"gr%C3%B6%C3%9Fer %E2%98%BA"),
+        ("", b""),
+        ("a name that is not UTF-8: \udcff", b"a name that is not UTF-8: ?"),
+    ],
+)
+def test_a_status_text_is_percent_encoded(text: str, value: bytes) -> None:
+    assert grpc.percent_encode(text) == value
+
+
+@given(st.text())
+def test_a_status_text_reads_back_and_is_printable_ascii(text: str) -> None:
+    value = grpc.percent_encode(text)
+    assert grpc.percent_decode(value) == text
+    assert all(0x20 <= byte <= 0x7E for byte in value)
+
+
+@pytest.mark.parametrize(("value", "text"), [(b"%zz %", "%zz %"), (b"%ff!", "\ufffd!"), (b"raw \xc3\xb6", "raw ö")])
+def test_a_malformed_status_text_is_never_refused(value: bytes, text: str) -> None:
+    assert grpc.percent_decode(value) == text

@@ -1,0 +1,288 @@
+"""Tests of header blocks that stand alone (relay-rules A1, A2); the hpack package is the oracle."""
+
+from contextlib import suppress
+
+import pytest
+from hpack import Decoder, Encoder, HPACKDecodingError, NeverIndexedHeaderTuple
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.table import HeaderTable
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import headers
+from runtimeproxy.wire.headers import AmbiguousPath, Blocks, Header
+
+CALL = b"/runtime.v1.RuntimeService/RunPodSandbox"
+huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode
+
+NAMES = st.one_of(st.sampled_from([name for name, _ in HeaderTable.STATIC_TABLE]), st.binary(min_size=1, max_size=12))
+FIELDS = st.one_of(
+    st.sampled_from(HeaderTable.STATIC_TABLE),
+    st.tuples(NAMES, st.binary(max_size=200)),
+)
+MARKED = st.lists(st.tuples(FIELDS, st.booleans()), max_size=8)
+"""Header fields, each with whether it is sensitive: never to be indexed."""
+
+
+def marked(fields: list[tuple[Header, bool]]) -> list[tuple[bytes, bytes, bool]]:
+    return [(*field, sensitive) for field, sensitive in fields]
+
+
+def plain(fields: list[tuple[Header, bool]]) -> list[Header]:
+    return [field for field, _ in fields]
+
+
+def tableless() -> Decoder:
+    """Return the decoder of a peer that has shrunk its table to 0 already."""
+    decoder = Decoder()
+    decoder.header_table_size = decoder.max_allowed_table_size = 0
+    return decoder
+
+
+def strict() -> Decoder:
+    """Return the decoder of a peer that announced a table of 0 and insists on being told of it (RFC 7541, 4.2)."""
+    decoder = Decoder()
+    decoder.max_allowed_table_size = 0
+    return decoder
+
+
+def decoded(decoder: Decoder, block: bytes) -> list[Header]:
+    return [(bytes(name), bytes(value)) for name, value in decoder.decode(block, raw=True)]
+
+
+def string(text: bytes, coded: bool = False) -> bytes:
+    """Encode a short string, plain or as Huffman."""
+    raw = huffman(text) if coded else text
+    return bytes((len(raw) | coded << 7,)) + raw
+
+
+# ---- reading
+
+
+@given(MARKED, st.booleans(), st.booleans())
+def test_a_block_that_stands_alone_is_read_as_hpack_reads_it(
+    fields: list[tuple[Header, bool]], coded: bool, updated: bool
+) -> None:
+    encoder = Encoder()
+    encoder.header_table_size = 0
+    block = encoder.encode(marked(fields), huffman=coded)
+    block = block if updated else block.removeprefix(b"\x20")
+    assert headers.read(block) == decoded(tableless(), block) == plain(fields)
+    headers.check(block)
+
+
+@given(st.binary(max_size=60))
+def test_of_arbitrary_bytes_only_what_hpack_reads_too_is_read(block: bytes) -> None:
+    try:
+        found = headers.read(block)
+    except WireError:
+        return
+    assert found == decoded(tableless(), block)
+
+
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_raise_nothing_but_wire_errors(block: bytes) -> None:
+    for reader in (headers.check, headers.find_path, Blocks().translate, acknowledged().translate):
+        with suppress(WireError):
+            reader(block)
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        (b"\x80", "dynamic table"),
+        (b"\xbe", "dynamic table"),
+        (b"\xff\x00", "dynamic table"),
+        (b"\x7f\x00\x01v", "dynamic table"),
+        (b"\x0f\x2f\x01v", "dynamic table"),
+        (b"\x1f\x2f\x01v", "dynamic table"),
+        (b"\x82\x20", "inside a header block"),
+        (b"\x21", "above the limit"),
+        (b"\x20\x3f\xe1\x1f", "above the limit"),
+        (b"\xff\x80\x80\x80\x80\x00", "too long"),
+        (b"\xff", "ends inside a field"),
+        (b"\xff\x80", "ends inside a field"),
+        (b"\x3f", "ends inside a field"),
+        (b"\x04", "ends inside a field"),
+        (b"\x00", "ends inside a field"),
+        (b"\x00\x01n", "ends inside a field"),
+        (b"\x04\x7f", "ends inside a field"),
+        (b"\x04\x02v", "runs over the end"),
+        (b"\x00\x05name", "runs over the end"),
+    ],
+)
+def test_a_block_that_does_not_stand_alone_is_refused(block: bytes, problem: str) -> None:
+    for reader in (headers.check, headers.read, headers.find_path):
+        with pytest.raises(WireError, match=problem) as caught:
+            reader(block)
+        assert not isinstance(caught.value, AmbiguousPath)
+
+
+def test_the_last_static_index_is_61() -> None:
+    assert headers.read(b"\xbd\x7d\x01v\x0f\x2e\x01w") == [
+        (b"www-authenticate", b""),
+        (b"www-authenticate", b"v"),
+        (b"www-authenticate", b"w"),
+    ]
+
+
+def test_broken_huffman_is_refused_where_it_is_read_only() -> None:
+    block = b"\x00" + string(b"n") + b"\x81\x00"
+    headers.check(block)
+    with pytest.raises(WireError, match="Huffman"):
+        headers.read(block)
+
+
+def test_the_huffman_cache_keeps_the_latest_1024() -> None:
+    headers.unhuffman.cache_clear()
+    texts = [huffman(f"/runtime.v1.RuntimeService/Method{number}".encode()) for number in range(1025)]
+    for text in texts:
+        headers.unhuffman(text)
+    assert headers.unhuffman.cache_info().currsize == 1024
+    headers.unhuffman(texts[-1])
+    headers.unhuffman(texts[0])
+    assert headers.unhuffman.cache_info()[:2] == (1, 1026)
+
+
+# ---- the path
+
+
+@pytest.mark.parametrize(
+    ("block", "path"),
+    [
+        pytest.param(b"\x84", b"/", id="indexed 4"),
+        pytest.param(b"\x85", b"/index.html", id="indexed 5"),
+        *(
+            pytest.param(first + string(CALL, coded), CALL, id=f"{name}, {'Huffman' if coded else 'plain'} value")
+            for name, first in [
+                ("index 4", b"\x04"),
+                ("index 5", b"\x05"),
+                ("index 4, incremental", b"\x44"),
+                ("index 5, never indexed", b"\x15"),
+                ("literal name", b"\x00" + string(b":path")),
+                ("literal name, incremental", b"\x40" + string(b":path")),
+                ("Huffman name", b"\x00" + string(b":path", coded=True)),
+                ("Huffman name, never indexed", b"\x10" + string(b":path", coded=True)),
+            ]
+            for coded in (False, True)
+        ),
+    ],
+)
+def test_the_path_is_found_however_it_is_written(block: bytes, path: bytes) -> None:
+    around = b"\x20\x83" + block + b"\x00" + string(b"path", coded=True) + string(b"/other")
+    assert headers.find_path(around) == path
+    with pytest.raises(AmbiguousPath, match="2 :path"):
+        headers.find_path(around + block)
+
+
+@pytest.mark.parametrize("block", [b"", b"\x20", b"\x83\x86", b"\x00" + string(b":Path") + string(CALL)])
+def test_a_request_without_a_path_is_ambiguous(block: bytes) -> None:
+    with pytest.raises(AmbiguousPath, match="0 :path"):
+        headers.find_path(block)
+
+
+@given(MARKED, st.booleans())
+def test_the_path_is_the_one_that_hpack_sees(fields: list[tuple[Header, bool]], coded: bool) -> None:
+    encoder = Encoder()
+    encoder.header_table_size = 0
+    block = encoder.encode(marked(fields), huffman=coded)
+    paths = [value for name, value in plain(fields) if name == b":path"]
+    if len(paths) == 1:
+        assert headers.find_path(block) == paths[0]
+    else:
+        with pytest.raises(AmbiguousPath):
+            headers.find_path(block)
+
+
+# ---- building
+
+
+@given(st.lists(FIELDS, max_size=8))
+def test_a_block_of_our_own_is_read_by_a_peer_that_insists_on_the_size_update(fields: list[Header]) -> None:
+    block = headers.build(fields)
+    assert decoded(strict(), block) == fields
+    assert headers.read(block) == fields
+
+
+@pytest.mark.parametrize("size", [0, 126, 127, 128, 254, 255, 127 + 128**2, 127 + 128**2 - 1])
+def test_long_strings_have_long_lengths(size: int) -> None:
+    fields = [(b"x" * max(size, 1), b"v" * size)]
+    assert decoded(strict(), headers.build(fields)) == fields == headers.read(headers.build(fields))
+
+
+@pytest.mark.parametrize("name", [b":status", b"grpc-status", b"www-authenticate"])
+@pytest.mark.parametrize("sensitive", [False, True])
+def test_a_literal_says_whether_it_may_be_indexed(name: bytes, sensitive: bool) -> None:
+    [field] = tableless().decode(headers.literal(name, b"v", sensitive), raw=True)
+    assert isinstance(field, NeverIndexedHeaderTuple) == sensitive
+    assert tuple(field) == (name, b"v")
+
+
+# ---- a direction's blocks
+
+
+def acknowledged() -> Blocks:
+    blocks = Blocks()
+    blocks.acknowledge()
+    return blocks
+
+
+@given(st.lists(st.tuples(MARKED, st.none() | st.integers(0, 4096), st.booleans()), max_size=6))
+def test_before_the_ack_a_block_is_rebuilt_whatever_the_encoder_does(
+    sent: list[tuple[list[tuple[Header, bool]], int | None, bool]],
+) -> None:
+    blocks, encoder, oracle = Blocks(), Encoder(), Decoder()
+    for fields, table_size, coded in sent:
+        if table_size is not None:
+            encoder.header_table_size = table_size
+        original = encoder.encode(marked(fields), huffman=coded)
+        block = blocks.mark(blocks.translate(original))
+        there, here = oracle.decode(original, raw=True), tableless().decode(block, raw=True)
+        assert list(here) == list(there) == plain(fields)
+        assert [type(field) for field in here] == [
+            NeverIndexedHeaderTuple if isinstance(field, NeverIndexedHeaderTuple) else type(field) for field in there
+        ], "a field that is never to be indexed stays one"
+        assert headers.read(block) == plain(fields)
+        assert block[:1] == b"" or block[0] < 0x20, "no size update, nothing indexed"
+    assert not blocks.standalone
+
+
+@pytest.mark.parametrize("block", [b"\x82\x20", b"\x3f\xe2\x1f", b"\xc0", b"\x00", b"\x04\x81\x00", b"\x00\x05nam"])
+def test_before_the_ack_a_broken_block_is_refused(block: bytes) -> None:
+    with pytest.raises(WireError, match="cannot be decoded"):
+        Blocks().translate(block)
+    with pytest.raises(HPACKDecodingError):
+        Decoder().decode(block)
+
+
+def test_after_the_ack_blocks_pass_as_the_same_object() -> None:
+    blocks = acknowledged()
+    block = headers.build([(b":path", CALL)])
+    assert blocks.translate(block) is block
+    with pytest.raises(WireError, match="dynamic table"):
+        blocks.translate(b"\xbe")
+
+
+@pytest.mark.parametrize("block", [b"\x83", b"\x20\x83"])
+def test_the_first_block_after_the_ack_starts_with_one_size_update(block: bytes) -> None:
+    blocks = acknowledged()
+    assert not blocks.standalone
+    first = blocks.mark(blocks.translate(block))
+    assert first == b"\x20\x83"
+    assert decoded(strict(), first) == [(b":method", b"POST")]
+    assert blocks.standalone
+    assert blocks.mark(block) is block
+
+
+def test_a_block_translated_before_the_ack_and_sent_after_it_is_marked_too() -> None:
+    blocks = Blocks()
+    block = blocks.translate(b"\x83")
+    blocks.acknowledge()
+    assert blocks.mark(block) == b"\x20" + block
+
+
+def test_a_size_update_is_put_before_a_block_once() -> None:
+    assert headers.alone(b"") == b"\x20"
+    assert headers.alone(headers.alone(b"\x83")) == b"\x20\x83"

@@ -1,0 +1,234 @@
+"""Tests of the frame layout; hyperframe is the oracle."""
+
+import pytest
+from hyperframe.exceptions import HyperframeError
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    PushPromiseFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import http2
+from tests.wire.frames import parse
+
+SMALL = 16
+"""A MAX_FRAME_SIZE that keeps the cases of splitting readable; the real least one is 16,384."""
+SIZES = [0, 1, SMALL - 1, SMALL, SMALL + 1, 2 * SMALL, 2 * SMALL + 1]
+
+STREAMS = st.integers(1, http2.MAX_STREAM_ID)
+CODES = st.integers(0, 2**32 - 1)
+
+
+def pattern(size: int) -> bytes:
+    """Return bytes that differ at each place."""
+    return bytes(place % 251 for place in range(size))
+
+
+# ---- building
+
+
+@pytest.mark.parametrize(
+    ("built", "expected"),
+    [
+        (http2.frame(http2.PING, http2.ACK, 0, b"12345678"), PingFrame(0, b"12345678", flags=["ACK"])),
+        (http2.frame(http2.DATA, http2.END_STREAM, 5), DataFrame(5, flags=["END_STREAM"])),
+        (http2.frame(http2.DATA, 0, 5, b"x" * 70_000), DataFrame(5, b"x" * 70_000)),
+        (http2.window_update(0, 983_041), WindowUpdateFrame(0, 983_041)),
+        (http2.window_update(7, http2.MAX_WINDOW), WindowUpdateFrame(7, http2.MAX_WINDOW)),
+        (http2.rst_stream(9, http2.CANCEL), RstStreamFrame(9, 8)),
+        (http2.rst_stream(9, http2.REFUSED_STREAM), RstStreamFrame(9, 7)),
+        (http2.goaway(http2.MAX_STREAM_ID, http2.NO_ERROR), GoAwayFrame(0, 2**31 - 1, 0)),
+        (http2.goaway(3, 2, b"why"), GoAwayFrame(0, 3, 2, b"why")),
+        (http2.settings({http2.HEADER_TABLE_SIZE: 0, 0x99: 7}), SettingsFrame(0, {1: 0, 0x99: 7})),
+        (http2.settings({}), SettingsFrame(0)),
+        (http2.SETTINGS_ACK, SettingsFrame(0, flags=["ACK"])),
+    ],
+)
+def test_frames_are_built_as_hyperframe_builds_them(built: bytes, expected: Frame) -> None:
+    assert built == expected.serialize()
+
+
+def test_the_preface_is_that_of_the_rfc() -> None:
+    assert http2.PREFACE.hex() == "505249202a20485454502f322e300d0a0d0a534d0d0a0d0a"
+
+
+@given(st.integers(0, 300), st.integers(0, 9), st.integers(0, 255), CODES)
+def test_a_head_reads_back(size: int, kind: int, flags: int, stream: int) -> None:
+    framed = b"--" + http2.frame(kind, flags, stream, bytes(size))
+    high, low, *rest = http2.read_head(framed, 2)
+    assert (high << 8 | low, *rest) == (size, kind, flags, stream)
+    assert len(framed) == 2 + http2.HEAD_BYTES + size
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_header_block_is_split_into_continuations(size: int, end: bool) -> None:
+    block = pattern(size)
+    frames = [frame for frame, _ in parse(http2.header_frames(3, block, end, SMALL))]
+    assert b"".join(frame.data for frame in frames) == block
+    assert {frame.stream_id for frame in frames} == {3}
+    assert [frame.type for frame in frames] == [http2.HEADERS] + [http2.CONTINUATION] * (len(frames) - 1)
+    assert all(len(frame.data) == SMALL for frame in frames[:-1])
+    assert len(frames[-1].data) <= SMALL
+    assert ["END_HEADERS" in frame.flags for frame in frames] == [False] * (len(frames) - 1) + [True]
+    assert ["END_STREAM" in frame.flags for frame in frames] == [end] + [False] * (len(frames) - 1)
+
+
+def test_a_header_block_is_split_at_16384_bytes_unless_told_otherwise() -> None:
+    frames = [frame for frame, _ in parse(http2.header_frames(1, bytes(16_385), False))]
+    assert [len(frame.data) for frame in frames] == [16_384, 1]
+
+
+def test_a_block_keeps_its_priority_and_loses_its_padding() -> None:
+    original = HeadersFrame(5, pattern(40), pad_length=9, flags=["PADDED", "PRIORITY", "END_STREAM"])
+    original.depends_on, original.stream_weight, original.exclusive = 3, 200, True
+    head, payload = original.serialize()[: http2.HEAD_BYTES], original.serialize()[http2.HEAD_BYTES :]
+    prefix, fragment = http2.split_block(http2.HEADERS, head[4], payload)
+    first, *_, last = (frame for frame, _ in parse(http2.block_frames(http2.HEADERS, head[4], 5, prefix, fragment, 20)))
+    assert (first.depends_on, first.stream_weight, first.exclusive) == (3, 200, True)
+    assert set(first.flags) == {"PRIORITY", "END_STREAM"}
+    assert first.data + last.data == pattern(40)[:15] + pattern(40)[35:]
+    assert first.body_len == 20, "the priority counts toward the frame's length"
+
+
+def test_a_push_promise_is_split_and_built_like_headers() -> None:
+    original = PushPromiseFrame(1, 2, pattern(30), pad_length=4, flags=["PADDED", "END_HEADERS"]).serialize()
+    prefix, fragment = http2.split_block(http2.PUSH_PROMISE, original[4], original[http2.HEAD_BYTES :])
+    assert (prefix, fragment) == (b"\0\0\0\2", pattern(30))
+    whole = http2.block_frames(http2.PUSH_PROMISE, original[4], 1, prefix, fragment)
+    assert whole == PushPromiseFrame(1, 2, pattern(30), flags=["END_HEADERS"]).serialize()
+    kinds = [frame.type for frame, _ in parse(http2.block_frames(http2.PUSH_PROMISE, 0, 1, prefix, fragment, SMALL))]
+    assert kinds == [http2.PUSH_PROMISE, http2.CONTINUATION, http2.CONTINUATION]
+
+
+# ---- reading
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**16 - 1).filter(lambda i: i not in (4, 5)), CODES), max_size=8))
+def test_settings_read_back_in_order_with_doubles_and_unknown_ones(entries: list[tuple[int, int]]) -> None:
+    assert http2.read_settings(http2.settings_payload(entries)) == entries
+
+
+@pytest.mark.parametrize(
+    ("identifier", "value", "allowed"),
+    [
+        (http2.INITIAL_WINDOW_SIZE, 0, True),
+        (http2.INITIAL_WINDOW_SIZE, 2**31 - 1, True),
+        (http2.INITIAL_WINDOW_SIZE, 2**31, False),
+        (http2.MAX_FRAME_SIZE, 16_383, False),
+        (http2.MAX_FRAME_SIZE, 16_384, True),
+        (http2.MAX_FRAME_SIZE, 2**24 - 1, True),
+        (http2.MAX_FRAME_SIZE, 2**24, False),
+    ],
+)
+def test_settings_out_of_range_are_refused(identifier: int, value: int, allowed: bool) -> None:
+    payload = http2.settings_payload([(http2.MAX_CONCURRENT_STREAMS, 1), (identifier, value)])
+    if allowed:
+        assert http2.read_settings(payload)[1] == (identifier, value)
+    else:
+        with pytest.raises(WireError, match="SETTINGS"):
+            http2.read_settings(payload)
+
+
+@pytest.mark.parametrize("size", [1, 5, 7, 11])
+def test_settings_of_a_broken_length_are_refused(size: int) -> None:
+    with pytest.raises(WireError, match="multiple of 6"):
+        http2.read_settings(bytes(size))
+
+
+@given(CODES, st.integers(0, 5))
+def test_31_bits_are_read_at_an_offset_without_the_reserved_one(value: int, offset: int) -> None:
+    payload = bytes(offset) + value.to_bytes(4, "big")
+    assert http2.read_u32(payload, offset) == value % 2**31
+    with pytest.raises(WireError, match="too short"):
+        http2.read_u32(payload[:-1], offset)
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [(b"\0abc", b"abc"), (b"\1abc", b"ab"), (b"\3abc", b""), (b"\0", b""), (b"\4abc", None), (b"\1", None), (b"", None)],
+)
+def test_padding_may_be_as_long_as_the_payload_and_no_longer(payload: bytes, expected: bytes | None) -> None:
+    if expected is None:
+        with pytest.raises(WireError, match="padding"):
+            http2.unpad(payload, http2.PADDED)
+    else:
+        assert http2.unpad(payload, http2.PADDED | http2.END_STREAM) == expected
+
+
+@given(st.binary(max_size=12), st.integers(0, 255), st.booleans())
+def test_payloads_are_split_as_hyperframe_splits_them(payload: bytes, flags: int, promise: bool) -> None:
+    kind = http2.PUSH_PROMISE if promise else http2.HEADERS
+    size = 4 if promise else 5 if flags & http2.PRIORITY_FLAG else 0
+    frame = PushPromiseFrame(1, 2) if promise else HeadersFrame(1)
+    frame.parse_flags(flags)
+    try:
+        frame.parse_body(memoryview(payload))
+    except HyperframeError:
+        valid = False
+    else:
+        # hyperframe takes padding for the fixed fields and any promised id for a fault: neither is about the layout.
+        valid = len(payload) - bool(flags & http2.PADDED) - getattr(frame, "pad_length", 0) >= size
+    try:
+        prefix, fragment = http2.split_block(kind, flags, payload)
+    except WireError:
+        assert not valid
+        return
+    assert len(prefix) == size
+    if valid:
+        assert fragment == frame.data
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "payload"),
+    [
+        (http2.HEADERS, http2.PRIORITY_FLAG, b"1234"),
+        (http2.HEADERS, http2.PRIORITY_FLAG | http2.PADDED, b"\x0212345"),
+        (http2.PUSH_PROMISE, 0, b"123"),
+    ],
+)
+def test_a_block_too_short_for_its_fixed_fields_is_refused(kind: int, flags: int, payload: bytes) -> None:
+    with pytest.raises(WireError, match="too short"):
+        http2.split_block(kind, flags, payload)
+
+
+def test_headers_without_priority_are_all_fragment() -> None:
+    assert http2.split_block(http2.HEADERS, http2.END_STREAM, b"block") == (b"", b"block")
+
+
+# ---- collecting
+
+FRAMES = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), STREAMS, st.binary(max_size=30)), max_size=6)
+
+
+@given(FRAMES, st.lists(st.integers(1, 40), max_size=30))
+def test_frames_are_whole_after_any_split_of_the_bytes(
+    frames: list[tuple[int, int, int, bytes]], pieces: list[int]
+) -> None:
+    stream = b"".join(http2.frame(*frame) for frame in frames)
+    buffer, found, at = http2.FrameBuffer(), [], 0
+    for piece in [*pieces, len(stream)]:
+        found += buffer.feed(stream[at : at + piece])
+        at += piece
+    assert found == frames
+
+
+def test_the_reserved_bit_of_a_stream_id_is_cleared() -> None:
+    assert http2.FrameBuffer().feed(http2.frame(http2.DATA, 0, 2**31 + 5)) == [(http2.DATA, 0, 5, b"")]
+
+
+def test_a_frame_above_the_limit_is_refused_at_its_head() -> None:
+    assert http2.FrameBuffer(20).feed(http2.frame(http2.DATA, 0, 1, bytes(20)))
+    with pytest.raises(WireError, match="longer than the receiver allows"):
+        http2.FrameBuffer(20).feed(http2.frame(http2.DATA, 0, 1, bytes(21))[: http2.HEAD_BYTES])
+    with pytest.raises(WireError, match="longer than the receiver allows"):
+        http2.FrameBuffer().feed(http2.frame(http2.DATA, 0, 1, bytes(16_385))[: http2.HEAD_BYTES])
