@@ -140,17 +140,17 @@ class Manager:
 
     def _tell(self, change: Change) -> None:
         self._recorder.count("config_reloads", result=_RESULTS[change.kind])
-        # A line is formatted here: each is a kind of its own for the log's rate limit, so that no plugin's is left out.
+        kind = {"kind": change.name}  # the log's limit of lines is one for each file
         registration = change.registration
         if change.kind is ChangeKind.REJECTED:
             kept = "; the last good state stays" if registration else ""
-            log.warning(f"registration rejected: {change.reason}{kept}")
+            log.warning("registration rejected: %s%s", change.reason, kept, extra=kind)
         elif registration is None:
-            log.info(f"registration {change.name} removed")
+            log.info("registration %s removed", change.name, extra=kind)
         else:
-            log.info(f"registration {change.name} {change.kind.value}: {_summary(registration)}")
+            log.info("registration %s %s: %s", change.name, change.kind.value, _summary(registration), extra=kind)
             for warning in registration.warnings:
-                log.warning(f"registration {warning}")
+                log.warning("registration %s", warning, extra={"kind": warning})
 
     def _rebuild(self) -> None:
         """Replace the tables by those of the registry."""

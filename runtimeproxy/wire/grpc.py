@@ -63,15 +63,14 @@ def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> byte
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:
+    """Return what was compressed; one byte more than ``limit`` if it is longer."""
     inflater = zlib.decompressobj(wbits=31)
     try:
-        # One byte above the limit: zlib takes 0 for no limit, and stops before the end of data that are just as long.
         plain = inflater.decompress(body, limit + 1)
     except zlib.error:
         raise WireError("gRPC message whose gzip data is broken") from None
-    whole = inflater.eof and not inflater.unused_data
-    if not whole and len(plain) <= limit:
-        # A Go receiver joins several gzip members: reading the first alone would hide the rest from the hooks.
+    # A Go receiver joins several gzip members: reading the first alone would hide the rest from the hooks.
+    if len(plain) <= limit and (inflater.unused_data or not inflater.eof):
         raise WireError("gRPC message that is not exactly one gzip member")
     return plain
 

@@ -50,6 +50,12 @@ async def until(condition: Callable[[], bool]) -> None:
     raise TimeoutError
 
 
+def answers(path: Path) -> bool:
+    """Tell whether somebody listens: a socket's file is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 # ---- runtime
 
 
@@ -234,7 +240,7 @@ async def test_the_bare_pipe_copies(tmp_path: Path) -> None:
         sys.executable, "-m", "tests.fakes.pipe", str(listen), str(tmp_path / "echo.sock")
     )
     try:
-        await until(listen.exists)
+        await until(lambda: answers(listen))
         reader, writer = await asyncio.open_unix_connection(str(listen))
         writer.write(b"x" * 1_000_000)
         assert await asyncio.wait_for(reader.readexactly(1_000_000), 10) == b"x" * 1_000_000

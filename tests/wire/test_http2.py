@@ -155,7 +155,15 @@ def test_31_bits_are_read_at_an_offset_without_the_reserved_one(value: int, offs
 
 @pytest.mark.parametrize(
     ("payload", "expected"),
-    [(b"\0abc", b"abc"), (b"\1abc", b"ab"), (b"\3abc", b""), (b"\0", b""), (b"\4abc", None), (b"\1", None), (b"", None)],
+    [
+        (b"\0abc", b"abc"),
+        (b"\1abc", b"ab"),
+        (b"\3abc", b""),
+        (b"\0", b""),
+        (b"\4abc", None),
+        (b"\1", None),
+        (b"", None),
+    ],
 )
 def test_padding_may_be_as_long_as_the_payload_and_no_longer(payload: bytes, expected: bytes | None) -> None:
     if expected is None:
@@ -165,27 +173,33 @@ def test_padding_may_be_as_long_as_the_payload_and_no_longer(payload: bytes, exp
         assert http2.unpad(payload, http2.PADDED | http2.END_STREAM) == expected
 
 
-@given(st.binary(max_size=12), st.integers(0, 255), st.booleans())
-def test_payloads_are_split_as_hyperframe_splits_them(payload: bytes, flags: int, promise: bool) -> None:
-    kind = http2.PUSH_PROMISE if promise else http2.HEADERS
-    size = 4 if promise else 5 if flags & http2.PRIORITY_FLAG else 0
-    frame = PushPromiseFrame(1, 2) if promise else HeadersFrame(1)
-    frame.parse_flags(flags)
+@given(
+    st.binary(max_size=30),
+    st.none() | st.integers(0, 255),
+    st.booleans(),
+    st.sampled_from([HeadersFrame, PushPromiseFrame]),
+)
+def test_a_block_is_split_from_what_stands_around_it(
+    block: bytes, padding: int | None, priority: bool, make: type[HeadersFrame] | type[PushPromiseFrame]
+) -> None:
+    flags = ["PADDED"] * (padding is not None) + ["PRIORITY"] * (priority and make is HeadersFrame)
+    framed = make(1, data=block, pad_length=padding or 0, flags=flags).serialize()
+    prefix, fragment = http2.split_block(framed[3], framed[4], framed[http2.HEAD_BYTES :])
+    assert fragment == block
+    assert len(prefix) == (4 if make is PushPromiseFrame else 5 * priority)
+
+
+@given(st.binary(max_size=30), st.integers(0, 40))
+def test_padding_is_taken_off_as_hyperframe_takes_it(payload: bytes, padding: int) -> None:
+    framed = bytes((padding,)) + payload
+    oracle = DataFrame(1, flags=["PADDED"])
     try:
-        frame.parse_body(memoryview(payload))
+        oracle.parse_body(memoryview(framed))
     except HyperframeError:
-        valid = False
+        with pytest.raises(WireError, match="padding"):
+            http2.unpad(framed, http2.PADDED)
     else:
-        # hyperframe takes padding for the fixed fields and any promised id for a fault: neither is about the layout.
-        valid = len(payload) - bool(flags & http2.PADDED) - getattr(frame, "pad_length", 0) >= size
-    try:
-        prefix, fragment = http2.split_block(kind, flags, payload)
-    except WireError:
-        assert not valid
-        return
-    assert len(prefix) == size
-    if valid:
-        assert fragment == frame.data
+        assert http2.unpad(framed, http2.PADDED) == oracle.data
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""The client of one hook server (hook-api, first table and "Failures").
+
+Owns the way of a hook request to its hook server and back, and which reason a failure is counted under.
+Must not know: policies, budgets, what is done with an answer.
+Invariant: whatever the hook server does, a call ends in an answer or a HookError by its deadline; no error holds a text
+of the hook server but the one that it refuses the call with.
+"""
+
+from runtimeproxy.errors import HookError, Reason, WireError
+from runtimeproxy.hookapi import codec
+from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.model import HookAnswer, HookRequest
+from runtimeproxy.relay.unary import CallFailed, Kind, UnaryClient
+from runtimeproxy.wire import grpc
+
+_REASONS = {
+    Kind.UNREACHABLE: Reason.UNREACHABLE,
+    Kind.DEADLINE: Reason.DEADLINE,
+    Kind.BROKEN: Reason.BROKEN_ANSWER,
+    Kind.STATUS: Reason.ERROR_STATUS,
+}
+
+
+class HookClient:
+    """Asks the hook server of ``plugin`` that listens at ``endpoint``."""
+
+    def __init__(self, plugin: str, endpoint: str) -> None:
+        self._plugin = plugin
+        self._unary = UnaryClient(endpoint)
+        self._in_flight = 0
+        self._closed = False
+
+    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+        """Ask the hook server. Raises HookError."""
+        self._in_flight += 1
+        try:
+            body = codec.encode(point, request)
+            return codec.decode(point, await self._unary.call(codec.method_path(point), body, timeout_seconds))
+        except CallFailed as failure:
+            raise self._error(point, failure) from None
+        except WireError as error:
+            raise HookError(self._plugin, point.name, Reason.BROKEN_ANSWER, str(error)) from None
+        except ValueError:
+            text = "the request cannot be put into a hook message"
+            raise HookError(self._plugin, point.name, Reason.INTERNAL, text) from None
+        finally:
+            self._in_flight -= 1
+            await self._close_if_idle()
+
+    def _error(self, point: HookPoint, failure: CallFailed) -> HookError:
+        if failure.kind is not Kind.STATUS:
+            return HookError(self._plugin, point.name, _REASONS[failure.kind], failure.text)
+        if failure.code == grpc.PERMISSION_DENIED:
+            return HookError(self._plugin, point.name, Reason.REFUSED, failure.text)
+        # The text is left out: a hook server may quote the request in it, and the error is logged.
+        return HookError(self._plugin, point.name, Reason.ERROR_STATUS, f"gRPC status {failure.code}")
+
+    async def close(self) -> None:
+        """Close the connection as soon as no call is in flight; a call that comes later is served all the same."""
+        self._closed = True
+        await self._close_if_idle()
+
+    async def _close_if_idle(self) -> None:
+        if self._closed and not self._in_flight:
+            await self._unary.close()

@@ -1,0 +1,239 @@
+"""A small unary gRPC client over a unix socket: for hook servers, and for what is asked of the runtime.
+
+Owns the connection: dialled on demand, shared by all calls, replaced when the socket at the path is another one.
+Must not know: what a message means, frames (``wire.unary`` has them).
+Invariant: a call ends by its deadline whatever the peer does, and is never sent twice: once a byte of it was written,
+its failure is the caller's to judge.
+"""
+
+import asyncio
+import os
+import socket
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.relay.dial import RETRY_SECONDS, dial_now
+from runtimeproxy.relay.endpoint import Endpoint
+from runtimeproxy.wire import grpc, http2
+from runtimeproxy.wire.unary import CallFailed, Calls, Kind
+
+__all__ = ["CallFailed", "Kind", "UnaryClient"]
+
+MAX_REPLY_BYTES = 4 * 2**20
+
+_AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end the call a moment before our timer does
+
+_Identity = tuple[int, int, int]
+
+
+class UnaryClient:
+    """A client of whoever listens at a path."""
+
+    def __init__(self, path: str, *, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
+        self._path = path
+        self._max_reply_bytes = max_reply_bytes
+        self._link: _Link | None = None
+        self._links: set[_Link] = set()
+
+    async def call(self, method_path: str, message: bytes, timeout_seconds: float) -> bytes:
+        """Send a message to a method ("/package.Service/Method") and return the answer's. Raises CallFailed."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
+        link = self._usable(loop) or await self._usable_until(loop, deadline)
+        if timeout_seconds <= 0:
+            raise _late()
+        return await link.call(method_path, message, deadline)
+
+    def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
+        """Return a connection that takes a call now, a new one if need be; None if that takes time.
+
+        Raises CallFailed if nobody listens.
+        """
+        try:
+            identity = self._identity()
+            link = self._link
+            if link is None or link.identity != identity or not link.alive:
+                link = self._dialled(loop, identity)
+        except OSError as error:
+            raise CallFailed(grpc.UNAVAILABLE, f"{self._path}: {error.strerror}", Kind.UNREACHABLE) from None
+        return link if link is not None and link.free else None
+
+    def _dialled(self, loop: asyncio.AbstractEventLoop, identity: _Identity) -> "_Link | None":
+        sock = dial_now(self._path)
+        if sock is None:
+            return None
+        if self._link is not None:
+            self._link.retire()
+        self._link = _Link(loop, sock, identity, self._max_reply_bytes, self._links)
+        return self._link
+
+    async def _usable_until(self, loop: asyncio.AbstractEventLoop, deadline: float) -> "_Link":
+        """Try again until the listener's backlog has room, and the peer takes one more call."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                while (link := self._usable(loop)) is None:
+                    await self._room()
+                return link
+        except TimeoutError:
+            raise _late() from None
+
+    async def _room(self) -> None:
+        if self._link is not None and self._link.alive and not self._link.free:
+            await self._link.room()
+        else:
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _identity(self) -> _Identity:
+        """Tell sockets at the path apart: an inode number may be used again, its time of change is not."""
+        found = os.stat(self._path)
+        return found.st_dev, found.st_ino, found.st_ctime_ns
+
+    async def close(self) -> None:
+        """Close the connections at once; calls in flight fail. A later call dials anew."""
+        for link in list(self._links):
+            link.end(CallFailed(grpc.UNAVAILABLE, "the connection was closed", Kind.UNREACHABLE))
+        self._link = None
+
+
+class _Link:
+    """One connection and the calls on it."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        identity: _Identity,
+        max_reply_bytes: int,
+        links: "set[_Link]",
+    ) -> None:
+        self.identity = identity
+        self._loop = loop
+        self._calls = Calls(max_reply_bytes)
+        self._futures: dict[int, asyncio.Future[bytes]] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._retired = False
+        self._links = links
+        links.add(self)
+        self._endpoint = Endpoint(loop, sock, self)
+        self._endpoint.resume()
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether new calls may be sent here."""
+        return not (self._retired or self._calls.closing or self._endpoint.closed)
+
+    @property
+    def free(self) -> bool:
+        """Tell whether the peer takes one more call now."""
+        return self._calls.free
+
+    async def room(self) -> None:
+        """Wait until there may be room for one more call, or the connection has ended."""
+        future = self._loop.create_future()
+        self._waiting.append(future)
+        await future
+
+    async def call(self, method_path: str, message: bytes, deadline: float) -> bytes:
+        """Send a request and wait for its answer. Raises CallFailed."""
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        stream = self._calls.open(method_path, message, deadline - self._loop.time())
+        self._futures[stream] = future
+        timer = self._loop.call_at(deadline, self._expire, future)
+        self._flush()
+        try:
+            return await future
+        except CallFailed as failure:
+            if failure.kind is Kind.BROKEN and self._loop.time() > deadline - _AT_THE_DEADLINE_SECONDS:
+                raise _late() from None
+            raise
+        finally:
+            timer.cancel()
+            self._close_call(stream)
+
+    def _expire(self, future: "asyncio.Future[bytes]") -> None:
+        """End a call at its deadline; later calls try a new connection, in case this one is dead."""
+        if not future.done():
+            future.set_exception(_late())
+            self.retire()
+
+    def _close_call(self, stream: int) -> None:
+        if self._futures.pop(stream, None) is not None and not self._endpoint.closed:
+            self._calls.cancel(stream)
+            self._flush()
+        self._wake()
+        self._close_if_done()
+
+    def retire(self) -> None:
+        """Take no more calls; close when those in flight have ended."""
+        self._retired = True
+        self._wake()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if not self.alive and not self._futures:
+            self._close()
+
+    def end(self, failure: CallFailed) -> None:
+        """Close at once; calls in flight fail."""
+        for future in self._futures.values():
+            if not future.done():
+                future.set_exception(CallFailed(failure.code, failure.text, failure.kind))
+        self._futures.clear()
+        self._close()
+
+    def _close(self) -> None:
+        self._endpoint.close()
+        self._links.discard(self)
+        self._wake()
+
+    def _wake(self) -> None:
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
+
+    def _flush(self) -> None:
+        out = self._calls.out
+        if out:
+            self._endpoint.write(b"".join(out))
+            out.clear()
+            if self._endpoint.slow:
+                self._endpoint.pause()
+
+    def _settle(self) -> None:
+        """Hand the outcomes to their callers."""
+        for stream, outcome in self._calls.ended:
+            future = self._futures.pop(stream)
+            if future.done():
+                continue
+            if isinstance(outcome, CallFailed):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+        self._calls.ended.clear()
+
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
+        """Take the peer's bytes."""
+        try:
+            self._calls.receive(data)
+        except WireError as error:
+            self._settle()
+            self._calls.out.append(http2.goaway(0, http2.PROTOCOL_ERROR))
+            self._flush()
+            self.end(CallFailed(grpc.INTERNAL, f"the peer broke the protocol: {error}", Kind.BROKEN))
+            return
+        self._settle()
+        self._flush()
+        self._wake()
+        self._close_if_done()
+
+    def ended(self, endpoint: Endpoint) -> None:
+        """Take the peer's EOF."""
+        self.end(CallFailed(grpc.UNAVAILABLE, "the peer closed the connection before it answered", Kind.BROKEN))
+
+    def drained(self, endpoint: Endpoint) -> None:
+        """Read on: the peer takes our bytes again."""
+        endpoint.resume()
+
+
+def _late() -> CallFailed:
+    return CallFailed(grpc.DEADLINE_EXCEEDED, "no answer in time", Kind.DEADLINE)
