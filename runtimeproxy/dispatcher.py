@@ -11,13 +11,16 @@ from typing import Protocol
 
 from runtimeproxy import merge
 from runtimeproxy.errors import HookError, Reason
-from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.hookpoints import HookPoint, Stage
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookAnswer, HookRequest
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
+
+_FOREIGN_TEXTS = frozenset({Reason.REFUSED, Reason.ERROR_STATUS})
+"""Failures in the hook server's own words, which may repeat values of the request: never logged, only told to the caller."""
 
 
 class Plugins(Protocol):
@@ -39,12 +42,11 @@ class Dispatcher:
         """Tell whether any plugin is registered for one of the points."""
         return any(point is not None and self._plugins.plugins_for(point) for point in points)
 
-    async def before(self, point: HookPoint, request: HookRequest, seconds: float) -> Adjustment:
+    async def before(self, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
         """Ask the plugins of a Pre point, each seeing what the earlier ones changed.
 
-        ``seconds`` is the budget of all of them together. Raises HookError if one refuses the call, or fails under policy Fail.
+        ``end`` is when the budget of all of them is used up, on the clock. Raises HookError if one refuses the call, or fails under policy Fail.
         """
-        end = self._clock() + seconds
         adjustment = NO_ADJUSTMENT
         for plugin in self._plugins.plugins_for(point):
             seen = merge.applied(request, adjustment) if adjustment else request
@@ -64,9 +66,8 @@ class Dispatcher:
             )
         return adjustment
 
-    async def after(self, point: HookPoint, request: HookRequest, seconds: float) -> None:
-        """Tell the plugins of a Post point; their answers and failures change nothing."""
-        end = self._clock() + seconds
+    async def after(self, point: HookPoint, request: HookRequest, end: float) -> None:
+        """Tell the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing."""
         for plugin in self._plugins.plugins_for(point):
             try:
                 await self._call(plugin, point, request, end)
@@ -74,12 +75,15 @@ class Dispatcher:
                 self._count_failure(plugin, error)
 
     def failed(self, point: HookPoint | None, reason: Reason, detail: str) -> None:
-        """Apply the policies where no plugin of a Pre point could be asked.
+        """Count a failure of each plugin of a point that could not be asked; None is a point that does not exist.
 
-        Raises HookError if one has policy Fail.
+        Raises HookError if one of a Pre point has policy Fail.
         """
-        for plugin in self._plugins.plugins_for(point) if point is not None else ():
-            self._failed(plugin, HookError(plugin.name, point.name if point else "", reason, detail))
+        if point is None:
+            return
+        judge = self._failed if point.stage is Stage.PRE else self._count_failure
+        for plugin in self._plugins.plugins_for(point):
+            judge(plugin, HookError(plugin.name, point.name, reason, detail))
 
     def rejected(self, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
@@ -102,7 +106,9 @@ class Dispatcher:
     async def _call(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
         seconds = min(plugin.timeout_seconds, end - self._clock())
         if seconds <= 0:
-            raise HookError(plugin.name, point.name, Reason.DEADLINE, "the budget of the call is used up (--hook-budget)")
+            raise HookError(
+                plugin.name, point.name, Reason.DEADLINE, "the budget of the call is used up (--hook-budget)"
+            )
         answer = await plugin.client.call(point, request, seconds)
         self._recorder.count("hook_calls", plugin=plugin.name, hook=point.name)
         return answer
@@ -116,4 +122,5 @@ class Dispatcher:
 
     def _count_failure(self, plugin: Plugin, error: HookError) -> None:
         self._recorder.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
-        log.warning("%s (policy %s)", error, plugin.policy.value)
+        shown = HookError(error.plugin, error.hook, error.reason) if error.reason in _FOREIGN_TEXTS else error
+        log.warning("%s (policy %s)", shown, plugin.policy.value)

@@ -60,64 +60,57 @@ class Lifecycle:
     async def run(self, call: Call) -> None:
         """Take one call from its hold to its answer."""
         times = self._recorder.call(call.operation.value)
-        self._holds.add(times)
         try:
-            subject, adjustment = await self._before(call)
+            subject, adjustment = await self._hold(call, times)
+            adjustment, reply = await self._release(call, times, subject, adjustment)
         except HookError as error:
             times.outcome = "refused"
             self._recorder.count("calls_refused", operation=call.operation.value)
             call.refuse(error)
             return
-        except asyncio.CancelledError:
-            times.outcome = "ended"
-            self._recorder.count("calls_ended", operation=call.operation.value)
-            raise
-        finally:
-            self._holds.discard(times)
-        times.released = self._clock()
-        reply = await call.release(subject, adjustment)
         times.answered = self._clock()
         await self._finish(call, subject, adjustment, reply)
         times.done = self._clock()
         times.outcome = _outcome(reply)
         self._recorder.count("calls", operation=call.operation.value, outcome=times.outcome)
 
-    async def _finish(self, call: Call, subject: Subject | None, adjustment: Adjustment, reply: Reply) -> None:
-        try:
-            if subject is not None and reply.agreed:
-                await self._after(call, subject, adjustment, reply)
-        except Exception as error:
-            self._internal(call, error)
-        finally:
-            call.answer(reply)
-
     # Before the release.
+
+    async def _hold(self, call: Call, times: CallTimes) -> tuple[Subject | None, Adjustment]:
+        """Count the call as held while its subject and its hooks are looked for."""
+        self._holds.add(times)
+        try:
+            return await self._before(call)
+        except asyncio.CancelledError:
+            times.outcome = "ended"
+            self._recorder.count("calls_ended", operation=call.operation.value)
+            raise
+        finally:
+            self._holds.discard(times)
 
     async def _before(self, call: Call) -> tuple[Subject | None, Adjustment]:
         """Find the subject and ask the Pre hooks; failures become the policy's verdict (relay-rules C4, C7)."""
-        point = hookpoints.find(call.operation, Stage.PRE)
         seconds = self._budget(call)
+        end = self._clock() + seconds
         subject: Subject | None = None
         try:
             async with asyncio.timeout(seconds + HOLD_GRACE_SECONDS):
                 async with self._turns.turn(call.order_key(), seconds):
                     subject = await self._subject(call)
-                    if subject is None or self._skipped(subject):
-                        return subject, NO_ADJUSTMENT
-                    return subject, await self._adjustment(call, subject, seconds)
+                    if subject is not None and not self._skipped(subject):
+                        return subject, await self._adjustment(call, subject, end)
         except Unreadable as error:
-            self._recorder.count("calls_unreadable", operation=call.operation.value)
-            log.warning("%s passes without hooks, it cannot be read: %s", call.operation.value, error)
-            self._dispatcher.failed(point, Reason.UNREADABLE, str(error))
+            self._unreadable(call, error)
+            self._failed(call, subject, Reason.UNREADABLE, str(error))
         except BackendError as error:
-            self._dispatcher.failed(point, Reason.UNREADABLE, f"the runtime could not be asked: {error}")
+            self._failed(call, subject, Reason.UNREADABLE, f"the runtime could not be asked: {error}")
         except TimeoutError:
-            self._dispatcher.failed(point, Reason.DEADLINE, "the hold took longer than its budget (--hook-budget)")
+            self._failed(call, subject, Reason.DEADLINE, "the hold took longer than its budget (--hook-budget)")
         except HookError:
             raise
         except Exception as error:
             self._internal(call, error)
-            self._dispatcher.failed(point, Reason.INTERNAL, type(error).__name__)
+            self._failed(call, subject, Reason.INTERNAL, type(error).__name__)
         return subject, NO_ADJUSTMENT
 
     def _budget(self, call: Call) -> float:
@@ -140,11 +133,11 @@ class Lifecycle:
         key, value = self._limits.skip_label
         return subject.pod.effective.labels.get(key) == value
 
-    async def _adjustment(self, call: Call, subject: Subject, seconds: float) -> Adjustment:
+    async def _adjustment(self, call: Call, subject: Subject, end: float) -> Adjustment:
         point = hookpoints.find(call.operation, Stage.PRE)
         if point is None or not self._dispatcher.registered([point]):
             return NO_ADJUSTMENT
-        adjustment = await self._dispatcher.before(point, call.hook_request(subject), seconds)
+        adjustment = await self._dispatcher.before(point, call.hook_request(subject), end)
         try:
             await call.prepare(subject, adjustment)
         except BackendError as error:
@@ -152,19 +145,59 @@ class Lifecycle:
             return NO_ADJUSTMENT
         return adjustment
 
+    def _failed(self, call: Call, subject: Subject | None, reason: Reason, detail: str) -> None:
+        """Let the plugins' policies judge a failure of the hold. Raises HookError if the call is to be refused."""
+        if subject is None:  # then the Post hooks cannot be told of it either
+            self._dispatcher.failed(hookpoints.find(call.operation, Stage.POST), reason, detail)
+        self._dispatcher.failed(hookpoints.find(call.operation, Stage.PRE), reason, detail)
+
+    async def _release(
+        self, call: Call, times: CallTimes, subject: Subject | None, adjustment: Adjustment
+    ) -> tuple[Adjustment, Reply]:
+        """Send the request on and wait; one that cannot be edited goes as it came if the policies let it (relay-rules C4)."""
+        times.released = self._clock()
+        try:
+            return adjustment, await call.release(subject, adjustment)
+        except Exception as error:
+            times.released = None
+            self._internal(call, error)
+            self._failed(call, subject, Reason.INTERNAL, type(error).__name__)
+        times.released = self._clock()
+        return NO_ADJUSTMENT, await call.release(None, NO_ADJUSTMENT)
+
     # After the runtime's answer.
+
+    async def _finish(self, call: Call, subject: Subject | None, adjustment: Adjustment, reply: Reply) -> None:
+        try:
+            if subject is not None and reply.agreed:
+                await self._after(call, subject, adjustment, reply)
+        except Unreadable as error:
+            self._unreadable(call, error)
+        except Exception as error:
+            self._internal(call, error)
+        finally:
+            call.answer(reply)
 
     async def _after(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
         """Commit, then tell the Post hooks."""
-        seconds = self._limits.budget_seconds
+        # The budget is 0 once the caller's deadline has passed: nobody waits for the answer, but it is told all the same.
+        seconds = self._budget(call) or self._limits.budget_seconds
+        end = self._clock() + seconds
         async with self._turns.turn(call.order_key(), seconds):
-            known = call.outcome(subject, adjustment, reply)
+            # Other calls of the same container may have been committed since this one was held.
+            known = call.outcome(call.subject(self.store) or subject, adjustment, reply)
             self._forget.get(call.operation, self.store.commit)(known)
             point = hookpoints.find(call.operation, Stage.POST)
-            if point is None or self._skipped(known) or not self._dispatcher.registered([point]):
-                return
-            container = None if known.container is None else known.container.effective
-            await self._dispatcher.after(point, HookRequest(known.pod.effective, container), seconds)
+            if point is not None and not self._skipped(known):
+                container = None if known.container is None else known.container.effective
+                await self._dispatcher.after(point, HookRequest(known.pod.effective, container), end)
+
+    # What goes wrong.
+
+    def _unreadable(self, call: Call, error: Unreadable) -> None:
+        """Count a message of a peer that cannot be read; its text holds no values."""
+        self._recorder.count("calls_unreadable", operation=call.operation.value)
+        log.warning("%s cannot be read: %s", call.operation.value, error)
 
     def _internal(self, call: Call, error: Exception) -> None:
         """Count a fault of our own; its text may hold values, so only its class and place are logged."""

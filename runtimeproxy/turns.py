@@ -14,29 +14,35 @@ class Turns:
     """One queue a key; a key without anybody in it takes no memory."""
 
     def __init__(self) -> None:
-        self._tails: dict[str, asyncio.Event] = {}
+        self._queues: dict[str, list[asyncio.Event]] = {}
 
     @asynccontextmanager
     async def turn(self, key: str, seconds: float) -> AsyncIterator[None]:
-        """Wait for the turn of ``key``, at most some seconds, and hold it for the block."""
-        before = self._tails.get(key)
-        mine = self._tails[key] = asyncio.Event()
+        """Wait for everybody who came earlier for ``key``, at most some seconds, and hold the turn for the block."""
+        queue = self._queues.setdefault(key, [])
+        earlier = tuple(queue)
+        mine = asyncio.Event()
+        queue.append(mine)
         try:
-            if before is not None:
-                await _wait(before, seconds)
+            if earlier:
+                await _wait(earlier, seconds)
             yield
         finally:
             mine.set()
-            if self._tails.get(key) is mine:
-                del self._tails[key]
+            queue.remove(mine)
+            if not queue:
+                del self._queues[key]
 
     def __len__(self) -> int:
         """Count the keys with somebody in them."""
-        return len(self._tails)
+        return len(self._queues)
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
+async def _wait(events: tuple[asyncio.Event, ...], seconds: float) -> None:
+    """Wait for all of them: one that gave up its place does not let those behind it pass those before it."""
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            for event in events:
+                await event.wait()
     except TimeoutError:
         pass

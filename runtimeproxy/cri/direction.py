@@ -41,6 +41,13 @@ class Data:
     end: bool
     frame: bytes
 
+    def send(self, sink: Outlet, stream: int, source: Outlet | None) -> None:
+        """Send the DATA on, split as the windows allow; with padding only whole (relay-rules A8)."""
+        if len(self.payload) == self.length:
+            sink.send_data(stream, self.payload, self.end, source, self.length)
+        else:
+            sink.send_frame(stream, self.frame, self.length, source)
+
 
 @dataclass(slots=True)
 class HeaderBlock:
@@ -65,7 +72,8 @@ class HeaderBlock:
     def frames(self) -> bytes:
         """Return the frames that go on now: its own if nothing has to change, else new ones (relay-rules A1)."""
         direction = self.direction
-        block = headers.alone(self.alone) if direction.sink.congested else direction.blocks.mark(self.alone)
+        may_be_dropped = direction.sink.congested or direction.sink.cut_through
+        block = headers.alone(self.alone) if may_be_dropped else direction.blocks.mark(self.alone)
         if b"".join(self.fragments) == block:
             return b"".join(self.originals)
         return http2.block_frames(self.kind, self.flags, self.stream, self.prefix, block)
@@ -173,7 +181,7 @@ class Direction(ABC):
         if kind == http2.HEADERS:
             if flags & http2.PADDED or flags & http2.PRIORITY_FLAG or not flags & http2.END_HEADERS:
                 return False
-            if not self.blocks.standalone or self.sink.congested:
+            if not self.blocks.standalone or self.sink.congested or after - at > BLOCK_LIMIT:
                 return False
             return self.passes_block(stream, data[at:after], bool(flags & http2.END_STREAM))
         if kind == http2.WINDOW_UPDATE:
@@ -196,16 +204,12 @@ class Direction(ABC):
             return
         if end:
             self.ended(stream)
-        if flags & http2.PADDED:
-            self.sink.send_frame(stream, frame, len(payload), self.source)
-        else:
-            self.sink.send_data(stream, payload, end, self.source, len(payload))
+        data.send(self.sink, stream, self.source)
 
     def _header_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         prefix, fragment = http2.split_block(frame[3], flags, payload)
         self._block = HeaderBlock(self, frame[3], flags, stream, prefix, [fragment], [frame], len(fragment))
-        if flags & http2.END_HEADERS:
-            self._finish_block(self._block)
+        self._grow_block(self._block, flags)
 
     def _continuation(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         block = self._block
@@ -214,6 +218,9 @@ class Direction(ABC):
         block.fragments.append(payload)
         block.originals.append(frame)
         block.size += len(payload)
+        self._grow_block(block, flags)
+
+    def _grow_block(self, block: HeaderBlock, flags: int) -> None:
         if block.size > BLOCK_LIMIT or len(block.originals) > BLOCK_FRAMES_LIMIT:
             raise WireError("header block is too long")
         if flags & http2.END_HEADERS:
@@ -258,19 +265,22 @@ class Direction(ABC):
         increment = http2.read_u32(payload)
         if not stream:
             self.source.open_window(increment)
-        elif stream in self.streams:
+        else:
             self.special_window(self.streams[stream], increment)
 
     def _reset(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        http2.read_u32(payload)
+        code = http2.read_u32(payload)
         special = self.streams.get(stream)
         if special is not None:
             self.special_reset(special, frame)
             return
         self.reset(stream)
-        self.sink.drop(stream)
         self.source.drop(stream)
-        self.sink.out.append(frame)
+        if code == http2.NO_ERROR and self.sink.waits(stream):
+            self.sink.send_frame(stream, frame)  # it follows a complete answer, which must not be lost (RFC 9113, 8.1)
+        else:
+            self.sink.drop(stream)
+            self.sink.out.append(frame)
 
     def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self.sink.out.append(self.goaway(payload, frame))

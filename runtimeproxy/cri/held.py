@@ -66,13 +66,16 @@ class HeldStream:
         self.on_reply: Callable[[], object] = _nothing
         self._request = bytearray()
         self._whole = False
-        self._late: list[tuple[bytes, bool]] = []
+        self._late = bytearray()
+        self._late_length = 0
         self._trailers: HeaderBlock | None = None
         self._half_closed = block.end
+        self._has_body = not block.end
         self._early: list[Data | HeaderBlock] = []
         self._reply_body = bytearray()
         self._reply_fields: dict[bytes, bytes] = {}
         self._kept: Data | HeaderBlock | None = None
+        self._kept_reset = b""
 
     # From the client.
 
@@ -82,18 +85,18 @@ class HeldStream:
         self._half_closed |= data.end
         if self.state is CallState.RELEASED:
             owner.runtime_out.send_data(self.stream, data.payload, data.end, owner.client_out, data.length)
-            self._credit_stream(data)
-            return
-        owner.client_out.credit(data.length)
-        self._credit_stream(data)
-        if self._whole:
-            self._late.append((data.payload, data.end))
+            self._credit_stream(data.length)
+        elif self._whole:
+            self._late += data.payload  # without credit, so that it cannot grow without bound
+            self._late_length += data.length
         else:
+            owner.client_out.credit(data.length)
+            self._credit_stream(data.length)
             self._collect(data.payload)
 
-    def _credit_stream(self, data: Data) -> None:
-        if data.length and not data.end:
-            self.owner.client_out.inject(http2.window_update(self.stream, data.length))
+    def _credit_stream(self, length: int) -> None:
+        if length and not self._half_closed:
+            self.owner.client_out.inject(http2.window_update(self.stream, length))
 
     def _collect(self, payload: bytes) -> None:
         self._request += payload
@@ -141,8 +144,10 @@ class HeldStream:
 
     def client_reset(self, frame: bytes) -> None:
         """Pass the client's cancel; it overtakes what waits."""
+        self.owner.client_out.drop(self.stream)
         self.owner.runtime_out.drop(self.stream)
         self.owner.runtime_out.inject(frame)
+        self._kept = None
         self._end(UNANSWERED)
 
     def client_window(self, increment: int) -> None:
@@ -188,7 +193,7 @@ class HeldStream:
     def _pass(self, part: Data | HeaderBlock, source: Outlet | None = None) -> None:
         """Send a part of the reply to the client; ``source`` is credited for it unless it was before."""
         if isinstance(part, Data):
-            self.owner.client_out.send_frame(self.stream, part.frame, part.length, source)
+            part.send(self.owner.client_out, self.stream, source)
         else:
             self.owner.client_out.send_frame(self.stream, part.frames())
 
@@ -203,8 +208,10 @@ class HeldStream:
             return Reply(agreed=False)
 
     def runtime_reset(self, frame: bytes) -> None:
-        """Pass the runtime's reset at once."""
-        self._flush_early()
+        """Pass the runtime's reset at once, or behind the whole answer that it follows (RFC 9113, 8.1)."""
+        if self._kept is not None:
+            self._kept_reset = frame
+            return
         self.owner.client_out.drop(self.stream)
         self.owner.client_out.inject(frame)
         self._end(UNANSWERED)
@@ -225,17 +232,25 @@ class HeldStream:
             return False
         self.state = CallState.RELEASED
         owner = self.owner
-        framed = bytes(self._request) if message is None else grpc.message(message)
+        self._send_request(bytes(self._request) if message is None else grpc.message(message))
         self._free_request()
-        end = self._half_closed and not self._late and self._trailers is None
-        owner.runtime_out.send_data(self.stream, framed, end, None, 0)
-        for payload, ends in self._late:
-            owner.runtime_out.send_data(self.stream, payload, ends, None, 0)
-        if self._trailers is not None:
-            owner.runtime_out.send_frame(self.stream, self._trailers.frames())
         self._flush_early()
         owner.wake()
         return True
+
+    def _send_request(self, framed: bytes) -> None:
+        """Send the message, what came behind it, and the end in DATA or trailers, if the headers were not the end."""
+        runtime = self.owner.runtime_out
+        end = self._half_closed and self._has_body and self._trailers is None
+        late = bool(self._late_length)
+        if framed:
+            runtime.send_data(self.stream, framed, end and not late, None, 0)
+        if late or (end and not framed):
+            runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, self._late_length)
+            self._credit_stream(self._late_length)
+            self._late_length = 0
+        if self._trailers is not None:
+            runtime.send_frame(self.stream, self._trailers.frames())
 
     def refuse(self, code: int, text: str) -> bool:
         """Answer the client with a status in the runtime's place (relay-rules A7). Returns False if no longer held."""
@@ -256,6 +271,8 @@ class HeldStream:
             return
         self._pass(self._kept)
         self._kept = None
+        if self._kept_reset:
+            self.owner.client_out.send_frame(self.stream, self._kept_reset)
         self.owner.forget(self.stream)
         self.owner.wake()
 
@@ -288,6 +305,9 @@ class HeldStream:
     def _free_request(self) -> None:
         self.owner.held_bytes.count -= len(self._request)
         self._request = bytearray()
+        self.owner.client_out.credit(self._late_length)
+        self._late = bytearray()
+        self._late_length = 0
 
 
 class DroppedStream:

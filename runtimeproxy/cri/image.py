@@ -39,12 +39,15 @@ class ImageLink:
         self._frames = http2.FrameBuffer(max(client_settings.get(http2.MAX_FRAME_SIZE, 0), http2.DEFAULT_FRAME_SIZE))
         self._blocks = headers.Blocks()
         self._block: HeaderCollector | None = None
+        self._settings_seen = False
         self.out.out.append(http2.PREFACE + http2.settings({**client_settings, http2.HEADER_TABLE_SIZE: 0}))
         self.out.start()
 
     def client_settings(self, entries: list[tuple[int, int]]) -> None:
         """Hand the client's later SETTINGS on."""
-        self.out.inject(http2.settings(dict(entries)))
+        settings = dict(entries)
+        self._frames.limit = max(self._frames.limit, settings.get(http2.MAX_FRAME_SIZE, 0))
+        self.out.inject(http2.settings(settings))
 
     def open(self, block: HeaderBlock) -> "ImageStream | None":
         """Send a request's headers; None if the service takes no more streams."""
@@ -63,6 +66,9 @@ class ImageLink:
         for kind, flags, stream, payload in self._frames.feed(data):
             if (self._block is None) == (kind == http2.CONTINUATION):
                 raise WireError("CONTINUATION out of place")
+            if not self._settings_seen and (kind != http2.SETTINGS or flags & http2.ACK):
+                raise WireError("the first frame is no SETTINGS")
+            self._settings_seen = True
             handler = _HANDLERS.get(kind)
             if handler is not None:
                 handler(self, flags, stream, payload)
@@ -109,6 +115,9 @@ class ImageLink:
         if not flags & http2.ACK:
             self.out.inject(http2.frame(http2.PING, http2.ACK, 0, payload))
 
+    def _push_promise(self, flags: int, stream: int, payload: bytes) -> None:
+        raise WireError("the image service pushes a stream")
+
     def _goaway(self, flags: int, stream: int, payload: bytes) -> None:
         last = http2.read_u32(payload)
         self.closing = True
@@ -150,6 +159,7 @@ _HANDLERS = {
     http2.CONTINUATION: ImageLink._continuation,
     http2.RST_STREAM: ImageLink._reset,
     http2.SETTINGS: ImageLink._settings,
+    http2.PUSH_PROMISE: ImageLink._push_promise,
     http2.PING: ImageLink._ping,
     http2.GOAWAY: ImageLink._goaway,
     http2.WINDOW_UPDATE: ImageLink._window_update,
@@ -206,15 +216,21 @@ class ImageStream:
         self._answered = True
         self._link.owner.client_out.send_frame(self._stream, http2.header_frames(self._stream, block, end))
         if end:
-            self._forget()
+            self._answer_complete()
 
     def image_data(self, payload: bytes, length: int, end: bool) -> None:
         """Send the reply's DATA as the client takes it."""
         self._link.owner.client_out.send_data(self._stream, payload, end, self._link.out, length)
         if end:
-            self._forget()
+            self._answer_complete()
         elif length:
             self._link.out.inject(http2.window_update(self._stream, length))
+
+    def _answer_complete(self) -> None:
+        """Forget the stream; the service is told if the rest of the request will not come."""
+        if not self._half_closed or self._link.out.waits(self._stream):
+            self._link.out.inject(http2.rst_stream(self._stream, http2.CANCEL))
+        self._forget()
 
     def fail(self, frame: bytes) -> None:
         """End the stream toward the client with a frame of ours."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from runtimeproxy.call import CallState
+from runtimeproxy.call import CallState
 from runtimeproxy.cri.direction import Data, Direction, HeaderBlock, Stream
 from runtimeproxy.cri.held import DroppedStream, HeldBytes, HeldStream, refusal
 from runtimeproxy.cri.image import AWAY, ImageLink
@@ -89,8 +90,11 @@ class Reader:
         self._retired.append(stream)
         if len(self._retired) > RETIRED_LIMIT:
             oldest = self._retired.popleft()
-            self.streams.pop(oldest, None)
-            self.client_out.ungovern(oldest)
+            if self.client_out.waits(oldest):
+                self._retired.append(oldest)
+            else:
+                self.streams.pop(oldest, None)
+                self.client_out.ungovern(oldest)
 
     def client_gone(self) -> None:
         """End what the client waited for: calls not yet released are dropped (relay-rules C5)."""
@@ -126,14 +130,18 @@ class Reader:
         self.drop(block.stream)
 
     def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Raise the last stream id to the highest image stream (relay-rules A11)."""
+        """Raise the last stream id to the highest image stream, end held calls above the runtime's (relay-rules A11)."""
         last = http2.read_u32(payload)
+        lost = [held for held in self.held if held.stream > last]
+        for held in lost:
+            held.connection_lost()
         image = self.image.highest if self.image else 0
         if image <= last:
             return frame
-        for stream in sorted(number for number in self.open if number > last):
+        above = {number for number in self.open if number > last}
+        self.open -= above
+        for stream in sorted(above.union(held.stream for held in lost)):
             self.client_out.inject(http2.rst_stream(stream, http2.REFUSED_STREAM))
-            self.open.discard(stream)
         return http2.goaway(image, http2.read_u32(payload, 4), payload[8:])
 
 
@@ -192,9 +200,10 @@ class FromClient(Direction):
             path = headers.find_path(block.alone)
         except headers.AmbiguousPath:
             path = b""
-        if not path and not reader.events.ambiguous():
-            reader.refuse_request(block)
-        elif reader.image_apart and path.startswith(IMAGE_PREFIXES):
+            if not reader.events.ambiguous():
+                reader.refuse_request(block)
+                return
+        if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             reader.open_image(block)
         elif path in HELD:
             self._hold(HeldStream(reader, HELD[path], block), block)

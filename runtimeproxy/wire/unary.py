@@ -93,6 +93,7 @@ class Calls:
         self._calls: dict[int, _Call] = {}
         self._next_stream = 1
         self._stream_limit = STREAMS_UNTIL_TOLD
+        self._told = False
         self._frames = http2.FrameBuffer()
         self._blocks: headers.Blocks | None = headers.Blocks()
         self._block: _Block | None = None
@@ -233,13 +234,11 @@ class Calls:
             self._blocks = None
             return
         entries = http2.read_settings(payload)
-        self._stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, self._told_limit())
+        unnamed = self._stream_limit if self._told else http2.MAX_STREAM_ID  # no limit is the default (RFC 9113, 6.5.2)
+        self._stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, unnamed)
+        self._told = True
         self._outlet.apply_settings(entries)
         self._outlet.inject(http2.SETTINGS_ACK)
-
-    def _told_limit(self) -> int:
-        """Return what counts if the peer's SETTINGS name no limit: its earlier one, or none (RFC 9113, 6.5.2)."""
-        return http2.MAX_STREAM_ID if self._stream_limit == STREAMS_UNTIL_TOLD else self._stream_limit
 
     def _push(self, flags: int, stream: int, payload: bytes) -> None:
         raise WireError("PUSH_PROMISE although push is off")

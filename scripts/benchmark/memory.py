@@ -1,0 +1,60 @@
+"""The resident proxy: its memory, what it has loaded, and the longest list.
+
+Owns the measurement of memory with records in the Store and over very many calls.
+Must not know: limits, how figures are shown.
+Invariant: each figure is of a proxy that was started for it.
+"""
+
+from dataclasses import dataclass
+
+from scripts.benchmark import cases, measure, programs
+from scripts.benchmark.cases import CREATE, DIRECT, PROXY, SMALL_16
+from tests.engines.cri import CriClient
+from tests.fakes import cri_pb2
+
+RECORDS = 100
+CALLS = 100_000
+LIBRARIES = {"aiohttp": "/aiohttp/", "grpcio": "/grpc/_cython/"}
+"""Libraries that an idle proxy must not have loaded, by the path of their compiled modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes of the proxy with the records, after the first and after the second ``calls``; libraries while idle."""
+
+    calls: int
+    with_records: int
+    after_first: int
+    after_second: int
+    loaded: tuple[str, ...]
+
+    @property
+    def growth(self) -> int:
+        """Return the bytes by which the proxy grew over the second calls."""
+        return self.after_second - self.after_first
+
+
+def resident(share: float) -> Resident:
+    """Measure a proxy; ``share`` of the many calls is made. Raises DemoError."""
+    calls = max(int(CALLS * share), 1)
+    with programs.served((DIRECT, PROXY)) as served:
+        loaded = tuple(name for name, part in LIBRARIES.items() if served.has_loaded(PROXY, part))
+        create = measure.write_body(served, CREATE, PROXY)  # one record is its pod
+        measure.send(served, CREATE, PROXY, create, RECORDS - 1)
+        sizes = [served.resident_bytes(PROXY)]
+        small = measure.write_body(served, SMALL_16, PROXY)
+        for _ in range(2):
+            measure.send(served, SMALL_16, PROXY, small, calls)
+            sizes.append(served.resident_bytes(PROXY))
+    return Resident(calls, *sizes, loaded)
+
+
+def huge_list_passes() -> bool:
+    """Tell whether a list of 16 MiB, the longest reply that the kubelet takes, is the same with and without the proxy."""
+    with programs.served((DIRECT, PROXY), cases.HUGE_LIST_BYTES) as served:
+        replies = []
+        for way in (DIRECT, PROXY):
+            with CriClient(str(served.socket(way))) as client:
+                reply = client.call("ListContainers", cri_pb2.ListContainersRequest())
+            replies.append(reply.SerializeToString())
+    return replies[0] == replies[1] and len(replies[0]) >= cases.HUGE_LIST_BYTES - 1024

@@ -1,0 +1,80 @@
+"""What scripts/bench prints.
+
+Owns the tables.
+Must not know: how anything is measured.
+Invariant: every figure names its unit.
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from scripts.benchmark.cases import CASES, Case
+from scripts.benchmark.limits import MIB, Verdict
+from scripts.benchmark.measure import Figures, Round
+from scripts.benchmark.memory import RECORDS, Resident
+from scripts.demonstration.report import print_table
+
+HEADER = ("case", "way", "p50 us", "p99 us", "calls/s", "CPU us/call", "p50 to direct", "p50 to pipe", "CPU to pipe")
+
+
+def show_figures(rounds: Sequence[Round]) -> None:
+    """Print the medians over the rounds."""
+    rows = [_row(rounds, case, way) for case in CASES for way in case.ways]
+    title = "Median of the rounds" if len(rounds) > 1 else "One round"
+    print_table(f"{title}: {len(rounds)}, every way in turns", [HEADER, *rows])
+
+
+def _row(rounds: Sequence[Round], case: Case, way: str) -> tuple[str, ...]:
+    def over(figure: Callable[[Figures], float | None], spelling: str, base: str | None = None) -> str:
+        values = [_value(measured, case, way, figure, base) for measured in rounds]
+        known = [value for value in values if value is not None]
+        return format(median(known), spelling) if known else "-"
+
+    return (
+        case.name,
+        way,
+        over(lambda figures: figures.p50, ".0f"),
+        over(lambda figures: figures.p99, ".0f"),
+        over(lambda figures: figures.calls_per_second, ".0f"),
+        over(lambda figures: figures.cpu, ".1f"),
+        over(lambda figures: figures.p50, ".2f", "direct"),
+        over(lambda figures: figures.p50, ".2f", "pipe"),
+        over(lambda figures: figures.cpu, ".2f", "pipe"),
+    )
+
+
+def _value(
+    measured: Round, case: Case, way: str, figure: Callable[[Figures], float | None], base: str | None
+) -> float | None:
+    """Return a figure, or its ratio to that of another way; None where there is none."""
+    value = figure(measured[case, way])
+    if base is None or value is None:
+        return value
+    other = figure(measured[case, base]) if (case, base) in measured else None
+    return value / other if other else None
+
+
+def show_resident(resident: Resident) -> None:
+    """Print the resident proxy's memory."""
+    rows = [
+        ("the proxy", "resident"),
+        (f"with {RECORDS} records", f"{resident.with_records / MIB:.1f} MiB"),
+        (f"after {resident.calls} calls", f"{resident.after_first / MIB:.1f} MiB"),
+        (f"after {2 * resident.calls} calls", f"{resident.after_second / MIB:.1f} MiB"),
+        ("growth over the second half", f"{resident.growth / MIB:.2f} MiB"),
+        ("aiohttp and grpcio while idle", ", ".join(resident.loaded) or "not loaded"),
+    ]
+    print_table("Memory", rows)
+
+
+def show_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Print the limits and what was found."""
+    rows = [
+        (verdict.name, f"{verdict.median:.2f}", f"{verdict.best:.2f}", f"{verdict.bound:.2f}", _word(verdict.kept))
+        for verdict in verdicts
+    ]
+    print_table("Limits, by the median of the rounds", [("ratio", "median", "best", "limit", ""), *rows])
+
+
+def _word(kept: bool) -> str:
+    return "ok" if kept else "MISSED"

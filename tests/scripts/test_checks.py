@@ -1,0 +1,60 @@
+"""The checks of scripts/check find what they are made to find."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.checks.pure import lacking, pure_modules, tests_of
+from scripts.checks.sizes import too_long
+
+ROOT = Path(__file__).parents[2]
+
+
+def function(lines: int) -> str:
+    """Return a function of so many lines below its docstring."""
+    return 'def f():\n    """Say\n\n    much.\n    """\n' + "    x = 1\n" * (lines - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (function(39), []),
+        (function(40), ["f has 40 lines, 39 at most"]),
+        ("async " + function(41), ["f has 41 lines, 39 at most"]),
+        ("class A:\n" + "".join(f"    {line}\n" for line in function(40).splitlines()), ["f has 40 lines, 39 at most"]),
+        ("x = 1\n" * 400, []),
+        ("x = 1\n" * 401, ["401 lines, 400 at most"]),
+    ],
+)
+def test_files_and_functions_that_are_too_long(tmp_path: Path, text: str, found: list[str]) -> None:
+    path = tmp_path / "some.py"
+    path.write_text(text)
+    assert [line.partition(": ")[2] for line in too_long(path)] == found
+
+
+def test_the_pure_files_are_those_of_the_contract_and_are_there() -> None:
+    modules = pure_modules((ROOT / "setup.cfg").read_text())
+    assert {"runtimeproxy.config", "runtimeproxy.merge", "runtimeproxy.wire.http2"} <= set(modules)
+    assert [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()] == []
+
+
+def test_where_the_tests_of_a_pure_file_are() -> None:
+    assert tests_of("runtimeproxy.config") == Path("tests/test_config.py")
+    assert tests_of("runtimeproxy.wire.http2") == Path("tests/wire/test_http2.py")
+
+
+def test_a_pure_file_without_tests_of_its_own_is_found() -> None:
+    assert lacking("runtimeproxy.nowhere") == "runtimeproxy.nowhere: there is no tests/test_nowhere.py"
+
+
+def test_tests_that_leave_a_branch_out_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runtimeproxy").mkdir()
+    (tmp_path / "runtimeproxy" / "half.py").write_text("def f(x):\n    if x:\n        return 1\n    return 2\n")
+    (tmp_path / "tests").mkdir()
+    tests = tmp_path / "tests" / "test_half.py"
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nasyncio_default_fixture_loop_scope = function\n")
+    tests.write_text("from runtimeproxy.half import f\n\n\ndef test_f():\n    assert f(1) == 1\n")
+    monkeypatch.chdir(tmp_path)
+    assert "runtimeproxy.half: tests/test_half.py fails or does not cover it" in lacking("runtimeproxy.half")
+    tests.write_text(tests.read_text() + "    assert f(0) == 2\n")
+    assert lacking("runtimeproxy.half") == ""

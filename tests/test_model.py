@@ -1,0 +1,120 @@
+"""Tests of the shared values: absent is not empty, and what ``overlay`` and ``named`` make of a message."""
+
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.model import (
+    MAP_FIELDS,
+    NO_ADJUSTMENT,
+    NO_RESOURCES,
+    NUMBER_FIELDS,
+    RESOURCE_FIELDS,
+    TEXT_FIELDS,
+    Adjustment,
+    ContainerInfo,
+    PodInfo,
+    Resources,
+    ResourceValue,
+    named,
+    overlay,
+)
+
+FULL = Resources(
+    cpu_period=100_000,
+    cpu_quota=-1,
+    cpu_shares=2,
+    memory_limit_in_bytes=2**30,
+    oom_score_adj=-998,
+    cpuset_cpus="0-3",
+    cpuset_mems="0",
+    hugepage_limits={"2MB": 4},
+    unified={"memory.low": "1"},
+    memory_swap_limit_in_bytes=2**31,
+)
+
+
+def test_the_fields_of_resources_are_those_of_the_protocol() -> None:
+    fields = api_pb2.DESCRIPTOR.message_types_by_name["LinuxContainerResources"].fields
+    assert RESOURCE_FIELDS == tuple(field.name for field in sorted(fields, key=lambda field: field.number))
+
+
+def test_every_field_of_resources_is_a_number_a_text_or_a_map() -> None:
+    kinds = {**dict.fromkeys(NUMBER_FIELDS, int), **dict.fromkeys(TEXT_FIELDS, str), **dict.fromkeys(MAP_FIELDS, dict)}
+    assert {name: type(getattr(NO_RESOURCES, name)) for name in RESOURCE_FIELDS} == kinds
+
+
+def test_values_are_frozen() -> None:
+    for value in (FULL, PodInfo(), ContainerInfo(), NO_ADJUSTMENT):
+        name = next(iter(type(value).__dataclass_fields__))
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, name, getattr(value, name))
+
+
+@pytest.mark.parametrize(
+    ("adjustment", "changes"),
+    [
+        (NO_ADJUSTMENT, False),
+        (Adjustment(confirmed=frozenset({"cpu_quota"})), False),
+        (Adjustment(owners={"cgroup_parent": "a"}), False),
+        (Adjustment(labels={"key": ""}), True),
+        (Adjustment(annotations={"key": ""}), True),
+        (Adjustment(envs={"NAME": ""}), True),
+        (Adjustment(resources={"cpuset_cpus": ""}), True),
+        (Adjustment(cgroup_parent=""), True),
+    ],
+)
+def test_an_adjustment_is_true_if_it_changes_anything(adjustment: Adjustment, changes: bool) -> None:
+    assert bool(adjustment) is changes
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "expected"),
+    [
+        (None, {}, None),
+        (FULL, {}, FULL),
+        (None, {"cpu_shares": 5}, Resources(cpu_shares=5)),
+        (NO_RESOURCES, {"cpuset_cpus": "1", "cpu_quota": -1}, Resources(cpuset_cpus="1", cpu_quota=-1)),
+        (Resources(cpuset_cpus="1", cpu_shares=9), {"cpuset_cpus": ""}, Resources(cpu_shares=9)),
+        (None, {"unified": {"a": "1"}}, Resources(unified={"a": "1"})),
+        (
+            Resources(unified={"a": "1", "b": "2"}, hugepage_limits={"2MB": 4}),
+            {"unified": {"b": "3", "c": "4"}, "hugepage_limits": {"1GB": 1}},
+            Resources(unified={"a": "1", "b": "3", "c": "4"}, hugepage_limits={"2MB": 4, "1GB": 1}),
+        ),
+    ],
+)
+def test_changes_are_laid_over_a_message(
+    base: Resources | None, changes: Mapping[str, ResourceValue], expected: Resources | None
+) -> None:
+    assert overlay(base, changes) == expected
+
+
+def test_an_overlay_leaves_its_base_as_it_is() -> None:
+    base = Resources(unified={"a": "1"})
+    overlay(base, {"unified": {"a": "2"}})
+    assert base == Resources(unified={"a": "1"})
+    assert overlay(base, {}) is base
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        (None, {}),
+        (NO_RESOURCES, {}),
+        (Resources(cpu_quota=-1, cpuset_mems="0"), {"cpu_quota": -1, "cpuset_mems": "0"}),
+        (Resources(unified={"a": "1"}, hugepage_limits={}), {"unified": {"a": "1"}}),
+        (FULL, {name: getattr(FULL, name) for name in RESOURCE_FIELDS}),
+    ],
+)
+def test_named_fields_are_those_that_are_set(
+    resources: Resources | None, expected: Mapping[str, ResourceValue]
+) -> None:
+    assert named(resources) == expected
+
+
+@pytest.mark.parametrize("resources", [NO_RESOURCES, FULL])
+def test_naming_and_laying_over_are_inverse(resources: Resources) -> None:
+    assert overlay(NO_RESOURCES, named(resources)) == resources
