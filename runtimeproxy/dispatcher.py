@@ -19,9 +19,6 @@ from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
 
-_FOREIGN_TEXTS = frozenset({Reason.REFUSED, Reason.ERROR_STATUS})
-"""Failures in the hook server's own words, which may repeat values of the request: never logged, only told to the caller."""
-
 
 class Plugins(Protocol):
     """What the dispatcher needs of the Plugins Manager."""
@@ -45,7 +42,8 @@ class Dispatcher:
     async def before(self, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
         """Ask the plugins of a Pre point, each seeing what the earlier ones changed.
 
-        ``end`` is when the budget of all of them is used up, on the clock. Raises HookError if one refuses the call, or fails under policy Fail.
+        ``end`` is when the budget of all of them is used up, on the clock. Raises HookError if one refuses the call, or
+        fails under policy Fail.
         """
         adjustment = NO_ADJUSTMENT
         for plugin in self._plugins.plugins_for(point):
@@ -122,5 +120,6 @@ class Dispatcher:
 
     def _count_failure(self, plugin: Plugin, error: HookError) -> None:
         self._recorder.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
-        shown = HookError(error.plugin, error.hook, error.reason) if error.reason in _FOREIGN_TEXTS else error
+        # A refusal has the hook server's own words, which may repeat values: told to the caller, never logged.
+        shown = HookError(error.plugin, error.hook, error.reason) if error.reason is Reason.REFUSED else error
         log.warning("%s (policy %s)", shown, plugin.policy.value)

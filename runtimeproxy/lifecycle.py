@@ -2,7 +2,8 @@
 
 Owns the order of these steps and what happens when one of them fails.
 Must not know: HTTP, protobuf, JSON, a front.
-Invariant: a call is answered whatever happens; what the runtime agreed to is committed even if the client has gone (relay-rules C).
+Invariant: a call is answered whatever happens; what the runtime agreed to is committed even if the client has gone
+(relay-rules C).
 """
 
 import asyncio
@@ -154,7 +155,7 @@ class Lifecycle:
     async def _release(
         self, call: Call, times: CallTimes, subject: Subject | None, adjustment: Adjustment
     ) -> tuple[Adjustment, Reply]:
-        """Send the request on and wait; one that cannot be edited goes as it came if the policies let it (relay-rules C4)."""
+        """Send the request on and wait; one that cannot be edited goes as it came if the policies let it (C4)."""
         times.released = self._clock()
         try:
             return adjustment, await call.release(subject, adjustment)
@@ -180,7 +181,7 @@ class Lifecycle:
 
     async def _after(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
         """Commit, then tell the Post hooks."""
-        # The budget is 0 once the caller's deadline has passed: nobody waits for the answer, but it is told all the same.
+        # The budget is 0 once the caller's deadline has passed: nobody waits, but what happened is told all the same.
         seconds = self._budget(call) or self._limits.budget_seconds
         end = self._clock() + seconds
         async with self._turns.turn(call.order_key(), seconds):

@@ -133,8 +133,8 @@ class Adjustment:
     """What the hook servers changed, all of them together.
 
     Maps hold the entries to set and no others. ``resources`` maps field names of ``Resources`` to new values;
-    its two map fields hold changed entries only. ``confirmed`` names the resource fields that an answer repeated as they
-    were sent: a result that the hook stands for. ``owners`` maps "resources.cpu_quota", "envs.NAME", "labels.KEY",
+    its two map fields hold changed entries only. ``confirmed`` names the resource fields that an answer repeated as
+    they were sent: a result that the hook stands for. ``owners`` maps "resources.cpu_quota", "envs.NAME", "labels.KEY",
     "annotations.KEY", "cgroup_parent", "resources.unified.KEY", "resources.hugepage_limits.2MB" to plugin names.
     """
 
@@ -149,9 +149,7 @@ class Adjustment:
 
     def __bool__(self) -> bool:
         """Tell whether anything is changed (a confirmed value changes nothing by itself)."""
-        return bool(
-            self.labels or self.annotations or self.envs or self.resources or self.cgroup_parent is not None
-        )
+        return bool(self.labels or self.annotations or self.envs or self.resources or self.cgroup_parent is not None)
 
 
 NO_ADJUSTMENT = Adjustment()

@@ -234,7 +234,7 @@ OPTIONS: tuple[Option, ...] = (
         "SOCKET",
         parse_endpoint,
         "/var/run/koord-runtimeproxy/admin.sock",
-        "The socket of health, metrics and state.",
+        "The socket of health, metrics and state (not in this version yet).",
     ),
     Option(
         "log-level",

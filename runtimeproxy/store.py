@@ -46,8 +46,8 @@ class Store:
     def commit(self, subject: Subject) -> None:
         """Keep what the runtime agreed to: the container if there is one, and the pod if it has an id.
 
-        A container may come with a pod that nobody could read, so its pod's id may be empty; a pod that is known stays as it is:
-        the container's call may hold an older value of it.
+        A container may come with a pod that nobody could read, so its pod's id may be empty; a pod that is known stays
+        as it is: the container's call may hold an older value of it.
         Raises ValueError, keeping nothing, if what the subject is about has no id.
         """
         pod_id = subject.pod.effective.id

@@ -19,7 +19,8 @@ RECENT_CALLS = 256
 class CallTimes:
     """The moments of one intercepted call on the event loop's clock, in seconds; None = it did not get there.
 
-    held to released is ours and the hook servers', released to answered the runtime's, answered to done the Post hooks'.
+    Held to released is ours and the hook servers', released to answered the runtime's, answered to done the Post
+    hooks'.
     """
 
     operation: str

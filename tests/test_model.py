@@ -38,7 +38,8 @@ FULL = Resources(
 
 def test_the_fields_of_resources_are_those_of_the_protocol() -> None:
     fields = api_pb2.DESCRIPTOR.message_types_by_name["LinuxContainerResources"].fields
-    assert RESOURCE_FIELDS == tuple(field.name for field in sorted(fields, key=lambda field: field.number))
+    names = tuple(field.name for field in sorted(fields, key=lambda field: field.number))
+    assert names == RESOURCE_FIELDS
 
 
 def test_every_field_of_resources_is_a_number_a_text_or_a_map() -> None:

@@ -6,7 +6,9 @@ Invariant: a message that nobody changed is released as the very bytes that came
 """
 
 from asyncio import AbstractEventLoop, Future
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from runtimeproxy.call import Call, Reply, Unreadable
 from runtimeproxy.cri import edit, translate
@@ -19,9 +21,12 @@ from runtimeproxy.model import (
     MAP_FIELDS,
     NO_RESOURCES,
     Adjustment,
+    ContainerInfo,
     ContainerRecord,
     HookRequest,
+    PodInfo,
     PodRecord,
+    Resources,
     ResourceValue,
     Subject,
     named,
@@ -59,9 +64,14 @@ class CriCall(Call):
         if not self._reply.done() and self._held.reply is not None:
             self._reply.set_result(self._held.reply)
 
-    def order_key(self) -> str:
-        """Name the subject by its id, the first field of every request that has one."""
+    @cached_property
+    def id(self) -> str:
+        """Return the id in the first field of the requests that have one. Raises Unreadable."""
         return translate.read_id(self.message)
+
+    def order_key(self) -> str:
+        """Name the subject by its id."""
+        return self.id
 
     def hook_request(self, subject: Subject) -> HookRequest:
         """Tell what is known now."""
@@ -99,18 +109,23 @@ class CriCall(Call):
         info = await self._backend.pod(self._version, pod_id)
         return None if info is None else PodRecord(info, info)
 
+    async def read_container(self, container_id: str) -> ContainerRecord | None:
+        """Read a container from the runtime, in the same way."""
+        info = await self._backend.container(self._version, container_id)
+        return None if info is None else ContainerRecord(info, info)
+
 
 class PodCall(CriCall):
     """StopPodSandbox, RemovePodSandbox: a pod by its id."""
 
     def subject(self, store: Store) -> Subject | None:
         """Look the pod up."""
-        pod = store.pod(self.order_key())
+        pod = store.pod(self.id)
         return None if pod is None else Subject(pod)
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the runtime for the pod."""
-        pod = await self.read_pod(self.order_key())
+        pod = await self.read_pod(self.id)
         return None if pod is None else Subject(pod)
 
 
@@ -120,25 +135,28 @@ class UpdatePodCall(PodCall):
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Take over what the request sets."""
         _, overhead, resources = translate.read_pod_update(self.message)
-        overhead = overhead or subject.pod.effective.overhead
-        resources = resources or subject.pod.effective.resources
-        original = replace(subject.pod.original, overhead=overhead, resources=resources)
-        effective = replace(subject.pod.effective, overhead=overhead, resources=resources)
-        return Subject(PodRecord(original, effective))
+
+        def updated(pod: PodInfo) -> PodInfo:
+            return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
+
+        return Subject(PodRecord(updated(subject.pod.original), updated(subject.pod.effective)))
 
 
 class RunPodCall(CriCall):
     """RunPodSandbox: the pod is in the request."""
 
+    @cached_property
+    def asked(self) -> PodInfo:
+        """Return the pod as the kubelet asks for it. Raises Unreadable."""
+        return translate.read_pod(self.message)
+
     def order_key(self) -> str:
         """Name the pod by what the kubelet calls it: it has no id yet."""
-        pod = translate.read_pod(self.message)
-        return f"{pod.namespace}/{pod.name}/{pod.uid}/{pod.attempt}"
+        return f"{self.asked.namespace}/{self.asked.name}/{self.asked.uid}/{self.asked.attempt}"
 
     def subject(self, store: Store) -> Subject | None:
         """Read the pod."""
-        pod = translate.read_pod(self.message)
-        return Subject(PodRecord(pod, pod))
+        return Subject(PodRecord(self.asked, self.asked))
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Need nobody: the request has it all."""
@@ -151,27 +169,35 @@ class RunPodCall(CriCall):
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
         pod_id = translate.read_id(reply.message)
-        effective = applied(self.hook_request(subject), adjustment).pod
+        effective = applied(HookRequest(subject.pod.effective), adjustment).pod
         return Subject(PodRecord(replace(subject.pod.original, id=pod_id), replace(effective, id=pod_id)))
 
 
 class CreateCall(CriCall):
     """CreateContainer: the container is in the request, its pod in the Store."""
 
+    @cached_property
+    def asked(self) -> tuple[ContainerInfo, PodInfo]:
+        """Return the container as the kubelet asks for it, and its pod as this request describes it.
+
+        Raises Unreadable.
+        """
+        return translate.read_container(self.message)
+
     def order_key(self) -> str:
         """Name the container by its pod and name: it has no id yet."""
-        container, _ = translate.read_container(self.message)
+        container, _ = self.asked
         return f"{container.pod_id}/{container.name}/{container.attempt}"
 
     def subject(self, store: Store) -> Subject | None:
         """Look the pod up."""
-        container, _ = translate.read_container(self.message)
+        container, _ = self.asked
         pod = store.pod(container.pod_id)
         return None if pod is None else Subject(pod, ContainerRecord(container, container))
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the runtime for the pod; the kubelet's own cgroup parent stands in the request."""
-        container, sandbox = translate.read_container(self.message)
+        container, sandbox = self.asked
         pod = await self.read_pod(container.pod_id)
         if pod is None:
             return None
@@ -180,25 +206,24 @@ class CreateCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
-        return edit.edit_container(self.message, adjustment, self._cgroup_parent(subject, adjustment))
+        return edit.edit_container(self.message, adjustment, self._cgroup_parent(subject.pod, adjustment))
 
-    def _cgroup_parent(self, subject: Subject, adjustment: Adjustment) -> str | None:
+    def _cgroup_parent(self, pod: PodRecord, adjustment: Adjustment) -> str | None:
+        """Return the parent to put in: the one of this call's hooks, else the one that the pod's hooks gave it."""
         if adjustment.cgroup_parent is not None:
             return adjustment.cgroup_parent
-        pod = subject.pod
-        changed = pod.effective.cgroup_parent != pod.original.cgroup_parent
-        return pod.effective.cgroup_parent if changed else None
+        hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
+        return pod.effective.cgroup_parent if hooked else None
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
         container_id = translate.read_id(reply.message)
-        request = self.hook_request(subject)
-        effective = applied(request, adjustment).container or request.container
-        assert effective is not None and subject.container is not None
-        record = ContainerRecord(
-            replace(subject.container.original, id=container_id), replace(effective, id=container_id)
+        effective = applied(self.hook_request(subject), adjustment).container
+        assert effective is not None
+        original = _container(subject).original
+        return Subject(
+            subject.pod, ContainerRecord(replace(original, id=container_id), replace(effective, id=container_id))
         )
-        return Subject(subject.pod, record)
 
 
 class ContainerCall(CriCall):
@@ -206,18 +231,15 @@ class ContainerCall(CriCall):
 
     def subject(self, store: Store) -> Subject | None:
         """Look the container and its pod up."""
-        container = store.container(self.order_key())
+        container = store.container(self.id)
         pod = None if container is None else store.pod(container.effective.pod_id)
         return None if pod is None else Subject(pod, container)
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the runtime for what the Store lacks."""
-        container = store.container(self.order_key())
+        container = store.container(self.id) or await self.read_container(self.id)
         if container is None:
-            info = await self._backend.container(self._version, self.order_key())
-            if info is None:
-                return None
-            container = ContainerRecord(info, info)
+            return None
         pod_id = container.effective.pod_id
         pod = store.pod(pod_id) or (await self.read_pod(pod_id) if pod_id else None)
         return None if pod is None else Subject(pod, container)
@@ -228,50 +250,59 @@ class StartCall(ContainerCall):
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
         """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
-        if not adjustment.resources or subject.container is None:
+        if not adjustment.resources:
             return
-        container = subject.container.effective
         seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
         if seconds <= 0:
             raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED)
-        request = edit.update_request(container.id, adjustment.resources, container.resources)
+        request = edit.update_request(self.id, adjustment.resources, _container(subject).effective.resources)
         await self._backend.update(self._version, request, seconds)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Take over what the extra update set."""
-        container = subject.container
-        if container is None or not adjustment.resources:
-            return subject
-        resources = overlay(container.effective.resources, adjustment.resources)
-        return Subject(subject.pod, replace(container, effective=replace(container.effective, resources=resources)))
+        container = _container(subject)
+        effective = container.effective
+        effective = replace(effective, resources=overlay(effective.resources, adjustment.resources))
+        return Subject(subject.pod, ContainerRecord(container.original, effective))
 
 
 class UpdateCall(ContainerCall):
     """UpdateContainerResources: hooks see the kubelet's originals, the runtime gets what differs (hook-api)."""
 
+    _put_in: Mapping[str, ResourceValue] = {}
+    """The fields that ``edited`` set in the message."""
+
+    @cached_property
+    def asked(self) -> tuple[str, Resources | None, Mapping[str, str]]:
+        """Return the container's id, the resources and the annotations of the request. Raises Unreadable."""
+        return translate.read_update(self.message)
+
+    def order_key(self) -> str:
+        """Name the container; a request that cannot be read to its end is no request to change."""
+        return self.asked[0]
+
     def hook_request(self, subject: Subject) -> HookRequest:
         """Tell the record's original values overlaid by what this request sets."""
-        assert subject.container is not None
-        _, asked, annotations = translate.read_update(self.message)
-        effective = subject.container.effective
+        _, asked, annotations = self.asked
+        container = _container(subject)
         told = replace(
-            effective,
-            resources=overlay(subject.container.original.resources, named(asked)),
-            annotations={**effective.annotations, **annotations},
+            container.effective,
+            resources=overlay(container.original.resources, named(asked)),
+            annotations={**container.effective.annotations, **annotations},
         )
         return HookRequest(subject.pod.effective, told)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
-        return edit.edit_update(self.message, self._differing(subject, adjustment), adjustment.annotations)
+        differing = self._differing(_container(subject), adjustment)
+        message = edit.edit_update(self.message, differing, adjustment.annotations)
+        self._put_in = differing
+        return message
 
-    def _differing(self, subject: Subject, adjustment: Adjustment) -> dict[str, ResourceValue]:
-        assert subject.container is not None
-        _, asked, _ = translate.read_update(self.message)
-        alone = overlay(subject.container.effective.resources, named(asked)) or NO_RESOURCES
-        sent = self.hook_request(subject).container
-        assert sent is not None
-        result = overlay(sent.resources, adjustment.resources) or NO_RESOURCES
+    def _differing(self, container: ContainerRecord, adjustment: Adjustment) -> dict[str, ResourceValue]:
+        asked = named(self.asked[1])
+        alone = overlay(container.effective.resources, asked) or NO_RESOURCES
+        result = overlay(overlay(container.original.resources, asked), adjustment.resources) or NO_RESOURCES
         differing: dict[str, ResourceValue] = {}
         for name in sorted(adjustment.resources.keys() | adjustment.confirmed):
             wanted, holds = getattr(result, name), getattr(alone, name)
@@ -283,22 +314,26 @@ class UpdateCall(ContainerCall):
         return differing
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Keep the kubelet's values and the runtime's apart."""
-        assert subject.container is not None
-        _, asked, annotations = translate.read_update(self.message)
-        before = subject.container
+        """Keep the kubelet's values and the runtime's apart; what was released empty left the runtime's as it was."""
+        _, asked, annotations = self.asked
+        before = _container(subject)
         original = replace(
             before.original,
             resources=overlay(before.original.resources, named(asked)),
             annotations={**before.original.annotations, **annotations},
         )
-        alone = overlay(before.effective.resources, named(asked))
         effective = replace(
             before.effective,
-            resources=overlay(alone, self._differing(subject, adjustment)),
+            resources=overlay(before.effective.resources, named(overlay(asked, self._put_in))),
             annotations={**before.effective.annotations, **annotations, **adjustment.annotations},
         )
         return Subject(subject.pod, ContainerRecord(original, effective))
+
+
+def _container(subject: Subject) -> ContainerRecord:
+    """Return the container of a container's call: there always is one."""
+    assert subject.container is not None
+    return subject.container
 
 
 KINDS: dict[Operation, type[CriCall]] = {

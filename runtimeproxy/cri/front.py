@@ -14,7 +14,6 @@ from runtimeproxy.cri.call import KINDS
 from runtimeproxy.cri.held import HeldBytes, HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import Reader
-from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookpoints import HOOK_POINTS
 from runtimeproxy.lifecycle import Lifecycle
@@ -218,9 +217,9 @@ class ImageConnection:
 
     def write(self) -> None:
         """Write what the link has."""
-        if self._endpoint is not None and self._link.out.out:
-            self._endpoint.write(b"".join(self._link.out.out))
-            self._link.out.out.clear()
+        if self._endpoint is not None and self._link.outlet.out:
+            self._endpoint.write(b"".join(self._link.outlet.out))
+            self._link.outlet.out.clear()
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
         """Read the image service's bytes."""

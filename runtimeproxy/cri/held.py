@@ -2,8 +2,8 @@
 
 Owns the state of a held stream on the wire: what has come, what waits, what was released, which frame is kept.
 Must not know: what a message means, hook servers, the clock.
-Invariant: the request leaves once, whole and in order, or not at all; of the reply only the frame that ends the stream is kept
-(relay-rules A4 to A7, C1).
+Invariant: the request leaves once, whole and in order, or not at all; of the reply only the frame that ends the stream
+is kept (relay-rules A4 to A7, C1).
 """
 
 from collections.abc import Callable
@@ -212,6 +212,7 @@ class HeldStream:
         if self._kept is not None:
             self._kept_reset = frame
             return
+        self._flush_early()
         self.owner.client_out.drop(self.stream)
         self.owner.client_out.inject(frame)
         self._end(UNANSWERED)

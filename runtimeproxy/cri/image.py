@@ -1,8 +1,10 @@
-"""ImageService streams where --remote-image-service-endpoint differs: a second connection of the pair (relay-rules A10).
+"""ImageService streams where --remote-image-service-endpoint differs: a second connection of the pair (relay-rules
+A10).
 
 Owns the HTTP/2 endpoint toward the image service and the streams on it.
 Must not know: sockets, held calls, what a message means.
-Invariant: both window levels are hop by hop; when the image service is away its streams fail and the client's connection lives.
+Invariant: both window levels are hop by hop; when the image service is away its streams fail and the client's
+connection lives.
 """
 
 from typing import Protocol
@@ -11,6 +13,7 @@ from runtimeproxy.cri.direction import Data, HeaderBlock
 from runtimeproxy.cri.held import refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
+from runtimeproxy.wire.connection import ClientConnection
 from runtimeproxy.wire.flow import Outlet
 
 AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and the service behind it"
@@ -24,146 +27,61 @@ class Owner(Protocol):
     def retire(self, stream: int) -> None: ...
 
 
-class ImageLink:
+class ImageLink(ClientConnection):
     """One connection to the image service."""
 
     def __init__(self, owner: Owner, client_settings: dict[int, int]) -> None:
+        super().__init__(client_settings, http2.MAX_STREAM_ID)
         self.owner = owner
-        self.out = Outlet()
         self.streams: dict[int, ImageStream] = {}
         self.highest = 0
         """Highest stream id that was sent."""
-        self.closing = False
-        """True once the service said GOAWAY: new streams need a new link."""
-        self._stream_limit = http2.MAX_STREAM_ID
-        self._frames = http2.FrameBuffer(max(client_settings.get(http2.MAX_FRAME_SIZE, 0), http2.DEFAULT_FRAME_SIZE))
-        self._blocks = headers.Blocks()
-        self._block: HeaderCollector | None = None
-        self._settings_seen = False
-        self.out.out.append(http2.PREFACE + http2.settings({**client_settings, http2.HEADER_TABLE_SIZE: 0}))
-        self.out.start()
 
     def client_settings(self, entries: list[tuple[int, int]]) -> None:
         """Hand the client's later SETTINGS on."""
         settings = dict(entries)
         self._frames.limit = max(self._frames.limit, settings.get(http2.MAX_FRAME_SIZE, 0))
-        self.out.inject(http2.settings(settings))
+        self.outlet.inject(http2.settings(settings))
 
     def open(self, block: HeaderBlock) -> "ImageStream | None":
         """Send a request's headers; None if the service takes no more streams."""
-        if len(self.streams) >= self._stream_limit:
+        if len(self.streams) >= self.stream_limit:
             return None
         stream = ImageStream(self, block.stream)
         self.streams[block.stream] = stream
         self.highest = max(self.highest, block.stream)
-        self.out.govern(block.stream)
+        self.outlet.govern(block.stream)
         self.owner.client_out.govern(block.stream)
         stream.client_headers(block)
         return stream
 
-    def receive(self, data: bytes) -> None:
-        """Take bytes of the image service. Raises WireError: then the link is to be closed."""
-        for kind, flags, stream, payload in self._frames.feed(data):
-            if (self._block is None) == (kind == http2.CONTINUATION):
-                raise WireError("CONTINUATION out of place")
-            if not self._settings_seen and (kind != http2.SETTINGS or flags & http2.ACK):
-                raise WireError("the first frame is no SETTINGS")
-            self._settings_seen = True
-            handler = _HANDLERS.get(kind)
-            if handler is not None:
-                handler(self, flags, stream, payload)
+    def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
+        """Hand DATA to its stream."""
+        if stream in self.streams:
+            self.streams[stream].image_data(payload, length, end)
+        else:
+            self.outlet.credit(length)
 
-    def _data(self, flags: int, stream: int, payload: bytes) -> None:
-        self.out.received(len(payload))
-        special = self.streams.get(stream)
-        if special is None:
-            self.out.credit(len(payload))
-            return
-        end = bool(flags & http2.END_STREAM)
-        special.image_data(http2.unpad(payload, flags), len(payload), end)
+    def block(self, stream: int, block: bytes, end: bool) -> None:
+        """Hand a header block to its stream."""
+        if stream in self.streams:
+            self.streams[stream].image_headers(headers.alone(block), end)
 
-    def _headers(self, flags: int, stream: int, payload: bytes) -> None:
-        _, fragment = http2.split_block(http2.HEADERS, flags, payload)
-        self._block = HeaderCollector(stream, bool(flags & http2.END_STREAM))
-        self._continuation(flags, stream, fragment)
-
-    def _continuation(self, flags: int, stream: int, payload: bytes) -> None:
-        block = self._block
-        assert block is not None
-        block.add(stream, payload)
-        if flags & http2.END_HEADERS:
-            self._block = None
-            alone = headers.alone(self._blocks.translate(bytes(block.fragment)))
-            if stream in self.streams:
-                self.streams[stream].image_headers(alone, block.end)
-
-    def _reset(self, flags: int, stream: int, payload: bytes) -> None:
-        code = http2.read_u32(payload)
+    def reset(self, stream: int, code: int) -> None:
+        """End a stream that the service reset."""
         if stream in self.streams:
             self.streams[stream].fail(http2.rst_stream(stream, code))
 
-    def _settings(self, flags: int, stream: int, payload: bytes) -> None:
-        if flags & http2.ACK:
-            self._blocks.acknowledge()
-            return
-        entries = http2.read_settings(payload)
-        self._stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, self._stream_limit)
-        self.out.apply_settings(entries)
-        self.out.inject(http2.SETTINGS_ACK)
-
-    def _ping(self, flags: int, stream: int, payload: bytes) -> None:
-        if not flags & http2.ACK:
-            self.out.inject(http2.frame(http2.PING, http2.ACK, 0, payload))
-
-    def _push_promise(self, flags: int, stream: int, payload: bytes) -> None:
-        raise WireError("the image service pushes a stream")
-
-    def _goaway(self, flags: int, stream: int, payload: bytes) -> None:
-        last = http2.read_u32(payload)
-        self.closing = True
-        for above in [number for number in self.streams if number > last]:
+    def goaway(self, last_stream: int) -> None:
+        """Refuse the streams that the service did not process."""
+        for above in [number for number in self.streams if number > last_stream]:
             self.streams[above].fail(http2.rst_stream(above, http2.REFUSED_STREAM))
-
-    def _window_update(self, flags: int, stream: int, payload: bytes) -> None:
-        increment = http2.read_u32(payload)
-        if stream:
-            self.out.open_stream_window(stream, increment)
-        else:
-            self.out.open_window(increment)
 
     def close(self) -> None:
         """Take the end of the connection, or its failure to come up: its streams get UNAVAILABLE."""
         self.closing = True
         for stream in list(self.streams.values()):
             stream.unavailable()
-
-
-class HeaderCollector:
-    """A header block of the image service that is being collected."""
-
-    def __init__(self, stream: int, end: bool) -> None:
-        self.stream = stream
-        self.end = end
-        self.fragment = bytearray()
-
-    def add(self, stream: int, fragment: bytes) -> None:
-        """Append a fragment. Raises WireError if it is another stream's or the block gets too long."""
-        self.fragment += fragment
-        if stream != self.stream or len(self.fragment) > 65_536:
-            raise WireError("CONTINUATION of another stream, or header block is too long")
-
-
-_HANDLERS = {
-    http2.DATA: ImageLink._data,
-    http2.HEADERS: ImageLink._headers,
-    http2.CONTINUATION: ImageLink._continuation,
-    http2.RST_STREAM: ImageLink._reset,
-    http2.SETTINGS: ImageLink._settings,
-    http2.PUSH_PROMISE: ImageLink._push_promise,
-    http2.PING: ImageLink._ping,
-    http2.GOAWAY: ImageLink._goaway,
-    http2.WINDOW_UPDATE: ImageLink._window_update,
-}
 
 
 class ImageStream:
@@ -182,7 +100,7 @@ class ImageStream:
             return
         self._half_closed |= block.end
         frames = http2.header_frames(self._stream, headers.alone(block.alone), block.end)
-        self._link.out.send_frame(self._stream, frames)
+        self._link.outlet.send_frame(self._stream, frames)
 
     def client_data(self, data: Data) -> None:
         """Send DATA as the image service takes it.
@@ -194,7 +112,7 @@ class ImageStream:
         if self._ended:
             client.credit(data.length)
             return
-        self._link.out.send_data(self._stream, data.payload, data.end, client, data.length)
+        self._link.outlet.send_data(self._stream, data.payload, data.end, client, data.length)
         if data.length and not data.end:
             client.inject(http2.window_update(self._stream, data.length))
 
@@ -203,8 +121,8 @@ class ImageStream:
         self._link.owner.client_out.drop(self._stream)
         if self._ended:
             return
-        self._link.out.drop(self._stream)
-        self._link.out.inject(frame)
+        self._link.outlet.drop(self._stream)
+        self._link.outlet.inject(frame)
         self._forget()
 
     def client_window(self, increment: int) -> None:
@@ -220,16 +138,16 @@ class ImageStream:
 
     def image_data(self, payload: bytes, length: int, end: bool) -> None:
         """Send the reply's DATA as the client takes it."""
-        self._link.owner.client_out.send_data(self._stream, payload, end, self._link.out, length)
+        self._link.owner.client_out.send_data(self._stream, payload, end, self._link.outlet, length)
         if end:
             self._answer_complete()
         elif length:
-            self._link.out.inject(http2.window_update(self._stream, length))
+            self._link.outlet.inject(http2.window_update(self._stream, length))
 
     def _answer_complete(self) -> None:
         """Forget the stream; the service is told if the rest of the request will not come."""
-        if not self._half_closed or self._link.out.waits(self._stream):
-            self._link.out.inject(http2.rst_stream(self._stream, http2.CANCEL))
+        if not self._half_closed or self._link.outlet.waits(self._stream):
+            self._link.outlet.inject(http2.rst_stream(self._stream, http2.CANCEL))
         self._forget()
 
     def fail(self, frame: bytes) -> None:
@@ -248,7 +166,7 @@ class ImageStream:
     def _forget(self) -> None:
         self._ended = True
         self._link.streams.pop(self._stream, None)
-        self._link.out.ungovern(self._stream)
+        self._link.outlet.ungovern(self._stream)
         self._link.owner.retire(self._stream)
 
     # The main runtime never speaks on this stream.

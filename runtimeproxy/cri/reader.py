@@ -6,10 +6,8 @@ Invariant: bytes in by ``receive``, bytes out by ``Outlet.out``; whatever is not
 """
 
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
-from runtimeproxy.call import CallState
 from runtimeproxy.call import CallState
 from runtimeproxy.cri.direction import Data, Direction, HeaderBlock, Stream
 from runtimeproxy.cri.held import DroppedStream, HeldBytes, HeldStream, refusal
@@ -22,7 +20,9 @@ from runtimeproxy.wire.flow import Outlet
 RETIRED_LIMIT = 1_000
 """Ended streams that are remembered, so that late frames on them reach nobody who never saw them."""
 
-AMBIGUOUS = "runtimeproxy: request whose method cannot be read, and a hook server with failure policy Fail is registered"
+AMBIGUOUS = (
+    "runtimeproxy: request whose method cannot be read, and a hook server with failure policy Fail is registered"
+)
 
 
 class Events(Protocol):
@@ -178,7 +178,7 @@ class FromClient(Direction):
             path = headers.find_path(block)
         except headers.AmbiguousPath:
             return False
-        if path in HELD or reader.image_apart and path.startswith(IMAGE_PREFIXES):
+        if path in HELD or (reader.image_apart and path.startswith(IMAGE_PREFIXES)):
             return False
         reader.open.add(stream)
         reader.highest = stream

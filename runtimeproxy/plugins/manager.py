@@ -77,6 +77,7 @@ class Manager:
         self._plugins: dict[str, Plugin] = {}
         self._by_point: dict[str, tuple[Plugin, ...]] = {}
         self._fail_points: frozenset[str] = frozenset()
+        self._built: tuple[Registration, ...] = ()
         self._complaint = ""
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -125,10 +126,9 @@ class Manager:
             self._complain(f"{self._folder} cannot be read ({error.strerror}): the plugins stay as they are")
             return
         self._complain("")
-        changes = self._registry.replace(contents)
-        for change in changes:
+        for change in self._registry.replace(contents):
             self._tell(change)
-        if changes:
+        if self._built != self._registry.registrations:
             self._rebuild()
         self._recorder.gauge("config_invalid_files", self._registry.invalid)
 
@@ -154,11 +154,9 @@ class Manager:
 
     def _rebuild(self) -> None:
         """Replace the tables by those of the registry."""
-        before = self._plugins
-        self._plugins = {
-            registration.name: self._plugin(registration, before.get(registration.name))
-            for registration in self._registry.registrations
-        }
+        before, wanted = self._plugins, self._registry.registrations
+        self._plugins = {entry.name: self._plugin(entry, before.get(entry.name)) for entry in wanted}
+        self._built = wanted
         plugins = self._plugins.values()
         by_point = {point.name: tuple(p for p in plugins if point.name in p.points) for point in HOOK_POINTS}
         self._by_point = {name: asked for name, asked in by_point.items() if asked}

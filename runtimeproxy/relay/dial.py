@@ -2,8 +2,8 @@
 
 Owns connect(2) on unix sockets.
 Must not know: what is spoken on the connection.
-Invariant: a connection that is returned is one. asyncio reports a connection where the backlog is full (EAGAIN) and uvloop raises, so
-this stands on plain sockets (relay-rules A12).
+Invariant: a connection that is returned is one. asyncio reports a connection where the backlog is full (EAGAIN) and
+uvloop raises, so this stands on plain sockets (relay-rules A12).
 """
 
 import asyncio

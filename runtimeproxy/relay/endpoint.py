@@ -2,8 +2,8 @@
 
 Owns reading, writing, back-pressure and half-close of one socket.
 Must not know: the other end, any protocol.
-Invariant: a write error ends the writing direction only; what the peer sent before is still read and delivered (relay-rules C8:
-the event loops' own transports drop it, so this stands on plain sockets).
+Invariant: a write error ends the writing direction only; what the peer sent before is still read and delivered
+(relay-rules C8: the event loops' own transports drop it, so this stands on plain sockets).
 """
 
 import asyncio

@@ -29,7 +29,7 @@ class Flow(Protocol):
         """Take the client's EOF."""
 
     def backend_ended(self) -> bool:
-        """Take the backend's EOF. Returns True if bytes for the client are still to come: then it calls ``Pair.backend_done``."""
+        """Take the backend's EOF. Returns True if bytes for the client are still to come; ``Pair.backend_done`` ends it."""
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         """Return what is to be sent to the client and to the backend; the pair empties the lists."""
@@ -41,7 +41,9 @@ class Flow(Protocol):
 class Pair:
     """A client's connection and its own connection to the backend."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: socket.socket, backend: socket.socket, flow: Flow) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, client: socket.socket, backend: socket.socket, flow: Flow
+    ) -> None:
         self._client = Endpoint(loop, client, self)
         self._backend = Endpoint(loop, backend, self)
         self._flow = flow

@@ -36,11 +36,11 @@ class UnaryClient:
 
     async def call(self, method_path: str, message: bytes, timeout_seconds: float) -> bytes:
         """Send a message to a method ("/package.Service/Method") and return the answer's. Raises CallFailed."""
+        if timeout_seconds <= 0:
+            raise _late()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         link = self._usable(loop) or await self._usable_until(loop, deadline)
-        if timeout_seconds <= 0:
-            raise _late()
         return await link.call(method_path, message, deadline)
 
     def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":

@@ -1,10 +1,10 @@
 """What goes to one peer of a relay, and what credit that peer has (RFC 9113, 5.2 and 6.9; relay-rules A3, A4, A8).
 
-Owns the connection window toward a peer, the frames that wait for it, the stream windows that are hop by hop, the moment at which
-a frame of our own may be put in, and the connection credit that the peer gets back.
+Owns the connection window toward a peer, the frames that wait for it, the stream windows that are hop by hop, the
+moment at which a frame of our own may be put in, and the connection credit that the peer gets back.
 Must not know: which stream is held and why, header compression, who writes to the socket.
-Invariant: bytes of one stream leave in the order they were given; nothing is put inside a frame that is being cut through, nor
-before the first SETTINGS; no more DATA leaves than the peer's windows allow.
+Invariant: bytes of one stream leave in the order they were given; nothing is put inside a frame that is being cut
+through, nor before the first SETTINGS; no more DATA leaves than the peer's windows allow.
 """
 
 from collections import deque
@@ -17,6 +17,8 @@ PAIR_WINDOW = 2**20
 """Bytes of DATA a direction that may wait in a pair; the connection window that we open to each peer."""
 CREDIT_STEP = 2**18
 """Credit is given back in steps of this many bytes."""
+QUEUE_LIMIT = 16_384
+"""Longest queue of one stream, in items: those without DATA cost no credit and must not grow without bound."""
 
 
 class Outlet:
@@ -89,18 +91,24 @@ class Outlet:
         return stream in self._queues
 
     def send_data(self, stream: int, payload: bytes, end: bool, source: "Outlet | None", charge: int) -> None:
-        """Send DATA as the windows allow, split as needed.
+        """Send DATA as the windows allow, split as needed. Raises WireError if too many frames of the stream wait.
 
         ``charge`` bytes are credited to ``source`` once the payload has left (None: they were credited before).
         """
-        self._append(stream, _Waiting(payload, end, False, charge, source))
+        self._append(stream, _Waiting(memoryview(payload), end, False, charge, source))
 
     def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: "Outlet | None" = None) -> None:
-        """Send whole frames behind what waits of their stream; ``cost`` is their flow-controlled length."""
+        """Send whole frames behind what waits of their stream; ``cost`` is their flow-controlled length.
+
+        Raises WireError if too many frames of the stream wait.
+        """
         self._append(stream, _Waiting(frames, False, True, cost, source))
 
     def _append(self, stream: int, waiting: "_Waiting") -> None:
-        self._queues.setdefault(stream, deque()).append(waiting)
+        queue = self._queues.setdefault(stream, deque())
+        queue.append(waiting)
+        if len(queue) > QUEUE_LIMIT:
+            raise WireError("too many frames wait for the peer's credit")
         self.drain()
 
     def drop(self, stream: int) -> None:
@@ -160,7 +168,7 @@ class Outlet:
             if waiting.charge > self.window:
                 return False
             self.window -= waiting.charge
-            self.out.append(waiting.payload)
+            self.out.append(bytes(waiting.payload))
         elif not self._send_part(stream, waiting):
             return False
         elif waiting.payload:
@@ -182,7 +190,7 @@ class Outlet:
         self.window -= size
         waiting.payload = payload[size:]
         end = waiting.end and not waiting.payload
-        self.out.append(http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, payload[:size]))
+        self.out.append(http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, bytes(payload[:size])))
         return True
 
     # Windows that the peer uses.
@@ -206,7 +214,8 @@ class Outlet:
 class _Waiting:
     """One item of a stream's queue: ``whole`` frames, or a payload that may be split."""
 
-    payload: bytes
+    payload: bytes | memoryview
+    """What has not left yet; a view where it leaves in parts, so that the rest is never copied."""
     end: bool
     whole: bool
     charge: int

@@ -1,8 +1,8 @@
 """HPACK header blocks that stand alone (RFC 7541): walked, read and built without a dynamic table.
 
 Owns what the relay needs of header compression once HEADER_TABLE_SIZE is 0 both ways (relay-rules A1, A2).
-Must not know: frames, connections. The ``hpack`` package decodes what still uses a dynamic table; here it is only the Huffman
-decoder, behind a bounded cache.
+Must not know: frames, connections. The ``hpack`` package decodes what still uses a dynamic table; here it is only the
+Huffman decoder, behind a bounded cache.
 Invariant: reading a block that uses the dynamic table raises; a block that we build never does.
 """
 
@@ -44,7 +44,7 @@ def unhuffman(encoded: bytes) -> bytes:
 
 
 def _remembered(function: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Remember the results for the 1,024 latest short blocks: peers repeat theirs, and walking costs more than looking up."""
+    """Remember the results for the 1,024 latest short blocks: peers repeat theirs, and a walk costs more."""
     remembered = lru_cache(maxsize=1024)(function)
 
     @wraps(function)
@@ -179,10 +179,10 @@ def _prefixed(value: int, mask: int, mark: int) -> bytes:
 
 
 class Blocks:
-    """The header blocks of one direction: whatever the sender's encoder does, what goes on stands alone (relay-rules A1).
+    """One direction's header blocks: whatever the sender's encoder does, what goes on stands alone (relay-rules A1).
 
-    Before the sender acknowledged the table size of 0 each block is decoded whole and built anew without indexing; after it blocks
-    pass as they are, but for a size update put before the first one.
+    Before the sender acknowledged the table size of 0 each block is decoded whole and built anew without indexing;
+    after it blocks pass as they are, but for a size update put before the first one after each ACK.
     """
 
     def __init__(self) -> None:
@@ -191,8 +191,9 @@ class Blocks:
         """True once blocks pass as they are."""
 
     def acknowledge(self) -> None:
-        """Say that the sender acknowledged the SETTINGS that hold the table size of 0."""
+        """Say that the sender acknowledged a table size of 0: its receiver may have shrunk its table."""
         self._decoder = None
+        self.standalone = False
 
     def translate(self, block: bytes) -> bytes:
         """Return a block that stands alone: the same object if it does already. Raises WireError."""
@@ -202,7 +203,7 @@ class Blocks:
         return block
 
     def mark(self, block: bytes) -> bytes:
-        """Return a translated block as it goes on: the first one after the ACK starts with a size update to 0."""
+        """Return a translated block as it goes on: the first one after an ACK starts with a size update to 0."""
         if self.standalone or self._decoder is not None:
             return block
         self.standalone = True

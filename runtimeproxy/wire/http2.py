@@ -2,7 +2,7 @@
 
 Owns the layout of frames: how a head is read and how the frames that we send ourselves are built.
 Must not know: what a connection does with them, header compression, gRPC.
-Invariant: building and reading are inverse; nothing here keeps state.
+Invariant: building and reading are inverse; only ``FrameBuffer`` keeps state.
 """
 
 from collections.abc import Iterable
@@ -31,12 +31,8 @@ PRIORITY_FLAG = 0x20
 
 NO_ERROR = 0x0
 PROTOCOL_ERROR = 0x1
-FLOW_CONTROL_ERROR = 0x3
-FRAME_SIZE_ERROR = 0x6
 REFUSED_STREAM = 0x7
 CANCEL = 0x8
-COMPRESSION_ERROR = 0x9
-ENHANCE_YOUR_CALM = 0xB
 
 HEADER_TABLE_SIZE = 0x1
 MAX_CONCURRENT_STREAMS = 0x3
@@ -62,23 +58,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
 
-def data_frames(stream: int, payload: bytes, end: bool, max_frame: int) -> bytes:
-    """Build the DATA frames of a payload, none longer than ``max_frame``; the last one carries END_STREAM if ``end``."""
-    if len(payload) <= max_frame:
-        return frame(DATA, END_STREAM if end else 0, stream, payload)
-    chunks = range(0, len(payload), max_frame)
-    last = chunks[-1]
-    return b"".join(
-        frame(DATA, END_STREAM if end and at == last else 0, stream, payload[at : at + max_frame]) for at in chunks
-    )
-
-
 def block_frames(
     kind: int, flags: int, stream: int, prefix: bytes, block: bytes, max_frame: int = DEFAULT_FRAME_SIZE
 ) -> bytes:
     """Build the frames of a header block: HEADERS or PUSH_PROMISE, then CONTINUATION as needed.
 
-    ``flags`` may hold END_STREAM and PRIORITY_FLAG; ``prefix`` is what stands before the fragment (see ``split_block``).
+    Of ``flags`` END_STREAM and PRIORITY_FLAG count; ``prefix`` is what stands before the fragment (``split_block``).
     """
     payload = prefix + block
     flags &= END_STREAM | PRIORITY_FLAG

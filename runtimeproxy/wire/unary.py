@@ -12,10 +12,8 @@ from functools import lru_cache
 
 from runtimeproxy.errors import RuntimeProxyError, WireError
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import Outlet
+from runtimeproxy.wire.connection import ClientConnection
 
-HEADER_LIMIT = 64 * 1024
-"""Longest header block that is taken, its frames' heads counted in."""
 STREAMS_UNTIL_TOLD = 100
 """How many streams are open at most before the peer's SETTINGS say how many it takes."""
 
@@ -64,49 +62,23 @@ class _Call:
     headed: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Block:
-    """A header block that is being collected."""
-
-    stream: int
-    end: bool
-    fragment: bytearray = field(default_factory=bytearray)
-    size: int = 0
-
-    def add(self, stream: int, fragment: bytes) -> None:
-        self.fragment += fragment
-        self.size += http2.HEAD_BYTES + len(fragment)
-        if stream != self.stream or self.size > HEADER_LIMIT:
-            raise WireError("CONTINUATION of another stream, or header block is too long")
-
-
-class Calls:
+class Calls(ClientConnection):
     """The calls of one connection; ``out`` collects bytes for the peer, ``ended`` the outcomes by stream."""
 
     def __init__(self, max_reply_bytes: int) -> None:
-        self._outlet = Outlet()
-        self.out = self._outlet.out
+        # A whole reply fits into the stream's window, so that no window of a stream is ever opened further.
+        window = min(max_reply_bytes + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE, http2.MAX_WINDOW)
+        super().__init__({_ENABLE_PUSH: 0, http2.INITIAL_WINDOW_SIZE: window}, STREAMS_UNTIL_TOLD)
+        self.out = self.outlet.out
         self.ended: list[tuple[int, Outcome]] = []
-        self.closing = False
-        """True once the connection takes no more calls (GOAWAY, or stream ids used up)."""
         self._max_reply_bytes = max_reply_bytes
         self._calls: dict[int, _Call] = {}
         self._next_stream = 1
-        self._stream_limit = STREAMS_UNTIL_TOLD
-        self._told = False
-        self._frames = http2.FrameBuffer()
-        self._blocks: headers.Blocks | None = headers.Blocks()
-        self._block: _Block | None = None
-        # A whole reply fits into the stream's window, so that no window of a stream is ever opened further.
-        window = min(max_reply_bytes + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE, http2.MAX_WINDOW)
-        settings = {http2.HEADER_TABLE_SIZE: 0, _ENABLE_PUSH: 0, http2.INITIAL_WINDOW_SIZE: window}
-        self.out.append(http2.PREFACE + http2.settings(settings))
-        self._outlet.start()
 
     @property
     def free(self) -> bool:
         """Tell whether the peer takes one more call now."""
-        return len(self._calls) < self._stream_limit
+        return len(self._calls) < self.stream_limit
 
     def open(self, path: str, message: bytes, seconds: float) -> int:
         """Send a request that has so many seconds; return its stream."""
@@ -115,43 +87,33 @@ class Calls:
         self.closing |= self._next_stream > http2.MAX_STREAM_ID
         self._calls[stream] = _Call()
         block = _request_head(path) + headers.literal(b"grpc-timeout", grpc.timeout(seconds))
-        self._outlet.govern(stream)
+        self.outlet.govern(stream)
         self.out.append(http2.header_frames(stream, block, end=False))
-        self._outlet.send_data(stream, grpc.message(message), True, None, 0)
+        self.outlet.send_data(stream, grpc.message(message), True, None, 0)
         return stream
 
     def cancel(self, stream: int) -> None:
         """End a call that the caller no longer waits for."""
         if self._calls.pop(stream, None) is not None:
-            self._reset(stream)
+            self._cancel(stream)
 
-    def _reset(self, stream: int) -> None:
-        self._outlet.ungovern(stream)
-        self._outlet.inject(http2.rst_stream(stream, http2.CANCEL))
+    def _cancel(self, stream: int) -> None:
+        self.outlet.ungovern(stream)
+        self.outlet.inject(http2.rst_stream(stream, http2.CANCEL))
 
-    def receive(self, data: bytes) -> None:
-        """Take the peer's bytes. Raises WireError: then the connection is of no more use."""
-        for kind, flags, stream, payload in self._frames.feed(data):
-            if (self._block is None) == (kind == http2.CONTINUATION):
-                raise WireError("CONTINUATION out of place")
-            handler = _HANDLERS.get(kind)
-            if handler is not None:
-                handler(self, flags, stream, payload)
-
-    def _data(self, flags: int, stream: int, payload: bytes) -> None:
-        self._outlet.received(len(payload))
-        self._outlet.credit(len(payload))
+    def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
+        """Collect an answer's body."""
+        self.outlet.credit(length)
         call = self._calls.get(stream)
         if call is None:
             return
-        body = call.body
-        body += http2.unpad(payload, flags)
+        call.body += payload
         if not call.headed:
             self._abort(stream, _broken("the answer begins without headers"))
-        elif self._too_long(body):
+        elif self._too_long(call.body):
             text = f"the answer is longer than {self._max_reply_bytes} bytes"
             self._abort(stream, _broken(text, grpc.RESOURCE_EXHAUSTED))
-        elif flags & http2.END_STREAM:
+        elif end:
             self._end(stream, _broken("the answer ends without grpc-status"))
 
     def _too_long(self, body: bytearray) -> bool:
@@ -160,25 +122,12 @@ class Calls:
         announced = int.from_bytes(body[1 : grpc.PREFIX_BYTES], "big")
         return max(announced, len(body) - grpc.PREFIX_BYTES) > self._max_reply_bytes
 
-    def _headers(self, flags: int, stream: int, payload: bytes) -> None:
-        _, fragment = http2.split_block(http2.HEADERS, flags, payload)
-        self._block = _Block(stream, bool(flags & http2.END_STREAM))
-        self._continuation(flags, stream, fragment)
-
-    def _continuation(self, flags: int, stream: int, payload: bytes) -> None:
-        block = self._block
-        assert block is not None
-        block.add(stream, payload)
-        if flags & http2.END_HEADERS:
-            self._block = None
-            # Read it even if nobody waits for it: before the ACK the peer's header table depends on every block.
-            head = _read_head(self._alone(bytes(block.fragment)))
-            call = self._calls.get(stream)
-            if call is not None:
-                self._take_head(stream, call, head, block.end)
-
-    def _alone(self, block: bytes) -> bytes:
-        return block if self._blocks is None else self._blocks.translate(block)
+    def block(self, stream: int, block: bytes, end: bool) -> None:
+        """Take an answer's headers or trailers."""
+        head = _read_head(block)
+        call = self._calls.get(stream)
+        if call is not None:
+            self._take_head(stream, call, head, end)
 
     def _take_head(self, stream: int, call: _Call, head: "_Head", end: bool) -> None:
         if end:
@@ -206,19 +155,19 @@ class Calls:
         """End a call whose stream the peer has ended; what was not sent of it yet is never sent."""
         del self._calls[stream]
         self.ended.append((stream, outcome))
-        if self._outlet.waits(stream):
-            self._reset(stream)
+        if self.outlet.waits(stream):
+            self._cancel(stream)
         else:
-            self._outlet.ungovern(stream)
+            self.outlet.ungovern(stream)
 
     def _abort(self, stream: int, failure: CallFailed) -> None:
         """End a call whose answer is no use while the peer still sends it."""
         del self._calls[stream]
         self.ended.append((stream, failure))
-        self._reset(stream)
+        self._cancel(stream)
 
-    def _rst(self, flags: int, stream: int, payload: bytes) -> None:
-        code = http2.read_u32(payload)
+    def reset(self, stream: int, code: int) -> None:
+        """End a call that the peer reset."""
         if stream in self._calls:
             refused = code == http2.REFUSED_STREAM
             failure = _unprocessed() if refused else _broken(f"the peer reset the call (HTTP/2 error {code})")
@@ -227,53 +176,13 @@ class Calls:
     def _drop(self, stream: int, failure: CallFailed) -> None:
         del self._calls[stream]
         self.ended.append((stream, failure))
-        self._outlet.ungovern(stream)
+        self.outlet.ungovern(stream)
 
-    def _settings(self, flags: int, stream: int, payload: bytes) -> None:
-        if flags & http2.ACK:
-            self._blocks = None
-            return
-        entries = http2.read_settings(payload)
-        unnamed = self._stream_limit if self._told else http2.MAX_STREAM_ID  # no limit is the default (RFC 9113, 6.5.2)
-        self._stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, unnamed)
-        self._told = True
-        self._outlet.apply_settings(entries)
-        self._outlet.inject(http2.SETTINGS_ACK)
-
-    def _push(self, flags: int, stream: int, payload: bytes) -> None:
-        raise WireError("PUSH_PROMISE although push is off")
-
-    def _ping(self, flags: int, stream: int, payload: bytes) -> None:
-        if len(payload) != 8:
-            raise WireError("PING frame whose length is not 8")
-        if not flags & http2.ACK:
-            self._outlet.inject(http2.frame(http2.PING, http2.ACK, 0, payload))
-
-    def _goaway(self, flags: int, stream: int, payload: bytes) -> None:
-        last = http2.read_u32(payload)
-        self.closing = True
-        for above in [number for number in self._calls if number > last]:
+    def goaway(self, last_stream: int) -> None:
+        """End the calls that the peer did not process."""
+        for above in [number for number in self._calls if number > last_stream]:
             self._drop(above, _unprocessed())
 
-    def _window_update(self, flags: int, stream: int, payload: bytes) -> None:
-        increment = http2.read_u32(payload)
-        if stream:
-            self._outlet.open_stream_window(stream, increment)
-        else:
-            self._outlet.open_window(increment)
-
-
-_HANDLERS = {
-    http2.DATA: Calls._data,
-    http2.HEADERS: Calls._headers,
-    http2.CONTINUATION: Calls._continuation,
-    http2.RST_STREAM: Calls._rst,
-    http2.SETTINGS: Calls._settings,
-    http2.PUSH_PROMISE: Calls._push,
-    http2.PING: Calls._ping,
-    http2.GOAWAY: Calls._goaway,
-    http2.WINDOW_UPDATE: Calls._window_update,
-}
 
 _KINDS = {grpc.DEADLINE_EXCEEDED: Kind.DEADLINE}
 

@@ -20,7 +20,7 @@ WINDOW_BITS = "30"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Requests of one or more runs: each one's microseconds, and the seconds from the first's start to the last's end."""
+    """Requests of one or more runs: each one's microseconds, and the seconds that all of them took."""
 
     microseconds: tuple[int, ...]
     seconds: float

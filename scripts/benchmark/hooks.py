@@ -18,8 +18,8 @@ from tests.fakes.hookanswers import HookCall
 from tests.fakes.hookserver import HookServer
 
 POINT = "PreCreateContainer"
-REGISTRATION = "bench.json"
-"""The file that it registers with."""
+REGISTRATION = "set-cpuset.json"
+"""The file that it registers with; its name stands in no path of the proxy's log before it is read."""
 ANSWER = api_pb2.ContainerResourceHookResponse(
     container_envs={"NVIDIA_VISIBLE_DEVICES": "0,1"},
     container_resources=api_pb2.LinuxContainerResources(cpuset_cpus="0-1"),

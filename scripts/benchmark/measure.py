@@ -68,7 +68,7 @@ def send(served: Served, case: Case, way: str, body: Path, calls: int) -> Run:
 
 def write_body(served: Served, case: Case, way: str) -> Path:
     """Write the request of a case on a way into a file. A create gets a pod of its own, made on the same way."""
-    body = served.folder / f"{case.method}-{way}.body"
+    body = served.client / f"{case.method}-{way}.body"
     if case is CREATE:
         config = cases.pod()
         with CriClient(str(served.socket(way))) as client:

@@ -41,16 +41,17 @@ def resident(share: float) -> Resident:
         loaded = tuple(name for name, part in LIBRARIES.items() if served.has_loaded(PROXY, part))
         create = measure.write_body(served, CREATE, PROXY)  # one record is its pod
         measure.send(served, CREATE, PROXY, create, RECORDS - 1)
-        sizes = [served.resident_bytes(PROXY)]
+        with_records = served.resident_bytes(PROXY)
         small = measure.write_body(served, SMALL_16, PROXY)
-        for _ in range(2):
-            measure.send(served, SMALL_16, PROXY, small, calls)
-            sizes.append(served.resident_bytes(PROXY))
-    return Resident(calls, *sizes, loaded)
+        measure.send(served, SMALL_16, PROXY, small, calls)
+        after_first = served.resident_bytes(PROXY)
+        measure.send(served, SMALL_16, PROXY, small, calls)
+        after_second = served.resident_bytes(PROXY)
+    return Resident(calls, with_records, after_first, after_second, loaded)
 
 
 def huge_list_passes() -> bool:
-    """Tell whether a list of 16 MiB, the longest reply that the kubelet takes, is the same with and without the proxy."""
+    """Tell whether a list of 16 MiB, the longest that the kubelet takes, is the same with and without the proxy."""
     with programs.served((DIRECT, PROXY), cases.HUGE_LIST_BYTES) as served:
         replies = []
         for way in (DIRECT, PROXY):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from scripts.demonstration.processes import DemoError, Program, wait_for_registr
 STOP_SECONDS = 20.0
 HOOKS = "hooks"
 EVERY_PROGRAM = (DIRECT, PIPE, PROXY, HOOKED, HOOKS)
-"""Programs go by the way that ends at them; the hook server is on none. What listens on the direct way is the runtime."""
+"""Programs go by the way that ends at them: the runtime by the direct one. The hook server is on none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class Served:
     def socket(self, name: str) -> Path:
         """Name the socket that a program listens on."""
         return self.folder / f"{name}.sock"
+
+    @property
+    def client(self) -> Path:
+        """Name the directory of h2load's files, which no proxy's watch on its registrations sees being written."""
+        return self.folder / "client"
 
     def registrations(self, name: str) -> Path:
         """Name the directory of a proxy's registration files."""
@@ -67,6 +72,7 @@ def served(names: Sequence[str], list_bytes: int = cases.LIST_BYTES) -> Iterator
     Raises DemoError, also at the end if a server counted other calls than were sent.
     """
     running = Served(Path(tempfile.mkdtemp(prefix="rp-bench-")))
+    running.client.mkdir()
     try:
         with ExitStack() as stack:
             for name in names:
@@ -121,12 +127,18 @@ def _program(running: Served, name: str, arguments: Sequence[str]) -> Iterator[N
 
 def _compare_counts(running: Served) -> None:
     """Compare what the servers counted with what was sent. Raises DemoError."""
-    expected: dict[str, Counter[str]] = {DIRECT: Counter(), HOOKS: Counter()}
-    for (way, method), calls in running.sent.items():
-        expected[DIRECT][method] += calls
-        if way == HOOKED and method == cases.CREATE.method:
-            expected[HOOKS][hooks.POINT] += calls
-    for name in expected.keys() & running.programs.keys():
-        counted = Counter(json.loads(running.programs[name].output().splitlines()[-1]))
-        if counted != expected[name]:
-            raise DemoError(f"{name} answered {dict(counted)}, but sent was {dict(expected[name])}")
+    for name, expected in expected_counts(running.sent).items():
+        if name not in running.programs:
+            continue
+        counted = json.loads(running.programs[name].output().splitlines()[-1])
+        if counted != expected:
+            logs = [running.programs[proxy].output()[-500:] for proxy in (PROXY, HOOKED) if proxy in running.programs]
+            raise DemoError(f"{name} answered {counted}, sent was {expected}; the proxies' logs end: {' '.join(logs)}")
+
+
+def expected_counts(sent: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    """Return what the runtime and the hook server must have counted if these calls were made by way and method."""
+    runtime: Counter[str] = Counter()
+    for (_, method), calls in sent.items():
+        runtime[method] += calls
+    return {DIRECT: dict(runtime), HOOKS: {hooks.POINT: sent.get((HOOKED, cases.CREATE.method), 0)}}

@@ -28,7 +28,7 @@ class CountingRuntime(FakeRuntime):
     async def answer(self, received: Received, context: Context) -> bytes:
         """Answer and count; a refused call raises before it is counted."""
         message = await super().answer(received, context)
-        self.answered[received.method] += dict(received.metadata).get("user-agent", "").startswith(CLIENT)
+        self.answered[received.method] += CLIENT in str(dict(received.metadata).get("user-agent"))
         return message
 
 

@@ -29,7 +29,7 @@ def pure_modules(setup_cfg: str) -> list[str]:
     return parser[CONTRACT]["source_modules"].split()
 
 
-def tests_of(module: str) -> Path:
+def own_tests(module: str) -> Path:
     """Return where the tests of ``runtimeproxy.x.y`` are: ``tests/x/test_y.py``."""
     *folders, name = module.split(".")[1:]
     return Path("tests", *folders, f"test_{name}.py")
@@ -37,7 +37,7 @@ def tests_of(module: str) -> Path:
 
 def lacking(module: str) -> str:
     """Return what is wrong with the tests of ``module``, with pytest's words; "" if nothing is."""
-    tests = tests_of(module)
+    tests = own_tests(module)
     if not tests.exists():
         return f"{module}: there is no {tests}"
     options = [f"--cov={module}", "--cov-branch", "--cov-report=term-missing:skip-covered", "--cov-fail-under=100"]

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.relay.listener import Listener, inherited, listen
+from runtimeproxy.relay.listener import Listener, listen
 from runtimeproxy.relay.listener import _fault_of as fault_of
+from tests.relay.processes import run_python
 
 
 @pytest.fixture
@@ -53,11 +54,6 @@ def stale(path: Path) -> None:
     """Leave a socket behind that nobody listens on, as a killed process does."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-
-
-def python(code: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=pass_fds)
 
 
 def test_it_listens(folder: Path, listener: Listener) -> None:
@@ -156,7 +152,7 @@ listen(sys.argv[1] + "/a.sock", mode=0o660, group="1")
 """
     # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
     with tempfile.TemporaryDirectory() as folder:
-        run = python(code, folder)
+        run = run_python(code, folder)
         assert "ConfigError: cannot listen on" in run.stderr
         assert "Operation not permitted" in run.stderr
         assert os.listdir(folder) == ["a.sock.lock"]
@@ -244,7 +240,7 @@ from runtimeproxy.relay.listener import listen
 listener = listen(sys.argv[1])
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    assert python(code, str(folder / "a.sock")).returncode == -9
+    assert run_python(code, str(folder / "a.sock")).returncode == -9
     assert (folder / "a.sock").is_socket()
     listen(str(folder / "a.sock")).close()
 
@@ -324,7 +320,7 @@ except ConfigError as error:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(listener.path)
         call, _ = listener.socket.accept()
-        run = python(code, listener.path)
+        run = run_python(code, listener.path)
         assert run.returncode == 1
         expected = f"another runtimeproxy (pid {os.getpid()}) listens on {listener.path}; stop it first or choose"
         assert run.stderr == f"{expected} another --koord-runtimeproxy-endpoint\n"
@@ -389,79 +385,3 @@ def test_a_directory_that_cannot_be_made_is_named(folder: Path) -> None:
     (folder / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot listen on .*: File exists; check its directory"):
         listen(str(folder / "file" / "new" / "a.sock"))
-
-
-# Sockets that systemd hands over.
-
-_INHERIT = """
-import os, socket, sys
-from runtimeproxy.errors import ConfigError
-from runtimeproxy.relay.listener import inherited
-given = int(sys.argv[1])
-if given != 3:
-    os.dup2(given, 3)
-environ = {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": "runtimeproxy.socket", "OTHER": "1"}
-try:
-    listener = inherited(environ)
-except ConfigError as error:
-    sys.exit(str(error))
-assert environ == {"OTHER": "1"}
-assert not listener.socket.getblocking() and not listener.socket.get_inheritable()
-listener.socket.setblocking(True)
-accepted, _ = listener.socket.accept()
-accepted.sendall(listener.path.encode())
-listener.close()
-"""
-
-
-def test_a_handed_over_socket_serves_and_stays(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as held, socket.socket(socket.AF_UNIX) as client:
-        held.bind(str(folder / "a.sock"))
-        held.listen()
-        client.connect(str(folder / "a.sock"))
-        run = python(_INHERIT, str(held.fileno()), pass_fds=(held.fileno(),))
-        assert run.returncode == 0, run.stderr
-        assert client.recv(200) == os.fsencode(folder / "a.sock")
-        assert os.listdir(folder) == ["a.sock"]
-
-
-def test_a_handed_over_descriptor_that_is_none_of_it_is_refused(folder: Path, tmp_path: Path) -> None:
-    with (
-        socket.socket(socket.AF_UNIX) as idle,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram,
-        socket.socket(socket.AF_INET) as internet,
-        (tmp_path / "file").open("w") as file,
-    ):
-        idle.bind(str(folder / "a.sock"))
-        internet.bind(("127.0.0.1", 0))
-        internet.listen()
-        for given, cause in [
-            (idle.fileno(), "is no listening unix stream socket"),
-            (datagram.fileno(), "is no listening unix stream socket"),
-            (internet.fileno(), "is no listening unix stream socket"),
-            (file.fileno(), "is no socket"),
-        ]:
-            run = python(_INHERIT, str(given), pass_fds=(given,))
-            assert run.returncode == 1
-            assert cause in run.stderr
-            assert "Traceback" not in run.stderr
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        {"LISTEN_FDS": "1"},
-        {"LISTEN_FDS": "1", "LISTEN_PID": "1"},
-        {"LISTEN_PID": str(os.getpid())},
-        {"LISTEN_FDS": "0", "LISTEN_PID": str(os.getpid())},
-    ],
-)
-def test_variables_for_somebody_else_mean_nothing(environ: dict[str, str]) -> None:
-    assert inherited(environ) is None
-    assert environ == {}
-
-
-def test_more_than_one_handed_over_socket_is_refused() -> None:
-    with pytest.raises(ConfigError, match="LISTEN_FDS is '2': one socket is expected"):
-        inherited({"LISTEN_FDS": "2", "LISTEN_PID": str(os.getpid())})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.checks.pure import lacking, pure_modules, tests_of
+from scripts.checks.pure import lacking, pure_modules, own_tests
 from scripts.checks.sizes import too_long
 
 ROOT = Path(__file__).parents[2]
@@ -38,12 +38,12 @@ def test_the_pure_files_are_those_of_the_contract_and_are_there() -> None:
     assert [m for m in modules if not (ROOT / f"{m.replace('.', '/')}.py").exists()] == []
 
 
-def test_where_the_tests_of_a_pure_file_are() -> None:
-    assert tests_of("runtimeproxy.config") == Path("tests/test_config.py")
-    assert tests_of("runtimeproxy.wire.http2") == Path("tests/wire/test_http2.py")
+def test_where_the_own_tests_a_pure_file_are() -> None:
+    assert own_tests("runtimeproxy.config") == Path("tests/test_config.py")
+    assert own_tests("runtimeproxy.wire.http2") == Path("tests/wire/test_http2.py")
 
 
-def test_a_pure_file_without_tests_of_its_own_is_found() -> None:
+def test_a_pure_file_without_own_tests_its_own_is_found() -> None:
     assert lacking("runtimeproxy.nowhere") == "runtimeproxy.nowhere: there is no tests/test_nowhere.py"
 
 

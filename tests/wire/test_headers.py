@@ -128,6 +128,11 @@ def test_the_last_static_index_is_61() -> None:
     ]
 
 
+def test_an_integer_may_be_longer_than_needed_up_to_four_bytes_behind_its_first() -> None:
+    value = b"v" * 127
+    assert headers.read(b"\x00\x01n\x7f\x80\x80\x80\x00" + value) == [(b"n", value)]
+
+
 def test_broken_huffman_is_refused_where_it_is_read_only() -> None:
     block = b"\x00" + string(b"n") + b"\x81\x00"
     headers.check(block)
@@ -194,6 +199,14 @@ def test_the_path_is_the_one_that_hpack_sees(fields: list[tuple[Header, bool]], 
     else:
         with pytest.raises(AmbiguousPath):
             headers.find_path(block)
+
+
+def test_the_path_of_short_blocks_is_remembered_and_that_of_long_ones_read_anew() -> None:
+    short, long = (headers.build([(b":path", CALL), (b"x", b"v" * size)]) for size in (1, 500))
+    assert len(short) < headers.REMEMBERED_BLOCK_BYTES < len(long)
+    assert headers.find_path(short) is headers.find_path(bytes(bytearray(short)))
+    assert headers.find_path(long) == CALL
+    assert headers.find_path(long) is not headers.find_path(bytes(bytearray(long)))
 
 
 # ---- building
@@ -274,6 +287,13 @@ def test_the_first_block_after_the_ack_starts_with_one_size_update(block: bytes)
     assert decoded(strict(), first) == [(b":method", b"POST")]
     assert blocks.standalone
     assert blocks.mark(block) is block
+
+
+def test_each_further_ack_marks_the_next_block_again() -> None:
+    blocks = acknowledged()
+    blocks.mark(b"\x83")
+    blocks.acknowledge()
+    assert [blocks.mark(b"\x83"), blocks.mark(b"\x83")] == [b"\x20\x83", b"\x83"]
 
 
 def test_a_block_translated_before_the_ack_and_sent_after_it_is_marked_too() -> None:

@@ -139,7 +139,7 @@ def test_settings_out_of_range_are_refused(identifier: int, value: int, allowed:
             http2.read_settings(payload)
 
 
-@pytest.mark.parametrize("size", [1, 5, 7, 11])
+@pytest.mark.parametrize("size", [1, 3, 5, 7, 9])
 def test_settings_of_a_broken_length_are_refused(size: int) -> None:
     with pytest.raises(WireError, match="multiple of 6"):
         http2.read_settings(bytes(size))

@@ -1,0 +1,142 @@
+"""The client's end of an HTTP/2 connection of our own (RFC 9113): what every such connection does alike.
+
+Owns the preface, SETTINGS and their ACK, PING, connection windows, header blocks, and how a frame finds its handler.
+Must not know: sockets, what a stream carries.
+Invariant: what the peer can make us keep is bounded; a peer that breaks the protocol raises WireError.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import headers, http2
+from runtimeproxy.wire.flow import Outlet
+
+HEADER_LIMIT = 64 * 1024
+"""Longest header block that is taken, its frames' heads counted in."""
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A header block that is being collected."""
+
+    stream: int
+    end: bool
+    fragment: bytearray = field(default_factory=bytearray)
+    size: int = 0
+
+    def add(self, stream: int, fragment: bytes) -> None:
+        self.fragment += fragment
+        self.size += http2.HEAD_BYTES + len(fragment)
+        if stream != self.stream or self.size > HEADER_LIMIT:
+            raise WireError("CONTINUATION of another stream, or header block is too long")
+
+
+class ClientConnection(ABC):
+    """A connection to a server; ``outlet.out`` collects the bytes for it."""
+
+    def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
+        self.outlet = Outlet()
+        self.closing = False
+        """True once the connection takes no more streams."""
+        self.stream_limit = streams_until_told
+        """How many streams may be open; the server's SETTINGS tell."""
+        self._told = False
+        self._frames = http2.FrameBuffer(settings.get(http2.MAX_FRAME_SIZE, http2.DEFAULT_FRAME_SIZE))
+        self._blocks = headers.Blocks()
+        self._block: _Block | None = None
+        self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
+            http2.DATA: self._data,
+            http2.HEADERS: self._headers,
+            http2.CONTINUATION: self._continuation,
+            http2.RST_STREAM: self._reset,
+            http2.SETTINGS: self._settings,
+            http2.PUSH_PROMISE: self._push,
+            http2.PING: self._ping,
+            http2.GOAWAY: self._goaway,
+            http2.WINDOW_UPDATE: self._window_update,
+        }
+        self.outlet.out.append(http2.PREFACE + http2.settings({**settings, http2.HEADER_TABLE_SIZE: 0}))
+        self.outlet.start()
+
+    def receive(self, data: bytes) -> None:
+        """Take the server's bytes. Raises WireError: then the connection is of no more use."""
+        for kind, flags, stream, payload in self._frames.feed(data):
+            if (self._block is None) == (kind == http2.CONTINUATION):
+                raise WireError("CONTINUATION out of place")
+            if not self._told and (kind != http2.SETTINGS or flags & http2.ACK):
+                raise WireError("the first frame is no SETTINGS")
+            handler = self._handlers.get(kind)
+            if handler is not None:
+                handler(flags, stream, payload)
+
+    def _data(self, flags: int, stream: int, payload: bytes) -> None:
+        self.outlet.received(len(payload))
+        self.data(stream, http2.unpad(payload, flags), len(payload), bool(flags & http2.END_STREAM))
+
+    def _headers(self, flags: int, stream: int, payload: bytes) -> None:
+        _, fragment = http2.split_block(http2.HEADERS, flags, payload)
+        self._block = _Block(stream, bool(flags & http2.END_STREAM))
+        self._continuation(flags, stream, fragment)
+
+    def _continuation(self, flags: int, stream: int, payload: bytes) -> None:
+        block = self._block
+        assert block is not None
+        block.add(stream, payload)
+        if flags & http2.END_HEADERS:
+            self._block = None
+            # Translated even if nobody waits for it: before the ACK the server's header table depends on every block.
+            self.block(stream, self._blocks.translate(bytes(block.fragment)), block.end)
+
+    def _reset(self, flags: int, stream: int, payload: bytes) -> None:
+        self.reset(stream, http2.read_u32(payload))
+
+    def _settings(self, flags: int, stream: int, payload: bytes) -> None:
+        if flags & http2.ACK:
+            self._blocks.acknowledge()
+            return
+        entries = http2.read_settings(payload)
+        unnamed = self.stream_limit if self._told else http2.MAX_STREAM_ID  # no limit is the default (RFC 9113, 6.5.2)
+        self.stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, unnamed)
+        self._told = True
+        self.outlet.apply_settings(entries)
+        self.outlet.inject(http2.SETTINGS_ACK)
+
+    def _push(self, flags: int, stream: int, payload: bytes) -> None:
+        raise WireError("PUSH_PROMISE although push is off")
+
+    def _ping(self, flags: int, stream: int, payload: bytes) -> None:
+        if len(payload) != 8:
+            raise WireError("PING frame whose length is not 8")
+        if not flags & http2.ACK:
+            self.outlet.inject(http2.frame(http2.PING, http2.ACK, 0, payload))
+
+    def _goaway(self, flags: int, stream: int, payload: bytes) -> None:
+        self.closing = True
+        self.goaway(http2.read_u32(payload))
+
+    def _window_update(self, flags: int, stream: int, payload: bytes) -> None:
+        increment = http2.read_u32(payload)
+        if stream:
+            self.outlet.open_stream_window(stream, increment)
+        else:
+            self.outlet.open_window(increment)
+
+    # What a kind of connection does with its streams.
+
+    @abstractmethod
+    def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
+        """Take DATA without its padding; ``length`` is to be credited to the outlet when it is done with."""
+
+    @abstractmethod
+    def block(self, stream: int, block: bytes, end: bool) -> None:
+        """Take a whole header block that stands alone."""
+
+    @abstractmethod
+    def reset(self, stream: int, code: int) -> None:
+        """Take RST_STREAM."""
+
+    @abstractmethod
+    def goaway(self, last_stream: int) -> None:
+        """Take GOAWAY: streams above the last one were not processed."""

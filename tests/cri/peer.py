@@ -1,0 +1,333 @@
+"""A scripted peer for every side of a CRI pair: what is sent and what is expected is written in the same words.
+
+Owns frames as values, the sides of a ``Reader`` and its fake ``Events``.
+Must not know: how the reader works; bytes are built and read with hyperframe and hpack, so that nothing is tested by itself.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from struct import Struct
+
+from hpack import Decoder, Encoder
+from hyperframe import frame as hyper
+
+from runtimeproxy.cri.held import PROCESS_LIMIT, HeldBytes, HeldStream
+from runtimeproxy.cri.image import ImageLink
+from runtimeproxy.cri.reader import Reader
+from runtimeproxy.wire.flow import Outlet
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+Fields = tuple[tuple[bytes, bytes], ...]
+_SETTING = Struct(">HL")
+
+
+def request(path: bytes, *more: tuple[bytes, bytes]) -> Fields:
+    """Return the header fields of a gRPC request."""
+    return (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", path),
+        (b":authority", b"localhost"),
+        (b"content-type", b"application/grpc"),
+        *more,
+    )
+
+
+VERSION = request(b"/runtime.v1.RuntimeService/Version")
+CREATE = request(b"/runtime.v1.RuntimeService/CreateContainer")
+PULL = request(b"/runtime.v1.ImageService/PullImage")
+REPLY: Fields = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+TRAILERS: Fields = ((b"grpc-status", b"0"),)
+
+
+def refusal(code: int, text: bytes) -> Fields:
+    """Return the header fields of a trailers-only answer."""
+    return (*REPLY, (b"grpc-status", str(code).encode()), (b"grpc-message", text))
+
+
+def grpc(body: bytes, compressed: int = 0) -> bytes:
+    """Return a message behind its 5-byte prefix."""
+    return bytes((compressed,)) + len(body).to_bytes(4, "big") + body
+
+
+def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Encode fields without a dynamic table."""
+    encoder = Encoder()
+    encoder.header_table_size = 0
+    return encoder.encode(list(fields)).removeprefix(b"\x20")
+
+
+@dataclass(frozen=True)
+class Headers:
+    """A header block, whatever its frames."""
+
+    stream: int
+    fields: Fields
+    end: bool = False
+
+    def wire(self) -> bytes:
+        """Build its frame."""
+        return raw_headers(self.stream, block(self.fields), end=self.end)
+
+
+@dataclass(frozen=True)
+class Data:
+    """A DATA frame; ``pad`` bytes of padding (None: not padded)."""
+
+    stream: int
+    payload: bytes
+    end: bool = False
+    pad: int | None = None
+
+    def wire(self) -> bytes:
+        """Build its frame."""
+        flags = ["END_STREAM"] * self.end + ["PADDED"] * (self.pad is not None)
+        return hyper.DataFrame(self.stream, self.payload, flags=flags, pad_length=self.pad or 0).serialize()
+
+
+@dataclass(frozen=True)
+class Reset:
+    """An RST_STREAM frame."""
+
+    stream: int
+    code: int
+
+    def wire(self) -> bytes:
+        """Build its frame."""
+        return hyper.RstStreamFrame(self.stream, error_code=self.code).serialize()
+
+
+@dataclass(frozen=True)
+class Credit:
+    """A WINDOW_UPDATE frame."""
+
+    stream: int
+    increment: int
+
+    def wire(self) -> bytes:
+        """Build its frame: by hand, as hyperframe builds none of 0."""
+        return (4).to_bytes(3, "big") + b"\x08\x00" + self.stream.to_bytes(4, "big") + self.increment.to_bytes(4, "big")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A SETTINGS frame, its entries in order."""
+
+    entries: tuple[tuple[int, int], ...] = ()
+
+    def wire(self) -> bytes:
+        """Build its frame: by hand, as hyperframe keeps no entry twice."""
+        body = b"".join(_SETTING.pack(*entry) for entry in self.entries)
+        return len(body).to_bytes(3, "big") + b"\x04\x00" + bytes(4) + body
+
+
+@dataclass(frozen=True)
+class Ack:
+    """A SETTINGS frame with the ACK flag."""
+
+    def wire(self) -> bytes:
+        """Build its frame."""
+        return hyper.SettingsFrame(flags=["ACK"]).serialize()
+
+
+@dataclass(frozen=True)
+class Ping:
+    """A PING frame."""
+
+    payload: bytes
+    ack: bool = False
+
+    def wire(self) -> bytes:
+        """Build its frame."""
+        return hyper.PingFrame(opaque_data=self.payload, flags=["ACK"] * self.ack).serialize()
+
+
+@dataclass(frozen=True)
+class GoAway:
+    """A GOAWAY frame."""
+
+    last: int
+    code: int = 0
+    debug: bytes = b""
+
+    def wire(self) -> bytes:
+        """Build its frame."""
+        return hyper.GoAwayFrame(0, self.last, self.code, self.debug).serialize()
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A frame of any type, byte by byte."""
+
+    kind: int
+    flags: int
+    stream: int
+    body: bytes = b""
+
+    def wire(self) -> bytes:
+        """Build its frame."""
+        return len(self.body).to_bytes(3, "big") + bytes((self.kind, self.flags)) + self.stream.to_bytes(4, "big") + self.body
+
+
+Frame = Headers | Data | Reset | Credit | Settings | Ack | Ping | GoAway | Raw
+
+OPENED = Credit(0, 2**20 - 65_535)
+"""Opens the pair's window of 1 MiB."""
+
+
+def raw_headers(stream: int, fragment: bytes, end: bool = False, whole: bool = True) -> bytes:
+    """Build a HEADERS frame of a given fragment."""
+    return Raw(1, 0x1 * end | 0x4 * whole, stream, fragment).wire()
+
+
+def continuation(stream: int, fragment: bytes, whole: bool = True) -> bytes:
+    """Build a CONTINUATION frame."""
+    return Raw(9, 0x4 * whole, stream, fragment).wire()
+
+
+class Side:
+    """One peer: its bytes go into ``feed``, what the proxy has for it comes out of ``outlet``."""
+
+    def __init__(self, feed: Callable[[bytes], None], outlet: Outlet, preface: bool) -> None:
+        self.decoder = Decoder(max_header_list_size=2**24)
+        self._feed = feed
+        self._outlet = outlet
+        self._preface = preface
+
+    def sends(self, *frames: Frame | bytes) -> None:
+        """Send frames, all in one piece."""
+        self._feed(b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames))
+
+    def got_bytes(self) -> bytes:
+        """Return the bytes that came since the last time."""
+        data = b"".join(self._outlet.out)
+        self._outlet.out.clear()
+        return data
+
+    def got(self) -> list[Frame]:
+        """Return the frames that came since the last time; the preface must have come before the first one."""
+        data = self.got_bytes()
+        if self._preface and data:
+            assert data.startswith(PREFACE)
+            data = data.removeprefix(PREFACE)
+            self._preface = False
+        return list(self._read(data))
+
+    def _read(self, data: bytes) -> Iterable[Frame]:
+        fragments, first = b"", Raw(0, 0, 0)
+        for raw in split(data):
+            assert bool(fragments or first.kind) == (raw.kind == 9), "something stands inside a header block"
+            if raw.kind in (1, 9):
+                first = first if raw.kind == 9 else raw
+                assert raw.stream == first.stream
+                fragments += _fragment(raw)
+                if raw.flags & 0x4:
+                    fields = tuple((bytes(name), bytes(value)) for name, value in self.decoder.decode(fragments, raw=True))
+                    yield Headers(first.stream, fields, bool(first.flags & 1))
+                    fragments, first = b"", Raw(0, 0, 0)
+            else:
+                yield _value(raw)
+        assert not first.kind, "a header block is cut"
+
+
+def _fragment(raw: Raw) -> bytes:
+    head, _ = hyper.Frame.parse_frame_header(memoryview(raw.wire()[:9]))
+    head.parse_body(memoryview(raw.body))
+    assert isinstance(head, hyper.HeadersFrame | hyper.ContinuationFrame)
+    return head.data
+
+
+def _value(raw: Raw) -> Frame:
+    frame, _ = hyper.Frame.parse_frame_header(memoryview(raw.wire()[:9]))
+    frame.parse_body(memoryview(raw.body))
+    match frame:
+        case hyper.DataFrame():
+            pad = frame.pad_length if raw.flags & 0x8 else None
+            return Data(raw.stream, frame.data, bool(raw.flags & 1), pad)
+        case hyper.RstStreamFrame():
+            return Reset(raw.stream, frame.error_code)
+        case hyper.WindowUpdateFrame():
+            return Credit(raw.stream, frame.window_increment)
+        case hyper.SettingsFrame():
+            return Ack() if raw.flags & 1 else Settings(tuple(_SETTING.iter_unpack(raw.body)))
+        case hyper.PingFrame():
+            return Ping(frame.opaque_data, bool(raw.flags & 1))
+        case hyper.GoAwayFrame():
+            return GoAway(frame.last_stream_id, frame.error_code, frame.additional_data)
+    return raw
+
+
+def split(data: bytes) -> Iterable[Raw]:
+    """Cut bytes into frames; the last one must be whole."""
+    at = 0
+    while at < len(data):
+        end = at + 9 + int.from_bytes(data[at : at + 3], "big")
+        assert end <= len(data), "the last frame is cut"
+        yield Raw(data[at + 3], data[at + 4], int.from_bytes(data[at + 5 : at + 9], "big"), data[at + 9 : end])
+        at = end
+
+
+class FakeEvents:
+    """The front of a reader: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[HeldStream] = []
+        self.links: list[ImageLink] = []
+        self.wakes = 0
+        self.may_pass = True
+        self.image_away = False
+
+    def held(self, stream: HeldStream) -> None:
+        """Keep the call."""
+        self.calls.append(stream)
+
+    def ambiguous(self) -> bool:
+        """Answer as set."""
+        return self.may_pass
+
+    def image_link(self, link: ImageLink) -> None:
+        """Keep the link, or fail to connect it."""
+        self.links.append(link)
+        if self.image_away:
+            link.close()
+
+    def wake(self) -> None:
+        """Count."""
+        self.wakes += 1
+
+
+class Play:
+    """A reader between a scripted client and a scripted runtime."""
+
+    def __init__(self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
+        self.events = FakeEvents()
+        self.held_bytes = HeldBytes(process_limit)
+        self.reader = Reader(self.events, self.held_bytes, image_apart)
+        self.client = Side(self.reader.from_client.feed, self.reader.client_out, preface=False)
+        self.runtime = Side(self.reader.from_runtime.feed, self.reader.runtime_out, preface=True)
+
+    def greet(self, client: Settings = Settings(), runtime: Settings = Settings()) -> "Play":
+        """Exchange SETTINGS and their ACKs, and forget them."""
+        self.client.sends(PREFACE, client)
+        self.runtime.sends(runtime, Ack())
+        self.client.sends(Ack())
+        self.client.got()
+        self.runtime.got()
+        return self
+
+    @property
+    def call(self) -> HeldStream:
+        """Return the one call that the front was told of."""
+        [call] = self.events.calls
+        return call
+
+    def image(self) -> Side:
+        """Return the image service's side of the latest link."""
+        link = self.events.links[-1]
+        return Side(link.receive, link.outlet, preface=True)
+
+
+def greeted(image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> Play:
+    """Return a pair whose SETTINGS are exchanged and acknowledged."""
+    return Play(image_apart, process_limit).greet()

@@ -1,0 +1,174 @@
+"""The backend asks a real gRPC server on a unix socket for the status of pods and containers, and sends updates."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from runtimeproxy.call import Unreadable
+from runtimeproxy.cri import backend as backend_module
+from runtimeproxy.cri import edit
+from runtimeproxy.cri.backend import Backend
+from runtimeproxy.errors import BackendError
+from runtimeproxy.wire import grpc as wire_grpc
+from tests.fakes import cri_pb2 as cri
+from tests.fakes.runtime import FakeRuntime, Injection
+
+VERSIONS = ("v1", "v1alpha2")
+UPDATE = edit.update_request("c1", {"cpu_shares": 7}, None)
+
+ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
+    "PodSandboxStatus": lambda backend: backend.pod("v1", "p1"),
+    "ContainerStatus": lambda backend: backend.container("v1", "c1"),
+    "UpdateContainerResources": lambda backend: backend.update("v1", UPDATE, 5.0),
+}
+
+
+@pytest_asyncio.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
+    async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime:
+        yield runtime
+
+
+@pytest_asyncio.fixture
+async def backend(runtime: FakeRuntime) -> AsyncIterator[Backend]:
+    backend = Backend(runtime.socket_path)
+    yield backend
+    await backend.close()
+
+
+def made(runtime: FakeRuntime) -> tuple[str, str]:
+    """Make a pod with a container in the runtime and return their ids."""
+    config = cri.PodSandboxConfig(
+        metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop"),
+        linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/u-1"),
+    )
+    run = cri.RunPodSandboxRequest(config=config)
+    pod = cri.RunPodSandboxResponse.FromString(runtime.state.answer("v1", "RunPodSandbox", run.SerializeToString()))
+    create = cri.CreateContainerRequest(
+        pod_sandbox_id=pod.pod_sandbox_id,
+        sandbox_config=config,
+        config=cri.ContainerConfig(
+            metadata=cri.ContainerMetadata(name="main"), envs=[cri.KeyValue(key="A", value=b"1")]
+        ),
+    )
+    reply = runtime.state.answer("v1", "CreateContainer", create.SerializeToString())
+    return pod.pod_sandbox_id, cri.CreateContainerResponse.FromString(reply).container_id
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_pod_is_read_in_the_version_asked_for(runtime: FakeRuntime, backend: Backend, version: str) -> None:
+    pod_id, _ = made(runtime)
+    pod = await backend.pod(version, pod_id)
+    assert pod is not None
+    assert (pod.id, pod.name, pod.cgroup_parent) == (pod_id, "web", "/kube/u-1")
+    assert runtime.received[-1].path == f"/runtime.{version}.RuntimeService/PodSandboxStatus"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_container_is_read_in_the_version_asked_for(
+    runtime: FakeRuntime, backend: Backend, version: str
+) -> None:
+    pod_id, container_id = made(runtime)
+    container = await backend.container(version, container_id)
+    assert container is not None
+    assert (container.id, container.pod_id, container.name, container.envs) == (
+        container_id,
+        pod_id,
+        "main",
+        {"A": "1"},
+    )
+    assert runtime.received[-1].path == f"/runtime.{version}.RuntimeService/ContainerStatus"
+
+
+async def test_what_the_runtime_does_not_know_is_none(backend: Backend) -> None:
+    assert await backend.pod("v1", "p1") is None
+    assert await backend.container("v1", "c1") is None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_an_update_is_sent_as_it_is_with_the_time_it_has(
+    runtime: FakeRuntime, backend: Backend, version: str
+) -> None:
+    _, container_id = made(runtime)
+    request = edit.update_request(container_id, {"cpu_shares": 7, "cpu_quota": -1}, None)
+    await backend.update(version, request, 5.0)
+    received = runtime.received[-1]
+    assert received.path == f"/runtime.{version}.RuntimeService/UpdateContainerResources"
+    assert received.message == request
+    assert received.deadline_seconds is not None
+    assert 4.0 < received.deadline_seconds <= 5.0
+    assert runtime.state.containers[container_id].resources.cpu_shares == 7
+
+
+@pytest.mark.parametrize("method", ASKS)
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED])
+async def test_an_error_status_names_the_method_and_keeps_its_code(
+    runtime: FakeRuntime, backend: Backend, method: str, code: grpc.StatusCode
+) -> None:
+    runtime.inject(method, Injection(code=code, details="task is gone"))
+    with pytest.raises(BackendError, match=f"^{method}: .*task is gone") as caught:
+        await ASKS[method](backend)
+    assert caught.value.code == code.value[0]
+
+
+async def test_an_update_of_a_container_that_is_not_there_is_an_error(backend: Backend) -> None:
+    with pytest.raises(BackendError, match="not found") as caught:
+        await backend.update("v1", UPDATE, 5.0)
+    assert caught.value.code == wire_grpc.NOT_FOUND
+
+
+@pytest.mark.parametrize("method", ASKS)
+async def test_a_runtime_that_is_away_is_an_error_at_once(tmp_path: Path, method: str) -> None:
+    backend = Backend(str(tmp_path / "nobody.sock"))
+    started = time.monotonic()
+    with pytest.raises(BackendError, match=method) as caught:
+        await ASKS[method](backend)
+    assert caught.value.code == wire_grpc.UNAVAILABLE
+    assert time.monotonic() - started < 1.0
+    await backend.close()
+
+
+async def test_an_update_that_the_runtime_does_not_answer_ends_with_its_time(
+    runtime: FakeRuntime, backend: Backend
+) -> None:
+    runtime.inject("UpdateContainerResources", Injection(delay_seconds=60))
+    with pytest.raises(BackendError, match="UpdateContainerResources") as caught:
+        await backend.update("v1", UPDATE, 0.1)
+    assert caught.value.code == wire_grpc.DEADLINE_EXCEEDED
+
+
+async def test_a_status_that_the_runtime_does_not_answer_ends_with_its_time(
+    runtime: FakeRuntime, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_module, "STATUS_SECONDS", 0.1)
+    runtime.inject("ContainerStatus", Injection(delay_seconds=60))
+    with pytest.raises(BackendError) as caught:
+        await backend.container("v1", "c1")
+    assert caught.value.code == wire_grpc.DEADLINE_EXCEEDED
+
+
+async def test_a_status_without_an_id_cannot_be_read(
+    runtime: FakeRuntime, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.state, "answer", lambda version, method, message: b"")
+    with pytest.raises(Unreadable):
+        await backend.pod("v1", "p1")
+    with pytest.raises(Unreadable):
+        await backend.container("v1", "c1")
+
+
+async def test_a_runtime_that_comes_back_is_reached_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "runtime.sock")
+    backend = Backend(path)
+    async with FakeRuntime(path) as first:
+        pod_id, _ = made(first)
+        assert await backend.pod("v1", pod_id) is not None
+    with pytest.raises(BackendError):
+        await backend.pod("v1", pod_id)
+    async with FakeRuntime(path, first.state):
+        assert await backend.pod("v1", pod_id) is not None
+    await backend.close()

@@ -1,0 +1,230 @@
+"""Real HTTP/2 traffic through the reader: what h2 writes on one side is what h2 reads on the other, in any split of the bytes."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, RequestReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
+from hpack import NeverIndexedHeaderTuple
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cri.peer import CREATE, PREFACE, Play, Raw, grpc, split
+
+NAMES = st.sampled_from([b"x-a", b"x-b", b"user-agent", b"grpc-timeout", b"authorization", b"x-trace-bin"])
+VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=30).map(str.encode)
+EXTRA = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=5)
+LONG = st.sampled_from([0, 0, 20_000])
+"""Length of one long field: above 16,384 the block needs CONTINUATION."""
+
+CALLS = st.sampled_from([b"/runtime.v1.RuntimeService/Version", b"/a.B/C", b"/runtime.v1.RuntimeService/ListContainers"])
+BODY = st.binary(max_size=300) | st.just(b"big" * 6_000)
+
+
+@dataclass
+class Seen:
+    """What one end was told of a stream."""
+
+    blocks: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
+    body: bytes = b""
+    end: str = ""
+
+
+class End:
+    """An h2 connection, what it saw, and all bytes that it wrote."""
+
+    def __init__(self, client: bool) -> None:
+        self.h2 = H2Connection(H2Configuration(client_side=client, header_encoding=None, validate_inbound_headers=False))
+        self.seen: dict[int, Seen] = defaultdict(Seen)
+        self.h2.initiate_connection()
+
+    def receives(self, data: bytes) -> None:
+        for event in self.h2.receive_data(data):
+            if isinstance(event, RequestReceived | ResponseReceived | TrailersReceived):
+                self.seen[event.stream_id].blocks.append([(bytes(name), bytes(value)) for name, value in event.headers])
+            elif isinstance(event, DataReceived):
+                self.seen[event.stream_id].body += event.data
+            elif isinstance(event, StreamEnded):
+                self.seen[event.stream_id].end = "END_STREAM"
+            elif isinstance(event, StreamReset):
+                self.seen[event.stream_id].end = f"RST_STREAM {event.error_code}"
+
+
+class Wire:
+    """A client and a runtime of h2 with the reader between them; bytes move in pieces of the sizes drawn."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.play = Play()
+        self.client, self.runtime = End(client=True), End(client=False)
+        self.sizes = sizes
+        self.sent: dict[str, bytearray] = {"client": bytearray(), "runtime": bytearray()}
+        self.out: dict[str, bytearray] = {"client": bytearray(), "runtime": bytearray()}
+
+    def settle(self) -> None:
+        """Move bytes until nobody has any."""
+        while self._move("client") | self._move("runtime"):
+            pass
+
+    def _move(self, name: str) -> bool:
+        data = getattr(self, name).h2.data_to_send()
+        self.sent[name] += data
+        at = turn = 0
+        while at < len(data):
+            size = self.sizes[turn % len(self.sizes)]
+            getattr(self.play, name).sends(data[at : at + size])
+            at, turn = at + size, turn + 1
+        for other in ("client", "runtime"):
+            got = getattr(self.play, other).got_bytes()
+            self.out[other] += got
+            getattr(self, other).receives(got)
+        return bool(data)
+
+
+@dataclass
+class Call:
+    """One call as it is played."""
+
+    path: bytes
+    request: list[tuple[bytes, bytes, bool]]
+    reply: list[tuple[bytes, bytes, bool]]
+    long: int
+    body: bytes
+    pad: int | None
+    ending: str
+
+
+CALL = st.builds(
+    Call, CALLS, EXTRA, EXTRA, LONG, BODY, st.none() | st.integers(0, 255), st.sampled_from(["data", "trailers", "reset", "late"])
+)
+SIZES = st.lists(st.integers(1, 40) | st.integers(1, 20_000), min_size=1, max_size=8)
+
+
+def marked(fields: list[tuple[bytes, bytes, bool]], long: int) -> list[tuple[bytes, bytes]]:
+    found = [NeverIndexedHeaderTuple(name, value) if secret else (name, value) for name, value, secret in fields]
+    return [*found, (b"x-long", b"v" * long)] if long else found  # type: ignore[list-item]
+
+
+def play_call(wire: Wire, call: Call, step: int) -> None:
+    """Play one call, both ends taking turns, with a ping, credit and new SETTINGS thrown in."""
+    client, runtime = wire.client.h2, wire.runtime.h2
+    stream = client.get_next_available_stream_id()
+    head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", call.path), (b":authority", b"localhost")]
+    priority = {"priority_weight": 7, "priority_depends_on": 0} if step % 2 else {}
+    client.send_headers(stream, [*head, *marked(call.request, call.long)], **priority)
+    for at in range(0, len(call.body), 16_000):
+        client.send_data(stream, call.body[at : at + 16_000], pad_length=call.pad)
+    if call.ending == "trailers":
+        client.send_headers(stream, [(b"x-trailer", b"t")], end_stream=True)
+    elif call.ending != "late":
+        client.end_stream(stream)
+    client.ping(b"%08d" % step)
+    wire.settle()
+    runtime.increment_flow_control_window(1_000 + step, stream)
+    runtime.increment_flow_control_window(len(call.body) + 1)
+    runtime.send_headers(stream, [(b":status", b"200"), *marked(call.reply, call.long)])
+    for at in range(0, len(call.body), 16_000):
+        runtime.send_data(stream, call.body[at : at + 16_000], pad_length=call.pad)
+    if call.ending == "reset":
+        runtime.reset_stream(stream, 5)
+    else:
+        runtime.send_headers(stream, [(b"grpc-status", b"0")], end_stream=True)
+    wire.settle()
+    if call.ending == "late":
+        client.reset_stream(stream, 8)
+    client.increment_flow_control_window(len(call.body) + 1)
+    client.update_settings({0x4: 70_000 + step})
+    runtime.ping(b"r%07d" % step)
+    wire.settle()
+
+
+def played(calls: list[Call], sizes: list[int]) -> Wire:
+    wire = Wire(sizes)
+    wire.settle()
+    for step, call in enumerate(calls):
+        play_call(wire, call, step)
+    return wire
+
+
+def expected(call: Call) -> tuple[Seen, Seen]:
+    """Return what the runtime and the client are to see of a call."""
+    head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", call.path), (b":authority", b"localhost")]
+    fields = [(bytes(name), bytes(value)) for name, value in marked(call.request, call.long)]
+    reply = [(bytes(name), bytes(value)) for name, value in marked(call.reply, call.long)]
+    asked = Seen([[*head, *fields]], call.body, "RST_STREAM 8" if call.ending == "late" else "END_STREAM")
+    answered = Seen([[(b":status", b"200"), *reply]], call.body, "RST_STREAM 5" if call.ending == "reset" else "END_STREAM")
+    if call.ending == "trailers":
+        asked.blocks.append([(b"x-trailer", b"t")])
+    if call.ending != "reset":
+        answered.blocks.append([(b"grpc-status", b"0")])
+    return asked, answered
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(CALL, min_size=1, max_size=4), SIZES)
+def test_each_end_sees_what_the_other_sent(calls: list[Call], sizes: list[int]) -> None:
+    wire = played(calls, sizes)
+    for stream, call in zip(range(1, 2 * len(calls), 2), calls, strict=True):
+        assert (wire.runtime.seen[stream], wire.client.seen[stream]) == expected(call)
+
+
+def own(data: bytes) -> bytes:
+    """Return the frames but SETTINGS and the connection's WINDOW_UPDATEs, which are hop by hop, header blocks without 0x20."""
+    kept = []
+    for frame in split(bytes(data).removeprefix(PREFACE)):
+        if frame.kind == 4 or (frame.kind, frame.stream) == (8, 0):
+            continue
+        body = frame.body.replace(b"\x20", b"", 1) if frame.kind == 1 and b"\x20" in frame.body[:6] else frame.body
+        kept.append(Raw(frame.kind, frame.flags, frame.stream, body).wire())
+    return b"".join(kept)
+
+
+SHORT = st.builds(Call, CALLS, EXTRA, EXTRA, st.just(0), BODY, st.none() | st.integers(0, 255), st.sampled_from(["data", "reset"]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(SHORT, min_size=1, max_size=4), SIZES)
+def test_after_the_ack_all_frames_but_the_connections_own_are_the_very_bytes(calls: list[Call], sizes: list[int]) -> None:
+    wire = played(calls, sizes)
+    assert own(wire.out["runtime"]) == own(wire.sent["client"])
+    assert own(wire.out["client"]) == own(wire.sent["runtime"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(CALL, min_size=1, max_size=4), SIZES)
+def test_the_split_does_not_change_the_output(calls: list[Call], sizes: list[int]) -> None:
+    whole, pieces = played(calls, [2**20]), played(calls, sizes)
+    assert whole.out == pieces.out
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=300), st.none() | st.binary(max_size=300), EXTRA, SIZES, st.sampled_from(["data", "late", "trailers"]))
+def test_a_held_call_differs_in_its_message_only(
+    message: bytes, changed: bytes | None, extra: list[tuple[bytes, bytes, bool]], sizes: list[int], ending: str
+) -> None:
+    wire = Wire(sizes)
+    wire.settle()
+    client, runtime = wire.client.h2, wire.runtime.h2
+    client.send_headers(1, [*CREATE, *marked(extra, 0)])
+    client.send_data(1, grpc(message)[:3])
+    client.send_data(1, grpc(message)[3:], end_stream=ending == "data")
+    if ending == "late":
+        client.end_stream(1)
+    if ending == "trailers":
+        client.send_headers(1, [(b"x-trailer", b"t")], end_stream=True)
+    wire.settle()
+    assert wire.runtime.seen[1].body == b""
+    wire.play.call.release(changed)
+    wire.settle()
+    fields = [[(bytes(name), bytes(value)) for name, value in [*CREATE, *marked(extra, 0)]]]
+    trailers = [[(b"x-trailer", b"t")]] * (ending == "trailers")
+    assert wire.runtime.seen[1] == Seen(fields + trailers, grpc(message if changed is None else changed), "END_STREAM")
+    runtime.send_headers(1, [(b":status", b"200"), *marked(extra, 0)])
+    runtime.send_data(1, grpc(b"reply"))
+    runtime.send_headers(1, [(b"grpc-status", b"0")], end_stream=True)
+    wire.settle()
+    reply = [[(b":status", b"200"), *((name, value) for name, value, _ in extra)]]
+    assert wire.client.seen[1] == Seen(reply, grpc(b"reply"))
+    wire.play.call.answer()
+    wire.settle()
+    assert wire.client.seen[1] == Seen([*reply, [(b"grpc-status", b"0")]], grpc(b"reply"), "END_STREAM")

@@ -1,0 +1,108 @@
+"""A call for tests of the lifecycle: a front of one call, with a runtime that takes its time.
+
+Owns the steps that the lifecycle took, with their times.
+Must not know: the lifecycle.
+Invariant: a call that ended while held passes by itself; a late release does nothing (relay-rules C1).
+"""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from runtimeproxy.call import Call, CallState, Reply
+from runtimeproxy.errors import HookError
+from runtimeproxy.hookpoints import Operation
+from runtimeproxy.model import Adjustment, ContainerInfo, ContainerRecord, HookRequest, PodInfo, PodRecord, Subject
+from runtimeproxy.store import Store
+
+AGREED = Reply(agreed=True, message=b"yes")
+POD = PodInfo(id="p1", name="web", labels={"app": "shop"})
+CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main")
+SUBJECT = Subject(PodRecord(POD, POD), ContainerRecord(CONTAINER, CONTAINER))
+
+
+@dataclass(eq=False)
+class FakeCall(Call):
+    """A held call; what it does is set in its fields."""
+
+    operation: Operation
+    known: Subject | None = SUBJECT
+    """What the request and the Store tell."""
+    read: Subject | Exception | None = None
+    """What the runtime tells of an unknown subject, after ``read_seconds``."""
+    key: str | Exception = "c1"
+    deadline: float | None = None
+    reply: Reply = AGREED
+    runtime_seconds: float = 1.0
+    read_seconds: float = 0.0
+    prepare_seconds: float = 0.0
+    prepare_error: Exception | None = None
+    edit_error: Exception | None = None
+    outcome_error: Exception | None = None
+    state: CallState = CallState.HOLDING
+    steps: list[tuple[float, str]] = field(default_factory=list)
+    released_with: tuple[Subject | None, Adjustment] | None = None
+    refused_with: HookError | None = None
+    changed_by: Adjustment | None = None
+    """The adjustment that ``outcome`` was given."""
+
+    def _step(self, name: str) -> None:
+        self.steps.append((asyncio.get_running_loop().time(), name))
+
+    def order_key(self) -> str:
+        if isinstance(self.key, Exception):
+            raise self.key
+        return self.key
+
+    def subject(self, store: Store) -> Subject | None:
+        if self.known is not None and self.known.container is not None:
+            return replace(self.known, container=store.container("c1") or self.known.container)
+        return self.known
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        self._step("read")
+        await asyncio.sleep(self.read_seconds)
+        if isinstance(self.read, Exception):
+            raise self.read
+        return self.read
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        container = None if subject.container is None else subject.container.effective
+        return HookRequest(subject.pod.effective, container)
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+        self._step("prepare")
+        await asyncio.sleep(self.prepare_seconds)
+        if self.prepare_error is not None:
+            raise self.prepare_error
+
+    async def release(self, subject: Subject | None, adjustment: Adjustment) -> Reply:
+        if subject is not None and self.edit_error is not None:
+            raise self.edit_error
+        self._step("release")
+        self.state = CallState.RELEASED
+        self.released_with = (subject, adjustment)
+        await asyncio.sleep(self.runtime_seconds)
+        return self.reply
+
+    def refuse(self, error: HookError) -> None:
+        self._step("refuse")
+        self.state = CallState.REFUSED
+        self.refused_with = error
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        if self.outcome_error is not None:
+            raise self.outcome_error
+        self.changed_by = adjustment
+        if subject.container is None:
+            return subject
+        before = subject.container.effective
+        effective = replace(
+            before,
+            envs={**before.envs, **adjustment.envs},
+            annotations={**before.annotations, **adjustment.annotations},
+        )
+        return Subject(subject.pod, ContainerRecord(subject.container.original, effective))
+
+    def answer(self, reply: Reply) -> None:
+        assert reply is self.reply
+        self._step("answer")

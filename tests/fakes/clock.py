@@ -1,0 +1,53 @@
+"""An event loop whose time is the test's: nothing waits, the clock jumps to the next timer.
+
+Owns the loop and the decorator that runs a test on it.
+Must not know: what is tested.
+Invariant: time passes only when nothing is left to do; a loop that would wait for ever fails instead.
+For tests without sockets: what comes from outside has no place in this time.
+"""
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Moves the time on where another selector would wait."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None:
+            raise AssertionError("the test waits for something that will never happen")
+        self.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop that starts at second 0."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        """Return the time of the test in seconds."""
+        return self._jumping.now
+
+
+def virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an async test on a loop of its own with virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run

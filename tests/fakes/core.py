@@ -1,0 +1,56 @@
+"""The core without a front: a lifecycle on fake plugins.
+
+Owns the parts and short names for what they have counted.
+Must not know: what a call is about.
+Invariant: all of it runs on the running loop's clock.
+"""
+
+import asyncio
+
+from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.errors import Reason
+from runtimeproxy.lifecycle import Lifecycle, Limits
+from runtimeproxy.store import Store
+from runtimeproxy.telemetry import CallTimes, Recorder
+from tests.fakes.calls import FakeCall
+from tests.fakes.plugins import FakePlugins
+
+
+class Core:
+    """A lifecycle with a budget of 10 s on fake plugins, on the running loop's clock."""
+
+    def __init__(self) -> None:
+        self.plugins = FakePlugins()
+        self.store = Store()
+        self._loop = asyncio.get_running_loop()
+        self.recorder = Recorder(self._loop.time)
+        dispatcher = Dispatcher(self.plugins, self.recorder, self._loop.time)
+        limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, self._loop.time)
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    @property
+    def times(self) -> CallTimes:
+        """Return the moments of the latest call."""
+        return self.recorder.calls[-1]
+
+    async def run(self, call: FakeCall) -> list[str]:
+        """Run a call and return its steps without their times."""
+        await self.lifecycle.run(call)
+        return [name for _, name in call.steps]
+
+    def start(self, call: FakeCall) -> asyncio.Task[None]:
+        return asyncio.create_task(self.lifecycle.run(call))
+
+    def failures(self, plugin: str, point: str, reason: Reason) -> int:
+        return self.recorder.counted("hook_failures", plugin=plugin, hook=point, reason=reason.value)
+
+    def fail_open(self) -> int:
+        return self.recorder.total("hook_fail_open")
+
+
+def moments(times: CallTimes) -> tuple[float | None, ...]:
+    return (times.held, times.released, times.answered, times.done)

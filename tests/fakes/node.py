@@ -1,0 +1,224 @@
+"""The core between a fake held stream and a fake runtime: what CRI's calls are tested on.
+
+Owns the two fakes, and the requests of a pod with one container.
+Must not know: frames, sockets; the messages are real.
+Invariant: the held stream has the interface of cri.held.HeldStream and is released at most once.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from google.protobuf.message import Message
+
+from runtimeproxy.call import CallState, Reply
+from runtimeproxy.cri.call import KINDS, CriCall
+from runtimeproxy.cri.routes import Route
+from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.errors import BackendError
+from runtimeproxy.hookpoints import Operation
+from runtimeproxy.lifecycle import Lifecycle, Limits
+from runtimeproxy.model import (
+    ContainerInfo,
+    ContainerRecord,
+    PodInfo,
+    PodRecord,
+    Resources,
+    Subject,
+)
+from runtimeproxy.store import Store
+from runtimeproxy.telemetry import Recorder
+from tests.fakes import cri_pb2 as cri
+from tests.fakes.plugins import FakePlugins
+
+UPDATE = Operation.UPDATE_CONTAINER_RESOURCES
+UNKNOWN_FIELD = b"\xfa\x3e\x03new"
+"""Field 1007 of any message, which nobody knows yet."""
+BROKEN = b"\x0a\xff"
+
+POD_REQUEST = cri.RunPodSandboxRequest(
+    runtime_handler="runc",
+    config=cri.PodSandboxConfig(
+        metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop", attempt=1),
+        labels={"qos": "BE"},
+        linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/u-1"),
+    ),
+)
+CREATE_REQUEST = cri.CreateContainerRequest(
+    pod_sandbox_id="p1",
+    sandbox_config=POD_REQUEST.config,
+    config=cri.ContainerConfig(
+        metadata=cri.ContainerMetadata(name="main", attempt=2),
+        envs=[cri.KeyValue(key="A", value=b"1"), cri.KeyValue(key="RAW", value=b"\xff")],
+        linux=cri.LinuxContainerConfig(resources=cri.LinuxContainerResources(cpu_shares=1024, cpuset_cpus="0-3")),
+    ),
+)
+POD = PodInfo(
+    id="p1",
+    name="web",
+    uid="u-1",
+    namespace="shop",
+    attempt=1,
+    runtime_handler="runc",
+    labels={"qos": "BE"},
+    cgroup_parent="/kube/u-1",
+)
+ASKED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
+CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main", attempt=2, envs={"A": "1"}, resources=ASKED)
+
+REPLIES: dict[Operation, Message] = {
+    Operation.RUN_POD_SANDBOX: cri.RunPodSandboxResponse(pod_sandbox_id="p1"),
+    Operation.CREATE_CONTAINER: cri.CreateContainerResponse(container_id="c1"),
+}
+REQUESTS: dict[Operation, Message] = {
+    Operation.RUN_POD_SANDBOX: POD_REQUEST,
+    Operation.STOP_POD_SANDBOX: cri.StopPodSandboxRequest(pod_sandbox_id="p1"),
+    Operation.REMOVE_POD_SANDBOX: cri.RemovePodSandboxRequest(pod_sandbox_id="p1"),
+    Operation.UPDATE_POD_SANDBOX_RESOURCES: cri.UpdatePodSandboxResourcesRequest(
+        pod_sandbox_id="p1", resources=cri.LinuxContainerResources(cpu_quota=-1)
+    ),
+    Operation.CREATE_CONTAINER: CREATE_REQUEST,
+    Operation.START_CONTAINER: cri.StartContainerRequest(container_id="c1"),
+    Operation.UPDATE_CONTAINER_RESOURCES: cri.UpdateContainerResourcesRequest(
+        container_id="c1", linux=cri.LinuxContainerResources(memory_limit_in_bytes=2**20)
+    ),
+    Operation.STOP_CONTAINER: cri.StopContainerRequest(container_id="c1", timeout=30),
+    Operation.REMOVE_CONTAINER: cri.RemoveContainerRequest(container_id="c1"),
+}
+
+
+def wire(message: Message) -> bytes:
+    return message.SerializeToString(deterministic=True) + UNKNOWN_FIELD
+
+
+@dataclass(eq=False)
+class FakeHeld:
+    """What HeldStream shows to a call; it answers a release at once with ``given`` unless that is None."""
+
+    route: Route
+    message: bytes | None
+    given: Reply | None
+    fields: dict[bytes, bytes] = field(default_factory=dict)
+    problem: str = ""
+    state: CallState = CallState.HOLDING
+    reply: Reply | None = None
+    on_reply: Callable[[], object] = lambda: None
+    on_ended: Callable[[], object] = lambda: None
+    released: list[bytes | None] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    answers: int = 0
+
+    def release(self, message: bytes | None) -> bool:
+        if self.state is not CallState.HOLDING:
+            return False
+        self.state = CallState.RELEASED
+        self.released.append(message)
+        if self.given is not None:
+            self.settle(self.given)
+        return True
+
+    def refuse(self, code: int, text: str) -> bool:
+        self.state = CallState.REFUSED
+        self.refused.append((code, text))
+        return True
+
+    def answer(self) -> None:
+        self.answers += 1
+
+    def settle(self, reply: Reply) -> None:
+        """Take the runtime's answer."""
+        self.reply = reply
+        self.on_reply()
+
+    def end(self) -> None:
+        """Take the end of the stream by either side while it is held."""
+        self.state = CallState.ENDED
+        self.settle(Reply(agreed=False, answered=False))
+        self.on_ended()
+
+
+@dataclass(eq=False)
+class FakeBackend:
+    """The runtime's own word, and the updates that it was sent."""
+
+    pods: dict[str, PodInfo] = field(default_factory=dict)
+    containers: dict[str, ContainerInfo] = field(default_factory=dict)
+    error: BackendError | None = None
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    updates: list[tuple[str, bytes, float]] = field(default_factory=list)
+
+    async def pod(self, version: str, pod_id: str) -> PodInfo | None:
+        self.asked.append((version, pod_id))
+        return self.pods.get(pod_id)
+
+    async def container(self, version: str, container_id: str) -> ContainerInfo | None:
+        self.asked.append((version, container_id))
+        return self.containers.get(container_id)
+
+    async def update(self, version: str, request: bytes, seconds: float) -> None:
+        self.updates.append((version, request, seconds))
+        if self.error is not None:
+            raise self.error
+
+
+class Node:
+    """The core with fake ends."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.backend = FakeBackend()
+        self.plugins = FakePlugins()
+        self.store = Store()
+        self.recorder = Recorder(self.loop.time)
+        dispatcher = Dispatcher(self.plugins, self.recorder, self.loop.time)
+        self.lifecycle = Lifecycle(
+            self.store, dispatcher, self.recorder, Limits(10.0, ("skip", "true")), self.loop.time
+        )
+
+    def held(self, operation: Operation, message: bytes | Message | None = None, version: str = "v1") -> FakeHeld:
+        given = REPLIES.get(operation)
+        reply = Reply(agreed=True, message=b"" if given is None else given.SerializeToString())
+        chosen = REQUESTS[operation] if message is None else message
+        return FakeHeld(Route(operation, version), wire(chosen) if isinstance(chosen, Message) else chosen, reply)
+
+    def call(self, held: FakeHeld) -> CriCall:
+        return KINDS[held.route.operation](held, self.backend, self.loop)  # type: ignore[arg-type]
+
+    async def run(self, held: FakeHeld) -> FakeHeld:
+        await self.lifecycle.run(self.call(held))
+        return held
+
+    async def do(self, operation: Operation, message: bytes | Message | None = None) -> FakeHeld:
+        """Run a call that the runtime agrees to at once."""
+        return await self.run(self.held(operation, message))
+
+    def know(self, pod: PodInfo = POD, container: ContainerInfo = CONTAINER, **original: Any) -> None:
+        """Put a container with its pod into the Store; ``original`` are fields of the kubelet's container."""
+        self.store.commit(Subject(PodRecord(pod, pod)))
+        self.store.commit(Subject(PodRecord(pod, pod), ContainerRecord(replace(container, **original), container)))
+
+    @property
+    def record(self) -> ContainerRecord:
+        record = self.store.container("c1")
+        assert record is not None
+        return record
+
+    @property
+    def pod(self) -> PodRecord:
+        pod = self.store.pod("p1")
+        assert pod is not None
+        return pod
+
+    def told(self, index: int = -1) -> ContainerInfo:
+        """Return the container that a hook call told."""
+        container = self.plugins.asked[index].request.container
+        assert container is not None
+        return container
+
+
+def changes(released: bytes | None, kind: type[Any]) -> Any:
+    """Parse what was released; the unknown field must still be there."""
+    assert released is not None
+    assert UNKNOWN_FIELD in released
+    return kind.FromString(released)

@@ -1,0 +1,98 @@
+"""Plugins for tests of the core: a client that answers as it is told, without any socket.
+
+Owns the record of what each plugin was asked, in the order of all plugins.
+Must not know: the dispatcher.
+Invariant: as the real client, a call raises nothing but HookError and ends by its timeout.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint
+from runtimeproxy.model import HookAnswer, HookRequest
+from runtimeproxy.plugins.manager import Plugin
+from runtimeproxy.plugins.registration import FailurePolicy
+
+FAIL, IGNORE = FailurePolicy.FAIL, FailurePolicy.IGNORE
+ALL_POINTS = tuple(point.name for point in HOOK_POINTS)
+NOTHING = HookAnswer()
+
+Behaviour = HookAnswer | Reason | Exception | Callable[[HookRequest], HookAnswer]
+"""What a plugin does: answers, fails for a reason, raises what no client should, or computes its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One hook call as the plugin saw it."""
+
+    plugin: str
+    point: str
+    request: HookRequest
+    timeout_seconds: float
+
+
+@dataclass(eq=False)
+class FakeClient:
+    """One hook server; ``delay_seconds`` passes before it does anything."""
+
+    name: str
+    behaviour: Behaviour
+    asked: list[Asked]
+    delay_seconds: float = 0.0
+    cancelled: int = 0
+
+    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+        """Do as told."""
+        self.asked.append(Asked(self.name, point.name, request, timeout_seconds))
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await asyncio.sleep(self.delay_seconds)
+        except TimeoutError:
+            raise HookError(self.name, point.name, Reason.DEADLINE, "no answer in time") from None
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        match self.behaviour:
+            case HookAnswer():
+                return self.behaviour
+            case Reason():
+                raise HookError(self.name, point.name, self.behaviour, "as told")
+            case Exception():
+                raise self.behaviour
+        return self.behaviour(request)
+
+    async def close(self) -> None:
+        """Have nothing to close."""
+
+
+@dataclass(eq=False)
+class FakePlugins:
+    """The Plugins Manager's tables; ``asked`` is the record of all hook calls."""
+
+    plugins: list[Plugin] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+
+    def add(
+        self,
+        name: str,
+        behaviour: Behaviour = NOTHING,
+        *,
+        policy: FailurePolicy = IGNORE,
+        points: tuple[str, ...] = ALL_POINTS,
+        delay_seconds: float = 0.0,
+        timeout_seconds: float = 2.0,
+    ) -> FakeClient:
+        """Register a plugin behind those that are there."""
+        client = FakeClient(name, behaviour, self.asked, delay_seconds)
+        self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), timeout_seconds, client))
+        return client
+
+    def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
+        """Return the plugins of a point in the order of their registration."""
+        return tuple(plugin for plugin in self.plugins if point.name in plugin.points)
+
+    def told(self) -> list[tuple[str, str]]:
+        """Return who was asked at which point, in order."""
+        return [(asked.plugin, asked.point) for asked in self.asked]

@@ -1,0 +1,72 @@
+"""A Plugins Manager on a real directory, with clients that only remember."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from runtimeproxy.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.model import HookAnswer, HookRequest
+from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.telemetry import Recorder
+from tests.fakes import registration
+
+CREATE = BY_NAME["PreCreateContainer"]
+PATIENCE_SECONDS = 10.0
+"""How long a busy machine may take where the time is not what is tested."""
+
+
+class FakeClient:
+    """A client that remembers what it was made for and whether it was closed."""
+
+    def __init__(self, plugin: str, endpoint: str) -> None:
+        self.plugin = plugin
+        self.endpoint = endpoint
+        self.closed = 0
+        self.busy = asyncio.Event()
+        self.busy.set()
+
+    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+        return HookAnswer()
+
+    async def close(self) -> None:
+        await self.busy.wait()
+        self.closed += 1
+
+
+class Rig:
+    """A manager on a directory, and what it made and counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.recorder = Recorder(time.monotonic)
+        self.clients: list[FakeClient] = []
+        self.manager = Manager(
+            str(folder), timeout_seconds=2.0, recorder=self.recorder, client_factory=self._client, poll_seconds=1000
+        )
+
+    def _client(self, plugin: str, endpoint: str) -> FakeClient:
+        self.clients.append(FakeClient(plugin, endpoint))
+        return self.clients[-1]
+
+    def put(
+        self, name: str, endpoint: str = "/run/a.sock", points: tuple[str, ...] = (CREATE.name,), **more: str
+    ) -> None:
+        """Rename a registration into place."""
+        registration.write(self.folder, name, registration.text(endpoint, points, **more))
+
+    def names(self, point: HookPoint = CREATE) -> list[str]:
+        return [plugin.name for plugin in self.manager.plugins_for(point)]
+
+    def endpoints(self, point: HookPoint = CREATE) -> list[str]:
+        return [plugin.endpoint for plugin in self.manager.plugins_for(point)]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what must come true."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    @property
+    def invalid(self) -> float:
+        return self.recorder.gauges["config_invalid_files", ()]

@@ -1,0 +1,139 @@
+"""The client of a hook server: what it tells, what it takes, and the reason of every failure."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
+from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.plugins.client import HookClient
+from tests.fakes import hookanswers
+from tests.fakes.hookserver import HookServer
+
+POD = PodInfo(id="p1", name="pod", uid="u1", namespace="ns", attempt=2, labels={"l": "1"}, annotations={"a": "1"})
+CONTAINER = ContainerInfo(
+    id="c1", pod_id="p1", name="container", annotations={"b": "2"}, resources=Resources(cpu_shares=512), envs={"E": "3"}
+)
+POINT = BY_NAME["PreCreateContainer"]
+LONG_SECONDS = 10.0
+
+
+def request(point: HookPoint) -> HookRequest:
+    return HookRequest(POD, CONTAINER if point.subject is SubjectKind.CONTAINER else None)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "hook.sock")
+
+
+@pytest.fixture
+async def client(path: str) -> AsyncIterator[HookClient]:
+    made = HookClient("plugin", path)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def server(path: str) -> AsyncIterator[HookServer]:
+    async with HookServer(path, faulty=True) as made:
+        yield made
+
+
+async def failing(client: HookClient, seconds: float = LONG_SECONDS) -> HookError:
+    with pytest.raises(HookError) as raised:
+        await client.call(POINT, request(POINT), seconds)
+    assert (raised.value.plugin, raised.value.hook) == ("plugin", POINT.name)
+    return raised.value
+
+
+@pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: point.name)
+async def test_every_hook_point_is_told_and_answers(client: HookClient, server: HookServer, point: HookPoint) -> None:
+    server.default = hookanswers.echo()
+    answer = await client.call(point, request(point), LONG_SECONDS)
+    (call,) = server.calls
+    assert call.point is point
+    assert call.request.pod_meta == api_pb2.PodSandboxMetadata(name="pod", uid="u1", namespace="ns", attempt=2)
+    if point.subject is SubjectKind.POD:
+        assert answer == HookAnswer(labels={"l": "1"}, annotations={"a": "1"})
+    else:
+        assert call.request.container_meta == api_pb2.ContainerMetadata(name="container", id="c1")
+        assert answer == HookAnswer(annotations={"b": "2"}, envs={"E": "3"}, resources=Resources(cpu_shares=512))
+
+
+async def test_an_empty_answer(client: HookClient, server: HookServer) -> None:
+    assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
+
+
+async def test_nobody_there(client: HookClient, path: str) -> None:
+    error = await failing(client)
+    assert error.reason is Reason.UNREACHABLE
+    assert error.detail == f"{path}: No such file or directory"
+
+
+async def test_a_hook_server_that_hangs(client: HookClient, server: HookServer) -> None:
+    server.default = hookanswers.hang()
+    assert (await failing(client, 0.1)).reason is Reason.DEADLINE
+    server.default = hookanswers.empty()
+    assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
+
+
+async def test_a_refusal_comes_with_its_text(client: HookClient, server: HookServer) -> None:
+    server.default = hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, "not on this node")
+    error = await failing(client)
+    assert (error.reason, error.detail) == (Reason.REFUSED, "not on this node")
+
+
+async def test_another_error_status_comes_without_its_text(client: HookClient, server: HookServer) -> None:
+    server.default = hookanswers.status(grpc.StatusCode.INTERNAL, "could not handle env SECRET=canary")
+    error = await failing(client)
+    assert (error.reason, error.detail) == (Reason.ERROR_STATUS, "gRPC status 13")
+    assert "canary" not in str(error)
+
+
+async def test_a_method_that_the_hook_server_lacks(client: HookClient, server: HookServer) -> None:
+    server.default = hookanswers.status(grpc.StatusCode.UNIMPLEMENTED)
+    assert (await failing(client)).detail == "gRPC status 12"
+
+
+async def test_a_message_that_is_none(client: HookClient, server: HookServer) -> None:
+    server.default = hookanswers.garbage()
+    assert (await failing(client)).reason is Reason.BROKEN_ANSWER
+
+
+async def test_an_answer_that_is_too_long(client: HookClient, server: HookServer) -> None:
+    server.default = hookanswers.huge()
+    error = await failing(client)
+    assert (error.reason, error.detail) == (Reason.BROKEN_ANSWER, "the answer is longer than 4194304 bytes")
+
+
+async def test_a_hook_server_that_crashes_in_its_answer(client: HookClient, server: HookServer) -> None:
+    server.default = server.crash_mid_answer()
+    assert (await failing(client)).reason is Reason.BROKEN_ANSWER
+
+
+async def test_a_request_that_does_not_fit_into_the_message(client: HookClient, server: HookServer) -> None:
+    odd = HookRequest(POD, ContainerInfo(resources=Resources(cpu_quota=2**63)))
+    with pytest.raises(HookError) as raised:
+        await client.call(POINT, odd, LONG_SECONDS)
+    assert raised.value.reason is Reason.INTERNAL
+    assert str(2**63) not in str(raised.value)
+
+
+async def test_close_lets_calls_in_flight_end_and_serves_late_callers(client: HookClient, server: HookServer) -> None:
+    server.default = hookanswers.after(0.1)
+    call = asyncio.create_task(client.call(POINT, request(POINT), LONG_SECONDS))
+    await server.wait_for_calls(POINT.name)
+    await client.close()
+    assert await call == HookAnswer()
+    assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
+    assert server.faults is not None
+    assert len(server.faults.connections) == 2
+    async with asyncio.timeout(5):
+        while not all(connection.client_half_closed for connection in server.faults.connections):
+            await asyncio.sleep(0.01)

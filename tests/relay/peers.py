@@ -1,0 +1,110 @@
+"""A scripted HTTP/2 server on a unix socket: it does what a test says, frame by frame.
+
+Owns the listening socket and the connections, each with the frames that came.
+Must not know: the client under test.
+Invariant: nothing is answered but what the test sends; the server's SETTINGS and the ACK of the client's go out first.
+"""
+
+import asyncio
+import os
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from runtimeproxy.wire import grpc, headers, http2
+
+Frame = tuple[int, int, int, bytes]
+
+HEAD = headers.build([(b":status", b"200"), (b"content-type", b"application/grpc")])
+GOOD_END = headers.build([(b"grpc-status", b"0")])
+
+
+def answer(stream: int, message: bytes) -> bytes:
+    """Return a good answer's frames."""
+    body = http2.frame(http2.DATA, 0, stream, grpc.message(message))
+    return http2.header_frames(stream, HEAD, False) + body + http2.header_frames(stream, GOOD_END, True)
+
+
+class Connection:
+    """One client's connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self._reader = reader
+        self._frames = http2.FrameBuffer(2**24)
+        self._pending: deque[Frame] = deque()
+
+    async def begin(self, settings: dict[int, int]) -> None:
+        """Take the preface, send SETTINGS and the ACK."""
+        assert await self._reader.readexactly(len(http2.PREFACE)) == http2.PREFACE
+        self.send(http2.settings(settings) + http2.SETTINGS_ACK)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes."""
+        self.writer.write(data)
+
+    async def next(self, kind: int) -> Frame:
+        """Return the next frame of a type, those before it are dropped. Raises EOFError at the end."""
+        while True:
+            while self._pending:
+                frame = self._pending.popleft()
+                if frame[0] == kind:
+                    return frame
+            try:
+                data = await self._reader.read(2**16)
+            except ConnectionResetError:  # closed while bytes of ours were unread
+                data = b""
+            if not data:
+                raise EOFError
+            self._pending += self._frames.feed(data)
+
+    async def request(self) -> int:
+        """Return the stream of the next request."""
+        return (await self.next(http2.HEADERS))[2]
+
+    def close(self) -> None:
+        """Close at once."""
+        self.writer.transport.abort()
+
+
+class Peer:
+    """The server; ``begins`` is False for one that says nothing by itself."""
+
+    def __init__(self, path: str, settings: dict[int, int] | None = None, *, begins: bool = True) -> None:
+        self.path = path
+        self.accepted = 0
+        self._settings = settings or {}
+        self._begins = begins
+        self._connections: asyncio.Queue[Connection] = asyncio.Queue()
+        self._open: list[Connection] = []
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._accept, self.path)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        for connection in self._open:
+            connection.close()
+        if os.path.exists(self.path):
+            os.unlink(self.path)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        connection = Connection(reader, writer)
+        self._open.append(connection)
+        try:
+            if self._begins:
+                await connection.begin(self._settings)
+        except EOFError:
+            return  # it left at once
+        self._connections.put_nowait(connection)
+
+    async def connection(self) -> Connection:
+        """Return the next connection that a client made."""
+        async with asyncio.timeout(5):
+            return await self._connections.get()

@@ -1,0 +1,117 @@
+"""What passed on both sides of the proxy, read by Python's own HTTP/2 libraries: hyperframe and hpack.
+
+Owns the two relays that keep the bytes, and the reading of bytes into streams.
+Must not know: what the proxy does with them.
+Invariant: nothing of ``runtimeproxy.wire`` is used: it is what is being judged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import hpack
+from hyperframe.frame import ContinuationFrame, DataFrame, Frame, HeadersFrame, RstStreamFrame
+
+from tests.fakes.faults import FaultRelay
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@dataclass(slots=True)
+class Half:
+    """One direction of a stream: its header lists as decoded and as they came, its DATA, how it ended."""
+
+    lists: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
+    blocks: list[bytes] = field(default_factory=list)
+    data: bytes = b""
+    end: str = ""
+    reset: int | None = None
+
+    @property
+    def fields(self) -> dict[bytes, bytes]:
+        """Return the fields of all its header lists."""
+        return {name: value for fields in self.lists for name, value in fields}
+
+
+def read(stream_bytes: bytes) -> dict[int, Half]:
+    """Read one direction of a connection, up to the last whole frame."""
+    view = memoryview(stream_bytes.removeprefix(PREFACE))
+    decoder, halves, block = hpack.Decoder(), dict[int, Half](), b""
+    while len(view) >= 9:
+        frame, length = Frame.parse_frame_header(view[:9])
+        if len(view) < 9 + length:
+            break
+        frame.parse_body(view[9 : 9 + length])
+        view = view[9 + length :]
+        half = halves.setdefault(frame.stream_id, Half()) if frame.stream_id else Half()
+        if isinstance(frame, (HeadersFrame, ContinuationFrame)):
+            block += frame.data
+        if "END_HEADERS" in frame.flags:
+            half.blocks.append(block)
+            half.lists.append([(bytes(name), bytes(value)) for name, value in decoder.decode(block, raw=True)])
+            block = b""
+        if isinstance(frame, DataFrame):
+            half.data += frame.data
+        if isinstance(frame, RstStreamFrame):
+            half.reset = frame.error_code
+        if "END_STREAM" in frame.flags:
+            half.end = "DATA" if isinstance(frame, DataFrame) else "HEADERS"
+    return halves
+
+
+@dataclass(slots=True)
+class Sides:
+    """The streams of all connections, by connection and stream id, as the client's side and the runtime's saw them."""
+
+    requests: tuple[Mapping[tuple[int, int], Half], Mapping[tuple[int, int], Half]]
+    replies: tuple[Mapping[tuple[int, int], Half], Mapping[tuple[int, int], Half]]
+
+    @property
+    def equal(self) -> bool:
+        """Tell whether both sides have seen the same streams, blocks aside."""
+        return all(_decoded(ours) == _decoded(theirs) for ours, theirs in (self.requests, self.replies))
+
+
+def _decoded(halves: Mapping[tuple[int, int], Half]) -> dict[tuple[int, int], tuple[object, ...]]:
+    # A stream that had nothing but window updates has an empty half, and windows are not what is compared.
+    found = {key: (half.lists, half.data, half.end, half.reset) for key, half in halves.items()}
+    return {key: half for key, half in found.items() if half != ([], b"", "", None)}
+
+
+class Capture:
+    """A relay before the proxy and one behind it; ``socket`` is the client's, the runtime listens on ``runtime``."""
+
+    def __init__(self, folder: Path, proxy: Path, to_runtime: Path) -> None:
+        self.socket = folder / "client.sock"
+        self.runtime = folder / "real.sock"
+        self.before = FaultRelay(str(self.socket), str(proxy))
+        self.behind = FaultRelay(str(to_runtime), str(self.runtime))
+
+    async def __aenter__(self) -> Self:
+        await self.before.start()
+        await self.behind.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.before.stop()
+        await self.behind.stop()
+
+    def sides(self) -> Sides:
+        """Read what has passed until now; what the proxy asked the runtime on its own connections is left out."""
+        pairs = len(self.before.connections)
+        return Sides(
+            requests=(_streams(self.before, pairs, forward=True), _streams(self.behind, pairs, forward=True)),
+            replies=(_streams(self.before, pairs, forward=False), _streams(self.behind, pairs, forward=False)),
+        )
+
+
+def _streams(relay: FaultRelay, pairs: int, *, forward: bool) -> dict[tuple[int, int], Half]:
+    return {
+        (number, stream): half
+        for number, connection in enumerate(relay.connections[:pairs])
+        for stream, half in read(bytes(connection.to_backend if forward else connection.to_client)).items()
+    }

@@ -1,0 +1,5 @@
+"""What system tests share."""
+
+from tests.engines.conftest import containerd
+
+__all__ = ["containerd"]

@@ -1,0 +1,188 @@
+"""A node under test: a real containerd behind the proxy, a hook server beside it, pods as a kubelet sends them.
+
+Owns how these parts are put together, and a rich pod and container: each field that the hook protocol knows is set.
+Must not know: what a hook server is told or what it changes.
+Invariant: the servers run in a thread of their own, so a test reads straight on like a kubelet: call after call.
+"""
+
+import asyncio
+import os
+import threading
+import uuid
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tests.engines import cgroups, cri
+from tests.engines.containerd import Containerd
+from tests.fakes import registration
+from tests.fakes.cri_pb2 import ContainerConfig, HugepageLimit, LinuxContainerResources, PodSandboxConfig
+from tests.fakes.hookserver import HookServer
+from tests.system.proxy import ProxyProcess, wait_until
+
+MIB = 1 << 20
+CPU = str(min(os.sched_getaffinity(0)))
+PLUGIN = "tester"
+SERVER_SECONDS = 30.0
+LAST_LINE = "first=done"
+
+
+class Server(Protocol):
+    """A fake that serves on an event loop."""
+
+    async def start(self) -> None:
+        """Listen."""
+
+    async def stop(self) -> None:
+        """Stop listening."""
+
+
+S = TypeVar("S", bound=Server)
+
+
+@contextmanager
+def serving(server: S) -> Iterator[S]:
+    """Serve in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="fake server")
+    thread.start()
+
+    def run(step: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(step, loop).result(SERVER_SECONDS)
+
+    try:
+        run(server.start())
+        yield server
+        run(server.stop())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The parts, and what a test asks of them."""
+
+    engine: Containerd
+    proxy: ProxyProcess
+    hooks: HookServer
+
+    def client(self, version: str = cri.V1) -> cri.CriClient:
+        """Return a client of the proxy's socket."""
+        return cri.CriClient(str(self.proxy.socket), version)
+
+    def told(self) -> list[tuple[str, Any]]:
+        """Return what the hook server was told since the last time: hook points and messages, in order."""
+        told = [(call.point.name, call.request) for call in self.hooks.calls]
+        self.hooks.calls.clear()
+        return told
+
+
+def register(node: Node, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
+    """Register the node's hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
+    node.proxy.register(f"{PLUGIN}.json", node.hooks.socket_path, points, **more)
+
+
+@contextmanager
+def running(
+    engine: Containerd,
+    folder: Path,
+    prepare: Callable[[Node], None] = register,
+    *,
+    runtime: str = "",
+    images: str = "",
+) -> Iterator[Node]:
+    """Run a hook server, and then a proxy before an engine; ``prepare`` is called between the two.
+
+    ``runtime`` and ``images`` are sockets that stand for the engine's own.
+    """
+    proxy = ProxyProcess(
+        folder / "proxy",
+        remote_runtime_service_endpoint=runtime or engine.socket,
+        remote_image_service_endpoint=images or runtime or engine.socket,
+    )
+    with serving(HookServer(str(folder / "hooks.sock"))) as hooks:
+        node = Node(engine, proxy, hooks)
+        prepare(node)
+        with proxy:
+            yield node
+
+
+def rich_pod(engine: Containerd, name: str = "rich") -> PodSandboxConfig:
+    """Return a pod with all that a kubelet may say of one."""
+    pod = plain_pod(engine, name)
+    pod.metadata.attempt = 2
+    pod.labels.update({"app": "web", "koordinator.sh/qosClass": "BE"})
+    pod.annotations.update({"example.com/text": "line\nnext", "example.com/empty": ""})
+    pod.linux.overhead.CopyFrom(LinuxContainerResources(cpu_shares=102, memory_limit_in_bytes=16 * MIB))
+    # containerd only keeps what a pod's resources say: the two maps need no such machine.
+    pod.linux.resources.CopyFrom(
+        LinuxContainerResources(
+            cpu_period=100000,
+            cpu_quota=150000,
+            cpu_shares=614,
+            memory_limit_in_bytes=128 * MIB,
+            hugepage_limits=[HugepageLimit(page_size="2MB", limit=4 * MIB)],
+            unified={"memory.high": "100000000"},
+        )
+    )
+    return pod
+
+
+def plain_pod(engine: Containerd, name: str = "plain") -> PodSandboxConfig:
+    """Return a pod with nothing but a name, a cgroup parent and a log directory."""
+    uid = str(uuid.uuid4())
+    logs = str(engine.directory(f"logs/{uid}"))
+    return cri.pod_config(name, uid, cgroup_parent=engine.cgroup_parent(uid), log_directory=logs)
+
+
+def rich_container(name: str = "main", **resources: int | str) -> ContainerConfig:
+    """Return a container with all that a kubelet may say of one; ``resources`` are set beside the usual ones."""
+    usual: dict[str, Any] = {
+        "cpu_period": 100000,
+        "cpu_quota": 50000,
+        "cpu_shares": 512,
+        "memory_limit_in_bytes": 64 * MIB,
+    }
+    config = cri.container_config(
+        name,
+        command=first_act(),
+        envs=[("LEVEL", b"info"), ("SENTENCE", b"two words = three"), ("EMPTY", b"")],
+        resources=LinuxContainerResources(**usual | resources),
+        labels={"io.kubernetes.container.name": name},
+        annotations={"example.com/hash": "f00"},
+    )
+    config.metadata.attempt = 3
+    return config
+
+
+def first_act(settings: Sequence[str] = tuple(cgroups.SETTINGS)) -> tuple[str, ...]:
+    """Return a command whose first act is to tell its environment and its cgroup files in its log."""
+    files = "; ".join(f"echo {setting}=$(cat {cgroups.inside_file(setting)})" for setting in settings)
+    return ("/bin/sh", "-c", f"{files}; env; echo {LAST_LINE}; sleep 3600")
+
+
+def told_by_first_act(pod: PodSandboxConfig, name: str = "main") -> dict[str, str]:
+    """Wait for the whole of the first act in the container's log; return its lines as names and values."""
+    log = Path(pod.log_directory, f"{name}.log")
+    wait_until(lambda: log.exists() and f"{LAST_LINE}\n" in log.read_text(), f"{name} wrote its log")
+    texts = [line.split(" ", 3)[3] for line in log.read_text().splitlines()]
+    return dict(text.partition("=")[::2] for text in texts)
+
+
+def inside(client: cri.CriClient, container_id: str, setting: str) -> cgroups.Value:
+    """Read a setting by ExecSync from the container's own cgroup files."""
+    return cgroups.parse(setting, client.exec_sync(container_id, "cat", cgroups.inside_file(setting)).stdout.decode())
+
+
+def end(client: cri.CriClient, pod_id: str, *container_ids: str) -> None:
+    """Stop and remove containers, then their pod, as a kubelet does."""
+    for container_id in container_ids:
+        client.stop(container_id)
+        client.remove(container_id)
+    client.stop_pod(pod_id)
+    client.remove_pod(pod_id)
+    assert pod_id not in [pod.id for pod in client.pods()]

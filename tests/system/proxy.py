@@ -1,0 +1,215 @@
+"""The proxy under test: as a program of its own, or inside the test where its parts are looked at.
+
+Owns the start, the wait until it listens, the log, and the end by process id with what every run must keep to:
+exit code 0, no traceback and no line at error level.
+Must not know: what a test wants of the proxy, which runtime or hook server it talks to.
+Invariant: each proxy has a folder of its own; nothing outside of it is touched.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from runtimeproxy import app, config
+from runtimeproxy.config import Config
+from runtimeproxy.relay.acceptor import Acceptor
+from runtimeproxy.relay.listener import listen
+from tests.fakes import registration
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = (sys.executable, "-m", "runtimeproxy", "run")
+WAIT_SECONDS = 20.0
+"""For what must happen, on a machine that has a lot to do."""
+SIGNS_OF_A_FAULT = ("Traceback", " ERROR ", "internal error")
+
+
+class Folder:
+    """Where a proxy has its files; the runtime is expected at ``runtime``, hook servers register in ``registrations``."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.path = folder
+        self.socket = folder / "proxy.sock"
+        self.runtime = folder / "runtime.sock"
+        self.admin = folder / "admin.sock"
+        self.registrations = folder / "hookserver.d"
+        self.log = folder / "proxy.log"
+        self.registrations.mkdir(exist_ok=True)
+
+    def flags(self, **changes: str) -> dict[str, str]:
+        """Return the flags of a proxy that keeps to the folder; ``changes`` sets others, with _ for -."""
+        flags = {
+            "koord-runtimeproxy-endpoint": str(self.socket),
+            "remote-runtime-service-endpoint": str(self.runtime),
+            "hookserver-config-dir": str(self.registrations),
+            "admin-endpoint": str(self.admin),
+            "log-level": "debug",
+        }
+        return flags | {name.replace("_", "-"): value for name, value in changes.items()}
+
+    def register(
+        self, name: str, endpoint: str | Path, points: Sequence[str] = registration.ALL_POINTS, **more: str
+    ) -> Path:
+        """Write a registration file, whole at once; ``more`` as in ``registration.text``."""
+        return registration.write(self.registrations, name, registration.text(str(endpoint), points, **more))
+
+
+class ProxyProcess(Folder):
+    """The proxy as a program; to be used with ``with``, or with ``async with`` where the test's own loop serves it.
+
+    ``flags`` are those of the command line with _ for -. ``program`` is what stands before them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        program: Sequence[str] = PROGRAM,
+        environment: Mapping[str, str] | None = None,
+        **flags: str,
+    ) -> None:
+        super().__init__(folder)
+        self.command = [*program, *(f"--{name}={value}" for name, value in self.flags(**flags).items())]
+        self.process: subprocess.Popen[bytes] | None = None
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIMEPROXY_")}
+        self._environment |= {"PYTHONPATH": str(ROOT)} | dict(environment or {})
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end(checked=kind is None)
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._end, checked=kind is None)
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+        assert self.process is not None, "the proxy was not started"
+        return self.process.pid
+
+    def start(self) -> None:
+        """Start the program, its output added to the log, and wait until it listens."""
+        self.launch()
+        wait_until(lambda: answers(self.socket) or self.ended, "the proxy listens", self.output)
+        assert not self.ended, f"the proxy ended at once: {self.output()}"
+
+    def launch(self) -> None:
+        """Start the program without waiting."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self.path
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether the process is no more."""
+        return self.process is None or self.process.poll() is not None
+
+    def stop(self) -> None:
+        """Send SIGTERM, wait for the end, and check that it was a good one."""
+        self._end(checked=True)
+
+    def _end(self, *, checked: bool) -> None:
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        if checked:
+            self.check(code)
+
+    def check(self, code: int, expected: int = 0) -> None:
+        """Check the exit code and that the log shows no fault."""
+        output = self.output()
+        assert code == expected, f"exit code {code}: {output[-4000:]}"
+        faults = [line for line in output.splitlines() if any(sign in line for sign in SIGNS_OF_A_FAULT)]
+        assert not faults, faults
+
+    def kill(self) -> None:
+        """End the process at once, as the kernel does when memory is out (SIGKILL)."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def output(self) -> str:
+        """Return all that the program wrote, over all its starts."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def wait_for_log(self, text: str, count: int = 1) -> None:
+        """Wait until the log holds a text so many times."""
+        wait_until(lambda: self.output().count(text) >= count, f"the log says {text!r}", self.output)
+
+    def wait_for_registration(self, name: str) -> None:
+        """Wait until the log tells of a registration file; a file's line comes at most once a second."""
+        self.wait_for_log(f"registration {name} ")
+
+
+class ProxyInside(Folder):
+    """The proxy in the test's own event loop, for tests that look at its ``recorder`` and ``store``."""
+
+    def __init__(self, folder: Path, **flags: str) -> None:
+        super().__init__(folder)
+        self.config: Config = config.load(self.flags(**flags), {})
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._listener = listen(self.config.listen_endpoint, mode=self.config.socket_mode)
+        self.app = app.Proxy(self.config, loop)
+        self.recorder, self.store = self.app.recorder, self.app.store
+        await self.app.start()
+        self._acceptor = Acceptor(loop, self._listener.socket, self.app.front.accept)
+        self._acceptor.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._acceptor.stop()
+        await self.app.stop(self.config.drain_timeout_seconds if kind is None else 0.0)
+        self._listener.close()
+        if kind is None:
+            assert not self.recorder.total("internal_errors")
+
+
+def answers(path: Path) -> bool:
+    """Tell whether somebody listens on a socket: its file is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def wait_until(condition: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
+    """Wait for a condition; the failure names it and shows the end of ``more``."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}: {more()[-4000:]}"
+        time.sleep(0.01)
+
+
+async def until(condition: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
+    """Wait for a condition while the test's own loop goes on."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}: {more()[-4000:]}"
+        await asyncio.sleep(0.005)

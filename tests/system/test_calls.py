@@ -1,0 +1,141 @@
+"""What a call carries besides its message: deadlines, cancels, metadata, error details, size, compression."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from runtimeproxy.hookapi import api_pb2
+from tests.fakes import cri_pb2, hookanswers
+from tests.fakes.hookserver import HookServer
+from tests.fakes.runtime import FakeRuntime, Injection
+from tests.system import clients
+from tests.system.clients import Client
+from tests.system.h2client import H2Client
+from tests.system.proxy import ProxyInside, until
+
+DETAILS = b"\x08\x05\x12\x07details\x1a\x02\n\0"
+METHODS = ("Version", "CreateContainer")
+"""One that passes and one that is held."""
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
+    async with FakeRuntime(str(tmp_path / "runtime.sock")) as fake:
+        yield fake
+
+
+@pytest.fixture
+async def proxy(tmp_path: Path, runtime: FakeRuntime) -> AsyncIterator[ProxyInside]:
+    async with ProxyInside(tmp_path) as inside:
+        yield inside
+
+
+@pytest.fixture
+async def client(proxy: ProxyInside) -> AsyncIterator[Client]:
+    async with Client(proxy.socket) as connected:
+        yield connected
+
+
+async def request_of(method: str, client: Client) -> bytes:
+    """Return a good request of the method."""
+    return clients.create_request(await client.run_pod()).SerializeToString() if method == "CreateContainer" else b""
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_error_details_and_trailers_arrive(client: Client, runtime: FakeRuntime, method: str) -> None:
+    trailers = (("grpc-status-details-bin", DETAILS), ("x-reason", "told"))
+    request = await request_of(method, client)
+    runtime.inject(
+        method, Injection(code=grpc.StatusCode.RESOURCE_EXHAUSTED, details="no räum", trailing_metadata=trailers)
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await client.call(method, request)
+    assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "no räum")
+    assert dict(raised.value.trailing_metadata()) == dict(trailers)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_metadata_arrives_both_ways(client: Client, runtime: FakeRuntime, method: str) -> None:
+    request = await request_of(method, client)
+    runtime.initial_metadata = (("x-runtime", "fake"), ("x-more-bin", b"\0\xff"))
+    call = client.call(
+        method, request, metadata=(("x-caller", "one"), ("x-caller", "two"), ("x-trace-bin", b"\0\1\xff"))
+    )
+    assert set(runtime.initial_metadata) <= set(await call.initial_metadata())
+    await call
+    sent = [(key, value) for key, value in runtime.requests(method)[0].metadata if key.startswith("x-")]
+    assert sorted(sent, key=str) == [("x-caller", "one"), ("x-caller", "two"), ("x-trace-bin", b"\0\1\xff")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("seconds", [None, 7, 120])
+async def test_the_runtime_has_the_callers_deadline(
+    client: Client, proxy: ProxyInside, runtime: FakeRuntime, method: str, seconds: int | None
+) -> None:
+    request = await request_of(method, client)
+    # Not by grpcio, which rounds a timeout up before it sends it.
+    async with H2Client(proxy.socket) as exact:
+        await exact.call(client.path(method), request, [] if seconds is None else [("grpc-timeout", f"{seconds}S")])
+    left = runtime.requests(method)[0].deadline_seconds
+    assert left is None if seconds is None else left is not None and seconds - 5 < left <= seconds
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_deadline_that_passes_reaches_both_ends(client: Client, runtime: FakeRuntime, method: str) -> None:
+    request = await request_of(method, client)
+    runtime.inject(method, Injection(delay_seconds=60))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await client.call(method, request, timeout=0.5)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: runtime.requests(method)[0].cancelled, "the runtime's call has ended")
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_cancel_reaches_the_runtime(client: Client, runtime: FakeRuntime, method: str) -> None:
+    request = await request_of(method, client)
+    runtime.inject(method, Injection(delay_seconds=60))
+    call = client.call(method, request)
+    await until(lambda: bool(runtime.requests(method)), "the runtime has the request")
+    assert call.cancel()
+    await until(lambda: runtime.requests(method)[0].cancelled, "the runtime's call has ended")
+
+
+async def test_a_list_of_16_mib_arrives(client: Client, runtime: FakeRuntime) -> None:
+    runtime.state.fill_list(200, (16 << 20) - 1024)
+    assert runtime.state.big_list is not None
+    assert len(runtime.state.big_list) > 16_700_000
+    assert await client.call("ListContainers") == runtime.state.big_list
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_request_of_16_mib_arrives(client: Client, runtime: FakeRuntime, method: str) -> None:
+    short = await request_of(method, client)
+    filler = b"\xd2\xbb\x0f" + _varint((16 << 20) - len(short) - 7)
+    request = short + filler + b"x" * ((16 << 20) - len(short) - len(filler))
+    await client.call(method, request)
+    assert runtime.requests(method)[0].message == request
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14 & 127 | 128, number >> 21])
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_a_held_call_may_be_compressed(
+    client: Client, proxy: ProxyInside, runtime: FakeRuntime, changed: bool
+) -> None:
+    response = api_pb2.ContainerResourceHookResponse(container_envs={"NEW": "x"} if changed else {})
+    async with HookServer(str(proxy.path / "hooks.sock"), default=hookanswers.reply(response)) as hooks:
+        proxy.register("plugin.json", hooks.socket_path, ["PreCreateContainer"])
+        await until(lambda: proxy.recorder.counted("config_reloads", result="ok") == 1, "the plugin is registered")
+        config = clients.container(annotations={"long": "compressible " * 1000})
+        request = clients.create_request(await client.run_pod(), config)
+        await client.call("CreateContainer", request, compression=grpc.Compression.Gzip)
+    assert dict(hooks.calls[0].request.container_annotations) == dict(config.annotations)
+    expected = cri_pb2.CreateContainerRequest()
+    expected.CopyFrom(request)
+    if changed:
+        expected.config.envs.add(key="NEW", value=b"x")
+    assert cri_pb2.CreateContainerRequest.FromString(runtime.requests("CreateContainer")[0].message) == expected

@@ -1,0 +1,219 @@
+"""Several plugins, restarts of a hook server, registration files that come, change, go and are broken."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.hookpoints import BY_NAME
+from tests.fakes import cri_pb2, hookanswers, registration
+from tests.fakes.hookserver import HookServer
+from tests.fakes.runtime import FakeRuntime
+from tests.system import clients
+from tests.system.clients import Client
+from tests.system.proxy import ProxyInside, ProxyProcess, until
+
+POINT = "PreCreateContainer"
+TRIES = 3
+EFFECT_SECONDS = 0.5
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
+    async with FakeRuntime(str(tmp_path / "runtime.sock")) as fake:
+        yield fake
+
+
+def sets(**fields: object) -> hookanswers.Answer:
+    return hookanswers.reply(api_pb2.ContainerResourceHookResponse(**fields))  # type: ignore[arg-type]
+
+
+def created(runtime: FakeRuntime) -> cri_pb2.ContainerConfig:
+    """Return the config of the last create that the runtime got."""
+    return cri_pb2.CreateContainerRequest.FromString(runtime.requests("CreateContainer")[-1].message).config
+
+
+async def test_plugins_are_asked_in_the_order_of_their_files(tmp_path: Path, runtime: FakeRuntime) -> None:
+    order: list[str] = []
+    inside = ProxyInside(tmp_path)
+    servers = {name: HookServer(str(tmp_path / f"{name}.sock")) for name in ("30-last", "10-first", "20-second")}
+    for name, server in servers.items():
+        server.default = _noting(order, name, sets(container_envs={"WHO": name, name: "was here"}))
+        inside.register(f"{name}.json", server.socket_path, [POINT])
+    async with servers["10-first"], servers["20-second"], servers["30-last"], inside as proxy:
+        async with Client(proxy.socket) as client:
+            await client.create(await client.run_pod())
+    assert order == ["10-first", "20-second", "30-last"]
+    assert servers["20-second"].calls[0].request.container_envs["WHO"] == "10-first"
+    assert servers["30-last"].calls[0].request.container_envs["WHO"] == "20-second"
+    assert [(env.key, env.value) for env in created(runtime).envs if env.key == "WHO"] == [("WHO", b"30-last")]
+    assert {env.key for env in created(runtime).envs} == {"A", "B", "WHO", "10-first", "20-second", "30-last"}
+    assert proxy.recorder.counted("hook_conflicts", hook=POINT, loser="10-first", winner="20-second") == 1
+    assert proxy.recorder.counted("hook_conflicts", hook=POINT, loser="20-second", winner="30-last") == 1
+    assert proxy.recorder.total("hook_conflicts") == 2
+
+
+def _noting(order: list[str], name: str, then: hookanswers.Answer) -> hookanswers.Answer:
+    async def answer(call: hookanswers.HookCall) -> bytes:
+        order.append(name)
+        return await then(call)
+
+    return answer
+
+
+async def test_a_hook_server_that_was_restarted_is_asked_at_the_next_call(tmp_path: Path, runtime: FakeRuntime) -> None:
+    path = str(tmp_path / "hooks.sock")
+    inside = ProxyInside(tmp_path)
+    inside.register("plugin.json", path, [POINT], policy="Fail")
+    async with inside as proxy, Client(proxy.socket) as client:
+        pod_id = await client.run_pod()
+        for round_number in range(3):
+            async with HookServer(path) as server:
+                await client.create(pod_id, clients.container(f"c{round_number}"))
+                assert len(server.calls) == 1
+
+
+async def test_a_socket_that_was_replaced_is_dialled_at_the_next_call(tmp_path: Path, runtime: FakeRuntime) -> None:
+    path = tmp_path / "hooks.sock"
+    inside = ProxyInside(tmp_path)
+    inside.register("plugin.json", path, [POINT], policy="Fail")
+    async with inside as proxy, Client(proxy.socket) as client, HookServer(str(path)) as old:
+        pod_id = await client.run_pod()
+        await client.create(pod_id, clients.container("one"))
+        path.rename(tmp_path / "old.sock")  # the old server lives on, and its connection too
+        async with HookServer(str(path)) as new:
+            await client.create(pod_id, clients.container("two"))
+            assert (len(old.calls), len(new.calls)) == (1, 1)
+
+
+# ---- files
+
+
+def half_written(file: Path) -> None:
+    file.write_text('{"remote-endpoint": "/run/x.sock", "runti')
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def huge(file: Path) -> None:
+    file.write_bytes(b'{"runtime-hooks": "' + b"x" * (8 << 20) + b'"}')
+
+
+def binary(file: Path) -> None:
+    file.write_bytes(bytes(range(256)) * 16)
+
+
+def fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("broken", [half_written, empty, huge, binary, fifo, directory])
+async def test_a_broken_file_keeps_the_last_good_state(
+    tmp_path: Path, runtime: FakeRuntime, broken: Callable[[Path], None]
+) -> None:
+    proxy = ProxyProcess(tmp_path)
+    async with HookServer(str(tmp_path / "hooks.sock")) as hooks:
+        file = proxy.register("koordlet.json", hooks.socket_path, [POINT])
+        async with proxy, Client(proxy.socket) as client:
+            pod_id = await client.run_pod()
+            broken(file)
+            # It is read before this one: files are read in the order of their names.
+            proxy.register("other.json", hooks.socket_path, ["PreStartContainer"])
+            await asyncio.to_thread(proxy.wait_for_registration, "other.json")
+            await client.create(pod_id)
+            assert len(hooks.calls_of(POINT)) == 1
+            assert "registration rejected: koordlet.json" in proxy.output()
+
+
+async def test_nothing_but_files_that_end_in_json_is_read(tmp_path: Path, runtime: FakeRuntime) -> None:
+    inside = ProxyInside(tmp_path)
+    for name in (".hidden.json", "koordlet.json.bak", "README"):
+        inside.register(name, tmp_path / "none.sock", policy="Fail")
+    inside.register("real.json", tmp_path / "hooks.sock", [POINT])
+    async with HookServer(str(tmp_path / "hooks.sock")) as hooks, inside as proxy, Client(proxy.socket) as client:
+        await client.create(await client.run_pod())
+    assert len(hooks.calls) == 1
+
+
+Step = Callable[[Path], None]
+"""A change to the folder of registrations."""
+
+
+def _content(*points: str) -> str:
+    return registration.text("/run/none.sock", points)
+
+
+def _link_swap(folder: Path) -> None:
+    """Change files as a ConfigMap's volume does: ``..data`` is a link to a folder, replaced by a rename."""
+    data = folder / "..version-2"
+    data.mkdir()
+    (data / "plugin.json").write_text(_content(POINT))
+    (folder / "..data.new").symlink_to(data.name)
+    (folder / "..data.new").rename(folder / "..data")
+    (folder / "plugin.json").unlink(missing_ok=True)
+    (folder / "plugin.json").symlink_to("..data/plugin.json")
+
+
+def _replace_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("away"))
+    folder.mkdir()
+    (folder / "plugin.json").write_text(_content(POINT))
+
+
+STEPS: dict[str, tuple[str | None, Step, bool]] = {
+    "comes": (None, lambda folder: (folder / "plugin.json").write_text(_content(POINT)) and None, True),
+    "renamed over": (
+        "PreStartContainer",
+        lambda folder: registration.write(folder, "plugin.json", _content(POINT)) and None,
+        True,
+    ),
+    "written in place": (
+        "PreStartContainer",
+        lambda folder: (folder / "plugin.json").write_text(_content(POINT)) and None,
+        True,
+    ),
+    "goes": (POINT, lambda folder: (folder / "plugin.json").unlink(), False),
+    "link is swapped": ("PreStartContainer", _link_swap, True),
+    "folder is replaced": ("PreStartContainer", _replace_folder, True),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_change_of_the_files_is_in_effect_within_500_ms(tmp_path: Path, step: str) -> None:
+    before, change, registered = STEPS[step]
+    took = []
+    for number in range(TRIES):
+        folder = ProxyInside(tmp_path / str(number))
+        if before:
+            registration.write(folder.registrations, "plugin.json", _content(before))
+        async with folder as proxy:
+            begun = time.monotonic()
+            change(proxy.registrations)
+            manager = proxy.app.manager
+            await until(lambda: bool(manager.plugins_for(BY_NAME[POINT])) == registered, "it is in effect")  # noqa: B023
+            took.append(time.monotonic() - begun)
+    assert min(took) < EFFECT_SECONDS, took
+
+
+async def test_a_missing_folder_is_watched_for(tmp_path: Path, runtime: FakeRuntime) -> None:
+    missing = tmp_path / "not" / "yet"
+    async with HookServer(str(tmp_path / "hooks.sock")) as hooks:
+        async with ProxyProcess(tmp_path, hookserver_config_dir=str(missing)) as proxy, Client(proxy.socket) as client:
+            pod_id = await client.run_pod()
+            missing.mkdir(parents=True)
+            registration.write(missing, "plugin.json", registration.text(hooks.socket_path, [POINT]))
+            await asyncio.to_thread(proxy.wait_for_registration, "plugin.json")
+            await client.create(pod_id)
+    assert len(hooks.calls) == 1

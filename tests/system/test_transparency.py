@@ -1,0 +1,134 @@
+"""Without a plugin both sides see the same streams, whoever the client is (relay-rules A1, A8)."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.engines import cri
+from tests.fakes import cri_pb2, registration
+from tests.fakes.hookserver import HookServer
+from tests.fakes.runtime import FakeRuntime
+from tests.system import clients
+from tests.system.capture import Capture
+from tests.system.clients import Client
+from tests.system.h2client import H2Client
+from tests.system.proxy import ProxyInside, until
+
+UNKNOWN_FIELD = b"\xd2\xbb\x0f\x07unknown"  # field 31418, length-delimited
+MORE_FIELDS = [("x-caller", "kubelet"), ("x-caller", "again"), ("trace-bin", "AAH/")]
+Call = Callable[[str, bytes], Awaitable[bytes]]
+
+
+@asynccontextmanager
+async def by_grpcio(socket: Path) -> AsyncIterator[Call]:
+    async with Client(socket) as client:
+
+        async def call(path: str, message: bytes) -> bytes:
+            try:
+                metadata = (("x-caller", "kubelet"), ("x-caller", "again"), ("trace-bin", b"\0\1\xff"))
+                return bytes(await client.call(path, message, metadata=metadata))
+            except grpc.aio.AioRpcError:
+                return b""
+
+        yield call
+
+
+@asynccontextmanager
+async def by_h2(socket: Path) -> AsyncIterator[Call]:
+    async with H2Client(socket) as client:
+
+        async def call(path: str, message: bytes) -> bytes:
+            return (await client.call(path, message, [*MORE_FIELDS, ("grpc-timeout", "30S")])).message
+
+        yield call
+
+
+CLIENTS = {"grpcio": by_grpcio, "h2": by_h2}
+
+
+async def kubelets_calls(call: Call, version: str) -> None:
+    """Do what a kubelet does with a pod, and some things that no kubelet does yet."""
+    service = f"/{version}.RuntimeService"
+    await call(f"{service}/Version", cri_pb2.VersionRequest(version="v1").SerializeToString())
+    run = cri_pb2.RunPodSandboxRequest(config=clients.pod()).SerializeToString()
+    pod = cri_pb2.RunPodSandboxResponse.FromString(await call(f"{service}/RunPodSandbox", run + UNKNOWN_FIELD))
+    create = clients.create_request(pod.pod_sandbox_id).SerializeToString()
+    container = cri_pb2.CreateContainerResponse.FromString(await call(f"{service}/CreateContainer", create))
+    by_id = cri_pb2.StartContainerRequest(container_id=container.container_id).SerializeToString()
+    await call(f"{service}/StartContainer", by_id)
+    await call(f"{service}/UpdateContainerResources", by_id + UNKNOWN_FIELD)
+    await call(f"{service}/ListContainers", b"")
+    await call(f"{service}/StopContainer", by_id + b"\x10\x05")
+    await call(f"{service}/StopContainer", b"\x0a\x07missing")  # NOT_FOUND, with the runtime's words
+    await call(f"{service}/RemoveContainer", by_id)
+    await call(f"{service}/NeverHeardOf", UNKNOWN_FIELD)
+    await call(f"/{version}.ImageService/ListImages", b"")
+    await call("/of.another.World/Service", b"\xff\xfe no protobuf")
+    await call(f"{service}/StopPodSandbox", b"\x0a\x40" + pod.pod_sandbox_id.encode())
+    await call(f"{service}/RemovePodSandbox", b"\x0a\x40" + pod.pod_sandbox_id.encode())
+
+
+@asynccontextmanager
+async def captured(folder: Path) -> AsyncIterator[tuple[ProxyInside, FakeRuntime, Capture]]:
+    """Run a proxy with a relay on both sides; ``yield`` them and the runtime."""
+    proxy = ProxyInside(folder)
+    capture = Capture(folder, proxy.socket, proxy.runtime)
+    async with FakeRuntime(str(capture.runtime)) as runtime, proxy, capture:
+        yield proxy, runtime, capture
+
+
+@pytest.mark.parametrize("version", cri.VERSIONS)
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_both_sides_see_the_same_streams(tmp_path: Path, client: str, version: str) -> None:
+    async with captured(tmp_path) as (_, runtime, capture):
+        runtime.initial_metadata = (("x-runtime", "fake"), ("x-more-bin", b"\0\xff"))
+        async with CLIENTS[client](capture.socket) as call:
+            await kubelets_calls(call, version)
+            await until(lambda: capture.sides().equal, "both sides have seen the same streams")
+    assert len(runtime.received) == 14
+    assert runtime.requests("RunPodSandbox")[0].message.endswith(UNKNOWN_FIELD)
+    assert {status for half in capture.sides().replies[0].values() for status in [half.fields.get(b"grpc-status")]} == {
+        b"0",
+        b"5",
+    }
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_blocks_are_the_same_bytes_once_the_settings_are_acknowledged(tmp_path: Path, client: str) -> None:
+    async with captured(tmp_path) as (_, _, capture):
+        async with CLIENTS[client](capture.socket) as call:
+            await call("/warm.Up/Call", b"")
+            before = capture.sides().requests[0].keys()
+            await kubelets_calls(call, cri.V1)
+            await until(lambda: capture.sides().equal, "both sides have seen the same streams")
+    sides = capture.sides()
+    for ours, theirs in (sides.requests, sides.replies):
+        later = {key: half.blocks for key, half in ours.items() if key not in before}
+        assert len(later) >= 14
+        assert later == {key: half.blocks for key, half in theirs.items() if key not in before}
+
+
+async def test_a_stream_both_ways_passes_message_by_message(tmp_path: Path) -> None:
+    async with captured(tmp_path) as (_, _, capture), Client(capture.socket) as client:
+        stream = client.both("/an.unknown.Service/Chat")
+        for number in range(20):
+            await stream.write(b"message %d" % number)
+            assert await stream.read() == b"message %d" % number
+        await stream.done_writing()
+        assert await stream.read() is grpc.aio.EOF
+        assert await stream.code() is grpc.StatusCode.OK
+        await until(lambda: capture.sides().equal, "both sides have seen the same streams")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_hook_that_answers_nothing_changes_nothing(tmp_path: Path, client: str) -> None:
+    async with captured(tmp_path) as (proxy, _, capture), HookServer(str(tmp_path / "hooks.sock")) as hooks:
+        proxy.register("quiet.json", hooks.socket_path)
+        await until(lambda: proxy.recorder.counted("config_reloads", result="ok") == 1, "the plugin is registered")
+        async with CLIENTS[client](capture.socket) as call:
+            await kubelets_calls(call, cri.V1)
+            await until(lambda: capture.sides().equal, "both sides have seen the same streams")
+    assert {call.point.name for call in hooks.calls} == set(registration.ALL_POINTS)

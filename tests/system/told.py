@@ -1,0 +1,79 @@
+"""What a hook server must be told (hook-api, "What the proxy fills"), made from what the kubelet sent.
+
+Owns the way from CRI messages to hook messages, written a second time and independently of the proxy's own.
+Must not know: the proxy.
+Invariant: every field of a hook message is filled or left unset on purpose, so that two messages can be compared whole.
+"""
+
+from runtimeproxy.hookapi import api_pb2
+from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
+
+
+def of_pod(pod: PodSandboxConfig, runtime_handler: str = "") -> api_pb2.PodSandboxHookRequest:
+    """Return the message of the pod's hook points."""
+    return api_pb2.PodSandboxHookRequest(
+        pod_meta=_pod_meta(pod),
+        runtime_handler=runtime_handler,
+        labels=pod.labels,
+        annotations=pod.annotations,
+        cgroup_parent=pod.linux.cgroup_parent,
+        overhead=_resources(pod.linux.overhead) if pod.linux.HasField("overhead") else None,
+        resources=_resources(pod.linux.resources) if pod.linux.HasField("resources") else None,
+    )
+
+
+def of_container(
+    pod: PodSandboxConfig, container: ContainerConfig, container_id: str = ""
+) -> api_pb2.ContainerResourceHookRequest:
+    """Return the message of the container's hook points; before the create the runtime has given no id."""
+    meta = container.metadata
+    has_resources = container.linux.HasField("resources")
+    return api_pb2.ContainerResourceHookRequest(
+        pod_meta=_pod_meta(pod),
+        container_meta=api_pb2.ContainerMetadata(name=meta.name, attempt=meta.attempt, id=container_id),
+        container_annotations=container.annotations,
+        container_resources=_resources(container.linux.resources) if has_resources else None,
+        pod_resources=_resources(pod.linux.resources) if pod.linux.HasField("resources") else None,
+        pod_annotations=pod.annotations,
+        pod_labels=pod.labels,
+        pod_cgroup_parent=pod.linux.cgroup_parent,
+        container_envs={entry.key: entry.value.decode() for entry in container.envs},
+    )
+
+
+def changed_pod(pod: PodSandboxConfig, answer: api_pb2.PodSandboxHookResponse) -> PodSandboxConfig:
+    """Return the pod as it is after a partial answer."""
+    changed = PodSandboxConfig.FromString(pod.SerializeToString())
+    changed.labels.update(answer.labels)
+    changed.annotations.update(answer.annotations)
+    changed.linux.cgroup_parent = answer.cgroup_parent or pod.linux.cgroup_parent
+    if answer.HasField("resources"):
+        changed.linux.resources.MergeFromString(answer.resources.SerializeToString())
+    return changed
+
+
+def changed_container(container: ContainerConfig, answer: api_pb2.ContainerResourceHookResponse) -> ContainerConfig:
+    """Return the container as it is after a partial answer; of its environment the last value of a name counts."""
+    changed = ContainerConfig.FromString(container.SerializeToString())
+    changed.annotations.update(answer.container_annotations)
+    for key, value in answer.container_envs.items():
+        changed.envs.add(key=key, value=value.encode())
+    if answer.HasField("container_resources"):
+        changed.linux.resources.MergeFromString(answer.container_resources.SerializeToString())
+    return changed
+
+
+def updated(container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+    """Return the container as it is after the fields that an update names were set."""
+    changed = ContainerConfig.FromString(container.SerializeToString())
+    changed.linux.resources.MergeFrom(asked)
+    return changed
+
+
+def _pod_meta(pod: PodSandboxConfig) -> api_pb2.PodSandboxMetadata:
+    # CRI and the hook protocol number these fields alike.
+    return api_pb2.PodSandboxMetadata.FromString(pod.metadata.SerializeToString())
+
+
+def _resources(resources: LinuxContainerResources) -> api_pb2.LinuxContainerResources:
+    return api_pb2.LinuxContainerResources.FromString(resources.SerializeToString())

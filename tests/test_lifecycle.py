@@ -1,0 +1,254 @@
+"""The straight line: order of the steps, what each failure leads to, and how long anything may take."""
+
+import logging
+
+import pytest
+
+from runtimeproxy.call import Unreadable
+from runtimeproxy.errors import BackendError, Reason
+from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage, SubjectKind
+from runtimeproxy.model import NO_ADJUSTMENT, HookAnswer, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.plugins.registration import FailurePolicy
+from tests.fakes.calls import CONTAINER, POD, SUBJECT, FakeCall
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core, moments
+from tests.fakes.plugins import FAIL, IGNORE
+
+START, STOP = Operation.START_CONTAINER, Operation.STOP_CONTAINER
+POD_SUBJECT = Subject(SUBJECT.pod)
+CANARY = "canary-4711"
+ENVS = HookAnswer(envs={"A": "1"})
+PRE_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.PRE]
+POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
+
+
+def call_for(point: HookPoint) -> FakeCall:
+    return FakeCall(point.operation, POD_SUBJECT if point.subject is SubjectKind.POD else SUBJECT)
+
+
+# -- the seven points and the straight line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", PRE_POINTS, ids=lambda point: point.name)
+@virtual_time
+async def test_a_pre_hook_is_asked_before_the_release_and_its_change_released(point: HookPoint) -> None:
+    core = Core()
+    core.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)), points=(point.name,), delay_seconds=0.5)
+    call = call_for(point)
+    assert await core.run(call) == ["prepare", "release", "answer"]
+    assert core.plugins.told() == [("a", point.name)]
+    assert call.released_with is not None
+    assert call.released_with[1].resources == {"cpu_shares": 7}
+    assert call.changed_by is call.released_with[1]
+    assert moments(core.times) == (0, 0.5, 1.5, 1.5)
+    assert core.times.outcome == "agreed"
+    assert core.recorder.counted("calls", operation=point.operation.value, outcome="agreed") == 1
+
+
+@pytest.mark.parametrize("point", POST_POINTS, ids=lambda point: point.name)
+@virtual_time
+async def test_a_post_hook_is_told_what_is_known_before_the_answer_goes(point: HookPoint) -> None:
+    core = Core()
+    core.plugins.add("a", HookAnswer(envs={"NEVER": "1"}), points=(point.name,), delay_seconds=0.5)
+    call = call_for(point)
+    assert await core.run(call) == ["release", "answer"]
+    assert call.released_with == (call.known, NO_ADJUSTMENT)
+    asked = core.plugins.asked[0]
+    assert (asked.point, asked.request.pod) == (point.name, POD)
+    assert asked.request.container == (CONTAINER if point.subject is SubjectKind.CONTAINER else None)
+    assert moments(core.times) == (0, 0, 1, 1.5)
+    assert call.steps[-1] == (1.5, "answer")
+    assert all(record.effective.envs == {} for record in core.store.snapshot().containers)
+
+
+@virtual_time
+async def test_all_four_moments_follow_one_another_with_hooks_on_both_sides() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=0.25)
+    core.plugins.add("b", delay_seconds=0.25)
+    await core.run(FakeCall(START))
+    assert core.plugins.told() == [
+        (name, point) for point in ("PreStartContainer", "PostStartContainer") for name in "ab"
+    ]
+    assert moments(core.times) == (0, 0.5, 1.5, 2.0)
+
+
+@pytest.mark.parametrize("operation", list(Operation))
+@virtual_time
+async def test_without_plugins_every_call_goes_through_without_a_wait(operation: Operation) -> None:
+    core = Core()
+    call = FakeCall(operation)
+    assert await core.run(call) == ["release", "answer"]
+    assert call.released_with == (SUBJECT, NO_ADJUSTMENT)
+    assert moments(core.times) == (0, 0, 1, 1)
+    assert core.lifecycle.holds() == (0, 0.0)
+
+
+# -- who is not asked ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("label", "skipped"), [("true", True), ("True", False), ("", False)])
+@virtual_time
+async def test_a_pod_with_the_skip_label_is_never_handed_to_hook_servers(label: str, skipped: bool) -> None:
+    core = Core()
+    core.plugins.add("a", policy=FAIL)
+    pod = PodInfo(id="p1", labels={"skip": label})
+    call = FakeCall(START, Subject(PodRecord(pod, pod), SUBJECT.container))
+    await core.run(call)
+    assert core.plugins.told() == ([] if skipped else [("a", "PreStartContainer"), ("a", "PostStartContainer")])
+    assert core.store.container("c1") is not None
+
+
+@pytest.mark.parametrize(("points", "asked"), [(("PostStartContainer",), True), (("PreCreateContainer",), False)])
+@virtual_time
+async def test_the_runtime_is_asked_only_if_a_plugin_wants_one_of_the_calls_points(
+    points: tuple[str, ...], asked: bool
+) -> None:
+    core = Core()
+    core.plugins.add("a", points=points)
+    call = FakeCall(START, known=None, read=SUBJECT)
+    assert await core.run(call) == (["read", "release", "answer"] if asked else ["release", "answer"])
+    assert core.plugins.told() == ([("a", "PostStartContainer")] if asked else [])
+    assert core.store.counts() == ((1, 1) if asked else (0, 0))
+
+
+@virtual_time
+async def test_what_the_runtime_does_not_know_passes_without_hooks_and_is_nobodys_failure() -> None:
+    core = Core()
+    core.plugins.add("a", policy=FAIL)
+    call = FakeCall(START, known=None, read=None)
+    assert await core.run(call) == ["read", "release", "answer"]
+    assert call.released_with == (None, NO_ADJUSTMENT)
+    assert core.plugins.told() == []
+    assert core.recorder.total("hook_failures") == 0
+    assert core.store.counts() == (0, 0)
+
+
+# -- failures of the hold, by the policy -----------------------------------------------------------------------------
+
+FAULTS = [
+    pytest.param(FakeCall(START, key=Unreadable("cut")), Reason.UNREADABLE, "calls_unreadable", id="message"),
+    pytest.param(
+        FakeCall(START, known=None, read=Unreadable("cut")), Reason.UNREADABLE, "calls_unreadable", id="status"
+    ),
+    pytest.param(FakeCall(START, known=None, read=BackendError("away")), Reason.UNREADABLE, "", id="runtime away"),
+    pytest.param(
+        FakeCall(START, known=None, read=KeyError(CANARY)), Reason.INTERNAL, "internal_errors", id="our fault"
+    ),
+    pytest.param(FakeCall(START, known=None, read=SUBJECT, read_seconds=60), Reason.DEADLINE, "", id="runtime hangs"),
+    pytest.param(FakeCall(START, prepare_seconds=60), Reason.DEADLINE, "", id="the extra update hangs"),
+    pytest.param(FakeCall(START, edit_error=KeyError(CANARY)), Reason.INTERNAL, "internal_errors", id="edit"),
+]
+
+
+def fresh(call: FakeCall) -> FakeCall:
+    """Copy a call of a table, which is never run itself."""
+    fields = ("key", "known", "read", "read_seconds", "prepare_seconds", "edit_error")
+    return FakeCall(call.operation, **{name: getattr(call, name) for name in fields})
+
+
+@pytest.mark.parametrize(("template", "reason", "counter"), FAULTS)
+@virtual_time
+async def test_under_ignore_a_failed_hold_is_released_unchanged(
+    template: FakeCall, reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = Core()
+    core.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)), policy=IGNORE)
+    call = fresh(template)
+    with caplog.at_level(logging.DEBUG):
+        assert (await core.run(call))[-2:] == ["release", "answer"]
+    assert call.released_with is not None
+    assert call.released_with[1] == NO_ADJUSTMENT
+    assert call.changed_by in (None, NO_ADJUSTMENT)
+    assert core.failures("a", "PreStartContainer", reason) == core.fail_open() == 1
+    assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
+    assert core.times.released is not None
+    assert core.times.released <= 11.0
+    assert CANARY not in caplog.text
+    assert f"hook server 'a' at PreStartContainer: {reason.value}" in caplog.text
+
+
+@pytest.mark.parametrize(("template", "reason", "counter"), FAULTS)
+@virtual_time
+async def test_under_fail_a_failed_hold_is_refused(template: FakeCall, reason: Reason, counter: str) -> None:
+    core = Core()
+    core.plugins.add("a", ENVS, policy=FAIL)
+    call = fresh(template)
+    assert (await core.run(call))[-1] == "refuse"
+    assert call.refused_with is not None
+    assert (call.refused_with.plugin, call.refused_with.reason) == ("a", reason)
+    assert CANARY not in str(call.refused_with)
+    assert call.released_with is None
+    assert moments(core.times) == (0, None, None, None)
+    assert core.times.outcome == "refused"
+    assert core.recorder.counted("calls_refused", operation="StartContainer") == 1
+    assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
+    assert core.store.counts() == (0, 0)
+    assert core.now <= 11.0
+
+
+@virtual_time
+async def test_an_unreadable_subject_is_a_failure_of_the_post_hooks_too_that_cannot_be_told() -> None:
+    core = Core()
+    core.plugins.add("a", policy=FAIL)
+    call = FakeCall(STOP, known=None, read=BackendError("away"))
+    assert await core.run(call) == ["read", "release", "answer"]
+    assert core.failures("a", "PostStopContainer", Reason.UNREADABLE) == 1
+    assert core.fail_open() == 0
+
+
+@virtual_time
+async def test_post_hooks_that_will_be_told_have_not_failed() -> None:
+    core = Core()
+    core.plugins.add("a")
+    await core.run(FakeCall(START, edit_error=KeyError("x")))
+    assert core.plugins.told() == [("a", "PreStartContainer"), ("a", "PostStartContainer")]
+    assert core.failures("a", "PostStartContainer", Reason.INTERNAL) == 0
+
+
+@virtual_time
+async def test_an_edit_that_fails_without_any_plugin_changes_nothing() -> None:
+    core = Core()
+    call = FakeCall(Operation.CREATE_CONTAINER, edit_error=KeyError("x"))
+    assert await core.run(call) == ["release", "answer"]
+    assert call.released_with == (None, NO_ADJUSTMENT)
+    assert call.changed_by == NO_ADJUSTMENT
+    assert core.store.container("c1") == SUBJECT.container
+
+
+@virtual_time
+async def test_a_plugin_that_raises_anything_is_an_internal_error() -> None:
+    core = Core()
+    core.plugins.add("a", RuntimeError(CANARY), policy=FAIL, points=("PreStartContainer",))
+    call = FakeCall(START)
+    assert await core.run(call) == ["refuse"]
+    assert str(call.refused_with) == "hook server 'a' at PreStartContainer: internal: RuntimeError"
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+@virtual_time
+async def test_a_refusal_counts_under_both_policies(policy: FailurePolicy) -> None:
+    core = Core()
+    core.plugins.add("a", Reason.REFUSED, policy=policy)
+    call = FakeCall(Operation.CREATE_CONTAINER)
+    assert await core.run(call) == ["refuse"]
+    assert call.refused_with is not None
+    assert call.refused_with.reason is Reason.REFUSED
+    assert core.store.counts() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "steps"), [("fail", ["prepare", "refuse"]), ("ignore", ["prepare", "release", "answer"])]
+)
+@virtual_time
+async def test_a_rejected_extra_update_is_the_failure_of_the_owners(owner: str, steps: list[str]) -> None:
+    core = Core()
+    change = HookAnswer(resources=Resources(cpu_shares=2))
+    for name, policy in (("fail", FAIL), ("ignore", IGNORE)):
+        core.plugins.add(name, change if name == owner else HookAnswer(), policy=policy, points=("PreStartContainer",))
+    call = FakeCall(START, prepare_error=BackendError("no such cpu"))
+    assert await core.run(call) == steps
+    assert core.failures(owner, "PreStartContainer", Reason.RUNTIME_REJECTED) == 1
+    assert core.recorder.total("hook_failures") == 1
+    assert core.fail_open() == (owner == "ignore")
+    assert call.changed_by in (None, NO_ADJUSTMENT)

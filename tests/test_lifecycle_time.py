@@ -1,0 +1,266 @@
+"""The straight line in time: budgets, what follows the runtime's answer, order, and calls that end early."""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+import pytest
+
+from runtimeproxy.call import Reply, Unreadable
+from runtimeproxy.errors import Reason
+from runtimeproxy.hookpoints import HOOK_POINTS, Operation, Stage
+from runtimeproxy.model import HookAnswer, Subject
+from tests.fakes.calls import SUBJECT, FakeCall
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core, moments
+from tests.fakes.plugins import FAIL
+
+CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
+STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
+RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
+
+POD_SUBJECT = Subject(SUBJECT.pod)
+REFUSED_BY_RUNTIME = Reply(agreed=False)
+UNANSWERED = Reply(agreed=False, answered=False)
+CANARY = "canary-4711"
+ENVS = HookAnswer(envs={"A": "1"})
+POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deadline", "given_seconds"),
+    [(None, 10.0), (60.0, 10.0), (20.0, 10.0), (8.0, 4.0), (0.5, 0.25)],
+)
+@virtual_time
+async def test_the_budget_is_never_more_than_half_of_the_callers_time(
+    deadline: float | None, given_seconds: float
+) -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=100, timeout_seconds=100, points=("PreStartContainer",))
+    core.plugins.add("b", points=("PreStartContainer",))
+    await core.run(FakeCall(START, deadline=deadline))
+    assert core.plugins.asked[0].timeout_seconds == given_seconds
+    assert core.plugins.told() == [("a", "PreStartContainer")]
+    assert core.failures("a", "PreStartContainer", Reason.DEADLINE) == 1
+    assert core.failures("b", "PreStartContainer", Reason.DEADLINE) == 1
+    assert core.times.released == given_seconds
+
+
+@pytest.mark.parametrize("deadline", [0.0, -5.0])
+@virtual_time
+async def test_a_caller_without_time_has_no_pre_hooks_but_what_happened_is_told(deadline: float) -> None:
+    core = Core()
+    core.plugins.add("a", ENVS, delay_seconds=1)
+    await core.run(FakeCall(START, deadline=deadline))
+    assert core.plugins.told() == [("a", "PostStartContainer")]
+    assert core.plugins.asked[0].timeout_seconds == 2.0
+    assert core.times.released == 0
+
+
+@virtual_time
+async def test_the_answer_is_not_kept_past_half_of_what_is_left_to_the_caller() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=100, points=("PostStartContainer",))
+    await core.run(FakeCall(START, deadline=2.0))
+    assert moments(core.times) == (0, 0, 1, 1.5)
+    assert core.failures("a", "PostStartContainer", Reason.DEADLINE) == 1
+
+
+@virtual_time
+async def test_reading_the_subject_is_paid_from_the_same_budget() -> None:
+    core = Core()
+    core.plugins.add("a", timeout_seconds=100, points=("PreStartContainer",))
+    await core.run(FakeCall(START, known=None, read=SUBJECT, read_seconds=4))
+    assert core.plugins.asked[0].timeout_seconds == 6.0
+
+
+@virtual_time
+async def test_a_hold_ends_a_second_after_its_budget_whatever_happens() -> None:
+    core = Core()
+    core.plugins.add("a", points=("PreStartContainer",))
+    call = FakeCall(START, prepare_seconds=1000)
+    await core.run(call)
+    assert call.steps[:2] == [(0, "prepare"), (11, "release")]
+    assert core.failures("a", "PreStartContainer", Reason.DEADLINE) == 1
+
+
+@virtual_time
+async def test_number_and_age_of_holds_are_known() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=2, points=("PreStartContainer",))
+    assert core.lifecycle.holds() == (0, 0.0)
+    first = core.start(FakeCall(START, key="c1"))
+    await asyncio.sleep(1)
+    second = core.start(FakeCall(START, key="c2"))
+    await asyncio.sleep(0.5)
+    assert core.lifecycle.holds() == (2, 1.5)
+    await asyncio.sleep(1)
+    assert core.lifecycle.holds() == (1, 1.5)
+    await asyncio.gather(first, second)
+    assert core.lifecycle.holds() == (0, 0.0)
+
+
+# -- after the answer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reply", "outcome"), [(REFUSED_BY_RUNTIME, "failed"), (UNANSWERED, "unsettled")])
+@pytest.mark.parametrize("operation", [CREATE, START, STOP, REMOVE])
+@virtual_time
+async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
+    operation: Operation, reply: Reply, outcome: str
+) -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    before = core.store.snapshot()
+    core.plugins.add("a", ENVS, points=tuple(point.name for point in POST_POINTS))
+    call = FakeCall(operation, reply=reply)
+    assert await core.run(call) == ["release", "answer"]
+    assert core.plugins.told() == []
+    assert core.store.snapshot() == before
+    assert core.times.outcome == outcome
+    assert core.recorder.counted("calls", operation=operation.value, outcome=outcome) == 1
+
+
+@virtual_time
+async def test_the_store_is_written_only_after_the_runtime_agreed() -> None:
+    core = Core()
+    core.plugins.add("a", ENVS, points=("PreCreateContainer",))
+    task = core.start(FakeCall(CREATE))
+    await asyncio.sleep(0.9)
+    assert core.store.counts() == (0, 0)
+    await task
+    record = core.store.container("c1")
+    assert record is not None
+    assert (record.original.envs, record.effective.envs) == ({}, {"A": "1"})
+
+
+@pytest.mark.parametrize(
+    ("operation", "known", "left"),
+    [
+        (REMOVE, SUBJECT, (1, 0)),
+        (REMOVE_POD, POD_SUBJECT, (0, 0)),
+        (STOP, SUBJECT, (1, 1)),
+        (STOP_POD, POD_SUBJECT, (1, 1)),
+    ],
+)
+@virtual_time
+async def test_records_are_kept_until_remove(operation: Operation, known: Subject, left: tuple[int, int]) -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    await core.run(FakeCall(operation, known))
+    assert core.store.counts() == left
+
+
+@virtual_time
+async def test_a_failing_post_hook_changes_nothing() -> None:
+    core = Core()
+    core.plugins.add("a", Reason.ERROR_STATUS, policy=FAIL, points=("PostStopContainer",))
+    call = FakeCall(STOP)
+    assert await core.run(call) == ["release", "answer"]
+    assert core.failures("a", "PostStopContainer", Reason.ERROR_STATUS) == 1
+    assert core.times.outcome == "agreed"
+
+
+@pytest.mark.parametrize(
+    ("error", "counter"), [(KeyError(CANARY), "internal_errors"), (Unreadable("no id"), "calls_unreadable")]
+)
+@virtual_time
+async def test_the_answer_goes_whatever_fails_behind_it(
+    error: Exception, counter: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = Core()
+    call = FakeCall(RUN_POD, POD_SUBJECT, outcome_error=error)
+    with caplog.at_level(logging.DEBUG):
+        assert await core.run(call) == ["release", "answer"]
+    assert core.recorder.counted(counter, operation="RunPodSandbox") == 1
+    assert core.store.counts() == (0, 0)
+    assert CANARY not in caplog.text
+    assert "RunPodSandbox" in caplog.text
+
+
+@virtual_time
+async def test_an_internal_error_is_logged_with_class_and_place_only(caplog: pytest.LogCaptureFixture) -> None:
+    core = Core()
+    await core.run(FakeCall(STOP, outcome_error=KeyError(CANARY)))
+    assert "internal error in StopContainer: KeyError at " in caplog.text
+    assert "calls.py:" in caplog.text
+    assert CANARY not in caplog.text
+
+
+# -- order and waiting -----------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_hooks_of_one_container_are_called_in_order_and_of_others_at_once() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", "PreUpdateContainerResources"))
+    same = [FakeCall(START, key="c1"), FakeCall(UPDATE, key="c1")]
+    other = FakeCall(UPDATE, key="c2")
+    await asyncio.gather(*(core.start(call) for call in (*same, other)))
+    released = {id(call): when for call in (*same, other) for when, step in call.steps if step == "release"}
+    assert [released[id(call)] for call in (*same, other)] == [1, 2, 1]
+
+
+@virtual_time
+async def test_no_call_waits_for_another_calls_runtime_answer() -> None:
+    core = Core()
+    core.plugins.add("a")
+    slow, quick = FakeCall(STOP, runtime_seconds=100), FakeCall(UPDATE)
+    task = core.start(slow)
+    await asyncio.sleep(1)
+    await core.run(quick)
+    assert core.now == 2
+    await task
+    assert core.plugins.told() == [("a", "PreUpdateContainerResources"), ("a", "PostStopContainer")]
+
+
+@virtual_time
+async def test_a_turn_is_waited_for_at_most_the_budget() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreStartContainer",))
+    core.plugins.add("b", points=("PreUpdateContainerResources",))
+    first = core.start(FakeCall(START))
+    await asyncio.sleep(0)
+    hurried = FakeCall(UPDATE, deadline=4.0)
+    await core.run(hurried)
+    assert hurried.steps[-2] == (2, "release")
+    assert core.failures("b", "PreUpdateContainerResources", Reason.DEADLINE) == 1
+    await first
+
+
+@virtual_time
+async def test_a_commit_keeps_what_other_calls_committed_meanwhile() -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", HookAnswer(annotations={"A": "1"}), points=("PreUpdateContainerResources",))
+    slow = core.start(FakeCall(STOP, runtime_seconds=5))
+    await asyncio.sleep(1)
+    await core.run(FakeCall(UPDATE))
+    await slow
+    record = core.store.container("c1")
+    assert record is not None
+    assert record.effective.annotations == {"A": "1"}
+
+
+@virtual_time
+async def test_a_call_that_ends_while_held_takes_its_pre_hooks_with_it_and_releases_nothing() -> None:
+    core = Core()
+    client = core.plugins.add("a", delay_seconds=1, policy=FAIL)
+    call = FakeCall(START)
+    task = core.start(call)
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert client.cancelled == 1
+    assert call.steps == []
+    assert core.times.outcome == "ended"
+    assert core.recorder.counted("calls_ended", operation="StartContainer") == 1
+    assert core.recorder.total("hook_failures") == 0
+    assert core.lifecycle.holds() == (0, 0.0)
+    assert core.store.counts() == (0, 0)
+    await core.run(FakeCall(START))
+    assert core.times.held == 0.5

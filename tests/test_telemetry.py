@@ -1,0 +1,62 @@
+"""What is counted can be read again."""
+
+from runtimeproxy.telemetry import RECENT_CALLS, Recorder
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_counter_is_kept_for_each_set_of_labels_in_any_order() -> None:
+    recorder = Recorder(Clock())
+    recorder.count("failures", plugin="a", hook="x")
+    recorder.count("failures", hook="x", plugin="a")
+    recorder.count("failures", plugin="b", hook="x")
+    recorder.count("failures_other")
+    assert recorder.counted("failures", plugin="a", hook="x") == 2
+    assert recorder.counted("failures", plugin="b", hook="x") == 1
+    assert recorder.counted("failures", plugin="c", hook="x") == 0
+    assert recorder.counted("failures") == 0
+    assert recorder.total("failures") == 3
+
+
+def test_reading_a_counter_makes_none() -> None:
+    recorder = Recorder(Clock())
+    assert recorder.counted("calls") == recorder.total("calls") == 0
+    assert not recorder.counters
+
+
+def test_a_gauge_is_the_last_value_for_each_set_of_labels() -> None:
+    recorder = Recorder(Clock())
+    recorder.gauge("held", 3)
+    recorder.gauge("held", 1)
+    recorder.gauge("held", 7, front="cri")
+    assert recorder.gauges == {("held", ()): 1, ("held", (("front", "cri"),)): 7}
+
+
+def test_a_call_is_held_now_and_has_got_nowhere_yet() -> None:
+    clock = Clock()
+    recorder = Recorder(clock)
+    clock.now = 12.5
+    times = recorder.call("StartContainer")
+    assert (times.operation, times.held) == ("StartContainer", 12.5)
+    assert (times.released, times.answered, times.done, times.outcome) == (None, None, None, "")
+    assert list(recorder.calls) == [times]
+
+
+def test_only_the_latest_calls_are_kept() -> None:
+    clock = Clock()
+    recorder = Recorder(clock)
+    for clock.now in range(RECENT_CALLS + 1):
+        recorder.call("StopContainer")
+    assert [times.held for times in recorder.calls] == list(range(1, RECENT_CALLS + 1))
+
+
+def test_calls_are_told_apart_even_with_equal_times() -> None:
+    recorder = Recorder(Clock())
+    assert len({recorder.call("StopContainer"), recorder.call("StopContainer")}) == 2

@@ -1,0 +1,142 @@
+"""What every connection of our own does alike, whatever it carries."""
+
+import pytest
+from hpack import Encoder
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import headers, http2
+from runtimeproxy.wire.connection import HEADER_LIMIT, ClientConnection
+from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW
+
+BLOCK = headers.build([(b":status", b"200")])
+
+
+class Noted(ClientConnection):
+    """A connection that notes what its streams get."""
+
+    def __init__(self, settings: dict[int, int] | None = None) -> None:
+        super().__init__(settings or {}, 7)
+        self.events: list[tuple[object, ...]] = []
+
+    def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
+        self.events.append(("data", stream, payload, length, end))
+        self.outlet.credit(length)
+
+    def block(self, stream: int, block: bytes, end: bool) -> None:
+        self.events.append(("block", stream, headers.read(block), end))
+
+    def reset(self, stream: int, code: int) -> None:
+        self.events.append(("reset", stream, code))
+
+    def goaway(self, last_stream: int) -> None:
+        self.events.append(("goaway", last_stream))
+
+    def sent(self) -> list[tuple[int, int, int, bytes]]:
+        """Return the frames that went out since the last look."""
+        data = b"".join(self.outlet.out)
+        self.outlet.out.clear()
+        return http2.FrameBuffer(PAIR_WINDOW).feed(data)
+
+
+@pytest.fixture
+def link() -> Noted:
+    made = Noted()
+    made.receive(http2.settings({http2.MAX_CONCURRENT_STREAMS: 7}))
+    made.outlet.out.clear()
+    return made
+
+
+def test_it_opens_with_the_preface_its_settings_and_the_window() -> None:
+    made = Noted({http2.INITIAL_WINDOW_SIZE: 5})
+    opening = b"".join(made.outlet.out)
+    assert opening.startswith(http2.PREFACE)
+    settings, window = http2.FrameBuffer().feed(opening[len(http2.PREFACE) :])
+    assert http2.read_settings(settings[3]) == [(http2.INITIAL_WINDOW_SIZE, 5), (http2.HEADER_TABLE_SIZE, 0)]
+    assert window == (http2.WINDOW_UPDATE, 0, 0, (PAIR_WINDOW - http2.DEFAULT_WINDOW).to_bytes(4, "big"))
+
+
+def test_settings_are_acknowledged_and_say_how_many_streams_may_be_open() -> None:
+    link = Noted()
+    link.outlet.out.clear()
+    assert link.stream_limit == 7
+    link.receive(http2.settings({}))
+    assert link.stream_limit == http2.MAX_STREAM_ID, "no limit is the default"
+    link.receive(http2.settings({http2.MAX_CONCURRENT_STREAMS: 3, http2.MAX_FRAME_SIZE: 20_000}))
+    link.receive(http2.settings({}))
+    assert (link.stream_limit, link.outlet.max_frame) == (3, 20_000)
+    assert link.sent() == [(http2.SETTINGS, http2.ACK, 0, b"")] * 3
+
+
+@pytest.mark.parametrize("first", [http2.SETTINGS_ACK, http2.frame(http2.PING, 0, 0, bytes(8))])
+def test_the_first_frame_is_settings(first: bytes) -> None:
+    with pytest.raises(WireError, match="SETTINGS"):
+        Noted().receive(first)
+
+
+def test_pings_are_answered_and_answers_are_not(link: Noted) -> None:
+    link.receive(http2.frame(http2.PING, 0, 0, b"12345678") + http2.frame(http2.PING, http2.ACK, 0, b"87654321"))
+    assert link.sent() == [(http2.PING, http2.ACK, 0, b"12345678")]
+
+
+def test_data_is_counted_with_its_padding_and_credited(link: Noted) -> None:
+    link.receive(http2.frame(http2.DATA, http2.PADDED | http2.END_STREAM, 1, b"\x02ab\0\0"))
+    assert link.events == [("data", 1, b"ab", 5, True)]
+    big = http2.frame(http2.DATA, 0, 1, bytes(http2.DEFAULT_FRAME_SIZE))
+    for _ in range(CREDIT_STEP // http2.DEFAULT_FRAME_SIZE):
+        link.receive(big)
+    assert [kind for kind, *_ in link.sent()] == [http2.WINDOW_UPDATE]
+
+
+def test_blocks_are_joined_and_decoded_until_the_ack(link: Noted) -> None:
+    """Before the server acknowledged the table size of 0 its table is followed; after it every block stands alone."""
+    encoder = Encoder()
+    first, second = (encoder.encode([(b":status", b"200"), (b"x", b"y")]) for _ in range(2))
+    for block in (first, second):
+        link.receive(http2.frame(http2.HEADERS, 0, 1, block[:1]))
+        link.receive(http2.frame(http2.CONTINUATION, http2.END_HEADERS, 1, block[1:]))
+    link.receive(http2.SETTINGS_ACK + http2.header_frames(3, BLOCK, end=True))
+    fields = [(b":status", b"200"), (b"x", b"y")]
+    assert link.events == [
+        ("block", 1, fields, False),
+        ("block", 1, fields, False),
+        ("block", 3, [(b":status", b"200")], True),
+    ]
+    with pytest.raises(WireError):
+        link.receive(http2.header_frames(5, second, end=True))
+
+
+def test_resets_goaway_and_unknown_frames(link: Noted) -> None:
+    link.receive(http2.rst_stream(5, http2.CANCEL) + http2.frame(0x42, 0, 0, b"?") + http2.goaway(3, 0))
+    assert link.events == [("reset", 5, http2.CANCEL), ("goaway", 3)]
+    assert link.closing
+
+
+def test_window_updates_open_the_connection_and_the_stream(link: Noted) -> None:
+    link.outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 0)])
+    link.outlet.govern(1)
+    link.outlet.send_data(1, b"abc", True, None, 0)
+    assert link.sent() == []
+    link.receive(http2.window_update(1, 3))
+    assert link.sent() == [(http2.DATA, http2.END_STREAM, 1, b"abc")]
+    before = link.outlet.window
+    link.receive(http2.window_update(0, 10))
+    assert link.outlet.window == before + 10
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        http2.frame(http2.CONTINUATION, http2.END_HEADERS, 1, BLOCK),
+        http2.frame(http2.HEADERS, 0, 1, BLOCK) + http2.frame(http2.DATA, 0, 1, b"x"),
+        http2.frame(http2.HEADERS, 0, 1, BLOCK) + http2.frame(http2.CONTINUATION, 0, 3, BLOCK),
+        http2.frame(http2.HEADERS, 0, 1, BLOCK)
+        + http2.frame(http2.CONTINUATION, 0, 1, b"") * (HEADER_LIMIT // http2.HEAD_BYTES),
+        http2.frame(http2.PUSH_PROMISE, http2.END_HEADERS, 1, bytes(4) + BLOCK),
+        http2.frame(http2.PING, 0, 0, b"short"),
+        http2.frame(http2.DATA, 0, 1, bytes(http2.DEFAULT_FRAME_SIZE + 1)),
+    ],
+    ids=["lone continuation", "interleaved", "other stream", "endless block", "push", "short ping", "long frame"],
+)
+def test_a_server_that_breaks_the_protocol_is_named(link: Noted, data: bytes) -> None:
+    with pytest.raises(WireError):
+        link.receive(data)
