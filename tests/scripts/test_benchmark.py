@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmark import __main__ as benchmark
-from scripts.benchmark import cases, h2load, limits, memory, programs, report
+from scripts.benchmark import cases, h2load, limits, measure, memory, programs, report
 from scripts.benchmark.cases import CASES, CREATE, DIRECT, HOOKED, LIST, PIPE, PROXY, SMALL
 from scripts.benchmark.h2load import Run
 from scripts.benchmark.measure import Figures, Round
@@ -145,7 +145,7 @@ def test_limits_are_judged_only_with_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], check: bool, rounds: int
 ) -> None:
     slow = [a_round(small_p50=126.0) for _ in range(rounds)]
-    monkeypatch.setattr(benchmark.measure, "one_round", lambda share: slow.pop())
+    monkeypatch.setattr(measure, "one_round", lambda share: slow.pop())
     monkeypatch.setattr(memory, "resident", lambda share: GOOD_RESIDENT)
     monkeypatch.setattr(memory, "huge_list_passes", lambda: True)
     missed = benchmark.bench(check, 1.0)

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = (sys.executable, "-m", "runtimeproxy", "run")
 WAIT_SECONDS = 20.0
 """For what must happen, on a machine that has a lot to do."""
+LISTENING = "listening on "
 SIGNS_OF_A_FAULT = ("Traceback", " ERROR ", "internal error")
 
 
@@ -74,13 +75,15 @@ class ProxyProcess(Folder):
         *,
         program: Sequence[str] = PROGRAM,
         environment: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
         **flags: str,
     ) -> None:
         super().__init__(folder)
         self.command = [*program, *(f"--{name}={value}" for name, value in self.flags(**flags).items())]
         self.process: subprocess.Popen[bytes] | None = None
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIMEPROXY_")}
-        self._environment |= {"PYTHONPATH": str(ROOT)} | dict(environment or {})
+        self._pass_fds = pass_fds
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIMEPROXY_")}
+        self.environment |= {"PYTHONPATH": str(ROOT)} | dict(environment or {})
 
     def __enter__(self) -> Self:
         self.start()
@@ -106,15 +109,27 @@ class ProxyProcess(Folder):
 
     def start(self) -> None:
         """Start the program, its output added to the log, and wait until it listens."""
+        listened = self.output().count(LISTENING)
         self.launch()
-        wait_until(lambda: answers(self.socket) or self.ended, "the proxy listens", self.output)
+        self.wait_until_it_listens(listened + 1)
+
+    def wait_until_it_listens(self, count: int = 1) -> None:
+        """Wait for the line of the log that says so, which comes when registered hook servers are known."""
+        listens = lambda: self.output().count(LISTENING) >= count  # noqa: E731
+        wait_until(lambda: listens() or self.ended, "the proxy listens", self.output)
         assert not self.ended, f"the proxy ended at once: {self.output()}"
 
     def launch(self) -> None:
         """Start the program without waiting."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self.path
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment,
+                cwd=self.path,
+                pass_fds=self._pass_fds,
             )
 
     @property

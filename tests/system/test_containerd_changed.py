@@ -210,6 +210,18 @@ def test_a_pods_new_cgroup_parent_reaches_its_containers_without_a_hook(
         end(client, pod_id, container_id)
 
 
+def test_a_pods_new_cgroup_parent_outlives_a_restart(node: Node, client: cri.CriClient, scene: Scene) -> None:
+    pod_id = client.run_pod(scene.pod)
+    node.proxy.stop()
+    node.proxy.start()
+    node.told()
+    container_id = client.create(pod_id, scene.container, scene.pod)
+    client.start(container_id)
+    assert node.told()[0] == ("PreCreateContainer", told.of_container(scene.pod_now, scene.container))
+    assert_in_force(client, container_id, scene.parent, STARTED)
+    end(client, pod_id, container_id)
+
+
 def test_hooks_change_what_was_made_before_a_restart(node: Node, client: cri.CriClient) -> None:
     pod, container = rich_pod(node.engine), rich_container()
     pod_id = client.run_pod(pod)

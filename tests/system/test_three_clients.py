@@ -1,0 +1,89 @@
+"""Three implementations of HTTP/2 make 10,000 calls each: grpcio, Python's h2, nghttp2's h2load."""
+
+import asyncio
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.faults import FaultRelay
+from tests.fakes.runtime import FakeRuntime
+from tests.system import capture
+from tests.system.clients import Client
+from tests.system.h2client import H2Client
+from tests.system.proxy import ProxyProcess
+
+CALLS = 10_000
+AT_A_TIME = 20
+PATH = "/runtime.v1.RuntimeService/Version"
+SECONDS = 120
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
+    async with FakeRuntime(str(tmp_path / "runtime.sock"), keep_received=0) as fake:
+        yield fake
+
+
+@pytest.fixture
+async def proxy(tmp_path: Path, runtime: FakeRuntime) -> AsyncIterator[ProxyProcess]:
+    async with ProxyProcess(tmp_path) as running:
+        yield running
+
+
+async def all_calls(call: Callable[[], Awaitable[int]]) -> Counter[int]:
+    """Make the calls, some at a time; count them by their grpc-status."""
+    statuses: Counter[int] = Counter()
+
+    async def worker(numbers: Iterator[int]) -> None:
+        for _ in numbers:
+            statuses[await call()] += 1
+
+    numbers = iter(range(CALLS))
+    await asyncio.gather(*(worker(numbers) for _ in range(AT_A_TIME)))
+    return statuses
+
+
+async def test_grpcio(proxy: ProxyProcess, runtime: FakeRuntime) -> None:
+    async with Client(proxy.socket) as client:
+
+        async def call() -> int:
+            made = client.call(PATH)
+            await made
+            return int((await made.code()).value[0])
+
+        statuses = await all_calls(call)
+    assert statuses == {0: CALLS}
+    assert runtime.counts == {PATH: CALLS}
+
+
+async def test_h2(proxy: ProxyProcess, runtime: FakeRuntime) -> None:
+    async with H2Client(proxy.socket) as client:
+
+        async def call() -> int:
+            return (await client.call(PATH, b"")).status
+
+        statuses = await all_calls(call)
+    assert statuses == {0: CALLS}
+    assert runtime.counts == {PATH: CALLS}
+
+
+async def test_h2load(tmp_path: Path, proxy: ProxyProcess, runtime: FakeRuntime) -> None:
+    """It shows HTTP's status only, so a relay before the proxy keeps the replies, and their trailers are read there."""
+    body = tmp_path / "body"
+    body.write_bytes(bytes(5))
+    relay = FaultRelay(str(tmp_path / "client.sock"), str(proxy.socket))
+    headers = ["--header=content-type: application/grpc", "--header=te: trailers"]
+    size = [f"--requests={CALLS}", "--clients=1", f"--max-concurrent-streams={AT_A_TIME}", f"--data={body}"]
+    command = ["h2load", *size, *headers, f"--base-uri=unix:{relay.listen}", f"http://localhost{PATH}"]
+    async with relay:
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=SECONDS)
+    assert f"{CALLS} succeeded, 0 failed" in done.stdout, done.stdout + done.stderr
+    replies = capture.read(bytes(relay.connections[0].to_client)).values()
+    statuses = Counter(int(half.fields.get(b"grpc-status", b"-1")) for half in replies)
+    assert statuses == {0: CALLS}
+    assert runtime.counts == {PATH: CALLS}
