@@ -19,6 +19,8 @@ from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
 
+_IN_FOREIGN_WORDS = frozenset({Reason.REFUSED, Reason.RUNTIME_REJECTED})
+
 
 class Plugins(Protocol):
     """What the dispatcher needs of the Plugins Manager."""
@@ -35,9 +37,9 @@ class Dispatcher:
         self._recorder = recorder
         self._clock = clock
 
-    def registered(self, points: Iterable[HookPoint | None]) -> bool:
+    def registered(self, points: Iterable[HookPoint]) -> bool:
         """Tell whether any plugin is registered for one of the points."""
-        return any(point is not None and self._plugins.plugins_for(point) for point in points)
+        return any(self._plugins.plugins_for(point) for point in points)
 
     async def before(self, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
         """Ask the plugins of a Pre point, each seeing what the earlier ones changed.
@@ -120,6 +122,6 @@ class Dispatcher:
 
     def _count_failure(self, plugin: Plugin, error: HookError) -> None:
         self._recorder.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
-        # A refusal has the hook server's own words, which may repeat values: told to the caller, never logged.
-        shown = HookError(error.plugin, error.hook, error.reason) if error.reason is Reason.REFUSED else error
+        # The words of a hook server or of the runtime may repeat values: told to the caller, never logged.
+        shown = HookError(error.plugin, error.hook, error.reason) if error.reason in _IN_FOREIGN_WORDS else error
         log.warning("%s (policy %s)", shown, plugin.policy.value)

@@ -102,7 +102,16 @@ BY_NAME: dict[str, HookPoint] = {point.name: point for point in HOOK_POINTS}
 
 _BY_OPERATION = {(point.operation, point.stage): point for point in HOOK_POINTS}
 
+# What PreRunPodSandbox changed of the cgroup parent goes into the creates of the pod's containers (hook-api).
+_ALSO = {Operation.CREATE_CONTAINER: (BY_NAME["PreRunPodSandbox"],)}
+
 
 def find(operation: Operation, stage: Stage) -> HookPoint | None:
     """Return the hook point of an operation at a stage, or None if it has none."""
     return _BY_OPERATION.get((operation, stage))
+
+
+def concerned(operation: Operation) -> tuple[HookPoint, ...]:
+    """Return the hook points for whose sake the subject of an operation must be known."""
+    own = (find(operation, stage) for stage in Stage)
+    return tuple(point for point in own if point is not None) + _ALSO.get(operation, ())

@@ -125,8 +125,7 @@ class Lifecycle:
         subject = call.subject(self.store)
         if subject is not None:
             return subject
-        points = [hookpoints.find(call.operation, stage) for stage in Stage]
-        if not self._dispatcher.registered(points):
+        if not self._dispatcher.registered(hookpoints.concerned(call.operation)):
             return None
         return await call.read_subject(self.store)
 

@@ -50,6 +50,8 @@ def _run(**given: str | None) -> int:
         from runtimeproxy import app  # heavy: the event loop, the readers, the hook protocol
 
         return app.run(settings)
+    except ConfigError:
+        raise
     except Exception:
         _logger.debug("Running failed", exc_info=True)
         raise

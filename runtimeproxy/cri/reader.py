@@ -130,7 +130,7 @@ class Reader:
         self.drop(block.stream)
 
     def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Raise the last stream id to the highest image stream, end held calls above the runtime's (relay-rules A11)."""
+        """Raise the last id to the highest image stream; end held calls above the runtime's own (relay-rules A11)."""
         last = http2.read_u32(payload)
         lost = [held for held in self.held if held.stream > last]
         for held in lost:

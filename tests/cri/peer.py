@@ -1,7 +1,7 @@
 """A scripted peer for every side of a CRI pair: what is sent and what is expected is written in the same words.
 
 Owns frames as values, the sides of a ``Reader`` and its fake ``Events``.
-Must not know: how the reader works; bytes are built and read with hyperframe and hpack, so that nothing is tested by itself.
+Must not know: how the reader works; bytes are built and read with hyperframe and hpack: nothing is tested by itself.
 """
 
 from collections.abc import Callable, Iterable
@@ -167,7 +167,12 @@ class Raw:
 
     def wire(self) -> bytes:
         """Build its frame."""
-        return len(self.body).to_bytes(3, "big") + bytes((self.kind, self.flags)) + self.stream.to_bytes(4, "big") + self.body
+        return (
+            len(self.body).to_bytes(3, "big")
+            + bytes((self.kind, self.flags))
+            + self.stream.to_bytes(4, "big")
+            + self.body
+        )
 
 
 Frame = Headers | Data | Reset | Credit | Settings | Ack | Ping | GoAway | Raw
@@ -223,7 +228,9 @@ class Side:
                 assert raw.stream == first.stream
                 fragments += _fragment(raw)
                 if raw.flags & 0x4:
-                    fields = tuple((bytes(name), bytes(value)) for name, value in self.decoder.decode(fragments, raw=True))
+                    fields = tuple(
+                        (bytes(name), bytes(value)) for name, value in self.decoder.decode(fragments, raw=True)
+                    )
                     yield Headers(first.stream, fields, bool(first.flags & 1))
                     fragments, first = b"", Raw(0, 0, 0)
             else:

@@ -1,4 +1,4 @@
-"""Frames of one direction: cutting DATA through, header blocks, the checks that end a connection (relay-rules A1, A3, A8)."""
+"""Frames of one direction: DATA cut through, header blocks, checks that end a connection (relay-rules A1, A3, A8)."""
 
 from contextlib import suppress
 
@@ -62,7 +62,9 @@ def test_a8_frames_of_our_own_wait_for_the_boundary_of_a_frame_that_is_cut_throu
 def test_a8_data_behind_the_receivers_credit_wait_and_are_split_but_padded_frames_leave_whole() -> None:
     play = greeted()
     play.client.sends(Headers(1, VERSION), Headers(3, VERSION), Headers(5, VERSION))
-    play.client.sends(*[Data(1, bytes(16_000))] * 4, Data(1, b"x" * 2_000), Data(3, b"y" * 990, pad=9), Data(5, b"", True))
+    play.client.sends(
+        *[Data(1, bytes(16_000))] * 4, Data(1, b"x" * 2_000), Data(3, b"y" * 990, pad=9), Data(5, b"", True)
+    )
     assert play.runtime.got()[-2:] == [Data(1, b"x" * 1_535), Data(5, b"", True)]
     play.runtime.sends(Credit(0, 465 + 999))
     assert play.runtime.got() == [Data(1, b"x" * 465)]
@@ -154,7 +156,9 @@ def test_a1_a_block_in_pieces_with_priority_and_padding_passes_as_its_own_frames
     play.runtime.got()
     whole = block(VERSION)
     head = Raw(1, 0x1 | 0x8 | 0x20, 3, b"\x04" + b"\x00\x00\x00\x01\x10" + whole[:5] + bytes(4)).wire()
-    frames = head + continuation(3, whole[5:9], whole=False) + continuation(3, b"", whole=False) + continuation(3, whole[9:])
+    frames = (
+        head + continuation(3, whole[5:9], whole=False) + continuation(3, b"", whole=False) + continuation(3, whole[9:])
+    )
     for byte in frames:
         play.client.sends(bytes((byte,)))
     assert play.runtime.got_bytes() == frames
@@ -173,7 +177,9 @@ def test_a1_a_block_that_must_change_keeps_its_priority_and_is_split_at_16384_by
 
 def test_a1_push_promises_are_blocks_too() -> None:
     play = Play()
-    play.runtime.sends(Settings(), Raw(5, 0x4, 1, b"\x00\x00\x00\x02" + b"\x40\x01a\x01b"), Raw(5, 0x4, 1, b"\x00\x00\x00\x04\xbe"))
+    play.runtime.sends(
+        Settings(), Raw(5, 0x4, 1, b"\x00\x00\x00\x02" + b"\x40\x01a\x01b"), Raw(5, 0x4, 1, b"\x00\x00\x00\x04\xbe")
+    )
     alone = b"\x00\x01a\x01b"
     frames = [Raw(5, 0x4, 1, bytes((0, 0, 0, promised)) + alone).wire() for promised in (2, 4)]
     assert play.client.got_bytes().endswith(b"".join(frames))
@@ -197,12 +203,18 @@ PAD = b"\x00\x01a\x7f\xe1\x7f" + b"v" * 16_352  # one literal field of 16,358 by
         pytest.param([frame_of(16_385, kind=0)], "longer than the receiver", id="DATA too long"),
         pytest.param([continuation(1, b"")], "CONTINUATION out of place", id="CONTINUATION first"),
         pytest.param([raw_headers(1, BLOCK), continuation(1, b"")], "CONTINUATION out of place", id="block was whole"),
-        pytest.param([raw_headers(1, BLOCK, whole=False), Ping(bytes(8))], "CONTINUATION out of place", id="PING inside"),
-        pytest.param([raw_headers(1, BLOCK, whole=False), Data(1, b"x")], "CONTINUATION out of place", id="DATA inside"),
+        pytest.param(
+            [raw_headers(1, BLOCK, whole=False), Ping(bytes(8))], "CONTINUATION out of place", id="PING inside"
+        ),
+        pytest.param(
+            [raw_headers(1, BLOCK, whole=False), Data(1, b"x")], "CONTINUATION out of place", id="DATA inside"
+        ),
         pytest.param([raw_headers(1, BLOCK, whole=False), Headers(3, VERSION)], "out of place", id="HEADERS inside"),
         pytest.param([raw_headers(1, BLOCK, whole=False), continuation(3, b"")], "another stream", id="other stream"),
         pytest.param([raw_headers(1, BLOCK, whole=False), *[continuation(1, PAD, False)] * 5], "too long", id="64 KiB"),
-        pytest.param([raw_headers(1, BLOCK, whole=False), *[continuation(1, b"", False)] * 512], "too long", id="512 frames"),
+        pytest.param(
+            [raw_headers(1, BLOCK, whole=False), *[continuation(1, b"", False)] * 512], "too long", id="512 frames"
+        ),
         pytest.param([Raw(1, 0x4 | 0x8, 1, b"\x09" + BLOCK[:5])], "padding", id="padding of HEADERS"),
         pytest.param([Headers(1, CREATE), Raw(0, 0x8, 1, b"\x02x")], "padding", id="padding of held DATA"),
         pytest.param([Raw(1, 0x4 | 0x20, 1, b"1234")], "too short", id="priority cut"),

@@ -56,11 +56,17 @@ def test_a5_the_front_is_asked_when_the_prefix_is_satisfied() -> None:
     play.client.sends(Headers(1, CREATE), Data(1, MESSAGE[:3]), Data(1, MESSAGE[3:-1]))
     assert play.events.calls == []
     play.client.sends(Data(1, MESSAGE[-1:]))
-    assert (play.call.message, play.call.problem, play.call.route.operation.value) == (b"the request", "", "CreateContainer")
+    assert (play.call.message, play.call.problem, play.call.route.operation.value) == (
+        b"the request",
+        "",
+        "CreateContainer",
+    )
     assert play.runtime.got() == [Headers(1, CREATE)]
 
 
-@pytest.mark.parametrize("more", [[Data(1, b"", end=True)], [END], [Data(1, b"late"), Data(1, b"r", end=True)], [Data(1, b"l"), END]])
+@pytest.mark.parametrize(
+    "more", [[Data(1, b"", end=True)], [END], [Data(1, b"late"), Data(1, b"r", end=True)], [Data(1, b"l"), END]]
+)
 def test_a5_what_comes_later_queues_behind_the_released_data(more: list[Frame]) -> None:
     play = holding(*more)
     assert play.call.release(None)
@@ -89,7 +95,9 @@ def test_a5_what_comes_after_the_release_passes_behind_it() -> None:
         pytest.param(CREATE, [Data(1, b"", end=True)], "ends inside", id="empty"),
         pytest.param(CREATE, [Data(1, b"\x02" + MESSAGE[1:])], "compressed flag", id="flag"),
         pytest.param(CREATE, [Data(1, grpc(b"x", 1))], "unknown compression", id="compression"),
-        pytest.param((*CREATE[:4], (b"content-type", b"application/grpc+json")), [Data(1, MESSAGE)], "content type", id="json"),
+        pytest.param(
+            (*CREATE[:4], (b"content-type", b"application/grpc+json")), [Data(1, MESSAGE)], "content type", id="json"
+        ),
         pytest.param(CREATE[:4], [Data(1, MESSAGE)], "content type", id="no content type"),
     ],
 )
@@ -281,7 +289,10 @@ def test_a7_what_still_comes_on_a_refused_stream_is_dropped_and_credited() -> No
     [
         ([Headers(1, REPLY), Data(1, grpc(b"")), END], Reply(True, b"")),
         ([Headers(1, ((b":status", b"103"),)), *ANSWER, END], Reply(True, b"the reply")),
-        ([Headers(1, (*REPLY, (b"grpc-encoding", b"gzip"))), Data(1, grpc(gzip.compress(b"r"), 1)), END], Reply(True, b"r")),
+        (
+            [Headers(1, (*REPLY, (b"grpc-encoding", b"gzip"))), Data(1, grpc(gzip.compress(b"r"), 1)), END],
+            Reply(True, b"r"),
+        ),
         ([Headers(1, (*REPLY, *TRAILERS), end=True)], Reply(False)),
         ([Headers(1, (*REPLY, (b"grpc-status", b"5")), end=True)], Reply(False)),
         ([*ANSWER, Headers(1, ((b"grpc-status", b"00"),), end=True)], Reply(False)),
@@ -303,7 +314,7 @@ def test_a13_success_is_status_0_and_one_message(frames: list[Frame], reply: Rep
 def test_a13_a_reply_above_the_limit_passes_and_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_module, "MESSAGE_LIMIT", 100)
     play = released()
-    frames = [Headers(1, REPLY), Data(1, grpc(bytes(200))), Data(1, bytes(300))]
+    frames: list[Frame] = [Headers(1, REPLY), Data(1, grpc(bytes(200))), Data(1, bytes(300))]
     play.runtime.sends(*frames, END)
     assert play.client.got() == frames
     assert play.call.reply == Reply(False)

@@ -33,9 +33,10 @@ from tests.cri.peer import (
 )
 
 UNAVAILABLE = refusal(14, AWAY.encode())
+NOTHING = Settings()
 
 
-def pulling(*more: Frame, settings: Settings = Settings()) -> tuple[Play, Side]:
+def pulling(*more: Frame, settings: Settings = NOTHING) -> tuple[Play, Side]:
     """Return a pair with one image call, stream 1, its HEADERS and SETTINGS exchanged."""
     play = greeted(image_apart=True)
     play.client.sends(Headers(1, PULL), *more)
@@ -89,7 +90,9 @@ def test_a10_the_clients_later_settings_go_to_the_image_service_and_rule_what_it
 
 def test_a10_its_pings_are_answered_and_acks_are_swallowed() -> None:
     play, image = pulling()
-    image.sends(Ping(b"12345678"), Ping(b"answered", ack=True), Ack(), Raw(0xEE, 0, 0, b"unknown"), Raw(2, 0, 1, bytes(5)))
+    image.sends(
+        Ping(b"12345678"), Ping(b"answered", ack=True), Ack(), Raw(0xEE, 0, 0, b"unknown"), Raw(2, 0, 1, bytes(5))
+    )
     assert image.got() == [Ping(b"12345678", ack=True)]
     assert play.client.got() == play.runtime.got() == []
 
@@ -257,7 +260,9 @@ def test_nothing_of_the_client_reaches_an_image_service_before_its_own_preface()
     assert play.client.got()[1:] == [OPENED, Headers(1, UNAVAILABLE, end=True), Reset(1, 0)]
 
 
-def test_a10_an_answer_that_waits_for_its_client_outlives_the_memory_of_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a10_an_answer_that_waits_for_its_client_outlives_the_memory_of_ended_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reader_module, "RETIRED_LIMIT", 1)
     play = Play(image_apart=True).greet(client=Settings(((4, 1),)))
     play.client.sends(*[Headers(stream, PULL, end=True) for stream in (1, 3, 5)])

@@ -1,9 +1,12 @@
-"""What just passes: header tables, paths, windows, refused requests, GOAWAY, the ends of a connection (relay-rules A1 to A4, A11)."""
+"""What just passes: header tables, paths, windows, refused requests, GOAWAY (relay-rules A1 to A4, A11)."""
+
+from functools import partial
 
 import pytest
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
 from runtimeproxy.cri import reader as reader_module
+from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.reader import AMBIGUOUS
 from runtimeproxy.errors import WireError
 from tests.cri.peer import (
@@ -18,6 +21,7 @@ from tests.cri.peer import (
     Credit,
     Data,
     Fields,
+    Frame,
     GoAway,
     Headers,
     Play,
@@ -112,7 +116,7 @@ def test_a1_a_block_that_may_yet_be_dropped_is_not_the_one_that_counts(congested
     assert play.client.got_bytes() == raw_headers(5, b"\x20" + block(TRAILERS), end=True)
 
 
-def _held_call(play: Play) -> reader_module.HeldStream:
+def _held_call(play: Play) -> HeldStream:
     play.client.sends(Headers(1, CREATE), Data(1, grpc(b"m"), end=True))
     play.call.release(None)
     return play.call
@@ -213,16 +217,25 @@ def test_a4_credit_of_a_passing_stream_passes() -> None:
 
 def test_streams_of_methods_that_nobody_has_a_stake_in_pass_both_ways() -> None:
     play = greeted()
-    play.client.sends(Headers(1, VERSION), Data(1, grpc(b"q")), Headers(1, TRAILERS, end=True), Headers(3, PULL, end=True))
+    play.client.sends(
+        Headers(1, VERSION), Data(1, grpc(b"q")), Headers(1, TRAILERS, end=True), Headers(3, PULL, end=True)
+    )
     asked = [Headers(1, VERSION), Data(1, grpc(b"q")), Headers(1, TRAILERS, end=True), Headers(3, PULL, end=True)]
     assert play.runtime.got() == asked
-    answer = [Headers(1, REPLY), Data(1, grpc(b"a")), Headers(1, TRAILERS, end=True), Headers(3, TRAILERS, end=True)]
+    answer: list[Frame] = [
+        Headers(1, REPLY),
+        Data(1, grpc(b"a")),
+        Headers(1, TRAILERS, end=True),
+        Headers(3, TRAILERS, end=True),
+    ]
     play.runtime.sends(*answer)
     assert play.client.got() == answer
     assert not play.reader.open
 
 
-@pytest.mark.parametrize("end", [Data(1, b"", True), Data(1, b"12", True), Reset(1, 8), Headers(1, TRAILERS, end=True)], ids=repr)
+@pytest.mark.parametrize(
+    "end", [Data(1, b"", True), Data(1, b"12", True), Reset(1, 8), Headers(1, TRAILERS, end=True)], ids=repr
+)
 @pytest.mark.parametrize("congested", [True, False])
 def test_a_stream_is_open_until_the_runtime_ends_it(end: Data | Reset | Headers, congested: bool) -> None:
     play = greeted()
@@ -233,6 +246,12 @@ def test_a_stream_is_open_until_the_runtime_ends_it(end: Data | Reset | Headers,
     assert play.reader.open == {3}
     play.client.sends(Reset(3, 8))
     assert not play.reader.open
+
+
+def test_before_the_ack_trailers_pass_too() -> None:
+    play = Play()
+    play.client.sends(PREFACE, Settings(), Headers(1, VERSION), Headers(1, TRAILERS, end=True))
+    assert play.runtime.got()[2:] == [Headers(1, VERSION), Headers(1, TRAILERS, end=True)]
 
 
 def test_trailers_that_come_after_the_runtime_ended_the_stream_harm_nobody() -> None:
@@ -272,9 +291,13 @@ def test_a11_a_goaway_passes_where_no_image_stream_is_above_it() -> None:
     assert play.runtime.got()[-1] == GoAway(0)
 
 
-def test_a11_a_last_id_is_raised_to_the_highest_image_stream_and_the_runtimes_streams_above_its_own_are_refused() -> None:
+def test_a11_a_last_id_is_raised_to_the_highest_image_stream_and_the_runtimes_streams_above_its_own_are_refused() -> (
+    None
+):
     play = greeted(image_apart=True)
-    play.client.sends(Headers(1, VERSION), Headers(3, VERSION), Headers(5, CREATE), Data(5, grpc(b"m")), Headers(7, PULL))
+    play.client.sends(
+        Headers(1, VERSION), Headers(3, VERSION), Headers(5, CREATE), Data(5, grpc(b"m")), Headers(7, PULL)
+    )
     play.client.got()
     ended: list[bool] = []
     play.call.on_ended = lambda: ended.append(True)
@@ -289,7 +312,7 @@ def test_a11_held_calls_above_the_last_id_are_dropped_and_their_hooks_cancelled(
     play.client.sends(Headers(1, CREATE), Data(1, grpc(b"a")), Headers(3, CREATE), Data(3, grpc(b"b")))
     ended: list[int] = []
     for call in play.events.calls:
-        call.on_ended = lambda call=call: ended.append(call.stream)
+        call.on_ended = partial(ended.append, call.stream)
     play.client.got()
     play.runtime.sends(GoAway(1))
     assert play.client.got() == [GoAway(1)]

@@ -1,4 +1,4 @@
-"""Real HTTP/2 traffic through the reader: what h2 writes on one side is what h2 reads on the other, in any split of the bytes."""
+"""Real HTTP/2 traffic through the reader: what h2 writes on one side h2 reads on the other, in any split."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -18,8 +18,11 @@ EXTRA = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=5)
 LONG = st.sampled_from([0, 0, 20_000])
 """Length of one long field: above 16,384 the block needs CONTINUATION."""
 
-CALLS = st.sampled_from([b"/runtime.v1.RuntimeService/Version", b"/a.B/C", b"/runtime.v1.RuntimeService/ListContainers"])
-BODY = st.binary(max_size=300) | st.just(b"big" * 6_000)
+CALLS = st.sampled_from(
+    [b"/runtime.v1.RuntimeService/Version", b"/a.B/C", b"/runtime.v1.RuntimeService/ListContainers"]
+)
+SIZE = st.integers(0, 300) | st.just(18_000)
+"""Length of a body: above 16,384 it needs two DATA frames."""
 
 
 @dataclass
@@ -35,7 +38,9 @@ class End:
     """An h2 connection, what it saw, and all bytes that it wrote."""
 
     def __init__(self, client: bool) -> None:
-        self.h2 = H2Connection(H2Configuration(client_side=client, header_encoding=None, validate_inbound_headers=False))
+        self.h2 = H2Connection(
+            H2Configuration(client_side=client, header_encoding=None, validate_inbound_headers=False)
+        )
         self.seen: dict[int, Seen] = defaultdict(Seen)
         self.h2.initiate_connection()
 
@@ -89,20 +94,32 @@ class Call:
     request: list[tuple[bytes, bytes, bool]]
     reply: list[tuple[bytes, bytes, bool]]
     long: int
-    body: bytes
+    size: int
     pad: int | None
     ending: str
 
+    @property
+    def body(self) -> bytes:
+        """Return the body of the request and of the reply."""
+        return bytes(at % 251 for at in range(self.size))
+
 
 CALL = st.builds(
-    Call, CALLS, EXTRA, EXTRA, LONG, BODY, st.none() | st.integers(0, 255), st.sampled_from(["data", "trailers", "reset", "late"])
+    Call,
+    CALLS,
+    EXTRA,
+    EXTRA,
+    LONG,
+    SIZE,
+    st.none() | st.integers(0, 255),
+    st.sampled_from(["data", "trailers", "reset", "late"]),
 )
-SIZES = st.lists(st.integers(1, 40) | st.integers(1, 20_000), min_size=1, max_size=8)
+SIZES = st.lists(st.integers(1, 40) | st.integers(1, 20_000), max_size=8).map(lambda sizes: [*sizes, 3_000])
 
 
 def marked(fields: list[tuple[bytes, bytes, bool]], long: int) -> list[tuple[bytes, bytes]]:
     found = [NeverIndexedHeaderTuple(name, value) if secret else (name, value) for name, value, secret in fields]
-    return [*found, (b"x-long", b"v" * long)] if long else found  # type: ignore[list-item]
+    return [*found, (b"x-long", b"v" * long)] if long else found
 
 
 def play_call(wire: Wire, call: Call, step: int) -> None:
@@ -110,8 +127,9 @@ def play_call(wire: Wire, call: Call, step: int) -> None:
     client, runtime = wire.client.h2, wire.runtime.h2
     stream = client.get_next_available_stream_id()
     head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", call.path), (b":authority", b"localhost")]
-    priority = {"priority_weight": 7, "priority_depends_on": 0} if step % 2 else {}
-    client.send_headers(stream, [*head, *marked(call.request, call.long)], **priority)
+    prioritized = step % 2 == 1 and not call.long  # h2 cannot split a block that has a priority
+    weight = 7 if prioritized else None
+    client.send_headers(stream, [*head, *marked(call.request, call.long)], priority_weight=weight)
     for at in range(0, len(call.body), 16_000):
         client.send_data(stream, call.body[at : at + 16_000], pad_length=call.pad)
     if call.ending == "trailers":
@@ -152,7 +170,9 @@ def expected(call: Call) -> tuple[Seen, Seen]:
     fields = [(bytes(name), bytes(value)) for name, value in marked(call.request, call.long)]
     reply = [(bytes(name), bytes(value)) for name, value in marked(call.reply, call.long)]
     asked = Seen([[*head, *fields]], call.body, "RST_STREAM 8" if call.ending == "late" else "END_STREAM")
-    answered = Seen([[(b":status", b"200"), *reply]], call.body, "RST_STREAM 5" if call.ending == "reset" else "END_STREAM")
+    answered = Seen(
+        [[(b":status", b"200"), *reply]], call.body, "RST_STREAM 5" if call.ending == "reset" else "END_STREAM"
+    )
     if call.ending == "trailers":
         asked.blocks.append([(b"x-trailer", b"t")])
     if call.ending != "reset":
@@ -160,7 +180,7 @@ def expected(call: Call) -> tuple[Seen, Seen]:
     return asked, answered
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(CALL, min_size=1, max_size=4), SIZES)
 def test_each_end_sees_what_the_other_sent(calls: list[Call], sizes: list[int]) -> None:
     wire = played(calls, sizes)
@@ -168,8 +188,8 @@ def test_each_end_sees_what_the_other_sent(calls: list[Call], sizes: list[int]) 
         assert (wire.runtime.seen[stream], wire.client.seen[stream]) == expected(call)
 
 
-def own(data: bytes) -> bytes:
-    """Return the frames but SETTINGS and the connection's WINDOW_UPDATEs, which are hop by hop, header blocks without 0x20."""
+def own(data: bytearray) -> bytes:
+    """Return all frames but SETTINGS and the connection's WINDOW_UPDATEs (hop by hop); blocks without their 0x20."""
     kept = []
     for frame in split(bytes(data).removeprefix(PREFACE)):
         if frame.kind == 4 or (frame.kind, frame.stream) == (8, 0):
@@ -179,26 +199,36 @@ def own(data: bytes) -> bytes:
     return b"".join(kept)
 
 
-SHORT = st.builds(Call, CALLS, EXTRA, EXTRA, st.just(0), BODY, st.none() | st.integers(0, 255), st.sampled_from(["data", "reset"]))
+SHORT = st.builds(
+    Call, CALLS, EXTRA, EXTRA, st.just(0), SIZE, st.none() | st.integers(0, 255), st.sampled_from(["data", "reset"])
+)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(SHORT, min_size=1, max_size=4), SIZES)
-def test_after_the_ack_all_frames_but_the_connections_own_are_the_very_bytes(calls: list[Call], sizes: list[int]) -> None:
+def test_after_the_ack_all_frames_but_the_connections_own_are_the_very_bytes(
+    calls: list[Call], sizes: list[int]
+) -> None:
     wire = played(calls, sizes)
     assert own(wire.out["runtime"]) == own(wire.sent["client"])
     assert own(wire.out["client"]) == own(wire.sent["runtime"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(CALL, min_size=1, max_size=4), SIZES)
 def test_the_split_does_not_change_the_output(calls: list[Call], sizes: list[int]) -> None:
     whole, pieces = played(calls, [2**20]), played(calls, sizes)
     assert whole.out == pieces.out
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.binary(max_size=300), st.none() | st.binary(max_size=300), EXTRA, SIZES, st.sampled_from(["data", "late", "trailers"]))
+@settings(max_examples=30, deadline=None)
+@given(
+    st.binary(max_size=300),
+    st.none() | st.binary(max_size=300),
+    EXTRA,
+    SIZES,
+    st.sampled_from(["data", "late", "trailers"]),
+)
 def test_a_held_call_differs_in_its_message_only(
     message: bytes, changed: bytes | None, extra: list[tuple[bytes, bytes, bool]], sizes: list[int], ending: str
 ) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.checks.pure import lacking, pure_modules, own_tests
+from scripts.checks.pure import lacking, own_tests, pure_modules
 from scripts.checks.sizes import too_long
 
 ROOT = Path(__file__).parents[2]

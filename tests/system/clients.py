@@ -83,7 +83,7 @@ def pod(name: str = "pod", **more: Any) -> cri_pb2.PodSandboxConfig:
 
 
 def container(name: str = "main", **more: Any) -> cri_pb2.ContainerConfig:
-    """Return a container's config with resources, envs, labels and annotations; ``more`` as in ``cri.container_config``."""
+    """Return the config of a container with something in every field; ``more`` as in ``cri.container_config``."""
     resources = cri_pb2.LinuxContainerResources(
         cpu_period=100000, cpu_quota=200000, cpu_shares=1024, memory_limit_in_bytes=1 << 28, oom_score_adj=999
     )

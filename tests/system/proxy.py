@@ -33,7 +33,7 @@ SIGNS_OF_A_FAULT = ("Traceback", " ERROR ", "internal error")
 
 
 class Folder:
-    """Where a proxy has its files; the runtime is expected at ``runtime``, hook servers register in ``registrations``."""
+    """Where a proxy has its files: the runtime listens at ``runtime``, hook servers register in ``registrations``."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -115,8 +115,7 @@ class ProxyProcess(Folder):
 
     def wait_until_it_listens(self, count: int = 1) -> None:
         """Wait for the line of the log that says so, which comes when registered hook servers are known."""
-        listens = lambda: self.output().count(LISTENING) >= count  # noqa: E731
-        wait_until(lambda: listens() or self.ended, "the proxy listens", self.output)
+        wait_until(lambda: self.ended or self.output().count(LISTENING) >= count, "the proxy listens", self.output)
         assert not self.ended, f"the proxy ended at once: {self.output()}"
 
     def launch(self) -> None:

@@ -222,6 +222,23 @@ def test_a_pods_new_cgroup_parent_outlives_a_restart(node: Node, client: cri.Cri
     end(client, pod_id, container_id)
 
 
+def test_a_pods_new_cgroup_parent_needs_no_plugin_at_the_create(
+    node: Node, client: cri.CriClient, scene: Scene
+) -> None:
+    pod_id = client.run_pod(scene.pod)
+    register(node, ("PreRunPodSandbox",))
+    node.proxy.stop()
+    node.proxy.start()
+    node.told()
+    container_id = client.create(pod_id, scene.container, scene.pod)
+    client.start(container_id)
+    assert node.told() == []
+    assert cgroups.read(f"{scene.parent}/{container_id}", "cpu_shares") == cgroups.expected(
+        "cpu_shares", scene.container.linux.resources.cpu_shares
+    )
+    end(client, pod_id, container_id)
+
+
 def test_hooks_change_what_was_made_before_a_restart(node: Node, client: cri.CriClient) -> None:
     pod, container = rich_pod(node.engine), rich_container()
     pod_id = client.run_pod(pod)

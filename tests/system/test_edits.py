@@ -12,7 +12,7 @@ from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
 from tests.system import clients
 from tests.system.clients import Client
-from tests.system.proxy import ProxyInside, until
+from tests.system.proxy import ProxyInside
 
 UNKNOWN_FIELD = b"\xd2\xbb\x0f\x07unknown"  # field 31418, length-delimited
 ENVS = [("B", b"1"), ("A", b"\xff\xfe not UTF-8"), ("B", b"2"), ("", b"nameless"), ("Z", b""), ("A2", b"x")]

@@ -44,12 +44,12 @@ async def test_plugins_are_asked_in_the_order_of_their_files(tmp_path: Path, run
     for name, server in servers.items():
         server.default = _noting(order, name, sets(container_envs={"WHO": name, name: "was here"}))
         inside.register(f"{name}.json", server.socket_path, [POINT])
-    async with servers["10-first"], servers["20-second"], servers["30-last"], inside as proxy:
-        async with Client(proxy.socket) as client:
-            await client.create(await client.run_pod())
+    first, second, last = servers["10-first"], servers["20-second"], servers["30-last"]
+    async with first, second, last, inside as proxy, Client(proxy.socket) as client:
+        await client.create(await client.run_pod())
     assert order == ["10-first", "20-second", "30-last"]
-    assert servers["20-second"].calls[0].request.container_envs["WHO"] == "10-first"
-    assert servers["30-last"].calls[0].request.container_envs["WHO"] == "20-second"
+    assert second.calls[0].request.container_envs["WHO"] == "10-first"
+    assert last.calls[0].request.container_envs["WHO"] == "20-second"
     assert [(env.key, env.value) for env in created(runtime).envs if env.key == "WHO"] == [("WHO", b"30-last")]
     assert {env.key for env in created(runtime).envs} == {"A", "B", "WHO", "10-first", "20-second", "30-last"}
     assert proxy.recorder.counted("hook_conflicts", hook=POINT, loser="10-first", winner="20-second") == 1
@@ -172,22 +172,27 @@ def _replace_folder(folder: Path) -> None:
     (folder / "plugin.json").write_text(_content(POINT))
 
 
+def _rename_over(folder: Path) -> None:
+    registration.write(folder, "plugin.json", _content(POINT))
+
+
+def _write_in_place(folder: Path) -> None:
+    (folder / "plugin.json").write_text(_content(POINT))
+
+
+def _remove(folder: Path) -> None:
+    (folder / "plugin.json").unlink()
+
+
 STEPS: dict[str, tuple[str | None, Step, bool]] = {
-    "comes": (None, lambda folder: (folder / "plugin.json").write_text(_content(POINT)) and None, True),
-    "renamed over": (
-        "PreStartContainer",
-        lambda folder: registration.write(folder, "plugin.json", _content(POINT)) and None,
-        True,
-    ),
-    "written in place": (
-        "PreStartContainer",
-        lambda folder: (folder / "plugin.json").write_text(_content(POINT)) and None,
-        True,
-    ),
-    "goes": (POINT, lambda folder: (folder / "plugin.json").unlink(), False),
+    "comes": (None, _write_in_place, True),
+    "renamed over": ("PreStartContainer", _rename_over, True),
+    "written in place": ("PreStartContainer", _write_in_place, True),
+    "goes": (POINT, _remove, False),
     "link is swapped": ("PreStartContainer", _link_swap, True),
     "folder is replaced": ("PreStartContainer", _replace_folder, True),
 }
+"""What the file says before, if it is there; the change; whether the plugin is registered for the point then."""
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -209,11 +214,11 @@ async def test_a_change_of_the_files_is_in_effect_within_500_ms(tmp_path: Path, 
 
 async def test_a_missing_folder_is_watched_for(tmp_path: Path, runtime: FakeRuntime) -> None:
     missing = tmp_path / "not" / "yet"
-    async with HookServer(str(tmp_path / "hooks.sock")) as hooks:
-        async with ProxyProcess(tmp_path, hookserver_config_dir=str(missing)) as proxy, Client(proxy.socket) as client:
-            pod_id = await client.run_pod()
-            missing.mkdir(parents=True)
-            registration.write(missing, "plugin.json", registration.text(hooks.socket_path, [POINT]))
-            await asyncio.to_thread(proxy.wait_for_registration, "plugin.json")
-            await client.create(pod_id)
+    proxy = ProxyProcess(tmp_path, hookserver_config_dir=str(missing))
+    async with HookServer(str(tmp_path / "hooks.sock")) as hooks, proxy, Client(proxy.socket) as client:
+        pod_id = await client.run_pod()
+        missing.mkdir(parents=True)
+        registration.write(missing, "plugin.json", registration.text(hooks.socket_path, [POINT]))
+        await asyncio.to_thread(proxy.wait_for_registration, "plugin.json")
+        await client.create(pod_id)
     assert len(hooks.calls) == 1

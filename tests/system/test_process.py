@@ -47,7 +47,12 @@ async def test_a_second_start_is_refused_and_the_first_ones_calls_go_on(tmp_path
         assert await stream.read() == b"before"
         inode = proxy.socket.stat().st_ino
         second = await asyncio.to_thread(
-            subprocess.run, proxy.command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=proxy.environment
+            subprocess.run,
+            [*proxy.command, "--log-level=info"],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS,
+            env=proxy.environment,
         )
         assert second.returncode == 1
         assert f"pid {proxy.pid}" in second.stderr

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from runtimeproxy.hookpoints import Operation
+from runtimeproxy.telemetry import CallTimes
 from tests.fakes import cri_pb2, hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
@@ -67,7 +68,21 @@ async def test_a_client_that_leaves_ends_its_hook_call(
     assert not runtime.requests("CreateContainer")
 
 
+async def test_a_refused_call_ends_at_the_runtime_and_the_connection_goes_on(
+    capture: Capture, runtime: FakeRuntime, hooks: HookServer
+) -> None:
+    hooks.on("PreRunPodSandbox", hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, "no"))
+    async with Client(capture.socket) as client:
+        await _settled(client.call("RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=clients.pod())))
+        await until(lambda: CANCEL in _resets(capture), "the runtime's stream is reset")
+        assert not runtime.received
+        hooks.on("PreRunPodSandbox", hookanswers.empty())
+        await client.run_pod()
+    assert len(capture.before.connections) == 1
+
+
 async def _settled(call: grpc.aio.UnaryUnaryCall) -> None:  # type: ignore[type-arg]
+    """Wait for the end of a call that fails."""
     assert await call.code() is not grpc.StatusCode.OK
 
 
@@ -79,7 +94,7 @@ def _resets(capture: Capture) -> set[int | None]:
 async def test_post_hooks_run_although_the_client_has_left(
     way: str, capture: Capture, runtime: FakeRuntime, hooks: HookServer
 ) -> None:
-    """The hook server still thinks about the first call when the client leaves; the second plugin is asked after it."""
+    """The hook server still thinks when the client leaves; its call is not cancelled, the next one waits for it."""
     async with Client(capture.socket) as client:
         container_id = await client.create(await client.run_pod())
         gate = asyncio.Event()
@@ -97,6 +112,24 @@ async def test_post_hooks_run_although_the_client_has_left(
             await another.call("StopContainer", cri_pb2.StopContainerRequest(container_id=container_id))
     assert not told.cancelled
     assert told.request.container_meta.id == container_id
+
+
+async def test_an_answer_that_waits_for_post_hooks_outlives_the_runtimes_connection(
+    capture: Capture, hooks: HookServer
+) -> None:
+    async with Client(capture.socket) as client:
+        container_id = await client.create(await client.run_pod())
+        gate = asyncio.Event()
+        hooks.on("PostStartContainer", _behind(gate))
+        call = asyncio.ensure_future(
+            client.call("StartContainer", cri_pb2.StartContainerRequest(container_id=container_id))
+        )
+        await asyncio.wait_for(hooks.wait_for_calls("PostStartContainer"), 20)
+        capture.behind.cut()
+        await asyncio.sleep(0.1)  # the proxy has seen the end
+        assert not call.done()
+        gate.set()
+        await call
 
 
 def _behind(gate: asyncio.Event) -> hookanswers.Answer:
@@ -155,12 +188,18 @@ async def test_the_moments_of_every_operation_are_in_order(
     await until(lambda: all(times.done for times in proxy.recorder.calls), "every call is done")
     assert [times.operation for times in proxy.recorder.calls] == [operation.value for operation in OPERATIONS]
     for times in proxy.recorder.calls:
-        assert times.released is not None and times.answered is not None and times.done is not None
-        assert times.held <= times.released <= times.answered <= times.done
+        moments = _moments(times)
+        assert moments == sorted(moments)
         assert times.outcome == "agreed"
-    start = proxy.recorder.calls[2]
-    assert start.released and start.answered and start.done
+    held, released, answered, done = _moments(proxy.recorder.calls[2])
     # A timer may ring a moment early, by the resolution of the clock.
-    assert start.released - start.held > hook_seconds * 0.9
-    assert start.answered - start.released > runtime_seconds * 0.9
-    assert start.done - start.answered > hook_seconds * 0.9
+    assert released - held > hook_seconds * 0.9
+    assert answered - released > runtime_seconds * 0.9
+    assert done - answered > hook_seconds * 0.9
+
+
+def _moments(times: CallTimes) -> list[float]:
+    """Return held, released, answered and done, all of which must be there."""
+    found = [moment for moment in (times.held, times.released, times.answered, times.done) if moment is not None]
+    assert len(found) == 4
+    return found

@@ -1,6 +1,8 @@
 """No log line holds a value of a request, and nothing heavy is loaded without need."""
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -8,12 +10,12 @@ import pytest
 
 from runtimeproxy.hookapi import api_pb2
 from tests.engines import cri
-from tests.fakes import cri_pb2, hookanswers
+from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.system import clients
 from tests.system.clients import Client
-from tests.system.proxy import ProxyProcess
+from tests.system.proxy import ProxyInside, ProxyProcess
 
 CANARY = "canary-7f3a91"
 RESPONSE = api_pb2.ContainerResourceHookResponse
@@ -40,23 +42,51 @@ def _plant(response: object) -> None:
         response.labels["hooked"] = CANARY
 
 
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
+    async with FakeRuntime(str(tmp_path / "runtime.sock")) as fake:
+        yield fake
+
+
+@pytest.fixture
+async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
+    async with HookServer(str(tmp_path / "hooks.sock")) as server:
+        yield server
+
+
+async def test_no_line_holds_a_value(
+    tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every line is looked at, also those that the log's limit of lines of a kind would leave out."""
+    caplog.set_level(logging.DEBUG, logger="runtimeproxy")
+    proxy = ProxyInside(tmp_path)
+    proxy.register("plugin.json", hooks.socket_path, timeout="200ms")
+    async with proxy, Client(proxy.socket) as client:
+        await _all_there_is(client, runtime, hooks)
+        failures = proxy.recorder.total("hook_failures")
+    assert failures > len(ANSWERS)
+    assert caplog.text.count("'plugin'") == failures
+    assert CANARY not in caplog.text
+
+
 @pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_no_value_is_logged(tmp_path: Path, log_format: str) -> None:
-    async with (
-        FakeRuntime(str(tmp_path / "runtime.sock")) as runtime,
-        HookServer(str(tmp_path / "hooks.sock")) as hooks,
-    ):
-        proxy = ProxyProcess(tmp_path, log_format=log_format)
-        proxy.register("plugin.json", hooks.socket_path, timeout="200ms")
-        async with proxy, Client(proxy.socket) as client:
-            for name, answer in ANSWERS.items():
-                hooks.default = answer
-                await _life_of_a_pod(client, name)
-            await _failing_calls(client, runtime)
-        assert {call.point.name for call in hooks.calls} >= {"PreRunPodSandbox", "PostStartContainer"}
-        assert any(CANARY.encode() in call.message for call in hooks.calls)
-    assert proxy.output().count("plugin.json") >= 1
+async def test_stderr_holds_no_value(tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, log_format: str) -> None:
+    proxy = ProxyProcess(tmp_path, log_format=log_format)
+    proxy.register("plugin.json", hooks.socket_path, timeout="200ms")
+    async with proxy, Client(proxy.socket) as client:
+        await _all_there_is(client, runtime, hooks)
+    assert "'plugin'" in proxy.output()
     assert CANARY not in proxy.output()
+
+
+async def _all_there_is(client: Client, runtime: FakeRuntime, hooks: HookServer) -> None:
+    """Make every held call with every answer of the hook server, and calls that fail in other ways."""
+    for name, answer in ANSWERS.items():
+        hooks.default = answer
+        await _life_of_a_pod(client, name)
+    await _failing_calls(client, runtime)
+    assert {call.point.name for call in hooks.calls} == set(registration.ALL_POINTS)
+    assert sum(CANARY.encode() in call.message for call in hooks.calls) > len(ANSWERS)
 
 
 async def _life_of_a_pod(client: Client, name: str) -> None:
@@ -98,15 +128,14 @@ async def _tried(client: Client, method: str, request: object, **more: object) -
         return b""
 
 
-async def test_neither_aiohttp_nor_grpcio_is_loaded(tmp_path: Path) -> None:
+async def test_neither_aiohttp_nor_grpcio_is_loaded(tmp_path: Path, runtime: FakeRuntime, hooks: HookServer) -> None:
     """They are several times the proxy's own memory: what a running proxy needs is its own relay and client."""
-    async with FakeRuntime(str(tmp_path / "runtime.sock")), HookServer(str(tmp_path / "hooks.sock")) as hooks:
-        proxy = ProxyProcess(tmp_path)
-        proxy.register("plugin.json", hooks.socket_path)
-        async with proxy, Client(proxy.socket) as client:
-            await _life_of_a_pod(client, "pod")
-            await _tried(client, "StopContainer", b"\x0a\x07missing")  # the runtime is asked for its state
-            maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
+    proxy = ProxyProcess(tmp_path)
+    proxy.register("plugin.json", hooks.socket_path)
+    async with proxy, Client(proxy.socket) as client:
+        await _life_of_a_pod(client, "pod")
+        await _tried(client, "StopContainer", b"\x0a\x07missing")  # the runtime is asked for its state
+        maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
     assert len(hooks.calls) == 7
     assert "uvloop" in maps  # so a library's compiled part is seen in this list
     assert "grpc/_cython" not in maps

@@ -98,12 +98,11 @@ async def test_both_sides_see_the_same_streams(tmp_path: Path, client: str, vers
 
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_blocks_are_the_same_bytes_once_the_settings_are_acknowledged(tmp_path: Path, client: str) -> None:
-    async with captured(tmp_path) as (_, _, capture):
-        async with CLIENTS[client](capture.socket) as call:
-            await call("/warm.Up/Call", b"")
-            before = capture.sides().requests[0].keys()
-            await kubelets_calls(call, cri.V1)
-            await until(lambda: capture.sides().equal, "both sides have seen the same streams")
+    async with captured(tmp_path) as (_, _, capture), CLIENTS[client](capture.socket) as call:
+        await call("/warm.Up/Call", b"")
+        before = capture.sides().requests[0].keys()
+        await kubelets_calls(call, cri.V1)
+        await until(lambda: capture.sides().equal, "both sides have seen the same streams")
     sides = capture.sides()
     for ours, theirs in (sides.requests, sides.replies):
         later = {key: half.blocks for key, half in ours.items() if key not in before}
