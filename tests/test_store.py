@@ -47,8 +47,9 @@ def test_records_are_found_by_their_exact_id(store: Store) -> None:
 
 
 def test_a_later_commit_replaces_the_record(store: Store) -> None:
-    store.commit(Subject(pod("p1", "renamed"), container("c1", "p1", "other")))
-    assert store.pod("p1") == pod("p1", "renamed")
+    store.commit(Subject(pod("p1", "renamed")))
+    store.commit(Subject(pod("p1", "an older value"), container("c1", "p1", "other")))
+    assert store.pod("p1") == pod("p1", "renamed"), "a container's commit leaves a known pod alone"
     assert store.container("c1") == container("c1", "p1", "other")
     assert store.counts() == (2, 3)
 

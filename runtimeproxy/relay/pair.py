@@ -29,7 +29,7 @@ class Flow(Protocol):
         """Take the client's EOF."""
 
     def backend_ended(self) -> bool:
-        """Take the backend's EOF. Returns True if bytes for the client are still to come; ``Pair.backend_done`` ends it."""
+        """Take the backend's EOF. True if bytes for the client are still to come: ``Pair.backend_done`` follows."""
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         """Return what is to be sent to the client and to the backend; the pair empties the lists."""

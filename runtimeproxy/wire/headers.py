@@ -21,7 +21,7 @@ Header = tuple[bytes, bytes]
 T = TypeVar("T")
 
 SIZE_UPDATE_TO_ZERO = b"\x20"
-REMEMBERED_BLOCK_BYTES = 512
+REMEMBERED_BYTES = 512
 
 _STATIC: tuple[Header, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _STATIC_LAST = 61
@@ -34,24 +34,24 @@ class AmbiguousPath(WireError):
     """A request has no :path, or two."""
 
 
-@lru_cache(maxsize=1024)
+def _remembered(function: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """Remember the results for the 1,024 latest short inputs: peers repeat theirs, and working them out costs more."""
+    remembered = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def call(octets: bytes) -> T:
+        return remembered(octets) if len(octets) <= REMEMBERED_BYTES else function(octets)
+
+    return call
+
+
+@_remembered
 def unhuffman(encoded: bytes) -> bytes:
-    """Decode a Huffman string; the 1,024 latest stay cached. Raises WireError."""
+    """Decode a Huffman string. Raises WireError."""
     try:
         return decode_huffman(encoded)
     except HPACKDecodingError:
         raise WireError("broken Huffman string in a header block") from None
-
-
-def _remembered(function: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Remember the results for the 1,024 latest short blocks: peers repeat theirs, and a walk costs more."""
-    remembered = lru_cache(maxsize=1024)(function)
-
-    @wraps(function)
-    def call(block: bytes) -> T:
-        return remembered(block) if len(block) <= REMEMBERED_BLOCK_BYTES else function(block)
-
-    return call
 
 
 @_remembered

@@ -82,6 +82,8 @@ def test_a8_what_is_longer_than_the_whole_connection_window_is_split() -> None:
 
 def test_a8_trailers_stay_behind_their_streams_data_and_pings_overtake() -> None:
     play = greeted()
+    play.runtime.sends(Headers(1, REPLY))
+    play.client.got()
     play.runtime.sends(*[Data(1, bytes(16_383))] * 4, Data(1, b"abc" * 10), Headers(1, TRAILERS, end=True))
     play.runtime.sends(Headers(3, TRAILERS, end=True), Ping(b"overtake"))
     assert play.client.got()[5:] == [Headers(3, TRAILERS, end=True), Ping(b"overtake")]
@@ -96,6 +98,15 @@ def test_a8_a_reset_overtakes_and_what_waited_is_credited() -> None:
     play.client.sends(Reset(1, 8))
     assert play.runtime.got() == [Reset(1, 8)]
     assert play.client.got() == [Credit(0, 17 * 16_383)]
+
+
+def test_a8_nothing_more_reaches_a_peer_that_has_reset_the_stream() -> None:
+    play = greeted()
+    play.client.sends(Headers(1, VERSION))
+    play.runtime.sends(*[Data(1, bytes(16_384))] * 5)
+    play.client.got()
+    play.client.sends(Reset(1, 8), Credit(0, 2**20))
+    assert play.client.got() == []
 
 
 def test_a8_a_reset_without_an_error_waits_behind_the_whole_answer() -> None:
@@ -286,7 +297,7 @@ def test_frames_without_cost_wait_in_bounded_numbers() -> None:
 
 def test_the_reserved_bit_of_a_stream_id_hides_nothing() -> None:
     play = greeted()
-    play.client.sends(Raw(1, 0x4, 0x8000_0001, block(CREATE)), Raw(0, 0x1, 0x8000_0001, b"\x00\x00\x00\x00\x01m"))
+    play.client.sends(Raw(1, 0x4, 0x8000_0001, block(CREATE)), Raw(0, 0x1, 1, b"\x00\x00\x00\x00\x01m"))
     assert play.call.message == b"m"
 
 

@@ -235,6 +235,20 @@ def test_a6_reply_frames_that_come_before_the_release_wait_for_it() -> None:
     assert play.client.got() == [Headers(1, REPLY), Data(1, b"early", pad=1)]
 
 
+def test_a6_data_that_wait_for_the_release_are_credited_at_once() -> None:
+    play = holding()
+    play.runtime.sends(*[Data(1, bytes(16_384))] * 16)
+    assert play.runtime.got() == [Credit(0, 2**18)]
+
+
+def test_a6_what_waits_for_a_client_that_cancels_is_dropped() -> None:
+    play = released()
+    play.runtime.sends(*[Data(1, bytes(16_384))] * 5)
+    play.client.got()
+    play.client.sends(Reset(1, 8), Credit(0, 2**20))
+    assert play.client.got() == []
+
+
 def test_a6_a_reply_obeys_the_clients_connection_window_and_is_credited_when_it_has_left() -> None:
     play = released()
     play.runtime.sends(Headers(1, REPLY), *[Data(1, bytes(16_384))] * 16)

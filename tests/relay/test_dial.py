@@ -1,4 +1,4 @@
-"""Connecting: what is returned is a connection, a full backlog is waited for, nobody there is told at once (relay-rules A12)."""
+"""Connecting: a connection is one, a full backlog is waited for, nobody there is told at once (relay-rules A12)."""
 
 import asyncio
 import socket

@@ -103,13 +103,15 @@ async def test_what_the_socket_does_not_take_waits_in_order(sockets: tuple[socke
     sent = bytes(range(256)) * 8192
     endpoint.write(sent)
     endpoint.write(b"tail")
-    assert endpoint.waiting > HIGH_WATER and endpoint.slow
+    assert endpoint.waiting > HIGH_WATER
+    assert endpoint.slow
     got = bytearray()
     while len(got) < len(sent) + 4:
         got += read_all(far)
         await asyncio.sleep(0)
     assert got == sent + b"tail"
-    assert endpoint.waiting == 0 and not endpoint.slow
+    assert endpoint.waiting == 0
+    assert not endpoint.slow
     assert listener.drains == 1, "told once, when few enough bytes wait"
     endpoint.close()
 
@@ -181,4 +183,4 @@ async def test_closing_with_bytes_waiting_leaves_no_callback(sockets: tuple[sock
     endpoint.resume()
     read_all(far)
     await asyncio.sleep(TICK_SECONDS)
-    assert listener.drains == 0 and listener.ends == 0
+    assert (listener.drains, listener.ends) == (0, 0)
