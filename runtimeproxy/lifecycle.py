@@ -95,6 +95,8 @@ class Lifecycle:
         end = self._clock() + seconds
         subject: Subject | None = None
         try:
+            if self._nobody_asked(call):
+                return call.subject(self.store), NO_ADJUSTMENT
             async with asyncio.timeout(seconds + HOLD_GRACE_SECONDS):
                 async with self._turns.turn(call.order_key(), seconds):
                     subject = await self._subject(call)
@@ -113,6 +115,11 @@ class Lifecycle:
             self._internal(call, error)
             self._failed(call, subject, Reason.INTERNAL, type(error).__name__)
         return subject, NO_ADJUSTMENT
+
+    def _nobody_asked(self, call: Call) -> bool:
+        """Tell whether there is nobody to ask about a call and no earlier one to wait for."""
+        wanted = self._dispatcher.registered(hookpoints.concerned(call.operation))
+        return not wanted and self._turns.free(call.order_key())
 
     def _budget(self, call: Call) -> float:
         """Return the seconds for hooks: never more than half of what is left of the caller's deadline."""

@@ -111,8 +111,8 @@ class Direction(ABC):
                 return
             data = bytes(self._buffer)
             self._buffer.clear()
-        at = self._continue_cut(data) if self._cut else 0
-        start, end = at, len(data)
+        at, start = self._continue_cut(data) if self._cut else (0, 0)
+        end = len(data)
         sink, streams = self.sink, self.streams
         self._need = http2.HEAD_BYTES
         while end - at >= http2.HEAD_BYTES:
@@ -120,7 +120,7 @@ class Direction(ABC):
             stream &= http2.MAX_STREAM_ID
             length = high << 8 | low
             after = at + http2.HEAD_BYTES + length
-            if kind == http2.DATA and self._passes_data(stream, length, flags):
+            if kind == http2.DATA and stream not in streams and self._passes_data(stream, length, flags):
                 if after > end:
                     self._cut = after - end
                     at = end
@@ -142,18 +142,27 @@ class Direction(ABC):
         if start < at:
             sink.out.append(data[start:at])
             sink.cut_through = self._cut > 0
-        self._buffer += data[at:]
+        if at < end:
+            self._buffer += data[at:]
 
-    def _continue_cut(self, data: bytes) -> int:
+    def _continue_cut(self, data: bytes) -> tuple[int, int]:
+        """Return where the next frame starts, and where what has not left yet starts.
+
+        That is 0 unless something goes in between: then one slice takes the rest of the frame and what follows it.
+        """
         size = min(self._cut, len(data))
-        self.sink.out.append(data[:size])
         self._cut -= size
-        if not self._cut:
-            self.sink.boundary()
-        return size
+        if self._cut:
+            return size, 0
+        if not self.sink.waiting:
+            self.sink.cut_through = False
+            return size, 0
+        self.sink.out.append(data[:size])
+        self.sink.boundary()
+        return size, size
 
     def _check_frame(self, kind: int, length: int) -> None:
-        if length > self.sink.max_frame:
+        if length > self.sink.frame_limit:
             raise WireError("frame is longer than the receiver allows")
         if (self._block is None) == (kind == http2.CONTINUATION):
             raise WireError("CONTINUATION out of place")
@@ -165,13 +174,12 @@ class Direction(ABC):
     def _passes_data(self, stream: int, length: int, flags: int) -> bool:
         """Tell whether a DATA frame is cut through, and account for it (relay-rules A3, A8)."""
         sink = self.sink
-        if stream in self.streams or length > sink.window or length > sink.max_frame or sink.congested:
+        if length > sink.window or length > sink.frame_limit or sink.congested:
             return False
         if self._block is not None or not self._settings_seen:
             return False
         sink.window -= length
-        self.source.received(length)
-        self.source.credit(length)
+        self.source.relayed(length)
         if flags & http2.END_STREAM:
             self.ended(stream)
         return True

@@ -112,6 +112,8 @@ class Connection:
         self._front = front
         self._images: set[ImageConnection] = set()
         self._runtime_gone = False
+        self._stepped = False
+        """True once bytes moved a held call on: its task has something to send next."""
         self.reader = Reader(self, front.held_bytes, front.image_apart)
         self.pair = Pair(front.loop, client, backend, self)
 
@@ -121,14 +123,18 @@ class Connection:
         """Return the outlets' lists."""
         return self.reader.client_out.out, self.reader.runtime_out.out
 
-    def client_bytes(self, data: bytes) -> None:
+    def client_bytes(self, data: bytes) -> bool:
         """Read the client's bytes."""
+        self._stepped = False
         self.reader.from_client.feed(data)
         self._write_images()
+        return self._stepped
 
-    def backend_bytes(self, data: bytes) -> None:
+    def backend_bytes(self, data: bytes) -> bool:
         """Read the runtime's bytes."""
+        self._stepped = False
         self.reader.from_runtime.feed(data)
+        return self._stepped
 
     def client_ended(self) -> None:
         """Drop calls not yet released."""
@@ -150,11 +156,16 @@ class Connection:
 
     def held(self, stream: HeldStream) -> None:
         """Run the call in a task of the lifecycle."""
+        self._stepped = True
         front = self._front
         call = KINDS[stream.route.operation](stream, front.backend, front.loop)
         task = front.loop.create_task(front.lifecycle.run(call), name=stream.route.operation.value)
         stream.on_ended = task.cancel
         front.keep(task)
+
+    def settled(self, stream: HeldStream) -> None:
+        """Know that the call's task goes on."""
+        self._stepped = True
 
     def ambiguous(self) -> bool:
         """Refuse what cannot be read if any plugin has policy Fail."""

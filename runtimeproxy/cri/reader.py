@@ -31,6 +31,9 @@ class Events(Protocol):
     def held(self, stream: HeldStream) -> None:
         """Take a call whose request is whole, or cannot be read (``problem``)."""
 
+    def settled(self, stream: HeldStream) -> None:
+        """Take that a call has its reply."""
+
     def ambiguous(self) -> bool:
         """Tell whether a request without exactly one :path may pass."""
 
@@ -65,6 +68,10 @@ class Reader:
     def held(self) -> list[HeldStream]:
         """List the held calls of the connection."""
         return [stream for stream in self.streams.values() if isinstance(stream, HeldStream)]
+
+    def reply_settled(self, held: HeldStream) -> None:
+        """Tell the front that a held call has its reply."""
+        self.events.settled(held)
 
     def request_whole(self, held: HeldStream) -> None:
         """Hand a held call to the front."""

@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 class Flow(Protocol):
     """What reads the bytes of a pair."""
 
-    def client_bytes(self, data: bytes) -> None:
-        """Take the client's bytes. Raises WireError."""
+    def client_bytes(self, data: bytes) -> bool:
+        """Take the client's bytes; True if more to send follows within this turn of the loop. Raises WireError."""
 
-    def backend_bytes(self, data: bytes) -> None:
-        """Take the backend's bytes. Raises WireError."""
+    def backend_bytes(self, data: bytes) -> bool:
+        """Take the backend's bytes; True if more to send follows within this turn of the loop. Raises WireError."""
 
     def client_ended(self) -> None:
         """Take the client's EOF."""
@@ -47,6 +47,7 @@ class Pair:
         self._client = Endpoint(loop, client, self)
         self._backend = Endpoint(loop, backend, self)
         self._flow = flow
+        self._loop = loop
         self._to_client, self._to_backend = flow.outputs()
         self._backend_ended = False
         self._closed = False
@@ -55,18 +56,19 @@ class Pair:
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
         """Hand bytes to the flow and send what it gives."""
+        take = self._flow.client_bytes if endpoint is self._client else self._flow.backend_bytes
         try:
-            if endpoint is self._client:
-                self._flow.client_bytes(data)
-            else:
-                self._flow.backend_bytes(data)
+            follows = take(data)
         except WireError as error:
             side = "client" if endpoint is self._client else "runtime"
             log.warning("connection closed: the %s broke the protocol: %s", side, error)
             self.flush()
             self.close()
             return
-        self.flush()
+        if follows:
+            self._loop.call_soon(self.flush)  # one write takes it all
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """Send what the flow has for both sides."""

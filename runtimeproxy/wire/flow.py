@@ -31,6 +31,7 @@ class Outlet:
         "_started",
         "_stream_windows",
         "cut_through",
+        "frame_limit",
         "initial_window",
         "max_frame",
         "out",
@@ -45,6 +46,9 @@ class Outlet:
         """What the peer still takes on the connection."""
         self.initial_window = http2.DEFAULT_WINDOW
         self.max_frame = http2.DEFAULT_FRAME_SIZE
+        """Longest frame that we send the peer."""
+        self.frame_limit = http2.DEFAULT_FRAME_SIZE
+        """Longest frame that may be on its way to the peer: the most that it ever allowed."""
         self.cut_through = False
         """True while a DATA frame is only partly written."""
         self.outstanding = 0
@@ -80,6 +84,11 @@ class Outlet:
         if self._started and not self.cut_through:
             self.out += self._between
             self._between.clear()
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether anything is to be put in at the next frame boundary."""
+        return bool(self._between or self._queues)
 
     @property
     def congested(self) -> bool:
@@ -132,6 +141,7 @@ class Outlet:
         for identifier, value in entries:
             if identifier == http2.MAX_FRAME_SIZE:
                 self.max_frame = value
+                self.frame_limit = max(self.frame_limit, value)
             elif identifier == http2.INITIAL_WINDOW_SIZE:
                 for stream in self._stream_windows:
                     self._stream_windows[stream] = _grown(self._stream_windows[stream], value - self.initial_window)
@@ -200,6 +210,15 @@ class Outlet:
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
             raise WireError("DATA above the connection window")
+
+    def relayed(self, length: int) -> None:
+        """Count DATA that the peer sent and that leaves at once. Raises WireError if it had no credit for it."""
+        self.outstanding += length
+        if self.outstanding > PAIR_WINDOW:
+            raise WireError("DATA above the connection window")
+        self._owed += length
+        if self._owed >= CREDIT_STEP:
+            self.credit(0)
 
     def credit(self, length: int) -> None:
         """Give credit back for DATA that has left, was held or dropped; coalesced."""

@@ -80,10 +80,15 @@ def find_path(block: bytes) -> bytes:
 
 def read(block: bytes) -> list[Header]:
     """Return the (name, value) pairs of a block in order. Raises WireError if it does not stand alone."""
-    return [
+    return list(_pairs(block))
+
+
+@_remembered
+def _pairs(block: bytes) -> tuple[Header, ...]:
+    return tuple(
         (_STATIC[index][0] if name is None else _text(name), _STATIC[index][1] if value is None else _text(value))
         for index, name, value in _walk(block)
-    ]
+    )
 
 
 _String = tuple[bool, bytes]

@@ -280,6 +280,7 @@ class FakeEvents:
 
     def __init__(self) -> None:
         self.calls: list[HeldStream] = []
+        self.settled_calls: list[HeldStream] = []
         self.links: list[ImageLink] = []
         self.wakes = 0
         self.may_pass = True
@@ -288,6 +289,10 @@ class FakeEvents:
     def held(self, stream: HeldStream) -> None:
         """Keep the call."""
         self.calls.append(stream)
+
+    def settled(self, stream: HeldStream) -> None:
+        """Keep the call."""
+        self.settled_calls.append(stream)
 
     def ambiguous(self) -> bool:
         """Answer as set."""

@@ -24,16 +24,18 @@ class Copy:
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         return self.to_client, self.to_backend
 
-    def client_bytes(self, data: bytes) -> None:
+    def client_bytes(self, data: bytes) -> bool:
         if data == b"nonsense":
             raise WireError("nonsense")
         self.to_backend += [data[:1], data[1:]] if len(data) > 1 else [data]
+        return data == b"more follows"
 
-    def backend_bytes(self, data: bytes) -> None:
+    def backend_bytes(self, data: bytes) -> bool:
         if data == b"nonsense":
             self.to_client.append(b"last words")
             raise WireError("nonsense")
         self.to_client.append(data)
+        return False
 
     def client_ended(self) -> None:
         self.events.append("client ended")
@@ -87,6 +89,11 @@ async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
     assert await rig.read(rig.client) == b""
     await rig.until("closed")
     assert rig.flow.events == ["client ended", "backend ended", "closed"]
+
+
+async def test_what_follows_within_the_turn_goes_out_in_one_write(rig: Rig) -> None:
+    rig.client.send(b"more follows")
+    assert await rig.read(rig.backend) == b"more follows"
 
 
 async def test_an_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:

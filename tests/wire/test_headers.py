@@ -140,15 +140,21 @@ def test_broken_huffman_is_refused_where_it_is_read_only() -> None:
         headers.read(block)
 
 
-def test_the_huffman_cache_keeps_the_latest_1024() -> None:
-    headers.unhuffman.cache_clear()
+def test_the_latest_1024_huffman_strings_are_remembered() -> None:
+    """What is remembered comes back as the same object."""
     texts = [huffman(f"/runtime.v1.RuntimeService/Method{number}".encode()) for number in range(1025)]
-    for text in texts:
-        headers.unhuffman(text)
-    assert headers.unhuffman.cache_info().currsize == 1024
-    headers.unhuffman(texts[-1])
-    headers.unhuffman(texts[0])
-    assert headers.unhuffman.cache_info()[:2] == (1, 1026)
+    first = headers.unhuffman(texts[0])
+    assert headers.unhuffman(texts[0]) is first
+    decoded = [headers.unhuffman(text) for text in texts[1:]]
+    assert headers.unhuffman(texts[-1]) is decoded[-1]
+    again = headers.unhuffman(texts[0])
+    assert again == first
+    assert again is not first, "1,024 later ones took its place"
+
+
+def test_long_huffman_strings_are_not_remembered() -> None:
+    long = huffman(b"x" * 2 * headers.REMEMBERED_BYTES)
+    assert headers.unhuffman(long) is not headers.unhuffman(long)
 
 
 # ---- the path
