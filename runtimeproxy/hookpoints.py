@@ -13,6 +13,8 @@ from enum import Enum
 class Operation(Enum):
     """The runtime calls that are held; values are CRI's method names."""
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is slow, and this is on the path of every call
+
     RUN_POD_SANDBOX = "RunPodSandbox"
     STOP_POD_SANDBOX = "StopPodSandbox"
     REMOVE_POD_SANDBOX = "RemovePodSandbox"
@@ -27,6 +29,8 @@ class Operation(Enum):
 class Stage(Enum):
     """Pre: before the request goes to the runtime. Post: after the runtime agreed."""
 
+    __hash__ = object.__hash__
+
     PRE = "Pre"
     POST = "Post"
 
@@ -34,12 +38,16 @@ class Stage(Enum):
 class SubjectKind(Enum):
     """What the hook request of a point is about."""
 
+    __hash__ = object.__hash__
+
     POD = "pod"
     CONTAINER = "container"
 
 
 class Part(Enum):
     """The parts of a request that an answer can change."""
+
+    __hash__ = object.__hash__
 
     LABELS = "labels"
     ANNOTATIONS = "annotations"
@@ -105,6 +113,11 @@ _BY_OPERATION = {(point.operation, point.stage): point for point in HOOK_POINTS}
 # What PreRunPodSandbox changed of the cgroup parent goes into the creates of the pod's containers (hook-api).
 _ALSO = {Operation.CREATE_CONTAINER: (BY_NAME["PreRunPodSandbox"],)}
 
+_CONCERNED = {
+    operation: tuple(point for point in HOOK_POINTS if point.operation is operation) + _ALSO.get(operation, ())
+    for operation in Operation
+}
+
 
 def find(operation: Operation, stage: Stage) -> HookPoint | None:
     """Return the hook point of an operation at a stage, or None if it has none."""
@@ -113,5 +126,4 @@ def find(operation: Operation, stage: Stage) -> HookPoint | None:
 
 def concerned(operation: Operation) -> tuple[HookPoint, ...]:
     """Return the hook points for whose sake the subject of an operation must be known."""
-    own = (find(operation, stage) for stage in Stage)
-    return tuple(point for point in own if point is not None) + _ALSO.get(operation, ())
+    return _CONCERNED[operation]

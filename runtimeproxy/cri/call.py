@@ -168,9 +168,9 @@ class RunPodCall(CriCall):
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        pod_id = translate.read_id(reply.message)
-        effective = applied(HookRequest(subject.pod.effective), adjustment).pod
-        return Subject(PodRecord(replace(subject.pod.original, id=pod_id), replace(effective, id=pod_id)))
+        original = replace(subject.pod.original, id=translate.read_id(reply.message))
+        effective = applied(HookRequest(original), adjustment).pod if adjustment else original
+        return Subject(PodRecord(original, effective))
 
 
 class CreateCall(CriCall):
@@ -217,13 +217,11 @@ class CreateCall(CriCall):
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        container_id = translate.read_id(reply.message)
-        effective = applied(self.hook_request(subject), adjustment).container
+        original = replace(_container(subject).original, id=translate.read_id(reply.message))
+        request = HookRequest(subject.pod.effective, original)
+        effective = applied(request, adjustment).container if adjustment else original
         assert effective is not None
-        original = _container(subject).original
-        return Subject(
-            subject.pod, ContainerRecord(replace(original, id=container_id), replace(effective, id=container_id))
-        )
+        return Subject(subject.pod, ContainerRecord(original, effective))
 
 
 class ContainerCall(CriCall):

@@ -17,6 +17,11 @@ from runtimeproxy.wire.flow import Outlet
 BLOCK_LIMIT = 65_536
 """Longest header block in bytes, and in frames: a block must not grow without bound (facts/reliability X1)."""
 BLOCK_FRAMES_LIMIT = 512
+KNOWN_BLOCKS = 1_024
+KNOWN_BLOCK_BYTES = 512
+"""How many header blocks that pass are remembered a direction, and how long they may be."""
+
+_SHAPE = http2.END_HEADERS | http2.PADDED | http2.PRIORITY_FLAG
 
 
 class Stream(Protocol):
@@ -92,6 +97,9 @@ class Direction(ABC):
         self._cut = 0
         self._block: HeaderBlock | None = None
         self._settings_seen = False
+        self._known: set[bytes] = set()
+        self._orderly = False
+        """True where any frame but CONTINUATION may come: after the first SETTINGS, outside a header block."""
         self._handlers: dict[int, Callable[[int, int, bytes, bytes], None]] = {
             http2.DATA: self._data,
             http2.HEADERS: self._header_frame,
@@ -113,14 +121,15 @@ class Direction(ABC):
             self._buffer.clear()
         at, start = self._continue_cut(data) if self._cut else (0, 0)
         end = len(data)
-        sink, streams = self.sink, self.streams
+        sink, streams, read_head = self.sink, self.streams, http2.read_head
         self._need = http2.HEAD_BYTES
         while end - at >= http2.HEAD_BYTES:
-            high, low, kind, flags, stream = http2.read_head(data, at)
+            high, low, kind, flags, stream = read_head(data, at)
             stream &= http2.MAX_STREAM_ID
             length = high << 8 | low
             after = at + http2.HEAD_BYTES + length
-            if kind == http2.DATA and stream not in streams and self._passes_data(stream, length, flags):
+            nobodys = self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit
+            if nobodys and self._passes(kind, flags, stream, data, after - length, after):
                 if after > end:
                     self._cut = after - end
                     at = end
@@ -131,9 +140,6 @@ class Direction(ABC):
             if after > end:
                 self._need = after - at
                 break
-            if stream not in streams and self._passes(kind, flags, stream, data, at + http2.HEAD_BYTES, after):
-                at = after
-                continue
             if start < at:
                 sink.out.append(data[start:at])
             frame = data[at:after]
@@ -171,30 +177,38 @@ class Direction(ABC):
 
     # Frames that nobody has a stake in.
 
-    def _passes_data(self, stream: int, length: int, flags: int) -> bool:
-        """Tell whether a DATA frame is cut through, and account for it (relay-rules A3, A8)."""
-        sink = self.sink
-        if length > sink.window or length > sink.frame_limit or sink.congested:
-            return False
-        if self._block is not None or not self._settings_seen:
-            return False
-        sink.window -= length
-        self.source.relayed(length)
-        if flags & http2.END_STREAM:
-            self.ended(stream)
-        return True
-
     def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> bool:
-        """Tell whether a frame of no special stream goes on as it is."""
+        """Tell whether a frame goes on as it is: whole, or as DATA that is cut through (relay-rules A3, A8)."""
+        if kind == http2.DATA:
+            length = after - at
+            if length > self.sink.window:
+                return False
+            self.sink.window -= length
+            self.source.relayed(length)
+            if flags & http2.END_STREAM:
+                self.ended(stream)
+            return True
+        if after > len(data):
+            return False
         if kind == http2.HEADERS:
-            if flags & http2.PADDED or flags & http2.PRIORITY_FLAG or not flags & http2.END_HEADERS:
+            if flags & _SHAPE != http2.END_HEADERS or not self.blocks.standalone:
                 return False
-            if not self.blocks.standalone or self.sink.congested or after - at > BLOCK_LIMIT:
-                return False
-            return self.passes_block(stream, data[at:after], bool(flags & http2.END_STREAM))
+            block = data[at:after]
+            end = bool(flags & http2.END_STREAM)
+            if block in self._known:
+                self.passed(stream, end)
+                return True
+            return len(block) <= BLOCK_LIMIT and self.passes_block(stream, block, end)
         if kind == http2.WINDOW_UPDATE:
             return stream != 0 and after - at == 4
         return kind not in self._handlers
+
+    def remember(self, block: bytes) -> None:
+        """Remember a block that passes whatever stream it is on: peers repeat theirs, and walking costs more."""
+        if len(block) <= KNOWN_BLOCK_BYTES:
+            if len(self._known) == KNOWN_BLOCKS:
+                self._known.clear()
+            self._known.add(block)
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         """PRIORITY, PING and unknown types pass, also on special streams."""
@@ -216,6 +230,7 @@ class Direction(ABC):
 
     def _header_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         prefix, fragment = http2.split_block(frame[3], flags, payload)
+        self._orderly = False
         self._block = HeaderBlock(self, frame[3], flags, stream, prefix, [fragment], [frame], len(fragment))
         self._grow_block(self._block, flags)
 
@@ -236,6 +251,7 @@ class Direction(ABC):
 
     def _finish_block(self, block: HeaderBlock) -> None:
         self._block = None
+        self._orderly = True
         block.alone = self.blocks.translate(b"".join(block.fragments))
         if block.kind == http2.PUSH_PROMISE:
             self.forward(block)
@@ -258,7 +274,7 @@ class Direction(ABC):
         entries = http2.read_settings(payload)
         passed = [entry for entry in entries if entry[0] != http2.HEADER_TABLE_SIZE] + [(http2.HEADER_TABLE_SIZE, 0)]
         self.sink.out.append(http2.frame(http2.SETTINGS, flags, stream, http2.settings_payload(passed)))
-        self._settings_seen = True
+        self._settings_seen = self._orderly = True
         self.source.apply_settings(entries)
         self.settings(passed)
         self.sink.start()
@@ -298,6 +314,10 @@ class Direction(ABC):
     @abstractmethod
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
         """Tell whether a block that stands alone goes on as it is. Raises WireError."""
+
+    @abstractmethod
+    def passed(self, stream: int, end: bool) -> None:
+        """Take that a known block passed on a stream."""
 
     @abstractmethod
     def headers(self, block: HeaderBlock) -> None:

@@ -127,7 +127,8 @@ class Connection:
         """Read the client's bytes."""
         self._stepped = False
         self.reader.from_client.feed(data)
-        self._write_images()
+        if self._images:
+            self._write_images()
         return self._stepped
 
     def backend_bytes(self, data: bytes) -> bool:

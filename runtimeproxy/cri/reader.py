@@ -159,21 +159,18 @@ class FromClient(Direction):
         super().__init__(reader.client_out, reader.runtime_out, reader.streams)
         self._reader = reader
         self._preface = b""
+        self.feed = self._greet  # type: ignore[method-assign]  # until the preface is whole, not a test a chunk for ever
 
-    def feed(self, data: bytes) -> None:
-        """Take bytes of the client, the connection preface first. Raises WireError."""
-        if len(self._preface) < len(http2.PREFACE):
-            data = self._take_preface(data)
-        if data:
-            super().feed(data)
-
-    def _take_preface(self, data: bytes) -> bytes:
+    def _greet(self, data: bytes) -> None:
+        """Take the connection preface, then what is behind it. Raises WireError."""
         missing = len(http2.PREFACE) - len(self._preface)
         self._preface += data[:missing]
         if not http2.PREFACE.startswith(self._preface):
             raise WireError("the client does not speak HTTP/2")
         self.sink.out.append(data[:missing])
-        return data[missing:]
+        if len(self._preface) == len(http2.PREFACE):
+            self.feed = super().feed  # type: ignore[method-assign]
+            self.feed(data[missing:])
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
         """Pass requests of methods that nobody has a stake in, and trailers."""
@@ -187,9 +184,16 @@ class FromClient(Direction):
             return False
         if path in HELD or (reader.image_apart and path.startswith(IMAGE_PREFIXES)):
             return False
-        reader.open.add(stream)
-        reader.highest = stream
+        self.remember(block)
+        self.passed(stream, end)
         return True
+
+    def passed(self, stream: int, end: bool) -> None:
+        """Take a new request."""
+        reader = self._reader
+        if stream > reader.highest:
+            reader.open.add(stream)
+            reader.highest = stream
 
     def headers(self, block: HeaderBlock) -> None:
         """Take a request's headers or trailers."""
@@ -268,9 +272,14 @@ class FromRuntime(Direction):
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
         """Pass replies."""
         headers.check(block)
+        self.remember(block)
+        self.passed(stream, end)
+        return True
+
+    def passed(self, stream: int, end: bool) -> None:
+        """Take headers or trailers of a reply."""
         if end:
             self._reader.open.discard(stream)
-        return True
 
     def headers(self, block: HeaderBlock) -> None:
         """Take a reply's headers or trailers."""

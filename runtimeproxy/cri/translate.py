@@ -8,7 +8,7 @@ Numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is r
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -42,12 +42,7 @@ RESOURCE_TABLE: dict[str, tuple[int, Kind]] = {
 }
 """Field number and kind of every field of LinuxContainerResources, by its name in CRI and in the model."""
 
-_FROM_WIRE: dict[Kind, Any] = {
-    Kind.NUMBER: int,
-    Kind.TEXT: str,
-    Kind.LIMITS: lambda limits: {limit.page_size: limit.limit for limit in limits},
-    Kind.MAP: dict,
-}
+_PLAIN = tuple(name for name, (_, kind) in RESOURCE_TABLE.items() if kind in (Kind.NUMBER, Kind.TEXT))
 
 
 def read_pod(message: bytes) -> PodInfo:
@@ -115,7 +110,9 @@ def resources_of(owner: Message, name: str) -> Resources | None:
         return None
     message = getattr(owner, name)
     return Resources(
-        **{field: _FROM_WIRE[kind](getattr(message, field)) for field, (_, kind) in RESOURCE_TABLE.items()}
+        **{field: getattr(message, field) for field in _PLAIN},
+        hugepage_limits={limit.page_size: limit.limit for limit in message.hugepage_limits},
+        unified=dict(message.unified),
     )
 
 

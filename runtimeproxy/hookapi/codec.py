@@ -238,7 +238,9 @@ def _read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
     )
 
 
-def _map(entries: Mapping[str, str]) -> dict[str, str]:
+def _map(entries: Mapping[str, str]) -> Mapping[str, str]:
+    if _encodable("".join(entries)) and _encodable("".join(entries.values())):
+        return entries
     return {key: value for key, value in entries.items() if _encodable(key) and _encodable(value)}
 
 

@@ -27,7 +27,6 @@ class Outlet:
     __slots__ = (
         "_between",
         "_owed",
-        "_queues",
         "_started",
         "_stream_windows",
         "cut_through",
@@ -36,6 +35,7 @@ class Outlet:
         "max_frame",
         "out",
         "outstanding",
+        "queues",
         "window",
     )
 
@@ -56,7 +56,8 @@ class Outlet:
         self._owed = 0
         self._started = False
         self._between: list[bytes] = []
-        self._queues: dict[int, deque[_Waiting]] = {}
+        self.queues: dict[int, deque[_Waiting]] = {}
+        """What waits for the peer's credit, by stream."""
         self._stream_windows: dict[int, int] = {}
 
     # What the peer is sent.
@@ -88,16 +89,16 @@ class Outlet:
     @property
     def waiting(self) -> bool:
         """Tell whether anything is to be put in at the next frame boundary."""
-        return bool(self._between or self._queues)
+        return bool(self._between or self.queues)
 
     @property
     def congested(self) -> bool:
         """Tell whether frames wait for the peer's credit."""
-        return bool(self._queues)
+        return bool(self.queues)
 
     def waits(self, stream: int) -> bool:
         """Tell whether frames of a stream wait."""
-        return stream in self._queues
+        return stream in self.queues
 
     def send_data(self, stream: int, payload: bytes, end: bool, source: "Outlet | None", charge: int) -> None:
         """Send DATA as the windows allow, split as needed. Raises WireError if too many frames of the stream wait.
@@ -114,15 +115,17 @@ class Outlet:
         self._append(stream, _Waiting(frames, False, True, cost, source))
 
     def _append(self, stream: int, waiting: "_Waiting") -> None:
-        queue = self._queues.setdefault(stream, deque())
+        queue = self.queues.setdefault(stream, deque())
         queue.append(waiting)
         if len(queue) > QUEUE_LIMIT:
             raise WireError("too many frames wait for the peer's credit")
-        self.drain()
+        if self._started and not self.cut_through:
+            while stream in self.queues and self._send_next(stream):
+                pass
 
     def drop(self, stream: int) -> None:
         """Forget what waits of a stream (it was reset) and credit it."""
-        for waiting in self._queues.pop(stream, ()):
+        for waiting in self.queues.pop(stream, ()):
             waiting.credit()
 
     # Windows that the peer opens.
@@ -166,13 +169,13 @@ class Outlet:
         if self.cut_through or not self._started:
             return
         progress = True
-        while progress and self._queues:
+        while progress and self.queues:
             progress = False
-            for stream in list(self._queues):
+            for stream in list(self.queues):
                 progress |= self._send_next(stream)
 
     def _send_next(self, stream: int) -> bool:
-        queue = self._queues[stream]
+        queue = self.queues[stream]
         waiting = queue[0]
         if waiting.whole:
             if waiting.charge > self.window:
@@ -186,7 +189,7 @@ class Outlet:
         waiting.credit()
         queue.popleft()
         if not queue:
-            del self._queues[stream]
+            del self.queues[stream]
         return True
 
     def _send_part(self, stream: int, waiting: "_Waiting") -> bool:

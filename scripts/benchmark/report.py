@@ -19,9 +19,13 @@ HEADER = ("case", "way", "p50 us", "p99 us", "calls/s", "CPU us/call", "p50 to d
 
 def show_figures(rounds: Sequence[Round]) -> None:
     """Print the medians over the rounds."""
-    rows = [_row(rounds, case, way) for case in CASES for way in case.ways]
     title = "Median of the rounds" if len(rounds) > 1 else "One round"
-    print_table(f"{title}: {len(rounds)}, every way in turns", [HEADER, *rows])
+    print_table(f"{title}: {len(rounds)}, every way in turns", [HEADER, *figure_rows(rounds)])
+
+
+def figure_rows(rounds: Sequence[Round]) -> list[tuple[str, ...]]:
+    """Return the rows below ``HEADER``: every case on each of its ways."""
+    return [_row(rounds, case, way) for case in CASES for way in case.ways]
 
 
 def _row(rounds: Sequence[Round], case: Case, way: str) -> tuple[str, ...]:

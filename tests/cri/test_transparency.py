@@ -10,6 +10,7 @@ from hpack import NeverIndexedHeaderTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.amounts import examples
 from tests.cri.peer import CREATE, PREFACE, Play, Raw, grpc, split
 
 NAMES = st.sampled_from([b"x-a", b"x-b", b"user-agent", b"grpc-timeout", b"authorization", b"x-trace-bin"])
@@ -180,7 +181,7 @@ def expected(call: Call) -> tuple[Seen, Seen]:
     return asked, answered
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(CALL, min_size=1, max_size=4), SIZES)
 def test_each_end_sees_what_the_other_sent(calls: list[Call], sizes: list[int]) -> None:
     wire = played(calls, sizes)
@@ -204,7 +205,7 @@ SHORT = st.builds(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(SHORT, min_size=1, max_size=4), SIZES)
 def test_after_the_ack_all_frames_but_the_connections_own_are_the_very_bytes(
     calls: list[Call], sizes: list[int]
@@ -214,14 +215,14 @@ def test_after_the_ack_all_frames_but_the_connections_own_are_the_very_bytes(
     assert own(wire.out["client"]) == own(wire.sent["runtime"])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(CALL, min_size=1, max_size=4), SIZES)
 def test_the_split_does_not_change_the_output(calls: list[Call], sizes: list[int]) -> None:
     whole, pieces = played(calls, [2**20]), played(calls, sizes)
     assert whole.out == pieces.out
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.binary(max_size=300),
     st.none() | st.binary(max_size=300),

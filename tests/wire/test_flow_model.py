@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtimeproxy.wire import http2
 from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW, Outlet
+from tests.amounts import examples
 from tests.wire.frames import credited, parse
 
 PING = http2.frame(http2.PING, 0, 0, b"injected")
@@ -248,5 +249,8 @@ class Peer(RuleBasedStateMachine):
 TestPeer = Peer.TestCase
 # Shrinking a failure takes minutes here: the steps that Hypothesis prints are read as they are.
 TestPeer.settings = settings(
-    max_examples=80, stateful_step_count=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+    max_examples=examples(80),
+    stateful_step_count=60,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )

@@ -207,14 +207,6 @@ def test_the_path_is_the_one_that_hpack_sees(fields: list[tuple[Header, bool]], 
             headers.find_path(block)
 
 
-def test_the_path_of_short_blocks_is_remembered_and_that_of_long_ones_read_anew() -> None:
-    short, long = (headers.build([(b":path", CALL), (b"x", b"v" * size)]) for size in (1, 500))
-    assert len(short) < headers.REMEMBERED_BYTES < len(long)
-    assert headers.find_path(short) is headers.find_path(bytes(bytearray(short)))
-    assert headers.find_path(long) == CALL
-    assert headers.find_path(long) is not headers.find_path(bytes(bytearray(long)))
-
-
 # ---- building
 
 
