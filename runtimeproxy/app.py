@@ -27,7 +27,7 @@ from runtimeproxy.telemetry import Recorder
 log = logging.getLogger(__name__)
 
 GAUGE_SECONDS = 1.0
-GARBAGE_OBJECTS = 10_000
+GARBAGE_OBJECTS = 50_000
 """New objects after which the youngest are looked through for cycles; Python's own 700 are one to ten calls."""
 
 

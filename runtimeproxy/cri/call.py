@@ -177,8 +177,8 @@ class CreateCall(CriCall):
     """CreateContainer: the container is in the request, its pod in the Store."""
 
     @cached_property
-    def asked(self) -> tuple[ContainerInfo, PodInfo]:
-        """Return the container as the kubelet asks for it, and its pod as this request describes it.
+    def asked(self) -> tuple[ContainerInfo, str]:
+        """Return the container as the kubelet asks for it, and the cgroup parent that this request gives its pod.
 
         Raises Unreadable.
         """
@@ -197,11 +197,11 @@ class CreateCall(CriCall):
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the runtime for the pod; the kubelet's own cgroup parent stands in the request."""
-        container, sandbox = self.asked
+        container, cgroup_parent = self.asked
         pod = await self.read_pod(container.pod_id)
         if pod is None:
             return None
-        original = replace(pod.original, cgroup_parent=sandbox.cgroup_parent or pod.original.cgroup_parent)
+        original = replace(pod.original, cgroup_parent=cgroup_parent or pod.original.cgroup_parent)
         return Subject(PodRecord(original, pod.effective), ContainerRecord(container, container))
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:

@@ -50,11 +50,11 @@ def read_pod(message: bytes) -> PodInfo:
     request = decode(api_pb2.RunPodSandboxRequest, message)
     if not request.HasField("config"):
         raise Unreadable("RunPodSandboxRequest without a config")
-    return _pod(request.config, runtime_handler=request.runtime_handler)
+    return _pod(request.config, request.runtime_handler)
 
 
-def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo]:
-    """Read a CreateContainerRequest: the container, which has no id yet, and its pod as this request describes it.
+def read_container(message: bytes) -> tuple[ContainerInfo, str]:
+    """Read a CreateContainerRequest: the container, which has no id yet, and the cgroup parent that its pod asks for.
 
     Raises Unreadable.
     """
@@ -70,7 +70,7 @@ def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo]:
         resources=resources_of(config.linux, "resources"),
         envs=_envs(config.envs),
     )
-    return container, _pod(request.sandbox_config, id=request.pod_sandbox_id)
+    return container, request.sandbox_config.linux.cgroup_parent
 
 
 def read_id(message: bytes) -> str:
@@ -116,9 +116,8 @@ def resources_of(owner: Message, name: str) -> Resources | None:
     )
 
 
-def _pod(config: api_pb2.PodSandboxConfig, id: str = "", runtime_handler: str = "") -> PodInfo:
+def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str) -> PodInfo:
     return PodInfo(
-        id=id,
         name=config.metadata.name,
         uid=config.metadata.uid,
         namespace=config.metadata.namespace,

@@ -54,12 +54,14 @@ def unhuffman(encoded: bytes) -> bytes:
         raise WireError("broken Huffman string in a header block") from None
 
 
+@_remembered
 def check(block: bytes) -> None:
     """Check that a block stands alone and is well formed in its lengths. Raises WireError."""
     for _ in _walk(block):
         pass
 
 
+@_remembered
 def find_path(block: bytes) -> bytes:
     """Return the :path of a request block, walking every field.
 

@@ -52,11 +52,24 @@ def fields(message: bytes) -> Iterator[Field]:
 
     Raises WireError where the bytes are no protobuf.
     """
-    at = 0
-    while at < len(message):
-        number, wire_type, behind_tag = _tag(message, at)
-        value_start, end = _span(message, number, wire_type, behind_tag)
-        yield Field(number, wire_type, at, value_start, end)
+    return (Field(*field) for field in _walk(message))
+
+
+def _walk(message: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield what ``fields`` does as bare tuples: a walk makes many of which few are looked at."""
+    at, size = 0, len(message)
+    while at < size:
+        tag = message[at]
+        if tag & 7 == LENGTH_DELIMITED and 8 <= tag < 0x80 and at + 1 < size and message[at + 1] < 0x80:
+            value_start = at + 2  # nearly all of them: a text or message with a tag and a length of one byte
+            end = value_start + message[at + 1]
+            if end > size:
+                raise WireError("protobuf field that is cut short")
+            yield tag >> 3, LENGTH_DELIMITED, at, value_start, end
+        else:
+            number, wire_type, behind_tag = _tag(message, at)
+            value_start, end = _span(message, number, wire_type, behind_tag)
+            yield number, wire_type, at, value_start, end
         at = end
 
 
@@ -77,9 +90,9 @@ def rewrite(message: bytes, edits: Mapping[int, Edit]) -> bytes:
     Raises WireError if the message, or a message inside that an edit has to look into, is malformed.
     """
     found: dict[int, list[Field]] = {number: [] for number in edits}
-    for field in fields(message):
-        if field.number in found:
-            found[field.number].append(field)
+    for field in _walk(message):
+        if field[0] in found:
+            found[field[0]].append(Field(*field))
     patches = [patch for number, edit in edits.items() for patch in edit(message, number, found[number])]
     return _patched(message, patches) if patches else message
 
@@ -182,9 +195,9 @@ def _last_of(message: bytes, entries: Sequence[Field], key: bytes) -> Field | No
 def _key(entry: bytes) -> bytes:
     """Read the key of an entry: the last one, or "" if it has none."""
     key = b""
-    for field in fields(entry):
-        if field.number == KEY and field.wire_type == LENGTH_DELIMITED:
-            key = _payload(entry, field)
+    for number, wire_type, _, start, end in _walk(entry):
+        if number == KEY and wire_type == LENGTH_DELIMITED:
+            key = entry[start:end]
     return key
 
 

@@ -118,7 +118,7 @@ def test_container() -> None:
         ),
         sandbox_config=POD_CONFIG,
     )
-    container, pod = translate.read_container(request.SerializeToString())
+    container, cgroup_parent = translate.read_container(request.SerializeToString())
     assert container == ContainerInfo(
         pod_id="p1",
         name="main",
@@ -127,7 +127,7 @@ def test_container() -> None:
         resources=RESOURCES,
         envs={"A": "2", "C": ""},
     )
-    assert (pod.id, pod.name, pod.runtime_handler, pod.resources) == ("p1", "web", "", RESOURCES)
+    assert cgroup_parent == POD_CONFIG.linux.cgroup_parent != ""
 
 
 def test_env_whose_key_is_not_utf8_is_left_out() -> None:
@@ -138,7 +138,7 @@ def test_env_whose_key_is_not_utf8_is_left_out() -> None:
 
 def test_container_without_linux_and_without_its_pods_config() -> None:
     request = cri_pb2.CreateContainerRequest(pod_sandbox_id="p1", config=cri_pb2.ContainerConfig())
-    assert translate.read_container(request.SerializeToString()) == (ContainerInfo(pod_id="p1"), PodInfo(id="p1"))
+    assert translate.read_container(request.SerializeToString()) == (ContainerInfo(pod_id="p1"), "")
 
 
 def test_what_is_not_read_need_not_be_text() -> None:

@@ -216,6 +216,7 @@ async def test_a_burst_of_changes_is_seen_once(folder: Path, watcher: Watcher) -
     assert not await seen(watcher, QUIET_SECONDS)
 
 
+@pytest.mark.slow
 async def test_more_changes_than_the_kernel_keeps_are_seen(folder: Path, watcher: Watcher) -> None:
     folder.mkdir(parents=True)
     watcher.arm()

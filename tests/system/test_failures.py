@@ -153,6 +153,7 @@ TRIES = 3
 LATE_SECONDS = 0.100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 async def test_a_hook_that_hangs_costs_its_timeout_and_nobody_else(
     tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, policy: str
@@ -190,6 +191,7 @@ CALLS = 40
 DOWN_SECONDS = 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("down", [refused_socket, missing_socket])
 async def test_a_hook_server_that_is_down_costs_at_most_5_ms(
     tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, down: Prepare

@@ -279,3 +279,27 @@ def test_a_stream_that_has_ended_has_no_window_any_more() -> None:
     outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 0)])
     outlet.send_data(1, b"free", True, None, 0)
     assert data_of(outlet) == [(1, 4, True)]
+
+
+def test_data_that_leaves_at_once_is_counted_and_credited_in_one_step() -> None:
+    outlet = Outlet()
+    outlet.start()
+    outlet.out.clear()
+    for _ in range(CREDIT_STEP // 1024):
+        outlet.relayed(1024)
+    assert outlet.out == [http2.window_update(0, CREDIT_STEP)]
+    assert outlet.outstanding == 0
+    with pytest.raises(WireError, match="connection window"):
+        outlet.relayed(PAIR_WINDOW + 1)
+
+
+def test_it_tells_whether_anything_waits_for_the_boundary() -> None:
+    outlet = Outlet()
+    assert not outlet.waiting
+    outlet.inject(b"before the first SETTINGS")
+    assert outlet.waiting
+    outlet.start()
+    assert not outlet.waiting
+    outlet.window = 0
+    outlet.send_data(1, b"x", True, None, 0)
+    assert outlet.waiting
