@@ -15,6 +15,11 @@ settings.register_profile(
     "usual", max_examples=amounts.DEFAULT_EXAMPLES, derandomize=True, deadline=None, suppress_health_check=CLOCKLESS
 )
 settings.register_profile(
-    "soak", max_examples=amounts.examples(), print_blob=True, deadline=None, suppress_health_check=CLOCKLESS
+    "soak",
+    max_examples=amounts.examples(),
+    derandomize=False,  # Hypothesis takes its own profile for CI as the default there
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=CLOCKLESS,
 )
 settings.load_profile("soak" if amounts.SHARE_VARIABLE in os.environ else "usual")
