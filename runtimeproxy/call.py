@@ -5,6 +5,7 @@ Must not know: HTTP, protobuf, JSON, a front.
 Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
 """
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -74,8 +75,11 @@ class Call(Protocol):
         Raises BackendError if the runtime rejects it.
         """
 
-    async def release(self, subject: Subject | None, adjustment: Adjustment) -> Reply:
-        """Edit the held request, send it on and wait for the runtime's answer, which stays held."""
+    def unedited(self, store: Store) -> bool:
+        """Tell, without reading the message, that nothing in the Store changes it where no hook server is asked."""
+
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> Awaitable[Reply]:
+        """Edit the held request and send it on; the result is the runtime's answer, which stays held."""
 
     def refuse(self, error: HookError) -> None:
         """Answer the client in the runtime's place; the runtime never sees the request."""

@@ -62,8 +62,11 @@ class Lifecycle:
         """Take one call from its hold to its answer."""
         times = self._recorder.call(call.operation.value)
         try:
-            subject, adjustment = await self._hold(call, times)
-            adjustment, reply = await self._release(call, times, subject, adjustment)
+            if self._nobody_asked(call):
+                subject, adjustment, reply = await self._pass(call, times)
+            else:
+                subject, adjustment = await self._hold(call, times)
+                adjustment, reply = await self._release(call, times, subject, adjustment)
         except HookError as error:
             times.outcome = "refused"
             self._recorder.count("calls_refused", operation=call.operation.value)
@@ -74,6 +77,28 @@ class Lifecycle:
         times.done = self._clock()
         times.outcome = _outcome(reply)
         self._recorder.count("calls", operation=call.operation.value, outcome=times.outcome)
+
+    # Where nobody is asked.
+
+    def _nobody_asked(self, call: Call) -> bool:
+        """Tell whether there is nobody to ask about a call, no earlier one to wait for, and nothing to put in."""
+        wanted = self._dispatcher.registered(hookpoints.concerned(call.operation))
+        return not wanted and not len(self._turns) and call.unedited(self.store)
+
+    async def _pass(self, call: Call, times: CallTimes) -> tuple[Subject | None, Adjustment, Reply]:
+        """Release a call at once and read it while the runtime works."""
+        times.released = self._clock()
+        reply = call.release(None, NO_ADJUSTMENT)
+        return self._read(call), NO_ADJUSTMENT, await reply
+
+    def _read(self, call: Call) -> Subject | None:
+        try:
+            return call.subject(self.store)
+        except Unreadable as error:
+            self._unreadable(call, error)
+        except Exception as error:
+            self._internal(call, error)
+        return None
 
     # Before the release.
 
@@ -95,8 +120,6 @@ class Lifecycle:
         end = self._clock() + seconds
         subject: Subject | None = None
         try:
-            if self._nobody_asked(call):
-                return call.subject(self.store), NO_ADJUSTMENT
             async with asyncio.timeout(seconds + HOLD_GRACE_SECONDS):
                 async with self._turns.turn(call.order_key(), seconds):
                     subject = await self._subject(call)
@@ -115,11 +138,6 @@ class Lifecycle:
             self._internal(call, error)
             self._failed(call, subject, Reason.INTERNAL, type(error).__name__)
         return subject, NO_ADJUSTMENT
-
-    def _nobody_asked(self, call: Call) -> bool:
-        """Tell whether there is nobody to ask about a call and no earlier one to wait for."""
-        wanted = self._dispatcher.registered(hookpoints.concerned(call.operation))
-        return not wanted and self._turns.free(call.order_key())
 
     def _budget(self, call: Call) -> float:
         """Return the seconds for hooks: never more than half of what is left of the caller's deadline."""

@@ -30,6 +30,12 @@ class Store:
     def __init__(self) -> None:
         self._pods: dict[str, PodRecord] = {}
         self._containers: dict[str, ContainerRecord] = {}
+        self._moved: set[str] = set()
+
+    @property
+    def has_moved_pods(self) -> bool:
+        """Tell whether any pod's cgroup parent is not the one that the kubelet asked for."""
+        return bool(self._moved)
 
     def pod(self, pod_id: str) -> PodRecord | None:
         """Return the pod of this id, or None if it is not known."""
@@ -56,11 +62,12 @@ class Store:
         elif not pod_id:
             raise ValueError("a pod record without an id cannot be kept: commit it after the runtime gave the id")
         if pod_id and (subject.container is None or pod_id not in self._pods):
-            self._pods[pod_id] = subject.pod
+            self._keep_pod(pod_id, subject.pod)
 
     def forget_pod(self, pod_id: str) -> None:
         """Drop a pod and its containers; an unknown id is no error."""
         self._pods.pop(pod_id, None)
+        self._moved.discard(pod_id)
         for record in self.containers_of(pod_id):
             del self._containers[record.effective.id]
 
@@ -75,6 +82,13 @@ class Store:
     def counts(self) -> Counts:
         """Return how many pods and containers are known."""
         return Counts(len(self._pods), len(self._containers))
+
+    def _keep_pod(self, pod_id: str, record: PodRecord) -> None:
+        self._pods[pod_id] = record
+        if record.effective.cgroup_parent != record.original.cgroup_parent:
+            self._moved.add(pod_id)
+        else:
+            self._moved.discard(pod_id)
 
     def _keep_container(self, record: ContainerRecord) -> None:
         if not record.effective.id:

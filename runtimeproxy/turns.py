@@ -33,10 +33,6 @@ class Turns:
             if not queue:
                 del self._queues[key]
 
-    def free(self, key: str) -> bool:
-        """Tell whether nobody is in the queue of a key."""
-        return key not in self._queues
-
     def __len__(self) -> int:
         """Count the keys with somebody in them."""
         return len(self._queues)

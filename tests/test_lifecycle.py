@@ -1,5 +1,6 @@
 """The straight line: order of the steps, what each failure leads to, and how long anything may take."""
 
+import asyncio
 import logging
 
 import pytest
@@ -73,15 +74,50 @@ async def test_all_four_moments_follow_one_another_with_hooks_on_both_sides() ->
     assert moments(core.times) == (0, 0.5, 1.5, 2.0)
 
 
+@pytest.mark.parametrize("untouched", [True, False])
 @pytest.mark.parametrize("operation", list(Operation))
 @virtual_time
-async def test_without_plugins_every_call_goes_through_without_a_wait(operation: Operation) -> None:
+async def test_without_plugins_every_call_goes_through_without_a_wait(operation: Operation, untouched: bool) -> None:
+    """It is released before it is read, unless something in the Store is to be put in."""
     core = Core()
-    call = FakeCall(operation)
+    call = FakeCall(operation, untouched=untouched)
     assert await core.run(call) == ["release", "answer"]
-    assert call.released_with == (SUBJECT, NO_ADJUSTMENT)
+    assert call.released_with == (None if untouched else SUBJECT, NO_ADJUSTMENT)
+    assert call.changed_by is NO_ADJUSTMENT, "what the runtime agreed to is committed"
     assert moments(core.times) == (0, 0, 1, 1)
     assert core.lifecycle.holds() == (0, 0.0)
+
+
+@pytest.mark.parametrize("untouched", [True, False])
+@virtual_time
+async def test_without_plugins_an_unknown_subject_is_nobodys_business(untouched: bool) -> None:
+    core = Core()
+    call = FakeCall(START, None, untouched=untouched)
+    assert await core.run(call) == ["release", "answer"]
+    assert (call.changed_by, core.store.counts()) == (None, (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("error", "counter"), [(Unreadable("broken"), "calls_unreadable"), (ValueError("a value"), "internal_errors")]
+)
+@virtual_time
+async def test_without_plugins_what_cannot_be_read_passes_and_is_counted(error: Exception, counter: str) -> None:
+    core = Core()
+    call = FakeCall(START, known_error=error)
+    assert await core.run(call) == ["release", "answer"]
+    assert core.recorder.counted(counter, operation="StartContainer") == 1
+    assert core.store.counts() == (0, 0)
+
+
+@virtual_time
+async def test_a_call_waits_its_turn_behind_one_whose_hooks_are_asked() -> None:
+    """Nobody is asked about a Stop here, but an Update of the same container is (relay-rules C6)."""
+    core = Core()
+    core.plugins.add("a", points=("PreUpdateContainerResources",), delay_seconds=0.5)
+    update, stop = FakeCall(Operation.UPDATE_CONTAINER_RESOURCES), FakeCall(Operation.STOP_CONTAINER)
+    await asyncio.gather(core.lifecycle.run(update), core.lifecycle.run(stop))
+    released = [at for call in (update, stop) for at, step in call.steps if step == "release"]
+    assert released == [0.5, 0.5]
 
 
 # -- who is not asked ------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The Store keeps what was committed under its id, and nothing else."""
 
+from dataclasses import replace
+
 import pytest
 
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
@@ -114,3 +116,16 @@ def test_a_snapshot_does_not_change_with_the_store(store: Store) -> None:
     assert [record.effective.id for record in before.containers] == ["c1", "c2", "c3"]
     assert store.counts().pods == 1
     assert store.counts().containers == 2
+
+
+def test_it_tells_whether_a_hook_gave_any_pod_another_cgroup_parent(store: Store) -> None:
+    asked = pod("p3")
+    moved = PodRecord(asked.original, replace(asked.effective, cgroup_parent="/elsewhere"))
+    assert not store.has_moved_pods
+    store.commit(Subject(moved))
+    assert store.has_moved_pods
+    store.commit(Subject(asked))
+    assert not store.has_moved_pods
+    store.commit(Subject(moved))
+    store.forget_pod("p3")
+    assert not store.has_moved_pods

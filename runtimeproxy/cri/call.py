@@ -85,11 +85,15 @@ class CriCall(Call):
         """Return the message as it is released: the same object if nothing changes."""
         return self.message
 
-    async def release(self, subject: Subject | None, adjustment: Adjustment) -> Reply:
-        """Edit, send on, and wait for the runtime's answer."""
+    def unedited(self, store: Store) -> bool:
+        """Know of nothing; CreateContainer does."""
+        return True
+
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> Future[Reply]:
+        """Edit and send on; the runtime's answer comes later."""
         message = self._held.message if subject is None else self.edited(subject, adjustment)
         self._held.release(None if message is self._held.message else message)
-        return await self._reply
+        return self._reply
 
     def refuse(self, error: HookError) -> None:
         """Answer PERMISSION_DENIED for a refusal, INTERNAL for a failure under policy Fail."""
@@ -203,6 +207,10 @@ class CreateCall(CriCall):
             return None
         original = replace(pod.original, cgroup_parent=cgroup_parent or pod.original.cgroup_parent)
         return Subject(PodRecord(original, pod.effective), ContainerRecord(container, container))
+
+    def unedited(self, store: Store) -> bool:
+        """Tell that no pod has a cgroup parent that a hook gave it."""
+        return not store.has_moved_pods
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""

@@ -101,7 +101,7 @@ async def test_the_first_end_of_a_call_counts(released: bool) -> None:
     held.given = None
     call = node.call(held)
     if released:
-        task = asyncio.create_task(call.release(None, NO_ADJUSTMENT))
+        task = asyncio.ensure_future(call.release(None, NO_ADJUSTMENT))
         await asyncio.sleep(0)
         held.settle(Reply(agreed=True))
         held.settle(Reply(agreed=False))
@@ -117,7 +117,7 @@ async def test_a_call_without_a_reply_takes_none() -> None:
     node = Node()
     held = node.held(Operation.START_CONTAINER)
     held.given = None
-    task = asyncio.create_task(node.call(held).release(None, NO_ADJUSTMENT))
+    task = asyncio.ensure_future(node.call(held).release(None, NO_ADJUSTMENT))
     await asyncio.sleep(0)
     held.on_reply()
     await asyncio.sleep(0)

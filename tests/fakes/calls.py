@@ -27,6 +27,7 @@ class FakeCall(Call):
     operation: Operation
     known: Subject | None = SUBJECT
     """What the request and the Store tell."""
+    known_error: Exception | None = None
     read: Subject | Exception | None = None
     """What the runtime tells of an unknown subject, after ``read_seconds``."""
     key: str | Exception = "c1"
@@ -36,6 +37,8 @@ class FakeCall(Call):
     read_seconds: float = 0.0
     prepare_seconds: float = 0.0
     prepare_error: Exception | None = None
+    untouched: bool = True
+    """Nothing in the Store is to be put into the message."""
     edit_error: Exception | None = None
     outcome_error: Exception | None = None
     state: CallState = CallState.HOLDING
@@ -54,6 +57,8 @@ class FakeCall(Call):
         return self.key
 
     def subject(self, store: Store) -> Subject | None:
+        if self.known_error is not None:
+            raise self.known_error
         if self.known is not None and self.known.container is not None:
             return replace(self.known, container=store.container("c1") or self.known.container)
         return self.known
@@ -74,6 +79,9 @@ class FakeCall(Call):
         await asyncio.sleep(self.prepare_seconds)
         if self.prepare_error is not None:
             raise self.prepare_error
+
+    def unedited(self, store: Store) -> bool:
+        return self.untouched
 
     async def release(self, subject: Subject | None, adjustment: Adjustment) -> Reply:
         if subject is not None and self.edit_error is not None:
