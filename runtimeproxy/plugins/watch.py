@@ -25,16 +25,9 @@ SETTLE_SECONDS = 0.02
 """Pause after the first event: a file that is truncated and written anew is mostly seen once."""
 
 _MAX_FORGOTTEN = 1000
-_CHANGES = (
-    Mask.CREATE
-    | Mask.MODIFY
-    | Mask.CLOSE_WRITE
-    | Mask.MOVE
-    | Mask.DELETE
-    | Mask.ATTRIB
-    | Mask.DELETE_SELF
-    | Mask.MOVE_SELF
-)
+_COMES_OR_GOES = Mask.CREATE | Mask.MOVE | Mask.DELETE | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF
+"""What matters in a folder above the directory; what is written there must not wake anybody."""
+_CHANGES = _COMES_OR_GOES | Mask.MODIFY | Mask.CLOSE_WRITE
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP})
 
 
@@ -80,9 +73,9 @@ class Watcher:
 
     def _arm(self, inotify: Inotify) -> None:
         watches: dict[Watch, set[str]] = defaultdict(set)
-        for folder, name in _places(self._directory):
+        for folder, name, mask in _places(self._directory):
             try:
-                watches[inotify.add_watch(folder, _CHANGES)].add(name)
+                watches[inotify.add_watch(folder, mask)].add(name)
             except OSError as error:
                 if error.errno not in _MISSING:
                     raise
@@ -126,22 +119,23 @@ class Watcher:
 _EVERY_NAME = ""
 
 
-def _places(directory: str) -> Iterator[tuple[str, str]]:
-    """Yield the (folder, name in it) pairs at which a change matters; every name matters in the directory itself.
+def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
+    """Yield where a change matters: folder, name in it, kinds of change; every name matters in the directory itself.
 
     Folders come before what is in them: what appears while the watches are set is then seen by the one above.
+    Of two kinds for one folder the later one holds (inotify_add_watch(2)), and the wider one comes later.
     """
     for path in {directory: None, os.path.realpath(directory): None}:
         yield from _above(path)
-    yield directory, _EVERY_NAME
+    yield directory, _EVERY_NAME, _CHANGES
     for link in _links(directory):
-        yield os.path.split(os.path.realpath(link))
+        yield *os.path.split(os.path.realpath(link)), _CHANGES
 
 
-def _above(path: str) -> Iterator[tuple[str, str]]:
+def _above(path: str) -> Iterator[tuple[str, str, Mask]]:
     folder = "/"
     for name in path.split("/")[1:]:
-        yield folder, name
+        yield folder, name, _COMES_OR_GOES
         folder = os.path.join(folder, name)
 
 

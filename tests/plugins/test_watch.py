@@ -286,3 +286,16 @@ async def test_a_watch_that_cannot_be_set_is_made_up_for_by_the_poll(
     watcher.close()
     (record,) = caplog.records
     assert "inotify does not work (File name too long)" in record.getMessage()
+
+
+async def test_what_is_written_to_a_file_above_the_directory_is_not_even_heard(folder: Path, watcher: Watcher) -> None:
+    folder.mkdir(parents=True)
+    (folder.parent / "busy.log").touch()
+    (folder / "a.json").touch()
+    watcher.arm()
+    inotify = watcher._inotify
+    assert inotify is not None
+    (folder.parent / "busy.log").write_text("a line")
+    assert inotify.sync_get() is None
+    (folder / "a.json").write_text("new")
+    assert inotify.sync_get() is not None
