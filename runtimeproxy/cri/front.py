@@ -109,7 +109,7 @@ class Connection:
     """One client's connection: its reader, its pair, its held calls."""
 
     def __init__(self, front: Front, client: socket.socket, backend: socket.socket) -> None:
-        self._front = front
+        self.front = front
         self._images: set[ImageConnection] = set()
         self._runtime_gone = False
         self._stepped = False
@@ -151,14 +151,14 @@ class Connection:
         self.reader.runtime_gone()
         for image in list(self._images):
             image.close()
-        self._front.connections.discard(self)
+        self.front.connections.discard(self)
 
     # The reader's events.
 
     def held(self, stream: HeldStream) -> None:
         """Run the call in a task of the lifecycle."""
         self._stepped = True
-        front = self._front
+        front = self.front
         call = KINDS[stream.route.operation](stream, front.backend, front.loop)
         task = front.loop.create_task(front.lifecycle.run(call), name=stream.route.operation.value)
         stream.on_ended = task.cancel
@@ -170,8 +170,8 @@ class Connection:
 
     def ambiguous(self) -> bool:
         """Refuse what cannot be read if any plugin has policy Fail."""
-        self._front.recorder.count("requests_ambiguous")
-        return not any(self._front.manager.fail_policy_registered(point) for point in HOOK_POINTS)
+        self.front.recorder.count("requests_ambiguous")
+        return not any(self.front.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
     def image_link(self, link: ImageLink) -> None:
         """Connect to the image endpoint."""
@@ -195,11 +195,6 @@ class Connection:
         """Forget a connection to the image endpoint."""
         self._images.discard(image)
 
-    @property
-    def front(self) -> Front:
-        """Return the front."""
-        return self._front
-
 
 class ImageConnection:
     """The transport of one link to the image endpoint."""
@@ -208,6 +203,7 @@ class ImageConnection:
         self._connection = connection
         self._link = link
         self._endpoint: Endpoint | None = None
+        self._closed = False
 
     def connect(self) -> None:
         """Dial; a full backlog is waited for, a missing service fails its streams."""
@@ -222,6 +218,9 @@ class ImageConnection:
             front.recorder.count("image_dial_failures")
             log.warning("image endpoint %s is not reachable: its calls get UNAVAILABLE", front.image_endpoint)
             self._end()
+            return
+        if self._closed:
+            sock.close()  # the client left while we waited
             return
         self._endpoint = Endpoint(front.loop, sock, self)
         self._endpoint.resume()
@@ -256,7 +255,8 @@ class ImageConnection:
         self._connection.wake()
 
     def close(self) -> None:
-        """Close the transport."""
+        """Close the transport, also one that is still being dialled."""
+        self._closed = True
         self._connection.forget_image(self)
         if self._endpoint is not None:
             self._endpoint.close()

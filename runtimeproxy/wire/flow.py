@@ -216,12 +216,8 @@ class Outlet:
 
     def relayed(self, length: int) -> None:
         """Count DATA that the peer sent and that leaves at once. Raises WireError if it had no credit for it."""
-        self.outstanding += length
-        if self.outstanding > PAIR_WINDOW:
-            raise WireError("DATA above the connection window")
-        self._owed += length
-        if self._owed >= CREDIT_STEP:
-            self.credit(0)
+        self.received(length)
+        self.credit(length)
 
     def credit(self, length: int) -> None:
         """Give credit back for DATA that has left, was held or dropped; coalesced."""
