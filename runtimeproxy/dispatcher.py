@@ -96,12 +96,12 @@ class Dispatcher:
                 self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, detail))
 
     async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
-        answer = await self._call(plugin, point, request, end)
+        change = merge.difference(request, await self._call(plugin, point, request, end))
         try:
-            merge.check(answer, request)
+            merge.check(change)
         except merge.BadAnswer as error:
             raise HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(error)) from None
-        return merge.changes(point, request, answer)
+        return merge.limited(point, change)
 
     async def _call(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
         seconds = min(plugin.timeout_seconds, end - self._clock())

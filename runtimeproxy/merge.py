@@ -6,7 +6,7 @@ Invariant: an answer that repeats what was sent changes nothing and is never bad
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -56,19 +56,21 @@ def echo(request: HookRequest) -> HookAnswer:
 # -- what an answer changes ------------------------------------------------------------------------------------------
 
 
-def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjustment:
-    """Return what an answer changes of what was sent, in the parts that have an effect at this hook point.
+def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
+    """Return what an answer changes of what was sent, in all its parts.
 
     Owners and conflicts are empty: ``combine`` knows the plugin.
     """
-    return _difference(point.applies, echo(request), answer)
-
-
-def _difference(parts: Iterable[Part], sent: HookAnswer, answer: HookAnswer) -> Adjustment:
+    sent = echo(request)
     values: dict[str, Any] = {}
-    for part in parts:
-        values |= _COMPARE[part](sent, answer)
+    for compare in _COMPARE.values():
+        values |= compare(sent, answer)
     return Adjustment(**values)
+
+
+def limited(point: HookPoint, change: Adjustment) -> Adjustment:
+    """Return what a change sets in the parts that have an effect at this hook point."""
+    return Adjustment(**{field: getattr(change, field) for part in point.applies for field in _FIELDS[part]})
 
 
 def _entries(sent: Mapping[str, V], said: Mapping[str, V]) -> dict[str, V]:
@@ -120,16 +122,24 @@ _COMPARE: Mapping[Part, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
 }
 """What differs in each part, as fields of an Adjustment."""
 
+_FIELDS: Mapping[Part, tuple[str, ...]] = {
+    Part.LABELS: ("labels",),
+    Part.ANNOTATIONS: ("annotations",),
+    Part.ENVS: ("envs",),
+    Part.CGROUP_PARENT: ("cgroup_parent",),
+    Part.RESOURCES: ("resources", "confirmed"),
+}
+"""The fields of an Adjustment that each part has."""
+
 
 # -- which answers are bad -------------------------------------------------------------------------------------------
 
 
-def check(answer: HookAnswer, request: HookRequest) -> None:
-    """Check an answer as a whole, in what differs from what was sent.
+def check(change: Adjustment) -> None:
+    """Check what an answer changes, in all its parts: it is taken whole or not at all.
 
     Raises BadAnswer naming the first broken rule.
     """
-    change = _difference(Part, echo(request), answer)
     for field, entries in (("labels", change.labels), ("annotations", change.annotations)):
         _check_keys(field, entries)
     for key, value in change.envs.items():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
-from runtimeproxy.merge import BadAnswer, applied, changes, check, combine, echo
+from runtimeproxy.merge import BadAnswer, applied, check, combine, difference, echo, limited
 from runtimeproxy.model import (
     NO_ADJUSTMENT,
     RESOURCE_FIELDS,
@@ -42,6 +42,10 @@ CONTAINER = ContainerInfo(
 )
 POD_REQUEST = HookRequest(POD)
 REQUEST = HookRequest(POD, CONTAINER)
+
+
+def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjustment:
+    return limited(point, difference(request, answer))
 
 
 def resources_request(sent: Resources | None) -> HookRequest:
@@ -151,14 +155,14 @@ def test_the_table_of_bad_values_is_long_enough() -> None:
 @pytest.mark.parametrize("request_", [POD_REQUEST, REQUEST], ids=["pod", "container"])
 @pytest.mark.parametrize("answer", GOOD, ids=repr)
 def test_a_good_answer(answer: HookAnswer, request_: HookRequest) -> None:
-    check(answer, request_)
+    check(difference(request_, answer))
 
 
 @pytest.mark.parametrize("request_", [POD_REQUEST, REQUEST], ids=["pod", "container"])
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
 def test_a_bad_answer_names_its_field_and_rule(field: str, answer: HookAnswer, request_: HookRequest) -> None:
     with pytest.raises(BadAnswer, match=rf"^{field}: .*must "):
-        check(answer, request_)
+        check(difference(request_, answer))
 
 
 @pytest.mark.parametrize("answer", [answer for _, answer in BAD], ids=lambda _: "")
@@ -166,7 +170,7 @@ def test_one_bad_value_makes_the_answer_bad_as_a_whole(answer: HookAnswer) -> No
     good: dict[str, Any] = {"labels": {"a": "1"}, "annotations": {"a": "1"}, "envs": {"A": "1"}}
     whole = replace(answer, **{name: entries | getattr(answer, name) for name, entries in good.items()})
     with pytest.raises(BadAnswer):
-        check(whole, REQUEST)
+        check(difference(REQUEST, whole))
 
 
 @pytest.mark.parametrize("answer", [answer for _, answer in BAD], ids=lambda _: "")
@@ -174,8 +178,8 @@ def test_an_odd_value_of_the_kubelet_may_be_repeated(answer: HookAnswer) -> None
     sent = {name: getattr(answer, name) for name in ("annotations", "cgroup_parent", "resources")}
     pod = HookRequest(replace(POD, labels=answer.labels, **sent))
     container = HookRequest(POD, replace(CONTAINER, envs=answer.envs, **sent))
-    check(replace(answer, envs={}), pod)
-    check(replace(answer, labels={}), container)
+    check(difference(pod, replace(answer, envs={})))
+    check(difference(container, replace(answer, labels={})))
 
 
 def test_the_text_of_a_bad_answer_holds_no_value() -> None:
@@ -192,7 +196,7 @@ def test_the_text_of_a_bad_answer_holds_no_value() -> None:
     ]
     for answer in answers:
         with pytest.raises(RuntimeProxyError) as raised:
-            check(answer, REQUEST)
+            check(difference(REQUEST, answer))
         assert canary not in str(raised.value)
         assert "777777" not in str(raised.value)
 
@@ -347,7 +351,7 @@ QUESTIONS = st.one_of(
 def test_an_echo_changes_nothing_and_is_never_bad(question: tuple[HookPoint, HookRequest]) -> None:
     point, request = question
     answer = echo(request)
-    check(answer, request)
+    check(difference(request, answer))
     assert not changes(point, request, answer)
     assert applied(request, changes(point, request, answer)) == request
 
