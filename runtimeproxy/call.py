@@ -11,9 +11,22 @@ from enum import Enum
 from typing import Protocol
 
 from runtimeproxy.errors import HookError
-from runtimeproxy.hookpoints import Operation
+from runtimeproxy.hookpoints import HookPoint, Operation
 from runtimeproxy.model import Adjustment, HookRequest, Subject
 from runtimeproxy.store import Store
+
+MESSAGE_LIMIT = 16 * 2**20
+"""Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB (facts/reliability 1.1)."""
+PROCESS_LIMIT = 64 * 2**20
+"""Bytes of held requests in the whole process."""
+
+
+class HeldBytes:
+    """Counts the bytes that all held requests of the process keep."""
+
+    def __init__(self, limit: int = PROCESS_LIMIT) -> None:
+        self.limit = limit
+        self.count = 0
 
 
 class CallState(Enum):
@@ -37,6 +50,9 @@ class Reply:
     answered: bool = True
 
 
+UNANSWERED = Reply(agreed=False, answered=False)
+
+
 class Unreadable(Exception):
     """The held message cannot be read; the text says why, without values."""
 
@@ -45,6 +61,9 @@ class Call(Protocol):
     """One intercepted call, held by its front."""
 
     operation: Operation
+    """What it does; where only its subject tells, ``read_subject`` sets it."""
+    concerned: tuple[HookPoint, ...]
+    """The hook points for whose sake its subject must be known."""
     deadline: float | None
     """Caller's deadline on the event loop's clock, in seconds; None if it gave none."""
 

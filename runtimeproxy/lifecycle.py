@@ -82,7 +82,7 @@ class Lifecycle:
 
     def _nobody_asked(self, call: Call) -> bool:
         """Tell whether there is nobody to ask about a call, no earlier one to wait for, and nothing to put in."""
-        wanted = self._dispatcher.registered(hookpoints.concerned(call.operation))
+        wanted = self._dispatcher.registered(call.concerned)
         return not wanted and not len(self._turns) and call.unedited(self.store)
 
     async def _pass(self, call: Call, times: CallTimes) -> tuple[Subject | None, Adjustment, Reply]:
@@ -150,7 +150,7 @@ class Lifecycle:
         subject = call.subject(self.store)
         if subject is not None:
             return subject
-        if not self._dispatcher.registered(hookpoints.concerned(call.operation)):
+        if not self._dispatcher.registered(call.concerned):
             return None
         return await call.read_subject(self.store)
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from runtimeproxy.call import Reply, Unreadable
+from runtimeproxy.call import UNANSWERED, Reply, Unreadable
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookpoints import HOOK_POINTS, Operation, Stage
 from runtimeproxy.model import HookAnswer, Subject
@@ -21,7 +21,6 @@ RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SA
 
 POD_SUBJECT = Subject(SUBJECT.pod)
 REFUSED_BY_RUNTIME = Reply(agreed=False)
-UNANSWERED = Reply(agreed=False, answered=False)
 CANARY = "canary-4711"
 ENVS = HookAnswer(envs={"A": "1"})
 POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]

@@ -10,28 +10,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from runtimeproxy import hookpoints, records
 from runtimeproxy.call import Call, Reply, Unreadable
 from runtimeproxy.cri import edit, translate
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.errors import BackendError, HookError, Reason
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.merge import applied
 from runtimeproxy.model import (
-    MAP_FIELDS,
-    NO_RESOURCES,
     Adjustment,
     ContainerInfo,
     ContainerRecord,
     HookRequest,
     PodInfo,
     PodRecord,
-    Resources,
     ResourceValue,
     Subject,
-    named,
-    overlay,
 )
+from runtimeproxy.records import AskedUpdate
 from runtimeproxy.store import Store
 from runtimeproxy.wire import grpc
 
@@ -44,6 +40,7 @@ class CriCall(Call):
 
     def __init__(self, held: HeldStream, backend: Backend, loop: AbstractEventLoop) -> None:
         self.operation: Operation = held.route.operation
+        self.concerned = hookpoints.concerned(self.operation)
         self._held = held
         self._backend = backend
         self._loop = loop
@@ -75,8 +72,7 @@ class CriCall(Call):
 
     def hook_request(self, subject: Subject) -> HookRequest:
         """Tell what is known now."""
-        container = None if subject.container is None else subject.container.effective
-        return HookRequest(subject.pod.effective, container)
+        return records.told(subject)
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
         """Need nothing; StartContainer does."""
@@ -172,9 +168,7 @@ class RunPodCall(CriCall):
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        original = replace(subject.pod.original, id=translate.read_id(reply.message))
-        effective = applied(HookRequest(original), adjustment).pod if adjustment else original
-        return Subject(PodRecord(original, effective))
+        return records.created_pod(subject, adjustment, translate.read_id(reply.message))
 
 
 class CreateCall(CriCall):
@@ -214,22 +208,12 @@ class CreateCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
-        return edit.edit_container(self.message, adjustment, self._cgroup_parent(subject.pod, adjustment))
-
-    def _cgroup_parent(self, pod: PodRecord, adjustment: Adjustment) -> str | None:
-        """Return the parent to put in: the one of this call's hooks, else the one that the pod's hooks gave it."""
-        if adjustment.cgroup_parent is not None:
-            return adjustment.cgroup_parent
-        hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
-        return pod.effective.cgroup_parent if hooked else None
+        parent = records.parent_to_put_in(subject.pod, adjustment)
+        return edit.edit_container(self.message, adjustment, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        original = replace(_container(subject).original, id=translate.read_id(reply.message))
-        request = HookRequest(subject.pod.effective, original)
-        effective = applied(request, adjustment).container if adjustment else original
-        assert effective is not None
-        return Subject(subject.pod, ContainerRecord(original, effective))
+        return records.created_container(subject, adjustment, translate.read_id(reply.message))
 
 
 class ContainerCall(CriCall):
@@ -261,15 +245,12 @@ class StartCall(ContainerCall):
         seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
         if seconds <= 0:
             raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED)
-        request = edit.update_request(self.id, adjustment.resources, _container(subject).effective.resources)
+        request = edit.update_request(self.id, adjustment.resources, records.container_of(subject).effective.resources)
         await self._backend.update(self._version, request, seconds)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Take over what the extra update set."""
-        container = _container(subject)
-        effective = container.effective
-        effective = replace(effective, resources=overlay(effective.resources, adjustment.resources))
-        return Subject(subject.pod, ContainerRecord(container.original, effective))
+        return records.started(subject, adjustment)
 
 
 class UpdateCall(ContainerCall):
@@ -279,67 +260,28 @@ class UpdateCall(ContainerCall):
     """The fields that ``edited`` set in the message."""
 
     @cached_property
-    def asked(self) -> tuple[str, Resources | None, Mapping[str, str]]:
-        """Return the container's id, the resources and the annotations of the request. Raises Unreadable."""
-        return translate.read_update(self.message)
+    def asked(self) -> AskedUpdate:
+        """Return what the request asks for. Raises Unreadable."""
+        return AskedUpdate(*translate.read_update(self.message))
 
     def order_key(self) -> str:
         """Name the container; a request that cannot be read to its end is no request to change."""
-        return self.asked[0]
+        return self.asked.container_id
 
     def hook_request(self, subject: Subject) -> HookRequest:
         """Tell the record's original values overlaid by what this request sets."""
-        _, asked, annotations = self.asked
-        container = _container(subject)
-        told = replace(
-            container.effective,
-            resources=overlay(container.original.resources, named(asked)),
-            annotations={**container.effective.annotations, **annotations},
-        )
-        return HookRequest(subject.pod.effective, told)
+        return records.told_of_update(subject, self.asked)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
-        differing = self._differing(_container(subject), adjustment)
+        differing = records.differing(subject, self.asked, adjustment)
         message = edit.edit_update(self.message, differing, adjustment.annotations)
         self._put_in = differing
         return message
 
-    def _differing(self, container: ContainerRecord, adjustment: Adjustment) -> dict[str, ResourceValue]:
-        asked = named(self.asked[1])
-        alone = overlay(container.effective.resources, asked) or NO_RESOURCES
-        result = overlay(overlay(container.original.resources, asked), adjustment.resources) or NO_RESOURCES
-        differing: dict[str, ResourceValue] = {}
-        for name in sorted(adjustment.resources.keys() | adjustment.confirmed):
-            wanted, holds = getattr(result, name), getattr(alone, name)
-            if name in MAP_FIELDS:
-                wanted = {key: value for key, value in wanted.items() if holds.get(key) != value}
-                holds = {}
-            if wanted != holds:
-                differing[name] = wanted
-        return differing
-
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Keep the kubelet's values and the runtime's apart; what was released empty left the runtime's as it was."""
-        _, asked, annotations = self.asked
-        before = _container(subject)
-        original = replace(
-            before.original,
-            resources=overlay(before.original.resources, named(asked)),
-            annotations={**before.original.annotations, **annotations},
-        )
-        effective = replace(
-            before.effective,
-            resources=overlay(before.effective.resources, named(overlay(asked, self._put_in))),
-            annotations={**before.effective.annotations, **annotations, **adjustment.annotations},
-        )
-        return Subject(subject.pod, ContainerRecord(original, effective))
-
-
-def _container(subject: Subject) -> ContainerRecord:
-    """Return the container of a container's call: there always is one."""
-    assert subject.container is not None
-    return subject.container
+        """Keep the kubelet's values and the runtime's apart."""
+        return records.updated(subject, self.asked, adjustment, self._put_in)
 
 
 KINDS: dict[Operation, type[CriCall]] = {

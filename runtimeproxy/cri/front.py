@@ -9,9 +9,10 @@ import asyncio
 import logging
 import socket
 
+from runtimeproxy.call import HeldBytes
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.call import KINDS
-from runtimeproxy.cri.held import HeldBytes, HeldStream
+from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import Reader
 from runtimeproxy.errors import WireError

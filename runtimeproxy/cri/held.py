@@ -9,27 +9,12 @@ is kept (relay-rules A4 to A7, C1).
 from collections.abc import Callable
 from typing import Protocol
 
-from runtimeproxy.call import CallState, Reply
+from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldBytes, Reply
 from runtimeproxy.cri.direction import Data, HeaderBlock
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import Outlet
-
-MESSAGE_LIMIT = 16 * 2**20
-"""Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB (facts/reliability 1.1)."""
-PROCESS_LIMIT = 64 * 2**20
-"""Bytes of held requests in the whole process."""
-
-UNANSWERED = Reply(agreed=False, answered=False)
-
-
-class HeldBytes:
-    """Counts the bytes that all held requests of the process keep."""
-
-    def __init__(self, limit: int = PROCESS_LIMIT) -> None:
-        self.limit = limit
-        self.count = 0
 
 
 class Owner(Protocol):

@@ -8,9 +8,9 @@ Invariant: bytes in by ``receive``, bytes out by ``Outlet.out``; whatever is not
 from collections import deque
 from typing import Protocol
 
-from runtimeproxy.call import CallState
+from runtimeproxy.call import CallState, HeldBytes
 from runtimeproxy.cri.direction import Data, Direction, HeaderBlock, Stream
-from runtimeproxy.cri.held import DroppedStream, HeldBytes, HeldStream, refusal
+from runtimeproxy.cri.held import DroppedStream, HeldStream, refusal
 from runtimeproxy.cri.image import AWAY, ImageLink
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES
 from runtimeproxy.errors import WireError

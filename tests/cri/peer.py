@@ -11,7 +11,8 @@ from struct import Struct
 from hpack import Decoder, Encoder
 from hyperframe import frame as hyper
 
-from runtimeproxy.cri.held import PROCESS_LIMIT, HeldBytes, HeldStream
+from runtimeproxy.call import PROCESS_LIMIT, HeldBytes
+from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import Reader
 from runtimeproxy.wire.flow import Outlet

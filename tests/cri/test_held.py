@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimeproxy.call import CallState, Reply
+from runtimeproxy.call import UNANSWERED, CallState, Reply
 from runtimeproxy.cri import held as held_module
-from runtimeproxy.cri.held import UNANSWERED
 from tests.cri.peer import (
     CREATE,
     REPLY,

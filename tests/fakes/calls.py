@@ -8,6 +8,7 @@ Invariant: a call that ended while held passes by itself; a late release does no
 import asyncio
 from dataclasses import dataclass, field, replace
 
+from runtimeproxy import hookpoints
 from runtimeproxy.call import Call, CallState, Reply
 from runtimeproxy.errors import HookError
 from runtimeproxy.hookpoints import Operation
@@ -47,6 +48,9 @@ class FakeCall(Call):
     refused_with: HookError | None = None
     changed_by: Adjustment | None = None
     """The adjustment that ``outcome`` was given."""
+
+    def __post_init__(self) -> None:
+        self.concerned = hookpoints.concerned(self.operation)
 
     def _step(self, name: str) -> None:
         self.steps.append((asyncio.get_running_loop().time(), name))

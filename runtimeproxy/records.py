@@ -1,0 +1,137 @@
+"""What a call makes of a pod's or a container's record, the same for both fronts (hook-api, "applied to").
+
+Owns how the kubelet's values and the hooks' become the record's original and effective ones, and what is put into a
+request beside the hooks' own changes.
+Must not know: any wire format, when a record is kept.
+Invariant: original values are the kubelet's alone, so that a hook that scales never scales twice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from runtimeproxy.merge import applied
+from runtimeproxy.model import (
+    MAP_FIELDS,
+    NO_RESOURCES,
+    Adjustment,
+    ContainerRecord,
+    HookRequest,
+    PodRecord,
+    Resources,
+    ResourceValue,
+    Subject,
+    named,
+    overlay,
+)
+
+
+def told(subject: Subject) -> HookRequest:
+    """Return what a hook server is told of a subject as it is."""
+    return HookRequest(subject.pod.effective, None if subject.container is None else subject.container.effective)
+
+
+def container_of(subject: Subject) -> ContainerRecord:
+    """Return the container of a container's call: there always is one."""
+    assert subject.container is not None
+    return subject.container
+
+
+# -- create ----------------------------------------------------------------------------------------------------------
+
+
+def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str) -> Subject:
+    """Return the pod that was made as the hooks adjusted it, with the id that the runtime gave."""
+    original = replace(subject.pod.original, id=pod_id)
+    effective = applied(HookRequest(original), adjustment).pod if adjustment else original
+    return Subject(PodRecord(original, effective))
+
+
+def created_container(subject: Subject, adjustment: Adjustment, container_id: str) -> Subject:
+    """Return the container that was made as the hooks adjusted it, with the id that the runtime gave."""
+    original = replace(container_of(subject).original, id=container_id)
+    request = HookRequest(subject.pod.effective, original)
+    effective = applied(request, adjustment).container if adjustment else original
+    assert effective is not None
+    return Subject(subject.pod, ContainerRecord(original, effective))
+
+
+def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
+    """Return the cgroup parent to put into a container's create; None leaves the kubelet's.
+
+    It is the one of this call's hooks, else the one that the pod's hooks gave the pod.
+    """
+    if adjustment.cgroup_parent is not None:
+        return adjustment.cgroup_parent
+    hooked = pod.effective.cgroup_parent != pod.original.cgroup_parent
+    return pod.effective.cgroup_parent if hooked else None
+
+
+# -- start -----------------------------------------------------------------------------------------------------------
+
+
+def started(subject: Subject, adjustment: Adjustment) -> Subject:
+    """Return the container with what the extra update of PreStartContainer set."""
+    container = container_of(subject)
+    resources = overlay(container.effective.resources, adjustment.resources)
+    return Subject(subject.pod, ContainerRecord(container.original, replace(container.effective, resources=resources)))
+
+
+# -- update ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskedUpdate:
+    """What an UpdateContainerResources asks for; 0 and "" are not set."""
+
+    container_id: str
+    resources: Resources | None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def told_of_update(subject: Subject, asked: AskedUpdate) -> HookRequest:
+    """Return the record's original values overlaid by what the request sets."""
+    container = container_of(subject)
+    request = replace(
+        container.effective,
+        resources=overlay(container.original.resources, named(asked.resources)),
+        annotations={**container.effective.annotations, **asked.annotations},
+    )
+    return HookRequest(subject.pod.effective, request)
+
+
+def differing(subject: Subject, asked: AskedUpdate, adjustment: Adjustment) -> dict[str, ResourceValue]:
+    """Return the fields whose result differs from what the runtime would hold after the request's own bytes alone."""
+    container = container_of(subject)
+    request = named(asked.resources)
+    alone = overlay(container.effective.resources, request) or NO_RESOURCES
+    result = overlay(overlay(container.original.resources, request), adjustment.resources) or NO_RESOURCES
+    fields: dict[str, ResourceValue] = {}
+    for name in sorted(adjustment.resources.keys() | adjustment.confirmed):
+        wanted, holds = getattr(result, name), getattr(alone, name)
+        if name in MAP_FIELDS:
+            wanted = {key: value for key, value in wanted.items() if holds.get(key) != value}
+            holds = {}
+        if wanted != holds:
+            fields[name] = wanted
+    return fields
+
+
+def updated(
+    subject: Subject, asked: AskedUpdate, adjustment: Adjustment, put_in: Mapping[str, ResourceValue]
+) -> Subject:
+    """Return the container after an update that ``put_in`` went into.
+
+    The kubelet's values and the runtime's stay apart; what was released empty left the runtime's as it was.
+    """
+    before = container_of(subject)
+    original = replace(
+        before.original,
+        resources=overlay(before.original.resources, named(asked.resources)),
+        annotations={**before.original.annotations, **asked.annotations},
+    )
+    effective = replace(
+        before.effective,
+        resources=overlay(before.effective.resources, named(overlay(asked.resources, put_in))),
+        annotations={**before.effective.annotations, **asked.annotations, **adjustment.annotations},
+    )
+    return Subject(subject.pod, ContainerRecord(original, effective))
