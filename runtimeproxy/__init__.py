@@ -2,14 +2,17 @@
 
 The straight line of one intercepted call, the same for every front:
 
-1. ``relay.pair`` moves bytes between a client and the runtime; ``cri.reader`` reads the frames beside them.
-2. A head that names a held operation makes a ``cri.held`` stream; when its request is whole, a ``cri.call`` stands for
-it. 3. ``lifecycle`` runs the call: ``store`` knows the pod and container, ``dispatcher`` asks the hook servers
-(``plugins``),
-   ``merge`` makes one adjustment of their answers, the call edits its message (``cri.edit``) and releases it.
+1. ``relay.pair`` moves bytes between a client and the runtime; ``cri.reader`` reads the frames beside them,
+   ``docker.reader`` the heads of HTTP/1.1.
+2. A head that names a held operation makes a ``cri.held`` stream or a held ``docker.exchange``; when its request is
+   whole, a ``cri.call`` or ``docker.call`` stands for it.
+3. ``lifecycle`` runs the call: ``store`` knows the pod and container, ``dispatcher`` asks the hook servers
+   (``plugins``), ``merge`` makes one adjustment of their answers, the call edits its message (``cri.edit``,
+   ``docker.edit``) and releases it.
 4. The runtime's answer stays held until the Store is written and the Post hooks are done; then its own bytes go out.
 
 Layers, each importing only what stands to its right:
-``cli`` > ``app`` > ``cri`` > ``lifecycle`` > ``dispatcher`` > ``plugins`` > ``hookapi`` > ``relay`` | ``call`` >
-``wire`` > ``store`` | ``merge`` | ``telemetry`` > ``model`` > ``hookpoints`` | ``config`` > ``errors``.
+``cli`` > ``app`` > ``cri`` | ``docker`` > ``lifecycle`` > ``dispatcher`` > ``plugins`` > ``hookapi`` > ``relay`` |
+``call`` > ``wire`` > ``records`` > ``store`` | ``merge`` | ``telemetry`` > ``model`` > ``hookpoints`` | ``config`` >
+``errors``.
 """

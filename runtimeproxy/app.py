@@ -10,11 +10,12 @@ import gc
 import logging
 import os
 import signal
+import socket
+from typing import Protocol
 
 import uvloop
 
-from runtimeproxy.config import Config
-from runtimeproxy.cri.front import Front
+from runtimeproxy.config import Config, Mode
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.lifecycle import Lifecycle, Limits
 from runtimeproxy.plugins.client import HookClient
@@ -60,6 +61,19 @@ async def _serve(config: Config, listener: Listener) -> None:
     await proxy.stop(config.drain_timeout_seconds)
 
 
+class Front(Protocol):
+    """What the program needs of a front."""
+
+    def accept(self, client: socket.socket) -> None:
+        """Take a client's connection."""
+
+    async def start(self) -> None:
+        """Begin what goes on beside the calls."""
+
+    async def stop(self, seconds: float) -> None:
+        """Let held calls finish for a time, then close everything."""
+
+
 class Proxy:
     """The parts behind the listener."""
 
@@ -75,15 +89,26 @@ class Proxy:
         dispatcher = Dispatcher(self.manager, self.recorder, loop.time)
         limits = Limits(config.hook_budget_seconds, (config.skip_label_key, config.skip_label_value))
         self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, loop.time)
-        self.front = Front(
-            config.runtime_endpoint, config.image_endpoint, self.lifecycle, self.manager, self.recorder, loop
-        )
+        self.front = self._front(config, loop)
         self._loop = loop
         self._gauges: asyncio.TimerHandle | None = None
+
+    def _front(self, config: Config, loop: asyncio.AbstractEventLoop) -> Front:
+        """Make the front of the mode; what the other one needs is never loaded."""
+        if config.mode is Mode.DOCKER:
+            from runtimeproxy.docker.front import Front as DockerFront
+
+            return DockerFront(config.runtime_endpoint, self.lifecycle, self.manager, self.recorder, loop)
+        from runtimeproxy.cri.front import Front as CriFront
+
+        return CriFront(
+            config.runtime_endpoint, config.image_endpoint, self.lifecycle, self.manager, self.recorder, loop
+        )
 
     async def start(self) -> None:
         """Read the registration files, so that the first call is hooked."""
         await self.manager.start()
+        await self.front.start()
         self._measure()
 
     def _measure(self) -> None:

@@ -68,7 +68,7 @@ def test_the_kubelets_flags(flags: str) -> None:
         "Do not install it if you do not know why you need it.",
         "Kubernetes 1.18 or later",
         "Linux kernel 4.19 or later is recommended",
-        "Docker mode: not in this version yet.",
+        "every other container passes untouched",
         "**The default is fail-open.**",
         "runtimeproxy.koordinator.sh/skip-hookserver=true",
         "Change the kubelet's flags back first",

@@ -41,8 +41,6 @@ def _run(**given: str | None) -> int:
         settings = configuration(flags, os.environ)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    if settings.mode is config.Mode.DOCKER:
-        raise click.ClickException("Docker mode is not in this version yet: use --backend-runtime-mode=Containerd")
     handler = logs.configure(settings.log_level, settings.log_format)
     try:
         for line in settings.warnings:

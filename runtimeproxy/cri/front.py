@@ -19,18 +19,16 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.hookpoints import HOOK_POINTS
 from runtimeproxy.lifecycle import Lifecycle
 from runtimeproxy.plugins.manager import Manager
-from runtimeproxy.relay.dial import dial, dial_now
+from runtimeproxy.relay.dial import dial
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.relay.pair import Pair
+from runtimeproxy.relay.pairs import DIAL_SECONDS, Pairs
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
 
-DIAL_SECONDS = 5.0
-"""How long a full backlog of the runtime is waited for: the kubelet's own connect timeout (facts/reliability 1.1)."""
 
-
-class Front:
+class Front(Pairs):
     """All CRI connections of the proxy."""
 
     def __init__(
@@ -42,67 +40,28 @@ class Front:
         recorder: Recorder,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.runtime_endpoint = runtime_endpoint
+        super().__init__(runtime_endpoint, recorder, loop)
         self.image_endpoint = image_endpoint
         self.image_apart = image_endpoint != runtime_endpoint
         self.lifecycle = lifecycle
         self.manager = manager
-        self.recorder = recorder
-        self.loop = loop
         self.backend = Backend(runtime_endpoint)
         self.held_bytes = HeldBytes()
-        self.connections: set[Connection] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
 
-    def accept(self, client: socket.socket) -> None:
-        """Take a client's connection: dial the runtime at once (relay-rules A12)."""
-        try:
-            backend = dial_now(self.runtime_endpoint)
-        except OSError as error:
-            self._unreachable(client, error)
-            return
-        if backend is None:
-            self.keep(self.loop.create_task(self._accept_later(client)))
-        else:
-            self._pair(client, backend)
+    async def start(self) -> None:
+        """Need nothing: the runtime is asked when a call needs it."""
 
-    async def _accept_later(self, client: socket.socket) -> None:
-        try:
-            self._pair(client, await dial(self.runtime_endpoint, DIAL_SECONDS))
-        except OSError as error:
-            self._unreachable(client, error)
-        except asyncio.CancelledError:
-            client.close()
-            raise
+    def paired(self, client: socket.socket, backend: socket.socket) -> "Connection":
+        """Make a connection."""
+        return Connection(self, client, backend)
 
-    def _unreachable(self, client: socket.socket, error: OSError) -> None:
+    def unreachable(self, client: socket.socket) -> None:
+        """Close the client: it dials again by its own rules."""
         client.close()
-        self.recorder.count("backend_dial_failures")
-        reason = error.strerror or type(error).__name__
-        log.warning(
-            "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
-            self.runtime_endpoint,
-            reason,
-        )
-
-    def _pair(self, client: socket.socket, backend: socket.socket) -> None:
-        self.recorder.count("connections")
-        self.connections.add(Connection(self, client, backend))
-
-    def keep(self, task: asyncio.Task[None]) -> None:
-        """Hold a task until it is done."""
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
     async def stop(self, seconds: float) -> None:
-        """Let held calls finish for a time, then close every connection."""
-        if self.tasks:
-            await asyncio.wait(set(self.tasks), timeout=seconds)
-        for connection in list(self.connections):
-            connection.pair.close()
-        for task in set(self.tasks):
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        """Let held calls finish for a time, then close everything."""
+        await super().stop(seconds)
         await self.backend.close()
 
 
@@ -138,9 +97,13 @@ class Connection:
         self.reader.from_runtime.feed(data)
         return self._stepped
 
-    def client_ended(self) -> None:
+    def client_ended(self) -> bool:
         """Drop calls not yet released."""
         self.reader.client_gone()
+        return False
+
+    def client_gone(self) -> None:
+        """Need nothing: EOF ends a kubelet's connection already."""
 
     def backend_ended(self) -> bool:
         """Keep the client until the answers that wait for Post hooks went out (relay-rules C5)."""

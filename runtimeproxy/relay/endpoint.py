@@ -9,12 +9,18 @@ Invariant: a write error ends the writing direction only; what the peer sent bef
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
-READ_BYTES = 128 * 1024
+from runtimeproxy.relay.hangups import Hangups
+
+READ_BYTES = 120 * 1024
+"""Below the 128 KiB from which the C library maps memory anew for each buffer, which costs more than the read."""
 HIGH_WATER = 256 * 1024
-"""Bytes waiting for a slow peer at which its other side is to be paused."""
+"""Bytes kept for a slow peer at which its other side is to be paused."""
 LOW_WATER = 64 * 1024
+PIECE_BYTES = 512
+"""What a piece that waits costs beside its bytes: a stream of short lines must not take more memory than a dense one."""
 
 
 class Handler(Protocol):
@@ -27,7 +33,7 @@ class Handler(Protocol):
         """Take the end of what the peer sends (EOF, or the connection broke)."""
 
     def drained(self, endpoint: "Endpoint") -> None:
-        """Take that few enough bytes wait again."""
+        """Take that few enough bytes wait again, or none."""
 
 
 class Endpoint:
@@ -45,6 +51,7 @@ class Endpoint:
         self._ended = False
         self._finishing = False
         self._broken = False
+        self._hangups: Hangups | None = None
         self.closed = False
 
     # Reading.
@@ -75,12 +82,22 @@ class Endpoint:
         self._ended = True
         self._handler.ended(self)
 
+    def watch(self, hangups: Hangups, told: Callable[[], None]) -> None:
+        """Call ``told`` when the peer closes its socket altogether."""
+        if not self.closed and self._hangups is None:
+            self._hangups = hangups
+            hangups.watch(self._sock, told)
+
     # Writing.
 
     @property
     def slow(self) -> bool:
         """Tell whether so much waits that the other side should be paused."""
-        return self.waiting > HIGH_WATER
+        return self._kept_bytes > HIGH_WATER
+
+    @property
+    def _kept_bytes(self) -> int:
+        return self.waiting + len(self._backlog) * PIECE_BYTES
 
     def write(self, data: bytes) -> None:
         """Send bytes, now as far as the socket takes them and later what is left."""
@@ -108,7 +125,7 @@ class Endpoint:
         self.waiting += len(data)
 
     def _writable(self) -> None:
-        was_slow = self.waiting > LOW_WATER
+        was_slow = self._kept_bytes > LOW_WATER
         while self._backlog:
             data = self._backlog[0]
             sent = self._send(data)
@@ -122,7 +139,7 @@ class Endpoint:
         if not self._backlog:
             self._loop.remove_writer(self._sock)
             self._finish_now()
-        if was_slow and self.waiting <= LOW_WATER:
+        if (was_slow and self._kept_bytes <= LOW_WATER) or not self._backlog:
             self._handler.drained(self)
 
     def _break(self) -> None:
@@ -158,5 +175,8 @@ class Endpoint:
         if self._backlog:
             self._loop.remove_writer(self._sock)
             self._backlog.clear()
+            self.waiting = 0
         self.closed = True
+        if self._hangups is not None:
+            self._hangups.forget(self._sock)
         self._sock.close()

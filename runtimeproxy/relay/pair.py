@@ -12,6 +12,7 @@ from typing import Protocol
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay.endpoint import Endpoint
+from runtimeproxy.relay.hangups import Hangups
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +26,14 @@ class Flow(Protocol):
     def backend_bytes(self, data: bytes) -> bool:
         """Take the backend's bytes; True if more to send follows within this turn of the loop. Raises WireError."""
 
-    def client_ended(self) -> None:
-        """Take the client's EOF."""
+    def client_ended(self) -> bool:
+        """Take the client's EOF. True if bytes for the backend are still to come: ``Pair.client_done`` follows."""
+
+    def client_gone(self) -> None:
+        """Take that the client has closed altogether; only of a pair that watches for it."""
 
     def backend_ended(self) -> bool:
-        """Take the backend's EOF. True if bytes for the client are still to come: ``Pair.backend_done`` follows."""
+        """Take the backend's EOF. True if the connection goes on; ``Pair.backend_done`` ends it."""
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         """Return what is to be sent to the client and to the backend; the pair empties the lists."""
@@ -42,14 +46,24 @@ class Pair:
     """A client's connection and its own connection to the backend."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, client: socket.socket, backend: socket.socket, flow: Flow
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: socket.socket,
+        backend: socket.socket,
+        flow: Flow,
+        hangups: Hangups | None = None,
     ) -> None:
         self._client = Endpoint(loop, client, self)
         self._backend = Endpoint(loop, backend, self)
         self._flow = flow
         self._loop = loop
         self._to_client, self._to_backend = flow.outputs()
+        self._hangups = hangups
         self._backend_ended = False
+        self._half_closed = False
+        self._client_ended = False
+        self._client_gone = False
+        self._client_held = False
         self._closed = False
         self._client.resume()
         self._backend.resume()
@@ -89,22 +103,56 @@ class Pair:
             return
         if endpoint is self._client:
             self._backend.resume()
-        else:
+        elif not self._client_held:
             self._client.resume()
         self._close_if_done()
+
+    def hold_client(self, hold: bool) -> None:
+        """Read the client no further, or again."""
+        self._client_held = hold
+        if hold:
+            self._client.pause()
+        elif not self._backend.slow:
+            self._client.resume()
 
     def ended(self, endpoint: Endpoint) -> None:
         """Pass EOF on in order."""
         if endpoint is self._client:
-            self._flow.client_ended()
-            self.flush()
-            self._backend.finish()
-            self._close_if_done()
-        elif not self._flow.backend_ended():
+            self._client_ended = True
+            if not self._flow.client_ended():
+                self.client_done()
+            if self._hangups is not None and not self._closed:
+                self._client.watch(self._hangups, self._hung_up)
+        elif endpoint is self._backend and not self._flow.backend_ended():
             self.backend_done()
 
+    def _hung_up(self) -> None:
+        self._client_gone = True
+        self._flow.client_gone()
+        self._close_if_done()
+
+    def client_done(self) -> None:
+        """Pass the client's EOF: everything for the backend has been given."""
+        self.flush()
+        self._backend.finish()
+        self._close_if_done()
+
+    def half_close(self) -> None:
+        """Pass the backend's EOF and let the client send on until its own, as in a tunnel."""
+        self._half_closed = True
+        self.flush()
+        self._client.finish()
+        if self._hangups is not None:
+            self._backend.watch(self._hangups, self._backend_hung_up)
+        self._close_if_done()
+
+    def _backend_hung_up(self) -> None:
+        """Take that the backend has closed altogether: what the client still sends goes nowhere."""
+        self._backend_ended = True
+        self._close_if_done()
+
     def backend_done(self) -> None:
-        """Pass the backend's EOF: everything for the client has been given."""
+        """Pass the backend's EOF and end: everything for the client has been given."""
         self._backend_ended = True
         self.flush()
         self._client.finish()
@@ -112,9 +160,34 @@ class Pair:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        """Close when nothing can flow any more: the backend has ended and the client has everything."""
-        if self._backend_ended and not self._client.waiting:
+        """Close when nothing can flow any more.
+
+        The backend has ended and the client has everything, both sides have ended, or the client is gone and the
+        backend has everything.
+        """
+        sent, delivered = not self._backend.waiting, not self._client.waiting
+        both_ended = self._half_closed and self._client_ended and sent
+        if (self._client_gone and sent) or (delivered and (self._backend_ended or both_ended)):
             self.close()
+
+    def replace_backend(self, backend: socket.socket) -> None:
+        """Go on with another connection to the backend, whose first one has ended."""
+        self._backend.close()
+        self._backend = Endpoint(self._loop, backend, self)
+        self._backend.resume()
+        self.hold_client(self._client_held)  # it may have been paused for the first one's sake
+
+    def finish_client(self) -> None:
+        """Half-close toward the client behind the last that it is given; what it still sends is the flow's to drop.
+
+        The pair closes when the client has ended too.
+        """
+        self.flush()
+        self._client.finish()
+        self._backend.close()
+        self._half_closed = True
+        self.hold_client(False)
+        self._close_if_done()
 
     def close(self) -> None:
         """Close both sides at once."""

@@ -107,7 +107,6 @@ WRONG = [
     (["--log-level=loud"], "--log-level: 'loud' is not one of"),
     (["--config=/nowhere/x.yaml"], "/nowhere/x.yaml: the configuration file can not be read: No such file"),
     (["--config=/"], "/: the configuration file can not be read: Is a directory"),
-    (["--backend-runtime-mode=dOCKER"], "Docker mode is not in this version yet"),
 ]
 
 

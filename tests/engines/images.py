@@ -16,6 +16,8 @@ BUSYBOX_IMAGE = "docker.io/library/runtimeproxy-busybox:1"
 PAUSE_IMAGE = "docker.io/library/runtimeproxy-pause:1"
 IMAGES: Mapping[str, Sequence[str]] = {BUSYBOX_IMAGE: ["/bin/sh"], PAUSE_IMAGE: ["/bin/sleep", "2147483647"]}
 """Image name -> the command that it runs by default."""
+STOP_SIGNALS = {PAUSE_IMAGE: "SIGKILL"}
+"""Unlike a real pause, sleep as process 1 is deaf to SIGTERM: a stop would wait for its whole grace period."""
 
 APPLETS = ("sh", "cat", "cp", "echo", "env", "false", "grep", "head", "ls", "nc", "printf", "sleep", "true", "wc")
 DIRECTORIES = ("bin", "dev", "etc", "proc", "sys", "tmp")
@@ -31,7 +33,7 @@ def archive(busybox: Path) -> bytes:
     files = {"layer.tar": layer}
     manifest = []
     for name, command in IMAGES.items():
-        config = _config(command, layer)
+        config = _config(command, STOP_SIGNALS.get(name, "SIGTERM"), layer)
         path = hashlib.sha256(config).hexdigest() + ".json"
         files[path] = config
         manifest.append({"Config": path, "RepoTags": [name], "Layers": ["layer.tar"]})
@@ -46,11 +48,11 @@ def _tree(busybox: bytes) -> bytes:
     return _tar([*directories, _file("bin/busybox", busybox, mode=0o755), *links, users])
 
 
-def _config(command: Sequence[str], layer: bytes) -> bytes:
+def _config(command: Sequence[str], stop_signal: str, layer: bytes) -> bytes:
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Cmd": list(command), "Env": IMAGE_ENVIRONMENT},
+        "config": {"Cmd": list(command), "Env": IMAGE_ENVIRONMENT, "StopSignal": stop_signal},
         "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]},
     }
     return json.dumps(config).encode()

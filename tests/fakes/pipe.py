@@ -22,6 +22,15 @@ class End(asyncio.Protocol):
         else:
             self.peer.write(data)
 
+    def pause_writing(self) -> None:
+        """Let the peer wait while too much waits here: so a big transfer stays out of memory."""
+        if self.peer is not None:
+            self.peer.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.peer is not None:
+            self.peer.resume_reading()
+
     def connection_lost(self, error: Exception | None) -> None:
         if self.peer is not None:
             self.peer.close()

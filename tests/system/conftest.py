@@ -1,5 +1,18 @@
 """What system tests share."""
 
-from tests.engines.conftest import containerd
+import pytest
 
-__all__ = ["containerd"]
+from tests.engines.conftest import containerd, dockerd
+from tests.system.between import between
+from tests.system.cri_front import CRI
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import Front
+
+__all__ = ["between", "containerd", "dockerd"]
+
+
+@pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)
+def front(request: pytest.FixtureRequest) -> Front:
+    """Return each front in turn."""
+    made: Front = request.param
+    return made

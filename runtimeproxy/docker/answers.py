@@ -1,0 +1,158 @@
+"""The daemon's bytes on one connection: which are an answer's head or its body.
+
+Owns where the next answer starts.
+Must not know: the client's bytes, sockets, hook servers.
+Invariant: an answer passes as it comes; only that of a held call is kept.
+"""
+
+from typing import Protocol
+
+from runtimeproxy.docker.exchange import Exchange, HeldExchange
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import http1
+from runtimeproxy.wire.bodies import Body, follow
+from runtimeproxy.wire.http1 import Framing, ResponseHead
+
+_CONTINUE = 100
+_SWITCHING = 101
+
+
+_WHOLE: dict[tuple[bytes, str], None] = {}
+"""Whole answers, with the method that they answer: the daemon repeats its own within a second."""
+_WHOLE_BYTES = 1024
+_WHOLE_ANSWERS = 256
+
+
+class Taker(Protocol):
+    """Whoever takes what was read."""
+
+    to_client: list[bytes]
+
+    def awaited(self) -> Exchange | None: ...
+    def answered(self, exchange: Exchange) -> None: ...
+    def closes(self) -> None: ...
+    def become_tunnel(self) -> None: ...
+
+
+class Answers:
+    """Reads the answers of the daemon."""
+
+    def __init__(self, taker: Taker) -> None:
+        self._taker = taker
+        self._rest = bytearray()
+        self._seen = 0
+        self._body: Body | None = None
+        self._tunnel = False
+        self._no_more = False
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether the client has a part of an answer that is not whole."""
+        return self._body is not None
+
+    @property
+    def _between(self) -> bool:
+        """Tell whether the next byte is an answer's first."""
+        return self._body is None and not self._rest
+
+    def feed(self, data: bytes) -> None:
+        """Take the daemon's bytes in any split. Raises WireError if they are no answers."""
+        exchange = self._taker.awaited()
+        if (
+            exchange is not None
+            and exchange.plain
+            and len(data) <= _WHOLE_BYTES
+            and (data, exchange.method) in _WHOLE
+            and self._between
+        ):
+            self._taker.to_client.append(data)
+            self._taker.answered(exchange)
+            return
+        if self._rest:
+            self._rest += data
+            if not http1.head_end(self._rest, 0, self._seen):
+                self._seen = len(self._rest)
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        at, size = 0, len(data)
+        while at < size:
+            end = self._read_head(data, at) if self._body is None else self._read_body(data, at)
+            if end == at:
+                break
+            at = end
+        if at < size:
+            self._rest += data[at:]
+            self._seen = size - at
+
+    def _read_head(self, data: bytes, at: int) -> int:
+        if self._tunnel:
+            self._taker.to_client.append(data[at:])
+            return len(data)
+        if self._no_more:
+            return len(data)
+        exchange = self._taker.awaited()
+        if exchange is None:
+            raise WireError("an answer without a request")
+        end = http1.head_end(data, at)
+        if end:
+            head = http1.response_head(data[at:end], exchange.method)
+            if end + head.length == len(data) <= _WHOLE_BYTES and at == 0:
+                _remember(data, exchange, head)
+            self._begin(exchange, head)
+        return end or at
+
+    def _begin(self, exchange: Exchange, head: ResponseHead) -> None:
+        if head.status == _SWITCHING or head.framing is Framing.UNTIL_CLOSE:
+            self._begin_tunnel(exchange, head)
+        elif head.status < 200:
+            if head.status != _CONTINUE or not exchange.continued:
+                self._taker.to_client.append(head.raw)
+        else:
+            self._begin_final(exchange, head)
+
+    def _begin_final(self, exchange: Exchange, head: ResponseHead) -> None:
+        if head.closes:
+            self._taker.closes()
+        if isinstance(exchange, HeldExchange):
+            exchange.begin_reply(head)
+        else:
+            self._taker.to_client.append(head.raw)
+        self._body = follow(head.framing, head.length)
+        if self._body is None:
+            self._taker.answered(exchange)
+
+    def _begin_tunnel(self, exchange: Exchange, head: ResponseHead) -> None:
+        """Let everything pass from here on, whatever the status (relay-rules B2)."""
+        self._taker.to_client.append(head.raw)
+        self._tunnel = True
+        self._taker.become_tunnel()  # before the call goes on: the client has this head, it waits for no turn
+        if isinstance(exchange, HeldExchange):
+            exchange.begin_reply(head)
+            exchange.reply_whole()
+
+    def _read_body(self, data: bytes, at: int) -> int:
+        body, exchange = self._body, self._taker.awaited()
+        assert body is not None and exchange is not None
+        end = body.feed(data, at)
+        part = data[at:end] if at or end < len(data) else data
+        if isinstance(exchange, HeldExchange):
+            part = exchange.collect_reply(part)
+        if part:
+            self._taker.to_client.append(part)
+        if body.done:
+            self._body = None
+            self._taker.answered(exchange)
+        return end
+
+    def stop(self) -> None:
+        """Read no further answer."""
+        self._no_more = True
+
+
+def _remember(data: bytes, exchange: Exchange, head: ResponseHead) -> None:
+    """Know an answer again that is whole and after which the connection goes on as before."""
+    if head.status >= 200 and head.framing in (Framing.EMPTY, Framing.SIZED) and not head.closes:
+        if len(_WHOLE) >= _WHOLE_ANSWERS:
+            _WHOLE.clear()
+        _WHOLE[data, exchange.method] = None

@@ -1,0 +1,314 @@
+"""What the Docker front asks the daemon itself: inspect, image, info, list, events, the extra update of PreStart.
+
+Owns these calls, their limits and their errors; aiohttp, its exceptions included, is known in this file only, and is
+loaded by the first request, so that CRI mode never pays for it.
+Must not know: held requests, the Store, what an inspected body says.
+Invariants: NotFound is an answer (None); everything else that fails is a BackendError, whose text holds nothing of a
+reply, but for that of ``update``. Each request has a connection of its own, so none is stale, and an update is never
+sent twice.
+
+Paths have no version in front: every daemon, from 20.10 (API 1.12 to 1.41) to Engine 29 and later (from 1.44), routes
+them and takes its newest API for them, while any one version is refused by some daemon (facts/docker-mode.md, C
+"Paths"). What is read here is spelt alike in all of them.
+"""
+
+import asyncio
+import errno
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from weakref import WeakSet
+
+from runtimeproxy.errors import BackendError
+from runtimeproxy.relay.dial import RETRY_SECONDS
+from runtimeproxy.wire import grpc
+
+if TYPE_CHECKING:
+    import aiohttp
+
+REQUEST_SECONDS = 10.0
+REPLY_LIMIT = 16 * 2**20
+"""The longest reply, and the longest line of the event stream, in bytes."""
+LIST_LIMIT = 64 * 2**20
+"""The longest list, in bytes: 10,000 containers with their labels."""
+
+CHECK_SECONDS = 5.0
+"""How often a quiet stream is looked at: whether its connection still stands."""
+
+_LABEL = "io.kubernetes.docker.type"
+_LONGEST_TEXT = 1024
+_LAST_NS = 2**63
+_ABSENT = frozenset({301, 404})
+"""What a daemon answers for what it does not have; 301 is its router's answer to "." and "..", which name nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened to a container: the daemon's word for it, the full id, nanoseconds since 1970."""
+
+    action: str
+    id: str
+    time_ns: int
+
+
+UNREADABLE = Event("", "", 0)
+"""Stands for a line of the event stream that cannot be read."""
+
+
+class Backend:
+    """A client of the daemon's own socket; ``seconds`` is the limit of each short request."""
+
+    def __init__(self, endpoint: str, *, seconds: float = REQUEST_SECONDS) -> None:
+        self._endpoint = endpoint
+        self._seconds = seconds
+        self._session: aiohttp.ClientSession | None = None
+        self._replies: WeakSet[aiohttp.ClientResponse] = WeakSet()
+
+    async def inspect(self, reference: str) -> bytes | None:
+        """Read a container by its id, a prefix of it, or its name; None if there is none. Raises BackendError."""
+        name = reference.removeprefix("/")
+        return await self._find("/containers/{}/json", name) if name else None
+
+    async def image(self, image_id: str) -> bytes | None:
+        """Read an image; None if there is none. Raises BackendError."""
+        return await self._find("/images/{}/json", image_id) if image_id else None
+
+    async def info(self) -> bytes:
+        """Read what the daemon says of itself. Raises BackendError."""
+        return await self._get("GET /info", "/info", REPLY_LIMIT)
+
+    async def pods_containers(self) -> list[str]:
+        """List the full ids of all pod sandboxes and containers of pods, running or not. Raises BackendError."""
+        route = "GET /containers/json"
+        path = f"/containers/json?all=1&filters={_filters(label=[_LABEL])}"
+        body = await self._get(route, path, LIST_LIMIT)
+        try:
+            return [str(row["Id"]) for row in json.loads(body)]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            raise BackendError(f"{route}: the reply is no list of containers", grpc.INTERNAL) from None
+
+    async def update(self, container_id: str, body: bytes, seconds: float) -> None:
+        """Send an update of our own, once.
+
+        Raises BackendError; if the daemon rejects it, with the daemon's words, which may repeat values: not to be
+        logged.
+        """
+        route = "POST /containers/{}/update"
+        if seconds <= 0:
+            raise _late(route, seconds)
+        path = f"/containers/{_quoted(container_id)}/update"
+        status, reply = await self._ask(route, path, seconds, REPLY_LIMIT, body)
+        if status != 200:
+            raise _rejected(route, status, _message(reply))
+
+    @asynccontextmanager
+    async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
+        """Follow what happens to containers; the daemon has agreed once the context is entered.
+
+        The daemon begins with what it remembers from ``since_ns`` on (nanoseconds since 1970; the last 256 events). It
+        answers a moment before it listens for new ones, so only with a time before the request is none of them lost.
+        A quiet stream is waited on for ever. Raises BackendError, in the iterator also when the stream ends.
+        """
+        route = "GET /events"
+        since = f"{since_ns // 10**9}.{since_ns % 10**9:09d}"
+        path = f"/events?since={since}&filters={_filters(type=['container'], event=actions)}"
+        with _failures(route, self._seconds):
+            async with asyncio.timeout(self._seconds):
+                response = await self._send("GET", path)
+        try:
+            if response.status != 200:
+                raise _rejected(route, response.status)
+            async with aclosing(_events(route, response)) as events:
+                yield events
+        finally:
+            response.close()
+
+    async def close(self) -> None:
+        """Close all connections; requests under way fail. A later one opens anew."""
+        session, self._session = self._session, None
+        for reply in list(self._replies):  # the session alone would leave whoever reads one waiting for ever
+            reply.close()
+        if session is not None:
+            await session.close()
+
+    async def _find(self, template: str, name: str) -> bytes | None:
+        route = f"GET {template}"
+        status, body = await self._ask(route, template.format(_quoted(name)), self._seconds, REPLY_LIMIT)
+        if status in _ABSENT:
+            return None
+        if status != 200:
+            raise _rejected(route, status)
+        return body
+
+    async def _get(self, route: str, path: str, limit: int) -> bytes:
+        status, body = await self._ask(route, path, self._seconds, limit)
+        if status != 200:
+            raise _rejected(route, status)
+        return body
+
+    async def _ask(
+        self, route: str, path: str, seconds: float, limit: int, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        """Return a reply's status and body. ``route`` is the method and the path without its values."""
+        method = route.partition(" ")[0]
+        with _failures(route, seconds):
+            async with asyncio.timeout(seconds), await self._send(method, path, body) as response:
+                return response.status, await _whole(route, response, limit)
+
+    async def _send(self, method: str, path: str, body: bytes | None = None) -> "aiohttp.ClientResponse":
+        """Send a request and return its reply once the head is there; a full backlog is tried again."""
+        import aiohttp
+        from yarl import URL
+
+        url = URL(f"http://docker{path}", encoded=True)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        while True:
+            try:
+                reply = await self._opened().request(method, url, data=body, headers=headers, allow_redirects=False)
+                self._replies.add(reply)
+                return reply
+            except aiohttp.ClientConnectorError as error:
+                if error.os_error.errno != errno.EAGAIN:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _opened(self) -> "aiohttp.ClientSession":
+        """Return the session, which has as many connections as there are requests: held calls bound them."""
+        import aiohttp
+
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(self._endpoint, force_close=True, limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(),
+                # Newer daemons have several forms of the event stream and choose by Accept.
+                headers={"Accept": "application/json", "Accept-Encoding": "identity"},
+                auto_decompress=False,
+            )
+        return self._session
+
+
+# -- replies -----------------------------------------------------------------------------------------------------------
+
+
+async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> bytes:
+    """Return a reply's body. Raises BackendError if it is longer than ``limit`` bytes."""
+    parts = []
+    length = 0
+    async for part in response.content.iter_any():
+        length += len(part)
+        if length > limit:
+            raise BackendError(f"{route}: the reply is longer than {limit} bytes", grpc.RESOURCE_EXHAUSTED)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenerator[Event, None]:
+    lines = _Lines(route)
+    while part := await _part(route, response):
+        for line in lines.feed(part):
+            event = _event(line)
+            if event is not None:
+                yield event
+    raise BackendError(f"{route}: the stream ended")
+
+
+async def _part(route: str, response: "aiohttp.ClientResponse") -> bytes:
+    """Return what comes next of a stream, however late; b"" at its end. Raises BackendError."""
+    while True:
+        with _failures(route), suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_SECONDS):
+                return await response.content.readany()
+        # After a chunk that is none aiohttp closes the connection, but leaves whoever reads it waiting for ever.
+        if response.connection is None or response.connection.closed:
+            raise BackendError(f"{route}: the stream broke off")
+
+
+class _Lines:
+    """Cuts a stream into lines."""
+
+    def __init__(self, route: str) -> None:
+        self._route = route
+        self._begun: list[bytes] = []
+        self._length = 0
+
+    def feed(self, part: bytes) -> list[bytes]:
+        """Return the lines that end in this part. Raises BackendError if one is longer than REPLY_LIMIT."""
+        first, *others = part.split(b"\n")
+        self._begun.append(first)
+        self._length += len(first)
+        if self._length > REPLY_LIMIT:
+            text = f"{self._route}: a line is longer than {REPLY_LIMIT} bytes"
+            raise BackendError(text, grpc.RESOURCE_EXHAUSTED)
+        if not others:
+            return []
+        whole = [b"".join(self._begun), *others[:-1]]
+        self._begun, self._length = [others[-1]], len(others[-1])
+        return whole
+
+
+def _event(line: bytes) -> Event | None:
+    """Read a line: None if it is empty or about something else than a container."""
+    if not line.strip():
+        return None
+    try:
+        said: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return UNREADABLE
+    match said:
+        case {"Type": "container", "Action": str(action), "Actor": {"ID": str(id)}, "timeNano": int(time_ns)}:
+            return Event(action, id, time_ns) if 0 < time_ns < _LAST_NS else UNREADABLE
+        case {"Type": str(kind)} if kind != "container":
+            return None
+    return UNREADABLE
+
+
+def _message(reply: bytes) -> str:
+    """Return the text of an error reply; "" if it has none."""
+    try:
+        return str(json.loads(reply)["message"])[:_LONGEST_TEXT]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return ""
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def _quoted(name: str) -> str:
+    """Encode a reference for a path, so that it stays one segment and keeps bytes that are not UTF-8."""
+    return quote(name, safe="", errors="surrogateescape")
+
+
+def _filters(**values: Collection[str]) -> str:
+    return quote(json.dumps({name: dict.fromkeys(kinds, True) for name, kinds in values.items()}), safe="")
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _failures(route: str, seconds: float = 0.0) -> Iterator[None]:
+    """Turn what aiohttp raises into a BackendError; only the class of the error is told, its text may quote a reply."""
+    import aiohttp
+
+    try:
+        yield
+    except TimeoutError:
+        raise _late(route, seconds) from None
+    except aiohttp.ClientConnectorError as error:
+        reason = error.os_error.strerror or type(error.os_error).__name__
+        raise BackendError(f"{route}: cannot connect: {reason}") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise BackendError(f"{route}: no whole answer ({type(error).__name__})") from None
+
+
+def _late(route: str, seconds: float) -> BackendError:
+    return BackendError(f"{route}: no answer in {max(seconds, 0.0):g} s", grpc.DEADLINE_EXCEEDED)
+
+
+def _rejected(route: str, status: int, words: str = "") -> BackendError:
+    code = grpc.NOT_FOUND if status == 404 else grpc.INTERNAL
+    return BackendError(f"{route}: the daemon answered {status}{words and f': {words}'}", code)

@@ -1,0 +1,107 @@
+"""Docker's calls as the core sees them: what all of them do (``creates`` and ``references`` have the single ones).
+
+Owns how a held request is released and refused, and what the calls of all connections share.
+Must not know: heads, chunks, connections, hook servers, what a body means.
+Invariant: a request that nobody changed is released as the very bytes that came.
+"""
+
+import logging
+from asyncio import AbstractEventLoop, Future
+
+from runtimeproxy import hookpoints, records
+from runtimeproxy.call import Call, Reply, Unreadable
+from runtimeproxy.docker.backend import Backend
+from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.sync import Events
+from runtimeproxy.errors import HookError, WireError
+from runtimeproxy.hookpoints import HookPoint, Operation
+from runtimeproxy.model import Adjustment, HookRequest, Subject
+from runtimeproxy.store import Store
+from runtimeproxy.telemetry import Recorder
+
+log = logging.getLogger(__name__)
+
+ERROR_STATUS = 500
+
+
+class Daemon:
+    """What the calls of all connections share."""
+
+    def __init__(
+        self, backend: Backend, lookup: Lookup, events: Events, recorder: Recorder, loop: AbstractEventLoop
+    ) -> None:
+        self.backend = backend
+        self.lookup = lookup
+        self.events = events
+        self.recorder = recorder
+        self.loop = loop
+
+
+def body_of(exchange: HeldExchange) -> bytes:
+    """Return the body of a request, which is kept as long as that is held. Raises Unreadable."""
+    try:
+        return exchange.body()
+    except WireError as error:
+        raise Unreadable(str(error)) from None
+
+
+class DockerCall(Call):
+    """A held call; the subclasses know their requests."""
+
+    deadline = None
+
+    def __init__(self, exchange: HeldExchange, daemon: Daemon, operation: Operation) -> None:
+        self.operation = operation
+        self.concerned: tuple[HookPoint, ...] = hookpoints.concerned(operation)
+        self._exchange = exchange
+        self._daemon = daemon
+        self._reply: Future[Reply] = daemon.loop.create_future()
+        exchange.on_reply = self._take_reply
+
+    def _take_reply(self) -> None:
+        if not self._reply.done() and self._exchange.reply is not None:
+            self._reply.set_result(self._exchange.reply)
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Tell what is known now."""
+        return records.told(subject)
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+        """Need nothing; start does."""
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
+        """Return the body as it is released; None if nothing changes."""
+        return None
+
+    def unedited(self, store: Store) -> bool:
+        """Know of nothing; a container's create does."""
+        return True
+
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> Future[Reply]:
+        """Edit and send on; the daemon's answer comes later."""
+        self.send(None if subject is None else self.edited(subject, adjustment))
+        return self._reply
+
+    def send(self, body: bytes | None) -> bool:
+        """Send the request on: as it came if ``body`` is None. Return False if it is no longer held."""
+        return self._exchange.release(body)
+
+    def refuse(self, error: HookError) -> None:
+        """Answer 500 with a message that names plugin, hook point and reason."""
+        self._exchange.refuse(ERROR_STATUS, f"runtimeproxy: {self.operation.value} refused: {error}")
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Leave the subject as it is."""
+        return subject
+
+    def answer(self, reply: Reply) -> None:
+        """Let the daemon's own answer go."""
+        self._exchange.answer()
+
+    def leave_out(self, names: tuple[str, ...]) -> None:
+        """Count and log the fields that a hook server set and that Docker's API cannot carry."""
+        for name in names:
+            self._daemon.recorder.count("fields_left_out", operation=self.operation.value, field=name)
+        if names:
+            log.warning("%s: Docker cannot set %s of a container: left out", self.operation.value, ", ".join(names))

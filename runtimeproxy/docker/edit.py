@@ -1,0 +1,204 @@
+"""An adjustment put into the JSON body of a Docker request.
+
+Owns which part of an adjustment goes to which member of which body, what Docker's API cannot say, and the extra update
+of PreStartContainer.
+Must not know: how JSON is rewritten (``wire.json``), who asked for a change, how a cgroup driver spells a parent.
+Invariant: a body differs in the changed members only, and without a change it is the very same object; the daemon's own
+checks hold (facts/docker-mode.md, "Daemon checks"; moby's adaptContainerSettings, verifyPlatformContainerResources and
+UpdateContainer). Raises WireError where a body is no JSON or not of the request's kind.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
+from runtimeproxy.errors import WireError
+from runtimeproxy.model import Adjustment, Resources, ResourceValue
+from runtimeproxy.wire.json import Edit, Elements, Members, Object, Put, parse, rewrite
+
+Changes = Mapping[str, ResourceValue]
+
+_MEMORY = "memory_limit_in_bytes"
+_SWAP = "memory_swap_limit_in_bytes"
+_UNLIMITED = -1
+_CPU_LIMITS = frozenset({"cpu_quota", "cpu_period"})
+_UPDATE_FIELDS = tuple(name for name in RESOURCE_TABLE if name != "oom_score_adj")
+_EMPTY = Object(())
+
+
+def edit_pod(body: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
+    """Put labels, annotations, resources and a cgroup parent into the create of a pod sandbox.
+
+    ``cgroup_parent`` is in the form of Docker's cgroup driver, None to leave the body's; the adjustment's own is not
+    looked at.
+    """
+    labels = {**adjustment.labels, **_labels(adjustment.annotations)}
+    return _edit_create(body, labels, {}, adjustment.resources, cgroup_parent)
+
+
+def edit_container(body: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
+    """Put annotations, envs, resources and a cgroup parent (as in ``edit_pod``) into the create of a container."""
+    labels = _labels(adjustment.annotations)
+    return _edit_create(body, labels, adjustment.envs, adjustment.resources, cgroup_parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An update as it is sent: its body, the resource fields put in, and the names of those that it cannot bring about.
+
+    A field put in as 0 or "" takes the request's own value back: the container keeps what it has.
+    """
+
+    body: bytes
+    resources: Changes
+    left_out: tuple[str, ...]
+
+
+def edit_update(body: bytes, changes: Changes, present: Resources) -> Update:
+    """Put resources into an update; ``present`` is what the container has now."""
+    if not changes:
+        return Update(body, {}, ())
+    asked = _object(parse(body), "the body")
+    said = _said_in_update(_memory_of(asked), present, changes)
+    put_in = {name: value for name, value in said.items() if value or asked.get(RESOURCE_TABLE[name])}
+    edited = rewrite(body, Members(_resources(asked, put_in))) if put_in else body
+    return Update(edited, put_in, tuple(sorted(name for name in changes if _left_out(name, said, present))))
+
+
+def update_body(changes: Changes, present: Resources) -> Update:
+    """Make an update of its own that names only what is set; without ``resources`` there is no update to send."""
+    return edit_update(b"{}", changes, present)
+
+
+def left_out_of_create(changes: Changes) -> tuple[str, ...]:
+    """Return the names of the changed fields that a create cannot carry."""
+    return tuple(sorted(changes.keys() - RESOURCE_TABLE.keys()))
+
+
+# -- what Docker's API can say ---------------------------------------------------------------------------------------
+
+
+def _said_in_create(asked: Resources, changes: Changes) -> dict[str, ResourceValue]:
+    """Return the fields to put into a create that has ``asked``: unlimited memory is 0, and a swap limit follows."""
+    said = {name: changes[name] for name in RESOURCE_TABLE if name in changes}
+    if said.get(_MEMORY) == _UNLIMITED:
+        said[_MEMORY] = 0
+    if _MEMORY in said and _SWAP not in said:
+        said[_SWAP] = _swap(asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes, said[_MEMORY])
+    return said
+
+
+def _said_in_update(asked: Resources, present: Resources, changes: Changes) -> dict[str, ResourceValue]:
+    """Return the fields to put into an update that has ``asked``.
+
+    0 and "" leave what is, so nothing lifts a memory limit; what has none keeps none. The daemon refuses memory above
+    the swap limit that it holds, so a swap limit always goes with a memory limit.
+    """
+    said = {name: changes[name] for name in _UPDATE_FIELDS if name in changes}
+    if said.get(_MEMORY) == _UNLIMITED:
+        said[_MEMORY] = 0
+        if present.memory_limit_in_bytes:
+            del said[_MEMORY]
+    if said.get(_MEMORY) and not said.get(_SWAP):
+        said[_SWAP] = _swap(*_limits(asked, present), said[_MEMORY])
+    elif _MEMORY in said and asked.memory_limit_in_bytes:
+        said.setdefault(_SWAP, 0)
+    return said
+
+
+def _left_out(name: str, said: Changes, present: Resources) -> bool:
+    """Tell whether a changed field has no place in an update, or is not cleared by one."""
+    return name not in said or (not said[name] and bool(getattr(present, name)))
+
+
+def _limits(asked: Resources, present: Resources) -> tuple[int, int]:
+    """Return the memory limit and the swap limit that belong together once an update is through."""
+    held = present.memory_limit_in_bytes
+    if asked.memory_swap_limit_in_bytes:
+        return asked.memory_limit_in_bytes or held, asked.memory_swap_limit_in_bytes
+    return held, present.memory_swap_limit_in_bytes or 2 * held  # the daemon's default at create
+
+
+def _swap(memory: int, swap: int, new_memory: ResourceValue) -> int:
+    """Return the swap limit (memory included) for a new memory limit, from the two limits as they were.
+
+    Where they were equal there was no swap, and is none: so it is with the kubelet's.
+    """
+    assert isinstance(new_memory, int)
+    if swap == memory:
+        return new_memory
+    if swap <= 0:
+        return swap
+    return max(swap, new_memory) if new_memory else 0
+
+
+# -- the members of a body -------------------------------------------------------------------------------------------
+
+
+def _edit_create(
+    body: bytes, labels: Mapping[str, str], envs: Mapping[str, str], resources: Changes, cgroup_parent: str | None
+) -> bytes:
+    if not (labels or envs or resources or cgroup_parent is not None):
+        return body
+    asked = _object(parse(body), "the body")
+    host = _object(asked.get("HostConfig", _EMPTY), "HostConfig")
+    host_edits = _resources(host, _said_in_create(_memory_of(host), resources))
+    if cgroup_parent is not None:
+        host_edits |= _put(host, "CgroupParent", cgroup_parent)
+    edits: dict[str, Edit] = {}
+    if labels:
+        edits["Labels"] = Members({key: Put(labels[key]) for key in sorted(labels)}, exact=True)
+    if envs:
+        edits["Env"] = _envs(asked.get("Env", []), envs)
+    if host_edits:
+        edits["HostConfig"] = Members(host_edits)
+    return rewrite(body, Members(edits)) if edits else body
+
+
+def _labels(annotations: Mapping[str, str]) -> dict[str, str]:
+    return {LABEL_PREFIX + key: value for key, value in annotations.items()}
+
+
+def _envs(elements: Any, envs: Mapping[str, str]) -> Elements:
+    """Set entries of Env: of several with one key the last one counts, also a bare key, which unsets a default."""
+    if not isinstance(elements, list):
+        raise WireError("Env is no list")
+    places = {element.partition("=")[0]: index for index, element in enumerate(elements) if isinstance(element, str)}
+    changed = {places[key]: f"{key}={value}" for key, value in envs.items() if key in places}
+    added = [f"{key}={envs[key]}" for key in sorted(envs) if key not in places]
+    return Elements(changed, added)
+
+
+def _resources(asked: Object, said: Changes) -> dict[str, Edit]:
+    """Set resource fields; NanoCpus, another spelling of quota and period, gives way to them."""
+    edits: dict[str, Edit] = {}
+    for name, value in said.items():
+        edits |= _put(asked, RESOURCE_TABLE[name], value)
+    if _CPU_LIMITS & said.keys():
+        edits |= _put(asked, "NanoCpus", 0)
+    return edits
+
+
+def _put(asked: Object, key: str, value: Any) -> dict[str, Edit]:
+    """Put a value in, unless it is the zero that a missing member stands for."""
+    return {key: Put(value)} if value or asked.get(key) else {}
+
+
+def _memory_of(asked: Object) -> Resources:
+    """Return the memory limits of a body."""
+    memory, swap = (_number(asked, RESOURCE_TABLE[name]) for name in (_MEMORY, _SWAP))
+    return Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)
+
+
+def _number(asked: Object, key: str) -> int:
+    value = asked.get(key, 0)
+    if type(value) is not int:
+        raise WireError(f"{key} is no whole number")
+    return value
+
+
+def _object(value: Any, name: str) -> Object:
+    if not isinstance(value, Object):
+        raise WireError(f"{name} is no JSON object")
+    return value

@@ -1,0 +1,238 @@
+"""One request and its answer on a client's connection.
+
+Owns what is kept of a held request and of its answer, and its state.
+Must not know: other exchanges, sockets, what a body means.
+Invariant: a held request leaves once, whole, or not at all; its answer waits for the Post hooks (relay-rules B, C1).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldBytes, Reply
+from runtimeproxy.docker.routes import Action, Route
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import bodies, http1
+from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
+
+REPLY_LIMIT = 1 << 20
+"""Longest answer to a held call that is kept, in bytes; dockerd's own are some hundred bytes."""
+
+_ALSO_AGREED = {Action.STOP: frozenset({304, 404}), Action.REMOVE: frozenset({404})}
+"""Statuses beside 2xx with which the daemon agreed (hook-api, "Post points"); a start answered 304 started nothing."""
+
+
+def _nothing() -> None:
+    """Stand in for a listener that is not there yet."""
+
+
+class Exchange:
+    """A request that passes, and its answer."""
+
+    __slots__ = ("answered", "continued", "head", "may_tunnel", "method", "plain")
+
+    def __init__(self, head: RequestHead | None, may_tunnel: bool = False) -> None:
+        self.head = head
+        self.method = "" if head is None else head.method
+        """The answer to a HEAD has no body."""
+        self.may_tunnel = may_tunnel
+        self.plain = False
+        """True for one that stands for all requests of the same bytes: nothing in it changes."""
+        self.answered = False
+        """True once the client has the whole answer."""
+        self.continued = False
+        """True once we told the client to go on (Expect: 100-continue), so that the daemon's word is swallowed."""
+
+
+class OwnAnswer(Exchange):
+    """An answer of ours to a request that the daemon never sees, in its turn among the others."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(None)
+        self.answer = answer
+
+
+class Owner(Protocol):
+    """What a held exchange needs of its connection's reader."""
+
+    held_bytes: HeldBytes
+
+    def send_request(self, exchange: "HeldExchange", request: bytes) -> None: ...
+    def send_refusal(self, exchange: "HeldExchange", status: int, message: str, close: bool) -> None: ...
+    def reply_settled(self, exchange: "HeldExchange") -> None: ...
+    def answer(self, exchange: "HeldExchange") -> None: ...
+
+
+class HeldExchange(Exchange):
+    """A request that waits for the hook servers, and whose answer waits for the Store."""
+
+    __slots__ = (
+        "_answer",
+        "_body",
+        "_owner",
+        "_reply_body",
+        "_reply_head",
+        "_whole",
+        "on_ended",
+        "on_reply",
+        "problem",
+        "reply",
+        "route",
+        "state",
+    )
+
+    def __init__(self, owner: Owner, head: RequestHead, route: Route) -> None:
+        super().__init__(head)
+        self._owner = owner
+        self.route = route
+        self.state = CallState.HOLDING
+        self.problem = ""
+        """Why the request cannot be read; "" if it can."""
+        self.reply: Reply | None = None
+        self.on_ended: Callable[[], object] = _nothing
+        self.on_reply: Callable[[], object] = _nothing
+        self._whole = False
+        self._body = bytearray()
+        self._reply_head: ResponseHead | None = None
+        self._reply_body: bytearray | None = bytearray()
+        """None once the answer is too long to be kept."""
+        self._answer = bytearray()
+
+    # The request.
+
+    def collect(self, part: bytes) -> bool:
+        """Take a part of the body as it came; False if it is too much to be kept."""
+        self._body += part
+        counted = self._owner.held_bytes
+        counted.count += len(part)
+        if len(self._body) <= MESSAGE_LIMIT and counted.count <= counted.limit:
+            return True
+        self.problem = "the request is longer than the limit"
+        return False
+
+    def withdraw(self) -> bytes:
+        """Hold a request no longer whose turn never came; return what came of it, b"" if it is not held."""
+        if self.state is not CallState.HOLDING:
+            return b""
+        self.state = CallState.ENDED
+        assert self.head is not None
+        request = self.head.raw + self._body
+        self._free()
+        return request
+
+    def request_whole(self) -> None:
+        """Know that nothing more of the request comes."""
+        self._whole = True
+
+    def cut(self) -> None:
+        """Know that the client ended inside its request."""
+        self.problem = "the request ends inside its body"
+
+    def body(self) -> bytes:
+        """Return the body without its chunking. Raises WireError if it cannot be read."""
+        assert self.head is not None
+        if self.problem:
+            raise WireError(self.problem)
+        if self.head.field("content-encoding"):
+            raise WireError("the request's body is encoded")
+        return bodies.dechunk(bytes(self._body)) if self.head.framing is Framing.CHUNKED else bytes(self._body)
+
+    def release(self, body: bytes | None) -> bool:
+        """Send the request on: its own bytes if ``body`` is None, else with that body (relay-rules B8).
+
+        Returns False if it is no longer held; then nothing is sent.
+        """
+        if self.state is not CallState.HOLDING:
+            return False
+        self.state = CallState.RELEASED
+        assert self.head is not None
+        raw = self.head.raw
+        request = raw + self._body if body is None else http1.with_length(raw, len(body)) + body
+        self._free()
+        self._owner.send_request(self, request)
+        return True
+
+    def refuse(self, status: int, message: str) -> bool:
+        """Answer in the daemon's place, which never sees the request. Returns False if it is no longer held."""
+        if self.state is not CallState.HOLDING:
+            return False
+        self.state = CallState.REFUSED
+        self._free()
+        assert self.head is not None
+        self._owner.send_refusal(self, status, message, self.head.closes or not self._whole)
+        return True
+
+    def end(self) -> None:
+        """End the call without the daemon's answer: the client or the daemon has gone."""
+        holding = self.state is CallState.HOLDING
+        if holding:
+            self.state = CallState.ENDED
+            self._free()
+        if self.reply is None:
+            self._settle(UNANSWERED)
+        if holding:
+            self.on_ended()
+
+    def _free(self) -> None:
+        self._owner.held_bytes.count -= len(self._body)
+        self._body = bytearray()
+
+    # The answer.
+
+    @property
+    def awaits_reply(self) -> bool:
+        """Tell whether the daemon has the request, and has not given its whole answer."""
+        return self.state is CallState.RELEASED and self.reply is None
+
+    @property
+    def replying(self) -> bool:
+        """Tell whether the daemon has begun to answer."""
+        return self._reply_head is not None
+
+    def begin_reply(self, head: ResponseHead) -> None:
+        """Take the answer's head."""
+        self._reply_head = head
+        self._answer += head.raw
+
+    def collect_reply(self, part: bytes) -> bytes:
+        """Keep a part of the answer's body; return what is too much to be kept and goes on now: all but one byte."""
+        self._answer += part
+        if self._reply_body is not None and len(self._answer) <= REPLY_LIMIT:
+            self._reply_body += part
+            return b""
+        self._reply_body = None
+        going = bytes(self._answer[:-1])
+        del self._answer[:-1]
+        return going
+
+    def reply_whole(self) -> None:
+        """Know that the answer has come; one that was too long has no message."""
+        head = self._reply_head
+        assert head is not None
+        body = bytes(self._reply_body or b"")
+        if head.framing is Framing.CHUNKED and body:
+            body = bodies.dechunk(body)
+        self._settle(Reply(agreed=_agreed(self.route.action, head.status), message=body))
+
+    def not_sent(self) -> None:
+        """Know that the daemon could not be given the request: nothing happened."""
+        self._settle(Reply(agreed=False))
+
+    def answer(self) -> None:
+        """Let the answer go to the client."""
+        self._owner.answer(self)
+
+    @property
+    def kept(self) -> bytes:
+        """Return the part of the answer that was kept."""
+        return bytes(self._answer)
+
+    def _settle(self, reply: Reply) -> None:
+        self.reply = reply
+        self.on_reply()
+        self._owner.reply_settled(self)
+
+
+def _agreed(action: Action, status: int) -> bool:
+    return 200 <= status < 300 or status in _ALSO_AGREED.get(action, ())

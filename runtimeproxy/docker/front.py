@@ -1,0 +1,258 @@
+"""The Docker front: every client connection is paired with one to dockerd, held calls go to the lifecycle.
+
+Owns the connections of the front, the tasks of its calls, and which requests are held.
+Must not know: how hook servers are asked, what a body means.
+Invariant: a call's task is the lifecycle's: the client's leaving ends it only while the call is held (relay-rules C2).
+"""
+
+import asyncio
+import logging
+import socket
+
+from runtimeproxy.call import HeldBytes, Unreadable
+from runtimeproxy.docker import translate
+from runtimeproxy.docker.away import Away
+from runtimeproxy.docker.backend import Backend
+from runtimeproxy.docker.call import Daemon, DockerCall, body_of
+from runtimeproxy.docker.creates import CreateContainerCall, CreatePodCall
+from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.lookup import Lookup
+from runtimeproxy.docker.reader import Reader
+from runtimeproxy.docker.references import BY_REFERENCE
+from runtimeproxy.docker.routes import Action, Route
+from runtimeproxy.docker.sync import Events
+from runtimeproxy.docker.translate import AskedContainer, AskedPod
+from runtimeproxy.errors import BackendError
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.lifecycle import Lifecycle
+from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.relay.dial import dial_now
+from runtimeproxy.relay.hangups import Hangups
+from runtimeproxy.relay.pair import Pair
+from runtimeproxy.relay.pairs import Paired, Pairs
+from runtimeproxy.telemetry import Recorder
+from runtimeproxy.wire.http1 import BadMessage
+
+log = logging.getLogger(__name__)
+
+LINGER_SECONDS = 1.0
+"""How long a client may still send after our last answer, so that it reads that before it sees the end."""
+
+_POINTS = {action: kind.points() for action, kind in BY_REFERENCE.items()}
+"""The hook points for whose sake a reference that the Store does not know is looked up."""
+
+
+class Front(Pairs):
+    """All Docker connections of the proxy."""
+
+    def __init__(
+        self,
+        daemon_endpoint: str,
+        lifecycle: Lifecycle,
+        manager: Manager,
+        recorder: Recorder,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(daemon_endpoint, recorder, loop)
+        self.lifecycle = lifecycle
+        self.manager = manager
+        self.held_bytes = HeldBytes()
+        self.hangups = Hangups(loop)
+        self._backend = Backend(daemon_endpoint)
+        self._lookup = Lookup(self._backend, lifecycle.store)
+        self._events = Events(
+            self._backend,
+            lifecycle.store,
+            recorder,
+            on_gone=self._lookup.forget_plain,
+            on_connected=self._learn,
+        )
+        self._daemon = Daemon(self._backend, self._lookup, self._events, recorder, loop)
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Follow the daemon's events from now on."""
+        self._following = self.loop.create_task(self._events.run())
+
+    async def _learn(self) -> None:
+        """Learn what the daemon says of itself, which a new daemon may say otherwise."""
+        try:
+            await self._lookup.learn_driver()
+        except Unreadable as error:
+            raise BackendError(f"GET /info: {error}") from None
+
+    def paired(self, client: socket.socket, backend: socket.socket) -> Paired:
+        """Make a connection."""
+        return Connection(self, client, backend)
+
+    def unreachable(self, client: socket.socket) -> None:
+        """Answer the client's first request with 502."""
+        Away(self.loop, client)
+
+    async def stop(self, seconds: float) -> None:
+        """Let held calls finish for a time, then close everything."""
+        await super().stop(seconds)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        self.hangups.close()
+        await self._backend.close()
+
+    # What is held.
+
+    def intercepts(self, route: Route) -> bool:
+        """Tell whether a request is held: it creates something, names what is known, or is to be looked up."""
+        if route.action is Action.CREATE:
+            return True
+        reference = route.reference
+        known = self._lookup.known(reference)
+        if known is not None:
+            return known.container is not None or BY_REFERENCE[route.action].pod_operation is not None
+        return not self._lookup.is_plain(reference) and self.manager.registered(_POINTS[route.action])
+
+    def call(self, exchange: HeldExchange) -> DockerCall | None:
+        """Make the call of a held request; None if it is not a pod's."""
+        kind = BY_REFERENCE.get(exchange.route.action)
+        if kind is not None:
+            return kind(exchange, self._daemon)
+        try:
+            body = body_of(exchange)
+            asked = translate.read_create(body, exchange.route.name) if translate.is_pods(body) else None
+        except Unreadable as error:
+            return self._unreadable_create(exchange, error)
+        match asked:
+            case AskedPod():
+                return CreatePodCall(exchange, self._daemon, body, asked)
+            case AskedContainer():
+                return CreateContainerCall(exchange, self._daemon, body, asked)
+        return None
+
+    def _unreadable_create(self, exchange: HeldExchange, error: Unreadable) -> DockerCall:
+        """Make a call that fails: under the operation for which a plugin has policy Fail, if there is one."""
+        if self.manager.fail_policy_registered(BY_NAME["PreRunPodSandbox"]):
+            return CreatePodCall(exchange, self._daemon, b"", error)
+        return CreateContainerCall(exchange, self._daemon, b"", error)
+
+    def fails_anywhere(self) -> bool:
+        """Tell whether a plugin with policy Fail is registered for any hook point."""
+        return any(self.manager.fail_policy_registered(point) for point in HOOK_POINTS)
+
+
+class Connection:
+    """One client's connection: its reader, its pair, its held calls."""
+
+    def __init__(self, front: Front, client: socket.socket, backend: socket.socket) -> None:
+        self._front = front
+        self.intercepts = front.intercepts
+        self._stepped = False
+        """True once bytes moved a held call on: its task has something to send next."""
+        self._finished = False
+        self.reader = Reader(self, front.held_bytes)
+        self.pair = Pair(front.loop, client, backend, self, front.hangups)
+
+    # The pair's flow.
+
+    def outputs(self) -> tuple[list[bytes], list[bytes]]:
+        """Return what goes out."""
+        return self.reader.to_client, self.reader.to_daemon
+
+    def client_bytes(self, data: bytes) -> bool:
+        """Read the client's bytes."""
+        self._stepped = False
+        self.reader.client_bytes(data)
+        return self._stepped
+
+    def backend_bytes(self, data: bytes) -> bool:
+        """Read the daemon's bytes."""
+        self._stepped = False
+        self.reader.daemon_bytes(data)
+        return self._stepped
+
+    def client_ended(self) -> bool:
+        """Take the client's EOF; behind a held call it waits."""
+        if self._finished:
+            self.pair.close()
+            return True
+        return self.reader.client_ended()
+
+    def client_gone(self) -> None:
+        """End the calls that are held."""
+        self.reader.client_gone()
+
+    def backend_ended(self) -> bool:
+        """Take the daemon's EOF: of a tunnel it is one direction's end; a held call outlives it (B9, C5)."""
+        if self.reader.tunnel:
+            self.pair.half_close()
+            return True
+        return self.reader.daemon_ended() or self._finished
+
+    def closed(self) -> None:
+        """Forget the connection; calls that the daemon answered go on."""
+        self.reader.client_gone()
+        self._front.connections.discard(self)
+
+    # The reader's events.
+
+    def held(self, exchange: HeldExchange) -> None:
+        """Run the call in a task of the lifecycle; what is not a pod's goes on at once."""
+        front = self._front
+        call = front.call(exchange)
+        if call is None:
+            exchange.on_reply = exchange.answer
+            exchange.release(None)
+            return
+        self._stepped = True
+        task = front.loop.create_task(front.lifecycle.run(call), name=call.operation.value)
+        exchange.on_ended = task.cancel
+        front.keep(task)
+
+    def settled(self, exchange: HeldExchange) -> None:
+        """Know that the call's task goes on."""
+        self._stepped = True
+
+    def speaks_http2(self) -> bool:
+        """Let a client that speaks HTTP/2 pass, round the hooks, unless a plugin has policy Fail (relay-rules B4)."""
+        self._front.recorder.count("http2_tunnels")
+        passes = not self._front.fails_anywhere()
+        log.warning(
+            "a client speaks HTTP/2 to dockerd: %s",
+            "its calls pass round the hook servers"
+            if passes
+            else "its connection is closed, as a plugin has policy Fail",
+        )
+        return passes
+
+    def refused(self, error: BadMessage) -> None:
+        """Count a request that could be read in two ways."""
+        self._front.recorder.count("requests_refused")
+        log.warning("a request was answered %d: %s", error.status, error)
+
+    def redial(self) -> bool:
+        """Connect to the daemon anew."""
+        try:
+            backend = dial_now(self._front.backend_endpoint)
+        except OSError as error:
+            self._front.tell_away(error)
+            return False
+        if backend is None:
+            return False
+        self.pair.replace_backend(backend)
+        return True
+
+    def read_client(self, further: bool) -> None:
+        """Read the client further, or no further for now."""
+        self.pair.hold_client(not further)
+
+    def wake(self) -> None:
+        """Write what waits."""
+        self.pair.flush()
+
+    def client_done(self) -> None:
+        """Pass the client's EOF now."""
+        self.pair.client_done()
+
+    def finish(self) -> None:
+        """Half-close behind our last answer, and close when the client has, or after a time."""
+        self._finished = True
+        self.pair.finish_client()
+        self._front.loop.call_later(LINGER_SECONDS, self.pair.close)

@@ -1,0 +1,130 @@
+"""What the daemon knows of a container, as the core's records: read when a call needs it and the Store lacks it.
+
+Owns the reading by any reference, the cgroup driver, and the memory of what is no pod's.
+Must not know: held requests, hook servers.
+Invariant: an answer of "no pod's" is remembered by full id only, never by name (relay-rules B10).
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+from runtimeproxy.docker import cgroup, status, translate
+from runtimeproxy.docker.backend import Backend
+from runtimeproxy.docker.cgroup import Driver
+from runtimeproxy.docker.translate import AskedContainer, AskedPod
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.store import Store
+
+REMEMBERED = 10_000
+"""How many containers that are no pod's are remembered."""
+
+
+class Lookup:
+    """Reads pods and containers from the daemon."""
+
+    def __init__(self, backend: Backend, store: Store) -> None:
+        self._backend = backend
+        self._store = store
+        self._plain: OrderedDict[str, None] = OrderedDict()
+        self.driver: Driver | None = None
+        """Who makes the daemon's cgroups; None until the daemon was asked."""
+        self._default_runtime = status.DEFAULT_RUNTIME
+
+    async def learn_driver(self) -> None:
+        """Ask the daemon for its cgroup driver, and for the runtime that it names by itself.
+
+        Raises BackendError, Unreadable.
+        """
+        reply = await self._backend.info()
+        with translate.reading():
+            info = translate.document(reply)
+            driver, runtime = translate.text_of(info, "CgroupDriver"), translate.text_of(info, "DefaultRuntime")
+        self.driver = cgroup.driver(driver)
+        self._default_runtime = runtime or status.DEFAULT_RUNTIME
+
+    async def known_driver(self) -> Driver:
+        """Return the cgroup driver, asked for if need be. Raises BackendError, Unreadable."""
+        if self.driver is None:
+            await self.learn_driver()
+        assert self.driver is not None
+        return self.driver
+
+    # What is no pod's.
+
+    def is_plain(self, container_id: str) -> bool:
+        """Tell whether a container is known to be no pod's."""
+        return container_id in self._plain
+
+    def forget_plain(self, container_id: str) -> None:
+        """Forget that a container is no pod's."""
+        self._plain.pop(container_id, None)
+
+    def _remember_plain(self, container_id: str) -> None:
+        self._plain[container_id] = None
+        if len(self._plain) > REMEMBERED:
+            self._plain.popitem(last=False)
+
+    # Subjects.
+
+    def known(self, full_id: str) -> Subject | None:
+        """Return what the Store knows under a full id."""
+        container = self._store.container(full_id)
+        pod = self._store.pod(full_id if container is None else container.effective.pod_id)
+        return None if pod is None else Subject(pod, container)
+
+    async def read(self, reference: str) -> tuple[str, Subject] | None:
+        """Read what a reference names and its full id; None if there is none, or it is no pod's.
+
+        What the Store knows under that id stands. Raises BackendError, Unreadable.
+        """
+        reply = await self._backend.inspect(reference)
+        if reply is None:
+            return None
+        with translate.reading():
+            full_id = translate.id_of(translate.document(reply))
+        known = self.known(full_id)
+        if known is not None:
+            return full_id, known
+        asked = await self._asked(reply)
+        if asked is None:
+            self._remember_plain(full_id)
+            return None
+        driver = await self.known_driver()
+        if isinstance(asked, AskedPod):
+            return full_id, Subject(self.pod_record(asked, driver))
+        pod = await self.pod(asked.container.pod_id)
+        return None if pod is None else (full_id, Subject(pod, self.container_record(asked, pod, driver)))
+
+    async def pod(self, pod_id: str) -> PodRecord | None:
+        """Return a pod from the Store, else from the daemon. Raises BackendError, Unreadable."""
+        known = self._store.pod(pod_id)
+        if known is not None:
+            return known
+        reply = await self._backend.inspect(pod_id)
+        asked = None if reply is None else await self._asked(reply)
+        return self.pod_record(asked, await self.known_driver()) if isinstance(asked, AskedPod) else None
+
+    async def _asked(self, reply: bytes) -> AskedPod | AskedContainer | None:
+        """Read what an inspected container was made of; None if it is no pod's, for which the daemon is not asked more.
+
+        What the image added is taken off, and only the image itself tells that.
+        """
+        if not translate.is_pods(reply):
+            return None
+        await self.known_driver()
+        image = await self._backend.image(status.image_of(reply))
+        return status.read_inspect(reply, image, self._default_runtime).value
+
+    @staticmethod
+    def pod_record(asked: AskedPod, driver: Driver) -> PodRecord:
+        """Make the record of a pod: what the request or the daemon tells is taken as the kubelet's original."""
+        pod: PodInfo = replace(asked.pod, cgroup_parent=cgroup.to_cri(asked.cgroup_parent, driver))
+        return PodRecord(pod, pod)
+
+    @staticmethod
+    def container_record(asked: AskedContainer, pod: PodRecord, driver: Driver) -> ContainerRecord:
+        """Make the record of a container; a cgroup parent that is its pod's is not its own."""
+        parent = cgroup.to_cri(asked.cgroup_parent, driver)
+        shared = ("", pod.original.cgroup_parent, pod.effective.cgroup_parent)
+        container: ContainerInfo = replace(asked.container, cgroup_parent="" if parent in shared else parent)
+        return ContainerRecord(container, container)

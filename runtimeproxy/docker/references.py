@@ -1,0 +1,214 @@
+"""Docker's calls that name a container by a reference: start, stop, update, remove; one class an action.
+
+Owns what a reference's subject makes of the call, the update ahead of a start, and which updates are our own.
+Must not know: heads, chunks, connections, hook servers.
+Invariant: an update is expected as our own only where the record is going to tell of it; else its event has the
+container read anew.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+from runtimeproxy import hookpoints, records
+from runtimeproxy.call import CallState, Reply, Unreadable
+from runtimeproxy.docker import edit, translate
+from runtimeproxy.docker.call import Daemon, DockerCall, body_of
+from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.routes import Action
+from runtimeproxy.errors import BackendError
+from runtimeproxy.hookpoints import HookPoint, Operation
+from runtimeproxy.model import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject
+from runtimeproxy.records import AskedUpdate
+from runtimeproxy.store import Store
+from runtimeproxy.wire import grpc
+
+UPDATE_SECONDS = 10.0
+"""Time of the extra update of PreStartContainer: Docker's clients send no deadline."""
+
+_REJECTED = frozenset({grpc.NOT_FOUND, grpc.INTERNAL})
+"""Codes of a BackendError that is the daemon's own answer to an update."""
+
+
+class ReferenceCall(DockerCall):
+    """A call on something that exists: a container or a pod sandbox, by id, id prefix or name."""
+
+    container_operation: Operation
+    pod_operation: Operation | None = None
+    """What it is where the reference names a pod sandbox; None = nothing that anybody is asked about."""
+
+    @classmethod
+    def points(cls) -> tuple[HookPoint, ...]:
+        """Return the hook points for whose sake the daemon is asked what a reference names (relay-rules C4)."""
+        of_pod = () if cls.pod_operation is None else hookpoints.concerned(cls.pod_operation)
+        return hookpoints.concerned(cls.container_operation) + of_pod
+
+    def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
+        super().__init__(exchange, daemon, self.container_operation)
+        self.concerned = self.points()
+        self._reference = exchange.route.reference
+        self._id = ""
+        known = daemon.lookup.known(self._reference)
+        if known is not None:
+            self._take(self._reference, known)
+
+    def order_key(self) -> str:
+        """Name the subject by its id, or by the reference as long as that is not known."""
+        return self._id or self._reference
+
+    def subject(self, store: Store) -> Subject | None:
+        """Look the subject up."""
+        return self._daemon.lookup.known(self._id) if self._id else None
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the daemon what the reference names."""
+        found = await self._daemon.lookup.read(self._reference)
+        return None if found is None else self._take(*found)
+
+    def _take(self, full_id: str, subject: Subject) -> Subject | None:
+        """Learn from its subject what the call is; None if nobody is asked about it."""
+        operation = self.pod_operation if subject.container is None else self.container_operation
+        if operation is None:
+            return None
+        self._id, self.operation = full_id, operation
+        return subject
+
+
+class StopCall(ReferenceCall):
+    """StopContainer, StopPodSandbox."""
+
+    container_operation = Operation.STOP_CONTAINER
+    pod_operation = Operation.STOP_POD_SANDBOX
+
+
+class RemoveCall(ReferenceCall):
+    """RemoveContainer, RemovePodSandbox."""
+
+    container_operation = Operation.REMOVE_CONTAINER
+    pod_operation = Operation.REMOVE_POD_SANDBOX
+
+
+class StartCall(ReferenceCall):
+    """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
+
+    container_operation = Operation.START_CONTAINER
+    _set: Mapping[str, ResourceValue] = {}
+    _unsettled = False
+    """True once nobody knows whether the daemon did the update."""
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+        """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
+        container = records.container_of(subject).effective
+        update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
+        self.leave_out(update.left_out)
+        if not update.resources:
+            return
+        self._daemon.events.expect_update(self._id)
+        try:
+            await self._daemon.backend.update(self._id, update.body, UPDATE_SECONDS)
+        except BaseException as error:
+            self._fail_update(error)
+            raise
+        self._set = update.resources
+
+    def _fail_update(self, error: BaseException) -> None:
+        self._unsettled = not (isinstance(error, BackendError) and error.code in _REJECTED)
+        if self._unsettled:
+            self._daemon.events.unsettled_update(self._id)
+        else:
+            self._daemon.events.no_update(self._id)
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Take over what the extra update set."""
+        return records.started(subject, replace(adjustment, resources=self._set))
+
+    def answer(self, reply: Reply) -> None:
+        """Let the daemon's answer go; the record was kept once more, though an unsettled update has changed it."""
+        if self._unsettled:
+            self._daemon.events.forget(self._id)
+        super().answer(reply)
+
+
+class UpdateCall(ReferenceCall):
+    """UpdateContainerResources: hooks see the kubelet's originals, the daemon gets what differs (hook-api)."""
+
+    container_operation = Operation.UPDATE_CONTAINER_RESOURCES
+    _put_in: Mapping[str, ResourceValue] = {}
+    _expecting = False
+
+    def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
+        super().__init__(exchange, daemon)
+        self._body: bytes | Unreadable
+        try:
+            self._body = body_of(exchange)
+        except Unreadable as error:
+            self._body = error
+
+    @property
+    def body(self) -> bytes:
+        """Return the request's body. Raises Unreadable."""
+        if isinstance(self._body, Unreadable):
+            raise self._body
+        return self._body
+
+    @cached_property
+    def asked(self) -> AskedUpdate:
+        """Return what the request asks for. Raises Unreadable."""
+        return AskedUpdate(self._reference, translate.read_update(self.body))
+
+    def order_key(self) -> str:
+        """Name the container; a request that cannot be read to its end is no request to change."""
+        _ = self.asked
+        return super().order_key()
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Tell the record's original values overlaid by what this request sets."""
+        return records.told_of_update(subject, self.asked)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
+        """Put in each field whose result differs from what the daemon would hold after these bytes alone."""
+        effective = records.container_of(subject).effective.resources or NO_RESOURCES
+        if "memory_limit_in_bytes" in adjustment.resources:  # a swap limit that was only repeated goes with it
+            adjustment = replace(adjustment, confirmed=adjustment.confirmed - {"memory_swap_limit_in_bytes"})
+        update = edit.edit_update(self.body, records.differing(subject, self.asked, adjustment), effective)
+        self.leave_out(update.left_out + (("annotations",) if adjustment.annotations else ()))
+        self._put_in = update.resources
+        return None if update.body is self.body else update.body
+
+    def send(self, body: bytes | None) -> bool:
+        """Send on; the daemon's event of it will be our own, if the record is going to tell of it."""
+        self._expecting = self._exchange.state is CallState.HOLDING and self._is_recorded()
+        if self._expecting:
+            self._daemon.events.expect_update(self._id)
+        return super().send(body)
+
+    def _is_recorded(self) -> bool:
+        """Tell whether the container is known and the request can be read; else the event has it read anew."""
+        try:
+            return bool(self._id and self.asked)
+        except Unreadable:
+            return False
+
+    def _take_reply(self) -> None:
+        """Take the reply; without the daemon's word on it the container is read anew when it is needed."""
+        super()._take_reply()
+        reply = self._exchange.reply
+        if not self._expecting or reply is None or reply.agreed:
+            return
+        self._expecting = False
+        if reply.answered:
+            self._daemon.events.no_update(self._id)
+        else:
+            self._daemon.events.unsettled_update(self._id)
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Keep the kubelet's values and the daemon's apart; an update has no place for annotations."""
+        return records.updated(subject, self.asked, replace(adjustment, annotations={}), self._put_in)
+
+
+BY_REFERENCE: dict[Action, type[ReferenceCall]] = {
+    Action.START: StartCall,
+    Action.STOP: StopCall,
+    Action.UPDATE: UpdateCall,
+    Action.REMOVE: RemoveCall,
+}

@@ -1,0 +1,270 @@
+"""The client's bytes on one connection: which are a request's head, its body, or of what follows.
+
+Owns where the next request starts, and what holds the reading up.
+Must not know: the daemon's answers, sockets, hook servers.
+Invariant: behind a request that is held, or that may become a tunnel, nothing is read (relay-rules B3, B7).
+"""
+
+from typing import Protocol
+
+from runtimeproxy.call import CallState
+from runtimeproxy.docker import routes
+from runtimeproxy.docker.exchange import Exchange, HeldExchange
+from runtimeproxy.docker.routes import Route
+from runtimeproxy.wire import http1
+from runtimeproxy.wire.bodies import Body, follow
+from runtimeproxy.wire.http1 import BadMessage, RequestHead
+
+READ_AHEAD_BYTES = 64 * 1024
+"""What is read behind a request that holds the connection up (relay-rules B1)."""
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
+"""How a client begins that speaks HTTP/2 without asking (RFC 9113, 3.4)."""
+
+
+_PLAIN: dict[bytes, Exchange] = {}
+"""Whole requests that pass and have no body, with the exchange that all of them share: clients repeat theirs."""
+_PLAIN_BYTES = 1024
+_PLAIN_REQUESTS = 1024
+
+
+class Taker(Protocol):
+    """Whoever takes what was read."""
+
+    to_daemon: list[bytes]
+
+    def intercepts(self, route: Route) -> bool: ...
+    def make_held(self, head: RequestHead, route: Route) -> HeldExchange: ...
+    def begun(self, exchange: Exchange) -> None: ...
+    def held_whole(self, exchange: HeldExchange) -> None: ...
+    def speaks_http2(self) -> bool: ...
+    def unreadable(self, error: BadMessage, inside: Exchange | None) -> None: ...
+    def read_client(self, further: bool) -> None: ...
+    def client_done(self) -> None: ...
+
+
+class Requests:
+    """Reads the requests of one client."""
+
+    def __init__(self, taker: Taker) -> None:
+        self._taker = taker
+        self._rest = bytearray()
+        self._seen = 0
+        self._reading = False
+        """True while what follows is in hand and not in ``_rest``."""
+        self._began = False
+        self._body: Body | None = None
+        self._newest: Exchange | None = None
+        """The request whose body is being read, or that was read last."""
+        self._collecting: HeldExchange | None = None
+        self._held_up_by: Exchange | None = None
+        self._no_more = False
+        self.end_waits = False
+        """True while the client's EOF waits for what came before it."""
+
+    def feed(self, data: bytes) -> None:
+        """Take the client's bytes in any split."""
+        if len(data) <= _PLAIN_BYTES and data in _PLAIN and self._between:
+            self._began = True
+            self._taker.to_daemon.append(data)
+            self._taker.begun(_PLAIN[data])
+        elif self._no_more and self._body is None:
+            return
+        elif self._held_up_by is not None:
+            self._rest += data
+            self._read_ahead()
+        elif not self._rest:
+            self._read(data)
+        else:
+            self._rest += data
+            self._read_rest()
+
+    @property
+    def _between(self) -> bool:
+        """Tell whether the next byte is a request's first."""
+        return self._body is None and self._held_up_by is None and not self._no_more and not self._rest
+
+    def _read_rest(self) -> None:
+        """Read what has waited, if a head is whole now."""
+        if self._body is None and self._began:
+            try:
+                if not http1.head_end(self._rest, 0, self._seen):
+                    self._seen = len(self._rest)
+                    return
+            except BadMessage as error:
+                self._give_up(error)
+                return
+        data = bytes(self._rest)
+        self._rest.clear()
+        self._seen = 0
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        at, size = 0, len(data)
+        self._reading = True
+        try:
+            while at < size and self._held_up_by is None:
+                end = self._read_head(data, at) if self._body is None else self._read_body(data, at)
+                if end == at:
+                    break
+                at = end
+        except BadMessage as error:
+            self._give_up(error)
+            return
+        finally:
+            self._reading = False
+        if at < size:
+            self._rest += data[at:]
+            if self._held_up_by is None:
+                self._seen = size - at
+            else:
+                self._read_ahead()
+
+    def _read_head(self, data: bytes, at: int) -> int:
+        if self._no_more:
+            return len(data)
+        if not self._began:
+            if PREFACE.startswith(data[: len(PREFACE)]):
+                return self._begin_http2(data, at)
+            self._began = True
+        end = http1.head_end(data, at)
+        if end:
+            self._begin(http1.request_head(data[at:end]))
+        return end or at
+
+    def _begin_http2(self, data: bytes, at: int) -> int:
+        if len(data) < len(PREFACE):
+            return at
+        self._no_more = True
+        if self._taker.speaks_http2():
+            self._taker.to_daemon.append(data)
+        return len(data)
+
+    def _begin(self, head: RequestHead) -> None:
+        """Pass a request's head on, or hold the request."""
+        route = routes.route(head.method, head.target)
+        self._body = follow(head.framing, head.length)
+        if route is not None and self._taker.intercepts(route):
+            exchange = self._taker.make_held(head, route)
+            self._newest = exchange
+            self._collecting = exchange if self._body is not None else None
+            self._taker.begun(exchange)
+        else:
+            self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
+            self._taker.to_daemon.append(head.raw)
+            self._taker.begun(self._newest)
+            if route is None and self._body is None and not self._newest.may_tunnel:
+                _remember(self._newest)
+        if self._body is None:
+            self._end_body()
+
+    def _read_body(self, data: bytes, at: int) -> int:
+        body = self._body
+        assert body is not None
+        end = body.feed(data, at)
+        part = data[at:end] if at or end < len(data) else data
+        if self._collecting is None:
+            self._taker.to_daemon.append(part)
+        elif not self._collecting.collect(part):
+            self._hold_up(self._collecting)
+        if body.done:
+            self._body = None
+            self._end_body()
+        return end
+
+    def _end_body(self) -> None:
+        """Know that the newest request is whole."""
+        newest = self._newest
+        assert newest is not None
+        if isinstance(newest, HeldExchange) and newest.state is CallState.HOLDING:
+            newest.request_whole()
+            self._hold_up(newest)
+        elif (newest.may_tunnel or isinstance(newest, HeldExchange)) and not newest.answered:
+            self._held_up_by = newest
+
+    def _hold_up(self, exchange: HeldExchange) -> None:
+        """Read nothing behind a held request that is whole, or of which no more is read."""
+        self._collecting = None
+        if self._held_up_by is None:
+            self._held_up_by = exchange
+            self._taker.held_whole(exchange)
+
+    def _give_up(self, error: BadMessage) -> None:
+        inside = self._newest if self._body is not None else None
+        self.stop()
+        self._taker.unreadable(error, inside)
+
+    # From the taker.
+
+    def collecting(self, exchange: Exchange) -> bool:
+        """Tell whether the body of a held request is still to come."""
+        return self._collecting is exchange
+
+    def released(self) -> None:
+        """Let what follows the held request go: the rest of a body that was too long to be kept, or the EOF."""
+        if self._body is not None:
+            self._held_up_by = None
+        self._go_on()
+
+    def answered(self, exchange: Exchange) -> None:
+        """Read behind a request that has its answer now."""
+        if self._held_up_by is exchange:
+            self._held_up_by = None
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._reading:
+            return
+        if self._held_up_by is None and self._rest:
+            self._read_rest()
+        self._read_ahead()
+        if self.end_waits and not self._unsent:
+            self.end_waits = False
+            self._taker.client_done()
+
+    def _read_ahead(self) -> None:
+        """Read the client further, unless enough waits behind a request that holds the reading up."""
+        self._taker.read_client(self._held_up_by is None or len(self._rest) <= READ_AHEAD_BYTES)
+
+    def end(self) -> bool:
+        """Take the client's EOF; True if it must wait for what came before it (relay-rules B1).
+
+        The beginning of a head goes nowhere: no daemon acts on it.
+        """
+        if self._collecting is not None:
+            self._collecting.cut()
+            self._body = None
+            self._hold_up(self._collecting)
+        self.end_waits = self._unsent
+        return self.end_waits
+
+    @property
+    def _unsent(self) -> bool:
+        """Tell whether something that came is still to be sent to the daemon."""
+        first = self._held_up_by
+        holding = isinstance(first, HeldExchange) and first.state is CallState.HOLDING
+        return holding or (first is not None and bool(self._rest))
+
+    def last(self) -> None:
+        """Read no further request: the daemon closes the connection behind an answer."""
+        self._no_more = True
+        self._rest.clear()
+
+    def stop(self) -> bytes:
+        """Read nothing more at all; return what was not read."""
+        rest = bytes(self._rest)
+        self._rest.clear()
+        self._body = self._collecting = self._held_up_by = None
+        self._no_more = True
+        return rest
+
+
+def _remember(exchange: Exchange) -> None:
+    """Know a request again that is no more than a head, and that nobody holds."""
+    assert exchange.head is not None
+    raw = exchange.head.raw
+    if len(raw) <= _PLAIN_BYTES:
+        if len(_PLAIN) >= _PLAIN_REQUESTS:
+            _PLAIN.clear()
+        exchange.plain = True
+        _PLAIN[raw] = exchange

@@ -1,0 +1,108 @@
+"""Which requests are held, and which may turn their connection into a tunnel.
+
+Owns dockerd's routing decision on a method and a request target, for the calls that matter to the proxy.
+Must not know: heads, bodies, containers.
+Invariant: a request that dockerd's router hands to one of the five handlers has a route, and no other request has one,
+but for absolute targets with a malformed authority, which dockerd refuses by itself.
+Targets are printable ASCII: ``wire.http1`` lets no other through.
+Source: Go's net/url (ParseRequestURI), gorilla/mux 1.8 (ServeHTTP, cleanPath) and moby's api/server, 20.10 to 28.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from urllib.parse import parse_qsl, unquote
+
+
+class Action(Enum):
+    """What a held request asks for."""
+
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is slow
+
+    CREATE = "create"
+    START = "start"
+    STOP = "stop"
+    UPDATE = "update"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A held request: what it asks for, and of which container.
+
+    ``reference`` is the id, id prefix or name, decoded as dockerd looks it up ("" for create); ``name`` is the name
+    that a create asks for ("" if it leaves that to dockerd).
+    """
+
+    action: Action
+    reference: str = ""
+    name: str = ""
+
+
+_VERSION = r"(?:/v[0-9.]+)?"
+_HELD = {
+    "POST": re.compile(_VERSION + r"/containers/(?:create|(.*)/(start|stop|update))"),
+    # Deleting a checkpoint is a route of its own, registered before the container's.
+    "DELETE": re.compile(_VERSION + r"/containers/(?![^/]+/checkpoints/[^/]+\Z)(.+)"),
+}
+_UPGRADING = {
+    "POST": re.compile(_VERSION + r"/(?:containers/.*/attach|exec/.*/start|session|grpc)"),
+    "GET": re.compile(_VERSION + r"/containers/.*/attach/ws"),
+}
+
+_CACHED_LENGTH = 512
+"""Longest target that is remembered, in characters."""
+
+_ABSOLUTE = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?")
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_UNCLEAN = re.compile(r"//|/\.\.?(?:/|\Z)")
+
+
+def route(method: str, target: str) -> Route | None:
+    """Return what a held request asks for; None if the request passes.
+
+    A DELETE without a reference passes too: dockerd refuses it.
+    """
+    if method not in _HELD or ("containers/" not in target and "%" not in target):
+        return None
+    return _route(method, target) if len(target) <= _CACHED_LENGTH else _route.__wrapped__(method, target)
+
+
+def may_upgrade(method: str, target: str) -> bool:
+    """Tell whether the connection may become a tunnel without an Upgrade field (dockerd's old-style hijack)."""
+    if method not in _UPGRADING or (method == "GET" and "/ws" not in target and "%" not in target):
+        return False
+    return (_upgrades if len(target) <= _CACHED_LENGTH else _upgrades.__wrapped__)(method, target)
+
+
+@lru_cache(1024)
+def _route(method: str, target: str) -> Route | None:
+    path, query = _read_target(target)
+    match = _HELD[method].fullmatch(path)
+    if match is None:
+        return None
+    if method == "DELETE":
+        return Route(Action.REMOVE, match[1])
+    return Route(Action(match[2]), match[1]) if match[2] else Route(Action.CREATE, name=_name(query))
+
+
+@lru_cache(1024)
+def _upgrades(method: str, target: str) -> bool:
+    path, _ = _read_target(target)
+    return _UPGRADING[method].fullmatch(path) is not None
+
+
+def _read_target(target: str) -> tuple[str, str]:
+    """Return the decoded path and the query as it stands; no path if Go refuses the target or mux redirects it."""
+    path, _, query = target.partition("?")
+    if not path.startswith("/"):
+        path = _ABSOLUTE.sub("", path)
+    if "%" in path:
+        path = unquote(path, errors="replace") if path.startswith("/") and not _BAD_ESCAPE.search(path) else ""
+    return ("", "") if _UNCLEAN.search(path) else (path, query)
+
+
+def _name(query: str) -> str:
+    """Return the first value of ``name``, as Go's Form.Get does."""
+    return next((value for key, value in parse_qsl(query, keep_blank_values=True) if key == "name"), "")

@@ -1,0 +1,123 @@
+"""The daemon's own word on a pod or a container: what inspect says, as values.
+
+Owns what inspect shows that the create did not ask for, and takes it off again (design.md, section 6).
+Must not know: the Store, the daemon's client, when something is inspected.
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them.
+
+What dockerd puts into a container when it is created (moby's daemon/commit.go and daemon/daemon_unix.go, 20.10 to 28):
+the image's env entries behind the request's own, where their keys are new; the image's labels, where their keys are
+new; Runtime, where none was asked for; MemorySwap = 2 x Memory where it was 0, and -1 where the kernel does not account
+for swap. It discards what the kernel has no controller for: that is lost. PATH, HOSTNAME and the like, and the daemon's
+default cgroup parent, come at start and are not shown. Health checks, ports, IPC mode and more are added too, but are
+not read here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from runtimeproxy.docker import names, translate
+from runtimeproxy.docker.resources import LABEL_PREFIX
+from runtimeproxy.docker.translate import AskedContainer, AskedPod, Labels, reading
+from runtimeproxy.hookpoints import SubjectKind
+from runtimeproxy.model import ContainerInfo, PodInfo, Resources
+
+DEFAULT_RUNTIME = "runc"
+"""The DefaultRuntime of a daemon that is not told another one."""
+
+_KUBELETS = ("io.kubernetes.", f"{LABEL_PREFIX}io.kubernetes.")
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A container as inspect shows it; ``kind`` and ``value`` are None if it is not a pod's.
+
+    ``image`` is the image's id. The cgroup parent stands beside the value, in Docker's form.
+    """
+
+    id: str
+    kind: SubjectKind | None
+    image: str
+    value: AskedPod | AskedContainer | None
+
+
+@reading()
+def read_inspect(reply: bytes, image: bytes | None, default_runtime: str = DEFAULT_RUNTIME) -> Inspected:
+    """Read an inspected container. ``image`` is its image, inspected; None if that is gone: its part stays in.
+
+    ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
+    """
+    inspected = translate.document(reply)
+    config = translate.object_of(inspected, "Config")
+    shipped = translate.object_of(translate.document(b"{}" if image is None else image), "Config")
+    name = translate.text_of(inspected, "Name")
+    labels = _own_labels(translate.labels_of(config), translate.labels_of(shipped), name)
+    container_id, image_id = translate.id_of(inspected), translate.text_of(inspected, "Image")
+    kind = translate.kind_of(labels)
+    if kind is None:
+        return Inspected(container_id, None, image_id, None)
+    env = _own_env(translate.texts_of(config, "Env"), translate.texts_of(shipped, "Env"))
+    value = translate.asked(name, labels, env, translate.object_of(inspected, "HostConfig"))
+    if isinstance(value, AskedPod):
+        pod = replace(_own_pod(value.pod, default_runtime), id=container_id)
+        return Inspected(container_id, SubjectKind.POD, image_id, replace(value, pod=pod))
+    container = replace(_own_container(value.container), id=container_id)
+    return Inspected(container_id, SubjectKind.CONTAINER, image_id, replace(value, container=container))
+
+
+@reading()
+def image_of(reply: bytes) -> str:
+    """Return the id of the image of an inspected container. Raises Unreadable."""
+    return translate.text_of(translate.document(reply), "Image")
+
+
+def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
+    """Leave out the image's labels, but for the kubelet's in a container that dockershim named.
+
+    An image committed from a pod's container has them too; without them the container would be nobody's.
+    """
+    kept = _KUBELETS if names.parse(name) else ()
+    return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
+
+
+def _own_env(merged: Sequence[str], shipped: Sequence[str]) -> list[str]:
+    """Return the entries before those that dockerd added of the image; the fewest where two answers are possible.
+
+    Where dockerd cannot have made the list of this image, what the image has too is left out.
+    """
+    for end in range(max(0, len(merged) - len(shipped)), len(merged) + 1):
+        own = list(merged[:end])
+        if own + _added(own, shipped) == merged:
+            return own
+    return [entry for entry in merged if entry not in shipped]
+
+
+def _added(own: Sequence[str], shipped: Sequence[str]) -> list[str]:
+    """Return what dockerd adds of the image: all of it to nothing, else the entries with new keys."""
+    if not own:
+        return list(shipped)
+    keys = {entry.partition("=")[0] for entry in own}
+    added: dict[str, str] = {}
+    for entry in shipped:
+        added.setdefault(entry.partition("=")[0], entry)
+    return [entry for key, entry in added.items() if key not in keys]
+
+
+def _own_pod(pod: PodInfo, default_runtime: str) -> PodInfo:
+    """Take the default runtime and the swap limit off: dockershim asks for no swap limit of a sandbox."""
+    handler = "" if pod.runtime_handler == default_runtime else pod.runtime_handler
+    resources = pod.resources and _own_swap(pod.resources, uncounted=0)
+    return replace(pod, runtime_handler=handler, resources=resources)
+
+
+def _own_container(container: ContainerInfo) -> ContainerInfo:
+    """Take dockerd's swap limit off: dockershim asks for one that equals the memory limit."""
+    resources = container.resources
+    return replace(container, resources=resources and _own_swap(resources, resources.memory_limit_in_bytes))
+
+
+def _own_swap(resources: Resources, uncounted: int) -> Resources:
+    """Return what was asked for; that is ``uncounted`` where the kernel does not account for swap."""
+    memory, swap = resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes
+    if memory > 0 and swap in (2 * memory, -1):
+        return replace(resources, memory_swap_limit_in_bytes=uncounted if swap == -1 else 0)
+    return resources

@@ -1,0 +1,168 @@
+"""Follows the daemon's events, so that the Store holds nothing that is gone or that somebody else has changed.
+
+Owns the following of the stream: connecting again, the sweep after it, what each event means for the Store.
+Must not know: held requests, HTTP, how a record is read again.
+Invariant: a record goes only if the daemon said so: its id was in an event, or was known before a list was asked for
+that does not have it. The stream is followed before the list is asked, so nothing falls between the two.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from runtimeproxy.docker.backend import UNREADABLE, Backend, Event
+from runtimeproxy.errors import BackendError
+from runtimeproxy.store import Store
+from runtimeproxy.telemetry import Recorder
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_SECONDS = 0.05
+LONGEST_RETRY_SECONDS = 1.0
+
+
+class Events:
+    """Follows one daemon for one Store.
+
+    ``on_gone`` is called with the full id of a container that was destroyed, renamed or swept: what is remembered of
+    it, beyond the Store, holds no longer (relay-rules B10). ``on_connected`` is awaited after each connect, before the
+    sweep; a BackendError from it counts as the daemon's being away. ``wall_clock_ns`` counts from 1970.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        store: Store,
+        recorder: Recorder,
+        *,
+        on_gone: Callable[[str], None],
+        on_connected: Callable[[], Awaitable[None]],
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.expected_updates: Counter[str] = Counter()
+        """How many events of updates are still to come that are our own, by full id."""
+        self._backend = backend
+        self._store = store
+        self._recorder = recorder
+        self._on_gone = on_gone
+        self._on_connected = on_connected
+        self._wall_clock_ns = wall_clock_ns
+        self._since_ns = 0
+        self._away = False
+
+    def expect_update(self, container_id: str) -> None:
+        """Take the next update of a container for our own; say so before the update is sent."""
+        self.expected_updates[container_id] += 1
+
+    def no_update(self, container_id: str) -> None:
+        """Take back an expectation: the daemon did not agree, so there is no event."""
+        self.expected_updates[container_id] -= 1
+        if self.expected_updates[container_id] <= 0:
+            del self.expected_updates[container_id]
+
+    def unsettled_update(self, container_id: str) -> None:
+        """Take back an expectation where nobody knows whether the daemon agreed, and forget the container."""
+        self.no_update(container_id)
+        self.forget(container_id)
+
+    def forget(self, container_id: str) -> None:
+        """Forget what was destroyed or changed behind our back; it is read anew when it is needed."""
+        self._store.forget_container(container_id)
+        self._store.forget_pod(container_id)
+
+    async def run(self) -> None:
+        """Follow for ever; cancel to stop."""
+        loop = asyncio.get_running_loop()
+        self._since_ns = self._wall_clock_ns()
+        delay = FIRST_RETRY_SECONDS
+        while True:
+            began = loop.time()
+            await self._attempt()
+            if loop.time() - began > LONGEST_RETRY_SECONDS:  # it worked for a while
+                delay = FIRST_RETRY_SECONDS
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_RETRY_SECONDS)
+
+    async def _attempt(self) -> None:
+        """Connect and follow until that fails."""
+        try:
+            await self._follow()
+        except BackendError as error:
+            self._lost(str(error))
+        except Exception as error:  # a fault of our own must not end the following for good; its text may hold values
+            self._recorder.count("internal_errors", operation="events")
+            log.error("internal error in following the daemon's events", exc_info=error)
+            self._lost("internal error")
+
+    async def _follow(self) -> None:
+        failure = "backend_event_dial_failures"
+        try:
+            async with self._backend.events(_MEANINGS, self._since_ns) as events:
+                failure = "backend_event_stream_losses"
+                await self._on_connected()
+                await self._sweep()
+                self._back()
+                async for event in events:
+                    await self._take(event)
+        except Exception:
+            self._recorder.count(failure)
+            raise
+
+    async def _sweep(self) -> None:
+        """Forget what the daemon no longer has; what is committed while it is asked stays."""
+        known = self._store.snapshot()
+        ids = {record.effective.id for record in known.containers} | {record.effective.id for record in known.pods}
+        for gone in ids.difference(await self._backend.pods_containers()):
+            self._recorder.count("records_swept")
+            self._destroyed(gone)
+
+    async def _take(self, event: Event) -> None:
+        if event is UNREADABLE:  # it may have told of what is gone
+            self._recorder.count("backend_events_unreadable")
+            await self._sweep()
+            return
+        self._since_ns = event.time_ns + 1  # after a loss the daemon goes on here: nothing is lost, nothing comes twice
+        meaning = _MEANINGS.get(event.action)
+        if meaning is not None:
+            self._recorder.count("backend_events", action=event.action)
+            meaning(self, event.id)
+
+    # What the events mean. oom, die, kill, start and restart change nothing in the Store.
+
+    def _destroyed(self, container_id: str) -> None:
+        self.forget(container_id)
+        self.expected_updates.pop(container_id, None)
+        self._on_gone(container_id)
+
+    def _renamed(self, container_id: str) -> None:
+        self._on_gone(container_id)
+
+    def _updated(self, container_id: str) -> None:
+        """Forget what somebody else changed."""
+        if self.expected_updates[container_id] > 0:
+            self.no_update(container_id)
+        else:
+            self._recorder.count("updates_of_others")
+            self.forget(container_id)
+
+    # What is told, once each time.
+
+    def _lost(self, reason: str) -> None:
+        if not self._away:
+            self._away = True
+            log.warning("the daemon's events cannot be followed (%s): trying again until they can", reason)
+
+    def _back(self) -> None:
+        if self._away:
+            self._away = False
+            log.info("the daemon's events are followed again")
+
+
+_MEANINGS: dict[str, Callable[[Events, str], None]] = {
+    "destroy": Events._destroyed,
+    "rename": Events._renamed,
+    "update": Events._updated,
+}
+"""What is asked for, and what it means."""

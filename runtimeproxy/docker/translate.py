@@ -1,0 +1,240 @@
+"""Docker's bodies as values of the model.
+
+Owns which part of a create or an update becomes which part of a pod or a container.
+Must not know: how a body is edited (``edit``), what inspect adds (``status``), the forms of a cgroup parent.
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. The same pod gives
+the same hook message as in CRI mode, as far as dockershim passes it on (facts/docker-mode.md, A).
+
+What dockershim adds to the kubelet's own is taken off again: its labels, and the cpu shares and the OOM score of every
+pause container. Without them a sandbox has no resources, as in CRI, where they are the pod's and not the pause
+container's. ``runtime_handler`` is HostConfig.Runtime: "" where the pod names none, as in CRI. Half a surrogate pair in
+a text is what Go makes of it, U+FFFD, so that a body and what inspect tells of it later are equal.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from runtimeproxy.call import Unreadable
+from runtimeproxy.docker import names
+from runtimeproxy.docker.resources import (
+    CONTAINER_NAME_LABEL,
+    CONTAINER_TYPE,
+    LABEL_PREFIX,
+    LOGPATH_LABEL,
+    POD_NAME_LABEL,
+    POD_NAMESPACE_LABEL,
+    POD_TYPE,
+    POD_UID_LABEL,
+    RESOURCE_TABLE,
+    SANDBOX_LABEL,
+    TYPE_LABEL,
+)
+from runtimeproxy.errors import WireError
+from runtimeproxy.model import TEXT_FIELDS, ContainerInfo, PodInfo, Resources, named, overlay
+from runtimeproxy.wire import json
+from runtimeproxy.wire.json import Object
+
+Labels = Mapping[str, str]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPod:
+    """A pod sandbox, and its cgroup parent in Docker's form; the pod's own is ""."""
+
+    pod: PodInfo
+    cgroup_parent: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskedContainer:
+    """A container of a pod, and its cgroup parent in Docker's form; the container's own is ""."""
+
+    container: ContainerInfo
+    cgroup_parent: str
+
+
+_NOT_UPDATED = "oom_score_adj"
+_OF_PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
+_OF_DOCKERSHIM = frozenset({TYPE_LABEL, CONTAINER_NAME_LABEL, SANDBOX_LABEL, LOGPATH_LABEL})
+_RESTARTS = "io.kubernetes.container.restartCount"
+
+_INT64 = range(-(2**63), 2**63)
+_UINT32 = range(2**32)
+_DIGITS = re.compile(r"[0-9]{1,10}")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_TYPE_TEXT = TYPE_LABEL.encode()
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raise Unreadable where the JSON cannot be read, or can be read in two ways."""
+    try:
+        yield
+    except WireError as error:
+        raise Unreadable(str(error)) from None
+
+
+def is_pods(body: bytes) -> bool:
+    r"""Tell whether a create may be a pod's, without reading it: only \u could hide the label's name."""
+    return _TYPE_TEXT in body or b"\\u" in body
+
+
+@reading()
+def read_create(body: bytes, name: str) -> AskedPod | AskedContainer | None:
+    """Read a create; None if it is not a pod's. ``name`` is the one that its query asks for. Raises Unreadable."""
+    config = document(body)
+    labels = labels_of(config)
+    if kind_of(labels) is None:
+        return None
+    return asked(name, labels, texts_of(config, "Env"), object_of(config, "HostConfig"))
+
+
+@reading()
+def read_update(body: bytes) -> Resources:
+    """Read the resources that an update sets; dockerd takes no OOM score there. Raises Unreadable."""
+    return _resources(document(body), without=_NOT_UPDATED)
+
+
+@reading()
+def read_created_id(reply: bytes) -> str:
+    """Read the id in the answer to a create. Raises Unreadable, also if it is empty."""
+    return id_of(document(reply))
+
+
+# ---- what a create and an inspect have in common
+
+
+def kind_of(labels: Labels) -> str | None:
+    """Return POD_TYPE or CONTAINER_TYPE; None if the labels are not those of a pod."""
+    kind = labels.get(TYPE_LABEL)
+    return kind if kind in (POD_TYPE, CONTAINER_TYPE) else None
+
+
+def asked(name: str, labels: Labels, env: Sequence[str], host: Object) -> AskedPod | AskedContainer:
+    """Return the pod or container of these labels. Labels are the better source; only a name has the attempt.
+
+    Raises Unreadable for a container that does not name its sandbox.
+    """
+    parent = text_of(host, "CgroupParent")
+    if kind_of(labels) == POD_TYPE:
+        return AskedPod(_pod(names.parse(name), labels, host), parent)
+    return AskedContainer(_container(names.parse(name), labels, env, host), parent)
+
+
+def _pod(name: names.DockerName | None, labels: Labels, host: Object) -> PodInfo:
+    return PodInfo(
+        name=labels.get(POD_NAME_LABEL, name.pod if name else ""),
+        uid=labels.get(POD_UID_LABEL, name.uid if name else ""),
+        namespace=labels.get(POD_NAMESPACE_LABEL, name.namespace if name else ""),
+        attempt=name.attempt if name else 0,
+        runtime_handler=text_of(host, "Runtime"),
+        labels={
+            key: value
+            for key, value in labels.items()
+            if key not in _OF_DOCKERSHIM and not key.startswith(LABEL_PREFIX)
+        },
+        annotations=_annotations(labels),
+        resources=_pod_resources(_resources(host)),
+    )
+
+
+def _container(name: names.DockerName | None, labels: Labels, env: Sequence[str], host: Object) -> ContainerInfo:
+    pod_id = labels.get(SANDBOX_LABEL)
+    if not pod_id:
+        raise Unreadable("container of a pod without the label of its sandbox's id")
+    annotations = _annotations(labels)
+    return ContainerInfo(
+        pod_id=pod_id,
+        name=labels.get(CONTAINER_NAME_LABEL, name.container if name else ""),
+        attempt=name.attempt if name else _restarts(annotations),
+        annotations=annotations,
+        resources=_resources(host),
+        envs={key: value for key, equals, value in (entry.partition("=") for entry in env) if key and equals},
+    )
+
+
+def _annotations(labels: Labels) -> dict[str, str]:
+    return {key.removeprefix(LABEL_PREFIX): value for key, value in labels.items() if key.startswith(LABEL_PREFIX)}
+
+
+def _restarts(annotations: Labels) -> int:
+    digits = annotations.get(_RESTARTS, "")
+    return int(digits) if _DIGITS.fullmatch(digits) and int(digits) in _UINT32 else 0
+
+
+def _resources(owner: Object, without: str = "") -> Resources:
+    values: dict[str, Any] = {
+        field: text_of(owner, key) if field in TEXT_FIELDS else _number_of(owner, key)
+        for field, key in RESOURCE_TABLE.items()
+        if field != without
+    }
+    return Resources(**values)
+
+
+def _pod_resources(pause: Resources) -> Resources | None:
+    """Return what a pause container has beyond that of every other one; None if that is nothing."""
+    return overlay(None, {field: value for field, value in named(pause).items() if _OF_PAUSE.get(field) != value})
+
+
+# ---- values of a JSON document
+
+
+def document(text: bytes) -> Object:
+    """Parse a JSON text that is an object."""
+    return _checked(json.parse(text), Object, "the whole document")
+
+
+def id_of(owner: Object) -> str:
+    """Return the Id, which must not be empty."""
+    value = text_of(owner, "Id")
+    if not value:
+        raise Unreadable("JSON document without an Id")
+    return value
+
+
+def object_of(owner: Object, name: str) -> Object:
+    """Return a member that is an object; an empty one if it is missing or null."""
+    return _checked(owner.get(name, _EMPTY), Object, name)
+
+
+def text_of(owner: Object, name: str) -> str:
+    """Return a member that is a text; "" if it is missing or null."""
+    return _text(owner.get(name, ""), name)
+
+
+def texts_of(owner: Object, name: str) -> list[str]:
+    """Return a member that is a list of texts; an empty one if it is missing or null."""
+    return [_text(value, name) for value in _checked(owner.get(name, []), list, name)]
+
+
+def labels_of(config: Object) -> dict[str, str]:
+    """Return the labels of a container's or an image's config."""
+    labels = object_of(config, "Labels").map()
+    return {_text(key, "Labels"): _text(value, "Labels") for key, value in labels.items()}
+
+
+_EMPTY = Object(())
+
+
+def _number_of(owner: Object, name: str) -> int:
+    value = _checked(owner.get(name, 0), int, name)
+    if value not in _INT64:
+        raise Unreadable(f"JSON document with a number out of range in {name}")
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    """Return a text as Go reads it: null in a list or a map is an empty one."""
+    text = _checked("" if value is None else value, str, name)
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def _checked(value: Any, kind: type[_T], name: str) -> _T:
+    """Check a value's type; True is no number."""
+    if type(value) is not kind:
+        raise Unreadable(f"JSON document with a value of the wrong type in {name}")
+    return value

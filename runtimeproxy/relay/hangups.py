@@ -1,0 +1,44 @@
+"""Who has closed its socket altogether: EOF alone does not tell that from a half-close (relay-rules B1).
+
+Owns one epoll(7) descriptor that reports nothing but hang-ups; the event loop reads it like a socket.
+Must not know: what is done then.
+Invariant: a socket that is watched costs nothing until it hangs up, however many there are.
+"""
+
+import asyncio
+import select
+import socket
+from collections.abc import Callable
+
+
+class Hangups:
+    """Watches connected unix sockets: POLLHUP is set when the peer has closed, not when it has only shut down (run)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._epoll = select.epoll()
+        self._told: dict[int, Callable[[], None]] = {}
+        loop.add_reader(self._epoll.fileno(), self._ready)
+
+    def watch(self, sock: socket.socket, told: Callable[[], None]) -> None:
+        """Call ``told`` once when the peer hangs up; ``forget`` the socket before it is closed."""
+        self._epoll.register(sock, 0)  # EPOLLHUP and EPOLLERR are always reported
+        self._told[sock.fileno()] = told
+
+    def forget(self, sock: socket.socket) -> None:
+        """Watch a socket no longer; one that is not watched is no error."""
+        if self._told.pop(sock.fileno(), None) is not None:
+            self._epoll.unregister(sock)
+
+    def _ready(self) -> None:
+        for descriptor, _ in self._epoll.poll(0):
+            told = self._told.pop(descriptor, None)
+            if told is not None:
+                self._epoll.unregister(descriptor)
+                told()
+
+    def close(self) -> None:
+        """Watch nobody any more."""
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+        self._told.clear()

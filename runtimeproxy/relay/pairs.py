@@ -1,0 +1,99 @@
+"""What every front does with connections: a client that was accepted is paired with a connection to the backend.
+
+Owns dialling at accept, the connections and tasks of a front, and their end.
+Must not know: what is spoken on a connection.
+Invariant: a client is paired, told that the backend is away, or closed; nothing waits behind a dial that hangs.
+"""
+
+import asyncio
+import logging
+import socket
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from runtimeproxy.relay.dial import dial, dial_now
+from runtimeproxy.relay.pair import Pair
+from runtimeproxy.telemetry import Recorder
+
+log = logging.getLogger(__name__)
+
+DIAL_SECONDS = 5.0
+"""How long a full backlog of the runtime is waited for: the kubelet's own connect timeout (facts/reliability 1.1)."""
+
+
+class Paired(Protocol):
+    """A connection of a front."""
+
+    pair: Pair
+
+
+class Pairs(ABC):
+    """The connections of a front."""
+
+    def __init__(self, backend_endpoint: str, recorder: Recorder, loop: asyncio.AbstractEventLoop) -> None:
+        self.backend_endpoint = backend_endpoint
+        self.recorder = recorder
+        self.loop = loop
+        self.connections: set[Paired] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    def paired(self, client: socket.socket, backend: socket.socket) -> Paired:
+        """Make the connection of a client and its backend."""
+
+    @abstractmethod
+    def unreachable(self, client: socket.socket) -> None:
+        """End a client whose backend is away."""
+
+    def accept(self, client: socket.socket) -> None:
+        """Take a client's connection: dial the backend at once (relay-rules A12)."""
+        try:
+            backend = dial_now(self.backend_endpoint)
+        except OSError as error:
+            self._away(client, error)
+            return
+        if backend is None:
+            self.keep(self.loop.create_task(self._accept_later(client)))
+        else:
+            self._pair(client, backend)
+
+    async def _accept_later(self, client: socket.socket) -> None:
+        try:
+            self._pair(client, await dial(self.backend_endpoint, DIAL_SECONDS))
+        except OSError as error:
+            self._away(client, error)
+        except asyncio.CancelledError:
+            client.close()
+            raise
+
+    def _away(self, client: socket.socket, error: OSError) -> None:
+        self.tell_away(error)
+        self.unreachable(client)
+
+    def tell_away(self, error: OSError) -> None:
+        """Count and log that the backend cannot be reached."""
+        self.recorder.count("backend_dial_failures")
+        log.warning(
+            "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
+            self.backend_endpoint,
+            error.strerror or type(error).__name__,
+        )
+
+    def _pair(self, client: socket.socket, backend: socket.socket) -> None:
+        self.recorder.count("connections")
+        self.connections.add(self.paired(client, backend))
+
+    def keep(self, task: asyncio.Task[None]) -> None:
+        """Hold a task until it is done."""
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def stop(self, seconds: float) -> None:
+        """Let tasks finish for a time, then close every connection."""
+        if self.tasks:
+            await asyncio.wait(set(self.tasks), timeout=seconds)
+        for connection in list(self.connections):
+            connection.pair.close()
+        for task in set(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)

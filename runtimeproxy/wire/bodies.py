@@ -1,0 +1,166 @@
+"""Bodies of HTTP/1.1 messages that pass as they come (RFC 9112, 6 and 7): only their ends are found.
+
+Owns the followers of sized, chunked and endless bodies, and the payload of a chunked one.
+Must not know: heads, sockets, what a body means.
+Invariant: any split of the bytes gives the same end; a follower keeps at most one unfinished line, never data.
+"""
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+from runtimeproxy.wire.http1 import BadMessage, Framing, Rule
+
+SIZE_LINE_LIMIT = 4095
+"""The longest line of a chunk's size with its CRLF, in bytes: as Go has it."""
+TRAILER_LIMIT = 64 << 10
+"""The most that all trailers have, in bytes."""
+
+Octets = bytes | bytearray
+
+
+class Body(Protocol):
+    """Follows one body."""
+
+    done: bool
+
+    def feed(self, data: Octets, at: int = 0) -> int:
+        """Follow the bytes from ``at`` on; return the place where those of the body end. Raises BadMessage."""
+
+
+def follow(framing: Framing, length: int) -> Body | None:
+    """Return the follower of a body, None if it has no bytes."""
+    if framing is Framing.CHUNKED:
+        return ChunkedBody()
+    if framing is Framing.UNTIL_CLOSE:
+        return EndlessBody()
+    return SizedBody(length) if length else None
+
+
+class SizedBody:
+    """A body of ``length`` bytes, at least one."""
+
+    def __init__(self, length: int) -> None:
+        self.done = False
+        self._left = length
+
+    def feed(self, data: Octets, at: int = 0) -> int:
+        """Count the bytes."""
+        passed = min(self._left, len(data) - at)
+        self._left -= passed
+        self.done = not self._left
+        return at + passed
+
+
+class EndlessBody:
+    """A body that ends with its connection."""
+
+    done = False
+
+    def feed(self, data: Octets, at: int = 0) -> int:
+        """Take everything."""
+        return len(data)
+
+
+class _Line(Enum):
+    """Which line comes next, where no data does."""
+
+    SIZE = "size"
+    END = "end"
+    """The rest of the line behind the data: nothing."""
+    TRAILER = "trailer"
+
+
+_END_OF_LINE = b"\r\n"
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t -~\x80-\xff]*)?\r\n")
+_PLAIN_NEXT_CHUNK = re.compile(rb"\r\n([0-9A-Fa-f]{1,15})\r\n")
+_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
+_LIMITS = {
+    _Line.SIZE: (SIZE_LINE_LIMIT, Rule.CHUNK_LINE_BYTES),
+    _Line.END: (len(_END_OF_LINE), Rule.CHUNK_END),
+    _Line.TRAILER: (TRAILER_LIMIT, Rule.TRAILER_BYTES),
+}
+
+
+class ChunkedBody:
+    """A body in chunks, up to the empty line behind its trailers; ``keep`` is given the payload, piece by piece."""
+
+    def __init__(self, keep: Callable[[Octets], object] | None = None) -> None:
+        self.done = False
+        self._keep = keep
+        self._left = 0
+        """How many bytes of the chunk's data are still to come."""
+        self._next = _Line.SIZE
+        self._line = bytearray()
+        """The beginning of a line whose end has not come yet."""
+        self._trailer_bytes = 0
+
+    def feed(self, data: Octets, at: int = 0) -> int:
+        """Cut the chunks through."""
+        while at < len(data) and not self.done:
+            at = self._pass_data(data, at) if self._left else self._take_line(data, at)
+        return at
+
+    def _pass_data(self, data: Octets, at: int) -> int:
+        end = min(at + self._left, len(data))
+        if self._keep is not None:
+            self._keep(data[at:end])
+        self._left -= end - at
+        if self._left:
+            return end
+        return self._begin_plain_chunk(data, end)
+
+    def _begin_plain_chunk(self, data: Octets, at: int) -> int:
+        """Take the line end and the size behind a chunk at once where that is easy; else they are taken by lines."""
+        match = _PLAIN_NEXT_CHUNK.match(data, at)
+        if match is None:
+            return at
+        self._begin_chunk(match[1])
+        return match.end()
+
+    def _begin_chunk(self, digits: bytes) -> None:
+        self._left = int(digits, 16)
+        # Of a last chunk there is no data, so no line end behind it either.
+        self._next = _Line.END if self._left else _Line.TRAILER
+
+    def _take_line(self, data: Octets, at: int) -> int:
+        """Take a line whose end is there, or keep its beginning."""
+        limit, rule = _LIMITS[self._next]
+        room = limit - self._trailer_bytes - len(self._line)
+        end = data.find(b"\n", at, at + room) + 1
+        if not end and len(data) - at >= room:
+            raise BadMessage(rule)
+        self._line += data[at : end or None]
+        if not end:
+            return len(data)
+        line = bytes(self._line)
+        self._line.clear()
+        self._read_line(line)
+        return end
+
+    def _read_line(self, line: bytes) -> None:
+        if self._next is _Line.SIZE:
+            match = _SIZE_LINE.fullmatch(line)
+            if match is None:
+                raise BadMessage(Rule.CHUNK_SIZE)
+            self._begin_chunk(match[1])
+        elif self._next is _Line.END:
+            if line != _END_OF_LINE:
+                raise BadMessage(Rule.CHUNK_END)
+            self._next = _Line.SIZE
+        elif line == _END_OF_LINE:
+            self.done = True
+        elif _TRAILER_LINE.fullmatch(line):
+            self._trailer_bytes += len(line)
+        else:
+            raise BadMessage(Rule.TRAILER)
+
+
+def dechunk(raw: Octets) -> bytes:
+    """Return the payload of one whole chunked body. Raises BadMessage, also for bytes behind it."""
+    payload: list[Octets] = []
+    body = ChunkedBody(payload.append)
+    if body.feed(raw) != len(raw) or not body.done:
+        raise BadMessage(Rule.WHOLE_BODY)
+    return b"".join(payload)

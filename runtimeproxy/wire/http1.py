@@ -1,0 +1,386 @@
+"""HTTP/1.1 heads (RFC 9112, RFC 9110), read as strictly as a relay needs that forwards them as they came.
+
+Owns the end of a head, what it says of its body and its connection, the list of refused forms, and answers of our own.
+Must not know: sockets, paths of the Docker API, what a body means.
+Invariant: Go's net/http, dockerd's server, reads what is accepted in the same way, or refuses it and closes; what could
+be read in two ways is refused, never made right (design, section 4). ``Rule`` lists all that is refused.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from http import HTTPStatus
+
+from runtimeproxy.errors import WireError
+
+HEAD_LIMIT = 1 << 20
+"""The longest head, in bytes: as dockerd's server has it."""
+CACHED_BYTES = 1024
+"""Heads up to this length are remembered: clients repeat theirs."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Rule(Enum):
+    """What a message must keep to: the status that answers a breach, and the rule. This is the list of refused forms.
+
+    Go reads the forms marked (Go) in one way or another; a relay cannot know that every reader does so too.
+    """
+
+    HEAD_BYTES = 431, "a head has at most 1 MiB"
+    LINE_END = 400, "lines end with CRLF, and no CR or LF stands anywhere else"
+    """(Go) A bare LF."""
+    CONTROL = 400, "a head has no control characters; a value may have tabs"
+    REQUEST_LINE = 400, "the first line is a method, a target and a version, with one space between them"
+    """Also white space before it, and (Go) empty lines before it."""
+    TARGET = 400, "a target is a path or *, in printable ASCII, and its percent signs are escapes"
+    """(Go) http://host/path, host:port and bytes above 127."""
+    VERSION = 505, "the version is HTTP/1.1 or HTTP/1.0"
+    """(Go) HTTP/1.2 to HTTP/1.9."""
+    STATUS_LINE = 400, "the first line of an answer is a version and a status of three digits"
+    FOLDED = 400, "a field stands on one line"
+    """(Go)"""
+    FIELD_NAME = 400, "a field is a token, a colon directly behind it, and a value"
+    """(Go) A space before the colon: a field of another name."""
+    HOST = 400, "there is one Host in HTTP/1.1 and at most one in HTTP/1.0, of characters that a host may have"
+    """(Go) None for the method CONNECT."""
+    CONTENT_LENGTH = 400, "there is at most one Content-Length, of 1 to 18 digits"
+    """(Go) Two equal ones; an empty one in versions before 1.21."""
+    TRANSFER_CODING = 501, "the only Transfer-Encoding is chunked, once"
+    CODING_OF_1_0 = 400, "there is no Transfer-Encoding in HTTP/1.0"
+    """(Go) It is overlooked."""
+    TWO_FRAMINGS = 400, "a message has a Content-Length or a Transfer-Encoding, not both"
+    """(Go) The first is overlooked."""
+    EXPECT = 417, "the only Expect is 100-continue, once"
+    """(Go) More than one; "100-continue" in a list; an empty one."""
+    CHUNK_SIZE = 400, "a chunk begins with 1 to 15 hex digits, extensions without control characters, and CRLF"
+    """(Go) Spaces behind the digits; 16 digits."""
+    CHUNK_LINE_BYTES = 400, "the line of a chunk's size has less than 4 KiB"
+    CHUNK_END = 400, "CRLF follows the data of a chunk"
+    TRAILER = 400, "a trailer is a field on one line that ends with CRLF, without control characters"
+    """(Go) Bare LF, folded lines, a space before the colon."""
+    TRAILER_BYTES = 400, "trailers have at most 64 KiB"
+    WHOLE_BODY = 400, "a chunked body ends with its last chunk and an empty line"
+
+    @property
+    def status(self) -> int:
+        """Return the HTTP status that answers a breach."""
+        return self.value[0]
+
+    @property
+    def text(self) -> str:
+        """Return the rule in words."""
+        return self.value[1]
+
+
+class BadMessage(WireError):
+    """A message breaks ``rule``; ``status`` is the HTTP status that says so. The text never holds a value."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(rule.text)
+        self.rule = rule
+        self.status = rule.status
+
+
+class Framing(Enum):
+    """How the end of a body is known."""
+
+    EMPTY = "empty"
+    SIZED = "sized"
+    CHUNKED = "chunked"
+    UNTIL_CLOSE = "until close"
+
+
+Fields = tuple[tuple[str, str], ...]
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class _Head:
+    """What requests and responses have in common."""
+
+    raw: bytes
+    """As it came, with its empty line."""
+    version: Version
+    fields: Fields
+    """Names in lower case, values without white space around them, as latin-1."""
+    framing: Framing
+    length: int
+    """Of a SIZED body, in bytes; else 0."""
+    closes: bool
+    """The connection ends after this message: Connection: close, or HTTP/1.0 without keep-alive."""
+
+    def field(self, name: str) -> str:
+        """Return the first value of a name in lower case, "" if there is none."""
+        for found, value in self.fields:
+            if found == name:
+                return value
+        return ""
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class RequestHead(_Head):
+    """The head of a request; its framing is EMPTY, SIZED or CHUNKED."""
+
+    method: str
+    target: str
+    """As it came."""
+    upgrade: str
+    """The value of Upgrade in lower case, "" if there is none; dockerd does not ask whether Connection names it."""
+    expects_continue: bool
+    """The client may wait for 100 Continue before it sends the body."""
+
+
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class ResponseHead(_Head):
+    """The head of a response."""
+
+    status: int
+
+
+# ---- the end of a head
+
+
+def head_end(buffer: bytes | bytearray, start: int = 0, seen: int = 0) -> int:
+    """Return the place behind the empty line of the head that begins at ``start``, 0 if it is not there yet.
+
+    Pass as ``seen`` the length that the buffer had in the last call: those bytes are not searched again. Raises
+    BadMessage as soon as what is there without its end cannot become a head; the rest is seen when the head is read.
+    """
+    end = buffer.find(b"\r\n\r\n", max(start, seen - 3)) + 4
+    if end >= 4 and end - start <= HEAD_LIMIT:
+        return end
+    if len(buffer) - start >= HEAD_LIMIT:
+        raise BadMessage(Rule.HEAD_BYTES)
+    _check_beginning(buffer, max(start, seen), start)
+    return 0
+
+
+def _check_beginning(buffer: bytes | bytearray, at: int, start: int) -> None:
+    """Check what came of a head from ``at`` on."""
+    if at > start and buffer[at - 1 : at] == b"\r":
+        at -= 1
+    lines = buffer.count(b"\r\n", at)
+    if buffer.count(b"\n", at) != lines or buffer.count(b"\r", at) != lines + buffer.endswith(b"\r", at):
+        raise BadMessage(Rule.LINE_END)
+    if buffer.find(0, at) >= 0:
+        raise BadMessage(Rule.CONTROL)
+
+
+# ---- reading
+
+_TCHAR = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+_NAME = re.compile(rf"{_TCHAR}+")
+_REQUEST_LINE = re.compile(rf"({_TCHAR}+) ([^ ]+) HTTP/([0-9]\.[0-9])")
+_STATUS_LINE = re.compile(r"HTTP/([0-9]\.[0-9]) ([1-9][0-9]{2})(?: .*)?")
+_TARGET = re.compile(r"\*|/[!-~]*")
+_BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_HOST = re.compile(r"[!$%&'()*+,\-.:;=\[\]_~0-9A-Za-z]*")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+
+_OF_REQUESTS = bytes(octet for octet in range(256) if octet == 0x09 or (octet >= 0x20 and octet != 0x7F))
+_OF_RESPONSES = bytes(octet for octet in range(256) if octet not in b"\0\r\n")
+
+_VERSIONS = {"1.0": (1, 0), "1.1": (1, 1)}
+_HTTP_1_0 = (1, 0)
+
+_READ_HERE = frozenset({"connection", "content-length", "expect", "host", "transfer-encoding", "upgrade"})
+_USUAL_NAMES = {
+    name: name.lower()
+    for name in (
+        *("Accept", "Accept-Encoding", "Api-Version", "Cache-Control", "Connection", "Content-Length", "Content-Type"),
+        *("Date", "Docker-Experimental", "Expires", "Host", "Ostype", "Pragma", "Server", "Transfer-Encoding"),
+        *("Upgrade", "User-Agent", "X-Registry-Auth", "X-Registry-Config"),
+    )
+}
+_Found = dict[str, list[str]]
+
+
+def request_head(raw: bytes) -> RequestHead:
+    """Read the head of a request, its empty line included. Raises BadMessage."""
+    return _cached_request(raw) if len(raw) <= CACHED_BYTES else _request(raw)
+
+
+def _request(raw: bytes) -> RequestHead:
+    lines = _lines(raw, _OF_REQUESTS)
+    method, target, version = _request_line(lines[0])
+    fields, found = _fields(lines)
+    _check_host(found.get("host"), version)
+    framing, length = _framing(found, version) or (Framing.EMPTY, 0)
+    return RequestHead(
+        raw=raw,
+        method=method,
+        target=target,
+        version=version,
+        fields=fields,
+        framing=framing,
+        length=length,
+        upgrade=", ".join(found["upgrade"]).lower() if "upgrade" in found else "",
+        expects_continue=_expects(found, version) and (framing is Framing.CHUNKED or length > 0),
+        closes=_closes(found, version),
+    )
+
+
+_cached_request = lru_cache(maxsize=1024)(_request)
+
+
+def response_head(raw: bytes, method: str) -> ResponseHead:
+    """Read the head of a response to a request with ``method``, its empty line included. Raises BadMessage.
+
+    Framing is read as strictly as that of requests; values may hold what the daemon puts there.
+    """
+    # Other methods say nothing about the answer: they would only make more keys, as long as a client likes.
+    bodiless = method if method in ("HEAD", "CONNECT") else ""
+    return _cached_response(raw, bodiless) if len(raw) <= CACHED_BYTES else _response(raw, bodiless)
+
+
+def _response(raw: bytes, method: str) -> ResponseHead:
+    lines = _lines(raw, _OF_RESPONSES)
+    match = _STATUS_LINE.fullmatch(lines[0])
+    if match is None:
+        raise BadMessage(Rule.STATUS_LINE)
+    version, status = _version(match[1]), int(match[2])
+    fields, found = _fields(lines)
+    framing, length = _framing(found, version) or (Framing.UNTIL_CLOSE, 0)
+    if method == "HEAD" or status < 200 or status in (204, 304):
+        framing, length = Framing.EMPTY, 0
+    elif method == "CONNECT" and status < 300:
+        framing, length = Framing.UNTIL_CLOSE, 0
+    return ResponseHead(
+        raw=raw,
+        version=version,
+        status=status,
+        fields=fields,
+        framing=framing,
+        length=length,
+        closes=_closes(found, version),
+    )
+
+
+_cached_response = lru_cache(maxsize=64)(_response)
+"""Answers carry a Date: theirs are alike for a second only."""
+
+
+def _lines(raw: bytes, allowed: bytes) -> list[str]:
+    """Split a head into its lines: the first one, the fields, and two empty ones."""
+    lines = raw.decode("latin-1").split("\r\n")
+    rest = raw.translate(None, allowed)
+    if rest != b"\r\n" * (len(lines) - 1):
+        stray = raw.replace(b"\r\n", b"")
+        raise BadMessage(Rule.LINE_END if b"\r" in stray or b"\n" in stray else Rule.CONTROL)
+    if lines[-2:] != ["", ""]:
+        raise BadMessage(Rule.LINE_END)
+    return lines
+
+
+def _request_line(line: str) -> tuple[str, str, Version]:
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
+        raise BadMessage(Rule.REQUEST_LINE)
+    method, target, version = match.groups()
+    if not _TARGET.fullmatch(target) or ("%" in target and _BROKEN_ESCAPE.search(target.partition("?")[0])):
+        raise BadMessage(Rule.TARGET)
+    return method, target, _version(version)
+
+
+def _version(digits: str) -> Version:
+    version = _VERSIONS.get(digits)
+    if version is None:
+        raise BadMessage(Rule.VERSION)
+    return version
+
+
+def _fields(lines: list[str]) -> tuple[Fields, _Found]:
+    """Return the fields, and the values of those that are read here by their names."""
+    fields: list[tuple[str, str]] = []
+    found: _Found = {}
+    for line in lines[1:-2]:
+        name, colon, value = line.partition(":")
+        lowered = _USUAL_NAMES.get(name) or _lowered(name)
+        if not colon:
+            raise BadMessage(Rule.FIELD_NAME)
+        value = value.strip(" \t")
+        fields.append((lowered, value))
+        if lowered in _READ_HERE:
+            found.setdefault(lowered, []).append(value)
+    return tuple(fields), found
+
+
+def _lowered(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise BadMessage(Rule.FOLDED if name[:1] in (" ", "\t") else Rule.FIELD_NAME)
+    return name.lower()
+
+
+def _check_host(hosts: list[str] | None, version: Version) -> None:
+    if hosts is None:
+        if version != _HTTP_1_0:
+            raise BadMessage(Rule.HOST)
+    elif len(hosts) > 1 or not _HOST.fullmatch(hosts[0]):
+        raise BadMessage(Rule.HOST)
+
+
+def _framing(found: _Found, version: Version) -> tuple[Framing, int] | None:
+    """Return what the fields say of the body, None if they say nothing."""
+    codings, lengths = found.get("transfer-encoding"), found.get("content-length")
+    if codings is None:
+        return None if lengths is None else (Framing.SIZED, _length(lengths))
+    if version == _HTTP_1_0:
+        raise BadMessage(Rule.CODING_OF_1_0)
+    if lengths is not None:
+        raise BadMessage(Rule.TWO_FRAMINGS)
+    if len(codings) > 1 or codings[0].lower() != "chunked":
+        raise BadMessage(Rule.TRANSFER_CODING)
+    return Framing.CHUNKED, 0
+
+
+def _length(lengths: list[str]) -> int:
+    if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0]):
+        raise BadMessage(Rule.CONTENT_LENGTH)
+    return int(lengths[0])
+
+
+def _expects(found: _Found, version: Version) -> bool:
+    """Tell whether 100 Continue is expected; HTTP/1.0 knows no interim answers (RFC 9110, 10.1.1)."""
+    expected = found.get("expect")
+    if expected is None:
+        return False
+    if len(expected) > 1 or expected[0].lower() != "100-continue":
+        raise BadMessage(Rule.EXPECT)
+    return version != _HTTP_1_0
+
+
+def _closes(found: _Found, version: Version) -> bool:
+    options = {option.strip(" \t").lower() for value in found.get("connection", ()) for option in value.split(",")}
+    return "close" in options or (version == _HTTP_1_0 and "keep-alive" not in options)
+
+
+# ---- writing
+
+_FRAMING_NAMES = frozenset({b"content-length", b"trailer", b"transfer-encoding"})
+
+
+def with_length(raw: bytes, length: int) -> bytes:
+    """Return a head that was read, now of a body of ``length`` bytes (relay-rules B8).
+
+    One Content-Length stands in the place of the first line that says or announces how the body ends, else at the end.
+    """
+    first, *fields = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    framing = [place for place, line in enumerate(fields) if line.partition(b":")[0].lower() in _FRAMING_NAMES]
+    kept = [line for place, line in enumerate(fields) if place not in framing]
+    kept.insert(framing[0] if framing else len(kept), b"Content-Length: %d" % length)
+    return b"\r\n".join((first, *kept, b"", b""))
+
+
+def response(status: int, message: str, *, close: bool, method: str = "") -> bytes:
+    """Build an answer of our own as dockerd builds its errors; one to the method HEAD has no body."""
+    body = json.dumps({"message": message}).encode() + b"\n"
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *(["Connection: close"] if close else []),
+        "\r\n",
+    ]
+    return "\r\n".join(lines).encode() + (b"" if method == "HEAD" else body)

@@ -1,0 +1,342 @@
+"""JSON on the wire: read as Go's encoding/json reads it, and rewritten in place.
+
+Owns what a key means to Go, and what a change of one value means for the bytes.
+Must not know: any message of Docker; callers give the names of members.
+Invariant: every byte outside a changed value stays as it came (order, white space, escapes, big numbers, letter case of
+keys, duplicates that nobody touches), and without a change the result is the very same object (relay-rules.md B5;
+design.md section 4). What could be read in two ways is refused, and no error's text holds a value.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from json.scanner import make_scanner
+from typing import Any, Protocol
+
+from runtimeproxy.errors import WireError
+
+Value = int | str | list[str] | dict[str, str]
+"""What can be put in."""
+
+Patch = tuple[int, int, str]
+"""Start, end, and what stands there instead."""
+
+_END = "\0"
+"""Stands behind the text, so that nobody has to look whether it has come to its end; no JSON has it."""
+_TWICE = object()
+_BROKEN = (ValueError, RecursionError, StopIteration)
+"""What Python's scanner raises: JSONDecodeError, UnicodeError and a number too long are ValueErrors."""
+
+
+def fold(key: str) -> str:
+    """Return what Go compares of the key of a struct's field: letter case ignored, U+017F is an s and U+212A a k.
+
+    Exact for the names in ASCII that Docker has: a key folds to such a name if and only if Go takes it for that name.
+    """
+    return key.lower() if key.isascii() else key.replace("\u017f", "s").lower()
+
+
+class Object:
+    """A JSON object: its members in order, equal keys kept."""
+
+    __slots__ = ("_folded", "members")
+
+    def __init__(self, members: Sequence[tuple[str, Any]]) -> None:
+        self.members: tuple[tuple[str, Any], ...] = tuple(members)
+        self._folded: dict[str, Any] | None = None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a member as Go fills a field of a struct; null counts as absent.
+
+        Raises WireError if the key stands twice after folding: Go merges some of such values and replaces others.
+        """
+        if self._folded is None:
+            self._folded = self._fold()
+        value = self._folded.get(fold(name))
+        if value is _TWICE:
+            raise _twice(name)
+        return default if value is None else value
+
+    def _fold(self) -> dict[str, Any]:
+        folded: dict[str, Any] = {}
+        for key, value in self.members:
+            name = fold(key)
+            folded[name] = _TWICE if name in folded else value
+        return folded
+
+    def map(self) -> dict[str, Any]:
+        """Return the members as Go fills a map: keys are exact. Raises WireError if a key stands twice."""
+        members = dict(self.members)
+        if len(members) < len(self.members):
+            raise WireError("JSON object that has a key twice")
+        return members
+
+
+def parse(text: bytes) -> Any:
+    """Return the value of a JSON text: objects as Object, arrays as list.
+
+    Raises WireError if it is none: also for a byte order mark, bytes that are not UTF-8, NaN and Infinity, anything
+    behind the value, and numbers and nesting beyond what Python's parser takes.
+    """
+    try:
+        return _DECODER.decode(text.decode())
+    except _BROKEN as error:
+        raise _no_json(error) from None
+
+
+class Edit(Protocol):
+    """A change of one value."""
+
+    def apply(self, text: str, at: int, patches: list[Patch]) -> int:
+        """Add the patches of the value that starts at ``at``, in the order of the text; return where it ends."""
+
+    def made(self) -> str:
+        """Return the text of a new value for where there is none, "" to leave it so."""
+
+
+def rewrite(text: bytes, edit: Edit) -> bytes:
+    """Return the JSON text with its value edited; the same object if nothing changes.
+
+    Raises WireError where ``parse`` does, where a value is not of the kind that the edit is for, and where the key of a
+    member to edit stands twice.
+    """
+    patches: list[Patch] = []
+    try:
+        source = text.decode() + _END
+        end = _behind_space(source, edit.apply(source, _behind_space(source, 0), patches))
+        if end + 1 < len(source):
+            raise json.JSONDecodeError("Extra data", "", end)
+        return _patched(source, patches) if patches else text
+    except _BROKEN as error:
+        raise _no_json(error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Replace a value, or add it; an equal one stays as it is spelt."""
+
+    value: Value
+
+    def apply(self, text: str, at: int, patches: list[Patch]) -> int:
+        """Replace the value unless it is equal."""
+        found, end = _scan(text, at)
+        if not _equal(found, self.value):
+            patches.append((at, end, _text(self.value)))
+        return end
+
+    def made(self) -> str:
+        """Return the value's text."""
+        return _text(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Edit members of an object: named as the fields of a Go struct, or, if ``exact``, as the keys of a map.
+
+    A missing member is added behind the last one, under the very name given here; a missing object, or null, is made.
+    """
+
+    edits: Mapping[str, Edit]
+    exact: bool = False
+
+    def apply(self, text: str, at: int, patches: list[Patch]) -> int:
+        """Edit the members that are there, and add the others."""
+        if text[at] != "{":
+            return _made_for_null(self, text, at, patches)
+        exact = self.exact
+        names = {name if exact else fold(name): name for name in self.edits}
+        missing = dict(self.edits)
+        at, last = _opened(text, at, "}"), at + 1
+        pass_others = None if exact else _others(frozenset(names))
+        while text[at] != "}":  # at the opening bracket or a comma
+            if pass_others and (others := pass_others(text, at + 1)):
+                at = others.end() - 1
+            key, value = _key(text, at + 1)
+            name = names.get(key if exact else fold(key))
+            if name is None:
+                last = _scan(text, value)[1]
+            elif name in missing:
+                last = missing.pop(name).apply(text, value, patches)
+            else:
+                raise _twice(name)
+            at = last if text[last] in ",}" else _delimiter(text, last, "}")
+        _add(text, last, _member_texts(missing), patches)
+        return at + 1
+
+    def made(self) -> str:
+        """Return an object of the members that can be made."""
+        members = _member_texts(self.edits)
+        return "{" + ",".join(members) + "}" if members else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Edit a list of texts: ``changed`` by index, ``added`` behind the last one; a missing list, or null, is made.
+
+    An index that the list does not have is a WireError.
+    """
+
+    changed: Mapping[int, str]
+    added: Sequence[str] = ()
+
+    def apply(self, text: str, at: int, patches: list[Patch]) -> int:
+        """Edit the elements that are there, and add the new ones."""
+        if text[at] != "[":
+            return _made_for_null(self, text, at, patches)
+        missing = dict(self.changed)
+        at, last = _opened(text, at, "]"), at + 1
+        index = 0
+        while text[at] != "]":  # at the opening bracket or a comma
+            value = _behind_space(text, at + 1)
+            changed = missing.pop(index, None)
+            last = _scan(text, value)[1] if changed is None else Put(changed).apply(text, value, patches)
+            at = _delimiter(text, last, "]")
+            index += 1
+        _all_found(missing)
+        _add(text, last, [_text(element) for element in self.added], patches)
+        return at + 1
+
+    def made(self) -> str:
+        """Return a list of the new elements."""
+        _all_found(self.changed)
+        return _text(list(self.added)) if self.added else ""
+
+
+# -- what a change is ------------------------------------------------------------------------------------------------
+
+
+def _equal(found: Any, wanted: Value) -> bool:
+    """Compare as JSON values: 1 is neither 1.0 nor true, and the order of an object's members says nothing."""
+    if isinstance(found, Object):
+        members = dict(found.members)
+        return members == wanted and len(members) == len(found.members)
+    return type(found) is type(wanted) and bool(found == wanted)
+
+
+def _text(value: Value) -> str:
+    """Write a value in compact form, with the escapes that JSON demands and no others."""
+    return str(value) if type(value) is int else _ENCODER.encode(value)
+
+
+def _member_texts(edits: Mapping[str, Edit]) -> list[str]:
+    return [f"{_text(name)}:{value}" for name, edit in edits.items() if (value := edit.made())]
+
+
+def _add(text: str, last: int, items: list[str], patches: list[Patch]) -> None:
+    """Put new items behind the last one, which ends at ``last``, or behind the bracket of an empty object or list."""
+    if items:
+        first = text[last - 1] in "{["  # no value ends so
+        patches.append((last, last, ("" if first else ",") + ",".join(items)))
+
+
+def _made_for_null(edit: Edit, text: str, at: int, patches: list[Patch]) -> int:
+    """Make an object or list where null stands; anything else there is not what the edit is for."""
+    found, end = _scan(text, at)
+    if found is not None:
+        raise WireError("JSON value of another kind than Docker's API has there")
+    if made := edit.made():
+        patches.append((at, end, made))
+    return end
+
+
+def _all_found(missing: Mapping[int, str]) -> None:
+    if missing:
+        raise WireError("JSON list without the element to change")
+
+
+def _patched(source: str, patches: list[Patch]) -> bytes:
+    """Apply the patches, which came in the order of the text."""
+    parts: list[str] = []
+    at = 0
+    for start, end, replacement in patches:
+        parts += source[at:start], replacement
+        at = end
+    parts.append(source[at : -len(_END)])
+    return "".join(parts).encode()
+
+
+# -- where things stand ----------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]:
+    """Return what matches members with simple keys and values that are none of these: most of an object, in one step.
+
+    Each with its comma, so that one member is left. The names are those of Docker's API, hence few.
+    """
+    space, text = r"[ \t\n\r]*+", r'[ !#-\[\]-~]*+"'
+    value = rf'(?:"{text}|-?+(?:0|[1-9][0-9]{{0,18}}+)|true|false|null)'
+    wanted = "|".join(map(re.escape, sorted(names)))
+    return re.compile(rf'(?:{space}"(?!(?i:{wanted})"){text}{space}:{space}{value}{space},)++').match
+
+
+_SPACE = re.compile(r"[ \t\n\r]*").match
+
+
+def _opened(text: str, at: int, close: str) -> int:
+    """Return the place of the closing bracket if nothing stands before it, else ``at``."""
+    behind = _behind_space(text, at + 1)
+    return behind if text[behind] == close else at
+
+
+def _key(text: str, at: int) -> tuple[str, int]:
+    """Return the key of any member, and the place of its value."""
+    at = _behind_space(text, at)
+    if text[at] != '"':
+        raise json.JSONDecodeError("Expecting property name enclosed in double quotes", "", at)
+    key, at = _scan(text, at)
+    at = _behind_space(text, at)
+    if text[at] != ":":
+        raise json.JSONDecodeError("Expecting ':' delimiter", "", at)
+    return key, _behind_space(text, at + 1)
+
+
+def _delimiter(text: str, at: int, close: str) -> int:
+    """Return the place of the comma or closing bracket behind an item that ends at ``at``."""
+    at = _behind_space(text, at)
+    if text[at] not in (",", close):
+        raise json.JSONDecodeError("Expecting ',' delimiter", "", at)
+    return at
+
+
+def _behind_space(text: str, at: int) -> int:
+    if text[at] > " ":
+        return at
+    space = _SPACE(text, at)
+    assert space is not None
+    return space.end()
+
+
+# -- Python's scanner and its errors ---------------------------------------------------------------------------------
+
+
+def _no_constant(name: str) -> None:
+    raise json.JSONDecodeError("Expecting value", "", 0)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder(object_pairs_hook=Object, parse_constant=_no_constant)
+_scan: Callable[[str, int], tuple[Any, int]] = make_scanner(_DECODER)  # type: ignore[arg-type]
+"""Return the value at a place and where it ends."""
+
+
+def _no_json(error: Exception) -> WireError:
+    """Say what is wrong in words that hold no value."""
+    match error:
+        case json.JSONDecodeError():
+            problem = f"{error.msg} at character {error.pos}"
+        case UnicodeError():
+            problem = "text that is not Unicode"
+        case RecursionError():
+            problem = "nested too deeply"
+        case StopIteration():
+            problem = f"Expecting value at character {error.value}"
+        case _:
+            problem = "number of too many digits"
+    return WireError(f"body that is no JSON: {problem}")
+
+
+def _twice(name: str) -> WireError:
+    return WireError(f"JSON object that has the key {name} twice")

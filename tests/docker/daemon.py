@@ -1,0 +1,195 @@
+"""A scripted daemon on a unix socket: it answers HTTP/1.1 requests as a test says, byte by byte if need be.
+
+Owns the listening socket, the connections, and what was asked.
+Must not know: the client under test, what dockerd would answer (tests/fakes/dockerd.py does).
+Invariant: what no test scripted is answered 404; the event stream says nothing but what the test says.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Self
+from urllib.parse import parse_qs, urlsplit
+
+EVENTS = "/events"
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+PATIENCE_SECONDS = 10.0
+"""How long a busy machine may take."""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so. Raises TimeoutError if it does not come."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+class Request(NamedTuple):
+    """What a client asked."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.target).path
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.target).query).items()}
+
+
+@dataclass
+class Reply:
+    """What is answered, once ``gate`` is open; ``raw`` is sent in its place, and the connection closed behind it."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    raw: bytes | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def bytes(self) -> bytes:
+        if self.raw is not None:
+            return self.raw
+        head = f"HTTP/1.1 {self.status} Words\r\nContent-Type: application/json\r\nContent-Length: {len(self.body)}"
+        return f"{head}\r\n\r\n".encode() + self.body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(action: str, container_id: str, time_ns: int = 1, **more: object) -> bytes:
+    """Return a line as dockerd writes it, labels included."""
+    actor = {"ID": container_id, "Attributes": {"name": "k8s_x", "secret": "canary-4711"}}
+    said = {"Type": "container", "Action": action, "Actor": actor, "scope": "local", "timeNano": time_ns, **more}
+    return json.dumps(said).encode() + b"\n"
+
+
+class Daemon:
+    """The daemon; ``replies`` are by path, ``connections`` are those that are open."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.replies: dict[str, Reply] = {}
+        self.listed: list[str] = []
+        """The ids that the list of containers has."""
+        self.requests: list[Request] = []
+        self.accepted = 0
+        self.connections: set[asyncio.StreamWriter] = set()
+        self.streams: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._accepted, self.path)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        os.unlink(self.path)
+        self.drop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def reply(self, path: str, reply: Reply) -> Reply:
+        """Script the answer to what is asked of a path."""
+        self.replies[path] = reply
+        return reply
+
+    def asked(self, path: str) -> list[Request]:
+        return [request for request in self.requests if request.path == path]
+
+    def say(self, data: bytes) -> None:
+        """Send a chunk on every event stream."""
+        for stream in self.streams:
+            stream.write(chunk(data))
+
+    def drop(self) -> None:
+        """End every connection at once, as a daemon that dies does."""
+        for connection in self.connections:
+            connection.transport.abort()
+
+    async def followed(self, times: int = 1) -> None:
+        """Wait until the events have been asked for so many times, and one stream is open."""
+        await until(lambda: len(self.asked(EVENTS)) >= times and len(self.streams) == 1)
+
+    async def left(self) -> None:
+        """Wait until no connection is open."""
+        await until(lambda: not self.connections)
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self.connections.add(writer)
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await self._exchange(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client has left
+        finally:
+            self.streams.discard(writer)
+            self.connections.discard(writer)
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request; return whether the connection stays."""
+        request = await _read(reader)
+        self.requests.append(request)
+        reply = self.replies.get(request.path)
+        if request.path == EVENTS and reply is None:
+            writer.write(STREAM_HEAD)
+            self.streams.add(writer)
+            await reader.read()
+            return False
+        if reply is None:
+            reply = self._listing() if request.path == "/containers/json" else Reply(404, b'{"message": "none"}')
+        if not reply.gate.is_set():
+            await _open(reply.gate, reader)
+        writer.write(reply.bytes())
+        await writer.drain()
+        return reply.raw is None and request.headers.get("connection") != "close"
+
+    def _listing(self) -> Reply:
+        return Reply(body=json.dumps([{"Id": listed, "Labels": {}} for listed in self.listed]).encode())
+
+
+async def _open(gate: asyncio.Event, reader: asyncio.StreamReader) -> None:
+    """Wait for the gate. Raises ConnectionError if the client leaves before."""
+    waiting = asyncio.create_task(gate.wait())
+    leaving = asyncio.create_task(reader.read())
+    try:
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not gate.is_set():
+            raise ConnectionError
+    finally:
+        waiting.cancel()
+        leaving.cancel()
+        await asyncio.gather(waiting, leaving, return_exceptions=True)
+
+
+async def _read(reader: asyncio.StreamReader) -> Request:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.split("\r\n")[:-2]
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    method, target, _ = first.split(" ")
+    return Request(method, target, headers, body)

@@ -1,0 +1,97 @@
+"""Tests of the two forms of a cgroup parent."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.docker.cgroup import Driver, driver, to_cri, to_docker
+
+UID = "6f1c2b60_8a55_4c0a_9d2e_3b1f0a6c7d10"
+
+SLICES = [
+    ("", ""),
+    ("-.slice", "/"),
+    ("system.slice", "/system.slice"),
+    (f"kubepods-pod{UID}.slice", f"/kubepods.slice/kubepods-pod{UID}.slice"),
+    (
+        f"kubepods-besteffort-pod{UID}.slice",
+        f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID}.slice",
+    ),
+    ("my.app-x.y.slice", "/my.app.slice/my.app-x.y.slice"),
+    ("a.slice.slice", "/a.slice.slice"),
+]
+"""Docker's form and CRI's, under systemd."""
+
+
+@pytest.mark.parametrize(("docker", "cri"), SLICES)
+def test_slices(docker: str, cri: str) -> None:
+    assert to_cri(docker, Driver.SYSTEMD) == cri
+    assert to_docker(cri, Driver.SYSTEMD) == docker
+
+
+@pytest.mark.parametrize(("docker", "cri"), [*SLICES, ("/kubepods/besteffort/podu-1", "/kubepods/besteffort/podu-1")])
+def test_cgroupfs_changes_nothing(docker: str, cri: str) -> None:
+    for value in (docker, cri):
+        assert to_cri(value, Driver.CGROUPFS) == to_docker(value, Driver.CGROUPFS) == value
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [
+        "/kubepods.slice/kubepods-besteffort.slice",
+        "/kubepods/besteffort/podu-1",
+        "kubepods/a-b.slice",
+        "/",
+        "kubepods",
+        "a-b",
+        ".slice",
+        "a--b.slice",
+        "-a.slice",
+        "a-.slice",
+        "--.slice",
+        "a-b.slice\n",
+        "a-b.Slice",
+    ],
+)
+def test_what_is_no_slice_is_not_changed(parent: str) -> None:
+    assert to_cri(parent, Driver.SYSTEMD) == parent
+
+
+@pytest.mark.parametrize(
+    ("path", "parent"),
+    [
+        ("/kubepods.slice/kubepods-pod1.slice/", "kubepods-pod1.slice"),
+        ("kubepods.slice/kubepods-pod1.slice", "kubepods-pod1.slice"),
+        ("/elsewhere.slice/kubepods-pod1.slice", "kubepods-pod1.slice"),
+        ("//", "-.slice"),
+        ("kubepods-pod1.slice", "kubepods-pod1.slice"),
+    ],
+)
+def test_dockers_form_is_the_last_name(path: str, parent: str) -> None:
+    assert to_docker(path, Driver.SYSTEMD) == parent
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("systemd", Driver.SYSTEMD),
+        ("cgroupfs", Driver.CGROUPFS),
+        ("none", Driver.CGROUPFS),
+        ("", Driver.CGROUPFS),
+        ("Systemd", Driver.CGROUPFS),
+    ],
+)
+def test_driver(text: str, expected: Driver) -> None:
+    assert driver(text) is expected
+
+
+@given(st.text(st.sampled_from("ab-_."), max_size=12), st.sampled_from(["", ".slice"]), st.sampled_from(Driver))
+def test_dockers_form_survives_the_way_there_and_back(name: str, suffix: str, by: Driver) -> None:
+    assert to_docker(to_cri(name + suffix, by), by) == name + suffix
+
+
+@given(st.lists(st.text(st.sampled_from("ab_."), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_nested_slices_survive_the_way_back(parts: list[str]) -> None:
+    """The path that systemd makes of a slice's name is the path that comes back."""
+    path = "".join(f"/{'-'.join(parts[: depth + 1])}.slice" for depth in range(len(parts)))
+    assert to_cri(to_docker(path, Driver.SYSTEMD), Driver.SYSTEMD) == path

@@ -1,0 +1,385 @@
+"""Tests of editing Docker's bodies: the stdlib's parser says what changed, the bytes say that nothing else did."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from runtimeproxy.docker.edit import Update, edit_container, edit_pod, edit_update, left_out_of_create, update_body
+from runtimeproxy.docker.resources import RESOURCE_TABLE
+from runtimeproxy.errors import WireError
+from runtimeproxy.model import NO_ADJUSTMENT, NO_RESOURCES, RESOURCE_FIELDS, Adjustment, Resources, ResourceValue
+
+GIB = 2**30
+
+POD = (
+    '{"Hostname":"web-0","Env":null,"Image":"pause:1","Labels":{"annotation.a":"1","app":"web",'
+    '"io.kubernetes.docker.type":"podsandbox"},"HostConfig":{"NetworkMode":"none","ConsoleSize":[0,0],"CgroupParent":'
+    '"/kubepods/pod1","OomScoreAdj":-998,"CpuShares":2,"Memory":0,"NanoCpus":0,"CpuPeriod":0,"CpuQuota":0,"CpusetCpus":"",'
+    '"CpusetMems":"","MemorySwap":0,"Ulimits":null},"NetworkingConfig":null}\n'
+)
+CONTAINER = (
+    '{"Env":["A=1","B=x=y","A=again","BARE"],"Labels":{"annotation.io.kubernetes.container.hash":"d4",'
+    '"io.kubernetes.docker.type":"container"},"HostConfig":{"ShmSize":67108864,"OomScoreAdj":968,"CpuShares":512,'
+    '"Memory":1073741824,"NanoCpus":0,"CgroupParent":"/kubepods/pod1","CpuPeriod":100000,"CpuQuota":50000,'
+    '"CpusetCpus":"0-1","CpusetMems":"","MemorySwap":1073741824,"MemorySwappiness":null}}\n'
+)
+UPDATE = (
+    '{"CpuShares":256,"Memory":0,"NanoCpus":0,"CgroupParent":"","CpuPeriod":0,"CpuQuota":0,"CpusetCpus":"0",'
+    '"CpusetMems":"","MemorySwap":0,"PidsLimit":null,"RestartPolicy":{"Name":"","MaximumRetryCount":0}}\n'
+)
+
+ALL_RESOURCES: dict[str, ResourceValue] = {
+    "cpu_period": 50000,
+    "cpu_quota": -1,
+    "cpu_shares": 1024,
+    "memory_limit_in_bytes": 2 * GIB,
+    "oom_score_adj": -500,
+    "cpuset_cpus": "2-3",
+    "cpuset_mems": "1",
+    "hugepage_limits": {"2MB": 1},
+    "unified": {"cpu.idle": "1"},
+    "memory_swap_limit_in_bytes": -1,
+}
+
+
+def adjusted(**resources: ResourceValue) -> Adjustment:
+    return Adjustment(resources=resources)
+
+
+def host_after(body: Mapping[str, Any], **resources: ResourceValue) -> dict[str, Any]:
+    """Return the HostConfig of a create that had ``body`` as its HostConfig."""
+    text = json.dumps({"HostConfig": body}).encode()
+    result = edit_container(text, adjusted(**resources), None)
+    assert edit_pod(text, adjusted(**resources), None) == result
+    host: dict[str, Any] = json.loads(result)["HostConfig"]
+    return host
+
+
+def replaced(text: str, *changes: tuple[str, str]) -> bytes:
+    """Return a body with places replaced of which each stands there once."""
+    for before, after in changes:
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    return text.encode()
+
+
+# ---- creates
+
+
+def test_the_table_names_fields_of_resources() -> None:
+    assert RESOURCE_TABLE.keys() == set(RESOURCE_FIELDS) - {"hugepage_limits", "unified"}
+
+
+def test_pod() -> None:
+    adjustment = Adjustment(
+        labels={"new": "é", "app": "web2"},
+        annotations={"a": "2", "b": "3"},
+        envs={"E": "no"},
+        cgroup_parent="/not/looked/at",
+        resources=ALL_RESOURCES,
+    )
+    assert edit_pod(POD.encode(), adjustment, "/kubepods/x") == replaced(
+        POD,
+        ('"annotation.a":"1"', '"annotation.a":"2"'),
+        ('"app":"web"', '"app":"web2"'),
+        ('"podsandbox"}', '"podsandbox","annotation.b":"3","new":"é"}'),
+        ("/kubepods/pod1", "/kubepods/x"),
+        ("-998", "-500"),
+        ('"CpuShares":2', '"CpuShares":1024'),
+        ('"Memory":0', '"Memory":2147483648'),
+        ('"CpuPeriod":0', '"CpuPeriod":50000'),
+        ('"CpuQuota":0', '"CpuQuota":-1'),
+        ('"CpusetCpus":""', '"CpusetCpus":"2-3"'),
+        ('"CpusetMems":""', '"CpusetMems":"1"'),
+        ('"MemorySwap":0', '"MemorySwap":-1'),
+    )
+
+
+def test_container() -> None:
+    adjustment = Adjustment(
+        labels={"no": "label"},
+        annotations={"n": "1"},
+        envs={"Z": "1", "C": "", "A": "2", "BARE": "b", "B": "x=y"},
+        resources={"cpuset_cpus": "", "oom_score_adj": 0, "cpu_quota": 20000},
+    )
+    assert edit_container(CONTAINER.encode(), adjustment, None) == replaced(
+        CONTAINER,
+        ('"A=again","BARE"]', '"A=2","BARE=b","C=","Z=1"]'),
+        ('"container"}', '"container","annotation.n":"1"}'),
+        ('"OomScoreAdj":968', '"OomScoreAdj":0'),
+        ('"CpuQuota":50000', '"CpuQuota":20000'),
+        ('"CpusetCpus":"0-1"', '"CpusetCpus":""'),
+    )
+
+
+@pytest.mark.parametrize(
+    ("elements", "after"),
+    [
+        ([], ["K=v"]),
+        (None, ["K=v"]),
+        (["K=1"], ["K=v"]),
+        (["K=1", "K=2", "L=1"], ["K=1", "K=v", "L=1"]),
+        (["K"], ["K=v"]),
+        (["K", "K=1"], ["K", "K=v"]),
+        (["K=1", "K"], ["K=1", "K=v"]),
+        (["K=v", "K=1"], ["K=v", "K=v"]),
+        (["KK=1", "k=1", "=K", "K "], ["KK=1", "k=1", "=K", "K ", "K=v"]),
+        (["K=1", None, "x"], ["K=v", None, "x"]),
+    ],
+)
+def test_envs(elements: list[str | None] | None, after: list[str | None]) -> None:
+    result = edit_container(json.dumps({"Env": elements}).encode(), Adjustment(envs={"K": "v"}), None)
+    assert json.loads(result) == {"Env": after}
+
+
+def test_what_is_missing_is_made() -> None:
+    adjustment = Adjustment(
+        labels={"l": "1"}, annotations={"a": "2"}, envs={"E": "3"}, resources={"cpu_shares": 4, "oom_score_adj": 0}
+    )
+    wanted = {"Labels": {"annotation.a": "2"}, "Env": ["E=3"], "HostConfig": {"CpuShares": 4, "CgroupParent": "p"}}
+    for body in (b"{}", b'{"labels":null,"ENV":null,"hostConfig":null}'):
+        result = json.loads(edit_container(body, adjustment, "p"))
+        assert {key.lower(): value for key, value in result.items()} == {key.lower(): wanted[key] for key in wanted}
+    assert edit_pod(b"{}", adjustment, None) == b'{"Labels":{"annotation.a":"2","l":"1"},"HostConfig":{"CpuShares":4}}'
+
+
+def test_labels_are_a_map_and_fields_are_not() -> None:
+    body = (
+        b'{"LABELS":{"Annotation.a":"0","annotation.A":"0"},'
+        b'"hostconfig":{"CPUSHARE\xc5\xbf":1,"Cpuset\xe2\x84\xaa":""}}'
+    )
+    adjustment = Adjustment(annotations={"a": "1"}, resources={"cpu_shares": 2})
+    assert edit_container(body, adjustment, None) == (
+        b'{"LABELS":{"Annotation.a":"0","annotation.A":"0","annotation.a":"1"},'
+        b'"hostconfig":{"CPUSHARE\xc5\xbf":2,"Cpuset\xe2\x84\xaa":""}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "adjustment",
+    [
+        NO_ADJUSTMENT,
+        adjusted(cpuset_mems=""),
+        adjusted(hugepage_limits={"2MB": 1}, unified={"a": "b"}),
+        Adjustment(annotations={"io.kubernetes.container.hash": "d4"}),
+        Adjustment(envs={"A": "again", "B": "x=y"}),
+        adjusted(memory_limit_in_bytes=GIB, cpu_quota=50000, cpuset_cpus="0-1"),
+    ],
+)
+def test_no_change_is_the_same_object(adjustment: Adjustment) -> None:
+    body = CONTAINER.encode()
+    assert edit_container(body, adjustment, None) is body
+    assert edit_container(body, adjustment, "/kubepods/pod1") is body
+
+
+def test_a_zero_that_a_missing_member_stands_for_is_not_put_in() -> None:
+    for body in (b"{}", b'{"HostConfig":{}}', b'{"HostConfig":{"Memory":null}}'):
+        assert edit_pod(body, adjusted(memory_limit_in_bytes=-1, cpuset_cpus="", cpu_quota=0), "") is body
+
+
+def test_without_changes_the_body_is_not_even_read() -> None:
+    broken = b"\xff"
+    assert edit_pod(broken, NO_ADJUSTMENT, None) is broken
+    assert edit_container(broken, Adjustment(labels={"l": "1"}, cgroup_parent="/x"), None) is broken
+    assert edit_update(broken, {}, NO_RESOURCES) == Update(broken, {}, ())
+
+
+def test_fields_that_a_create_cannot_carry() -> None:
+    assert left_out_of_create(ALL_RESOURCES) == ("hugepage_limits", "unified")
+    assert left_out_of_create({"memory_limit_in_bytes": -1, "oom_score_adj": 1, "cpuset_cpus": ""}) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "memory", "swap"),
+    [
+        # no swap stays no swap
+        ((GIB, GIB), {"memory_limit_in_bytes": 2 * GIB}, 2 * GIB, 2 * GIB),
+        ((2 * GIB, 2 * GIB), {"memory_limit_in_bytes": GIB}, GIB, GIB),
+        ((0, 0), {"memory_limit_in_bytes": GIB}, GIB, GIB),
+        # nothing said of swap: the daemon's default, or unlimited, stays
+        ((GIB, 0), {"memory_limit_in_bytes": 2 * GIB}, 2 * GIB, 0),
+        ((GIB, -1), {"memory_limit_in_bytes": 2 * GIB}, 2 * GIB, -1),
+        ((0, -1), {"memory_limit_in_bytes": 2 * GIB}, 2 * GIB, -1),
+        # a swap limit of its own is only moved where the daemon would refuse it
+        ((GIB, 3 * GIB), {"memory_limit_in_bytes": 2 * GIB}, 2 * GIB, 3 * GIB),
+        ((GIB, 3 * GIB), {"memory_limit_in_bytes": 4 * GIB}, 4 * GIB, 4 * GIB),
+        # unlimited memory is 0, and a swap limit needs a memory limit
+        ((GIB, GIB), {"memory_limit_in_bytes": -1}, 0, 0),
+        ((GIB, 3 * GIB), {"memory_limit_in_bytes": -1}, 0, 0),
+        ((GIB, 0), {"memory_limit_in_bytes": -1}, 0, 0),
+        ((GIB, -1), {"memory_limit_in_bytes": -1}, 0, -1),
+        # the hook's own swap limit is left to the daemon's judgement
+        ((GIB, GIB), {"memory_limit_in_bytes": -1, "memory_swap_limit_in_bytes": 5}, 0, 5),
+        ((GIB, GIB), {"memory_limit_in_bytes": 2 * GIB, "memory_swap_limit_in_bytes": GIB}, 2 * GIB, GIB),
+        ((GIB, GIB), {"memory_limit_in_bytes": 2 * GIB, "memory_swap_limit_in_bytes": -1}, 2 * GIB, -1),
+        ((GIB, GIB), {"memory_swap_limit_in_bytes": -1}, GIB, -1),
+        ((GIB, GIB), {"memory_limit_in_bytes": -5}, -5, -5),
+        ((GIB, GIB), {"cpu_shares": 2}, GIB, GIB),
+    ],
+)
+def test_memory_and_swap_of_a_create(
+    asked: tuple[int, int], changes: dict[str, ResourceValue], memory: int, swap: int
+) -> None:
+    host = host_after({"Memory": asked[0], "MemorySwap": asked[1]}, **changes)
+    assert (host["Memory"], host["MemorySwap"]) == (memory, swap)
+
+
+@pytest.mark.parametrize("change", [{"cpu_quota": 20000}, {"cpu_quota": -1}, {"cpu_period": 50000}])
+def test_quota_and_period_take_the_place_of_nano_cpus(change: dict[str, ResourceValue]) -> None:
+    assert host_after({"NanoCpus": 1}, **change)["NanoCpus"] == 0
+    assert "NanoCpus" not in host_after({}, **change)
+    assert host_after({"nanocpus": 1}, cpu_shares=2)["nanocpus"] == 1
+    assert json.loads(edit_update(b'{"NanoCpus": 1}', change, NO_RESOURCES).body)["NanoCpus"] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("[]", "the body is no JSON object"),
+        ("null", "the body is no JSON object"),
+        ('{"HostConfig":[]}', "HostConfig is no JSON object"),
+        ('{"HostConfig":{},"hostconfig":{}}', "HostConfig twice"),
+        ('{"HostConfig":{"Memory":1,"memory":1}}', "Memory twice"),
+        ('{"HostConfig":{"CpuShares":1,"cpushares":1}}', "CpuShares twice"),
+        ('{"HostConfig":{"Memory":"1"}}', "Memory is no whole number"),
+        ('{"HostConfig":{"MemorySwap":1.0}}', "MemorySwap is no whole number"),
+        ('{"HostConfig":{"MemorySwap":true}}', "MemorySwap is no whole number"),
+        ('{"Env":"A=1"}', "Env is no list"),
+        ('{"Env":[],"ENV":[]}', "Env twice"),
+        ('{"Labels":[]}', "another kind"),
+        ('{"Labels":{"annotation.a":"1","annotation.a":"1"}}', "annotation.a twice"),
+        ("{", "no JSON"),
+    ],
+)
+def test_a_create_that_is_none(body: str, problem: str) -> None:
+    adjustment = Adjustment(annotations={"a": "s3cret"}, envs={"E": "s3cret"}, resources={"cpu_shares": 2})
+    with pytest.raises(WireError, match=problem) as caught:
+        edit_container(body.encode(), adjustment, None)
+    assert "s3cret" not in str(caught.value)
+
+
+# ---- updates
+
+
+def test_update() -> None:
+    update = edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES)
+    assert update.body == replaced(
+        UPDATE,
+        ('"CpuShares":256', '"CpuShares":1024'),
+        ('"Memory":0', '"Memory":2147483648'),
+        ('"CpuPeriod":0', '"CpuPeriod":50000'),
+        ('"CpuQuota":0', '"CpuQuota":-1'),
+        ('"CpusetCpus":"0"', '"CpusetCpus":"2-3"'),
+        ('"CpusetMems":""', '"CpusetMems":"1"'),
+        ('"MemorySwap":0', '"MemorySwap":-1'),
+    )
+    assert update.left_out == ("hugepage_limits", "oom_score_adj", "unified")
+    assert update.resources == {name: ALL_RESOURCES[name] for name in RESOURCE_TABLE if name != "oom_score_adj"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [
+        ({"memory_limit_in_bytes": -1}, ("memory_limit_in_bytes",)),
+        ({"memory_limit_in_bytes": 0, "cpu_quota": 0}, ("memory_limit_in_bytes",)),
+        ({"cpuset_mems": "", "oom_score_adj": 5}, ("cpuset_mems", "oom_score_adj")),
+        ({"unified": {}, "hugepage_limits": {"2MB": 1}}, ("hugepage_limits", "unified")),
+        ({"cpu_shares": 256, "cpuset_cpus": "0"}, ()),
+    ],
+)
+def test_an_update_that_says_nothing_new_is_the_same_object(
+    changes: dict[str, ResourceValue], left_out: tuple[str, ...]
+) -> None:
+    body = UPDATE.encode()
+    update = edit_update(body, changes, Resources(memory_limit_in_bytes=GIB, cpuset_mems="1"))
+    assert update.body is body
+    assert update.left_out == left_out
+    assert update.resources == {name: value for name, value in changes.items() if value and name not in left_out}
+
+
+@pytest.mark.parametrize(
+    ("present", "left_out"),
+    [(NO_RESOURCES, ()), (Resources(cpuset_cpus="1", cpu_shares=3), ("cpu_shares", "cpuset_cpus"))],
+)
+def test_what_a_hook_clears_is_taken_out_of_an_update(present: Resources, left_out: tuple[str, ...]) -> None:
+    update = edit_update(UPDATE.encode(), {"cpuset_cpus": "", "cpu_shares": 0, "cpu_quota": 0}, present)
+    assert update.body == replaced(
+        UPDATE, ('"CpuShares":256', '"CpuShares":0'), ('"CpusetCpus":"0"', '"CpusetCpus":""')
+    )
+    assert update.resources == {"cpuset_cpus": "", "cpu_shares": 0}
+    assert update.left_out == left_out
+
+
+@pytest.mark.parametrize(
+    ("asked", "present", "changes", "swap"),
+    [
+        # no swap stays no swap, whether the request says it or the container has it
+        ((0, 0), (GIB, GIB), {"memory_limit_in_bytes": 2 * GIB}, 2 * GIB),
+        ((0, 0), (2 * GIB, 2 * GIB), {"memory_limit_in_bytes": GIB}, GIB),
+        ((3 * GIB, 0), (GIB, GIB), {"memory_limit_in_bytes": 2 * GIB}, 2 * GIB),
+        ((3 * GIB, 3 * GIB), (GIB, 9 * GIB), {"memory_limit_in_bytes": 2 * GIB}, 2 * GIB),
+        ((0, 0), (0, 0), {"memory_limit_in_bytes": GIB}, GIB),
+        ((0, GIB), (GIB, 9 * GIB), {"memory_limit_in_bytes": 2 * GIB}, 2 * GIB),
+        # a swap limit of its own is only moved where the daemon would refuse it
+        ((0, 0), (GIB, 3 * GIB), {"memory_limit_in_bytes": 2 * GIB}, 3 * GIB),
+        ((0, 0), (GIB, 3 * GIB), {"memory_limit_in_bytes": 4 * GIB}, 4 * GIB),
+        ((GIB, 3 * GIB), (GIB, GIB), {"memory_limit_in_bytes": 4 * GIB}, 4 * GIB),
+        # at create the daemon made two times the memory of it
+        ((0, 0), (2 * GIB, 0), {"memory_limit_in_bytes": 3 * GIB}, 4 * GIB),
+        # unlimited swap must be said again: the daemon compares with -1
+        ((0, 0), (GIB, -1), {"memory_limit_in_bytes": 2 * GIB}, -1),
+        ((0, -1), (GIB, GIB), {"memory_limit_in_bytes": 2 * GIB}, -1),
+        # the hook's own swap limit
+        ((0, 0), (GIB, GIB), {"memory_limit_in_bytes": 2 * GIB, "memory_swap_limit_in_bytes": GIB}, GIB),
+        ((0, 0), (GIB, GIB), {"memory_swap_limit_in_bytes": -1}, -1),
+        # nothing said of memory
+        ((0, 0), (GIB, GIB), {"memory_limit_in_bytes": -1}, 0),
+        ((GIB, GIB), (GIB, GIB), {"memory_limit_in_bytes": -1}, GIB),
+        ((0, 0), (GIB, GIB), {"cpu_shares": 3}, 0),
+        # what has no limit keeps none, and what is to stay as it is stays so
+        ((GIB, GIB), (0, 0), {"memory_limit_in_bytes": -1}, 0),
+        ((GIB, GIB), (2 * GIB, 2 * GIB), {"memory_limit_in_bytes": 0}, 0),
+        ((0, GIB), (GIB, 2 * GIB), {"memory_limit_in_bytes": 0}, GIB),
+        # no swap limit of the hook's own
+        ((0, 0), (GIB, GIB), {"memory_limit_in_bytes": 2 * GIB, "memory_swap_limit_in_bytes": 0}, 2 * GIB),
+    ],
+)
+def test_swap_of_an_update(
+    asked: tuple[int, int], present: tuple[int, int], changes: dict[str, ResourceValue], swap: int
+) -> None:
+    held = Resources(memory_limit_in_bytes=present[0], memory_swap_limit_in_bytes=present[1])
+    update = edit_update(json.dumps({"Memory": asked[0], "MemorySwap": asked[1]}).encode(), changes, held)
+    body = json.loads(update.body)
+    assert body["MemorySwap"] == swap
+    assert update.resources.get("memory_swap_limit_in_bytes", asked[1]) == swap
+    assert body["Memory"] == update.resources.get("memory_limit_in_bytes", asked[0])
+    if asked == (0, 0):
+        alone = update_body(changes, held)
+        assert {key: value for key, value in body.items() if value} == json.loads(alone.body)
+        assert (alone.resources, alone.left_out) == (update.resources, update.left_out)
+
+
+def test_an_update_of_its_own_names_what_is_set() -> None:
+    present = Resources(memory_limit_in_bytes=GIB, memory_swap_limit_in_bytes=GIB, cpu_shares=2)
+    changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": 7 * GIB, "cpuset_cpus": "1", "unified": {"a": "b"}}
+    update = update_body(changes, present)
+    assert update.body == b'{"Memory":7516192768,"CpusetCpus":"1","MemorySwap":7516192768}'
+    assert update.left_out == ("unified",)
+    assert update_body({"unified": {"a": "b"}}, present) == Update(b"{}", {}, ("unified",))
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("[]", "the body is no JSON object"),
+        ('{"Memory":[]}', "Memory is no whole number"),
+        ('{"MemorySwap":1,"memorySwap":1}', "MemorySwap twice"),
+        ('{"CpuShares":1,"cpushares":1}', "CpuShares twice"),
+        ("", "no JSON"),
+    ],
+)
+def test_an_update_that_is_none(body: str, problem: str) -> None:
+    with pytest.raises(WireError, match=problem):
+        edit_update(body.encode(), {"cpu_shares": 2}, NO_RESOURCES)

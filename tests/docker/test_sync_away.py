@@ -1,0 +1,205 @@
+"""The daemon comes late, dies, comes back, or answers badly: its events are followed again, and one line tells."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.docker.backend import Backend, Event
+from runtimeproxy.errors import BackendError
+from tests.docker.daemon import EVENTS, Daemon, Reply, event, until
+from tests.docker.following import CONTAINER, OTHER_POD, PLAIN, POD, Rig
+from tests.fakes.clock import virtual_time
+
+CANARY = "canary-4711"
+LIST = "/containers/json"
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
+    async with Daemon(str(tmp_path / "docker.sock")) as daemon:
+        daemon.listed = [POD, OTHER_POD, CONTAINER, PLAIN]
+        yield daemon
+        await daemon.left()
+
+
+@pytest.fixture(autouse=True)
+def _all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "runtimeproxy")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Return level and text of what was logged."""
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def away(reason: str) -> tuple[str, str]:
+    return "WARNING", f"the daemon's events cannot be followed ({reason}): trying again until they can"
+
+
+BACK = ("INFO", "the daemon's events are followed again")
+MISSING = away("GET /events: cannot connect: No such file or directory")
+
+
+async def test_a_daemon_that_was_there_is_no_news(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(Backend(daemon.path))
+    async with rig.running():
+        await daemon.followed()
+        await until(lambda: len(daemon.asked(LIST)) == 1)
+        assert rig.connects == 1
+    assert told(caplog) == []
+
+
+async def test_a_daemon_that_comes_late_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = str(tmp_path / "docker.sock")
+    rig = Rig(Backend(path))
+    async with rig.running():
+        await until(lambda: rig.recorder.counted("backend_event_dial_failures") >= 3)
+        assert rig.known == {POD, OTHER_POD, CONTAINER}
+        async with Daemon(path) as daemon:
+            daemon.listed = [POD]
+            await daemon.followed()
+            await until(lambda: rig.known == {POD})
+            daemon.say(event("destroy", POD))
+            await until(lambda: rig.known == set())
+            assert told(caplog) == [MISSING, BACK]
+    assert rig.connects == 1
+
+
+async def test_each_going_and_coming_is_told_once_and_swept_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / "docker.sock")
+    rig = Rig(Backend(path))
+    async with rig.running():
+        await tried(rig)
+        for listed in ([POD, CONTAINER], [POD]):
+            async with Daemon(path) as daemon:
+                daemon.listed = listed
+                await daemon.followed()
+                await until(lambda: told(caplog)[-1] == BACK)
+                assert rig.known == set(listed)
+            await tried(rig)
+    assert rig.connects == 2
+    assert rig.recorder.counted("backend_event_stream_losses") == 2
+    assert [level for level, _ in told(caplog)] == ["WARNING", "INFO", "WARNING", "INFO", "WARNING"]
+
+
+async def tried(rig: Rig) -> None:
+    """Wait until one more connect has failed."""
+    failures = rig.recorder.counted("backend_event_dial_failures")
+    await until(lambda: rig.recorder.counted("backend_event_dial_failures") > failures)
+
+
+@pytest.mark.parametrize("end", [b"0\r\n\r\n", b"", b"5\r\n{"])
+async def test_a_stream_that_ends_is_followed_from_where_it_ended(daemon: Daemon, end: bytes) -> None:
+    rig = Rig(Backend(daemon.path))
+    async with rig.running():
+        await daemon.followed()
+        daemon.say(event("rename", CONTAINER, 41_000_000_007))
+        await until(lambda: bool(rig.gone))
+        (stream,) = daemon.streams
+        stream.write(end)
+        stream.close()
+        await daemon.followed(2)
+        await until(lambda: rig.connects == 2)
+        daemon.say(event("rename", POD, 42_000_000_000))
+        await until(lambda: rig.gone == [CONTAINER, POD])
+    assert [request.query["since"] for request in daemon.asked(EVENTS)] == ["1700000000.000000000", "41.000000008"]
+    assert rig.recorder.counted("backend_event_stream_losses") == 1
+
+
+async def test_a_daemon_that_dies_before_the_sweep_is_asked_for_the_same_time_again(daemon: Daemon) -> None:
+    listing = daemon.reply(LIST, Reply())
+    listing.gate.clear()
+    rig = Rig(Backend(daemon.path))
+    async with rig.running():
+        await until(lambda: bool(daemon.asked(LIST)))
+        daemon.say(event("update", CONTAINER, 41))  # not yet taken
+        daemon.drop()
+        await until(lambda: len(daemon.asked(LIST)) == 2)
+        assert {request.query["since"] for request in daemon.asked(EVENTS)} == {"1700000000.000000000"}
+        assert rig.known == {POD, OTHER_POD, CONTAINER}
+
+
+@pytest.mark.parametrize("path", [EVENTS, LIST])
+@pytest.mark.parametrize("reply", [Reply(500, b'{"message": "canary-4711"}'), Reply(404), Reply(raw=b"canary-4711")])
+async def test_a_daemon_that_answers_badly_is_asked_again(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture, path: str, reply: Reply
+) -> None:
+    daemon.reply(path, reply)
+    rig = Rig(Backend(daemon.path))
+    async with rig.running():
+        await until(lambda: len(daemon.asked(path)) >= 3)
+        assert rig.known == {POD, OTHER_POD, CONTAINER}
+        del daemon.replies[path]
+        daemon.listed.remove(CONTAINER)
+        await until(lambda: CONTAINER not in rig.known)
+        assert [level for level, _ in told(caplog)] == ["WARNING", "INFO"]
+    assert CANARY not in caplog.text
+
+
+async def test_a_connect_that_the_front_cannot_use_is_tried_again(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(Backend(daemon.path))
+    rig.fails_with = [BackendError("GET /info: why"), BackendError("GET /info: again")]
+    async with rig.running():
+        await until(lambda: len(daemon.asked(LIST)) == 1)
+        assert rig.connects == 3
+        await until(lambda: told(caplog) == [away("GET /info: again"), BACK])
+    assert rig.recorder.counted("backend_event_stream_losses") == 2
+
+
+async def test_a_fault_of_our_own_is_counted_and_does_not_end_the_following(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(Backend(daemon.path))
+    rig.fails_with = [ValueError(CANARY)]
+    async with rig.running():
+        await until(lambda: len(daemon.asked(LIST)) == 1)
+        await until(lambda: told(caplog)[-1] == BACK)
+    assert rig.recorder.counted("internal_errors", operation="events") == 1
+    assert [level for level, _ in told(caplog)] == ["ERROR", "WARNING", "INFO"]
+    assert CANARY not in "".join(text for _, text in told(caplog))
+
+
+class Dying(Backend):
+    """A daemon whose event stream ends after so many seconds each time, at once when none are left."""
+
+    def __init__(self, lives: list[float]) -> None:
+        super().__init__("/nobody/docker.sock")
+        self.asked: list[float] = []
+        self._lives = lives
+
+    @asynccontextmanager
+    async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
+        self.asked.append(asyncio.get_running_loop().time())
+        if self._lives:
+            await asyncio.sleep(self._lives.pop(0))
+        raise BackendError("gone")
+        yield
+
+
+@virtual_time
+async def test_a_daemon_that_is_away_is_tried_ever_more_rarely_down_to_once_a_second() -> None:
+    backend = Dying([0, 0, 0, 0, 0, 0, 0, 5.0])
+    rig = Rig(backend)
+    async with rig.running():
+        await asyncio.sleep(10)
+    waits = [round(later - earlier, 6) for earlier, later in pairwise(backend.asked)]
+    assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 5.05, 0.1, 0.2, 0.4]
+
+
+async def test_a_cancel_at_any_moment_leaves_no_task_and_no_connection(daemon: Daemon) -> None:
+    for steps in range(100):
+        rig = Rig(Backend(daemon.path))
+        async with rig.running():
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        await daemon.left()
+    assert daemon.asked(LIST)  # the later ones got so far

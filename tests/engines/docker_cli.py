@@ -1,0 +1,202 @@
+"""The docker CLI as a program: with pipes or on a terminal, and what of its output two equal runs have in common.
+
+Owns the CLI's environment, the terminal, and the listed rules by which output is masked.
+Must not know: which daemon answers, what is asked of it.
+Invariant: nothing of the machine's own docker settings is used; output that no rule names is compared as it is.
+"""
+
+import io
+import os
+import pty
+import re
+import select
+import subprocess
+import tarfile
+import tempfile
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+DOCKER = "/usr/bin/docker"
+"""Debian's, whatever else stands on the PATH."""
+TIMEOUT_SECONDS = 60.0
+ROWS, COLUMNS = 33, 101
+"""The size of the terminal."""
+READ_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended and what it wrote; on a terminal all of it is ``stdout``."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """What is typed once a text was shown; both count from where the last one ended."""
+
+    shown: bytes
+    keys: bytes
+
+
+def run(
+    socket: str,
+    *arguments: str,
+    stdin: bytes | None = None,
+    terminal: Sequence[Typed] | None = None,
+    buildkit: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run a docker command against a socket, with an empty configuration of its own.
+
+    ``stdin`` None is an empty one; with ``terminal`` the command has a terminal instead and that is typed.
+    Raises TimeoutError or subprocess.TimeoutExpired if it does not end in 60 s.
+    """
+    with tempfile.TemporaryDirectory(prefix="rp-docker-cli-") as config:
+        command = [DOCKER, "--config", config, "--host", f"unix://{socket}", *arguments]
+        variables = {
+            "HOME": config,
+            "PATH": "/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "TERM": "xterm",
+            "DOCKER_BUILDKIT": str(int(buildkit)),
+            **(environment or {}),
+        }
+        if terminal is not None:
+            return _on_a_terminal(command, variables, terminal)
+        done = subprocess.run(
+            command, input=stdin or b"", capture_output=True, env=variables, check=False, timeout=TIMEOUT_SECONDS
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def _on_a_terminal(command: Sequence[str], variables: Mapping[str, str], typed: Sequence[Typed]) -> Outcome:
+    ours, theirs = pty.openpty()
+    try:
+        termios.tcsetwinsize(ours, (ROWS, COLUMNS))
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=dict(variables), start_new_session=True
+        )
+        os.close(theirs)
+        try:
+            output = _type(ours, typed)
+            return Outcome(process.wait(TIMEOUT_SECONDS), output)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    finally:
+        os.close(ours)
+
+
+def _type(terminal: int, typed: Sequence[Typed]) -> bytes:
+    """Return all that is shown until nobody has the terminal open."""
+    output, position, left = b"", 0, list(typed)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while data := _read(terminal, deadline, output):
+        output += data
+        while left and (at := output.find(left[0].shown, position)) >= 0:
+            position = at + len(left[0].shown)
+            os.write(terminal, left.pop(0).keys)
+    return output
+
+
+def _read(terminal: int, deadline: float, output: bytes) -> bytes:
+    if not select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        raise TimeoutError(f"the command does not end; its terminal shows {output[-2000:]!r}")
+    try:
+        return os.read(terminal, READ_BYTES)
+    except OSError:
+        return b""  # the kernel's way to say that nobody has the terminal open (EIO)
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A rule: every match of a pattern is shown as ``name``, because of ``reason``."""
+
+    name: str
+    pattern: str
+    reason: str
+
+
+DRAWN = (
+    Mask("<id>", r"\b[0-9a-f]{64}\b|\b[0-9a-f]{12}\b", "ids of containers, images made just now, and execs are random"),
+    Mask(
+        "",
+        r'(?m)^time="[^"]+" level=error msg="error waiting for container: context canceled"\n',
+        "run's own log, if it comes to it before it ends for another error",
+    ),
+    Mask("<time>", r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( ?(Z|[+-]\d\d:?\d\d))?( UTC)?", "time goes on"),
+    Mask("<age>", r"(?i)(less than a second|about a minute|\d+ (seconds?|minutes?))( ago)?", "time goes on"),
+    Mask("127.0.0.1:<port>", r"127\.0\.0\.1:\d+", "the kernel chooses the registry's port"),
+)
+"""What dockerd draws anew, in the output of any command."""
+
+FIGURES = (
+    *DRAWN,
+    Mask("<size>", r"\b\d+(\.\d+)?([kKMGT]i?)?B\b", "what a container uses just now"),
+    Mask("<share>", r"\b\d+(\.\d+)?%", "what a container uses just now"),
+    Mask("  ", r" {2,}", "columns are as wide as the figures in them"),
+)
+"""For tables of what is used."""
+
+TRANSFERS = (
+    *DRAWN,
+    Mask(
+        "",
+        r"(?m)^\S+: (Preparing|Waiting|Pushing|Pulling fs layer|Downloading|Verifying Checksum|Download complete)\n",
+        "a layer tells its newest state only: which ones are seen is a matter of time",
+    ),
+)
+"""For push and pull."""
+
+BUILDKIT = (
+    Mask("", r"(?m)^#\d+ (\d+\.\d+ )?", "numbers follow the order in which steps that run at once began"),
+    Mask("", r"(?m)^sha256:[0-9a-f]{64}\n", "a step's digest takes in the random id of the session"),
+    Mask("transferring", r"(?m)^transferring .*$", "how far a transfer came is a matter of time"),
+    Mask("DONE", r"DONE \d+\.\d+s", "how long it took"),
+    Mask("done", r"(\d+\.\d+s )?done", "how long it took"),
+    *DRAWN,
+)
+"""For BuildKit's plain progress, whose lines are to be compared without their order."""
+
+
+def masked(output: bytes, rules: Sequence[Mask] = DRAWN) -> str:
+    """Return output with all that the rules name replaced, one rule after the other."""
+    text = output.decode(errors="backslashreplace")
+    for rule in rules:
+        text = re.sub(rule.pattern, rule.name, text)
+    return text
+
+
+def lines(output: bytes, rules: Sequence[Mask] = DRAWN) -> list[str]:
+    """Return the different lines of masked output, in an order of their own."""
+    return sorted(set(masked(output, rules).splitlines()))
+
+
+def archived(output: bytes, rules: Sequence[Mask] = DRAWN) -> list[str]:
+    """Return what a tar archive holds, in its order: all but the times, which are those of the making.
+
+    Raises tarfile.TarError.
+    """
+    with tarfile.open(fileobj=io.BytesIO(output)) as archive:
+        return [_entry(archive, member, rules) for member in archive]
+
+
+def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, rules: Sequence[Mask]) -> str:
+    file = archive.extractfile(member) if member.isfile() else None
+    content = b"" if file is None else file.read()
+    what = masked(content, rules) if len(content) < READ_BYTES else sha256(content).hexdigest()
+    head = f"{member.type!r} {member.mode:o} {member.uid}:{member.gid} {member.linkname!r}"
+    return f"{masked(member.name.encode(), rules)} {head} {what!r}"
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Return the files below a folder with their content, and its directories."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}

@@ -1,0 +1,85 @@
+"""What an engine leaves on the machine, and how all of it is ended: processes, mounts, directories, shims' sockets.
+
+Owns finding it by a text that only this engine's own things bear.
+Must not know: which engine it is.
+Invariant: what does not bear the text is not touched; a process is ended by its id.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+END_SECONDS = 10.0
+SHIM_DIRECTORIES = (Path("/run/containerd/s"), Path("/run/containerd"))
+"""Shims put their sockets here whatever the daemon's state directory is; names are hashes of its address."""
+
+
+def processes(mark: str) -> set[int]:
+    """Return the ids of all processes whose command line holds a text."""
+    wanted = mark.encode()
+    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and wanted in _cmdline(entry)}
+
+
+def end(find: Callable[[], set[int]]) -> None:
+    """Kill what ``find`` finds until it finds nothing.
+
+    Raises TimeoutError with the ids of those that do not end.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    while leftovers := find():
+        for pid in leftovers:
+            _kill(pid)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {sorted(leftovers)} do not end; kill them by hand")
+        time.sleep(0.02)
+
+
+def mounts(base: Path) -> list[str]:
+    """Return the mount points below a folder, oldest first."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [point for line in lines if (point := line.split()[4]).startswith(f"{base}/")]
+
+
+def unmount(base: Path) -> None:
+    """Unmount all below a folder. Raises subprocess.CalledProcessError."""
+    for point in reversed(mounts(base)):
+        subprocess.run(["umount", "--lazy", point], check=True, stdin=subprocess.DEVNULL)
+
+
+def remove_shim_sockets(state: Path) -> None:
+    """Remove the sockets of shims that were killed; their bundles in the containerd's ``state`` say where.
+
+    To be called when the shims are gone.
+    """
+    for address in state.glob("io.containerd.runtime.v2.task/*/*/address"):
+        Path(address.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)
+
+
+class NewDirectories:
+    """Directories outside of an engine's folder that it makes if they are not there, named deepest first."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._new = [path for path in paths if not path.exists()]
+
+    def remove(self) -> None:
+        """Remove those that were not there before, unless something else is in them by now."""
+        for path in self._new:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def _cmdline(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""  # it ended meanwhile
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

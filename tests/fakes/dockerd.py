@@ -1,0 +1,241 @@
+"""A fake dockerd 20.10 on a unix socket: the part of its HTTP API that container runtimes' clients use.
+
+Owns the server, the record of what came in, and the injector of delays, hangs, errors, cuts and raw replies by route.
+Must not know: what a route does (dockerd_calls, dockerd_streams, dockerd_hijacks), what is known (dockerd_state).
+Invariant: what is recorded is what came; requests of one connection are answered in order.
+It stands on plain asyncio streams: aiohttp's server can neither answer after a half-close nor send an unframed reply.
+
+Run alone: ``python -m tests.fakes.dockerd --socket PATH [--containers N --list-bytes N] [--api V --minimum V]
+[--cgroup-driver systemd]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from collections import Counter, deque
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import uvloop
+
+from tests.fakes.dockerd_received import Injection, Received
+from tests.fakes.dockerd_records import Container
+from tests.fakes.dockerd_routes import ROUTES
+from tests.fakes.dockerd_service import Service
+from tests.fakes.dockerd_state import CGROUPFS, SYSTEMD, DockerdState
+from tests.fakes.dockerd_streams import Feed
+from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockerd_wire import Reader
+
+KEPT_BODY_BYTES = 1 << 20
+
+__all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
+
+
+class FakeDockerd:
+    """The server; ``state`` may be handed to a later server on the same socket, as after a restart of dockerd.
+
+    ``api`` and ``minimum`` are the window of API versions. ``keep_received`` bounds the record of requests (None keeps
+    all), ``keep_body_bytes`` what is kept of each body; ``counts`` counts them by route, without bound.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        state: DockerdState | None = None,
+        *,
+        api: str = "1.41",
+        minimum: str = "1.12",
+        server_version: str = "20.10.24",
+        cgroup_driver: str = CGROUPFS,
+        keep_received: int | None = None,
+        keep_body_bytes: int = KEPT_BODY_BYTES,
+    ) -> None:
+        self.socket_path = socket_path
+        self.state = state or DockerdState(cgroup_driver)
+        self.api = api
+        self.minimum = minimum
+        self.server_version = server_version
+        self.keep_body_bytes = keep_body_bytes
+        self.received: deque[Received] = deque(maxlen=keep_received)
+        self.counts: Counter[str] = Counter()
+        self.accepted = 0
+        self.watchers = 0
+        """How many GET /events are open."""
+        self.big_list: bytes | None = None
+        """What GET /containers/json answers instead of the containers; see ``fill_list``."""
+        self.feeds: dict[str, Feed] = {}
+        self.progress_lines, self.progress_seconds = 3, 0.0
+        """Of a pull or build that has no feed: how many lines, and the pause before each."""
+        self.stats_seconds = 1.0
+        self.export_bytes = 1 << 20
+        """How long the archives of export, get and cp are."""
+        self.injections: dict[str, Injection] = {}
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._detached: set[asyncio.Task[None]] = set()
+        self._waiting: list[asyncio.Event] = []
+        self._server: asyncio.Server | None = None
+        self._service = Service(self, api, minimum, server_version)
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen on the socket."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(
+            lambda: asyncio.StreamReaderProtocol(Reader(), self._accept), self.socket_path
+        )
+
+    async def stop(self) -> None:
+        """Die: stop listening and drop every connection, whatever is under way."""
+        if self._server is None:
+            return
+        self._server.close()
+        self.drop_connections()
+        for task in self._detached:
+            task.cancel()
+        await asyncio.gather(*self._connections, *self._detached, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+        Path(self.socket_path).unlink(missing_ok=True)
+
+    @property
+    def connections(self) -> int:
+        """Return how many connections are open."""
+        return len(self._connections)
+
+    def drop_connections(self) -> None:
+        """Drop every open connection at once."""
+        for task, writer in self._connections.items():
+            writer.transport.abort()
+            task.cancel()
+
+    # ---- what tests use
+
+    def requests(self, route: str) -> list[Received]:
+        """Return what was received on a route, given as in dockerd_routes.ROUTES ("POST /containers/{ref}/start")."""
+        self._known(route)
+        return [received for received in self.received if received.route == route]
+
+    async def wait_for_requests(self, route: str, count: int = 1) -> list[Received]:
+        """Wait until so many requests on a route have come; return them."""
+        while len(found := self.requests(route)) < count:
+            arrival = asyncio.Event()
+            self._waiting.append(arrival)
+            await arrival.wait()
+        return found
+
+    def inject(self, route: str, injection: Injection) -> Injection:
+        """Let a route's calls go wrong from now on; it replaces what was injected before."""
+        self._known(route)
+        self.injections[route] = injection
+        return injection
+
+    def feed(self, route: str) -> Feed:
+        """Return the feed of the next POST /images/create or POST /build: its lines are what is said to it."""
+        self._known(route)
+        return self.feeds.setdefault(route, Feed())
+
+    def say(self, reference: str, data: bytes, stream: int = 1) -> None:
+        """Let a container write bytes to its stdout (1) or stderr (2)."""
+        self.state.say(reference, data, stream)
+
+    def container(self, reference: str) -> Container:
+        """Return a container's record. Raises Refused."""
+        return self.state.find(reference)
+
+    def fill_list(self, count: int, total_bytes: int) -> None:
+        """Let GET /containers/json answer ``count`` containers in about ``total_bytes`` bytes; made once, here."""
+        padding = {
+            "Command": "sleep",
+            "State": "running",
+            "Status": "Up 1 second",
+            "HostConfig": {"NetworkMode": "host"},
+        }
+        listed = [{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], "Labels": {}, **padding} for n in range(count)]
+        rest = max(0, total_bytes - len(go_json(listed))) // max(1, count)
+        for container in listed:
+            container["Labels"] = {"padding": "x" * max(0, rest - len('"padding":""'))}
+        self.big_list = go_json(listed)
+
+    @staticmethod
+    def _known(route: str) -> None:
+        if route not in {row.key for row in ROUTES}:
+            raise KeyError(f"no such route: {route!r}; dockerd_routes.ROUTES lists them")
+
+    # ---- what handlers use
+
+    def detach(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let work go on that no connection waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._detached.add(task)
+        task.add_done_callback(self._detached.discard)
+
+    # ---- connections
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert isinstance(reader, Reader)
+        task = asyncio.get_running_loop().create_task(self._service.serve(reader, writer, self.accepted))
+        self.accepted += 1
+        self._connections[task] = writer
+        task.add_done_callback(self._connections.pop)
+
+    def record(self, received: Received) -> None:
+        """Write a request down."""
+        self.received.append(received)
+        self.counts[received.route] += 1
+        while self._waiting:
+            self._waiting.pop().set()
+
+
+async def serve(dockerd: FakeDockerd) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with dockerd:
+        print(f"fake dockerd {os.getpid()} listens on {dockerd.socket_path}", flush=True)
+        await stopped.wait()
+
+
+def main() -> None:
+    """Run alone."""
+    parser = argparse.ArgumentParser(description="fake dockerd")
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--containers", type=int, default=0, help="containers that GET /containers/json answers")
+    parser.add_argument("--list-bytes", type=int, default=1 << 20, help="size of that answer")
+    parser.add_argument("--export-bytes", type=int, default=1 << 20, help="size of an exported archive")
+    parser.add_argument("--api", default="1.41", help="newest API version")
+    parser.add_argument("--minimum", default="1.12", help="oldest API version")
+    parser.add_argument("--cgroup-driver", choices=(CGROUPFS, SYSTEMD), default=CGROUPFS)
+    arguments = parser.parse_args()
+    dockerd = FakeDockerd(
+        arguments.socket,
+        api=arguments.api,
+        minimum=arguments.minimum,
+        cgroup_driver=arguments.cgroup_driver,
+        keep_received=0,
+        keep_body_bytes=0,
+    )
+    dockerd.export_bytes = arguments.export_bytes
+    if arguments.containers:
+        dockerd.fill_list(arguments.containers, arguments.list_bytes)
+    uvloop.run(serve(dockerd))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Plain clients for tests of Docker mode: http.client on a unix socket, and raw bytes on a stream.
+
+Owns how a test asks once and what it gets.
+Must not know: who listens on the socket.
+Invariant: what is sent is what the test wrote; what is returned is what came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TIMEOUT_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply that http.client understood."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """Return the body's JSON."""
+        return json.loads(self.body)
+
+    @property
+    def message(self) -> str:
+        """Return the text of an error."""
+        return str(self.json["message"])
+
+
+class UnixHttpConnection(http.client.HTTPConnection):
+    """A connection whose address is a socket's path."""
+
+    def connect(self) -> None:
+        """Connect."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(TIMEOUT_SECONDS)
+        self.sock.connect(self.host)
+
+
+def _ask(path: str, method: str, target: str, body: Any, headers: Mapping[str, str]) -> Reply:
+    connection = UnixHttpConnection(path)
+    try:
+        if body is not None and not isinstance(body, bytes):
+            body, headers = json.dumps(body).encode(), {"Content-Type": "application/json", **headers}
+        connection.request(method, target, body, {"Host": "docker", **headers})
+        response = connection.getresponse()
+        return Reply(response.status, dict(response.headers.items()), response.read())
+    finally:
+        connection.close()
+
+
+async def ask(path: str, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
+    """Ask once with http.client, on a connection of its own; a body that is not bytes is sent as JSON."""
+    return await asyncio.to_thread(_ask, path, method, target, body, headers or {})
+
+
+class Raw:
+    """A raw connection. Every read fails after ``TIMEOUT_SECONDS``."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, path: str) -> Raw:
+        """Connect."""
+        return cls(*await asyncio.open_unix_connection(path, limit=1 << 24))
+
+    async def __aenter__(self) -> Raw:
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        self.writer.close()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes."""
+        self.writer.write(data)
+
+    def end(self) -> None:
+        """Send no more."""
+        self.writer.write_eof()
+
+    async def head(self) -> bytes:
+        """Return a reply's head, with the empty line."""
+        return await self.until(b"\r\n\r\n")
+
+    async def until(self, end: bytes) -> bytes:
+        """Return the bytes up to and with ``end``."""
+        return await asyncio.wait_for(self.reader.readuntil(end), TIMEOUT_SECONDS)
+
+    async def exactly(self, count: int) -> bytes:
+        """Return so many bytes."""
+        return await asyncio.wait_for(self.reader.readexactly(count), TIMEOUT_SECONDS)
+
+    async def chunk(self) -> bytes:
+        """Return the data of a chunk; b"" for the last one."""
+        size = int(await self.until(b"\r\n"), 16)
+        return (await self.exactly(size + 2))[:-2]
+
+    async def rest(self) -> bytes:
+        """Return all bytes up to the end."""
+        return await asyncio.wait_for(self.reader.read(), TIMEOUT_SECONDS)
+
+
+async def exchange(path: str, data: bytes, end: bool = False) -> bytes:
+    """Send bytes on a connection of its own; return all that comes until the other side ends. ``end`` half-closes."""
+    async with await Raw.connect(path) as raw:
+        raw.send(data)
+        if end:
+            raw.end()
+        return await raw.rest()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds. Raises TimeoutError after some seconds."""
+    for _ in range(2500):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise TimeoutError

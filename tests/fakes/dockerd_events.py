@@ -1,0 +1,81 @@
+"""The events of the fake dockerd: told as they happen, kept for ``since``, and the filters that choose among them.
+
+Owns the subscribers, the last events, and the filter argument of Docker's API.
+Must not know: what the events are about.
+Invariant: every subscriber hears every event, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.fakes.dockerd_checks import bad
+
+KEPT_EVENTS = 256
+KNOWN_FILTERS = frozenset({"type", "event", "container", "label", "image", "id", "name", "status", "reference"})
+
+Event = dict[str, Any]
+Filters = Mapping[str, frozenset[str]]
+
+
+def parse_filters(text: str) -> Filters:
+    """Return the values of each filter, from the form of today (``{"a": {"b": true}}``) or of old (``{"a": ["b"]}``).
+
+    Raises Refused with status 400.
+    """
+    try:
+        given = json.loads(text) if text else {}
+        filters = {key: frozenset(str(value) for value in values) for key, values in given.items()}
+    except (ValueError, AttributeError, TypeError):
+        raise bad("Invalid filter") from None
+    if unknown := filters.keys() - KNOWN_FILTERS:
+        raise bad(f"Invalid filter '{min(unknown)}'")
+    return filters
+
+
+def labels_match(labels: Mapping[str, str], wanted: frozenset[str]) -> bool:
+    """Tell whether all of ``key`` and ``key=value`` are among the labels."""
+    pairs = (text.partition("=") for text in wanted)
+    return all(key in labels and (not equals or labels[key] == value) for key, equals, value in pairs)
+
+
+def event_matches(event: Event, filters: Filters) -> bool:
+    """Tell whether GET /events with these filters shows an event."""
+    actor = event["Actor"]
+    attributes = actor["Attributes"]
+    known: Mapping[str, set[str]] = {
+        "type": {event["Type"]},
+        "event": {event["Action"], event["Action"].partition(":")[0]},
+        "container": {actor["ID"], attributes.get("name", "")} if event["Type"] == "container" else set(),
+        "image": {attributes.get("image", actor["ID"])},
+    }
+    chosen = all(values & known[key] for key, values in filters.items() if key in known)
+    return chosen and labels_match(attributes, filters.get("label", frozenset()))
+
+
+class Events:
+    """The events of a daemon."""
+
+    def __init__(self) -> None:
+        self.kept: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._subscribers: set[Callable[[Event], None]] = set()
+
+    def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
+        """Tell every event from now on; return what ends it."""
+        self._subscribers.add(subscriber)
+        return lambda: self._subscribers.discard(subscriber)
+
+    def emit(self, kind: str, action: str, subject: str, attributes: Mapping[str, str], image: str = "") -> None:
+        """Tell an event, of a container or of anything else."""
+        now = time.time_ns()
+        old_names = {"status": action, "id": subject, "from": image} if kind == "container" else {}
+        actor = {"ID": subject, "Attributes": dict(sorted(attributes.items()))}
+        event: Event = {**old_names, "Type": kind, "Action": action, "Actor": actor, "scope": "local"}
+        event |= {"time": now // 10**9, "timeNano": now}
+        self.kept.append(event)
+        for subscriber in tuple(self._subscribers):
+            subscriber(event)

@@ -1,0 +1,95 @@
+"""What runs in a container of the fake dockerd: the few commands that an exec knows.
+
+Owns the commands, and the frames of a multiplexed stream.
+Must not know: sockets, HTTP, the daemon's records but for the container it runs in.
+Invariant: a command's behaviour follows from its arguments, its stdin and its container only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tests.fakes import inside
+from tests.fakes.cri_pb2 import ContainerConfig, KeyValue, LinuxContainerResources
+from tests.fakes.dockerd_records import Container
+
+STDOUT, STDERR = 1, 2
+SOURCE_PIECE_BYTES = 32 << 10
+RESOURCES = {
+    "cpu_period": "CpuPeriod",
+    "cpu_quota": "CpuQuota",
+    "cpu_shares": "CpuShares",
+    "memory_limit_in_bytes": "Memory",
+    "oom_score_adj": "OomScoreAdj",
+    "cpuset_cpus": "CpusetCpus",
+    "cpuset_mems": "CpusetMems",
+}
+"""CRI's name of a setting -> Docker's."""
+
+
+def frame(stream: int, data: bytes) -> bytes:
+    """Return bytes of stdout (1) or stderr (2) as they stand in a multiplexed stream."""
+    return struct.pack(">BxxxL", stream, len(data)) + data
+
+
+@dataclass(frozen=True, slots=True)
+class Stdio:
+    """A process's streams: ``read`` returns b"" at the end of stdin."""
+
+    read: Callable[[], Awaitable[bytes]]
+    write: Callable[[int, bytes], Awaitable[None]]
+
+
+async def run(command: list[str], stdio: Stdio, container: Container) -> int:
+    """Run a command; return its exit code.
+
+    ``cat`` echoes its stdin, ``sink`` counts it and tells the count at its end, ``source N`` writes N zero bytes,
+    ``sleep N`` takes N seconds, ``true`` does nothing. All others are those of the fake CRI runtime.
+    """
+    match command:
+        case ["true"]:
+            return 0
+        case ["cat"]:
+            while data := await stdio.read():
+                await stdio.write(STDOUT, data)
+            return 0
+        case ["sink"]:
+            return await _sink(stdio)
+        case ["source", count]:
+            return await _source(stdio, int(count))
+        case ["sleep", seconds]:
+            await asyncio.sleep(float(seconds))
+            return 0
+        case _:
+            return await _inside(command, stdio, container)
+
+
+async def _sink(stdio: Stdio) -> int:
+    count = 0
+    while data := await stdio.read():
+        count += len(data)
+    await stdio.write(STDOUT, f"{count}\n".encode())
+    return 0
+
+
+async def _source(stdio: Stdio, count: int) -> int:
+    piece = bytes(SOURCE_PIECE_BYTES)
+    for _ in range(count // SOURCE_PIECE_BYTES):
+        await stdio.write(STDOUT, piece)
+    if rest := count % SOURCE_PIECE_BYTES:
+        await stdio.write(STDOUT, bytes(rest))
+    return 0
+
+
+async def _inside(command: list[str], stdio: Stdio, container: Container) -> int:
+    pairs = (entry.partition("=") for entry in container.config["Env"] or [])
+    envs = [KeyValue(key=key, value=value.encode(errors="replace")) for key, _, value in pairs]
+    resources = LinuxContainerResources(**{name: container.host[field] for name, field in RESOURCES.items()})
+    result = inside.run(command, ContainerConfig(envs=envs), resources)
+    for stream, data in ((STDOUT, result.stdout), (STDERR, result.stderr)):
+        if data:
+            await stdio.write(stream, data)
+    return result.exit_code

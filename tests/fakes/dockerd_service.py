@@ -1,0 +1,204 @@
+"""How the fake dockerd serves a connection: one request after the other, from its head to the end of its reply.
+
+Owns the order of things around a handler: the record, the version's window, the injections, errors, the client's end.
+Must not know: what a route does.
+Invariant: requests of one connection are answered in order; a client's end cancels only what dockerd cancels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from tests.fakes.dockerd_calls import CALLS, Handler
+from tests.fakes.dockerd_checks import Refused, bad
+from tests.fakes.dockerd_heads import Head, Malformed, parse
+from tests.fakes.dockerd_hijacks import HIJACKS
+from tests.fakes.dockerd_received import Header, Injection, Received
+from tests.fakes.dockerd_replies import JSON, PLAIN, whole
+from tests.fakes.dockerd_routes import NOT_FOUND, PING, UNCLEAN, Match, match, version_number
+from tests.fakes.dockerd_streams import STREAMS
+from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockerd_wire import Cut, Exchange, Reader
+
+if TYPE_CHECKING:
+    from tests.fakes.dockerd import FakeDockerd
+
+LINGER_SECONDS = 0.5
+"""So long a connection is only half closed at its end if bytes came that nobody read, as net/http does."""
+
+BUILDER = (("Builder-Version", "1"),)
+PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Pragma", "no-cache"), *BUILDER)
+EMPTY_PING = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", "0"))
+
+
+async def _ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    await exchange.reply(200, b"OK", *PING_HEADERS)
+
+
+async def _ping_head(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    await exchange.reply(200, b"", *PING_HEADERS, *EMPTY_PING)
+
+
+HANDLERS: Mapping[str, Handler] = {
+    **CALLS,
+    **STREAMS,
+    **HIJACKS,
+    "GET /_ping": _ping,
+    "HEAD /_ping": _ping_head,
+}
+
+
+class Service:
+    """What serves the connections of a fake dockerd."""
+
+    def __init__(self, dockerd: FakeDockerd, api: str, minimum: str, server_version: str) -> None:
+        self._dockerd = dockerd
+        self._api = api
+        self._minimum = minimum
+        server = ("Server", f"Docker/{server_version} (linux)")
+        self._versioned: tuple[Header, ...] = (("Api-Version", api), ("Ostype", "linux"), server)
+        self._common: tuple[Header, ...] = (*self._versioned, ("Docker-Experimental", "false"))
+        self._ping_second, self._ping_reply = 0, b""
+
+    async def serve(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> None:
+        """Serve a connection until its end."""
+        try:
+            while await self._serve_request(reader, writer, connection):
+                pass
+            if reader.untaken or reader.abandoned:
+                await _linger(reader, writer)
+        except Malformed as malformed:
+            writer.write(_refusal(malformed))
+            await _linger(reader, writer)
+        except (asyncio.IncompleteReadError, OSError, Cut):
+            pass  # the client is gone, or shall think so of us
+        finally:
+            writer.close()
+
+    async def _serve_request(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> bool:
+        """Serve one request; return whether the connection can carry another."""
+        try:
+            head = parse(await reader.until(b"\r\n\r\n"))
+        except asyncio.LimitOverrunError:
+            raise Malformed(431, "431 Request Header Fields Too Large") from None
+        found = match(head)
+        received = Received(head, found.route.key, connection, time.monotonic(), self._dockerd.keep_body_bytes)
+        self._dockerd.record(received)
+        if found.route is PING and self._is_plain(head, found):
+            received.status = 200
+            writer.write(self._plain_ping(head))
+            await writer.drain()
+            return True
+        reader.current = received
+        try:
+            return await self._exchange(Exchange(head, received, reader, writer), found)
+        finally:
+            reader.current = None
+
+    def _is_plain(self, head: Head, found: Match) -> bool:
+        return (
+            head.keep_alive and head.minor > 0 and head.length == 0 and not (self._dockerd.injections or found.version)
+        )
+
+    def _plain_ping(self, head: Head) -> bytes:
+        """Return the usual reply to a ping, made once a second: the bench measures others than this server."""
+        second = int(time.time())
+        if second != self._ping_second:
+            self._ping_second = second
+            [self._ping_reply], _ = whole(head, 200, b"OK", [*self._common, *PING_HEADERS])
+        return self._ping_reply
+
+    async def _exchange(self, exchange: Exchange, found: Match) -> bool:
+        injection = self._take_injection(found.route.key)
+        if injection is not None:
+            exchange.cut_after_bytes = injection.cut_after_bytes
+            exchange.keep_alive = exchange.keep_alive and not injection.close
+        work = self._answer(exchange, found, injection)
+        await (_until_client_ends(exchange, work) if found.route.cancels else work)
+        return exchange.keep_alive
+
+    def _take_injection(self, route: str) -> Injection | None:
+        injection = self._dockerd.injections.get(route)
+        if injection is None or injection.times == 0:
+            return None
+        if injection.times is not None:
+            injection.times -= 1
+        return injection
+
+    async def _answer(self, exchange: Exchange, found: Match, injection: Injection | None) -> None:
+        try:
+            if found.route is UNCLEAN:
+                return await exchange.reply(HTTPStatus.MOVED_PERMANENTLY, b"", ("Location", found.location))
+            if found.route is NOT_FOUND:
+                raise Refused(HTTPStatus.NOT_FOUND, "page not found")
+            exchange.common = self._versioned
+            self._check_version(found.version)
+            exchange.common = self._common
+            if injection is not None:
+                await injection.wait()
+                if injection.raw is not None:
+                    return await exchange.write(injection.raw)
+                if injection.status:
+                    raise Refused(HTTPStatus(injection.status), injection.message)
+            return await HANDLERS[found.route.key](self._dockerd, exchange, found.reference)
+        except Refused as refused:
+            await self._refuse(exchange, found, refused)
+
+    def _check_version(self, version: str) -> None:
+        if version and version_number(version) < version_number(self._minimum):
+            advice = "please upgrade your client to a newer version"
+            raise bad(
+                f"client version {version} is too old. Minimum supported API version is {self._minimum}, {advice}"
+            )
+        if version and version_number(version) > version_number(self._api):
+            raise bad(f"client version {version} is too new. Maximum supported API version is {self._api}")
+
+    async def _refuse(self, exchange: Exchange, found: Match, refused: Refused) -> None:
+        if found.version and version_number(found.version) < (1, 24):
+            nosniff = ("X-Content-Type-Options", "nosniff")
+            await exchange.reply(refused.status, f"{refused.message}\n".encode(), PLAIN, nosniff)
+        else:
+            await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
+
+
+async def _until_client_ends(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work of a call until its client sends no more, as net/http's context does it."""
+    task = asyncio.create_task(work)
+    end = asyncio.create_task(_client_end(exchange))
+    try:
+        await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return
+        exchange.received.cancelled = True
+        exchange.keep_alive = False
+    finally:
+        end.cancel()
+        task.cancel()
+        await asyncio.gather(end, task, return_exceptions=True)
+    await exchange.finish()
+
+
+async def _client_end(exchange: Exchange) -> None:
+    await exchange.body_over.wait()  # before it, an end is an error of the read
+    await exchange.reader.ended.wait()
+
+
+async def _linger(reader: Reader, writer: asyncio.StreamWriter) -> None:
+    """Let the client read the reply before the close takes it away."""
+    if writer.can_write_eof():
+        writer.write_eof()
+    try:
+        await asyncio.wait_for(reader.ended.wait(), LINGER_SECONDS)
+    except TimeoutError:
+        pass  # it had its time
+
+
+def _refusal(malformed: Malformed) -> bytes:
+    phrase = HTTPStatus(malformed.status).phrase
+    head = f"HTTP/1.1 {malformed.status} {phrase}\r\n{PLAIN[0]}: {PLAIN[1]}\r\nConnection: close\r\n\r\n"
+    return (head + malformed.text).encode()

@@ -1,0 +1,318 @@
+"""A client that makes pods on Docker as dockershim, and cri-dockerd after it, do: the same calls in the same order.
+
+Owns the calls of each CRI step, the version's negotiation, and what is done about a name that is taken.
+Must not know: whether a proxy, a fake or a real dockerd listens on the socket.
+Invariant: every request is one that the shim would send; recorded requests and facts of its source say which.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import random
+import re
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlencode
+
+from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
+from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ, Container, Pod, Values
+from tests.fakes.dockershim_http import SHORT_CALL_SECONDS, DockerError, DockerHttp, Hijacked
+
+CONFLICT = re.compile(r"Conflict. (?:.)+ is already in use by container \"?([0-9a-z]+)\"?")
+UNVERSIONED_API = "1.24"
+EXEC_INSPECTIONS = 5
+EXEC_INSPECTION_PAUSE_SECONDS = 2.0
+SANDBOX_GRACE_SECONDS = 10
+
+__all__ = ["CRI_DOCKERD", "DOCKERSHIM", "DockerError", "Dockershim", "Generation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What differs between the shims: the newest API version, the Host header, and three habits."""
+
+    api: str
+    host: str
+    pings_by_head: bool
+    reads_runtime: bool
+    """It inspects the sandbox before it creates a container in it."""
+    moves_swap: bool
+    """An update of memory sets the swap limit, too."""
+
+
+CRI_DOCKERD = Generation("1.45", "api.moby.localhost", pings_by_head=True, reads_runtime=True, moves_swap=True)
+DOCKERSHIM = Generation("1.40", "docker", pings_by_head=False, reads_runtime=False, moves_swap=False)
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+class Dockershim:
+    """A shim on a socket; names, numbers and resources are given in CRI's terms. Every failed call raises DockerError.
+
+    It knows the pods that it has run: a container's create repeats the pod's name and cgroup parent.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        generation: Generation = CRI_DOCKERD,
+        *,
+        pause_image: str = PAUSE_IMAGE,
+        timeout_seconds: float = SHORT_CALL_SECONDS,
+    ) -> None:
+        self.generation = generation
+        self.pods: dict[str, Pod] = {}
+        """The pods that were run, by sandbox id."""
+        self._pause_image = pause_image
+        self._http = DockerHttp(socket_path, generation.host, timeout_seconds)
+        self._prefix: str | None = None
+        self._driver: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    # ---- the daemon
+
+    @property
+    def prefix(self) -> str:
+        """Return the version's prefix of every path, negotiated by the first ping."""
+        if self._prefix is None:
+            method = "HEAD" if self.generation.pings_by_head else "GET"
+            offered = self._http.headers(method, "/_ping").get("Api-Version", UNVERSIONED_API)
+            self._prefix = f"/v{min(offered, self.generation.api, key=_number)}"
+        return self._prefix
+
+    @property
+    def cgroup_driver(self) -> str:
+        """Return the daemon's cgroup driver, asked for once."""
+        if self._driver is None:
+            self._driver = str(self.info()["CgroupDriver"])
+        return self._driver
+
+    def version(self) -> dict[str, Any]:
+        """Ask for the daemon's version."""
+        return dict(self._call("GET", "/version"))
+
+    def info(self) -> dict[str, Any]:
+        """Ask for the daemon's settings."""
+        return dict(self._call("GET", "/info"))
+
+    def ensure_image(self, reference: str) -> None:
+        """Pull an image that is not there."""
+        try:
+            self._call("GET", f"/images/{reference}/json")
+        except DockerError as error:
+            if error.status != http.client.NOT_FOUND:
+                raise
+            self.pull_image(reference)
+
+    def pull_image(self, reference: str) -> list[dict[str, Any]]:
+        """Pull an image; return the lines of progress. Raises DockerError for an error in them, too."""
+        name, colon, tag = reference.rpartition(":")
+        if not colon or "/" in tag:
+            name, tag = reference, "latest"
+        query = urlencode({"fromImage": name, "tag": tag})
+        auth = base64.urlsafe_b64encode(b"{}").decode()
+        response = self._http.open("POST", f"{self.prefix}/images/create?{query}", X_Registry_Auth=auth)
+        lines = [json.loads(line) for line in response.read().splitlines() if line.strip()]
+        for line in lines:
+            if "errorDetail" in line:
+                raise DockerError(response.status, line["errorDetail"].get("message", ""))
+        return lines
+
+    # ---- pods
+
+    def run_pod_sandbox(
+        self,
+        name: str,
+        uid: str,
+        *,
+        namespace: str = "default",
+        attempt: int = 0,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        cgroup_parent: str = "",
+        host_network: bool = True,
+        oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ,
+    ) -> str:
+        """Run a pod sandbox; return its id. ``cgroup_parent`` is a full path, whatever the driver.
+
+        Where a machine cannot set a negative ``oom_score_adj`` give 0: the shim itself always asks for -998.
+        """
+        pod = Pod(name, uid, namespace, attempt, labels or {}, annotations or {}, cgroup_parent, host_network)
+        driver = self.cgroup_driver
+        self.ensure_image(self._pause_image)
+        body = bodies.sandbox_body(pod, self._pause_image, driver, oom_score_adj)
+        sandbox_id = self._create(bodies.sandbox_name(pod), body)
+        self.pods[sandbox_id] = pod
+        self._call("POST", f"/containers/{sandbox_id}/start")
+        self.inspect(sandbox_id)
+        return sandbox_id
+
+    def stop_pod_sandbox(self, sandbox_id: str) -> None:
+        """Stop a pod sandbox; one that is not there is stopped."""
+        try:
+            self.inspect(sandbox_id)
+            self._call("POST", f"/containers/{sandbox_id}/stop?t={SANDBOX_GRACE_SECONDS}")
+        except DockerError as error:
+            if error.status != http.client.NOT_FOUND:
+                raise
+
+    def remove_pod_sandbox(self, sandbox_id: str) -> None:
+        """Remove a pod sandbox with its containers."""
+        for container in self._list(f"io.kubernetes.sandbox.id={sandbox_id}"):
+            self._delete(container["Id"])
+        self._delete(sandbox_id)
+        self.pods.pop(sandbox_id, None)
+
+    # ---- containers
+
+    def create_container(
+        self,
+        pod: str,
+        name: str,
+        *,
+        image: str = BUSYBOX_IMAGE,
+        attempt: int = 0,
+        command: Sequence[str] = ("sleep", "1000"),
+        args: Sequence[str] = (),
+        envs: Sequence[tuple[str, str]] = (),
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+        resources: Values | None = None,
+        working_dir: str = "",
+        tty: bool = False,
+        stdin: bool = False,
+    ) -> str:
+        """Create a container in the pod with this sandbox id; return its id.
+
+        ``resources`` are by CRI's names: cpu_shares, cpu_quota, cpu_period, memory_limit_in_bytes, cpuset_cpus,
+        cpuset_mems, oom_score_adj.
+        """
+        config = self.pods[pod]
+        container = Container(
+            name=name,
+            image=image,
+            attempt=attempt,
+            command=command,
+            args=args,
+            envs=envs,
+            labels=labels or {},
+            annotations=annotations or {},
+            resources=resources or {},
+            working_dir=working_dir,
+            tty=tty,
+            stdin=stdin,
+        )
+        runtime = self.inspect(pod)["HostConfig"]["Runtime"] if self.generation.reads_runtime else ""
+        body = bodies.container_body(config, container, pod, self.cgroup_driver, runtime)
+        return self._create(bodies.container_name(config, container), body)
+
+    def _create(self, name: str, body: Mapping[str, Any]) -> str:
+        """Create; a name that is taken is freed for the kubelet's next try, or avoided if its owner is gone already."""
+        try:
+            return self._create_once(name, body)
+        except DockerError as error:
+            owner = CONFLICT.search(error.message)
+            if error.status != http.client.CONFLICT or owner is None:
+                raise
+            try:
+                self._call("DELETE", f"/containers/{owner[1]}?v=1")
+            except DockerError as failed:
+                if failed.status == http.client.NOT_FOUND:
+                    return self._create_once(f"{name}_{random.getrandbits(32):08x}", body)
+            raise
+
+    def _create_once(self, name: str, body: Mapping[str, Any]) -> str:
+        return str(self._call("POST", f"/containers/create?{urlencode({'name': name})}", body)["Id"])
+
+    def start_container(self, container_id: str) -> None:
+        """Start a created container; its log's path is asked for even if that failed."""
+        try:
+            self._call("POST", f"/containers/{container_id}/start")
+        finally:
+            self.inspect(container_id)
+
+    def update_container_resources(self, container_id: str, resources: Values) -> None:
+        """Change resources, by CRI's names; what is not named stays."""
+        body = bodies.update_body(resources, self.generation.moves_swap)
+        self._call("POST", f"/containers/{container_id}/update", body)
+
+    def stop_container(self, container_id: str, timeout: int = 0) -> None:
+        """Stop a container within ``timeout`` seconds of grace; one that does not run is stopped."""
+        self._call("POST", f"/containers/{container_id}/stop?t={timeout}")
+
+    def remove_container(self, container_id: str) -> None:
+        """Remove a container."""
+        self.inspect(container_id)
+        self._delete(container_id)
+
+    def list_containers(self) -> list[dict[str, Any]]:
+        """List the containers of all pods, without the sandboxes."""
+        return self._list("io.kubernetes.docker.type=container")
+
+    def list_pod_sandboxes(self) -> list[dict[str, Any]]:
+        """List the sandboxes of all pods."""
+        return self._list("io.kubernetes.docker.type=podsandbox")
+
+    def inspect(self, container_id: str) -> dict[str, Any]:
+        """Inspect a container or sandbox."""
+        return dict(self._call("GET", f"/containers/{container_id}/json"))
+
+    # ---- streams
+
+    def exec_sync(self, container_id: str, argv: Sequence[str]) -> tuple[int, bytes, bytes]:
+        """Run a command; return its exit code, stdout and stderr."""
+        self.inspect(container_id)
+        exec_id = self._call("POST", f"/containers/{container_id}/exec", bodies.exec_body(argv))["Id"]
+        stream = self._http.hijack(f"{self.prefix}/exec/{exec_id}/start", {"Detach": False, "Tty": False})
+        stream.close_write()  # there is no stdin
+        output = stream.output()
+        return self._exit_code(exec_id), *output
+
+    def _exit_code(self, exec_id: str) -> int:
+        for _ in range(EXEC_INSPECTIONS):
+            inspected = self._call("GET", f"/exec/{exec_id}/json")
+            if not inspected["Running"]:
+                return int(inspected["ExitCode"])
+            time.sleep(EXEC_INSPECTION_PAUSE_SECONDS)
+        raise DockerError(http.client.OK, f"exec {exec_id} still runs although its output has ended")
+
+    def attach(self, container_id: str) -> Hijacked:
+        """Attach to a container's stdin, stdout and stderr."""
+        query = "stderr=1&stdin=1&stdout=1&stream=1"
+        return self._http.hijack(f"{self.prefix}/containers/{container_id}/attach?{query}")
+
+    def logs(self, container_id: str, *, follow: bool = False, tail: str = "") -> Generator[tuple[int, bytes]]:
+        """Yield a container's output as it comes: 1 for stdout or 2 for stderr, and the bytes of a frame."""
+        query = {"follow": "1"} if follow else {}
+        query |= {"stderr": "1", "stdout": "1", "tail": tail}
+        return self._http.frames(f"{self.prefix}/containers/{container_id}/logs?{urlencode(query)}")
+
+    # ---- calls
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        return self._http.call(method, self.prefix + path, body)
+
+    def _delete(self, container_id: str) -> None:
+        self._call("DELETE", f"/containers/{container_id}?force=1&v=1")
+
+    def _list(self, label: str) -> list[dict[str, Any]]:
+        filters = go_json({"label": {label: True}}).decode().strip()
+        return list(self._call("GET", f"/containers/json?all=1&filters={quote(filters, safe='')}"))

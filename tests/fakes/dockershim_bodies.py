@@ -1,0 +1,192 @@
+"""What dockershim and cri-dockerd write into the bodies of create and update, from what the kubelet tells in CRI terms.
+
+Owns names, labels, the two create bodies and the update body: whole Go structs, with zero values and nulls.
+Must not know: HTTP.
+Invariant: field for field what was recorded of cri-dockerd; the older dockershim leaves out what it did not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fakes.dockerd_structs import CONFIG, HOST_CONFIG, RESOURCES, filled
+
+SHM_BYTES = 64 << 20
+SANDBOX_OOM_SCORE_ADJ = -998
+SANDBOX_SHARES = 2
+SYSTEMD = "systemd"
+
+Values = Mapping[str, int | str]
+"""Resources by CRI's names."""
+
+SETTINGS = {
+    "cpu_period": "CpuPeriod",
+    "cpu_quota": "CpuQuota",
+    "cpu_shares": "CpuShares",
+    "cpuset_cpus": "CpusetCpus",
+    "cpuset_mems": "CpusetMems",
+    "memory_limit_in_bytes": "Memory",
+    "oom_score_adj": "OomScoreAdj",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What the kubelet tells of a pod; ``cgroup_parent`` is CRI's, a full path."""
+
+    name: str
+    uid: str
+    namespace: str = "default"
+    attempt: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cgroup_parent: str = ""
+    host_network: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """What the kubelet tells of a container: ``command`` is CRI's, Docker's entrypoint."""
+
+    name: str
+    image: str
+    attempt: int = 0
+    command: Sequence[str] = ()
+    args: Sequence[str] = ()
+    envs: Sequence[tuple[str, str]] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    resources: Values = field(default_factory=dict)
+    working_dir: str = ""
+    tty: bool = False
+    stdin: bool = False
+
+
+def sandbox_name(pod: Pod) -> str:
+    """Return a sandbox's name."""
+    return f"k8s_POD_{pod.name}_{pod.namespace}_{pod.uid}_{pod.attempt}"
+
+
+def container_name(pod: Pod, container: Container) -> str:
+    """Return a container's name."""
+    return f"k8s_{container.name}_{pod.name}_{pod.namespace}_{pod.uid}_{container.attempt}"
+
+
+def cgroup_parent(path: str, driver: str) -> str:
+    """Return CRI's cgroup parent in the form of Docker's driver: systemd takes the last element only."""
+    return path.rpartition("/")[2] if driver == SYSTEMD else path
+
+
+def _labels(labels: Mapping[str, str], annotations: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    prefixed = {f"annotation.{key}": value for key, value in annotations.items()}
+    return dict(sorted({**labels, **prefixed, **own}.items()))
+
+
+def _pod_labels(pod: Pod) -> dict[str, str]:
+    return {
+        "io.kubernetes.pod.name": pod.name,
+        "io.kubernetes.pod.namespace": pod.namespace,
+        "io.kubernetes.pod.uid": pod.uid,
+    }
+
+
+def _body(config: Mapping[str, Any], host: Mapping[str, Any]) -> dict[str, Any]:
+    return {**filled(CONFIG, config), "HostConfig": filled(HOST_CONFIG, host), "NetworkingConfig": None}
+
+
+def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ) -> dict[str, Any]:
+    """Return the create body of a pod sandbox."""
+    own = {"io.kubernetes.container.name": "POD", "io.kubernetes.docker.type": "podsandbox"}
+    config = {
+        "Hostname": pod.name,
+        "Image": image,
+        "Labels": _labels({**pod.labels, **_pod_labels(pod)}, pod.annotations, own),
+    }
+    host: dict[str, Any] = {
+        "NetworkMode": "host" if pod.host_network else "none",
+        "PortBindings": {},
+        "IpcMode": "shareable",
+        "OomScoreAdj": oom_score_adj,
+        "SecurityOpt": ["no-new-privileges"],
+        "ShmSize": SHM_BYTES,
+        "CpuShares": SANDBOX_SHARES,
+        "CgroupParent": cgroup_parent(pod.cgroup_parent, driver),
+    }
+    return _body(config, host)
+
+
+def container_body(pod: Pod, container: Container, sandbox_id: str, driver: str, runtime: str = "") -> dict[str, Any]:
+    """Return the create body of a container; ``runtime`` is the sandbox's, "" where the shim does not ask."""
+    own = {
+        "io.kubernetes.container.logpath": log_path(pod, container),
+        "io.kubernetes.container.name": container.name,
+        "io.kubernetes.docker.type": "container",
+        "io.kubernetes.sandbox.id": sandbox_id,
+    }
+    kubelets = {
+        "io.kubernetes.container.hash": "d464c1e4",
+        "io.kubernetes.container.restartCount": str(container.attempt),
+        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+        "io.kubernetes.container.terminationMessagePolicy": "File",
+        "io.kubernetes.pod.terminationGracePeriod": "30",
+    }
+    config = {
+        "Tty": container.tty,
+        "OpenStdin": container.stdin,
+        "Env": [f"{key}={value}" for key, value in container.envs] or None,
+        "Cmd": list(container.args) or None,
+        "Healthcheck": {"Test": ["NONE"]},
+        "Image": container.image,
+        "WorkingDir": container.working_dir,
+        "Entrypoint": list(container.command) or None,
+        "Labels": _labels({**container.labels, **_pod_labels(pod)}, {**kubelets, **container.annotations}, own),
+    }
+    host: dict[str, Any] = {
+        **_resources(container.resources),
+        "MemorySwap": container.resources.get("memory_limit_in_bytes", 0),
+        "NetworkMode": f"container:{sandbox_id}",
+        "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
+        "IpcMode": f"container:{sandbox_id}",
+        "SecurityOpt": ["seccomp=unconfined"],
+        "UTSMode": "host" if pod.host_network else "",
+        "ShmSize": SHM_BYTES,
+        "Runtime": runtime,
+        "CgroupParent": cgroup_parent(pod.cgroup_parent, driver),
+        "Devices": [],
+    }
+    return _body(config, host)
+
+
+def update_body(resources: Values, moves_swap: bool) -> dict[str, Any]:
+    """Return the body of an update; ``moves_swap`` sets the swap limit to the memory limit, as cri-dockerd does."""
+    swap = resources.get("memory_limit_in_bytes", 0) if moves_swap else 0
+    policy = {"Name": "", "MaximumRetryCount": 0}
+    return {**filled(RESOURCES, {**_resources(resources), "MemorySwap": swap}), "RestartPolicy": policy}
+
+
+def exec_body(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the create body of an exec that is run to its end."""
+    return {
+        "User": "",
+        "Privileged": False,
+        "Tty": False,
+        "AttachStdin": False,
+        "AttachStderr": True,
+        "AttachStdout": True,
+        "Detach": False,
+        "DetachKeys": "",
+        "Env": None,
+        "WorkingDir": "",
+        "Cmd": list(argv),
+    }
+
+
+def _resources(values: Values) -> dict[str, int | str]:
+    return {SETTINGS[name]: value for name, value in values.items()}
+
+
+def log_path(pod: Pod, container: Container) -> str:
+    """Return the path that the kubelet reads a container's log at."""
+    return f"/var/log/pods/{pod.namespace}_{pod.name}_{pod.uid}/{container.name}/{container.attempt}.log"

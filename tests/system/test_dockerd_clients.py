@@ -1,0 +1,308 @@
+"""What other clients of dockerd get through a socket in between: the docker SDK, requests-unixsocket, a WebSocket.
+
+Each scenario runs twice on the same daemon: straight, and through ``between``; what it returns must be equal.
+"""
+
+import gc
+import io
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import docker  # type: ignore[import-untyped]  # it has no types
+import pytest
+import requests_unixsocket  # type: ignore[import-untyped]
+
+from tests.engines import docker_cli
+from tests.engines.dockerd import BUSYBOX, Dockerd
+from tests.system.docker_steps import tar
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+MEGABYTE = bytes(range(256)) * 4096
+SLEEP = ["sleep", "1000"]
+
+
+@contextmanager
+def client_of(path: str) -> Iterator[docker.DockerClient]:
+    client = docker.DockerClient(base_url=f"unix://{path}", version="auto", timeout=60)
+    try:
+        yield client
+    finally:
+        client.close()
+        gc.collect()  # it leaves the socket of a followed stream to the collector: in this test, not in a later one
+
+
+def running(client: docker.DockerClient, command: list[str] = SLEEP, **more: Any) -> Any:
+    return client.containers.run(BUSYBOX, command, name="box", detach=True, **more)
+
+
+def ping(client: docker.DockerClient) -> Any:
+    return client.ping(), client.version(), sorted(client.info())
+
+
+def run_with_output(client: docker.DockerClient) -> Any:
+    both = ["sh", "-c", "echo out; echo err >&2"]
+    output = client.containers.run(BUSYBOX, both, stdout=True, stderr=True, remove=True)
+    with pytest.raises(docker.errors.ContainerError) as caught:
+        client.containers.run(BUSYBOX, ["sh", "-c", "echo why >&2; exit 3"])
+    assert caught.value.exit_status == 3
+    return sorted(output.splitlines()), str(caught.value)
+
+
+def exec_with_stream(client: docker.DockerClient) -> Any:
+    command = ["sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.05; done"]
+    box = running(client)
+    return box.exec_run("sh -c 'exit 7'"), b"".join(box.exec_run(command, stream=True).output)
+
+
+def exec_with_half_close(client: docker.DockerClient) -> Any:
+    """Send a megabyte, close the sending side, and only then read the answer."""
+    box = running(client)
+    answer = box.exec_run(["wc", "-c"], stdin=True, socket=True)
+    connection = answer.output._sock
+    connection.sendall(MEGABYTE)
+    connection.shutdown(socket.SHUT_WR)
+    received = b"".join(iter(lambda: connection.recv(65536), b""))
+    answer.output.close()
+    assert received.endswith(b"1048576\n")
+    return received
+
+
+def attach(client: docker.DockerClient) -> Any:
+    box = client.containers.create(BUSYBOX, ["sh", "-c", "read line; echo got $line"], stdin_open=True, name="box")
+    attached = box.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+    box.start()
+    attached._sock.sendall(b"a word\n")
+    received = b"".join(iter(lambda: attached._sock.recv(65536), b""))
+    attached.close()
+    assert received.endswith(b"got a word\n")
+    return received, box.wait()
+
+
+def logs(client: docker.DockerClient) -> Any:
+    box = running(client, ["sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.05; done"])
+    followed = list(box.logs(stream=True, follow=True))
+    assert b"".join(followed) == b"1\n2\n3\n"
+    return b"".join(followed), box.logs(tail=1)
+
+
+def archives(client: docker.DockerClient) -> Any:
+    box = running(client)
+    assert box.put_archive("/tmp", tar({"one": b"text", "two": MEGABYTE}))
+    chunks, status = box.get_archive("/tmp")
+    got = b"".join(chunks)  # dockerd holds the container until it is read
+    with pytest.raises(docker.errors.NotFound) as caught:
+        box.get_archive("/none")
+    return docker_cli.archived(got), status["name"], docker_cli.masked(caught.value.explanation.encode())
+
+
+def events(client: docker.DockerClient) -> Any:
+    """Follow the events of a container from before it is made until it is gone."""
+    stream = client.events(decode=True, filters={"type": "container"})
+    running(client).remove(force=True)
+    seen = []
+    for event in stream:
+        seen.append((event["Action"], event["Actor"]["Attributes"]))
+        if event["Action"] == "destroy":
+            break
+    stream.close()
+    assert [action for action, _ in seen] == ["create", "start", "kill", "die", "destroy"]
+    return seen
+
+
+def build(client: docker.DockerClient) -> Any:
+    dockerfile = f"FROM {BUSYBOX}\nCOPY one /one\nRUN echo from the build\nCMD cat /one\n".encode()
+    context = io.BytesIO(tar({"Dockerfile": dockerfile, "one": b"text\n"}))
+    image, progress = client.images.build(
+        fileobj=context, custom_context=True, tag="built:1", network_mode="none", rm=True
+    )
+    told = "".join(line.get("stream", "") for line in progress)
+    assert "from the build" in told
+    return docker_cli.masked(told.encode()), image.tags, client.containers.run("built:1", remove=True)
+
+
+def save_and_load(client: docker.DockerClient) -> Any:
+    image = client.images.get(BUSYBOX)
+    assert image.tag("kept", "1")
+    saved = b"".join(client.images.get("kept:1").save(named="kept:1"))
+    client.images.remove("kept:1")
+    loaded = client.images.load(saved)
+    assert [name for image in loaded for name in image.tags if name == "kept:1"]
+    return docker_cli.archived(saved), [image.id for image in loaded]
+
+
+def statistics(client: docker.DockerClient) -> Any:
+    box = running(client)
+    stream = box.stats(decode=True, stream=True)
+    streamed = [next(stream) for _ in range(2)]
+    stream.close()
+    return [sorted(one) for one in streamed], [one["pids_stats"]["current"] for one in streamed]
+
+
+def update_and_rename(client: docker.DockerClient) -> Any:
+    box = running(client)
+    answer = box.update(cpu_shares=512, mem_limit="64m", memswap_limit="64m")
+    box.rename("other")
+    box.reload()
+    found = client.containers.get("other")
+    return answer, found.name, found.attrs["HostConfig"]["CpuShares"], found.attrs["HostConfig"]["Memory"]
+
+
+def stop_and_remove(client: docker.DockerClient) -> Any:
+    box = running(client, ["sh", "-c", "trap 'exit 5' TERM; echo ready; while true; do sleep 0.05; done"])
+    next(box.logs(stream=True, follow=True))
+    box.stop(timeout=20)
+    code = box.wait()
+    box.remove()
+    with pytest.raises(docker.errors.NotFound) as caught:
+        client.containers.get("box")
+    return code, caught.value.explanation
+
+
+def pull_a_missing_image(client: docker.DockerClient) -> Any:
+    with pytest.raises(docker.errors.APIError) as caught:
+        client.images.pull("127.0.0.1:1/missing", tag="1")
+    return caught.value.status_code, docker_cli.masked(str(caught.value.explanation).encode())
+
+
+SDK: tuple[Callable[[docker.DockerClient], Any], ...] = (
+    ping,
+    run_with_output,
+    exec_with_stream,
+    exec_with_half_close,
+    attach,
+    logs,
+    archives,
+    events,
+    build,
+    save_and_load,
+    statistics,
+    update_and_rename,
+    stop_and_remove,
+    pull_a_missing_image,
+)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed .socket.socket .*family=1:ResourceWarning")
+@pytest.mark.parametrize("scenario", SDK, ids=lambda scenario: scenario.__name__)
+def test_the_sdk_for_python(dockerd: Dockerd, between: str, scenario: Callable[[docker.DockerClient], Any]) -> None:
+    seen = []
+    for path in (dockerd.socket, between):
+        with dockerd.restored(), client_of(path) as client:
+            seen.append(scenario(client))
+    assert seen[0] == seen[1]
+
+
+class Requests:
+    """A session of requests-unixsocket on a socket."""
+
+    def __init__(self, path: str) -> None:
+        self.session = requests_unixsocket.Session()
+        self._base = f"http+unix://{quote(path, safe='')}"
+
+    def __call__(self, method: str, path: str, **more: Any) -> Any:
+        return self.session.request(method, f"{self._base}{path}", timeout=60, **more)
+
+    def made(self, *command: str, **more: Any) -> str:
+        """Make the container ``box``; return its id."""
+        body = {"Image": BUSYBOX, "Cmd": command, **more}
+        return str(self("POST", "/containers/create?name=box", json=body).json()["Id"])
+
+
+def every_version(http: Requests) -> Any:
+    offered = http("GET", "/version").json()
+    versions = (offered["MinAPIVersion"], offered["ApiVersion"], "9.99")
+    paths = ("/_ping", *(f"/v{version}/version" for version in versions), "/nowhere")
+    answers = [http("GET", path) for path in paths]
+    head = http("HEAD", "/_ping")
+    assert [answer.status_code for answer in (*answers, head)] == [200, 200, 200, 400, 404, 200]
+    return [told(answer) for answer in (*answers, head)]
+
+
+def told(answer: Any) -> Any:
+    """Return status, headers but the time, and body."""
+    headers = {name: value for name, value in answer.headers.items() if name != "Date"}
+    return answer.status_code, answer.reason, headers, answer.content
+
+
+def a_life(http: Requests) -> Any:
+    """Make, start twice, update, list by label, stop by name, wait for and remove a container."""
+    made = http.made("sleep", "1000", Labels={"scenario": "life"})
+    calls = (
+        ("POST", f"/containers/{made}/start"),
+        ("POST", f"/containers/{made[:12]}/start"),
+        ("POST", "/containers/box/update"),
+        ("POST", "/containers/box/stop?t=0"),
+        ("POST", "/containers/box/wait"),
+        ("DELETE", "/containers/box?v=1"),
+        ("DELETE", "/containers/box?v=1"),
+    )
+    answers = [http(method, path, json={"CpuShares": 512} if "update" in path else None) for method, path in calls]
+    assert [answer.status_code for answer in answers] == [204, 304, 200, 204, 200, 204, 404]
+    return [told(answer) for answer in answers]
+
+
+def two_streams(http: Requests) -> Any:
+    """Follow the daemon's events, and within them the log of a container that ends."""
+    http.made("sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.05; done", Tty=True)
+    with http("GET", f"/events?since={time.time():.9f}", stream=True) as events:
+        http("POST", "/containers/box/start")
+        with http("GET", "/containers/box/logs?stdout=1&follow=1", stream=True) as log:
+            lines = list(log.iter_lines())
+        first_event = json.loads(next(events.iter_lines()))["Action"]
+    assert (lines, first_event) == ([b"1", b"2", b"3"], "start")
+    return lines, first_event
+
+
+def a_load(http: Requests) -> Any:
+    """Send an archive in chunks."""
+    archive = http("GET", f"/images/{quote(BUSYBOX)}/get").content
+    pieces = (archive[start : start + 10000] for start in range(0, len(archive), 10000))
+    answer = http("POST", "/images/load", data=pieces, headers={"Content-Type": "application/x-tar"})
+    assert b"Loaded image" in answer.content
+    return answer.status_code, answer.content
+
+
+REQUESTS: tuple[Callable[[Requests], Any], ...] = (every_version, a_life, two_streams, a_load)
+
+
+@pytest.mark.parametrize("scenario", REQUESTS, ids=lambda scenario: scenario.__name__)
+def test_requests_unixsocket(dockerd: Dockerd, between: str, scenario: Callable[[Requests], Any]) -> None:
+    seen = []
+    for path in (dockerd.socket, between):
+        http = Requests(path)
+        with dockerd.restored(), http.session:
+            seen.append(scenario(http))
+    assert seen[0] == seen[1]
+
+
+async def test_a_websocket_attaches(dockerd: Dockerd, between: str) -> None:
+    seen = []
+    for path in (dockerd.socket, between):
+        with dockerd.restored():
+            seen.append(await attached(dockerd, path))
+    assert seen[0] == seen[1]
+    assert seen[0].endswith(b"got a word\n")
+
+
+async def attached(engine: Dockerd, path: str) -> bytes:
+    """Return what a container writes that was started with a WebSocket attached, and got a word by it."""
+    body = {"Image": BUSYBOX, "Cmd": ["sh", "-c", "read line; echo got $line"], "OpenStdin": True}
+    made = json.loads(engine.request("POST", "/containers/create", json.dumps(body).encode()))["Id"]
+    url = f"ws://docker/containers/{made}/attach/ws?stream=1&stdin=1&stdout=1&stderr=1"
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session,
+        session.ws_connect(url, origin="http://docker") as connection,
+    ):
+        engine.request("POST", f"/containers/{made}/start")
+        await connection.send_bytes(b"a word\n")
+        received = b""
+        async for message in connection:
+            received += message.data if isinstance(message.data, bytes) else message.data.encode()
+    return received

@@ -1,0 +1,398 @@
+"""Heads and chunked bodies of HTTP/1.1 in tables: what is accepted and how it is read, what is refused by which rule.
+
+The heads of the docker CLI and of cri-dockerd are those of recorded traffic, with other ids, lengths and credentials;
+those of the SDK for Python, curl, build sessions and websockets are written as these clients are known to send them.
+"""
+
+from typing import NamedTuple
+
+from runtimeproxy.wire.http1 import Framing, Rule
+
+HOST = "Host: api.moby.localhost"
+CLI = "User-Agent: Docker-Client/28.2.2 (linux)"
+GO = "User-Agent: Go-http-client/1.1"
+ID = "f25e2652ca87d84b3474297e8ad9e595d4b9380bd870e2b152fcf2b0650a958f"
+PREFIX = "/v1.41/containers"
+
+
+def head(*lines: str) -> bytes:
+    """Join the lines of a head."""
+    return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+
+def get(*fields: str) -> bytes:
+    """Build a request for / with these fields behind Host."""
+    return head("GET / HTTP/1.1", "Host: h", *fields)
+
+
+class Request(NamedTuple):
+    """A request and what its head says."""
+
+    raw: bytes
+    framing: Framing = Framing.EMPTY
+    length: int = 0
+    upgrade: str = ""
+    expects_continue: bool = False
+    closes: bool = False
+
+
+def _json(length: int, *fields: str) -> tuple[str, ...]:
+    return (f"Content-Length: {length}", *fields, "Content-Type: application/json")
+
+
+_UPGRADE = ("Connection: Upgrade", "Content-Type: text/plain", "Upgrade: tcp")
+
+OF_CLIENTS = [
+    Request(head("HEAD /_ping HTTP/1.1", HOST, CLI)),
+    Request(head(f"GET {PREFIX}/c1/json HTTP/1.1", HOST, CLI)),
+    Request(head("GET /v1.45/images/127.0.0.1:5000/pause:1/json HTTP/1.1", HOST, GO)),
+    Request(head(f"GET {PREFIX}/json?all=1&filters=%7B%22id%22%3A%7B%22{ID}%22%3Atrue%7D%7D HTTP/1.1", HOST, GO)),
+    Request(head(f"POST {PREFIX}/create HTTP/1.1", HOST, CLI, *_json(1489)), Framing.SIZED, 1489),
+    Request(head(f"POST {PREFIX}/create?name=k8s_POD_w_d_u_0 HTTP/1.1", HOST, GO, *_json(2210)), Framing.SIZED, 2210),
+    Request(head(f"POST {PREFIX}/{ID}/start HTTP/1.1", HOST, GO, "Content-Length: 0"), Framing.SIZED),
+    Request(head(f"POST {PREFIX}/{ID}/stop?t=10 HTTP/1.1", HOST, GO, "Content-Length: 0"), Framing.SIZED),
+    Request(head(f"POST {PREFIX}/{ID}/wait?condition=removed HTTP/1.1", HOST, CLI, "Content-Length: 0"), Framing.SIZED),
+    Request(
+        head(
+            f"POST {PREFIX}/{ID}/attach?stderr=1&stdout=1&stream=1 HTTP/1.1", HOST, CLI, "Content-Length: 0", *_UPGRADE
+        ),
+        Framing.SIZED,
+        upgrade="tcp",
+    ),
+    Request(
+        head(f"POST /v1.41/exec/{ID}/start HTTP/1.1", HOST, CLI, *_json(28, "Connection: Upgrade"), "Upgrade: tcp"),
+        Framing.SIZED,
+        28,
+        upgrade="tcp",
+    ),
+    Request(head(f"DELETE {PREFIX}/{ID}?force=1&v=1 HTTP/1.1", HOST, GO)),
+    Request(
+        head(
+            f"PUT {PREFIX}/c1/archive?noOverwriteDirNonDir=true&path=%2Froot HTTP/1.1",
+            *(HOST, CLI, "Transfer-Encoding: chunked", "Content-Type: text/plain"),
+        ),
+        Framing.CHUNKED,
+    ),
+    Request(
+        head(
+            "POST /v1.41/build?dockerfile=Dockerfile&q=1&version=1 HTTP/1.1",
+            *(HOST, CLI, "Transfer-Encoding: chunked", "Content-Type: application/x-tar", "X-Registry-Config: e30="),
+        ),
+        Framing.CHUNKED,
+    ),
+    Request(
+        head(
+            "POST /session HTTP/1.1",
+            *(HOST, CLI, "Connection: Upgrade", "Upgrade: h2c", "X-Docker-Expose-Session-Uuid: 1"),
+            *("X-Docker-Expose-Session-Grpc-Method: /a/B", "X-Docker-Expose-Session-Grpc-Method: /a/C"),
+        ),
+        upgrade="h2c",
+    ),
+    Request(
+        head(
+            "GET /version HTTP/1.1",
+            *("Host: localhost", "User-Agent: docker-sdk-python/7.1.0", "Accept-Encoding: gzip, deflate"),
+            *("Accept: */*", "Connection: keep-alive"),
+        )
+    ),
+    Request(head("GET /info HTTP/1.1", "Host: localhost", "User-Agent: curl/7.88.1", "Accept: */*")),
+    Request(
+        head(
+            "POST /images/load HTTP/1.1",
+            *("Host: localhost", "User-Agent: curl/7.88.1", "Accept: */*", "Content-Length: 2097152"),
+            *("Content-Type: application/x-www-form-urlencoded", "Expect: 100-continue"),
+        ),
+        Framing.SIZED,
+        2097152,
+        expects_continue=True,
+    ),
+    Request(
+        head(
+            f"GET {PREFIX}/{ID}/attach/ws?stream=1 HTTP/1.1",
+            *("Host: localhost", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"),
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        ),
+        upgrade="websocket",
+    ),
+]
+"""What clients of the daemon send: none of it may ever be refused."""
+
+ODD = [
+    Request(head("GET / HTTP/1.0"), closes=True),
+    Request(head("GET / HTTP/1.0", "Connection: keep-alive")),
+    Request(head("GET / HTTP/1.0", "Connection: Foo , Keep-Alive", "Host: h")),
+    Request(head("GET / HTTP/1.0", "Connection: keep-alive, close"), closes=True),
+    Request(head("POST / HTTP/1.0", "Content-Length: 7"), Framing.SIZED, 7, closes=True),
+    Request(head("POST / HTTP/1.0", "Content-Length: 7", "Expect: 100-continue"), Framing.SIZED, 7, closes=True),
+    Request(get("Connection: close"), closes=True),
+    Request(get("Connection: Upgrade,\tCLOSE"), closes=True),
+    Request(get("Connection: x", "Connection: close"), closes=True),
+    Request(get("Connection: closed, not close")),
+    Request(get("Connection:")),
+    Request(get("Upgrade: TCP"), upgrade="tcp"),
+    Request(get("Upgrade: h2c", "Connection: Upgrade", "Upgrade: WebSocket"), upgrade="h2c, websocket"),
+    Request(get("Expect: 100-Continue")),
+    Request(get("Expect: 100-continue", "Content-Length: 0"), Framing.SIZED),
+    Request(get("Expect: 100-continue", "Content-Length: 1"), Framing.SIZED, 1, expects_continue=True),
+    Request(get("Expect: 100-continue", "Transfer-Encoding: chunked"), Framing.CHUNKED, expects_continue=True),
+    Request(get("transfer-ENCODING:\tChunked \t"), Framing.CHUNKED),
+    Request(get("content-length:007"), Framing.SIZED, 7),
+    Request(get("Content-Length: \t 12\t "), Framing.SIZED, 12),
+    Request(get("Content-Length: " + "9" * 18), Framing.SIZED, 10**18 - 1),
+    Request(get("X: a\tb", "Y: \x80\xe9\xff", "Z:", "!#$%&'*+-.^_`|~09: ,\"(){}", "X: again")),
+    Request(get("X-Registry-Auth: " + "e" * 20_000)),
+    Request(head("GET / HTTP/1.1", "host:")),
+    Request(head("GET / HTTP/1.1", "Host: [::1]:80")),
+    Request(head("GET / HTTP/1.1", "Host: %2Fvar%2Frun%2Fdocker.sock")),
+    Request(head("OPTIONS * HTTP/1.1", "Host: h")),
+    Request(head('x!y //containers/%2F%2fa#?%zz%?&{}|\\^`"<> HTTP/1.1', "Host: h")),
+    Request(head("CONNECT / HTTP/1.1", "Host: h")),
+]
+"""What nobody was seen to send, and every reader reads alike."""
+
+REQUESTS = OF_CLIENTS + ODD
+
+REFUSED_REQUESTS = [
+    # Rows: a head, and the rule that it breaks.
+    (b"\r\n\r\n", Rule.REQUEST_LINE),
+    (b"\r\n" + get(), Rule.REQUEST_LINE),
+    (b" " + get(), Rule.REQUEST_LINE),
+    (b"\t" + get(), Rule.REQUEST_LINE),
+    (head("GET", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET /", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET  HTTP/1.1", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET  / HTTP/1.1", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET /  HTTP/1.1", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET / HTTP/1.1 ", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET\t/ HTTP/1.1", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET / a HTTP/1.1", "Host: h"), Rule.REQUEST_LINE),
+    (head("G(T / HTTP/1.1", "Host: h"), Rule.REQUEST_LINE),
+    (head("G\xc9T / HTTP/1.1", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET / http/1.1", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET / HTTP/1", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET / HTTP/1.10", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET / HTTP/\xb9.1", "Host: h"), Rule.REQUEST_LINE),
+    (head("GET / HTTP/1.2", "Host: h"), Rule.VERSION),
+    (head("GET / HTTP/2.0", "Host: h"), Rule.VERSION),
+    (head("PRI * HTTP/2.0"), Rule.VERSION),
+    (head("GET /\xe9 HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("GET /\t HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("GET a HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("GET *a HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("POST http://h/containers/create HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("CONNECT h:80 HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("GET /% HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("GET /%2 HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("GET /a%2gb HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("GET /%?%20 HTTP/1.1", "Host: h"), Rule.TARGET),
+    (head("GET /\x01 HTTP/1.1", "Host: h"), Rule.CONTROL),
+    (head("GET /\x7f HTTP/1.1", "Host: h"), Rule.CONTROL),
+    (get("X: a\0b"), Rule.CONTROL),
+    (get("X: a\x0bb"), Rule.CONTROL),
+    (get("X: a\x1fb"), Rule.CONTROL),
+    (get("X: a\x7fb"), Rule.CONTROL),
+    (get("X\0: a"), Rule.CONTROL),
+    (get("X: a\rb"), Rule.LINE_END),
+    (get("X: a\nb: c"), Rule.LINE_END),
+    (get("X: a\r\r\nb: c"), Rule.LINE_END),
+    (get("X: a\0\nb: c"), Rule.LINE_END),
+    (get("X: a\n\nGET / HTTP/1.1\r\nHost: h"), Rule.LINE_END),
+    (b"GET / HTTP/1.1\nHost: h\r\n\r\n", Rule.LINE_END),
+    (b"GET / HTTP/1.1\r\nHost: h\r\n", Rule.LINE_END),
+    (b"", Rule.LINE_END),
+    (get(" folded"), Rule.FOLDED),
+    (get("\tfolded: x"), Rule.FOLDED),
+    (get("X: a", " Transfer-Encoding: chunked"), Rule.FOLDED),
+    (head("GET / HTTP/1.1", " Host: h"), Rule.FOLDED),
+    (get("Host"), Rule.FIELD_NAME),
+    (get("nocolon"), Rule.FIELD_NAME),
+    (get(": value"), Rule.FIELD_NAME),
+    (get("Content-Length : 5"), Rule.FIELD_NAME),
+    (get("Transfer-Encoding\t: chunked"), Rule.FIELD_NAME),
+    (get("X Y: a"), Rule.FIELD_NAME),
+    (get("X\xe9: a"), Rule.FIELD_NAME),
+    (get() + get(), Rule.FIELD_NAME),
+    (head("GET / HTTP/1.1"), Rule.HOST),
+    (head("CONNECT / HTTP/1.1"), Rule.HOST),
+    (get("Host: h"), Rule.HOST),
+    (get("HOST: i"), Rule.HOST),
+    (head("GET / HTTP/1.0", "Host: h", "Host: h"), Rule.HOST),
+    (head("GET / HTTP/1.1", "Host: a/b"), Rule.HOST),
+    (head("GET / HTTP/1.1", "Host: a b"), Rule.HOST),
+    (head("GET / HTTP/1.1", "Host: \xe9"), Rule.HOST),
+    *(
+        (get(*(f"Content-Length: {value}" for value in values)), Rule.CONTENT_LENGTH)
+        for values in (
+            *(("",), ("+5",), ("-5",), ("5 5",), ("5, 5",), ("5,",), ("0x5",), ("5.0",), ("5;",), ("\xb2",)),
+            *(("1" * 19,), ("0" * 19,), ("5", "5"), ("5", "6"), ("", "5")),
+        )
+    ),
+    *(
+        (get(*(f"Transfer-Encoding: {value}" for value in values)), Rule.TRANSFER_CODING)
+        for values in (
+            *(("",), ("identity",), ("gzip",), ("gzip, chunked",), ("chunked, gzip",), ("chunked,",), ("xchunked",)),
+            *(("chunked;q=1",), ('"chunked"',), ("chunked", "chunked"), ("chunked", "identity"), ("chun\xe7ed",)),
+        )
+    ),
+    (head("POST / HTTP/1.0", "Transfer-Encoding: chunked"), Rule.CODING_OF_1_0),
+    (head("POST / HTTP/1.0", "Transfer-Encoding: gzip", "Content-Length: 5"), Rule.CODING_OF_1_0),
+    (get("Content-Length: 5", "Transfer-Encoding: chunked"), Rule.TWO_FRAMINGS),
+    (get("Transfer-Encoding: chunked", "Content-Length: 5"), Rule.TWO_FRAMINGS),
+    (get("Transfer-Encoding: identity", "Content-Length: 5"), Rule.TWO_FRAMINGS),
+    (get("Expect: 200-ok", "Content-Length: 5"), Rule.EXPECT),
+    (get("Expect:", "Content-Length: 5"), Rule.EXPECT),
+    (get("Expect: 100-continue, x", "Content-Length: 5"), Rule.EXPECT),
+    (get("Expect: 100-continue", "Expect: 100-continue", "Content-Length: 5"), Rule.EXPECT),
+    (head("GET / HTTP/1.0", "Expect: x"), Rule.EXPECT),
+]
+
+
+class Response(NamedTuple):
+    """A response to a request with ``method``, and what its head says."""
+
+    raw: bytes
+    method: str
+    status: int
+    framing: Framing
+    length: int = 0
+    closes: bool = False
+
+
+DOCKERD = (
+    *("Api-Version: 1.41", "Content-Type: application/json", "Docker-Experimental: false", "Ostype: linux"),
+    *("Server: Docker/20.10.24+dfsg1 (linux)", "Date: Fri, 20 Nov 2026 10:00:00 GMT"),
+)
+_RAW_STREAM = "Content-Type: application/vnd.docker.raw-stream"
+_EMPTY, _SIZED, _CHUNKED, _ENDLESS = Framing.EMPTY, Framing.SIZED, Framing.CHUNKED, Framing.UNTIL_CLOSE
+
+
+def _ok(*fields: str) -> bytes:
+    return head("HTTP/1.1 200 OK", *fields)
+
+
+RESPONSES = [
+    Response(_ok(*DOCKERD, "Content-Length: 2"), "GET", 200, _SIZED, 2),
+    Response(_ok(*DOCKERD, "Transfer-Encoding: chunked"), "GET", 200, _CHUNKED),
+    Response(_ok(*DOCKERD, "Content-Length: 0"), "HEAD", 200, _EMPTY),
+    Response(_ok(*DOCKERD, "Content-Length: 2"), "HEAD", 200, _EMPTY),
+    Response(_ok(*DOCKERD, "Transfer-Encoding: chunked"), "HEAD", 200, _EMPTY),
+    Response(head("HTTP/1.1 201 Created", *DOCKERD, "Content-Length: 88"), "POST", 201, _SIZED, 88),
+    Response(head("HTTP/1.1 204 No Content", *DOCKERD), "POST", 204, _EMPTY),
+    Response(head("HTTP/1.1 204 No Content", *DOCKERD, "Content-Length: 5"), "POST", 204, _EMPTY),
+    Response(head("HTTP/1.1 304 Not Modified", *DOCKERD, "Content-Length: 5"), "POST", 304, _EMPTY),
+    Response(head("HTTP/1.1 304 Not Modified", "Transfer-Encoding: chunked"), "POST", 304, _EMPTY),
+    Response(head("HTTP/1.1 404 Not Found", *DOCKERD, "Content-Length: 40"), "POST", 404, _SIZED, 40),
+    Response(head("HTTP/1.1 404 Not Found", *DOCKERD, "Content-Length: 40"), "HEAD", 404, _EMPTY),
+    Response(head("HTTP/1.1 404 Not Found", _RAW_STREAM), "POST", 404, _ENDLESS),
+    Response(_ok(_RAW_STREAM), "POST", 200, _ENDLESS),
+    Response(head("HTTP/1.1 101 UPGRADED", _RAW_STREAM, "Connection: Upgrade", "Upgrade: tcp"), "POST", 101, _EMPTY),
+    Response(head("HTTP/1.1 100 Continue"), "POST", 100, _EMPTY),
+    Response(head("HTTP/1.1 103 Early Hints", "Link: x"), "GET", 103, _EMPTY),
+    Response(_ok("Content-Length: 5"), "CONNECT", 200, _ENDLESS),
+    Response(_ok("Transfer-Encoding: chunked"), "CONNECT", 200, _ENDLESS),
+    Response(head("HTTP/1.1 404 Not Found", "Content-Length: 5"), "CONNECT", 404, _SIZED, 5),
+    Response(head("HTTP/1.1 400 Bad Request", "Connection: close"), "GET", 400, _ENDLESS, closes=True),
+    Response(_ok("Connection: Close", "Content-Length: 5"), "GET", 200, _SIZED, 5, closes=True),
+    Response(head("HTTP/1.0 200 OK", "Content-Length: 5"), "GET", 200, _SIZED, 5, closes=True),
+    Response(head("HTTP/1.0 200 OK", "Content-Length: 5", "Connection: keep-alive"), "GET", 200, _SIZED, 5),
+    Response(head("HTTP/1.1 200", "Content-Length: 5"), "GET", 200, _SIZED, 5),
+    Response(head("HTTP/1.1 200 ", "Content-Length: 5"), "GET", 200, _SIZED, 5),
+    Response(head("HTTP/1.1 999 \xe9 \t(x)", "Content-Length: 5"), "GET", 999, _SIZED, 5),
+    Response(_ok("X: \xe9\x01\x7f\tb", "Host: a", "Host: b", "Expect: x", "Content-Length: 5"), "GET", 200, _SIZED, 5),
+]
+
+REFUSED_RESPONSES = [
+    (b"\r\n\r\n", Rule.STATUS_LINE),
+    (b"\r\n" + _ok(), Rule.STATUS_LINE),
+    (b" " + _ok(), Rule.STATUS_LINE),
+    (head("HTTP/1.1"), Rule.STATUS_LINE),
+    (head("HTTP/1.1 OK"), Rule.STATUS_LINE),
+    (head("HTTP/1.1  200 OK"), Rule.STATUS_LINE),
+    (head("HTTP/1.1 20 OK"), Rule.STATUS_LINE),
+    (head("HTTP/1.1 2000 OK"), Rule.STATUS_LINE),
+    (head("HTTP/1.1 099 OK"), Rule.STATUS_LINE),
+    (head("HTTP/1.1 \xb200 OK"), Rule.STATUS_LINE),
+    (head("HTTP/1.1 200\tOK"), Rule.STATUS_LINE),
+    (head("http/1.1 200 OK"), Rule.STATUS_LINE),
+    (head("HTTP/1 200 OK"), Rule.STATUS_LINE),
+    (head("ICY 200 OK"), Rule.STATUS_LINE),
+    (head("HTTP/1.2 200 OK"), Rule.VERSION),
+    (_ok("X: a\nContent-Length: 5"), Rule.LINE_END),
+    (_ok("X: a\rContent-Length: 5"), Rule.LINE_END),
+    (b"HTTP/1.1 200 OK\r\n", Rule.LINE_END),
+    (_ok("X: a\0b"), Rule.CONTROL),
+    (_ok("X: a", " b"), Rule.FOLDED),
+    (_ok("Content-Length : 5"), Rule.FIELD_NAME),
+    (_ok("nocolon"), Rule.FIELD_NAME),
+    (_ok("Content-Length: 5", "Content-Length: 5"), Rule.CONTENT_LENGTH),
+    (_ok("Content-Length: 5, 5"), Rule.CONTENT_LENGTH),
+    (_ok("Content-Length: x"), Rule.CONTENT_LENGTH),
+    (head("HTTP/1.1 204 No Content", "Content-Length: x"), Rule.CONTENT_LENGTH),
+    (_ok("Transfer-Encoding: gzip, chunked"), Rule.TRANSFER_CODING),
+    (_ok("Transfer-Encoding: identity"), Rule.TRANSFER_CODING),
+    (_ok("Transfer-Encoding: chunked", "Content-Length: 5"), Rule.TWO_FRAMINGS),
+    (head("HTTP/1.0 200 OK", "Transfer-Encoding: chunked"), Rule.CODING_OF_1_0),
+]
+
+_LONGEST_TRAILER = b"X: " + b"x" * (65_536 - 7) + b"\r\n"
+
+CHUNKED = [
+    # Rows: a whole chunked body, and its payload.
+    (b"0\r\n\r\n", b""),
+    (b"000\r\n\r\n", b""),
+    (b"5\r\nhello\r\n0\r\n\r\n", b"hello"),
+    (
+        b"5\r\nhello\r\nA\r\n, world: \n\r\n0c\r\n\r\n0\r\n\r\n0\r\n\r\n\r\n0\r\n\r\n",
+        b"hello, world: \n\r\n0\r\n\r\n0\r\n\r\n",
+    ),
+    (b"000000000000005\r\nhello\r\n000000000000000\r\n\r\n", b"hello"),
+    (b"1F\r\n" + b"x" * 31 + b"\r\n1f\r\n" + b"y" * 31 + b"\r\n0\r\n\r\n", b"x" * 31 + b"y" * 31),
+    (b'5;a;b=c;d="e\t\xe9;"\r\nhello\r\n0; x\r\n\r\n', b"hello"),
+    (b"5;\r\nhello\r\n0;\r\n\r\n", b"hello"),
+    (b"5;" + b"e" * 4091 + b"\r\nhello\r\n0\r\n\r\n", b"hello"),
+    (b"5\r\nhello\r\n0\r\nX-Sum: 1\r\nY:\r\nContent-Length: 5\r\nZ: \xe9\ta \r\n\r\n", b"hello"),
+    (b"0\r\n" + _LONGEST_TRAILER + b"\r\n", b""),
+]
+
+REFUSED_CHUNKED = [
+    # Rows: the beginning of a chunked body that is refused, and the rule that it breaks.
+    (b"\r\n", Rule.CHUNK_SIZE),
+    (b"\n", Rule.CHUNK_SIZE),
+    (b" 5\r\n", Rule.CHUNK_SIZE),
+    (b"5 \r\n", Rule.CHUNK_SIZE),
+    (b"5 ;x\r\n", Rule.CHUNK_SIZE),
+    (b"+5\r\n", Rule.CHUNK_SIZE),
+    (b"0x5\r\n", Rule.CHUNK_SIZE),
+    (b"5_0\r\n", Rule.CHUNK_SIZE),
+    (b"g\r\n", Rule.CHUNK_SIZE),
+    (b"\xb2\r\n", Rule.CHUNK_SIZE),
+    (b";x\r\n", Rule.CHUNK_SIZE),
+    (b"5\n", Rule.CHUNK_SIZE),
+    (b"5\r\r\n", Rule.CHUNK_SIZE),
+    (b"5;a\rb\r\n", Rule.CHUNK_SIZE),
+    (b"5;a\n", Rule.CHUNK_SIZE),
+    (b"5;\0\r\n", Rule.CHUNK_SIZE),
+    (b"5;\x7f\r\n", Rule.CHUNK_SIZE),
+    (b"0\n\r\n", Rule.CHUNK_SIZE),
+    (b"1000000000000000\r\n", Rule.CHUNK_SIZE),
+    (b"0000000000000000\r\n", Rule.CHUNK_SIZE),
+    (b"1\r\nx\r\n5\nhello", Rule.CHUNK_SIZE),
+    (b"5;" + b"e" * 4092 + b"\r\nhello\r\n0\r\n\r\n", Rule.CHUNK_LINE_BYTES),
+    (b"5" * 4095, Rule.CHUNK_LINE_BYTES),
+    (b"5\r\nhello\n0\r\n\r\n", Rule.CHUNK_END),
+    (b"5\r\nhello0\r\n\r\n", Rule.CHUNK_END),
+    (b"5\r\nhello\r0\r\n\r\n", Rule.CHUNK_END),
+    (b"5\r\nhellooo\r\n", Rule.CHUNK_END),
+    (b"0\r\n\n", Rule.TRAILER),
+    (b"0\r\nX: a\n\r\n", Rule.TRAILER),
+    (b"0\r\nX: a\rb\r\n\r\n", Rule.TRAILER),
+    (b"0\r\n folded\r\n\r\n", Rule.TRAILER),
+    (b"0\r\nX: a\r\n folded\r\n\r\n", Rule.TRAILER),
+    (b"0\r\nX : a\r\n\r\n", Rule.TRAILER),
+    (b"0\r\n: a\r\n\r\n", Rule.TRAILER),
+    (b"0\r\nnocolon\r\n\r\n", Rule.TRAILER),
+    (b"0\r\nX: a\0\r\n\r\n", Rule.TRAILER),
+    (b"0\r\nGET / HTTP/1.1\r\n\r\n", Rule.TRAILER),
+    (b"0\r\nX" + _LONGEST_TRAILER + b"\r\n", Rule.TRAILER_BYTES),
+    (b"0\r\n" + b"X: 34567\r\n" * 7_000, Rule.TRAILER_BYTES),
+]

@@ -1,0 +1,207 @@
+"""Tests of the followers of bodies: each row of the tables, any split of the bytes, and the payload of chunked ones."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.wire import bodies, http1
+from runtimeproxy.wire.bodies import Body, ChunkedBody, EndlessBody, SizedBody
+from runtimeproxy.wire.http1 import BadMessage, Framing, Rule
+from tests.wire.http1_forms import CHUNKED, REFUSED_CHUNKED, get
+from tests.wire.test_http1 import RULES_OF_BODIES
+
+SHORT = 200
+"""Bodies up to this length are cut at every place."""
+
+EXTENSIONS = st.sampled_from([b"", b";a", b';a="b c"', b";"])
+TRAILERS = st.lists(st.sampled_from([b"X-Sum: 1\r\n", b"Y:\r\n", b"Content-Length: 9\r\n"]), max_size=3)
+
+
+@st.composite
+def chunked(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """Return a chunked body and its payload."""
+    pieces = draw(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
+    written = draw(st.sampled_from([b"%x", b"%X", b"%03x", b"%015X"]))
+    lines = [(written % len(piece)) + draw(EXTENSIONS) + b"\r\n" + piece + b"\r\n" for piece in pieces]
+    last = b"0" + draw(EXTENSIONS) + b"\r\n" + b"".join(draw(TRAILERS)) + b"\r\n"
+    return b"".join(lines) + last, b"".join(pieces)
+
+
+CUTS = st.lists(st.integers(1, 60), max_size=40)
+
+
+def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
+    """Feed a stream in pieces; return where the body ended, or the length of the stream."""
+    at = 0
+    for cut in [*cuts, len(stream)]:
+        piece = stream[at : at + cut]
+        taken = body.feed(piece)
+        at += taken
+        assert taken == len(piece) or body.done
+        if body.done:
+            break
+    return at
+
+
+# ---- sized and endless ones
+
+
+@given(st.integers(1, 100), st.binary(max_size=40), CUTS)
+def test_a_sized_body_ends_after_its_length(length: int, behind: bytes, cuts: list[int]) -> None:
+    body = SizedBody(length)
+    assert fed(body, bytes(length) + behind, cuts) == length
+    assert body.done
+
+
+def test_a_sized_body_is_counted_from_a_place_on() -> None:
+    body = SizedBody(5)
+    assert (body.feed(b"headabc", 4), body.done) == (7, False)
+    assert (body.feed(b"", 0), body.done) == (0, False)
+    assert (body.feed(b"..dexyz", 2), body.done) == (4, True)
+    assert (body.feed(b"more", 1), body.done) == (1, True)
+
+
+def test_an_endless_body_takes_everything() -> None:
+    body = EndlessBody()
+    assert [body.feed(b"abc"), body.feed(b"abc", 2), body.feed(b"")] == [3, 3, 0]
+    assert not body.done
+
+
+@pytest.mark.parametrize(
+    ("framing", "length", "kind"),
+    [
+        (Framing.EMPTY, 0, None),
+        (Framing.SIZED, 0, None),
+        (Framing.SIZED, 1, SizedBody),
+        (Framing.CHUNKED, 0, ChunkedBody),
+        (Framing.UNTIL_CLOSE, 0, EndlessBody),
+    ],
+)
+def test_each_framing_has_its_follower(framing: Framing, length: int, kind: type[Body] | None) -> None:
+    body = bodies.follow(framing, length)
+    assert (body and type(body)) == kind
+    assert body is None or not body.done
+
+
+# ---- chunked ones
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+@pytest.mark.parametrize(("raw", "payload"), CHUNKED, ids=lambda octets: octets[:40])
+def test_a_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: type[bytes] | type[bytearray]) -> None:
+    body = ChunkedBody()
+    assert (body.feed(kind(b"head" + raw + b"GET /"), 4), body.done) == (4 + len(raw), True)
+    assert body.feed(b"GET /") == 0
+    assert bodies.dechunk(kind(raw)) == payload
+
+
+@pytest.mark.parametrize(("raw", "payload"), [row for row in CHUNKED if len(row[0]) <= SHORT])
+def test_a_chunked_body_may_be_cut_at_every_place(raw: bytes, payload: bytes) -> None:
+    for place in range(1, len(raw)):
+        kept: list[bytes | bytearray] = []
+        assert fed(ChunkedBody(kept.append), raw + b"GET", [place]) == len(raw)
+        assert b"".join(kept) == payload
+    assert fed(ChunkedBody(), raw + b"GET", [1] * len(raw)) == len(raw)
+
+
+@given(chunked(), st.binary(max_size=10), CUTS)
+def test_any_split_of_the_bytes_gives_the_same_end(body: tuple[bytes, bytes], behind: bytes, cuts: list[int]) -> None:
+    raw, payload = body
+    kept: list[bytes | bytearray] = []
+    assert fed(ChunkedBody(kept.append), raw + behind, cuts) == len(raw)
+    assert b"".join(kept) == payload == bodies.dechunk(raw)
+
+
+@given(st.lists(chunked(), max_size=4), st.binary(min_size=1, max_size=9), CUTS)
+def test_any_split_of_heads_and_bodies_gives_the_same_messages(
+    payloads: list[tuple[bytes, bytes]], sized: bytes, cuts: list[int]
+) -> None:
+    messages = [get("Transfer-Encoding: chunked") + raw for raw, _ in payloads]
+    messages += [get(), get(f"Content-Length: {len(sized)}") + sized, get("Content-Length: 0")]
+    assert boundaries(b"".join(messages), cuts) == [len(message) for message in messages]
+
+
+def boundaries(stream: bytes, cuts: list[int]) -> list[int]:
+    """Read requests from pieces of a stream as a relay does; return the length of each."""
+    lengths, buffer, body, length, seen, at = [], b"", None, 0, 0, 0
+    for cut in [*cuts, len(stream)]:
+        buffer += stream[at : at + cut]
+        at += cut
+        while buffer:
+            if body is None:
+                end = http1.head_end(buffer, 0, seen)
+                seen = 0 if end else len(buffer)
+                if not end:
+                    break
+                read = http1.request_head(buffer[:end])
+                body = bodies.follow(read.framing, read.length)
+            else:
+                end = body.feed(buffer)
+            length, buffer = length + end, buffer[end:]
+            if body is None or body.done:
+                lengths.append(length)
+                body, length = None, 0
+    assert (body, buffer) == (None, b"")
+    return lengths
+
+
+@pytest.mark.parametrize(("raw", "rule"), REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])
+def test_a_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule) -> None:
+    splits = [[], [1] * len(raw), *([place] for place in range(1, len(raw)) if len(raw) <= SHORT)]
+    for cuts in splits:
+        with pytest.raises(BadMessage) as caught:
+            fed(ChunkedBody(), raw, cuts)
+        assert caught.value.rule is rule
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"5",
+        b"5\r",
+        b"5\r\n",
+        b"5\r\nhello",
+        b"5\r\nhello\r\n",
+        b"0\r\n",
+        b"0\r\nX: a\r\n",
+        b"0\r\n\r",
+        b"0\r\n\r\nx",
+    ],
+)
+def test_only_a_whole_chunked_body_has_a_payload(raw: bytes) -> None:
+    with pytest.raises(BadMessage) as caught:
+        bodies.dechunk(raw)
+    assert caught.value.rule is Rule.WHOLE_BODY
+
+
+def test_every_rule_of_bodies_has_a_form_that_breaks_it() -> None:
+    assert {rule for _, rule in REFUSED_CHUNKED} == RULES_OF_BODIES - {Rule.WHOLE_BODY}
+
+
+@pytest.mark.parametrize("make", [ChunkedBody, lambda: SizedBody(2**40), EndlessBody])
+def test_a_long_body_is_not_kept(make: Callable[[], Body]) -> None:
+    body, chunk = make(), b"8000\r\n" + bytes(32_768) + b"\r\n"
+    for _ in range(100):
+        assert body.feed(chunk * 4) == 4 * len(chunk)
+    assert not body.done
+
+
+def test_a_chunk_of_the_greatest_size_is_counted() -> None:
+    body = ChunkedBody()
+    assert body.feed(b"fffffffffffffff\r\n" + bytes(100_000)) == 100_017
+    assert not body.done
+
+
+@given(st.binary(max_size=60), CUTS)
+def test_arbitrary_bytes_end_a_body_or_are_refused_or_waited_for_in_any_split(noise: bytes, cuts: list[int]) -> None:
+    def outcome(cuts: list[int]) -> tuple[int, bool] | Rule:
+        body = ChunkedBody()
+        try:
+            return fed(body, noise, cuts), body.done
+        except BadMessage as refusal:
+            return refusal.rule
+
+    assert outcome([]) == outcome(cuts) == outcome([1] * len(noise))

@@ -1,0 +1,261 @@
+"""Tests of HTTP/1.1 heads: each row of the tables, any split of the bytes, edits and answers of our own."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.wire import http1
+from runtimeproxy.wire.http1 import HEAD_LIMIT, BadMessage, Framing, Rule
+from tests.wire.http1_forms import (
+    REFUSED_REQUESTS,
+    REFUSED_RESPONSES,
+    REQUESTS,
+    RESPONSES,
+    Request,
+    Response,
+    get,
+    head,
+)
+
+RULES_OF_BODIES = {
+    *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY),
+}
+STATUSES = {Rule.HEAD_BYTES: 431, Rule.VERSION: 505, Rule.TRANSFER_CODING: 501, Rule.EXPECT: 417}
+
+
+# ---- requests
+
+
+@pytest.mark.parametrize("expected", REQUESTS, ids=lambda row: row.raw[:60])
+def test_a_request_is_read(expected: Request) -> None:
+    read = http1.request_head(expected.raw)
+    assert read.raw == expected.raw
+    assert (read.framing, read.length) == (expected.framing, expected.length)
+    assert (read.upgrade, read.expects_continue, read.closes) == expected[3:]
+
+
+def test_a_request_line_is_taken_apart() -> None:
+    read = http1.request_head(head("x!y //a%2Fb?c=%zz&d HTTP/1.0"))
+    assert (read.method, read.target, read.version) == ("x!y", "//a%2Fb?c=%zz&d", (1, 0))
+    assert http1.request_head(get()).version == (1, 1)
+
+
+@pytest.mark.parametrize("first", ["GET / HTTP/1.1", "HTTP/1.1 200 OK"])
+def test_fields_are_in_order_with_names_in_lower_case_and_bare_values(first: str) -> None:
+    raw = head(first, "Host:  h\t", "x-A:\t b  c ", "DATE:", "X-a: \xe9\xa0", 'Content-Type: a;b="c: d"')
+    read = http1.request_head(raw) if first[0] == "G" else http1.response_head(raw, "GET")
+    assert read.fields == (
+        *(("host", "h"), ("x-a", "b  c"), ("date", ""), ("x-a", "\xe9\xa0"), ("content-type", 'a;b="c: d"')),
+    )
+    assert [read.field(name) for name in ("host", "x-a", "date", "absent")] == ["h", "b  c", "", ""]
+
+
+@pytest.mark.parametrize(("raw", "rule"), REFUSED_REQUESTS)
+def test_a_request_is_refused(raw: bytes, rule: Rule) -> None:
+    with pytest.raises(BadMessage) as caught:
+        http1.request_head(raw)
+    assert caught.value.rule is rule
+
+
+# ---- responses
+
+
+@pytest.mark.parametrize("expected", RESPONSES, ids=lambda row: row.raw[:60] + row.method.encode())
+def test_a_response_is_read(expected: Response) -> None:
+    read = http1.response_head(expected.raw, expected.method)
+    assert read.raw == expected.raw
+    assert (read.status, read.framing, read.length, read.closes) == expected[2:]
+    assert read.version == (1, int(expected.raw[7:8]))
+
+
+@pytest.mark.parametrize(("raw", "rule"), REFUSED_RESPONSES)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_response_is_refused(raw: bytes, rule: Rule, method: str) -> None:
+    with pytest.raises(BadMessage) as caught:
+        http1.response_head(raw, method)
+    assert caught.value.rule is rule
+
+
+# ---- the list of refused forms
+
+
+def test_every_rule_of_heads_has_a_form_that_breaks_it() -> None:
+    broken = {rule for _, rule in REFUSED_REQUESTS + REFUSED_RESPONSES}
+    assert broken == set(Rule) - RULES_OF_BODIES - {Rule.HEAD_BYTES}
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_a_refusal_tells_its_rule_and_its_status(rule: Rule) -> None:
+    refusal = BadMessage(rule)
+    assert (refusal.rule, refusal.status, str(refusal)) == (rule, STATUSES.get(rule, 400), rule.text)
+
+
+@given(st.binary(max_size=60), st.sampled_from([row.raw for row in REQUESTS + RESPONSES]), st.integers(0, 200))
+def test_arbitrary_bytes_raise_nothing_but_bad_message(noise: bytes, raw: bytes, at: int) -> None:
+    for read in (http1.request_head, lambda octets: http1.response_head(octets, "GET"), http1.head_end):
+        for octets in (noise, raw[:at] + noise + raw[at:]):
+            with suppress(BadMessage):
+                read(octets)
+
+
+# ---- remembering
+
+
+def test_short_heads_are_remembered_and_long_ones_are_not() -> None:
+    for read in (http1.request_head, lambda octets: http1.response_head(octets, "GET")):
+        start = get if read is http1.request_head else lambda *fields: head("HTTP/1.1 200 OK", *fields)
+        size = http1.CACHED_BYTES - len(start("X: "))
+        short, long = start("X: " + "s" * size), start("X: " + "s" * (size + 1))
+        assert read(short) is read(bytes(bytearray(short)))
+        assert read(long) is not read(bytes(bytearray(long)))
+        assert read(long).field("x") == "s" * (size + 1)
+
+
+def test_a_remembered_response_is_that_of_its_method() -> None:
+    raw = head("HTTP/1.1 200 OK", "Content-Length: 5")
+    framings = [http1.response_head(raw, method).framing for method in ("GET", "HEAD", "CONNECT", "POST")]
+    assert framings == [Framing.SIZED, Framing.EMPTY, Framing.UNTIL_CLOSE, Framing.SIZED]
+
+
+# ---- the end of a head
+
+HEADS = [row.raw for row in REQUESTS + RESPONSES]
+
+
+@given(st.sampled_from(HEADS), st.binary(max_size=20), st.binary(max_size=20), st.sampled_from([bytes, bytearray]))
+def test_a_head_ends_behind_its_first_empty_line(
+    raw: bytes, before: bytes, after: bytes, kind: type[bytes] | type[bytearray]
+) -> None:
+    assert http1.head_end(kind(before + raw + after), len(before)) == len(before + raw)
+
+
+@given(st.sampled_from(HEADS), st.binary(max_size=3), st.binary(max_size=5), st.lists(st.integers(1, 60)))
+def test_any_split_of_the_bytes_gives_the_same_end(raw: bytes, before: bytes, after: bytes, pieces: list[int]) -> None:
+    stream = before + raw + after
+    buffer, seen, at = bytearray(before), 0, len(before)
+    for piece in [*pieces, len(stream)]:
+        buffer += stream[at : at + piece]
+        at += piece
+        end = http1.head_end(buffer, len(before), seen)
+        assert end == (len(before + raw) if len(buffer) >= len(before + raw) else 0)
+        if end:
+            return
+        seen = len(buffer)
+
+
+@pytest.mark.parametrize("raw", [raw for raw in HEADS if len(raw) < 400])
+def test_no_end_is_found_before_it_is_there(raw: bytes) -> None:
+    for size in range(len(raw)):
+        assert http1.head_end(raw[:size]) == 0
+        assert http1.head_end(raw[:size], 0, max(size - 1, 0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("beginning", "rule"),
+    [
+        (b"\n", Rule.LINE_END),
+        (b"GET / HTTP/1.1\n", Rule.LINE_END),
+        (b"GET / HTTP/1.1\r\nHost: h\n", Rule.LINE_END),
+        (b"GET / HTTP/1.1\r\nHost: h\n\n", Rule.LINE_END),
+        (b"GET / HTTP/1.1\r\nHost: h\r\n\n", Rule.LINE_END),
+        (b"GET / HTTP/1.1\r\rHost", Rule.LINE_END),
+        (b"GET /\rHTTP", Rule.LINE_END),
+        (b"\0", Rule.CONTROL),
+        (b"GET /\0", Rule.CONTROL),
+        (b"\x16\x03\x01\0\xa5\x01\0\0", Rule.CONTROL),
+    ],
+)
+def test_what_cannot_become_a_head_is_refused_without_its_end(beginning: bytes, rule: Rule) -> None:
+    buffer, caught = bytearray(b"\r"), None
+    for size in (len(beginning), *range(1, len(beginning) + 1)):
+        buffer[1:] = beginning[:size]
+        try:
+            assert http1.head_end(buffer, 1, 0 if size == len(beginning) else size) == 0
+        except BadMessage as refusal:
+            caught = refusal.rule
+            assert caught is rule
+    with pytest.raises(BadMessage) as refused:
+        http1.head_end(b"body\r\n\r\n" + beginning, 8)
+    assert refused.value.rule is rule
+    assert caught is rule
+
+
+def test_what_stands_before_a_head_is_no_part_of_it() -> None:
+    assert http1.head_end(b"body\r", 5) == 0
+    assert http1.head_end(b"\0\n\rGET", 3) == 0
+    assert http1.head_end(b"GET / HTTP/1.1\r\n\r\n\r\n", 16) == 20
+    with pytest.raises(BadMessage):
+        http1.head_end(b"\r\nGET", 1)
+
+
+def test_a_head_of_the_limit_ends_and_a_longer_one_is_refused() -> None:
+    room = HEAD_LIMIT - len(get("X: "))
+    longest, longer = get("X: " + "x" * room), get("X: " + "x" * (room + 1))
+    for before in (b"", b"12345"):
+        assert http1.head_end(before + longest + b"body", len(before)) == len(before) + HEAD_LIMIT
+        assert http1.head_end(before + longest[:-1], len(before)) == 0
+        for octets in (longer, longer[:-1], longest[:-1] + b"x", longer + longer):
+            with pytest.raises(BadMessage) as caught:
+                http1.head_end(before + octets, len(before))
+            assert caught.value.rule is Rule.HEAD_BYTES
+    assert http1.request_head(longest).field("x") == "x" * room
+
+
+# ---- writing
+
+
+@pytest.mark.parametrize(
+    ("fields", "changed"),
+    [
+        ([], ["Content-Length: 70"]),
+        (["Content-Length: 5"], ["Content-Length: 70"]),
+        (["A: b", "CONTENT-length:5", "C: d"], ["A: b", "Content-Length: 70", "C: d"]),
+        (["A: b", "Transfer-Encoding: chunked", "C:\xe9 "], ["A: b", "Content-Length: 70", "C:\xe9 "]),
+        (["trailer: X", "A: b", "Transfer-Encoding: chunked"], ["Content-Length: 70", "A: b"]),
+        (["A: b", "Transfer-Encoding: chunked", "Trailer: X", "Trailer: Y"], ["A: b", "Content-Length: 70"]),
+        (["TE: trailers", "Trailers: x"], ["TE: trailers", "Trailers: x", "Content-Length: 70"]),
+    ],
+)
+def test_a_head_with_another_length_differs_in_the_lines_of_its_framing_only(
+    fields: list[str], changed: list[str]
+) -> None:
+    assert http1.with_length(get(*fields), 70) == get(*changed)
+
+
+@pytest.mark.parametrize("row", REQUESTS, ids=lambda row: row.raw[:60])
+def test_a_head_with_another_length_is_read_with_that_length(row: Request) -> None:
+    before, after = http1.request_head(row.raw), http1.request_head(http1.with_length(row.raw, 3))
+    assert (after.framing, after.length) == (Framing.SIZED, 3)
+    assert (after.method, after.target, after.closes) == (before.method, before.target, before.closes)
+    framing = ("content-length", "transfer-encoding", "trailer")
+    rest = [[field for field in read.fields if field[0] not in framing] for read in (before, after)]
+    assert rest[0] == rest[1]
+
+
+@pytest.mark.parametrize("close", [True, False])
+@pytest.mark.parametrize("status", [400, 417, 431, 500, 501, 502, 504, 505])
+def test_an_answer_of_our_own_is_read_as_an_error_of_dockerd(status: int, close: bool) -> None:
+    text = 'hook server "a" said no:\r\n\x00 é'
+    answer = http1.response(status, text, close=close)
+    end = http1.head_end(answer)
+    read = http1.response_head(answer[:end], "POST")
+    assert (read.status, read.closes, read.framing, read.length) == (status, close, Framing.SIZED, len(answer) - end)
+    assert read.field("content-type") == "application/json"
+    assert json.loads(answer[end:]) == {"message": text}
+
+
+def test_an_answer_to_head_has_no_body() -> None:
+    whole, bare = (http1.response(502, "dockerd is away", close=True, method=method) for method in ("GET", "HEAD"))
+    assert bare == whole[: http1.head_end(whole)]
+
+
+def test_answers_have_the_usual_reason_phrases() -> None:
+    assert http1.response(502, "away", close=True) == (
+        b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: application/json\r\nContent-Length: 20\r\nConnection: close\r\n\r\n"
+        b'{"message": "away"}\n'
+    )
+    assert http1.response(500, "", close=False).startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+    assert http1.response_head(http1.CONTINUE, "POST").status == 100

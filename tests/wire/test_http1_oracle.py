@@ -1,0 +1,302 @@
+"""HTTP/1.1 messages read by h11 and by us: the same message with the same end, or a form on the list of refused ones.
+
+h11 reads requests as a server and responses as a client, framing of bodies included.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import h11
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.wire import bodies, http1
+from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, ResponseHead, Rule
+from tests.amounts import examples
+from tests.wire.http1_forms import (
+    CHUNKED,
+    REFUSED_CHUNKED,
+    REFUSED_REQUESTS,
+    REFUSED_RESPONSES,
+    REQUESTS,
+    RESPONSES,
+    Request,
+    Response,
+    get,
+    head,
+)
+
+WIDE = 8 << 20
+"""So much h11 waits for; our own limits have tests of their own."""
+
+Fields = Sequence[tuple[str, str]]
+
+
+class Message(NamedTuple):
+    """What a reader made of the bytes; ``end`` is where the message ended, -1 if it did not."""
+
+    first: tuple[str, str] | int
+    fields: Fields
+    body: bytes
+    end: int
+
+
+Reading = Message | Rule | None
+"""A message, our refusal, or None for h11's and for a head that is not whole."""
+
+
+# ---- the two readers
+
+
+def ours(stream: bytes, method: str | None = None) -> Reading:
+    """Read the first message: a request, or the response to a request with ``method``."""
+    try:
+        end = http1.head_end(stream)
+        if not end:
+            return None
+        read = http1.request_head(stream[:end]) if method is None else http1.response_head(stream[:end], method)
+        kept: list[bytes | bytearray] = []
+        body = bodies.follow(read.framing, read.length)
+        body = bodies.ChunkedBody(kept.append) if read.framing is Framing.CHUNKED else body
+        stop = body.feed(stream, end) if body else end
+    except BadMessage as refusal:
+        return refusal.rule
+    whole = body is None or body.done or read.framing is Framing.UNTIL_CLOSE
+    payload = b"".join(kept) if read.framing is Framing.CHUNKED else stream[end:stop]
+    return Message(first_line(read), read.fields, payload, stop if whole else -1)
+
+
+def first_line(read: RequestHead | ResponseHead) -> tuple[str, str] | int:
+    return (read.method, read.target) if isinstance(read, RequestHead) else read.status
+
+
+def theirs(stream: bytes, method: str | None = None) -> Reading:
+    """Read the first message with h11; all bytes are there, then the connection ends."""
+    peer = h11.Connection(h11.SERVER if method is None else h11.CLIENT, max_incomplete_event_size=WIDE)
+    if method is not None:
+        asked = h11.Request(method=method, target="/", headers=[("Host", "h"), ("Upgrade", "tcp")])
+        peer.send(asked)
+        peer.send(h11.EndOfMessage())
+    peer.receive_data(stream)
+    try:
+        return _first_message(peer, len(stream), until_close=method is not None)
+    except h11.RemoteProtocolError:
+        return None
+
+
+def _first_message(peer: h11.Connection, size: int, until_close: bool) -> Reading:
+    begun = peer.next_event()
+    if not isinstance(begun, h11.Request | h11.Response | h11.InformationalResponse):
+        return None
+    body, ended = b"", isinstance(begun, h11.InformationalResponse)
+    while not ended:
+        event = peer.next_event()
+        if isinstance(event, h11.Data):
+            body += bytes(event.data)
+        elif event is h11.NEED_DATA:
+            ended = until_close and ends_with_the_connection(peer)
+            break
+        else:
+            ended = True
+    first = (text(begun.method), text(begun.target)) if isinstance(begun, h11.Request) else begun.status_code
+    fields = [(text(name), text(value)) for name, value in begun.headers]
+    return Message(first, fields, body, size - len(peer.trailing_data[0]) if ended else -1)
+
+
+def ends_with_the_connection(peer: h11.Connection) -> bool:
+    """Tell h11 that the connection has ended; tell whether the message has."""
+    peer.receive_data(b"")
+    try:
+        return isinstance(peer.next_event(), h11.EndOfMessage)
+    except h11.RemoteProtocolError:
+        return False
+
+
+def text(octets: bytes) -> str:
+    return bytes(octets).decode("latin-1")
+
+
+def alike(mine: Message, other: Message) -> bool:
+    """Compare two readings; h11 gives the value of Transfer-Encoding in lower case."""
+    fields = [(name, value.lower() if name == "transfer-encoding" else value) for name, value in mine.fields]
+    return mine._replace(fields=fields) == other
+
+
+# ---- the comparison
+
+READ_BY_H11 = {
+    *(Rule.LINE_END, Rule.FOLDED, Rule.CONTROL, Rule.TARGET, Rule.VERSION, Rule.HOST, Rule.CONTENT_LENGTH),
+    *(Rule.CODING_OF_1_0, Rule.TWO_FRAMINGS, Rule.EXPECT, Rule.CHUNK_SIZE, Rule.TRAILER),
+    *(Rule.CHUNK_LINE_BYTES, Rule.TRAILER_BYTES),
+}
+"""The rules of the list that h11 is milder about; a message that breaks another one is refused by both."""
+
+
+WHITE_TO_H11 = (b"\x0b", b"\x0c")
+"""What h11 refuses in values and we let pass in those of responses: the daemon's fields are its own."""
+
+
+def compare(stream: bytes, method: str | None = None) -> tuple[Reading, Reading]:
+    """Read with both; fail unless they agree or the form is on the list."""
+    mine, other = ours(stream, method), theirs(stream, method)
+    if isinstance(mine, Message) and isinstance(other, Message):
+        assert alike(mine, other)
+    elif isinstance(mine, Message):
+        assert method, "h11 refuses a request that we accept"
+        assert any(octet in stream for octet in WHITE_TO_H11), "h11 refuses a response that we accept"
+    elif isinstance(mine, Rule) and isinstance(other, Message) and other.end >= 0:
+        assert mine in READ_BY_H11
+    return mine, other
+
+
+BEHIND = b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+def body_of(row: Request | Response) -> bytes:
+    """Return a body that fits a head."""
+    return {Framing.SIZED: bytes(min(row.length, 5_000)), Framing.CHUNKED: b"5\r\nhello\r\n0\r\n\r\n"}.get(
+        row.framing, b""
+    )
+
+
+@pytest.mark.parametrize("row", REQUESTS, ids=lambda row: repr(row.raw)[:60])
+def test_accepted_requests(row: Request) -> None:
+    stream = row.raw + body_of(row) + BEHIND
+    mine, _ = compare(stream)
+    assert isinstance(mine, Message)
+    assert mine.end == (len(stream) - len(BEHIND) if row.length <= 5_000 else -1)
+
+
+@pytest.mark.parametrize("row", REQUESTS, ids=lambda row: repr(row.raw)[:60])
+def test_accepted_requests_close_as_h11_has_it(row: Request) -> None:
+    peer = h11.Connection(h11.SERVER, max_incomplete_event_size=WIDE)
+    peer.receive_data(row.raw + body_of(row))
+    event = peer.next_event()
+    while not isinstance(event, h11.EndOfMessage | type(h11.NEED_DATA)):
+        event = peer.next_event()
+    if event is not h11.NEED_DATA and b" HTTP/1.1\r" in row.raw:
+        assert (peer.their_state is h11.MUST_CLOSE) == row.closes
+
+
+@pytest.mark.parametrize("row", [row for row in RESPONSES if row.method != "CONNECT"], ids=lambda row: repr(row)[:60])
+def test_accepted_responses(row: Response) -> None:
+    behind = b"" if row.framing is Framing.UNTIL_CLOSE else BEHIND
+    stream = row.raw + body_of(row) + behind
+    mine, _ = compare(stream, row.method)
+    assert isinstance(mine, Message)
+    assert mine.end == len(stream) - len(behind)
+
+
+@pytest.mark.parametrize(("raw", "payload"), CHUNKED, ids=lambda octets: repr(octets)[:40])
+def test_accepted_chunked_bodies(raw: bytes, payload: bytes) -> None:
+    for start, method in ((get("Transfer-Encoding: chunked"), None), (OK_CHUNKED, "GET")):
+        mine, _ = compare(start + raw + BEHIND, method)
+        assert isinstance(mine, Message)
+        assert (mine.body, mine.end) == (payload, len(start + raw))
+
+
+OK_CHUNKED = head("HTTP/1.1 200 OK", "Transfer-Encoding: chunked")
+LAST_CHUNK = b"0\r\n\r\n"
+"""Five bytes: whole as a chunked body and for Content-Length: 5."""
+REFUSED = [
+    *((raw + LAST_CHUNK, None, rule) for raw, rule in REFUSED_REQUESTS if raw.find(b"\r\n\r\n") == len(raw) - 4),
+    *((raw + LAST_CHUNK, "GET", rule) for raw, rule in REFUSED_RESPONSES if raw.find(b"\r\n\r\n") == len(raw) - 4),
+    *((get("Transfer-Encoding: chunked") + raw + b"\r\n\r\n", None, rule) for raw, rule in REFUSED_CHUNKED),
+]
+
+
+def test_the_rules_that_h11_is_milder_about_are_those_with_a_form_that_it_reads() -> None:
+    read = set()
+    for stream, method, rule in REFUSED:
+        mine, other = compare(stream, method)
+        assert mine is rule
+        if isinstance(other, Message) and other.end >= 0:
+            read.add(rule)
+    assert read == READ_BY_H11
+
+
+# ---- generated messages
+
+LINES = st.sampled_from(
+    [
+        *("Content-Length: 5", "content-length:05", "Content-Length: 0", "Content-Length: 5, 5", "Content-Length: +5"),
+        *("Transfer-Encoding: chunked", "Transfer-Encoding:\tCHUNKED ", "Transfer-Encoding: gzip, chunked"),
+        *("Connection: close", "Connection: Upgrade", "Upgrade: tcp", "Expect: 100-continue", "Expect: x", "Host: i"),
+        *(
+            "X: y",
+            "X:",
+            "X: \t\xe9 z\t",
+            " folded",
+            "X : y",
+            "X",
+            "Content-Length : 5",
+            "X: a\rb",
+            "X: a\nY: b",
+            "X: \0",
+        ),
+        *("", "X: \x0b", "X: \x01", "Trailer: X"),
+    ]
+)
+BODIES = st.sampled_from(
+    [
+        *(
+            b"",
+            b"hello",
+            b"5\r\nhello\r\n0\r\n\r\n",
+            b"5;x=y\r\nhello\r\n0\r\nX: y\r\n\r\n",
+            b"0\r\n\r\n",
+            b"5\nhello\n0\n\n",
+        ),
+        *(
+            b"5 \r\nhello\r\n0\r\n\r\n",
+            b"5\r\nhello0\r\n\r\n",
+            b"0\r\n x\r\n\r\n",
+            b"0\r\nX: y\n\r\n",
+            b"+5\r\nhello\r\n0\r\n\r\n",
+        ),
+    ]
+)
+REQUEST_LINES = st.sampled_from(
+    [
+        *(
+            "GET / HTTP/1.1",
+            "POST /a%20b?c HTTP/1.1",
+            "POST / HTTP/1.0",
+            "OPTIONS * HTTP/1.1",
+            "GET http://h/ HTTP/1.1",
+        ),
+        *("GET / HTTP/1.2", "GET /% HTTP/1.1", "GET /\xe9 HTTP/1.1", "GET  / HTTP/1.1", "\r\nGET / HTTP/1.1", "GET /"),
+    ]
+)
+STATUS_LINES = st.sampled_from(
+    [
+        *("HTTP/1.1 200 OK", "HTTP/1.1 204 No Content", "HTTP/1.1 304 Not Modified", "HTTP/1.1 404", "HTTP/1.0 200 OK"),
+        *("HTTP/1.1 101 UPGRADED", "HTTP/1.1 100 Continue", "HTTP/1.1 099 Odd", "HTTP/1.2 200 OK", "HTTP/1.1 2000 OK"),
+    ]
+)
+NOISE = st.lists(
+    st.tuples(st.integers(0, 150), st.sampled_from([*(bytes((octet,)) for octet in range(256)), b"\r\n", b""])),
+    max_size=2,
+)
+
+
+def spoiled(stream: bytes, noise: list[tuple[int, bytes]]) -> bytes:
+    """Insert octets; an empty one takes away the one that is there."""
+    for at, octets in noise:
+        stream = stream[:at] + octets + stream[at + (not octets) :]
+    return stream
+
+
+@settings(max_examples=examples(1000))
+@given(REQUEST_LINES, st.lists(LINES, max_size=3), BODIES, NOISE)
+def test_generated_requests(first: str, lines: list[str], body: bytes, noise: list[tuple[int, bytes]]) -> None:
+    compare(spoiled(head(first, "Host: h", *lines) + body + BEHIND, noise))
+
+
+@settings(max_examples=examples(1000))
+@given(STATUS_LINES, st.lists(LINES, max_size=3), BODIES, NOISE, st.sampled_from(["GET", "HEAD", "POST"]))
+def test_generated_responses(
+    first: str, lines: list[str], body: bytes, noise: list[tuple[int, bytes]], method: str
+) -> None:
+    compare(spoiled(head(first, *lines) + body, noise), method)

@@ -1,0 +1,330 @@
+"""Tests of the JSON editor; the stdlib's parser is the oracle of what a text means."""
+
+import json
+from typing import Any
+
+import pytest
+
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire.json import Edit, Elements, Members, Object, Put, fold, parse, rewrite
+
+LONG_S, KELVIN = "\u017f", "\u212a"
+
+
+def plain(value: Any) -> Any:
+    """Return a value with its objects as lists of members, which == can compare."""
+    if isinstance(value, Object):
+        return [(key, plain(member)) for key, member in value.members]
+    return [plain(element) for element in value] if isinstance(value, list) else value
+
+
+def edited(text: str, edit: Edit) -> str:
+    """Rewrite, and check that a second time changes nothing."""
+    result = rewrite(text.encode(), edit)
+    json.loads(result)
+    return result.decode()
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize(
+    ("key", "folded"),
+    [
+        ("CpuShares", "cpushares"),
+        (f"CpuShare{LONG_S}", "cpushares"),
+        (f"{KELVIN}ernelMemory", "kernelmemory"),
+        ("MEMORY", "memory"),
+        ("", ""),
+        ("a.B-c", "a.b-c"),
+    ],
+)
+def test_fold(key: str, folded: str) -> None:
+    assert fold(key) == folded
+
+
+def test_only_two_other_characters_fold_to_ascii_letters() -> None:
+    ascii_letters = {chr(code) for code in range(128)}
+    twins = {chr(code) for code in range(128, 0x110000) if fold(chr(code)) in ascii_letters}
+    assert twins == {LONG_S, KELVIN}
+
+
+def test_get() -> None:
+    value = parse(b'{"a": 1, "B": [true, null, 1.5], "c": null, "k": {"x": "\\u00e9"}}')
+    assert value.get("A") == 1
+    assert value.get("b") == [True, None, 1.5]
+    assert plain(value.get(KELVIN)) == [("x", "é")]
+    assert value.get("c") is None
+    assert value.get("C", 7) == 7
+    assert value.get("d", "no") == "no"
+
+
+@pytest.mark.parametrize("twin", ["Cpus", "cPUS", f"cpu{LONG_S}", "\\u0063pus"])
+def test_a_key_that_stands_twice_after_folding_cannot_be_read(twin: str) -> None:
+    value = parse(f'{{"Cpus": 1, "other": 2, "{twin}": null}}'.encode())
+    assert value.get("other") == 2
+    with pytest.raises(WireError, match="the key CPUS twice"):
+        value.get("CPUS")
+
+
+def test_map_has_exact_keys() -> None:
+    assert parse(b'{"a": 1, "A": null}').map() == {"a": 1, "A": None}
+    with pytest.raises(WireError, match="twice"):
+        parse(b'{"a": 1, "b": 2, "\\u0061": 1}').map()
+
+
+BROKEN = [
+    (b"", "Expecting value at character 0"),
+    (b"  ", "Expecting value at character 2"),
+    (b"\xef\xbb\xbf{}", "Expecting value at character 0"),
+    (b'{"a": "\xff"}', "not Unicode"),
+    ('{"a": 1}'.encode("utf-16"), "not Unicode"),
+    (b'{"a": NaN}', "Expecting value"),
+    (b'{"a": Infinity}', "Expecting value"),
+    (b'{"a": -Infinity}', "Expecting value"),
+    (b'{"a": 1} x', "Extra data at character 9"),
+    (b"{}{}", "Extra data"),
+    (b"{}\0", "Extra data"),
+    (b"{", "property name"),
+    (b'{"a', "Unterminated string"),
+    (b'{"a"', "Expecting ':' delimiter"),
+    (b'{"a" 1}', "Expecting ':' delimiter"),
+    (b'{"a":', "Expecting value"),
+    (b'{"a":}', "Expecting value"),
+    (b'{"a":1', "Expecting ',' delimiter"),
+    (b'{"a":1]', "Expecting ',' delimiter"),
+    (b'{"a":1 "b":2}', "Expecting ',' delimiter"),
+    (b'{"a":1,}', "property name"),
+    (b'{"a":1,', "property name"),
+    (b"{,}", "property name"),
+    (b"{1:2}", "property name"),
+    (b'{"a":01}', "Expecting ',' delimiter"),
+    (b'{"a":1.}', "Expecting ',' delimiter"),
+    (b'{"a":+1}', "Expecting value"),
+    (b'{"a":tru}', "Expecting value"),
+    (b'{"a":"\n"}', "control character"),
+    (b'{"a\t":1}', "control character"),
+    (b'{"a":"\\x"}', "escape"),
+    (b'{"a":"\\u12"}', "escape"),
+    (b'{"a":\x0b1}', "Expecting value"),
+    (b'{"a":\xc2\xa01}', "Expecting value"),
+    (b'{"a":' + b"9" * 5000 + b"}", "too many digits"),
+    (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deeply"),
+    (b'{"a":' + b'{"a":' * 100_000, "too deeply"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), BROKEN)
+def test_what_is_no_json_is_neither_read_nor_rewritten(text: bytes, problem: str) -> None:
+    with pytest.raises(WireError, match=f"no JSON: .*{problem}"):
+        parse(text)
+    for edits in ({}, {"b": Put(1)}, {"a": Put(1)}):
+        for exact in (False, True):
+            with pytest.raises(WireError, match="no JSON"):
+                rewrite(text, Members(edits, exact))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"Env":["s3cret"],}', '{"Env":["s3cret]}', '{"Env":"s3cret"}', '{"Env":[],"s3cret":\\}', '{"Env":[s3cret]}'],
+)
+def test_errors_hold_no_value(text: str) -> None:
+    with pytest.raises(WireError) as caught:
+        rewrite(text.encode(), Members({"env": Elements({})}))
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+# ---- each edit, by hand
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "after"),
+    [
+        ("1", 2, "2"),
+        (" -1\n", -2, " -2\n"),
+        ("null", 1, "1"),
+        ("1.0", 1, "1"),
+        ("1e0", 1, "1"),
+        ("true", 1, "1"),
+        ("1", True, "true"),
+        ('"1"', 1, "1"),
+        ('"a"', "b", '"b"'),
+        ('"\\u00e9"', "e", '"e"'),
+        ('{"a": 1}', "x", '"x"'),
+        ("9" * 400, 9223372036854775807, "9223372036854775807"),
+        ('["a"]', ["a", "b"], '["a","b"]'),
+        ('{"a": "1"}', {"a": "2"}, '{"a":"2"}'),
+        ('{"a": "1", "a": "2"}', {"a": "2"}, '{"a":"2"}'),
+        ("[]", {}, "{}"),
+        ("{}", [], "[]"),
+        ('{"a": []}', {"a": "x"}, '{"a":"x"}'),
+    ],
+)
+def test_put(before: str, value: Any, after: str) -> None:
+    assert edited(before, Put(value)) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("-0", 0),
+        ("true", True),
+        (' "\\u00e9\\/" ', "é/"),
+        ('[ "a" , "b" ]', ["a", "b"]),
+        ("[ ]", []),
+        ("{ }", {}),
+        ('{"b": "2", "a": "1"}', {"a": "1", "b": "2"}),
+    ],
+)
+def test_an_equal_value_stays_as_it_is_spelt(text: str, value: Any) -> None:
+    encoded = text.encode()
+    assert rewrite(encoded, Put(value)) is encoded
+
+
+def test_new_text_is_utf8_with_the_escapes_that_must_be() -> None:
+    text = 'é\u2028\u2029\U0001f600/<>&\x7f"\\\n\t\x01'
+    expected = '"é\u2028\u2029\U0001f600/<>&\x7f\\"\\\\\\n\\t\\u0001"'
+    assert edited("{}", Members({"é": Put(text)})) == f'{{"é":{expected}}}'
+    assert edited("[]", Elements({}, [text])) == f"[{expected}]"
+
+
+@pytest.mark.parametrize("edit", [Members({"\ud800": Put(1)}), Members({"a": Put("\udfff")})])
+def test_half_a_surrogate_pair_is_never_written(edit: Edit) -> None:
+    with pytest.raises(WireError, match="not Unicode"):
+        rewrite(b'{"a": "\\ud800"}', edit)
+
+
+SOME = {"Memory": Put(7), "Cpus": Put("0-3")}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{}", '{"Memory":7,"Cpus":"0-3"}'),
+        (" { } ", ' {"Memory":7,"Cpus":"0-3" } '),
+        ("null", '{"Memory":7,"Cpus":"0-3"}'),
+        ('{"x":1}', '{"x":1,"Memory":7,"Cpus":"0-3"}'),
+        ('{\n  "x": {}\n}', '{\n  "x": {},"Memory":7,"Cpus":"0-3"\n}'),
+        ('{"x":[] }', '{"x":[],"Memory":7,"Cpus":"0-3" }'),
+        ('{"x":"{"}', '{"x":"{","Memory":7,"Cpus":"0-3"}'),
+        ('{"Memory":0,"Cpus":""}', '{"Memory":7,"Cpus":"0-3"}'),
+        ('{"Memory":0,"Cpus":null}', '{"Memory":7,"Cpus":"0-3"}'),
+        ('{ "memory" : 0 , "CPUS" : "1" , "z" : 1 }', '{ "memory" : 7 , "CPUS" : "0-3" , "z" : 1 }'),
+        (f'{{"Cpu{LONG_S}":"1","\\u006demory":1}}', f'{{"Cpu{LONG_S}":"0-3","\\u006demory":7}}'),
+        ('{"Memory":7,"Cpus":"1"}', '{"Memory":7,"Cpus":"0-3"}'),
+        (
+            '{"MemorySwap":1,"Memory":1,"x":"Memory","Cpus":"2"}',
+            '{"MemorySwap":1,"Memory":7,"x":"Memory","Cpus":"0-3"}',
+        ),
+        ('{"x":{"Memory":1},"y":["Cpus"]}', '{"x":{"Memory":1},"y":["Cpus"],"Memory":7,"Cpus":"0-3"}'),
+        ('{"x":1,"X":2,"x":3,"Memory":[{}],"Cpus":1e5}', '{"x":1,"X":2,"x":3,"Memory":7,"Cpus":"0-3"}'),
+        ('{"a":1,"é":"ü","b\\"":1.5,"Memory":1,"Cpus":2}', '{"a":1,"é":"ü","b\\"":1.5,"Memory":7,"Cpus":"0-3"}'),
+        (f'{{"a":{"9" * 100},"b":-0.5E+3,"Memory":1}}', f'{{"a":{"9" * 100},"b":-0.5E+3,"Memory":7,"Cpus":"0-3"}}'),
+    ],
+)
+def test_members(before: str, after: str) -> None:
+    assert edited(before, Members(SOME)) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"K":"a","k":"b"}', '{"K":"1","k":"b"}'),
+        ('{"k":"a","\u212a":"b"}', '{"k":"a","\u212a":"b","K":"1"}'),
+        ('{"\\u004b":"a"}', '{"\\u004b":"1"}'),
+        ('{"x":"","x":""}', '{"x":"","x":"","K":"1"}'),
+    ],
+)
+def test_exact_members(before: str, after: str) -> None:
+    assert edited(before, Members({"K": Put("1")}, exact=True)) == after
+
+
+@pytest.mark.parametrize("twin", ["Memory", "MEMORY", "\\u004demory"])
+@pytest.mark.parametrize("between", ["", '"x":1,', '"x":{},'])
+def test_a_key_to_edit_must_not_stand_twice(twin: str, between: str) -> None:
+    text = f'{{"Memory":7,{between}"{twin}":7}}'.encode()
+    with pytest.raises(WireError, match="the key Memory twice"):
+        rewrite(text, Members({"Memory": Put(7)}))
+    if twin != "MEMORY":
+        with pytest.raises(WireError, match="the key Memory twice"):
+            rewrite(text, Members({"Memory": Put(7)}, exact=True))
+    assert rewrite(text, Members({"y": Put(1)})) == text[:-1] + b',"y":1}'
+
+
+def test_members_inside_members() -> None:
+    edit = Members({"Labels": Members({"a": Put("1")}, exact=True), "Host": Members({"Memory": Put(1)})})
+    assert edited("{}", edit) == '{"Labels":{"a":"1"},"Host":{"Memory":1}}'
+    assert edited('{"host":null,"x":0}', edit) == '{"host":{"Memory":1},"x":0,"Labels":{"a":"1"}}'
+    assert edited('{"host":{"y":[]},"labels":{"A":""}}', edit) == (
+        '{"host":{"y":[],"Memory":1},"labels":{"A":"","a":"1"}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('["a","b","c"]', '["a","B","c","d","e"]'),
+        ('[ "a" , 1 ]', '[ "a" , "B","d","e" ]'),
+        ('[{"x":["]"]},null,[]]', '[{"x":["]"]},"B",[],"d","e"]'),
+    ],
+)
+def test_elements(before: str, after: str) -> None:
+    assert edited(before, Elements({1: "B"}, ["d", "e"])) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("[]", '["d"]'), ("[ ]", '["d" ]'), ("null", '["d"]'), ("[0]", '[0,"d"]')]
+)
+def test_new_elements(before: str, after: str) -> None:
+    assert edited(before, Elements({}, ["d"])) == after
+    assert edited(f'{{"Env":{before}}}', Members({"Env": Elements({}, ["d"])})) == f'{{"Env":{after}}}'
+    assert edited("{}", Members({"Env": Elements({}, ["d"])})) == '{"Env":["d"]}'
+
+
+@pytest.mark.parametrize("text", ["[]", '["a"]', "null"])
+def test_an_element_that_is_not_there_cannot_be_changed(text: str) -> None:
+    with pytest.raises(WireError, match="without the element"):
+        rewrite(text.encode(), Elements({1: "b"}))
+    with pytest.raises(WireError, match="without the element"):
+        rewrite(b"{}", Members({"Env": Elements({1: "b"})}))
+
+
+@pytest.mark.parametrize("text", ['["a" "b"]', '["a",]', "[,]", '["a"', '["a"}', "["])
+def test_a_list_that_is_no_json(text: str) -> None:
+    with pytest.raises(WireError, match="no JSON"):
+        rewrite(text.encode(), Elements({}))
+
+
+@pytest.mark.parametrize("text", ["1", '"x"', "[]", "true", "0"])
+def test_members_of_what_is_no_object(text: str) -> None:
+    with pytest.raises(WireError, match="another kind"):
+        rewrite(text.encode(), Members({}))
+
+
+@pytest.mark.parametrize("text", ["1", '"x"', "{}", "false", '""'])
+def test_elements_of_what_is_no_list(text: str) -> None:
+    with pytest.raises(WireError, match="another kind"):
+        rewrite(text.encode(), Elements({}))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Members({}),
+        Members({"Labels": Members({}, exact=True), "Env": Elements({})}),
+        Members({"a": Members({}), "b": Members({"c": Members({})})}),
+        Members({"n": Put(1), "s": Put("x"), "l": Elements({0: "y"}), "o": Members({"p": Put("q")})}),
+    ],
+)
+@pytest.mark.parametrize("text", [' {"n":1, "S":"\\u0078","l":["y"],"o":{"p":"q"},"a":null} '])
+def test_no_change_is_the_same_object(text: str, edit: Edit) -> None:
+    encoded = text.encode()
+    assert rewrite(encoded, edit) is encoded
+
+
+def test_nothing_is_made_for_null_without_anything_to_put_in() -> None:
+    for text in (b"null", b" null "):
+        assert rewrite(text, Members({"a": Members({})})) is text
+        assert rewrite(text, Elements({})) is text
