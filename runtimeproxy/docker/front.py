@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 
+from runtimeproxy import hookpoints
 from runtimeproxy.call import HeldBytes, Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.away import Away
@@ -23,7 +24,7 @@ from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.docker.sync import Events
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
 from runtimeproxy.errors import BackendError
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, Operation
 from runtimeproxy.lifecycle import Lifecycle
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.dial import dial_now
@@ -40,6 +41,8 @@ LINGER_SECONDS = 1.0
 
 _POINTS = {action: kind.points() for action, kind in BY_REFERENCE.items()}
 """The hook points for whose sake a reference that the Store does not know is looked up."""
+_CREATE_POINTS = hookpoints.concerned(Operation.CREATE_CONTAINER)
+"""The hook points of both kinds of create: what a pod's hooks changed goes into its containers' creates."""
 
 
 class Front(Pairs):
@@ -117,6 +120,8 @@ class Front(Pairs):
             return kind(exchange, self._daemon)
         try:
             body = body_of(exchange)
+            if not self.manager.registered(_CREATE_POINTS) and not self.lifecycle.store.has_moved_pods:
+                exchange.release(None)  # nobody is asked and nothing put in: the daemon works while this is read
             asked = translate.read_create(body, exchange.route.name) if translate.is_pods(body) else None
         except Unreadable as error:
             return self._unreadable_create(exchange, error)

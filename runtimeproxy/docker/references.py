@@ -48,6 +48,9 @@ class ReferenceCall(DockerCall):
         self.concerned = self.points()
         self._reference = exchange.route.reference
         self._id = ""
+        self._found = False
+        self._lost = False
+        """True once the Store had to forget the subject while this call was under way."""
         known = daemon.lookup.known(self._reference)
         if known is not None:
             self._take(self._reference, known)
@@ -57,8 +60,11 @@ class ReferenceCall(DockerCall):
         return self._id or self._reference
 
     def subject(self, store: Store) -> Subject | None:
-        """Look the subject up."""
-        return self._daemon.lookup.known(self._id) if self._id else None
+        """Look the subject up; an event may have had the Store forget it since."""
+        known = self._daemon.lookup.known(self._id) if self._id else None
+        self._lost |= self._found and known is None
+        self._found |= known is not None
+        return known
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the daemon what the reference names."""
@@ -72,6 +78,12 @@ class ReferenceCall(DockerCall):
             return None
         self._id, self.operation = full_id, operation
         return subject
+
+    def answer(self, reply: Reply) -> None:
+        """Let the daemon's answer go; what the Store had to forget was kept once more with this call's outcome."""
+        if self._lost:
+            self._daemon.events.forget(self._id)
+        super().answer(reply)
 
 
 class StopCall(ReferenceCall):
@@ -93,8 +105,6 @@ class StartCall(ReferenceCall):
 
     container_operation = Operation.START_CONTAINER
     _set: Mapping[str, ResourceValue] = {}
-    _unsettled = False
-    """True once nobody knows whether the daemon did the update."""
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
         """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
@@ -107,26 +117,20 @@ class StartCall(ReferenceCall):
         try:
             await self._daemon.backend.update(self._id, update.body, UPDATE_SECONDS)
         except BaseException as error:
-            self._fail_update(error)
+            self._fail_update(rejected=isinstance(error, BackendError) and error.code in _REJECTED)
             raise
         self._set = update.resources
 
-    def _fail_update(self, error: BaseException) -> None:
-        self._unsettled = not (isinstance(error, BackendError) and error.code in _REJECTED)
-        if self._unsettled:
-            self._daemon.events.unsettled_update(self._id)
-        else:
+    def _fail_update(self, *, rejected: bool) -> None:
+        if rejected:
             self._daemon.events.no_update(self._id)
+        else:  # nobody knows whether it was done
+            self._lost = True
+            self._daemon.events.unsettled_update(self._id)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Take over what the extra update set."""
         return records.started(subject, replace(adjustment, resources=self._set))
-
-    def answer(self, reply: Reply) -> None:
-        """Let the daemon's answer go; the record was kept once more, though an unsettled update has changed it."""
-        if self._unsettled:
-            self._daemon.events.forget(self._id)
-        super().answer(reply)
 
 
 class UpdateCall(ReferenceCall):

@@ -20,7 +20,7 @@ HIGH_WATER = 256 * 1024
 """Bytes kept for a slow peer at which its other side is to be paused."""
 LOW_WATER = 64 * 1024
 PIECE_BYTES = 512
-"""What a piece that waits costs beside its bytes: a stream of short lines must not take more memory than a dense one."""
+"""What a waiting piece costs beside its bytes: a stream of short lines must not take more memory than a dense one."""
 
 
 class Handler(Protocol):

@@ -35,7 +35,16 @@ def fold(key: str) -> str:
 
     Exact for the names in ASCII that Docker has: a key folds to such a name if and only if Go takes it for that name.
     """
+    return _remembered_fold(key) if len(key) <= _LONGEST_REMEMBERED else _fold(key)
+
+
+def _fold(key: str) -> str:
     return key.lower() if key.isascii() else key.replace("\u017f", "s").lower()
+
+
+_LONGEST_REMEMBERED = 64
+_remembered_fold = lru_cache(maxsize=1024)(_fold)
+"""A request's keys are nearly all a struct's, the same ones again and again."""
 
 
 class Object:

@@ -54,10 +54,15 @@ class Connection:
     def close(self) -> None:
         """Drop both sides at once; the peers see an end."""
         if self.task is not None and not self.task.done():
-            # The shutdown is seen at once; the task closes the file descriptors, when nobody watches them any more.
+            # The shutdown is seen at once; the descriptors are closed when nobody watches them any more.
             self.client.shutdown(socket.SHUT_RDWR)
             self.backend.shutdown(socket.SHUT_RDWR)
             self.task.cancel()
+
+    def release(self, task: asyncio.Task[None]) -> None:
+        """Close the descriptors behind the task's end, which may have come before its first step."""
+        self.client.close()
+        self.backend.close()
 
 
 class FaultRelay:
@@ -70,7 +75,6 @@ class FaultRelay:
         self.to_client = Faults()
         self.connections: list[Connection] = []
         self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -86,12 +90,12 @@ class FaultRelay:
         self._listener = _unix_socket()
         self._listener.bind(self.listen)
         self._listener.listen(128)
-        self._accepting = asyncio.create_task(self._accept(self._listener))
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def stop(self) -> None:
         """Drop all connections and stop listening."""
-        await _end(self._accepting)
         if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             os.unlink(self.listen)
             self._listener = None
@@ -125,21 +129,21 @@ class FaultRelay:
         for connection in self.connections:
             connection.client.shutdown(socket.SHUT_WR)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            client, _ = await loop.sock_accept(listener)
-            client.setblocking(False)
-            backend = _unix_socket()
-            try:
-                await loop.sock_connect(backend, self.backend)
-            except OSError:
-                client.close()  # nobody there: the client sees what it would see of the backend, an end
-                backend.close()
-                continue
-            connection = Connection(client, backend)
-            self.connections.append(connection)
-            connection.task = asyncio.create_task(self._relay(connection))
+    def _accept(self, listener: socket.socket) -> None:
+        # Not by an awaited accept: one that is cancelled in that moment would lose the client.
+        client, _ = listener.accept()
+        client.setblocking(False)
+        backend = _unix_socket()
+        try:
+            backend.connect(self.backend)
+        except OSError:
+            client.close()  # nobody there: the client sees what it would see of the backend, an end
+            backend.close()
+            return
+        connection = Connection(client, backend)
+        self.connections.append(connection)
+        connection.task = asyncio.get_running_loop().create_task(self._relay(connection))
+        connection.task.add_done_callback(connection.release)
 
     async def _relay(self, connection: Connection) -> None:
         try:
@@ -147,10 +151,7 @@ class FaultRelay:
                 both.create_task(self._pump(connection, self.to_backend))
                 both.create_task(self._pump(connection, self.to_client))
         except* OSError:
-            pass  # one side is gone: so is the other, below
-        finally:
-            connection.client.close()
-            connection.backend.close()
+            pass  # one side is gone: so is the other, with the end of this task
 
     async def _pump(self, connection: Connection, faults: Faults) -> None:
         forward = faults is self.to_backend

@@ -1,0 +1,112 @@
+"""A raw HTTP/1.1 client on a unix socket: what is sent and what comes are bytes.
+
+Owns one connection.
+Must not know: whether a proxy or a daemon listens.
+Invariant: a request is sent as it was given, half of one too.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tests.docker.daemon import PATIENCE_SECONDS
+
+HOST = "Host: docker"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A final answer; ``raw`` is all of it, framing included."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    raw: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def message(self) -> str:
+        """Return the text of an error."""
+        assert self.headers["content-type"] == "application/json"
+        return str(self.json["message"])
+
+
+def request(method: str, target: str, body: bytes = b"", *lines: str) -> bytes:
+    """Return a request as a Go client writes it: a length wherever a body may be."""
+    head = [f"{method} {target} HTTP/1.1", HOST]
+    if body:
+        head.append("Content-Type: application/json")
+    if (body or method == "POST") and not any(line.lower().startswith("transfer-encoding") for line in lines):
+        head.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*head, *lines, "", ""]).encode() + body
+
+
+def chunked(body: bytes, size: int = 7) -> bytes:
+    """Return a body in chunks."""
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, path: str) -> Self:
+        """Connect to a socket."""
+        return cls(*await asyncio.open_unix_connection(path))
+
+    def send(self, data: bytes) -> None:
+        """Send bytes."""
+        self.writer.write(data)
+
+    def half_close(self) -> None:
+        """Send no more, but read on."""
+        self.writer.write_eof()
+
+    def abort(self) -> None:
+        """Be gone at once."""
+        self.writer.transport.abort()
+
+    async def close(self) -> None:
+        """Close; again is no error."""
+        self.writer.close()
+
+    async def ask(self, method: str, target: str, body: bytes = b"", *lines: str) -> Answer:
+        """Send a request and read its answer."""
+        self.send(request(method, target, body, *lines))
+        return await self.answer(method)
+
+    async def answer(self, method: str = "POST") -> Answer:
+        """Read the next final answer. Raises TimeoutError, IncompleteReadError."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            first, *lines = head.decode().split("\r\n")[:-2]
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            status = int(first.split(" ")[1])
+            raw, body = await self._body(headers) if method != "HEAD" and status not in (204, 304) else (b"", b"")
+            return Answer(status, headers, body, head + raw)
+
+    async def _body(self, headers: dict[str, str]) -> tuple[bytes, bytes]:
+        if "transfer-encoding" not in headers:
+            body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+            return body, body
+        raw, body = b"", b""
+        while True:
+            line = await self.reader.readline()
+            part = await self.reader.readexactly(int(line, 16) + 2)
+            raw, body = raw + line + part, body + part[:-2]
+            if part == b"\r\n":
+                return raw, body
+
+    async def ended(self) -> bytes:
+        """Read to the end of the connection. Raises TimeoutError."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.reader.read()

@@ -1,0 +1,308 @@
+"""The Docker front between a raw client and a fake dockerd, in the test's own loop, with plugins that need no socket.
+
+Owns the parts, and a pod and a container as dockershim sends them.
+Must not know: what a test wants to see.
+Invariant: every byte of a call passes real unix sockets; a node that ends leaves no task and has no fault of its own.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.docker.front import Front
+from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.lifecycle import Lifecycle, Limits
+from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
+from runtimeproxy.plugins.manager import Plugin
+from runtimeproxy.plugins.registration import FailurePolicy
+from runtimeproxy.relay.acceptor import Acceptor
+from runtimeproxy.relay.listener import listen
+from runtimeproxy.store import Store
+from runtimeproxy.telemetry import Recorder
+from tests.docker.client import Answer, Client
+from tests.docker.daemon import until
+from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
+from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.dockerd_structs import go_json
+from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour, FakeClient, FakePlugins
+
+CREATE = "POST /containers/create"
+START = "POST /containers/{ref}/start"
+STOP = "POST /containers/{ref}/stop"
+UPDATE = "POST /containers/{ref}/update"
+REMOVE = "DELETE /containers/{ref}"
+INSPECT = "GET /containers/{ref}/json"
+
+BUDGET_SECONDS = 5.0
+PARENT = "/kubepods/burstable/pod6f1c7c9e"
+SYSTEMD_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c7c9e.slice"
+MIB = 1 << 20
+POD = bodies.Pod(
+    name="web-0",
+    uid="6f1c7c9e",
+    attempt=1,
+    labels={"app": "web"},
+    annotations={"note": "pod"},
+    cgroup_parent=PARENT,
+)
+CONTAINER = bodies.Container(
+    name="main",
+    image=BUSYBOX_IMAGE,
+    attempt=2,
+    command=("sleep", "1000"),
+    envs=(("A", "1"), ("B", "2")),
+    annotations={"note": "container"},
+    resources={"cpu_shares": 1024, "memory_limit_in_bytes": 64 * MIB, "cpuset_cpus": "0-1"},
+)
+ASKED = Resources(
+    cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
+)
+"""What the kubelet asks for with ``CONTAINER``: the shim adds the swap limit."""
+
+
+@dataclass(eq=False)
+class GatedClient(FakeClient):
+    """A hook server that answers nobody before its gate is open."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+
+    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+        self.waiting += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.waiting -= 1
+        return await super().call(point, request, timeout_seconds)
+
+
+@dataclass(eq=False)
+class Plugins(FakePlugins):
+    """The Plugins Manager's tables as the front asks them."""
+
+    def gated(
+        self,
+        name: str,
+        behaviour: Behaviour = NOTHING,
+        *,
+        policy: FailurePolicy = IGNORE,
+        points: tuple[str, ...] = ALL_POINTS,
+    ) -> GatedClient:
+        """Register a plugin that answers once its gate is open."""
+        client = GatedClient(name, behaviour, self.asked)
+        self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), 60.0, client))
+        return client
+
+    def registered(self, points: Iterable[HookPoint]) -> bool:
+        return any(self.plugins_for(point) for point in points)
+
+    def fail_policy_registered(self, point: HookPoint) -> bool:
+        return any(plugin.policy is FAIL for plugin in self.plugins_for(point))
+
+
+@dataclass(eq=False)
+class Node:
+    """A proxy in Docker mode; the daemon is there from the start unless ``away``."""
+
+    folder: Path
+    cgroup_driver: str = "cgroupfs"
+    api: str = "1.41"
+    minimum: str = "1.12"
+    away: bool = False
+    prefix: str = "/v1.41"
+    """Of every path; "" leaves the version out."""
+    plugins: Plugins = field(default_factory=Plugins)
+    stopped: bool = False
+    faults: int = 0
+    """How many faults of the proxy's own a test provokes."""
+
+    def __post_init__(self) -> None:
+        self._clients: list[Client] = []
+        self.dockerd = FakeDockerd(
+            str(self.folder / "docker.sock"), cgroup_driver=self.cgroup_driver, api=self.api, minimum=self.minimum
+        )
+        self.pod = replace(POD, cgroup_parent=SYSTEMD_PARENT) if self.cgroup_driver == "systemd" else POD
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        if not self.away:
+            await self.dockerd.start()
+        self.store = Store()
+        self.recorder = Recorder(loop.time)
+        dispatcher = Dispatcher(self.plugins, self.recorder, loop.time)
+        self.lifecycle = Lifecycle(
+            self.store, dispatcher, self.recorder, Limits(BUDGET_SECONDS, ("skip", "true")), loop.time
+        )
+        manager: Any = self.plugins
+        self.front = Front(self.dockerd.socket_path, self.lifecycle, manager, self.recorder, loop)
+        self._listener = listen(str(self.folder / "proxy.sock"))
+        self._acceptor = Acceptor(loop, self._listener.socket, self.front.accept)
+        self._acceptor.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._acceptor.stop()
+        for client in self._clients:
+            await client.close()
+        if not self.stopped:
+            await self.stop(BUDGET_SECONDS if kind is None else 0.0)
+        self._listener.close()
+        await self.dockerd.stop()
+        if kind is None:
+            assert not self.front.tasks
+            assert self.recorder.total("internal_errors") == self.faults
+
+    async def stop(self, seconds: float) -> None:
+        """Stop the front, as the end does if nobody has."""
+        self.stopped = True
+        await self.front.stop(seconds)
+
+    async def follow(self) -> None:
+        """Follow the daemon's events as the program does, and wait until they are followed and the daemon is known."""
+        await self.front.start()
+        await until(lambda: self.dockerd.watchers > 0 and self.dockerd.counts["GET /containers/json"] > 0)
+
+    async def event(self, action: str, count: int = 1) -> None:
+        """Wait until so many events of a kind have been taken."""
+        await until(lambda: self.recorder.counted("backend_events", action=action) >= count)
+
+    # Calls.
+
+    async def client(self) -> Client:
+        """Connect once more."""
+        client = await Client.connect(str(self.folder / "proxy.sock"))
+        self._clients.append(client)
+        return client
+
+    async def ask(self, method: str, target: str, body: Any = None, *lines: str) -> Answer:
+        """Send one request on a connection of its own; ``body`` is bytes, or what Go would write as JSON."""
+        client = await self.client()
+        answer = await client.ask(method, target, written(body), *lines)
+        await client.close()
+        return answer
+
+    async def act(self, action: str, reference: str, body: Any = None, *lines: str) -> Answer:
+        """Start, stop, update, kill, ... what a reference names."""
+        return await self.ask("POST", f"{self.prefix}/containers/{reference}/{action}", body, *lines)
+
+    async def remove(self, reference: str, query: str = "?force=1&v=1") -> Answer:
+        """Remove what a reference names."""
+        return await self.ask("DELETE", f"{self.prefix}/containers/{reference}{query}")
+
+    async def create(self, name: str, body: Any, *lines: str) -> Answer:
+        """Create something."""
+        return await self.ask("POST", f"{self.prefix}/containers/create?name={name}", body, *lines)
+
+    async def create_pod(self, **labels: str) -> str:
+        """Create a pod sandbox with more labels and return its id."""
+        self.pod = replace(self.pod, labels={**self.pod.labels, **labels})
+        return id_of(await self.create(bodies.sandbox_name(self.pod), self.pod_body()))
+
+    async def create_container(self, pod_id: str, container: bodies.Container = CONTAINER) -> str:
+        """Create a container and return its id."""
+        name = bodies.container_name(self.pod, container)
+        return id_of(await self.create(name, self.container_body(pod_id, container)))
+
+    async def made(self) -> tuple[str, str]:
+        """Make a pod with a container; return their ids and forget what was asked of the plugins."""
+        pod_id = await self.create_pod()
+        container_id = await self.create_container(pod_id)
+        self.plugins.asked.clear()
+        return pod_id, container_id
+
+    async def running(self) -> tuple[str, str]:
+        """Make a pod with a container and start both; return as ``made`` does."""
+        both = await self.made()
+        for made in both:
+            assert (await self.act("start", made)).status == 204
+        self.plugins.asked.clear()
+        return both
+
+    async def plain(self, name: str = "plain") -> str:
+        """Create a container that is no pod's; return its id."""
+        return id_of(await self.create(name, {"Image": BUSYBOX_IMAGE}))
+
+    async def updated_by_others(self, container_id: str) -> int:
+        """Let somebody else update a container, and return how many such updates were seen before that."""
+        seen = self.recorder.total("updates_of_others")
+        self.dockerd.state.update(container_id, {"CpuShares": 4711})
+        await until(lambda: self.store.container(container_id) is None)
+        return seen
+
+    def forget(self) -> None:
+        """Forget all pods and containers, as a new proxy has."""
+        for record in self.store.snapshot().pods:
+            self.store.forget_pod(record.effective.id)
+
+    # Bodies.
+
+    def pod_body(self) -> dict[str, Any]:
+        return bodies.sandbox_body(self.pod, PAUSE_IMAGE, self.cgroup_driver)
+
+    def container_body(self, pod_id: str, container: bodies.Container = CONTAINER) -> dict[str, Any]:
+        return bodies.container_body(self.pod, container, pod_id, self.cgroup_driver)
+
+    # What came of it.
+
+    def came(self, route: str) -> bytes:
+        """Return the body of the newest request on a route."""
+        return bytes(self.dockerd.requests(route)[-1].body)
+
+    def config(self) -> dict[str, Any]:
+        """Return the newest create that the daemon got."""
+        return dict(json.loads(self.came(CREATE)))
+
+    def host(self) -> dict[str, Any]:
+        """Return the HostConfig of the newest create that the daemon got."""
+        return dict(self.config()["HostConfig"])
+
+    @property
+    def points(self) -> list[str]:
+        """Return the hook points that plugins were asked at, in order, and forget them."""
+        points = [asked.point for asked in self.plugins.asked]
+        self.plugins.asked.clear()
+        return points
+
+    @property
+    def told(self) -> HookRequest:
+        """Return the newest hook request."""
+        return self.plugins.asked[-1].request
+
+    @property
+    def told_container(self) -> ContainerInfo:
+        container = self.told.container
+        assert container is not None
+        return container
+
+    def container(self, container_id: str) -> ContainerRecord:
+        record = self.store.container(container_id)
+        assert record is not None
+        return record
+
+    def pod_of(self, pod_id: str) -> PodRecord:
+        record = self.store.pod(pod_id)
+        assert record is not None
+        return record
+
+
+def written(body: Any) -> bytes:
+    """Return bytes as they are, nothing for None, and all else as Go writes it."""
+    if body is None:
+        return b""
+    return body if isinstance(body, bytes) else go_json(body)
+
+
+def id_of(answer: Answer) -> str:
+    assert answer.status == 201, answer
+    return str(answer.json["Id"])

@@ -1,0 +1,377 @@
+"""Which requests the Docker front holds, whom it asks about them, and that all others pass as they came."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.plugins.registration import FailurePolicy
+from tests.docker.client import chunked, request
+from tests.docker.daemon import until
+from tests.docker.node import CREATE, INSPECT, START, UPDATE, Node, written
+from tests.engines.images import BUSYBOX_IMAGE
+from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd_received import Injection
+from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE
+
+PLAIN_BODY = b'{ "Image" : "%b","HostConfig":null, "hostconfig":null,"Env":["\\u0041=1"],"New":1e400 }' % (
+    BUSYBOX_IMAGE.encode()
+)
+"""A create that is no pod's, in a spelling that nobody would write again."""
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with Node(tmp_path) as node:
+        await node.follow()
+        yield node
+
+
+def percent(text: str) -> str:
+    """Encode every character."""
+    return "".join(f"%{ord(letter):02x}" for letter in text)
+
+
+# -- which calls are held ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1.12", "/v1.41"])
+async def test_the_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None:
+    node.prefix = prefix
+    node.plugins.add("a")
+    pod_id = await node.create_pod()
+    assert node.points == ["PreRunPodSandbox"]
+    await node.act("start", pod_id)
+    assert node.points == [], "the start of a sandbox is a part of RunPodSandbox"
+    container_id = await node.create_container(pod_id)
+    assert node.points == ["PreCreateContainer"]
+    await node.act("start", container_id)
+    assert node.points == ["PreStartContainer", "PostStartContainer"]
+    await node.act("update", container_id, {"CpuShares": 512})
+    assert node.points == ["PreUpdateContainerResources"]
+    await node.act("stop", container_id)
+    assert node.points == ["PostStopContainer"]
+    await node.act("stop", pod_id)
+    assert node.points == ["PostStopPodSandbox"]
+    assert [(await node.remove(made)).status for made in (container_id, pod_id)] == [204, 204]
+    assert node.points == []
+    assert node.store.counts() == (0, 0)
+    assert not node.dockerd.requests(INSPECT), "all of it was known"
+
+
+async def test_without_a_plugin_every_call_passes_and_the_store_knows_all_the_same(node: Node) -> None:
+    pod_id, container_id = await node.running()
+    update = written(bodies.update_body({"cpu_shares": 512}, moves_swap=True))
+    assert (await node.act("update", container_id, update)).status == 200
+    assert node.came(UPDATE) == update
+    assert node.store.counts() == (1, 1)
+    for record in (node.container(container_id).original, node.container(container_id).effective):
+        assert record.resources is not None
+        assert (record.resources.cpu_shares, record.id, record.pod_id) == (512, container_id, pod_id)
+    await node.act("stop", container_id)
+    assert node.store.counts() == (1, 1)
+    await node.remove(pod_id)
+    assert node.store.counts() == (0, 0)
+    assert not node.recorder.total("calls_unreadable")
+    assert not node.dockerd.requests(INSPECT)
+
+
+UNTOUCHED: list[tuple[str, str, Any, int]] = [
+    ("POST", "/containers/{}/kill?signal=HUP", None, 204),
+    ("POST", "/containers/{}/restart", None, 204),
+    ("POST", "/containers/{}/rename?name=renamed", None, 204),
+    ("POST", "/containers/{}/resize?h=1&w=1", None, 200),
+    ("POST", "/containers/{}/exec", {"Cmd": ["true"]}, 201),
+    ("GET", "/containers/{}/json", None, 200),
+    ("GET", "/containers/{}/start", None, 404),
+    ("HEAD", "/containers/{}/archive?path=/", None, 200),
+    ("GET", "/containers/json?all=1", None, 200),
+    ("POST", "//containers/{}/stop", None, 301),
+    ("POST", "/containers/{}/stop/", None, 404),
+    ("POST", "/containers/prune", None, 200),
+    ("GET", "/info", None, 200),
+]
+
+
+@pytest.mark.parametrize(("method", "target", "body", "status"), UNTOUCHED, ids=[row[1] for row in UNTOUCHED])
+async def test_no_other_call_is_held(node: Node, method: str, target: str, body: Any, status: int) -> None:
+    node.plugins.add("a", policy=FAIL)
+    _, container_id = await node.running()
+    calls = len(node.recorder.calls)
+    raw = request(method, target.format(container_id), written(body))
+    client = await node.client()
+    client.send(raw)
+    assert (await client.answer(method)).status == status
+    assert node.dockerd.received[-1].raw == raw
+    assert (node.points, len(node.recorder.calls)) == ([], calls)
+
+
+# -- references --------------------------------------------------------------------------------------------------------
+
+
+REFERENCES = [
+    pytest.param(lambda full_id, name: full_id, id="full id"),
+    pytest.param(lambda full_id, name: full_id[:12], id="prefix"),
+    pytest.param(lambda full_id, name: name, id="name"),
+    pytest.param(lambda full_id, name: percent(name), id="encoded name"),
+    pytest.param(lambda full_id, name: percent(full_id), id="encoded id"),
+]
+
+
+@pytest.mark.parametrize("spelt", REFERENCES)
+async def test_any_reference_names_the_same_container(node: Node, spelt: Any) -> None:
+    node.plugins.add("a")
+    pod_id, container_id = await node.made()
+    container = spelt(container_id, node.dockerd.container(container_id).name)
+    pod = spelt(pod_id, node.dockerd.container(pod_id).name)
+    for action in ("start", "update", "stop"):
+        raw = request("POST", f"/containers/{container}/{action}", b"{}" if action == "update" else b"")
+        client = await node.client()
+        client.send(raw)
+        assert (await client.answer()).status in (200, 204)
+        assert node.dockerd.received[-1].raw == raw
+        assert node.told_container.id == container_id
+        assert node.told.pod.id == pod_id
+    assert node.points == list(ALL_POINTS[2:6])
+    assert (await node.act("start", pod)).status == 204
+    assert node.points == []
+    await node.act("stop", pod)
+    assert (node.told.pod.id, node.points) == (pod_id, ["PostStopPodSandbox"])
+
+
+@pytest.mark.parametrize("spelt", REFERENCES)
+async def test_what_is_removed_by_any_reference_is_forgotten(node: Node, spelt: Any) -> None:
+    node.plugins.add("a")
+    pod_id, container_id = await node.made()
+    for made, left in ((container_id, (1, 0)), (pod_id, (0, 0))):
+        assert (await node.remove(spelt(made, node.dockerd.container(made).name))).status == 204
+        await until(lambda left=left: node.store.counts() == left)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("suffix", "attempt"), [("", 2), ("_0a1b2c3d", 2)])
+async def test_names_of_six_and_of_seven_parts_tell_the_attempt(node: Node, suffix: str, attempt: int) -> None:
+    node.plugins.add("a")
+    pod_id = await node.create_pod()
+    name = f"k8s_main_web-0_default_6f1c7c9e_{attempt}{suffix}"
+    assert (await node.create(name, node.container_body(pod_id))).status == 201
+    assert (node.told_container.name, node.told_container.attempt) == ("main", attempt)
+    name = f"k8s_POD_web-0_default_6f1c7c9e_7{suffix}"
+    assert (await node.create(name, node.pod_body())).status == 201
+    assert (node.told.pod.name, node.told.pod.attempt) == ("web-0", 7)
+
+
+# -- what is no pod's --------------------------------------------------------------------------------------------------
+
+
+async def test_a_plain_containers_calls_pass_as_they_came(node: Node) -> None:
+    node.plugins.add("a", policy=FAIL)
+    raw = request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  ")
+    client = await node.client()
+    client.send(raw)
+    answer = await client.answer()
+    assert answer.status == 201
+    assert node.dockerd.requests(CREATE)[0].raw == raw
+    chunks = chunked(PLAIN_BODY)
+    raw = request("POST", "/containers/create", b"", "Content-Type: application/json", "Transfer-Encoding: chunked")
+    client.send(raw + chunks)
+    assert (await client.answer()).status == 201
+    assert node.dockerd.requests(CREATE)[1].raw == raw + chunks
+    plain_id = answer.json["Id"]
+    for action, body in (("start", b""), ("update", b'{"CpuShares": 3, "cpushares": 4}'), ("stop", b"")):
+        raw = request("POST", f"/containers/{plain_id}/{action}", body)
+        client.send(raw)
+        assert (await client.answer()).status in (200, 204)
+        assert node.dockerd.received[-1].raw == raw
+    assert (await client.ask("DELETE", f"/containers/{plain_id}")).status == 204
+    assert node.points == []
+    assert node.store.counts() == (0, 0)
+    assert not node.recorder.total("calls_unreadable")
+
+
+async def test_what_is_no_pods_is_remembered_by_its_full_id_only(node: Node) -> None:
+    node.plugins.add("a")
+    plain_id = await node.plain()
+
+    async def asked(reference: str) -> int:
+        before = len(node.dockerd.requests(INSPECT))
+        await node.act("stop", reference)
+        return len(node.dockerd.requests(INSPECT)) - before
+
+    assert [await asked(reference) for reference in (plain_id, plain_id)] == [1, 0]
+    assert [await asked(reference) for reference in ("plain", "plain", plain_id[:12])] == [1, 1, 1]
+    await node.ask("POST", f"/containers/{plain_id}/rename?name=other")
+    await node.event("rename")
+    assert [await asked(reference) for reference in (plain_id, plain_id)] == [1, 0]
+    await node.remove(plain_id)
+    await node.event("destroy")
+    assert [await asked(reference) for reference in (plain_id, plain_id)] == [1, 1], "it is gone: 404"
+
+
+async def test_a_name_that_was_a_plain_containers_may_be_a_pods(node: Node) -> None:
+    node.plugins.add("a")
+    plain_id = await node.plain("shared")
+    await node.act("start", "shared")
+    await node.ask("POST", f"/containers/{plain_id}/rename?name=other")
+    assert (await node.create("shared", node.pod_body())).status == 201
+    node.plugins.asked.clear()
+    await node.act("stop", "shared")
+    assert node.points == ["PostStopPodSandbox"]
+
+
+# -- who is asked for what the Store does not know ---------------------------------------------------------------------
+
+
+ASKED = [
+    ("start", ("PreStartContainer",), ("PostStopContainer", "PreUpdateContainerResources", "PreCreateContainer")),
+    ("start", ("PostStartContainer",), ("PostStopPodSandbox",)),
+    ("update", ("PreUpdateContainerResources",), ("PreStartContainer", "PostStopContainer")),
+    ("stop", ("PostStopContainer",), ("PreStartContainer", "PostStartContainer")),
+    ("stop", ("PostStopPodSandbox",), ("PreRunPodSandbox", "PreUpdateContainerResources")),
+]
+
+
+@pytest.mark.parametrize("reference", ["full id", "name"])
+@pytest.mark.parametrize(("action", "concerned", "others"), ASKED)
+async def test_an_unknown_container_is_inspected_only_for_a_plugin_of_the_calls_points(
+    node: Node, action: str, concerned: tuple[str, ...], others: tuple[str, ...], reference: str
+) -> None:
+    _, container_id = await node.made()
+    named = container_id if reference == "full id" else node.dockerd.container(container_id).name
+    body = b"{}" if action == "update" else None
+    node.forget()
+    node.plugins.add("other", points=others)
+    await node.act(action, named, body)
+    assert (node.points, node.dockerd.requests(INSPECT), node.store.counts()) == ([], [], (0, 0))
+    node.plugins.add("a", points=concerned)
+    if action == "start":
+        node.dockerd.state.stop(container_id)
+    await node.act(action, named, body)
+    assert node.dockerd.requests(INSPECT)
+    assert node.store.counts() == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("point", "asks"), [("PreCreateContainer", True), ("PreRunPodSandbox", True), ("PreStartContainer", False)]
+)
+async def test_the_unknown_pod_of_a_create_is_inspected_only_for_a_plugin_that_concerns_it(
+    node: Node, point: str, asks: bool
+) -> None:
+    pod_id = await node.create_pod()
+    node.forget()
+    node.plugins.add("a", points=(point,))
+    await node.create_container(pod_id)
+    assert bool(node.dockerd.requests(INSPECT)) is asks
+    assert node.store.counts() == ((1, 1) if asks else (0, 0))
+
+
+async def test_a_remove_asks_nobody(node: Node) -> None:
+    node.plugins.add("a", policy=FAIL)
+    pod_id, container_id = await node.made()
+    node.forget()
+    for made in (container_id, pod_id):
+        assert (await node.remove(made)).status == 204
+    assert (node.points, node.dockerd.requests(INSPECT)) == ([], [])
+
+
+async def test_what_the_daemon_does_not_know_either_passes(node: Node) -> None:
+    node.plugins.add("a", policy=FAIL)
+    for action, body in (("start", None), ("stop", None), ("update", b"{}")):
+        answer = await node.act(action, "nobody", body)
+        assert (answer.status, answer.message) == (404, "No such container: nobody")
+    assert node.points == []
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+@pytest.mark.parametrize(
+    "injection",
+    [Injection(status=500, message="secret words"), Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")],
+    ids=["error", "no container"],
+)
+async def test_a_daemon_that_cannot_tell_is_a_failure_under_the_policy(
+    node: Node, policy: FailurePolicy, injection: Injection
+) -> None:
+    _, container_id = await node.made()
+    node.forget()
+    node.plugins.add("koordlet", policy=policy)
+    node.dockerd.inject(INSPECT, injection)
+    answer = await node.act("start", container_id)
+    if policy is FAIL:
+        assert answer.status == 500
+        assert "StartContainer refused: hook server 'koordlet' at PreStartContainer: unreadable" in answer.message
+        assert "secret words" not in answer.message
+        assert node.dockerd.requests(START) == []
+    else:
+        assert answer.status == 204
+        assert node.recorder.total("hook_fail_open") == 1
+    assert node.points == []
+
+
+# -- creates that cannot be read ---------------------------------------------------------------------------------------
+
+
+POD_LABELS = b'"Labels":{"io.kubernetes.docker.type":"podsandbox"}'
+IMAGE = b'"Image":"%b"' % BUSYBOX_IMAGE.encode()
+DEEP = b"[" * 100_000 + b"]" * 100_000
+UNREADABLE = [
+    pytest.param(b'{%b,%b,"labels":{}}' % (IMAGE, POD_LABELS), (), id="a key twice"),
+    pytest.param(b"{%b,%b}" % (IMAGE, POD_LABELS), ("Content-Encoding: gzip",), id="encoded"),
+    pytest.param(b'{%b,%b,"X":%b}' % (IMAGE, POD_LABELS, DEEP), (), id="too deep"),
+    pytest.param(b'{%b,%b,"X":"%b"}' % (IMAGE, POD_LABELS, b"x" * (17 << 20)), (), id="too long"),
+    pytest.param(b"{%b,%b" % (IMAGE, POD_LABELS), (), id="no JSON"),
+    pytest.param(b'{%b,"Labels":{"\\u0069o.kubernetes.docker.type":"container"}}' % IMAGE, (), id="no sandbox named"),
+]
+
+
+@pytest.mark.parametrize(("body", "lines"), UNREADABLE)
+@pytest.mark.parametrize("registered", [IGNORE, None])
+async def test_a_create_that_cannot_be_read_passes_unless_a_plugin_says_fail(
+    node: Node, body: bytes, lines: tuple[str, ...], registered: FailurePolicy | None
+) -> None:
+    if registered is not None:
+        node.plugins.add("a", policy=registered)
+    node.plugins.add("later", policy=FAIL, points=ALL_POINTS[2:])
+    if DEEP in body:  # the fake daemon cannot read it either
+        node.dockerd.inject(CREATE, Injection(status=400))
+    raw = request("POST", "/containers/create?name=odd", body, *lines)
+    client = await node.client()
+    client.send(raw)
+    answer = await client.answer()
+    node.dockerd.keep_body_bytes = len(body)
+    received = node.dockerd.requests(CREATE)[0]
+    assert answer.status == received.status
+    assert received.raw == raw[: len(received.raw)]
+    assert received.body_bytes == len(body)
+    assert node.recorder.counted("calls_unreadable", operation="CreateContainer") == 1
+    assert (node.points, node.store.counts()) == ([], (0, 0))
+
+
+@pytest.mark.parametrize(("body", "lines"), UNREADABLE)
+@pytest.mark.parametrize("point", ALL_POINTS[:2])
+async def test_a_create_that_cannot_be_read_is_refused_under_fail(
+    node: Node, body: bytes, lines: tuple[str, ...], point: str
+) -> None:
+    node.plugins.add("lenient")
+    node.plugins.add("strict", policy=FAIL, points=(point,))
+    answer = await node.create("odd", body, *lines)
+    assert answer.status == 500
+    assert f"refused: hook server 'strict' at {point}: unreadable" in answer.message
+    assert (node.dockerd.requests(CREATE), node.points) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(PLAIN_BODY, id="a key twice"),
+        pytest.param(b'{%b,"X":%b}' % (IMAGE, DEEP), id="deep"),
+        pytest.param(b"{%b" % IMAGE, id="no JSON"),
+    ],
+)
+async def test_what_is_surely_no_pods_never_suffers(node: Node, body: bytes) -> None:
+    node.plugins.add("strict", policy=FAIL)
+    if DEEP in body:
+        node.dockerd.inject(CREATE, Injection(status=400))
+    answer = await node.create("plain", body)
+    assert node.came(CREATE) == body
+    assert answer.status == node.dockerd.requests(CREATE)[0].status
+    assert not node.recorder.total("calls_unreadable")

@@ -1,0 +1,391 @@
+"""The contract of every front: the same pod, step by step, makes the same hook requests and the same records.
+
+A pod is run, changed and ended by a kubelet once through the CRI front and once through the Docker front. What may
+differ is listed in ``DIFFERENCES`` with the reason; everything else is equal, field by field.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.hookpoints import HOOK_POINTS, Operation
+from tests.engines import cri
+from tests.engines.images import BUSYBOX_IMAGE
+from tests.fakes import cri_pb2, dockershim_bodies, hookanswers
+from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, Dockershim, Generation
+from tests.fakes.hookserver import HookServer
+from tests.fakes.runtime import FakeRuntime
+from tests.system.proxy import ProxyInside, until
+
+DIFFERENCES = {
+    "runtime_handler": "dockershim asks for no runtime: Docker's handler is its daemon's default",
+    "pod overhead": "dockershim drops the overhead of a sandbox",
+    "pod resources": "dockershim drops the resources of a sandbox",
+    "memory_swap_limit_in_bytes": "dockershim sets the swap limit to the memory limit; the kubelet sets none in CRI",
+    "hugepage_limits": "dockershim drops them: Docker's API has no place for them",
+    "unified": "dockershim drops it: Docker's API has no place for it",
+}
+"""What the same pod is not told of alike, and why."""
+
+READ_DIFFERENCES = {
+    "container's cgroup_parent": "read from a CRI runtime it is there also where it is the pod's; else that is ''",
+}
+"""What differs beside that in a record that was read from the runtime; hook servers are told the same."""
+
+CRI_ONLY = {Operation.UPDATE_POD_SANDBOX_RESOURCES: "dockershim has no such call, and Docker nothing to make of it"}
+"""Operations that one front does not have."""
+
+REMOVES = {Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX}
+"""The Docker front does not hold the removal of what it does not know: there is nothing to forget."""
+
+PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c.slice"
+HOOKED_PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod6f1c.slice"
+MIB = 1 << 20
+POD = dockershim_bodies.Pod(
+    "web-0",
+    "6f1c",
+    namespace="shop",
+    attempt=1,
+    labels={"app": "web"},
+    annotations={"kubernetes.io/config.source": "api"},
+    cgroup_parent=PARENT,
+)
+CONTAINER = dockershim_bodies.Container(
+    "main",
+    BUSYBOX_IMAGE,
+    attempt=2,
+    command=("sleep", "3600"),
+    envs=(("A", "1"), ("B", ""), ("C", "x=y")),
+    annotations={"note": "kept"},
+    resources={
+        "cpu_period": 100_000,
+        "cpu_quota": 50_000,
+        "cpu_shares": 512,
+        "memory_limit_in_bytes": 256 * MIB,
+        "oom_score_adj": 968,
+        "cpuset_cpus": "0-3",
+    },
+)
+UPDATE: dict[str, Any] = {"cpu_shares": 400, "memory_limit_in_bytes": 128 * MIB}
+KUBELETS_LABELS = {
+    "io.kubernetes.pod.name": POD.name,
+    "io.kubernetes.pod.namespace": POD.namespace,
+    "io.kubernetes.pod.uid": POD.uid,
+}
+KUBELETS_ANNOTATIONS = {
+    "io.kubernetes.container.hash": "d464c1e4",
+    "io.kubernetes.container.restartCount": "2",
+    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+    "io.kubernetes.container.terminationMessagePolicy": "File",
+    "io.kubernetes.pod.terminationGracePeriod": "30",
+}
+"""What a kubelet adds to every container; the fake dockershim adds it, too."""
+
+
+# -- the kubelet on each front -----------------------------------------------------------------------------------------
+
+
+class Kubelet(Protocol):
+    """A kubelet's calls, which wait for their answers."""
+
+    def run_pod(self) -> str: ...
+    def create(self, pod_id: str) -> str: ...
+    def start(self, container_id: str) -> None: ...
+    def update(self, container_id: str) -> None: ...
+    def stop(self, container_id: str) -> None: ...
+    def stop_pod(self, pod_id: str) -> None: ...
+    def remove(self, container_id: str) -> None: ...
+    def remove_pod(self, pod_id: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class CriKubelet(cri.CriClient):
+    """A kubelet that speaks CRI: it tells all that it knows."""
+
+    pod = cri.pod_config(
+        POD.name,
+        POD.uid,
+        cgroup_parent=POD.cgroup_parent,
+        labels={**POD.labels, **KUBELETS_LABELS},
+        annotations=POD.annotations,
+    )
+    pod.metadata.namespace, pod.metadata.attempt = POD.namespace, POD.attempt
+    pod.linux.overhead.cpu_shares = 5
+    pod.linux.resources.memory_limit_in_bytes = 512 * MIB
+    resources = cri_pb2.LinuxContainerResources(
+        hugepage_limits=[cri_pb2.HugepageLimit(page_size="2MB", limit=4 * MIB)],
+        unified={"memory.high": "1000"},
+        **dict[str, Any](CONTAINER.resources),
+    )
+    container = cri.container_config(
+        CONTAINER.name,
+        envs=[(key, value.encode()) for key, value in CONTAINER.envs],
+        resources=resources,
+        labels=KUBELETS_LABELS,
+        annotations={**CONTAINER.annotations, **KUBELETS_ANNOTATIONS},
+    )
+    container.metadata.attempt = CONTAINER.attempt
+
+    def run_pod(self) -> str:  # type: ignore[override]
+        request = cri_pb2.RunPodSandboxRequest(config=self.pod, runtime_handler="runc")
+        return str(self.call("RunPodSandbox", request).pod_sandbox_id)
+
+    def create(self, pod_id: str) -> str:  # type: ignore[override]
+        return super().create(pod_id, self.container, self.pod)
+
+    def update(self, container_id: str) -> None:  # type: ignore[override]
+        super().update(container_id, cri_pb2.LinuxContainerResources(**UPDATE))
+
+
+class DockerKubelet:
+    """A kubelet behind a shim."""
+
+    def __init__(self, socket: str, generation: Generation) -> None:
+        self._shim = Dockershim(socket, generation)
+
+    def run_pod(self) -> str:
+        return self._shim.run_pod_sandbox(**_arguments(POD))
+
+    def create(self, pod_id: str) -> str:
+        return self._shim.create_container(pod_id, **_arguments(CONTAINER))
+
+    def start(self, container_id: str) -> None:
+        self._shim.start_container(container_id)
+
+    def update(self, container_id: str) -> None:
+        self._shim.update_container_resources(container_id, UPDATE)
+
+    def stop(self, container_id: str) -> None:
+        self._shim.stop_container(container_id)
+
+    def stop_pod(self, pod_id: str) -> None:
+        self._shim.stop_pod_sandbox(pod_id)
+
+    def remove(self, container_id: str) -> None:
+        self._shim.remove_container(container_id)
+
+    def remove_pod(self, pod_id: str) -> None:
+        self._shim.remove_pod_sandbox(pod_id)
+
+    def close(self) -> None:
+        self._shim.close()
+
+
+def _arguments(value: dockershim_bodies.Pod | dockershim_bodies.Container) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class Front:
+    """A front, with the fake runtime behind it and the kubelet before it."""
+
+    name: str
+    mode: str
+    runtime: Callable[[str], Any]
+    kubelet: Callable[[str], Kubelet]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _cri(version: str) -> Front:
+    return Front(f"CRI {version}", "Containerd", FakeRuntime, lambda socket: CriKubelet(socket, version))
+
+
+def _docker(shim: str, generation: Generation, driver: str) -> Front:
+    return Front(
+        f"Docker, {shim}, {driver}",
+        "Docker",
+        lambda socket: FakeDockerd(socket, cgroup_driver=driver),
+        lambda socket: DockerKubelet(socket, generation),
+    )
+
+
+FRONTS = [
+    *(_cri(version) for version in cri.VERSIONS),
+    *(_docker("cri-dockerd", CRI_DOCKERD, driver) for driver in ("cgroupfs", "systemd")),
+    _docker("dockershim", DOCKERSHIM, "cgroupfs"),
+]
+
+
+# -- what was seen -----------------------------------------------------------------------------------------------------
+
+
+Fields = dict[tuple[str, ...], Any]
+"""Values by their path."""
+
+
+@dataclass
+class Seen:
+    """What one step brought: the hook points with what each was told, and the Store behind it."""
+
+    step: str
+    points: list[str]
+    told: list[Fields]
+    known: Fields
+
+
+@dataclass
+class Life:
+    """A pod's life on one front; ``forgetful``: each step is done by a proxy that knows nothing yet."""
+
+    front: Front
+    folder: Path
+    answers: Mapping[str, hookanswers.Answer]
+    forgetful: bool
+    seen: list[Seen] = field(default_factory=list)
+    operations: set[Operation] = field(default_factory=set)
+    _names: dict[str, str] = field(default_factory=dict)
+    """What stands for each id: they are not the same on two fronts."""
+
+    async def live(self) -> Self:
+        """Do all steps."""
+        self.folder.mkdir()
+        async with (
+            self.front.runtime(str(self.folder / "runtime.sock")),
+            HookServer(str(self.folder / "hooks.sock"), self.answers) as self._hooks,
+            ProxyInside(self.folder, backend_runtime_mode=self.front.mode) as self._proxy,
+        ):
+            recorder = self._proxy.recorder
+            self._proxy.register("plugin.json", self._hooks.socket_path)
+            await until(lambda: recorder.counted("config_reloads", result="ok") == 1, "the plugin is registered")
+            kubelet = self.front.kubelet(str(self._proxy.socket))
+            try:
+                await self._steps(kubelet)
+            finally:
+                kubelet.close()
+            agreed = [
+                operation
+                for operation in Operation
+                if recorder.counted("calls", operation=operation.value, outcome="agreed")
+            ]
+            self.operations.update(agreed)
+        return self
+
+    async def _steps(self, kubelet: Kubelet) -> None:
+        pod_id = await self._do("run pod", kubelet.run_pod)
+        container_id = await self._do("create", kubelet.create, pod_id)
+        for step, act in (
+            ("start", kubelet.start),
+            ("update", kubelet.update),
+            ("stop", kubelet.stop),
+            ("stop again", kubelet.stop),
+        ):
+            await self._do(step, act, container_id)
+        for step in ("stop pod", "stop pod again"):
+            await self._do(step, kubelet.stop_pod, pod_id)
+        await self._do("remove", kubelet.remove, container_id)
+        await self._do("remove pod", kubelet.remove_pod, pod_id)
+
+    async def _do(self, step: str, act: Callable[..., str | None], *arguments: str) -> str:
+        """Do a step, see what it brought, and return the id that it made, if it made one."""
+        store = self._proxy.store
+        if self.forgetful:
+            for record in store.snapshot().pods:
+                store.forget_pod(record.effective.id)
+        self._hooks.calls.clear()
+        made = await asyncio.to_thread(act, *arguments) or ""
+        if made:
+            self._names[made] = f"the id of {step}"
+        calls = self._hooks.calls
+        known = {
+            "pods": [asdict(record) for record in store.snapshot().pods],
+            "containers": [asdict(record) for record in store.snapshot().containers],
+        }
+        told = [self._fields(MessageToDict(call.request, preserving_proto_field_name=True)) for call in calls]
+        self.seen.append(Seen(step, [call.point.name for call in calls], told, self._fields(known)))
+        return made
+
+    def _fields(self, value: Any, path: tuple[str, ...] = ()) -> Fields:
+        """Return the values of nested maps and lists by their paths, with a name for each id."""
+        if isinstance(value, Mapping):
+            items = [(str(key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            items = [(str(index), inner) for index, inner in enumerate(value)]
+        else:
+            return {path: self._names.get(value, value) if isinstance(value, str) else value}
+        return {place: leaf for key, inner in items for place, leaf in self._fields(inner, (*path, key)).items()}
+
+
+def reason(path: tuple[str, ...]) -> str:
+    """Return which of the differences a field of a message or a record belongs to; "" if none."""
+    if path[0] == "containers" and path[-1] == "cgroup_parent":
+        return "container's cgroup_parent"
+    if path[0] in ("resources", "pod_resources") or (path[0] == "pods" and "resources" in path):
+        return "pod resources"
+    if "overhead" in path:
+        return "pod overhead"
+    return next((name for name in DIFFERENCES if name in path), "")
+
+
+def differences(first: Fields, second: Fields) -> dict[tuple[str, ...], tuple[Any, Any]]:
+    """Return the fields that are not equal, with both values."""
+    places = first.keys() | second.keys()
+    return {path: both for path in places if (both := (first.get(path), second.get(path)))[0] != both[1]}
+
+
+# -- the contract ------------------------------------------------------------------------------------------------------
+
+
+def changed(**fields: Any) -> hookanswers.Answer:
+    """Answer the whole request with some fields changed, as koordlet does."""
+
+    def change(response: Any) -> None:
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                getattr(response, name).update(value)
+            else:
+                setattr(response, name, value)
+
+    return hookanswers.echo(change)
+
+
+def halved(response: Any) -> None:
+    response.container_resources.cpu_shares //= 2
+
+
+def halved_and_more(response: Any) -> None:
+    halved(response)
+    response.container_envs.update({"B": "2", "NEW": "3"})
+    response.container_annotations.update({"note": "changed"})
+
+
+CHANGES: Mapping[str, hookanswers.Answer] = {
+    "PreRunPodSandbox": changed(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent=HOOKED_PARENT),
+    "PreCreateContainer": hookanswers.echo(halved_and_more),
+    "PreStartContainer": hookanswers.reply(
+        api_pb2.ContainerResourceHookResponse(
+            container_resources=api_pb2.LinuxContainerResources(cpuset_cpus="1", cpu_quota=20_000)
+        )
+    ),
+    "PreUpdateContainerResources": hookanswers.echo(halved),
+}
+"""What a hook server answers that changes something at each Pre point."""
+
+
+@pytest.mark.parametrize("forgetful", [False, True], ids=["one proxy", "a new proxy each step"])
+@pytest.mark.parametrize("answers", [{}, CHANGES], ids=["listens", "changes"])
+@pytest.mark.parametrize("front", FRONTS[1:], ids=str)
+async def test_every_front_tells_and_knows_the_same(
+    tmp_path: Path, front: Front, answers: Mapping[str, hookanswers.Answer], forgetful: bool
+) -> None:
+    first = await Life(FRONTS[0], tmp_path / "first", answers, forgetful).live()
+    second = await Life(front, tmp_path / "second", answers, forgetful).live()
+    found: set[str] = set()
+    for one, other in zip(first.seen, second.seen, strict=True):
+        assert (one.step, one.points) == (other.step, other.points)
+        for fields, others in ((one.known, other.known), *zip(one.told, other.told, strict=True)):
+            differing = differences(fields, others)
+            assert not {path: both for path, both in differing.items() if not reason(path)}, one.step
+            found |= {reason(path) for path in differing}
+    expected = DIFFERENCES.keys() | (READ_DIFFERENCES.keys() if forgetful else set())
+    assert found == (set() if front.mode == FRONTS[0].mode else expected), "the lists of differences are true"
+    assert {point for seen in second.seen for point in seen.points} == {point.name for point in HOOK_POINTS}
+    assert second.operations | (REMOVES if forgetful else set()) == set(Operation) - CRI_ONLY.keys()

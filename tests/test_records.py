@@ -1,0 +1,238 @@
+"""What a call makes of a record: the kubelet's values and the hooks' stay apart, whatever comes in which order."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runtimeproxy import records
+from runtimeproxy.merge import difference
+from runtimeproxy.model import (
+    NO_ADJUSTMENT,
+    Adjustment,
+    ContainerInfo,
+    ContainerRecord,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    Resources,
+    ResourceValue,
+    Subject,
+)
+from runtimeproxy.records import AskedUpdate
+
+POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
+ASKED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
+CONTAINER = ContainerInfo(id="c1", pod_id="p1", name="main", annotations={"a": "1"}, envs={"A": "1"}, resources=ASKED)
+
+
+def subject(
+    original: ContainerInfo = CONTAINER, effective: ContainerInfo | None = None, pod: PodRecord | None = None
+) -> Subject:
+    """Return a container with its pod; the effective values are the original ones unless they are given."""
+    return Subject(pod or PodRecord(POD, POD), ContainerRecord(original, effective or original))
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def test_the_effective_values_are_told() -> None:
+    hooked_pod, hooked = replace(POD, cgroup_parent="/hooked"), replace(CONTAINER, envs={"A": "2"})
+    pod = PodRecord(POD, hooked_pod)
+    assert records.told(Subject(pod)) == HookRequest(hooked_pod)
+    assert records.told(subject(effective=hooked, pod=pod)) == HookRequest(hooked_pod, hooked)
+
+
+def test_a_container_is_there_in_a_containers_call() -> None:
+    whole = subject()
+    assert records.container_of(whole) is whole.container
+    with pytest.raises(AssertionError):
+        records.container_of(Subject(whole.pod))
+
+
+# -- create ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_created_pod_is_kept_as_asked_and_as_it_is() -> None:
+    asked = Subject(PodRecord(POD, POD))
+    made = records.created_pod(asked, Adjustment(labels={"l": "2"}, cgroup_parent="/hooked"), "p1")
+    assert made.container is None
+    assert made.pod.original == replace(POD, id="p1")
+    assert made.pod.effective == replace(POD, id="p1", labels={"qos": "BE", "l": "2"}, cgroup_parent="/hooked")
+
+
+def test_a_created_container_is_kept_as_asked_and_as_it_is_and_its_pod_stays() -> None:
+    asked = subject(replace(CONTAINER, id=""))
+    adjustment = Adjustment(envs={"B": "2"}, annotations={"a": "3"}, resources={"cpu_shares": 2}, cgroup_parent="/own")
+    made = records.created_container(asked, adjustment, "c1")
+    assert made.pod is asked.pod
+    assert records.container_of(made).original == CONTAINER
+    assert records.container_of(made).effective == replace(
+        CONTAINER,
+        envs={"A": "1", "B": "2"},
+        annotations={"a": "3"},
+        resources=Resources(cpu_shares=2, cpuset_cpus="0-3"),
+        cgroup_parent="/own",
+    )
+
+
+@pytest.mark.parametrize("adjustment", [NO_ADJUSTMENT, Adjustment(confirmed=frozenset({"cpu_shares"}))])
+def test_what_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
+    pod = records.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
+    assert pod.original is pod.effective
+    container = records.container_of(records.created_container(subject(), adjustment, "c1"))
+    assert container.original is container.effective
+
+
+@pytest.mark.parametrize(
+    ("kubelets", "runs", "said", "put_in"),
+    [
+        pytest.param("/kube", "/kube", None, None, id="nobody changed it"),
+        pytest.param("/kube", "/hooked", None, "/hooked", id="the pod's hooks did"),
+        pytest.param("/kube", "/kube", "/own", "/own", id="this call's hooks did"),
+        pytest.param("/kube", "/hooked", "/own", "/own", id="this call's hooks come last"),
+        pytest.param("", "/hooked", None, "/hooked", id="the kubelet named none"),
+    ],
+)
+def test_the_parent_that_is_put_into_a_create(kubelets: str, runs: str, said: str | None, put_in: str | None) -> None:
+    pod = PodRecord(replace(POD, cgroup_parent=kubelets), replace(POD, cgroup_parent=runs))
+    assert records.parent_to_put_in(pod, Adjustment(cgroup_parent=said)) == put_in
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_went_ahead_of_a_start_is_the_runtimes_alone() -> None:
+    made = records.started(subject(), Adjustment(resources={"cpu_shares": 2}, envs={"IGNORED": "1"}))
+    container = records.container_of(made)
+    assert container.original == CONTAINER
+    assert container.effective == replace(CONTAINER, resources=replace(ASKED, cpu_shares=2))
+    assert records.started(subject(), NO_ADJUSTMENT) == subject()
+
+
+# -- update ------------------------------------------------------------------------------------------------------------
+
+
+HALVED = replace(CONTAINER, resources=replace(ASKED, cpu_shares=512))
+"""The container as it runs after a hook has halved its shares."""
+
+
+def test_hooks_of_an_update_are_told_the_kubelets_values_overlaid_by_the_request() -> None:
+    effective = replace(HALVED, annotations={"a": "hook"}, envs={"A": "hook"})
+    asked = AskedUpdate("c1", Resources(memory_limit_in_bytes=5), {"n": "2"})
+    told = records.told_of_update(subject(effective=effective), asked)
+    assert told.pod == POD
+    assert told.container == replace(
+        effective,
+        annotations={"a": "hook", "n": "2"},
+        resources=replace(ASKED, memory_limit_in_bytes=5),
+    )
+
+
+def test_an_update_without_resources_of_a_container_without_any() -> None:
+    bare = subject(replace(CONTAINER, resources=None))
+    asked = AskedUpdate("c1", None)
+    told = records.told_of_update(bare, asked)
+    assert told == records.told(bare)
+    assert records.differing(bare, asked, NO_ADJUSTMENT) == {}
+    assert records.updated(bare, asked, NO_ADJUSTMENT, {}) == bare
+
+
+DIFFERING: list[tuple[str, ContainerInfo, Resources | None, Mapping[str, Any] | None, Mapping[str, ResourceValue]]] = [
+    ("the hook says nothing", HALVED, Resources(cpu_shares=800), None, {}),
+    ("an echo of what runs", CONTAINER, Resources(cpu_quota=5000), {}, {}),
+    ("an echo of what does not run", HALVED, Resources(cpu_quota=5000), {}, {"cpu_shares": 1024}),
+    ("an echo of what the request sets", HALVED, Resources(cpu_shares=800), {}, {}),
+    ("a change", CONTAINER, Resources(cpu_quota=5000), {"cpu_quota": 9000}, {"cpu_quota": 9000}),
+    ("a change to what runs already", HALVED, None, {"cpu_shares": 512}, {}),
+    (
+        "a change of what the request sets to what runs",
+        HALVED,
+        Resources(cpu_shares=800),
+        {"cpu_shares": 512},
+        {"cpu_shares": 512},
+    ),
+    (
+        "two changes, in the order of names",
+        CONTAINER,
+        None,
+        {"oom_score_adj": 1, "cpu_quota": -1},
+        {"cpu_quota": -1, "oom_score_adj": 1},
+    ),
+    ("a cleared cpuset", CONTAINER, None, {"cpuset_cpus": ""}, {"cpuset_cpus": ""}),
+    (
+        "a cleared cpuset that is clear",
+        replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="")),
+        None,
+        {"cpuset_cpus": ""},
+        {},
+    ),
+    (
+        "entries of maps",
+        replace(CONTAINER, resources=replace(ASKED, unified={"a": "1"}, hugepage_limits={"2MB": 4})),
+        Resources(unified={"b": "2"}),
+        {"unified": {"a": "1", "b": "3", "c": "4"}, "hugepage_limits": {"2MB": 4}},
+        {"unified": {"b": "3", "c": "4"}},
+    ),
+]
+"""Name, how the container runs, what is asked for, what a whole echo is changed in (None: no answer), what differs."""
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked", "changes", "differs"), [case[1:] for case in DIFFERING], ids=[case[0] for case in DIFFERING]
+)
+def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
+    runs: ContainerInfo,
+    asked: Resources | None,
+    changes: Mapping[str, Any] | None,
+    differs: Mapping[str, ResourceValue],
+) -> None:
+    known, update = subject(effective=runs), AskedUpdate("c1", asked)
+    told = records.told_of_update(known, update)
+    assert told.container is not None
+    assert told.container.resources is not None
+    answer = HookAnswer(resources=None if changes is None else replace(told.container.resources, **changes))
+    found = records.differing(known, update, difference(told, answer))
+    assert found == differs
+    assert list(found) == sorted(found)
+
+
+def test_a_confirmed_value_of_a_container_without_resources_is_put_in() -> None:
+    bare = subject(CONTAINER, replace(CONTAINER, resources=None))
+    adjustment = Adjustment(confirmed=frozenset({"cpu_shares"}))
+    assert records.differing(bare, AskedUpdate("c1", None), adjustment) == {"cpu_shares": 1024}
+    nothing = subject(replace(CONTAINER, resources=None))
+    assert records.differing(nothing, AskedUpdate("c1", None), adjustment) == {}
+
+
+def test_an_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
+    known = subject(effective=HALVED)
+    asked = AskedUpdate("c1", Resources(cpu_shares=800, cpuset_cpus="0-1"), {"n": "2"})
+    adjustment = Adjustment(annotations={"hook": "3"}, resources={"cpu_shares": 400, "cpuset_cpus": ""})
+    made = records.updated(known, asked, adjustment, {"cpu_shares": 400, "cpuset_cpus": ""})
+    assert made.pod is known.pod
+    container = records.container_of(made)
+    assert container.original == replace(
+        CONTAINER, resources=replace(ASKED, cpu_shares=800, cpuset_cpus="0-1"), annotations={"a": "1", "n": "2"}
+    )
+    # "" was released in the place of the request's "0-1": in CRI that is "not set", so the runtime's stays.
+    assert container.effective == replace(
+        CONTAINER, resources=replace(ASKED, cpu_shares=400), annotations={"a": "1", "n": "2", "hook": "3"}
+    )
+
+
+def test_a_hook_that_scales_never_scales_twice() -> None:
+    known = subject()
+    for asked in (Resources(cpu_shares=1024), Resources(memory_limit_in_bytes=5), None, Resources(cpu_shares=1024)):
+        update = AskedUpdate("c1", asked)
+        told = records.told_of_update(known, update)
+        assert told.container is not None
+        assert told.container.resources is not None
+        half = replace(told.container.resources, cpu_shares=told.container.resources.cpu_shares // 2)
+        adjustment = difference(told, HookAnswer(resources=half))
+        known = records.updated(known, update, adjustment, records.differing(known, update, adjustment))
+        resources = records.container_of(known).effective.resources
+        assert resources is not None
+        assert resources.cpu_shares == 512
