@@ -1,76 +1,54 @@
-"""What is sent: one row a case.
+"""What is measured: one row a case, for both of the proxy's modes.
 
-Owns the cases, how many calls each makes in a round, the requests' bodies.
-Must not know: sockets, programs, limits.
-Invariant: a held create belongs to a pod that was made through the same socket, so the proxy knows it.
+Owns the cases, how many calls each makes in a round, on which ways.
+Must not know: bodies, sockets, programs, limits.
+Invariant: a row's name is its own within its mode.
 """
 
-import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from google.protobuf.message import Message
-
-from tests.engines import cri
-from tests.fakes import cri_pb2
-
+CRI, DOCKER = "cri", "docker"
 DIRECT, PIPE, PROXY, HOOKED = "direct", "pipe", "proxy", "proxy+hook"
+HELD_WAYS = (DIRECT, PROXY, HOOKED)
 LIST_CONTAINERS = 200
 LIST_BYTES = 1 << 20
-HUGE_LIST_BYTES = (16 << 20) - 1024
-"""The longest reply that the kubelet takes, its limit of 16 MiB less some room."""
+TRANSFER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``calls`` are those of one round on each way; ``concurrency`` is the number of calls in flight at a time."""
+    """``calls`` are those of one round on each way; ``concurrency`` is the number of calls in flight at a time.
 
+    ``route`` is what the runtime counts the calls by: CRI's method, or Docker's method and path. ``status`` is that of
+    a good answer in HTTP. Of a transfer a share of the bytes is made, and every call.
+    """
+
+    mode: str
     name: str
-    method: str
+    route: str
     calls: int
     concurrency: int = 1
     ways: tuple[str, ...] = (DIRECT, PIPE, PROXY)
-    headers: tuple[str, ...] = field(default=("grpc-timeout: 120S",))
-    """The kubelet gives every call a deadline of 2 minutes."""
-
-    @property
-    def path(self) -> str:
-        """Name the method as HTTP/2's :path does."""
-        return f"/{cri.V1}.RuntimeService/{self.method}"
+    status: int = 200
+    transfers: bool = False
 
 
-SMALL = Case("small call (Version)", "Version", 6_000)
-SMALL_16 = Case("small call, 16 at a time", "Version", 12_000, concurrency=16)
-LIST = Case("list of 200 (1 MiB)", "ListContainers", 400)
-LIST_16 = Case("list of 200, 16 at a time", "ListContainers", 400, concurrency=16)
-CREATE = Case("held create", "CreateContainer", 2_000, ways=(DIRECT, PROXY, HOOKED))
-CASES = (SMALL, SMALL_16, LIST, LIST_16, CREATE)
+SMALL = Case(CRI, "small call (Version)", "Version", 6_000)
+SMALL_16 = Case(CRI, "small call, 16 at a time", "Version", 12_000, concurrency=16)
+LIST = Case(CRI, "list of 200 (1 MiB)", "ListContainers", 400)
+LIST_16 = Case(CRI, "list of 200, 16 at a time", "ListContainers", 400, concurrency=16)
+CREATE = Case(CRI, "held create", "CreateContainer", 2_000, ways=HELD_WAYS)
 
+PING = Case(DOCKER, "ping", "GET /_ping", 6_000)
+PING_16 = Case(DOCKER, "ping, 16 at a time", "GET /_ping", 12_000, concurrency=16)
+DOCKER_LIST = Case(DOCKER, "list of 200 (1 MiB)", "GET /containers/json", 400)
+DOCKER_LIST_16 = Case(DOCKER, "list of 200, 16 at a time", "GET /containers/json", 400, concurrency=16)
+DOCKER_CREATE = Case(DOCKER, "held create", "POST /containers/create", 2_000, ways=HELD_WAYS, status=201)
+START = Case(DOCKER, "held start (two hooks)", "POST /containers/{ref}/start", 2_000, ways=HELD_WAYS, status=204)
+EXPORT = Case(DOCKER, "export of 1 GiB", "GET /containers/{ref}/export", 2, transfers=True)
+IMPORT = Case(DOCKER, "import of 1 GiB", "POST /images/create", 2, transfers=True)
 
-def framed(message: Message) -> bytes:
-    """Put gRPC's prefix before a message."""
-    body = message.SerializeToString()
-    return b"\0" + len(body).to_bytes(4, "big") + body
-
-
-def pod() -> cri_pb2.PodSandboxConfig:
-    """Make the config of a pod, as a kubelet gives it."""
-    labels = {"app": "bench", "koordinator.sh/qosClass": "BE", "pod-template-hash": "6d4cf56db6"}
-    annotations = {
-        "kubernetes.io/config.source": "api",
-        "scheduling.koordinator.sh/resource-status": '{"cpuset":"0-1"}',
-    }
-    uid = str(uuid.uuid4())
-    parent = f"/kubepods/besteffort/pod{uid}"
-    return cri.pod_config("bench", uid, cgroup_parent=parent, labels=labels, annotations=annotations)
-
-
-def create(pod_id: str, pod_config: cri_pb2.PodSandboxConfig) -> cri_pb2.CreateContainerRequest:
-    """Make the request of a container in that pod: 10 environment variables, CPU and memory limits."""
-    envs = [(f"BENCH_VARIABLE_{number}", b"value %d" % number) for number in range(10)]
-    resources = cri_pb2.LinuxContainerResources(
-        cpu_period=100_000, cpu_quota=50_000, cpu_shares=512, memory_limit_in_bytes=128 << 20, oom_score_adj=1000
-    )
-    labels = {"io.kubernetes.container.name": "main", "io.kubernetes.pod.name": "bench"}
-    annotations = {"io.kubernetes.container.hash": "5ba9a2b1", "io.kubernetes.container.restartCount": "0"}
-    config = cri.container_config("main", envs=envs, resources=resources, labels=labels, annotations=annotations)
-    return cri_pb2.CreateContainerRequest(pod_sandbox_id=pod_id, config=config, sandbox_config=pod_config)
+CASES = (
+    *(SMALL, SMALL_16, LIST, LIST_16, CREATE),
+    *(PING, PING_16, DOCKER_LIST, DOCKER_LIST_16, DOCKER_CREATE, START, EXPORT, IMPORT),
+)

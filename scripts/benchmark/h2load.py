@@ -1,16 +1,17 @@
 """nghttp2's h2load as the client: how it is called, and what its log says.
 
 Owns h2load's arguments and the reading of its per-request log.
-Must not know: who listens, what is compared.
+Must not know: who listens, what is compared, what is asked for.
 Invariant: a run in which any request failed is no measurement; it raises.
 """
 
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from scripts.benchmark.cases import Case
+from scripts.benchmark.cases import DOCKER, Case
 from scripts.demonstration.processes import DemoError
 
 TIMEOUT_SECONDS = 300.0
@@ -39,50 +40,72 @@ class Run:
         return len(self.microseconds) / self.seconds
 
 
-def read_log(text: str, calls: int) -> Run:
+def read_log(text: str, calls: int, status: int) -> Run:
     """Read a log: tab-separated start in microseconds, HTTP status (-1 = failed), microseconds until the end.
 
-    Raises DemoError unless it has ``calls`` requests with status 200.
+    Raises DemoError unless it has ``calls`` requests with the status.
     """
     rows = [tuple(map(int, line.split("\t")[:3])) for line in text.splitlines()]
-    good = sum(status == 200 for _, status, _ in rows)
+    good = sum(found == status for _, found, _ in rows)
     if not good == len(rows) == calls:
-        raise DemoError(f"h2load made {len(rows)} requests of {calls}, {good} of them with status 200")
+        raise DemoError(f"h2load made {len(rows)} requests of {calls}, {good} of them with status {status}")
     first = min(start for start, _, _ in rows)
     last = max(start + took for start, _, took in rows)
     return Run(tuple(took for _, _, took in rows), (last - first) / 1e6)
 
 
-def command(case: Case, socket: Path, body: Path, log: Path, calls: int) -> list[str]:
-    """Return the command line of a run: one connection, ``case.concurrency`` streams at a time."""
-    headers = [f"--header={header}" for header in ("content-type: application/grpc", "te: trailers", *case.headers)]
-    return [
-        "h2load",
-        f"--requests={calls}",
-        "--clients=1",
-        f"--max-concurrent-streams={min(case.concurrency, calls)}",
-        f"--window-bits={WINDOW_BITS}",
-        f"--connection-window-bits={WINDOW_BITS}",
-        f"--data={body}",
-        f"--log-file={log}",
-        *headers,
-        f"--base-uri=unix:{socket}",
-        f"http://localhost{case.path}",
-    ]
+@dataclass(frozen=True, slots=True)
+class H2load:
+    """The calls of a case to a socket; its files begin with ``files``.
 
+    ``targets`` gives those of so many calls, which are gone through in turn; ``body`` is None where there is none.
+    """
 
-def run(case: Case, socket: Path, body: Path, calls: int) -> Run:
-    """Make calls through a socket. Raises DemoError if one fails."""
-    log = body.with_suffix(".log")
-    log.unlink(missing_ok=True)
-    try:
-        done = subprocess.run(
-            command(case, socket, body, log, calls), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-        )
-    except FileNotFoundError:
-        raise DemoError("h2load is missing: apt-get install nghttp2-client") from None
-    except subprocess.TimeoutExpired:
-        raise DemoError(f"{calls} calls of {case.path} did not end in {TIMEOUT_SECONDS:.0f} s") from None
-    if done.returncode:
-        raise DemoError(f"h2load ended with exit code {done.returncode}: {done.stderr[-500:]}")
-    return read_log(log.read_text(), calls)
+    case: Case
+    socket: Path
+    files: Path
+    headers: tuple[str, ...]
+    targets: Callable[[int], Sequence[str]]
+    body: Path | None = None
+
+    def command(self, calls: int) -> list[str]:
+        """Return the command line of a run."""
+        return [
+            "h2load",
+            f"--requests={calls}",
+            *self._protocol(min(self.case.concurrency, calls)),
+            *([f"--data={self.body}"] if self.body else []),
+            f"--input-file={self._target_file}",
+            f"--log-file={self._log}",
+            *(f"--header={header}" for header in self.headers),
+            f"--base-uri=unix:{self.socket}",
+        ]
+
+    def _protocol(self, concurrency: int) -> tuple[str, ...]:
+        """Send calls at a time as the clients of the mode do: streams of one connection, or a connection each."""
+        if self.case.mode == DOCKER:
+            return ("--h1", f"--clients={concurrency}", "--max-concurrent-streams=1")
+        windows = (f"--window-bits={WINDOW_BITS}", f"--connection-window-bits={WINDOW_BITS}")
+        return ("--clients=1", f"--max-concurrent-streams={concurrency}", *windows)
+
+    @property
+    def _log(self) -> Path:
+        return self.files.with_suffix(".log")
+
+    @property
+    def _target_file(self) -> Path:
+        return self.files.with_suffix(".targets")
+
+    def run(self, calls: int) -> Run:
+        """Make calls. Raises DemoError if one fails."""
+        self._target_file.write_text("".join(f"http://localhost{target}\n" for target in self.targets(calls)))
+        self._log.unlink(missing_ok=True)  # h2load would append to it
+        try:
+            done = subprocess.run(self.command(calls), capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+        except FileNotFoundError:
+            raise DemoError("h2load is missing: apt-get install nghttp2-client") from None
+        except subprocess.TimeoutExpired:
+            raise DemoError(f"{calls} calls of {self.case.route} did not end in {TIMEOUT_SECONDS:.0f} s") from None
+        if done.returncode:
+            raise DemoError(f"h2load ended with exit code {done.returncode}: {done.stderr[-500:]}")
+        return read_log(self._log.read_text(), calls, self.case.status)

@@ -6,14 +6,12 @@ Invariant: the ways of a case take turns in portions; their order turns too.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from scripts.benchmark import cases, h2load, programs
-from scripts.benchmark.cases import CASES, CREATE, DIRECT, Case
+from scripts.benchmark import programs
+from scripts.benchmark.cases import DIRECT, Case
 from scripts.benchmark.h2load import Run
-from scripts.benchmark.programs import Served
-from tests.engines.cri import CriClient
-from tests.fakes import cri_pb2
+from scripts.benchmark.modes import Load, Mode
+from scripts.benchmark.served import Served
 
 PORTIONS = 5
 WARM_UP_CALLS = 50
@@ -21,59 +19,73 @@ WARM_UP_CALLS = 50
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One case on one way: microseconds, and those of the proxy's or the pipe's CPU (None for the direct way)."""
+    """One case on one way: microseconds, and those of the proxy's or the pipe's CPU (None for the direct way).
+
+    ``growth`` is by how many bytes its memory was larger at the highest than before the calls, in the worst portion.
+    """
 
     p50: float
     p99: float
     calls_per_second: float
     cpu: float | None
+    growth: int | None = None
 
 
 Round = dict[tuple[Case, str], Figures]
 """The figures of a round by case and way."""
 
 
-def one_round(share: float) -> Round:
+def one_round(mode: Mode, share: float) -> Round:
     """Start everything anew and measure every case; ``share`` of each case's calls is made. Raises DemoError."""
-    with programs.served(programs.EVERY_PROGRAM) as served:
-        return {(case, way): figures for case in CASES for way, figures in _case(served, case, share).items()}
+    with programs.served(mode, programs.EVERY_PROGRAM, share=share) as served:
+        return {
+            (case, way): figures for case in mode.cases for way, figures in _case(served, mode, case, share).items()
+        }
 
 
-def _case(served: Served, case: Case, share: float) -> dict[str, Figures]:
-    bodies = {way: write_body(served, case, way) for way in case.ways}
-    runs = dict.fromkeys(case.ways, Run((), 0.0))
-    cpu = dict.fromkeys(case.ways, 0)
-    portion = max(int(case.calls * share / PORTIONS), 1)
+def _case(served: Served, mode: Mode, case: Case, share: float) -> dict[str, Figures]:
+    measured = {way: _Measured(served, case, way, mode.prepare(served, case, way)) for way in case.ways}
+    portions = min(PORTIONS, case.calls)
+    calls = max(int(case.calls * (1 if case.transfers else share) / portions), 1)
     for way in case.ways:
-        send(served, case, way, bodies[way], WARM_UP_CALLS)
-    for turn in range(PORTIONS):
+        send(served, case, way, measured[way].load, 1 if case.transfers else WARM_UP_CALLS)
+    for turn in range(portions):
         first = turn % len(case.ways)
         for way in case.ways[first:] + case.ways[:first]:
-            before = served.cpu_nanoseconds(way)
-            runs[way] += send(served, case, way, bodies[way], portion)
-            cpu[way] += served.cpu_nanoseconds(way) - before
-    return {way: _figures(way, runs[way], cpu[way]) for way in case.ways}
+            measured[way].take(calls)
+    return {way: measured[way].figures for way in case.ways}
 
 
-def _figures(way: str, run: Run, cpu_nanoseconds: int) -> Figures:
-    cpu = None if way == DIRECT else cpu_nanoseconds / 1000 / len(run.microseconds)
-    return Figures(run.percentile(50), run.percentile(99), run.calls_per_second, cpu)
-
-
-def send(served: Served, case: Case, way: str, body: Path, calls: int) -> Run:
+def send(served: Served, case: Case, way: str, load: Load, calls: int) -> Run:
     """Make calls on a way, and note how many."""
-    served.sent[way, case.method] += calls
-    return h2load.run(case, served.socket(way), body, calls)
+    served.sent[way, case.route] += calls
+    return load.run(calls)
 
 
-def write_body(served: Served, case: Case, way: str) -> Path:
-    """Write the request of a case on a way into a file. A create gets a pod of its own, made on the same way."""
-    body = served.client / f"{case.method}-{way}.body"
-    if case is CREATE:
-        config = cases.pod()
-        with CriClient(str(served.socket(way))) as client:
-            made = client.call("RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=config))
-        body.write_bytes(cases.framed(cases.create(made.pod_sandbox_id, config)))
-    else:
-        body.write_bytes(cases.framed(cri_pb2.VersionRequest()))
-    return body
+class _Measured:
+    """What was measured of one case on one way so far."""
+
+    def __init__(self, served: Served, case: Case, way: str, load: Load) -> None:
+        self.load = load
+        self._served, self._case, self._way = served, case, way
+        self._run = Run((), 0.0)
+        self._cpu_nanoseconds = 0
+        self._growth = 0
+
+    def take(self, calls: int) -> None:
+        """Make a portion."""
+        served, way = self._served, self._way
+        served.start_peak(way)
+        memory, cpu = served.resident_bytes(way), served.cpu_nanoseconds(way)
+        self._run += send(served, self._case, way, self.load, calls)
+        self._cpu_nanoseconds += served.cpu_nanoseconds(way) - cpu
+        self._growth = max(self._growth, served.peak_bytes(way) - memory)
+
+    @property
+    def figures(self) -> Figures:
+        """Return the figures."""
+        run = self._run
+        rates = (run.percentile(50), run.percentile(99), run.calls_per_second)
+        if self._way == DIRECT:
+            return Figures(*rates, None)
+        return Figures(*rates, self._cpu_nanoseconds / 1000 / len(run.microseconds), self._growth)

@@ -7,15 +7,16 @@ Invariant: each figure is of a proxy that was started for it.
 
 from dataclasses import dataclass
 
-from scripts.benchmark import cases, measure, programs
-from scripts.benchmark.cases import CREATE, DIRECT, PROXY, SMALL_16
+from scripts.benchmark import measure, programs
+from scripts.benchmark.cases import CRI, DIRECT, PROXY
+from scripts.benchmark.modes import MODES, Mode
 from tests.engines.cri import CriClient
 from tests.fakes import cri_pb2
 
 RECORDS = 100
 CALLS = 100_000
-LIBRARIES = {"aiohttp": "/aiohttp/", "grpcio": "/grpc/_cython/"}
-"""Libraries that an idle proxy must not have loaded, by the path of their compiled modules."""
+HUGE_LIST_BYTES = (16 << 20) - 1024
+"""The longest reply that the kubelet takes over CRI, its limit of 16 MiB less some room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Resident:
     after_first: int
     after_second: int
     loaded: tuple[str, ...]
+    """Those of the libraries that an idle proxy must not have."""
 
     @property
     def growth(self) -> int:
@@ -34,28 +36,28 @@ class Resident:
         return self.after_second - self.after_first
 
 
-def resident(share: float) -> Resident:
+def resident(mode: Mode, share: float) -> Resident:
     """Measure a proxy; ``share`` of the many calls is made. Raises DemoError."""
     calls = max(int(CALLS * share), 1)
-    with programs.served((DIRECT, PROXY)) as served:
-        loaded = tuple(name for name, part in LIBRARIES.items() if served.has_loaded(PROXY, part))
-        create = measure.write_body(served, CREATE, PROXY)  # one record is its pod
-        measure.send(served, CREATE, PROXY, create, RECORDS - 1)
+    with programs.served(mode, (DIRECT, PROXY)) as served:
+        loaded = tuple(name for name, part in mode.libraries.items() if served.has_loaded(PROXY, part))
+        create = mode.prepare(served, mode.create, PROXY)  # one record is its pod
+        measure.send(served, mode.create, PROXY, create, RECORDS - 1)
         with_records = served.resident_bytes(PROXY)
-        small = measure.write_body(served, SMALL_16, PROXY)
-        measure.send(served, SMALL_16, PROXY, small, calls)
+        small = mode.prepare(served, mode.small, PROXY)
+        measure.send(served, mode.small, PROXY, small, calls)
         after_first = served.resident_bytes(PROXY)
-        measure.send(served, SMALL_16, PROXY, small, calls)
+        measure.send(served, mode.small, PROXY, small, calls)
         after_second = served.resident_bytes(PROXY)
     return Resident(calls, with_records, after_first, after_second, loaded)
 
 
 def huge_list_passes() -> bool:
     """Tell whether a list of 16 MiB, the longest that the kubelet takes, is the same with and without the proxy."""
-    with programs.served((DIRECT, PROXY), cases.HUGE_LIST_BYTES) as served:
+    with programs.served(MODES[CRI], (DIRECT, PROXY), list_bytes=HUGE_LIST_BYTES) as served:
         replies = []
         for way in (DIRECT, PROXY):
             with CriClient(str(served.socket(way))) as client:
                 reply = client.call("ListContainers", cri_pb2.ListContainersRequest())
             replies.append(reply.SerializeToString())
-    return replies[0] == replies[1] and len(replies[0]) >= cases.HUGE_LIST_BYTES - 1024
+    return replies[0] == replies[1] and len(replies[0]) >= HUGE_LIST_BYTES - 1024

@@ -8,39 +8,52 @@ Invariant: every figure names its unit.
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from scripts.benchmark.cases import CASES, Case
+from scripts.benchmark.cases import Case
 from scripts.benchmark.limits import MIB, Verdict
 from scripts.benchmark.measure import Figures, Round
 from scripts.benchmark.memory import RECORDS, Resident
 from scripts.demonstration.report import print_table
 
-HEADER = ("case", "way", "p50 us", "p99 us", "calls/s", "CPU us/call", "p50 to direct", "p50 to pipe", "CPU to pipe")
+HEADER = (
+    *("case", "way", "p50 us", "p99 us", "calls/s", "CPU us/call", "grew MiB"),
+    *("p50 to direct", "p50 to pipe", "CPU to pipe"),
+)
 
 
-def show_figures(rounds: Sequence[Round]) -> None:
-    """Print the medians over the rounds."""
-    title = "Median of the rounds" if len(rounds) > 1 else "One round"
-    print_table(f"{title}: {len(rounds)}, every way in turns", [HEADER, *figure_rows(rounds)])
+def show_figures(mode: str, rounds: Sequence[Round]) -> None:
+    """Print the medians over the rounds of a mode."""
+    title = f"{mode}, median of {len(rounds)} rounds" if len(rounds) > 1 else f"{mode}, one round"
+    print_table(f"{title}, every way in turns", [HEADER, *figure_rows(rounds)])
 
 
 def figure_rows(rounds: Sequence[Round]) -> list[tuple[str, ...]]:
     """Return the rows below ``HEADER``: every case on each of its ways."""
-    return [_row(rounds, case, way) for case in CASES for way in case.ways]
+    return [_row(rounds, case, way) for case, way in rounds[0]]
+
+
+def _rate(value: float) -> str:
+    """Spell calls per second, of which transfers make less than one."""
+    return format(value, ".0f" if value >= 10 else ".2f")
 
 
 def _row(rounds: Sequence[Round], case: Case, way: str) -> tuple[str, ...]:
-    def over(figure: Callable[[Figures], float | None], spelling: str, base: str | None = None) -> str:
+    def over(
+        figure: Callable[[Figures], float | None], spelling: str | Callable[[float], str], base: str | None = None
+    ) -> str:
         values = [_value(measured, case, way, figure, base) for measured in rounds]
         known = [value for value in values if value is not None]
-        return format(median(known), spelling) if known else "-"
+        if not known:
+            return "-"
+        return format(median(known), spelling) if isinstance(spelling, str) else spelling(median(known))
 
     return (
         case.name,
         way,
         over(lambda figures: figures.p50, ".0f"),
         over(lambda figures: figures.p99, ".0f"),
-        over(lambda figures: figures.calls_per_second, ".0f"),
+        over(lambda figures: figures.calls_per_second, _rate),
         over(lambda figures: figures.cpu, ".1f"),
+        over(lambda figures: None if figures.growth is None else figures.growth / MIB, ".2f"),
         over(lambda figures: figures.p50, ".2f", "direct"),
         over(lambda figures: figures.p50, ".2f", "pipe"),
         over(lambda figures: figures.cpu, ".2f", "pipe"),
@@ -58,7 +71,7 @@ def _value(
     return value / other if other else None
 
 
-def show_resident(resident: Resident) -> None:
+def show_resident(mode: str, resident: Resident) -> None:
     """Print the resident proxy's memory."""
     rows = [
         ("the proxy", "resident"),
@@ -66,18 +79,18 @@ def show_resident(resident: Resident) -> None:
         (f"after {resident.calls} calls", f"{resident.after_first / MIB:.1f} MiB"),
         (f"after {2 * resident.calls} calls", f"{resident.after_second / MIB:.1f} MiB"),
         ("growth over the second half", f"{resident.growth / MIB:.2f} MiB"),
-        ("aiohttp and grpcio while idle", ", ".join(resident.loaded) or "not loaded"),
+        ("libraries that an idle proxy must not have", ", ".join(resident.loaded) or "not loaded"),
     ]
-    print_table("Memory", rows)
+    print_table(f"{mode}, memory", rows)
 
 
-def show_verdicts(verdicts: Sequence[Verdict]) -> None:
+def show_verdicts(mode: str, verdicts: Sequence[Verdict]) -> None:
     """Print the limits and what was found."""
     rows = [
-        (verdict.name, f"{verdict.median:.2f}", f"{verdict.best:.2f}", f"{verdict.bound:.2f}", _word(verdict.kept))
+        (verdict.name, f"{verdict.median:.2f}", f"{verdict.best:.2f}", verdict.limit, _word(verdict.kept))
         for verdict in verdicts
     ]
-    print_table("Limits, by the median of the rounds", [("ratio", "median", "best", "limit", ""), *rows])
+    print_table(f"{mode}, limits by the median of the rounds", [("figure", "median", "best", "limit", ""), *rows])
 
 
 def _word(kept: bool) -> str:

@@ -1,7 +1,7 @@
 """The bench's container runtime: the tests' fake one, which tells at its end how many calls it answered well.
 
 h2load sees HTTP's status only; that no call failed in gRPC is known by counting here.
-Run: ``python -m scripts.benchmark.runtime SOCKET CONTAINERS LIST_BYTES``.
+Run: ``python -m scripts.benchmark.runtime SOCKET CONTAINERS LIST_BYTES TRANSFER_BYTES``; CRI has no transfers.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class CountingRuntime(FakeRuntime):
     async def answer(self, received: Received, context: Context) -> bytes:
         """Answer and count; a refused call raises before it is counted."""
         message = await super().answer(received, context)
-        if received.method == CREATE.method:
+        if received.method == CREATE.route:
             _work()
         self.answered[received.method] += CLIENT in str(dict(received.metadata).get("user-agent"))
         return message
@@ -49,7 +49,7 @@ def _work() -> None:
         pass
 
 
-async def serve(socket_path: str, containers: int, list_bytes: int) -> None:
+async def serve(socket_path: str, containers: int, list_bytes: int, transfer_bytes: int) -> None:
     """Serve until SIGTERM, then print the counts as one JSON line."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
@@ -60,4 +60,4 @@ async def serve(socket_path: str, containers: int, list_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    uvloop.run(serve(sys.argv[1], *map(int, sys.argv[2:])))
