@@ -1,4 +1,6 @@
-"""What scripts/demo shows: a pod's way through the proxy, and what the hook server changed on it.
+"""What scripts/demo shows: a pod's way through the proxy, and what the hook server changed on it, in both modes.
 
-``cri`` plays the scene on a CRI runtime, ``processes`` starts and ends what it needs, ``report`` prints and judges.
+``scene`` is the pod and what must come of it; ``cri`` and ``docker`` make its calls as a kubelet does in their mode.
+``runtimes`` has the engines and the fakes, ``processes`` starts and ends programs, ``interruption`` says what a signal
+does, ``report`` prints and judges.
 """

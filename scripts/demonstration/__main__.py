@@ -1,74 +1,37 @@
-"""Runs the demo: ``python -m scripts.demonstration [--fake]``; scripts/demo installs what it needs and calls it."""
+"""Runs the demo: ``python -m scripts.demonstration [--mode MODE] [--fake]``; scripts/demo installs what it needs.
+
+Owns the order of things: runtime, proxy, hook server, scene, tables; one mode after the other.
+Must not know: what is made in the scene.
+Invariant: the exit code is 0 only if every effect of every mode was found; else 1, and a wrong argument's is 2.
+"""
 
 import argparse
-import os
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
-
-from scripts.demonstration import cri, processes, report
-from tests.engines.containerd import Containerd, EngineError
+from scripts.demonstration import processes, report, scene
+from scripts.demonstration.interruption import interruption, run_apart
+from scripts.demonstration.runtimes import MODES, Mode, Runtime, why_fake
+from tests.engines.containerd import EngineError
 from tests.fakes import registration
+
+__all__ = ["demonstrate", "main", "why_fake"]
 
 REGISTRATION_NAME = "demo-annotations.json"
 """The file that the demo's hook server registers with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """The runtime behind the proxy."""
+def demonstrate(name: str, folder: Path, reason: str) -> bool:
+    """Show a mode's scene, on a fake runtime if there is a reason; return whether all was as it should be.
 
-    socket: str
-    cgroup_parent: str
-    log_directory: str
-
-
-def why_fake(asked: bool) -> str:
-    """Say why the fake runtime is used; "" if a real one must be."""
-    if asked:
-        return "--fake was given"
-    if os.geteuid() != 0:
-        return "not root, and a container runtime needs root"
-    return "" if _is_debian() else "not on Debian, where the runtime's packages are known"
-
-
-def _is_debian() -> bool:
-    try:
-        return "ID=debian" in Path("/etc/os-release").read_text().splitlines()
-    except OSError:
-        return False
-
-
-@contextmanager
-def containerd() -> Iterator[Runtime]:
-    """Run a private containerd."""
-    with Containerd() as engine:
-        print(f"Runtime: a private containerd on {engine.socket}")
-        yield Runtime(engine.socket, engine.cgroup_parent("demo"), str(engine.directory("logs")))
-
-
-@contextmanager
-def fake_runtime(folder: Path, reason: str) -> Iterator[Runtime]:
-    """Run the fake runtime, and say so."""
-    socket = folder / "fake.sock"
-    print(f"Runtime: the FAKE one of the tests, no container really runs ({reason})")
-    with processes.program("fake", [sys.executable, "-m", "tests.fakes.runtime", f"--socket={socket}"], folder) as fake:
-        fake.wait_until_it_listens(socket)
-        yield Runtime(str(socket), "/kubepods/besteffort/poddemo", str(folder))
-
-
-def demonstrate(folder: Path, reason: str) -> bool:
-    """Show the CRI scene; return whether all was as it should be."""
+    Raises EngineError and DemoError.
+    """
+    mode = MODES[name]
     processes.registrations(folder).mkdir()
-    with fake_runtime(folder, reason) if reason else containerd() as runtime:
-        command = processes.proxy_command(folder, runtime.socket)
+    with mode.fake(folder, reason) if reason else mode.engine() as runtime:
+        command = processes.proxy_command(name, folder, runtime.socket)
         print("Proxy:  ", " ".join(command))
         with processes.program("proxy", command, folder) as proxy:
             proxy.wait_until_it_listens(processes.proxy_socket(folder))
@@ -76,32 +39,45 @@ def demonstrate(folder: Path, reason: str) -> bool:
                 hooks.wait_until_it_listens(processes.hook_socket(folder))
                 processes.wait_for_registration(proxy, REGISTRATION_NAME)
                 print("Hooks:   the demo's hook server registered for", ", ".join(registration.ALL_POINTS))
-                return _play(folder, runtime, proxy)
+                effects = _play(mode, runtime, folder, proxy)
+                calls = report.read_calls(processes.call_log(folder))
+    return report.show(effects, calls, scene.EXPECTED_CALLS, report.OF_A_FAKE if reason else report.INSIDE)
 
 
-def _play(folder: Path, runtime: Runtime, proxy: processes.Program) -> bool:
+def _play(mode: Mode, runtime: Runtime, folder: Path, proxy: processes.Program) -> list[report.Effect]:
     try:
-        effects = cri.play(processes.proxy_socket(folder), runtime.cgroup_parent, runtime.log_directory)
-    except grpc.RpcError as error:
+        with runtime.kubelet(str(processes.proxy_socket(folder))) as kubelet:
+            return scene.play(kubelet)
+    except mode.errors as error:
         raise processes.DemoError(f"a call failed: {error}; the proxy's log ends: {proxy.output()[-1500:]}") from error
-    return report.show(effects, report.read_calls(processes.call_log(folder)), cri.EXPECTED_CALLS)
+
+
+def _shown(name: str, reason: str) -> bool:
+    report.print_title(MODES[name].title)
+    folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
+    try:
+        return demonstrate(name, folder, reason)
+    except (EngineError, processes.DemoError) as error:
+        interruption.check()
+        sys.stdout.flush()
+        print(f"FAILED: {MODES[name].title}: {error}", file=sys.stderr)
+    finally:
+        with interruption.held():
+            shutil.rmtree(folder)
+    return False
 
 
 def main() -> int:
     """Return the exit code: 0 if every effect was found, else 1."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description="Show a pod's way through runtimeproxy.")
-    parser.add_argument("--fake", action="store_true", help="use the tests' fake runtime in place of containerd")
+    parser.add_argument("--mode", choices=tuple(MODES), help="show this mode alone; default: one after the other")
+    parser.add_argument("--fake", action="store_true", help="use the tests' fake runtimes in the engines' places")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is ended on the way out
-    folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
-    try:
-        return 0 if demonstrate(folder, why_fake(arguments.fake)) else 1
-    except (EngineError, processes.DemoError) as error:
-        print(f"FAILED: {error}", file=sys.stderr)
-    finally:
-        shutil.rmtree(folder)
-    return 1
+    interruption.listen()  # so that everything is ended on the way out
+    reason = why_fake(arguments.fake)
+    shown = [_shown(name, reason) for name in MODES if arguments.mode in (None, name)]
+    return 0 if all(shown) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_apart(main))

@@ -1,4 +1,4 @@
-"""The programs that the demo starts: the proxy by its documented command line, the hook server, the fake runtime.
+"""The programs that the demo starts: the proxy by its documented command lines, the hook server, the fake runtimes.
 
 Owns their start, the wait until they listen, and their end by process id.
 Must not know: what is shown.
@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from scripts.demonstration.interruption import interruption
 
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
@@ -21,6 +23,11 @@ REGISTRATION_SECONDS = 11.0
 """A registration takes effect within 500 ms, within 10 s on a machine whose inotify does not work."""
 
 COMMAND = "koord-runtime-proxy"
+DOCUMENTED_FLAGS: Mapping[str, Sequence[str]] = {
+    "cri": ("--remote-runtime-service-endpoint={runtime}", "--remote-image-service-endpoint={runtime}"),
+    "docker": ("--backend-runtime-mode=Docker", "--remote-runtime-service-endpoint={runtime}"),
+}
+"""By mode."""
 
 
 class DemoError(Exception):
@@ -60,34 +67,36 @@ def program(name: str, command: Sequence[str], folder: Path) -> Iterator[Program
     log = folder / f"{name}.log"
     # The proxy's settings are the command line's alone, whatever the shell has set.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNTIMEPROXY_")}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
-    running = Program(name, process, log)
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with interruption.held(), log.open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+        running = Program(name, process, log)
         yield running
     except BaseException:
-        _stop(process)
+        if process is not None:
+            _stop(process)
         raise
     if code := _stop(process):
         raise DemoError(f"{name} ended with exit code {code}; its output ends: {running.output()[-1500:]}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> int:
-    process.terminate()
-    try:
-        return process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+    with interruption.held():
+        process.terminate()
+        try:
+            return process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
 
 
-def proxy_command(folder: Path, runtime: str) -> list[str]:
-    """Return the documented command line, with the demo's own folder in place of the machine's."""
+def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
+    """Return a mode's documented command line, with the demo's own folder in place of the machine's."""
     installed = Path(sys.executable).parent / COMMAND
     return [
         *([str(installed)] if installed.exists() else [sys.executable, "-m", "runtimeproxy", "run"]),
-        f"--remote-runtime-service-endpoint={runtime}",
-        f"--remote-image-service-endpoint={runtime}",
+        *(flag.format(runtime=runtime) for flag in DOCUMENTED_FLAGS[mode]),
         f"--koord-runtimeproxy-endpoint={proxy_socket(folder)}",
         f"--admin-endpoint={folder / 'admin.sock'}",
         f"--hookserver-config-dir={registrations(folder)}",

@@ -49,26 +49,43 @@ def read_calls(path: Path) -> list[HookCallLine]:
     ]
 
 
-def show(effects: Sequence[Effect], calls: Sequence[HookCallLine], expected_calls: Mapping[str, int]) -> bool:
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """What the found values are called: the column's head, and the verdict on all of them."""
+
+    column: str
+    verdict: str
+
+
+INSIDE = Wording("true inside", "are true inside the containers")
+OF_A_FAKE = Wording("the fake shows", "reached the fake runtime, where no container really runs")
+
+
+def show(
+    effects: Sequence[Effect],
+    calls: Sequence[HookCallLine],
+    expected_calls: Mapping[str, int],
+    wording: Wording = INSIDE,
+) -> bool:
     """Print both tables and the verdict; return whether all is as it should be."""
-    header = ("container", "what", "the kubelet asked", "the hook set", "true inside", "")
+    header = ("container", "what", "the kubelet asked", "the hook set", wording.column, "")
     rows = [
         (effect.container, effect.what, effect.asked, effect.hook or "-", effect.inside, "ok" if effect.true else "NO")
         for effect in effects
     ]
-    print_table("What was asked, what was changed, what is true", [header, *rows])
+    print_table("What was asked, what was changed, what came of it", [header, *rows])
     print_table("Hook calls", [("time", "after", "hook point", "pod", "container", "took"), *_call_rows(calls)])
     wrong = [f"{effect.container} {effect.what}" for effect in effects if not effect.true]
     counted = Counter(call.point for call in calls)
     uncalled = [
         f"{point} {counted[point]} of {times}" for point, times in expected_calls.items() if counted[point] != times
     ]
-    for problem, names in (("not true inside", wrong), ("hook calls made", uncalled)):
+    for problem, names in (("not as it should be", wrong), ("hook calls made", uncalled)):
         if names:
             print(f"FAILED: {problem}: {', '.join(names)}")
     if wrong or uncalled:
         return False
-    print(f"OK: {len(effects)} effects are true inside the containers, {len(calls)} hook calls were made.")
+    print(f"OK: {len(effects)} effects {wording.verdict}, {len(calls)} hook calls were made.")
     return True
 
 
@@ -84,6 +101,11 @@ def _call_rows(calls: Sequence[HookCallLine]) -> list[tuple[str, ...]]:
         )
         for call in calls
     ]
+
+
+def print_title(title: str) -> None:
+    """Print the title of all that follows."""
+    print(f"\n{title}\n{'=' * len(title)}\n")
 
 
 def print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
