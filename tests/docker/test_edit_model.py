@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from runtimeproxy.docker.edit import edit_container, edit_pod, edit_update
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.model import Adjustment, Resources, ResourceValue
+from tests.amounts import examples
 
 GIB = 2**30
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=3)
@@ -48,7 +49,7 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(BODIES, MAPS, MAPS, ENVS, CHANGES, st.none() | st.sampled_from(["", "p", "q"]), st.sampled_from([None, 1]))
 def test_any_create(
     body: dict[str, Any],
@@ -104,7 +105,7 @@ def check_host(
     assert not (after.get("NanoCpus") and "cpu_quota" in changes)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(HOSTS, CHANGES, LIMITS.filter(lambda limit: limit >= 0), LIMITS)
 def test_any_update(body: dict[str, Any], changes: dict[str, ResourceValue], memory: int, swap: int) -> None:
     held = Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire.json import Edit, Elements, Members, Object, Put, fold, parse, rewrite
+from tests.amounts import examples
 
 LONG_S, KELVIN = "\u017f", "\u212a"
 SPACE = st.text(" \t\n\r", max_size=2)
@@ -127,7 +128,7 @@ def expected(text: str, edit: Edit) -> str | None:
         return None
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(VALUES, EDITS)
 @example('{"a":1,"k":2,"K":3}', Members({"k": Put(1)}))
 def test_any_document_and_edit(text: str, edit: Edit) -> None:
@@ -143,7 +144,7 @@ def test_any_document_and_edit(text: str, edit: Edit) -> None:
     assert plain(parse(result)) == plain(json.loads(result, object_pairs_hook=Object))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data(), st.booleans())
 def test_every_byte_outside_a_changed_value_stays(data: st.DataObject, exact: bool) -> None:
     names = data.draw(st.lists(KEYS, max_size=4, unique_by=fold))
