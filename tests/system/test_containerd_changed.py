@@ -2,25 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from runtimeproxy.hookapi import api_pb2
 from tests.engines import cgroups, cri, streaming
 from tests.engines.containerd import Containerd
 from tests.engines.test_containerd_direct import upper_case_server
 from tests.fakes import hookanswers
-from tests.fakes.cri_pb2 import CONTAINER_EXITED, ContainerConfig, LinuxContainerResources, PodSandboxConfig
+from tests.fakes.cri_pb2 import CONTAINER_EXITED
 from tests.system import told
 from tests.system.node import (
-    CPU,
     MIB,
     Node,
     end,
-    inside,
     plain_pod,
     register,
     rich_container,
@@ -28,19 +24,25 @@ from tests.system.node import (
     running,
     told_by_first_act,
 )
+from tests.system.scene import (
+    AT_START,
+    AT_UPDATE,
+    KUBELETS_UPDATE,
+    STARTED,
+    UPDATED,
+    ContainerAnswer,
+    PodAnswer,
+    Scene,
+    act,
+    assert_first_act,
+    assert_in_force,
+    cri_resources,
+    of_update,
+    resources_answer,
+)
 
 pytestmark = pytest.mark.engine
 
-Values = Mapping[str, int | str]
-PodAnswer = api_pb2.PodSandboxHookResponse
-ContainerAnswer = api_pb2.ContainerResourceHookResponse
-
-AT_CREATE: Values = {"cpu_shares": 300, "cpu_quota": 20000, "cpuset_cpus": CPU, "memory_limit_in_bytes": 48 * MIB}
-AT_START: Values = {"cpu_shares": 700, "cpu_quota": -1}
-STARTED: Values = {"cpu_period": 100000, **AT_CREATE, **AT_START}
-KUBELETS_UPDATE: Values = {"cpu_shares": 400, "memory_limit_in_bytes": 96 * MIB}
-AT_UPDATE: Values = {"cpu_quota": 30000, "cpuset_cpus": CPU}
-UPDATED: Values = {**STARTED, **KUBELETS_UPDATE, **AT_UPDATE}
 ENVIRONMENT = {"LEVEL": "debug", "DEVICES": "0,1", "SENTENCE": "two words = three", "EMPTY": "", "PATH": "/bin"}
 
 
@@ -56,63 +58,11 @@ def client(node: Node, request: pytest.FixtureRequest) -> Iterator[cri.CriClient
         yield made
 
 
-def resources_answer(values: Values) -> hookanswers.Answer:
-    """Answer these resources and nothing else."""
-    resources = api_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
-    return hookanswers.reply(ContainerAnswer(container_resources=resources))
-
-
-def cri_resources(values: Values) -> LinuxContainerResources:
-    return LinuxContainerResources(**values)  # type: ignore[arg-type]
-
-
-def assert_in_force(client: cri.CriClient, container_id: str, parent: str, values: Values) -> None:
-    """Compare what the container sees, and what the host sees of it under this cgroup parent."""
-    expected = {setting: cgroups.expected(setting, value) for setting, value in values.items()}
-    assert {setting: inside(client, container_id, setting) for setting in values} == expected
-    assert {setting: cgroups.read(f"{parent}/{container_id}", setting) for setting in values} == expected
-
-
-def assert_first_act(told_inside: Mapping[str, str], values: Values) -> None:
-    for setting, value in values.items():
-        assert cgroups.parse(setting, told_inside[setting]) == cgroups.expected(setting, value), setting
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """A pod and a container as the kubelet sends them, and as they are after the hooks before their create."""
-
-    pod: PodSandboxConfig
-    container: ContainerConfig
-    pod_now: PodSandboxConfig
-    container_now: ContainerConfig
-
-    @property
-    def parent(self) -> str:
-        """Return the cgroup parent that the hook chose."""
-        return self.pod_now.linux.cgroup_parent
-
-
 @pytest.fixture
 def scene(node: Node) -> Scene:
     """Let a hook act at every Pre point."""
-    pod, container = rich_pod(node.engine), rich_container()
-    for_pod = PodAnswer(
-        labels={"app": "changed", "hook.example/label": "added"},
-        annotations={"hook.example/pod": "added"},
-        cgroup_parent=node.engine.cgroup_parent(pod.metadata.uid, "burstable"),
-        resources=api_pb2.LinuxContainerResources(cpu_shares=300),
-    )
-    for_container = ContainerAnswer(
-        container_annotations={"hook.example/container": "added"},
-        container_envs={"LEVEL": "debug", "DEVICES": "0,1"},
-        container_resources=api_pb2.LinuxContainerResources(**AT_CREATE),  # type: ignore[arg-type]
-    )
-    node.hooks.on("PreRunPodSandbox", hookanswers.reply(for_pod))
-    node.hooks.on("PreCreateContainer", hookanswers.reply(for_container))
-    node.hooks.on("PreStartContainer", resources_answer(AT_START))
-    node.hooks.on("PreUpdateContainerResources", resources_answer(AT_UPDATE))
-    return Scene(pod, container, told.changed_pod(pod, for_pod), told.changed_container(container, for_container))
+    pod = rich_pod(node.engine)
+    return act(node.hooks, pod, rich_container(), node.engine.cgroup_parent(pod.metadata.uid, "burstable"))
 
 
 def test_a_pod_that_a_hook_changes(node: Node, client: cri.CriClient, scene: Scene) -> None:
@@ -158,10 +108,7 @@ def test_an_update_that_a_hook_changes(node: Node, client: cri.CriClient, scene:
     node.told()
 
     client.update(container_id, cri_resources(KUBELETS_UPDATE))
-    # A hook that scales must scale the kubelet's own figures, not what it made of them before.
-    asked = ContainerConfig.FromString(scene.container_now.SerializeToString())
-    asked.linux.resources.CopyFrom(scene.container.linux.resources)
-    asked.linux.resources.MergeFrom(cri_resources(KUBELETS_UPDATE))
+    asked = of_update(scene, KUBELETS_UPDATE)
     assert node.told() == [("PreUpdateContainerResources", told.of_container(scene.pod_now, asked, container_id))]
     assert_in_force(client, container_id, scene.parent, UPDATED)
 

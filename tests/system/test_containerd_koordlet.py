@@ -1,11 +1,10 @@
 """A stand-in koordlet works unchanged on real containerd: its way to register, its echoes, its -1 and its empty cpuset.
 
-What it does is told in hook-api ("Registration files", "What an answer means") and done here as the real one does it.
+What it does is told in hook-api ("Registration files", "What an answer means").
 """
 
 import json
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,34 +13,10 @@ from tests.engines import cgroups, cri
 from tests.engines.containerd import Containerd
 from tests.fakes import hookanswers, registration
 from tests.fakes.cri_pb2 import LinuxContainerResources
+from tests.system.koordlet import POINTS, UNLIMITED, Koordlet, nobody, registered
 from tests.system.node import CPU, Node, end, inside, rich_container, rich_pod, running, told_by_first_act
 
 pytestmark = pytest.mark.engine
-
-POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
-"""What a koordlet with its defaults lists, beside the point that the protocol lacks."""
-UNLIMITED = {"cpu_shares": 700, "cpu_quota": -1, "memory_limit_in_bytes": -1}
-
-
-class Koordlet:
-    """Registers again and again, in place, each time in another order, and leaves its file there in the end."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._seeds = count()
-
-    def register(self) -> None:
-        """Write the file."""
-        folder, socket_path = self._node.proxy.registrations, self._node.hooks.socket_path
-        registration.write_as_koordlet(folder, socket_path, POINTS, seed=next(self._seeds))
-
-    def truncate(self) -> None:
-        """Leave the file as a reader may find it in the middle of a write: empty."""
-        self._node.proxy.registrations.joinpath("koordlet.json").write_text("")
-
-
-def nobody(node: Node) -> None:
-    """Register nothing before the proxy starts."""
 
 
 @pytest.fixture
@@ -52,11 +27,7 @@ def node(containerd: Containerd, tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def koordlet(node: Node) -> Koordlet:
-    node.hooks.default = hookanswers.koordlet()
-    made = Koordlet(node)
-    made.register()
-    node.proxy.wait_for_registration("koordlet.json")
-    return made
+    return registered(node)
 
 
 @pytest.fixture(params=cri.VERSIONS)

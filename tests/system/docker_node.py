@@ -1,0 +1,209 @@
+"""A node with a real dockerd: a kubelet's pods reach it through dockershim, and the proxy.
+
+Owns the way of CRI's messages through dockershim's calls, and what two pods have in common when they are inspected.
+Must not know: what a hook server is told or what it changes.
+Invariant: a test asks this client as it asks that of CRI; only what dockershim cannot say has no method here.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
+
+from tests.engines import docker_cli
+from tests.engines.docker_cli import Mask, Outcome
+from tests.engines.dockerd import Dockerd
+from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
+from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, Dockershim, Generation
+from tests.fakes.dockershim_bodies import Pod, Values
+from tests.system.node import LAST_LINE, Hooked, beside, names_and_values, register
+from tests.system.proxy import ProxyProcess
+
+GENERATIONS = (CRI_DOCKERD, DOCKERSHIM)
+OF_THIS_RUN = (
+    *docker_cli.DRAWN,
+    Mask("<pid>", r'"Pid": \d+', "processes are numbered as they come"),
+)
+"""What differs between two containers that were asked for alike."""
+
+
+class Kubelet:
+    """A client on a socket that makes pods of CRI's messages through dockershim."""
+
+    def __init__(self, socket: str, generation: Generation = CRI_DOCKERD) -> None:
+        self.socket = socket
+        self.shim = Dockershim(socket, generation)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.shim.close()
+
+    def docker(self, *arguments: str, exit_code: int = 0) -> Outcome:
+        """Run a docker command on this socket, which must end so."""
+        outcome = docker_cli.run(self.socket, *arguments)
+        assert outcome.exit_code == exit_code, outcome
+        return outcome
+
+    def version(self) -> dict[str, Any]:
+        """Ask for the daemon's version."""
+        return self.shim.version()
+
+    # ---- pods
+
+    def run_pod(self, config: PodSandboxConfig) -> str:
+        """Run a pod sandbox; return its id."""
+        pod = _pod(config)
+        return self.shim.run_pod_sandbox(
+            pod.name,
+            pod.uid,
+            namespace=pod.namespace,
+            attempt=pod.attempt,
+            labels=pod.labels,
+            annotations=pod.annotations,
+            cgroup_parent=pod.cgroup_parent,
+            oom_score_adj=0,  # a machine may lack CAP_SYS_RESOURCE
+        )
+
+    def stop_pod(self, pod_id: str) -> None:
+        """Stop a pod sandbox."""
+        self.shim.stop_pod_sandbox(pod_id)
+
+    def remove_pod(self, pod_id: str) -> None:
+        """Remove a pod sandbox with its containers."""
+        self.shim.remove_pod_sandbox(pod_id)
+
+    def pods(self) -> list[Any]:
+        """List all pod sandboxes."""
+        return [SimpleNamespace(id=pod["Id"]) for pod in self.shim.list_pod_sandboxes()]
+
+    # ---- containers
+
+    def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str:
+        """Create a container in a pod; return its id."""
+        self.shim.pods[pod_id] = _pod(pod)
+        return self.shim.create_container(
+            pod_id,
+            config.metadata.name,
+            attempt=config.metadata.attempt,
+            command=config.command,
+            envs=[(entry.key, entry.value.decode()) for entry in config.envs],
+            labels=config.labels,
+            annotations=config.annotations,
+            resources=_values(config.linux.resources),
+        )
+
+    def start(self, container_id: str) -> None:
+        """Start a created container."""
+        self.shim.start_container(container_id)
+
+    def update(self, container_id: str, resources: LinuxContainerResources) -> None:
+        """Change the resources of a container."""
+        self.shim.update_container_resources(container_id, _values(resources))
+
+    def stop(self, container_id: str) -> None:
+        """Stop a container at once."""
+        self.shim.stop_container(container_id)
+
+    def remove(self, container_id: str) -> None:
+        """Remove a container."""
+        self.shim.remove_container(container_id)
+
+    def exec_sync(self, container_id: str, *command: str) -> Any:
+        """Run a command in a container; return its output and exit code."""
+        exit_code, stdout, stderr = self.shim.exec_sync(container_id, command)
+        return SimpleNamespace(stdout=stdout, stderr=stderr, exit_code=exit_code)
+
+    def host(self, container_id: str) -> dict[str, Any]:
+        """Return what dockerd was asked for beside the image's own: its HostConfig."""
+        return dict(self.shim.inspect(container_id)["HostConfig"])
+
+    def labels(self, container_id: str) -> dict[str, str]:
+        """Return the labels of a container or a sandbox."""
+        return dict(self.shim.inspect(container_id)["Config"]["Labels"])
+
+    def told_by_first_act(self, container_id: str) -> dict[str, str]:
+        """Follow the container's log to the end of its first act; return its lines as names and values."""
+        output = b""
+        for _, data in self.shim.logs(container_id, follow=True):
+            output += data
+            if f"{LAST_LINE}\n".encode() in output:
+                break
+        return names_and_values(output.decode().splitlines())
+
+    def inspected(self, *ids: str) -> list[str]:
+        """Return what dockerd tells of containers, but for what differs between two that were asked for alike."""
+        text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
+        for number, one in enumerate(ids):
+            text = text.replace(one, f"<container {number}>")
+        return docker_cli.masked(text.encode(), OF_THIS_RUN).splitlines()
+
+
+def _pod(config: PodSandboxConfig) -> Pod:
+    metadata = config.metadata
+    return Pod(
+        metadata.name,
+        metadata.uid,
+        metadata.namespace,
+        metadata.attempt,
+        dict(config.labels),
+        dict(config.annotations),
+        config.linux.cgroup_parent,
+    )
+
+
+def _values(resources: LinuxContainerResources) -> Values:
+    """Return what dockershim passes on; it sets the swap limit by itself."""
+    named = {field.name: value for field, value in resources.ListFields()}
+    named.pop("memory_swap_limit_in_bytes", None)
+    return named
+
+
+@dataclass(frozen=True, slots=True)
+class DockerNode(Hooked):
+    """A node with a dockerd."""
+
+    engine: Dockerd
+
+    def client(self, generation: Generation = CRI_DOCKERD) -> Kubelet:
+        """Return a kubelet that uses the proxy's socket."""
+        return Kubelet(str(self.proxy.socket), generation)
+
+    def direct(self) -> Kubelet:
+        """Return a kubelet that uses dockerd's own socket."""
+        return Kubelet(self.engine.socket)
+
+
+@contextmanager
+def running(
+    engine: Dockerd, folder: Path, prepare: Callable[[DockerNode], None] = register, *, runtime: str = ""
+) -> Iterator[DockerNode]:
+    """Run a hook server, and then a proxy before an engine; ``prepare`` is called between the two.
+
+    ``runtime`` is a socket that stands for the engine's own. What was made is removed at the end.
+    """
+    proxy = ProxyProcess(
+        folder / "proxy", backend_runtime_mode="Docker", remote_runtime_service_endpoint=runtime or engine.socket
+    )
+    with (
+        engine.restored(),
+        beside(proxy, folder, lambda hooks: DockerNode(proxy, hooks, engine), prepare) as node,
+    ):
+        yield node
+
+
+@contextmanager
+def as_new(node: DockerNode) -> Iterator[DockerNode]:
+    """Lend a node that runs on to a test: no answer is chosen, nobody was told anything, no container is left over."""
+    node.hooks.answers.clear()
+    node.told()
+    with node.engine.restored():
+        yield node
