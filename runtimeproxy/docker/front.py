@@ -37,7 +37,7 @@ from runtimeproxy.wire.http1 import BadMessage
 log = logging.getLogger(__name__)
 
 LINGER_SECONDS = 1.0
-"""How long a client may still send after our last answer, so that it reads that before it sees the end."""
+"""How long a client may still send after it was given our last answer, so that it reads that before it sees the end."""
 
 _POINTS = {action: kind.points() for action, kind in BY_REFERENCE.items()}
 """The hook points for whose sake a reference that the Store does not know is looked up."""
@@ -175,9 +175,6 @@ class Connection:
 
     def client_ended(self) -> bool:
         """Take the client's EOF; behind a held call it waits."""
-        if self._finished:
-            self.pair.close()
-            return True
         return self.reader.client_ended()
 
     def client_gone(self) -> None:
@@ -260,4 +257,13 @@ class Connection:
         """Half-close behind our last answer, and close when the client has, or after a time."""
         self._finished = True
         self.pair.finish_client()
-        self._front.loop.call_later(LINGER_SECONDS, self.pair.close)
+        self._linger()
+
+    def _linger(self) -> None:
+        self._front.loop.call_later(LINGER_SECONDS, self._close_if_delivered)
+
+    def _close_if_delivered(self) -> None:
+        if self.pair.delivered:
+            self.pair.close()
+        else:
+            self._linger()

@@ -189,6 +189,11 @@ class Pair:
         self.hold_client(False)
         self._close_if_done()
 
+    @property
+    def delivered(self) -> bool:
+        """Tell whether the client has everything."""
+        return not self._client.waiting
+
     def close(self) -> None:
         """Close both sides at once."""
         if self._closed:

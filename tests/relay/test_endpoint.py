@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtimeproxy.relay.endpoint import HIGH_WATER, LOW_WATER, Endpoint
+from runtimeproxy.relay.endpoint import HIGH_WATER, LOW_WATER, PIECE_BYTES, Endpoint
+from runtimeproxy.relay.hangups import Hangups
 
 TICK_SECONDS = 0.01
 
@@ -184,3 +185,89 @@ async def test_closing_with_bytes_waiting_leaves_no_callback(sockets: tuple[sock
     read_all(far)
     await asyncio.sleep(TICK_SECONDS)
     assert (listener.drains, listener.ends) == (0, 0)
+
+
+async def test_it_tells_when_nothing_waits_though_it_was_never_slow(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    """Whoever waits to close behind the last bytes hears of them."""
+    near, far = sockets
+    endpoint, listener = made(near)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    sent = b"x" * (LOW_WATER // 2)
+    endpoint.write(sent)
+    assert 0 < endpoint.waiting < LOW_WATER
+    got = bytearray()
+    while not listener.drains:
+        got += read_all(far)
+        await asyncio.sleep(0)
+    assert endpoint.waiting == 0
+    assert bytes(got) + read_all(far) == sent
+    endpoint.close()
+
+
+async def test_a_closed_endpoint_has_nothing_waiting(sockets: tuple[socket.socket, socket.socket]) -> None:
+    near, _ = sockets
+    endpoint, _ = made(near)
+    endpoint.write(b"x" * HIGH_WATER)
+    assert endpoint.waiting
+    endpoint.close()
+    assert endpoint.waiting == 0
+
+
+async def test_a_hang_up_is_told_once_and_not_of_a_closed_endpoint(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    near, far = sockets
+    hangups = Hangups(asyncio.get_running_loop())
+    told: list[str] = []
+    endpoint, listener = made(near)
+    endpoint.watch(hangups, lambda: told.append("gone"))
+    endpoint.watch(hangups, lambda: told.append("watched twice"))
+    endpoint.resume()
+    far.sendall(b"last words")
+    far.shutdown(socket.SHUT_WR)
+    while not listener.ends:
+        await listener.change()
+    await asyncio.sleep(TICK_SECONDS)
+    assert not told, "it has only half-closed"
+    far.close()
+    while not told:
+        await asyncio.sleep(TICK_SECONDS)
+    endpoint.close()
+    assert told == ["gone"]
+    hangups.close()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["closed before", "closed while watched"])
+async def test_of_a_closed_endpoint_no_hang_up_is_told(
+    sockets: tuple[socket.socket, socket.socket], before: bool
+) -> None:
+    near, far = sockets
+    hangups = Hangups(asyncio.get_running_loop())
+    told: list[str] = []
+    endpoint, _ = made(near)
+    if before:
+        endpoint.close()
+    endpoint.watch(hangups, lambda: told.append("gone"))
+    endpoint.close()
+    far.close()
+    await asyncio.sleep(TICK_SECONDS)
+    assert not told
+    hangups.close()
+
+
+async def test_short_pieces_count_for_more_than_their_bytes(sockets: tuple[socket.socket, socket.socket]) -> None:
+    """Lines of a few bytes for a peer that does not read: each costs some hundred bytes to keep."""
+    near, _ = sockets
+    endpoint, _ = made(near)
+    while not endpoint.waiting:
+        endpoint.write(b"x" * LOW_WATER)
+    already = endpoint.waiting
+    pieces = 0
+    while not endpoint.slow:
+        endpoint.write(b"a line\n")
+        pieces += 1
+    assert pieces * PIECE_BYTES <= HIGH_WATER
+    assert endpoint.waiting - already == pieces * len(b"a line\n")
+    endpoint.close()

@@ -6,76 +6,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtimeproxy.errors import WireError
-from runtimeproxy.relay.pair import Pair
-
-MIB = 2**20
-
-
-class Copy:
-    """A flow that copies, and does what a test asks on special bytes."""
-
-    def __init__(self) -> None:
-        self.to_client: list[bytes] = []
-        self.to_backend: list[bytes] = []
-        self.events: list[str] = []
-        self.keeps = False
-
-    def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        return self.to_client, self.to_backend
-
-    def client_bytes(self, data: bytes) -> bool:
-        if data == b"nonsense":
-            raise WireError("nonsense")
-        self.to_backend += [data[:1], data[1:]] if len(data) > 1 else [data]
-        return data == b"more follows"
-
-    def backend_bytes(self, data: bytes) -> bool:
-        if data == b"nonsense":
-            self.to_client.append(b"last words")
-            raise WireError("nonsense")
-        self.to_client.append(data)
-        return False
-
-    def client_ended(self) -> None:
-        self.events.append("client ended")
-
-    def backend_ended(self) -> bool:
-        self.events.append("backend ended")
-        return self.keeps
-
-    def closed(self) -> None:
-        self.events.append("closed")
-
-
-class Rig:
-    """A pair between two socket pairs."""
-
-    def __init__(self) -> None:
-        self.client, near = socket.socketpair()
-        self.backend, far = socket.socketpair()
-        self.flow = Copy()
-        self.pair = Pair(asyncio.get_running_loop(), near, far, self.flow)
-        for sock in (self.client, self.backend):
-            sock.setblocking(False)
-
-    async def read(self, sock: socket.socket, size: int = 65536) -> bytes:
-        async with asyncio.timeout(5):
-            return await asyncio.get_running_loop().sock_recv(sock, size)
-
-    async def until(self, event: str) -> None:
-        async with asyncio.timeout(5):
-            while event not in self.flow.events:
-                await asyncio.sleep(0.001)
+from tests.relay.paired import MIB, Rig
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     made = Rig()
     yield made
-    made.pair.close()
-    made.client.close()
-    made.backend.close()
+    made.close()
+
+
+@pytest.fixture
+async def watching() -> AsyncIterator[Rig]:
+    made = Rig(watches=True)
+    yield made
+    made.close()
 
 
 async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
@@ -152,3 +97,121 @@ async def test_the_end_waits_for_a_slow_client(rig: Rig) -> None:
         got += len(piece)
     assert got == sent
     await rig.until("closed")
+
+
+# ---- half-close
+
+
+async def test_eof_that_waits_passes_when_the_flow_says_so(rig: Rig) -> None:
+    rig.flow.waits = True
+    rig.client.shutdown(socket.SHUT_WR)
+    await rig.until("client ended")
+    rig.flow.to_backend.append(b"held till now")
+    rig.pair.client_done()
+    assert await rig.read(rig.backend) == b"held till now"
+    assert await rig.read(rig.backend) == b""
+    rig.backend.send(b"answer")
+    assert await rig.read(rig.client) == b"answer"
+
+
+@pytest.mark.parametrize("first", ["client", "backend"])
+async def test_in_a_tunnel_each_side_ends_by_itself(watching: Rig, first: str) -> None:
+    rig = watching
+    rig.flow.keeps = True
+    if first == "client":
+        rig.client.shutdown(socket.SHUT_WR)
+        assert await rig.read(rig.backend) == b""
+        rig.backend.send(b"late output")
+        assert await rig.read(rig.client) == b"late output"
+        assert await rig.stays_open()
+    rig.backend.shutdown(socket.SHUT_WR)
+    await rig.until("backend ended")
+    rig.flow.to_client.append(b"last output")
+    rig.pair.half_close()
+    assert await rig.read(rig.client) == b"last output"
+    assert await rig.read(rig.client) == b""
+    if first == "backend":
+        rig.client.send(b"late input")
+        assert await rig.read(rig.backend) == b"late input"
+        assert await rig.stays_open()
+        rig.client.shutdown(socket.SHUT_WR)
+        assert await rig.read(rig.backend) == b""
+    await rig.until("closed")
+
+
+async def test_a_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig) -> None:
+    rig.flow.keeps = True
+    rig.backend.shutdown(socket.SHUT_WR)
+    await rig.until("backend ended")
+    rig.pair.half_close()
+    sent = await rig.fill(rig.client)
+    rig.client.shutdown(socket.SHUT_WR)
+    assert await rig.stays_open()
+    assert await rig.read_to_end(rig.backend) == sent
+    await rig.until("closed")
+
+
+async def test_a_tunnel_to_a_backend_that_has_gone_is_closed(watching: Rig) -> None:
+    """It read nothing any more: the client need not find that out by itself."""
+    rig = watching
+    rig.flow.keeps = True
+    rig.backend.send(b"last output")
+    rig.backend.close()
+    await rig.until("backend ended")
+    rig.pair.half_close()
+    assert await rig.read(rig.client) == b"last output"
+    assert await rig.read(rig.client) == b""
+    await rig.until("closed")
+    assert rig.flow.events == ["backend ended", "closed"]
+
+
+async def test_also_behind_a_slow_client_that_gets_everything(watching: Rig) -> None:
+    rig = watching
+    rig.flow.keeps = True
+    sent = await rig.fill(rig.backend)
+    rig.backend.close()
+    reading = asyncio.create_task(rig.read_to_end(rig.client))
+    await rig.until("backend ended")
+    rig.pair.half_close()
+    assert await reading == sent
+    await rig.until("closed")
+
+
+# ---- the client is held
+
+
+async def test_a_client_that_is_held_is_not_read(rig: Rig) -> None:
+    rig.pair.hold_client(True)
+    rig.client.send(b"one")
+    await asyncio.sleep(0.02)
+    rig.backend.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        rig.backend.recv(9)
+    rig.pair.hold_client(False)
+    assert await rig.read(rig.backend) == b"one"
+
+
+async def test_a_held_client_is_not_read_when_the_backend_has_drained(rig: Rig) -> None:
+    sent = await rig.fill(rig.client)
+    rig.pair.hold_client(True)
+    reading = asyncio.create_task(rig.read_to_end(rig.backend))
+    await asyncio.sleep(0.1)
+    assert not rig.pair._backend.waiting
+    rig.client.shutdown(socket.SHUT_WR)
+    await asyncio.sleep(0.02)
+    assert not rig.flow.events, "its EOF is behind bytes that are not read"
+    rig.pair.hold_client(False)
+    assert await reading == sent
+
+
+async def test_a_client_is_not_read_for_a_slow_backend_though_it_is_held_no_longer(rig: Rig) -> None:
+    sent = await rig.fill(rig.client)
+    rig.pair.hold_client(True)
+    rig.pair.hold_client(False)
+    with pytest.raises(BlockingIOError):
+        rig.client.send(b"more")
+    await asyncio.sleep(0.02)
+    with pytest.raises(BlockingIOError):
+        rig.client.send(b"more")
+    rig.client.shutdown(socket.SHUT_WR)
+    assert await rig.read_to_end(rig.backend) == sent

@@ -1,0 +1,225 @@
+"""A scripted peer for both sides of a Docker connection: a reader without sockets between a client and a daemon.
+
+Owns messages as bytes, the sides of a ``Reader`` and its fake ``Events``.
+Must not know: how the reader works.
+Invariant: nothing that a side got is taken back, and nothing follows its EOF.
+"""
+
+from collections.abc import Callable, Iterable
+
+from runtimeproxy.call import PROCESS_LIMIT, HeldBytes
+from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.reader import Reader
+from runtimeproxy.docker.routes import Action, Route
+from runtimeproxy.wire.http1 import BadMessage
+
+ID = "f25e2652ca87d84b3474297e8ad9e595d4b9380bd870e2b152fcf2b0650a958f"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
+EXPECT = "Expect: 100-continue"
+CLOSE = "Connection: close"
+CHUNKED = "Transfer-Encoding: chunked"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def head(*lines: str) -> bytes:
+    """Join the lines of a head."""
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+def request(method: str, target: str, *fields: str, body: bytes | None = None) -> bytes:
+    """Return a request; ``body`` is sized."""
+    length = () if body is None else (f"Content-Length: {len(body)}",)
+    return head(f"{method} {target} HTTP/1.1", "Host: docker", *length, *fields) + (body or b"")
+
+
+def answer(status: int, *fields: str, body: bytes | None = b"") -> bytes:
+    """Return an answer; ``body`` is sized, None means that nothing is said of one."""
+    length = () if body is None else (f"Content-Length: {len(body)}",)
+    return head(f"HTTP/1.1 {status} Words", *length, *fields) + (body or b"")
+
+
+def chunks(*pieces: bytes, trailers: tuple[str, ...] = ()) -> bytes:
+    """Return a body in chunks."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + head(*trailers)
+
+
+PING = request("GET", "/_ping")
+INFO = request("GET", "/v1.41/info")
+CREATE = request("POST", "/v1.41/containers/create?name=box", "Content-Type: application/json", body=b'{"Image":"i"}')
+START = request("POST", f"/v1.41/containers/{ID}/start")
+STOP = request("POST", f"/v1.41/containers/{ID}/stop?t=10", body=b"")
+ATTACH = request("POST", f"/v1.41/containers/{ID}/attach?stream=1", *UPGRADE)
+EXEC = request("POST", f"/v1.41/exec/{ID}/start", "Content-Type: application/json", body=b'{"Detach":false}')
+
+OK = answer(200, "Api-Version: 1.41", body=b"OK")
+CREATED = answer(201, "Content-Type: application/json", body=b'{"Id":"1","Warnings":[]}')
+NO_CONTENT = answer(204, body=None)
+NOT_FOUND = answer(404, "Content-Type: application/json", body=b'{"message":"No such container: x"}\n')
+SWITCHING = head("HTTP/1.1 101 UPGRADED", "Content-Type: application/vnd.docker.raw-stream", *UPGRADE)
+HIJACKED = answer(200, "Content-Type: application/vnd.docker.raw-stream", body=None)
+"""The old-style hijack: neither a length nor chunks."""
+
+
+class Side:
+    """One peer: its bytes go into ``feed``, what the proxy has for it comes out of ``out``."""
+
+    def __init__(self, feed: Callable[[bytes], None], out: list[bytes]) -> None:
+        self._feed = feed
+        self._out = out
+        self._got = bytearray()
+        self.ended = False
+        """True once it saw EOF."""
+
+    def sends(self, *pieces: bytes) -> None:
+        """Send each piece by itself."""
+        for piece in pieces:
+            self._feed(piece)
+
+    def sends_cut(self, data: bytes, sizes: Iterable[int]) -> None:
+        """Send bytes in pieces of these sizes, what is left in one."""
+        at = 0
+        for size in sizes:
+            if data[at : at + size]:
+                self._feed(data[at : at + size])
+            at += size
+        if data[at:]:
+            self._feed(data[at:])
+
+    def settle(self) -> None:
+        """Take what has come out."""
+        data = b"".join(self._out)
+        self._out.clear()
+        assert not (data and self.ended), "bytes follow the EOF"
+        self._got += data
+
+    def got(self) -> bytes:
+        """Return the bytes that came since the last time."""
+        self.settle()
+        data = bytes(self._got)
+        self._got.clear()
+        return data
+
+    def sees_end(self) -> None:
+        """Know that EOF follows what has come out."""
+        self.settle()
+        self.ended = True
+
+
+class FakeEvents:
+    """The connection of a reader: keeps what it is told, and answers as it is set."""
+
+    def __init__(self, holds: Iterable[Action]) -> None:
+        self.holds = frozenset(holds)
+        self.calls: list[HeldExchange] = []
+        self.settled_calls: list[HeldExchange] = []
+        self.refusals: list[BadMessage] = []
+        self.http2_clients = 0
+        self.http2_may_pass = True
+        self.daemons = 0
+        """How many times the daemon can be dialled anew."""
+        self.redials = 0
+        self.reading = True
+        self.ends: list[str] = []
+        """How the connection ended, each word that was said of it."""
+        self.at_once: Callable[[HeldExchange], object] = lambda exchange: None
+        """What is done with a held call within the turn in which it is told."""
+        self.play: Play
+
+    def intercepts(self, route: Route) -> bool:
+        """Hold what is to be held."""
+        return route.action in self.holds
+
+    def held(self, exchange: HeldExchange) -> None:
+        """Keep the call."""
+        assert exchange not in self.calls, "told twice"
+        self.calls.append(exchange)
+        self.at_once(exchange)
+
+    def settled(self, exchange: HeldExchange) -> None:
+        """Keep the call."""
+        self.settled_calls.append(exchange)
+
+    def speaks_http2(self) -> bool:
+        """Count, and answer as set."""
+        self.http2_clients += 1
+        return self.http2_may_pass
+
+    def refused(self, error: BadMessage) -> None:
+        """Keep the reason."""
+        self.refusals.append(error)
+
+    def redial(self) -> bool:
+        """Reach the daemon as often as set."""
+        self.redials += 1
+        return self.redials <= self.daemons
+
+    def read_client(self, further: bool) -> None:
+        """Keep whether the client is read."""
+        self.reading = further
+
+    def client_done(self) -> None:
+        """Pass the client's EOF: once."""
+        assert not self.play.daemon.ended, "EOF is passed twice"
+        self.play.daemon.sees_end()
+
+    def wake(self) -> None:
+        """Write what waits."""
+        self.play.client.settle()
+        self.play.daemon.settle()
+
+    def finish(self) -> None:
+        """End behind the last answer: once."""
+        assert not self.play.client.ended, "ended twice"
+        self.play.client.sees_end()
+
+
+class Play:
+    """A reader between a scripted client and a scripted daemon; calls of the actions in ``holds`` are held."""
+
+    def __init__(self, holds: Iterable[Action] = tuple(Action), limit: int = PROCESS_LIMIT) -> None:
+        self.events = FakeEvents(holds)
+        self.held_bytes = HeldBytes(limit)
+        self.reader = Reader(self.events, self.held_bytes)
+        self.client = Side(self.reader.client_bytes, self.reader.to_client)
+        self.daemon = Side(self.reader.daemon_bytes, self.reader.to_daemon)
+        self.events.play = self
+
+    @property
+    def call(self) -> HeldExchange:
+        """Return the one call that was told of."""
+        [call] = self.events.calls
+        return call
+
+    def client_ends(self) -> None:
+        """Play the client's EOF; the daemon sees it at once unless it waits."""
+        if not self.reader.client_ended():
+            self.daemon.sees_end()
+
+    def daemon_ends(self) -> bool:
+        """Play the daemon's EOF; the client sees it at once unless it is kept. Tell whether it is kept."""
+        kept = self.reader.daemon_ended()
+        if not kept and not self.client.ended:
+            self.client.sees_end()
+        return kept
+
+    def passes(self, sent: bytes, replied: bytes) -> None:
+        """Play a request and its answer, and check that both pass as they are."""
+        self.client.sends(sent)
+        assert self.daemon.got() == sent
+        self.daemon.sends(replied)
+        assert self.client.got() == replied
+
+
+def nothing_held() -> Play:
+    """Return a connection of which nothing is held: no plugin is registered, nothing is known."""
+    return Play(holds=())
+
+
+def error(data: bytes) -> tuple[int, bool, bytes]:
+    """Read an answer of ours: its status, whether it closes, its body; it is of the right length, and whole."""
+    top, _, body = data.partition(b"\r\n\r\n")
+    status, *fields = top.decode().split("\r\n")
+    assert f"Content-Length: {len(body)}" in fields
+    assert "Content-Type: application/json" in fields
+    return int(status.split()[1]), CLOSE in fields, body

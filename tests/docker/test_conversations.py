@@ -1,0 +1,323 @@
+"""Conversations step by step: nothing waits that could go, holds keep the order, what is known changes nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.docker import answers, requests
+from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.routes import Action
+from runtimeproxy.errors import WireError
+from runtimeproxy.wire import http1
+from tests.amounts import examples
+from tests.docker.peer import (
+    CONTINUE,
+    Play,
+    error,
+    nothing_held,
+)
+from tests.docker.turns import CONVERSATIONS, FAILED_UPGRADE, OF_HEAD, REPLIES, SIZES, TO_HOLD, USUAL, Turn
+
+SHORT = 300
+"""Bytes of both sides up to which a conversation is cut at every place."""
+
+# ---- what is not held
+
+
+@dataclass
+class Conversation:
+    """A conversation that is played piece by piece, and what must have gone out by then."""
+
+    turns: list[Turn]
+    play: Play = field(default_factory=nothing_held)
+    of_client: int = 0
+    of_daemon: int = 0
+    """How much each has sent."""
+
+    def __post_init__(self) -> None:
+        self.sent = b"".join(turn.sent + turn.behind[0] for turn in self.turns)
+        self.replied = b"".join(turn.replied + turn.behind[1] for turn in self.turns)
+        self.to_client = self.to_daemon = b""
+
+    def step(self, client: bool, size: int) -> None:
+        """Let one side send so many bytes, the daemon no more than it has been asked for; check both sides."""
+        if client:
+            piece = self.sent[self.of_client : self.of_client + size]
+            self.of_client += len(piece)
+            side = self.play.client
+        else:
+            piece = self.replied[self.of_daemon : min(self.of_daemon + size, self._asked_for())]
+            self.of_daemon += len(piece)
+            side = self.play.daemon
+        side.sends(*[piece] * bool(piece))
+        self.to_daemon += self.play.daemon.got()
+        self.to_client += self.play.client.got()
+        assert self.to_daemon == self.sent[: self._gone_to_daemon()]
+        assert self.to_client == self.replied[: self._gone_to_client()]
+
+    def finish(self) -> None:
+        """Let both send what is left."""
+        while self.of_client < len(self.sent) or self.of_daemon < len(self.replied):
+            self.step(True, len(self.sent))
+            self.step(False, len(self.replied))
+        assert (self.to_client, self.to_daemon) == (self.replied, self.sent)
+
+    def _asked_for(self) -> int:
+        """Return how much the daemon may have said: it answers requests of which it has the head."""
+        start = asked = 0
+        for turn in self.turns:
+            if self._gone_to_daemon() < start + turn.head_length:
+                break
+            start += len(turn.sent) + len(turn.behind[0])
+            asked += len(turn.replied) + len(turn.behind[1])
+        return asked
+
+    def _gone_to_daemon(self) -> int:
+        """Return how much has gone to the daemon: all but a head that is cut, and what waits for an upgrade."""
+        start = answered = 0
+        for turn in self.turns:
+            end, answered = start + len(turn.sent), answered + len(turn.replied)
+            if self.of_client < start + turn.head_length:
+                return min(start, self.of_client)
+            if turn.may_tunnel and self.of_daemon < answered:
+                return min(self.of_client, end)
+            start, answered = end + len(turn.behind[0]), answered + len(turn.behind[1])
+        return self.of_client
+
+    def _gone_to_client(self) -> int:
+        """Return how much has gone to the client: all but a head that is cut."""
+        start = 0
+        for turn in self.turns:
+            rest = turn.replied
+            while rest:
+                length = rest.index(b"\r\n\r\n") + 4
+                if self.of_daemon < start + length:
+                    return min(start, self.of_daemon)
+                interim = rest.startswith((b"HTTP/1.1 100", b"HTTP/1.1 103"))
+                start += length if interim else len(rest)
+                rest = rest[length:] if interim else b""
+            start += len(turn.behind[1])
+        return self.of_daemon
+
+
+@settings(max_examples=examples(300))
+@given(CONVERSATIONS, SIZES)
+def test_what_is_not_held_leaves_as_it_came_and_nothing_waits_that_could_go(
+    turns: list[Turn], sizes: list[tuple[bool, int]]
+) -> None:
+    conversation = Conversation(turns)
+    for client, size in sizes:
+        conversation.step(client, size)
+    conversation.finish()
+    if len(conversation.sent) + len(conversation.replied) <= SHORT:
+        cut_everywhere(turns, len(conversation.sent), len(conversation.replied))
+
+
+def cut_everywhere(turns: list[Turn], sent: int, replied: int) -> None:
+    """Cut the client's bytes at every place, then the daemon's, then both at each."""
+    for place in range(1, max(sent, replied) + 1):
+        for client_first in (True, False):
+            conversation = Conversation(turns)
+            conversation.step(client_first, place)
+            conversation.step(not client_first, place)
+            conversation.finish()
+    conversation = Conversation(turns)
+    while conversation.of_client < sent or conversation.of_daemon < replied:
+        conversation.step(True, 1)
+        conversation.step(False, 1)
+
+
+@settings(max_examples=examples(100))
+@given(CONVERSATIONS, st.integers(0, 5000))
+def test_eof_passes_behind_everything_before_it(turns: list[Turn], cut: int) -> None:
+    conversation = Conversation(turns)
+    conversation.step(True, cut)
+    play = conversation.play
+    play.client_ends()
+    if conversation._gone_to_daemon() == min(cut, len(conversation.sent)):
+        assert play.daemon.ended, "nothing waits"
+    while conversation.of_daemon < conversation._asked_for():
+        conversation.step(False, len(conversation.replied))
+    assert play.daemon.ended
+
+
+@contextmanager
+def forgetful() -> Iterator[None]:
+    """Remember no request and no answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(requests, "_PLAIN_BYTES", -1)
+        patch.setattr(answers, "_WHOLE_BYTES", -1)
+        yield
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(USUAL | OF_HEAD, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=12))
+def test_the_memory_never_changes_what_goes_out(turns: list[Turn], order: list[int]) -> None:
+    """Each message comes in one piece, as the memory wants it, in any order of the requests, so some are known."""
+    drawn = [turns[number % len(turns)] for number in order]
+    outs = []
+    for _ in range(2):
+        outs.append(told(drawn))
+    with forgetful():
+        outs.append(told(drawn))
+    assert outs[0] == outs[1] == outs[2]
+
+
+def told(turns: list[Turn]) -> list[tuple[bytes, bytes]]:
+    """Return what goes out, step by step: two requests at once where there are two, then their answers."""
+    play, outs = nothing_held(), []
+    for at in range(0, len(turns), 2):
+        for turn in turns[at : at + 2]:
+            play.client.sends(turn.sent)
+            outs.append((play.client.got(), play.daemon.got()))
+        for turn in turns[at : at + 2]:
+            play.daemon.sends(turn.replied)
+            outs.append((play.client.got(), play.daemon.got()))
+    return outs
+
+
+# ---- what is held
+
+FATES = st.lists(st.tuples(st.sampled_from(["passes", "changes", "is refused"]), st.booleans()), min_size=6, max_size=6)
+"""What becomes of a held call, and whether within the turn."""
+HELD_TURNS = st.lists(USUAL | OF_HEAD | FAILED_UPGRADE | st.builds(Turn, TO_HOLD, REPLIES), min_size=1, max_size=6)
+CHANGED = b'{"changed":1}'
+REFUSED = http1.response(500, "no", close=False)
+
+
+class Daemon:
+    """Answers whole requests in order, and checks what it is sent; held calls meet their fates."""
+
+    def __init__(self, turns: list[Turn], fates: list[tuple[str, bool]]) -> None:
+        self.play = Play(holds=[Action.CREATE, Action.START])
+        self.play.events.at_once = self._at_once
+        self._left = [replace(turn) for turn in turns]
+        self._fates = iter(fates)
+        self._waiting: list[tuple[HeldExchange, str]] = []
+        self._came = b""
+        self.expected = b""
+        """What the client must have got in the end."""
+
+    @property
+    def done(self) -> bool:
+        """Tell whether all requests are answered."""
+        return not self._left
+
+    def _at_once(self, call: HeldExchange) -> None:
+        fate, at_once = next(self._fates)
+        if at_once:
+            call.on_reply = call.answer
+            self._meet(call, fate)
+        else:
+            self._waiting.append((call, fate))
+
+    def _meet(self, call: HeldExchange, fate: str) -> None:
+        """Let a call meet its fate: its turn has come, so that all before it are answered."""
+        turn = self._left[0]
+        if fate == "is refused":
+            self._left.pop(0)
+            self.expected += REFUSED
+            assert call.refuse(500, "no")
+            return
+        assert call.head is not None
+        if fate == "changes":
+            turn.sent = http1.with_length(call.head.raw, len(CHANGED)) + CHANGED
+        assert call.release(CHANGED if fate == "changes" else None)
+
+    def work(self) -> bool:
+        """Answer what is whole, and let one held call go on; tell whether anything moved."""
+        self._came += self.play.daemon.got()
+        if self._left and self._came.startswith(self._left[0].sent):
+            turn = self._left.pop(0)
+            self._came = self._came[len(turn.sent) :]
+            self.expected += turn.replied
+            self.play.daemon.sends(turn.replied)
+            self._answer()
+            return True
+        if self._waiting:
+            self._meet(*self._waiting.pop())
+            return True
+        assert not self._came or self._left[0].sent.startswith(self._came)
+        return False
+
+    def _answer(self) -> None:
+        for call in self.play.events.settled_calls:
+            call.answer()
+
+
+@settings(max_examples=examples(300))
+@given(HELD_TURNS, FATES, st.lists(st.integers(1, 60) | st.integers(1, 4000), max_size=20), st.booleans())
+def test_holds_keep_the_order(turns: list[Turn], fates: list[tuple[str, bool]], sizes: list[int], busy: bool) -> None:
+    """``busy``: the daemon works only when the client has sent everything."""
+    sent = b"".join(turn.sent for turn in turns)
+    daemon = Daemon(turns, fates)
+    at = 0
+    for size in [*sizes, len(sent)]:
+        daemon.play.client.sends(*[sent[at : at + size]] * (at < len(sent)))
+        at += size
+        while not busy and daemon.work():
+            pass
+    daemon.play.client_ends()
+    while daemon.work():
+        pass
+    assert daemon.done
+    got = daemon.play.client.got()
+    assert _without_continue(got) == _without_continue(daemon.expected)
+    assert daemon.play.daemon.ended
+    assert daemon.play.held_bytes.count == 0
+
+
+def _without_continue(data: bytes) -> bytes:
+    """Leave the interim 100 out: for a held request it is ours where the daemon gave none, and the other way round."""
+    return data.replace(CONTINUE, b"")
+
+
+# ---- what is broken
+
+CHANGES = st.lists(
+    st.tuples(st.floats(0, 1), st.sampled_from([b"", b"\n", b"\r", b"\0", b" ", b"9", b"g"])), max_size=3
+)
+
+
+def changed(data: bytes, changes: list[tuple[float, bytes]]) -> bytes:
+    """Put other bytes in the place of some, at these shares of the length."""
+    for share, octets in changes:
+        at = int(share * len(data))
+        data = data[:at] + octets + data[at + 1 :]
+    return data
+
+
+@settings(max_examples=examples(300))
+@given(CONVERSATIONS, CHANGES, CHANGES, SIZES)
+def test_what_is_broken_passes_or_is_refused_but_never_out_of_order(
+    turns: list[Turn],
+    of_client: list[tuple[float, bytes]],
+    of_daemon: list[tuple[float, bytes]],
+    sizes: list[tuple[bool, int]],
+) -> None:
+    conversation = Conversation(turns)
+    sent, replied = changed(conversation.sent, of_client), changed(conversation.replied, of_daemon)
+    play, at = conversation.play, {True: 0, False: 0}
+    to_daemon = to_client = b""
+    for client, size in [*sizes, (True, len(sent)), (False, len(replied))]:
+        side, data = (play.client, sent) if client else (play.daemon, replied)
+        piece = data[at[client] : at[client] + size]
+        at[client] += size
+        try:
+            side.sends(*[piece] * bool(piece))
+        except WireError:
+            assert not client, "a client is answered"
+            break
+        finally:
+            to_daemon, to_client = to_daemon + play.daemon.got(), to_client + play.client.got()
+    assert sent.startswith(to_daemon)
+    assert replied.startswith(to_client) or _ends_with_our_answer(replied, to_client)
+
+
+def _ends_with_our_answer(replied: bytes, got: bytes) -> bool:
+    ours = got.rfind(b"HTTP/1.1 ", 0, got.rfind(b'{"message": "runtimeproxy: '))
+    return ours >= 0 and replied.startswith(got[:ours]) and error(got[ours:])[1]

@@ -1,0 +1,177 @@
+"""How a pair ends: a hang-up, another backend, the last answer (relay-rules B1, B9)."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.relay.paired import MIB, Rig
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def watching() -> AsyncIterator[Rig]:
+    made = Rig(watches=True)
+    yield made
+    made.close()
+
+
+# ---- hang-up
+
+
+async def test_a_client_that_only_half_closes_has_not_gone(watching: Rig) -> None:
+    watching.client.shutdown(socket.SHUT_WR)
+    await watching.until("client ended")
+    assert await watching.stays_open()
+    assert "client gone" not in watching.flow.events
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["EOF passed", "EOF waits"])
+async def test_a_client_that_hangs_up_ends_the_backend(watching: Rig, waits: bool) -> None:
+    watching.flow.waits = waits
+    watching.client.send(b"last question")
+    watching.client.close()
+    await watching.until("closed")
+    assert watching.flow.events == ["client ended", "client gone", "closed"]
+    assert await watching.read(watching.backend) == b"last question"
+    assert await watching.read(watching.backend) == b""
+
+
+async def test_a_client_that_half_closed_may_hang_up_later(watching: Rig) -> None:
+    watching.client.shutdown(socket.SHUT_WR)
+    await watching.until("client ended")
+    assert await watching.stays_open()
+    watching.client.close()
+    await watching.until("closed")
+
+
+async def test_what_a_client_sent_before_it_hung_up_goes_to_a_slow_backend(watching: Rig) -> None:
+    rig = watching
+    sent = 0
+    while not rig.pair._backend.waiting:
+        with contextlib.suppress(BlockingIOError):
+            sent += rig.client.send(b"z" * 16384)
+        await asyncio.sleep(0)
+    assert not rig.pair._backend.slow, "then the client would not be read, and nobody knew that it left"
+    rig.client.close()
+    await rig.until("client gone")
+    assert await rig.stays_open(), "bytes wait"
+    assert await rig.read_to_end(rig.backend) == sent
+    await rig.until("closed")
+
+
+async def test_without_a_watch_eof_is_all_that_is_known(rig: Rig) -> None:
+    rig.client.close()
+    await rig.until("client ended")
+    assert await rig.stays_open()
+
+
+# ---- another backend
+
+
+async def test_another_backend_takes_the_place_of_one_that_ended(rig: Rig) -> None:
+    rig.flow.keeps = True
+    rig.backend.close()
+    await rig.until("backend ended")
+    rig.backend, near = socket.socketpair()
+    rig.backend.setblocking(False)
+    rig.pair.replace_backend(near)
+    rig.client.send(b"question")
+    assert await rig.read(rig.backend) == b"question"
+    rig.backend.send(b"answer")
+    assert await rig.read(rig.client) == b"answer"
+    rig.flow.keeps = False
+    rig.backend.close()
+    assert await rig.read(rig.client) == b""
+    await rig.until("closed")
+
+
+async def test_a_client_that_waited_for_the_first_backend_is_read_for_the_second(rig: Rig) -> None:
+    rig.flow.keeps = True
+    await rig.fill(rig.client)
+    rig.backend.shutdown(socket.SHUT_WR)
+    await rig.until("backend ended")
+    first, (rig.backend, near) = rig.backend, socket.socketpair()
+    rig.backend.setblocking(False)
+    rig.pair.replace_backend(near)
+    assert (await rig.read(rig.backend)).startswith(b"z")
+    first.close()
+
+
+async def test_a_held_client_stays_held_with_another_backend(rig: Rig) -> None:
+    rig.flow.keeps = True
+    rig.pair.hold_client(True)
+    rig.backend.close()
+    await rig.until("backend ended")
+    rig.backend, near = socket.socketpair()
+    rig.pair.replace_backend(near)
+    rig.client.send(b"later")
+    await asyncio.sleep(0.02)
+    rig.backend.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        rig.backend.recv(9)
+
+
+# ---- our last answer
+
+
+async def test_behind_the_last_answer_the_client_sees_the_end_and_closes(rig: Rig) -> None:
+    rig.flow.to_client.append(b"last answer")
+    rig.pair.finish_client()
+    assert await rig.read(rig.backend) == b""
+    assert await rig.read(rig.client) == b"last answer"
+    assert await rig.read(rig.client) == b""
+    rig.client.send(b"still talking")
+    assert await rig.stays_open()
+    rig.client.shutdown(socket.SHUT_WR)
+    await rig.until("closed")
+
+
+async def test_a_client_that_had_ended_is_closed_at_once(rig: Rig) -> None:
+    rig.client.shutdown(socket.SHUT_WR)
+    await rig.until("client ended")
+    rig.flow.to_client.append(b"last answer")
+    rig.pair.finish_client()
+    assert rig.flow.events == ["client ended", "closed"]
+    assert await rig.read(rig.client) == b"last answer"
+    assert await rig.read(rig.client) == b""
+
+
+async def test_a_slow_client_gets_the_last_answer_whole(rig: Rig) -> None:
+    rig.client.shutdown(socket.SHUT_WR)
+    await rig.until("client ended")
+    rig.flow.to_client.append(b"z" * 4 * MIB)
+    rig.pair.finish_client()
+    assert await rig.stays_open()
+    assert await rig.read_to_end(rig.client) == 4 * MIB
+    await rig.until("closed")
+
+
+async def test_a_client_that_is_held_or_waits_may_talk_into_the_void_behind_the_last_answer(rig: Rig) -> None:
+    """Else it never gets to read the answer."""
+    await rig.fill(rig.client)
+    rig.pair.hold_client(True)
+    rig.pair.finish_client()
+    await asyncio.get_running_loop().sock_sendall(rig.client, b"z" * MIB)
+    rig.client.shutdown(socket.SHUT_WR)
+    await rig.until("closed")
+
+
+async def test_nothing_happens_behind_the_end(rig: Rig) -> None:
+    rig.pair.close()
+    rig.pair.close()
+    rig.flow.to_client.append(b"late")
+    rig.pair.client_done()
+    rig.pair.half_close()
+    rig.pair.backend_done()
+    rig.pair.hold_client(False)
+    assert rig.flow.events == ["closed"]
+    assert await rig.read(rig.client) == b""

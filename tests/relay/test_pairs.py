@@ -1,0 +1,176 @@
+"""What every front does with a client: paired at once or later, or told that the backend is away; and the end."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.relay import pairs
+from runtimeproxy.relay.pair import Pair
+from runtimeproxy.relay.pairs import Paired, Pairs
+from runtimeproxy.telemetry import Recorder
+from tests.relay.paired import Copy
+from tests.relay.test_dial import fill_backlog
+
+
+class Work:
+    """True once it is done."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    async def take(self, seconds: float) -> None:
+        """Take some time."""
+        await asyncio.sleep(seconds)
+        self._done = True
+
+    def __bool__(self) -> bool:
+        return self._done
+
+
+class Connection:
+    """A connection that copies."""
+
+    def __init__(self, client: socket.socket, backend: socket.socket) -> None:
+        self.pair = Pair(asyncio.get_running_loop(), client, backend, Copy())
+
+
+class Front(Pairs):
+    """A front that says one word where the backend is away."""
+
+    def __init__(self, endpoint: str) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(endpoint, Recorder(loop.time), loop)
+
+    def paired(self, client: socket.socket, backend: socket.socket) -> Paired:
+        return Connection(client, backend)
+
+    def unreachable(self, client: socket.socket) -> None:
+        client.sendall(b"away")
+        client.close()
+
+
+class Rig:
+    """A front, its backend's listener, and what to close behind a test."""
+
+    def __init__(self, path: str) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen(0)
+        self.front = Front(path)
+        self.sockets: list[socket.socket] = [self.listener]
+
+    def client(self) -> socket.socket:
+        """Let the front take a client; return the client's end."""
+        near, far = socket.socketpair()
+        far.setblocking(False)
+        self.sockets.append(far)
+        self.front.accept(near)
+        return far
+
+    def backend(self) -> socket.socket:
+        """Return the backend's end of the next connection."""
+        sock, _ = self.listener.accept()
+        sock.setblocking(False)
+        self.sockets.append(sock)
+        return sock
+
+    def fill(self) -> None:
+        """Fill the backend's backlog."""
+        self.sockets += fill_backlog(self.front.backend_endpoint)
+
+    @staticmethod
+    async def read(sock: socket.socket) -> bytes:
+        async with asyncio.timeout(5):
+            return await asyncio.get_running_loop().sock_recv(sock, 100)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(str(tmp_path / "backend.sock"))
+    yield made
+    await made.front.stop(0)
+    for sock in made.sockets:
+        sock.close()
+
+
+async def test_a_client_is_paired_at_once(rig: Rig) -> None:
+    client, backend = rig.client(), rig.backend()
+    assert len(rig.front.connections) == 1
+    assert rig.front.recorder.total("connections") == 1
+    client.sendall(b"question")
+    assert await rig.read(backend) == b"question"
+    backend.sendall(b"answer")
+    assert await rig.read(client) == b"answer"
+
+
+async def test_behind_a_full_backlog_a_client_waits(rig: Rig) -> None:
+    rig.fill()
+    client = rig.client()
+    client.sendall(b"question")
+    assert not rig.front.connections
+    assert len(rig.front.tasks) == 1
+    for _ in range(len(rig.sockets) - 2):
+        rig.backend()
+    await asyncio.wait(rig.front.tasks, timeout=5)
+    assert len(rig.front.connections) == 1
+    assert await rig.read(rig.backend()) == b"question"
+    assert not rig.front.tasks
+
+
+async def test_a_client_is_told_that_nobody_listens(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.listener.close()
+    with caplog.at_level(logging.WARNING):
+        client = rig.client()
+    assert await rig.read(client) == b"away"
+    assert rig.front.recorder.total("backend_dial_failures") == 1
+    assert rig.front.recorder.total("connections") == 0
+    [record] = caplog.records
+    assert "--remote-runtime-service-endpoint" in record.getMessage()
+    assert "Connection refused" in record.getMessage()
+
+
+async def test_a_client_is_told_when_the_backlog_stays_full(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "DIAL_SECONDS", 0.03)
+    rig.fill()
+    assert await rig.read(rig.client()) == b"away"
+    assert rig.front.recorder.total("backend_dial_failures") == 1
+
+
+async def test_a_client_is_told_when_the_backend_goes_while_it_waits(rig: Rig) -> None:
+    rig.fill()
+    client = rig.client()
+    await asyncio.sleep(0.01)
+    rig.listener.close()
+    assert await rig.read(client) == b"away"
+
+
+async def test_the_end_closes_every_connection(rig: Rig) -> None:
+    client, backend = rig.client(), rig.backend()
+    await rig.front.stop(5)
+    assert await rig.read(client) == b""
+    assert await rig.read(backend) == b""
+
+
+async def test_the_end_lets_tasks_finish_first(rig: Rig) -> None:
+    client = rig.client()
+    done = Work()
+    rig.front.keep(asyncio.create_task(done.take(0.02)))
+    await rig.front.stop(5)
+    assert done
+    assert await rig.read(client) == b""
+
+
+async def test_the_end_cancels_what_does_not_finish(rig: Rig) -> None:
+    rig.fill()
+    client = rig.client()
+    done = Work()
+    rig.front.keep(asyncio.create_task(done.take(100)))
+    await asyncio.sleep(0)
+    await rig.front.stop(0.02)
+    assert not done
+    assert not rig.front.tasks
+    assert await rig.read(client) == b"", "the client that waited to be paired is closed"
