@@ -7,7 +7,6 @@ Invariant: everything is found by this engine's own directory or cgroup prefix, 
 
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -18,14 +17,12 @@ from typing import Self
 
 import grpc
 
-from tests.engines import cgroups, images
+from tests.engines import cgroups, images, leftovers
 from tests.engines.cri import CriClient
 
 BINARIES = ("containerd", "ctr", "runc", "containerd-shim-runc-v2", "busybox")
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
-SHIM_DIRECTORIES = (Path("/run/containerd/s"), Path("/run/containerd"))
-"""Shims put their sockets here whatever the daemon's state directory is; names are hashes of its address."""
 
 # restrict_oom_score_adj: a machine may lack CAP_SYS_RESOURCE. native: overlayfs does not nest on every machine, and the
 # images are small. tcp streaming on port 0: the URLs of Exec, Attach and PortForward must work.
@@ -78,7 +75,7 @@ class Containerd:
         self.log_file = self._base / "containerd.log"
         self._kubepods = f"kubepods-{uuid.uuid4().hex[:8]}"
         self._daemon: subprocess.Popen[bytes] | None = None
-        self._new_shim_directories = [path for path in SHIM_DIRECTORIES if not path.exists()]
+        self._directories = leftovers.NewDirectories(leftovers.SHIM_DIRECTORIES)
 
     def __enter__(self) -> Self:
         try:
@@ -129,14 +126,12 @@ class Containerd:
         if self._daemon is not None and self._daemon.poll() is None:
             self._remove_pods()
         self.terminate()
-        self._end_leftovers()
-        self._remove_shim_sockets()
-        self._unmount()
+        leftovers.end(self._leftovers)
+        leftovers.remove_shim_sockets(self._base / "state")
+        leftovers.unmount(self._base)
         cgroups.remove(self._kubepods)
         shutil.rmtree(self._base)
-        for path in self._new_shim_directories:
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
+        self._directories.remove()
 
     def cgroup_parent(self, pod_uid: str, qos: str = "besteffort") -> str:
         """Name the cgroup parent that a kubelet of this engine's own would give a pod.
@@ -212,42 +207,5 @@ class Containerd:
                 except grpc.RpcError:
                     continue  # what CRI cannot end is ended by its process ids below
 
-    def _end_leftovers(self) -> None:
-        deadline = time.monotonic() + STOP_SECONDS
-        while leftovers := self._shims() | cgroups.processes(self._kubepods):
-            for pid in leftovers:
-                _kill(pid)
-            if time.monotonic() > deadline:
-                raise EngineError(f"processes {sorted(leftovers)} of {self._base} do not end; kill them by hand")
-            time.sleep(0.02)
-
-    def _shims(self) -> set[int]:
-        mark = f"-address\0{self.socket}\0".encode()
-        return {
-            int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and mark in _cmdline(entry)
-        }
-
-    def _remove_shim_sockets(self) -> None:
-        # A shim that was killed leaves its socket; its bundle says where.
-        for address in self._base.glob("state/io.containerd.runtime.v2.task/*/*/address"):
-            Path(address.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)
-
-    def _unmount(self) -> None:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-        ours = [point for line in lines if (point := line.split()[4]).startswith(f"{self._base}/")]
-        for point in reversed(ours):
-            subprocess.run(["umount", "--lazy", point], check=True, stdin=subprocess.DEVNULL)
-
-
-def _cmdline(process: Path) -> bytes:
-    try:
-        return (process / "cmdline").read_bytes()
-    except OSError:
-        return b""  # it ended meanwhile
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    def _leftovers(self) -> set[int]:
+        return leftovers.processes(f"-address\0{self.socket}\0") | cgroups.processes(self._kubepods)
