@@ -1,7 +1,7 @@
 """What the Docker front asks the daemon itself: inspect, image, info, list, events, the extra update of PreStart.
 
 Owns these calls, their limits and their errors; aiohttp, its exceptions included, is known in this file only, and is
-loaded by the first request, so that CRI mode never pays for it.
+loaded by ``load`` or the first request, so that CRI mode never pays for it.
 Must not know: held requests, the Store, what an inspected body says.
 Invariants: NotFound is an answer (None); everything else that fails is a BackendError, whose text holds nothing of a
 reply, but for that of ``update``. Each request has a connection of its own, so none is stale, and an update is never
@@ -66,6 +66,12 @@ class Backend:
         self._seconds = seconds
         self._session: aiohttp.ClientSession | None = None
         self._replies: WeakSet[aiohttp.ClientResponse] = WeakSet()
+
+    @staticmethod
+    def load() -> None:
+        """Load aiohttp: the first request would, and hold up the calls that are served then for a quarter second."""
+        import aiohttp  # noqa: F401
+        import yarl  # noqa: F401
 
     async def inspect(self, reference: str) -> bytes | None:
         """Read a container by its id, a prefix of it, or its name; None if there is none. Raises BackendError."""

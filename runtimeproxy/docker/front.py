@@ -75,6 +75,7 @@ class Front(Pairs):
 
     async def start(self) -> None:
         """Follow the daemon's events from now on."""
+        self._backend.load()
         self._following = self.loop.create_task(self._events.run())
 
     async def _learn(self) -> None:

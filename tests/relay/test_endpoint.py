@@ -94,7 +94,7 @@ async def test_eof_is_told_once_after_the_bytes_before_it(sockets: tuple[socket.
         await listener.change()
     endpoint.resume()
     await asyncio.sleep(TICK_SECONDS)
-    assert (listener.data, listener.ends) == (b"last", 1)
+    assert (bytes(listener.data), listener.ends) == (b"last", 1)
     endpoint.close()
 
 

@@ -1,0 +1,201 @@
+"""What the proxy makes of a client's bytes, told without a proxy: the requests that it follows, or why it refuses.
+
+Owns the reading of whole connections, streams of odd forms changed at random, and what may come of a refusal.
+Must not know: h11, dockerd.
+Invariant: every request is answered as soon as it is whole, so that nothing stays unread behind one that may upgrade.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from runtimeproxy.docker.exchange import Exchange, HeldExchange
+from runtimeproxy.docker.requests import Requests
+from runtimeproxy.docker.routes import Route
+from runtimeproxy.wire import bodies
+from runtimeproxy.wire.http1 import BadMessage, Framing, RequestHead, Rule
+from tests.docker.forms import FORMS, SECRET, TARGETS, stream
+
+
+class Followed(NamedTuple):
+    """A request as the proxy follows it; its body is without chunks, as far as it came."""
+
+    head: RequestHead
+    body: bytes
+
+
+@dataclass
+class Connection:
+    """Takes what ``Requests`` reads; nothing is held."""
+
+    to_daemon: list[bytes] = field(default_factory=list)
+    rule: Rule | None = None
+    """Why the connection was refused."""
+    inside: bool = False
+    """Whether it was refused inside a body: then an answer of the daemon may have begun."""
+    http2: bool = False
+    _begun: list[tuple[Exchange, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._requests = Requests(self)
+
+    def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
+        """Read bytes in pieces of these sizes, what is left in one."""
+        places = [0]
+        for size in sizes:
+            places.append(places[-1] + size)
+        for start, end in pairwise([*(place for place in places if place < len(data)), len(data)]):
+            self._requests.feed(data[start:end])
+            self._answer()
+
+    def _answer(self) -> None:
+        count = -1
+        while len(self._begun) > count and self.rule is None:
+            count = len(self._begun)
+            if self._begun:
+                self._requests.answered(self._begun[-1][0])
+
+    def followed(self) -> list[Followed]:
+        """Return the requests so far."""
+        places = [place for _, place in self._begun] + [len(self.to_daemon) + 1]
+        return [
+            Followed(head, _payload(head, b"".join(self.to_daemon[start : end - 1])))
+            for (exchange, start), end in zip(self._begun, places[1:], strict=True)
+            if (head := exchange.head) is not None
+        ]
+
+    def cut(self, data: bytes) -> bool:
+        """Tell whether of all the bytes the last were only the beginning of a head: they go nowhere."""
+        return self.rule is None and len(b"".join(self.to_daemon)) < len(data)
+
+    @property
+    def targets(self) -> list[str]:
+        """Return the targets of the requests so far."""
+        return [exchange.head.target for exchange, _ in self._begun if exchange.head is not None]
+
+    # What ``Requests`` asks.
+
+    def intercepts(self, route: Route) -> bool:
+        """Hold nothing."""
+        return False
+
+    def make_held(self, head: RequestHead, route: Route) -> HeldExchange:
+        """Hold nothing."""
+        raise NotImplementedError
+
+    def held_whole(self, exchange: HeldExchange) -> None:
+        """Hold nothing."""
+        raise NotImplementedError
+
+    def begun(self, exchange: Exchange) -> None:
+        """Know where its body begins."""
+        self._begun.append((exchange, len(self.to_daemon)))
+
+    def speaks_http2(self) -> bool:
+        """Keep that it does."""
+        self.http2 = True
+        return True
+
+    def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
+        """Keep the rule."""
+        self.rule, self.inside = error.rule, inside is not None
+
+    def read_client(self, further: bool) -> None:
+        """Read always."""
+
+    def client_done(self) -> None:
+        """Know of no daemon."""
+
+
+def _payload(head: RequestHead, raw: bytes) -> bytes:
+    if head.framing is not Framing.CHUNKED:
+        return raw
+    kept: list[bytes | bytearray] = []
+    bodies.ChunkedBody(kept.append).feed(raw)
+    return b"".join(kept)
+
+
+def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
+    """Read all bytes of a client."""
+    connection = Connection()
+    connection.feed(data, sizes)
+    return connection
+
+
+# ---- streams changed at random
+
+PIECES = (
+    *(
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b" ",
+        b"\t",
+        b":",
+        b";",
+        b",",
+        b"\0",
+        b"0",
+        b"5",
+        b"+",
+        b"-",
+        b"/",
+        b"%",
+        b"\x0b",
+        b"\xe9",
+    ),
+    *(b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n", b"chunked"),
+    *(b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n", b"Host: i\r\n", SECRET),
+)
+"""What, in another place or once too often, may be read in two ways."""
+
+_SHORT = [form for form in FORMS if len(form.build("/")) < 2000]
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> bytes:
+    """Return the stream of a short form with up to four changes in it."""
+    changed = stream(draw(st.sampled_from(_SHORT)), draw(st.sampled_from(TARGETS)))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, min(len(changed), 300)))
+        put, taken = draw(st.just(b"") | st.sampled_from(PIECES)), draw(st.integers(0, 3))
+        changed = changed[:at] + put + changed[at + taken :]
+    return changed
+
+
+# ---- answers
+
+_ANSWER = re.compile(rb"(?=HTTP/1\.[01] [0-9]{3} )")
+_DATE = re.compile(rb"Date: [^\r]*")
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def answers(raw: bytes) -> list[bytes]:
+    """Return the final answers in what a daemon sent, without their times."""
+    return [part for part in _ANSWER.split(_DATE.sub(b"Date: now", raw)) if part not in (b"", _CONTINUE)]
+
+
+def statuses(answered: list[bytes]) -> list[int]:
+    """Return the statuses of answers."""
+    return [int(part[9:12]) for part in answered]
+
+
+OURS = b"runtimeproxy: "
+
+
+def check_refused(read: Connection, direct: list[bytes], through: list[bytes]) -> None:
+    """Check that the daemon's answers come, and then ours, unless the daemon ended before or its answer has begun."""
+    rule = read.rule
+    assert rule is not None
+    if through and OURS in through[-1]:
+        *through, ours = through
+        assert OURS + rule.text.encode() in ours
+        assert statuses([ours]) == [rule.status]
+        assert b"\r\nConnection: close\r\n" in ours
+    elif not read.inside:
+        assert through == direct
+    assert through == direct[: len(through)]

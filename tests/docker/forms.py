@@ -1,0 +1,372 @@
+"""Odd forms of HTTP/1.1 requests (facts/reliability.md X2), each with a second request hidden in its body.
+
+Owns the table of forms, the requests around them.
+Must not know: who reads them.
+Invariant: a path in ``HIDDEN`` is only seen as a request's by a reader that ends the body elsewhere than its neighbour.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+HIDDEN = "/containers/hidden/json"
+BEHIND = b"GET /containers/behind/json HTTP/1.1\r\nHost: h\r\n\r\n"
+SECRET = f"GET {HIDDEN} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+MIB = 1 << 20
+CRLF = b"\r\n"
+N = b"%x" % len(SECRET)
+"""The length of the hidden request as a chunk has it."""
+
+TARGETS = ("/containers/first/kill", "/containers/create?name=first", "/v1.41/containers/first/stop?t=0")
+"""One that passes, one that is held, one that may be."""
+
+
+class Form(NamedTuple):
+    """A form: its name, and what is sent for a target."""
+
+    name: str
+    build: Callable[[str], bytes]
+
+
+def post(target: str, *fields: str, body: bytes = b"", version: str = "HTTP/1.1", end: str = "\r\n") -> bytes:
+    """Return a POST with a Host; fields are latin-1."""
+    return end.join((f"POST {target} {version}", "Host: h", *fields, "", "")).encode("latin-1") + body
+
+
+def sized(*fields: str, body: bytes = SECRET) -> Callable[[str], bytes]:
+    """Put fields beside a right length."""
+    return lambda target: post(target, f"Content-Length: {len(body)}", *fields, body=body)
+
+
+def lengths(*values: str) -> Callable[[str], bytes]:
+    """Put lengths, with N for the right one, M for 0."""
+    n = len(SECRET)
+    filled = [f"Content-Length:{value.replace('N', str(n)).replace('M', '0')}" for value in values]
+    return lambda target: post(target, *filled, body=SECRET)
+
+
+def coded(*values: str, body: bytes = b"0\r\n\r\n" + SECRET) -> Callable[[str], bytes]:
+    """Put transfer codings; the hidden request stands behind a last chunk, and is hidden only from who reads none."""
+    return lambda target: post(target, *(f"Transfer-Encoding:{value}" for value in values), body=body)
+
+
+def chunked(body: bytes, *fields: str) -> Callable[[str], bytes]:
+    """Put a chunked body."""
+    return lambda target: post(target, "Transfer-Encoding: chunked", *fields, body=body)
+
+
+def one_chunk(size: bytes = N, end: bytes = CRLF, behind: bytes = CRLF) -> bytes:
+    """Return the hidden request as one chunk."""
+    return size + end + SECRET + behind + b"0\r\n\r\n"
+
+
+def first_line(line: str) -> Callable[[str], bytes]:
+    """Put a first line, with @ for the target; the body is the hidden request."""
+    return lambda target: (
+        "\r\n".join((line.replace("@", target), "Host: h", f"Content-Length: {len(SECRET)}", "", "")).encode("latin-1")
+        + SECRET
+    )
+
+
+def hosted(host: bytes) -> Callable[[str], bytes]:
+    """Put another Host."""
+    return lambda target: sized()(target).replace(b"Host: h", b"Host: %b" % host, 1)
+
+
+def with_method(method: str, build: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    """Put another method."""
+    return lambda target: method.encode() + build(target).removeprefix(b"POST")
+
+
+def padded(size: int) -> Callable[[str], bytes]:
+    """Put a field so that the head has so many bytes."""
+    return lambda target: post(target, "X: " + "x" * (size - len(post(target, "X: "))))
+
+
+def both(*fields: str, body: bytes = b"0\r\n\r\n" + SECRET) -> Callable[[str], bytes]:
+    """Put a length and a coding: one of them ends the body before the hidden request."""
+    return lambda target: post(target, *(line.replace("N", str(len(body))) for line in fields), body=body)
+
+
+TE, CL = "Transfer-Encoding: chunked", "Content-Length: N"
+
+FORMS = (
+    # bodies in plain forms
+    Form("no body", post),
+    Form("a length", sized()),
+    Form("chunks", chunked(one_chunk())),
+    Form("no length, but a body", lambda target: post(target, body=SECRET)),
+    Form("the body of a GET", with_method("GET", sized())),
+    Form("the body of a DELETE", with_method("DELETE", sized())),
+    Form("the body of a HEAD", with_method("HEAD", sized())),
+    Form("a chunked body of a GET", with_method("GET", chunked(one_chunk()))),
+    # two framings
+    Form("CL and TE", both(CL, TE)),
+    Form("TE and CL", both(TE, CL)),
+    Form("CL of the chunks' head, and TE", both("Content-Length: 4", TE, body=one_chunk())),
+    Form("TE and an empty CL", both(TE, "Content-Length:")),
+    Form("TE and CL 0", both(TE, "Content-Length: 0")),
+    Form("TE identity and CL", both("Transfer-Encoding: identity", CL)),
+    # lengths
+    *(
+        Form(f"CL {values}", lengths(*values))
+        for values in (
+            *(
+                (" N", " N"),
+                (" N", " M"),
+                (" M", " N"),
+                (" N, N",),
+                (" N, M",),
+                (" N,",),
+                (" N ; x",),
+                (" +N",),
+                (" -N",),
+            ),
+            *(
+                ("",),
+                ("", " N"),
+                (" N", ""),
+                (" 0xN",),
+                (" N.0",),
+                (" NN",),
+                (" \tN\t ",),
+                (" 0N",),
+                (" \xb2",),
+                (" 1e2",),
+            ),
+            *(
+                (" 9223372036854775807",),
+                (" 9223372036854775808",),
+                (" 99999999999999999999",),
+                (" 4294967296",),
+                (" N N",),
+            ),
+            *(
+                (" 000000000000000000N",),
+                (" 00000000000000N",),
+                ("\x0bN",),
+                (" N\x0c",),
+                (" \xa0N",),
+                (" _N",),
+                (" 1_0",),
+            ),
+        )
+    ),
+    # transfer codings
+    *(
+        Form(f"TE {values}", coded(*values))
+        for values in (
+            *((" chunked", " chunked"), (" chunked, chunked",), (" gzip, chunked",), (" chunked, gzip",), (" gzip",)),
+            *(
+                (" identity",),
+                ("",),
+                (" Chunked",),
+                ("\tCHUNKED\t",),
+                (" chunked;q=1",),
+                (' "chunked"',),
+                (" xchunked",),
+            ),
+            *((" chunked,",), (",chunked",), (" chunke",), ("\x0bchunked",), (" chunked\x0c",), (" \xa0chunked",)),
+            *(("chunked",), (" identity", " chunked"), (" chunked", " identity")),
+        )
+    ),
+    Form("TE in HTTP/1.0", lambda target: post(target, TE, body=b"0\r\n\r\n" + SECRET, version="HTTP/1.0")),
+    Form(
+        "TE in HTTP/1.0, kept alive",
+        lambda target: post(target, TE, "Connection: keep-alive", body=b"0\r\n\r\n" + SECRET, version="HTTP/1.0"),
+    ),
+    Form(
+        "TE and CL in HTTP/1.0",
+        lambda target: post(
+            target, TE, f"Content-Length: {len(SECRET)}", "Connection: keep-alive", body=SECRET, version="HTTP/1.0"
+        ),
+    ),
+    # chunks
+    *(
+        Form(f"chunk {size!r}, {end!r}, {behind!r}", chunked(one_chunk(size, end, behind)))
+        for size, end, behind in (
+            *((N, b";a=b\r\n", CRLF), (N.upper(), CRLF, CRLF), (b"000" + N, CRLF, CRLF), (N, b" \r\n", CRLF)),
+            *((N, b" ;a\r\n", CRLF), (N, b"\t\r\n", CRLF), (N, b"\n", CRLF), (N, CRLF, b"\n"), (b"+1", CRLF, CRLF)),
+            *(
+                (N, b"\r\r\n", CRLF),
+                (N, CRLF, b""),
+                (N, CRLF, b"xx\r\n"),
+                (b"0x" + N, CRLF, CRLF),
+                (b" " + N, CRLF, CRLF),
+            ),
+            *((b"-1", CRLF, CRLF), (b"", CRLF, CRLF), (N.zfill(15), CRLF, CRLF), (N.zfill(16), CRLF, CRLF)),
+            *((N.zfill(17), CRLF, CRLF), (b"1" + N.zfill(16), CRLF, CRLF), (b"f" * 16, CRLF, CRLF)),
+            *((b"7" + b"f" * 15, CRLF, CRLF), (N, b';a="\r\n', CRLF), (N, b";a\n\r\n", CRLF), (N, b";a\0\r\n", CRLF)),
+            *((N, b";" + b"e" * 5000 + CRLF, CRLF), (N, b";\xe9\r\n", CRLF), (b"1_0", CRLF, CRLF), (b"g", CRLF, CRLF)),
+        )
+    ),
+    *(
+        Form(f"last chunk {body!r}", chunked(body + SECRET))
+        for body in (
+            *(b"0\r\n\r\n", b"00\r\n\r\n", b"0\n\n", b"0\r\n\n", b"0\r\n", b"0;x\r\n\r\n", b"0\r\nX: y\r\n\r\n"),
+            *(b"0\r\nX: y\n\r\n", b"0\r\n folded\r\n\r\n", b"0\r\nX : y\r\n\r\n", b"0\r\nnocolon\r\n\r\n"),
+            *(b"0\r\nContent-Length: 9\r\n\r\n", b"0\r\nX: \0\r\n\r\n", b"0\r\nX: \x01\r\n\r\n", b"0\r\r\n\r\n"),
+            *(b"0\r\n: y\r\n\r\n", b"0\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", b"0\r\nX: \xe9\r\n\r\n"),
+        )
+    ),
+    Form("announced trailers", chunked(one_chunk()[:-2] + b"X-Sum: 1\r\n\r\n", "Trailer: X-Sum")),
+    Form("announced trailers that must not be", chunked(one_chunk(), "Trailer: Content-Length")),
+    # lines and fields
+    Form("obs-fold", sized("X: a", " b")),
+    Form("obs-fold of a framing", sized("X: a", f" {TE}", body=b"0\r\n\r\n" + SECRET)),
+    Form("a folded first field", lambda target: post(target, " X: y").replace(b"Host: h\r\n", b"")),
+    Form("bare LF everywhere", lambda target: post(target, f"Content-Length: {len(SECRET)}", body=SECRET, end="\n")),
+    Form("bare LF in a value", sized(f"X: a\n{TE}", body=b"0\r\n\r\n" + SECRET)),
+    Form("bare CR in a value", sized(f"X: a\r{TE}", body=b"0\r\n\r\n" + SECRET)),
+    Form("CR CR LF", sized("X: a\r")),
+    Form("an early empty line of LFs", lambda target: post(target, "X: a\n\n" + SECRET.decode() + "X: b")),
+    Form("a space before the colon of CL", lambda target: post(target, f"Content-Length : {len(SECRET)}", body=SECRET)),
+    Form("a space before the colon of TE", both("Transfer-Encoding : chunked", CL)),
+    Form("a tab before the colon of TE", both("Transfer-Encoding\t: chunked", CL)),
+    Form("an underscore in TE", both("Transfer_Encoding: chunked", CL)),
+    Form("an empty name", sized(": x")),
+    Form("no colon", sized("Nothing")),
+    Form("a name with a space", sized("A B: c")),
+    Form("a name with a slash", sized("A/B: c")),
+    Form("a name in UTF-8", sized("\xc3\xa9: c")),
+    Form("a name with NUL", sized("A\0: c")),
+    Form("NUL in a value", sized("X: a\0b")),
+    Form("a control in a value", sized("X: a\x01b")),
+    Form("DEL in a value", sized("X: a\x7fb")),
+    Form("a vertical tab in a value", sized("X: a\x0bb")),
+    Form("tabs in a value", sized("X:\ta\tb\t")),
+    Form("UTF-8 in a value", sized("X: \xc3\xa9")),
+    Form("latin-1 in a value", sized("X: \xe9\xff")),
+    Form("an empty value", sized("X:")),
+    Form("TE in the value of another", sized(f"X: {TE}")),
+    Form(
+        "lower-case names",
+        lambda target: sized()(target).lower().replace(b"http", b"HTTP").replace(b"post", b"POST", 1),
+    ),
+    Form("100 fields", sized(*(f"X-{number}: y" for number in range(100)))),
+    # hosts
+    Form("no Host", lambda target: sized()(target).replace(b"Host: h\r\n", b"", 1)),
+    Form("no Host in HTTP/1.0", lambda target: first_line("POST @ HTTP/1.0")(target).replace(b"Host: h\r\n", b"", 1)),
+    Form("no Host in CONNECT", lambda target: b"CONNECT / HTTP/1.1\r\nX: y\r\n\r\n"),
+    Form("an empty Host", lambda target: sized()(target).replace(b"Host: h\r\n", b"Host:\r\n", 1)),
+    Form("two Hosts", sized("Host: h")),
+    *(
+        Form(f"Host {host!r}", hosted(host))
+        for host in (
+            b"a/b",
+            b"a b",
+            b"a@b",
+            b"[::1]:80",
+            b"%2Frun%2Fdocker.sock",
+            b"\xe9",
+            b"a,b",
+            b"a#b",
+            b"localhost:x",
+        )
+    ),
+    # first lines
+    *(
+        Form(f"first line {line!r}", first_line(line))
+        for line in (
+            *("POST http://h:99@ HTTP/1.1", "POST HTTP://u@h@ HTTP/1.1", "POST unix:@ HTTP/1.1", "POST //h@ HTTP/1.1"),
+            *(
+                "POST  @ HTTP/1.1",
+                "POST @  HTTP/1.1",
+                "POST @ HTTP/1.1 ",
+                " POST @ HTTP/1.1",
+                "POST\t@ HTTP/1.1",
+                "POST @",
+            ),
+            *(
+                "POST @ HTTP/1.0",
+                "POST @ HTTP/1.2",
+                "POST @ HTTP/1.9",
+                "POST @ HTTP/2.0",
+                "POST @ HTTP/0.9",
+                "POST @ HTTP/1",
+            ),
+            *("POST @ HTTP/1.10", "POST @ HTTP/01.1", "POST @ http/1.1", "POST @ HTTP/1.1\tx", "POST @ HTTP/1.1 x"),
+            *(
+                "post @ HTTP/1.1",
+                "Post @ HTTP/1.1",
+                "P(ST @ HTTP/1.1",
+                "P\xc9ST @ HTTP/1.1",
+                "FOO @ HTTP/1.1",
+                "PUT @ HTTP/1.1",
+            ),
+            *(
+                "OPTIONS * HTTP/1.1",
+                "POST * HTTP/1.1",
+                "CONNECT h:1 HTTP/1.1",
+                "CONNECT @ HTTP/1.1",
+                "CONNECT / HTTP/1.1",
+            ),
+            *("TRACE @ HTTP/1.1", "PRI * HTTP/2.0", "PATCH @ HTTP/1.1", "OPTIONS @ HTTP/1.1", "POST @#f HTTP/1.1"),
+            *(
+                "POST @%zz HTTP/1.1",
+                "POST @% HTTP/1.1",
+                "POST @?%zz HTTP/1.1",
+                "POST @\xc3\xa9 HTTP/1.1",
+                "POST @\xe9 HTTP/1.1",
+            ),
+            *(
+                "POST @\0 HTTP/1.1",
+                "POST @\x7f HTTP/1.1",
+                "POST @\x01 HTTP/1.1",
+                "POST @\tx HTTP/1.1",
+                "POST @ x HTTP/1.1",
+            ),
+            *(
+                "POST @\\x HTTP/1.1",
+                'POST @|{}^`<>" HTTP/1.1',
+                "POST ..T HTTP/1.1",
+                "POST @/.. HTTP/1.1",
+                "POST  HTTP/1.1",
+            ),
+            *(
+                "\r\nPOST @ HTTP/1.1",
+                "\r\n\r\nPOST @ HTTP/1.1",
+                "\nPOST @ HTTP/1.1",
+                "POST @\r\nHTTP/1.1",
+                "HTTP/1.1 200 OK",
+            ),
+        )
+    ),
+    Form("an empty line behind a body", lambda target: sized()(target) + CRLF),
+    Form("an empty LF behind a body", lambda target: sized()(target) + b"\n"),
+    # what clients ask of the connection
+    Form("Expect", sized("Expect: 100-continue")),
+    Form("Expect in capitals", sized("Expect: 100-Continue")),
+    Form("Expect without a body", lambda target: post(target, "Expect: 100-continue")),
+    Form(
+        "Expect in HTTP/1.0",
+        lambda target: post(target, "Expect: 100-continue", "Content-Length: 1", body=b"x", version="HTTP/1.0"),
+    ),
+    Form("Expect of something else", sized("Expect: 200-ok")),
+    Form("an empty Expect", sized("Expect:")),
+    Form("two Expects", sized("Expect: 100-continue", "Expect: 100-continue")),
+    Form("Expect in a list", sized("Expect: 100-continue, x")),
+    Form("close", sized("Connection: close")),
+    Form("keep-alive", sized("Connection: keep-alive")),
+    Form("keep-alive and close", sized("Connection: keep-alive, close")),
+    Form("HTTP/1.0 kept alive", lambda target: first_line("POST @ HTTP/1.0\r\nConnection: keep-alive")(target)),
+    Form("Connection names a framing", sized("Connection: Content-Length")),
+    Form(
+        "an upgrade to h2c",
+        sized("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"),
+    ),
+    Form("an upgrade to tcp", sized("Connection: Upgrade", "Upgrade: tcp")),
+    Form("a content encoding", sized("Content-Encoding: gzip")),
+    Form("a multipart type", sized("Content-Type: multipart/form-data; boundary=x")),
+    # sizes
+    Form("1 MiB of head", padded(MIB)),
+    Form("1 MiB of head and 4 KiB", padded(MIB + 4096)),
+    Form("1 MiB of head and 4 KiB + 1", padded(MIB + 4097)),
+    Form("2 MiB of head", padded(2 * MIB)),
+    Form("1 MiB of target", lambda target: first_line("POST @" + "x" * MIB + " HTTP/1.1")(target)),
+    Form("a body of 300 KiB", sized(body=SECRET * (300 * 1024 // len(SECRET)))),
+)
+
+
+def stream(form: Form, target: str) -> bytes:
+    """Return a form and a request behind it."""
+    return form.build(target) + BEHIND

@@ -1,0 +1,267 @@
+"""Where requests begin and end, as others see it: h11 on whole connections, the fake dockerd by what came in (X2)."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import h11
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.wire.http1 import Rule
+from tests.amounts import Amount, examples
+from tests.docker.client import Client, request
+from tests.docker.daemon import until
+from tests.docker.followed import Connection, answers, check_refused, follow, mutations
+from tests.docker.forms import FORMS, TARGETS, Form, stream
+from tests.docker.recorded import RECORDED
+from tests.fakes.dockerd import FakeDockerd
+from tests.system.proxy import ProxyInside, ProxyProcess
+from tests.wire.http1_forms import head
+from tests.wire.test_http1_oracle import BODIES, LINES, NOISE, READ_BY_H11, REQUEST_LINES, WIDE, spoiled
+
+# ---- h11
+
+
+class Asked(NamedTuple):
+    """A request as a reader sees it; Transfer-Encoding in lower case, as h11 gives it."""
+
+    method: str
+    target: str
+    fields: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+@dataclass
+class Theirs:
+    """What h11 read of a connection."""
+
+    asked: list[Asked] = field(default_factory=list)
+    refused: bool = False
+    closed: bool = False
+    """It reads no further, as a request closes the connection."""
+
+
+def by_h11(data: bytes) -> Theirs:
+    """Read a connection with h11, which answers each request when it is whole."""
+    peer, theirs = h11.Connection(h11.SERVER, max_incomplete_event_size=WIDE), Theirs()
+    peer.receive_data(data)
+    try:
+        while isinstance(begun := peer.next_event(), h11.Request):
+            theirs.asked.append(_asked(begun))
+            while isinstance(part := peer.next_event(), h11.Data):
+                theirs.asked[-1] = theirs.asked[-1]._replace(body=theirs.asked[-1].body + bytes(part.data))
+            if not isinstance(part, h11.EndOfMessage):
+                break
+            peer.send(h11.Response(status_code=404, headers=[("Content-Length", "0")]))
+            peer.send(h11.EndOfMessage())
+            if peer.our_state is h11.MUST_CLOSE:
+                theirs.closed = True
+                break
+            peer.start_next_cycle()
+    except h11.RemoteProtocolError:
+        theirs.refused = True
+    return theirs
+
+
+def _asked(request: h11.Request) -> Asked:
+    fields = [(bytes(name).decode("latin-1"), bytes(value).decode("latin-1")) for name, value in request.headers]
+    return Asked(bytes(request.method).decode(), bytes(request.target).decode("latin-1"), tuple(fields), b"")
+
+
+def ours(connection: Connection) -> list[Asked]:
+    """Return what we read of a connection."""
+    return [
+        Asked(
+            one.head.method,
+            one.head.target,
+            tuple((name, value.lower() if name == "transfer-encoding" else value) for name, value in one.head.fields),
+            one.body,
+        )
+        for one in connection.followed()
+    ]
+
+
+def compare(data: bytes, sizes: Sequence[int] = ()) -> None:
+    """Read with both; fail unless the requests are the same, up to one that is refused by a rule of the list."""
+    read, theirs = follow(data, sizes), by_h11(data)
+    mine = ours(read)
+    whole = mine[:-1] if read.inside else mine
+    assert whole[: len(theirs.asked)] == theirs.asked[: len(whole)]
+    if theirs.closed:
+        return
+    assert len(theirs.asked) >= len(mine), "h11 refuses a head that we accept"
+    if read.rule is None:
+        assert not theirs.refused or read.cut(data), "h11 need not see the end of a head to refuse it"
+        assert len(theirs.asked) == len(mine)
+    else:
+        assert theirs.refused or read.rule in READ_BY_H11 | {Rule.HEAD_BYTES}  # h11's own limit is wide here
+
+
+SIZES = st.lists(st.integers(1, 40) | st.integers(1, 400), max_size=30)
+REQUESTS = st.builds(
+    lambda first, lines, body: head(first, "Host: h", *lines) + body,
+    REQUEST_LINES,
+    st.lists(LINES, max_size=3),
+    BODIES,
+)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
+def test_a_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
+    for target in TARGETS:
+        compare(stream(form, target))
+
+
+@settings(max_examples=examples(1000))
+@given(st.lists(REQUESTS, min_size=1, max_size=4).map(b"".join), NOISE, SIZES)
+def test_generated_connections(data: bytes, noise: list[tuple[int, bytes]], sizes: list[int]) -> None:
+    compare(spoiled(data, noise), sizes)
+
+
+@settings(max_examples=examples(500))
+@given(mutations(), SIZES)
+def test_changed_forms(data: bytes, sizes: list[int]) -> None:
+    compare(data, sizes)
+
+
+@settings(max_examples=examples())
+@given(mutations(), SIZES)
+def test_any_cut_gives_the_same_requests(data: bytes, sizes: list[int]) -> None:
+    whole, cut = follow(data), follow(data, sizes)
+    assert (cut.followed(), cut.rule) == (whole.followed(), whole.rule)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda raw: raw.partition(b" HTTP/")[0].decode()[:60])
+def test_a_recorded_request_is_followed(recorded: bytes) -> None:
+    read = follow(recorded + recorded)
+    assert read.rule is None
+    assert b"".join(read.to_daemon) == recorded + recorded
+    assert ours(read) == by_h11(recorded + recorded).asked
+    assert len(read.targets) == 2
+
+
+# ---- the fake dockerd
+
+
+class Bench:
+    """A proxy before a fake dockerd, on a loop of its own so that each example of a property can run on it."""
+
+    def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
+        self.proxy = ProxyInside(folder, backend_runtime_mode="Docker")
+        self.dockerd = FakeDockerd(str(self.proxy.runtime))
+        self._runner = runner
+        self._runner.run(self._start())
+
+    async def _start(self) -> None:
+        await self.dockerd.start()
+        await self.proxy.__aenter__()
+        await until(lambda: self.dockerd.watchers > 0 and self.dockerd.counts["GET /containers/json"] > 0)
+
+    async def _stop(self) -> None:
+        await self.proxy.__aexit__(None, None, None)
+        await self.dockerd.stop()
+
+    def stop(self) -> None:
+        self._runner.run(self._stop())
+
+    def ask(self, path: Path, data: bytes) -> tuple[list[bytes], list[tuple[str, str, bytes]]]:
+        """Send bytes, then EOF; return the answers, and the requests that the daemon saw."""
+        number = self.dockerd.accepted
+        came = self._runner.run(sent(path, data))
+        seen = [one for one in self.dockerd.received if one.connection == number]
+        return answers(came), [(one.method, one.target, bytes(one.wire_body)) for one in seen]
+
+
+async def sent(path: Path, data: bytes) -> bytes:
+    """Send bytes, then EOF; return all that comes."""
+    client = await Client.connect(str(path))
+    try:
+        client.send(data)
+        client.half_close()
+        return await client.ended()
+    finally:
+        await client.close()
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with asyncio.Runner() as runner:
+        bench = Bench(tmp_path_factory.mktemp("bench"), runner)
+        yield bench
+        bench.stop()
+
+
+def check(bench: Bench, data: bytes) -> None:
+    """Send bytes straight and through the proxy: the same requests are seen, or less; the proxy saw each as one."""
+    read = follow(data)
+    direct, seen_direct = bench.ask(bench.proxy.runtime, data)
+    through, seen = bench.ask(bench.proxy.socket, data)
+    assert [target for _, target, _ in seen] == read.targets[: len(seen)]
+    if read.rule is None:
+        assert (through, seen) == (direct, seen_direct)
+    else:
+        check_refused(read, direct, through)
+        assert seen[:-1] == seen_direct[: max(len(seen) - 1, 0)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
+def test_a_form_makes_no_daemon_see_a_request_that_the_proxy_did_not(bench: Bench, form: Form, target: str) -> None:
+    check(bench, stream(form, target))
+
+
+@settings(max_examples=examples())
+@given(mutations())
+def test_changed_forms_do_neither(bench: Bench, data: bytes) -> None:
+    check(bench, data)
+
+
+# ---- slow and big heads
+
+SLOW_CONNECTIONS = Amount(50, 1000)
+PING = request("GET", "/_ping")
+
+
+async def test_heads_that_come_byte_by_byte_disturb_nobody(tmp_path: Path) -> None:
+    """Each connection is one byte on, then a ping is answered: so to the end of the heads, which are answered too."""
+    proxy = ProxyInside(tmp_path, backend_runtime_mode="Docker")
+    async with FakeDockerd(str(proxy.runtime)), proxy:
+        quick = await Client.connect(str(proxy.socket))
+        slow = [await Client.connect(str(proxy.socket)) for _ in range(SLOW_CONNECTIONS.now)]
+        for octet in PING:
+            for client in slow:
+                client.send(bytes((octet,)))
+            assert (await quick.ask("GET", "/_ping")).body == b"OK"
+        for client in slow:
+            assert (await client.answer("GET")).body == b"OK"
+        for client in (quick, *slow):
+            await client.close()
+
+
+HUGE_HEAD_BYTES = 10 << 20
+MEMORY_BYTES = 6 << 20
+
+
+async def test_a_huge_head_is_refused_in_constant_memory(tmp_path: Path) -> None:
+    proxy = ProxyProcess(tmp_path, backend_runtime_mode="Docker")
+    async with FakeDockerd(str(proxy.runtime)), proxy:
+        assert (await sent(proxy.socket, PING)).endswith(b"OK")
+        before = peak_bytes(proxy.pid)
+        for _ in range(5):
+            client = await Client.connect(str(proxy.socket))
+            client.send(PING.removesuffix(b"\r\n") + b"X: " + b"x" * HUGE_HEAD_BYTES)
+            answer = await client.answer()
+            assert (answer.status, answer.headers["connection"]) == (431, "close")
+            assert await client.ended() == b""
+            await client.close()
+        assert peak_bytes(proxy.pid) - before < MEMORY_BYTES
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that a process has had."""
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024

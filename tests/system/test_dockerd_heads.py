@@ -1,0 +1,304 @@
+"""A real dockerd and the proxy read requests alike: the same answers, or a refusal by a rule on the list (X2, X3)."""
+
+import json
+import re
+import socket
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.docker.routes import Action, Route, route
+from runtimeproxy.wire.http1 import Rule
+from tests.amounts import examples
+from tests.docker.followed import OURS, answers, check_refused, follow, mutations, statuses
+from tests.docker.forms import FORMS, HIDDEN, TARGETS, Form, stream
+from tests.docker.test_routes import HELD, ID, PASSING
+from tests.engines.dockerd import BUSYBOX, Dockerd
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+PATIENCE_SECONDS = 20.0
+FOUND_HIDDEN = b"No such container: hidden"
+
+
+def ask(path: str, data: bytes) -> bytes:
+    """Send bytes, then EOF; return all that comes. Raises TimeoutError."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(PATIENCE_SECONDS)
+        client.connect(path)
+        try:
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has answered, and reads no further
+        came = b""
+        try:
+            while part := client.recv(65536):
+                came += part
+        except ConnectionResetError:
+            pass  # a daemon that has not read all of it ends so
+        return came
+
+
+# ---- X2: the same message boundaries
+
+READ_BY_DOCKERD = {
+    *(
+        Rule.HEAD_BYTES,
+        Rule.REQUEST_LINE,
+        Rule.LINE_END,
+        Rule.TARGET,
+        Rule.VERSION,
+        Rule.FOLDED,
+        Rule.FIELD_NAME,
+        Rule.HOST,
+        Rule.EXPECT,
+    ),
+    *(Rule.CONTENT_LENGTH, Rule.CODING_OF_1_0, Rule.TWO_FRAMINGS, Rule.CHUNK_SIZE, Rule.TRAILER),
+}
+"""The rules of the list that dockerd 20.10 is milder about; what breaks another one is refused by both."""
+
+
+def compare(dockerd: Dockerd, between: str, data: bytes) -> tuple[Rule | None, list[bytes]]:
+    """Send bytes straight and through the proxy, and compare; return why they were refused, and the direct answers."""
+    direct, through = (answers(ask(path, data)) for path in (dockerd.socket, between))
+    read = follow(data)
+    if read.rule is None:
+        if read.cut(data) and statuses(direct[-1:]) == [400]:
+            direct.pop()  # dockerd refuses the beginning of a head in words; the proxy ends the connection
+        assert through == direct
+        assert not any(OURS in part for part in through)
+    else:
+        check_refused(read, direct, through)
+    assert sum(FOUND_HIDDEN in part for part in through) <= read.targets.count(HIDDEN)
+    return read.rule, direct
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
+def test_a_form_is_read_as_dockerd_reads_it_or_is_on_the_list(
+    dockerd: Dockerd, between: str, form: Form, target: str
+) -> None:
+    rule, direct = compare(dockerd, between, stream(form, target))
+    if rule is not None and any(b"No such container: behind" in part for part in direct):
+        assert rule in READ_BY_DOCKERD
+
+
+def test_the_rules_that_dockerd_is_milder_about_are_those_with_a_form_that_it_reads(dockerd: Dockerd) -> None:
+    refused = [(rule, form) for form in FORMS if (rule := follow(stream(form, TARGETS[0])).rule) is not None]
+    read = {
+        rule for rule, form in refused if b"No such container: behind" in ask(dockerd.socket, stream(form, TARGETS[0]))
+    }
+    assert read == READ_BY_DOCKERD
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"G", b"\r\n", b"PRI * HTTP", b"GET / HTTP/1.1\r\nHost", b"GET / HTTP/1.1\r\nX: y\r\n"]
+)
+def test_the_beginning_of_a_head_is_no_request_to_dockerd(dockerd: Dockerd, between: str, beginning: bytes) -> None:
+    """The one difference without an answer of ours: to a client that leaves inside a head dockerd says 400."""
+    ping = b"GET /_ping HTTP/1.1\r\nHost: h\r\n\r\n"
+    for before in (b"", ping):
+        direct, through = (answers(ask(path, before + beginning)) for path in (dockerd.socket, between))
+        assert through == direct[:-1]
+        assert statuses(direct) == [*([200] if before else []), 400]
+
+
+@settings(max_examples=examples())
+@given(mutations())
+def test_changed_forms_too(dockerd: Dockerd, between: str, data: bytes) -> None:
+    compare(dockerd, between, data)
+
+
+# ---- X3: the same route
+
+
+class Refused(NamedTuple):
+    """A request that the router found, and whose version is refused before its handler."""
+
+    version: str
+
+
+Decision = Route | Refused | None
+
+NO_JSON = b"this is no JSON"
+HANDLERS = {
+    # What the handlers say to a body that is no JSON, and to {}: no two of them say the same.
+    Action.CREATE: ("invalid character", "Config cannot be empty"),
+    Action.START: ("starting container with non-empty request body", "No such container: "),
+    Action.STOP: ('strconv.Atoi: parsing "zz"', "No such container: "),
+    Action.UPDATE: ("invalid character", "No such container: "),
+}
+_VERSION = re.compile("client version ([0-9.]+) is too (?:new|old)")
+
+
+def decided(dockerd: Dockerd, method: str, target: str) -> Decision:
+    """Return dockerd's decision on a method and a target, as the words of its errors show it."""
+    path, _, query = target.partition("?")
+    probes = (f"{path}?t=zz&{query}", NO_JSON), (target, b"{}")
+    first, second = (said(dockerd, method, *probe) for probe in probes)
+    if refused := _VERSION.match(second):
+        return Refused(refused[1])
+    reference = second.partition("No such container: ")[2]
+    if method == "DELETE":
+        return Route(Action.REMOVE, reference) if reference else None
+    for action, texts in HANDLERS.items():
+        if first.startswith(texts[0]) and second.startswith(texts[1]):
+            return Route(action, reference)
+    return None
+
+
+def said(dockerd: Dockerd, method: str, target: str, body: bytes) -> str:
+    """Return the text of the error that a request gets, any other text if it gets none."""
+    head = f"{method} {target} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    came = ask(dockerd.socket, f"{head}\r\n\r\n".encode() + body).partition(b"\r\n\r\n")[2]
+    return str(json.loads(came).get("message")) if came.startswith(b"{") else came.decode()
+
+
+def agree(dockerd: Dockerd, method: str, target: str) -> Decision:
+    """Check that dockerd routes a request as we do; return its decision."""
+    decision = decided(dockerd, method, target)
+    ours = route(method, target)
+    if isinstance(decision, Refused):
+        current = target.replace(decision.version, "1.41", 1)
+        assert current != target
+        assert decided(dockerd, method, current) == (ours and Route(ours.action, ours.reference))
+    else:
+        assert decision == (ours and Route(ours.action, ours.reference))
+    return decision
+
+
+UNASKED = {
+    "/containers/create?platform=x&na%6De=a%5Fb+c": "a platform is refused before the body is read",
+    "/containers/x/stop?%zz": "a broken query is refused before the time is read",
+    f"/containers/{ID}/restart": "its handler says what that of stop says",
+    "/volumes/create": "it would be done",
+}
+"""Rows of the tables that dockerd's words do not tell apart."""
+TABLE = [row[:2] for row in HELD + PASSING if row[0] in ("POST", "DELETE") and row[1] not in UNASKED]
+
+
+@pytest.mark.parametrize(("method", "target"), TABLE)
+def test_a_request_is_held_if_dockerd_hands_it_to_a_handler_of_held_calls(
+    dockerd: Dockerd, method: str, target: str
+) -> None:
+    agree(dockerd, method, target)
+
+
+PREFIXES = (
+    *("", "", "/v1.41", "/v1.41", "/v1.100", "/v1.", "/v.", "/v1.41.1", "/v01.41", "/V1.41", "/v1a", "/v", "/1.41"),
+    *("/v1.41/v1.41", "/v1%2E41", "/%761.41", "/", "/.", "/x/..", "/x", "/v1.41%2F", "/v1.41%0a"),
+)
+COLLECTIONS = ("containers", "containers", "containers", "%63ontainers", "Containers", "container", "containers%2F")
+REFERENCES = (
+    *(
+        "x",
+        "a.b",
+        "a-b",
+        "_",
+        "a/b",
+        "a%2Fb",
+        "a%2fb",
+        "%2Fx",
+        "x%2F",
+        "..",
+        ".",
+        "...",
+        "%2e%2e",
+        "%2E",
+        "",
+        "%20",
+        "a+b",
+    ),
+    *(
+        "%25",
+        "%2525",
+        "%c3%a9",
+        "%0a",
+        "%0d",
+        "%00",
+        "%ff",
+        "a;b",
+        "~",
+        "@",
+        ":x",
+        "*",
+        "{x}",
+        "a%zz",
+        "%",
+        "x#y",
+        "x\\y",
+    ),
+    *("start", "create", "stop", "create/start", "json", "containers/x", "v1.41", "f" * 64, "exec/y", "x/checkpoints"),
+)
+ENDS = (
+    *(
+        "start",
+        "stop",
+        "update",
+        "create",
+        "start",
+        "stop",
+        "update",
+        "kill",
+        "json",
+        "START",
+        "start/",
+        "start/.",
+        "stop/..",
+    ),
+    *(
+        "start%2F",
+        "sto%70",
+        "%73tart",
+        "",
+        "start?x=1",
+        "update?",
+        "stop?/../x",
+        "start;x",
+        "stop%0a",
+        "start%3F",
+        "start/x",
+    ),
+    *("stop#x", "start%20", "checkpoints/y", "update/%2e", "stop//", "?start", "start&x"),
+)
+JOINS = st.sampled_from(("/", "/", "/", "/", "/", "//", "%2F", "%2f", "/./", ""))
+
+
+@st.composite
+def targets(draw: st.DrawFn) -> str:
+    """Return a target that is nearly one of a held call, or is one."""
+    words = [draw(st.sampled_from(COLLECTIONS)), *draw(st.lists(st.sampled_from(REFERENCES), max_size=2))]
+    words.append(draw(st.sampled_from(ENDS)))
+    return draw(st.sampled_from(PREFIXES)) + "/" + "".join(word + draw(JOINS) for word in words[:-1]) + words[-1]
+
+
+@settings(max_examples=examples())
+@given(st.sampled_from(("POST", "POST", "POST", "DELETE")), targets())
+def test_any_target_is_held_if_dockerd_hands_it_to_a_handler_of_held_calls(
+    dockerd: Dockerd, method: str, target: str
+) -> None:
+    agree(dockerd, method, target)
+
+
+NAMES = ("name=a%20", "name=a+b", "name=%25&name=b", "na%6De=%C3%A9", "x&name=%FF", "name=%2Fa%2F", "Name=x&name=%2B")
+
+
+@pytest.mark.parametrize("query", NAMES)
+def test_the_name_that_a_create_asks_for_is_the_one_that_dockerd_reads(dockerd: Dockerd, query: str) -> None:
+    """dockerd's error says a name that no container may have."""
+    target = f"/containers/create?{query}"
+    decision = route("POST", target)
+    assert decision is not None
+    text = said(dockerd, "POST", target, json.dumps({"Image": BUSYBOX}).encode())
+    assert text.startswith(f"Invalid container name ({decision.name}), ")
+
+
+def test_an_empty_first_name_is_left_to_dockerd(dockerd: Dockerd) -> None:
+    target = "/containers/create?name=&name=b"
+    assert route("POST", target) == Route(Action.CREATE)
+    with dockerd.restored():
+        made = json.loads(dockerd.request("POST", target, json.dumps({"Image": BUSYBOX}).encode()))["Id"]
+        assert dockerd.get(f"/containers/{made}/json")["Name"] != "/b"
