@@ -35,6 +35,14 @@ class Amount:
 
 
 CALLS_OF_A_CLIENT = Amount(10_000, 100_000)
+STREAM_BYTES = Amount(10 << 20, 1 << 30)
+"""Through one pipe, each way."""
+EXECS_ON_A_FAKE = Amount(100, 1_000)
+EXECS_OF_THE_CLI = Amount(10, 1_000)
+IDLE_SECONDS = Amount(2, 900)
+"""How long a stream says nothing."""
+STALL_SECONDS = Amount(1, 60)
+"""How long a client does not read."""
 
 
 def examples(usual: int = DEFAULT_EXAMPLES) -> int:

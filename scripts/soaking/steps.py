@@ -8,15 +8,19 @@ Invariant: a step's amount is its full amount times the share; below the full am
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from scripts.benchmark import limits, measure, memory, report
+from scripts.benchmark.cases import CRI, DOCKER
 from scripts.benchmark.limits import MIB, Verdict
+from scripts.benchmark.modes import MODES, Mode
 from scripts.demonstration.__main__ import why_fake
 from scripts.demonstration.processes import DemoError
+from scripts.soaking import stalled
 from scripts.soaking.programs import run_module, run_tests
 from scripts.soaking.results import Figure, Found, Result
-from tests.amounts import CALLS_OF_A_CLIENT, Amount
+from tests.amounts import CALLS_OF_A_CLIENT, EXECS_OF_THE_CLI, IDLE_SECONDS, STALL_SECONDS, STREAM_BYTES, Amount
 
 ROUNDS = Amount(1, 5)
 DEMOS = Amount(1, 10)
@@ -55,9 +59,9 @@ def properties(share: float) -> Found:
     return Found(figures)
 
 
-def resident(share: float) -> Found:
+def resident(mode: Mode, share: float) -> Found:
     """Measure the proxy's memory."""
-    found = memory.resident(share)
+    found = memory.resident(mode, share)
     calls = f"{found.calls:,} calls"
     return Found(
         [
@@ -75,21 +79,23 @@ def resident(share: float) -> Found:
                 found.growth < limits.GROWTH_BYTES,
             ),
             Figure(
-                "aiohttp and grpcio while idle", ", ".join(found.loaded) or "not loaded", "not loaded", not found.loaded
+                f"{' and '.join(mode.libraries)} while idle",
+                ", ".join(found.loaded) or "not loaded",
+                "not loaded",
+                not found.loaded,
             ),
         ]
     )
 
 
-def bench(share: float) -> Found:
-    """Run the bench's rounds, and compare the medians of their ratios with the limits."""
+def bench(mode: Mode, share: float) -> Found:
+    """Run the bench's rounds, and compare the medians of their figures with the limits."""
     rounds, calls_share = bench_rounds(share)
-    measured = [measure.one_round(calls_share) for _ in range(rounds)]
-    passes = memory.huge_list_passes()
-    figures = [
-        *(ratio(verdict, judged=share == 1) for verdict in limits.judge(measured)),
-        Figure("a list of 16 MiB", "unchanged" if passes else "changed", "unchanged", passes),
-    ]
+    measured = [measure.one_round(mode, calls_share) for _ in range(rounds)]
+    figures = [ratio(verdict, judged=share == 1) for verdict in limits.judge(measured)]
+    if mode.name == CRI:
+        passes = memory.huge_list_passes()
+        figures.append(Figure("a list of 16 MiB", "unchanged" if passes else "changed", "unchanged", passes))
     return Found(figures, [report.HEADER, *report.figure_rows(measured)])
 
 
@@ -100,9 +106,9 @@ def bench_rounds(share: float) -> tuple[int, float]:
 
 
 def ratio(verdict: Verdict, *, judged: bool) -> Figure:
-    """Put a limit of the bench in a row; the best round's ratio stands beside the median."""
+    """Put a limit of the bench in a row; the best round's figure stands beside the median."""
     found = f"{verdict.median:.2f} (best round {verdict.best:.2f})"
-    return Figure(verdict.name, found, f"{verdict.bound:.2f}", verdict.kept if judged else None)
+    return Figure(verdict.name, found, verdict.limit, verdict.kept if judged else None)
 
 
 def clients(share: float) -> Found:
@@ -113,6 +119,35 @@ def clients(share: float) -> Found:
         [
             Figure(f"{calls:,} calls of {name.removeprefix('test_')}", f"all with grpc-status 0, in {seconds:.1f} s")
             for name, seconds in passed.tests
+        ]
+    )
+
+
+def streams(share: float) -> Found:
+    """Run the tests of Docker mode's streams, and measure pings beside clients that do not read."""
+    files = ("docker_streams", "docker_tunnels", "dockerd_streams")
+    passed = run_tests([f"tests/system/test_{name}.py" for name in files], share)
+    found = stalled.measure(share)
+    return Found(
+        [
+            Figure("tests that passed", f"{len(passed.tests)}"),
+            Figure("bytes through each pipe, each way", f"{STREAM_BYTES.at(share):,}, with equal checksums"),
+            Figure(
+                "execs of the docker CLI with a stdin, and without", f"{EXECS_OF_THE_CLI.at(share):,} each, all ended"
+            ),
+            Figure("silence before the next byte", f"{IDLE_SECONDS.at(share)} s"),
+            Figure(
+                f"memory of each of {stalled.CLIENTS} clients that do not read",
+                f"{found.growth / MIB:.2f} MiB",
+                f"{stalled.GROWTH_BYTES / MIB:.0f} MiB",
+                found.growth <= stalled.GROWTH_BYTES,
+            ),
+            Figure(
+                "p99 of a ping beside them to alone",
+                f"{found.ratio:.2f}",
+                f"{stalled.RATIO:.2f}",
+                found.ratio <= stalled.RATIO if share == 1 else None,
+            ),
         ]
     )
 
@@ -136,6 +171,8 @@ def demo(share: float) -> Found:
     )
 
 
+SMALL_MEMORY = "the proxy's memory is small and stays so"
+PRICE = "the price of the proxy beside a bare pipe"
 STEPS = (
     Step(
         "properties",
@@ -144,14 +181,35 @@ STEPS = (
         "100 times the usual examples",
         properties,
     ),
-    Step("memory", "scripts/bench", "the proxy's memory is small and stays so", "twice 100,000 calls", resident),
-    Step("bench", "scripts/bench --check", "the price of the proxy beside a bare pipe", "5 rounds", bench),
+    Step(
+        "memory-cri",
+        "scripts/bench --mode cri",
+        SMALL_MEMORY,
+        "twice 100,000 calls",
+        partial(resident, MODES[CRI]),
+    ),
+    Step("bench-cri", "scripts/bench --check --mode cri", PRICE, "5 rounds", partial(bench, MODES[CRI])),
+    Step(
+        "memory-docker",
+        "scripts/bench --mode docker",
+        SMALL_MEMORY,
+        "twice 100,000 calls",
+        partial(resident, MODES[DOCKER]),
+    ),
+    Step("bench-docker", "scripts/bench --check --mode docker", PRICE, "5 rounds", partial(bench, MODES[DOCKER])),
     Step(
         "clients",
         "pytest tests/system/test_three_clients.py",
         "three implementations of HTTP/2 lose no call through the proxy",
         "100,000 calls of each",
         clients,
+    ),
+    Step(
+        "streams",
+        "pytest -k 'streams or tunnels' tests/system",
+        "Docker's streams lose nothing, keep nothing back, and wait for no reader",
+        f"1 GiB, 1,000 execs, {IDLE_SECONDS.full // 60} minutes of silence, {STALL_SECONDS.full} s without a reader",
+        streams,
     ),
     Step("demo", "scripts/demo", "the whole way works again and again, and cleans up", "10 runs in a row", demo),
 )

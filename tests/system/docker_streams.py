@@ -1,0 +1,183 @@
+"""An exec's streams as a client sees them, figures in milliseconds, and a process's memory and open files.
+
+Owns one exec's connection with the sums of what passed, and how a figure is taken on a machine that is busy.
+Must not know: which daemon answers, what a test wants to see.
+Invariant: nothing is read ahead of what is asked for, beyond one buffer.
+"""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+from tests.docker.client import request
+from tests.fakes.dockerd_client import UnixHttpConnection
+
+MIB = 1 << 20
+API = "/v1.41"
+UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
+SECONDS = 60.0
+"""How long a client waits for anything before its test fails."""
+ATTEMPTS = 5
+LAST_CHUNK = b"0\r\n\r\n"
+
+STDOUT, STDERR = 1, 2
+FRAME_HEAD_BYTES = 8
+
+
+async def timely(seconds: float, attempt: Callable[[], Awaitable[float]]) -> None:
+    """Check that something takes at most so many seconds.
+
+    A busy machine may spoil a figure, so one that is too high is taken again, up to ``ATTEMPTS`` times, and one good
+    figure is enough: a relay that gathers bytes, or waits for a timer, is late every time.
+    """
+    took: list[float] = []
+    while not took or took[-1] > seconds:
+        assert len(took) < ATTEMPTS, f"late each time: {took}"
+        took.append(await attempt())
+
+
+# ---- the streams of an exec
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """How many bytes, and which."""
+
+    count: int
+    digest: str
+
+
+class Exec:
+    """A command in a container, and its streams on a connection of their own. All calls block: they are a thread's.
+
+    ``ends`` half-closes right behind the request, before any answer.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        container: str,
+        command: Sequence[str],
+        *,
+        stdin: bool,
+        upgrade: bool = True,
+        ends: bool = False,
+        tty: bool = False,
+    ) -> None:
+        outputs = {"AttachStdout": True, "AttachStderr": True}
+        config = {"Cmd": list(command), "AttachStdin": stdin, "Tty": tty, **outputs}
+        self.id = str(post(path, f"/containers/{container}/exec", config)["Id"])
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(SECONDS)
+        self._socket.connect(path)
+        body = json.dumps({"Detach": False, "Tty": tty}).encode()
+        self._socket.sendall(request("POST", f"{API}/exec/{self.id}/start", body, *(UPGRADE if upgrade else ())))
+        if ends:
+            self.end()
+        self._file = self._socket.makefile("rb", MIB)
+        head = b"".join(iter(self._file.readline, b"\r\n"))
+        assert head.startswith(b"HTTP/1.1 101 " if upgrade else b"HTTP/1.1 200 "), head
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def end(self) -> None:
+        """Send no more."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes to the command's stdin."""
+        self._socket.sendall(data)
+
+    def feed(self, count: int) -> Sum:
+        """Send so many random bytes, and then the end."""
+        digest, left = sha256(), count
+        while left:
+            piece = os.urandom(min(left, MIB))
+            digest.update(piece)
+            self._socket.sendall(piece)
+            left -= len(piece)
+        self.end()
+        return Sum(count, digest.hexdigest())
+
+    def shown(self, text: bytes) -> bytes:
+        """Return what a terminal shows from here up to and with a text."""
+        output = b""
+        while not output.endswith(text):
+            data = self._file.read(1)
+            assert data, f"the stream ends with {output!r}"
+            output += data
+        return output
+
+    def frames(self) -> Iterator[tuple[int, bytes]]:
+        """Yield which stream, and bytes of it, up to the end of the connection."""
+        while head := self._file.read(FRAME_HEAD_BYTES):
+            size = int.from_bytes(head[4:])
+            data = self._file.read(size)
+            assert len(data) == size, f"the stream ends inside a frame of {size} bytes"
+            yield head[0], data
+
+    def output(self) -> tuple[bytes, bytes]:
+        """Return all of stdout and of stderr."""
+        kept = {STDOUT: bytearray(), STDERR: bytearray()}
+        for stream, data in self.frames():
+            kept[stream] += data
+        return bytes(kept[STDOUT]), bytes(kept[STDERR])
+
+    def collect(self) -> tuple[Sum, bytes]:
+        """Return the sum of all of stdout, and stderr as it is."""
+        digest, count, errors = sha256(), 0, b""
+        for stream, data in self.frames():
+            if stream == STDERR:
+                errors += data
+                continue
+            count += len(data)
+            digest.update(data)
+        return Sum(count, digest.hexdigest()), errors
+
+    def both(self, count: int) -> tuple[Sum, Sum]:
+        """Feed and collect at once; return what was sent and what came."""
+        sent: list[Sum] = []
+        feeding = threading.Thread(target=lambda: sent.append(self.feed(count)))
+        feeding.start()
+        came, errors = self.collect()
+        feeding.join()
+        assert not errors, errors
+        return sent[0], came
+
+
+def post(path: str, target: str, body: Any = None) -> Any:
+    """Send a POST with JSON on a connection of its own; return what is answered, None if that is empty."""
+    connection = UnixHttpConnection(path)
+    try:
+        data, headers = (None, {}) if body is None else (json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", API + target, data, {"Host": "docker", **headers})
+        response = connection.getresponse()
+        answer = response.read()
+    finally:
+        connection.close()
+    assert response.status < 300, (response.status, answer)
+    return json.loads(answer) if answer else None
+
+
+# ---- a process
+
+
+def resident_bytes(pid: int) -> int:
+    """Return how much memory a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_files(pid: int) -> int:
+    """Count the open file descriptors of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
