@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, RequestReceived, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.amounts import examples
 from tests.cri.peer import CREATE, PREFACE, Play, Raw, grpc, split
+
+pytestmark = pytest.mark.slow
 
 NAMES = st.sampled_from([b"x-a", b"x-b", b"user-agent", b"grpc-timeout", b"authorization", b"x-trace-bin"])
 VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=30).map(str.encode)

@@ -23,6 +23,8 @@ from tests.system.proxy import ProxyInside, ProxyProcess
 from tests.wire.http1_forms import head
 from tests.wire.test_http1_oracle import BODIES, LINES, NOISE, READ_BY_H11, REQUEST_LINES, WIDE, spoiled
 
+pytestmark = pytest.mark.slow
+
 # ---- h11
 
 

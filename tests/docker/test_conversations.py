@@ -22,6 +22,8 @@ from tests.docker.peer import (
 )
 from tests.docker.turns import CONVERSATIONS, FAILED_UPGRADE, OF_HEAD, REPLIES, SIZES, TO_HOLD, USUAL, Turn
 
+pytestmark = pytest.mark.slow
+
 SHORT = 300
 """Bytes of both sides up to which a conversation is cut at every place."""
 

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from runtimeproxy.docker.edit import edit_container, edit_pod, edit_update
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.model import Adjustment, Resources, ResourceValue
 from tests.amounts import examples
+
+pytestmark = pytest.mark.slow
 
 GIB = 2**30
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=3)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from runtimeproxy.model import Adjustment, Resources, ResourceValue
 from tests.amounts import examples
 from tests.docker.api import TABLE, Conversation, conversations, held_conversations
 from tests.docker.peer import CHUNKED, CREATED, EXPECT, ID, Play, chunks, head, nothing_held
+
+pytestmark = pytest.mark.slow
 
 STEPS = st.lists(st.tuples(st.sampled_from("ccddra"), st.integers(1, 60) | st.integers(1, 9000)), max_size=30)
 """Whose turn it is (client, daemon, release of a held call, answer to one), and how many bytes are sent."""

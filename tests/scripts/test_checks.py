@@ -47,6 +47,7 @@ def test_a_pure_file_without_own_tests_its_own_is_found() -> None:
     assert lacking("runtimeproxy.nowhere") == "runtimeproxy.nowhere: there is no tests/test_nowhere.py"
 
 
+@pytest.mark.slow
 def test_tests_that_leave_a_branch_out_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runtimeproxy").mkdir()
     (tmp_path / "runtimeproxy" / "half.py").write_text("def f(x):\n    if x:\n        return 1\n    return 2\n")

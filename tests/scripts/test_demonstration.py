@@ -228,6 +228,7 @@ def test_the_demo_shows_each_mode_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("fake", [FAKE, REAL])
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cri", "docker"])
 @pytest.mark.parametrize("line", ["Runtime:", "Proxy:", "Hooks:"])
 @pytest.mark.parametrize("by_terminal", [False, True], ids=["SIGTERM", "Ctrl-C"])

@@ -166,6 +166,7 @@ def a_test_file(folder: Path, condition: str) -> list[str]:
     return ["--hypothesis-show-statistics", str(folder)]
 
 
+@pytest.mark.slow
 def test_tests_are_run_with_a_share_of_their_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     passed = programs.run_tests(a_test_file(tmp_path, "x == x"), 0.05)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hyperframe.frame import DataFrame, PingFrame
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ from runtimeproxy.wire import http2
 from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW, Outlet
 from tests.amounts import examples
 from tests.wire.frames import credited, parse
+
+pytestmark = pytest.mark.slow
 
 PING = http2.frame(http2.PING, 0, 0, b"injected")
 GOVERNED, PASSING = (1, 3), (5, 7)

@@ -27,6 +27,8 @@ from tests.wire.http1_forms import (
     head,
 )
 
+pytestmark = pytest.mark.slow
+
 WIDE = 8 << 20
 """So much h11 waits for; our own limits have tests of their own."""
 

@@ -12,6 +12,8 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.wire.json import Edit, Elements, Members, Object, Put, fold, parse, rewrite
 from tests.amounts import examples
 
+pytestmark = pytest.mark.slow
+
 LONG_S, KELVIN = "\u017f", "\u212a"
 SPACE = st.text(" \t\n\r", max_size=2)
 KEYS = st.sampled_from(["a", "A", "b", "k", "K", KELVIN, "s", LONG_S, "ab", "é", "", '"', "\\", "\n"])
