@@ -21,12 +21,12 @@ PROCESS_LIMIT = 64 * 2**20
 """Bytes of held requests in the whole process."""
 
 
+@dataclass(slots=True, eq=False)
 class HeldBytes:
     """Counts the bytes that all held requests of the process keep."""
 
-    def __init__(self, limit: int = PROCESS_LIMIT) -> None:
-        self.limit = limit
-        self.count = 0
+    limit: int = PROCESS_LIMIT
+    count: int = 0
 
 
 class CallState(Enum):
