@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import os
 import signal
+import socket
 from collections import Counter, deque
 from collections.abc import Coroutine
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockerd_wire import Reader
 
 KEPT_BODY_BYTES = 1 << 20
+BACKLOG = 128
 
 __all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 
@@ -76,10 +78,11 @@ class FakeDockerd:
         self.export_bytes = 1 << 20
         """How long the archives of export, get and cp are."""
         self.injections: dict[str, Injection] = {}
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
+        """The socket until it is a stream."""
         self._detached: set[asyncio.Task[None]] = set()
         self._waiting: list[asyncio.Event] = []
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._service = Service(self, api, minimum, server_version)
 
     # ---- life
@@ -95,22 +98,24 @@ class FakeDockerd:
 
     async def start(self) -> None:
         """Listen on the socket."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(
-            lambda: asyncio.StreamReaderProtocol(Reader(), self._accept), self.socket_path
-        )
+        Path(self.socket_path).unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.setblocking(False)
+        self._listener.bind(self.socket_path)
+        self._listener.listen(BACKLOG)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def stop(self) -> None:
         """Die: stop listening and drop every connection, whatever is under way."""
-        if self._server is None:
+        if self._listener is None:
             return
-        self._server.close()
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
+        self._listener = None
         self.drop_connections()
         for task in self._detached:
             task.cancel()
         await asyncio.gather(*self._connections, *self._detached, return_exceptions=True)
-        await self._server.wait_closed()
-        self._server = None
         Path(self.socket_path).unlink(missing_ok=True)
 
     @property
@@ -120,8 +125,9 @@ class FakeDockerd:
 
     def drop_connections(self) -> None:
         """Drop every open connection at once."""
-        for task, writer in self._connections.items():
-            writer.transport.abort()
+        for task, connection in self._connections.items():
+            if isinstance(connection, asyncio.StreamWriter):
+                connection.transport.abort()
             task.cancel()
 
     # ---- what tests use
@@ -187,12 +193,30 @@ class FakeDockerd:
 
     # ---- connections
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert isinstance(reader, Reader)
-        task = asyncio.get_running_loop().create_task(self._service.serve(reader, writer, self.accepted))
+    def _accept(self, listener: socket.socket) -> None:
+        # Not by asyncio's own server: what that accepts in the moment of its close stays open, and nobody knows of it.
+        try:
+            client, _ = listener.accept()
+        except BlockingIOError:
+            return  # the client has gone again
+        task = asyncio.get_running_loop().create_task(self._serve(client, self.accepted))
         self.accepted += 1
+        self._connections[task] = client
+        task.add_done_callback(self._ended)
+
+    async def _serve(self, client: socket.socket, number: int) -> None:
+        loop, reader = asyncio.get_running_loop(), Reader()
+        transport, protocol = await loop.connect_accepted_socket(lambda: asyncio.StreamReaderProtocol(reader), client)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        task = asyncio.current_task()
+        assert task is not None
         self._connections[task] = writer
-        task.add_done_callback(self._connections.pop)
+        await self._service.serve(reader, writer, number)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        connection = self._connections.pop(task)
+        if isinstance(connection, socket.socket):
+            connection.close()  # the task was cancelled before it had a stream
 
     def record(self, received: Received) -> None:
         """Write a request down."""

@@ -1,6 +1,8 @@
 """What a call carries besides its message: deadlines, cancels, metadata, error details, size, compression."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,6 +14,7 @@ from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.system import clients
 from tests.system.clients import Client
+from tests.system.fronts import CONTAINER, Caller, Failed, Front, Runtime
 from tests.system.h2client import H2Client
 from tests.system.proxy import ProxyInside, until
 
@@ -93,23 +96,6 @@ async def test_a_deadline_that_passes_reaches_both_ends(client: Client, runtime:
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_cancel_reaches_the_runtime(client: Client, runtime: FakeRuntime, method: str) -> None:
-    request = await request_of(method, client)
-    runtime.inject(method, Injection(delay_seconds=60))
-    call = client.call(method, request)
-    await until(lambda: bool(runtime.requests(method)), "the runtime has the request")
-    assert call.cancel()
-    await until(lambda: runtime.requests(method)[0].cancelled, "the runtime's call has ended")
-
-
-async def test_a_list_of_16_mib_arrives(client: Client, runtime: FakeRuntime) -> None:
-    runtime.state.fill_list(200, (16 << 20) - 1024)
-    assert runtime.state.big_list is not None
-    assert len(runtime.state.big_list) > 16_700_000
-    assert await client.call("ListContainers") == runtime.state.big_list
-
-
-@pytest.mark.parametrize("method", METHODS)
 async def test_a_request_of_16_mib_arrives(client: Client, runtime: FakeRuntime, method: str) -> None:
     short = await request_of(method, client)
     filler = b"\xd2\xbb\x0f" + _varint((16 << 20) - len(short) - 7)
@@ -139,3 +125,59 @@ async def test_a_held_call_may_be_compressed(
     if changed:
         expected.config.envs.add(key="NEW", value=b"x")
     assert cri_pb2.CreateContainerRequest.FromString(runtime.requests("CreateContainer")[0].message) == expected
+
+
+# ---- what holds on both fronts
+
+
+@pytest.fixture
+async def fake(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with front.runtime(str(tmp_path / "runtime.sock")) as made:
+        yield made
+
+
+@pytest.fixture
+async def caller(front: Front, fake: Runtime, tmp_path: Path) -> AsyncIterator[Caller]:
+    async with front.inside(tmp_path) as inside, front.caller(inside.socket) as made:
+        yield made
+
+
+VERBS = ("ping", "create")
+"""One that passes and one that is held."""
+
+
+async def asking(verb: str, caller: Caller) -> bytes:
+    """Return a good request of the verb."""
+    return caller.create_request(await caller.run_pod()) if verb == "create" else caller.request(verb)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_cancel_reaches_the_runtime(caller: Caller, fake: Runtime, verb: str) -> None:
+    request = await asking(verb, caller)
+    fake.upset(verb, delay_seconds=60)
+    call = asyncio.ensure_future(caller.send(verb, request))
+    await until(lambda: bool(fake.asked(verb)), "the runtime has the request")
+    assert call.cancel()
+    await until(lambda: fake.given_up(verb), "the runtime's call has ended")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_the_runtimes_error_arrives(caller: Caller, fake: Runtime, verb: str) -> None:
+    request = await asking(verb, caller)
+    fake.upset(verb, text="no räum")
+    with pytest.raises(Failed) as raised:
+        await caller.send(verb, request)
+    assert raised.value.text == "no räum"
+
+
+async def test_a_list_of_16_mib_arrives(caller: Caller, fake: Runtime) -> None:
+    listed = fake.long_list(200, (16 << 20) - 1024)
+    assert len(listed) > 16_700_000
+    assert await caller.act("list") == listed
+
+
+async def test_a_create_of_16_mib_arrives(caller: Caller, fake: Runtime) -> None:
+    long = replace(CONTAINER, annotations={"long": "x" * ((16 << 20) - 16384)})
+    request = caller.create_request(await caller.run_pod(), long)
+    await caller.send("create", request)
+    assert fake.asked("create") == [request]

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -14,10 +15,8 @@ import pytest
 from runtimeproxy.hookapi import api_pb2
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.fakes.runtime import FakeRuntime
-from tests.system import clients
-from tests.system.clients import Client
-from tests.system.proxy import ProxyInside, ProxyProcess, until
+from tests.system.fronts import CONTAINER, Caller, Failed, Front, Runtime
+from tests.system.proxy import ProxyProcess, until
 
 TIMEOUT_SECONDS = 0.3
 POINTS = ("PreCreateContainer",)
@@ -98,8 +97,8 @@ FAILURES: dict[str, tuple[Prepare, str]] = {
 
 
 @pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
-    async with FakeRuntime(str(tmp_path / "runtime.sock")) as fake:
+async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
         yield fake
 
 
@@ -112,41 +111,41 @@ def hooks(tmp_path: Path) -> HookServer:
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_a_failure_is_judged_by_the_policy(
-    tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, failure: str, policy: str
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, failure: str, policy: str
 ) -> None:
     prepare, reason = FAILURES[failure]
-    inside = ProxyInside(tmp_path)
+    inside = front.inside(tmp_path)
     inside.register("bad.json", hooks.socket_path, POINTS, policy=policy, timeout=f"{TIMEOUT_SECONDS}s")
-    async with prepare(hooks), inside as proxy, Client(proxy.socket) as client:
-        request = clients.create_request(await client.run_pod()).SerializeToString()
+    async with prepare(hooks), inside as proxy, front.caller(proxy.socket) as caller:
+        request = caller.create_request(await caller.run_pod())
         try:
-            await client.call("CreateContainer", request)
-        except grpc.aio.AioRpcError as error:
+            await caller.send("create", request)
+        except Failed as error:
             refused = error
-        released = [received.message for received in runtime.requests("CreateContainer")]
+        released = runtime.asked("create")
         assert proxy.recorder.counted("hook_failures", plugin="bad", hook=POINTS[0], reason=reason) == 1
         if policy == "Ignore":
             assert released == [request]
             assert proxy.recorder.counted("hook_fail_open", plugin="bad", hook=POINTS[0], reason=reason) == 1
         else:
             assert released == []
-            assert refused.code() is grpc.StatusCode.INTERNAL
-            assert all(word in str(refused.details()) for word in ("'bad'", POINTS[0], reason)), refused.details()
+            assert refused.status == front.failed
+            assert all(word in refused.text for word in ("'bad'", POINTS[0], reason)), refused.text
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 async def test_a_refusal_refuses_under_both_policies(
-    tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, policy: str
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, policy: str
 ) -> None:
     prepare = serving(hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, "no room for thís pod"))
-    inside = ProxyInside(tmp_path)
+    inside = front.inside(tmp_path)
     inside.register("strict.json", hooks.socket_path, ("PreRunPodSandbox",), policy=policy)
-    async with prepare(hooks), inside as proxy, Client(proxy.socket) as client:
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await client.run_pod()
-    assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert "no room for thís pod" in str(raised.value.details())
-    assert not runtime.received
+    async with prepare(hooks), inside as proxy, front.caller(proxy.socket) as caller:
+        with pytest.raises(Failed) as raised:
+            await caller.run_pod()
+    assert raised.value.status == front.refused
+    assert "no room for thís pod" in raised.value.text
+    assert not runtime.verbs()
 
 
 TRIES = 3
@@ -156,24 +155,22 @@ LATE_SECONDS = 0.100
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 async def test_a_hook_that_hangs_costs_its_timeout_and_nobody_else(
-    tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, policy: str
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, policy: str
 ) -> None:
     async def answer(call: hookanswers.HookCall) -> bytes:
         return await (hookanswers.hang() if call.request.container_meta.name == "slow" else hookanswers.empty())(call)
 
-    proxy = ProxyProcess(tmp_path)
+    proxy = front.process(tmp_path)
     proxy.register("slow.json", hooks.socket_path, POINTS, policy=policy, timeout="500ms")
     late, others = [], []
-    async with serving(answer)(hooks), proxy, Client(proxy.socket) as client:
-        pod_id = await client.run_pod()
+    async with serving(answer)(hooks), proxy, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
         for number in range(TRIES):
             begun = time.monotonic()
-            config = clients.container("slow")
-            config.metadata.attempt = number
-            slow = asyncio.ensure_future(client.call("CreateContainer", clients.create_request(pod_id, config)))
+            slow = asyncio.ensure_future(caller.create(pod_id, replace(CONTAINER, name="slow")))
             await until(lambda: len(_asked(hooks, "slow")) == number + 1, "the hook server was asked")  # noqa: B023
             other = time.monotonic()
-            await client.create(pod_id, clients.container(f"quick-{number}"))
+            await caller.create(pod_id, replace(CONTAINER, name=f"quick-{number}"))
             others.append(time.monotonic() - other)
             assert not slow.done()
             await asyncio.wait([slow])
@@ -187,6 +184,26 @@ def _asked(hooks: HookServer, container: str) -> list[hookanswers.HookCall]:
     return [call for call in hooks.calls if call.request.container_meta.name == container]
 
 
+@pytest.mark.slow
+async def test_several_hooks_that_hang_cost_no_more_than_the_budget(
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
+) -> None:
+    """Each may take 400 ms, all of them 700 ms: the last one is not even asked."""
+    proxy = front.process(tmp_path, hook_budget="700ms")
+    for name in ("one", "three", "two"):
+        proxy.register(f"{name}.json", hooks.socket_path, POINTS, timeout="400ms")
+    late = []
+    async with serving(hookanswers.hang())(hooks), proxy, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        for number in range(TRIES):
+            begun = time.monotonic()
+            await caller.create(pod_id)
+            late.append(time.monotonic() - begun - 0.7)
+            assert len(hooks.calls) == 2 * (number + 1)
+    assert min(late) < LATE_SECONDS, late
+    assert len(runtime.asked("create")) == TRIES
+
+
 CALLS = 40
 DOWN_SECONDS = 0.005
 
@@ -194,33 +211,33 @@ DOWN_SECONDS = 0.005
 @pytest.mark.slow
 @pytest.mark.parametrize("down", [refused_socket, missing_socket])
 async def test_a_hook_server_that_is_down_costs_at_most_5_ms(
-    tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, down: Prepare
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, down: Prepare
 ) -> None:
-    async with down(hooks), ProxyProcess(tmp_path) as proxy, Client(proxy.socket) as client:
+    async with down(hooks), front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
         more = []
         for _ in range(TRIES):
-            without = await _median_of_creates(client)
+            without = await _median_of_creates(caller)
             proxy.register("down.json", hooks.socket_path, POINTS)
-            await _hooked(proxy, client)
-            more.append(await _median_of_creates(client) - without)
+            await _hooked(proxy, caller)
+            more.append(await _median_of_creates(caller) - without)
             (proxy.registrations / "down.json").unlink()
             await asyncio.sleep(0.5)  # the file's removal is in effect
     assert min(more) < DOWN_SECONDS, more
 
 
-async def _hooked(proxy: ProxyProcess, client: Client) -> None:
+async def _hooked(proxy: ProxyProcess, caller: Caller) -> None:
     """Make calls until one more failure of the hook server is logged, which happens at most once a second."""
     before = proxy.output().count("unreachable")
-    pod_id = await client.run_pod()
+    pod_id = await caller.run_pod()
     while proxy.output().count("unreachable") == before:
-        await client.create(pod_id)
+        await caller.create(pod_id)
         await asyncio.sleep(0.02)
 
 
-async def _median_of_creates(client: Client) -> float:
-    pod_id, took = await client.run_pod(), []
+async def _median_of_creates(caller: Caller) -> float:
+    pod_id, took = await caller.run_pod(), []
     for _ in range(CALLS):
         begun = time.monotonic()
-        await client.create(pod_id)
+        await caller.create(pod_id)
         took.append(time.monotonic() - begun)
     return statistics.median(took)

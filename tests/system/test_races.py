@@ -1,7 +1,7 @@
 """Clients that leave while a call is held, released or answered, and the moments of a call (relay-rules C1 to C5)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import grpc
@@ -9,17 +9,16 @@ import pytest
 
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.telemetry import CallTimes
-from tests.fakes import cri_pb2, hookanswers
+from tests.fakes import hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
-from tests.fakes.runtime import FakeRuntime, Injection
-from tests.system import clients
 from tests.system.capture import Capture
-from tests.system.clients import Client
-from tests.system.h2client import H2Client
+from tests.system.cri_front import CRI
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import POD, Failed, Front, Runtime
 from tests.system.proxy import ProxyInside, until
 
-CANCEL = 8
+H2_CANCEL = 8
 
 
 @pytest.fixture
@@ -29,61 +28,77 @@ async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
 
 
 @pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
-    async with FakeRuntime(str(tmp_path / "real.sock")) as fake:
+async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with front.runtime(str(tmp_path / "real.sock")) as fake:
         yield fake
 
 
 @pytest.fixture
-async def proxy(tmp_path: Path, hooks: HookServer) -> AsyncIterator[ProxyInside]:
-    inside = ProxyInside(tmp_path)
+async def proxy(front: Front, tmp_path: Path, hooks: HookServer) -> AsyncIterator[ProxyInside]:
+    inside = front.inside(tmp_path)
     inside.register("plugin.json", hooks.socket_path, policy="Fail", timeout="20s")
     async with inside:
         yield inside
 
 
 @pytest.fixture
-async def capture(tmp_path: Path, proxy: ProxyInside, runtime: FakeRuntime) -> AsyncIterator[Capture]:
+async def capture(tmp_path: Path, proxy: ProxyInside, runtime: Runtime) -> AsyncIterator[Capture]:
     async with Capture(tmp_path, proxy.socket, proxy.runtime) as both:
         yield both
 
 
 @pytest.mark.parametrize("way", ["cancel", "deadline", "connection"])
 async def test_a_client_that_leaves_ends_its_hook_call(
-    way: str, capture: Capture, runtime: FakeRuntime, hooks: HookServer
+    front: Front, way: str, capture: Capture, proxy: ProxyInside, runtime: Runtime, hooks: HookServer
 ) -> None:
-    async with Client(capture.socket) as client:
-        pod_id = await client.run_pod()
+    async with front.caller(_entrance(front, way, capture, proxy)) as caller:
+        request = caller.create_request(await caller.run_pod())
         hooks.on("PreCreateContainer", hookanswers.hang())
-        call = client.call("CreateContainer", clients.create_request(pod_id), timeout=3 if way == "deadline" else 60)
+        call = asyncio.ensure_future(caller.send("create", request, 2 if way == "deadline" else 60))
         (asked,) = await asyncio.wait_for(hooks.wait_for_calls("PreCreateContainer"), 20)
         if way == "cancel":
             call.cancel()
         elif way == "connection":
             capture.before.cut()
-        await asyncio.wait([asyncio.ensure_future(_settled(call))])
+        await _failing(call)
         await until(lambda: asked.cancelled, "the hook call has ended")
         if way == "cancel":
-            await until(lambda: CANCEL in _resets(capture), "the runtime's stream is reset")
-    assert not runtime.requests("CreateContainer")
+            await _ended_at_the_runtime(front, capture)
+    assert not runtime.asked("create")
 
 
 async def test_a_refused_call_ends_at_the_runtime_and_the_connection_goes_on(
-    capture: Capture, runtime: FakeRuntime, hooks: HookServer
+    front: Front, capture: Capture, runtime: Runtime, hooks: HookServer
 ) -> None:
     hooks.on("PreRunPodSandbox", hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, "no"))
-    async with Client(capture.socket) as client:
-        await _settled(client.call("RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=clients.pod())))
-        await until(lambda: CANCEL in _resets(capture), "the runtime's stream is reset")
-        assert not runtime.received
+    async with front.caller(capture.socket) as caller:
+        await _failing(caller.run_pod())
+        if front is CRI:  # the runtime has had the call's head
+            await _ended_at_the_runtime(front, capture)
+        assert not runtime.verbs()
         hooks.on("PreRunPodSandbox", hookanswers.empty())
-        await client.run_pod()
+        await caller.run_pod()
     assert len(capture.before.connections) == 1
 
 
-async def _settled(call: grpc.aio.UnaryUnaryCall) -> None:  # type: ignore[type-arg]
+def _entrance(front: Front, way: str, capture: Capture, proxy: ProxyInside) -> Path:
+    """Return the client's socket: a relay would make a half-close of a close, and Docker mode tells these apart."""
+    return proxy.socket if front is DOCKER and way != "connection" else capture.socket
+
+
+async def _failing(call: Awaitable[object]) -> None:
     """Wait for the end of a call that fails."""
-    assert await call.code() is not grpc.StatusCode.OK
+    with pytest.raises((Failed, asyncio.CancelledError)):
+        await call
+
+
+async def _ended_at_the_runtime(front: Front, capture: Capture) -> None:
+    """Wait until the runtime knows of the end: its stream is reset, or the client's connection to it is closed."""
+    if front is CRI:
+        await until(lambda: H2_CANCEL in _resets(capture), "the runtime's stream is reset")
+    else:
+        (own,) = (connection for connection in capture.behind.connections if b"name=k8s_" in connection.to_backend)
+        await until(lambda: own.client_half_closed, "the daemon's connection is closed")
 
 
 def _resets(capture: Capture) -> set[int | None]:
@@ -92,38 +107,36 @@ def _resets(capture: Capture) -> set[int | None]:
 
 @pytest.mark.parametrize("way", ["cancel", "connection"])
 async def test_post_hooks_run_although_the_client_has_left(
-    way: str, capture: Capture, runtime: FakeRuntime, hooks: HookServer
+    front: Front, way: str, capture: Capture, proxy: ProxyInside, hooks: HookServer
 ) -> None:
     """The hook server still thinks when the client leaves; its call is not cancelled, the next one waits for it."""
-    async with Client(capture.socket) as client:
-        container_id = await client.create(await client.run_pod())
+    async with front.caller(_entrance(front, way, capture, proxy)) as caller:
+        container_id = await caller.create(await caller.run_pod())
         gate = asyncio.Event()
         hooks.on("PostStartContainer", _behind(gate))
-        call = client.call("StartContainer", cri_pb2.StartContainerRequest(container_id=container_id))
+        call = asyncio.ensure_future(caller.act("start", container_id))
         (told,) = await asyncio.wait_for(hooks.wait_for_calls("PostStartContainer"), 20)
         if way == "cancel":
             call.cancel()
         else:
             capture.before.cut()
-        await _settled(call)
+        await _failing(call)
         await asyncio.sleep(0.1)  # what the client's end might do to the hook call, it has done by now
         gate.set()
-        async with Client(capture.socket) as another:
-            await another.call("StopContainer", cri_pb2.StopContainerRequest(container_id=container_id))
+        async with front.caller(capture.socket) as another:
+            await another.act("stop", container_id)
     assert not told.cancelled
     assert told.request.container_meta.id == container_id
 
 
 async def test_an_answer_that_waits_for_post_hooks_outlives_the_runtimes_connection(
-    capture: Capture, hooks: HookServer
+    front: Front, capture: Capture, hooks: HookServer
 ) -> None:
-    async with Client(capture.socket) as client:
-        container_id = await client.create(await client.run_pod())
+    async with front.caller(capture.socket) as caller:
+        container_id = await caller.create(await caller.run_pod())
         gate = asyncio.Event()
         hooks.on("PostStartContainer", _behind(gate))
-        call = asyncio.ensure_future(
-            client.call("StartContainer", cri_pb2.StartContainerRequest(container_id=container_id))
-        )
+        call = asyncio.ensure_future(caller.act("start", container_id))
         await asyncio.wait_for(hooks.wait_for_calls("PostStartContainer"), 20)
         capture.behind.cut()
         await asyncio.sleep(0.1)  # the proxy has seen the end
@@ -140,53 +153,79 @@ def _behind(gate: asyncio.Event) -> hookanswers.Answer:
     return answer
 
 
-async def test_what_the_runtime_carried_out_is_stored_though_the_client_left(
-    tmp_path: Path, proxy: ProxyInside, runtime: FakeRuntime
+async def test_what_the_runtime_carried_out_is_known_though_the_client_left(
+    front: Front, proxy: ProxyInside, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """The runtime's answer is on its way, kept up in a relay, when the client's connection ends."""
-    async with FaultRelay(str(proxy.runtime), runtime.socket_path) as relay:
-        async with Client(proxy.socket) as client:
-            pod_id = await client.run_pod()
+    """The runtime's answer is on its way, kept up in a relay, when the client's connection ends.
+
+    In CRI mode it is still read. dockerd's connection is closed with the client's: the container is read from dockerd.
+    """
+    async with FaultRelay(str(proxy.runtime), runtime.socket_path) as relay, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
         relay.to_client.stop_reading()
-        async with H2Client(proxy.socket) as leaving:
-            request = clients.create_request(pod_id).SerializeToString()
-            _, answer = await leaving.open(client.path("CreateContainer"), request)
-            await until(lambda: bool(runtime.state.containers), "the runtime has made the container")
-        assert not answer.done()
+        async with front.sent(proxy.socket, "create", caller.create_request(pod_id)) as answer:
+            await until(lambda: bool(runtime.container_ids()), "the runtime has made the container")
+        assert answer.cancelled()
         await asyncio.sleep(0.1)  # the proxy has seen the end before the answer
         relay.to_client.resume_reading()
-        (made,) = runtime.state.containers
-        await until(lambda: proxy.store.container(made) is not None, "the container is in the Store")
+        (made,) = runtime.container_ids()
+        if front is CRI:
+            await until(lambda: proxy.store.container(made) is not None, "the container is in the Store")
+        await caller.act("start", made)
+    (told,) = hooks.calls_of("PreStartContainer")
+    assert (told.request.container_meta.name, told.request.container_meta.id) == ("main", made)
+    assert dict(told.request.container_envs) == {"A": "1", "B": "2"}
 
 
-OPERATIONS = [
-    Operation.RUN_POD_SANDBOX,
-    Operation.CREATE_CONTAINER,
-    Operation.START_CONTAINER,
-    Operation.UPDATE_CONTAINER_RESOURCES,
-    Operation.STOP_CONTAINER,
-    Operation.REMOVE_CONTAINER,
-    Operation.UPDATE_POD_SANDBOX_RESOURCES,
-    Operation.STOP_POD_SANDBOX,
-    Operation.REMOVE_POD_SANDBOX,
-]
+@pytest.mark.parametrize("front", [DOCKER], ids=["docker"])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_client_that_has_half_closed_is_answered_unless_it_leaves(
+    front: Front, leaves: bool, capture: Capture, runtime: Runtime, hooks: HookServer
+) -> None:
+    gate = asyncio.Event()
+    hooks.on("PreRunPodSandbox", _behind(gate))
+    async with (
+        front.caller(capture.socket) as caller,
+        front.sent(capture.socket, "run_pod", caller.pod_request(POD)) as answer,
+    ):
+        (asked,) = await asyncio.wait_for(hooks.wait_for_calls("PreRunPodSandbox"), 20)
+        capture.before.half_close_backend()
+        await asyncio.sleep(0.1)  # the proxy has seen the end
+        assert not asked.cancelled
+        if leaves:
+            capture.before.cut()
+            await until(lambda: asked.cancelled, "the hook call has ended")
+            assert not runtime.verbs()
+        else:
+            gate.set()
+            assert caller.id_in("run_pod", await answer) in runtime.pod_ids()
+
+
+OPERATIONS = {
+    "start": Operation.START_CONTAINER,
+    "update": Operation.UPDATE_CONTAINER_RESOURCES,
+    "stop": Operation.STOP_CONTAINER,
+    "remove": Operation.REMOVE_CONTAINER,
+    "update_pod": Operation.UPDATE_POD_SANDBOX_RESOURCES,
+    "stop_pod": Operation.STOP_POD_SANDBOX,
+    "remove_pod": Operation.REMOVE_POD_SANDBOX,
+}
 
 
 async def test_the_moments_of_every_operation_are_in_order(
-    capture: Capture, proxy: ProxyInside, runtime: FakeRuntime, hooks: HookServer
+    front: Front, capture: Capture, proxy: ProxyInside, runtime: Runtime, hooks: HookServer
 ) -> None:
     hook_seconds, runtime_seconds = 0.04, 0.06
     hooks.default = hookanswers.after(hook_seconds)
-    runtime.inject("StartContainer", Injection(delay_seconds=runtime_seconds))
-    async with Client(capture.socket) as client:
-        pod_id = await client.run_pod()
-        container_id = await client.create(pod_id)
-        for method in ("StartContainer", "UpdateContainerResources", "StopContainer", "RemoveContainer"):
-            await client.call(method, cri_pb2.StartContainerRequest(container_id=container_id))
-        for method in ("UpdatePodSandboxResources", "StopPodSandbox", "RemovePodSandbox"):
-            await client.call(method, cri_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id))
+    runtime.upset("start", delay_seconds=runtime_seconds)
+    async with front.caller(capture.socket) as caller:
+        pod_id = await caller.run_pod()
+        container_id = await caller.create(pod_id)
+        for verb in front.life:
+            await caller.act(verb, pod_id if verb.endswith("_pod") else container_id)
+    operations = [Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER, *(OPERATIONS[verb] for verb in front.life)]
     await until(lambda: all(times.done for times in proxy.recorder.calls), "every call is done")
-    assert [times.operation for times in proxy.recorder.calls] == [operation.value for operation in OPERATIONS]
+    assert [times.operation for times in proxy.recorder.calls] == [operation.value for operation in operations]
     for times in proxy.recorder.calls:
         moments = _moments(times)
         assert moments == sorted(moments)

@@ -2,20 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from tests.engines import cri
-from tests.fakes import cri_pb2, hookanswers, registration
+from tests.engines.images import BUSYBOX_IMAGE
+from tests.fakes import hookanswers, registration
+from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
-from tests.fakes.runtime import FakeRuntime, Injection
-from tests.system import clients
-from tests.system.clients import Client
-from tests.system.proxy import ProxyInside, ProxyProcess
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
 
 CANARY = "canary-7f3a91"
 RESPONSE = api_pb2.ContainerResourceHookResponse
@@ -43,8 +42,8 @@ def _plant(response: object) -> None:
 
 
 @pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
-    async with FakeRuntime(str(tmp_path / "runtime.sock")) as fake:
+async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
         yield fake
 
 
@@ -55,88 +54,131 @@ async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
 
 
 async def test_no_line_holds_a_value(
-    tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, caplog: pytest.LogCaptureFixture
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every line is looked at, also those that the log's limit of lines of a kind would leave out."""
     caplog.set_level(logging.DEBUG, logger="runtimeproxy")
-    proxy = ProxyInside(tmp_path)
-    proxy.register("plugin.json", hooks.socket_path, timeout="200ms")
-    async with proxy, Client(proxy.socket) as client:
-        await _all_there_is(client, runtime, hooks)
+    proxy = front.inside(tmp_path)
+    proxy.register("plugin.json", hooks.socket_path, timeout="100ms")
+    async with proxy, front.caller(proxy.socket) as caller:
+        await _all_there_is(caller, runtime, hooks)
         failures = proxy.recorder.total("hook_failures")
     assert failures > len(ANSWERS)
     assert caplog.text.count("'plugin'") == failures
     assert CANARY not in caplog.text
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_stderr_holds_no_value(tmp_path: Path, runtime: FakeRuntime, hooks: HookServer, log_format: str) -> None:
-    proxy = ProxyProcess(tmp_path, log_format=log_format)
-    proxy.register("plugin.json", hooks.socket_path, timeout="200ms")
-    async with proxy, Client(proxy.socket) as client:
-        await _all_there_is(client, runtime, hooks)
+@pytest.mark.parametrize("log_format", ["text", pytest.param("json", marks=pytest.mark.slow)])
+async def test_stderr_holds_no_value(
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, log_format: str
+) -> None:
+    proxy = front.process(tmp_path, log_format=log_format)
+    proxy.register("plugin.json", hooks.socket_path, timeout="100ms")
+    async with proxy, front.caller(proxy.socket) as caller:
+        await _all_there_is(caller, runtime, hooks)
     assert "'plugin'" in proxy.output()
     assert CANARY not in proxy.output()
 
 
-async def _all_there_is(client: Client, runtime: FakeRuntime, hooks: HookServer) -> None:
+async def _all_there_is(caller: Caller, runtime: Runtime, hooks: HookServer) -> None:
     """Make every held call with every answer of the hook server, and calls that fail in other ways."""
     for name, answer in ANSWERS.items():
         hooks.default = answer
-        await _life_of_a_pod(client, name)
-    await _failing_calls(client, runtime)
+        await _life_of_a_pod(caller, name)
+    await caller.pass_by(CANARY)
+    await _rejected_update(caller, runtime, hooks)
+    await _failing_calls(caller, runtime)
     assert {call.point.name for call in hooks.calls} == set(registration.ALL_POINTS)
     assert sum(CANARY.encode() in call.message for call in hooks.calls) > len(ANSWERS)
 
 
-async def _life_of_a_pod(client: Client, name: str) -> None:
+def _pod(name: str) -> Pod:
+    return Pod(name, f"{name}-uid", labels={"secret": CANARY}, annotations={"secret": CANARY}, cgroup_parent=PARENT)
+
+
+CONTAINER = Container(
+    "main",
+    BUSYBOX_IMAGE,
+    command=("/bin/sh", "-c", CANARY),
+    args=(CANARY,),
+    envs=(("SECRET", CANARY),),
+    labels={"secret": CANARY},
+    annotations={"secret": CANARY},
+)
+
+
+async def _life_of_a_pod(caller: Caller, name: str) -> None:
     """Make every held call, with the canary wherever a value can stand; refused ones are no end."""
-    pod = clients.pod(f"pod-{name}", labels={"secret": CANARY}, annotations={"secret": CANARY})
-    config = cri.container_config(
-        "main",
-        command=["/bin/sh", "-c", CANARY],
-        envs=[("SECRET", CANARY.encode())],
-        labels={"secret": CANARY},
-        annotations={"secret": CANARY},
-    )
-    config.args.append(CANARY)
-    reply = await _tried(client, "RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=pod))
-    pod_id = cri_pb2.RunPodSandboxResponse.FromString(reply).pod_sandbox_id or "unknown"
-    reply = await _tried(client, "CreateContainer", clients.create_request(pod_id, config, pod))
-    container_id = cri_pb2.CreateContainerResponse.FromString(reply).container_id or "unknown"
-    update = cri_pb2.UpdateContainerResourcesRequest(container_id=container_id, annotations={"secret": CANARY})
-    await _tried(client, "UpdateContainerResources", update)
-    for method in ("StartContainer", "StopContainer", "RemoveContainer"):
-        await _tried(client, method, cri_pb2.StartContainerRequest(container_id=container_id))
-    for method in ("StopPodSandbox", "RemovePodSandbox"):
-        await _tried(client, method, cri_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id))
+    pod_id = await _tried(caller.run_pod(_pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
+    container_id = await _tried(caller.create(pod_id, CONTAINER)) or "unknown"
+    await _tried(caller.update(container_id, annotations={"secret": CANARY}))
+    for verb in ("start", "stop", "remove"):
+        await _tried(caller.act(verb, container_id))
+    for verb in ("stop_pod", "remove_pod"):
+        await _tried(caller.act(verb, pod_id))
 
 
-async def _failing_calls(client: Client, runtime: FakeRuntime) -> None:
+async def _rejected_update(caller: Caller, runtime: Runtime, hooks: HookServer) -> None:
+    """Let the runtime reject the extra update of PreStartContainer with the canary in its words."""
+    hooks.default = hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77}))
+    container_id = await caller.create(await caller.run_pod(_pod("rejected")), CONTAINER)
+    asked = len(hooks.calls)
+    runtime.upset("update", text=CANARY)
+    await caller.act("start", container_id)
+    assert [call.point.name for call in hooks.calls[asked:]] == ["PreStartContainer", "PostStartContainer"]
+    hooks.default = hookanswers.empty()
+
+
+async def _failing_calls(caller: Caller, runtime: Runtime) -> None:
     """Make calls that cannot be read, and such as the runtime answers with the canary in its own words."""
-    for method in ("RunPodSandbox", "CreateContainer", "UpdateContainerResources", "StartContainer"):
-        await _tried(client, method, b"\x0a\x05\xff" + CANARY.encode())
-        runtime.inject(method, Injection(code=grpc.StatusCode.UNKNOWN, details=CANARY))
-        await _tried(client, method, cri_pb2.RunPodSandboxRequest(config=clients.pod(labels={"secret": CANARY})))
-    await _tried(client, f"/no.such.Service/{CANARY}", CANARY.encode(), metadata=(("authorization", CANARY),))
+    container_id = await caller.create(await caller.run_pod(_pod("failing")), CONTAINER)
+    for verb in ("run_pod", "create", "update", "start"):
+        await _tried(caller.send(verb, caller.broken_request(verb, CANARY.encode())))
+        runtime.upset(verb, text=CANARY)
+    await _tried(caller.run_pod(_pod("other")))
+    await _tried(caller.create("unknown", CONTAINER))
+    await _tried(caller.update(container_id))
+    await _tried(caller.act("start", container_id))
 
 
-async def _tried(client: Client, method: str, request: object, **more: object) -> bytes:
+async def _tried(call: Awaitable[object]) -> str:
+    """Return a call's id; "" if it failed."""
     try:
-        return bytes(await client.call(method, request, **more))  # type: ignore[arg-type]
-    except grpc.aio.AioRpcError:
-        return b""
+        return str(await call)
+    except Failed:
+        return ""
 
 
-async def test_neither_aiohttp_nor_grpcio_is_loaded(tmp_path: Path, runtime: FakeRuntime, hooks: HookServer) -> None:
-    """They are several times the proxy's own memory: what a running proxy needs is its own relay and client."""
-    proxy = ProxyProcess(tmp_path)
+@pytest.mark.parametrize("front", [DOCKER], ids=["docker"])
+async def test_no_line_holds_a_daemons_words_when_it_cannot_tell_what_a_reference_names(
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="runtimeproxy")
+    proxy = front.inside(tmp_path)
+    proxy.register("plugin.json", hooks.socket_path, policy="Fail")
+    runtime.upset("pod_status", text=CANARY)
+    async with proxy, front.caller(proxy.socket) as caller:
+        for reference in ("name", CANARY):
+            with pytest.raises(Failed) as raised:
+                await caller.act("start", reference)
+            assert "PreStartContainer" in raised.value.text
+    assert "the daemon answered 500" in caplog.text
+    assert CANARY not in caplog.text
+
+
+async def test_no_foreign_library_is_loaded_without_need(
+    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
+) -> None:
+    """They are several times the proxy's own memory: what a running proxy needs is its own relay and client.
+
+    Docker mode reads the daemon's state with aiohttp.
+    """
+    proxy = front.process(tmp_path)
     proxy.register("plugin.json", hooks.socket_path)
-    async with proxy, Client(proxy.socket) as client:
-        await _life_of_a_pod(client, "pod")
-        await _tried(client, "StopContainer", b"\x0a\x07missing")  # the runtime is asked for its state
+    async with proxy, front.caller(proxy.socket) as caller:
+        await _life_of_a_pod(caller, "pod")
+        await _tried(caller.act("stop", "missing"))  # the runtime is asked for its state
         maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
     assert len(hooks.calls) == 7
     assert "uvloop" in maps  # so a library's compiled part is seen in this list
-    assert "grpc/_cython" not in maps
-    assert "aiohttp" not in maps
+    assert [library for library in front.never_loaded if library in maps] == []

@@ -1,0 +1,228 @@
+"""The CRI front as tests see it: a fake CRI runtime, and a kubelet's gRPC calls.
+
+Owns the way of the verbs to CRI's methods and messages.
+Must not know: what is tested.
+Invariant: a request is the message's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+
+from tests.engines import cri
+from tests.fakes import cri_pb2
+from tests.fakes.dockershim_bodies import Container, Pod, Values
+from tests.fakes.runtime import FakeRuntime, Injection
+from tests.system import clients
+from tests.system.clients import Client
+from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
+from tests.system.h2client import H2Client
+
+METHODS = {
+    "run_pod": "RunPodSandbox",
+    "create": "CreateContainer",
+    "start": "StartContainer",
+    "update": "UpdateContainerResources",
+    "stop": "StopContainer",
+    "remove": "RemoveContainer",
+    "update_pod": "UpdatePodSandboxResources",
+    "stop_pod": "StopPodSandbox",
+    "remove_pod": "RemovePodSandbox",
+    "pod_status": "PodSandboxStatus",
+    "ping": "Version",
+    "list": "ListContainers",
+    "images": "ListImages",
+}
+VERBS = {method: verb for verb, method in METHODS.items()}
+CHAT = "/an.unknown.Service/Chat"
+
+
+class CriRuntime(FakeRuntime):
+    """A fake CRI runtime."""
+
+    def verbs(self) -> list[str]:
+        """Return what callers asked for."""
+        return [VERBS[received.method] for received in self.received]
+
+    def asked(self, verb: str) -> list[bytes]:
+        """Return the messages of a method."""
+        return [received.message for received in self.requests(METHODS[verb])]
+
+    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
+        """Delay, or answer UNKNOWN."""
+        code = grpc.StatusCode.UNKNOWN if text else None
+        self.inject(METHODS[verb], Injection(delay_seconds=delay_seconds, code=code, details=text))
+
+    def given_up(self, verb: str) -> bool:
+        """Tell whether the call was cancelled."""
+        return self.requests(METHODS[verb])[-1].cancelled
+
+    def pod_ids(self) -> list[str]:
+        """Return the ids of all pods."""
+        return list(self.state.pods)
+
+    def container_ids(self) -> list[str]:
+        """Return the ids of all containers."""
+        return list(self.state.containers)
+
+    def envs(self) -> list[tuple[str, str]]:
+        """Return what the config of the last create says."""
+        config = cri_pb2.CreateContainerRequest.FromString(self.asked("create")[-1]).config
+        return [(entry.key, entry.value.decode()) for entry in config.envs]
+
+    def long_list(self, count: int, total_bytes: int) -> bytes:
+        """Fill ListContainers."""
+        self.state.fill_list(count, total_bytes)
+        assert self.state.big_list is not None
+        return self.state.big_list
+
+
+class _Chat:
+    """A call of a service that nobody knows: the fake runtime says what it hears."""
+
+    def __init__(self, client: Client) -> None:
+        self._call = client.both(CHAT)
+
+    async def say(self, data: bytes) -> None:
+        await self._call.write(data)
+
+    async def hear(self) -> bytes:
+        try:
+            return bytes(await self._call.read())
+        except grpc.aio.AioRpcError as error:
+            raise _failed(error) from None
+
+
+class CriCaller(Caller):
+    """A kubelet that speaks CRI v1."""
+
+    def __init__(self, socket: Path | str) -> None:
+        super().__init__()
+        self._client = Client(socket)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._client.channel.close()
+
+    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
+        """Call a method."""
+        try:
+            return bytes(await self._client.call(METHODS[verb], request, timeout=seconds))
+        except grpc.aio.AioRpcError as error:
+            raise _failed(error) from None
+
+    def pod_request(self, pod: Pod) -> bytes:
+        """Return a RunPodSandboxRequest."""
+        return cri_pb2.RunPodSandboxRequest(config=_pod_config(pod)).SerializeToString()
+
+    def container_request(self, pod_id: str, container: Container) -> bytes:
+        """Return a CreateContainerRequest."""
+        pod = _pod_config(self.pods.get(pod_id, POD))
+        return clients.create_request(pod_id, _container_config(container), pod).SerializeToString()
+
+    def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
+        """Return an UpdateContainerResourcesRequest."""
+        return cri_pb2.UpdateContainerResourcesRequest(
+            container_id=container_id, linux=_resources(resources), annotations=annotations
+        ).SerializeToString()
+
+    def request(self, verb: str, subject_id: str = "") -> bytes:
+        """Return a request of an id alone: in all of them it is field 1."""
+        if not subject_id:
+            return b""
+        return cri_pb2.StartContainerRequest(container_id=subject_id).SerializeToString()
+
+    def broken_request(self, verb: str, text: bytes) -> bytes:
+        """Return a field that is longer than the message."""
+        return b"\x0a\x05\xff" + text
+
+    def id_in(self, verb: str, reply: bytes) -> str:
+        """Read the reply of the verb's own type."""
+        if verb == "run_pod":
+            return cri_pb2.RunPodSandboxResponse.FromString(reply).pod_sandbox_id
+        if verb == "create":
+            return cri_pb2.CreateContainerResponse.FromString(reply).container_id
+        return cri_pb2.PodSandboxStatusResponse.FromString(reply).status.id
+
+    async def chat(self) -> _Chat:
+        """Call a service that nobody knows."""
+        return _Chat(self._client)
+
+    async def pass_by(self, secret: str) -> None:
+        """Call a service that nobody knows, with metadata."""
+        with suppress(grpc.aio.AioRpcError):
+            await self._client.call(
+                f"/no.such.Service/{secret}", secret.encode(), metadata=(("authorization", secret),)
+            )
+
+
+def _failed(error: grpc.aio.AioRpcError) -> Failed:
+    return Failed(error.code(), str(error.details()))
+
+
+def _pod_config(pod: Pod) -> cri_pb2.PodSandboxConfig:
+    config = cri.pod_config(
+        pod.name, pod.uid, cgroup_parent=pod.cgroup_parent, labels=pod.labels, annotations=pod.annotations
+    )
+    config.metadata.attempt = pod.attempt
+    return config
+
+
+def _container_config(container: Container) -> cri_pb2.ContainerConfig:
+    config = cri.container_config(
+        container.name,
+        command=container.command,
+        envs=[(key, value.encode()) for key, value in container.envs],
+        labels=container.labels,
+        annotations=container.annotations,
+        image=container.image,
+    )
+    if container.resources:
+        config.linux.resources.CopyFrom(_resources(container.resources))
+    config.metadata.attempt = container.attempt
+    config.args.extend(container.args)
+    return config
+
+
+def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
+    return cri_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def sent(socket: Path | str, verb: str = "ping", request: bytes | None = None) -> Connected:
+    """Send a request on a connection of its own."""
+    service = "ImageService" if METHODS[verb] in cri.IMAGE_METHODS else "RuntimeService"
+    async with H2Client(socket) as client:
+        _, answer = await client.open(f"/{cri.V1}.{service}/{METHODS[verb]}", request or b"")
+
+        async def message() -> bytes:
+            got = await answer
+            assert got.status == 0, got
+            return got.message
+
+        answered = asyncio.ensure_future(message())
+        try:
+            yield answered
+        finally:
+            answered.cancel()
+            await asyncio.gather(answered, return_exceptions=True)
+
+
+CRI = Front(
+    name="cri",
+    flags={},
+    runtime=CriRuntime,
+    caller=CriCaller,
+    sent=sent,
+    failed=grpc.StatusCode.INTERNAL,
+    refused=grpc.StatusCode.PERMISSION_DENIED,
+    lost=grpc.StatusCode.UNAVAILABLE,
+    life=("start", "update", "stop", "remove", "update_pod", "stop_pod", "remove_pod"),
+    default_socket="run/containerd/containerd.sock",
+    never_loaded=("grpc/_cython", "aiohttp"),
+)

@@ -1,0 +1,274 @@
+"""The Docker front as tests see it: a fake dockerd, and dockershim's calls for a kubelet.
+
+Owns the way of the verbs to Docker's routes and bodies, and connections that are kept as Go's client keeps them.
+Must not know: what is tested.
+Invariant: a request is all its bytes, head and body; every request of a caller has the API's version in its path, which
+those of the proxy itself never have.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.docker.client import Answer, Client, request
+from tests.engines.images import PAUSE_IMAGE
+from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd import FakeDockerd, Injection, Received
+from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockershim_bodies import Container, Pod, Values
+from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
+
+VERSION = "/v1.41"
+KEPT_BYTES = 32 << 20
+CREATE = "POST /containers/create"
+ROUTES = {
+    "run_pod": CREATE,
+    "create": CREATE,
+    "start": "POST /containers/{ref}/start",
+    "update": "POST /containers/{ref}/update",
+    "stop": "POST /containers/{ref}/stop",
+    "remove": "DELETE /containers/{ref}",
+    "stop_pod": "POST /containers/{ref}/stop",
+    "remove_pod": "DELETE /containers/{ref}",
+    "pod_status": "GET /containers/{ref}/json",
+    "ping": "GET /_ping",
+    "list": "GET /containers/json",
+    "images": "GET /images/json",
+}
+QUERIES = {"stop": "?t=0", "stop_pod": "?t=10", "remove": "?force=1&v=1", "remove_pod": "?force=1&v=1"}
+UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
+POD_NAME = "name=k8s_POD_"
+ENDED = "the connection ended"
+
+
+class DockerRuntime(FakeDockerd):
+    """A fake dockerd that keeps long bodies, too."""
+
+    def __init__(self, socket_path: str, **more: Any) -> None:
+        super().__init__(socket_path, keep_body_bytes=KEPT_BYTES, **more)
+
+    def _asked(self) -> list[Received]:
+        return [received for received in self.received if received.target.startswith("/v")]
+
+    def _is(self, received: Received, verb: str) -> bool:
+        """Tell whether a request is one of a verb: pods and containers have their routes in common."""
+        of_pod = POD_NAME in received.target or any(pod_id in received.target for pod_id in self.pod_ids())
+        return received.route == ROUTES[verb] and of_pod == verb.endswith(("_pod", "pod_status"))
+
+    def verbs(self) -> list[str]:
+        """Return what callers asked for; the start of a pod sandbox is a part of run_pod."""
+        found = (next((verb for verb in ROUTES if self._is(received, verb)), "") for received in self._asked())
+        return [verb for verb in found if verb]
+
+    def asked(self, verb: str) -> list[bytes]:
+        """Return the requests of a verb."""
+        return [received.raw for received in self._asked() if self._is(received, verb)]
+
+    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
+        """Delay a route, or answer 500."""
+        status = 500 if text else 0
+        self.inject(ROUTES[verb], Injection(delay_seconds=delay_seconds, status=status, message=text))
+
+    def given_up(self, verb: str) -> bool:
+        """Tell whether the connection ended."""
+        return self.requests(ROUTES[verb])[-1].client_ended
+
+    def _ids(self, kind: str) -> list[str]:
+        label = "io.kubernetes.docker.type"
+        return [one.id for one in self.state.containers.values() if (one.config["Labels"] or {}).get(label) == kind]
+
+    def pod_ids(self) -> list[str]:
+        """Return the ids of all pod sandboxes."""
+        return self._ids("podsandbox")
+
+    def container_ids(self) -> list[str]:
+        """Return the ids of all containers of pods."""
+        return self._ids("container")
+
+    def envs(self) -> list[tuple[str, str]]:
+        """Return what the body of the last create says."""
+        _, _, body = self.asked("create")[-1].partition(b"\r\n\r\n")
+        return [(key, value) for key, _, value in (entry.partition("=") for entry in json.loads(body)["Env"])]
+
+    def long_list(self, count: int, total_bytes: int) -> bytes:
+        """Fill GET /containers/json."""
+        self.fill_list(count, total_bytes)
+        assert self.big_list is not None
+        return self.big_list
+
+
+class _Chat:
+    """An exec of ``cat`` on a terminal: raw bytes both ways."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def say(self, data: bytes) -> None:
+        self._client.send(data)
+
+    async def hear(self) -> bytes:
+        data = await self._client.reader.read(1 << 16)
+        if not data:
+            raise Failed(None, ENDED)
+        return data
+
+
+class DockerCaller(Caller):
+    """A kubelet that speaks through dockershim; ``version`` stands in front of every path."""
+
+    def __init__(self, socket: Path | str, *, version: str = VERSION, driver: str = "cgroupfs") -> None:
+        super().__init__()
+        self._socket = str(socket)
+        self._version = version
+        self._driver = driver
+        self._kept: list[Client] = []
+        self._chats: list[Client] = []
+
+    async def close(self) -> None:
+        """Close all connections that are kept."""
+        for client in (*self._kept, *self._chats):
+            await client.close()
+
+    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
+        """Send a request over a connection that is free, which is kept for the next one if that may be."""
+        return (await self._ask(request, seconds)).body
+
+    async def _ask(self, data: bytes, seconds: float = SECONDS) -> Answer:
+        self._kept = [client for client in self._kept if not client.reader.at_eof()]
+        client = self._kept.pop() if self._kept else await Client.connect(self._socket)
+        try:
+            async with asyncio.timeout(seconds):
+                client.send(data)
+                answer = await client.answer()
+        except TimeoutError:
+            client.abort()
+            raise Failed(None, "too late") from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            client.abort()
+            raise Failed(None, ENDED) from None
+        except asyncio.CancelledError:
+            client.abort()
+            raise
+        if answer.headers.get("connection") == "close":
+            await client.close()
+        else:
+            self._kept.append(client)
+        return _checked(answer)
+
+    async def run_pod(self, pod: Pod = POD) -> str:
+        """Create a pod sandbox, and start it: no hook point is told of that."""
+        pod_id = await super().run_pod(pod)
+        await self.act("start", pod_id)
+        return pod_id
+
+    def _request(self, method: str, path: str, body: Any = None, *lines: str) -> bytes:
+        return request(method, self._version + path, b"" if body is None else go_json(body), *lines)
+
+    def pod_request(self, pod: Pod) -> bytes:
+        """Return the create of a pod sandbox."""
+        body = bodies.sandbox_body(pod, PAUSE_IMAGE, self._driver)
+        return self._request("POST", f"/containers/create?name={bodies.sandbox_name(pod)}", body)
+
+    def container_request(self, pod_id: str, container: Container) -> bytes:
+        """Return the create of a container."""
+        pod = self.pods.get(pod_id, POD)
+        body = bodies.container_body(pod, container, pod_id, self._driver)
+        return self._request("POST", f"/containers/create?name={bodies.container_name(pod, container)}", body)
+
+    def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
+        """Return the update of a container, in which annotations have no place."""
+        return self._request("POST", f"/containers/{container_id}/update", bodies.update_body(resources, True))
+
+    def request(self, verb: str, subject_id: str = "") -> bytes:
+        """Return a request without a body, but for an update, which has one that changes nothing."""
+        method, _, path = ROUTES[verb].partition(" ")
+        body = bodies.update_body({}, True) if verb == "update" else None
+        return self._request(method, path.replace("{ref}", subject_id) + QUERIES.get(verb, ""), body)
+
+    def broken_request(self, verb: str, text: bytes) -> bytes:
+        """Return a request whose body ends in the middle of a text; without a body, one of what is not there."""
+        method, _, path = ROUTES[verb].partition(" ")
+        target = self._version + path.replace("{ref}", text.decode())
+        if verb == "start":
+            return request(method, target)
+        return request(method, target, b'{"Labels":{"io.kubernetes.docker.type":"podsandbox","secret":"' + text)
+
+    def id_in(self, verb: str, reply: bytes) -> str:
+        """Read the Id."""
+        return str(json.loads(reply)["Id"])
+
+    async def chat(self) -> _Chat:
+        """Run ``cat`` in a new container."""
+        container_id = await self.create(await self.run_pod())
+        await self.act("start", container_id)
+        config = {**bodies.exec_body(["cat"]), "AttachStdin": True, "Tty": True}
+        made = json.loads((await self._ask(self._request("POST", f"/containers/{container_id}/exec", config))).body)
+        client = await Client.connect(self._socket)
+        self._chats.append(client)
+        client.send(self._request("POST", f"/exec/{made['Id']}/start", {"Detach": False, "Tty": True}, *UPGRADE))
+        assert b" 101 " in await client.reader.readuntil(b"\r\n\r\n")
+        return _Chat(client)
+
+    async def pass_by(self, secret: str) -> None:
+        """Exec, pull with a registry's password, ask for what is not there, and say what is no HTTP."""
+        auth = f"X-Registry-Auth: {secret}"
+        container_id = await self.create(await self.run_pod())
+        for data in (
+            self._request("POST", f"/containers/{container_id}/exec", bodies.exec_body(["/bin/sh", "-c", secret])),
+            self._request("POST", f"/images/create?fromImage={secret}&tag=1", None, auth),
+            self._request("GET", f"/{secret}/{secret}?{secret}={secret}", None, f"Authorization: {secret}"),
+            self._request("POST", f"/containers/{secret}/start"),
+            self._request("POST", f"/containers/create?name={secret}", {"Image": secret, "Env": [f"A={secret}"]}),
+            f"GET /{secret} HTTP/1.1\r\n{secret}\r\n\r\n".encode(),
+            f"GET /{secret} HTTP/9.{secret}\r\n\r\n".encode(),
+            request("POST", f"/{secret}", b"", f"Content-Length: {secret}", f"Transfer-Encoding: {secret}"),
+            f"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n{secret}".encode(),
+        ):
+            with suppress(Failed):
+                await self._ask(data, seconds=1)
+
+
+def _checked(answer: Answer) -> Answer:
+    """Return an answer. Raises Failed if it is an error."""
+    if answer.status < 400:
+        return answer
+    raise Failed(answer.status, answer.message if "json" in answer.headers.get("content-type", "") else "")
+
+
+@asynccontextmanager
+async def sent(socket: Path | str, verb: str = "ping", request: bytes | None = None) -> Connected:
+    """Send a request on a connection of its own."""
+    client = await Client.connect(str(socket))
+    client.send(request or DockerCaller(socket).request(verb))
+
+    async def message() -> bytes:
+        try:
+            return _checked(await client.answer()).body
+        except (Failed, asyncio.IncompleteReadError) as error:
+            raise ConnectionError(str(error)) from None
+
+    answered = asyncio.ensure_future(message())
+    try:
+        yield answered
+    finally:
+        answered.cancel()
+        await asyncio.gather(answered, return_exceptions=True)
+        client.abort()
+
+
+DOCKER = Front(
+    name="docker",
+    flags={"backend_runtime_mode": "Docker"},
+    runtime=DockerRuntime,
+    caller=DockerCaller,
+    sent=sent,
+    failed=500,
+    refused=500,
+    lost=None,
+    life=("start", "update", "stop", "remove", "stop_pod", "remove_pod"),
+    default_socket="run/docker.sock",
+    never_loaded=("grpc/_cython",),
+)

@@ -1,0 +1,234 @@
+"""What tests need to know of a front, so that one test shows that both behave alike.
+
+Owns the description: the proxy's flags, a fake runtime, a caller with the same verbs, how failures look to it.
+Must not know: gRPC, HTTP (``cri_front`` and ``docker_front`` do).
+Invariant: pods and containers are told in the kubelet's terms; a request is the bytes that are sent for it.
+"""
+
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from tests.engines.images import BUSYBOX_IMAGE
+from tests.fakes.dockershim_bodies import Container, Pod, Values
+from tests.system.proxy import PROGRAM, ProxyInside, ProxyProcess
+
+SECONDS = 30.0
+PARENT = "/kubepods/burstable/pod-uid"
+POD = Pod("pod", "pod-uid", cgroup_parent=PARENT)
+CONTAINER = Container(
+    "main",
+    BUSYBOX_IMAGE,
+    command=("/bin/sh", "-c", "sleep 3600"),
+    envs=(("A", "1"), ("B", "2")),
+    labels={"app": "web"},
+    annotations={"note": "kept"},
+    resources={
+        "cpu_period": 100000,
+        "cpu_quota": 200000,
+        "cpu_shares": 1024,
+        "memory_limit_in_bytes": 1 << 28,
+        "oom_score_adj": 999,
+    },
+)
+UPDATE: Values = {"cpu_shares": 512}
+
+_attempts = itertools.count()
+"""No two pods and no two containers of a run are the same one: dockerd would refuse the name."""
+
+
+class Failed(Exception):
+    """A call that got an error: the front's own status, None if the connection ended in the middle, and the text."""
+
+    def __init__(self, status: object, text: str) -> None:
+        super().__init__(f"{status}: {text}")
+        self.status = status
+        self.text = text
+
+
+class Chat(Protocol):
+    """A stream both ways, whose other end says what it hears."""
+
+    async def say(self, data: bytes) -> None:
+        """Send bytes."""
+
+    async def hear(self) -> bytes:
+        """Return the next bytes. Raises Failed at the end."""
+
+
+class Caller(ABC):
+    """A kubelet's side of a socket; calls at one time do not wait for one another.
+
+    Verbs are run_pod, create, start, update, stop, remove, stop_pod, remove_pod, pod_status, ping, list and images.
+    Every failed call raises Failed; a call that is cancelled, or late, is given up as the front's clients do it.
+    """
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        """The pods that were run, by id: a container's create repeats its pod."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close all connections."""
+
+    @abstractmethod
+    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
+        """Send a request, good or not; return the reply's message."""
+
+    @abstractmethod
+    def pod_request(self, pod: Pod) -> bytes:
+        """Return the request that runs a pod."""
+
+    @abstractmethod
+    def container_request(self, pod_id: str, container: Container) -> bytes:
+        """Return the request that creates a container in a pod; one that this caller did not run is like ``POD``."""
+
+    @abstractmethod
+    def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
+        """Return the request that updates a container; annotations stay out where the front has no place for them."""
+
+    @abstractmethod
+    def request(self, verb: str, subject_id: str = "") -> bytes:
+        """Return the request of a call that says no more than whom it is about."""
+
+    @abstractmethod
+    def broken_request(self, verb: str, text: bytes) -> bytes:
+        """Return a request that cannot be read, with a text in it."""
+
+    @abstractmethod
+    def id_in(self, verb: str, reply: bytes) -> str:
+        """Return the id in a reply to run_pod, create or pod_status."""
+
+    @abstractmethod
+    async def chat(self) -> Chat:
+        """Begin a stream both ways."""
+
+    @abstractmethod
+    async def pass_by(self, secret: str) -> None:
+        """Make calls that are not held, with a secret wherever a value can stand; they may fail."""
+
+    def create_request(self, pod_id: str, container: Container = CONTAINER) -> bytes:
+        """Return the request that creates a new container."""
+        return self.container_request(pod_id, replace(container, attempt=next(_attempts)))
+
+    async def run_pod(self, pod: Pod = POD) -> str:
+        """Run a new pod; return its id."""
+        new = replace(pod, attempt=next(_attempts))
+        pod_id = self.id_in("run_pod", await self.send("run_pod", self.pod_request(new)))
+        self.pods[pod_id] = new
+        return pod_id
+
+    async def create(self, pod_id: str, container: Container = CONTAINER) -> str:
+        """Create a new container; return its id."""
+        return self.id_in("create", await self.send("create", self.create_request(pod_id, container)))
+
+    async def update(
+        self, container_id: str, resources: Values = UPDATE, annotations: Mapping[str, str] | None = None
+    ) -> None:
+        """Change a container's resources."""
+        await self.send("update", self.update_request(container_id, resources, annotations or {}))
+
+    async def act(self, verb: str, subject_id: str = "") -> bytes:
+        """Make one of the other calls; return the reply's message."""
+        return await self.send(verb, self.request(verb, subject_id))
+
+    async def pod_status(self, pod_id: str) -> str:
+        """Read a pod's state; return the id that it tells."""
+        return self.id_in("pod_status", await self.act("pod_status", pod_id))
+
+
+class Runtime(Protocol):
+    """A fake runtime, and what tests ask of it; what the proxy asks by itself is left out."""
+
+    socket_path: str
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def verbs(self) -> list[str]:
+        """Return what callers asked for, in order."""
+
+    def asked(self, verb: str) -> list[bytes]:
+        """Return the requests of a verb, as they came."""
+
+    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
+        """Delay a verb's calls from now on, or answer them with an error of this text."""
+
+    def given_up(self, verb: str) -> bool:
+        """Tell whether the caller of the last call of a verb has gone before the answer."""
+
+    def pod_ids(self) -> list[str]:
+        """Return the ids of all pods."""
+
+    def container_ids(self) -> list[str]:
+        """Return the ids of all containers."""
+
+    def envs(self) -> list[tuple[str, str]]:
+        """Return the environment that the last create asked for, in order."""
+
+    def long_list(self, count: int, total_bytes: int) -> bytes:
+        """Let the list of containers be so long; return the reply's message."""
+
+
+class Sent(Protocol):
+    """Sends one request on a connection of its own, which is dropped at the end of the context.
+
+    The future's result is the reply's message. It raises ConnectionError if there is no runtime, or no more connection.
+    """
+
+    def __call__(
+        self, socket: Path | str, verb: str = "ping", request: bytes | None = None
+    ) -> AbstractAsyncContextManager[asyncio.Future[bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A front; statuses are those of a call that failed under policy Fail, was refused, lost its runtime's connection.
+
+    ``life`` is what a kubelet asks for after run_pod and create, to the end of both. ``default_socket`` is where the
+    runtime listens if nobody says otherwise, from the root. ``never_loaded`` are compiled parts of foreign libraries.
+    """
+
+    name: str
+    flags: Mapping[str, str]
+    runtime: Callable[[str], Runtime]
+    caller: Callable[[Path | str], Caller]
+    sent: Sent
+    failed: Any
+    refused: Any
+    lost: Any
+    life: Sequence[str]
+    default_socket: str
+    never_loaded: Sequence[str]
+
+    def process(
+        self, folder: Path, *, program: Sequence[str] = PROGRAM, pass_fds: Sequence[int] = (), **flags: str
+    ) -> ProxyProcess:
+        """Return a proxy of this front as a program."""
+        every: dict[str, Any] = {**self.flags, **flags}
+        return ProxyProcess(folder, program=program, pass_fds=pass_fds, **every)
+
+    def inside(self, folder: Path, **flags: str) -> ProxyInside:
+        """Return a proxy of this front in the test's own loop."""
+        return ProxyInside(folder, **self.flags, **flags)
+
+
+Connected = AsyncIterator[asyncio.Future[bytes]]
+"""What a context manager that is a ``Sent`` yields."""
