@@ -9,7 +9,7 @@ from runtimeproxy.cri import status
 from runtimeproxy.cri.routes import runtime_path
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import ContainerInfo, PodInfo
-from runtimeproxy.relay.unary import CallFailed, UnaryClient
+from runtimeproxy.relay.unary import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
 
 STATUS_SECONDS = 10.0
@@ -38,7 +38,7 @@ class Backend:
         except CallFailed as error:
             if error.code == grpc.NOT_FOUND:
                 return None
-            raise BackendError(f"{method}: {error}", error.code) from None
+            raise BackendError(f"{method}: {_reason(error)}", error.code) from None
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
         """Send an UpdateContainerResources of our own. Raises BackendError if the runtime rejects it."""
@@ -50,3 +50,8 @@ class Backend:
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
+
+
+def _reason(error: CallFailed) -> str:
+    """Say why a call failed, without the runtime's words, which may repeat values: it is logged."""
+    return f"gRPC status {error.code}" if error.kind is Kind.STATUS else str(error)

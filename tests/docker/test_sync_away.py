@@ -15,6 +15,8 @@ from tests.docker.daemon import EVENTS, Daemon, Reply, event, until
 from tests.docker.following import CONTAINER, OTHER_POD, PLAIN, POD, Rig
 from tests.fakes.clock import virtual_time
 
+pytestmark = pytest.mark.slow
+
 CANARY = "canary-4711"
 LIST = "/containers/json"
 

@@ -11,6 +11,8 @@ import pytest
 
 from runtimeproxy.plugins.watch import Watcher
 
+pytestmark = pytest.mark.slow
+
 NEVER_SECONDS = 1000.0
 PATIENCE_SECONDS = 10.0
 """How long a busy machine may take to see a change."""

@@ -206,6 +206,7 @@ FAKE = pytest.param(True, id="fake")
 REAL = pytest.param(False, id="real", marks=pytest.mark.engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fake", [FAKE, REAL])
 @pytest.mark.parametrize(
     ("arguments", "titles"),

@@ -14,6 +14,8 @@ from tests.fakes.hookserver import HookServer
 from tests.system.docker_front import DOCKER, DockerCaller, DockerRuntime
 from tests.system.fronts import POD
 
+pytestmark = pytest.mark.slow
+
 NEW_API = {"api": "1.51", "minimum": "1.44", "server_version": "28.3.0"}
 SYSTEMD = {"cgroup_driver": "systemd"}
 DAEMONS: dict[str, tuple[dict[str, str], str]] = {

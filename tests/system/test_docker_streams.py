@@ -42,9 +42,12 @@ from tests.system.docker_streams import (
 )
 from tests.system.proxy import ProxyProcess
 
+pytestmark = pytest.mark.slow
+
 LINE_SECONDS = 0.05
 LINES = 20
 STALLED_BYTES = MIB
+SETTLE_SECONDS = 0.2
 """What a client that does not read may cost."""
 CLIENTS = 100
 BIG_BYTES = 8 * MIB
@@ -164,7 +167,10 @@ async def fresh(folder: Path) -> AsyncIterator[tuple[ProxyProcess, FakeDockerd]]
     async with FakeDockerd(str(folder / "runtime.sock")) as dockerd:
         run_container(dockerd)
         async with ProxyProcess(folder, backend_runtime_mode="Docker", log_level="info") as proxy:
-            await until(lambda: dockerd.watchers)  # the proxy has loaded what it needs for itself
+            # Its sweep is the last thing that the proxy does for itself, the ping makes it do all that a call needs.
+            await until(lambda: dockerd.watchers and dockerd.requests("GET /containers/json"))
+            assert (await ask(str(proxy.socket), "GET", "/_ping")).body == b"OK"
+            await asyncio.sleep(SETTLE_SECONDS)
             yield proxy, dockerd
 
 

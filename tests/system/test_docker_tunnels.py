@@ -21,6 +21,8 @@ from tests.system.docker_script import Scripted
 from tests.system.docker_streams import API, MIB, UPGRADE, resident_bytes, timely
 from tests.system.proxy import ProxyProcess
 
+pytestmark = pytest.mark.slow
+
 LEAVE_SECONDS = 0.1
 QUIET_SECONDS = 0.05
 """How long a test looks for bytes that must not come."""

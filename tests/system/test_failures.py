@@ -18,6 +18,8 @@ from tests.fakes.hookserver import HookServer
 from tests.system.fronts import CONTAINER, Caller, Failed, Front, Runtime
 from tests.system.proxy import ProxyProcess, until
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_SECONDS = 0.3
 POINTS = ("PreCreateContainer",)
 Prepare = Callable[[HookServer], AbstractAsyncContextManager[None]]

@@ -15,6 +15,8 @@ from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Front, Runtime
 from tests.system.proxy import until
 
+pytestmark = pytest.mark.slow
+
 POINT = "PreCreateContainer"
 TRIES = 3
 EFFECT_SECONDS = 0.5

@@ -20,6 +20,8 @@ from tests.system.docker_front import DOCKER
 from tests.system.fronts import POD, Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
 
+pytestmark = pytest.mark.slow
+
 DRAIN_SECONDS = 5
 
 

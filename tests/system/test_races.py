@@ -18,6 +18,8 @@ from tests.system.docker_front import DOCKER
 from tests.system.fronts import POD, Failed, Front, Runtime
 from tests.system.proxy import ProxyInside, until
 
+pytestmark = pytest.mark.slow
+
 H2_CANCEL = 8
 
 

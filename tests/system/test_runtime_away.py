@@ -14,6 +14,8 @@ from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
 from tests.system.proxy import answers, until
 
+pytestmark = pytest.mark.slow
+
 DIAL_SECONDS = 0.050
 GOOD_SECONDS = 0.100
 TRIES = 3

@@ -16,6 +16,8 @@ from tests.fakes.hookserver import HookServer
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
 
+pytestmark = pytest.mark.slow
+
 CANARY = "canary-7f3a91"
 RESPONSE = api_pb2.ContainerResourceHookResponse
 ANSWERS: dict[str, hookanswers.Answer] = {
