@@ -211,7 +211,12 @@ class FakeDockerd:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
-        await self._service.serve(reader, writer, number)
+        try:
+            await self._service.serve(reader, writer, number)
+        except RuntimeError:
+            if not transport.is_closing():
+                raise
+            # uvloop's word for a connection that has gone
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         connection = self._connections.pop(task)
