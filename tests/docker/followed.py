@@ -84,12 +84,12 @@ class Connection:
         return False
 
     def make_held(self, head: RequestHead, route: Route) -> HeldExchange:
-        """Hold nothing."""
-        raise NotImplementedError
+        """Never be asked: nothing is held."""
+        raise AssertionError("a request is held")
 
     def held_whole(self, exchange: HeldExchange) -> None:
-        """Hold nothing."""
-        raise NotImplementedError
+        """Never be told: nothing is held."""
+        raise AssertionError("a request is held")
 
     def begun(self, exchange: Exchange) -> None:
         """Know where its body begins."""
