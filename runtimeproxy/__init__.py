@@ -5,7 +5,7 @@ The straight line of one intercepted call, the same for every front:
 1. ``relay.pair`` moves bytes between a client and the runtime; ``cri.reader`` reads the frames beside them,
    ``docker.reader`` the heads of HTTP/1.1.
 2. A head that names a held operation makes a ``cri.held`` stream or a held ``docker.exchange``; when its request is
-   whole, a ``cri.call`` or ``docker.call`` stands for it.
+   whole, a ``cri.call`` or a ``docker.call`` (``creates``, ``references``) stands for it.
 3. ``lifecycle`` runs the call: ``store`` knows the pod and container, ``dispatcher`` asks the hook servers
    (``plugins``), ``merge`` makes one adjustment of their answers, the call edits its message (``cri.edit``,
    ``docker.edit``) and releases it.

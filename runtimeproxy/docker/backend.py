@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from weakref import WeakSet
 
+from runtimeproxy.docker.resources import TYPE_LABEL
 from runtimeproxy.errors import BackendError
 from runtimeproxy.relay.dial import RETRY_SECONDS
 from runtimeproxy.wire import grpc
@@ -38,7 +39,6 @@ LIST_LIMIT = 64 * 2**20
 CHECK_SECONDS = 5.0
 """How often a quiet stream is looked at: whether its connection still stands."""
 
-_LABEL = "io.kubernetes.docker.type"
 _LONGEST_TEXT = 1024
 _LAST_NS = 2**63
 _ABSENT = frozenset({301, 404})
@@ -89,7 +89,7 @@ class Backend:
     async def pods_containers(self) -> list[str]:
         """List the full ids of all pod sandboxes and containers of pods, running or not. Raises BackendError."""
         route = "GET /containers/json"
-        path = f"/containers/json?all=1&filters={_filters(label=[_LABEL])}"
+        path = f"/containers/json?all=1&filters={_filters(label=[TYPE_LABEL])}"
         body = await self._get(route, path, LIST_LIMIT)
         try:
             return [str(row["Id"]) for row in json.loads(body)]
