@@ -1,16 +1,16 @@
-"""Runs a soak: ``python -m scripts.soaking [--quick] [--share [STEP=]NUMBER]... [--write]``; scripts/soak calls it."""
+"""Runs a soak, all of it or some of its steps; scripts/soak calls it with its arguments."""
 
 import argparse
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
 from scripts.demonstration.report import print_table
 from scripts.soaking import document, machine
 from scripts.soaking.results import Result
-from scripts.soaking.steps import STEPS
+from scripts.soaking.steps import STEPS, Step
 
 RESULTS = Path("docs", "results.rst")
 QUICK_SHARE = 0.01
@@ -39,10 +39,10 @@ def shares(quick: bool, given: Iterable[Mapping[str, float]]) -> dict[str, float
     return chosen
 
 
-def soak(chosen: Mapping[str, float]) -> list[Result]:
-    """Run every step and print what it found."""
+def soak(chosen: Mapping[str, float], steps: Sequence[Step]) -> list[Result]:
+    """Run steps and print what they found."""
     results = []
-    for step in STEPS:
+    for step in steps:
         print(f"== {step.name}: {chosen[step.name]:g} of {step.full}", flush=True)
         result = step.run(chosen[step.name])
         results.append(result)
@@ -57,12 +57,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description="Run the long runs with their full counts.")
     parser.add_argument("--quick", action="store_true", help=f"a hundredth of each; {RESULTS} is not written")
     parser.add_argument("--share", action="append", type=share, default=[], metavar="[STEP=]NUMBER")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS} also with --quick")
+    parser.add_argument(
+        "--step",
+        action="append",
+        choices=[step.name for step in STEPS],
+        help=f"run only this one, or these; {RESULTS} is not written",
+    )
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS} all the same")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is ended on the way out
     described = machine.describe()
-    results = soak(shares(arguments.quick, arguments.share))
-    if arguments.write or not arguments.quick:
+    steps = [step for step in STEPS if not arguments.step or step.name in arguments.step]
+    results = soak(shares(arguments.quick, arguments.share), steps)
+    if arguments.write or not (arguments.quick or arguments.step):
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(document.render(results, date.today(), described))
         print(f"written: {RESULTS}")

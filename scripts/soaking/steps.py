@@ -111,6 +111,27 @@ def ratio(verdict: Verdict, *, judged: bool) -> Figure:
     return Figure(verdict.name, found, verdict.limit, verdict.kept if judged else None)
 
 
+def readers(share: float) -> Found:
+    """Measure pings beside clients that do not read."""
+    found = stalled.measure(share)
+    return Found(
+        [
+            Figure(
+                f"memory of each of {stalled.CLIENTS} clients that do not read",
+                f"{found.growth / MIB:.2f} MiB",
+                f"{stalled.GROWTH_BYTES / MIB:.0f} MiB",
+                found.growth <= stalled.GROWTH_BYTES,
+            ),
+            Figure(
+                "p99 of a ping beside them to alone",
+                f"{found.ratio:.2f}",
+                f"{stalled.RATIO:.2f}",
+                found.ratio <= stalled.RATIO if share == 1 else None,
+            ),
+        ]
+    )
+
+
 def clients(share: float) -> Found:
     """Run the test of the three clients, which counts at the fake runtime and at the clients."""
     calls = CALLS_OF_A_CLIENT.at(share)
@@ -124,10 +145,9 @@ def clients(share: float) -> Found:
 
 
 def streams(share: float) -> Found:
-    """Run the tests of Docker mode's streams, and measure pings beside clients that do not read."""
+    """Run the tests of Docker mode's streams."""
     files = ("docker_streams", "docker_tunnels", "dockerd_streams")
     passed = run_tests([f"tests/system/test_{name}.py" for name in files], share)
-    found = stalled.measure(share)
     return Found(
         [
             Figure("tests that passed", f"{len(passed.tests)}"),
@@ -136,18 +156,6 @@ def streams(share: float) -> Found:
                 "execs of the docker CLI with a stdin, and without", f"{EXECS_OF_THE_CLI.at(share):,} each, all ended"
             ),
             Figure("silence before the next byte", f"{IDLE_SECONDS.at(share)} s"),
-            Figure(
-                f"memory of each of {stalled.CLIENTS} clients that do not read",
-                f"{found.growth / MIB:.2f} MiB",
-                f"{stalled.GROWTH_BYTES / MIB:.0f} MiB",
-                found.growth <= stalled.GROWTH_BYTES,
-            ),
-            Figure(
-                "p99 of a ping beside them to alone",
-                f"{found.ratio:.2f}",
-                f"{stalled.RATIO:.2f}",
-                found.ratio <= stalled.RATIO if share == 1 else None,
-            ),
         ]
     )
 
@@ -175,13 +183,6 @@ SMALL_MEMORY = "the proxy's memory is small and stays so"
 PRICE = "the price of the proxy beside a bare pipe"
 STEPS = (
     Step(
-        "properties",
-        "pytest -m hypothesis tests",
-        "no input that Hypothesis makes breaks a rule that holds for all",
-        "100 times the usual examples",
-        properties,
-    ),
-    Step(
         "memory-cri",
         "scripts/bench --mode cri",
         SMALL_MEMORY,
@@ -198,6 +199,13 @@ STEPS = (
     ),
     Step("bench-docker", "scripts/bench --check --mode docker", PRICE, "5 rounds", partial(bench, MODES[DOCKER])),
     Step(
+        "stalled",
+        "scripts/soak --step stalled",
+        "clients that do not read cost the others little, and little memory",
+        f"{STALL_SECONDS.full} s without a reader",
+        readers,
+    ),
+    Step(
         "clients",
         "pytest tests/system/test_three_clients.py",
         "three implementations of HTTP/2 lose no call through the proxy",
@@ -208,8 +216,16 @@ STEPS = (
         "streams",
         "pytest -k 'streams or tunnels' tests/system",
         "Docker's streams lose nothing, keep nothing back, and wait for no reader",
-        f"1 GiB, 1,000 execs, {IDLE_SECONDS.full // 60} minutes of silence, {STALL_SECONDS.full} s without a reader",
+        f"1 GiB, 1,000 execs, {IDLE_SECONDS.full // 60} minutes of silence",
         streams,
     ),
     Step("demo", "scripts/demo", "the whole way works again and again, and cleans up", "10 runs in a row", demo),
+    Step(
+        "properties",
+        "pytest -m hypothesis tests",
+        "no input that Hypothesis makes breaks a rule that holds for all",
+        "100 times the usual examples",
+        properties,
+    ),
 )
+"""First what measures time, while the machine is as it was found; then what counts."""

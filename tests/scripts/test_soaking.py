@@ -195,6 +195,19 @@ def test_a_failed_step_keeps_no_other_from_running(
     assert (tmp_path / "docs" / "results.rst").exists() is not quick
 
 
+def test_a_step_runs_alone_and_leaves_the_results_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    found = Found([GOOD])
+    monkeypatch.setattr(soaking, "STEPS", (a_step("first", lambda _: found), a_step("second", lambda _: found)))
+    monkeypatch.setattr("sys.argv", ["soak", "--step", "second"])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    assert soaking.main() == 0
+    assert re.findall(r"== (\w+)", capsys.readouterr().out) == ["second"]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize(
