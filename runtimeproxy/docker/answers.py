@@ -10,7 +10,7 @@ from typing import Protocol
 from runtimeproxy.docker.exchange import Exchange, HeldExchange
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
-from runtimeproxy.wire.bodies import Body, follow
+from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import Framing, ResponseHead
 
 _CONTINUE = 100
@@ -42,6 +42,8 @@ class Answers:
         self._rest = bytearray()
         self._seen = 0
         self._body: Body | None = None
+        self._head_bytes = 0
+        """The length of a head that has not gone out: it goes with its body's first bytes, uncopied if that is all."""
         self._tunnel = False
         self._no_more = False
 
@@ -81,9 +83,21 @@ class Answers:
             if end == at:
                 break
             at = end
+        if self._head_bytes:
+            self._taker.to_client.append(data[-self._head_bytes :])
+            self._head_bytes = 0
         if at < size:
             self._rest += data[at:]
             self._seen = size - at
+
+    def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        """Send the first bytes of a buffer if all of them are of one body that passes."""
+        body, exchange = self._body, self._taker.awaited()
+        if body is None or exchange is None or isinstance(exchange, HeldExchange) or not body.passes(buffer, size):
+            return False
+        send(size)
+        self._end_if_done(body, exchange)
+        return True
 
     def _read_head(self, data: bytes, at: int) -> int:
         if self._tunnel:
@@ -114,11 +128,13 @@ class Answers:
     def _begin_final(self, exchange: Exchange, head: ResponseHead) -> None:
         if head.closes:
             self._taker.closes()
+        self._body = follow(head.framing, head.length)
         if isinstance(exchange, HeldExchange):
             exchange.begin_reply(head)
-        else:
+        elif self._body is None:
             self._taker.to_client.append(head.raw)
-        self._body = follow(head.framing, head.length)
+        else:
+            self._head_bytes = len(head.raw)
         if self._body is None:
             self._taker.answered(exchange)
 
@@ -135,15 +151,19 @@ class Answers:
         body, exchange = self._body, self._taker.awaited()
         assert body is not None and exchange is not None
         end = body.feed(data, at)
-        part = data[at:end] if at or end < len(data) else data
+        start, self._head_bytes = at - self._head_bytes, 0
+        part = data[start:end] if start or end < len(data) else data
         if isinstance(exchange, HeldExchange):
             part = exchange.collect_reply(part)
         if part:
             self._taker.to_client.append(part)
+        self._end_if_done(body, exchange)
+        return end
+
+    def _end_if_done(self, body: Body, exchange: Exchange) -> None:
         if body.done:
             self._body = None
             self._taker.answered(exchange)
-        return end
 
     def stop(self) -> None:
         """Read no further answer."""

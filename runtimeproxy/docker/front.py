@@ -154,7 +154,7 @@ class Connection:
         """True once bytes moved a held call on: its task has something to send next."""
         self._finished = False
         self.reader = Reader(self, front.held_bytes)
-        self.pair = Pair(front.loop, client, backend, self, front.hangups)
+        self.pair = Pair(front.loop, client, backend, self, front.hangups, self.reader)
 
     # The pair's flow.
 

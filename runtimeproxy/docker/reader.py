@@ -14,6 +14,7 @@ from runtimeproxy.docker.exchange import Exchange, HeldExchange, OwnAnswer
 from runtimeproxy.docker.requests import Requests
 from runtimeproxy.docker.routes import Route
 from runtimeproxy.wire import http1
+from runtimeproxy.wire.bodies import Send
 from runtimeproxy.wire.http1 import BadMessage, RequestHead
 
 DAEMON_AWAY = "the Docker daemon is not reachable: check --remote-runtime-service-endpoint and dockerd"
@@ -81,6 +82,12 @@ class Reader:
         elif not self._finished:
             self._requests.feed(data)
 
+    def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        """Send the client's first ``size`` bytes on if they pass as they are."""
+        if self.tunnel:
+            send(size)
+        return self.tunnel or self._requests.passes(buffer, size, send)
+
     def client_ended(self) -> bool:
         """Take the client's EOF; True if it must wait for what comes before it (relay-rules B1)."""
         return self._requests.end() and not self.tunnel and not self._finished
@@ -95,6 +102,12 @@ class Reader:
             self.to_client.append(data)
         else:
             self._answers.feed(data)
+
+    def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        """Send the daemon's first ``size`` bytes on if they pass as they are."""
+        if self.tunnel:
+            send(size)
+        return self.tunnel or self._answers.passes(buffer, size, send)
 
     def daemon_ended(self) -> bool:
         """Take the daemon's EOF; True if the client must be kept: for a held call, or an answer that waits."""

@@ -12,7 +12,7 @@ from runtimeproxy.docker import routes
 from runtimeproxy.docker.exchange import Exchange, HeldExchange
 from runtimeproxy.docker.routes import Route
 from runtimeproxy.wire import http1
-from runtimeproxy.wire.bodies import Body, follow
+from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import BadMessage, RequestHead
 
 READ_AHEAD_BYTES = 64 * 1024
@@ -78,6 +78,17 @@ class Requests:
         else:
             self._rest += data
             self._read_rest()
+
+    def passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        """Send the first bytes of a buffer if all of them are of one body that passes."""
+        body = self._body
+        if body is None or self._collecting is not None or self._held_up_by is not None:
+            return False
+        if not body.passes(buffer, size):
+            return False
+        send(size)
+        self._end_if_done(body)
+        return True
 
     @property
     def _between(self) -> bool:
@@ -167,10 +178,13 @@ class Requests:
             self._taker.to_daemon.append(part)
         elif not self._collecting.collect(part):
             self._hold_up(self._collecting)
+        self._end_if_done(body)
+        return end
+
+    def _end_if_done(self, body: Body) -> None:
         if body.done:
             self._body = None
             self._end_body()
-        return end
 
     def _end_body(self) -> None:
         """Know that the newest request is whole."""

@@ -19,8 +19,19 @@ READ_BYTES = 120 * 1024
 HIGH_WATER = 256 * 1024
 """Bytes kept for a slow peer at which its other side is to be paused."""
 LOW_WATER = 64 * 1024
+SHARED_BYTES = 256 * 1000
+"""Above what the kernel keeps for one unix socket by default, so that one read takes it all."""
+PASSING_BYTES = 16 * 1024
+"""From how many bytes on it pays to ask whether they pass as they are."""
 PIECE_BYTES = 512
 """What a waiting piece costs beside its bytes: a stream of short lines must not take more memory than a dense one."""
+
+
+_shared = bytearray(SHARED_BYTES)
+_shared_view = memoryview(_shared)
+
+Passes = Callable[["Endpoint", bytearray, int], bool]
+"""Writes the first so many bytes of the buffer that all share at once, or returns False."""
 
 
 class Handler(Protocol):
@@ -37,13 +48,16 @@ class Handler(Protocol):
 
 
 class Endpoint:
-    """A connected socket whose bytes go to a handler."""
+    """A connected socket whose bytes go to a handler; those of a big read to ``passes`` before, if there is one."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler, passes: Passes | None = None
+    ) -> None:
         sock.setblocking(False)
         self._loop = loop
         self._sock = sock
         self._handler = handler
+        self._passes = passes
         self._backlog: deque[memoryview] = deque()
         self.waiting = 0
         """Bytes that wait for the peer."""
@@ -70,17 +84,26 @@ class Endpoint:
 
     def _readable(self) -> None:
         try:
-            data = self._sock.recv(READ_BYTES)
+            data = self._sock.recv(READ_BYTES) if self._passes is None else self._read_shared(self._passes)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
+        if data is None:
+            return
         if data:
             self._handler.received(self, data)
             return
         self.pause()
         self._ended = True
         self._handler.ended(self)
+
+    def _read_shared(self, passes: Passes) -> bytes | None:
+        """Read into the buffer that all share: what passes as it is needs no memory of its own. None if it passed."""
+        size = self._sock.recv_into(_shared)
+        if size >= PASSING_BYTES and passes(self, _shared, size):
+            return None
+        return bytes(_shared_view[:size])
 
     def watch(self, hangups: Hangups, told: Callable[[], None]) -> None:
         """Call ``told`` when the peer closes its socket altogether."""
@@ -110,6 +133,12 @@ class Endpoint:
         if sent < len(data) and not self._broken:
             self._keep(memoryview(data)[sent:])
             self._loop.add_writer(self._sock, self._writable)
+
+    def write_shared(self, size: int) -> None:
+        """Send the first bytes of the buffer that all share: what the socket does not take is copied."""
+        sent = 0 if self._backlog or self._broken or self.closed else self._send(_shared_view[:size])
+        if sent < size:
+            self.write(bytes(_shared_view[sent:size]))
 
     def _send(self, data: bytes | memoryview) -> int:
         try:

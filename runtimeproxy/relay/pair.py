@@ -13,6 +13,7 @@ from typing import Protocol
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.relay.hangups import Hangups
+from runtimeproxy.wire.bodies import Send
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,16 @@ class Flow(Protocol):
         """Take the end of both connections."""
 
 
+class Bulk(Protocol):
+    """Sends the first ``size`` bytes of a buffer that is used again, if they pass as they are; else returns False."""
+
+    def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        """Take the client's bytes, or none of them."""
+
+    def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        """Take the backend's bytes, or none of them."""
+
+
 class Pair:
     """A client's connection and its own connection to the backend."""
 
@@ -52,9 +63,11 @@ class Pair:
         backend: socket.socket,
         flow: Flow,
         hangups: Hangups | None = None,
+        bulk: Bulk | None = None,
     ) -> None:
-        self._client = Endpoint(loop, client, self)
-        self._backend = Endpoint(loop, backend, self)
+        self._bulk = bulk
+        self._client = self._endpoint(loop, client)
+        self._backend = self._endpoint(loop, backend)
         self._flow = flow
         self._loop = loop
         self._to_client, self._to_backend = flow.outputs()
@@ -67,6 +80,23 @@ class Pair:
         self._closed = False
         self._client.resume()
         self._backend.resume()
+
+    def _endpoint(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> Endpoint:
+        return Endpoint(loop, sock, self, None if self._bulk is None else self._passes)
+
+    def _passes(self, endpoint: Endpoint, buffer: bytearray, size: int) -> bool:
+        """Send bytes that pass as they are, unless others wait to be sent before them."""
+        assert self._bulk is not None
+        if endpoint is self._client:
+            other, waiting, passes = self._backend, self._to_backend, self._bulk.client_passes
+        else:
+            other, waiting, passes = self._client, self._to_client, self._bulk.backend_passes
+        if waiting or not passes(buffer, size, other.write_shared):
+            return False
+        if other.waiting and other.slow:
+            endpoint.pause()
+        self.flush()
+        return True
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
         """Hand bytes to the flow and send what it gives."""
@@ -173,7 +203,7 @@ class Pair:
     def replace_backend(self, backend: socket.socket) -> None:
         """Go on with another connection to the backend, whose first one has ended."""
         self._backend.close()
-        self._backend = Endpoint(self._loop, backend, self)
+        self._backend = self._endpoint(self._loop, backend)
         self._backend.resume()
         self.hold_client(self._client_held)  # it may have been paused for the first one's sake
 

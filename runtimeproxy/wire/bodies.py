@@ -18,6 +18,8 @@ TRAILER_LIMIT = 64 << 10
 """The most that all trailers have, in bytes."""
 
 Octets = bytes | bytearray
+Send = Callable[[int], None]
+"""Sends so many bytes of the buffer that was just read into, before it returns."""
 
 
 class Body(Protocol):
@@ -27,6 +29,10 @@ class Body(Protocol):
 
     def feed(self, data: Octets, at: int = 0) -> int:
         """Follow the bytes from ``at`` on; return the place where those of the body end. Raises BadMessage."""
+
+    def passes(self, data: Octets, size: int) -> bool:
+        """Follow the first ``size`` bytes if all of them are the body's; else, or where that is not easy to tell,
+        follow none and return False."""
 
 
 def follow(framing: Framing, length: int) -> Body | None:
@@ -52,6 +58,14 @@ class SizedBody:
         self.done = not self._left
         return at + passed
 
+    def passes(self, data: Octets, size: int) -> bool:
+        """Count the bytes if there are not too many."""
+        if size > self._left:
+            return False
+        self._left -= size
+        self.done = not self._left
+        return True
+
 
 class EndlessBody:
     """A body that ends with its connection."""
@@ -61,6 +75,10 @@ class EndlessBody:
     def feed(self, data: Octets, at: int = 0) -> int:
         """Take everything."""
         return len(data)
+
+    def passes(self, data: Octets, size: int) -> bool:
+        """Take everything."""
+        return True
 
 
 class _Line(Enum):
@@ -101,6 +119,20 @@ class ChunkedBody:
         while at < len(data) and not self.done:
             at = self._pass_data(data, at) if self._left else self._take_line(data, at)
         return at
+
+    def passes(self, data: Octets, size: int) -> bool:
+        """Go from chunk to chunk, from inside one on, if each begins in the plain way."""
+        at, left = 0, self._left
+        while left and at + left < size:
+            match = _PLAIN_NEXT_CHUNK.match(data, at + left, size)
+            if match is None:
+                return False
+            at, left = match.end(), int(match[1], 16)
+        self.done = not left and data[at:size] == _END_OF_LINE
+        if left:
+            self._left = left - (size - at)
+            self._next = _Line.SIZE if self._left else _Line.END
+        return self.done or left > 0
 
     def _pass_data(self, data: Octets, at: int) -> int:
         end = min(at + self._left, len(data))

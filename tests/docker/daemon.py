@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Self
 from urllib.parse import parse_qs, urlsplit
@@ -20,13 +21,17 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-En
 
 PATIENCE_SECONDS = 10.0
 """How long a busy machine may take."""
+TURNS = 100
+"""Of the event loop, in which most things come that come from this very loop."""
 
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until something is so. Raises TimeoutError if it does not come."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.002)
+        for turn in count():
+            if condition():
+                return
+            await asyncio.sleep(0 if turn < TURNS else 0.002)
 
 
 class Request(NamedTuple):

@@ -11,6 +11,7 @@ from runtimeproxy.call import PROCESS_LIMIT, HeldBytes
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
+from runtimeproxy.wire.bodies import Send
 from runtimeproxy.wire.http1 import BadMessage
 
 ID = "f25e2652ca87d84b3474297e8ad9e595d4b9380bd870e2b152fcf2b0650a958f"
@@ -100,6 +101,17 @@ class Side:
         self._got.clear()
         return data
 
+    @property
+    def takes_at_once(self) -> bool:
+        """Tell whether nothing waits for it."""
+        return not self._out
+
+    def takes(self, data: bytes | bytearray) -> None:
+        """Take bytes that were sent at once."""
+        assert self.takes_at_once, "something waits to be sent before"
+        assert not self.ended, "bytes follow the EOF"
+        self._got += data
+
     def sees_end(self) -> None:
         """Know that EOF follows what has come out."""
         self.settle()
@@ -181,9 +193,26 @@ class Play:
         self.events = FakeEvents(holds)
         self.held_bytes = HeldBytes(limit)
         self.reader = Reader(self.events, self.held_bytes)
-        self.client = Side(self.reader.client_bytes, self.reader.to_client)
-        self.daemon = Side(self.reader.daemon_bytes, self.reader.to_daemon)
+        self.shared = False
+        """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
+        self.client = Side(self._of_client, self.reader.to_client)
+        self.daemon = Side(self._of_daemon, self.reader.to_daemon)
         self.events.play = self
+
+    def _of_client(self, data: bytes) -> None:
+        if not self._passes(data, self.reader.client_passes, self.daemon):
+            self.reader.client_bytes(data)
+
+    def _of_daemon(self, data: bytes) -> None:
+        if not self._passes(data, self.reader.backend_passes, self.client):
+            self.reader.daemon_bytes(data)
+
+    def _passes(self, data: bytes, passes: Callable[[bytearray, int, Send], bool], other: Side) -> bool:
+        """Offer bytes as a pair does: only if nothing waits to be sent before them."""
+        buffer = bytearray(data + b"0\r\n\r\nof an earlier read")
+        if not self.shared or not other.takes_at_once:
+            return False
+        return passes(buffer, len(data), lambda size: other.takes(buffer[:size]))
 
     @property
     def call(self) -> HeldExchange:

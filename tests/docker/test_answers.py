@@ -47,11 +47,15 @@ FRAMED = {
 }
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("sent", "replied"), FRAMED.values(), ids=FRAMED.keys())
-def test_the_next_answer_begins_behind_this_one_wherever_they_are_cut(sent: bytes, replied: bytes) -> None:
+def test_the_next_answer_begins_behind_this_one_wherever_they_are_cut(
+    sent: bytes, replied: bytes, shared: bool
+) -> None:
     """A body is neither waited for nor let through where there is none (HEAD, 1xx, 204, 304)."""
     for place in range(1, len(replied) + 1):
         play = nothing_held()
+        play.shared = shared
         play.client.sends(sent + ATTACH)
         play.daemon.sends(replied[:place], replied[place:] + SWITCHING)
         assert play.client.got() == replied + SWITCHING
@@ -67,13 +71,33 @@ def test_answers_may_come_byte_by_byte(sent: bytes, replied: bytes) -> None:
     assert not play.reader.tunnel
 
 
-def test_a_stream_passes_piece_by_piece() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_stream_passes_piece_by_piece(shared: bool) -> None:
     play = nothing_held()
+    play.shared = shared
     play.client.sends(INFO)
     for at in range(len(STREAM)):
         play.daemon.sends(STREAM[at : at + 1])
         at_once = at >= STREAM.index(b"\r\n\r\n") + 4
         assert not at_once or play.client.got().endswith(STREAM[at : at + 1])
+
+
+def test_the_end_of_a_body_passes_before_the_answer_behind_it() -> None:
+    """The second request cannot be read, so our own answer follows the daemon's first at once."""
+    play = nothing_held()
+    play.shared = True
+    play.client.sends(INFO + b"GET / HTTP/1.1\r\n\r\n")
+    play.daemon.sends(OK[:-2], OK[-2:])
+    assert play.client.got().startswith(OK + b"HTTP/1.1 400 ")
+
+
+def test_the_answer_to_a_held_call_does_not_pass() -> None:
+    play = Play()
+    play.shared = True
+    play.client.sends(CREATE)
+    play.call.release(None)
+    play.daemon.sends(CREATED[:-5], CREATED[-5:-2])
+    assert play.client.got() == b""
 
 
 # ---- B2: replies without framing

@@ -107,11 +107,12 @@ class Conversation:
 
 
 @settings(max_examples=examples(300))
-@given(CONVERSATIONS, SIZES)
+@given(CONVERSATIONS, SIZES, st.booleans())
 def test_what_is_not_held_leaves_as_it_came_and_nothing_waits_that_could_go(
-    turns: list[Turn], sizes: list[tuple[bool, int]]
+    turns: list[Turn], sizes: list[tuple[bool, int]], shared: bool
 ) -> None:
     conversation = Conversation(turns)
+    conversation.play.shared = shared
     for client, size in sizes:
         conversation.step(client, size)
     conversation.finish()
@@ -252,11 +253,16 @@ class Daemon:
 
 
 @settings(max_examples=examples(300))
-@given(HELD_TURNS, FATES, st.lists(st.integers(1, 60) | st.integers(1, 4000), max_size=20), st.booleans())
-def test_holds_keep_the_order(turns: list[Turn], fates: list[tuple[str, bool]], sizes: list[int], busy: bool) -> None:
+@given(
+    HELD_TURNS, FATES, st.lists(st.integers(1, 60) | st.integers(1, 4000), max_size=20), st.booleans(), st.booleans()
+)
+def test_holds_keep_the_order(
+    turns: list[Turn], fates: list[tuple[str, bool]], sizes: list[int], busy: bool, shared: bool
+) -> None:
     """``busy``: the daemon works only when the client has sent everything."""
     sent = b"".join(turn.sent for turn in turns)
     daemon = Daemon(turns, fates)
+    daemon.play.shared = shared
     at = 0
     for size in [*sizes, len(sent)]:
         daemon.play.client.sends(*[sent[at : at + size]] * (at < len(sent)))
@@ -294,14 +300,16 @@ def changed(data: bytes, changes: list[tuple[float, bytes]]) -> bytes:
 
 
 @settings(max_examples=examples(300))
-@given(CONVERSATIONS, CHANGES, CHANGES, SIZES)
+@given(CONVERSATIONS, CHANGES, CHANGES, SIZES, st.booleans())
 def test_what_is_broken_passes_or_is_refused_but_never_out_of_order(
     turns: list[Turn],
     of_client: list[tuple[float, bytes]],
     of_daemon: list[tuple[float, bytes]],
     sizes: list[tuple[bool, int]],
+    shared: bool,
 ) -> None:
     conversation = Conversation(turns)
+    conversation.play.shared = shared
     sent, replied = changed(conversation.sent, of_client), changed(conversation.replied, of_daemon)
     play, at = conversation.play, {True: 0, False: 0}
     to_daemon = to_client = b""

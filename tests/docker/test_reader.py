@@ -240,6 +240,14 @@ def test_a_tunnel_passes_all_bytes_and_the_clients_eof() -> None:
     assert not play.events.calls
 
 
+def test_a_tunnel_passes_what_is_in_a_shared_buffer() -> None:
+    play = Play()
+    play.shared = True
+    play.passes(INFO, OK)
+    play.passes(ATTACH, SWITCHING)
+    play.passes(START, CREATED)
+
+
 @pytest.mark.parametrize("behind", [CREATE, CREATE[:-3], PING])
 def test_what_is_held_behind_a_tunnel_is_its_first_bytes(behind: bytes) -> None:
     play = Play()

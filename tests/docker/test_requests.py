@@ -96,20 +96,53 @@ def test_a_request_may_be_cut_at_every_place(sent: bytes) -> None:
         assert begun + play.daemon.got() == sent + PING
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("sent", PASSING.values(), ids=PASSING.keys())
-def test_a_request_may_come_byte_by_byte(sent: bytes) -> None:
+def test_a_request_may_come_byte_by_byte(sent: bytes, shared: bool) -> None:
     play = nothing_held()
+    play.shared = shared
     play.client.sends(*[bytes((octet,)) for octet in sent + sent])
     assert play.daemon.got() == sent + sent
 
 
-def test_a_body_in_pieces_passes_piece_by_piece() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_body_in_pieces_passes_piece_by_piece(shared: bool) -> None:
     play = nothing_held()
+    play.shared = shared
     play.client.sends(CREATE[:-10])
     assert play.daemon.got() == CREATE[:-10]
     for at in range(-10, -1):
         play.client.sends(CREATE[at : at + 1])
         assert play.daemon.got() == CREATE[at : at + 1]
+
+
+def test_a_read_that_holds_the_end_of_a_body_and_more_does_not_pass_as_one() -> None:
+    play = nothing_held()
+    play.shared = True
+    play.client.sends(CREATE[:-10])
+    play.daemon.settle()
+    play.client.sends(CREATE[-10:] + PING[:5], PING[5:])
+    assert play.daemon.got() == CREATE + PING
+
+
+@pytest.mark.parametrize("sent", [CREATE[:-10], ATTACH + CREATE[:-10]])
+def test_a_body_that_is_held_or_waits_does_not_pass(sent: bytes) -> None:
+    play = Play()
+    play.shared = True
+    play.client.sends(sent)
+    began = play.daemon.got()
+    play.client.sends(CREATE[-10:-3])
+    assert began + play.daemon.got() == sent.removesuffix(CREATE[:-10])
+
+
+def test_a_body_too_long_to_be_held_does_not_pass_before_its_release() -> None:
+    play = Play(limit=10)
+    play.shared = True
+    play.client.sends(CREATE[:-3], CREATE[-3:-1])
+    assert play.daemon.got() == b""
+    play.call.release(None)
+    play.client.sends(CREATE[-1:])
+    assert play.daemon.got() == CREATE
 
 
 def test_b8_a_request_without_length_and_chunks_is_whole_at_its_head() -> None:

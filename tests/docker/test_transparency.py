@@ -89,19 +89,28 @@ class Stage:
 
 
 @settings(max_examples=examples(400))
-@given(conversations(), STEPS)
-def test_what_is_not_held_passes_as_it_came(conversation: Conversation, steps: list[tuple[str, int]]) -> None:
+@given(conversations(), STEPS, st.booleans())
+def test_what_is_not_held_passes_as_it_came(
+    conversation: Conversation, steps: list[tuple[str, int]], shared: bool
+) -> None:
+    """``shared``: what can pass from the buffer that it was read into does so."""
     stage = Stage(nothing_held(), conversation)
+    stage.play.shared = shared
     stage.run(steps)
     stage.check()
 
 
 @settings(max_examples=examples(200))
-@given(held_conversations(), STEPS, st.booleans(), st.booleans())
+@given(held_conversations(), STEPS, st.booleans(), st.booleans(), st.booleans())
 def test_what_is_held_passes_as_it_came_if_nobody_changes_it(
-    conversation: Conversation, steps: list[tuple[str, int]], released_at_once: bool, answered_at_once: bool
+    conversation: Conversation,
+    steps: list[tuple[str, int]],
+    released_at_once: bool,
+    answered_at_once: bool,
+    shared: bool,
 ) -> None:
     stage = Stage(Play(), conversation)
+    stage.play.shared = shared
 
     def at_once(call: HeldExchange) -> None:
         if answered_at_once:

@@ -10,6 +10,7 @@ import socket
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.relay.pair import Pair
+from runtimeproxy.wire.bodies import Send
 
 MIB = 2**20
 
@@ -25,6 +26,10 @@ class Copy:
         """Whether the connection goes on behind the backend's EOF."""
         self.waits = False
         """Whether the client's EOF waits."""
+        self.bulk = False
+        """Whether big reads pass as they are."""
+        self.passed = 0
+        """How many bytes did."""
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         return self.to_client, self.to_backend
@@ -41,6 +46,18 @@ class Copy:
             raise WireError("nonsense")
         self.to_client.append(data)
         return False
+
+    def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        return self._passes(size, send)
+
+    def backend_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        return self._passes(size, send)
+
+    def _passes(self, size: int, send: Send) -> bool:
+        if self.bulk:
+            send(size)
+            self.passed += size
+        return self.bulk
 
     def client_ended(self) -> bool:
         self.events.append("client ended")
@@ -66,7 +83,7 @@ class Rig:
         self.flow = Copy()
         loop = asyncio.get_running_loop()
         self.hangups = Hangups(loop)
-        self.pair = Pair(loop, near, far, self.flow, self.hangups if watches else None)
+        self.pair = Pair(loop, near, far, self.flow, self.hangups if watches else None, self.flow)
         for sock in (self.client, self.backend):
             sock.setblocking(False)
 

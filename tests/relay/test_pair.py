@@ -60,9 +60,11 @@ async def test_a_broken_protocol_ends_both_connections(rig: Rig, side: str) -> N
     assert await rig.read(rig.backend) == b""
 
 
+@pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("slow", ["client", "backend"])
-async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str) -> None:
+async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk: bool) -> None:
     """What waits stays bounded, and everything arrives once the slow side reads (facts/reliability S7)."""
+    rig.flow.bulk = bulk
     fast_socket, slow_socket = (rig.backend, rig.client) if slow == "client" else (rig.client, rig.backend)
     loop = asyncio.get_running_loop()
     sending = asyncio.create_task(loop.sock_sendall(fast_socket, b"z" * 8 * MIB))
@@ -75,6 +77,32 @@ async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str) ->
         got += len(await rig.read(slow_socket, MIB))
     await sending
     assert got == 8 * MIB
+
+
+@pytest.mark.parametrize("side", ["client", "backend"])
+async def test_a_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: str) -> None:
+    """Pieces that pass, that are read and that wait for the socket keep their order; nothing is overwritten."""
+    sender, receiver = (rig.client, rig.backend) if side == "client" else (rig.backend, rig.client)
+    data = b"".join(number.to_bytes(4, "big") for number in range(2 * MIB))
+    sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(sender, data))
+    got = bytearray()
+    while len(got) < len(data):
+        rig.flow.bulk = not rig.flow.bulk
+        got += await rig.read(receiver, 300_000)
+    await sending
+    assert got == data
+    assert 0 < rig.flow.passed < len(data)
+
+
+async def test_what_waits_goes_before_what_could_pass(rig: Rig) -> None:
+    rig.flow.bulk = True
+    rig.flow.to_client.append(b"before")
+    rig.backend.send(b"z" * 50_000)
+    got = b""
+    while len(got) < 50_006:
+        got += await rig.read(rig.client)
+    assert got == b"before" + b"z" * 50_000
+    assert rig.flow.passed == 0
 
 
 async def test_the_end_waits_for_a_slow_client(rig: Rig) -> None:

@@ -85,7 +85,52 @@ def test_each_framing_has_its_follower(framing: Framing, length: int, kind: type
     assert body is None or not body.done
 
 
+@pytest.mark.parametrize(
+    ("body", "sizes", "passed", "done"),
+    [
+        (SizedBody(5), [2, 3], [True, True], True),
+        (SizedBody(5), [2, 4, 3], [True, False, True], True),
+        (SizedBody(5), [4], [True], False),
+        (EndlessBody(), [2, 400], [True, True], False),
+    ],
+)
+def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: list[bool], done: bool) -> None:
+    assert [body.passes(bytes(500), size) for size in sizes] == passed
+    assert body.done is done
+
+
 # ---- chunked ones
+
+
+@pytest.mark.parametrize(
+    ("read", "offered", "passes", "behind"),
+    [
+        (b"5\r\n", b"12345", True, b"\r\n0\r\n\r\n"),
+        (b"5\r\n1", b"234", True, b"5\r\n0\r\n\r\n"),
+        (b"5\r\n1", b"2345\r\n3\r\nab", True, b"c\r\n0\r\n\r\n"),
+        (b"5\r\n1", b"2345\r\n3\r\nabc", True, b"\r\n0\r\n\r\n"),
+        (b"5\r\n1", b"2345\r\n3\r\n", True, b"abc\r\n0\r\n\r\n"),
+        (b"5\r\n1", b"2345\r\n0\r\n\r\n", True, b""),
+        (b"5\r\n1", b"2345\r\n", False, b"0\r\n\r\n"),
+        (b"5\r\n1", b"2345\r\n3", False, b"\r\nabc\r\n0\r\n\r\n"),
+        (b"5\r\n1", b"2345\r\n3;x\r\nabc", False, b"\r\n0\r\n\r\n"),
+        (b"5\r\n1", b"2345\r\n0\r\n", False, b"\r\n"),
+        (b"5\r\n1", b"2345\r\n0\r\nX: 1\r\n\r\n", False, b""),
+        (b"5\r\n1", b"2345\r\n0\r\n\r\nHTTP/1.1", False, b""),
+        (b"5", b"\r\n12345", False, b"\r\n0\r\n\r\n"),
+        (b"5\r\n12345", b"\r\n3\r\nabc", False, b"\r\n0\r\n\r\n"),
+    ],
+)
+def test_chunks_pass_unread_if_they_begin_in_the_plain_way(
+    read: bytes, offered: bytes, passes: bool, behind: bytes
+) -> None:
+    """What lies behind the offered bytes in the buffer is of an earlier read; what does not pass is read as ever."""
+    body = ChunkedBody()
+    body.feed(read)
+    assert body.passes(bytearray(offered + b"\r\n0\r\n\r\n"), len(offered)) is passes
+    end = fed(body, behind if passes else offered + behind, [])
+    assert body.done
+    assert end == (len(behind) if passes else len((offered + behind).removesuffix(b"HTTP/1.1")))
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
