@@ -11,6 +11,7 @@ import traceback
 
 import click
 
+from runtimeproxy.cli.hook import hook_group
 from runtimeproxy.cli.run import run_command
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.version import VERSION
@@ -23,7 +24,7 @@ INTERRUPTED = 130
 def main() -> int:
     """Run ``runtimeproxy`` with the process's arguments and return its exit code."""
     group = click.Group(
-        commands={"run": run_command()},
+        commands={"run": run_command(), "hook": hook_group()},
         help="A proxy between the kubelet and the container runtime that calls hook servers.",
         no_args_is_help=False,
     )

@@ -13,7 +13,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import NoReturn
 
 from runtimeproxy.errors import ConfigError
@@ -36,11 +37,11 @@ class Listener:
         self.socket = sock
         self.path = path
         self._lock = lock
-        self._made = None if lock is None else _identity(path)
+        self._made = None if lock is None else identity(path)
 
     def close(self) -> None:
         """Stop listening; remove the socket if it is still the one made here; give the lock back. Repeatable."""
-        if self._made is not None and _identity(self.path) == self._made:
+        if self._made is not None and identity(self.path) == self._made:
             os.unlink(self.path)
         self._made = None
         self.socket.close()
@@ -81,15 +82,32 @@ def listen(
     The socket's directory is made if missing: 0700, or 0750 with the group. ``flag`` is what the user sets the path
     with. Raises ConfigError for everything that stands against it, with what to do.
     """
+    group_id = None if group is None else _group_id(group)
+    with claimed(path, flag=flag, group_id=group_id) as (folder, lock):
+        sock = _bound(folder, os.path.basename(path), path, mode, group_id)
+    return Listener(sock, path, lock)
+
+
+@contextmanager
+def claimed(
+    path: str, *, flag: str, owner: str = "runtimeproxy", group_id: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Give the sole right to make a socket at ``path``: its directory and its lock, both open; nothing is there.
+
+    ``owner`` is what a second one is told that the first one is. The lock is the caller's, who gives it back by closing
+    it; if the body raises it is closed here. Raises ConfigError for everything that stands against it, with what to do,
+    also for an OSError of the body.
+    """
     if not os.path.isabs(path):
         raise ConfigError(f"{path!r} is no absolute path; set {flag} to one")
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise ConfigError(f"{path} is longer than {MAX_PATH_BYTES} bytes, which no unix socket can be; shorten {flag}")
-    group_id = None if group is None else _group_id(group)
     try:
         folder = _open_folder(os.path.dirname(path), group_id, flag)
         try:
-            return _listen_in(folder, path, mode, group_id, flag)
+            with _locked(folder, path, flag, owner) as lock:
+                _clear(folder, os.path.basename(path), path, flag)
+                yield folder, lock
         finally:
             os.close(folder)
     except OSError as error:
@@ -142,19 +160,17 @@ def _fault_of(found: os.stat_result, group_id: int | None) -> str:
     return ""
 
 
-def _listen_in(folder: int, path: str, mode: int, group_id: int | None, flag: str) -> Listener:
-    name = os.path.basename(path)
-    lock = _lock(folder, path, flag)
+@contextmanager
+def _locked(folder: int, path: str, flag: str, owner: str) -> Iterator[int]:
+    lock = _lock(folder, path, flag, owner)
     try:
-        _clear(folder, name, path, flag)
-        sock = _bound(folder, name, path, mode, group_id)
+        yield lock
     except BaseException:
         os.close(lock)
         raise
-    return Listener(sock, path, lock)
 
 
-def _lock(folder: int, path: str, flag: str) -> int:
+def _lock(folder: int, path: str, flag: str, owner: str) -> int:
     """Take the lock beside the socket and write our pid into it; it is held as long as the file is open."""
     name = os.path.basename(path) + ".lock"
     try:
@@ -169,7 +185,7 @@ def _lock(folder: int, path: str, flag: str) -> int:
     except BlockingIOError:
         pid = os.pread(lock, 20, 0).decode(errors="replace").strip()
         os.close(lock)
-        _refuse_second(path, pid, flag)
+        _refuse_second(path, pid, flag, owner)
     _write_pid(lock)
     return lock
 
@@ -182,9 +198,9 @@ def _write_pid(lock: int) -> None:
         pass  # a full disk: the lock holds all the same, the pid is only shown to whoever comes second
 
 
-def _refuse_second(path: str, pid: str, flag: str) -> NoReturn:
+def _refuse_second(path: str, pid: str, flag: str, owner: str) -> NoReturn:
     raise ConfigError(
-        f"another runtimeproxy (pid {pid or 'unknown'}) listens on {path}; stop it first or choose another {flag}"
+        f"another {owner} (pid {pid or 'unknown'}) listens on {path}; stop it first or choose another {flag}"
     )
 
 
@@ -241,7 +257,7 @@ def _open_up(folder: int, name: str, mode: int, group_id: int | None) -> None:
         raise
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def identity(path: str) -> tuple[int, int] | None:
     """Return device and inode of what stands at a path, None if nothing does."""
     try:
         found = os.lstat(path)

@@ -106,13 +106,15 @@ from runtimeproxy.relay.listener import listen
 os.umask(0)
 listen(sys.argv[1], mode=int(sys.argv[2], 8), group=sys.argv[3]).close()
 """
+_DELAY_MICROSECONDS = 50_000
 _SLOWED = "bind,fchmod,chmod,fchmodat,chown,lchown,fchownat,listen"
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660])
 def test_the_mode_is_never_wider_not_even_between_two_system_calls(folder: Path, mode: int) -> None:
     group = os.getgid()
-    command = ["strace", "-f", "-qq", "-e", f"trace={_SLOWED}", "-e", f"inject={_SLOWED}:delay_exit=100000"]
+    slow = f"inject={_SLOWED}:delay_exit={_DELAY_MICROSECONDS}"
+    command = ["strace", "-f", "-qq", "-e", f"trace={_SLOWED}", "-e", slow]
     command += [sys.executable, "-c", _SLOW_START, str(folder / "a.sock"), oct(mode), str(group)]
     seen = set()
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

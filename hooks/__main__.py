@@ -1,0 +1,68 @@
+"""``python -m runtimeproxy_hooks NAME... [flags]``: several of the project's own hooks in one server, in this order.
+
+Owns the table of these hooks.
+Must not know: what they do, their flags.
+Invariant: only the modules of the named hooks are imported.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from itertools import takewhile
+from typing import NoReturn
+
+from .sdk import Hook, main
+from .sdk.flags import USE_ERROR
+
+HOOKS: Mapping[str, str] = {
+    "batchresource": "BatchResource",
+    "coresched": "CoreSched",
+    "cpunormalization": "CpuNormalization",
+    "cpuset": "Cpuset",
+    "gpu": "Gpu",
+    "groupidentity": "GroupIdentity",
+    "oomscoreadj": "OomScoreAdj",
+    "rdt": "Rdt",
+}
+"""Module by module the class of its hook."""
+ALL = "all"
+PROGRAM = "runtimeproxy-hooks"
+USAGE = f"usage: {PROGRAM} NAME... [flags], or {PROGRAM} {ALL} [flags]\nhooks: {', '.join(sorted(HOOKS))}\n"
+
+
+def run(argv: Sequence[str] | None = None) -> NoReturn:
+    """Serve the hooks that the command line names before its first flag; exits as ``main`` does."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    names = list(takewhile(lambda word: not word.startswith("-"), words))
+    flags = words[len(names) :]
+    if not names and flags in (["-h"], ["--help"]):
+        sys.stdout.write(USAGE + f"{PROGRAM} NAME --help lists a hook's flags\n")
+        sys.exit(0)
+    if fault := _fault(names):
+        sys.stderr.write(f"{PROGRAM}: error: {fault}\n")
+        sys.exit(USE_ERROR)
+    chosen = sorted(HOOKS) if names == [ALL] else names
+    main(*(load(name) for name in chosen), name="-".join(names), argv=flags)
+
+
+def _fault(names: Sequence[str]) -> str:
+    known = ", ".join(sorted(HOOKS))
+    if not names:
+        return f"name the hooks to serve first: {known}, or {ALL}"
+    if names == [ALL]:
+        return ""
+    if unknown := [name for name in names if name not in HOOKS]:
+        return f"there is no hook {unknown[0]!r}; there are {known}; {ALL} stands alone"
+    if twice := [name for name in names if names.count(name) > 1]:
+        return f"{twice[0]} is named twice"
+    return ""
+
+
+def load(name: str) -> Hook:
+    """Return a hook of the table."""
+    hook: Hook = getattr(import_module(f".{name}", __package__), HOOKS[name])()
+    return hook
+
+
+if __name__ == "__main__":
+    run()

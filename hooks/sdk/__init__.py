@@ -1,0 +1,13 @@
+"""The SDK: a class whose methods are named like the hook points, and ``main`` to serve it.
+
+``hook`` has the class, ``context`` and ``edits`` what its methods are given. ``command`` is the life of a server, with
+``flags``, ``socket_path``, ``registering`` (the file), ``serving`` (gRPC), ``statuses`` and ``background`` (``async``).
+``testing`` is a tester without sockets, ``pytest_plugin`` its fixture.
+"""
+
+from .command import main
+from .context import ContainerContext, PodContext
+from .errors import Malformed, NotSayable, Rejected, reject
+from .hook import Hook
+
+__all__ = ["ContainerContext", "Hook", "Malformed", "NotSayable", "PodContext", "Rejected", "main", "reject"]

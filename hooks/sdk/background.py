@@ -1,0 +1,44 @@
+"""One event loop in a thread of its own, on which the ``async`` methods of hooks run.
+
+Owns the loop's life and the way of a thread that waits for something on it.
+Must not know: hooks, gRPC.
+Invariant: whoever waits is woken: by the end of what it waits for, by its cancelling, or by the end of the loop.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+from concurrent.futures import Future
+from contextlib import suppress
+
+
+class BackgroundLoop:
+    """Runs from its making until ``close``."""
+
+    def __init__(self) -> None:
+        self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="hook-event-loop", daemon=True)
+        self._thread.start()
+        self._loop = self._ready.result()
+
+    async def _run(self) -> None:
+        self._closing = asyncio.Event()
+        self._ready.set_result(asyncio.get_running_loop())
+        await self._closing.wait()  # what still runs then is cancelled by asyncio.run
+
+    def submit(self, awaitable: Awaitable[None]) -> Future[None]:
+        """Run ``awaitable`` on the loop; the future can be waited for, and cancelled, from any thread."""
+        return asyncio.run_coroutine_threadsafe(_finish(awaitable), self._loop)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Cancel what runs and end the loop; a method that blocks it is waited for that long at most. Repeatable."""
+        with suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(timeout_seconds)
+
+
+async def _finish(awaitable: Awaitable[None]) -> None:
+    try:
+        await awaitable
+    except (SystemExit, KeyboardInterrupt) as error:  # asyncio lets these two end the whole loop
+        raise RuntimeError(f"{type(error).__name__} in an async method") from error

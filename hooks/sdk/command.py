@@ -1,0 +1,145 @@
+"""The life of a hook server as a process: flags, start, waiting, a clean end.
+
+Owns the order in which socket, registration file and signals come and go, the exit codes and the log's form.
+Must not know: gRPC, what hooks do.
+Invariant: the registration file is there only while the server listens, and a clean end leaves nothing behind.
+"""
+
+import argparse
+import logging
+import os
+import queue
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from runtimeproxy.errors import ConfigError
+
+from .flags import Parser, parser
+from .hook import METHODS, Hook, hook_name, points_of
+from .registering import Registration, entry, file_name
+
+log = logging.getLogger(__name__)
+
+SERVING_ERROR = 1
+LOOK_SECONDS = 0.5
+"""So often the registration file is looked after."""
+LEAVING_SECONDS = 0.5
+"""So long calls are still taken after the file is gone: so long the proxy may need to notice (hook-api)."""
+GRACE_SECONDS = 1.0
+"""So long the calls in flight have then."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def main(*hooks: Hook, name: str = "", argv: Sequence[str] | None = None) -> NoReturn:
+    """Serve ``hooks``, each call in this order, as the command line says, until SIGTERM or SIGINT.
+
+    ``name`` is the server's, in its files' names; the hooks' names joined by "-" if empty. Exits with code 0 after a
+    clean end, 2 for a wrong command line, 1 if the socket or the file cannot be made: one line on stderr says why.
+    """
+    name = name or "-".join(hook_name(hook) for hook in hooks)
+    made = parser(name)
+    if fault := _fault(hooks, name):
+        made.refuse(fault)
+    arguments = _configured(hooks, made, argv)
+    _log_to_stderr(hooks, arguments.log_level)
+    try:
+        _serve(hooks, name, arguments)
+    except ConfigError as error:
+        made.exit(SERVING_ERROR, f"{name}: error: {error}\n")
+    sys.exit(0)
+
+
+def _fault(hooks: Sequence[Hook], name: str) -> str:
+    """Say what is wrong with how ``main`` was called, "" if nothing is."""
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            return f"{hook!r} is no hook; give main instances of subclasses of Hook: main(MyHook())"
+        if not hook.points:
+            return f"{type(hook).__name__} has no method named like a hook point; there are {', '.join(METHODS)}"
+    if not hooks:
+        return "there is no hook to serve; give main one: main(MyHook())"
+    if not _NAME.fullmatch(name):
+        return f"{name!r} cannot be in a file's name; use letters, digits, '.', '_' and '-' in the hook's name"
+    return ""
+
+
+def _configured(hooks: Sequence[Hook], made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+    try:
+        for hook in hooks:
+            hook.add_arguments(made)
+    except argparse.ArgumentError as error:
+        made.refuse(f"two hooks, or a hook and the SDK, have the same flag: {error}; rename one")
+    arguments = made.parse_args(argv)
+    try:
+        for hook in hooks:
+            hook.configure(arguments)
+    except (ValueError, OSError) as error:
+        made.refuse(str(error))
+    return arguments
+
+
+def _log_to_stderr(hooks: Sequence[Hook], level: str) -> None:
+    """Log our own lines and the hooks' at ``level``, other libraries' at warning: their debug lines hold values."""
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    for module in (__name__, *(type(hook).__module__ for hook in hooks)):
+        logging.getLogger(module.partition(".")[0]).setLevel(level.upper())
+
+
+def _serve(hooks: Sequence[Hook], name: str, arguments: argparse.Namespace) -> None:
+    from .serving import HookServer  # only who serves pays for gRPC, no test of a hook
+
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may be called in a signal's handler
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: signals.put(number))
+    registration = _registration(hooks, name, arguments)
+    server = HookServer(hooks, name)
+    try:
+        server.start(arguments.endpoint)
+        if registration:
+            registration.write()
+        points = ", ".join(point.name for point in points_of(hooks))
+        where = f"registered in {registration.path}" if registration else "not registered"
+        log.info("%s serves %s on %s, %s", name, points, arguments.endpoint, where)
+        _until_signalled(signals, registration)
+    finally:
+        left = server.stop(GRACE_SECONDS)
+    if left:
+        _leave(left)
+
+
+def _registration(hooks: Sequence[Hook], name: str, arguments: argparse.Namespace) -> Registration | None:
+    if not arguments.register_dir:
+        return None
+    content = entry(arguments.endpoint, points_of(hooks), arguments.failure_policy, arguments.timeout)
+    return Registration(arguments.register_dir, file_name(name, arguments.order), content)
+
+
+def _until_signalled(signals: queue.SimpleQueue[int], registration: Registration | None) -> None:
+    """Look after the file until a signal comes, then remove it, and let the proxy notice."""
+    while True:
+        try:
+            number = signals.get(timeout=LOOK_SECONDS)
+            break
+        except queue.Empty:
+            if registration:
+                registration.look_after()
+    log.info("%s: ending", signal.Signals(number).name)
+    if registration:
+        registration.remove()
+        time.sleep(LEAVING_SECONDS)
+
+
+def _leave(left: int) -> NoReturn:
+    """End the process although calls still run: Python itself would wait for their threads, for ever if they hang."""
+    log.warning("%d calls did not end in time and are left behind", left)
+    logging.shutdown()
+    os._exit(0)

@@ -1,0 +1,143 @@
+"""What a hook's method is given: a pod or a container as the kubelet asks for it, to read and to edit.
+
+Owns which field of a hook request is seen where, which can be edited at which hook point, and the answer.
+Must not know: gRPC, protobuf, how the answer travels.
+Invariant: the answer is the whole request with the edits in it, an echo: koord-runtime-proxy, too, reads it well.
+"""
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Final
+
+from runtimeproxy.hookpoints import HookPoint, Part, Stage
+from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+
+from .edits import EditableResources, Entries, Environment, Sealed, is_text
+from .errors import NotSayable
+
+
+def _fixed(point: HookPoint, part: Part) -> str:
+    """Say why a part cannot be edited at a hook point, "" if it can."""
+    if part in point.applies:
+        return ""
+    if point.stage is Stage.POST:
+        return f"{point.name} comes after the runtime's answer: nothing can be changed any more"
+    parts = ", ".join(sorted(each.value for each in point.applies))
+    return f"at {point.name} a hook server can change {parts} only"
+
+
+def _path_refusal(path: object) -> str:
+    if not is_text(path) or not path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        return 'must be an absolute path without ".." and NUL; "" means no change and cannot be set'
+    return ""
+
+
+class _Context(Sealed):
+    """What pods and containers have in common."""
+
+    _assignable = frozenset({"cgroup_parent"})
+
+    def __init__(self, point: HookPoint, sent_parent: str, resources: Resources | None) -> None:
+        self.hook_point: Final = point.name
+        """The name of the hook point, as in a registration file."""
+        self._parent_fixed = _fixed(point, Part.CGROUP_PARENT)
+        self._sent_parent = self._parent = sent_parent
+        self.resources: Final = EditableResources(resources, _fixed(point, Part.RESOURCES))
+
+    @property
+    def cgroup_parent(self) -> str:
+        """The pod's cgroup, a full path in CRI's form ("/kubepods/pod<uid>", "/kubepods.slice/...")."""
+        return self._parent
+
+    @cgroup_parent.setter
+    def cgroup_parent(self, path: str) -> None:
+        refusal = "" if path and path == self._sent_parent else _path_refusal(path)
+        if why := self._parent_fixed or refusal:
+            raise NotSayable(f"cgroup_parent: {why}")
+        self._parent = path
+
+
+class PodContext(_Context):
+    """A pod sandbox, at the hook points of pods."""
+
+    def __init__(self, point: HookPoint, request: HookRequest) -> None:
+        pod = request.pod
+        super().__init__(point, pod.cgroup_parent, pod.resources)
+        self.name: Final = pod.name
+        self.namespace: Final = pod.namespace
+        self.uid: Final = pod.uid
+        self.attempt: Final = pod.attempt
+        self.runtime_handler: Final = pod.runtime_handler
+        self.overhead: Final = EditableResources(pod.overhead, "the pod's overhead can only be read")
+        self.labels: Final[MutableMapping[str, str]] = Entries(pod.labels, str, "labels", _fixed(point, Part.LABELS))
+        self.annotations: Final[MutableMapping[str, str]] = Entries(
+            pod.annotations, str, "annotations", _fixed(point, Part.ANNOTATIONS)
+        )
+        self._sealed = True
+
+    def __repr__(self) -> str:
+        return f"<{self.hook_point} of pod {self.namespace}/{self.name}>"
+
+    def answer(self) -> HookAnswer:
+        """Return what the hook answers."""
+        return HookAnswer(
+            labels=dict(self.labels),
+            annotations=dict(self.annotations),
+            cgroup_parent=self.cgroup_parent,
+            resources=self.resources.answer,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The pod of a container, to be read only; its cgroup is the container's ``cgroup_parent``."""
+
+    name: str
+    namespace: str
+    uid: str
+    attempt: int
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    resources: EditableResources
+
+
+def _read_only(pod: PodInfo) -> Pod:
+    fixed = "a container's hook cannot change its pod"
+    return Pod(
+        name=pod.name,
+        namespace=pod.namespace,
+        uid=pod.uid,
+        attempt=pod.attempt,
+        labels=Entries(pod.labels, str, "labels", fixed),
+        annotations=Entries(pod.annotations, str, "annotations", fixed),
+        resources=EditableResources(pod.resources, fixed),
+    )
+
+
+class ContainerContext(_Context):
+    """A container and its pod, at the hook points of containers; ``id`` is "" at PreCreateContainer."""
+
+    def __init__(self, point: HookPoint, request: HookRequest) -> None:
+        pod, container = request.pod, request.container or ContainerInfo()
+        super().__init__(point, container.cgroup_parent or pod.cgroup_parent, container.resources)
+        self.name: Final = container.name
+        self.id: Final = container.id
+        self.attempt: Final = container.attempt
+        self.pod: Final = _read_only(pod)
+        self.annotations: Final[MutableMapping[str, str]] = Entries(
+            container.annotations, str, "annotations", _fixed(point, Part.ANNOTATIONS)
+        )
+        self.env: Final[MutableMapping[str, str]] = Environment(container.envs, str, "env", _fixed(point, Part.ENVS))
+        self._sealed = True
+
+    def __repr__(self) -> str:
+        return f"<{self.hook_point} of container {self.pod.namespace}/{self.pod.name}/{self.name}>"
+
+    def answer(self) -> HookAnswer:
+        """Return what the hook answers."""
+        return HookAnswer(
+            annotations=dict(self.annotations),
+            envs=dict(self.env),
+            cgroup_parent=self.cgroup_parent,
+            resources=self.resources.answer,
+        )

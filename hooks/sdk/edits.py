@@ -1,0 +1,238 @@
+"""Values that a hook edits: maps and resources that know what was changed.
+
+Owns what an edit can say (hook-api, "What an answer means"): keys can be set and not deleted, numbers set and not
+unset, and nothing that the proxy would refuse as a bad answer.
+Must not know: pods, containers, hook points.
+Invariant: an edit that the wire cannot carry, or that the proxy would refuse, raises NotSayable at once and changes
+nothing; setting what was sent is never refused for its value, however odd the kubelet's values are.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
+from typing import ClassVar, Generic, Never, TypeGuard, TypeVar
+
+from runtimeproxy.model import NO_RESOURCES, NUMBER_FIELDS, TEXT_FIELDS, Resources
+
+from .errors import NotSayable
+
+V = TypeVar("V", int, str)
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Tell whether a value is a text with a UTF-8 form: one with lone surrogates would be lost on the way."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Sealed:
+    """Refuses to have attributes replaced or added: such an edit would be lost, and nobody would notice.
+
+    The ``__init__`` of a subclass ends with ``self._sealed = True``; names that begin with "_" stay free.
+    """
+
+    _assignable: ClassVar[frozenset[str]] = frozenset()
+    """The attributes that have a setter of their own."""
+    _sealed = False
+
+    def __setattr__(self, name: str, value: Never) -> None:  # Never: type checkers, too, refuse names they don't know
+        if self._sealed and not name.startswith("_") and name not in self._assignable:
+            names = ", ".join(sorted(self._assignable))
+            raise NotSayable(f"{name} cannot be assigned; {names} can, and maps entry by entry: env[KEY] = VALUE")
+        super().__setattr__(name, value)
+
+
+# -- maps ------------------------------------------------------------------------------------------------------------
+
+
+_VALUES: Mapping[type, tuple[Callable[[object], bool], str]] = {
+    int: (lambda value: isinstance(value, int) and 0 <= value < 2**64, "a whole number from 0 to 2**64 - 1"),
+    str: (is_text, "a text in UTF-8"),
+}
+
+
+class Entries(MutableMapping[str, V], Generic[V]):
+    """A map whose keys can be read and set; ``fixed`` says why nothing can be set, "" if it can."""
+
+    def __init__(self, sent: Mapping[str, V], kind: type[V], name: str, fixed: str = "") -> None:
+        self._sent: Mapping[str, V] = sent
+        self._kind: type[V] = kind
+        self._name = name
+        self._fixed = fixed
+        self.changes: dict[str, V] = {}
+        """What was set to another value than was sent."""
+
+    def __getitem__(self, key: str) -> V:
+        return self.changes[key] if key in self.changes else self._sent[key]
+
+    def __setitem__(self, key: str, value: V) -> None:
+        as_sent = isinstance(key, str) and key in self._sent and self._sent[key] == value
+        if why := self._fixed or ("" if as_sent else self._refusal(key, value)):
+            raise NotSayable(f"{self._name}: {why}")
+        if as_sent:
+            self.changes.pop(key, None)
+        else:
+            self.changes[key] = value
+
+    def _refusal(self, key: object, value: object) -> str:
+        """Say why an entry cannot be set, "" if it can."""
+        if not is_text(key) or not key:
+            return "a key is a text in UTF-8 and not empty"
+        holds, rule = _VALUES[self._kind]
+        return "" if holds(value) else f"the value of {key} must be {rule}"
+
+    def __delitem__(self, key: str) -> None:
+        raise NotSayable(f"{self._name}: {self._fixed or 'a hook server can set a key, but not delete one'}")
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._sent
+        yield from (key for key in self.changes if key not in self._sent)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<{self._name}: {len(self)} entries>"  # never the values: they may be secret
+
+
+class Environment(Entries[str]):
+    """Environment variables by name."""
+
+    def _refusal(self, key: object, value: object) -> str:
+        # A key with "=" most likely holds a value too, so a bad key is never named.
+        if isinstance(key, str) and ("=" in key or "\0" in key):
+            return 'a key has no "=" and no NUL'
+        if isinstance(value, str) and "\0" in value:
+            return "a value has no NUL"
+        return super()._refusal(key, value)
+
+
+# -- resources -------------------------------------------------------------------------------------------------------
+
+
+_UNLIMITED, _MOST = range(-1, 0), 2**63
+_BYTES = ((_UNLIMITED, range(1, _MOST)), "a number of bytes, or -1 for unlimited")
+_NUMBERS: Mapping[str, tuple[tuple[range, ...], str]] = {
+    "cpu_period": ((range(1000, 1_000_001),), "1000 to 1000000 microseconds"),
+    "cpu_quota": ((_UNLIMITED, range(1000, _MOST)), "at least 1000 microseconds a period, or -1 for unlimited"),
+    "cpu_shares": ((range(1, _MOST),), "a relative weight of at least 1"),
+    "memory_limit_in_bytes": _BYTES,
+    "memory_swap_limit_in_bytes": _BYTES,
+    "oom_score_adj": ((range(-1000, 0), range(1, 1001)), "-1000 to 1000"),
+}
+"""What each number can be set to, and in words."""
+_CPU_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+def _number_refusal(name: str, sent: Resources, value: object) -> str:
+    ranges, rule = _NUMBERS[name]
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value != 0
+    if is_number and (value == getattr(sent, name) or any(value in allowed for allowed in ranges)):
+        return ""
+    return f"must be a whole number, {rule}; 0 and None say 'not set' and can only be read"
+
+
+def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
+    if not isinstance(value, str):
+        return "must be a text; None says 'not set' and can only be read, \"\" clears it"
+    if value == getattr(sent, name):
+        return ""
+    if value:
+        return "" if _is_cpuset(value) else 'must be a list of n and n-m with n <= m, such as "0-3,8"'
+    # "" clears in an echo only, and the numbers that were sent tell an echo, whatever else the answer sets. All of them
+    # are in the answer, for a number cannot be unset; but where none was sent the cpuset would stay.
+    if any(getattr(sent, number) for number in NUMBER_FIELDS):
+        return ""
+    return "cannot be cleared where the request has no number: \"\" says 'not set' there; name all the CPUs instead"
+
+
+def _is_cpuset(text: str) -> bool:
+    parts = [_CPU_RANGE.fullmatch(part) for part in text.split(",")]
+    return all(part and int(part[1]) <= int(part[2] or part[1]) for part in parts)
+
+
+_REFUSALS: Mapping[str, Callable[[str, Resources, object], str]] = {
+    **dict.fromkeys(NUMBER_FIELDS, _number_refusal),
+    **dict.fromkeys(TEXT_FIELDS, _cpuset_refusal),
+}
+"""Says why a field cannot be set to a value, "" if it can."""
+
+
+class _Field(Generic[V]):
+    """A number or a cpuset of EditableResources; None if it is not set."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, resources: "EditableResources", owner: object = None) -> V | None:
+        return resources.get(self._name)  # type: ignore[return-value]
+
+    def __set__(self, resources: "EditableResources", value: V) -> None:
+        resources.set(self._name, value)
+
+
+class EditableResources(Sealed):
+    """LinuxContainerResources; ``fixed`` says why nothing can be set, "" if it can."""
+
+    _assignable = frozenset(_REFUSALS)
+
+    def __init__(self, sent: Resources | None, fixed: str = "") -> None:
+        self.sent = sent
+        self._fixed = fixed
+        self._changed = sent or NO_RESOURCES
+        self.hugepage_limits: MutableMapping[str, int] = Entries(
+            self._changed.hugepage_limits, int, "hugepage_limits", fixed
+        )
+        """Bytes by page size ("2MB")."""
+        self.unified: MutableMapping[str, str] = Entries(self._changed.unified, str, "unified", fixed)
+        """Values of cgroup v2 files by name."""
+        self._sealed = True
+
+    cpu_period = _Field[int]()
+    """Microseconds."""
+    cpu_quota = _Field[int]()
+    """Microseconds a period, -1 for unlimited."""
+    cpu_shares = _Field[int]()
+    """Relative weight."""
+    memory_limit_in_bytes = _Field[int]()
+    """Bytes, -1 for unlimited."""
+    memory_swap_limit_in_bytes = _Field[int]()
+    """Bytes of memory and swap together, -1 for unlimited."""
+    oom_score_adj = _Field[int]()
+    """-1000 to 1000."""
+    cpuset_cpus = _Field[str]()
+    """CPUs ("0-3,8"); set to "" it is cleared."""
+    cpuset_mems = _Field[str]()
+    """Memory nodes ("0-1"); set to "" it is cleared."""
+
+    def get(self, name: str) -> int | str | None:
+        """Return a number or a cpuset by its name; None if it is not set."""
+        return getattr(self._changed, name) or None
+
+    def set(self, name: str, value: int | str) -> None:
+        """Set a number or a cpuset by its name. Raises NotSayable if that cannot be said or would be refused."""
+        if name not in _REFUSALS:
+            raise NotSayable(f"{name}: no such field; there are {', '.join(_REFUSALS)}")
+        if why := self._fixed or _REFUSALS[name](name, self.sent or NO_RESOURCES, value):
+            raise NotSayable(f"{name}: {why}")
+        self._changed = replace(self._changed, **{name: value})  # type: ignore[arg-type]
+
+    @property
+    def value(self) -> Resources:
+        """Return all fields with what was set."""
+        return replace(self._changed, hugepage_limits=dict(self.hugepage_limits), unified=dict(self.unified))
+
+    @property
+    def answer(self) -> Resources | None:
+        """Return the message of an answer: None if none was sent and nothing was set."""
+        value = self.value
+        return None if self.sent is None and value == NO_RESOURCES else value
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value}" for name in _REFUSALS if (value := self.get(name)) is not None)
+        return f"<resources: {fields or 'nothing set'}>"

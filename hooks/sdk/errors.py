@@ -1,0 +1,30 @@
+"""What a hook raises, and what its mistakes raise.
+
+Owns the exception classes of the SDK.
+Must not know: gRPC; ``serving`` has the table of statuses.
+Invariant: a text that the SDK itself makes never holds the value of an env, label or annotation.
+"""
+
+from typing import NoReturn
+
+
+class Rejected(Exception):
+    """The call is refused, under either failure policy; the text goes to the kubelet."""
+
+
+class Malformed(ValueError):
+    """Something in the request cannot be read: ``what`` names it ("annotation NAME"), ``why`` says the rule."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what = what
+        self.why = why
+
+
+class NotSayable(Exception):
+    """An edit that the hook protocol cannot carry, or that has no effect at this hook point; the text says why."""
+
+
+def reject(text: str) -> NoReturn:
+    """Refuse the call (gRPC PERMISSION_DENIED), under either failure policy; the kubelet is told ``text``."""
+    raise Rejected(text)

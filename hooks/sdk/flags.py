@@ -1,0 +1,91 @@
+"""The flags of a hook server, and the rules of their values.
+
+Owns the command line that all hook servers have in common.
+Must not know: hooks, what is done with the values.
+Invariant: an error is one line that names the flag and what to write.
+"""
+
+import argparse
+import re
+from typing import NoReturn
+
+from .registering import FLAG as REGISTER_FLAG
+from .registering import LAST_ORDER, POLICIES
+from .socket_path import FLAG as ENDPOINT_FLAG
+
+SOCKETS = "/var/run/runtimeproxy-hooks"
+REGISTRATIONS = "/etc/runtime/hookserver.d"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+USE_ERROR = 2
+
+_DURATION = re.compile(r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|)")
+"""What the proxy reads in a registration file; zero is no time limit."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says on one line what is wrong with a command line, and exits with code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit for a wrong flag."""
+        self.refuse(f"{message}; --help lists the flags")
+
+    def refuse(self, message: str) -> NoReturn:
+        """Exit for whatever makes this command line useless."""
+        self.exit(USE_ERROR, f"{self.prog}: error: {' '.join(message.split())}\n")
+
+
+def parser(name: str) -> Parser:
+    """Return the parser of the hook server ``name``."""
+    made = Parser(prog=name, description=f"The hook server {name} of a runtimeproxy.", allow_abbrev=False)
+    made.add_argument(
+        ENDPOINT_FLAG,
+        type=_endpoint,
+        default=f"{SOCKETS}/{name}.sock",
+        metavar="SOCKET",
+        help="unix socket to listen on (default %(default)s)",
+    )
+    made.add_argument(
+        REGISTER_FLAG,
+        default=REGISTRATIONS,
+        metavar="FOLDER",
+        help='directory that the proxy watches (default %(default)s); "" to register nowhere',
+    )
+    made.add_argument(
+        "--failure-policy",
+        choices=POLICIES,
+        default=POLICIES[0],
+        help="whether a pod starts all the same when this server fails (default %(default)s)",
+    )
+    made.add_argument(
+        "--order",
+        type=_order,
+        metavar="NUMBER",
+        help=f"place among the hook servers, 0 to {LAST_ORDER}; it becomes part of the registration file's name",
+    )
+    made.add_argument(
+        "--timeout",
+        type=_timeout,
+        metavar="TIME",
+        help="how long the proxy waits for an answer, like 500ms or 2s (default: what the proxy is set to)",
+    )
+    made.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default %(default)s")
+    return made
+
+
+def _endpoint(text: str) -> str:
+    path = text.removeprefix("unix://").removeprefix("unix:")
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise argparse.ArgumentTypeError(f"{text!r} is no unix socket: write /path, unix:/path or unix:///path")
+    return path
+
+
+def _order(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) > LAST_ORDER:
+        raise argparse.ArgumentTypeError(f"{text!r} is no place: write a number from 0 to {LAST_ORDER}")
+    return int(text)
+
+
+def _timeout(text: str) -> str:
+    if not _DURATION.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time limit: write one above zero, like 500ms, 2s or 1m")
+    return text

@@ -1,0 +1,112 @@
+"""The base class of a hook: its methods are named like the hook points.
+
+Owns which methods are hook methods, and the order in which several hooks see a call.
+Must not know: gRPC, registration files, command lines beyond a hook's own flags.
+Invariant: a hook is registered for exactly the points whose methods it has.
+"""
+
+import argparse
+import difflib
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
+from runtimeproxy.model import HookAnswer, HookRequest
+
+from .context import ContainerContext, PodContext
+
+
+def method_name(point: HookPoint) -> str:
+    """Return a hook point's name as a method has it: "PreCreateContainer" is ``pre_create_container``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", point.name).lower()
+
+
+METHODS: Mapping[str, HookPoint] = {method_name(point): point for point in HOOK_POINTS}
+_CONTEXTS: Mapping[SubjectKind, Callable[[HookPoint, HookRequest], PodContext | ContainerContext]] = {
+    SubjectKind.POD: PodContext,
+    SubjectKind.CONTAINER: ContainerContext,
+}
+_PREFIXES = ("pre_", "post_")
+
+
+def _squeezed(name: str) -> str:
+    return name.replace("_", "").lower().removesuffix("hook")
+
+
+_SQUEEZED = frozenset(map(_squeezed, METHODS))
+
+
+def _mistake(name: str, value: object) -> str:
+    """Say why an attribute that looks like a hook method would never do anything, "" if all is well.
+
+    None in place of a method is well: so a subclass leaves out a hook point of its parent.
+    """
+    if name in METHODS:
+        yields = inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value)
+        works = value is None or (callable(value) and not yields)
+        return "" if works else "must be a method, plain or async, and no generator"
+    if _squeezed(name) not in _SQUEEZED and not (name.startswith(_PREFIXES) and callable(value)):
+        return ""
+    nearest = difflib.get_close_matches(name.lower(), METHODS, 1)
+    hint = f", did you mean {nearest[0]}?" if nearest else ":"
+    return f"is no hook point{hint} There are {', '.join(METHODS)}. Give a method of your own another name"
+
+
+class Hook:
+    """Subclass it and give it methods named like hook points, plain or ``async``, each with one parameter.
+
+    ``pre_run_pod_sandbox`` and ``post_stop_pod_sandbox`` are given a PodContext, ``pre_create_container``,
+    ``pre_start_container``, ``post_start_container``, ``pre_update_container_resources`` and ``post_stop_container`` a
+    ContainerContext. What a method edits there is the answer; what it returns is ignored. Methods run in threads, at
+    the same time for different calls.
+    """
+
+    name = ""
+    """How the hook is called in logs and in its files' names; the class's name if empty."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name in dir(cls):  # what it inherits, too: not every parent is a Hook
+            why = "" if name.startswith("_") else _mistake(name, getattr(cls, name, None))
+            if why:
+                raise TypeError(f"{cls.__name__}.{name} {why}")
+
+    @property
+    def points(self) -> tuple[HookPoint, ...]:
+        """Return the hook points that this hook has a method for."""
+        return tuple(point for name, point in METHODS.items() if callable(getattr(self, name, None)))
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the hook's own flags; nothing by default."""
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        """Take the values of the flags, before the first call. Raises ValueError with what to do if one is wrong."""
+
+
+def hook_name(hook: Hook) -> str:
+    """Return the name that a hook gave itself, or its class's in lower case."""
+    return hook.name or type(hook).__name__.lower()
+
+
+def points_of(hooks: Sequence[Hook]) -> tuple[HookPoint, ...]:
+    """Return the hook points that any of the hooks has a method for, in the table's order."""
+    return tuple(point for point in HOOK_POINTS if any(point in hook.points for hook in hooks))
+
+
+def ask(
+    hooks: Sequence[Hook], point: HookPoint, request: HookRequest, wait: Callable[[Awaitable[None]], None]
+) -> HookAnswer:
+    """Return the answer of several hooks: each sees what the ones before it edited.
+
+    ``wait`` runs an ``async`` method to its end. Raises whatever a method raises; the others are not asked then.
+    """
+    context = _CONTEXTS[point.subject](point, request)
+    name = method_name(point)
+    for hook in hooks:
+        if point in hook.points:
+            waiting = getattr(hook, name)(context)
+            if inspect.isawaitable(waiting):
+                wait(waiting)
+    return context.answer()

@@ -1,0 +1,134 @@
+"""The gRPC server of hooks: calls come in, the hooks are asked, an answer or a status goes out.
+
+Owns the server, its health service and its threads.
+Must not know: command lines, registration files, what hooks do, which exception becomes which status.
+Invariant: a call that comes in is answered, whatever a hook raises.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from runtimeproxy.errors import ConfigError, WireError
+from runtimeproxy.hookapi import codec
+from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.model import HookRequest
+
+from .background import BackgroundLoop
+from .hook import Hook, ask, points_of
+from .socket_path import FLAG, SocketPath, place
+from .statuses import status, subject
+
+log = logging.getLogger(__name__)
+
+THREADS = 16
+"""Calls that are served at the same time, an ``async`` method's too; more wait."""
+MAX_MESSAGE_BYTES = 16 << 20
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+_LAST_CALLS_SECONDS = 0.1
+
+
+class HookServer(grpc.GenericRpcHandler):
+    """Serves the hook points that ``hooks`` have methods for, and the health service; ``name`` is what logs call it."""
+
+    def __init__(self, hooks: Sequence[Hook], name: str) -> None:
+        self._hooks = tuple(hooks)
+        self._name = name
+        self._handlers: Mapping[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            codec.method_path(point): grpc.unary_unary_rpc_method_handler(partial(self._serve, point))
+            for point in points_of(self._hooks)
+        }
+        self._running = 0
+        self._changed = threading.Condition()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hook-call")
+        self._loop = BackgroundLoop()
+        self._health = health.HealthServicer()
+        self._health.set(codec.SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        self._server = grpc.server(self._threads, handlers=[self], options=_OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._path: SocketPath | None = None
+
+    def start(self, path: str) -> None:
+        """Listen on ``path`` with mode 0600. Raises ConfigError with what to do if that cannot be."""
+        self._path = place(path, partial(self._listen, path))
+
+    def _listen(self, path: str, bound: str) -> None:
+        try:
+            self._server.add_insecure_port(f"unix:{bound}")
+        except RuntimeError:
+            raise ConfigError(f"cannot listen on {path}: gRPC could not bind there; set {FLAG}") from None
+        self._server.start()
+
+    def stop(self, grace_seconds: float) -> int:
+        """Stop listening, let calls in flight end or cut them off after ``grace_seconds``, remove the socket.
+
+        Returns how many calls run on in their threads all the same: they can be cut off from their callers only.
+        """
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_seconds).wait()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, _LAST_CALLS_SECONDS)
+            left = self._running
+        self._loop.close(_LAST_CALLS_SECONDS)
+        if self._path is not None:
+            self._path.close()
+        return left
+
+    # -- a call ------------------------------------------------------------------------------------------------------
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a path, None (UNIMPLEMENTED) if no hook has a method for it."""
+        return self._handlers.get(details.method)
+
+    def _serve(self, point: HookPoint, body: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._counted():
+            began = time.monotonic()
+            request = self._decoded(point, body, context)
+            try:
+                answer = ask(self._hooks, point, request, partial(self._wait, context))
+                answered = codec.encode_answer(point, answer)
+            except BaseException as error:  # SystemExit too: gRPC would leave the call without an answer
+                context.abort(*status(error, self._name, point, request))
+            log.debug("%s: %s in %.3f ms", point.name, subject(request), 1000 * (time.monotonic() - began))
+            return answered
+
+    def _decoded(self, point: HookPoint, body: bytes, context: grpc.ServicerContext) -> HookRequest:
+        try:
+            return codec.decode_request(point, body)
+        except WireError as error:
+            log.warning("%s was sent a %s", point.name, error)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._changed:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _wait(self, context: grpc.ServicerContext, awaitable: Awaitable[None]) -> None:
+        running = self._loop.submit(awaitable)
+
+        def cut_off() -> None:
+            running.cancel()
+
+        if not context.add_callback(cut_off):  # called when the call ends: also by its deadline, or as the server stops
+            cut_off()
+        running.result()

@@ -1,0 +1,64 @@
+"""The path of the hook server's socket: one owner, nothing else touched.
+
+Owns the lock beside the socket, the name under which it is made, its mode, and its removal.
+Must not know: gRPC, who connects and what for.
+Invariants: what makes the socket, which removes whatever stands at its path before and after, is never told the real
+one; the socket has its mode and is served before it has its name.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from runtimeproxy.relay.listener import claimed, identity
+
+FLAG = "--endpoint"
+_NARROW = 0o177
+"""The umask under which a socket is made with mode 0600."""
+
+
+class SocketPath:
+    """A path at which a socket was made here; ``lock`` is the file descriptor of the lock beside it."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self._lock: int | None = lock
+        self._made = identity(path)
+
+    def close(self) -> None:
+        """Remove the socket if it is still the one made here; give the lock back. Repeatable."""
+        if self._lock is None:
+            return
+        if identity(self.path) == self._made:
+            os.unlink(self.path)
+        os.close(self._lock)
+        self._lock = None
+
+
+def place(path: str, serve: Callable[[str], None]) -> SocketPath:
+    """Have ``serve`` make its socket, and put it at ``path``; the directory is made if missing.
+
+    ``serve`` is given another path to bind and listen at, and returns when connections are accepted. Raises
+    ConfigError for everything that stands against the path, with what to do, and what ``serve`` raises.
+    """
+    with claimed(path, flag=FLAG, owner="hook server") as (folder, lock):
+        # Named by the lock file, so that no other server in the directory, in whatever pid namespace, has the same
+        # name; reached through /proc, so that the path is short and plain whatever the directory is called.
+        name = f".{os.fstat(lock).st_ino}.sock"
+        try:
+            with _umask(_NARROW):
+                serve(f"/proc/self/fd/{folder}/{name}")
+            os.link(name, os.path.basename(path), src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        finally:
+            with suppress(OSError):  # mostly because serve failed and there is none
+                os.unlink(name, dir_fd=folder)
+    return SocketPath(path, lock)
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)

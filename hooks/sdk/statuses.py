@@ -1,0 +1,90 @@
+"""What becomes of an exception that a hook raised: a gRPC status for the caller and one line for the log.
+
+Owns the table of statuses, and how the hook and the line that raised are found.
+Must not know: servers, sockets.
+Invariant: only a text that is meant for the caller goes to him, and no text of a foreign exception is kept anywhere: it
+may quote a value.
+"""
+
+import logging
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from types import FrameType
+
+import grpc
+
+from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.model import HookRequest
+
+from .errors import Malformed, NotSayable, Rejected
+from .hook import Hook, ask, hook_name
+
+log = logging.getLogger(__name__)
+
+_Frame = tuple[FrameType, int]
+"""A frame and the line that it is at."""
+
+MAX_TEXT = 500
+"""Characters of a status text: with too long a one the client would drop the whole status, a refusal too."""
+
+_SPOKEN: Sequence[tuple[type[Exception], grpc.StatusCode]] = (
+    (Rejected, grpc.StatusCode.PERMISSION_DENIED),
+    (Malformed, grpc.StatusCode.INVALID_ARGUMENT),
+)
+"""What is answered with its own text; everything else is INTERNAL."""
+
+
+def subject(request: HookRequest) -> str:
+    """Return what a call is about, for a log line."""
+    pod = f"{request.pod.namespace}/{request.pod.name}"
+    return f"{pod}/{request.container.name}" if request.container else pod
+
+
+def status(error: BaseException, server: str, point: HookPoint, request: HookRequest) -> tuple[grpc.StatusCode, str]:
+    """Log what was raised at a hook point, and return the status that says so.
+
+    ``server`` is named if no hook raised it but the making of the answer.
+    """
+    hook, frames = _asked(list(traceback.walk_tb(error.__traceback__)))
+    name = hook_name(hook) if hook else server
+    _log(error, f"{name} at {point.name}", subject(request), _place(hook, frames))
+    for kind, code in _SPOKEN:
+        if isinstance(error, kind):
+            return code, _sendable(str(error))
+    return grpc.StatusCode.INTERNAL, f"{name} at {point.name} raised {type(error).__name__}; its log says where"
+
+
+def _asked(frames: Sequence[_Frame]) -> tuple[Hook | None, Sequence[_Frame]]:
+    """Return the hook that was being asked, if any was, and the frames from there on."""
+    for index, (frame, _) in enumerate(frames):
+        if frame.f_code is ask.__code__:
+            return frame.f_locals.get("hook"), frames[index:]
+    return None, frames
+
+
+def _place(hook: Hook | None, frames: Sequence[_Frame]) -> str:
+    """Return the last line of the hook's own module on the way to the exception, or else the last of all."""
+    own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == type(hook).__module__]
+    frame, line = (own or frames)[-1]
+    return f"{frame.f_code.co_filename}:{line}"
+
+
+def _log(error: BaseException, who: str, what: str, place: str) -> None:
+    match error:
+        case Rejected():
+            log.info("%s rejected %s", who, what)
+        case Malformed():
+            log.warning("%s: cannot read %s of %s", who, error.what, what)
+        case CancelledError():
+            log.warning("%s: cut off, for the caller waits no longer: %s", who, what)
+        case NotSayable():
+            log.error("%s: at %s: %s", who, place, error)
+        case _:
+            log.error("%s: %s at %s for %s", who, type(error).__name__, place, what)
+            log.debug("%s", "".join(traceback.format_tb(error.__traceback__)))  # places and code, no values
+
+
+def _sendable(text: str) -> str:
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -1,0 +1,271 @@
+"""A tester for hooks, without sockets: a call's facts go in, what the hooks change comes out.
+
+Owns the made-up facts of a call, its way over the wire's two messages, and what counts as a difference.
+Must not know: test frameworks, servers, the proxy's merging.
+Invariant: hooks see what travels and nothing else, and a Difference is what the proxy makes of their answer.
+"""
+
+import asyncio
+import difflib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from json import dumps
+from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
+
+from runtimeproxy.hookapi import codec
+from runtimeproxy.hookpoints import HookPoint, SubjectKind
+from runtimeproxy.model import (
+    MAP_FIELDS,
+    NO_RESOURCES,
+    RESOURCE_FIELDS,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+    ResourceValue,
+)
+
+from .hook import METHODS, Hook, ask, method_name, points_of
+
+UID = "11111111-2222-4333-8444-555555555555"
+CONTAINER_ID = "c0ffee" * 10 + "0123"
+"""The container's id where a test gives none, at all points after create."""
+PATIENCE_SECONDS = 10.0
+"""How long an ``async`` method may take."""
+
+V = TypeVar("V", int, str)
+ResourceFields = Mapping[str, Any]
+"""Values by the names of LinuxContainerResources' fields: {"cpu_shares": 2, "unified": {"memory.high": "max"}}."""
+
+
+class _Call(TypedDict, total=False):
+    """What a test can say at each hook point; what it leaves out is made up, empty or not sent at all."""
+
+    labels: Mapping[str, str]
+    """The pod's."""
+    annotations: Mapping[str, str]
+    """The pod's."""
+    pod: str
+    namespace: str
+    uid: str
+    attempt: int
+    cgroup_parent: str
+    resources: ResourceFields | None
+
+
+class PodCall(_Call, total=False):
+    """What a test can say at the hook points of pods."""
+
+    runtime_handler: str
+    overhead: ResourceFields | None
+
+
+class ContainerCall(_Call, total=False):
+    """What a test can say at the hook points of containers; ``attempt`` and ``resources`` are the container's."""
+
+    pod_attempt: int
+    pod_resources: ResourceFields | None
+    container: str
+    container_id: str
+    container_annotations: Mapping[str, str]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What hooks change: keys that they set, fields that they change, None for a cgroup parent that stays.
+
+    ``resources`` has field names of LinuxContainerResources; its maps hold changed entries only, and a cpuset of "" is
+    cleared.
+    """
+
+    env: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    resources: dict[str, Any] = field(default_factory=dict)
+    cgroup_parent: str | None = None
+
+    def __bool__(self) -> bool:
+        """Tell whether anything is changed."""
+        return self != NO_DIFFERENCE
+
+    def __str__(self) -> str:
+        """Return what is changed as lines like YAML's, values and all."""
+        changed = {name: value for name, value in asdict(self).items() if value not in ({}, None)}
+        return "\n".join(_lines(changed)) or "nothing is changed"
+
+
+NO_DIFFERENCE = Difference()
+
+
+def _lines(entries: Mapping[str, Any], indent: str = "") -> Iterable[str]:
+    for key, value in entries.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _lines(value, indent + "  ")
+        else:
+            yield f"{indent}{key}: {dumps(value, ensure_ascii=False)}"
+
+
+class HookTester:
+    """Calls hooks in their order, as a server of theirs would; methods raise what a hook raises.
+
+    Raises TypeError for anything that is no hook. The methods raise LookupError if no hook has such a method, TypeError
+    and ValueError for facts that cannot be sent, TimeoutError for an ``async`` method that does not end.
+    """
+
+    def __init__(self, *hooks: Hook) -> None:
+        for hook in hooks:
+            if not isinstance(hook, Hook):
+                raise TypeError("HookTester is given hooks, made from their classes: HookTester(MyHook())")
+        self._hooks = hooks
+
+    def pre_run_pod_sandbox(self, **call: Unpack[PodCall]) -> Difference:
+        """Return what changes before a pod's sandbox is made."""
+        return self._ask("pre_run_pod_sandbox", call)
+
+    def post_stop_pod_sandbox(self, **call: Unpack[PodCall]) -> Difference:
+        """Call the hooks after a pod's sandbox was stopped; nothing can change."""
+        return self._ask("post_stop_pod_sandbox", call)
+
+    def pre_create_container(self, **call: Unpack[ContainerCall]) -> Difference:
+        """Return what changes before a container is made; it has no id yet."""
+        call.setdefault("container_id", "")
+        return self._ask("pre_create_container", call)
+
+    def pre_start_container(self, **call: Unpack[ContainerCall]) -> Difference:
+        """Return what changes before a container starts."""
+        return self._ask("pre_start_container", call)
+
+    def post_start_container(self, **call: Unpack[ContainerCall]) -> Difference:
+        """Call the hooks after a container started; nothing can change."""
+        return self._ask("post_start_container", call)
+
+    def pre_update_container_resources(self, **call: Unpack[ContainerCall]) -> Difference:
+        """Return what changes of an update; ``resources`` are all of the container's with the update's over them."""
+        return self._ask("pre_update_container_resources", call)
+
+    def post_stop_container(self, **call: Unpack[ContainerCall]) -> Difference:
+        """Call the hooks after a container was stopped; nothing can change."""
+        return self._ask("post_stop_container", call)
+
+    def _ask(self, method: str, call: Mapping[str, Any]) -> Difference:
+        point = METHODS[method]
+        if point not in points_of(self._hooks):
+            methods = ", ".join(map(method_name, points_of(self._hooks))) or "none at all"
+            raise LookupError(f"no hook here has the method {method}; they have {methods}")
+        request = codec.decode_request(point, codec.encode(point, _request(point, call)))
+        answer = ask(self._hooks, point, request, _finish)
+        return _difference(request, codec.decode(point, codec.encode_answer(point, answer)))
+
+
+def _finish(waiting: Awaitable[None]) -> None:
+    """Run an ``async`` method to its end: in a thread of its own, for the test itself may be ``async``."""
+
+    async def patiently() -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS) as limit:
+                await waiting
+        except TimeoutError:
+            if limit.expired():
+                raise TimeoutError(f"an async method of a hook did not end within {PATIENCE_SECONDS} s") from None
+            raise
+
+    with ThreadPoolExecutor(1, "hook-tester") as thread:
+        thread.submit(asyncio.run, patiently()).result()
+
+
+# -- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def _request(point: HookPoint, call: Mapping[str, Any]) -> HookRequest:
+    kind, request = _REQUESTS[point.subject]
+    known = get_type_hints(kind)
+    for name in call:
+        if name not in known:
+            raise TypeError(f"{name} is nothing that is sent at {point.name}{_instead(name, known)}")
+    return request({"uid": UID, **call})
+
+
+def _pod_request(call: Mapping[str, Any]) -> HookRequest:
+    return HookRequest(_pod(call, attempt="attempt", resources="resources"))
+
+
+def _container_request(call: Mapping[str, Any]) -> HookRequest:
+    container = ContainerInfo(
+        id=call.get("container_id", CONTAINER_ID),
+        name=call.get("container", "main"),
+        attempt=call.get("attempt", 0),
+        annotations=call.get("container_annotations", {}),
+        resources=_resources("resources", call),
+        envs=call.get("env", {}),
+    )
+    return HookRequest(_pod(call, attempt="pod_attempt", resources="pod_resources"), container)
+
+
+_REQUESTS: Mapping[SubjectKind, tuple[type, Callable[[Mapping[str, Any]], HookRequest]]] = {
+    SubjectKind.POD: (PodCall, _pod_request),
+    SubjectKind.CONTAINER: (ContainerCall, _container_request),
+}
+
+
+def _pod(call: Mapping[str, Any], attempt: str, resources: str) -> PodInfo:
+    return PodInfo(
+        name=call.get("pod", "pod"),
+        uid=call["uid"],
+        namespace=call.get("namespace", "default"),
+        attempt=call.get(attempt, 0),
+        runtime_handler=call.get("runtime_handler", ""),
+        labels=call.get("labels", {}),
+        annotations=call.get("annotations", {}),
+        cgroup_parent=call.get("cgroup_parent", f"/kubepods/pod{call['uid']}"),
+        overhead=_resources("overhead", call),
+        resources=_resources(resources, call),
+    )
+
+
+def _resources(name: str, call: Mapping[str, Any]) -> Resources | None:
+    """Return a resources message; None, for a message that is not sent, if the call has none."""
+    fields: ResourceFields | None = call.get(name)
+    if fields is None:
+        return None
+    for key, value in fields.items():
+        if key not in RESOURCE_FIELDS:
+            raise ValueError(f"{name}: there is no field {key}{_instead(key, RESOURCE_FIELDS)}")
+        kind = type(getattr(NO_RESOURCES, key))
+        if not isinstance(value, kind):
+            raise TypeError(f"{name}: {key} is of type {kind.__name__}; leave it out for 'not set'")
+    return Resources(**fields)
+
+
+def _instead(name: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, list(known), 1)
+    return f", did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(known)}"
+
+
+# -- what comes back -------------------------------------------------------------------------------------------------
+
+
+def _difference(request: HookRequest, answer: HookAnswer) -> Difference:
+    """Return what an answer changes. It is an echo whose edits all count, so whatever differs was changed."""
+    pod, container = request.pod, request.container
+    changed = container or pod
+    return Difference(
+        env=_set(container.envs if container else {}, answer.envs),
+        labels=_set({} if container else pod.labels, answer.labels),
+        annotations=_set(changed.annotations, answer.annotations),
+        resources=_changed(changed.resources or NO_RESOURCES, answer.resources or NO_RESOURCES),
+        cgroup_parent=None if answer.cgroup_parent == pod.cgroup_parent else answer.cgroup_parent,
+    )
+
+
+def _set(sent: Mapping[str, V], said: Mapping[str, V]) -> dict[str, V]:
+    return {key: value for key, value in said.items() if key not in sent or sent[key] != value}
+
+
+def _changed(sent: Resources, said: Resources) -> dict[str, ResourceValue]:
+    pairs = {name: (getattr(sent, name), getattr(said, name)) for name in RESOURCE_FIELDS}
+    changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return {name: _set(*pair) if name in MAP_FIELDS else pair[1] for name, pair in changed.items()}

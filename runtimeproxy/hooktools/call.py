@@ -1,0 +1,155 @@
+"""``runtimeproxy hook call``: ask once, and show what the answer changes.
+
+Owns the difference as YAML text: what is applied, what has no effect at the hook point, what makes the answer bad.
+Must not know: the command line, where a request comes from.
+Invariant: the text is YAML, whatever the hook server answers; what is applied is what the proxy would apply.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import uvloop
+import yaml
+
+from runtimeproxy import merge
+from runtimeproxy.hookpoints import HookPoint, Stage
+from runtimeproxy.hooktools import asking, request
+from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookAnswer, HookRequest, named
+from runtimeproxy.relay.unary import CallFailed
+
+APPLIED, WITHOUT_EFFECT, DROPPED, BAD = "applied", "without-effect", "dropped", "bad"
+
+_PARTS = ("labels", "annotations", "envs", "cgroup_parent", "resources")
+_ESCAPES: Mapping[str, str] = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\0": "\\0"}
+_PLAIN_KEY = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+
+Tree = Mapping[str, Any]
+"""Nested maps whose leaves are texts and numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What came of a call: ``text`` to show, and the rules that the answer breaks, none if it is good."""
+
+    text: str
+    faults: tuple[str, ...]
+
+
+def call(server: asking.Server, point: HookPoint, given: HookRequest, timeout_seconds: float) -> Called:
+    """Ask a hook server at a hook point.
+
+    Raises ConfigError if the request cannot be told there, HookCallFailed if the server refuses or fails.
+    """
+    body = request.encoded(point, given)
+    try:
+        answer, seconds = uvloop.run(_ask(server, point, body, timeout_seconds))
+    except CallFailed as failure:
+        raise asking.HookCallFailed(server.endpoint, point.name, failure) from None
+    heads = [f"{point.name} at {server.endpoint} answered in {seconds * 1000:.1f} ms", *_remarks(server, point, given)]
+    sent = request.told(point, given)
+    faults = () if point.stage is Stage.POST else broken_rules(merge.difference(sent, answer))
+    return Called("\n".join([*(f"# {head}" for head in heads), *shown(point, sent, answer)]), faults)
+
+
+async def _ask(
+    server: asking.Server, point: HookPoint, body: bytes, timeout_seconds: float
+) -> tuple[HookAnswer, float]:
+    """Return the answer and the seconds that it took."""
+    async with asking.connection(server.endpoint) as client:
+        began = time.perf_counter()
+        answer = await asking.ask(client, point, body, timeout_seconds)
+        return answer, time.perf_counter() - began
+
+
+def _remarks(server: asking.Server, point: HookPoint, given: HookRequest) -> Iterator[str]:
+    if server.points is not None and point.name not in server.points:
+        yield f"the proxy would not ask: the registration file does not name {point.name}"
+    if lost := request.untold(point, given):
+        yield f"not told at this hook point: {', '.join(lost)}"
+    if point.stage is Stage.POST:
+        yield "the proxy ignores what is answered at this hook point"
+
+
+# -- the difference --------------------------------------------------------------------------------------------------
+
+
+def shown(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[str]:
+    """Yield the lines that show what an answer changes of what was sent: YAML."""
+    change = merge.difference(sent, answer)
+    effective = merge.limited(point, change)
+    faults = () if point.stage is Stage.POST else broken_rules(change)
+    before = _tree(merge.echo(sent))
+    sections = {
+        APPLIED: {} if faults else _changes(effective),
+        DROPPED: _changes(change) if faults else {},
+        WITHOUT_EFFECT: {} if faults else _changes(_rest(change, effective)),
+    }
+    for name, changes in sections.items():
+        if changes:
+            yield f"{name}:"
+            yield from _lines(changes, before, 1)
+        elif name == APPLIED:
+            yield f"{name}: {{}}"
+    if faults:
+        yield f"{BAD}:"
+        yield from (f"  - {_scalar(fault)}" for fault in faults)
+
+
+def broken_rules(change: Adjustment) -> tuple[str, ...]:
+    """Return every rule that a change breaks, each in words that name the field."""
+    pieces = [replace(NO_ADJUSTMENT, **{part: getattr(change, part)}) for part in _PARTS if part != "resources"]
+    pieces += [Adjustment(resources={name: value}) for name, value in change.resources.items()]
+    return tuple(fault for piece in pieces if (fault := _fault(piece)))
+
+
+def _fault(piece: Adjustment) -> str:
+    try:
+        merge.check(piece)
+    except merge.BadAnswer as error:
+        return str(error)
+    return ""
+
+
+def _rest(change: Adjustment, effective: Adjustment) -> Adjustment:
+    """Return the parts of a change that are not in what has an effect."""
+    left = {part: getattr(change, part) for part in _PARTS if getattr(change, part) != getattr(effective, part)}
+    return Adjustment(**left)
+
+
+def _changes(change: Adjustment) -> Tree:
+    """Return the parts that a change sets."""
+    return {part: value for part in _PARTS if (value := getattr(change, part)) not in (None, {})}
+
+
+def _tree(sent: HookAnswer) -> Tree:
+    texts = {part: getattr(sent, part) for part in _PARTS if part != "resources"}
+    return {**texts, "resources": named(sent.resources)}
+
+
+def _lines(changes: Tree, before: Tree, depth: int) -> Iterator[str]:
+    for key, value in changes.items():
+        head, old = f"{'  ' * depth}{_key(key)}:", before.get(key)
+        if isinstance(value, Mapping):
+            yield head
+            yield from _lines(value, old if isinstance(old, Mapping) else {}, depth + 1)
+        else:
+            yield f"{head} {_scalar(value)}" + ("" if old in (None, "") else f"  # was {_scalar(old)}")
+
+
+def _key(key: str) -> str:
+    # Only a key that YAML itself takes for a text stands without quotes: "on" and "null" would be something else.
+    return key if _PLAIN_KEY.fullmatch(key) and yaml.safe_load(key) == key else _scalar(key)
+
+
+def _scalar(value: object) -> str:
+    """Write a number as it is, and a text in quotes on one line, without what a terminal would act on."""
+    return f'"{"".join(map(_escaped, value))}"' if isinstance(value, str) else str(value)
+
+
+def _escaped(letter: str) -> str:
+    if letter in _ESCAPES:
+        return _ESCAPES[letter]
+    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"

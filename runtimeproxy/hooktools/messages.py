@@ -1,0 +1,170 @@
+"""What the rules about messages do: one question after the other, good ones and odd ones.
+
+Owns the odd requests, and how an answer is told from a mixture.
+Must not know: the table of the rules, how connections break.
+Invariant: each function raises Broken, Late or Skipped, or the rule is kept at that hook point.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from runtimeproxy import merge
+from runtimeproxy.hookapi import codec
+from runtimeproxy.hookpoints import HookPoint, SubjectKind
+from runtimeproxy.hooktools.subject import NO_SUCH_METHOD, ODD, PLAIN, Broken, Skipped, Subject, expect
+from runtimeproxy.model import MAP_FIELDS, NUMBER_FIELDS, HookAnswer, Resources
+from runtimeproxy.relay.unary import CallFailed
+from runtimeproxy.wire import protobuf
+
+BIG_ENTRIES, BIG_ENTRY_BYTES = 16, 64 * 1024
+SAME_ANSWERS = 3
+"""Questions on one connection; one more comes on another."""
+
+_UNKNOWN_METHOD = f"/{codec.SERVICE}/NoSuchHook"
+_UNKNOWN_FIELDS = (
+    protobuf.varint(1000 << 3 | protobuf.VARINT)
+    + protobuf.varint(7)
+    + protobuf.varint(1001 << 3 | protobuf.LENGTH_DELIMITED)
+    + protobuf.varint(5)
+    + b"later"
+)
+_POD_META_TAG = protobuf.varint(1 << 3 | protobuf.LENGTH_DELIMITED)
+
+FIELD_NAMES: Mapping[SubjectKind, tuple[str, ...]] = {
+    SubjectKind.POD: (
+        "pod_meta",
+        "runtime_handler",
+        "labels",
+        "annotations",
+        "cgroup_parent",
+        "overhead",
+        "resources",
+    ),
+    SubjectKind.CONTAINER: (
+        "pod_meta",
+        "container_meta",
+        "container_annotations",
+        "container_resources",
+        "pod_resources",
+        "pod_annotations",
+        "pod_labels",
+        "pod_cgroup_parent",
+        "container_envs",
+    ),
+}
+"""The fields of the two requests by their numbers, from 1 (hook-api)."""
+
+
+async def values(subject: Subject, point: HookPoint) -> None:
+    """Check the answer to the plain request as the proxy does before it uses one."""
+    try:
+        merge.check(merge.difference(subject.told(point), _answer(subject, point)))
+    except merge.BadAnswer as error:
+        raise Broken(str(error)) from None
+
+
+def _answer(subject: Subject, point: HookPoint) -> HookAnswer:
+    """Return the answer to the plain request; raises Skipped if the hook server refused it."""
+    outcome = subject.plain[point]
+    if not isinstance(outcome, HookAnswer):
+        raise Skipped("the plain request is refused: give one that is not (-f)")
+    return outcome
+
+
+async def empty(subject: Subject, point: HookPoint) -> None:
+    """Send a request without a single field."""
+    async with subject.connection() as client:
+        expect(await subject.ask(client, point, b""), ODD)
+
+
+async def missing(subject: Subject, point: HookPoint) -> None:
+    """Send the plain request without each of its fields in turn."""
+    async with subject.connection() as client:
+        for name, body in _without_each_field(point, subject.body(point)):
+            expect(await subject.ask(client, point, body), ODD, f"without {name}")
+
+
+def _without_each_field(point: HookPoint, body: bytes) -> Iterator[tuple[str, bytes]]:
+    found = list(protobuf.fields(body))
+    for number, name in enumerate(FIELD_NAMES[point.subject], 1):
+        kept = [body[field.start : field.end] for field in found if field.number != number]
+        if len(kept) < len(found):
+            yield name, b"".join(kept)
+
+
+async def unknown_fields(subject: Subject, point: HookPoint) -> None:
+    """Send fields of a later protocol, in the request and in a message of it: they change nothing."""
+    body = subject.body(point)
+    later = body + _UNKNOWN_FIELDS + _POD_META_TAG + protobuf.varint(len(_UNKNOWN_FIELDS)) + _UNKNOWN_FIELDS
+    async with subject.connection() as client:
+        before = await subject.ask(client, point)
+        outcome = await subject.ask(client, point, later)
+        after = await subject.ask(client, point)
+    expect(outcome, PLAIN)
+    if before != after:
+        raise Skipped("the answers to the same request differ anyway")
+    if outcome != before:
+        raise Broken("with fields that it does not know the answer is another one")
+
+
+async def same_answer(subject: Subject, point: HookPoint) -> None:
+    """Ask the plain request again and again."""
+    async with subject.connection() as client:
+        outcomes = [await subject.ask(client, point) for _ in range(SAME_ANSWERS)]
+    async with subject.connection() as client:
+        outcomes.append(await subject.ask(client, point))
+    if any(outcome != subject.plain[point] for outcome in outcomes):
+        raise Broken(f"{len(outcomes) + 1} times the same request, and the answers differ")
+
+
+async def big(subject: Subject, point: HookPoint) -> None:
+    """Send a pod with 1 MiB of annotations."""
+    pod = subject.given.pod
+    more = {f"verify.runtimeproxy/big-{n}": "x" * BIG_ENTRY_BYTES for n in range(BIG_ENTRIES)}
+    large = replace(subject.given, pod=replace(pod, annotations={**pod.annotations, **more}))
+    async with subject.connection() as client:
+        expect(await subject.ask(client, point, codec.encode(point, large)), PLAIN)
+
+
+async def unknown_method(subject: Subject) -> None:
+    """Call a method that does not exist."""
+    async with subject.connection() as client:
+        try:
+            await client.call(_UNKNOWN_METHOD, b"", subject.timeout_seconds)
+        except CallFailed as failure:
+            expect(subject.outcome(failure, "an unknown method"), NO_SUCH_METHOD)
+        else:
+            raise Broken("a method that does not exist was answered")
+
+
+# -- the echo rule ---------------------------------------------------------------------------------------------------
+
+
+async def echo(subject: Subject, point: HookPoint) -> None:
+    """Tell whether the answer to the plain request repeats all that was sent, or nothing."""
+    for fault in mixtures(merge.echo(subject.told(point)), _answer(subject, point)):
+        raise Broken(fault)
+
+
+def mixtures(sent: HookAnswer, said: HookAnswer) -> Iterator[str]:
+    """Yield what an answer repeats in part, in words that name keys and no values.
+
+    An entry or number that was changed says nothing either way: both an echo and a partial answer have those.
+    """
+    for part in ("labels", "annotations", "envs"):
+        yield from _mixture(part, getattr(sent, part), getattr(said, part))
+    if sent.resources is not None and said.resources is not None:
+        yield from _mixture("resources", _numbers(sent.resources), _numbers(said.resources))
+        for name in sorted(MAP_FIELDS):
+            yield from _mixture(f"resources.{name}", getattr(sent.resources, name), getattr(said.resources, name))
+
+
+def _numbers(resources: Resources) -> dict[str, int]:
+    return {name: value for name in NUMBER_FIELDS if (value := getattr(resources, name))}
+
+
+def _mixture(part: str, sent: Mapping[str, object], said: Mapping[str, object]) -> Iterator[str]:
+    repeated = [key for key in sent if key in said and said[key] == sent[key]]
+    left_out = [key for key in sent if key not in said]
+    if repeated and left_out:
+        yield f"{part}: {', '.join(repeated)} repeated as sent, {', '.join(left_out)} left out"

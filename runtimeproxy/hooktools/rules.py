@@ -1,0 +1,130 @@
+"""The table of rules that ``runtimeproxy hook verify`` tries: a name, a sentence, and what tries it.
+
+Owns the rules and their order: those after which a bad server may be gone come last.
+Must not know: how the verdicts are shown.
+Invariant: a rule that one hook point breaks is broken; a hook point that is not served breaks none.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.hooktools import connections, messages
+from runtimeproxy.hooktools.subject import Broken, Late, Skipped, Status, Subject
+
+_NOWHERE = "no hook point answers a plain request"
+
+Trial = Callable[[Subject], Awaitable[None]]
+AtPoint = Callable[[Subject, HookPoint], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``trial`` raises Broken if the rule is broken, Skipped if it cannot be tried, Late if no answer came in time."""
+
+    name: str
+    sentence: str
+    trial: Trial
+    asks: bool = True
+    """Whether it asks the server something, so that it needs a server that still answers."""
+
+
+def _at_each_point(trial: AtPoint) -> Trial:
+    """Try a rule at each hook point where a plain request is answered; what breaks it first is told."""
+
+    async def try_all(subject: Subject) -> None:
+        if not subject.sound:
+            raise Skipped(_NOWHERE)
+        faults: dict[str, str] = {}
+        untried: Skipped | Late | None = None
+        for point in subject.sound:
+            try:
+                await trial(subject, point)
+            except Broken as broken:
+                faults[point.name] = str(broken)
+            except Skipped as skipped:
+                untried = skipped
+            except Late as late:
+                untried = late
+                break  # the others would wait as long
+        if faults:
+            raise Broken(_summary(faults))
+        if untried is not None:
+            raise untried
+
+    return try_all
+
+
+def _summary(faults: Mapping[str, str]) -> str:
+    (first, words), *others = faults.items()
+    return f"{first}: {words}" + (f" (and at {', '.join(name for name, _ in others)})" if others else "")
+
+
+async def _serves(subject: Subject) -> None:
+    if not subject.served:
+        raise Broken("no hook point is served (UNIMPLEMENTED)")
+    if absent := [point.name for point in subject.named if point not in subject.served]:
+        raise Broken(f"{', '.join(absent)} not served (UNIMPLEMENTED)")
+
+
+async def _plain(subject: Subject) -> None:
+    came = {point: subject.plain[point] for point in subject.served if point in subject.plain}
+    if not came:
+        raise Skipped(_NOWHERE)
+    bad = ((point, outcome) for point, outcome in came.items() if point not in subject.sound)
+    if faults := {point.name: outcome.words for point, outcome in bad if isinstance(outcome, Status)}:
+        raise Broken(_summary(faults))
+
+
+async def _deadline(subject: Subject) -> None:
+    if subject.late:
+        raise Broken(f"no answer within {subject.timeout_seconds:g} s: {', '.join(subject.late)}")
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("serves", "It serves at least one hook point, and those that --point names.", _serves, asks=False),
+    Rule("plain", "A plain request is answered, or refused with PERMISSION_DENIED.", _plain, asks=False),
+    Rule(
+        "values",
+        "What an answer sets is valid: the proxy drops an answer with one bad value whole.",
+        _at_each_point(messages.values),
+        asks=False,
+    ),
+    Rule(
+        "echo",
+        "An answer repeats all entries and numbers that were sent, or none: a part of them says neither.",
+        _at_each_point(messages.echo),
+        asks=False,
+    ),
+    Rule("same-answer", "The same request gets the same answer.", _at_each_point(messages.same_answer)),
+    Rule("empty", "An empty request is answered, or refused with a fitting status.", _at_each_point(messages.empty)),
+    Rule(
+        "missing",
+        "A request without any one field is answered, or refused with a fitting status.",
+        _at_each_point(messages.missing),
+    ),
+    Rule(
+        "unknown-fields",
+        "Fields of a later protocol do not change the answer.",
+        _at_each_point(messages.unknown_fields),
+    ),
+    Rule("unknown-method", "A method that does not exist is UNIMPLEMENTED.", messages.unknown_method),
+    Rule("big", "A request with 1 MiB of annotations is answered.", _at_each_point(messages.big)),
+    Rule(
+        "concurrency",
+        f"{connections.AT_ONCE} calls at once are answered, each for its own pod.",
+        _at_each_point(connections.concurrency),
+    ),
+    Rule("cancelled", "A cancelled call harms no other call.", _at_each_point(connections.cancelled)),
+    Rule(
+        "broken-connection",
+        "After a connection broke in the middle of a call a new one is served.",
+        _at_each_point(connections.broken_connection),
+    ),
+    Rule(
+        "restart",
+        f"Within {connections.RESTART_SECONDS:g} s of a restart the socket answers again.",
+        connections.restart,
+    ),
+    Rule("deadline", "Every answer comes within --timeout.", _deadline, asks=False),
+)

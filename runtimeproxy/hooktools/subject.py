@@ -1,0 +1,147 @@
+"""The hook server that is tried: its hook points, and what came of a question.
+
+Owns how the rules ask, which outcomes are good at which requests, and what was found out before the rules.
+Must not know: the rules.
+Invariant: a question ends in an outcome or in Late by its deadline; outcomes can be compared, whatever texts they hold.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Stage
+from runtimeproxy.hooktools import asking, request
+from runtimeproxy.hooktools.asking import FAILED_PRECONDITION, INVALID_ARGUMENT, UNIMPLEMENTED
+from runtimeproxy.model import HookAnswer, HookRequest
+from runtimeproxy.relay.dial import dial
+from runtimeproxy.relay.unary import CallFailed, Kind, UnaryClient
+from runtimeproxy.wire import grpc
+
+NO_STATUS = -1
+"""Stands for a status where there is none: the server is away, or broke the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What came in the place of an answer; ``words`` say it and do not count when outcomes are compared."""
+
+    code: int
+    words: str = field(compare=False)
+
+
+Outcome = HookAnswer | Status
+
+PLAIN = frozenset({grpc.OK, grpc.PERMISSION_DENIED})
+"""What a request may come to that a kubelet could have caused: an answer, or a refusal by policy."""
+ODD = PLAIN | {INVALID_ARGUMENT, FAILED_PRECONDITION, UNIMPLEMENTED}
+"""What a request may come to that lacks what every pod has: also a status that says so. Not UNKNOWN or INTERNAL, which
+are what a crashed handler becomes, and no broken connection."""
+NO_SUCH_METHOD = frozenset({UNIMPLEMENTED})
+"""What a call of a method may come to that does not exist."""
+
+
+class Broken(Exception):
+    """A rule is broken; the text says how."""
+
+
+class Skipped(Exception):
+    """A rule cannot be tried; the text says why."""
+
+
+class Late(Exception):
+    """A call had no answer in time; the text names the hook point."""
+
+
+def code(outcome: Outcome) -> int:
+    """Return the gRPC status code of an outcome, 0 (OK) for an answer."""
+    return grpc.OK if isinstance(outcome, HookAnswer) else outcome.code
+
+
+def expect(outcome: Outcome, good: frozenset[int], after: str = "") -> None:
+    """Raise Broken if an outcome is none of the good ones; ``after`` says what led to it."""
+    if isinstance(outcome, Status) and outcome.code not in good:
+        raise Broken(f"{after}: {outcome.words}" if after else outcome.words)
+
+
+class Subject:
+    """A hook server under trial; after ``probe`` the other methods and ``plain`` can be used."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        given: HookRequest,
+        points: Sequence[HookPoint] = (),
+        timeout_seconds: float = asking.DEFAULT_TIMEOUT_SECONDS,
+        restart_command: str | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.given = given
+        self.named = tuple(points)
+        """The hook points that the server must have; the others are tried, too, if none is named."""
+        self.timeout_seconds = timeout_seconds
+        self.restart_command = restart_command
+        self.plain: Mapping[HookPoint, Outcome] = {}
+        """What the plain request came to, by hook point; those where nothing came in time are missing."""
+        self.late: list[str] = []
+        """Which calls had no answer in time."""
+        self._bodies = {point: request.encoded(point, given) for point in self.named or HOOK_POINTS}
+
+    async def probe(self) -> None:
+        """Ask every hook point the plain request. Raises HookCallFailed if nobody listens at the socket."""
+        await self._reach()
+        plain: dict[HookPoint, Outcome] = {}
+        for point in self._bodies:
+            try:
+                async with self.connection() as client:
+                    plain[point] = await self.ask(client, point)
+            except Late:
+                self.late.append(f"{point.name} (a plain request)")
+        self.plain = plain
+
+    async def _reach(self) -> None:
+        try:
+            sock = await dial(self.endpoint, self.timeout_seconds)
+        except OSError as error:
+            failure = CallFailed(grpc.UNAVAILABLE, error.strerror or "it takes no connection", Kind.UNREACHABLE)
+            raise asking.HookCallFailed(self.endpoint, "verify", failure) from None
+        sock.close()
+
+    @property
+    def served(self) -> tuple[HookPoint, ...]:
+        """Return the hook points that the server has, whether it answers there well or not."""
+        return tuple(p for p in self._bodies if p not in self.plain or code(self.plain[p]) != UNIMPLEMENTED)
+
+    @property
+    def sound(self) -> tuple[HookPoint, ...]:
+        """Return the hook points where a plain request is answered or refused: the other rules are tried there."""
+        return tuple(point for point, outcome in self.plain.items() if code(outcome) in PLAIN)
+
+    def connection(self) -> AbstractAsyncContextManager[UnaryClient]:
+        """Give a client with a connection of its own."""
+        return asking.connection(self.endpoint)
+
+    def body(self, point: HookPoint) -> bytes:
+        """Return the plain request as bytes."""
+        return self._bodies[point]
+
+    def told(self, point: HookPoint) -> HookRequest:
+        """Return the plain request as the hook server reads it."""
+        return request.told(point, self.given)
+
+    async def ask(self, client: UnaryClient, point: HookPoint, body: bytes | None = None) -> Outcome:
+        """Ask a hook point, by default the plain request; raises Late.
+
+        An answer at a Post point counts as an empty one: the proxy ignores what it says.
+        """
+        try:
+            message = self._bodies[point] if body is None else body
+            answer = await asking.ask(client, point, message, self.timeout_seconds)
+        except CallFailed as failure:
+            return self.outcome(failure, point.name)
+        return answer if point.stage is Stage.PRE else HookAnswer()
+
+    def outcome(self, failure: CallFailed, name: str) -> Status:
+        """Return what a failed call came to; raises Late if it ended at its deadline."""
+        if failure.kind is Kind.DEADLINE:
+            raise Late(name)
+        return Status(failure.code if failure.kind is Kind.STATUS else NO_STATUS, asking.words(failure))

@@ -1,0 +1,381 @@
+"""Hook servers that each break one rule of ``runtimeproxy hook verify``, and good ones that break none.
+
+Owns one server a mistake, as it is made in practice, and the rules that it breaks.
+Must not know: how the rules are tried.
+Invariant: beside its mistake a broken server answers as the good ones do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from tests.fakes import hookanswers
+from tests.fakes.hookanswers import Answer, HookCall
+from tests.fakes.hookserver import HookServer
+
+Made = Callable[[str], AbstractAsyncContextManager[Any]]
+"""Serves at a socket's path as long as its context is open."""
+
+THINKS_SECONDS = 0.005
+FEW_CALLS = 4
+MANY_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A server, the rules that it breaks, and how long an answer may take."""
+
+    made: Made
+    breaks: frozenset[str]
+    timeout_seconds: float = 10.0
+
+
+def answering(answer: Answer) -> Made:
+    """Serve every hook point with an answer."""
+    return lambda path: HookServer(path, default=answer, keep_calls=False)
+
+
+def breaking(rule: str, answer: Callable[[], Answer], timeout_seconds: float = 10.0) -> Tried:
+    """Return a server whose answers break a rule."""
+    return Tried(lambda path: answering(answer())(path), frozenset({rule}), timeout_seconds)
+
+
+# -- answers that are wrong ------------------------------------------------------------------------------------------
+
+
+def _is_pod(response: Any) -> bool:
+    return "labels" in response.DESCRIPTOR.fields_by_name
+
+
+def _annotations(response: Any) -> Any:
+    return response.annotations if _is_pod(response) else response.container_annotations
+
+
+def _resources(response: Any) -> Any:
+    return response.resources if _is_pod(response) else response.container_resources
+
+
+def crashes_on_nothing() -> Answer:
+    """Take for granted that a request names its pod."""
+
+    async def answer(call: HookCall) -> bytes:
+        if not call.message:
+            raise KeyError("pod_meta")
+        return await hookanswers.echo()(call)
+
+    return answer
+
+
+def crashes_without(field: str) -> Answer:
+    """Take for granted that a message is there."""
+
+    async def answer(call: HookCall) -> bytes:
+        if call.message and field in call.request.DESCRIPTOR.fields_by_name and not call.request.HasField(field):
+            raise AttributeError(field)
+        return await hookanswers.echo()(call)
+
+    return answer
+
+
+def hangs_without(field: str) -> Answer:
+    """Wait for ever for what is not there."""
+
+    async def answer(call: HookCall) -> bytes:
+        return await (hookanswers.echo() if getattr(call.request, field) else hookanswers.hang())(call)
+
+    return answer
+
+
+def mixes_pods_up() -> Answer:
+    """Keep the request in a place that all calls share."""
+    current: list[HookCall] = []
+
+    async def answer(call: HookCall) -> bytes:
+        current[:] = [call]
+        await asyncio.sleep(THINKS_SECONDS)
+        latest = current[0] if current[0].point is call.point else call
+        return await hookanswers.echo()(latest)
+
+    return answer
+
+
+def takes_few_at_once() -> Answer:
+    """Refuse what comes while some calls are served."""
+    serving = asyncio.Semaphore(FEW_CALLS)
+
+    async def answer(call: HookCall) -> bytes:
+        if serving.locked():
+            return await hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")(call)
+        async with serving:
+            return await hookanswers.after(THINKS_SECONDS)(call)
+
+    return answer
+
+
+def hangs_when_busy() -> Answer:
+    """Lose what comes while some calls are served."""
+    serving = asyncio.Semaphore(FEW_CALLS)
+
+    async def answer(call: HookCall) -> bytes:
+        if serving.locked():
+            return await hookanswers.hang()(call)
+        async with serving:
+            return await hookanswers.after(THINKS_SECONDS)(call)
+
+    return answer
+
+
+def mixes_numbers_up() -> Answer:
+    """Work out a number in a place that all calls share."""
+    shares: list[int] = [0]
+
+    async def answer(call: HookCall) -> bytes:
+        pod = _is_pod(call.request)
+        shares[0] = 2 * (call.request.resources if pod else call.request.container_resources).cpu_shares
+        await asyncio.sleep(THINKS_SECONDS)
+        response = hookanswers.RESPONSES[call.point.subject]()
+        _resources(response).cpu_shares = shares[0]
+        return response.SerializeToString()
+
+    return answer
+
+
+def forgets_a_number() -> Answer:
+    """Copy the resources field by field, and not the newest one."""
+    return hookanswers.echo(lambda response: _resources(response).ClearField("oom_score_adj"))
+
+
+def forgets_entries() -> Answer:
+    """Repeat one annotation of those that were sent."""
+
+    def forget(response: Any) -> None:
+        for key in sorted(_annotations(response))[1:]:
+            del _annotations(response)[key]
+
+    return hookanswers.echo(forget)
+
+
+def counts() -> Answer:
+    """Answer differently each time."""
+    answered: list[None] = []
+
+    def count(response: Any) -> None:
+        answered.append(None)
+        _annotations(response)["answered"] = str(len(answered))
+
+    return hookanswers.echo(count)
+
+
+def refuses_big_requests() -> Answer:
+    """Take small messages only."""
+
+    async def answer(call: HookCall) -> bytes:
+        if len(call.message) > MANY_BYTES:
+            return await hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED, "message too large")(call)
+        return await hookanswers.empty()(call)
+
+    return answer
+
+
+def refuses_unknown_fields() -> Answer:
+    """Parse strictly."""
+
+    async def answer(call: HookCall) -> bytes:
+        if len(UnknownFieldSet(call.request)):
+            return await hookanswers.status(grpc.StatusCode.INVALID_ARGUMENT, "unknown field")(call)
+        return await hookanswers.empty()(call)
+
+    return answer
+
+
+def answers_unknown_fields() -> Answer:
+    """Change the answer where a field is not known."""
+
+    async def answer(call: HookCall) -> bytes:
+        unknown = str(len(UnknownFieldSet(call.request)))
+        return await hookanswers.echo(lambda response: _annotations(response).update(unknown=unknown))(call)
+
+    return answer
+
+
+def breaks_when_cancelled(then: Answer) -> Answer:
+    """Leave a lock behind when a call is cancelled, and answer so from then on."""
+    locked = asyncio.Event()
+
+    async def answer(call: HookCall) -> bytes:
+        if locked.is_set():
+            return await then(call)
+        try:
+            await asyncio.sleep(THINKS_SECONDS)
+        except asyncio.CancelledError:
+            locked.set()
+            raise
+        return await hookanswers.empty()(call)
+
+    return answer
+
+
+# -- servers that are wrong ------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def dies_of_nothing(path: str) -> AsyncIterator[None]:
+    """End as a process does that crashes at an empty request."""
+    dying: set[asyncio.Task[None]] = set()
+    server = HookServer(path, keep_calls=False)
+
+    async def answer(call: HookCall) -> bytes:
+        if not call.message:
+            dying.add(asyncio.create_task(server.stop()))
+            return await hookanswers.hang()(call)
+        return await hookanswers.echo()(call)
+
+    server.default = answer
+    async with server:
+        yield
+        await asyncio.gather(*dying)
+
+
+@asynccontextmanager
+async def dies_of_a_broken_connection(path: str) -> AsyncIterator[None]:
+    """End where a connection ends in the middle of a frame."""
+    async with HookServer(f"{path}.inner", default=hookanswers.echo(), keep_calls=False):
+        fragile = _Fragile(path, f"{path}.inner")
+        await fragile.start()
+        try:
+            yield
+        finally:
+            await fragile.die()
+
+
+class _Fragile:
+    """Listens in a server's place until a client breaks off in the middle of a frame."""
+
+    def __init__(self, path: str, inner: str) -> None:
+        self._path = path
+        self._inner = inner
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self._path)
+
+    async def die(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            os.unlink(self._path)
+        for writer in self._writers:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(self._inner)
+        self._writers |= {writer, inner_writer}
+        back = asyncio.create_task(_copied(inner_reader, writer))
+        sent = await _copied(reader, inner_writer)
+        if ends_inside_a_frame(sent):
+            await self.die()
+        await back
+
+
+async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Copy until the end of what is read, close the other side, and return what came."""
+    copied = bytearray()
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            copied += data
+            writer.write(data)
+    writer.close()
+    return bytes(copied)
+
+
+def ends_inside_a_frame(sent: bytes) -> bool:
+    """Tell whether a client's bytes end before the frame does that they began (RFC 9113, sections 3.4 and 4.1)."""
+    at = 24
+    while at < len(sent):
+        at += 9 + int.from_bytes(sent[at : at + 3], "big")
+    return at > len(sent) > 0
+
+
+class _AnyMethod(grpc.GenericRpcHandler):
+    """Answers every method of every service."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        async def answer(message: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@asynccontextmanager
+async def answers_any_method(path: str) -> AsyncIterator[None]:
+    """Do not look at what is called."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_AnyMethod(),))
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+# -- the tables ------------------------------------------------------------------------------------------------------
+
+
+BROKEN: dict[str, Tried] = {
+    "serves no hook point": breaking("serves", hookanswers.BY_NAME["unimplemented"]),
+    "fails": breaking("plain", hookanswers.BY_NAME["fail"]),
+    "answers no message": breaking("plain", hookanswers.garbage),
+    "answers too much": breaking("plain", hookanswers.huge),
+    "sets a bad value": breaking("values", lambda: hookanswers.koordlet(cpu_period=5)),
+    "forgets a number of its echo": breaking("echo", forgets_a_number),
+    "forgets entries of its echo": breaking("echo", forgets_entries),
+    "answers differently each time": breaking("same-answer", counts),
+    "crashes on an empty request": breaking("empty", crashes_on_nothing),
+    "dies of an empty request": Tried(dies_of_nothing, frozenset({"empty"})),
+    "crashes without metadata": breaking("missing", lambda: crashes_without("pod_meta")),
+    "refuses unknown fields": breaking("unknown-fields", refuses_unknown_fields),
+    "answers unknown fields": breaking("unknown-fields", answers_unknown_fields),
+    "answers any method": Tried(answers_any_method, frozenset({"unknown-method"})),
+    "refuses big requests": breaking("big", refuses_big_requests),
+    "mixes pods up": breaking("concurrency", mixes_pods_up),
+    "mixes numbers up": breaking("concurrency", mixes_numbers_up),
+    "takes few calls at once": breaking("concurrency", takes_few_at_once),
+    "is locked by a cancelled call": breaking(
+        "cancelled", lambda: breaks_when_cancelled(hookanswers.status(grpc.StatusCode.ABORTED, "locked"))
+    ),
+    "hangs after a cancelled call": breaking(
+        "cancelled", lambda: breaks_when_cancelled(hookanswers.hang()), timeout_seconds=1.0
+    ),
+    "dies of a broken connection": Tried(dies_of_a_broken_connection, frozenset({"broken-connection"})),
+    "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),
+    "hangs when busy": breaking("deadline", hangs_when_busy, timeout_seconds=1.0),
+    "hangs without a cgroup parent": Tried(
+        lambda path: HookServer(
+            path,
+            {"PreRunPodSandbox": hangs_without("cgroup_parent"), "PreCreateContainer": hangs_without("pod_labels")},
+            keep_calls=False,
+        ),
+        frozenset({"deadline"}),
+        timeout_seconds=0.5,
+    ),
+}
+"""Servers by what is wrong with them."""
+
+GOOD: dict[str, Made] = {
+    "an empty answer": answering(hookanswers.empty()),
+    "an echo": answering(hookanswers.echo()),
+    "koordlet": answering(hookanswers.koordlet(cpu_quota=-1, cpuset_cpus="")),
+    "a refusal": answering(hookanswers.BY_NAME["refuse"]()),
+    "a slow one": answering(hookanswers.after(0.002, hookanswers.echo())),
+}
+"""Servers that keep every rule."""

@@ -1,0 +1,94 @@
+"""A hook server for tests, in this process or one of its own: its hooks do what the pod's annotation DO says."""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, PodContext, main, reject
+
+DO = "do"
+SECRET = "canary-4711"
+"""Stands in annotations and in texts of foreign exceptions: nobody may repeat it."""
+SLOW_SECONDS = 0.6
+"""Of each of the two hooks: together more than the server goes on taking calls, less than it lets them run."""
+
+
+class Unprintable(Exception):
+    """A foreign exception with a text that quotes a value."""
+
+
+def refuse(container: ContainerContext) -> None:
+    reject("not on my node")
+
+
+def malformed(container: ContainerContext) -> None:
+    raise Malformed(f"annotation {DO}", "must be a verb")
+
+
+def boom(container: ContainerContext) -> None:
+    raise Unprintable(SECRET)
+
+
+def leave(container: ContainerContext) -> None:
+    sys.exit(SECRET)
+
+
+def unsayable(container: ContainerContext) -> None:
+    del container.env["A"]
+
+
+def slow(container: ContainerContext) -> None:
+    time.sleep(SLOW_SECONDS)
+
+
+def hang(container: ContainerContext) -> None:
+    time.sleep(3600)
+
+
+ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
+    "": lambda container: None,
+    "refuse": refuse,
+    "malformed": malformed,
+    "boom": boom,
+    "leave": leave,
+    "unsayable": unsayable,
+    "slow": slow,
+    "hang": hang,
+}
+
+
+class Obedient(Hook):
+    """Does what it is told, then leaves a mark in the environment."""
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        ACTIONS[container.pod.annotations.get(DO, "")](container)
+        container.env["MARKS"] = container.env.get("MARKS", "") + "o"
+
+
+class Dreamy(Hook):
+    """The same, on the event loop; what it is told to do may take a while."""
+
+    name = "dreamy"
+    mark = "d"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--mark", default="d")
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        if len(arguments.mark) != 1:
+            raise ValueError("--mark: write\none letter")
+        self.mark = arguments.mark
+
+    async def pre_create_container(self, container: ContainerContext) -> None:
+        await asyncio.sleep(0.001)
+        ACTIONS[container.pod.annotations.get(DO, "")](container)
+        container.env["MARKS"] = container.env.get("MARKS", "") + self.mark
+
+    async def post_stop_pod_sandbox(self, pod: PodContext) -> None:
+        await asyncio.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main(Obedient(), Dreamy())

@@ -1,0 +1,117 @@
+"""The event loop in the background: results, errors, cancelling, and its end."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError
+
+import pytest
+
+from runtimeproxy_hooks.sdk.background import BackgroundLoop
+
+LONG_SECONDS = 20.0
+
+
+@pytest.fixture
+def loop() -> Iterator[BackgroundLoop]:
+    made = BackgroundLoop()
+    yield made
+    made.close(LONG_SECONDS)
+
+
+def test_what_is_ended_runs_on_the_loops_thread(loop: BackgroundLoop) -> None:
+    threads = []
+
+    async def run() -> None:
+        await asyncio.sleep(0)
+        threads.append(threading.current_thread().name)
+
+    for _ in range(2):
+        loop.submit(run()).result(LONG_SECONDS)
+    assert threads == ["hook-event-loop"] * 2
+
+
+def test_whatever_can_be_ended_is(loop: BackgroundLoop) -> None:
+    class Awaitable:
+        ended = False
+
+        def __await__(self) -> Iterator[None]:
+            yield
+            self.ended = True
+
+    it = Awaitable()
+    loop.submit(it).result(LONG_SECONDS)
+    assert it.ended
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"), [(KeyError("a"), KeyError), (SystemExit(3), RuntimeError), (KeyboardInterrupt(), RuntimeError)]
+)
+def test_an_error_comes_back_and_the_loop_goes_on(
+    loop: BackgroundLoop, error: BaseException, seen: type[Exception]
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(seen):
+            loop.submit(fail()).result(LONG_SECONDS)
+
+
+def test_what_is_cancelled_wakes_its_waiter_and_is_told(loop: BackgroundLoop) -> None:
+    began, told = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.set()
+
+    running = loop.submit(wait())
+    assert began.wait(LONG_SECONDS)
+    assert running.cancel()
+    with pytest.raises(CancelledError):
+        running.result(LONG_SECONDS)
+    assert told.wait(LONG_SECONDS)
+
+
+def test_its_end_cancels_what_runs_and_closes_generators() -> None:
+    loop = BackgroundLoop()
+    began, closed = threading.Event(), threading.Event()
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            closed.set()
+
+    async def wait() -> None:
+        async for _ in numbers():
+            began.set()
+            await asyncio.Event().wait()
+
+    running = loop.submit(wait())
+    assert began.wait(LONG_SECONDS)
+    for _ in range(2):
+        loop.close(LONG_SECONDS)
+    with pytest.raises(CancelledError):
+        running.result(LONG_SECONDS)
+    assert closed.is_set()
+
+
+def test_a_method_that_blocks_the_loop_does_not_hold_its_end_up() -> None:
+    loop = BackgroundLoop()
+    began, released = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        began.set()
+        released.wait(LONG_SECONDS)
+
+    running = loop.submit(block())
+    assert began.wait(LONG_SECONDS)
+    loop.close(0.05)
+    assert not running.done()
+    released.set()
+    running.result(LONG_SECONDS)
+    loop.close(LONG_SECONDS)

@@ -1,0 +1,271 @@
+"""A hook server as a process: its flags, its file, signals, kills, and what stands against a start."""
+
+import argparse
+import os
+import re
+import signal
+import socket
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from runtimeproxy_hooks.sdk import ContainerContext, Hook, main
+from runtimeproxy_hooks.sdk.command import LOOK_SECONDS
+from tests.hooks.sdk import callers
+from tests.hooks.sdk.callers import call, request
+from tests.hooks.sdk.child import SECRET, Dreamy, Obedient
+from tests.hooks.sdk.processes import LONG_SECONDS, Process, eventually, running
+
+POINTS = ["PreCreateContainer", "PostStopPodSandbox"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir(mode=0o700)
+    return path
+
+
+# A life.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_registers_serves_and_leaves_nothing(folder: Path, number: int) -> None:
+    with running(folder) as server:
+        assert server.registered() == {
+            "remote-endpoint": str(server.socket),
+            "failure-policy": "Ignore",
+            "runtime-hooks": POINTS,
+        }
+        assert stat.S_IMODE(server.socket.lstat().st_mode) == 0o600
+        assert (await call(str(server.socket), request())).envs == {"MARKS": "od"}
+        assert server.end(number) == 0
+        assert os.listdir(server.registrations) == []
+        assert not server.socket.exists()
+        first, last = server.log.splitlines()
+    assert first.endswith(
+        f" INFO runtimeproxy_hooks.sdk.command: obedient-dreamy serves {', '.join(POINTS)} on {server.socket}, "
+        f"registered in {server.file}"
+    )
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO ", first)
+    assert last.endswith(f" {signal.Signals(number).name}: ending")
+
+
+async def test_its_flags_go_into_the_file_and_to_the_hooks(folder: Path) -> None:
+    flags = ("--order=7", "--failure-policy=Fail", "--timeout=500ms", "--mark=x")
+    with running(folder, *flags, file="07-obedient-dreamy.json") as server:
+        assert server.registered() == {
+            "remote-endpoint": str(server.socket),
+            "failure-policy": "Fail",
+            "runtime-hooks": POINTS,
+            "timeout": "500ms",
+        }
+        assert (await call(str(server.socket), request())).envs == {"MARKS": "ox"}
+
+
+async def test_it_serves_without_registering(folder: Path) -> None:
+    with running(folder, "--register-dir=") as server:
+        assert (await call(str(server.socket), request())).envs == {"MARKS": "od"}
+        time.sleep(LOOK_SECONDS)
+        assert not server.registrations.exists()
+        assert server.log.endswith(f" on {server.socket}, not registered\n")
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_its_debug_lines_name_calls_and_no_values(folder: Path) -> None:
+    with running(folder, "--log-level=debug") as server:
+        for do in ("", "boom", "no action"):
+            callers.status(str(server.socket), request(do, other=SECRET))
+        assert re.search(r" DEBUG \S+: PreCreateContainer: ns/pod/main in \d+\.\d{3} ms\n", server.log)
+        assert " obedient at PreCreateContainer: Unprintable at " in server.log
+        assert "raise Unprintable(SECRET)" in server.log  # the traceback's code
+        assert SECRET not in server.log
+        assert " asyncio: " not in server.log  # the debug lines of libraries may hold values
+
+
+# Its end, and calls.
+
+
+def test_a_call_in_flight_ends_first(folder: Path) -> None:
+    with running(folder) as server, ThreadPoolExecutor(1) as caller:
+        waiting = caller.submit(callers.status, str(server.socket), request("slow"))
+        time.sleep(0.3)
+        assert server.end(signal.SIGTERM) == 0
+        assert waiting.result() == (grpc.StatusCode.OK, "")
+
+
+def test_a_call_that_comes_while_it_leaves_is_served(folder: Path) -> None:
+    with running(folder) as server:
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: not server.file.exists())
+        assert callers.status(str(server.socket), request()) == (grpc.StatusCode.OK, "")
+        assert server.process.wait(LONG_SECONDS) == 0
+
+
+@pytest.mark.slow
+def test_a_call_that_hangs_is_left_behind(folder: Path) -> None:
+    with running(folder) as server, ThreadPoolExecutor(1) as caller:
+        waiting = caller.submit(callers.status, str(server.socket), request("hang"))
+        time.sleep(0.3)
+        assert server.end(signal.SIGTERM) == 0
+        assert waiting.result()[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+        assert server.log.endswith("1 calls did not end in time and are left behind\n")
+        assert not server.socket.exists()
+
+
+async def test_after_a_kill_the_next_start_takes_over(folder: Path) -> None:
+    with running(folder) as server:
+        assert server.end(signal.SIGKILL) == -signal.SIGKILL
+        assert server.socket.is_socket()
+        assert server.file.exists()
+    with running(folder) as server:
+        assert (await call(str(server.socket), request())).envs == {"MARKS": "od"}
+        assert server.registered()["remote-endpoint"] == str(server.socket)
+        assert server.end(signal.SIGTERM) == 0
+        assert not server.socket.exists()
+        assert os.listdir(server.registrations) == []
+
+
+# The file.
+
+
+def test_its_file_is_written_again_but_not_after_the_end(folder: Path) -> None:
+    with running(folder) as server:
+        written = server.file.read_bytes()
+        server.file.unlink()
+        eventually(server.file.exists)
+        server.file.write_bytes(b"{}")
+        eventually(lambda: server.file.read_bytes() == written)
+        assert f"{server.file} had vanished: written again" in server.log
+        eventually(lambda: f"{server.file} was changed: written again" in server.log)
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "ending" in server.log)
+        eventually(lambda: not server.file.exists())
+        server.file.write_bytes(b"another's")
+        assert server.process.wait(LONG_SECONDS) == 0
+        assert server.file.read_bytes() == b"another's"
+
+
+# What stands against a start.
+
+
+def refused(folder: Path, *flags: str) -> tuple[int, str]:
+    server = Process(folder, *flags)
+    return server.process.wait(LONG_SECONDS), server.log
+
+
+def test_a_live_socket_of_another_program_is_refused(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(folder / "a.sock"))
+        other.listen()
+        code, line = refused(folder)
+        assert code == 1
+        assert line == (
+            f"obedient-dreamy: error: another process (pid {os.getpid()}) listens on {folder}/a.sock; "
+            "stop it first or choose another --endpoint\n"
+        )
+        assert (folder / "a.sock").is_socket()
+    assert not (folder / "hookserver.d").exists()
+
+
+def test_a_file_that_cannot_be_written_ends_it_and_leaves_no_socket(folder: Path) -> None:
+    (folder / "hookserver.d").write_text("no directory")
+    code, line = refused(folder)
+    assert code == 1
+    assert line == (
+        f"obedient-dreamy: error: cannot write {folder}/hookserver.d/obedient-dreamy.json: File exists; "
+        "check the directory or set --register-dir\n"
+    )
+    assert not (folder / "a.sock").exists()
+
+
+@pytest.mark.slow
+async def test_of_several_starts_at_once_one_serves(folder: Path) -> None:
+    servers = [Process(folder) for _ in range(4)]
+    try:
+        eventually(lambda: sum(server.process.poll() == 1 for server in servers) == 3)
+        [first] = [server for server in servers if server.process.poll() is None]
+        for server in servers:
+            if server is not first:
+                expected = rf"obedient-dreamy: error: another hook server \(pid {first.process.pid}\) listens on .*\n"
+                assert re.fullmatch(expected, server.log)
+        first.wait_ready()
+        assert (await call(str(first.socket), request())).envs == {"MARKS": "od"}
+        assert first.registered()["remote-endpoint"] == str(first.socket)
+        assert first.end(signal.SIGTERM) == 0
+    finally:
+        for server in servers:
+            server.process.kill()
+            server.process.wait(LONG_SECONDS)
+
+
+# The command line, in this process: nothing of it starts a server.
+
+
+class Pointless(Hook):
+    """Has no method named like a hook point."""
+
+
+class Clashing(Obedient):
+    """Has a flag that the SDK has already."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--timeout")
+
+
+class Fileless(Obedient):
+    """Needs a file that is not there."""
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/nowhere")
+
+
+class Fine(Hook):
+    """Is fine; its name may be not."""
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        raise AssertionError("nothing is served here")
+
+
+@pytest.mark.parametrize(
+    ("hooks", "name", "argv", "line"),
+    [
+        ([Dreamy()], "", ["--mark=xy"], "dreamy: error: --mark: write one letter"),
+        ([Dreamy()], "", ["--nark=x"], "dreamy: error: unrecognized arguments: --nark=x; --help lists the flags"),
+        ([Obedient()], "", ["--mark=x"], "obedient: error: unrecognized arguments: --mark=x; --help lists the flags"),
+        ([Fileless()], "", [], "fileless: error: [Errno 2] No such file or directory: '/nowhere'"),
+        (
+            [Dreamy(), Dreamy()],
+            "two",
+            [],
+            "two: error: two hooks, or a hook and the SDK, have the same flag: argument --mark: conflicting option "
+            "string: --mark; rename one",
+        ),
+        (
+            [Clashing()],
+            "",
+            [],
+            "clashing: error: two hooks, or a hook and the SDK, have the same flag: argument --timeout: conflicting "
+            "option string: --timeout; rename one",
+        ),
+        ([], "", [], "error: there is no hook to serve; give main one: main(MyHook())"),
+        ([Fine], "", [], "error: <class 'tests.hooks.sdk.test_command.Fine'> is no hook; give main instances of "),
+        ([Pointless()], "", [], "pointless: error: Pointless has no method named like a hook point; there are pre_"),
+        ([Fine()], "a/b", [], "a/b: error: 'a/b' cannot be in a file's name; use letters, digits, '.', '_' and '-'"),
+        ([Fine()], ".a", [], ".a: error: '.a' cannot be in a file's name; use letters, digits, '.', '_' and '-'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    capsys: pytest.CaptureFixture[str], hooks: list[Hook], name: str, argv: list[str], line: str
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(*hooks, name=name, argv=argv)
+    assert exited.value.code == 2
+    said, empty = capsys.readouterr().err.split("\n")
+    assert not empty
+    assert line in said
+    assert ": error: " in said

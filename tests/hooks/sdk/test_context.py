@@ -1,0 +1,269 @@
+"""What a hook's method is given: which field is seen where, what can be edited at which hook point, and the answer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
+from runtimeproxy.merge import check, difference, echo, limited
+from runtimeproxy.model import (
+    MAP_FIELDS,
+    RESOURCE_FIELDS,
+    Adjustment,
+    ContainerInfo,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    Resources,
+)
+from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
+from runtimeproxy_hooks.sdk.errors import NotSayable
+from tests.merge_cases import BAD, GOOD
+
+RUN_POD, CREATE = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
+POINTS = pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
+CANARY = "canary-value"
+
+POD = PodInfo(
+    name="web",
+    uid="u-1",
+    namespace="shop",
+    attempt=2,
+    runtime_handler="kata",
+    labels={"app": "web"},
+    annotations={"note": CANARY},
+    cgroup_parent="/kubepods/podu-1",
+    overhead=Resources(cpu_shares=7),
+    resources=Resources(cpu_shares=512),
+)
+CONTAINER = ContainerInfo(
+    id="c1",
+    name="main",
+    attempt=3,
+    annotations={"hash": "1"},
+    resources=Resources(cpu_quota=50_000, cpuset_cpus="0-3"),
+    envs={"PATH": "/bin", "SECRET": CANARY},
+)
+
+Context = PodContext | ContainerContext
+
+
+def request_at(point: HookPoint) -> HookRequest:
+    return HookRequest(POD, CONTAINER if point.subject is SubjectKind.CONTAINER else None)
+
+
+def context_at(point: HookPoint) -> Context:
+    kind: Any = ContainerContext if point.subject is SubjectKind.CONTAINER else PodContext
+    context: Context = kind(point, request_at(point))
+    return context
+
+
+# -- what is seen ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_as_it_was_sent() -> None:
+    pod = PodContext(RUN_POD, HookRequest(POD))
+    assert (pod.hook_point, pod.name, pod.namespace, pod.uid, pod.attempt) == (
+        "PreRunPodSandbox",
+        "web",
+        "shop",
+        "u-1",
+        2,
+    )
+    assert (pod.runtime_handler, pod.cgroup_parent) == ("kata", "/kubepods/podu-1")
+    assert (dict(pod.labels), dict(pod.annotations)) == (POD.labels, POD.annotations)
+    assert (pod.resources.cpu_shares, pod.resources.cpu_quota, pod.overhead.cpu_shares) == (512, None, 7)
+
+
+def test_a_container_and_its_pod_as_they_were_sent() -> None:
+    container = ContainerContext(CREATE, HookRequest(POD, CONTAINER))
+    assert (container.hook_point, container.name, container.id, container.attempt) == (
+        "PreCreateContainer",
+        "main",
+        "c1",
+        3,
+    )
+    assert (dict(container.env), dict(container.annotations)) == (CONTAINER.envs, CONTAINER.annotations)
+    assert (container.resources.cpu_quota, container.resources.cpu_shares) == (50_000, None)
+    pod = container.pod
+    assert (pod.name, pod.namespace, pod.uid, pod.attempt) == ("web", "shop", "u-1", 2)
+    assert (dict(pod.labels), dict(pod.annotations), pod.resources.cpu_shares) == (POD.labels, POD.annotations, 512)
+
+
+@pytest.mark.parametrize(("own", "seen"), [("", "/kubepods/podu-1"), ("/mine", "/mine")])
+def test_the_cgroup_parent_of_a_container_is_its_pods_unless_it_has_its_own(own: str, seen: str) -> None:
+    request = HookRequest(POD, replace(CONTAINER, cgroup_parent=own))
+    assert ContainerContext(CREATE, request).cgroup_parent == seen
+
+
+def test_a_request_without_anything_can_be_read() -> None:
+    container = ContainerContext(CREATE, HookRequest(PodInfo()))
+    assert (container.name, container.id, dict(container.env), container.resources.cpu_shares) == ("", "", {}, None)
+    assert container.answer() == HookAnswer()
+    assert PodContext(RUN_POD, HookRequest(PodInfo())).answer() == HookAnswer()
+
+
+@POINTS
+def test_the_text_of_a_context_has_no_value(point: HookPoint) -> None:
+    context = context_at(point)
+    assert repr(context).startswith(f"<{point.name} of ")
+    assert "shop/web" in repr(context)
+    pod = context.pod if isinstance(context, ContainerContext) else context
+    everything = [context, pod, pod.labels, pod.annotations, context.annotations, getattr(context, "env", None)]
+    assert CANARY not in f"{everything} {everything!s}"
+
+
+# -- what can be edited ----------------------------------------------------------------------------------------------
+
+EDITS: Mapping[Part, tuple[str, Callable[[Any], None]]] = {
+    Part.LABELS: ("labels", lambda context: context.labels.update(new="1")),
+    Part.ANNOTATIONS: ("annotations", lambda context: context.annotations.update(new="1")),
+    Part.ENVS: ("env", lambda context: context.env.update(NEW="1")),
+    Part.CGROUP_PARENT: ("cgroup_parent", lambda context: setattr(context, "cgroup_parent", "/new")),
+    Part.RESOURCES: ("cpu_shares", lambda context: setattr(context.resources, "cpu_shares", 2)),
+}
+CHANGED: Mapping[Part, Adjustment] = {
+    Part.LABELS: Adjustment(labels={"new": "1"}),
+    Part.ANNOTATIONS: Adjustment(annotations={"new": "1"}),
+    Part.ENVS: Adjustment(envs={"NEW": "1"}),
+    Part.CGROUP_PARENT: Adjustment(cgroup_parent="/new"),
+    Part.RESOURCES: Adjustment(resources={"cpu_shares": 2}),
+}
+
+
+@POINTS
+def test_an_answer_without_edits_is_an_echo(point: HookPoint) -> None:
+    assert context_at(point).answer() == echo(request_at(point))
+
+
+SUBJECTS_WITHOUT = {Part.LABELS: SubjectKind.CONTAINER, Part.ENVS: SubjectKind.POD}
+"""A container has no labels, a pod no environment."""
+PARTS = [(point, part) for point in HOOK_POINTS for part in EDITS if SUBJECTS_WITHOUT.get(part) is not point.subject]
+HAVE_AN_EFFECT = [(point, part) for point, part in PARTS if part in point.applies]
+HAVE_NONE = [(point, part) for point, part in PARTS if part not in point.applies]
+
+
+def test_every_part_that_has_an_effect_can_be_edited_somewhere() -> None:
+    assert len(HAVE_AN_EFFECT) == sum(len(point.applies) for point in HOOK_POINTS)
+
+
+@pytest.mark.parametrize(("point", "part"), HAVE_AN_EFFECT, ids=lambda value: str(getattr(value, "name", value)))
+def test_what_has_an_effect_can_be_edited(point: HookPoint, part: Part) -> None:
+    context = context_at(point)
+    EDITS[part][1](context)
+    change = limited(point, difference(request_at(point), context.answer()))
+    assert replace(change, confirmed=frozenset()) == CHANGED[part]
+
+
+@pytest.mark.parametrize(("point", "part"), HAVE_NONE, ids=lambda value: str(getattr(value, "name", value)))
+def test_what_has_no_effect_cannot_be_edited(point: HookPoint, part: Part) -> None:
+    name, edit = EDITS[part]
+    context = context_at(point)
+    why = "can be changed any more" if point.stage is Stage.POST else "can change .* only"
+    with pytest.raises(NotSayable, match=rf"^{name}: .*{point.name} .*{why}$"):
+        edit(context)
+    assert context.answer() == echo(request_at(point))
+
+
+def test_the_refusal_names_what_can_be_changed() -> None:
+    with pytest.raises(
+        NotSayable, match="at PreUpdateContainerResources a hook server can change annotations, resources only"
+    ):
+        ContainerContext(BY_NAME["PreUpdateContainerResources"], HookRequest(POD, CONTAINER)).env["A"] = "1"
+
+
+@pytest.mark.parametrize(
+    "point", [p for p in HOOK_POINTS if p.subject is SubjectKind.CONTAINER], ids=lambda p: str(p.name)
+)
+def test_the_pod_of_a_container_can_only_be_read(point: HookPoint) -> None:
+    container = ContainerContext(point, HookRequest(POD, CONTAINER))
+    pod: Any = container.pod
+    for edit in (
+        lambda: pod.labels.update(a="1"),
+        lambda: pod.annotations.update(a="1"),
+        lambda: pod.labels.pop("app"),
+        lambda: setattr(pod.resources, "cpu_shares", 2),
+    ):
+        with pytest.raises(NotSayable, match="cannot change its pod"):
+            edit()
+    with pytest.raises(AttributeError):
+        pod.name = "other"
+    assert container.answer() == echo(HookRequest(POD, CONTAINER))
+
+
+def test_the_overhead_of_a_pod_can_only_be_read() -> None:
+    with pytest.raises(NotSayable, match="overhead can only be read"):
+        PodContext(RUN_POD, HookRequest(POD)).overhead.cpu_shares = 2
+
+
+@POINTS
+@pytest.mark.parametrize("name", ["name", "labels", "env", "resources", "annotations", "cgroupparent", "hook_point"])
+def test_attributes_are_edited_and_not_replaced(point: HookPoint, name: str) -> None:
+    context = context_at(point)
+    with pytest.raises(NotSayable, match=rf"^{name} cannot be assigned; cgroup_parent can, and maps entry by entry"):
+        setattr(context, name, {})
+    assert context.answer() == echo(request_at(point))
+
+
+@pytest.mark.parametrize("path", ["", None, 3, "/a\udcff", "a", "/a/../b", "/a\0"])
+def test_a_cgroup_parent_that_cannot_be_said(path: Any) -> None:
+    container = ContainerContext(CREATE, HookRequest(POD, CONTAINER))
+    with pytest.raises(NotSayable, match=r"^cgroup_parent: must be an absolute path"):
+        container.cgroup_parent = path
+    assert container.cgroup_parent == "/kubepods/podu-1"
+
+
+@pytest.mark.parametrize("odd", ["kubepods", "/kubepods/../x"])
+def test_an_odd_cgroup_parent_of_the_kubelet_can_be_said_again(odd: str) -> None:
+    pod = PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent=odd)))
+    pod.cgroup_parent = "/other"
+    pod.cgroup_parent = odd
+    assert pod.answer().cgroup_parent == odd
+
+
+# -- the tables of the proxy's own check -----------------------------------------------------------------------------
+
+
+def apply(answer: HookAnswer) -> None:
+    """Make the edits of an answer to a request without anything, and check that it comes out."""
+    pod, container = PodContext(RUN_POD, HookRequest(PodInfo())), ContainerContext(CREATE, HookRequest(PodInfo()))
+    pod.labels.update(answer.labels)
+    container.annotations.update(answer.annotations)
+    container.env.update(answer.envs)
+    if answer.cgroup_parent:
+        container.cgroup_parent = answer.cgroup_parent
+    for name in RESOURCE_FIELDS if answer.resources else ():
+        value = getattr(answer.resources, name)
+        if name in MAP_FIELDS:
+            getattr(container.resources, name).update(value)
+        elif value:
+            setattr(container.resources, name, value)
+    said = replace(container.answer(), labels=pod.answer().labels)
+    assert (said.resources or Resources()) == (answer.resources or Resources())
+    assert replace(said, resources=None) == replace(answer, resources=None)
+
+
+@pytest.mark.parametrize("answer", GOOD, ids=range(len(GOOD)))
+def test_what_the_proxy_takes_can_be_said(answer: HookAnswer) -> None:
+    apply(answer)
+
+
+@pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
+def test_what_the_proxy_refuses_cannot_be_said(field: str, answer: HookAnswer) -> None:
+    name = field.removeprefix("resources.").replace("envs", "env")
+    with pytest.raises(NotSayable, match=rf"^{name}: "):
+        apply(answer)
+
+
+def test_every_field_of_an_answer_is_answered() -> None:
+    pod, container = context_at(RUN_POD), context_at(CREATE)
+    for part, (_, edit) in EDITS.items():
+        for context, point in ((pod, RUN_POD), (container, CREATE)):
+            if part in point.applies:
+                edit(context)
+    answers = {RUN_POD: pod.answer(), CREATE: container.answer()}
+    for point, answer in answers.items():
+        check(difference(request_at(point), answer))
+    assert all(any(getattr(answer, field.name) for answer in answers.values()) for field in fields(HookAnswer))

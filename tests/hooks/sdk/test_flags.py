@@ -1,0 +1,101 @@
+"""The flags of a hook server: what they give, and the one line for what is wrong."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.config import parse_duration
+from runtimeproxy.errors import ConfigError
+from runtimeproxy_hooks.sdk.flags import parser
+
+
+def test_without_flags_the_defaults_hold() -> None:
+    assert vars(parser("gpu").parse_args([])) == {
+        "endpoint": "/var/run/runtimeproxy-hooks/gpu.sock",
+        "register_dir": "/etc/runtime/hookserver.d",
+        "failure_policy": "Ignore",
+        "order": None,
+        "timeout": None,
+        "log_level": "info",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--endpoint=/run/a.sock", "/run/a.sock"),
+        ("--endpoint=unix:/run/a.sock", "/run/a.sock"),
+        ("--endpoint=unix:///run/a.sock", "/run/a.sock"),
+        ("--register-dir=", ""),
+        ("--register-dir=/a", "/a"),
+        ("--failure-policy=Fail", "Fail"),
+        ("--order=0", 0),
+        ("--order=07", 7),
+        ("--order=99", 99),
+        ("--timeout=500ms", "500ms"),
+        ("--timeout=1.5s", "1.5s"),
+        ("--timeout=2", "2"),
+        ("--log-level=debug", "debug"),
+    ],
+)
+def test_a_flag_gives_its_value(flag: str, value: object) -> None:
+    name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
+    assert vars(parser("gpu").parse_args([flag]))[name] == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--endpoint=a.sock"], "argument --endpoint: 'a.sock' is no unix socket: write /path, unix:/path or "),
+        (["--endpoint=/run/"], "argument --endpoint: '/run/' is no unix socket: write /path, unix:/path or "),
+        (["--endpoint=/r\0n"], "argument --endpoint: '/r\\x00n' is no unix socket: write /path, unix:/path or "),
+        (["--endpoint=tcp://1.2.3.4:5"], "argument --endpoint: 'tcp://1.2.3.4:5' is no unix socket: write /path, "),
+        (["--failure-policy=fail"], "argument --failure-policy: invalid choice: 'fail' (choose from "),
+        (["--order=100"], "argument --order: '100' is no place: write a number from 0 to 99"),
+        (["--order=-1"], "argument --order: '-1' is no place: write a number from 0 to 99"),
+        (["--order=\N{SUPERSCRIPT TWO}"], "argument --order: '²' is no place: write a number from 0 to 99"),
+        (["--timeout=0s"], "argument --timeout: '0s' is no time limit: write one above zero, like 500ms, 2s or 1m"),
+        (["--timeout=1h"], "argument --timeout: '1h' is no time limit: write one above zero, like 500ms, 2s or 1m"),
+        (["--log-level=trace"], "argument --log-level: invalid choice: 'trace' (choose from "),
+        (["--log=debug"], "unrecognized arguments: --log=debug"),
+        (["gpu"], "unrecognized arguments: gpu"),
+        (["--order"], "argument --order: expected one argument"),
+    ],
+)
+def test_what_is_wrong_is_said_on_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], line: str) -> None:
+    with pytest.raises(SystemExit) as exited:
+        parser("gpu").parse_args(flags)
+    assert exited.value.code == 2
+    said, empty = capsys.readouterr().err.split("\n")
+    assert not empty
+    assert said.startswith(f"gpu: error: {line}")
+    assert said.endswith("; --help lists the flags")
+
+
+def test_help_names_every_flag_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        parser("gpu").parse_args(["--help"])
+    assert not exited.value.code
+    said = " ".join(capsys.readouterr().out.split())
+    for words in ("--endpoint SOCKET", "gpu.sock)", "--register-dir FOLDER", "hookserver.d); ", "(default Ignore)"):
+        assert words in said
+    for words in ("--order NUMBER", "0 to 99", "--timeout TIME", "--log-level", "default info"):
+        assert words in said
+
+
+_PARTS = st.sampled_from(["0", "1", "9", "000000000", "1234567890", ".", "ms", "s", "m", "h", "", "-", "1e3", "٣"])
+
+
+@given(st.lists(_PARTS, max_size=5).map("".join))
+def test_a_timeout_is_taken_just_when_the_proxy_reads_it(text: str) -> None:
+    try:
+        parse_duration(text, "")
+        read = True
+    except ConfigError:
+        read = False
+    try:
+        parser("gpu").parse_args([f"--timeout={text}"])
+        taken = True
+    except SystemExit:
+        taken = False
+    assert taken == read

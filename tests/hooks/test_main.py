@@ -1,0 +1,103 @@
+"""``python -m runtimeproxy_hooks``: which hooks it serves, in which order, and what it says of a wrong name."""
+
+import importlib.util
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy_hooks import Hook
+from runtimeproxy_hooks import __main__ as hosting
+from runtimeproxy_hooks.sdk.hook import hook_name
+from tests.hooks.sdk.callers import call, request
+from tests.hooks.sdk.processes import running
+
+NAMES = sorted(hosting.HOOKS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_is_its_hooks_own(name: str) -> None:
+    hook = hosting.load(name)
+    assert hook_name(hook) == name
+    assert hook.points
+
+
+def test_every_hook_in_the_folder_stands_in_the_table() -> None:
+    package = importlib.util.find_spec("runtimeproxy_hooks")
+    assert package is not None
+    assert package.origin is not None
+    files = Path(package.origin).parent.glob("*.py")
+    served = {file.stem for file in files if "    main(" in file.read_text()}
+    assert served - {"demo", "__main__"} == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("words", "hooks", "name", "flags"),
+    [
+        (["gpu"], ["gpu"], "gpu", []),
+        (["gpu", "cpuset", "--order", "5", "rdt"], ["gpu", "cpuset"], "gpu-cpuset", ["--order", "5", "rdt"]),
+        (["cpuset", "gpu"], ["cpuset", "gpu"], "cpuset-gpu", []),
+        (["all", "--help"], NAMES, "all", ["--help"]),
+    ],
+)
+def test_the_named_hooks_are_served_in_this_order(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], hooks: list[str], name: str, flags: list[str]
+) -> None:
+    served: list[object] = []
+
+    def record(*hooks: Hook, name: str, argv: list[str]) -> None:
+        served.extend([[hook_name(hook) for hook in hooks], name, argv])
+
+    monkeypatch.setattr(hosting, "main", record)
+    monkeypatch.setattr(sys, "argv", ["runtimeproxy-hooks", *words])
+    hosting.run()
+    assert served == [hooks, name, flags]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], f"name the hooks to serve first: {', '.join(NAMES)}, or all"),
+        (["--order=5"], f"name the hooks to serve first: {', '.join(NAMES)}, or all"),
+        (["--help", "gpu"], f"name the hooks to serve first: {', '.join(NAMES)}, or all"),
+        (["gpu", "gppu"], f"there is no hook 'gppu'; there are {', '.join(NAMES)}; all stands alone"),
+        (["gpu", "all"], f"there is no hook 'all'; there are {', '.join(NAMES)}; all stands alone"),
+        (["gpu", "cpuset", "gpu"], "gpu is named twice"),
+    ],
+)
+def test_a_wrong_name_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+    with pytest.raises(SystemExit) as exited:
+        hosting.run(words)
+    assert exited.value.code == 2
+    assert capsys.readouterr().err == f"runtimeproxy-hooks: error: {line}\n"
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_the_hooks(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with pytest.raises(SystemExit) as exited:
+        hosting.run([flag])
+    assert not exited.value.code
+    assert f"hooks: {', '.join(NAMES)}\n" in capsys.readouterr().out
+
+
+def test_all_hooks_bear_each_others_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        hosting.run(["all", "--help"])
+    assert not exited.value.code
+    assert "/all.sock" in capsys.readouterr().out
+
+
+DEVICES = "scheduling.koordinator.sh/device-allocated"
+STATUS = "scheduling.koordinator.sh/resource-status"
+
+
+async def test_it_serves_several_as_a_process(tmp_path: Path) -> None:
+    program = ("-m", "runtimeproxy_hooks", "gpu", "cpuset")
+    annotations = {DEVICES: '{"gpu": [{"minor": 1}]}', STATUS: '{"cpuset": "0-1"}'}
+    with running(tmp_path, program=program, file="gpu-cpuset.json") as server:
+        answer = await call(str(server.socket), request(**annotations))
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "1"
+        assert answer.resources is not None
+        assert answer.resources.cpuset_cpus == "0-1"
+        assert server.end(signal.SIGTERM) == 0

@@ -1,0 +1,94 @@
+"""Finding a hook server, asking it once, and the words for what fails."""
+
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.hookpoints import BY_NAME
+from runtimeproxy.hooktools import asking, request
+from runtimeproxy.hooktools.asking import HookCallFailed, Server
+from runtimeproxy.options import OPTIONS
+from runtimeproxy.relay.unary import CallFailed, Kind
+from tests.fakes import hookanswers
+from tests.fakes.hookserver import HookServer
+
+POINT = BY_NAME["PreCreateContainer"]
+BODY = request.encoded(POINT, request.example())
+
+
+@pytest.mark.parametrize("text", ["/run/x.sock", "unix:/run/x.sock", "unix:///run/x.sock"])
+def test_a_server_is_named_by_its_socket(text: str) -> None:
+    assert asking.find(text) == Server("/run/x.sock")
+
+
+@pytest.mark.parametrize(
+    ("more", "server"),
+    [
+        ({}, Server("/run/x.sock", 2.0, frozenset())),
+        ({"timeout": "500ms"}, Server("/run/x.sock", 0.5, frozenset())),
+        ({"runtime-hooks": ["PreStartContainer"]}, Server("/run/x.sock", 2.0, frozenset({"PreStartContainer"}))),
+    ],
+)
+def test_a_server_is_named_by_its_registration_file(tmp_path: Path, more: dict[str, object], server: Server) -> None:
+    file = tmp_path / "10-x.json"
+    file.write_text(json.dumps({"remote-endpoint": "unix:///run/x.sock", **more}))
+    assert asking.find(str(file)) == server
+
+
+def test_what_names_no_server_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "x.json"
+    broken.write_text("{}")
+    for text, words in (
+        ("x.sock", "SERVER: 'x.sock' is no unix socket"),
+        (str(broken), f"{broken}: remote-endpoint is missing"),
+        (str(tmp_path / "y.json"), f"{tmp_path}/y.json: the registration file can not be read: No such file"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            asking.find(text)
+        assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (CallFailed(14, "/run/a: b.sock: Connection refused", Kind.UNREACHABLE), "not reachable: Connection refused"),
+        (CallFailed(14, "the peer took no more", Kind.UNREACHABLE), "not reachable: the peer took no more"),
+        (CallFailed(4, "no answer in time", Kind.DEADLINE), "no answer in time"),
+        (CallFailed(13, "cut", Kind.BROKEN), "broken answer: cut"),
+        (CallFailed(7, "not here", Kind.STATUS), "refused (PERMISSION_DENIED): not here"),
+        (CallFailed(7, "", Kind.STATUS), "refused (PERMISSION_DENIED): without a text"),
+        (CallFailed(12, "whatever", Kind.STATUS), "this hook point is not served (UNIMPLEMENTED)"),
+        (CallFailed(2, "{text} \x1b[31mred\nline\x07", Kind.STATUS), "UNKNOWN: {text}  [31mred line"),
+    ],
+)
+def test_every_failure_has_words_that_are_safe_to_print(failure: CallFailed, words: str) -> None:
+    assert asking.words(failure) == words
+
+
+def test_every_status_has_its_name() -> None:
+    for status in grpc.StatusCode:
+        number, _ = status.value
+        if number not in (0, 7, 12):  # these have words of their own, or are no failure
+            assert asking.words(CallFailed(number, "x", Kind.STATUS)) == f"{status.name}: x"
+
+
+def test_only_who_is_not_reachable_is_told_to_look_whether_it_runs() -> None:
+    away = HookCallFailed("/run/x", "PreX", CallFailed(14, "/run/x: No such file", Kind.UNREACHABLE))
+    assert str(away) == "/run/x: PreX: not reachable: No such file; is it running, and is this its socket?"
+    assert str(HookCallFailed("/run/x", "PreX", CallFailed(5, "gone", Kind.STATUS))) == "/run/x: PreX: NOT_FOUND: gone"
+
+
+def test_the_time_limit_is_the_proxys_own() -> None:
+    (option,) = (option for option in OPTIONS if option.name == "hook-timeout")
+    assert option.default == f"{asking.DEFAULT_TIMEOUT_SECONDS:g}s"
+
+
+async def test_an_answer_that_is_no_message_is_a_broken_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "hooks.sock")
+    async with HookServer(path, default=hookanswers.garbage()), asking.connection(path) as client:
+        with pytest.raises(CallFailed) as caught:
+            await asking.ask(client, POINT, BODY, 10.0)
+    assert (caught.value.kind, caught.value.code) == (Kind.BROKEN, 13)

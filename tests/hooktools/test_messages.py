@@ -1,0 +1,86 @@
+"""The odd requests that the rules send, and the echo rule by table."""
+
+from typing import Any
+
+import pytest
+
+from runtimeproxy import merge
+from runtimeproxy.hookapi import api_pb2, codec
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, SubjectKind
+from runtimeproxy.hooktools import connections, messages, request
+from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+
+MESSAGES: dict[SubjectKind, Any] = {
+    SubjectKind.POD: api_pb2.PodSandboxHookRequest,
+    SubjectKind.CONTAINER: api_pb2.ContainerResourceHookRequest,
+}
+SENT = HookAnswer(
+    labels={"a": "1", "b": "2", "c": "3"},
+    resources=Resources(cpu_quota=5000, cpu_shares=7, cpuset_cpus="0", hugepage_limits={"2MB": 1, "1GB": 2}),
+)
+
+
+@pytest.mark.parametrize("kind", SubjectKind)
+def test_the_fields_have_their_names(kind: SubjectKind) -> None:
+    fields = MESSAGES[kind].DESCRIPTOR.fields_by_number
+    assert dict(enumerate(messages.FIELD_NAMES[kind], 1)) == {number: field.name for number, field in fields.items()}
+
+
+@pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: point.name)
+def test_each_field_of_the_example_is_left_out_once(point: Any) -> None:
+    kind = MESSAGES[point.subject]
+    body = request.encoded(point, request.example())
+    whole = {field.name for field, _ in kind.FromString(body).ListFields()}
+    left_out = dict(messages._without_each_field(point, body))
+    assert left_out.keys() == whole == set(messages.FIELD_NAMES[point.subject])
+    for name, rest in left_out.items():
+        assert {field.name for field, _ in kind.FromString(rest).ListFields()} == whole - {name}
+
+
+def test_a_field_that_is_not_there_is_not_left_out() -> None:
+    point = BY_NAME["PreRunPodSandbox"]
+    body = codec.encode(point, HookRequest(PodInfo(labels={"a": "1"})))
+    assert [name for name, _ in messages._without_each_field(point, body)] == ["pod_meta", "labels"]
+
+
+def resources(**fields: Any) -> HookAnswer:
+    return HookAnswer(resources=Resources(**fields))
+
+
+MIXTURES = [
+    ("nothing", HookAnswer(), []),
+    ("an echo", SENT, []),
+    ("an empty message", resources(), []),
+    ("changes only", resources(cpu_quota=-1), []),
+    ("changes and new entries", HookAnswer(labels={"a": "2", "z": "1"}), []),
+    ("an echo with changes", HookAnswer(labels={"a": "2", "b": "2", "c": "3", "d": "4"}), []),
+    ("an echo with a changed number", resources(cpu_quota=-1, cpu_shares=7, hugepage_limits={"2MB": 1, "1GB": 2}), []),
+    ("an echo that clears the cpuset", resources(cpu_quota=5000, cpu_shares=7), []),
+    ("one entry of three", HookAnswer(labels={"b": "2"}), ["labels: b repeated as sent, a, c left out"]),
+    ("one kept, one changed", HookAnswer(labels={"b": "2", "c": "x"}), ["labels: b repeated as sent, a left out"]),
+    ("one number of two", resources(cpu_shares=7), ["resources: cpu_shares repeated as sent, cpu_quota left out"]),
+    (
+        "one page size of two",
+        resources(hugepage_limits={"2MB": 1}),
+        ["resources.hugepage_limits: 2MB repeated as sent, 1GB left out"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "faults"), [row[1:] for row in MIXTURES], ids=[row[0] for row in MIXTURES])
+def test_an_answer_is_an_echo_or_says_changes_only(said: HookAnswer, faults: list[str]) -> None:
+    assert list(messages.mixtures(SENT, said)) == faults
+
+
+def test_where_no_resources_were_sent_none_can_be_mixed() -> None:
+    assert list(messages.mixtures(HookAnswer(), resources(cpu_shares=7))) == []
+
+
+@pytest.mark.parametrize("container", [None, ContainerInfo(name="main", envs={"A": "1"})])
+def test_marked_pods_differ_in_all_that_can_be_repeated(container: ContainerInfo | None) -> None:
+    asked = HookRequest(PodInfo(labels={"a": "1"}), container)
+    first, second = (merge.echo(connections.marked(asked, number)) for number in (1, 31))
+    for part in ("annotations", "cgroup_parent", "resources", "labels" if container is None else "envs"):
+        assert getattr(first, part) != getattr(second, part)
+    kept = first.labels if container is None else first.envs
+    assert "1" in kept.values()

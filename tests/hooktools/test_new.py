@@ -1,0 +1,165 @@
+"""A new hook server: the folder is written once, its tests pass, and it serves as it stands there."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.hookpoints import BY_NAME
+from runtimeproxy.hooktools import new
+from runtimeproxy.plugins import registration
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("gpu", "gpu"), ("gpu-env", "gpu_env"), ("gpu_env2", "gpu_env2"), ("a-b_c", "a_b_c"), ("x" * 40, "x" * 40)],
+)
+def test_a_name_becomes_a_modules(name: str, module: str) -> None:
+    assert new.checked(name) == module
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, "is no name: write small letters") for name in ("", "Gpu", "1a", "_a", "a_", "a--b", "a.b", "a/b")),
+        *((name, "is no name: write small letters") for name in ("é", "a b", "..", "x" * 41)),
+        *((name, "is the name of another module") for name in ("class", "json", "queue", "grpc", "pytest")),
+        ("runtimeproxy-hooks", "'runtimeproxy_hooks' is the name of another module, which runtimeproxy_hooks.py would"),
+    ],
+)
+def test_what_cannot_be_a_module_of_its_own_is_no_name(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        new.new(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    kept = tmp_path / "gpu_env"
+    kept.mkdir()
+    with pytest.raises(ConfigError, match=r"gpu_env is there already, and nothing is written over"):
+        new.new("gpu-env", tmp_path)
+    assert list(kept.iterdir()) == []
+
+
+def test_the_directory_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no/gpu can not be made: No such file or directory; name a folder"):
+        new.new("gpu", tmp_path / "no")
+
+
+def test_every_file_is_whole_and_named_after_the_hook(tmp_path: Path) -> None:
+    folder = new.new("gpu-env", tmp_path)
+    files = {path.name: path.read_text() for path in folder.iterdir()}
+    assert folder == tmp_path / "gpu_env"
+    assert files.keys() == {"gpu_env.py", "test_gpu_env.py", "gpu_env.service", "gpu_env.json", "README.rst"}
+    assert not [name for name, text in files.items() if "$name" in text or "{name}" in text or "$class" in text]
+    assert "class GpuEnv(Hook):" in files["gpu_env.py"]
+    code = [line for line in files["gpu_env.py"].splitlines()[2:] if line]
+    assert len(code) <= 10
+    assert files["README.rst"].startswith("gpu_env\n=======\n")
+
+
+def test_every_template_is_used() -> None:
+    folder = ROOT / "runtimeproxy" / "hooktools" / "template"
+    assert {path.name for path in folder.iterdir()} == set(new._FILES)
+
+
+def test_the_registration_file_is_one_without_warnings(tmp_path: Path) -> None:
+    folder = new.new("gpu-env", tmp_path)
+    entry = registration.parse("gpu_env.json", (folder / "gpu_env.json").read_bytes())
+    assert entry.warnings == ()
+    assert entry.endpoint == "/var/run/runtimeproxy-hooks/gpu_env.sock"
+    assert entry.points == {"PreCreateContainer"}
+
+
+# -- as it stands there ----------------------------------------------------------------------------------------------
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with the project to import."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_its_own_tests_pass_and_would_not_without_the_hook(tmp_path: Path) -> None:
+    folder = new.new("gpu-env", tmp_path)
+    done = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
+    assert (done.returncode, done.stdout.splitlines()[-1][:8]) == (0, "2 passed"), done.stdout + done.stderr
+    module = folder / "gpu_env.py"
+    module.write_text(module.read_text().replace('.get("example.com/gpu-env")', '.get("another")'))
+    assert python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".").returncode == 1
+
+
+@pytest.mark.slow
+def test_the_readmes_commands_work_as_they_stand_there(tmp_path: Path) -> None:
+    """The first block serves, the second calls, verifies and measures; at the end nothing is left."""
+    folder = new.new("gpu-env", tmp_path)
+    blocks = re.findall(r"::\n\n((?: {4}.*\n)+)", (folder / "README.rst").read_text())
+    serve, try_out = blocks
+    path = f"{_programs(tmp_path)}:{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    serving = subprocess.Popen(["bash", "-c", f"exec {serve.strip()}"], cwd=folder, env=environment)
+    try:
+        _wait_for(folder / "gpu_env.sock")
+        done = subprocess.run(
+            ["bash", "-euc", try_out], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        )
+    finally:
+        serving.terminate()
+        assert serving.wait(timeout=30) == 0
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'applied:\n  envs:\n    GPU_ENV: "on"\n' in done.stdout
+    assert "14 passed, 0 failed, 1 skipped" in done.stdout
+    assert "1000 calls of PreCreateContainer" in done.stdout
+    assert not (folder / "gpu_env.sock").exists()
+
+
+def _programs(folder: Path) -> Path:
+    """Make the two programs that the README names, whatever is installed here."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, arguments in (("python3", ""), ("runtimeproxy", "-m runtimeproxy ")):
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        program.chmod(0o755)
+    return programs
+
+
+@pytest.mark.slow
+def test_it_registers_as_its_registration_file_says(tmp_path: Path) -> None:
+    folder = new.new("gpu-env", tmp_path)
+    socket, register = folder / "x.sock", tmp_path / "hookserver.d"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    arguments = [sys.executable, "gpu_env.py", f"--endpoint={socket}", f"--register-dir={register}"]
+    with subprocess.Popen(arguments, cwd=folder, env=environment) as serving:
+        try:
+            _wait_for(register / "gpu_env.json")
+            written = json.loads((register / "gpu_env.json").read_text())
+        finally:
+            serving.terminate()
+    assert written == json.loads((folder / "gpu_env.json").read_text()) | {"remote-endpoint": str(socket)}
+    assert set(written["runtime-hooks"]) <= BY_NAME.keys()
+
+
+def _wait_for(path: Path) -> None:
+    for _ in range(600):
+        if path.exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path.name} does not appear")

@@ -1,0 +1,293 @@
+"""Every rule of ``runtimeproxy hook verify`` finds the server that breaks it, and no other rule blames it."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
+from runtimeproxy.hooktools import connections, request, rules, verify
+from runtimeproxy.hooktools.asking import HookCallFailed
+from runtimeproxy.hooktools.rules import RULES, Rule
+from runtimeproxy.hooktools.subject import Broken, Late, Skipped, Subject
+from runtimeproxy.hooktools.verify import Mark, Verdict, judge
+from runtimeproxy.model import HookRequest
+from tests.fakes import hookanswers
+from tests.fakes.broken_hookservers import BROKEN, GOOD, Made, Tried, answering
+from tests.fakes.hookserver import HookServer
+
+TWO_POINTS = (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"])
+NOWHERE = "no hook point answers a plain request"
+
+
+def one_point(path: str) -> HookServer:
+    """Serve PreCreateContainer only."""
+    unserved = hookanswers.BY_NAME["unimplemented"]()
+    return HookServer(path, {"PreCreateContainer": hookanswers.echo()}, default=unserved)
+
+
+async def verdicts(
+    folder: Path,
+    made: Made,
+    points: Sequence[HookPoint] = TWO_POINTS,
+    timeout_seconds: float = 10.0,
+    restart_command: str | None = None,
+    tried: Sequence[Rule] = RULES,
+) -> dict[str, Verdict]:
+    """Return the verdicts on a server, by the rules' names."""
+    path = str(folder / "hooks.sock")
+    async with made(path):
+        subject = Subject(path, request.example(), points, timeout_seconds, restart_command)
+        await subject.probe()
+        return {verdict.rule.name: verdict for verdict in await judge(subject, rules=tried)}
+
+
+def marked(found: dict[str, Verdict], mark: Mark) -> set[str]:
+    return {name for name, verdict in found.items() if verdict.mark is mark}
+
+
+@pytest.mark.parametrize("tried", BROKEN.values(), ids=BROKEN)
+async def test_a_broken_server_breaks_its_own_rules_only(tmp_path: Path, tried: Tried) -> None:
+    points = TWO_POINTS if tried.timeout_seconds > 1 else TWO_POINTS[1:]  # what hangs does so once
+    found = await verdicts(tmp_path, tried.made, points, tried.timeout_seconds)
+    assert marked(found, Mark.BROKEN) == tried.breaks, found
+    assert list(found) == [rule.name for rule in RULES]
+
+
+def test_every_rule_has_a_server_that_breaks_it() -> None:
+    assert {name for tried in BROKEN.values() for name in tried.breaks} | {"restart"} == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("made", GOOD.values(), ids=GOOD)
+async def test_a_good_server_keeps_every_rule(tmp_path: Path, made: Made) -> None:
+    found = await verdicts(tmp_path, made)
+    assert marked(found, Mark.BROKEN) == set()
+    refused = {"values", "echo"} if "refused" in found["values"].words else set()
+    assert marked(found, Mark.SKIPPED) == {"restart"} | refused
+
+
+@pytest.mark.parametrize(
+    ("made", "served"), [(GOOD["an echo"], HOOK_POINTS), (one_point, TWO_POINTS[1:])], ids=["all", "one"]
+)
+async def test_where_no_point_is_named_all_that_are_served_are_tried(
+    tmp_path: Path, made: Made, served: Sequence[HookPoint]
+) -> None:
+    tried: set[HookPoint] = set()
+
+    async def note(subject: Subject) -> None:
+        tried.update(subject.sound)
+
+    found = await verdicts(tmp_path, made, points=(), tried=(*RULES, Rule("note", "It is noted.", note)))
+    assert marked(found, Mark.BROKEN) == set()
+    assert tried == set(served)
+
+
+async def test_a_refusing_server_has_no_answer_to_judge(tmp_path: Path) -> None:
+    found = await verdicts(tmp_path, GOOD["a refusal"])
+    for rule in ("values", "echo"):
+        assert found[rule].words == "the plain request is refused: give one that is not (-f)"
+
+
+@pytest.mark.parametrize("name", ["serves no hook point", "fails", "hangs"])
+async def test_where_no_plain_request_is_answered_the_other_rules_are_skipped(tmp_path: Path, name: str) -> None:
+    found = await verdicts(tmp_path, BROKEN[name].made, timeout_seconds=0.2)
+    assert {rule for rule, verdict in found.items() if verdict.words == NOWHERE} == found.keys() - {
+        "serves",
+        "unknown-method",
+        "restart",
+        "deadline",
+        *(["plain"] if name == "fails" else []),
+    }
+
+
+async def test_a_server_that_is_gone_is_blamed_once(tmp_path: Path) -> None:
+    found = await verdicts(tmp_path, BROKEN["dies of an empty request"].made)
+    assert found["empty"].words.endswith("; afterwards a plain request: not reachable: No such file or directory")
+    after = [rule.name for rule in RULES[RULES.index(found["empty"].rule) + 1 :]]
+    for name in after[:-1]:
+        assert found[name].words == "the server answers no more since 'empty'"
+    assert (after[-1], found["deadline"].mark) == ("deadline", Mark.KEPT)
+
+
+async def test_late_answers_are_told_with_their_points_and_rules(tmp_path: Path) -> None:
+    found = await verdicts(tmp_path, BROKEN["hangs"].made, timeout_seconds=0.2)
+    points = "PreRunPodSandbox (a plain request), PreCreateContainer (a plain request)"
+    assert found["deadline"].words == f"no answer within 0.2 s: {points}"
+    tried = BROKEN["hangs without a cgroup parent"]
+    found = await verdicts(tmp_path, tried.made, timeout_seconds=tried.timeout_seconds)
+    assert found["deadline"].words.endswith(": PreRunPodSandbox (empty), PreRunPodSandbox (missing)")
+    assert (found["empty"].mark, found["empty"].words) == (Mark.SKIPPED, "no answer in time, see 'deadline'")
+
+
+async def test_a_server_that_hangs_after_a_rule_is_told(tmp_path: Path) -> None:
+    hanging: list[bool] = []
+
+    async def answer(call: hookanswers.HookCall) -> bytes:
+        return await (hookanswers.hang() if hanging else hookanswers.echo())(call)
+
+    async def harm(subject: Subject) -> None:
+        hanging.append(True)
+
+    found = await verdicts(
+        tmp_path, answering(answer), timeout_seconds=0.3, tried=(Rule("harm", "It survives.", harm),)
+    )
+    assert found["harm"].mark is Mark.BROKEN
+    assert found["harm"].words == "afterwards a plain request: no answer in time"
+
+
+async def test_named_hook_points_must_be_served_and_others_are_not_tried(tmp_path: Path) -> None:
+    found = await verdicts(tmp_path, one_point, points=TWO_POINTS, tried=RULES[:4])
+    assert marked(found, Mark.BROKEN) == {"serves"}
+    assert found["serves"].words == "PreRunPodSandbox not served (UNIMPLEMENTED)"
+    async with HookServer(str(tmp_path / "hooks.sock")) as server:
+        subject = Subject(server.socket_path, request.example(), TWO_POINTS[:1], 10.0)
+        await subject.probe()
+        await judge(subject)
+        assert {call.point.name for call in server.calls} == {"PreRunPodSandbox"}
+
+
+def test_every_point_needs_what_it_is_told() -> None:
+    with pytest.raises(ConfigError, match="is about a container"):
+        Subject("/run/x.sock", HookRequest(request.example().pod))
+
+
+async def test_where_nobody_listens_nothing_is_judged(tmp_path: Path) -> None:
+    with pytest.raises(HookCallFailed, match=r"hooks\.sock: verify: not reachable: No such file.*; is it running"):
+        await Subject(str(tmp_path / "hooks.sock"), request.example(), TWO_POINTS).probe()
+
+
+# -- several hook points ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ends", "raised"),
+    [
+        ([None, None, None], None),
+        ([Broken("a"), None, None], Broken("One: a")),
+        ([None, Broken("a"), Broken("b")], Broken("Two: a (and at Three)")),
+        ([Broken("a"), Broken("b"), Broken("c")], Broken("One: a (and at Two, Three)")),
+        ([Skipped("s"), None, None], Skipped("s")),
+        ([Skipped("s"), Broken("a"), None], Broken("Two: a")),
+        ([Late("l"), Broken("a"), None], Late("l")),
+        ([Broken("a"), Late("l"), Broken("b")], Broken("One: a")),
+    ],
+    ids=str,
+)
+async def test_a_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None], raised: Exception | None) -> None:
+    points = dict(zip(("One", "Two", "Three"), ends, strict=True))
+
+    class Points:
+        sound = tuple(type("Point", (), {"name": name})() for name in points)
+
+    async def trial(subject: Any, point: Any) -> None:
+        if (end := points[point.name]) is not None:
+            raise end
+
+    tried: Any = rules._at_each_point(trial)
+    if raised is None:
+        await tried(Points())
+        return
+    with pytest.raises(type(raised)) as caught:
+        await tried(Points())
+    assert str(caught.value) == str(raised)
+
+
+# -- restart ---------------------------------------------------------------------------------------------------------
+
+RESTART = tuple(rule for rule in RULES if rule.name == "restart")
+
+
+@pytest.mark.parametrize(
+    ("command", "mark", "words"),
+    [
+        ("true", Mark.KEPT, RESTART[0].sentence),
+        ("exit 3", Mark.BROKEN, "the restart command ended with exit code 3"),
+        ("sleep 100", Mark.BROKEN, "waited 0.5 s for the command to end"),
+        (
+            "rm {socket}",
+            Mark.BROKEN,
+            "waited 0.5 s for an answer at PreRunPodSandbox; afterwards a plain request: not reachable: "
+            "No such file or directory",
+        ),
+    ],
+    ids=["answers again", "fails", "does not end", "away"],
+)
+async def test_a_restart_is_tried_with_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, mark: Mark, words: str
+) -> None:
+    monkeypatch.setattr(connections, "RESTART_SECONDS", 10.0 if mark is Mark.KEPT else 0.5)
+    command = command.format(socket=tmp_path / "hooks.sock")
+    found = await verdicts(tmp_path, answering(hookanswers.echo()), restart_command=command, tried=RESTART)
+    assert (found["restart"].mark, found["restart"].words) == (mark, words)
+
+
+async def test_a_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
+    """Two calls are late, two fail, then it answers."""
+    restarted = tmp_path / "restarted"
+    starts = [hookanswers.hang(), hookanswers.BY_NAME["fail"](), hookanswers.hang(), hookanswers.BY_NAME["fail"]()]
+
+    async def answer(call: hookanswers.HookCall) -> bytes:
+        return await (starts.pop() if restarted.exists() and starts else hookanswers.echo())(call)
+
+    found = await verdicts(
+        tmp_path,
+        answering(answer),
+        points=TWO_POINTS[:1],
+        timeout_seconds=0.2,
+        restart_command=f"touch {restarted}",
+        tried=RESTART,
+    )
+    assert found["restart"].mark is Mark.KEPT
+    assert starts == []
+
+
+async def test_what_a_command_started_and_did_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "RESTART_SECONDS", 0.5)
+    pid_file = tmp_path / "pid"
+    command = f"sleep 100 & echo $! > {pid_file}; wait"
+    await verdicts(tmp_path, answering(hookanswers.echo()), restart_command=command, tried=RESTART)
+    status = Path("/proc", pid_file.read_text().strip(), "status")
+    for _ in range(500):
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the command's child still runs")
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_table_shows_each_rule_and_the_sums(tmp_path: Path) -> None:
+    shown: list[str] = []
+    async with answering(hookanswers.koordlet(cpu_quota=5))(str(tmp_path / "hooks.sock")):
+        subject = Subject(str(tmp_path / "hooks.sock"), request.example(), TWO_POINTS, 10.0)
+        assert not await asyncio.to_thread(verify.verify, subject, shown.append)
+    assert shown[0] == f"{tmp_path}/hooks.sock serves PreRunPodSandbox, PreCreateContainer\n"
+    assert shown[1] == "serves             pass  It serves at least one hook point, and those that --point names."
+    assert shown[3].splitlines() == [
+        "values             FAIL  PreRunPodSandbox: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or at "
+        "least 1000 microseconds (and at PreCreateContainer)",
+        "                         the rule: What an answer sets is valid: the proxy drops an answer with one bad "
+        "value whole.",
+    ]
+    assert [row.split()[0] for row in shown[1:-1]] == [rule.name for rule in RULES]
+    assert shown[-1] == "\n13 passed, 1 failed, 1 skipped"
+
+
+async def test_the_table_says_when_nothing_is_served(tmp_path: Path) -> None:
+    shown: list[str] = []
+    async with answering(hookanswers.BY_NAME["unimplemented"]())(str(tmp_path / "hooks.sock")):
+        subject = Subject(str(tmp_path / "hooks.sock"), request.example())
+        assert not await asyncio.to_thread(verify.verify, subject, shown.append)
+    assert shown[0] == f"{tmp_path}/hooks.sock serves no hook point\n"
+
+
+async def test_a_good_server_passes(tmp_path: Path) -> None:
+    shown: list[str] = []
+    async with answering(hookanswers.echo())(str(tmp_path / "hooks.sock")):
+        subject = Subject(str(tmp_path / "hooks.sock"), request.example(), HOOK_POINTS[:1], 10.0)
+        assert await asyncio.to_thread(verify.verify, subject, shown.append)
+    assert shown[-1] == "\n14 passed, 0 failed, 1 skipped"
