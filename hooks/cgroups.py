@@ -1,0 +1,182 @@
+"""The node's cgroup files, version 1 and 2: what hooks write there and whose processes they find.
+
+Owns where a setting lies in each version, the numbers that mean the same in both, and which paths are taken at all.
+Must not know: hooks, annotations, what a value is for.
+Invariant: a path from a request never leads out of the hierarchy, and no file or directory is ever made.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from .sdk.errors import Malformed
+
+ROOT = Path("/sys/fs/cgroup")
+DEFAULT_PERIOD = "100000"
+"""Microseconds; the kernel's own, and the period that quotas of hooks are counted by."""
+
+_PROCESSES = ("cgroup.procs",)
+_THREADS = ("tasks", "cgroup.threads")  # version 1, version 2
+_SCOPES = ("{}", "cri-containerd-{}.scope", "docker-{}.scope", "crio-{}.scope", "pouch-{}.scope")
+
+
+def weight(shares: int) -> int:
+    """Return the cpu.weight of version 2, 1 to 10000, for CPU shares (facts section 4; runc's formula)."""
+    return min(max(1 + (shares - 2) * 9999 // 262142, 1), 10000)
+
+
+def _verbatim(value: int | str, _: str) -> str:
+    return str(value)
+
+
+def _weight(value: int | str, _: str) -> str:
+    return str(weight(int(value)))
+
+
+def _max(value: int | str, _: str) -> str:
+    return "max" if value == -1 else str(value)
+
+
+def _max_and_period(value: int | str, before: str) -> str:
+    fields = before.split()
+    return f"{_max(value, before)} {fields[1] if len(fields) > 1 else DEFAULT_PERIOD}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a number of CRI lies: version 1 controller and file, version 2 file and what is written there.
+
+    ``v2`` is given the value in CRI's terms and the file's content before.
+    """
+
+    controller: str
+    v1_name: str
+    v2_name: str
+    v2: Callable[[int | str, str], str] = _verbatim
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "cpu_shares": Setting("cpu", "cpu.shares", "cpu.weight", _weight),
+    "cpu_quota": Setting("cpu", "cpu.cfs_quota_us", "cpu.max", _max_and_period),
+    "memory_limit_in_bytes": Setting("memory", "memory.limit_in_bytes", "memory.max", _max),
+    "cpuset_cpus": Setting("cpuset", "cpuset.cpus", "cpuset.cpus"),
+}
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """Add --cgroup-root, unless another hook of the same server did."""
+    said = "where cgroups are mounted (default %(default)s)"
+    try:
+        parser.add_argument("--cgroup-root", type=Path, default=ROOT, metavar="DIR", help=said)
+    except argparse.ArgumentError:
+        return  # it is there
+
+
+def overwrite(file: Path, content: str) -> None:
+    """Write a cgroup file that exists, whole in one write; the file is never made.
+
+    Raises OSError: FileNotFoundError where the kernel has no such file, others as the kernel refuses the content.
+    """
+    handle = os.open(file, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+    try:
+        os.write(handle, f"{content}\n".encode())  # with its line end: a write of nothing at all clears nothing
+    finally:
+        os.close(handle)
+
+
+class Cgroups:
+    """The cgroups under ``root``: the unified hierarchy of version 2, or a directory a controller of version 1.
+
+    Paths are CRI's: absolute, as if the hierarchy were the root directory ("/kubepods/pod<uid>"). Every method that
+    takes one raises Malformed if it is not absolute, is the hierarchy's root itself, holds ".." or NUL, or leads
+    through a symbolic link.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = Path(os.path.realpath(root))
+
+    @property
+    def v2(self) -> bool:
+        """Tell whether ``root`` is a unified hierarchy."""
+        return (self.root / "cgroup.controllers").exists()
+
+    def file(self, path: str, controller: str, v1_name: str, v2_name: str) -> Path:
+        """Return where a file of a cgroup lies; neither it nor the cgroup need be there."""
+        if self.v2:
+            return _inside(self.root, path) / v2_name
+        mounted = (top for top in self._hierarchies if controller in top.name.split(","))
+        return _inside(next(mounted, self.root / controller), path) / v1_name
+
+    def write(self, path: str, setting: str, value: int | str) -> None:
+        """Write one of SETTINGS, the value in CRI's terms (shares, microseconds a period, bytes, -1 for unlimited).
+
+        Raises OSError, and FileNotFoundError if the cgroup or its controller is not there.
+        """
+        row = SETTINGS[setting]
+        file = self.file(path, row.controller, row.v1_name, row.v2_name)
+        overwrite(file, row.v2(value, file.read_text()) if self.v2 else str(value))
+
+    def container(self, parent: str, container_id: str) -> str | None:
+        """Return the path of a container's cgroup under its pod's, None if there is none or the id is ""."""
+        if not container_id:
+            return None
+        if "/" in container_id:
+            raise Malformed("container id", "it is one name, without a slash")
+        names = (scope.format(container_id) for scope in _SCOPES)
+        paths = (f"{parent.rstrip('/')}/{name}" for name in names)
+        return next((path for path in paths if any(self._directories(path))), None)
+
+    def pids(self, path: str) -> list[int]:
+        """Return the ids of all processes in a cgroup and below it; none if it is gone.
+
+        A process that this one cannot see (another PID namespace) is left out.
+        """
+        return self._ids(path, _PROCESSES)
+
+    def tids(self, path: str) -> list[int]:
+        """Return the ids of all threads in a cgroup and below it; none if it is gone."""
+        return self._ids(path, _THREADS)
+
+    @cached_property
+    def _hierarchies(self) -> Sequence[Path]:
+        if self.v2:
+            return (self.root,)
+        # Links only give a directory ("cpu,cpuacct") a second name.
+        return tuple(top for top in sorted(self.root.iterdir()) if top.is_dir() and not top.is_symlink())
+
+    def _directories(self, path: str) -> Iterator[Path]:
+        return (found for top in self._hierarchies if (found := _inside(top, path)).is_dir())
+
+    def _ids(self, path: str, names: Sequence[str]) -> list[int]:
+        # A process is in every hierarchy of version 1: the first one that has any tells them all.
+        found = (_ids_below(directory, names) for directory in self._directories(path))
+        return sorted(next((ids for ids in found if ids), ()))
+
+
+def _inside(top: Path, path: str) -> Path:
+    parts = [part for part in path.split("/") if part]
+    if not path.startswith("/") or not parts or ".." in parts or "\0" in path:
+        raise Malformed("cgroup path", 'it must be absolute and below the root, without ".." and NUL')
+    inside = top.joinpath(*parts)
+    if os.path.realpath(inside) != str(inside):
+        raise Malformed("cgroup path", "it leads through a symbolic link")
+    return inside
+
+
+def _ids_below(directory: Path, names: Sequence[str]) -> set[int]:
+    ids: set[int] = set()
+    for below, _, files in os.walk(directory):
+        for name in names:
+            if name in files:
+                ids.update(_read_ids(Path(below, name)))
+    return ids - {0}  # what the kernel says for a process of another PID namespace
+
+
+def _read_ids(file: Path) -> list[int]:
+    try:
+        return [int(number) for number in file.read_text().split()]
+    except OSError:
+        return []  # the cgroup went away meanwhile; a threaded one (version 2) is listed by the one above it

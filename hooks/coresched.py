@@ -1,0 +1,253 @@
+"""coresched: which pods may run at the same time on the two threads of a CPU core.
+
+Owns the groups of pods, which of their containers had the group's cookie, and the one call into the kernel.
+Must not know: which CPUs are threads of one core; how the kernel schedules.
+Invariant: no thread that outlives a call ever holds a group's cookie, and no group has two while a process of it lives.
+"""
+
+import argparse
+import ctypes
+import errno
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .cgroups import Cgroups, add_flag
+from .koordinator import CORE_SCHED_GROUP, CORE_SCHED_POLICY, Qos, qos
+from .sdk import ContainerContext, Hook, Malformed, PodContext, main
+
+LOG = logging.getLogger(__name__)
+
+STATE = Path("/run/runtimeproxy/coresched.json")
+ROUNDS = 10
+"""How often a container is looked at for processes that came meanwhile; one that forks on and on is left then."""
+
+PR_SCHED_CORE = 62
+GET, CREATE, SHARE_TO, SHARE_FROM = range(4)
+THREAD, PROCESS = 0, 1
+"""Scopes: one thread, or all threads of a process. linux/prctl.h, Linux 5.14 and later."""
+ITSELF = 0
+"""The calling thread, where a process id is asked for."""
+NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENODEV})
+"""A kernel without CONFIG_SCHED_CORE, a machine without (enabled) threads in a core."""
+UNSEEN = "none of its processes is to be seen: it has ended, or this server is not in the node's PID namespace"
+LIBC = ctypes.CDLL(None, use_errno=True)
+_HINTS = {errno.EPERM: "; the hook server needs CAP_SYS_PTRACE"}
+
+SchedCore = Callable[[int, int, int], int]
+"""A command, a process id and a scope; returns the cookie's id for GET, 0 if there is none. Raises OSError."""
+
+
+def sched_core(command: int, pid: int, scope: int) -> int:
+    """Call prctl(PR_SCHED_CORE); the only place where this hook touches the kernel's cookies.
+
+    Raises OSError: ProcessLookupError for a process that is gone, PermissionError, NOT_SUPPORTED.
+    """
+    cookie = ctypes.c_uint64()
+    address = ctypes.addressof(cookie) if command == GET else 0
+    arguments = [ctypes.c_ulong(each) for each in (command, pid, scope, address)]
+    if LIBC.prctl(PR_SCHED_CORE, *arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl PR_SCHED_CORE: {os.strerror(number)}{_HINTS.get(number, '')}")
+    return cookie.value
+
+
+@dataclass(slots=True)
+class Group:
+    """The id of a group's cookie, and the cgroups of the containers that were given it."""
+
+    cookie: int = 0
+    members: list[str] = field(default_factory=list)
+
+
+class CoreSched(Hook):
+    """Give the containers of a group one core scheduling cookie. Source of the rules: koordlet's CoreSched.
+
+    The label koordinator.sh/core-sched-group-id names a pod's group; koordinator.sh/core-sched-policy "exclusive" makes
+    the pod one of its own, "none" takes it out, as does QoS SYSTEM. A pod without either label is left alone: koordlet
+    would decide by the node's strategy, which also adds "-expeller" to groups; neither is known here.
+
+    A cookie exists as long as a task holds it, so the group's own processes keep it alive, nobody else. A thread that
+    is made for one call takes the cookie from a process of the group, or makes a new one if none lives, hands it to
+    the container's processes, and ends. Which containers belong to which group, and the id of the cookie, stand in a
+    file, under hashes of the groups' names: a hook server that is started again finds the group's processes by it. If
+    that file cannot be written, a restart splits groups that go over several containers; the log says so. The id
+    tells a process of the group from one that came with another cookie (containerd's own core scheduling, an exec).
+
+    What starts later inside the container inherits the cookie; what is put in from outside (exec) does not, and no one
+    comes by again as koordlet does every ten seconds. The pause container has none. From its start to this hook a
+    container runs without: PostStartContainer is the first point at which it has processes.
+    Needs the node's PID namespace, and CAP_SYS_PTRACE or root.
+    """
+
+    def __init__(
+        self, cgroups: Cgroups | None = None, state: Path | None = None, prctl: SchedCore = sched_core
+    ) -> None:
+        self.cgroups = cgroups or Cgroups()
+        self._prctl = prctl
+        self._state = state
+        self._groups: dict[str, Group] | None = None
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of the cgroups and of the file that outlives a restart."""
+        add_flag(parser)
+        said = "where the groups' containers are kept over a restart (default: %(default)s)"
+        parser.add_argument("--core-sched-state", metavar="FILE", type=Path, default=STATE, help=said)
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        """Take the root of the cgroups and the file."""
+        self.cgroups, self._state = Cgroups(arguments.cgroup_root), arguments.core_sched_state
+
+    def post_start_container(self, container: ContainerContext) -> None:
+        """Give the container its group's cookie.
+
+        Raises Malformed if the cgroup's path is or the pod of an exclusive group has no uid, OSError if the kernel
+        refuses.
+        """
+        name = group_of(container.pod.labels, container.pod.uid)
+        if name is None:
+            return
+        who = f"{container.pod.namespace}/{container.pod.name} {container.name}"
+        path = self.cgroups.container(container.cgroup_parent, container.id)
+        if path is None or not self.cgroups.pids(path):
+            LOG.info("%s gets no cookie: %s", who, UNSEEN)
+            return
+        with self._lock:
+            try:
+                self._admit(path, name)
+            except OSError as error:
+                if error.errno not in NOT_SUPPORTED:
+                    LOG.error("%s gets no cookie: %s", who, error.strerror)
+                    raise
+                self._say_once(f"pods run without core scheduling, this kernel or machine has none: {error.strerror}")
+
+    def post_stop_pod_sandbox(self, pod: PodContext) -> None:
+        """Forget the pod's containers that have no processes any more.
+
+        The kubelet stops an old sandbox again long after the pod has a new one, in the same cgroup: those live.
+        """
+        below = f"{pod.cgroup_parent.rstrip('/')}/"
+        with self._lock:
+            groups = self._known()
+            kept = {name: self._without_gone(group, below) for name, group in groups.items()}
+            self._keep({name: group for name, group in kept.items() if group.members})
+
+    def _without_gone(self, group: Group, below: str = "") -> Group:
+        members = [path for path in group.members if not path.startswith(below) or self.cgroups.pids(path)]
+        return Group(group.cookie, members)
+
+    def _admit(self, path: str, name: str) -> None:
+        group = self._without_gone(self._known().get(name, Group()))
+        with ThreadPoolExecutor(1) as thread:  # its one thread ends here, and the cookie that it held with it
+            group.cookie = thread.submit(self._hand_over, group, path).result()
+        group.members = sorted({*group.members, path})
+        self._keep({**self._known(), name: group})
+
+    def _hand_over(self, group: Group, path: str) -> int:
+        """Give a container's processes the group's cookie and return its id; runs in a thread that ends soon."""
+        if not self._take(group):
+            self._prctl(CREATE, ITSELF, THREAD)
+        done: set[int] = set()
+        for _ in range(ROUNDS):
+            new = set(self.cgroups.pids(path)) - done
+            if not new:
+                break
+            for pid in new:
+                with suppress(ProcessLookupError):
+                    self._prctl(SHARE_TO, pid, PROCESS)
+            done |= new
+        return self._prctl(GET, ITSELF, THREAD)
+
+    def _take(self, group: Group) -> bool:
+        """Take the group's cookie from the first of its processes that has it; tell whether there is one."""
+        pids = (pid for path in group.members for pid in self.cgroups.pids(path))
+        return any(self._take_from(pid, group.cookie) for pid in pids)
+
+    def _take_from(self, pid: int, cookie: int) -> bool:
+        try:
+            self._prctl(SHARE_FROM, pid, THREAD)
+        except ProcessLookupError:
+            return False
+        return self._prctl(GET, ITSELF, THREAD) == cookie
+
+    def _known(self) -> dict[str, Group]:
+        if self._groups is None:
+            self._groups = self._read()
+        return self._groups
+
+    def _read(self) -> dict[str, Group]:
+        try:
+            groups = parse(self._state.read_bytes()) if self._state else {}
+            return {name: self._without_gone(group) for name, group in groups.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            self._say_once(f"{self._state} cannot be read, running containers' groups are not known: {error}")
+            return {}
+
+    def _keep(self, groups: dict[str, Group]) -> None:
+        if groups == self._groups:
+            return
+        self._groups = groups
+        if self._state is None:
+            return
+        content = json.dumps({name: {"cookie": each.cookie, "members": each.members} for name, each in groups.items()})
+        beside = self._state.with_name(f".{self._state.name}")
+        try:
+            self._state.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(content)
+            os.replace(beside, self._state)
+        except OSError as error:
+            self._say_once(f"{self._state} cannot be written, a restart will split groups: {error.strerror}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            LOG.warning("%s; said once only", text)
+
+
+def group_of(labels: Mapping[str, str], uid: str) -> str | None:
+    """Return what a pod's group is kept under, None if it is in no group.
+
+    A hash, as a label's value is nobody's to read; a pod's uid and the name that another pod chose never meet.
+    Raises Malformed if the group should be the pod's own and the pod has no uid.
+    """
+    policy = labels.get(CORE_SCHED_POLICY, "")
+    if qos(labels) is Qos.SYSTEM or policy == "none":
+        return None
+    if policy == "exclusive":
+        if not uid:
+            raise Malformed("pod uid", "is empty, so an exclusive group has no name")
+        return _hashed("uid", uid)
+    return _hashed("name", labels[CORE_SCHED_GROUP]) if CORE_SCHED_GROUP in labels else None
+
+
+def _hashed(kind: str, name: str) -> str:
+    return hashlib.sha256(f"{kind}:{name}".encode()).hexdigest()
+
+
+def parse(content: bytes) -> dict[str, Group]:
+    """Read the file's content. Raises ValueError if it is not what this hook writes."""
+    entries: Any = json.loads(content)
+    try:
+        return {name: _group(**entry) for name, entry in entries.items()}
+    except (AttributeError, TypeError):
+        raise ValueError("not a JSON object of groups") from None
+
+
+def _group(cookie: int, members: list[str]) -> Group:
+    return Group(int(cookie), [str(path) for path in members])
+
+
+if __name__ == "__main__":
+    main(CoreSched())

@@ -1,0 +1,166 @@
+"""cpuset: the CPUs of a container, from Koordinator's resource-status annotation or else from the node's pools.
+
+Owns which CPUs a container gets, when its cpuset is cleared, and that CPUs of a pod's own come without a quota.
+Must not know: which CPUs are online, how a pool came about, names of cgroup files.
+Invariant: an annotation that cannot be read raises Malformed and changes nothing; a cpuset is cleared only where there
+is one, and where the wire cannot say it the log does.
+"""
+
+import argparse
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import cgroups, node
+from .cgroups import Cgroups
+from .koordinator import (
+    BATCH_CPU,
+    RESOURCE_STATUS,
+    UNLIMITED,
+    KubeQos,
+    Qos,
+    entry,
+    kube_qos,
+    member,
+    milli,
+    qos,
+    read_json,
+)
+from .node import Node, Pool, Settings
+from .sdk import ContainerContext, Hook, Malformed, NotSayable, PodContext, main
+
+_LOG = logging.getLogger(__name__)
+
+_ANNOTATION = f"annotation {RESOURCE_STATUS}"
+_CPU = "cpu"
+_STATIC = "static"
+
+
+class Cpuset(Hook):
+    """Give containers their CPUs. Source of the rules: koordlet's CPUSetAllocator."""
+
+    def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
+        self._node = node or Node(None)
+        self._cgroups = cgroups or Cgroups()
+        self._said = threading.Event()
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of the node's settings and of the cgroup root."""
+        node.add_flag(parser)
+        cgroups.add_flag(parser)
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        """Take the flags."""
+        self._node = Node(arguments.node_config)
+        self._cgroups = Cgroups(arguments.cgroup_root)
+
+    def pre_run_pod_sandbox(self, pod: PodContext) -> None:
+        """Take the quota off a pod with CPUs of its own, in the answer and in its cgroup. Raises Malformed.
+
+        The kubelet has made that cgroup, quota and all, and writes it itself: the answer alone would not reach it. What
+        cannot be written there is logged and stops no pod.
+        """
+        if not _allocation(pod.annotations).cpus or not self._node.settings.unset_cpu_quota:
+            return
+        pod.resources.cpu_quota = UNLIMITED
+        try:
+            self._cgroups.write(pod.cgroup_parent, "cpu_quota", UNLIMITED)
+        except (OSError, Malformed) as error:
+            _LOG.warning("%s/%s: the quota of the pod's cgroup stays as it is: %s", pod.namespace, pod.name, error)
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        """Set or clear the container's CPUs. Raises Malformed."""
+        allocation, settings = _allocation(container.pod.annotations), self._node.settings
+        if allocation.cpus:
+            _give(container, allocation.cpus, settings)
+            return
+        cpus = pool_cpus(settings, qos(container.pod.labels), kube_qos(container.cgroup_parent), allocation.nodes)
+        if cpus:
+            container.resources.cpuset_cpus = cpus
+        elif cpus is not None:
+            self._clear(container)
+
+    pre_update_container_resources = pre_create_container
+
+    def _clear(self, container: ContainerContext) -> None:
+        try:
+            container.resources.cpuset_cpus = ""  # where none is set, this is no edit
+        except NotSayable as error:
+            if not self._said.is_set():
+                self._said.set()
+                _LOG.warning("a cpuset that should be cleared stays as it is (said once only): %s", error)
+
+
+def _give(container: ContainerContext, cpus: str, settings: Settings) -> None:
+    try:
+        container.resources.cpuset_cpus = cpus
+    except NotSayable as error:
+        raise Malformed(_ANNOTATION, f"its cpuset cannot be used: {error}") from None
+    if settings.unset_cpu_quota:
+        container.resources.cpu_quota = UNLIMITED
+
+
+def pool_cpus(settings: Settings, qos_class: Qos, kube_class: KubeQos, nodes: Collection[int]) -> str | None:
+    """Return the CPUs of a container whose pod has none of its own: "" clears what is set, None leaves it.
+
+    ``nodes`` are the NUMA nodes that the pod was given CPUs of. The first row that holds decides. One thing differs
+    from koordlet: there pools are measured, here a person writes them down. So if there are no shared pools at all,
+    they are not known, and nothing is cleared for the lack of them.
+    """
+    if not _says_something(settings):
+        return None
+    is_be = qos_class == Qos.BE
+    shared = _joined(settings.shared_pools)
+    rows: tuple[tuple[object, str | None], ...] = (
+        (nodes and is_be and settings.be_cpu_manager, _joined(settings.be_shared_pools, nodes) or ""),
+        (nodes and not is_be, _joined(settings.shared_pools, nodes)),
+        (qos_class == Qos.SYSTEM and settings.system_cpuset, settings.system_cpuset),
+        (qos_class == Qos.LS, shared),
+        (kube_class == KubeQos.BEST_EFFORT, ""),  # these are held down all together, elsewhere
+        (settings.kubelet_cpu_manager_policy == _STATIC, None),
+    )
+    return next((cpus for holds, cpus in rows if holds), shared)
+
+
+def _says_something(settings: Settings) -> bool:
+    """Tell whether the node's settings say anything of CPUs; if not, pods without an annotation are left alone."""
+    static = settings.kubelet_cpu_manager_policy == _STATIC
+    return bool(static or settings.shared_pools or settings.be_shared_pools or settings.system_cpuset)
+
+
+def _joined(pools: Collection[Pool], nodes: Collection[int] | None = None) -> str | None:
+    """Return the CPUs of some NUMA nodes' pools, or of all; "" if those have none, None if there are no pools."""
+    chosen = (pool.cpuset for pool in pools if nodes is None or pool.node in nodes)
+    return ",".join(filter(None, chosen)) if pools else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Allocation:
+    """What the annotation says: CPUs of the pod's own, "" for none; NUMA nodes that it was given shared CPUs of."""
+
+    cpus: str
+    nodes: frozenset[int]
+
+
+def _allocation(annotations: Mapping[str, str]) -> _Allocation:
+    status = read_json(annotations, RESOURCE_STATUS, dict)
+    given = member(status, "numaNodeResources", list, [])
+    nodes = frozenset(member(each, "node", int, 0) for each in given)
+    with_cpus = [each for each in given if _has_cpus(each)]
+    return _Allocation(member(status, "cpuset", str, ""), nodes if with_cpus else frozenset())
+
+
+def _has_cpus(given: Any) -> bool:
+    """Tell whether what a NUMA node gives has CPUs in it: it may be memory alone."""
+    resources = member(given, "resources", dict)
+    return _milli(resources, _CPU) != 0 or _milli(resources, BATCH_CPU) > 0
+
+
+def _milli(resources: Any, name: str) -> int:
+    return milli(entry(resources, name, (str, int, float), 0), f"{name} in {_ANNOTATION}")
+
+
+if __name__ == "__main__":
+    main(Cpuset())

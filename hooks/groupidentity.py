@@ -1,0 +1,104 @@
+"""groupidentity: which pods give way to which on a CPU, as the bvt value of a pod's cgroup.
+
+Owns which value a pod gets, and what happens where the kernel has no such file.
+Must not know: what the kernel makes of a value; where cgroups are mounted.
+Invariant: only a malformed annotation fails a call; what cannot be written is logged, and the pod runs.
+"""
+
+import argparse
+import logging
+import threading
+from collections.abc import Mapping
+
+from . import cgroups, node
+from .cgroups import Cgroups, overwrite
+from .koordinator import CPU_QOS, KubeQos, Qos, kube_qos, member, qos, read_json
+from .node import GroupIdentities, Node
+from .sdk import Hook, Malformed, PodContext, main
+
+LOG = logging.getLogger(__name__)
+
+FILE = "cpu.bvt_warp_ns"
+"""Of kernels like Anolis OS's, with the same name in both versions of cgroups."""
+LEAST, MOST = -1, 2
+
+_CLASSES: Mapping[Qos | KubeQos, str] = {
+    Qos.LSE: "lsr",
+    Qos.LSR: "lsr",
+    Qos.LS: "ls",
+    Qos.BE: "be",
+    KubeQos.GUARANTEED: "lsr",
+    KubeQos.BURSTABLE: "ls",
+    KubeQos.BEST_EFFORT: "be",
+}
+
+
+class GroupIdentity(Hook):
+    """Write the bvt value of pods when they are made. Source of the rules: koordlet's GroupIdentity.
+
+    The kubelet has made the pod's cgroup by then. The hook writes the file itself, there is nothing to answer. The
+    cgroups above the pods' (kubepods, besteffort, burstable) and kernel.sched_group_identity_enabled are koordlet's.
+    """
+
+    def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
+        self.node = node or Node(None)
+        self.cgroups = cgroups or Cgroups()
+        self._said = threading.Lock()
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of the node's settings and of the cgroups."""
+        node.add_flag(parser)
+        cgroups.add_flag(parser)
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        """Take the file of the node's settings and the root of the cgroups."""
+        self.node, self.cgroups = Node(arguments.node_config), Cgroups(arguments.cgroup_root)
+
+    def pre_run_pod_sandbox(self, pod: PodContext) -> None:
+        """Write the pod's value. Raises Malformed if the annotation or the cgroup's path is."""
+        value = bvt(self.node.settings.group_identity, pod.labels, pod.annotations, pod.cgroup_parent)
+        if not pod.cgroup_parent:
+            return  # a pod of no cgroup that anybody named, not the kubelet's
+        file = self.cgroups.file(pod.cgroup_parent, "cpu", FILE, FILE)
+        try:
+            overwrite(file, str(value))
+        except FileNotFoundError:
+            if file.parent.is_dir():
+                self._say_that_the_kernel_lacks_it(value)
+            else:
+                LOG.warning("%s/%s gets no %s: its cgroup is not there", pod.namespace, pod.name, FILE)
+        except OSError as error:
+            LOG.warning("%s/%s gets no %s: %s", pod.namespace, pod.name, FILE, error.strerror)
+
+    def _say_that_the_kernel_lacks_it(self, value: int) -> None:
+        if value and self._said.acquire(blocking=False):  # never released: the first one says it
+            LOG.warning(
+                "this kernel's cgroups have no %s, so pods run without a group identity; a kernel that has it may need "
+                "the sysctl kernel.sched_group_identity_enabled=1; said once only",
+                FILE,
+            )
+
+
+def bvt(
+    settings: GroupIdentities, labels: Mapping[str, str], annotations: Mapping[str, str], cgroup_parent: str
+) -> int:
+    """Return a pod's bvt value, -1 to 2: by its annotation if it is LS, else by its class.
+
+    Raises Malformed if the annotation of an LS pod is no JSON or its value out of range.
+    """
+    qos_class = qos(labels)
+    name = _CLASSES.get(qos_class) or _CLASSES[kube_qos(cgroup_parent)]
+    value: int = getattr(settings, name) if settings.enable else 0
+    own = read_json(annotations, CPU_QOS, dict) if qos_class is Qos.LS else None
+    return value if own is None else _own(own, value)
+
+
+def _own(asked: Mapping[str, object], otherwise: int) -> int:
+    value: int = member(asked, "groupIdentity", int, otherwise)
+    if not LEAST <= value <= MOST:
+        raise Malformed(f"annotation {CPU_QOS}", f"groupIdentity must be {LEAST} to {MOST}")
+    return value if member(asked, "enable", bool, False) else 0
+
+
+if __name__ == "__main__":
+    main(GroupIdentity())

@@ -1,0 +1,250 @@
+"""What Koordinator writes into labels and annotations, and how that is read.
+
+Owns the keys, the QoS classes, JSON and Kubernetes quantities by Go's rules, and the formulas of CPU shares and quotas.
+Must not know: hook points, cgroup files, what a hook does with a value.
+Invariant: whatever a text holds, it is read in bounded time to a value or to Malformed, and no error shows the text.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from fractions import Fraction
+from functools import partial
+from typing import Any, NoReturn
+
+from .sdk import Malformed
+
+QOS_CLASS = "koordinator.sh/qosClass"
+DEVICE_ALLOCATED = "scheduling.koordinator.sh/device-allocated"
+RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
+EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
+RESCTRL = "node.koordinator.sh/resctrl"
+OOM_SCORE_ADJ = "koordinator.sh/oom-score-adj"
+OOM_SCORE_ADJ_SPEC = "koordinator.sh/oom-score-adj-spec"
+CPU_QOS = "koordinator.sh/cpuQOS"
+CORE_SCHED_GROUP = "koordinator.sh/core-sched-group-id"
+CORE_SCHED_POLICY = "koordinator.sh/core-sched-policy"
+GPU_ISOLATION_PROVIDER = "koordinator.sh/gpu-isolation-provider"
+
+BATCH_CPU = "kubernetes.io/batch-cpu"
+"""A resource in milli cores: 500 is half a core."""
+BATCH_MEMORY = "kubernetes.io/batch-memory"
+GPU_CORE = "koordinator.sh/gpu-core"
+GPU_MEMORY = "koordinator.sh/gpu-memory"
+GPU_MEMORY_RATIO = "koordinator.sh/gpu-memory-ratio"
+
+MAX_INT64 = 2**63 - 1
+UNLIMITED = -1
+"""A quota or a memory limit that is none."""
+MIN_SHARES, MAX_SHARES = 2, 262144
+MIN_QUOTA = 1000
+"""Microseconds a period; the kernel takes no less."""
+PERIOD = 100_000
+"""Microseconds: the period that quotas are reckoned for."""
+
+
+class Qos(StrEnum):
+    """Koordinator's QoS classes; NONE is a pod without one."""
+
+    LSE = "LSE"
+    LSR = "LSR"
+    LS = "LS"
+    BE = "BE"
+    SYSTEM = "SYSTEM"
+    NONE = ""
+
+
+class KubeQos(StrEnum):
+    """Kubernetes' own QoS classes."""
+
+    GUARANTEED = "Guaranteed"
+    BURSTABLE = "Burstable"
+    BEST_EFFORT = "BestEffort"
+
+
+_QOS_CLASSES = {each.value: each for each in Qos}
+_IN_CGROUP_PATHS = (("besteffort", KubeQos.BEST_EFFORT), ("burstable", KubeQos.BURSTABLE))
+
+
+def qos(labels: Mapping[str, str]) -> Qos:
+    """Return a pod's QoS class; NONE for no label and for any other value of it."""
+    return _QOS_CLASSES.get(labels.get(QOS_CLASS, ""), Qos.NONE)
+
+
+def kube_qos(cgroup_parent: str) -> KubeQos:
+    """Return what a pod's cgroup path says, of either cgroup driver; a path that says nothing, or "", is Guaranteed."""
+    return next((each for part, each in _IN_CGROUP_PATHS if part in cgroup_parent), KubeQos.GUARANTEED)
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that knows where it stood, so that an error can name it."""
+
+    source: str
+
+
+class _Number(float):
+    """A JSON number with a point or an exponent that keeps its text: a quantity is exact."""
+
+    def __new__(cls, text: str) -> "_Number":
+        number = super().__new__(cls, text)
+        if math.isinf(number):
+            raise ValueError("beyond every number")
+        number._text = text
+        return number
+
+    def __repr__(self) -> str:
+        return self._text
+
+    _text: str
+
+
+_KINDS: Mapping[type, str] = {
+    dict: "a JSON object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number of 64 bits",
+    float: "a number",
+    bool: "true or false",
+}
+_Kinds = type | tuple[type, ...]
+
+
+def read_json(annotations: Mapping[str, str], key: str, kind: _Kinds = tuple(_KINDS)) -> Any:
+    """Return what the JSON of an annotation says, None if there is none, or if it is "" or null.
+
+    Raises Malformed if it is no JSON, or is not of a ``kind`` (see ``member``). NaN and Infinity are no JSON.
+    """
+    text = annotations.get(key)
+    if not text:
+        return None
+    what = f"annotation {key}"
+    try:
+        value = json.loads(
+            text, object_pairs_hook=partial(_object, what), parse_float=_Number, parse_constant=_not_a_number
+        )
+    except json.JSONDecodeError as error:
+        raise Malformed(what, f"not JSON, from character {error.pos} on") from None
+    except (ValueError, RecursionError):
+        raise Malformed(what, "not JSON that can be read: NaN, a number too great, or nesting too deep") from None
+    return value if value is None else _checked(value, kind, _object(what, []), "the value")
+
+
+def _object(source: str, pairs: list[tuple[str, Any]]) -> _Object:
+    found = _Object(pairs)
+    found.source = source
+    return found
+
+
+def _not_a_number(_: str) -> NoReturn:
+    raise ValueError("NaN and Infinity are no JSON")
+
+
+def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
+    """Return a member of a JSON object as Go finds a struct's: the exact key first, then one in any letter case.
+
+    No object (None), no such member and null all give the default. ``kind`` is dict, list, str, int, float, bool, or
+    a tuple of them; float takes whole numbers too. Raises Malformed if the value or its member is of another type.
+    """
+    found = _held(value, name).get(name)
+    if found is None and value:
+        folded = name.casefold()
+        found = next(
+            (value[key] for key in reversed(value) if key.casefold() == folded and value[key] is not None), None
+        )
+    return default if found is None else _checked(found, kind, value, name)
+
+
+def entry(value: Any, key: str, kind: _Kinds, default: Any = None) -> Any:
+    """Return what a JSON object has under a key, as Go finds it in a map: exactly that key (names of resources, ...).
+
+    In all else like ``member``.
+    """
+    found = _held(value, key).get(key)
+    return default if found is None else _checked(found, kind, value, key)
+
+
+def _held(value: Any, name: str) -> Mapping[str, Any]:
+    """Return the object that holds a member, or should."""
+    if value is not None and not isinstance(value, dict):
+        raise Malformed(f"what should hold {name}", f"must be {_KINDS[dict]}")
+    return value or {}
+
+
+def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not any(_is_a(found, each) for each in kinds):
+        what = getattr(holder, "source", "a JSON object")
+        raise Malformed(what, f"{name} must be {' or '.join(_KINDS[each] for each in kinds)}")
+    return found
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, int):
+        return kind is float or (kind is int and abs(value) <= MAX_INT64)
+    if isinstance(value, str):
+        return kind is str and _is_unicode(value)
+    return isinstance(value, kind)
+
+
+def _is_unicode(text: str) -> bool:
+    r"""Tell if a text can go on the wire: JSON can spell half a character (``"\ud800"``)."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE](?P<exponent>[+-]?[0-9]+)|(?P<suffix>[numkMGTPE]|[KMGTPE]i)?)"
+)
+_LONGEST = 64
+_FAR = 2 * _LONGEST
+"""An exponent beyond which no text of _LONGEST is between the least and the greatest number that matter."""
+_SUFFIXES: Mapping[str, Fraction] = {
+    **{suffix: Fraction(1000) ** power for power, suffix in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)},
+    **{f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+}
+
+
+def quantity(value: Any, what: str) -> int:
+    """Return a Kubernetes quantity, a JSON number or text ("500m", "1e3", "16Gi"), rounded up, away from 0.
+
+    Raises Malformed, naming ``what``, if it is none or beyond 64 bits.
+    """
+    return _whole(_fraction(value, what), what)
+
+
+def milli(value: Any, what: str) -> int:
+    """Return a Kubernetes quantity in thousandths; in all else like ``quantity``."""
+    return _whole(_fraction(value, what) * 1000, what)
+
+
+def _fraction(value: Any, what: str) -> Fraction:
+    text = str(value).strip() if isinstance(value, (str, int, float)) else ""
+    found = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
+    if found is None:
+        raise Malformed(what, f'not a quantity ("500m", "2", "16Gi") of at most {_LONGEST} characters')
+    unit = _power(found["exponent"]) if found["exponent"] else _SUFFIXES[found["suffix"] or ""]
+    return Fraction(found["number"]) * unit
+
+
+def _power(exponent: str) -> Fraction:
+    return Fraction(10) ** min(max(int(exponent), -_FAR), _FAR)
+
+
+def _whole(amount: Fraction, what: str) -> int:
+    size = -(-abs(amount.numerator) // amount.denominator)
+    if size > MAX_INT64:
+        raise Malformed(what, "beyond 64 bits: at most 2^63-1")
+    return size if amount > 0 else -size
+
+
+def cpu_shares(milli: int) -> int:
+    """Return the shares of a request in milli cores, as the kubelet reckons them: 1024 a core, 2 to 262144."""
+    return min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
+
+
+def cpu_quota(milli: int) -> int:
+    """Return the quota of a limit in milli cores, in microseconds of a PERIOD: at least 1000; -1 for no limit."""
+    return min(max(milli * PERIOD // 1000, MIN_QUOTA), MAX_INT64) if milli > 0 else UNLIMITED

@@ -1,0 +1,201 @@
+"""What resctrl is told: cache masks, bandwidth numbers and schemata lines, as pure functions.
+
+Owns the formulas (facts/koordlet-hooks section 6) and the texts of resctrl's files, as the kernel's
+Documentation/arch/x86/resctrl.rst has them.
+Must not know: files, groups, tasks, pods.
+Invariant: what is made here is what the kernel takes: masks without holes and as wide as it asks, numbers in its steps,
+only cache ids that it has.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+Range = tuple[int, int]
+"""From and to, in percent of a cache's ways."""
+
+L3_NAMES = ("L3", "L3CODE", "L3DATA")
+"""How lines of the L3 cache begin; code and data have a line each where resctrl is mounted with cdp."""
+MB_NAME = "MB"
+INFO_FILES: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(L3_NAMES, ("cbm_mask", "min_cbm_bits")),
+    MB_NAME: ("min_bandwidth", "bandwidth_gran"),
+}
+"""The files that are read in the directory info/NAME."""
+
+_FULL = 100
+_AMD_UNLIMITED = 2048
+_AMD_UNITS = 160  # eighths of a GB/s that koordlet takes for 100 %, which it writes as unlimited
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One resource of masks: ``ids`` are its cache ids, ``ways`` the width of its full mask."""
+
+    ids: tuple[int, ...]
+    ways: int
+    min_bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """The MB resource; ``vendor`` (as in /proc/cpuinfo) says how its numbers count."""
+
+    ids: tuple[int, ...]
+    vendor: str
+    minimum: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a node can limit; false if nothing. ``notes`` say what is there and cannot be used, and why."""
+
+    caches: Mapping[str, Cache] = field(default_factory=dict)
+    bandwidth: Bandwidth | None = None
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.caches) or self.bandwidth is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a class or a pod asks for, in percent; ``..._of`` by cache id, before the common value.
+
+    Raises ValueError naming the rule, never the value.
+    """
+
+    l3: Range | None = None
+    mb: int | None = None
+    l3_of: Mapping[int, Range] = field(default_factory=dict)
+    mb_of: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranges = [*self.l3_of.values(), *([] if self.l3 is None else [self.l3])]
+        if not all(0 <= start < end <= _FULL for start, end in ranges):
+            raise ValueError(f"a range goes from a lower to a higher percentage, both from 0 to {_FULL}")
+        percentages = [*self.mb_of.values(), *([] if self.mb is None else [self.mb])]
+        if not all(1 <= percentage <= _FULL for percentage in percentages):
+            raise ValueError(f"a memory bandwidth is 1 to {_FULL} percent")
+
+
+def cache_mask(wanted: Range, cache: Cache) -> int:
+    """Return the mask of a range: both ends rounded up to whole ways, as koordlet does.
+
+    A mask that comes out narrower than the kernel takes (95 to 100 % of 11 ways: empty) grows downwards, then upwards.
+    """
+    start, end = (_ceil(cache.ways * percentage, _FULL) for percentage in wanted)
+    bits = max(cache.min_bits, 1)
+    start = max(min(start, end - bits), 0)
+    end = max(end, start + bits)
+    return (1 << end) - (1 << start)
+
+
+def bandwidth_value(percentage: int, bandwidth: Bandwidth) -> int:
+    """Return the number that stands for a percentage on this machine."""
+    return _VALUES[bandwidth.vendor](percentage, bandwidth)
+
+
+def _intel(percentage: int, bandwidth: Bandwidth) -> int:
+    """Round up to the machine's steps as the kernel does, which refuses what is below the minimum or above 100."""
+    stepped = _ceil(percentage, bandwidth.step) * bandwidth.step
+    return min(max(stepped, bandwidth.minimum), _FULL)
+
+
+def _amd(percentage: int, bandwidth: Bandwidth) -> int:
+    """Count in eighths of a GB/s; 100 % is no limit."""
+    return _AMD_UNLIMITED if percentage == _FULL else max(_AMD_UNITS * percentage // _FULL, bandwidth.minimum)
+
+
+_VALUES: Mapping[str, Callable[[int, Bandwidth], int]] = {"GenuineIntel": _intel, "AuthenticAMD": _amd}
+
+
+def _ceil(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
+
+
+def schemata(machine: Machine, wish: Wish) -> str:
+    """Return what is written to a group's schemata file, "" if nothing.
+
+    Only what is wished for is named; the kernel keeps the rest. Ids that the machine does not have are left out.
+    """
+    lines = [
+        *(_line(name, _masks(cache, wish)) for name, cache in machine.caches.items()),
+        _line(MB_NAME, {} if machine.bandwidth is None else _bandwidths(machine.bandwidth, wish)),
+    ]
+    return "".join(lines)
+
+
+def unknown_ids(machine: Machine, wish: Wish) -> bool:
+    """Tell whether cache ids are wished for that a resource of the machine does not have."""
+    caches = any(wish.l3_of.keys() - set(cache.ids) for cache in machine.caches.values())
+    return caches or (machine.bandwidth is not None and bool(wish.mb_of.keys() - set(machine.bandwidth.ids)))
+
+
+def _masks(cache: Cache, wish: Wish) -> dict[int, str]:
+    wanted = {each: wish.l3_of.get(each, wish.l3) for each in cache.ids}
+    return {each: f"{cache_mask(range_, cache):x}" for each, range_ in wanted.items() if range_ is not None}
+
+
+def _bandwidths(bandwidth: Bandwidth, wish: Wish) -> dict[int, str]:
+    wanted = {each: wish.mb_of.get(each, wish.mb) for each in bandwidth.ids}
+    return {each: str(bandwidth_value(percent, bandwidth)) for each, percent in wanted.items() if percent is not None}
+
+
+def _line(name: str, values: Mapping[int, str]) -> str:
+    return f"{name}:" + ";".join(f"{each}={value}" for each, value in values.items()) + "\n" if values else ""
+
+
+def parse_schemata(text: str) -> dict[str, dict[int, str]]:
+    """Read a schemata file: values by cache id by resource.
+
+    Lines without ids ("L3:uninitialized") say nothing and are left out, whatever their resource.
+    """
+    lines = (line.partition(":") for line in text.splitlines())
+    found = {name.strip(): dict(_pairs(values)) for name, _, values in lines}
+    return {name: values for name, values in found.items() if values}
+
+
+def _pairs(values: str) -> Iterator[tuple[int, str]]:
+    for pair in values.split(";"):
+        each, equals, value = pair.partition("=")
+        if equals and each.strip().isdecimal():
+            yield int(each), value.strip()
+
+
+def machine_of(root_schemata: str, info: Mapping[str, Mapping[str, str]], vendor: str) -> Machine:
+    """Read what a node can limit from its root schemata, the texts of INFO_FILES by resource, and the CPU's vendor.
+
+    A resource whose texts make no sense is left out with a note.
+    """
+    lines = parse_schemata(root_schemata)
+    caches: dict[str, Cache] = {}
+    bandwidth, notes = None, []
+    for name in lines.keys() & info.keys():
+        try:
+            if name == MB_NAME:
+                bandwidth = _bandwidth(lines[name], info[name], vendor)
+            else:
+                caches[name] = _cache(lines[name], info[name])
+        except ValueError as error:
+            notes.append(f"{name} is not used: {error}")
+    return Machine(dict(sorted(caches.items())), bandwidth, tuple(sorted(notes)))
+
+
+def _cache(values: Mapping[int, str], info: Mapping[str, str]) -> Cache:
+    mask, bits = int(info["cbm_mask"], 16), int(info["min_cbm_bits"])
+    ways = mask.bit_length()
+    if not mask or mask != (1 << ways) - 1:
+        raise ValueError("its cbm_mask is no unbroken row of ones")
+    if bits > ways:
+        raise ValueError("its min_cbm_bits is wider than its cbm_mask")
+    return Cache(tuple(sorted(values)), ways, bits)
+
+
+def _bandwidth(values: Mapping[int, str], info: Mapping[str, str], vendor: str) -> Bandwidth:
+    minimum, step = int(info["min_bandwidth"]), int(info["bandwidth_gran"])
+    if vendor not in _VALUES:
+        raise ValueError(f"how its numbers count is known for {' and '.join(_VALUES)} only")
+    if _VALUES[vendor] is _intel and any(int(value) > _FULL for value in values.values()):
+        raise ValueError("its numbers are no percentages; mount resctrl without mba_MBps")
+    return Bandwidth(tuple(sorted(values)), vendor, minimum, max(step, 1))

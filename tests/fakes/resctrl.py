@@ -1,0 +1,257 @@
+"""A stand-in for the resctrl file system: a directory tree that refuses what the kernel refuses.
+
+Owns what the kernel answers to mkdir, rmdir and write() there, and the files that show it: any process can read them.
+Must not know: hooks, pods, how a line or a mask comes about.
+Invariant: production code has no branch for it. A StandIn is a Resctrl whose three requests to the kernel, and whose
+CPU, are played; every byte goes through the same code as on a real node.
+
+What it cannot show: a new thread of a process in a group is in that group too, in the kernel. Here the tasks files list
+only what was written, until it has ended; the root's lists only what was given back to it.
+"""
+
+import errno
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from runtimeproxy_hooks.resctrl import parse_schemata
+from runtimeproxy_hooks.resctrl_fs import LAST_STATUS, SCHEMATA, TASKS, Resctrl
+
+_NUMBERS = {10: re.compile(r"-?[0-9]+"), 16: re.compile(r"(0x)?[0-9a-fA-F]+")}
+
+AMD = "AuthenticAMD"
+INTEL = "GenuineIntel"
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the played machine has; no ids of a resource: it does not have that one."""
+
+    closids: int = 4
+    """Classes of service; the root has one of them."""
+    l3_ids: tuple[int, ...] = (0, 1)
+    cbm_mask: int = 0x7FF
+    min_cbm_bits: int = 1
+    cdp: bool = False
+    mb_ids: tuple[int, ...] = (0, 1)
+    min_bandwidth: int = 10
+    bandwidth_gran: int = 10
+    vendor: str = INTEL
+
+    @property
+    def l3_names(self) -> tuple[str, ...]:
+        """Return the names of the L3 lines."""
+        if not self.l3_ids:
+            return ()
+        return ("L3DATA", "L3CODE") if self.cdp else ("L3",)
+
+    @property
+    def max_bandwidth(self) -> int:
+        """Return what stands for no limit."""
+        return 2048 if self.vendor == AMD else 100
+
+    def full(self) -> dict[str, dict[int, int]]:
+        """Return the values of a group without limits, by resource and cache id."""
+        limits = {name: dict.fromkeys(self.l3_ids, self.cbm_mask) for name in self.l3_names}
+        return limits | ({"MB": dict.fromkeys(self.mb_ids, self.max_bandwidth)} if self.mb_ids else {})
+
+    def info(self) -> dict[str, Mapping[str, str]]:
+        """Return the files of the directory info, by resource."""
+        mask = {"cbm_mask": f"{self.cbm_mask:x}", "min_cbm_bits": str(self.min_cbm_bits)}
+        bandwidth = {"min_bandwidth": str(self.min_bandwidth), "bandwidth_gran": str(self.bandwidth_gran)}
+        files = dict.fromkeys(self.l3_names, mask) | ({"MB": bandwidth} if self.mb_ids else {})
+        return {name: {**texts, "num_closids": str(self.closids)} for name, texts in files.items()}
+
+
+class StandIn(Resctrl):
+    """A Resctrl on a directory tree; what is in the tree already (another StandIn made it) stays."""
+
+    def __init__(self, root: Path, hardware: Hardware | None = None) -> None:
+        super().__init__(root)
+        self.hardware = hardware or Hardware()
+        self._lock = threading.RLock()
+        self._writers = {SCHEMATA: self._limit, TASKS: self._assign}
+        if not (root / "info").exists():
+            self._lay_out()
+
+    def tasks(self, group: str) -> frozenset[int]:
+        """Return the ids of the threads in a group, without those that have ended since."""
+        with self._lock:
+            directory = self._directory(group)
+            self._show_tasks(directory, [tid for tid in _listed(directory) if _is_alive(tid)])
+            return super().tasks(group)
+
+    def _lay_out(self) -> None:
+        for name, files in self.hardware.info().items():
+            directory = self.root / "info" / name
+            directory.mkdir(parents=True)
+            for file, text in files.items():
+                _show(directory / file, f"{text}\n")
+        (self.root / "info").mkdir(parents=True, exist_ok=True)
+        _show(self.root / LAST_STATUS, "ok\n")
+        self._lay_group(self.root)
+
+    def _lay_group(self, directory: Path) -> None:
+        full = self.hardware.full()
+        if full:  # a machine that only monitors has no schemata files
+            self._show_limits(directory, full)
+        self._show_tasks(directory, [])
+
+    # The kernel's side.
+
+    def _mkdir(self, directory: Path) -> None:
+        with self._lock:
+            if directory.exists():
+                self._refuse(errno.EEXIST, "")
+            if len(list(self._groups())) >= self.hardware.closids:
+                self._refuse(errno.ENOSPC, "Out of CLOSIDs")
+            directory.mkdir()
+            self._lay_group(directory)
+            self._agree()
+
+    def _rmdir(self, directory: Path) -> None:
+        with self._lock:
+            if not directory.exists():
+                self._refuse(errno.ENOENT, "")
+            self._show_tasks(self.root, [*_listed(self.root), *_listed(directory)])
+            for file in directory.iterdir():
+                file.unlink()
+            directory.rmdir()
+            self._agree()
+
+    def _write(self, file: Path, text: str) -> None:
+        with self._lock:
+            if not file.exists():
+                self._refuse(errno.ENOENT, "")
+            self._writers[file.name](file.parent, text)
+            self._agree()
+
+    def _vendor(self) -> str:
+        return self.hardware.vendor
+
+    def _groups(self) -> Iterator[Path]:
+        """Yield the directories of all groups: the root is one."""
+        yield self.root
+        yield from (each for each in self.root.iterdir() if (each / TASKS).exists())
+
+    def _limit(self, directory: Path, text: str) -> None:
+        if not text.endswith("\n"):
+            self._refuse(errno.EINVAL, "")
+        limits = {
+            name: {each: int(value, 10 if name == "MB" else 16) for each, value in values.items()}
+            for name, values in parse_schemata((directory / SCHEMATA).read_text()).items()
+        }
+        for line in text[:-1].split("\n"):
+            name, colon, values = line.partition(":")
+            if not colon or not values:
+                self._refuse(errno.EINVAL, "Missing ':' or value")
+            if name.strip() not in limits:
+                self._refuse(errno.EINVAL, f"Unknown or unsupported resource name '{name.strip()}'")
+            limits[name.strip()].update(self._values(name.strip(), values, limits[name.strip()]))
+        self._show_limits(directory, limits)
+
+    def _values(self, name: str, text: str, before: Mapping[int, int]) -> dict[int, int]:
+        read = self._bandwidth if name == "MB" else self._mask
+        values: dict[int, int] = {}
+        for pair in text.removesuffix(";").split(";"):
+            each, equals, value = pair.partition("=")
+            if not equals or not each.isdecimal():
+                self._refuse(errno.EINVAL, "Missing '=' or non-numeric domain")
+            if int(each) not in before:
+                self._refuse(errno.EINVAL, "")
+            if int(each) in values:
+                self._refuse(errno.EINVAL, f"Duplicate domain {each}")
+            values[int(each)] = read(value.strip())
+        return values
+
+    def _mask(self, text: str) -> int:
+        mask = self._number(text, 16, f"Non-hex character in the mask {text}")
+        if not mask or mask > self.hardware.cbm_mask:
+            self._refuse(errno.EINVAL, "Mask out of range")
+        ones = mask // (mask & -mask)
+        if ones & (ones + 1):
+            self._refuse(errno.EINVAL, f"The mask {mask:x} has non-consecutive 1-bits")
+        if ones.bit_length() < self.hardware.min_cbm_bits:
+            self._refuse(errno.EINVAL, f"Need at least {self.hardware.min_cbm_bits} bits in the mask")
+        return mask
+
+    def _bandwidth(self, text: str) -> int:
+        value = self._number(text, 10, f"Non-decimal digit in MB value {text}")
+        least, most, step = self.hardware.min_bandwidth, self.hardware.max_bandwidth, self.hardware.bandwidth_gran
+        if not least <= value <= most:
+            self._refuse(errno.EINVAL, f"MB value {value} out of range [{least},{most}]")
+        return -(-value // step) * step
+
+    def _number(self, text: str, base: int, refusal: str) -> int:
+        if not _NUMBERS[base].fullmatch(text):
+            self._refuse(errno.EINVAL, refusal)
+        return int(text, base)
+
+    def _assign(self, directory: Path, text: str) -> None:
+        tid = self._number(text.strip(), 10, f"Task list parsing error pid {text.strip()}")
+        if tid < 0:
+            self._refuse(errno.EINVAL, f"Invalid pid {tid}")
+        tid = tid or threading.get_native_id()  # to the kernel 0 is whoever writes it
+        if not _is_alive(tid):
+            self._refuse(errno.ESRCH, f"No task {tid}")
+        for group in self._groups():
+            listed = _listed(group)
+            if tid in listed and group != directory:
+                self._show_tasks(group, [each for each in listed if each != tid])
+        self._show_tasks(directory, [*_listed(directory), tid])
+
+    # What is to be seen.
+
+    def _refuse(self, number: int, text: str) -> NoReturn:
+        _show(self.root / LAST_STATUS, f"{text}\n")
+        raise OSError(number, os.strerror(number))
+
+    def _agree(self) -> None:
+        _show(self.root / LAST_STATUS, "ok\n")
+
+    def _show_limits(self, directory: Path, limits: Mapping[str, Mapping[int, int]]) -> None:
+        longest = max(len(name) for name in limits)
+        lines = (f"{name:>{longest}}:{self._values_shown(name, values)}\n" for name, values in limits.items())
+        _show(directory / SCHEMATA, "".join(lines))
+
+    def _values_shown(self, name: str, values: Mapping[int, int]) -> str:
+        """Return values as the kernel shows them: masks with leading zeros, numbers with blanks."""
+        width = max(len(f"{self.hardware.cbm_mask:x}"), len(str(self.hardware.max_bandwidth)))
+        form = str(width) if name == "MB" else f"0{width}x"
+        return ";".join(f"{each}={value:{form}}" for each, value in values.items())
+
+    def _show_tasks(self, directory: Path, tids: list[int]) -> None:
+        _show(directory / TASKS, "".join(f"{tid}\n" for tid in sorted(set(tids))))
+
+
+def _show(file: Path, text: str) -> None:
+    """Replace a file at once: another process never reads half of it."""
+    new = file.with_name(f".{file.name}")
+    new.write_text(text)
+    new.replace(file)
+
+
+def _listed(directory: Path) -> list[int]:
+    return [int(tid) for tid in (directory / TASKS).read_text().split()]
+
+
+def until_gone(tids: Iterable[int], seconds: float = 10.0) -> None:
+    """Wait until the kernel does not know threads any more: joining one waits for Python only.
+
+    Raises TimeoutError.
+    """
+    end = time.monotonic() + seconds
+    for tid in tids:
+        while _is_alive(tid):
+            if time.monotonic() > end:
+                raise TimeoutError(f"thread {tid} has not ended within {seconds} s")
+            time.sleep(0.001)
+
+
+def _is_alive(tid: int) -> bool:
+    return Path("/proc", str(tid)).exists()

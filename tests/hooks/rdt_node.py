@@ -1,0 +1,119 @@
+"""A node for tests of the RDT hook: resctrl, cgroups and settings in a directory, and threads to move.
+
+Owns how the hook is configured there, and stand-ins for resctrl that watch or refuse.
+Must not know: what the hook should do.
+Invariant: every thread is a real one of this process.
+"""
+
+import argparse
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runtimeproxy_hooks.koordinator import RESCTRL
+from runtimeproxy_hooks.rdt import Rdt
+from runtimeproxy_hooks.resctrl_fs import Resctrl
+from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, HookTester
+from tests.fakes.resctrl import StandIn, until_gone
+
+POD_GROUP = f"koordlet-{UID}"
+FULL = "L3:0=7ff;1=7ff\nMB:0=100;1=100\n"
+EVERY_CLASS: Mapping[str, Any] = {name: {"enable": True} for name in ("LSR", "LS", "BE")}
+SMALL = {"llc": {"schemata": {"range": [0, 30]}}, "mb": {"schemata": {"percent": 20}}}
+
+
+class Node:
+    """A hook on a node with its files in a directory of the test."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.root = directory / "resctrl"
+        self.cgroup_root = directory / "cgroup"
+        (self.cgroup_root).mkdir()
+        (self.cgroup_root / "cgroup.controllers").touch()  # version 2
+        self.resctrl = StandIn(self.root)
+
+    def hook(self, *flags: str, classes: Mapping[str, Any] | None = None, resctrl: Resctrl | None = None) -> HookTester:
+        """Return a hook that has taken its flags, ready to be asked."""
+        config = self._directory / "node.yaml"
+        config.write_text(yaml.safe_dump({"rdt": dict(classes or {})}))
+        hook = Rdt(resctrl or self.resctrl)
+        parser = argparse.ArgumentParser()
+        hook.add_arguments(parser)
+        given = ["--node-config", str(config), "--cgroup-root", str(self.cgroup_root), *flags]
+        hook.configure(parser.parse_args(given))
+        return HookTester(hook)
+
+    def schemata(self, group: str) -> str:
+        return (self.root / group / "schemata").read_text()
+
+    def groups(self) -> list[str]:
+        return sorted(each.name for each in self.root.iterdir() if (each / "tasks").exists())
+
+    def container(self, *tids: int) -> Path:
+        """Make the container's cgroup and list threads in it."""
+        directory = self.cgroup_root / f"kubepods/pod{UID}/{CONTAINER_ID}"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "cgroup.threads").write_text("".join(f"{tid}\n" for tid in tids))
+        return directory
+
+
+def annotated(said: object) -> dict[str, str]:
+    return {RESCTRL: said if isinstance(said, str) else json.dumps(said)}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[list[int]]:
+    """Give the ids of threads of this process, and end them."""
+    over = threading.Event()
+    started = [threading.Thread(target=over.wait) for _ in range(count)]
+    for each in started:
+        each.start()
+    tids = [each.native_id or 0 for each in started]
+    try:
+        yield tids
+    finally:
+        over.set()
+        until_gone(tids)
+
+
+class Watching(StandIn):
+    """A stand-in that does something before each of the first moves."""
+
+    def __init__(self, root: Path, *acts: Callable[[], object]) -> None:
+        super().__init__(root)
+        self._acts = iter(acts)
+        self.moved: list[int] = []
+
+    def move(self, group: str, tid: int) -> None:
+        next(self._acts, lambda: None)()
+        self.moved.append(tid)
+        super().move(group, tid)
+
+
+class Refusing(StandIn):
+    """A stand-in that refuses to write some files, as for a user who is not root."""
+
+    refused: tuple[str, ...] = ()
+
+    def _write(self, file: Path, text: str) -> None:
+        if file.name in self.refused:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        super()._write(file, text)
+
+    def _rmdir(self, directory: Path) -> None:
+        if "rmdir" in self.refused:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        super()._rmdir(directory)
+
+    def _mkdir(self, directory: Path) -> None:
+        if "mkdir" in self.refused:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        super()._mkdir(directory)

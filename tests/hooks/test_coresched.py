@@ -1,0 +1,400 @@
+"""coresched: who shares a cookie with whom, over restarts too, on a kernel in memory and on this machine's."""
+
+import argparse
+import ctypes
+import errno
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy_hooks import coresched
+from runtimeproxy_hooks.cgroups import Cgroups
+from runtimeproxy_hooks.coresched import CREATE, GET, ITSELF, PROCESS, SHARE_FROM, SHARE_TO, THREAD, CoreSched
+from runtimeproxy_hooks.koordinator import CORE_SCHED_GROUP, CORE_SCHED_POLICY, QOS_CLASS
+from runtimeproxy_hooks.sdk import Malformed
+from runtimeproxy_hooks.sdk.testing import HookTester
+
+EXCLUSIVE = {CORE_SCHED_POLICY: "exclusive"}
+BLUE, RED = {CORE_SCHED_GROUP: "blue"}, {CORE_SCHED_GROUP: "red"}
+
+
+class Kernel:
+    """prctl(PR_SCHED_CORE) as kernel/sched/core_sched.c has it, for the processes in ``cookies``."""
+
+    def __init__(self) -> None:
+        self.cookies: dict[int, int] = {}
+        self.refuses = 0  # the error number that every call gives, if it is one
+        self.on_share: Callable[[int], None] = lambda pid: None
+        self.calls = 0
+        self._made = 0
+        self._thread = threading.local()
+
+    def __call__(self, command: int, pid: int, scope: int) -> int:
+        self.calls += 1
+        if self.refuses:
+            raise OSError(self.refuses, os.strerror(self.refuses))
+        if pid != ITSELF and pid not in self.cookies:
+            raise ProcessLookupError(errno.ESRCH, "no such process")
+        if command in {GET, SHARE_FROM} and scope != THREAD:
+            raise OSError(errno.EINVAL, "the scope must be a thread")
+        assert command != SHARE_TO or scope == PROCESS, "the process's other threads are left out"
+        commands = {GET: self._get, CREATE: self._create, SHARE_TO: self._share_to, SHARE_FROM: self._share_from}
+        return commands[command](pid)
+
+    def _get(self, pid: int) -> int:
+        return self.cookies[pid] if pid else getattr(self._thread, "cookie", 0)
+
+    def _create(self, pid: int) -> int:
+        assert pid == ITSELF
+        self._made += 1
+        self._thread.cookie = 1000 + self._made
+        return 0
+
+    def _share_to(self, pid: int) -> int:
+        self.cookies[pid] = self._get(ITSELF)
+        self.on_share(pid)
+        return 0
+
+    def _share_from(self, pid: int) -> int:
+        self._thread.cookie = self.cookies[pid]
+        return 0
+
+
+class Machine:
+    """A tree of cgroups with containers in it, their processes, and a hook server that can be started again."""
+
+    def __init__(self, root: Path) -> None:
+        (root / "cgroups").mkdir()
+        (root / "cgroups/cgroup.controllers").write_text("cpu\n")
+        self.root = root / "cgroups"
+        self.state = root / "run/coresched.json"
+        self.kernel = Kernel()
+        self.start_server()
+
+    def start_server(self) -> None:
+        self.tester = HookTester(CoreSched(Cgroups(self.root), self.state, self.kernel))
+
+    def processes(self, path: str, *pids: int) -> None:
+        """Make a container's cgroup and say which processes are in it."""
+        file = self.root / path / "cgroup.procs"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(f"{pid}\n" for pid in pids))
+        for pid in pids:
+            self.kernel.cookies.setdefault(pid, 0)
+
+    def end(self, path: str) -> None:
+        file = self.root / path / "cgroup.procs"
+        for pid in map(int, file.read_text().split()):
+            self.kernel.cookies.pop(pid, None)
+        file.unlink()
+        file.parent.rmdir()
+
+    def start(self, pid: int, labels: dict[str, str], uid: str = "p") -> int:
+        """Start a container of one process, and return its cookie; the container's id is c<pid>."""
+        self.processes(f"pod{uid}/c{pid}", pid)
+        self.hooked(pid, labels, uid)
+        return self.kernel.cookies[pid]
+
+    def hooked(self, pid: int, labels: dict[str, str], uid: str = "p") -> None:
+        call = {"labels": labels, "uid": uid, "cgroup_parent": f"/pod{uid}", "container_id": f"c{pid}"}
+        assert not self.tester.post_start_container(pod="web", **call)
+        assert self.kernel(GET, ITSELF, THREAD) == 0  # the thread of the call has nothing of it
+
+    def stop_pod(self, uid: str = "p") -> None:
+        assert not self.tester.post_stop_pod_sandbox(cgroup_parent=f"/pod{uid}", uid=uid)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+UNNAMED = {CORE_SCHED_GROUP: ""}
+DEFAULT, OTHER = {CORE_SCHED_POLICY: ""}, {CORE_SCHED_POLICY: "other"}
+LS, BE = {QOS_CLASS: "LS"}, {QOS_CLASS: "BE"}
+PAIRS = (
+    (BLUE, BLUE, "pp", True), (BLUE, BLUE, "pq", True), (BLUE, RED, "pp", False), (BLUE, RED, "pq", False),
+    (EXCLUSIVE, EXCLUSIVE, "pp", True), (EXCLUSIVE, EXCLUSIVE, "pq", False),
+    (EXCLUSIVE | BLUE, EXCLUSIVE | RED, "pp", True), (EXCLUSIVE | BLUE, BLUE, "pp", False),
+    (EXCLUSIVE, {CORE_SCHED_GROUP: "p"}, "pq", False),  # another pod's uid as a name lets nobody in
+    (UNNAMED, UNNAMED, "pq", True), (UNNAMED, BLUE, "pq", False),
+    (BLUE | DEFAULT, BLUE | OTHER, "pq", True), (BLUE | LS, BLUE | BE, "pq", True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other", "uids", "together"), PAIRS)
+def test_who_shares_a_cookie(
+    machine: Machine, one: dict[str, str], other: dict[str, str], uids: str, together: bool
+) -> None:
+    cookies = machine.start(11, one, uids[0]), machine.start(12, other, uids[1])
+    assert all(cookies)
+    assert (cookies[0] == cookies[1]) == together
+
+
+NONE, SYSTEM = {CORE_SCHED_POLICY: "none"}, {QOS_CLASS: "SYSTEM"}
+
+
+@pytest.mark.parametrize("labels", [{}, DEFAULT, NONE, BLUE | NONE, BLUE | SYSTEM, EXCLUSIVE | SYSTEM])
+def test_who_has_none(machine: Machine, labels: dict[str, str]) -> None:
+    machine.processes("podp/c11", 11)
+    machine.tester.post_start_container(labels=labels, uid="p", cgroup_parent="/podp", container_id="c11")
+    assert machine.kernel.calls == 0
+    assert not machine.state.exists()
+
+
+@pytest.mark.parametrize("call", [{"cgroup_parent": "/.."}, {"container_id": "a/b"}, {"labels": EXCLUSIVE, "uid": ""}])
+def test_what_is_malformed(machine: Machine, call: dict[str, Any]) -> None:
+    with pytest.raises(Malformed):
+        machine.tester.post_start_container(**{"labels": BLUE, **call})
+    assert machine.kernel.calls == 0
+
+
+def test_every_process_of_a_container(machine: Machine) -> None:
+    machine.processes("podp/c11", 11, 12)
+    machine.processes("podp/c11/inner", 13)
+    machine.processes("podp/c14", 14)
+    machine.hooked(11, BLUE)
+    cookies = machine.kernel.cookies
+    assert cookies[11] == cookies[12] == cookies[13] != 0
+    assert cookies[14] == 0
+
+
+def test_a_process_that_is_forked_meanwhile(machine: Machine) -> None:
+    machine.processes("podp/c11", 11, 12)
+    machine.kernel.on_share = lambda pid: machine.processes("podp/c11", 11, 12, 13, 14) if pid == 12 else None
+    machine.hooked(11, BLUE)
+    assert set(machine.kernel.cookies.values()) == {machine.kernel.cookies[11]}
+    assert set(machine.kernel.cookies) == {11, 12, 13, 14}
+
+
+def test_one_that_forks_on_and_on_is_left(machine: Machine) -> None:
+    machine.processes("podp/c11", 11)
+    machine.kernel.on_share = lambda pid: machine.processes("podp/c11", pid, pid + 1)
+    machine.hooked(11, BLUE)
+    assert machine.kernel.cookies[11] == machine.kernel.cookies[11 + coresched.ROUNDS - 1] != 0
+    assert machine.kernel.cookies[11 + coresched.ROUNDS] == 0
+
+
+def test_a_process_that_ends_meanwhile(machine: Machine) -> None:
+    machine.processes("podp/c11", 11, 12, 13)
+    del machine.kernel.cookies[12]
+    machine.hooked(11, BLUE)
+    assert machine.kernel.cookies[11] == machine.kernel.cookies[13] != 0
+    machine.kernel.cookies.pop(11)  # a member that is listed still
+    assert machine.start(14, BLUE) == machine.kernel.cookies[13]
+
+
+def test_a_group_lives_as_long_as_one_of_its_containers(machine: Machine) -> None:
+    first = machine.start(11, BLUE)
+    assert machine.start(12, BLUE) == first
+    machine.end("podp/c11")
+    assert machine.start(13, BLUE) == first
+    machine.end("podp/c12")
+    machine.end("podp/c13")
+    assert machine.start(14, BLUE) not in {0, first}
+
+
+@pytest.mark.parametrize("foreign", [0, 77])
+def test_a_cookie_of_somebody_else_is_not_taken(machine: Machine, foreign: int) -> None:
+    cookie = machine.start(11, BLUE)
+    machine.kernel.cookies[5] = foreign
+    machine.processes("podp/c11", 5, 11)
+    assert machine.start(12, BLUE) == cookie
+    assert machine.kernel.cookies[5] == foreign
+
+
+def test_a_cookie_that_came_with_the_container_is_replaced(machine: Machine) -> None:
+    cookie = machine.start(11, BLUE)
+    machine.kernel.cookies[12] = 77
+    assert machine.start(12, BLUE) == cookie
+
+
+def test_calls_at_the_same_time_make_one_group(machine: Machine) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        cookies = list(threads.map(lambda pid: machine.start(pid, BLUE, uid=str(pid)), range(100, 132)))
+    assert len(set(cookies)) == 1
+    machine.start_server()
+    assert machine.start(99, BLUE) == cookies[0]
+
+
+def test_a_restart_splits_no_group(machine: Machine) -> None:
+    cookies = machine.start(11, BLUE), machine.start(12, EXCLUSIVE)
+    machine.start_server()
+    assert (machine.start(13, BLUE, uid="q"), machine.start(14, EXCLUSIVE)) == cookies
+
+
+def test_a_restart_forgets_who_ended_meanwhile(machine: Machine) -> None:
+    machine.start(11, EXCLUSIVE)
+    cookie = machine.start(12, BLUE, uid="q")
+    machine.end("podp/c11")
+    machine.start_server()
+    assert machine.start(13, BLUE, uid="q") == cookie
+    assert "podp" not in machine.state.read_text()
+
+
+NO_STATE = (
+    b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}', b'{"a": {"cookie": 1}}',
+    b'{"a": {"cookie": "x", "members": []}}', b'{"a": {"cookie": null, "members": []}}',
+    b'{"a": {"cookie": 1, "members": 1}}', b'{"a": {"cookie": 1, "members": [], "more": 1}}',
+    b'{"a": {"cookie": 1, "members": ["../x"]}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", NO_STATE)
+def test_a_file_of_something_else(machine: Machine, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    machine.state.parent.mkdir()
+    machine.state.write_bytes(content)
+    cookie = machine.start(11, BLUE)
+    assert machine.start(12, BLUE) == cookie
+    (record,) = caplog.records
+    assert f"{machine.state} cannot be read, running containers' groups are not known: " in record.getMessage()
+    machine.start_server()
+    assert machine.start(13, BLUE) == cookie  # the file is a good one again
+
+
+def test_a_file_that_cannot_be_written(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.state.mkdir(parents=True)
+    cookies = {machine.start(pid, BLUE) for pid in (11, 12, 13)}
+    assert len(cookies) == 1
+    assert caplog.messages == [
+        f"{machine.state} cannot be read, running containers' groups are not known: "
+        f"[Errno 21] Is a directory: '{machine.state}'; said once only",
+        f"{machine.state} cannot be written, a restart will split groups: Is a directory; said once only",
+    ]
+
+
+def test_without_a_file_all_is_kept_in_memory(machine: Machine) -> None:
+    machine.tester = HookTester(CoreSched(Cgroups(machine.root), None, machine.kernel))
+    assert machine.start(11, BLUE) == machine.start(12, BLUE) != 0
+    assert not machine.state.exists()
+
+
+def test_a_stopped_pod_is_forgotten(machine: Machine) -> None:
+    machine.stop_pod("never-seen")
+    assert not machine.state.exists()
+    machine.start(11, EXCLUSIVE)
+    cookie = machine.start(12, BLUE, uid="q")
+    machine.end("podp/c11")
+    machine.stop_pod("q")  # an old sandbox of it: its container runs, and nobody else's is looked at
+    assert "podp" in machine.state.read_text()
+    machine.stop_pod("p")
+    assert "podp" not in machine.state.read_text()
+    assert machine.start(13, BLUE, uid="p") == cookie
+    machine.end("podp/c13")
+    machine.end("podq/c12")
+    for uid in "pq":
+        machine.stop_pod(uid)
+    assert machine.state.read_text() == "{}"
+
+
+def test_a_refusal_fails_the_call_and_nobody_reads_a_name(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    machine.start(11, {CORE_SCHED_GROUP: "secret-group"})
+    machine.kernel.refuses = errno.EPERM
+    with pytest.raises(PermissionError):
+        machine.start(12, {CORE_SCHED_GROUP: "secret-group"})
+    assert caplog.messages == ["default/web main gets no cookie: Operation not permitted"]
+    assert "secret-group" not in machine.state.read_text()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENODEV])
+def test_a_kernel_without_it_is_said_once(machine: Machine, number: int, caplog: pytest.LogCaptureFixture) -> None:
+    machine.kernel.refuses = number
+    for pid in (11, 12):
+        machine.processes(f"podp/c{pid}", pid)
+        machine.tester.post_start_container(labels=BLUE, cgroup_parent="/podp", container_id=f"c{pid}")
+    machine.stop_pod()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "pods run without core scheduling, this kernel or machine has none: " in record.getMessage()
+
+
+def test_a_container_without_processes(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    machine.processes("podp/c11")
+    for pid in (11, 12):
+        machine.hooked(pid, BLUE)
+    said = f"default/web main gets no cookie: {coresched.UNSEEN}"
+    assert caplog.messages == [said, said]
+    assert not machine.state.exists()
+
+
+def test_the_flags(tmp_path: Path) -> None:
+    parser, made = argparse.ArgumentParser(), CoreSched()
+    made.add_arguments(parser)
+    assert parser.parse_args([]).core_sched_state == coresched.STATE
+    made.configure(parser.parse_args(["--cgroup-root", str(tmp_path), "--core-sched-state", str(tmp_path / "state")]))
+    assert made.cgroups.root == tmp_path
+
+
+class Libc:
+    """Keeps what it is called with, and answers as libc does."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.call: tuple[int, ...] = ()
+
+    def prctl(self, option: int, *arguments: ctypes.c_ulong) -> int:
+        values = tuple(each.value for each in arguments)
+        self.call = (option, *values)
+        if values[0] == GET:
+            ctypes.c_uint64.from_address(values[3]).value = 0xFEDCBA9876543210
+        ctypes.set_errno(errno.EPERM)
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("command", "pid", "scope", "raw", "cookie"),
+    [
+        (CREATE, ITSELF, THREAD, (62, 1, 0, 0, 0), 0),
+        (SHARE_TO, 17, PROCESS, (62, 2, 17, 1, 0), 0),
+        (SHARE_FROM, 17, THREAD, (62, 3, 17, 0, 0), 0),
+        (GET, 17, THREAD, (62, 0, 17, 0), 0xFEDCBA9876543210),
+    ],
+)
+def test_the_call_as_the_kernel_reads_it(
+    command: int, pid: int, scope: int, raw: tuple[int, ...], cookie: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libc = Libc(0)
+    monkeypatch.setattr(coresched, "LIBC", libc)
+    assert coresched.sched_core(command, pid, scope) == cookie
+    assert libc.call[: len(raw)] == raw
+    assert len(libc.call) == 5
+
+
+def test_a_refused_call_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coresched, "LIBC", Libc(-1))
+    with pytest.raises(PermissionError, match=r"PR_SCHED_CORE: Operation not permitted; .* CAP_SYS_PTRACE"):
+        coresched.sched_core(CREATE, ITSELF, THREAD)
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[int]]:
+    made = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    yield [each.pid for each in made]
+    for each in made:
+        each.kill()
+        each.wait()
+
+
+def test_the_kernel_of_this_machine(machine: Machine, sleepers: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    """Real processes under a tree of cgroups: one group of two, one of its own; or one log line and no failure."""
+    machine.tester = HookTester(CoreSched(Cgroups(machine.root), machine.state))
+    for pid, labels in zip(sleepers, (BLUE, BLUE, RED), strict=True):
+        machine.processes(f"podp/c{pid}", pid)
+        machine.tester.post_start_container(labels=labels, cgroup_parent="/podp", container_id=f"c{pid}")
+    try:
+        one, other, alone = (coresched.sched_core(GET, pid, THREAD) for pid in sleepers)
+    except OSError:
+        assert ["none:" in message for message in caplog.messages] == [True]
+        return
+    assert one == other != 0
+    assert alone not in {0, one}
+    assert coresched.sched_core(GET, ITSELF, THREAD) == 0

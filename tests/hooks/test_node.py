@@ -1,0 +1,308 @@
+"""The node's settings: every key's rule by table, and files that come, change, break and go."""
+
+import argparse
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.errors import ConfigError
+from runtimeproxy_hooks.node import (
+    DEFAULT_FILE,
+    MAX_BYTES,
+    GroupIdentities,
+    Node,
+    Pool,
+    RdtClass,
+    Settings,
+    add_flag,
+    parse,
+)
+from tests.amounts import examples
+
+DEFAULTS = Settings()
+RDT = {"LSR": RdtClass(), "LS": RdtClass(), "BE": RdtClass(l3=(0, 30))}
+
+
+def test_the_defaults_are_those_of_the_facts() -> None:
+    assert DEFAULTS.rdt == {
+        "LSR": RdtClass(False, (0, 100), 100),
+        "LS": RdtClass(),
+        "BE": RdtClass(False, (0, 30), 100),
+    }
+    assert DEFAULTS.group_identity == GroupIdentities(enable=False, lsr=2, ls=2, be=-1)
+    assert (DEFAULTS.cpu_normalization_ratio, DEFAULTS.cpu_suppress_policy) == (1.0, "")
+    assert (DEFAULTS.shared_pools, DEFAULTS.be_shared_pools, DEFAULTS.system_cpuset) == ((), (), "")
+    assert (DEFAULTS.be_cpu_manager, DEFAULTS.unset_cpu_quota) == (False, True)
+    assert DEFAULTS.kubelet_cpu_manager_policy == "none"
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "null", "{}", "---\n", "rdt:\nshared-pools:\nsystem-cpuset: ~\n"])
+def test_a_file_that_says_nothing_gives_the_defaults(text: str) -> None:
+    assert parse(text.encode(), "node.yaml") == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("text", "attribute", "expected"),
+    [
+        ("cpu-normalization-ratio: 1.25", "cpu_normalization_ratio", 1.25),
+        ("cpu-normalization-ratio: 2", "cpu_normalization_ratio", 2.0),
+        ("cpu-normalization-ratio: 0.5", "cpu_normalization_ratio", 0.5),
+        ("cpu-suppress-policy: cfsQuota", "cpu_suppress_policy", "cfsQuota"),
+        ("cpu-suppress-policy: cpuset", "cpu_suppress_policy", "cpuset"),
+        (
+            "shared-pools: [{socket: 0, node: 0, cpuset: '0-3'}, {socket: 1, node: 1, cpuset: '8,10-11'}]",
+            "shared_pools",
+            (Pool(0, 0, "0-3"), Pool(1, 1, "8,10-11")),
+        ),
+        ("shared-pools: []", "shared_pools", ()),
+        ("shared-pools: [{}]", "shared_pools", (Pool(0, 0, ""),)),
+        ("be-shared-pools: [{node: 3, cpuset: 7}]", "be_shared_pools", (Pool(0, 3, "7"),)),
+        ("be-cpu-manager: true", "be_cpu_manager", True),
+        ("kubelet-cpu-manager-policy: static", "kubelet_cpu_manager_policy", "static"),
+        ("kubelet-cpu-manager-policy: none", "kubelet_cpu_manager_policy", "none"),
+        ("system-cpuset: 0-1", "system_cpuset", "0-1"),
+        ("system-cpuset: 0", "system_cpuset", "0"),
+        ("system-cpuset: ''", "system_cpuset", ""),
+        ("unset-cpu-quota: false", "unset_cpu_quota", False),
+        ("rdt: {}", "rdt", RDT),
+        ("rdt: {BE: {}}", "rdt", RDT),
+        ("rdt: {BE: }", "rdt", RDT),
+        ("rdt: {BE: {enable: true}}", "rdt", RDT | {"BE": RdtClass(True, (0, 30), 100)}),
+        (
+            "rdt: {LSR: {enable: true, l3: [95, 100], mb: 90}, LS: {l3: [0, 1], mb: 1}}",
+            "rdt",
+            {"LSR": RdtClass(True, (95, 100), 90), "LS": RdtClass(False, (0, 1), 1), "BE": RdtClass(l3=(0, 30))},
+        ),
+        ("group-identity: {enable: true}", "group_identity", GroupIdentities(True, 2, 2, -1)),
+        ("group-identity: {LSR: 1, LS: 0, BE: -1}", "group_identity", GroupIdentities(False, 1, 0, -1)),
+    ],
+)
+def test_a_key_sets_its_setting_and_no_other(text: str, attribute: str, expected: Any) -> None:
+    found = parse(text.encode(), "node.yaml")
+    assert getattr(found, attribute) == expected
+    others = set(Settings.__dataclass_fields__) - {attribute}
+    assert all(getattr(found, other) == getattr(DEFAULTS, other) for other in others)
+
+
+RATIO = "cpu-normalization-ratio must be a number above 0"
+POLICY = "cpu-suppress-policy must be cfsQuota or cpuset; without the key the default holds"
+MANAGER = "kubelet-cpu-manager-policy must be none or static; without the key the default holds"
+CPUS = 'must be a list of CPUs like "0-3,8"'
+PERCENTS = "rdt.BE.l3 must be [start, end] in whole percent, 0 <= start < end <= 100"
+MB = "rdt.LS.mb must be a whole number from 1 to 100"
+SETTINGS_KEYS = "cpu-normalization-ratio, cpu-suppress-policy, shared-pools, be-shared-pools, be-cpu-manager, "
+SETTINGS_KEYS += "kubelet-cpu-manager-policy, system-cpuset, unset-cpu-quota, rdt, group-identity"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        *((f"cpu-normalization-ratio: {value}", RATIO) for value in ("0", "-1", ".inf", ".nan", "x", "true", "[1]")),
+        ("cpu-normalization-ratio: 1" + "0" * 400, RATIO),
+        *((f"cpu-suppress-policy: {value}", POLICY) for value in ("off", "CFSQuota", "1", "[]", "''")),
+        *((f"kubelet-cpu-manager-policy: {value}", MANAGER) for value in ("Static", "false", "{}")),
+        *(
+            (f"system-cpuset: {value}", f"system-cpuset {CPUS}")
+            for value in ("a", "0-", "-1", "0 1", "'0,'", "1.5", "[0]")
+        ),
+        *(
+            (f"system-cpuset: {value}", f"system-cpuset {CPUS}")
+            for value in ("true", "2024-01-01", '"0\\n"', "'\u0663'")
+        ),
+        ("be-cpu-manager: 1", "be-cpu-manager must be true or false"),
+        ("unset-cpu-quota: 'no'", "unset-cpu-quota must be true or false"),
+        ("shared-pools: {}", "shared-pools must be a list of socket, node, cpuset"),
+        ("shared-pools: [0-3]", "shared-pools[0] must be a mapping with some of the keys socket, node, cpuset"),
+        ("shared-pools: [{}, {cpuset: x}]", f"shared-pools[1].cpuset {CPUS}"),
+        ("shared-pools: [{node: -1}]", f"shared-pools[0].node must be a whole number from 0 to {2**31 - 1}"),
+        ("shared-pools: [{socket: true}]", f"shared-pools[0].socket must be a whole number from 0 to {2**31 - 1}"),
+        ("be-shared-pools: [{cpus: 1}]", "unknown key 'be-shared-pools[0].cpus'; did you mean cpuset?"),
+        ("rdt: [BE]", "rdt must be a mapping with some of the keys LSR, LS, BE"),
+        ("rdt: {BE: true}", "rdt.BE must be a mapping with some of the keys enable, l3, mb"),
+        ("rdt: {BE: {enable: 1}}", "rdt.BE.enable must be true or false"),
+        *(
+            (f"rdt: {{BE: {{l3: {value}}}}}", PERCENTS)
+            for value in ("30", "[30]", "[0, 50, 100]", "[a, b]", "[0, 30.0]")
+        ),
+        *(
+            (f"rdt: {{BE: {{l3: {value}}}}}", PERCENTS)
+            for value in ("[-1, 5]", "[5, 101]", "[5, 5]", "[9, 5]", "[false, 5]")
+        ),
+        *((f"rdt: {{LS: {{mb: {value}}}}}", MB) for value in ("0", "101", "50.0", "'50'", "true")),
+        ("rdt: {be: {}}", "unknown key 'rdt.be'; did you mean BE?"),
+        ("rdt: {LSE: {}}", "unknown key 'rdt.LSE'; did you mean LS?"),
+        ("group-identity: {LS: 3}", "group-identity.LS must be a whole number from -1 to 2"),
+        ("group-identity: {BE: -2}", "group-identity.BE must be a whole number from -1 to 2"),
+        ("group-identity: {enabled: true}", "unknown key 'group-identity.enabled'; did you mean enable?"),
+        ("shared_pools: []", "unknown key 'shared_pools'; did you mean shared-pools?"),
+        ("zzz: 1", f"unknown key 'zzz'; there are {SETTINGS_KEYS}"),
+        ("1: 1", f"unknown key '1'; there are {SETTINGS_KEYS}"),
+        (f"{'z' * 900}: 1", f"unknown key '{'z' * 64}'; there are {SETTINGS_KEYS}"),
+        ("- rdt", f"the file must be a mapping with some of the keys {SETTINGS_KEYS}"),
+        ("rdt", f"the file must be a mapping with some of the keys {SETTINGS_KEYS}"),
+        ("&a [*a]", f"the file must be a mapping with some of the keys {SETTINGS_KEYS}"),
+        ("[" * 100_000, "more than 10 levels deep; the settings have three"),
+        ("#" * (MAX_BYTES + 1), f"longer than {MAX_BYTES} bytes; the settings are a few lines"),
+    ],
+    ids=lambda value: value[:60],
+)
+def test_a_broken_rule_is_an_error_that_names_file_key_and_rule(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text.encode(), "/etc/node.yaml")
+    assert str(caught.value) == f"/etc/node.yaml: {error}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"a: b: c", b"\xff\xfe\xfd", b"\x00", b"system-cpuset: !!int ''", b"rdt: !!timestamp x", b"rdt: !!bool x",
+     b"!!python/object/apply:os.getcwd []", b"? {a: b}\n: 1", b"rdt: *gone", b"a: 1\n--- \nb: 2"],
+)  # fmt: skip
+def test_what_is_no_yaml_is_an_error_of_one_line(content: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"^node: this is no YAML: [^\n]+$"):
+        parse(content, "node")
+
+
+@settings(max_examples=examples())
+@given(content=st.binary() | st.text(alphabet="rdt: {}[]&*!-\n'0").map(str.encode))
+def test_any_file_gives_settings_or_an_error(content: bytes) -> None:
+    try:
+        assert isinstance(parse(content, "node"), Settings)
+    except ConfigError:
+        pass  # the other outcome
+
+
+@pytest.mark.parametrize(
+    ("ratio", "quota", "expected"),
+    [
+        (1.0, 100_000, 100_000),
+        (0.5, 100_000, 100_000),
+        (2.0, 100_000, 50_000),
+        (2.0, 100_001, 50_001),
+        (1.25, 50_000, 40_000),
+        (3.0, 100_000, 33_334),
+        (2.0, 1500, 1000),
+        (2.0, 1000, 1000),
+        (2.0, 500, 500),
+        (2.0, -1, -1),
+        (2.0, 0, 0),
+        (1e300, 100_000, 1000),
+        (2.0, 2**63 - 1, 2**62),
+    ],
+)
+def test_a_quota_is_divided_by_a_ratio_above_one_and_rounded_up(ratio: float, quota: int, expected: int) -> None:
+    assert Settings(cpu_normalization_ratio=ratio).normalized(quota) == expected
+
+
+def ratio(node: Node) -> float:
+    return node.settings.cpu_normalization_ratio
+
+
+def test_without_a_file_the_defaults_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert Node(None).settings == DEFAULTS
+    node = Node(tmp_path / "none" / "node.yaml")
+    assert node.settings == node.settings == DEFAULTS
+    assert not caplog.records
+
+
+def test_a_file_that_comes_changes_and_goes_is_followed(tmp_path: Path) -> None:
+    file, other = tmp_path / "node.yaml", tmp_path / "other"
+    node = Node(file)
+    assert ratio(node) == 1
+    file.write_text("cpu-normalization-ratio: 2")
+    assert ratio(node) == 2
+    assert node.settings is node.settings
+    file.write_text("cpu-normalization-ratio: 2.5")
+    assert ratio(node) == 2.5
+    other.write_text("cpu-normalization-ratio: 3.5")
+    os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    other.rename(file)
+    assert ratio(node) == 3.5
+    file.unlink()
+    assert ratio(node) == 1
+
+
+def test_a_config_map_is_followed(tmp_path: Path) -> None:
+    for version in ("1.5", "2.5"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "node.yaml").write_text(f"cpu-normalization-ratio: {version}")
+    (tmp_path / "..data").symlink_to("1.5")
+    (tmp_path / "node.yaml").symlink_to("..data/node.yaml")
+    node = Node(tmp_path / "node.yaml")
+    assert ratio(node) == 1.5
+    (tmp_path / "new").symlink_to("2.5")
+    (tmp_path / "new").rename(tmp_path / "..data")
+    assert ratio(node) == 2.5
+
+
+@pytest.mark.parametrize("bad", ["cpu-normalization-ratio: x", "{", "cpu-normalisation-ratio: 3"])
+def test_a_bad_file_is_logged_once_and_the_last_good_settings_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: str
+) -> None:
+    file = tmp_path / "node.yaml"
+    node = Node(file)
+    file.write_text("cpu-normalization-ratio: 2")
+    assert ratio(node) == 2
+    file.write_text(bad)
+    assert [ratio(node) for _ in range(3)] == [2, 2, 2]
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.message.startswith(f"{file}: ")
+    assert record.message.endswith("; the node's settings stay as they were")
+    file.write_text("cpu-normalization-ratio: 4")
+    assert ratio(node) == 4
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, make_pipe, make_loop])
+def test_what_is_no_file_is_logged_once_and_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Any
+) -> None:
+    make(tmp_path / "node.yaml")
+    node = Node(tmp_path / "node.yaml")
+    assert node.settings == node.settings == DEFAULTS
+    [record] = caplog.records
+    assert str(tmp_path / "node.yaml") in record.message
+
+
+def test_threads_see_one_reading_or_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text("cpu-normalization-ratio: 1.5")
+    node, seen = Node(file), set()
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.add(ratio(node))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for number in range(50):
+        (tmp_path / "new").write_text(f"cpu-normalization-ratio: {2 + number}")
+        (tmp_path / "new").rename(file)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    assert ratio(node) == 51
+    assert seen <= {1.5, *map(float, range(2, 52))}
+
+
+def test_the_flag_is_added_once_to_a_parser_that_hooks_share() -> None:
+    parser = argparse.ArgumentParser()
+    add_flag(parser)
+    add_flag(parser)
+    assert parser.parse_args([]).node_config == DEFAULT_FILE
+    assert parser.parse_args(["--node-config", "/x.yaml"]).node_config == Path("/x.yaml")

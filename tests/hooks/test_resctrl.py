@@ -1,0 +1,242 @@
+"""Masks, bandwidth numbers and schemata lines: what koordlet writes, and what the kernel takes."""
+
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy_hooks.resctrl import (
+    Bandwidth,
+    Cache,
+    Machine,
+    Range,
+    Wish,
+    bandwidth_value,
+    cache_mask,
+    machine_of,
+    parse_schemata,
+    schemata,
+    unknown_ids,
+)
+from tests.amounts import examples
+
+INTEL, AMD = "GenuineIntel", "AuthenticAMD"
+
+L3 = Cache((0, 1), ways=11, min_bits=1)
+MB = Bandwidth((0, 1), INTEL, minimum=10, step=10)
+L3_INFO = {"cbm_mask": "7ff", "min_cbm_bits": "1"}
+MB_INFO = {"min_bandwidth": "10", "bandwidth_gran": "10"}
+
+
+@pytest.mark.parametrize(
+    ("ways", "min_bits", "wanted", "mask"),
+    [
+        (11, 1, (0, 100), "7ff"),
+        (11, 1, (0, 30), "f"),
+        (11, 1, (0, 1), "1"),
+        (11, 1, (20, 80), "1f8"),
+        (11, 1, (20, 50), "38"),
+        (11, 1, (90, 100), "400"),
+        (20, 1, (0, 100), "fffff"),
+        (20, 1, (0, 25), "1f"),
+        (20, 1, (20, 50), "3f0"),
+        (12, 1, (50, 100), "fc0"),
+        (16, 0, (0, 100), "ffff"),
+        # koordlet's line is dropped: both ends round up to the same way
+        (11, 1, (95, 100), "400"),
+        (11, 1, (91, 100), "400"),
+        (11, 1, (99, 100), "400"),
+        (11, 1, (50, 51), "20"),
+        (16, 0, (99, 100), "8000"),
+        (1, 1, (40, 60), "1"),
+        # the kernel refuses what is narrower than min_cbm_bits
+        (20, 2, (0, 1), "3"),
+        (20, 2, (99, 100), "c0000"),
+        (20, 2, (5, 10), "3"),
+        (20, 3, (50, 52), "700"),
+        (20, 20, (40, 45), "fffff"),
+        (11, 2, (95, 100), "600"),
+        (11, 4, (0, 10), "f"),
+    ],
+)
+def test_a_range_becomes_a_mask(ways: int, min_bits: int, wanted: Range, mask: str) -> None:
+    assert f"{cache_mask(wanted, Cache((0,), ways, min_bits)):x}" == mask
+
+
+RANGES = st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda ends: ends[0] < ends[1])
+
+
+@given(ways=st.integers(1, 32), bits=st.integers(0, 32), wanted=RANGES)
+@settings(max_examples=examples(200))
+def test_the_kernel_takes_every_mask_and_koordlets_own_is_kept(ways: int, bits: int, wanted: Range) -> None:
+    bits = min(bits, ways)
+    mask = cache_mask(wanted, Cache((0,), ways, bits))
+    ones = f"{mask:b}".strip("0")
+    assert set(ones) == {"1"}, "no holes, and never empty"
+    assert mask < 1 << ways
+    assert len(ones) >= bits
+    koordlets = (1 << ceil(ways * wanted[1] / 100)) - (1 << ceil(ways * wanted[0] / 100))
+    if koordlets.bit_count() >= max(bits, 1):
+        assert mask == koordlets
+
+
+@pytest.mark.parametrize(
+    ("vendor", "minimum", "step", "percentage", "value"),
+    [
+        (INTEL, 10, 10, 1, 10),
+        (INTEL, 10, 10, 10, 10),
+        (INTEL, 10, 10, 11, 20),
+        (INTEL, 10, 10, 90, 90),
+        (INTEL, 10, 10, 91, 100),
+        (INTEL, 10, 10, 100, 100),
+        (INTEL, 20, 10, 5, 20),
+        (INTEL, 5, 5, 12, 15),
+        (INTEL, 1, 1, 37, 37),
+        (INTEL, 10, 30, 95, 100),
+        (AMD, 0, 1, 1, 1),
+        (AMD, 0, 1, 50, 80),
+        (AMD, 0, 1, 33, 52),
+        (AMD, 0, 1, 99, 158),
+        (AMD, 0, 1, 100, 2048),
+        (AMD, 8, 1, 1, 8),
+    ],
+)
+def test_a_percentage_becomes_a_number(vendor: str, minimum: int, step: int, percentage: int, value: int) -> None:
+    assert bandwidth_value(percentage, Bandwidth((0,), vendor, minimum, step)) == value
+
+
+@pytest.mark.parametrize(
+    ("caches", "bandwidth", "wish", "lines"),
+    [
+        ({"L3": L3}, MB, Wish(l3=(0, 100), mb=100), "L3:0=7ff;1=7ff\nMB:0=100;1=100\n"),
+        ({"L3": L3}, MB, Wish(l3=(0, 30)), "L3:0=f;1=f\n"),
+        ({"L3": L3}, MB, Wish(mb=15), "MB:0=20;1=20\n"),
+        ({"L3": L3}, MB, Wish(), ""),
+        # one cache id alone is written; the kernel keeps the others
+        ({"L3": L3}, MB, Wish(l3_of={1: (20, 50)}), "L3:1=38\n"),
+        ({"L3": L3}, MB, Wish(mb_of={0: 40}), "MB:0=40\n"),
+        # an id's own value goes before the common one
+        ({"L3": L3}, MB, Wish((20, 80), 20, {0: (20, 50)}, {1: 40}), "L3:0=38;1=1f8\nMB:0=20;1=40\n"),
+        # what the node does not have is left out
+        ({"L3": L3}, None, Wish(l3=(0, 100), mb=50), "L3:0=7ff;1=7ff\n"),
+        ({}, MB, Wish(l3=(0, 100), mb=50), "MB:0=50;1=50\n"),
+        ({}, None, Wish(l3=(0, 100), mb=50), ""),
+        ({"L3": L3}, MB, Wish(l3_of={7: (0, 50)}), ""),
+        ({"L3": L3}, MB, Wish(l3_of={0: (0, 50), 7: (0, 50)}, mb_of={7: 50}), "L3:0=3f\n"),
+        # code and data have a line each
+        ({"L3CODE": L3, "L3DATA": L3}, None, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n"),
+        # ids need not be 0 and 1, nor the same
+        (
+            {"L3": Cache((8, 16), 4, 1)},
+            Bandwidth((16,), AMD, 0, 1),
+            Wish(l3=(0, 50), mb=100),
+            "L3:8=3;16=3\nMB:16=2048\n",
+        ),
+    ],
+)
+def test_the_lines_of_a_group(caches: dict[str, Cache], bandwidth: Bandwidth | None, wish: Wish, lines: str) -> None:
+    assert schemata(Machine(caches, bandwidth), wish) == lines
+
+
+@pytest.mark.parametrize(
+    ("machine", "wish", "unknown"),
+    [
+        (Machine({"L3": L3}, MB), Wish((0, 50), 50, {0: (0, 9), 1: (0, 9)}, {0: 1, 1: 1}), False),
+        (Machine({"L3": L3}, MB), Wish(l3_of={2: (0, 9)}), True),
+        (Machine({"L3": L3}, MB), Wish(l3_of={0: (0, 9), -1: (0, 9)}), True),
+        (Machine({"L3": L3}, MB), Wish(mb_of={2: 10}), True),
+        (Machine({"L3": L3}), Wish(mb_of={2: 10}), False),
+        (Machine({}, MB), Wish(l3_of={2: (0, 9)}), False),
+    ],
+)
+def test_ids_that_a_resource_does_not_have_are_noticed(machine: Machine, wish: Wish, unknown: bool) -> None:
+    assert unknown_ids(machine, wish) is unknown
+
+
+@pytest.mark.parametrize("wanted", [(-1, 50), (0, 101), (50, 50), (60, 50), (100, 100), (0, 0)])
+def test_a_range_out_of_order_is_an_error(wanted: Range) -> None:
+    with pytest.raises(ValueError, match=r"^a range goes from a lower to a higher percentage, both from 0 to 100$"):
+        Wish(l3=wanted)
+    with pytest.raises(ValueError, match="a range goes from a lower"):
+        Wish(l3=(0, 100), l3_of={0: (0, 50), 1: wanted})
+
+
+@pytest.mark.parametrize("percentage", [0, -1, 101])
+def test_a_bandwidth_out_of_range_is_an_error(percentage: int) -> None:
+    with pytest.raises(ValueError, match=r"^a memory bandwidth is 1 to 100 percent$"):
+        Wish(mb=percentage)
+    with pytest.raises(ValueError, match="a memory bandwidth is 1 to 100 percent"):
+        Wish(mb=100, mb_of={0: 50, 1: percentage})
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("", {}),
+        ("L3:0=7ff;1=7ff\nMB:0=100;1=100\n", {"L3": {0: "7ff", 1: "7ff"}, "MB": {0: "100", 1: "100"}}),
+        ("    MB:0=2048;1=  16\n    L3:0=00ff;1=ffff\n", {"MB": {0: "2048", 1: "16"}, "L3": {0: "00ff", 1: "ffff"}}),
+        ("L3:0=7ff;\n", {"L3": {0: "7ff"}}),
+        ("L3:uninitialized\nMB:0=90\n", {"MB": {0: "90"}}),
+        ("no line\nL3:x=1;1=3\n", {"L3": {1: "3"}}),
+    ],
+)
+def test_schemata_files_are_read(text: str, values: dict[str, dict[int, str]]) -> None:
+    assert parse_schemata(text) == values
+
+
+@pytest.mark.parametrize(
+    ("root", "info", "vendor", "machine"),
+    [
+        ("L3:0=7ff;1=7ff\nMB:0=100;1=100\n", {"L3": L3_INFO, "MB": MB_INFO}, INTEL, Machine({"L3": L3}, MB)),
+        ("L3:1=3;0=7ff\n", {"L3": L3_INFO}, INTEL, Machine({"L3": L3})),
+        ("MB:0=  50;1= 100\n", {"MB": MB_INFO}, INTEL, Machine({}, MB)),
+        (
+            "L3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n",
+            {"L3CODE": L3_INFO, "L3DATA": L3_INFO},
+            INTEL,
+            Machine({"L3CODE": L3, "L3DATA": L3}),
+        ),
+        (
+            "    MB:0=2048\nSMBA:0=2048\n    L3:0=ffff\n",
+            {"L3": {"cbm_mask": "ffff", "min_cbm_bits": "0"}, "MB": {"min_bandwidth": "0", "bandwidth_gran": "0"}},
+            AMD,
+            Machine({"L3": Cache((0,), 16, 0)}, Bandwidth((0,), AMD, 0, 1)),
+        ),
+        # neither a line without its info nor an info without its line is of use
+        ("L3:0=7ff\n", {}, INTEL, Machine()),
+        ("L2:0=ff\n", {"L3": L3_INFO}, INTEL, Machine()),
+        ("", {"L3": L3_INFO, "MB": MB_INFO}, INTEL, Machine()),
+    ],
+)
+def test_what_a_node_can_limit(root: str, info: dict[str, dict[str, str]], vendor: str, machine: Machine) -> None:
+    assert machine_of(root, info, vendor) == machine
+
+
+@pytest.mark.parametrize(
+    ("root", "info", "vendor", "note"),
+    [
+        ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": "7fd"}}, INTEL, "L3 is not used: its cbm_mask is no unbroken row"),
+        ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": "7fe"}}, INTEL, "L3 is not used: its cbm_mask is no unbroken row"),
+        ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": "0"}}, INTEL, "L3 is not used: its cbm_mask is no unbroken row"),
+        ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": ""}}, INTEL, "L3 is not used: invalid literal"),
+        ("L3:0=1", {"L3": {**L3_INFO, "min_cbm_bits": "12"}}, INTEL, "L3 is not used: its min_cbm_bits is wider"),
+        (
+            "MB:0=100",
+            {"MB": MB_INFO},
+            "HygonGenuine",
+            "MB is not used: how its numbers count is known for GenuineIntel",
+        ),
+        ("MB:0=4294967295", {"MB": MB_INFO}, INTEL, "MB is not used: its numbers are no percentages; mount resctrl"),
+    ],
+)
+def test_what_makes_no_sense_is_noted(root: str, info: dict[str, dict[str, str]], vendor: str, note: str) -> None:
+    machine = machine_of(root, info, vendor)
+    assert not machine
+    assert [each.startswith(note) for each in machine.notes] == [True]
+
+
+def test_one_bad_resource_leaves_the_other_in_use() -> None:
+    machine = machine_of("L3:0=7ff;1=7ff\nMB:0=100\n", {"L3": L3_INFO, "MB": MB_INFO}, "")
+    assert (dict(machine.caches), machine.bandwidth, len(machine.notes)) == ({"L3": L3}, None, 1)
+    assert machine
