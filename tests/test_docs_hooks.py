@@ -1,0 +1,75 @@
+"""docs/hooks.rst says what is so: its code runs as it stands there, its tables are the program's own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtimeproxy.hookpoints import HOOK_POINTS, Part
+from runtimeproxy_hooks import __main__ as hooks_main
+from runtimeproxy_hooks import node
+from runtimeproxy_hooks.sdk.hook import METHODS
+from tests.docs import CODE, HOOKS, code_blocks
+
+WORDS = {Part.ENVS: "env"}
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the rows of the list-table below a heading, without the head row."""
+    section = HOOKS.partition(f"\n{heading}\n{'-' * len(heading)}\n")[2]
+    body = re.split(r"\n\n(?=\S)", section.partition(".. list-table::")[2])[0]
+    return [
+        [" ".join(cell.split()) for cell in row.split("\n     - ")]
+        for row in body.partition(":header-rows: 1")[2].split("\n   * - ")[2:]
+    ]
+
+
+def test_the_hook_server_has_ten_lines() -> None:
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 10
+
+
+def test_the_hook_points_and_what_each_can_change() -> None:
+    assert [point for point, _, _ in rows("What a hook sees and changes")] == [point.name for point in HOOK_POINTS]
+    for point, (_, given, changes) in zip(HOOK_POINTS, rows("What a hook sees and changes"), strict=True):
+        assert given.startswith(f"the {point.subject.value}")
+        named = {} if changes == "nothing" else set(changes.split(", "))
+        assert set(named) == {WORDS.get(part, part.value) for part in point.applies}
+    assert all(f"``{method}``" in HOOKS for method in METHODS)
+
+
+def test_every_hook_server_that_comes_with_it_is_named() -> None:
+    assert [name.strip("`") for name, _ in rows("The hook servers that come with it")] == sorted(hooks_main.HOOKS)
+
+
+def test_the_tester_is_shown_as_it_works(tmp_path: Path) -> None:
+    _, test, *_ = code_blocks("python")
+    (tmp_path / "hello.py").write_text(CODE.replace("main(Hello())", 'if __name__ == "__main__":\n    main(Hello())'))
+    (tmp_path / "test_hello.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_nodes_settings_can_be_read_and_are_all_there() -> None:
+    _, settings = code_blocks("yaml")
+    read = node.parse(settings.encode(), "node.yaml")
+    assert read.rdt["BE"].mb == 50
+    assert set(yaml.safe_load(settings)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
+
+
+def test_the_pod_has_the_label_with_which_the_proxy_leaves_it_alone() -> None:
+    template = yaml.safe_load(code_blocks("yaml")[0])["spec"]["template"]
+    assert template["metadata"]["labels"]["runtimeproxy.koordinator.sh/skip-hookserver"] == "true"
+
+
+@pytest.mark.parametrize("flag", sorted(set(re.findall(r"``(--[a-z-]+)", HOOKS))))
+def test_the_flags_exist(flag: str) -> None:
+    helps = [_help(command) for command in (["-m", "runtimeproxy_hooks", "all"], ["-m", "runtimeproxy", "run"])]
+    assert flag in " ".join(helps)
+
+
+def _help(command: list[str]) -> str:
+    return subprocess.run([sys.executable, *command, "--help"], capture_output=True, text=True, check=True).stdout
