@@ -1,6 +1,6 @@
 """Runs the demo: ``python -m scripts.demonstration [--mode MODE] [--fake]``; scripts/demo installs what it needs.
 
-Owns the order of things: runtime, proxy, hook server, scene, tables; one mode after the other.
+Owns the order of things: runtime, resctrl, proxy, hook servers, scene, tables; one mode after the other.
 Must not know: what is made in the scene.
 Invariant: the exit code is 0 only if every effect of every mode was found; else 1, and a wrong argument's is 2.
 """
@@ -9,18 +9,17 @@ import argparse
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.demonstration import processes, report, scene
+from scripts.demonstration import hookservers, processes, rdt, report, scene
 from scripts.demonstration.interruption import interruption, run_apart
+from scripts.demonstration.pods import Pod, new_pods
 from scripts.demonstration.runtimes import MODES, Mode, Runtime, why_fake
 from tests.engines.containerd import EngineError
-from tests.fakes import registration
 
 __all__ = ["demonstrate", "main", "why_fake"]
-
-REGISTRATION_NAME = "demo-annotations.json"
-"""The file that the demo's hook server registers with."""
 
 
 def demonstrate(name: str, folder: Path, reason: str) -> bool:
@@ -28,26 +27,47 @@ def demonstrate(name: str, folder: Path, reason: str) -> bool:
 
     Raises EngineError and DemoError.
     """
-    mode = MODES[name]
-    processes.registrations(folder).mkdir()
+    mode, pods = MODES[name], new_pods()
     with mode.fake(folder, reason) if reason else mode.engine() as runtime:
-        command = processes.proxy_command(name, folder, runtime.socket)
-        print("Proxy:  ", " ".join(command))
-        with processes.program("proxy", command, folder) as proxy:
-            proxy.wait_until_it_listens(processes.proxy_socket(folder))
-            with processes.program("hooks", processes.hook_server_command(folder), folder) as hooks:
-                hooks.wait_until_it_listens(processes.hook_socket(folder))
-                processes.wait_for_registration(proxy, REGISTRATION_NAME)
-                print("Hooks:   the demo's hook server registered for", ", ".join(registration.ALL_POINTS))
-                effects = _play(mode, runtime, folder, proxy)
-                calls = report.read_calls(processes.call_log(folder))
-    return report.show(effects, calls, scene.EXPECTED_CALLS, report.OF_A_FAKE if reason else report.INSIDE)
+        groups = rdt.choose(folder, runtime_is_fake=bool(reason))
+        if not reason:
+            print(f"         {mode.how_threads_move}")
+        servers = hookservers.hook_servers(folder, groups, without_cgroups=bool(reason))
+        with groups.removed([pod.group for pod in pods]), _programs(name, folder, runtime, servers) as running:
+            proxy, *hooks = running
+            effects = _play(mode, runtime, folder, proxy, pods, groups)
+            print("Memory: ", ", ".join(f"{each.name} {each.resident_mib()} MiB" for each in hooks))
+    calls = report.read_calls(hookservers.call_log(folder))
+    shown = report.show(effects, calls, scene.EXPECTED_CALLS, report.OF_A_FAKE if reason else report.INSIDE)
+    if not shown:
+        print(*(f"{each.name}: {line}" for each in hooks for line in each.troubles()), sep="\n")
+    return shown
 
 
-def _play(mode: Mode, runtime: Runtime, folder: Path, proxy: processes.Program) -> list[report.Effect]:
+@contextmanager
+def _programs(
+    mode: str, folder: Path, runtime: Runtime, servers: Sequence[hookservers.HookServer]
+) -> Iterator[list[processes.Program]]:
+    """Run proxy and hook servers until the end of the block, which begins when all are registered."""
+    processes.registrations(folder).mkdir()
+    command = processes.proxy_command(mode, folder, runtime.socket)
+    print("Proxy:  ", processes.shown(command, folder))
+    commands = {server.plugin: server.command_line(folder) for server in servers}
+    with processes.program("proxy", command, folder) as proxy, processes.programs(commands, folder) as hooks:
+        print("Hooks:  ", "\n         ".join(server.shown(folder) for server in servers))
+        proxy.wait_until_it_listens(processes.proxy_socket(folder))
+        for server, running in zip(servers, hooks, strict=True):
+            running.wait_until_it_listens(server.socket(folder))
+            processes.wait_for_registration(proxy, server.plugin)
+        yield [proxy, *hooks]
+
+
+def _play(
+    mode: Mode, runtime: Runtime, folder: Path, proxy: processes.Program, pods: Sequence[Pod], groups: rdt.Groups
+) -> list[report.Effect]:
     try:
         with runtime.kubelet(str(processes.proxy_socket(folder))) as kubelet:
-            return scene.play(kubelet)
+            return scene.play(kubelet, pods, groups)
     except mode.errors as error:
         raise processes.DemoError(f"a call failed: {error}; the proxy's log ends: {proxy.output()[-1500:]}") from error
 
@@ -69,7 +89,7 @@ def _shown(name: str, reason: str) -> bool:
 
 def main() -> int:
     """Return the exit code: 0 if every effect was found, else 1."""
-    parser = argparse.ArgumentParser(prog="scripts/demo", description="Show a pod's way through runtimeproxy.")
+    parser = argparse.ArgumentParser(prog="scripts/demo", description="Show pods' way through runtimeproxy.")
     parser.add_argument("--mode", choices=tuple(MODES), help="show this mode alone; default: one after the other")
     parser.add_argument("--fake", action="store_true", help="use the tests' fake runtimes in the engines' places")
     arguments = parser.parse_args()

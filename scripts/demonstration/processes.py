@@ -1,4 +1,4 @@
-"""The programs that the demo starts: the proxy by its documented command lines, the hook server, the fake runtimes.
+"""The programs that the demo starts: how they are run and ended, and the proxy's documented command lines.
 
 Owns their start, the wait until they listen, and their end by process id.
 Must not know: what is shown.
@@ -57,38 +57,66 @@ class Program:
         """Return all that the program wrote."""
         return self.log.read_text(errors="replace")
 
+    def troubles(self) -> list[str]:
+        """Return the lines of warnings and errors that the program wrote."""
+        return [line for line in self.output().splitlines() if {"WARNING", "ERROR"} & set(line.split())]
+
+    def resident_mib(self) -> int:
+        """Return the program's resident memory now, in MiB."""
+        status = Path("/proc", str(self.process.pid), "status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:")) // 1024
+
 
 @contextmanager
-def program(name: str, command: Sequence[str], folder: Path) -> Iterator[Program]:
-    """Run a program; at the end it is asked to stop, and its exit code must be 0.
+def programs(commands: Mapping[str, Sequence[str]], folder: Path) -> Iterator[list[Program]]:
+    """Run programs by their names; at the end all are asked to stop at once, and every exit code must be 0.
 
     Raises DemoError.
     """
+    running: list[Program] = []
+    try:
+        for name, command in commands.items():
+            with interruption.held():
+                running.append(_start(name, command, folder))
+        yield running
+    except BaseException:
+        _stop(running)
+        raise
+    for ended, code in zip(running, _stop(running), strict=True):
+        if code:
+            raise DemoError(f"{ended.name} ended with exit code {code}; its output ends: {ended.output()[-1500:]}")
+
+
+@contextmanager
+def program(name: str, command: Sequence[str], folder: Path) -> Iterator[Program]:
+    """Run one program likewise."""
+    with programs({name: command}, folder) as [running]:
+        yield running
+
+
+def _start(name: str, command: Sequence[str], folder: Path) -> Program:
     log = folder / f"{name}.log"
     # The proxy's settings are the command line's alone, whatever the shell has set.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNTIMEPROXY_")}
-    process: subprocess.Popen[bytes] | None = None
-    try:
-        with interruption.held(), log.open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
-        running = Program(name, process, log)
-        yield running
-    except BaseException:
-        if process is not None:
-            _stop(process)
-        raise
-    if code := _stop(process):
-        raise DemoError(f"{name} ended with exit code {code}; its output ends: {running.output()[-1500:]}")
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+    return Program(name, process, log)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> int:
+def _stop(running: Sequence[Program]) -> list[int]:
+    """Ask each once: to a program that is ending already, a second signal may be the end at once."""
     with interruption.held():
-        process.terminate()
-        try:
-            return process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+        for each in running:
+            each.process.terminate()
+        return [_wait(each.process) for each in running]
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
@@ -103,6 +131,11 @@ def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
     ]
 
 
+def shown(command: Sequence[str], folder: Path) -> str:
+    """Return a command line to be read: as it is typed in the demo's folder."""
+    return " ".join([Path(command[0]).name, *command[1:]]).replace(f"{folder}/", "")
+
+
 def proxy_socket(folder: Path) -> Path:
     """Name the socket that the kubelet would be told of."""
     return folder / "runtimeproxy.sock"
@@ -113,35 +146,15 @@ def registrations(folder: Path) -> Path:
     return folder / "hookserver.d"
 
 
-def hook_server_command(folder: Path) -> list[str]:
-    """Return the command line of the demo's hook server."""
-    return [
-        *(sys.executable, "-m", "runtimeproxy_hooks.demo"),
-        f"--endpoint={hook_socket(folder)}",
-        f"--register-dir={registrations(folder)}",
-        f"--call-log={call_log(folder)}",
-    ]
-
-
-def hook_socket(folder: Path) -> Path:
-    """Name the hook server's socket."""
-    return folder / "hooks.sock"
-
-
-def call_log(folder: Path) -> Path:
-    """Name the file that the hook server writes its calls to."""
-    return folder / "calls.jsonl"
-
-
-def wait_for_registration(proxy: Program, file_name: str) -> None:
-    """Wait until the proxy's log names the registration file's plugin.
+def wait_for_registration(proxy: Program, plugin: str) -> None:
+    """Wait until the proxy's log names a plugin.
 
     Raises DemoError.
     """
     deadline = time.monotonic() + REGISTRATION_SECONDS
-    while Path(file_name).stem not in proxy.output():
-        if time.monotonic() > deadline:
-            raise DemoError(f"the proxy's log does not name {file_name}; it ends: {proxy.output()[-1500:]}")
+    while plugin not in proxy.output():
+        if proxy.process.poll() is not None or time.monotonic() > deadline:
+            raise DemoError(f"the proxy's log does not name {plugin}; it ends: {proxy.output()[-1500:]}")
         time.sleep(0.02)
 
 

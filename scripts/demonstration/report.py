@@ -2,7 +2,7 @@
 
 Owns the tables and what counts as success.
 Must not know: how anything was found out.
-Invariant: success is every effect true inside and every expected hook call made, nothing less.
+Invariant: success is every effect found true and every expected hook call made, nothing less.
 """
 
 import json
@@ -15,8 +15,12 @@ from time import localtime, strftime
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One row: what the kubelet asked for, what the hook server set ("" for nothing), what is true inside."""
+    """One row: what the kubelet asked for, what a hook set ("" for nothing), what was found.
 
+    ``container`` is "" for what is the pod's.
+    """
+
+    pod: str
     container: str
     what: str
     asked: str
@@ -24,29 +28,29 @@ class Effect:
     inside: str
 
     @property
+    def name(self) -> str:
+        """Name the row."""
+        return " ".join(filter(None, (self.pod, self.container, self.what)))
+
+    @property
     def true(self) -> bool:
-        """Tell whether the inside shows the hook server's value, or the kubelet's where no hook set one."""
+        """Tell whether the hook's value was found, or the kubelet's where no hook set one."""
         return self.inside == (self.hook or self.asked)
 
 
 @dataclass(frozen=True, slots=True)
 class HookCallLine:
-    """One line of the hook server's log: seconds since the epoch, and milliseconds that the answer took there."""
+    """One call that was noted, at seconds since the epoch."""
 
     at: float
     point: str
     pod: str
     container: str
-    took_ms: float
 
 
 def read_calls(path: Path) -> list[HookCallLine]:
-    """Read the hook server's log."""
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    return [
-        HookCallLine(entry["time"], entry["point"], entry["pod"], entry["container"], entry["took_ms"])
-        for entry in entries
-    ]
+    """Read the calls that were noted."""
+    return [HookCallLine(each.pop("time"), **each) for each in map(json.loads, path.read_text().splitlines())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Wording:
     verdict: str
 
 
-INSIDE = Wording("true inside", "are true inside the containers")
+INSIDE = Wording("true inside", "are true in the containers and on the node")
 OF_A_FAKE = Wording("the fake shows", "reached the fake runtime, where no container really runs")
 
 
@@ -68,14 +72,10 @@ def show(
     wording: Wording = INSIDE,
 ) -> bool:
     """Print both tables and the verdict; return whether all is as it should be."""
-    header = ("container", "what", "the kubelet asked", "the hook set", wording.column, "")
-    rows = [
-        (effect.container, effect.what, effect.asked, effect.hook or "-", effect.inside, "ok" if effect.true else "NO")
-        for effect in effects
-    ]
-    print_table("What was asked, what was changed, what came of it", [header, *rows])
-    print_table("Hook calls", [("time", "after", "hook point", "pod", "container", "took"), *_call_rows(calls)])
-    wrong = [f"{effect.container} {effect.what}" for effect in effects if not effect.true]
+    _print_effects(effects, wording)
+    _print_calls(calls, expected_calls)
+    print()
+    wrong = [effect.name for effect in effects if not effect.true]
     counted = Counter(call.point for call in calls)
     uncalled = [
         f"{point} {counted[point]} of {times}" for point, times in expected_calls.items() if counted[point] != times
@@ -89,18 +89,37 @@ def show(
     return True
 
 
-def _call_rows(calls: Sequence[HookCallLine]) -> list[tuple[str, ...]]:
-    return [
+def _print_effects(effects: Sequence[Effect], wording: Wording) -> None:
+    rows = [("pod", "container", "what", "the kubelet asked", "the hook set", wording.column, "")]
+    rows += [
         (
-            strftime("%H:%M:%S", localtime(call.at)) + f".{int(call.at % 1 * 1000):03d}",
-            f"{(call.at - calls[0].at) * 1000:.0f} ms",
-            call.point,
-            call.pod,
-            call.container or "-",
-            f"{call.took_ms:.2f} ms",
+            *(effect.pod, effect.container or "-", effect.what),
+            *(effect.asked, effect.hook or "-", effect.inside),
+            "ok" if effect.true else "NO",
         )
-        for call in calls
+        for effect in effects
     ]
+    print_table("What was asked, what was changed, what came of it", rows)
+
+
+def _print_calls(calls: Sequence[HookCallLine], expected: Mapping[str, int]) -> None:
+    """Print the calls: a row a hook point, a column a pod."""
+    first = min((call.at for call in calls), default=0.0)
+    pods = list(dict.fromkeys(call.pod for call in calls))
+    rows = [("hook point", *(_with_container(pod, calls) for pod in pods))]
+    for point in expected:
+        times = (
+            [f"{(call.at - first) * 1000:.0f}" for call in calls if (call.point, call.pod) == (point, pod)]
+            for pod in pods
+        )
+        rows.append((point, *(", ".join(each) or "-" for each in times)))
+    clock = strftime("%H:%M:%S", localtime(first)) + f".{int(first % 1 * 1000):03d}"
+    print_table(f"Hook calls, at milliseconds after the first one at {clock}", rows)
+
+
+def _with_container(pod: str, calls: Sequence[HookCallLine]) -> str:
+    names = dict.fromkeys(call.container for call in calls if call.pod == pod and call.container)
+    return f"{pod} {', '.join(names)}".rstrip()
 
 
 def print_title(title: str) -> None:
@@ -113,4 +132,4 @@ def print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     rule = "  ".join("-" * width for width in widths)
-    print("\n".join(["", title, "", lines[0], rule, *lines[1:], ""]))
+    print("\n".join(["", title, "", lines[0], rule, *lines[1:]]))

@@ -17,14 +17,17 @@ from pathlib import Path
 
 from scripts.demonstration import cri, docker, processes
 from scripts.demonstration.interruption import interruption
+from scripts.demonstration.pods import Place
 from scripts.demonstration.scene import Kubelet
 from tests.engines.containerd import Containerd
 from tests.engines.dockerd import PAUSE, Dockerd
 from tests.engines.images import PAUSE_IMAGE
 from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ
 
-FAKE_CGROUP_PARENT = "/kubepods/besteffort/poddemo"
+FAKE_PLACE = Place(lambda uid, qos: f"/kubepods/{qos}/pod{uid}", real=False)
 DEMO_PAUSE = "runtimeproxy-demo-pause:1"
+CRI_MOVES = "this containerd runs with RDT off: it is told the class; the threads are moved right after the start"
+DOCKER_MOVES = "Docker cannot be told a class; the threads are moved right after the start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Mode:
     """A mode: its runtimes, and what a call of its kubelet that fails raises."""
 
     title: str
+    how_threads_move: str
     engine: Callable[[], AbstractContextManager[Runtime]]
     fake: Callable[[Path, str], AbstractContextManager[Runtime]]
     errors: tuple[type[Exception], ...]
@@ -69,9 +73,7 @@ def containerd() -> Iterator[Runtime]:
         engine.start()
         print(f"Runtime: a private containerd on {engine.socket}")
         logs = str(engine.directory("logs"))
-        yield Runtime(
-            engine.socket, partial(cri.kubelet, cgroup_parent=engine.cgroup_parent("demo"), log_directory=logs)
-        )
+        yield Runtime(engine.socket, partial(cri.kubelet, place=Place(engine.cgroup_parent), log_directory=logs))
 
 
 @contextmanager
@@ -85,7 +87,7 @@ def dockerd() -> Iterator[Runtime]:
             engine.socket,
             partial(
                 docker.kubelet,
-                cgroup_parent=engine.cgroup_parent("demo"),
+                place=Place(engine.cgroup_parent),
                 pause_image=_pause_image(engine),
                 oom_score_adj=_sandbox_oom_score_adj(),
             ),
@@ -137,7 +139,7 @@ def _fake(
 
 def fake_cri(folder: Path, reason: str) -> AbstractContextManager[Runtime]:
     """Run the fake CRI runtime, and say so."""
-    kubelet = partial(cri.kubelet, cgroup_parent=FAKE_CGROUP_PARENT, log_directory=str(folder))
+    kubelet = partial(cri.kubelet, place=FAKE_PLACE, log_directory=str(folder))
     return _fake(folder, reason, "tests.fakes.runtime", kubelet)
 
 
@@ -145,7 +147,7 @@ def fake_dockerd(folder: Path, reason: str) -> AbstractContextManager[Runtime]:
     """Run the fake dockerd, and say so."""
     kubelet = partial(
         docker.kubelet,
-        cgroup_parent=FAKE_CGROUP_PARENT,
+        place=FAKE_PLACE,
         pause_image=PAUSE_IMAGE,
         oom_score_adj=SANDBOX_OOM_SCORE_ADJ,
     )
@@ -153,7 +155,7 @@ def fake_dockerd(folder: Path, reason: str) -> AbstractContextManager[Runtime]:
 
 
 MODES: Mapping[str, Mode] = {
-    "cri": Mode("CRI mode", containerd, fake_cri, cri.ERRORS),
-    "docker": Mode("Docker mode", dockerd, fake_dockerd, docker.ERRORS),
+    "cri": Mode("CRI mode", CRI_MOVES, containerd, fake_cri, cri.ERRORS),
+    "docker": Mode("Docker mode", DOCKER_MOVES, dockerd, fake_dockerd, docker.ERRORS),
 }
 """By the value of --mode, in the order in which they are shown."""

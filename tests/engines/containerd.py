@@ -26,6 +26,7 @@ STOP_SECONDS = 10.0
 
 # restrict_oom_score_adj: a machine may lack CAP_SYS_RESOURCE. native: overlayfs does not nest on every machine, and the
 # images are small. tcp streaming on port 0: the URLs of Exec, Attach and PortForward must work.
+# ignore_rdt_not_enabled_errors: a create may name an RDT class although this containerd has no RDT.
 CONFIG = """
 version = 2
 root = "{base}/root"
@@ -48,6 +49,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 
 [plugins."io.containerd.grpc.v1.cri".containerd]
   snapshotter = "native"
+  ignore_rdt_not_enabled_errors = true
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"

@@ -1,6 +1,5 @@
 """The demo: it says OK only if every effect is true and every hook call was made, and it leaves nothing behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -15,20 +14,26 @@ from scripts.demonstration import __main__ as demonstration
 from scripts.demonstration import processes, report
 from scripts.demonstration.interruption import Interruption
 from scripts.demonstration.report import INSIDE, OF_A_FAKE, Effect, HookCallLine, Wording
-from scripts.demonstration.scene import EXPECTED_CALLS, Part, play
+from scripts.demonstration.scene import EXPECTED_CALLS
 from tests.engines import containerd, dockerd, leftovers
+from tests.system.proxy import wait_until
 
 README = (Path(__file__).parents[2] / "README.rst").read_text()
-CALLS = [HookCallLine(1000.5, "PreRunPodSandbox", "default/demo", "", 0.1)]
-GOOD = [Effect("main", "env A", "1", "2", "2"), Effect("main", "env B", "1", "", "1")]
+CALLS = [
+    HookCallLine(1000.5, "PreRunPodSandbox", "default/demo", ""),
+    HookCallLine(1000.507, "PreCreateContainer", "default/demo", "main"),
+    HookCallLine(1000.52, "PreCreateContainer", "default/demo", "main"),
+]
+GOOD = [Effect("demo", "main", "env A", "1", "2", "2"), Effect("demo", "main", "env B", "1", "", "1")]
 
 
 @pytest.mark.parametrize(
     ("effects", "expected", "verdict", "says"),
     [
         (GOOD, {"PreRunPodSandbox": 1}, True, "OK: 2 effects"),
-        ([*GOOD, Effect("side", "cpu.shares", "2", "512", "2")], {}, False, "not as it should be: side cpu.shares"),
-        ([*GOOD, Effect("side", "env C", "1", "", "-")], {}, False, "not as it should be: side env C"),
+        ([*GOOD, Effect("a", "c", "cpu.shares", "2", "512", "2")], {}, False, "not as it should be: a c cpu.shares"),
+        ([*GOOD, Effect("a", "", "group", "-", "gone", "there")], {}, False, "not as it should be: a group"),
+        ([*GOOD, Effect("a", "c", "env C", "1", "", "-")], {}, False, "not as it should be: a c env C"),
         (GOOD, {"PreRunPodSandbox": 2}, False, "hook calls made: PreRunPodSandbox 1 of 2"),
         (GOOD, {"PostStopContainer": 1}, False, "hook calls made: PostStopContainer 0 of 1"),
     ],
@@ -50,11 +55,16 @@ def test_only_a_real_runtimes_values_are_called_true_inside(
     assert ("no container really runs" in output) is not is_inside
 
 
-def test_the_hook_servers_log_is_read(tmp_path: Path) -> None:
-    log = tmp_path / "calls.jsonl"
-    entry = {"time": 1000.5, "point": "PreRunPodSandbox", "pod": "default/demo", "container": "", "took_ms": 0.1}
-    log.write_text(json.dumps(entry) + "\n")
-    assert report.read_calls(log) == CALLS
+def test_the_calls_are_shown_by_hook_point_and_pod(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(GOOD, CALLS, {"PreRunPodSandbox": 1, "PreCreateContainer": 2, "PostStopContainer": 0})
+    _, _, table = capsys.readouterr().out.partition("Hook calls")
+    assert [line.split() for line in table.splitlines()[2:7]] == [
+        ["hook", "point", "default/demo", "main"],
+        ["-" * 18, "-" * 17],
+        ["PreRunPodSandbox", "0"],
+        ["PreCreateContainer", "7,", "20"],
+        ["PostStopContainer", "-"],
+    ]
 
 
 def test_the_fake_runtime_is_never_a_silent_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +80,16 @@ def test_the_proxys_command_line_is_the_documented_one(tmp_path: Path, mode: str
     assert " ".join([processes.COMMAND, *documented]) in {line.strip() for line in README.splitlines()}
 
 
+def test_programs_are_asked_to_end_at_once(tmp_path: Path) -> None:
+    wait = "touch asked-$0; until [ -e asked-a -a -e asked-b -a -e asked-c ]; do sleep 0.01; done; exit 0"
+    script = f"cd {tmp_path}; trap '{wait}' TERM; echo WARNING all is well >&2; while :; do sleep 0.01; done"
+    with processes.programs({name: ["sh", "-c", script, name] for name in "abc"}, tmp_path) as running:
+        for each in running:
+            wait_until(lambda each=each: each.troubles(), f"{each.name} listens to signals")
+            assert each.resident_mib() < 100
+    assert [each.troubles() for each in running] == [["WARNING all is well"]] * 3
+
+
 @pytest.mark.parametrize(("listens", "says"), [(True, "bad does not listen"), (False, "exit code 3")])
 def test_a_program_that_fails_is_told_with_its_output(tmp_path: Path, listens: bool, says: str) -> None:
     def run() -> None:
@@ -80,31 +100,6 @@ def test_a_program_that_fails_is_told_with_its_output(tmp_path: Path, listens: b
 
     with pytest.raises(processes.DemoError, match=rf"(?s){says}.*its last words"):
         run()
-
-
-class EmptyKubelet:
-    """A kubelet in whose containers no file is there."""
-
-    def run_pod(self) -> str:
-        return "pod"
-
-    def create(self, pod_id: str, part: Part) -> str:
-        return f"{pod_id}-{part.name}"
-
-    def run(self, container_id: str, *command: str) -> tuple[int, bytes]:
-        return 1, b""
-
-    def update(self, container_id: str, resources: dict[str, int | str]) -> None:
-        raise AssertionError("nothing is updated where nothing was read")
-
-    def start(self, container_id: str) -> None: ...
-
-    stop = remove = stop_pod = remove_pod = start
-
-
-def test_a_file_that_can_not_be_read_inside_is_a_failure() -> None:
-    with pytest.raises(processes.DemoError, match="cat /proc/1/environ ended with exit code 1"):
-        play(EmptyKubelet())
 
 
 @pytest.fixture
@@ -160,7 +155,11 @@ def test_a_missing_engine_is_a_failure_and_no_reason_for_a_fake(
     assert "FAKE" not in shown.out
 
 
-EFFECTS, HOOK_CALLS = 16, sum(EXPECTED_CALLS.values())
+HOOK_CALLS = sum(EXPECTED_CALLS.values())
+EFFECTS = {("CRI mode", False): 16, ("Docker mode", False): 15, ("CRI mode", True): 14, ("Docker mode", True): 13}
+"""By mode, and whether the runtime is a fake, which has neither threads nor a first process."""
+SCHEMATA = "L3:0=f;1=f MB:0=20;1=20"
+"""Of the stand-in's machine."""
 
 
 class Demo:
@@ -224,14 +223,30 @@ def test_the_demo_shows_each_mode_and_leaves_nothing(
     assert code == 0, output
     verdict = (OF_A_FAKE if fake else INSIDE).verdict
     assert [line for line in output.splitlines() if line.endswith(" mode")] == titles
-    assert output.count(f"OK: {EFFECTS} effects {verdict}, {HOOK_CALLS} hook calls were made.") == len(titles)
+    assert [line for line in output.splitlines() if line.startswith("OK: ")] == [
+        f"OK: {EFFECTS[title, fake]} effects {verdict}, {HOOK_CALLS} hook calls were made." for title in titles
+    ]
     assert output.count("the FAKE one of the tests") == (len(titles) if fake else 0)
+    assert output.count(f"{SCHEMATA}  {SCHEMATA}  ok") == output.count("a STAND-IN of the tests")
+    assert output.count("moved after the start") == (0 if fake else len(titles))
+
+
+@pytest.mark.slow
+def test_what_hook_servers_complained_of_is_shown_with_a_failure(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(EXPECTED_CALLS, "PreRunPodSandbox", 5)
+    assert not demonstration.demonstrate("cri", folder, "a test")
+    _, verdict, complaints = capsys.readouterr().out.partition("FAILED: hook calls made: PreRunPodSandbox 4 of 5\n")
+    assert verdict
+    assert all(" WARNING " in complaint for complaint in complaints.splitlines())
+    assert complaints.startswith("20-batchresource-cpunormalization-cpuset: ")  # a fake runtime has no cgroups
 
 
 @pytest.mark.parametrize("fake", [FAKE, REAL])
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cri", "docker"])
-@pytest.mark.parametrize("line", ["Runtime:", "Proxy:", "Hooks:"])
+@pytest.mark.parametrize("line", ["Runtime:", "RDT:", "Proxy:", "Hooks:"])
 @pytest.mark.parametrize("by_terminal", [False, True], ids=["SIGTERM", "Ctrl-C"])
 def test_an_interrupted_demo_leaves_nothing(folder: Path, mode: str, line: str, by_terminal: bool, fake: bool) -> None:
     demo = Demo(folder, "--mode", mode, *(["--fake"] if fake else []))

@@ -1,0 +1,47 @@
+"""The demo's own hook server: it notes which hook points are called, one JSON line a call, and changes nothing.
+
+Owns the form of a line.
+Must not know: the other hook servers, the scene.
+Invariant: a line holds the time and names, never a value.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+from runtimeproxy_hooks import ContainerContext, Hook, PodContext, main
+
+
+class Notes(Hook):
+    """Writes down each call at every hook point."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flag of the file."""
+        parser.add_argument("--call-log", type=Path, required=True, metavar="FILE", help="file to append lines to")
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        """Open the file. Raises OSError."""
+        self._log = os.open(arguments.call_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def pre_run_pod_sandbox(self, pod: PodContext) -> None:
+        """Note a call for a pod."""
+        self._note(pod.hook_point, pod.namespace, pod.name, "")
+
+    post_stop_pod_sandbox = pre_run_pod_sandbox
+
+    def pre_create_container(self, container: ContainerContext) -> None:
+        """Note a call for a container."""
+        self._note(container.hook_point, container.pod.namespace, container.pod.name, container.name)
+
+    pre_start_container = post_start_container = pre_create_container
+    pre_update_container_resources = post_stop_container = pre_create_container
+
+    def _note(self, point: str, namespace: str, pod: str, container: str) -> None:
+        entry = {"time": time.time(), "point": point, "pod": f"{namespace}/{pod}", "container": container}
+        os.write(self._log, f"{json.dumps(entry)}\n".encode())  # in one piece: methods run in several threads
+
+
+if __name__ == "__main__":
+    main(Notes())

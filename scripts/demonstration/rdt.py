@@ -1,0 +1,103 @@
+"""The resctrl that the demo shows: the machine's own if it can be used, else the tests' stand-in, which is told.
+
+Owns that choice, what is printed of it, what a group must say, and the removal of the demo's groups.
+Must not know: pods beyond the names of their groups, how the hook server gets threads into a group.
+Invariant: the machine's resctrl is asked only where containers really run, and keeps no group of the demo.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimeproxy_hooks.resctrl import Wish, parse_schemata, schemata
+from runtimeproxy_hooks.resctrl_fs import Resctrl
+from scripts.demonstration.interruption import interruption
+from tests.fakes.resctrl import Hardware, StandIn
+
+PROBE = "runtimeproxy-demo"
+
+Schemata = Mapping[str, Mapping[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a resctrl."""
+
+    resctrl: Resctrl
+    stood_in: bool
+
+    @property
+    def label(self) -> str:
+        """Say whether what is found is the kernel's word."""
+        return " (stand-in)" if self.stood_in else ""
+
+    def expected(self, wish: Wish) -> str:
+        """Return what a group must say when a wish is in force."""
+        return _text(self._wished(wish))
+
+    def schemata(self, group: str, wish: Wish) -> str:
+        """Return what a group says of the resources that are wished for; "-" if it is not there."""
+        try:
+            said = parse_schemata((self.resctrl.root / group / "schemata").read_text())
+        except FileNotFoundError:
+            return "-"
+        return _text({name: said.get(name, {}) for name in self._wished(wish)})
+
+    def tasks(self, group: str) -> set[int]:
+        """Return the ids of the threads that a group lists; none if it is not there."""
+        try:
+            return {int(tid) for tid in (self.resctrl.root / group / "tasks").read_text().split()}
+        except FileNotFoundError:
+            return set()
+
+    def exists(self, group: str) -> bool:
+        """Tell whether a group is there."""
+        return self.resctrl.exists(group)
+
+    def _wished(self, wish: Wish) -> Schemata:
+        return parse_schemata(schemata(self.resctrl.machine(), wish))
+
+    @contextmanager
+    def removed(self, names: Sequence[str]) -> Iterator[None]:
+        """Remove what is left of these groups at the end of the block."""
+        try:
+            yield
+        finally:
+            with interruption.held():
+                for name in names:
+                    self.resctrl.remove(name)
+
+
+def choose(folder: Path, runtime_is_fake: bool) -> Groups:
+    """Return the machine's groups or a stand-in's in a folder, and print which, and why not the machine's."""
+    machine = Resctrl()
+    reason = "no container really runs" if runtime_is_fake else why_stand_in(machine)
+    if not reason:
+        print(f"RDT:     the machine's own, {machine.root}")
+        return Groups(machine, stood_in=False)
+    hardware = Hardware()
+    refuses = f"more than {hardware.closids} classes, masks with holes, unknown cache ids"
+    print(f"RDT:     a STAND-IN of the tests ({reason}); like the kernel it refuses {refuses}")
+    return Groups(StandIn(folder / "resctrl", hardware), stood_in=True)
+
+
+def why_stand_in(resctrl: Resctrl) -> str:
+    """Say why a resctrl cannot be shown, "" if it can: it limits something and takes one more group."""
+    machine = resctrl.machine()
+    if not machine:
+        return "; ".join((f"{resctrl.root} offers neither L3 nor MB", *machine.notes))
+    try:
+        resctrl.make(PROBE)
+        resctrl.remove(PROBE)
+    except OSError as error:
+        return f"{resctrl.root} takes no group: {error.strerror}"
+    return ""
+
+
+def _text(said: Schemata) -> str:
+    """Return schemata on one line; the kernel shows masks with leading zeros."""
+    values = {
+        name: ";".join(f"{each}={value.lstrip('0')}" for each, value in by_id.items()) for name, by_id in said.items()
+    }
+    return " ".join(f"{name}:{text}" for name, text in values.items())

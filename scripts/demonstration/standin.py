@@ -1,0 +1,16 @@
+"""The hook server rdt on the tests' stand-in for resctrl: ``python -m scripts.demonstration.standin ROOT [flags]``.
+
+Owns the one difference to ``runtimeproxy-hooks rdt``: what the kernel would answer is played.
+Must not know: the scene, the demo's folder beyond ROOT.
+Invariant: the hook is the project's own, with its own flags; of these --resctrl-root says nothing here.
+"""
+
+import sys
+from pathlib import Path
+
+from runtimeproxy_hooks.rdt import Rdt
+from runtimeproxy_hooks.sdk import main
+from tests.fakes.resctrl import StandIn
+
+if __name__ == "__main__":
+    main(Rdt(StandIn(Path(sys.argv[1]))), argv=sys.argv[2:])
