@@ -5,7 +5,7 @@ Must not know: gRPC, protobuf, how the answer travels.
 Invariant: the answer is the whole request with the edits in it, an echo: koord-runtime-proxy, too, reads it well.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,10 +69,8 @@ class PodContext(_Context):
         self.attempt: Final = pod.attempt
         self.runtime_handler: Final = pod.runtime_handler
         self.overhead: Final = EditableResources(pod.overhead, "the pod's overhead can only be read")
-        self.labels: Final[MutableMapping[str, str]] = Entries(pod.labels, str, "labels", _fixed(point, Part.LABELS))
-        self.annotations: Final[MutableMapping[str, str]] = Entries(
-            pod.annotations, str, "annotations", _fixed(point, Part.ANNOTATIONS)
-        )
+        self.labels: Final = Entries(pod.labels, str, "labels", _fixed(point, Part.LABELS))
+        self.annotations: Final = Entries(pod.annotations, str, "annotations", _fixed(point, Part.ANNOTATIONS))
         self._sealed = True
 
     def __repr__(self) -> str:
@@ -81,8 +79,8 @@ class PodContext(_Context):
     def answer(self) -> HookAnswer:
         """Return what the hook answers."""
         return HookAnswer(
-            labels=dict(self.labels),
-            annotations=dict(self.annotations),
+            labels=self.labels.value,
+            annotations=self.annotations.value,
             cgroup_parent=self.cgroup_parent,
             resources=self.resources.answer,
         )
@@ -124,10 +122,8 @@ class ContainerContext(_Context):
         self.id: Final = container.id
         self.attempt: Final = container.attempt
         self.pod: Final = _read_only(pod)
-        self.annotations: Final[MutableMapping[str, str]] = Entries(
-            container.annotations, str, "annotations", _fixed(point, Part.ANNOTATIONS)
-        )
-        self.env: Final[MutableMapping[str, str]] = Environment(container.envs, str, "env", _fixed(point, Part.ENVS))
+        self.annotations: Final = Entries(container.annotations, str, "annotations", _fixed(point, Part.ANNOTATIONS))
+        self.env: Final = Environment(container.envs, str, "env", _fixed(point, Part.ENVS))
         self._sealed = True
 
     def __repr__(self) -> str:
@@ -136,8 +132,8 @@ class ContainerContext(_Context):
     def answer(self) -> HookAnswer:
         """Return what the hook answers."""
         return HookAnswer(
-            annotations=dict(self.annotations),
-            envs=dict(self.env),
+            annotations=self.annotations.value,
+            envs=self.env.value,
             cgroup_parent=self.cgroup_parent,
             resources=self.resources.answer,
         )

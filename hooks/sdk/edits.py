@@ -10,9 +10,10 @@ nothing; setting what was sent is never refused for its value, however odd the k
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar, Generic, Never, TypeGuard, TypeVar
 
-from runtimeproxy.model import NO_RESOURCES, NUMBER_FIELDS, TEXT_FIELDS, Resources
+from runtimeproxy.model import MAP_FIELDS, NO_RESOURCES, NUMBER_FIELDS, TEXT_FIELDS, Resources
 
 from .errors import NotSayable
 
@@ -95,6 +96,11 @@ class Entries(MutableMapping[str, V], Generic[V]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    @property
+    def value(self) -> dict[str, V]:
+        """Return all entries with what was set: as ``dict`` of the map gives them, in less time."""
+        return {**self._sent, **self.changes}
 
     def __repr__(self) -> str:
         return f"<{self._name}: {len(self)} entries>"  # never the values: they may be secret
@@ -184,14 +190,21 @@ class EditableResources(Sealed):
     def __init__(self, sent: Resources | None, fixed: str = "") -> None:
         self.sent = sent
         self._fixed = fixed
-        self._changed = sent or NO_RESOURCES
-        self.hugepage_limits: MutableMapping[str, int] = Entries(
-            self._changed.hugepage_limits, int, "hugepage_limits", fixed
-        )
-        """Bytes by page size ("2MB")."""
-        self.unified: MutableMapping[str, str] = Entries(self._changed.unified, str, "unified", fixed)
-        """Values of cgroup v2 files by name."""
+        self._before = sent or NO_RESOURCES
+        self._set: dict[str, int | str] = {}
         self._sealed = True
+
+    # Made when they are asked for, which is seldom, while every call has two of these objects.
+
+    @cached_property
+    def hugepage_limits(self) -> MutableMapping[str, int]:
+        """Bytes by page size ("2MB")."""
+        return Entries(self._before.hugepage_limits, int, "hugepage_limits", self._fixed)
+
+    @cached_property
+    def unified(self) -> MutableMapping[str, str]:
+        """Values of cgroup v2 files by name."""
+        return Entries(self._before.unified, str, "unified", self._fixed)
 
     cpu_period = _Field[int]()
     """Microseconds."""
@@ -212,20 +225,21 @@ class EditableResources(Sealed):
 
     def get(self, name: str) -> int | str | None:
         """Return a number or a cpuset by its name; None if it is not set."""
-        return getattr(self._changed, name) or None
+        return (self._set[name] if name in self._set else getattr(self._before, name)) or None
 
     def set(self, name: str, value: int | str) -> None:
         """Set a number or a cpuset by its name. Raises NotSayable if that cannot be said or would be refused."""
         if name not in _REFUSALS:
             raise NotSayable(f"{name}: no such field; there are {', '.join(_REFUSALS)}")
-        if why := self._fixed or _REFUSALS[name](name, self.sent or NO_RESOURCES, value):
+        if why := self._fixed or _REFUSALS[name](name, self._before, value):
             raise NotSayable(f"{name}: {why}")
-        self._changed = replace(self._changed, **{name: value})  # type: ignore[arg-type]
+        self._set[name] = value
 
     @property
     def value(self) -> Resources:
         """Return all fields with what was set."""
-        return replace(self._changed, hugepage_limits=dict(self.hugepage_limits), unified=dict(self.unified))
+        maps = {name: each.value for name, each in vars(self).items() if name in MAP_FIELDS}
+        return replace(self._before, **self._set, **maps) if self._set or maps else self._before  # type: ignore[arg-type]
 
     @property
     def answer(self) -> Resources | None:

@@ -24,6 +24,7 @@ def method_name(point: HookPoint) -> str:
 
 
 METHODS: Mapping[str, HookPoint] = {method_name(point): point for point in HOOK_POINTS}
+_NAMES: Mapping[str, str] = {point.name: name for name, point in METHODS.items()}
 _CONTEXTS: Mapping[SubjectKind, Callable[[HookPoint, HookRequest], PodContext | ContainerContext]] = {
     SubjectKind.POD: PodContext,
     SubjectKind.CONTAINER: ContainerContext,
@@ -103,10 +104,11 @@ def ask(
     ``wait`` runs an ``async`` method to its end. Raises whatever a method raises; the others are not asked then.
     """
     context = _CONTEXTS[point.subject](point, request)
-    name = method_name(point)
+    name = _NAMES[point.name]
     for hook in hooks:
-        if point in hook.points:
-            waiting = getattr(hook, name)(context)
-            if inspect.isawaitable(waiting):
+        method = getattr(hook, name, None)
+        if callable(method):
+            waiting = method(context)
+            if waiting is not None and inspect.isawaitable(waiting):
                 wait(waiting)
     return context.answer()

@@ -6,11 +6,9 @@ Invariant: a call that comes in is answered, whatever a hook raises.
 """
 
 import logging
-import threading
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -38,6 +36,7 @@ _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
 _LAST_CALLS_SECONDS = 0.1
+_LOOK_SECONDS = 0.005
 
 
 class HookServer(grpc.GenericRpcHandler):
@@ -50,8 +49,8 @@ class HookServer(grpc.GenericRpcHandler):
             codec.method_path(point): grpc.unary_unary_rpc_method_handler(partial(self._serve, point))
             for point in points_of(self._hooks)
         }
-        self._running = 0
-        self._changed = threading.Condition()
+        self._running: set[object] = set()
+        """The calls that are being served: to add and to discard needs no lock."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hook-call")
         self._loop = BackgroundLoop()
         self._health = health.HealthServicer()
@@ -79,9 +78,10 @@ class HookServer(grpc.GenericRpcHandler):
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_seconds).wait()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._running, _LAST_CALLS_SECONDS)
-            left = self._running
+        deadline = time.monotonic() + _LAST_CALLS_SECONDS
+        while self._running and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        left = len(self._running)
         self._loop.close(_LAST_CALLS_SECONDS)
         if self._path is not None:
             self._path.close()
@@ -94,7 +94,8 @@ class HookServer(grpc.GenericRpcHandler):
         return self._handlers.get(details.method)
 
     def _serve(self, point: HookPoint, body: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._counted():
+        self._running.add(context)
+        try:
             began = time.monotonic()
             request = self._decoded(point, body, context)
             try:
@@ -104,6 +105,8 @@ class HookServer(grpc.GenericRpcHandler):
                 context.abort(*status(error, self._name, point, request))
             log.debug("%s: %s in %.3f ms", point.name, subject(request), 1000 * (time.monotonic() - began))
             return answered
+        finally:
+            self._running.discard(context)
 
     def _decoded(self, point: HookPoint, body: bytes, context: grpc.ServicerContext) -> HookRequest:
         try:
@@ -111,17 +114,6 @@ class HookServer(grpc.GenericRpcHandler):
         except WireError as error:
             log.warning("%s was sent a %s", point.name, error)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._changed:
-            self._running += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
 
     def _wait(self, context: grpc.ServicerContext, awaitable: Awaitable[None]) -> None:
         running = self._loop.submit(awaitable)

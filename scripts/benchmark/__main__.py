@@ -4,13 +4,20 @@ import argparse
 import signal
 import sys
 
-from scripts.benchmark import limits, measure, memory, report
+from scripts.benchmark import hookmode, limits, measure, memory, report
 from scripts.benchmark.cases import CRI
 from scripts.benchmark.modes import MODES, Mode
 from scripts.demonstration.processes import DemoError
 
 CHECK_ROUNDS = 5
 QUICK_SHARE = 0.1
+NAMES = (*MODES, hookmode.NAME)
+
+
+def _bench(name: str, check: bool, share: float) -> list[str]:
+    if name == hookmode.NAME:
+        return hookmode.bench(CHECK_ROUNDS if check else 1, check, share)
+    return bench(MODES[name], check, share)
 
 
 def bench(mode: Mode, check: bool, share: float) -> list[str]:
@@ -43,19 +50,20 @@ def _huge_list_passes() -> bool:
 
 def main() -> int:
     """Return the exit code: 0 if it measured and no checked limit was missed, else 1."""
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure the proxy beside a bare pipe.")
-    parser.add_argument("--mode", choices=MODES, help="one mode of the proxy only")
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="Measure the proxy beside a bare pipe, and the hook servers."
+    )
+    parser.add_argument("--mode", choices=NAMES, help="one mode of the proxy only, or only the hook servers")
     parser.add_argument("--check", action="store_true", help="five rounds, and exit code 1 if a limit is missed")
     parser.add_argument("--quick", action="store_true", help="a tenth of the calls; rough figures")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is ended on the way out
-    modes = [MODES[arguments.mode]] if arguments.mode else MODES.values()
     missed = []
-    for mode in modes:
+    for name in [arguments.mode] if arguments.mode else NAMES:
         try:
-            missed += bench(mode, arguments.check, QUICK_SHARE if arguments.quick else 1.0)
+            missed += _bench(name, arguments.check, QUICK_SHARE if arguments.quick else 1.0)
         except DemoError as error:
-            missed.append(f"{mode.name}: {error}")
+            missed.append(f"{name}: {error}")
     for text in missed:
         print(f"FAILED: {text}", file=sys.stderr)
     return 1 if missed else 0

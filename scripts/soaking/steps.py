@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from scripts.benchmark import limits, measure, memory, report
+from scripts.benchmark import answers, hookmode, limits, measure, memory, report
 from scripts.benchmark.cases import CRI, DOCKER
 from scripts.benchmark.limits import MIB, Verdict
 from scripts.benchmark.modes import MODES, Mode
@@ -111,6 +111,16 @@ def ratio(verdict: Verdict, *, judged: bool) -> Figure:
     return Figure(verdict.name, found, verdict.limit, verdict.kept if judged else None)
 
 
+def bench_hooks(share: float) -> Found:
+    """Run the bench's rounds of the hook servers, and measure how long RDT's group is waited for."""
+    rounds, calls_share = bench_rounds(share)
+    measured = [answers.one_round(calls_share) for _ in range(rounds)]
+    figures = [ratio(verdict, judged=share == 1) for verdict in hookmode.judge(measured)]
+    windows = hookmode.window_rows(hookmode.windows(share))
+    figures += [Figure(f"{hookmode.WINDOW}: {where}", found) for where, found in windows]
+    return Found(figures, hookmode.figure_table(measured))
+
+
 def readers(share: float) -> Found:
     """Measure pings beside clients that do not read."""
     found = stalled.measure(share)
@@ -198,6 +208,13 @@ STEPS = (
         partial(resident, MODES[DOCKER]),
     ),
     Step("bench-docker", "scripts/bench --check --mode docker", PRICE, "5 rounds", partial(bench, MODES[DOCKER])),
+    Step(
+        "bench-hooks",
+        "scripts/bench --check --mode hooks",
+        "a hook server is small and answers soon",
+        "5 rounds, 30 starts",
+        bench_hooks,
+    ),
     Step(
         "stalled",
         "scripts/soak --step stalled",

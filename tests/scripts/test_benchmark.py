@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmark import __main__ as benchmark
-from scripts.benchmark import cri, h2load, limits, measure, memory, programs, report
+from scripts.benchmark import cri, h2load, hookmode, limits, measure, memory, programs, report
 from scripts.benchmark.cases import (
     CASES,
     CREATE,
@@ -29,7 +29,7 @@ from scripts.benchmark.h2load import H2load, Run
 from scripts.benchmark.limits import Verdict
 from scripts.benchmark.measure import Figures, Round
 from scripts.benchmark.memory import Resident
-from scripts.benchmark.modes import MODES, Mode
+from scripts.benchmark.modes import MODES
 from scripts.demonstration.processes import DemoError
 from tests.fakes import cri_pb2
 
@@ -226,21 +226,29 @@ def test_limits_are_judged_only_with_check(
     assert ("MISSED" in capsys.readouterr().out) is check
 
 
-@pytest.mark.parametrize(("arguments", "modes"), [([], [CRI, DOCKER]), (["--mode", "docker"], [DOCKER])])
-def test_both_modes_are_measured_unless_one_is_chosen(
+@pytest.mark.parametrize(
+    ("arguments", "modes"),
+    [
+        ([], [CRI, DOCKER, hookmode.NAME]),
+        (["--mode", "docker"], [DOCKER]),
+        (["--mode", "hooks", "--quick"], [hookmode.NAME]),
+    ],
+)
+def test_all_modes_are_measured_unless_one_is_chosen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], modes: list[str]
 ) -> None:
-    measured: list[str] = []
+    measured: list[tuple[str, float]] = []
 
-    def fail(mode: Mode, check: bool, share: float) -> list[str]:
-        measured.append(mode.name)
+    def fail(name: str, share: float) -> list[str]:
+        measured.append((name, share))
         raise DemoError("h2load is missing")
 
-    monkeypatch.setattr(benchmark, "bench", fail)
+    monkeypatch.setattr(benchmark, "bench", lambda mode, check, share: fail(mode.name, share))
+    monkeypatch.setattr(hookmode, "bench", lambda rounds, check, share: fail(hookmode.NAME, share))
     monkeypatch.setattr("sys.argv", ["bench", *arguments])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert benchmark.main() == 1
-    assert measured == modes
+    assert measured == [(mode, 0.1 if "--quick" in arguments else 1.0) for mode in modes]
     assert capsys.readouterr().err.count("h2load is missing") == len(modes)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from scripts.benchmark import report as bench_report
+from scripts.benchmark import hookmode
 from scripts.benchmark.limits import Verdict
 from scripts.demonstration.processes import DemoError
 from scripts.soaking import __main__ as soaking
@@ -51,9 +51,16 @@ def test_an_amount_scales(amount: Amount, share: float, expected: int) -> None:
 
 def test_amounts_are_the_usual_ones_unless_a_soak_says_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(amounts.SHARE_VARIABLE, raising=False)
+    monkeypatch.setattr(amounts, "quick", False)
     assert (amounts.examples(30), amounts.examples(), amounts.CALLS_OF_A_CLIENT.now) == (30, 100, 10_000)
     monkeypatch.setenv(amounts.SHARE_VARIABLE, "0.5")
     assert (amounts.examples(30), amounts.examples(), amounts.CALLS_OF_A_CLIENT.now) == (1500, 5000, 50_000)
+
+
+def test_where_slow_tests_are_left_out_there_are_fewer_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(amounts.SHARE_VARIABLE, raising=False)
+    monkeypatch.setattr(amounts, "quick", True)
+    assert (amounts.examples(1), amounts.examples(30), amounts.examples()) == (1, 7, 25)
 
 
 def test_no_property_test_has_a_number_of_examples_that_does_not_scale() -> None:
@@ -211,10 +218,14 @@ def test_a_step_runs_alone_and_leaves_the_results_as_they_are(
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    "step", [step for step in STEPS if step.name not in ("properties", "clients")], ids=lambda s: s.name
+    "step", [step for step in STEPS if step.name not in ("properties", "clients", "stalled")], ids=lambda s: s.name
 )
-def test_a_small_part_of_what_no_other_test_runs(step: Step) -> None:
+def test_a_small_part_of_what_no_other_test_runs(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All of the streams' tests are run anyway: here are those that every byte of a soak goes through.
+    monkeypatch.setattr(steps, "run_tests", lambda files, share: programs.run_tests([*files, "-k=both_ways"], share))
     ended = step.run(0.01)
     assert ended.failures == []
     assert bool(ended.found.table) is step.name.startswith("bench-")
-    assert all(len(row) == len(bench_report.HEADER) for row in ended.found.table)
+    assert all(len(row) == len(ended.found.table[0]) for row in ended.found.table)
+    windows = [figure for figure in ended.found.figures if figure.what.startswith(hookmode.WINDOW)]
+    assert len(windows) == (3 if step.name == "bench-hooks" else 0)

@@ -86,7 +86,8 @@ def test_help_names_every_flag_and_default(capsys: pytest.CaptureFixture[str]) -
 _PARTS = st.sampled_from(["0", "1", "9", "000000000", "1234567890", ".", "ms", "s", "m", "h", "", "-", "1e3", "٣"])
 
 
-@given(st.lists(_PARTS, max_size=5).map("".join))
+# argparse takes "--" for the end of the flags, wherever it stands, before any type sees it.
+@given(st.lists(_PARTS, max_size=5).map("".join).filter(lambda text: text != "--"))
 def test_a_timeout_is_taken_just_when_the_proxy_reads_it(text: str) -> None:
     try:
         parse_duration(text, "")
