@@ -45,8 +45,9 @@ def main(*hooks: Hook, name: str = "", argv: Sequence[str] | None = None) -> NoR
     made = parser(name)
     if fault := _fault(hooks, name):
         made.refuse(fault)
-    arguments = _configured(hooks, made, argv)
+    arguments = _parsed(hooks, made, argv)
     _log_to_stderr(hooks, arguments.log_level)
+    _configure(hooks, made, arguments)
     try:
         _serve(hooks, name, arguments)
     except ConfigError as error:
@@ -68,19 +69,21 @@ def _fault(hooks: Sequence[Hook], name: str) -> str:
     return ""
 
 
-def _configured(hooks: Sequence[Hook], made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+def _parsed(hooks: Sequence[Hook], made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     try:
         for hook in hooks:
             hook.add_arguments(made)
     except argparse.ArgumentError as error:
         made.refuse(f"two hooks, or a hook and the SDK, have the same flag: {error}; rename one")
-    arguments = made.parse_args(argv)
+    return made.parse_args(argv)
+
+
+def _configure(hooks: Sequence[Hook], made: Parser, arguments: argparse.Namespace) -> None:
     try:
         for hook in hooks:
             hook.configure(arguments)
     except (ValueError, OSError) as error:
         made.refuse(str(error))
-    return arguments
 
 
 def _log_to_stderr(hooks: Sequence[Hook], level: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
@@ -164,20 +165,24 @@ async def restart(subject: Subject) -> None:
 
 async def _run(command: str) -> None:
     """Run a command in a shell; raises Broken if it fails."""
-    process = await asyncio.create_subprocess_shell(
+    # Not the loop's own way to start it: uvloop leaves the server that the command starts a copy of our stderr.
+    process = subprocess.Popen(
         command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
+        shell=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        exit_code = await process.wait()
+        while process.poll() is None:
+            await asyncio.sleep(_AGAIN_SECONDS)
     except asyncio.CancelledError:
         os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        process.wait()
         raise
-    if exit_code:
-        raise Broken(f"the restart command ended with exit code {exit_code}")
+    if process.returncode:
+        raise Broken(f"the restart command ended with exit code {process.returncode}")
 
 
 async def _answers_again(subject: Subject, point: HookPoint) -> None:

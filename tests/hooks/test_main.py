@@ -1,6 +1,7 @@
 """``python -m runtimeproxy_hooks``: which hooks it serves, in which order, and what it says of a wrong name."""
 
 import importlib.util
+import re
 import signal
 import sys
 from pathlib import Path
@@ -101,3 +102,10 @@ async def test_it_serves_several_as_a_process(tmp_path: Path) -> None:
         assert answer.resources is not None
         assert answer.resources.cpuset_cpus == "0-1"
         assert server.end(signal.SIGTERM) == 0
+
+
+async def test_what_a_hook_says_at_its_start_is_logged_like_all_else(tmp_path: Path) -> None:
+    program = ("-m", "runtimeproxy_hooks", "rdt", f"--resctrl-root={tmp_path}")
+    with running(tmp_path, program=program, file="rdt.json") as server:
+        said = server.log.splitlines()[0]
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING runtimeproxy_hooks.rdt: no RDT on this node", said)
