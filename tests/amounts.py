@@ -1,6 +1,7 @@
 """How much the tests do: their usual amount, or a share of the full one when scripts/soak runs them.
 
-Owns the full amounts, and the environment variable by which scripts/soak tells the share.
+Owns the full amounts, the environment variable by which scripts/soak tells the share, and what scripts/test --fast
+takes of the examples.
 Must not know: which tests there are.
 Invariant: no amount is below one.
 """
@@ -14,6 +15,11 @@ SHARE_VARIABLE = "SOAK_SHARE"
 DEFAULT_EXAMPLES = 100
 FULL_TIMES = 100
 """A property test's full number of examples is so many times its usual one."""
+QUICK_TIMES = 4
+"""Where slow tests are left out, a property test's number of examples is so many times smaller than its usual one."""
+
+quick = False
+"""Whether slow tests are left out; set before the test files are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +49,27 @@ IDLE_SECONDS = Amount(2, 900)
 """How long a stream says nothing."""
 STALL_SECONDS = Amount(1, 60)
 """How long a client does not read."""
+RESTARTS = Amount(1, 100)
+"""Of a proxy under load, by SIGTERM."""
+SECOND_STARTS = Amount(1, 100)
+"""Of a proxy whose socket another one has."""
+HANGS = Amount(10, 2_000)
+"""Calls whose hook server hangs, for each way of hanging and each front."""
+HOOK_FAILURES = Amount(100, 10_000)
+"""Of kinds chosen at random, under each policy, on each front."""
+HOSTILE_FILES = Amount(100, 10_000)
+"""In the directory of the registrations."""
+SWAPS = Amount(10, 1_000)
+"""Of a registration file, while calls are made."""
+RESTARTED_PODS = Amount(3, 200)
+"""That run through the kill of the proxy, on each front's fake runtime."""
+REAL_RESTARTED_PODS = Amount(2, 10)
+"""The same on a real engine."""
+LOST_CREATES = Amount(2, 1_000)
+"""That the runtime has carried out when the proxy is killed, with a restart after each."""
 
 
 def examples(usual: int = DEFAULT_EXAMPLES) -> int:
     """Return the ``max_examples`` of a property test in this run."""
-    return Amount(usual, FULL_TIMES * usual).now
+    number = Amount(usual, FULL_TIMES * usual).now
+    return max(number // QUICK_TIMES, 1) if quick else number

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_every_hook_server_that_comes_with_it_is_named() -> None:
     assert [name.strip("`") for name, _ in rows("The hook servers that come with it")] == sorted(hooks_main.HOOKS)
 
 
+@pytest.mark.slow  # it runs pytest
 def test_the_tester_is_shown_as_it_works(tmp_path: Path) -> None:
     _, test, *_ = code_blocks("python")
     (tmp_path / "hello.py").write_text(CODE.replace("main(Hello())", 'if __name__ == "__main__":\n    main(Hello())'))
@@ -67,9 +69,9 @@ def test_the_pod_has_the_label_with_which_the_proxy_leaves_it_alone() -> None:
 
 @pytest.mark.parametrize("flag", sorted(set(re.findall(r"``(--[a-z-]+)", HOOKS))))
 def test_the_flags_exist(flag: str) -> None:
-    helps = [_help(command) for command in (["-m", "runtimeproxy_hooks", "all"], ["-m", "runtimeproxy", "run"])]
-    assert flag in " ".join(helps)
+    assert flag in _help("runtimeproxy_hooks", "all") + _help("runtimeproxy", "run")
 
 
-def _help(command: list[str]) -> str:
-    return subprocess.run([sys.executable, *command, "--help"], capture_output=True, text=True, check=True).stdout
+@cache
+def _help(*command: str) -> str:
+    return subprocess.run([sys.executable, "-m", *command, "--help"], capture_output=True, text=True, check=True).stdout

@@ -224,6 +224,7 @@ def test_a_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.
     assert handler.dropped > 1000
     assert time.monotonic() - began < 10
     os.close(pipe.read_end)
+    monkeypatch.setattr(logs, "_CLOSE_SECONDS", 10)
     handler.close()  # its writes fail now, so the thread comes to its end and leaves the number of the pipe alone
     assert "log-writer" not in [thread.name for thread in threading.enumerate()]
     os.close(pipe.write_end)

@@ -123,6 +123,8 @@ class ChunkedBody:
     def passes(self, data: Octets, size: int) -> bool:
         """Go from chunk to chunk, from inside one on, if each begins in the plain way."""
         at, left = 0, self._left
+        if not left:
+            return False
         while left and at + left < size:
             match = _PLAIN_NEXT_CHUNK.match(data, at + left, size)
             if match is None:
@@ -131,7 +133,6 @@ class ChunkedBody:
         self.done = not left and data[at:size] == _END_OF_LINE
         if left:
             self._left = left - (size - at)
-            self._next = _Line.SIZE if self._left else _Line.END
         return self.done or left > 0
 
     def _pass_data(self, data: Octets, at: int) -> int:

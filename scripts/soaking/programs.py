@@ -19,8 +19,7 @@ from xml.etree import ElementTree
 from scripts.demonstration.processes import DemoError
 from tests.amounts import SHARE_VARIABLE
 
-PYTEST = ("pytest", "--quiet", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0")
-"""A soak's test may take longer than the time after which pytest says where a test hangs."""
+PYTEST = ("pytest", "--quiet", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as a user meets it: in a process of its own, but for the tables of wrong ones."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy import app, cli
 from runtimeproxy.cli.run import configuration
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.options import OPTIONS
@@ -80,7 +82,7 @@ def test_version(arguments: tuple[str, ...], out: str) -> None:
 def test_runtimeproxy_lists_its_commands() -> None:
     done = call("-m", "runtimeproxy", "--help")
     assert done.returncode == 0
-    assert "\n  run  Run the proxy.\n" in done.stdout
+    assert re.search(r"\n  run +Run the proxy\.\n", done.stdout)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"]], ids=" ".join)
@@ -110,12 +112,25 @@ WRONG = [
 ]
 
 
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The entry points in this process: an environment that holds nothing of ours, an application that must not run."""
+    for name in [name for name in os.environ if name.startswith("RUNTIMEPROXY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(app, "run", lambda config: pytest.fail("it must not run"))
+    return monkeypatch
+
+
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_a_wrong_command_line_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
-    done = with_app("raise AssertionError('it must not run')", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"koord-runtime-proxy: error: {words}")
-    assert done.stderr.count("\n") == 1
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    bare: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    bare.setattr(sys, "argv", ["koord-runtime-proxy", *arguments])
+    assert cli.koord_runtime_proxy() == 2
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"koord-runtime-proxy: error: {words}")
+    assert said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -126,9 +141,12 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(arguments: list[str], 
         (["run", "extra"], "Got unexpected extra argument (extra) (runtimeproxy run --help lists what there is)"),
     ],
 )
-def test_a_wrong_command_of_runtimeproxy_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
-    done = call("-m", "runtimeproxy", *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"runtimeproxy: error: {words}\n")
+def test_a_wrong_command_of_runtimeproxy_is_one_line_and_exit_code_2(
+    bare: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    bare.setattr(sys, "argv", ["runtimeproxy", *arguments])
+    assert cli.main() == 2
+    assert capfd.readouterr() == ("", f"runtimeproxy: error: {words}\n")
 
 
 def test_a_wrong_variable_is_named() -> None:
@@ -237,5 +255,5 @@ def test_a_file_that_is_there_must_be_right_even_if_nobody_named_it(tmp_path: Pa
 def test_nothing_is_made_on_disk_by_a_wrong_command_line(tmp_path: Path) -> None:
     socket = tmp_path / "made" / "proxy.sock"
     done = call(*KOORD, f"--koord-runtimeproxy-endpoint={socket}", "--hook-timeout=x", cwd=tmp_path)
-    assert done.returncode == 2
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert list(tmp_path.iterdir()) == []

@@ -19,6 +19,8 @@ from tests.fakes import hookanswers
 from tests.fakes.broken_hookservers import BROKEN, GOOD, Made, Tried, answering
 from tests.fakes.hookserver import HookServer
 
+pytestmark = pytest.mark.slow
+
 TWO_POINTS = (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"])
 NOWHERE = "no hook point answers a plain request"
 

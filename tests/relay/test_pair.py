@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from array import array
 from collections.abc import AsyncIterator
 
 import pytest
@@ -83,7 +84,7 @@ async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bu
 async def test_a_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: str) -> None:
     """Pieces that pass, that are read and that wait for the socket keep their order; nothing is overwritten."""
     sender, receiver = (rig.client, rig.backend) if side == "client" else (rig.backend, rig.client)
-    data = b"".join(number.to_bytes(4, "big") for number in range(2 * MIB))
+    data = array("I", range(2 * MIB)).tobytes()
     sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(sender, data))
     got = bytearray()
     while len(got) < len(data):

@@ -4,6 +4,7 @@ import pytest
 
 from scripts.soaking import stalled
 from scripts.soaking.stalled import Stalled
+from scripts.soaking.steps import STEPS
 
 
 def test_the_ratio_is_the_turns_median() -> None:
@@ -12,7 +13,10 @@ def test_the_ratio_is_the_turns_median() -> None:
 
 @pytest.mark.slow
 @pytest.mark.engine
-def test_a_small_part_of_it() -> None:
+def test_a_small_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stalled.measure(0.01)
     assert len(found.turns) == stalled.TURNS
     assert 0 < found.growth <= stalled.GROWTH_BYTES
+    monkeypatch.setattr(stalled, "measure", lambda share: found)
+    (step,) = [step for step in STEPS if step.name == "stalled"]
+    assert step.run(0.01).failures == []

@@ -2,13 +2,12 @@
 
 import pytest
 
-from tests.engines.conftest import containerd, dockerd
 from tests.system.between import between
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
 
-__all__ = ["between", "containerd", "dockerd"]
+__all__ = ["between"]
 
 
 @pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)

@@ -85,16 +85,20 @@ async def test_the_runtime_has_the_callers_deadline(
     assert left is None if seconds is None else left is not None and seconds - 5 < left <= seconds
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_deadline_that_passes_reaches_both_ends(client: Client, runtime: FakeRuntime, method: str) -> None:
-    request = await request_of(method, client)
-    runtime.inject(method, Injection(delay_seconds=60))
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await client.call(method, request, timeout=0.5)
-    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: runtime.requests(method)[0].cancelled, "the runtime's call has ended")
+async def test_a_deadline_that_passes_reaches_both_ends(client: Client, runtime: FakeRuntime) -> None:
+    requests = {method: await request_of(method, client) for method in METHODS}
+
+    async def overdue(method: str) -> None:
+        runtime.inject(method, Injection(delay_seconds=60))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await client.call(method, requests[method], timeout=0.5)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: runtime.requests(method)[0].cancelled, "the runtime's call has ended")
+
+    await asyncio.gather(*map(overdue, METHODS))
 
 
+@pytest.mark.slow  # as all that send 16 MiB
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_request_of_16_mib_arrives(client: Client, runtime: FakeRuntime, method: str) -> None:
     short = await request_of(method, client)
@@ -170,12 +174,14 @@ async def test_the_runtimes_error_arrives(caller: Caller, fake: Runtime, verb: s
     assert raised.value.text == "no räum"
 
 
+@pytest.mark.slow
 async def test_a_list_of_16_mib_arrives(caller: Caller, fake: Runtime) -> None:
     listed = fake.long_list(200, (16 << 20) - 1024)
     assert len(listed) > 16_700_000
     assert await caller.act("list") == listed
 
 
+@pytest.mark.slow
 async def test_a_create_of_16_mib_arrives(caller: Caller, fake: Runtime) -> None:
     long = replace(CONTAINER, annotations={"long": "x" * ((16 << 20) - 16384)})
     request = caller.create_request(await caller.run_pod(), long)

@@ -18,10 +18,13 @@ TRIES = 3
 """The figure is the proxy's; a try that another program on the machine disturbed is repeated."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", cri.VERSIONS)
 async def test_events_come_within_50_ms(tmp_path: Path, version: str) -> None:
     async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime, ProxyProcess(tmp_path) as proxy:
-        latest = [await _slowest_event(runtime, proxy, version) for _ in range(TRIES)]
+        latest = [await _slowest_event(runtime, proxy, version)]
+        while latest[-1] >= LATEST_SECONDS and len(latest) < TRIES:
+            latest.append(await _slowest_event(runtime, proxy, version))
     assert min(latest) < LATEST_SECONDS, latest
 
 

@@ -119,18 +119,32 @@ def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: l
         (b"5\r\n1", b"2345\r\n0\r\n\r\nHTTP/1.1", False, b""),
         (b"5", b"\r\n12345", False, b"\r\n0\r\n\r\n"),
         (b"5\r\n12345", b"\r\n3\r\nabc", False, b"\r\n0\r\n\r\n"),
+        (b"5\r\n12345", b"\r\n", False, b"0\r\n\r\n"),
     ],
 )
+@pytest.mark.parametrize("cuts", [[], [1] * 40])
 def test_chunks_pass_unread_if_they_begin_in_the_plain_way(
-    read: bytes, offered: bytes, passes: bool, behind: bytes
+    read: bytes, offered: bytes, passes: bool, behind: bytes, cuts: list[int]
 ) -> None:
     """What lies behind the offered bytes in the buffer is of an earlier read; what does not pass is read as ever."""
     body = ChunkedBody()
     body.feed(read)
     assert body.passes(bytearray(offered + b"\r\n0\r\n\r\n"), len(offered)) is passes
-    end = fed(body, behind if passes else offered + behind, [])
+    end = fed(body, behind if passes else offered + behind, cuts)
     assert body.done
     assert end == (len(behind) if passes else len((offered + behind).removesuffix(b"HTTP/1.1")))
+
+
+@given(chunked(), st.binary(max_size=10), CUTS)
+def test_offering_pieces_first_changes_nothing(body: tuple[bytes, bytes], behind: bytes, cuts: list[int]) -> None:
+    raw, at = body[0] + behind, 0
+    offered = ChunkedBody()
+    for cut in [*cuts, len(raw)]:
+        piece = raw[at : at + cut]
+        at += len(piece) if offered.passes(bytearray(piece + raw), len(piece)) else offered.feed(piece)
+        if offered.done:
+            break
+    assert (at, offered.done) == (len(body[0]), True)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])

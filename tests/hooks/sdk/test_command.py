@@ -20,6 +20,8 @@ from tests.hooks.sdk.callers import call, request
 from tests.hooks.sdk.child import SECRET, Dreamy, Obedient
 from tests.hooks.sdk.processes import LONG_SECONDS, Process, eventually, running
 
+pytestmark = pytest.mark.slow
+
 POINTS = ["PreCreateContainer", "PostStopPodSandbox"]
 
 
