@@ -10,9 +10,12 @@ The straight line of one intercepted call, the same for every front:
    (``plugins``), ``merge`` makes one adjustment of their answers, the call edits its message (``cri.edit``,
    ``docker.edit``) and releases it.
 4. The runtime's answer stays held until the Store is written and the Post hooks are done; then its own bytes go out.
+   What became of a call whose answer never comes is asked of the runtime (``unsettled``).
+
+Beside the calls ``sync`` keeps the Store equal to what the runtime has, through ``cri.sync`` or ``docker.lookup``.
 
 Layers, each importing only what stands to its right:
-``cli`` > ``app`` > ``cri`` | ``docker`` > ``lifecycle`` > ``dispatcher`` > ``plugins`` > ``hookapi`` > ``relay`` |
-``call`` > ``wire`` > ``records`` > ``store`` | ``merge`` | ``telemetry`` > ``model`` > ``hookpoints`` | ``config`` >
-``errors``.
+``cli`` > ``app`` > ``cri`` | ``docker`` > ``sync`` > ``lifecycle`` > ``dispatcher`` | ``turns`` | ``unsettled`` >
+``plugins`` > ``hookapi`` > ``relay`` | ``call`` > ``wire`` > ``records`` > ``store`` | ``merge`` | ``telemetry`` >
+``texts`` > ``model`` > ``hookpoints`` | ``config`` > ``errors``.
 """

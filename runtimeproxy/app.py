@@ -22,13 +22,15 @@ from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import Listener, inherited, listen
+from runtimeproxy.relay.stalls import StallWatch
+from runtimeproxy.relay.supervisor import Supervisor
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
 
 GAUGE_SECONDS = 1.0
-GARBAGE_OBJECTS = 50_000
+GARBAGE_OBJECTS = 2_000
 """New objects after which the youngest are looked through for cycles; Python's own 700 are one to ten calls."""
 
 
@@ -49,16 +51,30 @@ def run(config: Config) -> int:
 
 async def _serve(config: Config, listener: Listener) -> None:
     loop = asyncio.get_running_loop()
+    signals = Signals(loop)
+    supervisor = Supervisor(os.environ)
     proxy = Proxy(config, loop)
     await proxy.start()
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
     acceptor.start()
+    supervisor.ready(loop)
     log.info("listening on %s for the runtime at %s", config.listen_endpoint, config.runtime_endpoint)
     _settle_memory()
-    await _signalled(loop)
-    acceptor.stop()
-    log.info("stopping: held calls get %s s", config.drain_timeout_seconds)
-    await proxy.stop(config.drain_timeout_seconds)
+    watch = StallWatch(loop, proxy.recorder)
+    watch.start()
+    try:
+        await signals.first.wait()
+        log.info("%s: stopping; one more signal ends it at once", signals.name)
+        supervisor.stopping()
+        if listener.withdraw():
+            acceptor.accept()  # who has connected is served, and there will be nobody new
+        else:
+            acceptor.stop()  # clients wait in the socket for the next process
+        await proxy.stop(config.drain_timeout_seconds, signals.again)
+    finally:
+        acceptor.stop()
+        watch.stop()
+        supervisor.leave()
 
 
 class Front(Protocol):
@@ -70,8 +86,25 @@ class Front(Protocol):
     async def start(self) -> None:
         """Begin what goes on beside the calls."""
 
-    async def stop(self, seconds: float) -> None:
-        """Let held calls finish for a time, then close everything."""
+    async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
+        """Finish what clients asked for, at most for a time and until ``at_once``, then close everything."""
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first one of them, and that another one came."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.first = asyncio.Event()
+        self.again = asyncio.Event()
+        self.name = ""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._came, number)
+
+    def _came(self, number: signal.Signals) -> None:
+        if self.first.is_set():
+            self.again.set()
+        self.name = self.name or number.name
+        self.first.set()
 
 
 class Proxy:
@@ -119,12 +152,14 @@ class Proxy:
         self.recorder.gauge("store_containers", self.store.counts().containers)
         self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure)
 
-    async def stop(self, seconds: float) -> None:
-        """Let held calls finish for a time, then close everything."""
+    async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
+        """Finish what clients asked for, at most for a time and until ``at_once``, then close everything."""
+        self.recorder.gauge("draining", 1)
+        await self.lifecycle.stop()
+        await self.front.stop(seconds, at_once)
+        await self.manager.stop()
         if self._gauges is not None:
             self._gauges.cancel()
-        await self.front.stop(seconds)
-        await self.manager.stop()
 
 
 def _settle_memory() -> None:
@@ -132,11 +167,3 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
-
-
-async def _signalled(loop: asyncio.AbstractEventLoop) -> None:
-    """Wait for SIGTERM or SIGINT."""
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()

@@ -42,15 +42,24 @@ class CallState(Enum):
 class Reply:
     """The runtime's answer: ``agreed`` as hook-api defines it; ``message`` is its body where one was read.
 
-    ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection).
+    ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection). ``gone``:
+    the runtime has what the call was about no more; only ``Call.settle`` says so.
     """
 
     agreed: bool
     message: bytes = b""
     answered: bool = True
+    gone: bool = False
 
 
 UNANSWERED = Reply(agreed=False, answered=False)
+
+# What ``Call.settle`` finds, beside UNANSWERED.
+DONE = Reply(agreed=True)
+GONE = Reply(agreed=True, gone=True)
+"""There is nothing left that the call was about: runtimes agree to a stop and a remove of that."""
+NOT_DONE = Reply(agreed=False)
+"""The runtime has not done it, and never will."""
 
 
 class Unreadable(Exception):
@@ -111,3 +120,10 @@ class Call(Protocol):
 
     def answer(self, reply: Reply) -> None:
         """Let the runtime's own bytes go to the client."""
+
+    async def settle(self, store: Store) -> Reply:
+        """Ask the runtime what became of a call that it has not answered (relay-rules C3).
+
+        The result is what it would have answered by now: UNANSWERED if it has not done it, or not yet.
+        Raises BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.
+        """

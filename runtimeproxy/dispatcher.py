@@ -1,7 +1,7 @@
 """Runtime Dispatcher: asks the hook servers.
 
 Owns whom to call, in which order, for how long, and what a failure means under the plugin's policy.
-Must not know: fronts, the Store, how a hook server is reached.
+Must not know: fronts, the Store, how a hook server is reached, who is not asked for a while.
 Invariant: an answer is taken whole or not at all; every failure is counted and logged, without values.
 """
 
@@ -13,6 +13,7 @@ from runtimeproxy import merge
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import HookPoint, Stage
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookAnswer, HookRequest
+from runtimeproxy.plugins.attempts import Attempts, Budget
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.telemetry import Recorder
@@ -36,6 +37,7 @@ class Dispatcher:
         self._plugins = plugins
         self._recorder = recorder
         self._clock = clock
+        self._attempts = Attempts(plugins.plugins_for, recorder, clock)
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
         """Tell whether any plugin is registered for one of the points."""
@@ -47,11 +49,11 @@ class Dispatcher:
         ``end`` is when the budget of all of them is used up, on the clock. Raises HookError if one refuses the call, or
         fails under policy Fail.
         """
-        adjustment = NO_ADJUSTMENT
+        adjustment, budget = NO_ADJUSTMENT, Budget(self._clock(), end)
         for plugin in self._plugins.plugins_for(point):
             seen = merge.applied(request, adjustment) if adjustment else request
             try:
-                change = await self._ask(plugin, point, seen, end)
+                change = await self._ask(plugin, point, seen, budget)
             except HookError as error:
                 self._failed(plugin, error)
                 continue
@@ -68,9 +70,11 @@ class Dispatcher:
 
     async def after(self, point: HookPoint, request: HookRequest, end: float) -> None:
         """Tell the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing."""
+        budget = Budget(self._clock(), end)
         for plugin in self._plugins.plugins_for(point):
             try:
-                await self._call(plugin, point, request, end)
+                with self._attempts.attempt(plugin, point, request.pod, budget) as seconds:
+                    await self._call(plugin, point, request, seconds)
             except HookError as error:
                 self._count_failure(plugin, error)
 
@@ -95,20 +99,16 @@ class Dispatcher:
             if plugin.name in owners:
                 self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, detail))
 
-    async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
-        change = merge.difference(request, await self._call(plugin, point, request, end))
-        try:
-            merge.check(change)
-        except merge.BadAnswer as error:
-            raise HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(error)) from None
+    async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, budget: Budget) -> Adjustment:
+        with self._attempts.attempt(plugin, point, request.pod, budget) as seconds:
+            change = merge.difference(request, await self._call(plugin, point, request, seconds))
+            try:
+                merge.check(change)
+            except merge.BadAnswer as error:
+                raise HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(error)) from None
         return merge.limited(point, change)
 
-    async def _call(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
-        seconds = min(plugin.timeout_seconds, end - self._clock())
-        if seconds <= 0:
-            raise HookError(
-                plugin.name, point.name, Reason.DEADLINE, "the budget of the call is used up (--hook-budget)"
-            )
+    async def _call(self, plugin: Plugin, point: HookPoint, request: HookRequest, seconds: float) -> HookAnswer:
         answer = await plugin.client.call(point, request, seconds)
         self._recorder.count("hook_calls", plugin=plugin.name, hook=point.name)
         return answer
@@ -122,6 +122,8 @@ class Dispatcher:
 
     def _count_failure(self, plugin: Plugin, error: HookError) -> None:
         self._recorder.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
+        if error.reason is Reason.UNIMPLEMENTED:
+            return  # logged once, when it was found out
         # The words of a hook server or of the runtime may repeat values: told to the caller, never logged.
         shown = HookError(error.plugin, error.hook, error.reason) if error.reason in _IN_FOREIGN_WORDS else error
         log.warning("%s (policy %s)", shown, plugin.policy.value)

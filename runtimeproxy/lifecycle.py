@@ -3,28 +3,33 @@
 Owns the order of these steps and what happens when one of them fails.
 Must not know: HTTP, protobuf, JSON, a front.
 Invariant: a call is answered whatever happens; what the runtime agreed to is committed even if the client has gone
-(relay-rules C).
+(relay-rules C), and what it did without an answer is asked of it (``unsettled``).
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from runtimeproxy import hookpoints
 from runtimeproxy.call import Call, Reply, Unreadable
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import BackendError, HookError, Reason
-from runtimeproxy.hookpoints import Operation, Stage
+from runtimeproxy.hookpoints import HOOK_POINTS, Operation, Stage
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookRequest, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import CallTimes, Recorder
 from runtimeproxy.turns import Turns
+from runtimeproxy.unsettled import Unsettled
 
 log = logging.getLogger(__name__)
 
 HOLD_GRACE_SECONDS = 1.0
 """A hold ends this long after its budget whatever happens (relay-rules C7)."""
+
+_REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +53,47 @@ class Lifecycle:
         self._clock = clock
         self._turns = Turns()
         self._holds: set[CallTimes] = set()
-        self._forget = {
-            Operation.REMOVE_POD_SANDBOX: lambda known: store.forget_pod(known.pod.effective.id),
-            Operation.REMOVE_CONTAINER: lambda known: store.forget_container(known.container.effective.id),
-        }
+        self._under_way: set[Call] = set()
+        self._unsettled = Unsettled(store, recorder)
 
     def holds(self) -> tuple[int, float]:
         """Return how many calls are held and the age of the oldest in seconds."""
         now = self._clock()
         return len(self._holds), max((now - times.held for times in self._holds), default=0.0)
 
+    @property
+    def hooked(self) -> bool:
+        """Tell whether any hook server is registered: only for its sake the runtime is asked about what is unknown."""
+        return self._dispatcher.registered(HOOK_POINTS)
+
+    def under_way(self) -> set[str]:
+        """Name what calls are about now: ids, and what names that which has no id yet."""
+        keys = set()
+        for call in self._under_way:
+            with suppress(Unreadable):
+                keys.add(call.order_key())
+        return keys
+
+    async def stop(self) -> None:
+        """Ask the runtime no more about calls that it has not answered."""
+        await self._unsettled.stop()
+
     async def run(self, call: Call) -> None:
         """Take one call from its hold to its answer."""
-        times = self._recorder.call(call.operation.value)
+        self._under_way.add(call)
+        try:
+            await self._run(call, self._recorder.call(call.operation.value))
+        finally:
+            self._under_way.discard(call)
+            self._void(call)
+
+    def _void(self, call: Call) -> None:
+        """Tell who reads the runtime meanwhile: what it read of the call's subject may be older than the call."""
+        if self.store.watched:
+            with suppress(Unreadable):
+                self.store.void(call.order_key())
+
+    async def _run(self, call: Call, times: CallTimes) -> None:
         try:
             if self._nobody_asked(call):
                 subject, adjustment, reply = await self._pass(call, times)
@@ -194,28 +227,47 @@ class Lifecycle:
 
     async def _finish(self, call: Call, subject: Subject | None, adjustment: Adjustment, reply: Reply) -> None:
         try:
-            if subject is not None and reply.agreed:
+            if subject is not None:
+                await self._follow(call, subject, adjustment, reply)
+        finally:
+            call.answer(reply)
+
+    async def _follow(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+        """Do what follows from an answer, or see to it that the lack of one is followed up (relay-rules C3)."""
+        try:
+            if reply.agreed:
                 await self._after(call, subject, adjustment, reply)
+            elif not reply.answered:
+                self._unsettled.add(call.order_key(), call, partial(self._follow, call, subject, adjustment))
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
             self._internal(call, error)
-        finally:
-            call.answer(reply)
 
     async def _after(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
         """Commit, then tell the Post hooks."""
         # The budget is 0 once the caller's deadline has passed: nobody waits, but what happened is told all the same.
         seconds = self._budget(call) or self._limits.budget_seconds
         end = self._clock() + seconds
-        async with self._turns.turn(call.order_key(), seconds):
+        key = call.order_key()
+        async with self._turns.turn(key, seconds):
             # Other calls of the same container may have been committed since this one was held.
             known = call.outcome(call.subject(self.store) or subject, adjustment, reply)
-            self._forget.get(call.operation, self.store.commit)(known)
+            self._keep(call, known, reply)
+            self._unsettled.answered(key, call.operation)
             point = hookpoints.find(call.operation, Stage.POST)
             if point is not None and not self._skipped(known):
                 container = None if known.container is None else known.container.effective
                 await self._dispatcher.after(point, HookRequest(known.pod.effective, container), end)
+
+    def _keep(self, call: Call, known: Subject, reply: Reply) -> None:
+        """Keep the subject as it is now, until the runtime has it no more."""
+        if call.operation not in _REMOVES and not reply.gone:
+            self.store.commit(known)
+        elif known.container is None:
+            self.store.forget_pod(known.pod.effective.id)
+        else:
+            self.store.forget_container(known.container.effective.id)
 
     # What goes wrong.
 

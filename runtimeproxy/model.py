@@ -78,10 +78,15 @@ class ContainerInfo:
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """A pod as the kubelet asked for it and as it is after the hooks."""
+    """A pod as the kubelet asked for it and as it is after the hooks.
+
+    ``read``: the runtime told it, and no runtime tells what a hook has replaced; so the two are alike, and the cgroup
+    parent that the kubelet asked for is known again when it creates a container.
+    """
 
     original: PodInfo
     effective: PodInfo
+    read: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

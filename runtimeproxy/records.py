@@ -14,8 +14,10 @@ from runtimeproxy.model import (
     MAP_FIELDS,
     NO_RESOURCES,
     Adjustment,
+    ContainerInfo,
     ContainerRecord,
     HookRequest,
+    PodInfo,
     PodRecord,
     Resources,
     ResourceValue,
@@ -53,6 +55,16 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
     effective = applied(request, adjustment).container if adjustment else original
     assert effective is not None
     return Subject(subject.pod, ContainerRecord(original, effective))
+
+
+def pod_of_create(pod: PodRecord, cgroup_parent: str) -> PodRecord:
+    """Return the pod of a container's create, which repeats the cgroup parent that the kubelet asked for.
+
+    What is known of a create stands: only of a pod that was read nobody knows it. "" is not said.
+    """
+    if not pod.read or not cgroup_parent:
+        return pod
+    return PodRecord(replace(pod.original, cgroup_parent=cgroup_parent), pod.effective)
 
 
 def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
@@ -135,3 +147,27 @@ def updated(
         annotations={**before.effective.annotations, **asked.annotations, **adjustment.annotations},
     )
     return Subject(subject.pod, ContainerRecord(original, effective))
+
+
+# -- calls without an answer -----------------------------------------------------------------------------------------
+
+
+def same_pod(one: PodInfo, other: PodInfo) -> bool:
+    """Tell whether two pods are the same one by what the kubelet calls them: a runtime has no two of these."""
+    return (one.namespace, one.name, one.uid, one.attempt) == (other.namespace, other.name, other.uid, other.attempt)
+
+
+def same_container(one: ContainerInfo, other: ContainerInfo) -> bool:
+    """Tell whether two containers are the same one by what the kubelet calls them."""
+    return (one.pod_id, one.name, one.attempt) == (other.pod_id, other.name, other.attempt)
+
+
+def made_earlier(known: PodRecord | ContainerRecord | None) -> bool:
+    """Tell whether a record comes of an earlier create and not of the runtime's own word: there are hooks' changes."""
+    return known is not None and known.original != known.effective
+
+
+def holds(resources: Resources | None, wanted: Mapping[str, ResourceValue]) -> bool:
+    """Tell whether setting ``wanted`` would change nothing any more."""
+    held = resources or NO_RESOURCES
+    return overlay(held, wanted) == held

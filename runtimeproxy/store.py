@@ -2,12 +2,19 @@
 
 Owns the records between a create and its remove (design section 6).
 Must not know: who writes or reads, when a record is due, any runtime; there is no disk behind it.
-Invariant: every record lies under its own non-empty id, and only frozen values come out.
+Invariant: every record lies under its own non-empty id, and only frozen values come out. What is buried never returns.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtimeproxy.model import ContainerRecord, PodRecord, Subject
+from runtimeproxy.texts import Texts
+
+BURIED = 4096
+"""How many buried ids are remembered: far more than calls that can be under way when their subject is destroyed."""
 
 
 class Snapshot(NamedTuple):
@@ -24,17 +31,30 @@ class Counts(NamedTuple):
     containers: int
 
 
+@dataclass(slots=True, eq=False)
+class Watch:
+    """Ids since the watch began: of what was kept, with the pods of containers, and of what was dropped or changed."""
+
+    kept: set[str] = field(default_factory=set)
+    voided: set[str] = field(default_factory=set)
+
+
 class Store:
     """Records by id; the id is that of the effective value, matched exactly."""
 
     def __init__(self) -> None:
         self._pods: dict[str, PodRecord] = {}
         self._containers: dict[str, ContainerRecord] = {}
+        self._of_pod: dict[str, dict[str, None]] = {}
+        """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
         self._moved: set[str] = set()
+        self._buried: dict[str, None] = {}
+        self._watches: list[Watch] = []
+        self._texts = Texts()
 
     @property
     def has_moved_pods(self) -> bool:
-        """Tell whether any pod's cgroup parent is not the one that the kubelet asked for."""
+        """Tell whether any pod's cgroup parent is not the one that the kubelet asked for, or nobody knows that."""
         return bool(self._moved)
 
     def pod(self, pod_id: str) -> PodRecord | None:
@@ -47,13 +67,19 @@ class Store:
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
         """Return the containers of a pod, oldest first."""
-        return tuple(record for record in self._containers.values() if record.effective.pod_id == pod_id)
+        return tuple(self._containers[container_id] for container_id in self._of_pod.get(pod_id, ()))
+
+    def ids(self) -> set[str]:
+        """Return the ids of all pods and containers."""
+        return self._pods.keys() | self._containers.keys()
+
+    # What is kept.
 
     def commit(self, subject: Subject) -> None:
         """Keep what the runtime agreed to: the container if there is one, and the pod if it has an id.
 
         A container may come with a pod that nobody could read, so its pod's id may be empty; a pod that is known stays
-        as it is: the container's call may hold an older value of it.
+        as it is: the container's call may hold an older value of it. What is buried is not kept.
         Raises ValueError, keeping nothing, if what the subject is about has no id.
         """
         pod_id = subject.pod.effective.id
@@ -64,16 +90,100 @@ class Store:
         if pod_id and (subject.container is None or pod_id not in self._pods):
             self._keep_pod(pod_id, subject.pod)
 
+    def _keep_pod(self, pod_id: str, record: PodRecord) -> None:
+        if pod_id in self._buried:
+            return
+        self._kept(pod_id)
+        if self._pods.get(pod_id) is record:
+            return
+        self._pods[pod_id] = self._texts.pod(record)
+        parent = record.effective.cgroup_parent
+        if parent != record.original.cgroup_parent or (record.read and parent):
+            self._moved.add(pod_id)
+        else:
+            self._moved.discard(pod_id)
+
+    def _keep_container(self, record: ContainerRecord) -> None:
+        container_id, pod_id = record.effective.id, record.effective.pod_id
+        if not container_id:
+            raise ValueError("a container record without an id cannot be kept: commit it after the runtime gave the id")
+        if container_id in self._buried:
+            return
+        self._kept(container_id)
+        self._kept(pod_id)
+        known = self._containers.get(container_id)
+        if known is record:
+            return
+        if known is not None and known.effective.pod_id != pod_id:
+            self._leave_pod(known)
+        self._containers[container_id] = self._texts.container(record)
+        self._of_pod.setdefault(pod_id, {})[container_id] = None
+
+    # What is dropped.
+
     def forget_pod(self, pod_id: str) -> None:
         """Drop a pod and its containers; an unknown id is no error."""
+        self.void(pod_id)
         self._pods.pop(pod_id, None)
         self._moved.discard(pod_id)
         for record in self.containers_of(pod_id):
-            del self._containers[record.effective.id]
+            self.forget_container(record.effective.id)
 
     def forget_container(self, container_id: str) -> None:
         """Drop a container; an unknown id is no error."""
-        self._containers.pop(container_id, None)
+        self.void(container_id)
+        record = self._containers.pop(container_id, None)
+        if record is not None:
+            self._leave_pod(record)
+
+    def forget(self, any_id: str) -> None:
+        """Drop a container, or a pod and its containers."""
+        self.forget_container(any_id)
+        self.forget_pod(any_id)
+
+    def bury(self, any_id: str) -> None:
+        """Drop what the runtime destroyed for good, and keep nothing of that id any more.
+
+        The word of it may come before a call that is under way commits what was true a moment ago.
+        """
+        self.forget(any_id)
+        self._buried[any_id] = None
+        if len(self._buried) > BURIED:
+            del self._buried[next(iter(self._buried))]
+
+    def _leave_pod(self, record: ContainerRecord) -> None:
+        pod_id = record.effective.pod_id
+        del self._of_pod[pod_id][record.effective.id]
+        if not self._of_pod[pod_id]:
+            del self._of_pod[pod_id]
+
+    # Who reads the runtime beside the calls.
+
+    @contextmanager
+    def watch(self) -> Iterator[Watch]:
+        """Note what is kept and dropped for as long as the context lasts."""
+        watch = Watch()
+        self._watches.append(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.remove(watch)
+
+    @property
+    def watched(self) -> bool:
+        """Tell whether anybody watches."""
+        return bool(self._watches)
+
+    def void(self, any_id: str) -> None:
+        """Tell those who watch that what they have read of this id may hold no longer."""
+        for watch in self._watches:
+            watch.voided.add(any_id)
+
+    def _kept(self, any_id: str) -> None:
+        for watch in self._watches:
+            watch.kept.add(any_id)
+
+    # All records.
 
     def snapshot(self) -> Snapshot:
         """Return all records as one value, which later commits do not change."""
@@ -82,15 +192,3 @@ class Store:
     def counts(self) -> Counts:
         """Return how many pods and containers are known."""
         return Counts(len(self._pods), len(self._containers))
-
-    def _keep_pod(self, pod_id: str, record: PodRecord) -> None:
-        self._pods[pod_id] = record
-        if record.effective.cgroup_parent != record.original.cgroup_parent:
-            self._moved.add(pod_id)
-        else:
-            self._moved.discard(pod_id)
-
-    def _keep_container(self, record: ContainerRecord) -> None:
-        if not record.effective.id:
-            raise ValueError("a container record without an id cannot be kept: commit it after the runtime gave the id")
-        self._containers[record.effective.id] = record

@@ -32,7 +32,7 @@ def test_a_message_that_cannot_be_read_is_no_fault_of_the_proxy() -> None:
 def test_only_what_waits_for_the_runtime_or_a_hook_is_awaited() -> None:
     members = {name: member for name, member in vars(Call).items() if inspect.isfunction(member) and name[0] != "_"}
     awaited = {name for name, member in members.items() if inspect.iscoroutinefunction(member)}
-    assert awaited == {"read_subject", "prepare"}
+    assert awaited == {"read_subject", "prepare", "settle"}
     assert "Awaitable" in str(inspect.signature(Call.release).return_annotation)
     assert set(members) - awaited == {
         "order_key",

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -271,3 +272,83 @@ def test_a_rejection_is_a_failure_of_the_owners_only(desk: Desk, owner: str, ref
     assert desk.failures(owner, Reason.RUNTIME_REJECTED, START.name) == 1
     assert desk.fail_open(owner, Reason.RUNTIME_REJECTED, START.name) == (not refused)
     assert desk.recorder.total("hook_failures") == 1
+
+
+# -- who is not asked for a while ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+async def test_an_open_breaker_is_a_failure_of_its_own_and_costs_no_call(
+    desk: Desk, policy: FailurePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.plugins.add("a", Reason.DEADLINE, policy=policy)
+    calls = 20
+    with caplog.at_level(logging.INFO):
+        for _ in range(calls):
+            if policy is FAIL:
+                with pytest.raises(HookError, match=r"'a' at PreCreateContainer: (deadline|breaker_open): "):
+                    await desk.before()
+            else:
+                assert await desk.before() is NO_ADJUSTMENT
+    assert len(desk.plugins.asked) == desk.failures("a", Reason.DEADLINE) == 5
+    assert desk.failures("a", Reason.BREAKER_OPEN) == calls - 5
+    assert desk.recorder.total("hook_fail_open") == (calls if policy is IGNORE else 0)
+    assert desk.fail_open("a", Reason.BREAKER_OPEN) == (calls - 5 if policy is IGNORE else 0)
+    assert caplog.text.count("hook server a keeps failing: not asked for 30 s") == 1
+
+
+async def test_an_open_breaker_leaves_the_other_plugins(desk: Desk) -> None:
+    desk.plugins.add("a", Reason.BROKEN_ANSWER)
+    desk.plugins.add("b", shares(5))
+    for _ in range(10):
+        assert (await desk.before()).resources == {"cpu_shares": 5}
+    assert desk.plugins.told() == [("a", CREATE.name), ("b", CREATE.name)] * 5 + [("b", CREATE.name)] * 5
+
+
+async def test_after_does_not_ask_while_the_breaker_is_open(desk: Desk) -> None:
+    desk.plugins.add("a", Reason.DEADLINE, policy=FAIL)
+    for _ in range(10):
+        await desk.dispatcher.after(STOPPED, REQUEST, desk.now + 10)
+    assert len(desk.plugins.asked) == 5
+    assert desk.failures("a", Reason.BREAKER_OPEN, STOPPED.name) == 5
+
+
+async def test_bad_answers_of_many_pods_open_it_and_those_of_one_do_not(desk: Desk) -> None:
+    desk.plugins.add("a", HookAnswer(envs={"": "x"}))
+    for _ in range(20):
+        await desk.before()
+    assert len(desk.plugins.asked) == desk.failures("a", Reason.BAD_ANSWER) == 20
+    for number in range(10):
+        await desk.dispatcher.before(CREATE, replace(REQUEST, pod=PodInfo(uid=str(number))), desk.now + 10)
+    assert desk.failures("a", Reason.BREAKER_OPEN) == 6
+
+
+async def test_a_slow_plugin_does_not_take_the_next_one_out(desk: Desk) -> None:
+    """The first takes nearly all of the budget and answers; the second, which is well, has no time."""
+    desk.plugins.add("a", desk.taking(1.95, HookAnswer()))
+    well = desk.plugins.add("b", Reason.DEADLINE)
+    for _ in range(10):
+        await desk.before(seconds=2.0)
+    assert desk.failures("b", Reason.DEADLINE) == 10
+    well.behaviour = shares(5)
+    assert (await desk.before()).resources == {"cpu_shares": 5}
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+async def test_a_point_that_is_not_served_is_a_failure_each_time_and_one_line(
+    desk: Desk, policy: FailurePolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.plugins.add("a", Reason.UNIMPLEMENTED, policy=policy)
+    for _ in range(10):
+        if policy is FAIL:
+            with pytest.raises(HookError, match="'a' at PreCreateContainer: unimplemented: "):
+                await desk.before()
+        else:
+            await desk.before()
+    assert desk.plugins.told() == [("a", CREATE.name)]
+    assert desk.failures("a", Reason.UNIMPLEMENTED) == 10
+    assert desk.fail_open("a", Reason.UNIMPLEMENTED) == (10 if policy is IGNORE else 0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "hook server a does not serve PreCreateContainer although its registration lists it: take it out of "
+        "runtime-hooks, or update the server; it is not asked again before it reconnects"
+    ]

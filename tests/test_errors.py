@@ -38,5 +38,5 @@ def test_a_hook_error_names_plugin_hook_point_and_reason(detail: str, text: str)
 
 def test_reasons_are_metric_labels() -> None:
     values = [reason.value for reason in Reason]
-    assert len(set(values)) == len(values) == 9
+    assert len(set(values)) == len(values) == 12
     assert all(value.replace("_", "").isalpha() and value.islower() for value in values)

@@ -101,6 +101,20 @@ def test_the_parent_that_is_put_into_a_create(kubelets: str, runs: str, said: st
     assert records.parent_to_put_in(pod, Adjustment(cgroup_parent=said)) == put_in
 
 
+@pytest.mark.parametrize("parent", ["", "/kube/asked"])
+def test_a_create_tells_the_kubelets_cgroup_parent_of_a_pod_that_was_read(parent: str) -> None:
+    moved = replace(POD, cgroup_parent="/kube/moved")
+    was_read = PodRecord(moved, moved, read=True)
+    of_create = records.pod_of_create(was_read, parent)
+    assert of_create.effective is moved
+    assert of_create.original.cgroup_parent == (parent or "/kube/moved")
+    assert (of_create is was_read) is not bool(parent)
+    assert of_create.read is not bool(parent)
+    assert records.parent_to_put_in(of_create, NO_ADJUSTMENT) == ("/kube/moved" if parent else None)
+    made = PodRecord(POD, POD)
+    assert records.pod_of_create(made, "/elsewhere") is made, "what the kubelet asked for is known"
+
+
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
@@ -236,3 +250,58 @@ def test_a_hook_that_scales_never_scales_twice() -> None:
         resources = records.container_of(known).effective.resources
         assert resources is not None
         assert resources.cpu_shares == 512
+
+
+# -- calls without an answer -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({"id": "p7", "labels": {}, "cgroup_parent": "/elsewhere"}, True),
+        ({"name": "other"}, False),
+        ({"uid": "u-2"}, False),
+        ({"namespace": "other"}, False),
+        ({"attempt": 1}, False),
+    ],
+)
+def test_a_pod_is_the_same_by_what_the_kubelet_calls_it(other: dict[str, Any], same: bool) -> None:
+    assert records.same_pod(POD, replace(POD, **other)) is same
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({"id": "c7", "envs": {}, "resources": None}, True),
+        ({"name": "other"}, False),
+        ({"pod_id": "p2"}, False),
+        ({"attempt": 1}, False),
+    ],
+)
+def test_a_container_is_the_same_by_what_the_kubelet_calls_it(other: dict[str, Any], same: bool) -> None:
+    assert records.same_container(CONTAINER, replace(CONTAINER, **other)) is same
+
+
+def test_what_hooks_have_changed_was_made_earlier() -> None:
+    assert not records.made_earlier(None)
+    assert not records.made_earlier(PodRecord(POD, replace(POD)))
+    assert records.made_earlier(PodRecord(POD, replace(POD, cgroup_parent="/hooked")))
+    assert records.made_earlier(ContainerRecord(CONTAINER, HALVED))
+
+
+@pytest.mark.parametrize(
+    ("resources", "wanted", "holds"),
+    [
+        (ASKED, {}, True),
+        (None, {}, True),
+        (ASKED, {"cpu_shares": 1024}, True),
+        (ASKED, {"cpu_shares": 1024, "cpuset_cpus": "0"}, False),
+        (None, {"cpu_shares": 1024}, False),
+        (replace(ASKED, unified={"a": "1", "b": "2"}), {"unified": {"a": "1"}}, True),
+        (replace(ASKED, unified={"a": "1"}), {"unified": {"a": "2"}}, False),
+    ],
+)
+def test_what_holds_already_changes_nothing(
+    resources: Resources | None, wanted: dict[str, ResourceValue], holds: bool
+) -> None:
+    assert records.holds(resources, wanted) is holds

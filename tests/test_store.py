@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from runtimeproxy import store as module
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.store import Store
 
@@ -129,3 +130,117 @@ def test_it_tells_whether_a_hook_gave_any_pod_another_cgroup_parent(store: Store
     store.commit(Subject(moved))
     store.forget_pod("p3")
     assert not store.has_moved_pods
+
+
+@pytest.mark.parametrize(("parent", "moved"), [("/kube", True), ("", False)])
+def test_of_a_pod_that_was_read_nobody_knows_whether_it_was_moved(parent: str, moved: bool) -> None:
+    store = Store()
+    info = PodInfo(id="p1", cgroup_parent=parent)
+    store.commit(Subject(PodRecord(info, info, read=True)))
+    assert store.has_moved_pods is moved
+    store.commit(Subject(PodRecord(info, info)))
+    assert not store.has_moved_pods
+
+
+def test_a_record_that_is_committed_again_as_it_is_stays_the_same_object(store: Store) -> None:
+    known, owner = store.container("c1"), store.pod("p1")
+    assert known is not None
+    assert owner is not None
+    store.commit(Subject(owner, known))
+    store.commit(Subject(owner))
+    assert store.container("c1") is known
+    assert store.pod("p1") is owner
+
+
+def test_a_container_that_changes_its_pod_is_one_of_the_new_pod_alone(store: Store) -> None:
+    store.commit(Subject(pod(""), container("c2", "p1")))
+    assert [record.effective.id for record in store.containers_of("p1")] == ["c1", "c2"]
+    assert [record.effective.id for record in store.containers_of("p2")] == ["c3"]
+    store.forget_pod("p2")
+    assert store.counts() == (1, 2)
+
+
+def test_ids_are_those_of_pods_and_containers(store: Store) -> None:
+    assert store.ids() == {"p1", "p2", "c1", "c2", "c3"}
+    assert Store().ids() == set()
+
+
+@pytest.mark.parametrize(
+    ("gone", "left"), [("c2", {"p1", "c1", "p2", "c3"}), ("p2", {"p1", "c1"}), ("x", {"p1", "p2", "c1", "c2", "c3"})]
+)
+def test_an_id_is_forgotten_whatever_it_is_of(store: Store, gone: str, left: set[str]) -> None:
+    store.forget(gone)
+    assert store.ids() == left
+
+
+# -- what is buried ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_buried_does_not_come_back(store: Store) -> None:
+    store.bury("c1")
+    store.bury("p2")
+    store.bury("unknown")
+    assert store.ids() == {"p1"}
+    for subject in (
+        Subject(pod("p1"), container("c1", "p1")),
+        Subject(pod("p2")),
+        Subject(pod("unknown")),
+        Subject(pod("p1"), container("unknown", "p1")),
+    ):
+        store.commit(subject)
+    assert store.ids() == {"p1"}
+    store.commit(Subject(pod("p2"), container("c4", "p2")))
+    assert (store.pod("p2"), store.container("c4")) == (None, container("c4", "p2"))
+
+
+def test_a_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BURIED", 2)
+    store = Store()
+    for pod_id in ("p1", "p2", "p3"):
+        store.bury(pod_id)
+        store.commit(Subject(pod(pod_id)))
+    assert store.ids() == set()
+    store.commit(Subject(pod("p1")))
+    assert store.ids() == {"p1"}
+
+
+# -- who watches -------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_watches_a_store_at_first(store: Store) -> None:
+    assert not store.watched
+    store.void("c1")
+    with store.watch() as watch:
+        assert store.watched
+        assert (watch.kept, watch.voided) == (set(), set())
+    assert not store.watched
+
+
+def test_a_watch_notes_what_is_kept_with_the_pods_of_containers(store: Store) -> None:
+    with store.watch() as watch:
+        store.commit(Subject(pod("p3")))
+        known, owner = store.container("c1"), store.pod("p1")
+        assert known is not None
+        assert owner is not None
+        store.commit(Subject(owner, known))
+        assert watch.kept == {"p3", "c1", "p1"}
+        store.commit(Subject(pod("p2")))
+        assert watch.kept == {"p3", "c1", "p1", "p2"}
+    assert watch.voided == set()
+    store.commit(Subject(pod("p4")))
+    assert "p4" not in watch.kept
+
+
+def test_a_watch_notes_what_is_dropped_or_told_to_have_changed(store: Store) -> None:
+    with store.watch() as first, store.watch() as second:
+        store.forget_pod("p2")
+        store.forget_container("nothing")
+        store.void("changed")
+        assert first.voided == second.voided == {"p2", "c2", "c3", "nothing", "changed"}
+        assert first.kept == set()
+
+
+def test_a_watch_ends_with_its_context_whatever_happens(store: Store) -> None:
+    with pytest.raises(KeyError), store.watch():
+        raise KeyError
+    assert not store.watched

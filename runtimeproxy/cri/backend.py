@@ -1,11 +1,13 @@
-"""What the CRI front asks the runtime itself: status of pods and containers, the extra update of PreStartContainer.
+"""What the CRI front asks the runtime itself: lists and status of pods and containers, PreStart's extra update.
 
 Owns these calls and their errors.
 Must not know: held streams, the Store.
 Invariant: NotFound is an answer (None); everything else that fails is a BackendError.
 """
 
-from runtimeproxy.cri import status
+from collections.abc import Iterator
+
+from runtimeproxy.cri import api_pb2, listing, status
 from runtimeproxy.cri.routes import runtime_path
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import ContainerInfo, PodInfo
@@ -32,12 +34,41 @@ class Backend:
         reply = await self._status(version, "ContainerStatus", status.container_status_request(container_id))
         return None if reply is None else status.read_container_status(reply)
 
+    async def pod_state(self, version: str, pod_id: str) -> api_pb2.PodSandboxState | None:
+        """Read whether a pod sandbox is ready; None if there is none. Raises BackendError, Unreadable."""
+        request = status.pod_status_request(pod_id, verbose=False)
+        reply = await self._status(version, "PodSandboxStatus", request)
+        return None if reply is None else status.read_pod_state(reply)
+
+    async def container_state(self, version: str, container_id: str) -> api_pb2.ContainerState | None:
+        """Read how far a container is; None if there is none. Raises BackendError, Unreadable."""
+        request = status.container_status_request(container_id, verbose=False)
+        reply = await self._status(version, "ContainerStatus", request)
+        return None if reply is None else status.read_container_state(reply)
+
+    async def pods(self, version: str) -> Iterator[PodInfo]:
+        """List all pod sandboxes, by id and metadata. Raises BackendError; the iterator raises Unreadable."""
+        return listing.pods(await self._ask(version, "ListPodSandbox", listing.PODS_REQUEST))
+
+    async def containers(self, version: str, pod_id: str = "") -> Iterator[ContainerInfo]:
+        """List all containers, or those of a pod, by id and metadata.
+
+        Raises BackendError; the iterator raises Unreadable.
+        """
+        return listing.containers(await self._ask(version, "ListContainers", listing.containers_request(pod_id)))
+
     async def _status(self, version: str, method: str, request: bytes) -> bytes | None:
+        try:
+            return await self._ask(version, method, request)
+        except BackendError as error:
+            if error.code == grpc.NOT_FOUND:
+                return None
+            raise
+
+    async def _ask(self, version: str, method: str, request: bytes) -> bytes:
         try:
             return await self._client.call(runtime_path(version, method), request, STATUS_SECONDS)
         except CallFailed as error:
-            if error.code == grpc.NOT_FOUND:
-                return None
             raise BackendError(f"{method}: {_reason(error)}", error.code) from None
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:

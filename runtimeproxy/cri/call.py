@@ -5,14 +5,15 @@ Must not know: frames, windows, hook servers.
 Invariant: a message that nobody changed is released as the very bytes that came.
 """
 
+from abc import abstractmethod
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
 from runtimeproxy import hookpoints, records
-from runtimeproxy.call import Call, Reply, Unreadable
-from runtimeproxy.cri import edit, translate
+from runtimeproxy.call import NOT_DONE, Call, CallState, Reply, Unreadable
+from runtimeproxy.cri import edit, fate, translate
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.errors import BackendError, HookError, Reason
@@ -26,6 +27,8 @@ from runtimeproxy.model import (
     PodRecord,
     ResourceValue,
     Subject,
+    named,
+    overlay,
 )
 from runtimeproxy.records import AskedUpdate
 from runtimeproxy.store import Store
@@ -104,10 +107,18 @@ class CriCall(Call):
         """Let the kept frame go."""
         self._held.answer()
 
+    async def settle(self, store: Store) -> Reply:
+        """Ask the runtime, if it was given the request at all."""
+        return await self._fate(store) if self._held.state is CallState.RELEASED else NOT_DONE
+
+    @abstractmethod
+    async def _fate(self, store: Store) -> Reply:
+        """Ask the runtime what became of the call."""
+
     async def read_pod(self, pod_id: str) -> PodRecord | None:
         """Read a pod from the runtime: what it tells is taken as the kubelet's original, too (design, section 6)."""
         info = await self._backend.pod(self._version, pod_id)
-        return None if info is None else PodRecord(info, info)
+        return None if info is None else PodRecord(info, info, read=True)
 
     async def read_container(self, container_id: str) -> ContainerRecord | None:
         """Read a container from the runtime, in the same way."""
@@ -128,6 +139,10 @@ class PodCall(CriCall):
         pod = await self.read_pod(self.id)
         return None if pod is None else Subject(pod)
 
+    async def _fate(self, store: Store) -> Reply:
+        """Tell by the pod's state."""
+        return fate.of_pod(self.operation, await self._backend.pod_state(self._version, self.id))
+
 
 class UpdatePodCall(PodCall):
     """UpdatePodSandboxResources: has no hook point, keeps the record right."""
@@ -139,7 +154,13 @@ class UpdatePodCall(PodCall):
         def updated(pod: PodInfo) -> PodInfo:
             return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
 
-        return Subject(PodRecord(updated(subject.pod.original), updated(subject.pod.effective)))
+        pod = subject.pod
+        return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read))
+
+    async def _fate(self, store: Store) -> Reply:
+        """Tell by the pod's resources."""
+        _, overhead, resources = translate.read_pod_update(self.message)
+        return fate.of_pod_update(await self._backend.pod(self._version, self.id), overhead, resources)
 
 
 class RunPodCall(CriCall):
@@ -170,6 +191,10 @@ class RunPodCall(CriCall):
         """Add the id that the runtime gave."""
         return records.created_pod(subject, adjustment, translate.read_id(reply.message))
 
+    async def _fate(self, store: Store) -> Reply:
+        """Look for the pod among those that the runtime has."""
+        return fate.of_run_pod(self.asked, await self._backend.pods(self._version), store)
+
 
 class CreateCall(CriCall):
     """CreateContainer: the container is in the request, its pod in the Store."""
@@ -190,17 +215,19 @@ class CreateCall(CriCall):
     def subject(self, store: Store) -> Subject | None:
         """Look the pod up."""
         container, _ = self.asked
-        pod = store.pod(container.pod_id)
-        return None if pod is None else Subject(pod, ContainerRecord(container, container))
+        return self._in(store.pod(container.pod_id))
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the runtime for the pod; the kubelet's own cgroup parent stands in the request."""
+        """Ask the runtime for the pod."""
+        container, _ = self.asked
+        return self._in(await self.read_pod(container.pod_id))
+
+    def _in(self, pod: PodRecord | None) -> Subject | None:
+        """Return the container in its pod; the kubelet's own cgroup parent of that stands in the request."""
         container, cgroup_parent = self.asked
-        pod = await self.read_pod(container.pod_id)
         if pod is None:
             return None
-        original = replace(pod.original, cgroup_parent=cgroup_parent or pod.original.cgroup_parent)
-        return Subject(PodRecord(original, pod.effective), ContainerRecord(container, container))
+        return Subject(records.pod_of_create(pod, cgroup_parent), ContainerRecord(container, container))
 
     def unedited(self, store: Store) -> bool:
         """Tell that no pod has a cgroup parent that a hook gave it."""
@@ -214,6 +241,11 @@ class CreateCall(CriCall):
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
         return records.created_container(subject, adjustment, translate.read_id(reply.message))
+
+    async def _fate(self, store: Store) -> Reply:
+        """Look for the container among those of its pod."""
+        container, _ = self.asked
+        return fate.of_create(container, await self._backend.containers(self._version, container.pod_id), store)
 
 
 class ContainerCall(CriCall):
@@ -233,6 +265,10 @@ class ContainerCall(CriCall):
         pod_id = container.effective.pod_id
         pod = store.pod(pod_id) or (await self.read_pod(pod_id) if pod_id else None)
         return None if pod is None else Subject(pod, container)
+
+    async def _fate(self, store: Store) -> Reply:
+        """Tell by the container's state."""
+        return fate.of_container(self.operation, await self._backend.container_state(self._version, self.id))
 
 
 class StartCall(ContainerCall):
@@ -282,6 +318,11 @@ class UpdateCall(ContainerCall):
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Keep the kubelet's values and the runtime's apart."""
         return records.updated(subject, self.asked, adjustment, self._put_in)
+
+    async def _fate(self, store: Store) -> Reply:
+        """Tell by the container's resources."""
+        wanted = named(overlay(self.asked.resources, self._put_in))
+        return fate.of_update(await self._backend.container(self._version, self.id), wanted)
 
 
 KINDS: dict[Operation, type[CriCall]] = {

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from runtimeproxy.cri import bounds
+from runtimeproxy.cri.bounds import Budgets, Excess
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import headers, http2
-from runtimeproxy.wire.flow import Outlet
+from runtimeproxy.wire.flow import PAIR_WINDOW, Outlet
 
-BLOCK_LIMIT = 65_536
-"""Longest header block in bytes, and in frames: a block must not grow without bound (facts/reliability X1)."""
-BLOCK_FRAMES_LIMIT = 512
 KNOWN_BLOCKS = 1_024
 KNOWN_BLOCK_BYTES = 512
 """How many header blocks that pass are remembered a direction, and how long they may be."""
@@ -87,7 +86,8 @@ class HeaderBlock:
 class Direction(ABC):
     """Frames from ``source`` (the peer that sends them) to ``sink``."""
 
-    def __init__(self, source: Outlet, sink: Outlet, streams: dict[int, Stream]) -> None:
+    def __init__(self, source: Outlet, sink: Outlet, streams: dict[int, Stream], budgets: Budgets) -> None:
+        self.budgets = budgets
         self.source = source
         self.sink = sink
         self.streams = streams
@@ -117,59 +117,63 @@ class Direction(ABC):
             self._buffer += data
             if len(self._buffer) < self._need:
                 return
-            data = bytes(self._buffer)
-            self._buffer.clear()
+            data, self._buffer = bytes(self._buffer), bytearray()
         at, start = self._continue_cut(data) if self._cut else (0, 0)
         end = len(data)
         sink, streams, read_head = self.sink, self.streams, http2.read_head
         self._need = http2.HEAD_BYTES
-        while end - at >= http2.HEAD_BYTES:
-            high, low, kind, flags, stream = read_head(data, at)
-            stream &= http2.MAX_STREAM_ID
-            length = high << 8 | low
-            after = at + http2.HEAD_BYTES + length
-            nobodys = self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit
-            if nobodys and self._passes(kind, flags, stream, data, after - length, after):
+        try:
+            while end - at >= http2.HEAD_BYTES:
+                high, low, kind, flags, stream = read_head(data, at)
+                stream &= http2.MAX_STREAM_ID
+                length = high << 8 | low
+                after = at + http2.HEAD_BYTES + length
+                nobodys = self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit
+                if nobodys and self._passes(kind, flags, stream, data, after - length, after):
+                    at = after
+                    continue
+                self._check_frame(kind, length)
                 if after > end:
-                    self._cut = after - end
-                    at = end
+                    self._need = after - at
                     break
-                at = after
-                continue
-            self._check_frame(kind, length)
-            if after > end:
-                self._need = after - at
-                break
+                if start < at:
+                    sink.out.append(data[start:at])
+                frame = data[at:after]
+                at = start = after
+                self._handlers.get(kind, self._other)(flags, stream, frame[http2.HEAD_BYTES :], frame)
+                self._check_queues()
+        finally:
+            # Also before what breaks the protocol: an answer that came whole is not lost with it.
             if start < at:
                 sink.out.append(data[start:at])
-            frame = data[at:after]
-            at = start = after
-            self._handlers.get(kind, self._other)(flags, stream, frame[http2.HEAD_BYTES :], frame)
-        if start < at:
-            sink.out.append(data[start:at])
-            sink.cut_through = self._cut > 0
+                if at > end:
+                    self._cut = at - end
+                    sink.cut_through = True
         if at < end:
             self._buffer += data[at:]
 
+    def _check_queues(self) -> None:
+        if self.sink.overfull or self.source.overfull:
+            raise Excess("queue", "too many frames wait for a peer's credit")
+
     def _continue_cut(self, data: bytes) -> tuple[int, int]:
-        """Return where the next frame starts, and where what has not left yet starts.
+        """Return where the next frame starts, behind the data perhaps, and where what has not left yet starts.
 
         That is 0 unless something goes in between: then one slice takes the rest of the frame and what follows it.
         """
-        size = min(self._cut, len(data))
-        self._cut -= size
-        if self._cut:
-            return size, 0
-        if not self.sink.waiting:
+        at, self._cut = self._cut, 0
+        if at > len(data) or not self.sink.waiting:
             self.sink.cut_through = False
-            return size, 0
-        self.sink.out.append(data[:size])
+            return at, 0
+        self.sink.out.append(data[:at])
         self.sink.boundary()
-        return size, size
+        return at, at
 
     def _check_frame(self, kind: int, length: int) -> None:
         if length > self.sink.frame_limit:
-            raise WireError("frame is longer than the receiver allows")
+            raise Excess("frame_size", "frame is longer than the receiver allows", http2.PROTOCOL_ERROR)
+        if length > (PAIR_WINDOW if kind == http2.DATA else bounds.COLLECTED_BYTES):
+            raise Excess("frame_size", "frame is longer than what is collected of one")
         if (self._block is None) == (kind == http2.CONTINUATION):
             raise WireError("CONTINUATION out of place")
         if not self._settings_seen and kind != http2.SETTINGS:
@@ -187,6 +191,8 @@ class Direction(ABC):
             self.source.relayed(length)
             if flags & http2.END_STREAM:
                 self.ended(stream)
+            if not length:
+                self.budgets.empty.take()
             return True
         if after > len(data):
             return False
@@ -198,10 +204,11 @@ class Direction(ABC):
             if block in self._known:
                 self.passed(stream, end)
                 return True
-            return len(block) <= BLOCK_LIMIT and self.passes_block(stream, block, end)
-        if kind == http2.WINDOW_UPDATE:
-            return stream != 0 and after - at == 4
-        return kind not in self._handlers
+            return len(block) <= bounds.BLOCK_BYTES and self.passes_block(stream, block, end)
+        if kind in self._handlers and (kind != http2.WINDOW_UPDATE or not stream or after - at != 4):
+            return False
+        self.budgets.frame(kind)
+        return True
 
     def remember(self, block: bytes) -> None:
         """Remember a block that passes whatever stream it is on: peers repeat theirs, and walking costs more."""
@@ -212,12 +219,15 @@ class Direction(ABC):
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         """PRIORITY, PING and unknown types pass, also on special streams."""
+        self.budgets.frame(frame[3])
         self.sink.out.append(frame)
 
     # Frames with a stake, one handler a type.
 
     def _data(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self.source.received(len(payload))
+        if not payload:
+            self.budgets.empty.take()
         end = bool(flags & http2.END_STREAM)
         data = Data(http2.unpad(payload, flags), len(payload), end, frame)
         special = self.streams.get(stream)
@@ -244,8 +254,8 @@ class Direction(ABC):
         self._grow_block(block, flags)
 
     def _grow_block(self, block: HeaderBlock, flags: int) -> None:
-        if block.size > BLOCK_LIMIT or len(block.originals) > BLOCK_FRAMES_LIMIT:
-            raise WireError("header block is too long")
+        if block.size > bounds.BLOCK_BYTES or len(block.originals) > bounds.BLOCK_FRAMES:
+            raise Excess("header_block", "header block is too long")
         if flags & http2.END_HEADERS:
             self._finish_block(block)
 
@@ -266,6 +276,7 @@ class Direction(ABC):
             self.sink.out.append(block.frames())
 
     def _settings(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        self.budgets.frame(http2.SETTINGS)
         if flags & http2.ACK:
             self._settings_seen_or_raise()
             self.blocks.acknowledge()
@@ -286,6 +297,7 @@ class Direction(ABC):
     def _window_update(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         if len(payload) != 4:
             raise WireError("WINDOW_UPDATE of a wrong length")
+        self.budgets.frame(http2.WINDOW_UPDATE)
         increment = http2.read_u32(payload)
         if not stream:
             self.source.open_window(increment)
@@ -296,9 +308,10 @@ class Direction(ABC):
         code = http2.read_u32(payload)
         special = self.streams.get(stream)
         if special is not None:
+            self.budgets.early.take()
             self.special_reset(special, frame)
             return
-        self.reset(stream)
+        (self.budgets.early if self.reset(stream) else self.budgets.late).take()
         self.source.drop(stream)
         if code == http2.NO_ERROR and self.sink.waits(stream):
             self.sink.send_frame(stream, frame)  # it follows a complete answer, which must not be lost (RFC 9113, 8.1)
@@ -307,6 +320,7 @@ class Direction(ABC):
             self.sink.out.append(frame)
 
     def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        self.budgets.frame(http2.GOAWAY)
         self.sink.out.append(self.goaway(payload, frame))
 
     # What the two directions do differently.
@@ -332,8 +346,8 @@ class Direction(ABC):
         """Take the end of a passing stream's half."""
 
     @abstractmethod
-    def reset(self, stream: int) -> None:
-        """Take the reset of a passing stream."""
+    def reset(self, stream: int) -> bool:
+        """Take the reset of a passing stream; tell whether it was open."""
 
     @abstractmethod
     def goaway(self, payload: bytes, frame: bytes) -> bytes:

@@ -11,18 +11,22 @@ import socket
 
 from runtimeproxy.call import HeldBytes
 from runtimeproxy.cri.backend import Backend
+from runtimeproxy.cri.bounds import EARLY_ENDS, Unread, verdict
 from runtimeproxy.cri.call import KINDS
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import Reader
+from runtimeproxy.cri.sync import State
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookpoints import HOOK_POINTS
 from runtimeproxy.lifecycle import Lifecycle
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.dial import dial
+from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.relay.pairs import DIAL_SECONDS, Pairs
+from runtimeproxy.sync import Sync
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
@@ -46,10 +50,13 @@ class Front(Pairs):
         self.lifecycle = lifecycle
         self.manager = manager
         self.backend = Backend(runtime_endpoint)
+        self.sync = Sync(State(self.backend, lifecycle.store), lifecycle, recorder)
         self.held_bytes = HeldBytes()
 
     async def start(self) -> None:
-        """Need nothing: the runtime is asked when a call needs it."""
+        """Read the runtime's state in the background."""
+        self.sync.start()
+        self.sync.soon()
 
     def paired(self, client: socket.socket, backend: socket.socket) -> "Connection":
         """Make a connection."""
@@ -59,9 +66,10 @@ class Front(Pairs):
         """Close the client: it dials again by its own rules."""
         client.close()
 
-    async def stop(self, seconds: float) -> None:
-        """Let held calls finish for a time, then close everything."""
-        await super().stop(seconds)
+    async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
+        """Finish what clients asked for, then close everything."""
+        await super().stop(seconds, at_once)
+        await self.sync.stop()
         await self.backend.close()
 
 
@@ -71,10 +79,13 @@ class Connection:
     def __init__(self, front: Front, client: socket.socket, backend: socket.socket) -> None:
         self.front = front
         self._images: set[ImageConnection] = set()
+        self._client_ended = False
         self._runtime_gone = False
+        self._parted = False
         self._stepped = False
         """True once bytes moved a held call on: its task has something to send next."""
-        self.reader = Reader(self, front.held_bytes, front.image_apart)
+        self._unread = Unread()
+        self.reader = Reader(self, front.held_bytes, front.image_apart, front.loop.time)
         self.pair = Pair(front.loop, client, backend, self)
 
     # The pair's flow.
@@ -86,7 +97,12 @@ class Connection:
     def client_bytes(self, data: bytes) -> bool:
         """Read the client's bytes."""
         self._stepped = False
-        self.reader.from_client.feed(data)
+        try:
+            self.reader.from_client.feed(data)
+            if self.reader.client_out.out:
+                self._unread.add(sum(map(len, self.reader.client_out.out)), self.pair.delivered)
+        except WireError as error:
+            self._broken(error, "client")
         if self._images:
             self._write_images()
         return self._stepped
@@ -94,11 +110,26 @@ class Connection:
     def backend_bytes(self, data: bytes) -> bool:
         """Read the runtime's bytes."""
         self._stepped = False
-        self.reader.from_runtime.feed(data)
+        try:
+            self.reader.from_runtime.feed(data)
+        except WireError as error:
+            self._broken(error, "runtime")
         return self._stepped
+
+    def _broken(self, error: WireError, side: str) -> None:
+        """Count and log what a peer did wrong, tell it, and end its connection with the other one's."""
+        kind, code = verdict(error)
+        if kind == EARLY_ENDS.kind:
+            side = "client"  # it opens the streams, whoever ends them
+        self.front.recorder.count("connections_broken", side=side, kind=kind)
+        log.warning("connection closed: the %s broke the protocol: %s", side, error, extra={"kind": (side, kind)})
+        self.reader.leave(side == "client", code, str(error))
+        self.pair.flush()
+        self.pair.close()
 
     def client_ended(self) -> bool:
         """Drop calls not yet released."""
+        self._client_ended = True
         self.reader.client_gone()
         return False
 
@@ -107,15 +138,44 @@ class Connection:
 
     def backend_ended(self) -> bool:
         """Keep the client until the answers that wait for Post hooks went out (relay-rules C5)."""
+        if not self._client_ended:  # the runtime ended by itself: it may have changed when it is back
+            self.front.sync.soon()
         self._runtime_gone = self.reader.runtime_gone()
         return self._runtime_gone
 
     def closed(self) -> None:
         """Forget the connection; calls that the runtime answered go on."""
         self.reader.runtime_gone()
+        self.reader.closed()
         for image in list(self._images):
             image.close()
         self.front.connections.discard(self)
+
+    # The end (relay-rules A11).
+
+    def drain(self, refusing: bool) -> None:
+        """Send GOAWAY, once and again with the last stream; part when that is told and nothing is open."""
+        if self._parted:
+            return
+        self.reader.farewell.drain(refusing)
+        self.wake()
+        if refusing and not self.unfinished():
+            self.part()
+
+    def unfinished(self) -> Unfinished:
+        """Count the streams that are open; bytes that wait for a slow client are an answer that has begun."""
+        if self._parted or self.pair.client_ended:
+            return Unfinished()
+        calls, answers, streams = self.reader.farewell.unfinished()
+        calls += sum(image.calls for image in self._images)
+        return Unfinished(calls, answers or int(not self.pair.delivered), streams)
+
+    def part(self) -> None:
+        """Half-close behind the last GOAWAY: the client closes once it has read that."""
+        if not self._parted:
+            self.reader.farewell.drain(refusing=True)
+            self._parted = True
+            self.pair.finish_client()
 
     # The reader's events.
 
@@ -169,6 +229,11 @@ class ImageConnection:
         self._endpoint: Endpoint | None = None
         self._closed = False
 
+    @property
+    def calls(self) -> int:
+        """Return how many calls wait for the image service."""
+        return len(self._link.streams)
+
     def connect(self) -> None:
         """Dial; a full backlog is waited for, a missing service fails its streams."""
         front = self._connection.front
@@ -201,17 +266,22 @@ class ImageConnection:
         try:
             self._link.receive(data)
         except WireError as error:
+            kind, _ = verdict(error)
+            self._connection.front.recorder.count("connections_broken", side="image", kind=kind)
             log.warning("image connection closed: the image service broke the protocol: %s", error)
             self._end()
             return
         self._connection.wake()
+        if endpoint.slow:
+            endpoint.pause()  # it reads nothing of what its own frames are answered
 
     def ended(self, endpoint: Endpoint) -> None:
         """Take the service's EOF."""
         self._end()
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Need nothing: windows bound what waits."""
+        """Read on."""
+        endpoint.resume()
 
     def _end(self) -> None:
         self._link.close()

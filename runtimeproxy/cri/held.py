@@ -10,11 +10,21 @@ from collections.abc import Callable
 from typing import Protocol
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldBytes, Reply
+from runtimeproxy.cri import bounds
+from runtimeproxy.cri.bounds import Excess
 from runtimeproxy.cri.direction import Data, HeaderBlock
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import Outlet
+
+REQUEST_FIELDS = frozenset({b"content-type", b"grpc-encoding", b"grpc-timeout"})
+REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
+"""The header fields that are kept: all of them may be long."""
+
+
+_BROKEN_OFF = frozenset({b"1", b"4"})
+"""CANCELLED and DEADLINE_EXCEEDED: containerd answers so by itself (relay-rules C1), and may go on with the call."""
 
 
 class Owner(Protocol):
@@ -35,6 +45,18 @@ def _nothing() -> None:
     """Stand in for a listener that is not there yet."""
 
 
+class _Counted:
+    """Keeps held bytes counted until they have left, or were dropped."""
+
+    __slots__ = ("_held_bytes",)
+
+    def __init__(self, held_bytes: HeldBytes) -> None:
+        self._held_bytes = held_bytes
+
+    def credit(self, length: int) -> None:
+        self._held_bytes.count -= length
+
+
 class HeldStream:
     """One held call. Its request's headers have gone to the runtime already; its DATA waits."""
 
@@ -42,7 +64,7 @@ class HeldStream:
         self.owner = owner
         self.stream = block.stream
         self.route = route
-        self.fields = dict(headers.read(block.alone))
+        self.fields = _some_fields(block, REQUEST_FIELDS)
         self.state = CallState.HOLDING
         self.message: bytes | None = None
         """The request's body once it is whole, its compression undone; None if it cannot be read: see ``problem``."""
@@ -58,6 +80,7 @@ class HeldStream:
         self._half_closed = block.end
         self._has_body = not block.end
         self._early: list[Data | HeaderBlock] = []
+        self._early_bytes = 0
         self._reply_body = bytearray()
         self._reply_fields: dict[bytes, bytes] = {}
         self._kept: Data | HeaderBlock | None = None
@@ -124,6 +147,8 @@ class HeldStream:
         if self.state is CallState.RELEASED:
             self.owner.runtime_out.send_frame(self.stream, block.frames())
             return
+        if len(block.alone) + len(block.originals) * bounds.PIECE_BYTES > bounds.HELD_TRAILERS_BYTES:
+            raise Excess("header_block", "trailers of a held call are too long")
         self._trailers = block
         if not self._whole:
             self._collect(b"")
@@ -148,19 +173,19 @@ class HeldStream:
 
     def runtime_headers(self, block: HeaderBlock) -> None:
         """Pass the reply's headers, or keep the block that ends it."""
-        self._reply_fields.update(headers.read(block.alone))
+        self._reply_fields.update(_some_fields(block, REPLY_FIELDS))
         self._reply(block)
 
     def runtime_data(self, data: Data) -> None:
         """Pass the reply's DATA while copying it."""
-        if len(self._reply_body) <= MESSAGE_LIMIT:
+        if len(self._reply_body) <= bounds.REPLY_BYTES:
             self._reply_body += data.payload
         self._reply(data)
 
     def _reply(self, part: Data | HeaderBlock) -> None:
         """Hold back what comes before the release, and the frame that ends the stream after it."""
         if self.state is CallState.HOLDING:
-            self._early.append(part)
+            self._keep_early(part)
             self._credit(part)
             if part.end:
                 self._flush_early()
@@ -171,6 +196,12 @@ class HeldStream:
             self._settle(self._read_reply())
         else:
             self._pass(part, self.owner.runtime_out)
+
+    def _keep_early(self, part: Data | HeaderBlock) -> None:
+        self._early.append(part)
+        self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
+        if self._early_bytes > bounds.EARLY_BYTES:
+            raise Excess("early_reply", "a call is answered at length that was not sent yet")
 
     def _credit(self, part: Data | HeaderBlock) -> None:
         if isinstance(part, Data):
@@ -186,10 +217,10 @@ class HeldStream:
     def _read_reply(self) -> Reply:
         fields = self._reply_fields
         if fields.get(b":status", b"200") != b"200" or fields.get(b"grpc-status") != b"0":
-            return Reply(agreed=False)
+            return UNANSWERED if fields.get(b"grpc-status") in _BROKEN_OFF else Reply(agreed=False)
         try:
             encoding = fields.get(b"grpc-encoding", b"")
-            return Reply(agreed=True, message=grpc.open_message(self._reply_body, encoding, MESSAGE_LIMIT))
+            return Reply(agreed=True, message=grpc.open_message(self._reply_body, encoding, bounds.REPLY_BYTES))
         except WireError:
             return Reply(agreed=False)
 
@@ -220,7 +251,7 @@ class HeldStream:
         self.state = CallState.RELEASED
         owner = self.owner
         self._send_request(bytes(self._request) if message is None else grpc.message(message))
-        self._free_request()
+        self._request = bytearray()
         self._flush_early()
         owner.wake()
         return True
@@ -231,7 +262,8 @@ class HeldStream:
         end = self._half_closed and self._has_body and self._trailers is None
         late = bool(self._late_length)
         if framed:
-            runtime.send_data(self.stream, framed, end and not late, None, 0)
+            counted = _Counted(self.owner.held_bytes)
+            runtime.send_data(self.stream, framed, end and not late, counted, len(self._request))
         if late or (end and not framed):
             runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, self._late_length)
             self._credit_stream(self._late_length)
@@ -250,6 +282,7 @@ class HeldStream:
         owner.client_out.inject(refusal(self.stream, code, text, self._half_closed))
         owner.drop(self.stream)
         owner.wake()
+        self._forget_listeners()
         return True
 
     def answer(self) -> None:
@@ -275,20 +308,24 @@ class HeldStream:
 
     def _end(self, reply: Reply) -> None:
         """End the call without the runtime's agreement."""
-        holding = self.state is CallState.HOLDING
-        if holding:
-            self.state = CallState.ENDED
+        ended: Callable[[], object] = _nothing
+        if self.state is CallState.HOLDING:
+            self.state, ended = CallState.ENDED, self.on_ended
             self._free_request()
         self.owner.forget(self.stream)
         self._settle(reply)
-        if holding:
-            self.on_ended()
+        ended()
 
     def _settle(self, reply: Reply) -> None:
         if self.reply is None:
             self.reply = reply
             self.on_reply()
             self.owner.reply_settled(self)
+            self._forget_listeners()
+
+    def _forget_listeners(self) -> None:
+        """Leave no cycle for the garbage collector: they lead to the call and its task, and these keep the stream."""
+        self.on_reply = self.on_ended = _nothing
 
     def _free_request(self) -> None:
         self.owner.held_bytes.count -= len(self._request)
@@ -296,6 +333,10 @@ class HeldStream:
         self.owner.client_out.credit(self._late_length)
         self._late = bytearray()
         self._late_length = 0
+
+
+def _some_fields(block: HeaderBlock, names: frozenset[bytes]) -> dict[bytes, bytes]:
+    return {name: value for name, value in headers.read(block.alone) if name in names}
 
 
 class DroppedStream:

@@ -9,6 +9,7 @@ connection lives.
 
 from typing import Protocol
 
+from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_TOLD
 from runtimeproxy.cri.direction import Data, HeaderBlock
 from runtimeproxy.cri.held import refusal
 from runtimeproxy.errors import WireError
@@ -31,7 +32,7 @@ class ImageLink(ClientConnection):
     """One connection to the image service."""
 
     def __init__(self, owner: Owner, client_settings: dict[int, int]) -> None:
-        super().__init__(client_settings, http2.MAX_STREAM_ID)
+        super().__init__(client_settings, IMAGE_STREAMS_UNTIL_TOLD)
         self.owner = owner
         self.streams: dict[int, ImageStream] = {}
         self.highest = 0

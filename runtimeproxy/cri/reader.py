@@ -6,19 +6,24 @@ Invariant: bytes in by ``receive``, bytes out by ``Outlet.out``; whatever is not
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from runtimeproxy.call import CallState, HeldBytes
+from runtimeproxy.cri import bounds
+from runtimeproxy.cri.bounds import OPEN_STREAMS, Budget, Budgets, Excess
 from runtimeproxy.cri.direction import Data, Direction, HeaderBlock, Stream
+from runtimeproxy.cri.farewell import ENDLESS, Farewell, Open
 from runtimeproxy.cri.held import DroppedStream, HeldStream, refusal
 from runtimeproxy.cri.image import AWAY, ImageLink
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES
-from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import Outlet
 
 RETIRED_LIMIT = 1_000
 """Ended streams that are remembered, so that late frames on them reach nobody who never saw them."""
+
+_ASKED, _ANSWERING = Open.ASKED, Open.ANSWERING
 
 AMBIGUOUS = (
     "runtimeproxy: request whose method cannot be read, and a hook server with failure policy Fail is registered"
@@ -47,12 +52,12 @@ class Events(Protocol):
 class Reader:
     """State of one pair of connections."""
 
-    def __init__(self, events: Events, held_bytes: HeldBytes, image_apart: bool) -> None:
+    def __init__(self, events: Events, held_bytes: HeldBytes, image_apart: bool, clock: Callable[[], float]) -> None:
         self.client_out = Outlet()
         self.runtime_out = Outlet()
         self.held_bytes = held_bytes
         self.streams: dict[int, Stream] = {}
-        self.open: set[int] = set()
+        self.open: dict[int, Open] = {}
         """Passing streams that the runtime has not ended."""
         self.highest = 0
         """Highest stream id that was sent to the runtime."""
@@ -60,14 +65,24 @@ class Reader:
         self.events = events
         self.image_apart = image_apart
         self.client_settings: dict[int, int] = {}
-        self.from_client = FromClient(self)
-        self.from_runtime = FromRuntime(self)
+        self.early = Budget(bounds.EARLY_ENDS, clock)
+        self.from_client = FromClient(self, Budgets(self.early, clock, self._opened))
+        self.from_runtime = FromRuntime(self, Budgets(self.early, clock, self._opened, bounds.RUNTIME_TIMES))
+        self.farewell = Farewell(self)
         self._retired: deque[int] = deque()
+
+    def _opened(self) -> int:
+        """Return how many streams the client has opened so far."""
+        return (self.highest + 1) // 2
 
     @property
     def held(self) -> list[HeldStream]:
         """List the held calls of the connection."""
         return [stream for stream in self.streams.values() if isinstance(stream, HeldStream)]
+
+    def look_again(self) -> None:
+        """Let no block pass unread because one like it has passed before."""
+        self.from_client.look_again()
 
     def reply_settled(self, held: HeldStream) -> None:
         """Tell the front that a held call has its reply."""
@@ -115,6 +130,24 @@ class Reader:
             held.connection_lost()
         return any(held.kept for held in self.held)
 
+    def closed(self) -> None:
+        """Forget what still waits for a peer: nobody takes it any more."""
+        self.client_out.drop_all()
+        self.runtime_out.drop_all()
+
+    def leave(self, client: bool, code: int, why: str) -> None:
+        """Tell the peer that broke the protocol, the client or the runtime, that its connection ends.
+
+        It is told where a frame may stand now: after the first SETTINGS, and not inside of DATA.
+        """
+        last = min(self.farewell.last, max(self.highest, self.farewell.highest_image)) if client else 0
+        (self.client_out if client else self.runtime_out).inject(http2.goaway(last, code, why.encode()))
+
+    def check_open(self) -> None:
+        """Raise Excess if the client has opened too many streams."""
+        if max(len(self.open), len(self.streams)) > OPEN_STREAMS:
+            raise Excess("open_streams", "too many streams are open")
+
     def open_image(self, block: HeaderBlock) -> None:
         """Send a request to the image endpoint, over a new link if there is none."""
         if self.image is None or self.image.closing:
@@ -123,40 +156,32 @@ class Reader:
         stream = self.image.open(block) if not self.image.closing else None
         if stream is not None:
             self.streams[block.stream] = stream
+            self.farewell.highest_image = self.image.highest
         elif self.image.closing:
             self._answer(block, refusal(block.stream, grpc.UNAVAILABLE, AWAY, block.end))
         else:
+            self.early.take()
             self._answer(block, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
 
     def refuse_request(self, block: HeaderBlock) -> None:
         """Refuse a request whose method cannot be read."""
+        self.early.take()
         self._answer(block, refusal(block.stream, grpc.INTERNAL, AMBIGUOUS, block.end))
 
     def _answer(self, block: HeaderBlock, frames: bytes) -> None:
         self.client_out.inject(frames)
         self.drop(block.stream)
 
-    def runtime_goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Raise the last id to the highest image stream; end held calls above the runtime's own (relay-rules A11)."""
-        last = http2.read_u32(payload)
-        lost = [held for held in self.held if held.stream > last]
-        for held in lost:
-            held.connection_lost()
-        image = self.image.highest if self.image else 0
-        if image <= last:
-            return frame
-        above = {number for number in self.open if number > last}
-        self.open -= above
-        for stream in sorted(above.union(held.stream for held in lost)):
-            self.client_out.inject(http2.rst_stream(stream, http2.REFUSED_STREAM))
-        return http2.goaway(image, http2.read_u32(payload, 4), payload[8:])
+    def refuse_newer(self, block: HeaderBlock) -> None:
+        """Refuse a stream that the client opened too late, so that it is sure that nothing came of it."""
+        self._answer(block, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
 
 
 class FromClient(Direction):
     """Frames of the client."""
 
-    def __init__(self, reader: Reader) -> None:
-        super().__init__(reader.client_out, reader.runtime_out, reader.streams)
+    def __init__(self, reader: Reader, budgets: Budgets) -> None:
+        super().__init__(reader.client_out, reader.runtime_out, reader.streams, budgets)
         self._reader = reader
         self._preface = b""
         self.feed = self._greet  # type: ignore[method-assign]  # until the preface is whole, not a test a chunk for ever
@@ -166,7 +191,7 @@ class FromClient(Direction):
         missing = len(http2.PREFACE) - len(self._preface)
         self._preface += data[:missing]
         if not http2.PREFACE.startswith(self._preface):
-            raise WireError("the client does not speak HTTP/2")
+            raise Excess("preface", "the client does not speak HTTP/2", http2.PROTOCOL_ERROR)
         self.sink.out.append(data[:missing])
         if len(self._preface) == len(http2.PREFACE):
             self.feed = super().feed  # type: ignore[method-assign]
@@ -182,7 +207,9 @@ class FromClient(Direction):
             path = headers.find_path(block)
         except headers.AmbiguousPath:
             return False
-        if path in HELD or (reader.image_apart and path.startswith(IMAGE_PREFIXES)):
+        if stream > reader.farewell.last or path in HELD or path in ENDLESS:
+            return False
+        if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             return False
         self.remember(block)
         self.passed(stream, end)
@@ -192,8 +219,14 @@ class FromClient(Direction):
         """Take a new request."""
         reader = self._reader
         if stream > reader.highest:
-            reader.open.add(stream)
+            reader.open[stream] = _ASKED
             reader.highest = stream
+            if len(reader.open) > OPEN_STREAMS:
+                reader.check_open()
+
+    def look_again(self) -> None:
+        """Know no block any more: what had passed may not now."""
+        self._known.clear()
 
     def headers(self, block: HeaderBlock) -> None:
         """Take a request's headers or trailers."""
@@ -207,6 +240,9 @@ class FromClient(Direction):
 
     def _request(self, block: HeaderBlock) -> None:
         reader = self._reader
+        if block.stream > reader.farewell.last:
+            reader.refuse_newer(block)
+            return
         try:
             path = headers.find_path(block.alone)
         except headers.AmbiguousPath:
@@ -219,9 +255,10 @@ class FromClient(Direction):
         elif path in HELD:
             self._hold(HeldStream(reader, HELD[path], block), block)
         else:
-            reader.open.add(block.stream)
+            reader.open[block.stream] = Open.ENDLESS if path in ENDLESS else _ASKED
             reader.highest = block.stream
             self.forward(block)
+        reader.check_open()
 
     def _hold(self, held: HeldStream, block: HeaderBlock) -> None:
         """Send the headers on at once: streams must open in order, and the runtime's deadline starts."""
@@ -257,16 +294,16 @@ class FromClient(Direction):
         """Hand an RST_STREAM to its stream."""
         special.client_reset(frame)
 
-    def reset(self, stream: int) -> None:
+    def reset(self, stream: int) -> bool:
         """Take the reset of a passing stream."""
-        self._reader.open.discard(stream)
+        return self._reader.open.pop(stream, None) is not None
 
 
 class FromRuntime(Direction):
     """Frames of the runtime."""
 
-    def __init__(self, reader: Reader) -> None:
-        super().__init__(reader.runtime_out, reader.client_out, reader.streams)
+    def __init__(self, reader: Reader, budgets: Budgets) -> None:
+        super().__init__(reader.runtime_out, reader.client_out, reader.streams, budgets)
         self._reader = reader
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
@@ -278,8 +315,11 @@ class FromRuntime(Direction):
 
     def passed(self, stream: int, end: bool) -> None:
         """Take headers or trailers of a reply."""
+        streams = self._reader.open
         if end:
-            self._reader.open.discard(stream)
+            streams.pop(stream, None)
+        elif streams.get(stream) is _ASKED:
+            streams[stream] = _ANSWERING
 
     def headers(self, block: HeaderBlock) -> None:
         """Take a reply's headers or trailers."""
@@ -287,8 +327,7 @@ class FromRuntime(Direction):
         if special is not None:
             special.runtime_headers(block)
             return
-        if block.end:
-            self._reader.open.discard(block.stream)
+        self.passed(block.stream, block.end)
         self.forward(block)
 
     def settings(self, entries: list[tuple[int, int]]) -> None:
@@ -296,11 +335,11 @@ class FromRuntime(Direction):
 
     def ended(self, stream: int) -> None:
         """Take the runtime's end of a passing stream."""
-        self._reader.open.discard(stream)
+        self._reader.open.pop(stream, None)
 
     def goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Pass the runtime's GOAWAY with the image streams in mind."""
-        return self._reader.runtime_goaway(payload, frame)
+        """Pass the runtime's GOAWAY with the image streams, and what was told before, in mind."""
+        return self._reader.farewell.runtime_goaway(payload, frame)
 
     def special_data(self, special: Stream, data: Data) -> None:
         """Hand DATA to its stream."""
@@ -314,6 +353,6 @@ class FromRuntime(Direction):
         """Hand an RST_STREAM to its stream."""
         special.runtime_reset(frame)
 
-    def reset(self, stream: int) -> None:
+    def reset(self, stream: int) -> bool:
         """Take the reset of a passing stream."""
-        self._reader.open.discard(stream)
+        return self._reader.open.pop(stream, None) is not None

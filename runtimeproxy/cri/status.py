@@ -43,14 +43,24 @@ _REPLACED = "\ufffd"
 """Stands in JSON for each byte that is not UTF-8."""
 
 
-def pod_status_request(pod_id: str) -> bytes:
-    """Make a PodSandboxStatusRequest that asks for the verbose status."""
-    return api_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=True).SerializeToString()
+def pod_status_request(pod_id: str, *, verbose: bool = True) -> bytes:
+    """Make a PodSandboxStatusRequest; only the verbose status tells all."""
+    return api_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=verbose).SerializeToString()
 
 
-def container_status_request(container_id: str) -> bytes:
-    """Make a ContainerStatusRequest that asks for the verbose status."""
-    return api_pb2.ContainerStatusRequest(container_id=container_id, verbose=True).SerializeToString()
+def container_status_request(container_id: str, *, verbose: bool = True) -> bytes:
+    """Make a ContainerStatusRequest; only the verbose status tells all."""
+    return api_pb2.ContainerStatusRequest(container_id=container_id, verbose=verbose).SerializeToString()
+
+
+def read_pod_state(message: bytes) -> api_pb2.PodSandboxState:
+    """Read the state in a PodSandboxStatusResponse. Raises Unreadable."""
+    return decode(api_pb2.PodSandboxStatusResponse, message).status.state
+
+
+def read_container_state(message: bytes) -> api_pb2.ContainerState:
+    """Read the state in a ContainerStatusResponse. Raises Unreadable."""
+    return decode(api_pb2.ContainerStatusResponse, message).status.state
 
 
 def read_pod_status(message: bytes) -> PodInfo:

@@ -86,13 +86,16 @@ class Backend:
         """Read what the daemon says of itself. Raises BackendError."""
         return await self._get("GET /info", "/info", REPLY_LIMIT)
 
-    async def pods_containers(self) -> list[str]:
-        """List the full ids of all pod sandboxes and containers of pods, running or not. Raises BackendError."""
+    async def pods_containers(self) -> list[tuple[str, str]]:
+        """List all pod sandboxes and containers of pods, running or not: full ids, and what the type label says.
+
+        Raises BackendError.
+        """
         route = "GET /containers/json"
         path = f"/containers/json?all=1&filters={_filters(label=[TYPE_LABEL])}"
         body = await self._get(route, path, LIST_LIMIT)
         try:
-            return [str(row["Id"]) for row in json.loads(body)]
+            return [(str(row["Id"]), str(row["Labels"][TYPE_LABEL])) for row in json.loads(body)]
         except (ValueError, RecursionError, TypeError, KeyError):
             raise BackendError(f"{route}: the reply is no list of containers", grpc.INTERNAL) from None
 

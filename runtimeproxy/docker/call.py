@@ -6,10 +6,11 @@ Invariant: a request that nobody changed is released as the very bytes that came
 """
 
 import logging
+from abc import abstractmethod
 from asyncio import AbstractEventLoop, Future
 
 from runtimeproxy import hookpoints, records
-from runtimeproxy.call import Call, Reply, Unreadable
+from runtimeproxy.call import NOT_DONE, Call, CallState, Reply, Unreadable
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.lookup import Lookup
@@ -99,6 +100,14 @@ class DockerCall(Call):
     def answer(self, reply: Reply) -> None:
         """Let the daemon's own answer go."""
         self._exchange.answer()
+
+    async def settle(self, store: Store) -> Reply:
+        """Ask the daemon, if it was given the request at all."""
+        return await self._fate(store) if self._exchange.state is CallState.RELEASED else NOT_DONE
+
+    @abstractmethod
+    async def _fate(self, store: Store) -> Reply:
+        """Ask the daemon what became of the call."""
 
     def leave_out(self, names: tuple[str, ...]) -> None:
         """Count and log the fields that a hook server set and that Docker's API cannot carry."""

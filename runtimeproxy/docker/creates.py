@@ -5,13 +5,16 @@ Must not know: heads, chunks, connections, hook servers.
 Invariant: the record says what the daemon was asked for; the kubelet's own values stay beside it.
 """
 
+import json
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Generic, TypeVar
 
 from runtimeproxy import records
-from runtimeproxy.call import Reply, Unreadable
+from runtimeproxy.call import NOT_DONE, UNANSWERED, Reply, Unreadable
 from runtimeproxy.docker import cgroup, edit, translate
 from runtimeproxy.docker.call import Daemon, DockerCall
+from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
@@ -59,6 +62,20 @@ class CreateCall(DockerCall, Generic[_A]):
         assert isinstance(made, type(self.asked))
         return made
 
+    async def _fate(self, store: Store) -> Reply:
+        """Look for what was asked for under its name; what has none is found by the next list."""
+        found = await self._daemon.lookup.read(self._name) if self._name else None
+        if found is None or not self._is(found[1]):
+            return UNANSWERED
+        made_id, subject = found
+        if records.made_earlier(subject.container or subject.pod):
+            return NOT_DONE
+        return Reply(agreed=True, message=json.dumps({"Id": made_id}).encode())
+
+    @abstractmethod
+    def _is(self, subject: Subject) -> bool:
+        """Tell whether this is what was asked for."""
+
 
 class CreatePodCall(CreateCall[AskedPod]):
     """RunPodSandbox."""
@@ -94,6 +111,10 @@ class CreatePodCall(CreateCall[AskedPod]):
         effective = replace(made.effective, resources=self.released.pod.resources)
         return Subject(PodRecord(made.original, effective))
 
+    def _is(self, subject: Subject) -> bool:
+        """Tell by what the kubelet calls it."""
+        return subject.container is None and records.same_pod(subject.pod.effective, self.asked.pod)
+
 
 class CreateContainerCall(CreateCall[AskedContainer]):
     """CreateContainer; the pod is in the Store."""
@@ -108,23 +129,20 @@ class CreateContainerCall(CreateCall[AskedContainer]):
 
     def subject(self, store: Store) -> Subject | None:
         """Look the pod up."""
-        asked, driver = self.asked, self._daemon.lookup.driver
-        pod = store.pod(asked.container.pod_id)
-        return None if pod is None or driver is None else Subject(pod, Lookup.container_record(asked, pod, driver))
+        driver = self._daemon.lookup.driver
+        return None if driver is None else self._in(store.pod(self.asked.container.pod_id), driver)
 
     async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the daemon for what is not known: the pod, the driver.
+        """Ask the daemon for what is not known: the pod, the driver."""
+        driver = await self._daemon.lookup.known_driver()
+        return self._in(await self._daemon.lookup.pod(self.asked.container.pod_id), driver)
 
-        A pod's own cgroup parent, before a hook changed it, still stands in the container's request.
-        """
-        asked, driver = self.asked, await self._daemon.lookup.known_driver()
-        known = store.pod(asked.container.pod_id)
-        pod = known or await self._daemon.lookup.pod(asked.container.pod_id)
+    def _in(self, pod: PodRecord | None, driver: Driver) -> Subject | None:
+        """Return the container in its pod; the kubelet's own cgroup parent of that stands in the request."""
         if pod is None:
             return None
-        if known is None and asked.cgroup_parent:
-            original = replace(pod.original, cgroup_parent=cgroup.to_cri(asked.cgroup_parent, driver))
-            pod = PodRecord(original, pod.effective)
+        asked = self.asked
+        pod = records.pod_of_create(pod, cgroup.to_cri(asked.cgroup_parent, driver))
         return Subject(pod, Lookup.container_record(asked, pod, driver))
 
     def unedited(self, store: Store) -> bool:
@@ -144,3 +162,8 @@ class CreateContainerCall(CreateCall[AskedContainer]):
         container = records.container_of(made)
         effective = replace(container.effective, resources=self.released.container.resources)
         return Subject(made.pod, ContainerRecord(container.original, effective))
+
+    def _is(self, subject: Subject) -> bool:
+        """Tell by what the kubelet calls it."""
+        found = subject.container
+        return found is not None and records.same_container(found.effective, self.asked.container)

@@ -28,9 +28,11 @@ from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, Operation
 from runtimeproxy.lifecycle import Lifecycle
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.dial import dial_now
+from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.relay.pairs import Paired, Pairs
+from runtimeproxy.sync import Sync
 from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire.http1 import BadMessage
 
@@ -69,13 +71,16 @@ class Front(Pairs):
             recorder,
             on_gone=self._lookup.forget_plain,
             on_connected=self._learn,
+            on_missed=lambda: self.sync.soon(),
         )
+        self.sync = Sync(self._lookup, lifecycle, recorder, on_gone=self._events.gone)
         self._daemon = Daemon(self._backend, self._lookup, self._events, recorder, loop)
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Follow the daemon's events from now on."""
+        """Follow the daemon's events from now on, and read its state in the background once they are followed."""
         self._backend.load()
+        self.sync.start()
         self._following = self.loop.create_task(self._events.run())
 
     async def _learn(self) -> None:
@@ -93,12 +98,13 @@ class Front(Pairs):
         """Answer the client's first request with 502."""
         Away(self.loop, client)
 
-    async def stop(self, seconds: float) -> None:
-        """Let held calls finish for a time, then close everything."""
-        await super().stop(seconds)
+    async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
+        """Finish what clients asked for, then close everything."""
+        await super().stop(seconds, at_once)
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
+        await self.sync.stop()
         self.hangups.close()
         await self._backend.close()
 
@@ -153,6 +159,10 @@ class Connection:
         self._stepped = False
         """True once bytes moved a held call on: its task has something to send next."""
         self._finished = False
+        self._shut = False
+        self._end_is_ours = False
+        """True once the client's EOF was read that we made, behind whole requests."""
+        self._parted = False
         self.reader = Reader(self, front.held_bytes)
         self.pair = Pair(front.loop, client, backend, self, front.hangups, self.reader)
 
@@ -175,8 +185,12 @@ class Connection:
         return self._stepped
 
     def client_ended(self) -> bool:
-        """Take the client's EOF; behind a held call it waits."""
-        return self.reader.client_ended()
+        """Take the client's EOF; behind a held call it waits.
+
+        One that we made is not passed on: a daemon may end the calls of a client that ended.
+        """
+        self._end_is_ours = self._shut and self.reader.asks_nothing
+        return self.reader.client_ended() or self._end_is_ours
 
     def client_gone(self) -> None:
         """End the calls that are held."""
@@ -193,6 +207,33 @@ class Connection:
         """Forget the connection; calls that the daemon answered go on."""
         self.reader.client_gone()
         self._front.connections.discard(self)
+
+    # The end.
+
+    def drain(self, refusing: bool) -> None:
+        """Take no more requests as soon as the client is inside none, and part when all are answered.
+
+        One who has asked nothing since it connected has still the time that ``refusing`` ends.
+        """
+        if not self._shut and self.reader.asks_nothing and (refusing or self.reader.was_asked):
+            self._shut = True
+            self.pair.shut_client()
+        if self._shut and not self.unfinished():
+            self.part()
+
+    def unfinished(self) -> Unfinished:
+        """Count the requests, also those that may be among what was sent and not read, and bytes for a slow client."""
+        if self._parted:
+            return Unfinished()
+        calls, answers, streams = self.reader.unfinished()
+        unread = self._shut and not self.pair.client_ended
+        return Unfinished(calls or int(unread), answers or int(not self.pair.delivered), streams)
+
+    def part(self) -> None:
+        """Half-close behind what the client was given, and close once it has ended."""
+        if not self._parted:
+            self._parted = True
+            self.pair.finish_client()
 
     # The reader's events.
 
@@ -251,8 +292,9 @@ class Connection:
         self.pair.flush()
 
     def client_done(self) -> None:
-        """Pass the client's EOF now."""
-        self.pair.client_done()
+        """Pass the client's EOF now, if it is its own."""
+        if not self._end_is_ours:
+            self.pair.client_done()
 
     def finish(self) -> None:
         """Half-close behind our last answer, and close when the client has, or after a time."""

@@ -1,6 +1,7 @@
 """What the daemon knows of a container, as the core's records: read when a call needs it and the Store lacks it.
 
-Owns the reading by any reference, the cgroup driver, and the memory of what is no pod's.
+Owns the reading by any reference, the list of pods and containers, the cgroup driver, and the memory of images and of
+what is no pod's.
 Must not know: held requests, hook servers.
 Invariant: an answer of "no pod's" is remembered by full id only, never by name (relay-rules B10).
 """
@@ -11,12 +12,16 @@ from dataclasses import replace
 from runtimeproxy.docker import cgroup, status, translate
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.cgroup import Driver
+from runtimeproxy.docker.resources import CONTAINER_TYPE, POD_TYPE
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
-from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.store import Store
+from runtimeproxy.sync import Listed
 
 REMEMBERED = 10_000
 """How many containers that are no pod's are remembered."""
+IMAGES_REMEMBERED = 64
+"""How many images are remembered, some KiB each: an image's id is that of its content, so they never change."""
 
 
 class Lookup:
@@ -26,6 +31,7 @@ class Lookup:
         self._backend = backend
         self._store = store
         self._plain: OrderedDict[str, None] = OrderedDict()
+        self._images: OrderedDict[str, bytes] = OrderedDict()
         self.driver: Driver | None = None
         """Who makes the daemon's cgroups; None until the daemon was asked."""
         self._default_runtime = status.DEFAULT_RUNTIME
@@ -91,9 +97,20 @@ class Lookup:
             return None
         driver = await self.known_driver()
         if isinstance(asked, AskedPod):
-            return full_id, Subject(self.pod_record(asked, driver))
+            return full_id, Subject(replace(self.pod_record(asked, driver), read=True))
         pod = await self.pod(asked.container.pod_id)
         return None if pod is None else (full_id, Subject(pod, self.container_record(asked, pod, driver)))
+
+    async def listed(self) -> Listed:
+        """List all pods and containers of pods. Raises BackendError."""
+        rows = await self._backend.pods_containers()
+        pods, containers = ([id for id, kind in rows if kind == wanted] for wanted in (POD_TYPE, CONTAINER_TYPE))
+        return Listed(pods, containers)
+
+    async def container(self, container_id: str) -> Subject | None:
+        """Return a container with its pod; None if it is no pod's. Raises BackendError, Unreadable."""
+        found = await self.read(container_id)
+        return None if found is None else found[1]
 
     async def pod(self, pod_id: str) -> PodRecord | None:
         """Return a pod from the Store, else from the daemon. Raises BackendError, Unreadable."""
@@ -102,7 +119,15 @@ class Lookup:
             return known
         reply = await self._backend.inspect(pod_id)
         asked = None if reply is None else await self._asked(reply)
-        return self.pod_record(asked, await self.known_driver()) if isinstance(asked, AskedPod) else None
+        if not isinstance(asked, AskedPod):
+            return None
+        return replace(self.pod_record(asked, await self.known_driver()), read=True)
+
+    async def resources(self, container_id: str) -> Resources | None:
+        """Read what limits a container now; None if it is no pod's, or not there. Raises BackendError, Unreadable."""
+        reply = await self._backend.inspect(container_id)
+        asked = None if reply is None else await self._asked(reply)
+        return asked.container.resources if isinstance(asked, AskedContainer) else None
 
     async def _asked(self, reply: bytes) -> AskedPod | AskedContainer | None:
         """Read what an inspected container was made of; None if it is no pod's, for which the daemon is not asked more.
@@ -112,8 +137,18 @@ class Lookup:
         if not translate.is_pods(reply):
             return None
         await self.known_driver()
-        image = await self._backend.image(status.image_of(reply))
+        image = await self._image(status.image_of(reply))
         return status.read_inspect(reply, image, self._default_runtime).value
+
+    async def _image(self, image_id: str) -> bytes | None:
+        """Read an image, once: a node's containers are made of few, and all of them are read after a restart."""
+        image = self._images.get(image_id) or await self._backend.image(image_id)
+        if image is not None:
+            self._images[image_id] = image
+            self._images.move_to_end(image_id)
+            if len(self._images) > IMAGES_REMEMBERED:
+                self._images.popitem(last=False)
+        return image
 
     @staticmethod
     def pod_record(asked: AskedPod, driver: Driver) -> PodRecord:

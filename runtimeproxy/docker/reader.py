@@ -118,6 +118,27 @@ class Reader:
         self._stop()
         return False
 
+    # The end of the connection.
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Tell whether the client is inside no request, and none of its requests may yet make a tunnel."""
+        may_tunnel = self.tunnel or any(exchange.may_tunnel for exchange in self._pending)
+        return self._requests.whole and not may_tunnel
+
+    @property
+    def was_asked(self) -> bool:
+        """Tell whether the client has begun a request since it connected."""
+        return self._requests.began
+
+    def unfinished(self) -> tuple[int, int, int]:
+        """Count the requests that wait for their answers, the answers that have begun to pass, and the tunnel."""
+        if self.tunnel:
+            return 0, 0, 1
+        calls = len(self._pending) or int(not self._requests.whole)
+        passing = int(self._answers.begun and bool(self._pending) and not isinstance(self._pending[0], HeldExchange))
+        return calls - passing, passing, 0
+
     # Requests.
 
     def make_held(self, head: RequestHead, route: Route) -> HeldExchange:

@@ -11,14 +11,15 @@ from dataclasses import replace
 from functools import cached_property
 
 from runtimeproxy import hookpoints, records
-from runtimeproxy.call import CallState, Reply, Unreadable
-from runtimeproxy.docker import edit, translate
+from runtimeproxy.call import DONE, GONE, NOT_DONE, UNANSWERED, CallState, Reply, Unreadable
+from runtimeproxy.docker import edit, status, translate
 from runtimeproxy.docker.call import Daemon, DockerCall, body_of
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.routes import Action
+from runtimeproxy.docker.status import Life
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import HookPoint, Operation
-from runtimeproxy.model import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject
+from runtimeproxy.model import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject, named, overlay
 from runtimeproxy.records import AskedUpdate
 from runtimeproxy.store import Store
 from runtimeproxy.wire import grpc
@@ -36,6 +37,8 @@ class ReferenceCall(DockerCall):
     container_operation: Operation
     pod_operation: Operation | None = None
     """What it is where the reference names a pod sandbox; None = nothing that anybody is asked about."""
+    if_gone = GONE
+    """What became of the call where there is no such container any more."""
 
     @classmethod
     def points(cls) -> tuple[HookPoint, ...]:
@@ -85,12 +88,27 @@ class ReferenceCall(DockerCall):
             self._daemon.events.forget(self._id)
         super().answer(reply)
 
+    async def _fate(self, store: Store) -> Reply:
+        """Tell by how far the container is."""
+        reply = await self._daemon.backend.inspect(self._id)
+        if reply is None:
+            return self.if_gone
+        return DONE if self._is_done(status.read_life(reply)) else UNANSWERED
+
+    def _is_done(self, life: Life) -> bool:
+        """Tell whether the call was carried out on what is still there."""
+        return False
+
 
 class StopCall(ReferenceCall):
     """StopContainer, StopPodSandbox."""
 
     container_operation = Operation.STOP_CONTAINER
     pod_operation = Operation.STOP_POD_SANDBOX
+
+    def _is_done(self, life: Life) -> bool:
+        """Tell whether it runs no more."""
+        return not life.running
 
 
 class RemoveCall(ReferenceCall):
@@ -104,6 +122,7 @@ class StartCall(ReferenceCall):
     """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
 
     container_operation = Operation.START_CONTAINER
+    if_gone = NOT_DONE
     _set: Mapping[str, ResourceValue] = {}
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
@@ -131,6 +150,10 @@ class StartCall(ReferenceCall):
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Take over what the extra update set."""
         return records.started(subject, replace(adjustment, resources=self._set))
+
+    def _is_done(self, life: Life) -> bool:
+        """Tell whether it ever ran."""
+        return life.started
 
 
 class UpdateCall(ReferenceCall):
@@ -208,6 +231,14 @@ class UpdateCall(ReferenceCall):
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Keep the kubelet's values and the daemon's apart; an update has no place for annotations."""
         return records.updated(subject, self.asked, replace(adjustment, annotations={}), self._put_in)
+
+    async def _fate(self, store: Store) -> Reply:
+        """Tell by the container's resources."""
+        held = await self._daemon.lookup.resources(self._id)
+        if held is None:
+            return NOT_DONE
+        wanted = named(overlay(self.asked.resources, self._put_in))
+        return DONE if records.holds(held, wanted) else UNANSWERED
 
 
 BY_REFERENCE: dict[Action, type[ReferenceCall]] = {

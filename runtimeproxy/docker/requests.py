@@ -91,6 +91,16 @@ class Requests:
         return True
 
     @property
+    def began(self) -> bool:
+        """Tell whether anything of a request has come since the connection was made."""
+        return self._began
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether all that has come was whole requests, and all of them were read."""
+        return self._body is None and not self._rest
+
+    @property
     def _between(self) -> bool:
         """Tell whether the next byte is a request's first."""
         return self._body is None and self._held_up_by is None and not self._no_more and not self._rest

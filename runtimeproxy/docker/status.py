@@ -15,6 +15,7 @@ not read here.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import names, translate
 from runtimeproxy.docker.resources import LABEL_PREFIX
 from runtimeproxy.docker.translate import AskedContainer, AskedPod, Labels, reading
@@ -62,6 +63,31 @@ def read_inspect(reply: bytes, image: bytes | None, default_runtime: str = DEFAU
         return Inspected(container_id, SubjectKind.POD, image_id, replace(value, pod=pod))
     container = replace(_own_container(value.container), id=container_id)
     return Inspected(container_id, SubjectKind.CONTAINER, image_id, replace(value, container=container))
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How far a container is; one that has ended is ``started`` and not ``running``."""
+
+    started: bool
+    running: bool
+
+
+_LIVES = {
+    "created": Life(started=False, running=False),
+    **dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True)),
+    **dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False)),
+}
+
+
+@reading()
+def read_life(reply: bytes) -> Life:
+    """Read how far an inspected container is. Raises Unreadable."""
+    state = translate.object_of(translate.document(reply), "State")
+    try:
+        return _LIVES[translate.text_of(state, "Status")]
+    except KeyError:
+        raise Unreadable("inspected container in a state that is not known") from None
 
 
 @reading()

@@ -1,9 +1,9 @@
 """Follows the daemon's events, so that the Store holds nothing that is gone or that somebody else has changed.
 
-Owns the following of the stream: connecting again, the sweep after it, what each event means for the Store.
-Must not know: held requests, HTTP, how a record is read again.
-Invariant: a record goes only if the daemon said so: its id was in an event, or was known before a list was asked for
-that does not have it. The stream is followed before the list is asked, so nothing falls between the two.
+Owns the following of the stream: connecting again, what each event means for the Store.
+Must not know: held requests, HTTP, lists, how a record is read again.
+Invariant: a record goes only if the daemon said so. Whoever lists the containers is told so once the stream is
+followed, so nothing falls between the list and the events.
 """
 
 import asyncio
@@ -15,20 +15,19 @@ from collections.abc import Awaitable, Callable
 from runtimeproxy.docker.backend import UNREADABLE, Backend, Event
 from runtimeproxy.errors import BackendError
 from runtimeproxy.store import Store
+from runtimeproxy.sync import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
-
-FIRST_RETRY_SECONDS = 0.05
-LONGEST_RETRY_SECONDS = 1.0
 
 
 class Events:
     """Follows one daemon for one Store.
 
-    ``on_gone`` is called with the full id of a container that was destroyed, renamed or swept: what is remembered of
-    it, beyond the Store, holds no longer (relay-rules B10). ``on_connected`` is awaited after each connect, before the
-    sweep; a BackendError from it counts as the daemon's being away. ``wall_clock_ns`` counts from 1970.
+    ``on_gone`` is called with the full id of a container that was destroyed or renamed: what is remembered of it,
+    beyond the Store, holds no longer (relay-rules B10). ``on_connected`` is awaited after each connect; a BackendError
+    from it counts as the daemon's being away. ``on_missed`` is called after that, and whenever something may have
+    happened that was not heard of. ``wall_clock_ns`` counts from 1970.
     """
 
     def __init__(
@@ -39,6 +38,7 @@ class Events:
         *,
         on_gone: Callable[[str], None],
         on_connected: Callable[[], Awaitable[None]],
+        on_missed: Callable[[], None],
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.expected_updates: Counter[str] = Counter()
@@ -48,6 +48,7 @@ class Events:
         self._recorder = recorder
         self._on_gone = on_gone
         self._on_connected = on_connected
+        self._on_missed = on_missed
         self._wall_clock_ns = wall_clock_ns
         self._since_ns = 0
         self._away = False
@@ -68,9 +69,13 @@ class Events:
         self.forget(container_id)
 
     def forget(self, container_id: str) -> None:
-        """Forget what was destroyed or changed behind our back; it is read anew when it is needed."""
-        self._store.forget_container(container_id)
-        self._store.forget_pod(container_id)
+        """Forget what was changed behind our back; it is read anew when it is needed."""
+        self._store.forget(container_id)
+
+    def gone(self, container_id: str) -> None:
+        """Drop all that is remembered, beyond the Store, of what the daemon no longer has."""
+        self.expected_updates.pop(container_id, None)
+        self._on_gone(container_id)
 
     async def run(self) -> None:
         """Follow for ever; cancel to stop."""
@@ -102,26 +107,18 @@ class Events:
             async with self._backend.events(_MEANINGS, self._since_ns) as events:
                 failure = "backend_event_stream_losses"
                 await self._on_connected()
-                await self._sweep()
                 self._back()
+                self._on_missed()
                 async for event in events:
-                    await self._take(event)
+                    self._take(event)
         except Exception:
             self._recorder.count(failure)
             raise
 
-    async def _sweep(self) -> None:
-        """Forget what the daemon no longer has; what is committed while it is asked stays."""
-        known = self._store.snapshot()
-        ids = {record.effective.id for record in known.containers} | {record.effective.id for record in known.pods}
-        for gone in ids.difference(await self._backend.pods_containers()):
-            self._recorder.count("records_swept")
-            self._destroyed(gone)
-
-    async def _take(self, event: Event) -> None:
+    def _take(self, event: Event) -> None:
         if event is UNREADABLE:  # it may have told of what is gone
             self._recorder.count("backend_events_unreadable")
-            await self._sweep()
+            self._on_missed()
             return
         self._since_ns = event.time_ns + 1  # after a loss the daemon goes on here: nothing is lost, nothing comes twice
         meaning = _MEANINGS.get(event.action)
@@ -132,9 +129,8 @@ class Events:
     # What the events mean. oom, die, kill, start and restart change nothing in the Store.
 
     def _destroyed(self, container_id: str) -> None:
-        self.forget(container_id)
-        self.expected_updates.pop(container_id, None)
-        self._on_gone(container_id)
+        self._store.bury(container_id)
+        self.gone(container_id)
 
     def _renamed(self, container_id: str) -> None:
         self._on_gone(container_id)

@@ -10,8 +10,11 @@ from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.model import HookAnswer, HookRequest
-from runtimeproxy.relay.unary import CallFailed, Kind, UnaryClient
+from runtimeproxy.relay.dial import UntrustedSocket, dial_trusted
+from runtimeproxy.relay.unary import CallFailed, Kind, Peer, UnaryClient
 from runtimeproxy.wire import grpc
+
+UNIMPLEMENTED = 12
 
 _REASONS = {
     Kind.UNREACHABLE: Reason.UNREACHABLE,
@@ -26,9 +29,13 @@ class HookClient:
 
     def __init__(self, plugin: str, endpoint: str) -> None:
         self._plugin = plugin
-        self._unary = UnaryClient(endpoint)
+        self._unary = UnaryClient(endpoint, dialler=dial_trusted)
         self._in_flight = 0
         self._closed = False
+
+    def peer(self) -> Peer:
+        """Look who is at the socket now."""
+        return self._unary.peer()
 
     async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
         """Ask the hook server. Raises HookError."""
@@ -38,6 +45,8 @@ class HookClient:
             return codec.decode(point, await self._unary.call(codec.method_path(point), body, timeout_seconds))
         except CallFailed as failure:
             raise self._error(point, failure) from None
+        except UntrustedSocket as error:
+            raise HookError(self._plugin, point.name, Reason.UNTRUSTED_SOCKET, str(error)) from None
         except WireError as error:
             raise HookError(self._plugin, point.name, Reason.BROKEN_ANSWER, str(error)) from None
         except ValueError:
@@ -52,6 +61,9 @@ class HookClient:
             return HookError(self._plugin, point.name, _REASONS[failure.kind], failure.text)
         if failure.code == grpc.PERMISSION_DENIED:
             return HookError(self._plugin, point.name, Reason.REFUSED, failure.text)
+        if failure.code == UNIMPLEMENTED:
+            text = "the server does not serve this hook point; take it out of the registration, or update the server"
+            return HookError(self._plugin, point.name, Reason.UNIMPLEMENTED, text)
         # The text is left out: a hook server may quote the request in it, and the error is logged.
         return HookError(self._plugin, point.name, Reason.ERROR_STATUS, f"gRPC status {failure.code}")
 

@@ -8,15 +8,17 @@ are replaced whole. Nothing in the directory can end the task that follows it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.plugins import directory, watch
+from runtimeproxy.plugins.breaker import Breaker, State
 from runtimeproxy.plugins.registration import FailurePolicy, Registration
 from runtimeproxy.plugins.registry import Change, ChangeKind, Registry
+from runtimeproxy.relay.unary import Peer
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,9 @@ log = logging.getLogger(__name__)
 
 class Client(Protocol):
     """One hook server."""
+
+    def peer(self) -> Peer:
+        """Look who is at its socket now, without waiting."""
 
     async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
         """Ask the hook server. Raises HookError."""
@@ -38,7 +43,10 @@ ClientFactory = Callable[[str, str], Client]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plugin:
-    """One registered hook server; ``name`` is its file's name without .json, ``points`` are names of hook points."""
+    """One registered hook server; ``name`` is its file's name without .json, ``points`` are names of hook points.
+
+    It stays the same one, with what is known of the server's failures, until its own registration changes.
+    """
 
     name: str
     endpoint: str
@@ -46,6 +54,9 @@ class Plugin:
     points: frozenset[str]
     timeout_seconds: float
     client: Client
+    breaker: Breaker = field(default_factory=Breaker)
+    unserved: dict[str, int] = field(default_factory=dict)
+    """The hook points that the server said it does not serve, and on which of its client's connections."""
 
 
 _RESULTS = {
@@ -155,16 +166,17 @@ class Manager:
     def _rebuild(self) -> None:
         """Replace the tables by those of the registry."""
         before, wanted = self._plugins, self._registry.registrations
-        self._plugins = {entry.name: self._plugin(entry, before.get(entry.name)) for entry in wanted}
+        unchanged = set(self._built)
+        self._plugins = {
+            entry.name: before[entry.name] if entry in unchanged else self._plugin(entry, before.get(entry.name))
+            for entry in wanted
+        }
         self._built = wanted
         plugins = self._plugins.values()
         by_point = {point.name: tuple(p for p in plugins if point.name in p.points) for point in HOOK_POINTS}
         self._by_point = {name: asked for name, asked in by_point.items() if asked}
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
-        kept = {plugin.client for plugin in plugins}
-        for plugin in before.values():
-            if plugin.client not in kept:
-                self._retire(plugin.client)
+        self._give_up(before.values(), {plugin.client for plugin in plugins})
 
     def _plugin(self, registration: Registration, before: Plugin | None) -> Plugin:
         name = registration.name.removesuffix(".json")
@@ -177,6 +189,14 @@ class Manager:
             timeout_seconds=registration.timeout_seconds or self._timeout_seconds,
             client=before.client if before and same else self._client_factory(name, registration.endpoint),
         )
+
+    def _give_up(self, before: Iterable[Plugin], kept: Set[Client]) -> None:
+        """Close the clients that nobody has any more, and begin the breakers' gauges anew."""
+        for plugin in before:
+            if plugin.client not in kept:
+                self._retire(plugin.client)
+            if plugin not in self._plugins.values() and plugin.breaker.state is not State.CLOSED:
+                self._recorder.gauge("hook_breaker_open", 0.0, plugin=plugin.name)
 
     def _retire(self, client: Client) -> None:
         task = asyncio.create_task(client.close(), name="close hook client")

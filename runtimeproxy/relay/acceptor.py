@@ -30,7 +30,7 @@ class Acceptor:
     def start(self) -> None:
         """Accept from now on."""
         self._timer = None
-        self._loop.add_reader(self._listener, self._accept)
+        self._loop.add_reader(self._listener, self.accept)
 
     def stop(self) -> None:
         """Accept no more."""
@@ -38,7 +38,8 @@ class Acceptor:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _accept(self) -> None:
+    def accept(self) -> None:
+        """Accept who waits now, many at a time."""
         for _ in range(BATCH):
             try:
                 client, _ = self._listener.accept()
@@ -46,7 +47,7 @@ class Acceptor:
                 return
             except OSError as error:
                 log.error("accepting pauses for %s s: %s; raise the limit of open files", PAUSE_SECONDS, error.strerror)
-                self._loop.remove_reader(self._listener)
+                self.stop()
                 self._timer = self._loop.call_later(PAUSE_SECONDS, self.start)
                 return
             self._accepted(client)

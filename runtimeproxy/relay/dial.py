@@ -1,15 +1,27 @@
 """Connecting to a unix socket without surprises.
 
-Owns connect(2) on unix sockets.
+Owns connect(2) on unix sockets, and who may be at the other end where that matters.
 Must not know: what is spoken on the connection.
 Invariant: a connection that is returned is one. asyncio reports a connection where the backlog is full (EAGAIN) and
 uvloop raises, so this stands on plain sockets (relay-rules A12).
 """
 
 import asyncio
+import os
 import socket
+import stat
+import struct
+
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.relay.listener import _fault_of as folder_fault
 
 RETRY_SECONDS = 0.005
+
+_PEER_CREDENTIALS = struct.Struct("3i")
+
+
+class UntrustedSocket(RuntimeProxyError):
+    """Somebody else than root or our own user could answer at a socket; the text says who and what to do."""
 
 
 def dial_now(path: str) -> socket.socket | None:
@@ -35,3 +47,49 @@ async def dial(path: str, seconds: float) -> socket.socket:
         while (sock := dial_now(path)) is None:
             await asyncio.sleep(RETRY_SECONDS)
     return sock
+
+
+def dial_trusted(path: str) -> socket.socket | None:
+    """Connect as ``dial_now`` does, where only root or our own user can have made the socket (fault matrix X6).
+
+    As for a socket that we make, its own directory counts; links are followed only above that. A sticky directory such
+    as /tmp does not do: whoever is first there may put a socket, or a link to another one, in the server's place.
+    Raises OSError, UntrustedSocket.
+    """
+    _check_place(os.path.dirname(path), path)
+    sock = dial_now(path)
+    if sock is not None:
+        try:
+            _check_peer(sock, path)
+        except UntrustedSocket:
+            sock.close()
+            raise
+    return sock
+
+
+def _check_place(folder: str, path: str) -> None:
+    found = os.lstat(folder)
+    if stat.S_ISLNK(found.st_mode):
+        raise UntrustedSocket(f"{folder} is a link: register the socket by the path of its real directory")
+    if fault := folder_fault(found, None):
+        raise UntrustedSocket(f"{folder} {fault}, who could replace the socket: chown it to root and chmod it to 0755")
+    found = os.lstat(path)
+    if not stat.S_ISSOCK(found.st_mode):
+        raise UntrustedSocket(f"{path} is a link or no socket: register the path of the hook server's own socket")
+    if not _ours(found.st_uid):
+        raise UntrustedSocket(f"{path} belongs to user {found.st_uid}: {_RUN_AS}")
+
+
+def _check_peer(sock: socket.socket, path: str) -> None:
+    """Check who listens: whoever called listen(2) may be another one than who owns the file."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    if not _ours(uid):
+        raise UntrustedSocket(f"user {uid} listens on {path}: {_RUN_AS}")
+
+
+_RUN_AS = "run the hook server as root, or as the proxy's own user"
+
+
+def _ours(uid: int) -> bool:
+    return uid in (0, os.geteuid())

@@ -39,11 +39,20 @@ class Listener:
         self._lock = lock
         self._made = None if lock is None else identity(path)
 
-    def close(self) -> None:
-        """Stop listening; remove the socket if it is still the one made here; give the lock back. Repeatable."""
+    def withdraw(self) -> bool:
+        """Let nobody connect any more: remove the socket if it is still the one made here. Repeatable.
+
+        Who has connected already can still be accepted. Returns False, and changes nothing, if the socket was handed
+        over: clients wait in it for the next process.
+        """
         if self._made is not None and identity(self.path) == self._made:
             os.unlink(self.path)
         self._made = None
+        return self._lock is not None
+
+    def close(self) -> None:
+        """Stop listening; remove the socket if it is still the one made here; give the lock back. Repeatable."""
+        self.withdraw()
         self.socket.close()
         if self._lock is not None:
             os.close(self._lock)

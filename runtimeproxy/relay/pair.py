@@ -66,6 +66,7 @@ class Pair:
         bulk: Bulk | None = None,
     ) -> None:
         self._bulk = bulk
+        self._client_socket = client
         self._client = self._endpoint(loop, client)
         self._backend = self._endpoint(loop, backend)
         self._flow = flow
@@ -74,7 +75,8 @@ class Pair:
         self._hangups = hangups
         self._backend_ended = False
         self._half_closed = False
-        self._client_ended = False
+        self.client_ended = False
+        """True once the client's EOF was read."""
         self._client_gone = False
         self._client_held = False
         self._closed = False
@@ -148,7 +150,7 @@ class Pair:
     def ended(self, endpoint: Endpoint) -> None:
         """Pass EOF on in order."""
         if endpoint is self._client:
-            self._client_ended = True
+            self.client_ended = True
             if not self._flow.client_ended():
                 self.client_done()
             if self._hangups is not None and not self._closed:
@@ -196,7 +198,7 @@ class Pair:
         backend has everything.
         """
         sent, delivered = not self._backend.waiting, not self._client.waiting
-        both_ended = self._half_closed and self._client_ended and sent
+        both_ended = self._half_closed and self.client_ended and sent
         if (self._client_gone and sent) or (delivered and (self._backend_ended or both_ended)):
             self.close()
 
@@ -206,6 +208,14 @@ class Pair:
         self._backend = self._endpoint(self._loop, backend)
         self._backend.resume()
         self.hold_client(self._client_held)  # it may have been paused for the first one's sake
+
+    def shut_client(self) -> None:
+        """Let the client send no more; what it has sent is still read, and EOF behind it.
+
+        What it sends from now on fails in its own hands (EPIPE), unsent: on a unix socket no byte is lost between
+        (run). Of all ways to close a connection on which a request may be on its way this one alone is safe.
+        """
+        self._client_socket.shutdown(socket.SHUT_RD)
 
     def finish_client(self) -> None:
         """Half-close toward the client behind the last that it is given; what it still sends is the flow's to drop.

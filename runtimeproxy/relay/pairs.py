@@ -1,17 +1,19 @@
 """What every front does with connections: a client that was accepted is paired with a connection to the backend.
 
-Owns dialling at accept, the connections and tasks of a front, and their end.
+Owns dialling at accept, the connections and tasks of a front.
 Must not know: what is spoken on a connection.
 Invariant: a client is paired, told that the backend is away, or closed; nothing waits behind a dial that hangs.
 """
 
 import asyncio
+import errno
 import logging
 import socket
 from abc import ABC, abstractmethod
 from typing import Protocol
 
 from runtimeproxy.relay.dial import dial, dial_now
+from runtimeproxy.relay.drain import Drain, Leaving
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.telemetry import Recorder
 
@@ -19,9 +21,14 @@ log = logging.getLogger(__name__)
 
 DIAL_SECONDS = 5.0
 """How long a full backlog of the runtime is waited for: the kubelet's own connect timeout (facts/reliability 1.1)."""
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What says nothing about the backend: descriptors or memory are short, which is waited for (facts/reliability P8)."""
+SCARCE_RETRY_SECONDS = 0.1
+CANCEL_SECONDS = 1.0
+"""How long what is cancelled may take to end."""
 
 
-class Paired(Protocol):
+class Paired(Leaving, Protocol):
     """A connection of a front."""
 
     pair: Pair
@@ -50,8 +57,10 @@ class Pairs(ABC):
         try:
             backend = dial_now(self.backend_endpoint)
         except OSError as error:
-            self._away(client, error)
-            return
+            if error.errno not in SCARCE:
+                self._away(client, error)
+                return
+            backend = None
         if backend is None:
             self.keep(self.loop.create_task(self._accept_later(client)))
         else:
@@ -59,12 +68,23 @@ class Pairs(ABC):
 
     async def _accept_later(self, client: socket.socket) -> None:
         try:
-            self._pair(client, await dial(self.backend_endpoint, DIAL_SECONDS))
+            self._pair(client, await self._dial())
         except OSError as error:
             self._away(client, error)
         except asyncio.CancelledError:
             client.close()
             raise
+
+    async def _dial(self) -> socket.socket:
+        """Connect to the backend, once it takes a connection and there is a descriptor. Raises OSError."""
+        async with asyncio.timeout(DIAL_SECONDS):
+            while True:
+                try:
+                    return await dial(self.backend_endpoint, DIAL_SECONDS)
+                except OSError as error:
+                    if error.errno not in SCARCE:
+                        raise
+                await asyncio.sleep(SCARCE_RETRY_SECONDS)
 
     def _away(self, client: socket.socket, error: OSError) -> None:
         self.tell_away(error)
@@ -88,12 +108,12 @@ class Pairs(ABC):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def stop(self, seconds: float) -> None:
-        """Let tasks finish for a time, then close every connection."""
-        if self.tasks:
-            await asyncio.wait(set(self.tasks), timeout=seconds)
-        for connection in list(self.connections):
+    async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
+        """Finish what clients asked for, at most for a time and until ``at_once``, then close every connection."""
+        await Drain(self.connections, self.tasks).run(seconds, at_once or asyncio.Event())
+        for connection in tuple(self.connections):
             connection.pair.close()
-        for task in set(self.tasks):
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        if self.tasks:
+            for task in tuple(self.tasks):
+                task.cancel()
+            await asyncio.wait(tuple(self.tasks), timeout=CANCEL_SECONDS)

@@ -9,14 +9,16 @@ its failure is the caller's to judge.
 import asyncio
 import os
 import socket
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.relay.dial import RETRY_SECONDS, dial_now
+from runtimeproxy.relay.dial import RETRY_SECONDS, UntrustedSocket, dial_now
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.wire import grpc, http2
 from runtimeproxy.wire.unary import CallFailed, Calls, Kind
 
-__all__ = ["CallFailed", "Kind", "UnaryClient"]
+__all__ = ["CallFailed", "Kind", "Peer", "UnaryClient"]
 
 MAX_REPLY_BYTES = 4 * 2**20
 
@@ -25,17 +27,52 @@ _AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end t
 _Identity = tuple[int, int, int]
 
 
-class UnaryClient:
-    """A client of whoever listens at a path."""
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at a path: ``socket`` is None where nobody can be reached.
 
-    def __init__(self, path: str, *, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
+    It changes with the socket, and with the first connection to a socket whose backlog was full before. ``connection``
+    numbers the connection that a call would use, 0 for one that is yet to be made.
+    """
+
+    socket: Hashable
+    connection: int
+
+
+class UnaryClient:
+    """A client of whoever listens at a path; ``dialler`` connects, as ``dial_now`` does."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+        dialler: Callable[[str], socket.socket | None] = dial_now,
+    ) -> None:
         self._path = path
         self._max_reply_bytes = max_reply_bytes
+        self._dialler = dialler
         self._link: _Link | None = None
         self._links: set[_Link] = set()
+        self._connected_to: _Identity | None = None
+        self._connections = 0
+
+    def peer(self) -> Peer:
+        """Look who is at the path now; a socket that there was no connection to before is dialled, without waiting."""
+        try:
+            identity = self._identity()
+            if identity != self._connected_to:
+                self._dialled(asyncio.get_running_loop(), identity)
+        except (OSError, UntrustedSocket):
+            return Peer(None, 0)
+        usable = self._link is not None and self._link.identity == identity and self._link.alive
+        return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
     async def call(self, method_path: str, message: bytes, timeout_seconds: float) -> bytes:
-        """Send a message to a method ("/package.Service/Method") and return the answer's. Raises CallFailed."""
+        """Send a message to a method ("/package.Service/Method") and return the answer's.
+
+        Raises CallFailed, and what the dialler raises beside OSError.
+        """
         if timeout_seconds <= 0:
             raise _late()
         loop = asyncio.get_running_loop()
@@ -58,11 +95,13 @@ class UnaryClient:
         return link if link is not None and link.free else None
 
     def _dialled(self, loop: asyncio.AbstractEventLoop, identity: _Identity) -> "_Link | None":
-        sock = dial_now(self._path)
+        sock = self._dialler(self._path)
         if sock is None:
             return None
         if self._link is not None:
             self._link.retire()
+        self._connected_to = identity
+        self._connections += 1
         self._link = _Link(loop, sock, identity, self._max_reply_bytes, self._links)
         return self._link
 

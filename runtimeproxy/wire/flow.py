@@ -7,8 +7,9 @@ Invariant: bytes of one stream leave in the order they were given; nothing is pu
 through, nor before the first SETTINGS; no more DATA leaves than the peer's windows allow.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
@@ -17,8 +18,18 @@ PAIR_WINDOW = 2**20
 """Bytes of DATA a direction that may wait in a pair; the connection window that we open to each peer."""
 CREDIT_STEP = 2**18
 """Credit is given back in steps of this many bytes."""
-QUEUE_LIMIT = 16_384
-"""Longest queue of one stream, in items: those without DATA cost no credit and must not grow without bound."""
+QUEUED_FRAMES = 16_384
+"""Most items that wait for a peer, of all streams together: one costs far more than its bytes. Envoy: 10,000."""
+QUEUED_BYTES = 4 << 20
+"""Most bytes of frames that wait although they cost no credit: trailers and resets behind their stream's DATA."""
+MERGED_BYTES = 4_096
+"""DATA that wait one behind the other are put together up to so many bytes: few items keep what credit allows."""
+
+
+class Source(Protocol):
+    """Whoever gave DATA: gets credit for them when they have left, or were dropped."""
+
+    def credit(self, length: int) -> None: ...
 
 
 class Outlet:
@@ -27,6 +38,8 @@ class Outlet:
     __slots__ = (
         "_between",
         "_owed",
+        "_queued_bytes",
+        "_queued_frames",
         "_started",
         "_stream_windows",
         "cut_through",
@@ -35,6 +48,7 @@ class Outlet:
         "max_frame",
         "out",
         "outstanding",
+        "overfull",
         "queues",
         "window",
     )
@@ -56,7 +70,11 @@ class Outlet:
         self._owed = 0
         self._started = False
         self._between: list[bytes] = []
-        self.queues: dict[int, deque[_Waiting]] = {}
+        self._queued_frames = 0
+        self._queued_bytes = 0
+        self.overfull = False
+        """True once more waited than may; the connection is to be ended then."""
+        self.queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
         """What waits for the peer's credit, by stream."""
         self._stream_windows: dict[int, int] = {}
 
@@ -74,6 +92,8 @@ class Outlet:
         """Send frames of our own at the next frame boundary, once the first SETTINGS have gone."""
         self._between.append(frames)
         self._put_between()
+        if len(self._between) > QUEUED_FRAMES:
+            self.overfull = True
 
     def boundary(self) -> None:
         """Say that the frame that was cut through is whole now."""
@@ -100,33 +120,45 @@ class Outlet:
         """Tell whether frames of a stream wait."""
         return stream in self.queues
 
-    def send_data(self, stream: int, payload: bytes, end: bool, source: "Outlet | None", charge: int) -> None:
-        """Send DATA as the windows allow, split as needed. Raises WireError if too many frames of the stream wait.
+    def send_data(self, stream: int, payload: bytes, end: bool, source: Source | None, charge: int) -> None:
+        """Send DATA as the windows allow, split as needed, or put to what waits before them.
 
         ``charge`` bytes are credited to ``source`` once the payload has left (None: they were credited before).
         """
-        self._append(stream, _Waiting(memoryview(payload), end, False, charge, source))
+        waiting = _Waiting(memoryview(payload), end, False, charge, source)
+        if stream not in self.queues or not self.queues[stream][-1].merge(waiting):
+            self._append(stream, waiting)
 
-    def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: "Outlet | None" = None) -> None:
-        """Send whole frames behind what waits of their stream; ``cost`` is their flow-controlled length.
-
-        Raises WireError if too many frames of the stream wait.
-        """
+    def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: Source | None = None) -> None:
+        """Send whole frames behind what waits of their stream; ``cost`` is their flow-controlled length."""
         self._append(stream, _Waiting(frames, False, True, cost, source))
 
     def _append(self, stream: int, waiting: "_Waiting") -> None:
-        queue = self.queues.setdefault(stream, deque())
-        queue.append(waiting)
-        if len(queue) > QUEUE_LIMIT:
-            raise WireError("too many frames wait for the peer's credit")
-        if self._started and not self.cut_through:
-            while stream in self.queues and self._send_next(stream):
-                pass
+        self.queues.setdefault(stream, deque()).append(waiting)
+        self._queued_frames += 1
+        self._queued_bytes += waiting.free
+        self._send_stream(stream)
+        if self._queued_frames > QUEUED_FRAMES or self._queued_bytes > QUEUED_BYTES:
+            self.overfull = True
+
+    def _send_stream(self, stream: int) -> None:
+        while self._started and not self.cut_through and stream in self.queues and self._send_next(stream):
+            pass
 
     def drop(self, stream: int) -> None:
         """Forget what waits of a stream (it was reset) and credit it."""
         for waiting in self.queues.pop(stream, ()):
-            waiting.credit()
+            self._gone(waiting)
+
+    def drop_all(self) -> None:
+        """Forget what waits: the connection has ended."""
+        for stream in list(self.queues):
+            self.drop(stream)
+
+    def _gone(self, waiting: "_Waiting") -> None:
+        self._queued_frames -= 1
+        self._queued_bytes -= waiting.free
+        waiting.credit()
 
     # Windows that the peer opens.
 
@@ -145,34 +177,49 @@ class Outlet:
             if identifier == http2.MAX_FRAME_SIZE:
                 self.max_frame = value
                 self.frame_limit = max(self.frame_limit, value)
-            elif identifier == http2.INITIAL_WINDOW_SIZE:
-                for stream in self._stream_windows:
-                    self._stream_windows[stream] = _grown(self._stream_windows[stream], value - self.initial_window)
-                self.initial_window = value
-        self.drain()
+        # The last one counts: a frame may have thousands of them, and there may be thousands of streams.
+        initial = dict(entries).get(http2.INITIAL_WINDOW_SIZE, self.initial_window)
+        if initial != self.initial_window:
+            for stream in self._stream_windows:
+                self._stream_windows[stream] = _grown(self._stream_windows[stream], initial - self.initial_window)
+            self.initial_window = initial
+            for stream in self._stream_windows:
+                self._send_stream(stream)
 
     def open_window(self, increment: int) -> None:
         """Take the peer's WINDOW_UPDATE on stream 0. Raises WireError."""
         if not increment:
             raise WireError("WINDOW_UPDATE of 0 on the connection")
         self.window = _grown(self.window, increment)
-        self.drain()
+        self._take_turns(until_used_up=True)
 
     def open_stream_window(self, stream: int, increment: int) -> None:
         """Take the peer's WINDOW_UPDATE on a stream that is hop by hop. Raises WireError."""
         if stream in self._stream_windows:
             self._stream_windows[stream] = _grown(self._stream_windows[stream], increment)
-            self.drain()
+            self._send_stream(stream)
 
     def drain(self) -> None:
         """Send what waits, stream by stream in turn, as far as the windows reach."""
+        self._take_turns(until_used_up=False)
+
+    def _take_turns(self, until_used_up: bool) -> None:
+        """Send what waits; ``until_used_up``: nothing but the connection's window is in the way of any stream.
+
+        Then the streams that it does not reach are not even looked at: there may be thousands, and credit of one byte.
+        """
         if self.cut_through or not self._started:
             return
-        progress = True
-        while progress and self.queues:
-            progress = False
-            for stream in list(self.queues):
-                progress |= self._send_next(stream)
+        stuck = 0
+        while stuck < len(self.queues) and (self.window or not until_used_up):
+            stream = next(iter(self.queues))
+            stuck += 1
+            while self._send_next(stream):
+                stuck = 0
+                if stream not in self.queues or not self.queues[stream][0].costless:
+                    break
+            if stream in self.queues:
+                self.queues.move_to_end(stream)
 
     def _send_next(self, stream: int) -> bool:
         queue = self.queues[stream]
@@ -186,8 +233,8 @@ class Outlet:
             return False
         elif waiting.payload:
             return True
-        waiting.credit()
         queue.popleft()
+        self._gone(waiting)
         if not queue:
             del self.queues[stream]
         return True
@@ -237,7 +284,27 @@ class _Waiting:
     end: bool
     whole: bool
     charge: int
-    source: Outlet | None
+    source: Source | None
+
+    @property
+    def costless(self) -> bool:
+        """Tell whether it needs no window."""
+        return not (self.charge if self.whole else self.payload)
+
+    @property
+    def free(self) -> int:
+        """Return how many bytes wait that cost no credit."""
+        return len(self.payload) if self.whole and not self.charge else 0
+
+    def merge(self, later: "_Waiting") -> bool:
+        """Take what comes behind, if both are short and alike; else return False."""
+        size = len(self.payload) + len(later.payload)
+        if self.whole or self.end or self.source is not later.source or size > MERGED_BYTES:
+            return False
+        self.payload = memoryview(bytes(self.payload) + later.payload)
+        self.end = later.end
+        self.charge += later.charge
+        return True
 
     def credit(self) -> None:
         if self.source is not None:

@@ -7,7 +7,7 @@ Invariant: reading a block that uses the dynamic table raises; a block that we b
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import TypeVar
 
 from hpack import Decoder, HPACKDecodingError, NeverIndexedHeaderTuple
@@ -22,6 +22,11 @@ T = TypeVar("T")
 
 SIZE_UPDATE_TO_ZERO = b"\x20"
 REMEMBERED_BYTES = 512
+REMEMBERED_PAIRS = 256
+"""Of how many blocks the fields are remembered: they take far more memory than the block."""
+FIELDS_LIMIT = 256
+"""Most fields of a block: a field of one byte costs 10,000 times what it costs its sender. Envoy: 100."""
+_SIZE_UPDATES = 2  # RFC 7541, 4.2
 
 _STATIC: tuple[Header, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _STATIC_LAST = 61
@@ -34,9 +39,9 @@ class AmbiguousPath(WireError):
     """A request has no :path, or two."""
 
 
-def _remembered(function: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Remember the results for the 1,024 latest short inputs: peers repeat theirs, and working them out costs more."""
-    remembered = lru_cache(maxsize=1024)(function)
+def _remembered(function: Callable[[bytes], T], count: int = 1024) -> Callable[[bytes], T]:
+    """Remember the results for the latest short inputs: peers repeat theirs, and working them out costs more."""
+    remembered = lru_cache(maxsize=count)(function)
 
     @wraps(function)
     def call(octets: bytes) -> T:
@@ -83,7 +88,7 @@ def read(block: bytes) -> list[Header]:
     return list(_pairs(block))
 
 
-@_remembered
+@partial(_remembered, count=REMEMBERED_PAIRS)
 def _pairs(block: bytes) -> tuple[Header, ...]:
     return tuple(
         (_STATIC[index][0] if name is None else _text(name), _STATIC[index][1] if value is None else _text(value))
@@ -101,10 +106,13 @@ def _text(string: _String) -> bytes:
 
 def _walk(block: bytes) -> Iterator[tuple[int, _String | None, _String | None]]:
     """Yield each field as (static index or 0, literal name or None, literal value or None)."""
-    at, end, first = 0, len(block), True
+    at, end, first, left = 0, len(block), True, FIELDS_LIMIT
     try:
         while at < end:
             byte = block[at]
+            left -= 1
+            if left < 0:
+                raise WireError("header block has too many fields")
             if byte & 0x80:
                 index, at = _integer(block, at, 0x7F)
                 if not 0 < index <= _STATIC_LAST:
@@ -221,10 +229,26 @@ def alone(block: bytes) -> bytes:
 
 
 def _rebuilt(decoder: Decoder, block: bytes) -> bytes:
+    _check_size_updates(block)
     try:
-        fields = decoder.decode(block, raw=True)
+        fields = list(decoder.decode(block, raw=True))
     except HPACKDecodingError:
         raise WireError("header block that cannot be decoded") from None
+    if len(fields) > FIELDS_LIMIT:
+        raise WireError("header block has too many fields")
     return b"".join(
         literal(bytes(field[0]), bytes(field[1]), isinstance(field, NeverIndexedHeaderTuple)) for field in fields
     )
+
+
+def _check_size_updates(block: bytes) -> None:
+    """Raise WireError if a block has more table size updates than a receiver can have asked for."""
+    at = count = 0
+    while block[at : at + 1] and block[at] & 0xE0 == 0x20:
+        count += 1
+        if count > _SIZE_UPDATES:
+            raise WireError("too many table size updates before a header block")
+        try:
+            _, at = _integer(block, at, 0x1F)
+        except IndexError:
+            return  # the decoder says so

@@ -316,7 +316,8 @@ class Play:
     def __init__(self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
         self.events = FakeEvents()
         self.held_bytes = HeldBytes(process_limit)
-        self.reader = Reader(self.events, self.held_bytes, image_apart)
+        self.now = 0.0
+        self.reader = Reader(self.events, self.held_bytes, image_apart, lambda: self.now)
         self.client = Side(self.reader.from_client.feed, self.reader.client_out, preface=False)
         self.runtime = Side(self.reader.from_runtime.feed, self.reader.runtime_out, preface=True)
 

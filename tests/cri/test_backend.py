@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from runtimeproxy.call import Unreadable
+from runtimeproxy.cri import api_pb2, edit
 from runtimeproxy.cri import backend as backend_module
-from runtimeproxy.cri import edit
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.errors import BackendError
 from runtimeproxy.wire import grpc as wire_grpc
@@ -21,6 +21,8 @@ VERSIONS = ("v1", "v1alpha2")
 UPDATE = edit.update_request("c1", {"cpu_shares": 7}, None)
 
 ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
+    "ListPodSandbox": lambda backend: backend.pods("v1"),
+    "ListContainers": lambda backend: backend.containers("v1"),
     "PodSandboxStatus": lambda backend: backend.pod("v1", "p1"),
     "ContainerStatus": lambda backend: backend.container("v1", "c1"),
     "UpdateContainerResources": lambda backend: backend.update("v1", UPDATE, 5.0),
@@ -87,6 +89,42 @@ async def test_a_container_is_read_in_the_version_asked_for(
 async def test_what_the_runtime_does_not_know_is_none(backend: Backend) -> None:
     assert await backend.pod("v1", "p1") is None
     assert await backend.container("v1", "c1") is None
+    assert await backend.pod_state("v1", "p1") is None
+    assert await backend.container_state("v1", "c1") is None
+    assert list(await backend.containers("v1", "p1")) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_all_that_there_is_is_listed_in_the_version_asked_for(
+    runtime: FakeRuntime, backend: Backend, version: str
+) -> None:
+    pods, containers = zip(*(made(runtime) for _ in range(3)), strict=True)
+    assert [pod.id for pod in await backend.pods(version)] == list(pods)
+    found = list(await backend.containers(version))
+    assert [(container.id, container.pod_id) for container in found] == list(zip(containers, pods, strict=True))
+    assert [container.id for container in await backend.containers(version, pods[1])] == [containers[1]]
+    methods = ["ListPodSandbox", "ListContainers", "ListContainers"]
+    assert [received.path for received in runtime.received] == [
+        f"/runtime.{version}.RuntimeService/{method}" for method in methods
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_states_are_asked_for_without_the_verbose_part(
+    runtime: FakeRuntime, backend: Backend, version: str
+) -> None:
+    pod_id, container_id = made(runtime)
+    assert await backend.pod_state(version, pod_id) == api_pb2.SANDBOX_READY
+    assert await backend.container_state(version, container_id) == api_pb2.CONTAINER_CREATED
+    start = cri.StartContainerRequest(container_id=container_id).SerializeToString()
+    runtime.state.answer(version, "StartContainer", start)
+    assert await backend.container_state(version, container_id) == api_pb2.CONTAINER_RUNNING
+    runtime.state.answer(
+        version, "StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=pod_id).SerializeToString()
+    )
+    assert await backend.pod_state(version, pod_id) == api_pb2.SANDBOX_NOTREADY
+    (asked, *_) = runtime.requests("PodSandboxStatus")
+    assert not cri.PodSandboxStatusRequest.FromString(asked.message).verbose
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -232,7 +232,7 @@ async def test_a_removed_pod_is_forgotten_with_its_containers() -> None:
 async def test_an_unknown_pod_is_read_in_the_callers_version(version: str) -> None:
     node = Node()
     node.plugins.add("a")
-    node.backend.pods["p1"] = POD
+    node.backend.known_pods["p1"] = POD
     await node.run(node.held(Operation.STOP_POD_SANDBOX, version=version))
     assert node.backend.asked == [(version, "p1")]
     assert node.plugins.asked[0].request == HookRequest(POD)
@@ -310,22 +310,41 @@ async def test_a_kubelet_that_names_the_hooked_parent_itself_is_left_alone() -> 
     assert (await node.do(Operation.CREATE_CONTAINER, request)).released == [None]
 
 
+@pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
 @pytest.mark.parametrize(("kubelets", "runtimes", "put_in"), [("/kube/u-1", "/hooked", True), ("", "/hooked", False)])
 @virtual_time
-async def test_the_parent_of_an_unknown_pod_is_what_the_runtime_has(kubelets: str, runtimes: str, put_in: bool) -> None:
+async def test_the_parent_of_a_pod_that_is_read_is_what_the_runtime_has(
+    kubelets: str, runtimes: str, put_in: bool, known: str
+) -> None:
     node = Node()
-    node.plugins.add("a", points=("PreCreateContainer",))
-    node.backend.pods["p1"] = replace(POD, cgroup_parent=runtimes)
+    pod = replace(POD, cgroup_parent=runtimes)
+    if known != "read, and nobody is asked":
+        node.plugins.add("a", points=("PreCreateContainer",))
+    if known == "not yet":
+        node.backend.known_pods["p1"] = pod
+    else:
+        node.store.commit(Subject(PodRecord(pod, pod, read=True)))
     request = cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
     request.sandbox_config.linux.cgroup_parent = kubelets
     held = await node.do(Operation.CREATE_CONTAINER, request)
-    assert node.plugins.asked[0].request.pod.cgroup_parent == runtimes
+    assert {asked.request.pod.cgroup_parent for asked in node.plugins.asked} <= {runtimes}
     if put_in:
         released = changes(held.released[0], cri.CreateContainerRequest)
         assert released.sandbox_config.linux.cgroup_parent == runtimes
     else:
         assert held.released == [None]
     assert node.store.counts() == (1, 1)
+
+
+@virtual_time
+async def test_what_is_known_of_a_pods_create_stands_against_a_containers() -> None:
+    node = Node()
+    node.know()
+    node.plugins.add("a")
+    request = cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
+    request.sandbox_config.linux.cgroup_parent = "/elsewhere"
+    assert (await node.do(Operation.CREATE_CONTAINER, request)).released == [None]
+    assert node.plugins.asked[0].request.pod.cgroup_parent == POD.cgroup_parent
 
 
 @virtual_time

@@ -38,7 +38,7 @@ from tests.fakes.plugins import FAIL
 async def test_an_unknown_container_is_read_with_its_pod() -> None:
     node = Node()
     node.plugins.add("a")
-    node.backend.pods["p1"], node.backend.containers["c1"] = POD, CONTAINER
+    node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
     await node.do(Operation.STOP_CONTAINER)
     assert node.backend.asked == [("v1", "c1"), ("v1", "p1")]
     assert node.plugins.asked[0].request == HookRequest(POD, CONTAINER)
@@ -50,13 +50,13 @@ async def test_only_what_the_store_lacks_is_read() -> None:
     node = Node()
     node.plugins.add("a")
     node.store.commit(Subject(PodRecord(POD, POD)))
-    node.backend.containers["c1"] = CONTAINER
+    node.backend.known_containers["c1"] = CONTAINER
     await node.do(Operation.STOP_CONTAINER)
     assert node.backend.asked == [("v1", "c1")]
     node = Node()
     node.plugins.add("a")
     node.store.commit(Subject(PodRecord(PodInfo(), PodInfo()), ContainerRecord(CONTAINER, CONTAINER)))
-    node.backend.pods["p1"] = POD
+    node.backend.known_pods["p1"] = POD
     await node.do(Operation.STOP_CONTAINER)
     assert node.backend.asked == [("v1", "p1")]
     assert node.plugins.asked[0].request == HookRequest(POD, CONTAINER)
@@ -67,7 +67,7 @@ async def test_only_what_the_store_lacks_is_read() -> None:
 async def test_what_the_runtime_does_not_know_has_no_hooks(containers: dict[str, ContainerInfo]) -> None:
     node = Node()
     node.plugins.add("a", policy=FAIL)
-    node.backend.containers = containers
+    node.backend.known_containers = containers
     held = await node.do(Operation.START_CONTAINER)
     assert (held.released, node.plugins.told(), node.store.counts()) == ([None], [], (0, 0))
 

@@ -238,11 +238,28 @@ PAD = b"\x00\x01a\x7f\xe1\x7f" + b"v" * 16_352  # one literal field of 16,358 by
         pytest.param([Settings(((5, 100),))], "MAX_FRAME_SIZE", id="SETTINGS out of range"),
         pytest.param([raw_headers(1, b"\xbe")], "dynamic table", id="index above 61 after the ACK"),
         pytest.param([raw_headers(1, BLOCK + b"\x40")], "ends inside a field", id="block cut"),
+        pytest.param([raw_headers(1, BLOCK + b"\x82" * 300)], "too many fields", id="fields"),
     ],
 )
 def test_a_peer_that_breaks_the_protocol_ends_the_connection(frames: list[Raw | bytes], problem: str) -> None:
     with pytest.raises(WireError, match=problem):
         greeted().client.sends(*frames)
+
+
+@pytest.mark.parametrize(
+    ("head", "problem"),
+    [
+        (frame_of(65_536 + 262), "longer than what is collected"),
+        (frame_of(65_536 + 262, kind=1), "longer than what is collected"),
+        (frame_of(2**20 + 1, kind=0), "longer than what is collected"),
+        (frame_of(2**21 + 1, kind=0), "longer than the receiver"),
+    ],
+    ids=["unknown", "HEADERS", "DATA", "DATA that the receiver does not take"],
+)
+def test_a_frame_is_not_collected_to_see_that_it_is_too_long(head: bytes, problem: str) -> None:
+    play = Play().greet(runtime=Settings(((5, 2**21),)))
+    with pytest.raises(WireError, match=problem):
+        play.client.sends(head)
 
 
 def test_bounds_of_a_block_hold_for_one_long_frame_and_are_reached_before_they_end_anything() -> None:
@@ -290,9 +307,19 @@ def test_a3_data_above_the_pairs_window_end_the_connection() -> None:
 
 def test_frames_without_cost_wait_in_bounded_numbers() -> None:
     play = greeted()
-    play.client.sends(Headers(1, VERSION), *[Data(1, bytes(16_384))] * 4)
+    play.runtime.sends(*[Data(1, bytes(16_384))] * 4)
     with pytest.raises(WireError, match="too many frames wait"):
-        play.client.sends(*[Data(1, b"")] * 16_384)
+        play.runtime.sends(*[Headers(1, TRAILERS)] * 16_384)
+
+
+def test_what_came_whole_before_a_broken_frame_goes_on() -> None:
+    play = greeted()
+    answer = Headers(1, REPLY).wire() + Data(1, b"answer").wire() + Headers(1, TRAILERS, end=True).wire()
+    play.runtime.sends(Headers(3, REPLY))
+    play.client.got()
+    with pytest.raises(WireError):
+        play.runtime.sends(answer, frame_of(16_385))
+    assert [type(frame) for frame in play.client.got()] == [Headers, Data, Headers]
 
 
 def test_the_reserved_bit_of_a_stream_id_hides_nothing() -> None:

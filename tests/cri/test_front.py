@@ -2,13 +2,18 @@
 
 import asyncio
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from runtimeproxy.cri.front import ImageConnection
 from runtimeproxy.cri.image import ImageLink
+from runtimeproxy.relay.endpoint import HIGH_WATER
+from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire.flow import Outlet
+from tests.cri.peer import PREFACE, Ping, Settings, split
 from tests.relay.test_dial import fill_backlog
 
 
@@ -18,7 +23,10 @@ class FakeConnection:
     def __init__(self, endpoint: str) -> None:
         loop = asyncio.get_running_loop()
         self.tasks: list[asyncio.Task[None]] = []
-        self.front: Any = SimpleNamespace(loop=loop, image_endpoint=endpoint, keep=self.tasks.append)
+        self.recorder = Recorder(loop.time)
+        self.front: Any = SimpleNamespace(
+            loop=loop, image_endpoint=endpoint, keep=self.tasks.append, recorder=self.recorder
+        )
         self.image = ImageConnection(self, ImageLink(self, {}))  # type: ignore[arg-type]
         self.client_out = Outlet()
 
@@ -29,7 +37,8 @@ class FakeConnection:
         """Forget nothing."""
 
     def wake(self) -> None:
-        """Write nothing."""
+        """Write to the image service only."""
+        self.image.write()
 
 
 async def test_a_client_that_leaves_while_the_image_endpoint_is_dialled_leaves_no_connection(tmp_path: Path) -> None:
@@ -47,3 +56,44 @@ async def test_a_client_that_leaves_while_the_image_endpoint_is_dialled_leaves_n
         assert await asyncio.wait_for(asyncio.to_thread(late.recv, 1), 5) == b""
         for sock in [*kept, *accepted, late]:
             sock.close()
+
+
+@contextmanager
+def image_service(folder: Path) -> Iterator[tuple[FakeConnection, Callable[[], socket.socket]]]:
+    """Return a client's connection, and what accepts its link at the image service."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "images.sock"))
+        listener.listen()
+        connection = FakeConnection(listener.getsockname())
+        connection.image.connect()
+        yield connection, lambda: listener.accept()[0]
+        connection.image.close()
+
+
+async def test_an_image_service_that_asks_and_reads_nothing_is_not_read_any_more(tmp_path: Path) -> None:
+    count = 100_000
+    with image_service(tmp_path) as (connection, accept):
+        await asyncio.wait_for(connection.tasks[0], 5)
+        with accept() as service:
+            pings = Settings().wire() + Ping(b"12345678").wire() * count
+            sending = asyncio.ensure_future(asyncio.to_thread(service.sendall, pings))
+            await asyncio.sleep(0.5)
+            endpoint = connection.image._endpoint
+            assert endpoint is not None
+            assert endpoint.waiting < 2 * HIGH_WATER
+            assert not sending.done()
+            got = b""
+            while got.count(b"12345678") < count:
+                got += await asyncio.wait_for(asyncio.to_thread(service.recv, 1 << 20), 5)
+            await sending
+            assert {frame.flags for frame in split(got.removeprefix(PREFACE)) if frame.kind == 6} == {1}
+
+
+async def test_an_image_service_that_breaks_the_protocol_is_counted_and_closed(tmp_path: Path) -> None:
+    with image_service(tmp_path) as (connection, accept):
+        await asyncio.wait_for(connection.tasks[0], 5)
+        with accept() as service:
+            service.sendall(Ping(b"12345678").wire())
+            while await asyncio.wait_for(asyncio.to_thread(service.recv, 1 << 16), 5):
+                pass
+        assert connection.recorder.counted("connections_broken", side="image", kind="protocol") == 1

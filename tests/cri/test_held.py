@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.call import UNANSWERED, CallState, Reply
-from runtimeproxy.cri import held as held_module
+from runtimeproxy.cri import bounds
 from tests.cri.peer import (
     CREATE,
     REPLY,
@@ -308,6 +308,8 @@ def test_a7_what_still_comes_on_a_refused_stream_is_dropped_and_credited() -> No
         ),
         ([Headers(1, (*REPLY, *TRAILERS), end=True)], Reply(False)),
         ([Headers(1, (*REPLY, (b"grpc-status", b"5")), end=True)], Reply(False)),
+        ([Headers(1, (*REPLY, (b"grpc-status", b"1")), end=True)], UNANSWERED),
+        ([Headers(1, (*REPLY, (b"grpc-status", b"4")), end=True)], UNANSWERED),
         ([*ANSWER, Headers(1, ((b"grpc-status", b"00"),), end=True)], Reply(False)),
         ([*ANSWER, Headers(1, ((b"x", b"y"),), end=True)], Reply(False)),
         ([*ANSWER, Data(1, b"", end=True)], Reply(False)),
@@ -325,7 +327,7 @@ def test_a13_success_is_status_0_and_one_message(frames: list[Frame], reply: Rep
 
 
 def test_a13_a_reply_above_the_limit_passes_and_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_module, "MESSAGE_LIMIT", 100)
+    monkeypatch.setattr(bounds, "REPLY_BYTES", 100)
     play = released()
     frames: list[Frame] = [Headers(1, REPLY), Data(1, grpc(bytes(200))), Data(1, bytes(300))]
     play.runtime.sends(*frames, END)

@@ -1,6 +1,4 @@
-"""What just passes: header tables, paths, windows, refused requests, GOAWAY (relay-rules A1 to A4, A11)."""
-
-from functools import partial
+"""What just passes: header tables, paths, windows, refused requests (relay-rules A1 to A4)."""
 
 import pytest
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
@@ -22,7 +20,6 @@ from tests.cri.peer import (
     Data,
     Fields,
     Frame,
-    GoAway,
     Headers,
     Play,
     Raw,
@@ -241,9 +238,9 @@ def test_a_stream_is_open_until_the_runtime_ends_it(end: Data | Reset | Headers,
     play = greeted()
     play.client.sends(Headers(1, VERSION, end=True), Headers(3, VERSION), Data(3, b"x", True))
     play.runtime.sends(Headers(1, REPLY), Headers(3, REPLY), *[Data(3, bytes(16_384))] * (4 * congested))
-    assert play.reader.open == {1, 3}
+    assert set(play.reader.open) == {1, 3}
     play.runtime.sends(end)
-    assert play.reader.open == {3}
+    assert set(play.reader.open) == {3}
     play.client.sends(Reset(3, 8))
     assert not play.reader.open
 
@@ -277,43 +274,3 @@ def test_ended_streams_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatc
     play.client.sends(Reset(1, 8), Reset(3, 8))
     assert play.runtime.got() == [Reset(1, 8)]
     assert sorted(play.reader.streams) == [3, 5]
-
-
-# ---- A11: GOAWAY
-
-
-def test_a11_a_goaway_passes_where_no_image_stream_is_above_it() -> None:
-    play = greeted(image_apart=True)
-    play.client.sends(Headers(1, PULL), Headers(3, VERSION), GoAway(0))
-    frame = GoAway(1, 5, b"bye")
-    play.runtime.sends(frame)
-    assert play.client.got() == [frame]
-    assert play.runtime.got()[-1] == GoAway(0)
-
-
-def test_a11_a_last_id_is_raised_to_the_highest_image_stream_and_the_runtimes_streams_above_its_own_are_refused() -> (
-    None
-):
-    play = greeted(image_apart=True)
-    play.client.sends(
-        Headers(1, VERSION), Headers(3, VERSION), Headers(5, CREATE), Data(5, grpc(b"m")), Headers(7, PULL)
-    )
-    play.client.got()
-    ended: list[bool] = []
-    play.call.on_ended = lambda: ended.append(True)
-    play.runtime.sends(GoAway(1, 2, b"why"))
-    assert play.client.got() == [Reset(3, 7), Reset(5, 7), GoAway(7, 2, b"why")]
-    assert ended == [True]
-    assert play.reader.open == {1}
-
-
-def test_a11_held_calls_above_the_last_id_are_dropped_and_their_hooks_cancelled() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, CREATE), Data(1, grpc(b"a")), Headers(3, CREATE), Data(3, grpc(b"b")))
-    ended: list[int] = []
-    for call in play.events.calls:
-        call.on_ended = partial(ended.append, call.stream)
-    play.client.got()
-    play.runtime.sends(GoAway(1))
-    assert play.client.got() == [GoAway(1)]
-    assert ended == [3]

@@ -1,6 +1,7 @@
 """Tests of reading statuses; the JSON has the form that containerd 1.6.20 gives, shortened."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.call import Unreadable
-from runtimeproxy.cri import status
+from runtimeproxy.cri import api_pb2, status
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources
 from tests.fakes import cri_pb2
 
@@ -124,6 +125,33 @@ def test_the_verbose_status_is_asked_for() -> None:
 
 
 # ---- pods
+
+
+def test_a_status_without_the_verbose_part_is_enough_for_a_state() -> None:
+    pod = cri_pb2.PodSandboxStatusRequest.FromString(status.pod_status_request("p1", verbose=False))
+    assert (pod.pod_sandbox_id, pod.verbose) == ("p1", False)
+    container = cri_pb2.ContainerStatusRequest.FromString(status.container_status_request("c1", verbose=False))
+    assert (container.container_id, container.verbose) == ("c1", False)
+
+
+@pytest.mark.parametrize("name", cri_pb2.PodSandboxState.keys())
+def test_the_state_of_a_pod(name: str) -> None:
+    state = cri_pb2.PodSandboxState.Value(name)
+    response = cri_pb2.PodSandboxStatusResponse(status=cri_pb2.PodSandboxStatus(id="p1", state=state))
+    assert status.read_pod_state(response.SerializeToString()) == getattr(api_pb2, name)
+
+
+@pytest.mark.parametrize("name", cri_pb2.ContainerState.keys())
+def test_the_state_of_a_container(name: str) -> None:
+    state = cri_pb2.ContainerState.Value(name)
+    response = cri_pb2.ContainerStatusResponse(status=cri_pb2.ContainerStatus(id="c1", state=state))
+    assert status.read_container_state(response.SerializeToString()) == getattr(api_pb2, name)
+
+
+@pytest.mark.parametrize("read", [status.read_pod_state, status.read_container_state])
+def test_a_state_that_cannot_be_read(read: Callable[[bytes], object]) -> None:
+    with pytest.raises(Unreadable):
+        read(b"\x0a\x05canary")
 
 
 def test_pod() -> None:

@@ -87,8 +87,8 @@ class Daemon:
     def __init__(self, path: str) -> None:
         self.path = path
         self.replies: dict[str, Reply] = {}
-        self.listed: list[str] = []
-        """The ids that the list of containers has."""
+        self.listed: dict[str, str] = {}
+        """The ids that the list of containers has, and what the label of the type says of each."""
         self.requests: list[Request] = []
         self.accepted = 0
         self.connections: set[asyncio.StreamWriter] = set()
@@ -174,7 +174,8 @@ class Daemon:
         return reply.raw is None and request.headers.get("connection") != "close"
 
     def _listing(self) -> Reply:
-        return Reply(body=json.dumps([{"Id": listed, "Labels": {}} for listed in self.listed]).encode())
+        rows = [{"Id": id, "Labels": {"io.kubernetes.docker.type": kind}} for id, kind in self.listed.items()]
+        return Reply(body=json.dumps(rows).encode())
 
 
 async def _open(gate: asyncio.Event, reader: asyncio.StreamReader) -> None:

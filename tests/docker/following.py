@@ -48,6 +48,8 @@ class Rig:
         self.recorder = Recorder(asyncio.get_running_loop().time)
         self.gone: list[str] = []
         self.connects = 0
+        self.missed = 0
+        """How often something may have happened that was not heard of."""
         self.fails_with: list[Exception] = []
         """What the next connects fail with."""
         self.events = Events(
@@ -56,6 +58,7 @@ class Rig:
             self.recorder,
             on_gone=self.gone.append,
             on_connected=self._connected,
+            on_missed=self._missed,
             wall_clock_ns=lambda: STARTED_NS,
         )
 
@@ -63,6 +66,9 @@ class Rig:
         self.connects += 1
         if self.fails_with:
             raise self.fails_with.pop()
+
+    def _missed(self) -> None:
+        self.missed += 1
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -118,6 +118,8 @@ class Node:
     api: str = "1.41"
     minimum: str = "1.12"
     away: bool = False
+    synced: bool = False
+    """The daemon's state is read and swept beside the calls, too."""
     prefix: str = "/v1.41"
     """Of every path; "" leaves the version out."""
     plugins: Plugins = field(default_factory=Plugins)
@@ -144,6 +146,8 @@ class Node:
         )
         manager: Any = self.plugins
         self.front = Front(self.dockerd.socket_path, self.lifecycle, manager, self.recorder, loop)
+        if not self.synced:
+            self.front.sync.start = lambda: None  # type: ignore[method-assign]
         self._listener = listen(str(self.folder / "proxy.sock"))
         self._acceptor = Acceptor(loop, self._listener.socket, self.front.accept)
         self._acceptor.start()
@@ -166,12 +170,13 @@ class Node:
     async def stop(self, seconds: float) -> None:
         """Stop the front, as the end does if nobody has."""
         self.stopped = True
+        await self.lifecycle.stop()
         await self.front.stop(seconds)
 
     async def follow(self) -> None:
         """Follow the daemon's events as the program does, and wait until they are followed and the daemon is known."""
         await self.front.start()
-        await until(lambda: self.dockerd.watchers > 0 and self.dockerd.counts["GET /containers/json"] > 0)
+        await until(lambda: self.dockerd.watchers > 0 and self.front._lookup.driver is not None)
 
     async def event(self, action: str, count: int = 1) -> None:
         """Wait until so many events of a kind have been taken."""

@@ -118,15 +118,18 @@ async def test_what_the_daemon_does_not_have_is_none(daemon: Daemon, backend: Ba
 
 
 async def test_the_list_is_of_pods_containers_in_every_state(daemon: Daemon, backend: Backend) -> None:
-    daemon.listed = [ID, "cd" * 32]
-    assert await backend.pods_containers() == [ID, "cd" * 32]
+    daemon.listed = {ID: "podsandbox", "cd" * 32: "container"}
+    assert await backend.pods_containers() == [(ID, "podsandbox"), ("cd" * 32, "container")]
     (request,) = daemon.requests
     assert request.path == LIST
     assert request.query["all"] == "1"
     assert json.loads(request.query["filters"]) == {"label": {"io.kubernetes.docker.type": True}}
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"{}x", b"null", b'[{"id": "x"}]', b"[1]", b'"x"', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"{}x", b"null", b'[{"id": "x"}]', b'[{"Id": "x", "Labels": null}]', b"[1]", b'"x"', b"[" * 100_000],
+)
 async def test_a_list_that_is_none_is_an_error(daemon: Daemon, backend: Backend, body: bytes) -> None:
     daemon.reply(LIST, Reply(body=body))
     assert "no list" in str(await failure(backend, "GET /containers/json"))

@@ -161,7 +161,7 @@ class Bench:
     async def _start(self) -> None:
         await self.dockerd.start()
         await self.proxy.__aenter__()
-        await until(lambda: self.dockerd.watchers > 0 and self.dockerd.counts["GET /containers/json"] > 0)
+        await until(lambda: self.dockerd.watchers > 0 and self.dockerd.counts["GET /info"] > 0)
 
     async def _stop(self) -> None:
         await self.proxy.__aexit__(None, None, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, Resources
+from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.daemon import until
 from tests.docker.node import ASKED, CONTAINER, CREATE, INSPECT, PARENT, SYSTEMD_PARENT, Node, id_of, written
@@ -183,9 +183,10 @@ async def test_a_container_that_names_another_parent_than_its_pod_keeps_it(node:
     assert node.container(container_id).effective.cgroup_parent == "/elsewhere"
 
 
+@pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
 @pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
 async def test_the_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_has(
-    tmp_path: Path, driver: str
+    tmp_path: Path, driver: str, known: str
 ) -> None:
     hooked = (SYSTEMD_PARENT if driver == "systemd" else PARENT).replace("burstable", "besteffort")
     async with Node(tmp_path, cgroup_driver=driver) as node:
@@ -194,11 +195,18 @@ async def test_the_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_
         pod_id = await node.create_pod()
         pod_host = node.host()["CgroupParent"]
         node.forget()
+        if known != "not yet":
+            read = await node.front._lookup.pod(pod_id)
+            assert read is not None
+            node.store.commit(Subject(read))
+        if known == "read, and nobody is asked":
+            node.plugins.plugins.clear()
         container_id = await node.create_container(pod_id)
         assert node.host()["CgroupParent"] == pod_host
         pod = node.pod_of(pod_id)
         assert pod.effective.cgroup_parent == hooked
-        assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create told"
+        if known == "not yet":
+            assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create told"
         assert node.container(container_id).effective.cgroup_parent == ""
 
 

@@ -375,3 +375,25 @@ async def test_what_is_surely_no_pods_never_suffers(node: Node, body: bytes) -> 
     assert node.came(CREATE) == body
     assert answer.status == node.dockerd.requests(CREATE)[0].status
     assert not node.recorder.total("calls_unreadable")
+
+
+async def test_the_daemons_state_is_read_once_its_events_are_followed_and_swept(tmp_path: Path) -> None:
+    async with Node(tmp_path) as earlier:
+        await earlier.follow()
+        pod_id, container_id = await earlier.made()
+        state = earlier.dockerd.state
+        known = earlier.store.snapshot()
+    (tmp_path / "later").mkdir()
+    async with Node(tmp_path / "later", synced=True) as node:
+        node.plugins.add("a")
+        node.dockerd.state = state
+        await node.follow()
+        await until(lambda: node.store.counts() == (1, 1))
+        assert node.store.snapshot() == known
+        requests = [received.route for received in node.dockerd.received]
+        assert requests.index("GET /events") < requests.index("GET /containers/json")
+        node.front._events.expect_update(container_id)
+        del state.containers[container_id]
+        node.front.sync.soon()
+        await until(lambda: node.store.counts() == (1, 0))
+        assert (node.front._events.expected_updates, node.store.ids()) == ({}, {pod_id})

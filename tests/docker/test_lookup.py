@@ -16,6 +16,7 @@ from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.store import Store
+from runtimeproxy.sync import Listed
 from tests.docker.node import CONTAINER, INSPECT, MIB, PARENT, POD, SYSTEMD_PARENT
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
@@ -161,6 +162,61 @@ async def test_a_container_whose_sandbox_is_gone_or_no_sandbox_is_nobodys(rig: R
     assert await rig.lookup.read(rig.container_id) is None
     assert not rig.lookup.is_plain(rig.container_id), "it is a pod's all the same"
     assert await rig.lookup.pod(rig.container_id) is None
+
+
+# -- for the sync ------------------------------------------------------------------------------------------------------
+
+
+async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: Rig) -> None:
+    rig.create("plain", {"Image": BUSYBOX_IMAGE})
+    rig.create("odd", {"Image": BUSYBOX_IMAGE, "Labels": {"io.kubernetes.docker.type": "something else"}})
+    assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
+
+
+async def test_a_container_is_read_with_its_pod_by_its_id(rig: Rig) -> None:
+    found = await rig.lookup.container(rig.container_id)
+    assert found == await rig.subject(rig.container_id)
+    assert await rig.lookup.container("f" * 64) is None
+    plain = rig.create("plain", {"Image": BUSYBOX_IMAGE})
+    assert await rig.lookup.container(plain) is None
+
+
+async def test_an_image_is_read_once_for_all_containers_that_are_made_of_it(rig: Rig) -> None:
+    for number in range(3):
+        body = bodies.container_body(POD, replace(CONTAINER, attempt=number + 5), rig.pod_id, "cgroupfs")
+        found = await rig.lookup.container(rig.create(f"again{number}", body))
+        assert found is not None
+        assert found.container is not None
+        assert found.container.effective.envs == {"A": "1", "B": "2"}, "without the image's PATH"
+    assert rig.asked(IMAGE) == 2, "the container's image, and the sandbox's"
+    rig.dockerd.state.images.by_name.clear()
+    assert (await rig.subject(rig.container_id)).container is not None
+    assert rig.asked(IMAGE) == 2
+
+
+async def test_the_memory_of_images_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IMAGES_REMEMBERED", 1)
+    for _ in range(2):
+        assert await rig.lookup.pod(rig.pod_id) is not None
+        assert (await rig.subject(rig.container_id)).container is not None
+    assert rig.asked(IMAGE) > 2
+    assert len(rig.lookup._images) == 1
+
+
+async def test_an_image_that_is_gone_is_asked_for_each_time(rig: Rig) -> None:
+    rig.dockerd.state.images.by_name.clear()
+    for _ in range(2):
+        await rig.lookup.pod(rig.pod_id)
+    assert rig.asked(IMAGE) == 2
+
+
+async def test_what_limits_a_container_now_is_read(rig: Rig) -> None:
+    rig.dockerd.state.update(rig.container_id, {"CpuShares": 7})
+    found = await rig.lookup.resources(rig.container_id)
+    assert found is not None
+    assert (found.cpu_shares, found.memory_limit_in_bytes) == (7, 64 * MIB)
+    assert await rig.lookup.resources(rig.pod_id) is None
+    assert await rig.lookup.resources("f" * 64) is None
 
 
 # -- what is no pod's --------------------------------------------------------------------------------------------------

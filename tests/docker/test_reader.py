@@ -371,3 +371,17 @@ def test_b9_an_answer_that_closes_drops_a_held_call_behind_it() -> None:
     assert not play.events.calls
     with pytest.raises(WireError, match="without a request"):
         play.daemon.sends(OK)
+
+
+def test_what_is_not_finished() -> None:
+    """More of it in test_reader_drain."""
+    play = nothing_held()
+    assert (play.reader.unfinished(), play.reader.asks_nothing, play.reader.was_asked) == ((0, 0, 0), True, False)
+    play.client.sends(PING + PING)
+    play.daemon.sends(OK[:-1])
+    assert (play.reader.unfinished(), play.reader.asks_nothing, play.reader.was_asked) == ((1, 1, 0), True, True)
+    play.daemon.sends(OK[-1:] + OK)
+    play.client.sends(ATTACH)
+    assert (play.reader.unfinished(), play.reader.asks_nothing) == ((1, 0, 0), False)
+    play.daemon.sends(SWITCHING)
+    assert (play.reader.unfinished(), play.reader.asks_nothing) == ((0, 0, 1), False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.call import UNANSWERED
+from runtimeproxy.call import NOT_DONE, UNANSWERED
 from runtimeproxy.docker.call import DockerCall
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.model import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources
@@ -214,4 +214,5 @@ async def test_an_update_whose_call_has_ended_is_not_sent_and_not_waited_for(nod
     exchange.end()
     assert await call.release(None, NO_ADJUSTMENT) == UNANSWERED
     assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
+    assert await call.settle(node.store) == NOT_DONE
     await until(lambda: hook.cancelled == 1)

@@ -370,3 +370,14 @@ def test_b1_eof_inside_a_held_body_makes_it_unreadable_and_passes_behind_it() ->
     assert not play.daemon.ended
     play.call.release(None)
     assert (play.daemon.got(), play.daemon.ended) == (CREATE[:-3], True)
+
+
+def test_a_client_is_inside_a_request_until_it_is_whole() -> None:
+    play = nothing_held()
+    assert not play.reader.was_asked
+    seen = []
+    for piece in (INFO[:3], INFO[3:], CREATE[:-3], CREATE[-3:], START + INFO[:3]):
+        play.client.sends(piece)
+        seen.append(play.reader.asks_nothing)
+    assert seen == [False, True, False, True, False]
+    assert play.reader.was_asked

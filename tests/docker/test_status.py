@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.call import Unreadable
-from runtimeproxy.docker.status import Inspected, image_of, read_inspect
+from runtimeproxy.docker.status import Inspected, Life, image_of, read_inspect, read_life
 from runtimeproxy.docker.translate import AskedContainer, AskedPod, read_create
 from runtimeproxy.hookpoints import SubjectKind
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources
@@ -353,3 +353,26 @@ def test_any_value_anywhere_is_read_or_unreadable(create: dict[str, Any], path: 
     reply = with_value(json.loads(inspected(create, CONTAINER_NAME)), path, value)
     with suppress(Unreadable):
         assert read_inspect(json.dumps(reply).encode(), image()).id == ID
+
+
+@pytest.mark.parametrize(
+    ("word", "started", "running"),
+    [
+        ("created", False, False),
+        ("running", True, True),
+        ("paused", True, True),
+        ("restarting", True, True),
+        ("removing", True, False),
+        ("exited", True, False),
+        ("dead", True, False),
+    ],
+)
+def test_how_far_a_container_is(word: str, started: bool, running: bool) -> None:
+    assert read_life(b'{"State":{"Status":"%b"}}' % word.encode()) == Life(started, running)
+
+
+@pytest.mark.parametrize("reply", [b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}', b'{"State":7}'])
+def test_how_far_a_container_is_cannot_be_read(reply: bytes) -> None:
+    with pytest.raises(Unreadable) as caught:
+        read_life(reply)
+    assert "canary" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The daemon's events keep the Store right: what each of them means, and what the sweep after a connect drops."""
+"""The daemon's events keep the Store right: what each of them means."""
 
 import json
 from collections.abc import AsyncIterator
@@ -7,29 +7,24 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.docker.backend import Backend
-from runtimeproxy.model import Subject
-from tests.docker.daemon import EVENTS, Daemon, Reply, event, until
-from tests.docker.following import CONTAINER, LATER, OTHER_POD, PLAIN, POD, Rig, container, pod
+from tests.docker.daemon import EVENTS, Daemon, event, until
+from tests.docker.following import CONTAINER, LATER, OTHER_POD, PLAIN, POD, Rig, container
 
 CANARY = "canary-4711"
-LIST = "/containers/json"
 
 
 @pytest.fixture
 async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
     async with Daemon(str(tmp_path / "docker.sock")) as daemon:
-        daemon.listed = [POD, OTHER_POD, CONTAINER, PLAIN]
         yield daemon
         await daemon.left()
 
 
 @pytest.fixture
 async def rig(daemon: Daemon) -> AsyncIterator[Rig]:
-    """A rig whose first sweep is over."""
     rig = Rig(Backend(daemon.path))
     async with rig.running():
-        await daemon.followed()
-        await until(lambda: len(daemon.asked(LIST)) == 1)
+        await until(lambda: rig.missed == 1)
         yield rig
 
 
@@ -122,67 +117,25 @@ async def test_a_count_below_none_expects_nothing(daemon: Daemon, rig: Rig) -> N
     assert CONTAINER not in rig.known
 
 
-async def test_a_line_that_cannot_be_read_is_counted_and_swept_after(
+async def test_what_is_destroyed_does_not_come_back_with_a_call_that_is_under_way(daemon: Daemon, rig: Rig) -> None:
+    await said(daemon, rig, event("destroy", LATER), event("destroy", CONTAINER))
+    rig.store.commit(container(LATER))
+    rig.store.commit(container(CONTAINER))
+    assert rig.known == {POD, OTHER_POD}
+
+
+async def test_after_a_line_that_cannot_be_read_something_was_missed(
     daemon: Daemon, rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    daemon.listed.remove(CONTAINER)
     await said(daemon, rig, b'{"Type": "container", "' + CANARY.encode() + b"\n", event("destroy", OTHER_POD))
     assert rig.recorder.counted("backend_events_unreadable") == 1
-    assert rig.known == {POD}
-    assert rig.gone == [CONTAINER, OTHER_POD]
+    assert rig.missed == 2
+    assert (rig.known, rig.gone) == ({POD, CONTAINER}, [OTHER_POD])
     assert len(daemon.asked(EVENTS)) == 1
     assert caplog.records == []
 
 
-# -- the sweep ---------------------------------------------------------------------------------------------------------
-
-
-async def test_what_the_daemon_no_longer_has_is_swept(daemon: Daemon) -> None:
-    daemon.listed = [POD, PLAIN]
-    rig = Rig(Backend(daemon.path))
+async def test_what_a_list_no_longer_has_is_forgotten_beyond_the_store(rig: Rig) -> None:
     rig.events.expect_update(CONTAINER)
-    async with rig.running():
-        await rig.counted("records_swept", 2)
-        assert rig.known == {POD}
-        assert sorted(rig.gone) == sorted([CONTAINER, OTHER_POD])
-        assert not rig.events.expected_updates
-
-
-async def test_what_is_committed_while_the_list_is_asked_for_stays(daemon: Daemon) -> None:
-    listing = daemon.reply(LIST, Reply(body=b"[]"))
-    listing.gate.clear()
-    rig = Rig(Backend(daemon.path))
-    async with rig.running():
-        await until(lambda: bool(daemon.asked(LIST)))
-        rig.store.commit(container(LATER))
-        rig.store.forget_container(CONTAINER)
-        listing.gate.set()
-        await rig.counted("records_swept", 3)
-        assert sorted(rig.gone) == sorted([POD, OTHER_POD, CONTAINER])
-        # Its pod, which is gone, has taken it along.
-        assert rig.known == set()
-
-
-async def test_a_pod_that_is_committed_while_the_list_is_asked_for_stays(daemon: Daemon) -> None:
-    listing = daemon.reply(LIST, Reply(body=b"[]"))
-    listing.gate.clear()
-    rig = Rig(Backend(daemon.path))
-    async with rig.running():
-        await until(lambda: bool(daemon.asked(LIST)))
-        rig.store.commit(Subject(pod(LATER)))
-        listing.gate.set()
-        await rig.counted("records_swept", 3)
-        assert rig.known == {LATER}
-
-
-async def test_what_happens_while_the_list_is_asked_for_is_taken_after_it(daemon: Daemon) -> None:
-    listing = daemon.reply(LIST, Reply(body=json.dumps([{"Id": POD}, {"Id": OTHER_POD}, {"Id": CONTAINER}]).encode()))
-    listing.gate.clear()
-    rig = Rig(Backend(daemon.path))
-    async with rig.running():
-        await daemon.followed()
-        await until(lambda: bool(daemon.asked(LIST)))
-        daemon.say(event("destroy", CONTAINER))
-        listing.gate.set()
-        await until(lambda: rig.gone == [CONTAINER])
-        assert rig.known == {POD, OTHER_POD}
+    rig.events.gone(CONTAINER)
+    assert (rig.gone, dict(rig.events.expected_updates)) == ([CONTAINER], {})

@@ -42,6 +42,8 @@ class FakeCall(Call):
     """Nothing in the Store is to be put into the message."""
     edit_error: Exception | None = None
     outcome_error: Exception | None = None
+    fates: list[Reply | Exception] = field(default_factory=list)
+    """What the runtime tells each time it is asked what became of the call; the last one stays."""
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
     released_with: tuple[Subject | None, Adjustment] | None = None
@@ -118,3 +120,11 @@ class FakeCall(Call):
     def answer(self, reply: Reply) -> None:
         assert reply is self.reply
         self._step("answer")
+
+    async def settle(self, store: Store) -> Reply:
+        self._step("settle")
+        await asyncio.sleep(self.read_seconds)
+        fate = self.fates[0] if len(self.fates) == 1 else self.fates.pop(0)
+        if isinstance(fate, Exception):
+            raise fate
+        return fate

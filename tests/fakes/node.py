@@ -6,13 +6,14 @@ Invariant: the held stream has the interface of cri.held.HeldStream and is relea
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.protobuf.message import Message
 
 from runtimeproxy.call import CallState, Reply
+from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.call import KINDS, CriCall
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.dispatcher import Dispatcher
@@ -142,19 +143,37 @@ class FakeHeld:
 class FakeBackend:
     """The runtime's own word, and the updates that it was sent."""
 
-    pods: dict[str, PodInfo] = field(default_factory=dict)
-    containers: dict[str, ContainerInfo] = field(default_factory=dict)
+    known_pods: dict[str, PodInfo] = field(default_factory=dict)
+    known_containers: dict[str, ContainerInfo] = field(default_factory=dict)
+    pod_is: api_pb2.PodSandboxState = api_pb2.SANDBOX_READY
+    container_is: api_pb2.ContainerState = api_pb2.CONTAINER_RUNNING
     error: BackendError | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
     updates: list[tuple[str, bytes, float]] = field(default_factory=list)
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         self.asked.append((version, pod_id))
-        return self.pods.get(pod_id)
+        return self.known_pods.get(pod_id)
+
+    async def pod_state(self, version: str, pod_id: str) -> api_pb2.PodSandboxState | None:
+        self.asked.append((version, pod_id))
+        return self.pod_is if pod_id in self.known_pods else None
+
+    async def container_state(self, version: str, container_id: str) -> api_pb2.ContainerState | None:
+        self.asked.append((version, container_id))
+        return self.container_is if container_id in self.known_containers else None
+
+    async def pods(self, version: str) -> Iterator[PodInfo]:
+        self.asked.append((version, "all pods"))
+        return iter(self.known_pods.values())
+
+    async def containers(self, version: str, pod_id: str = "") -> Iterator[ContainerInfo]:
+        self.asked.append((version, f"containers of {pod_id}"))
+        return (found for found in self.known_containers.values() if found.pod_id == pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
         self.asked.append((version, container_id))
-        return self.containers.get(container_id)
+        return self.known_containers.get(container_id)
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
         self.updates.append((version, request, seconds))

@@ -14,10 +14,13 @@ from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
+from runtimeproxy.relay.unary import Peer
 
 FAIL, IGNORE = FailurePolicy.FAIL, FailurePolicy.IGNORE
 ALL_POINTS = tuple(point.name for point in HOOK_POINTS)
 NOTHING = HookAnswer()
+
+ONE_PEER = Peer("socket", 1)
 
 Behaviour = HookAnswer | Reason | Exception | Callable[[HookRequest], HookAnswer]
 """What a plugin does: answers, fails for a reason, raises what no client should, or computes its answer."""
@@ -35,13 +38,18 @@ class Asked:
 
 @dataclass(eq=False)
 class FakeClient:
-    """One hook server; ``delay_seconds`` passes before it does anything."""
+    """One hook server; ``delay_seconds`` passes before it does anything, ``there`` is who is at its socket."""
 
     name: str
     behaviour: Behaviour
     asked: list[Asked]
     delay_seconds: float = 0.0
     cancelled: int = 0
+    there: Peer = ONE_PEER
+
+    def peer(self) -> Peer:
+        """Tell."""
+        return self.there
 
     async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
         """Do as told."""

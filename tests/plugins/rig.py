@@ -8,6 +8,7 @@ from pathlib import Path
 from runtimeproxy.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.plugins.manager import Manager
+from runtimeproxy.relay.unary import Peer
 from runtimeproxy.telemetry import Recorder
 from tests.fakes import registration
 
@@ -25,6 +26,9 @@ class FakeClient:
         self.closed = 0
         self.busy = asyncio.Event()
         self.busy.set()
+
+    def peer(self) -> Peer:
+        return Peer(self.endpoint, 1)
 
     async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
         return HookAnswer()
@@ -65,7 +69,7 @@ class Rig:
         """Wait for what must come true."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.001)
 
     @property
     def invalid(self) -> float:

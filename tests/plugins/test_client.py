@@ -97,8 +97,35 @@ async def test_another_error_status_comes_without_its_text(client: HookClient, s
 
 
 async def test_a_method_that_the_hook_server_lacks(client: HookClient, server: HookServer) -> None:
-    server.default = hookanswers.status(grpc.StatusCode.UNIMPLEMENTED)
-    assert (await failing(client)).detail == "gRPC status 12"
+    server.default = hookanswers.status(grpc.StatusCode.UNIMPLEMENTED, "env SECRET=canary")
+    error = await failing(client)
+    assert error.reason is Reason.UNIMPLEMENTED
+    assert error.detail.startswith("the server does not serve this hook point; take it out of the registration, or")
+    assert "canary" not in str(error)
+
+
+async def test_a_socket_that_others_could_replace_is_not_dialled(
+    client: HookClient, server: HookServer, path: str
+) -> None:
+    folder = Path(path).parent
+    folder.chmod(0o777)
+    error = await failing(client)
+    assert error.reason is Reason.UNTRUSTED_SOCKET
+    assert error.detail == (
+        f"{folder} can be written by everybody, who could replace the socket: chown it to root and chmod it to 0755"
+    )
+    assert (client.peer().socket, server.calls) == (None, [])
+    folder.chmod(0o755)
+    assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
+
+
+async def test_who_is_at_the_socket(client: HookClient, path: str) -> None:
+    assert client.peer().socket is None
+    async with HookServer(path):
+        there = client.peer()
+        await client.call(POINT, request(POINT), LONG_SECONDS)
+        assert client.peer() == there
+    assert there.socket is not None
 
 
 async def test_a_message_that_is_none(client: HookClient, server: HookServer) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.errors import Reason
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.fakes import registration
 from tests.plugins.rig import CREATE, Rig
@@ -173,7 +175,7 @@ async def test_a_config_map_update(rig: Rig) -> None:
 
 async def test_koordlet_writes_its_file_in_place(rig: Rig) -> None:
     await rig.manager.start()
-    for seed in range(20):
+    for seed in range(12):
         registration.write_as_koordlet(rig.folder, "/run/koordlet.sock", seed=seed)
         await rig.until(lambda: rig.names() == ["koordlet"])
         await asyncio.sleep(0.01 * (seed % 4))
@@ -186,11 +188,11 @@ async def test_a_file_written_byte_by_byte_settles_on_its_last_text(rig: Rig) ->
     await rig.manager.start()
     text = registration.text("/run/new.sock")
     with (rig.folder / "a.json").open("w", buffering=1) as file:
-        for at in range(0, len(text), 8):
-            file.write(text[at : at + 8])
+        for at in range(0, len(text), 16):
+            file.write(text[at : at + 16])
             file.flush()
             await asyncio.sleep(0.01)
-            if at + 8 < len(text):
+            if at + 16 < len(text):
                 assert rig.endpoints() == ["/run/old.sock"]
     await rig.until(lambda: rig.endpoints() == ["/run/new.sock"])
     assert rig.invalid == 0
@@ -201,11 +203,11 @@ async def test_no_call_is_unhooked_while_files_are_swapped(rig: Rig) -> None:
     rig.put("b.json")
     await rig.manager.start()
     missed = 0
-    for number in range(1000):
+    for number in range(400):
         rig.put("a.json", f"/run/{number}.sock")
         await asyncio.sleep(0)
         missed += rig.names() != ["a", "b"]
-    await rig.until(lambda: rig.endpoints()[0] == "/run/999.sock")
+    await rig.until(lambda: rig.endpoints()[0] == "/run/399.sock")
     assert missed == 0
 
 
@@ -232,6 +234,44 @@ async def test_a_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) ->
     rig.put("a.json", "/run/new.sock")
     await rig.until(lambda: rig.endpoints() == ["/run/new.sock"])
     await rig.until(lambda: [client.closed for client in rig.clients] == [1, 0])
+
+
+async def test_a_plugin_stays_what_it_is_until_its_own_file_changes(rig: Rig) -> None:
+    rig.put("a.json")
+    await rig.manager.start()
+    (first,) = rig.manager.plugins_for(CREATE)
+    rig.put("b.json")
+    await rig.until(lambda: rig.names() == ["a", "b"])
+    (rig.folder / "b.json").unlink()
+    await rig.until(lambda: rig.names() == ["a"])
+    assert rig.manager.plugins_for(CREATE) == (first,)
+    rig.put("a.json", policy="Fail")
+    await rig.until(lambda: rig.manager.fail_policy_registered(CREATE))
+    (second,) = rig.manager.plugins_for(CREATE)
+    assert second.client is first.client
+    assert second.breaker is not first.breaker
+    assert second.unserved is not first.unserved
+
+
+@pytest.mark.parametrize("change", ["goes", "changes", "stays"])
+async def test_an_open_breaker_of_a_plugin_that_is_no_more_is_not_shown(rig: Rig, change: str) -> None:
+    rig.put("a.json")
+    rig.put("b.json")
+    await rig.manager.start()
+    (plugin, closed) = rig.manager.plugins_for(CREATE)
+    for _ in range(FAILURES_IN_A_ROW):
+        attempt = plugin.breaker.admit("socket", 0.0)
+        assert attempt is not None
+        plugin.breaker.end(attempt, Reason.DEADLINE, "pod", 0.0)
+    rig.recorder.gauge("hook_breaker_open", 1.0, plugin="a")
+    if change == "goes":
+        (rig.folder / "a.json").unlink()
+    elif change == "changes":
+        rig.put("a.json", timeout="1s")
+    (rig.folder / "b.json").unlink()
+    await rig.until(lambda: closed not in rig.manager.plugins_for(CREATE))
+    shown = {labels: value for (name, labels), value in rig.recorder.gauges.items() if name == "hook_breaker_open"}
+    assert shown == {(("plugin", "a"),): float(change == "stays")}
 
 
 async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> None:

@@ -68,3 +68,24 @@ async def test_stopping_in_the_pause_accepts_no_more(tmp_path: Path, monkeypatch
         assert not accepted
         assert client is not None
         client.close()
+
+
+async def test_who_waits_is_accepted_at_once_if_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptor_module, "BATCH", 2)
+    with socket.socket(socket.AF_UNIX) as real:
+        real.bind(str(tmp_path / "l.sock"))
+        real.listen(16)
+        real.setblocking(False)
+        accepted: list[socket.socket] = []
+        acceptor = Acceptor(asyncio.get_running_loop(), real, accepted.append)
+        clients = [dial_now(str(tmp_path / "l.sock")) for _ in range(3)]
+        counts = []
+        for _ in range(3):
+            acceptor.accept()
+            counts.append(len(accepted))
+        assert counts == [2, 3, 3]
+        for sock in [*clients, *accepted]:
+            assert sock is not None
+            sock.close()

@@ -1,14 +1,19 @@
-"""Connecting: a connection is one, a full backlog is waited for, nobody there is told at once (relay-rules A12)."""
+"""Connecting: a connection is one, a full backlog is waited for, nobody there is told at once (relay-rules A12).
+
+And who may be at the other end of a hook server's socket (fault matrix X6).
+"""
 
 import asyncio
+import os
+import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay.dial import dial, dial_now
+from runtimeproxy.relay.dial import UntrustedSocket, dial, dial_now, dial_trusted
 
 
 @pytest.fixture
@@ -67,3 +72,127 @@ async def test_nobody_there_is_told_at_once(tmp_path: Path, left: str) -> None:
     with pytest.raises(FileNotFoundError if left == "nothing" else ConnectionRefusedError):
         await dial(str(path), 5)
     assert time.monotonic() - began < 1
+
+
+# Who may be at the other end.
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Path]:
+    """A socket that somebody listens on, in a directory of its own."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(0o755)
+    path = folder / "hooks.sock"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+        sock.listen(1)
+        yield path
+
+
+def test_a_socket_of_our_own_in_a_directory_of_our_own_is_trusted(served: Path) -> None:
+    made = dial_trusted(str(served))
+    assert made is not None
+    with made:
+        assert made.getpeername() == str(served)
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("real.sock"))
+    path.symlink_to("real.sock")
+
+
+def in_a_linked_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("real"))
+    path.parent.symlink_to("real")
+
+
+def a_file(path: Path) -> None:
+    path.unlink()
+    path.touch()
+
+
+def open_to(mode: int, owner: int = -1, group: int = -1) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        os.chown(path.parent, owner, group)
+        path.parent.chmod(mode)
+
+    return change
+
+
+def given_away(path: Path) -> None:
+    os.chown(path, NOBODY, NOBODY)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "directory that everybody writes": (open_to(0o777), "{folder} can be written by everybody, who could replace"),
+    "sticky directory": (open_to(0o1777), "{folder} can be written by everybody, who could replace the socket: chown"),
+    "directory that is a link": (in_a_linked_folder, "{folder} is a link: register the socket by the path of its real"),
+    "link": (linked, "{path} is a link or no socket: register the path of the hook server's own socket"),
+    "file": (a_file, "{path} is a link or no socket"),
+}
+FAULTS_OF_ROOT: dict[str, tuple[Callable[[Path], None], str]] = {
+    "directory of another user": (open_to(0o755, NOBODY), f"{{folder}} belongs to user {NOBODY}, who could replace"),
+    "directory that a group writes": (open_to(0o775, 0, NOBODY), f"{{folder}} can be written by group {NOBODY}, who"),
+    "socket of another user": (given_away, f"{{path}} belongs to user {NOBODY}: run the hook server as root, or as"),
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *(pytest.param(fault, marks=as_root) for fault in FAULTS_OF_ROOT)])
+def test_a_socket_that_others_could_have_made_is_not_dialled(served: Path, fault: str) -> None:
+    spoil, text = (FAULTS | FAULTS_OF_ROOT)[fault]
+    spoil(served)
+    with pytest.raises(UntrustedSocket, match=re.escape(text.format(folder=served.parent, path=served))):
+        dial_trusted(str(served))
+
+
+@as_root
+def test_a_socket_of_root_that_another_user_listens_on_is_left_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "hooks.sock"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+        os.seteuid(NOBODY)  # whoever calls listen(2) is the peer that unix(7) tells
+        try:
+            sock.listen(1)
+        finally:
+            os.seteuid(0)
+        with pytest.raises(UntrustedSocket, match=f"user {NOBODY} listens on {path}: run the hook server as root"):
+            dial_trusted(str(path))
+        accepted, _ = sock.accept()
+        with accepted:
+            assert accepted.recv(1) == b""
+
+
+def test_a_directory_above_may_be_anybodys(served: Path) -> None:
+    served.parent.parent.chmod(0o1777)
+    made = dial_trusted(str(served))
+    assert made is not None
+    made.close()
+
+
+def test_a_group_of_root_may_write_the_directory(served: Path) -> None:
+    found = served.parent.stat()
+    served.parent.chmod(0o775)
+    if found.st_gid == 0:
+        made = dial_trusted(str(served))
+        assert made is not None
+        made.close()
+    else:
+        with pytest.raises(UntrustedSocket, match=f"can be written by group {found.st_gid}"):
+            dial_trusted(str(served))
+
+
+def test_nobody_there_is_no_matter_of_trust(served: Path) -> None:
+    for path in (served.with_name("other.sock"), served.parent / "none" / "hooks.sock"):
+        with pytest.raises(FileNotFoundError):
+            dial_trusted(str(path))
+
+
+def test_a_full_backlog_is_told(served: Path) -> None:
+    kept = fill_backlog(str(served))
+    assert dial_trusted(str(served)) is None
+    for sock in kept:
+        sock.close()

@@ -110,6 +110,7 @@ _DELAY_MICROSECONDS = 50_000
 _SLOWED = "bind,fchmod,chmod,fchmodat,chown,lchown,fchownat,listen"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o600, 0o660])
 def test_the_mode_is_never_wider_not_even_between_two_system_calls(folder: Path, mode: int) -> None:
     group = os.getgid()

@@ -24,6 +24,7 @@ except ConfigError as error:
     sys.exit(str(error))
 assert environ == {"OTHER": "1"}
 assert not listener.socket.getblocking() and not listener.socket.get_inheritable()
+assert not listener.withdraw() and os.path.exists(listener.path)
 listener.socket.setblocking(True)
 accepted, _ = listener.socket.accept()
 accepted.sendall(listener.path.encode())

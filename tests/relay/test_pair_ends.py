@@ -175,3 +175,19 @@ async def test_nothing_happens_behind_the_end(rig: Rig) -> None:
     rig.pair.hold_client(False)
     assert rig.flow.events == ["closed"]
     assert await rig.read(rig.client) == b""
+
+
+async def test_a_client_that_is_shut_loses_nothing_that_it_sent_and_sends_nothing_more(rig: Rig) -> None:
+    rig.flow.waits = True
+    rig.client.send(b"sent before")
+    rig.pair.shut_client()
+    with pytest.raises(BrokenPipeError):
+        rig.client.send(b"sent behind")
+    assert await rig.read(rig.backend) == b"sent before"
+    await rig.until("client ended")
+    assert rig.pair.client_ended
+    rig.backend.send(b"answer")
+    assert await rig.read(rig.client) == b"answer"
+    rig.pair.finish_client()
+    assert await rig.read(rig.client) == b""
+    assert "closed" in rig.flow.events

@@ -1,6 +1,7 @@
 """What every front does with a client: paired at once or later, or told that the backend is away; and the end."""
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay import pairs
+from runtimeproxy.relay import dial, drain, pairs
+from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.relay.pairs import Paired, Pairs
 from runtimeproxy.telemetry import Recorder
@@ -34,8 +36,18 @@ class Work:
 class Connection:
     """A connection that copies."""
 
-    def __init__(self, client: socket.socket, backend: socket.socket) -> None:
+    def __init__(self, front: "Front", client: socket.socket, backend: socket.socket) -> None:
         self.pair = Pair(asyncio.get_running_loop(), client, backend, Copy())
+        self._front = front
+
+    def drain(self, refusing: bool) -> None:
+        """Ask nobody."""
+
+    def unfinished(self) -> Unfinished:
+        return self._front.unfinished
+
+    def part(self) -> None:
+        self._front.parted += 1
 
 
 class Front(Pairs):
@@ -44,9 +56,12 @@ class Front(Pairs):
     def __init__(self, endpoint: str) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(endpoint, Recorder(loop.time), loop)
+        self.unfinished = Unfinished()
+        """What each connection has open."""
+        self.parted = 0
 
     def paired(self, client: socket.socket, backend: socket.socket) -> Paired:
-        return Connection(client, backend)
+        return Connection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
         client.sendall(b"away")
@@ -86,6 +101,12 @@ class Rig:
     async def read(sock: socket.socket) -> bytes:
         async with asyncio.timeout(5):
             return await asyncio.get_running_loop().sock_recv(sock, 100)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(drain, "PARTING_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -148,9 +169,41 @@ async def test_a_client_is_told_when_the_backend_goes_while_it_waits(rig: Rig) -
     assert await rig.read(client) == b"away"
 
 
+@pytest.mark.parametrize("number", pairs.SCARCE)
+async def test_a_want_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(pairs, "SCARCE_RETRY_SECONDS", 0.01)
+    failures = [OSError(number, "scarce")] * 3
+    connect = dial.dial_now
+
+    def scarce(path: str) -> socket.socket | None:
+        if failures:
+            raise failures.pop()
+        return connect(path)
+
+    monkeypatch.setattr(pairs, "dial_now", scarce)
+    monkeypatch.setattr(dial, "dial_now", scarce)
+    client = rig.client()
+    client.sendall(b"question")
+    await asyncio.wait(rig.front.tasks, timeout=5)
+    assert await rig.read(rig.backend()) == b"question"
+    assert rig.front.recorder.total("backend_dial_failures") == 0
+
+
+async def test_a_want_of_descriptors_is_not_waited_for_without_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "DIAL_SECONDS", 0.03)
+
+    def scarce(path: str) -> socket.socket | None:
+        raise OSError(errno.EMFILE, "scarce")
+
+    monkeypatch.setattr(pairs, "dial_now", scarce)
+    monkeypatch.setattr(dial, "dial_now", scarce)
+    assert await rig.read(rig.client()) == b"away"
+
+
 async def test_the_end_closes_every_connection(rig: Rig) -> None:
     client, backend = rig.client(), rig.backend()
     await rig.front.stop(5)
+    assert rig.front.parted == 1
     assert await rig.read(client) == b""
     assert await rig.read(backend) == b""
 
@@ -162,6 +215,45 @@ async def test_the_end_lets_tasks_finish_first(rig: Rig) -> None:
     await rig.front.stop(5)
     assert done
     assert await rig.read(client) == b""
+
+
+async def test_the_end_lets_calls_finish_first(rig: Rig) -> None:
+    rig.client(), rig.backend()
+    rig.front.unfinished = Unfinished(calls=1)
+    stopping = asyncio.create_task(rig.front.stop(5))
+    await asyncio.sleep(0.05)
+    assert not stopping.done()
+    rig.front.unfinished = Unfinished()
+    await asyncio.wait_for(stopping, 2)
+
+
+async def test_the_end_comes_at_once_if_it_is_hurried(rig: Rig) -> None:
+    rig.client(), rig.backend()
+    rig.front.unfinished = Unfinished(calls=1)
+    hurry = asyncio.Event()
+    stopping = asyncio.create_task(rig.front.stop(5, hurry))
+    await asyncio.sleep(0.03)
+    hurry.set()
+    await asyncio.wait_for(stopping, 2)
+
+
+async def test_what_cannot_be_cancelled_does_not_hold_up_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "CANCEL_SECONDS", 0.03)
+    freed = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not freed.is_set():
+            try:
+                await freed.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task = asyncio.create_task(stubborn())
+    rig.front.keep(task)
+    await asyncio.sleep(0)
+    await asyncio.wait_for(rig.front.stop(0.02), 2)
+    freed.set()
+    await task
 
 
 async def test_the_end_cancels_what_does_not_finish(rig: Rig) -> None:

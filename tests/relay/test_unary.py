@@ -339,10 +339,12 @@ async def test_a_peer_that_asks_and_never_reads_is_no_longer_read(path: str, cli
         transport = connection.writer.transport
         transport.pause_reading()  # type: ignore[attr-defined]
         connection.send(http2.frame(http2.PING, 0, 0, bytes(8)) * pings)
-        await asyncio.sleep(0.3)
-        stuck = transport.get_write_buffer_size()
-        await asyncio.sleep(0.1)
-        assert transport.get_write_buffer_size() == stuck > 500_000
+        stuck = 0
+        async with asyncio.timeout(5):
+            while transport.get_write_buffer_size() != stuck:
+                stuck = transport.get_write_buffer_size()
+                await asyncio.sleep(0.1)
+        assert stuck > 500_000
         transport.resume_reading()  # type: ignore[attr-defined]
         for _ in range(pings):
             await connection.next(http2.PING)

@@ -17,7 +17,7 @@ import grpc
 from tests.engines import cri
 from tests.fakes import cri_pb2
 from tests.fakes.dockershim_bodies import Container, Pod, Values
-from tests.fakes.runtime import FakeRuntime, Injection
+from tests.fakes.runtime import FakeRuntime, Injection, Received
 from tests.system import clients
 from tests.system.clients import Client
 from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
@@ -47,11 +47,11 @@ class CriRuntime(FakeRuntime):
 
     def verbs(self) -> list[str]:
         """Return what callers asked for."""
-        return [VERBS[received.method] for received in self.received]
+        return [VERBS[received.method] for received in self.received if not _is_the_proxys(received)]
 
     def asked(self, verb: str) -> list[bytes]:
         """Return the messages of a method."""
-        return [received.message for received in self.requests(METHODS[verb])]
+        return [received.message for received in self.requests(METHODS[verb]) if not _is_the_proxys(received)]
 
     def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
         """Delay, or answer UNKNOWN."""
@@ -60,7 +60,7 @@ class CriRuntime(FakeRuntime):
 
     def given_up(self, verb: str) -> bool:
         """Tell whether the call was cancelled."""
-        return self.requests(METHODS[verb])[-1].cancelled
+        return [received for received in self.requests(METHODS[verb]) if not _is_the_proxys(received)][-1].cancelled
 
     def pod_ids(self) -> list[str]:
         """Return the ids of all pods."""
@@ -69,6 +69,15 @@ class CriRuntime(FakeRuntime):
     def container_ids(self) -> list[str]:
         """Return the ids of all containers."""
         return list(self.state.containers)
+
+    def reads(self) -> int:
+        """Count the statuses that the proxy asked for."""
+        asked = self.requests("PodSandboxStatus") + self.requests("ContainerStatus")
+        return sum(_is_the_proxys(received) for received in asked)
+
+    def vanish(self, subject_id: str) -> None:
+        """Drop the record."""
+        (self.state.pods if subject_id in self.state.pods else self.state.containers).pop(subject_id)
 
     def envs(self) -> list[tuple[str, str]]:
         """Return what the config of the last create says."""
@@ -80,6 +89,11 @@ class CriRuntime(FakeRuntime):
         self.state.fill_list(count, total_bytes)
         assert self.state.big_list is not None
         return self.state.big_list
+
+
+def _is_the_proxys(received: Received) -> bool:
+    """Tell whether the proxy asked by itself."""
+    return dict(received.metadata).get("user-agent") == "runtimeproxy"
 
 
 class _Chat:

@@ -88,6 +88,15 @@ class DockerRuntime(FakeDockerd):
         """Return the ids of all containers of pods."""
         return self._ids("container")
 
+    def reads(self) -> int:
+        """Count the containers that the proxy inspected."""
+        asked = self.requests(ROUTES["pod_status"])
+        return sum(not received.target.startswith(VERSION) for received in asked)
+
+    def vanish(self, subject_id: str) -> None:
+        """Drop the record, and tell no event."""
+        del self.state.containers[subject_id]
+
     def envs(self) -> list[tuple[str, str]]:
         """Return what the body of the last create says."""
         _, _, body = self.asked("create")[-1].partition(b"\r\n\r\n")

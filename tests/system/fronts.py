@@ -180,6 +180,12 @@ class Runtime(Protocol):
     def container_ids(self) -> list[str]:
         """Return the ids of all containers."""
 
+    def reads(self) -> int:
+        """Count what the proxy has read by itself of single pods and containers."""
+
+    def vanish(self, subject_id: str) -> None:
+        """Remove a pod or a container behind everybody's back: no call and no event tells of it."""
+
     def envs(self) -> list[tuple[str, str]]:
         """Return the environment that the last create asked for, in order."""
 

@@ -167,8 +167,8 @@ async def fresh(folder: Path) -> AsyncIterator[tuple[ProxyProcess, FakeDockerd]]
     async with FakeDockerd(str(folder / "runtime.sock")) as dockerd:
         run_container(dockerd)
         async with ProxyProcess(folder, backend_runtime_mode="Docker", log_level="info") as proxy:
-            # Its sweep is the last thing that the proxy does for itself, the ping makes it do all that a call needs.
-            await until(lambda: dockerd.watchers and dockerd.requests("GET /containers/json"))
+            # This is the last thing that the proxy does for itself, the ping makes it do all that a call needs.
+            await until(lambda: dockerd.watchers and dockerd.requests("GET /info"))
             assert (await ask(str(proxy.socket), "GET", "/_ping")).body == b"OK"
             await asyncio.sleep(SETTLE_SECONDS)
             yield proxy, dockerd

@@ -83,7 +83,7 @@ FAILURES: dict[str, tuple[Prepare, str]] = {
     "refused": (refused_socket, "unreachable"),
     "missing": (missing_socket, "unreachable"),
     "error": (serving(hookanswers.status(grpc.StatusCode.INTERNAL, "broken")), "error_status"),
-    "unimplemented": (serving(hookanswers.status(grpc.StatusCode.UNIMPLEMENTED, "old")), "error_status"),
+    "unimplemented": (serving(hookanswers.status(grpc.StatusCode.UNIMPLEMENTED, "old")), "unimplemented"),
     "garbage": (serving(hookanswers.garbage()), "broken_answer"),
     "huge": (serving(hookanswers.huge()), "broken_answer"),
     "crash": (crash, "broken_answer"),
@@ -151,6 +151,7 @@ async def test_a_refusal_refuses_under_both_policies(
 
 
 TRIES = 3
+"""The figures are the proxy's; a try that another program on the machine disturbed is repeated."""
 LATE_SECONDS = 0.100
 
 
@@ -178,6 +179,8 @@ async def test_a_hook_that_hangs_costs_its_timeout_and_nobody_else(
             await asyncio.wait([slow])
             late.append(time.monotonic() - begun - 0.5)
             assert (slow.exception() is None) == (policy == "Ignore")
+            if max(late[-1], others[-1]) < LATE_SECONDS:
+                break
     assert min(late) < LATE_SECONDS, late
     assert min(others) < LATE_SECONDS, others
 
@@ -202,8 +205,10 @@ async def test_several_hooks_that_hang_cost_no_more_than_the_budget(
             await caller.create(pod_id)
             late.append(time.monotonic() - begun - 0.7)
             assert len(hooks.calls) == 2 * (number + 1)
+            if late[-1] < LATE_SECONDS:
+                break
     assert min(late) < LATE_SECONDS, late
-    assert len(runtime.asked("create")) == TRIES
+    assert len(runtime.asked("create")) == len(late)
 
 
 CALLS = 40
@@ -222,6 +227,8 @@ async def test_a_hook_server_that_is_down_costs_at_most_5_ms(
             proxy.register("down.json", hooks.socket_path, POINTS)
             await _hooked(proxy, caller)
             more.append(await _median_of_creates(caller) - without)
+            if more[-1] < DOWN_SECONDS:
+                break
             (proxy.registrations / "down.json").unlink()
             await asyncio.sleep(0.5)  # the file's removal is in effect
     assert min(more) < DOWN_SECONDS, more

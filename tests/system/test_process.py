@@ -140,7 +140,7 @@ async def test_a_restart_under_a_supervisor_refuses_no_connection(
 # ---- the documented command lines, as they are written
 
 NAMESPACE = """
-mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /etc
+mount -t tmpfs -o mode=755 tmpfs /run && mount -t tmpfs tmpfs /etc
 mkdir -p /run/containerd /etc/runtime/hookserver.d
 exec "$@"
 """

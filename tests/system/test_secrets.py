@@ -83,10 +83,15 @@ async def test_stderr_holds_no_value(
 
 
 async def _all_there_is(caller: Caller, runtime: Runtime, hooks: HookServer) -> None:
-    """Make every held call with every answer of the hook server, and calls that fail in other ways."""
+    """Make every held call with every answer of the hook server, and calls that fail in other ways.
+
+    A server that failed too often is not asked for a while: each answer is that of a new one.
+    """
     for name, answer in ANSWERS.items():
         hooks.default = answer
         await _life_of_a_pod(caller, name)
+        await hooks.stop()
+        await hooks.start()
     await caller.pass_by(CANARY)
     await _rejected_update(caller, runtime, hooks)
     await _failing_calls(caller, runtime)

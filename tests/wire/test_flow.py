@@ -1,11 +1,20 @@
 """Tests of one peer's outlet, rule by rule (relay-rules A3, A4, A8); test_flow_model plays them at random."""
 
+from collections.abc import Callable
+
 import pytest
 from hyperframe.frame import DataFrame, HeadersFrame, PingFrame, WindowUpdateFrame
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
-from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW, QUEUE_LIMIT, Outlet
+from runtimeproxy.wire.flow import (
+    CREDIT_STEP,
+    MERGED_BYTES,
+    PAIR_WINDOW,
+    QUEUED_BYTES,
+    QUEUED_FRAMES,
+    Outlet,
+)
 from tests.wire.frames import credited, taken
 
 PING = http2.frame(http2.PING, 0, 0, b"injected")
@@ -127,7 +136,7 @@ def test_initial_window_size_is_obeyed_on_sight_and_can_make_a_window_negative()
     assert outlet.out == []
     outlet.open_stream_window(1, 20)
     assert data_of(outlet) == [(1, 20, False)]
-    outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 0), (http2.INITIAL_WINDOW_SIZE, 110)])
+    outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 0), (http2.INITIAL_WINDOW_SIZE, 110)])  # the last one counts
     assert data_of(outlet) == [(1, 10, False)]
     outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 65_535)])
     assert data_of(outlet) == [(1, 20, True)]
@@ -185,15 +194,96 @@ def test_trailers_need_no_window_but_wait_behind_their_streams_data() -> None:
     assert outlet.out[1:] == [http2.frame(http2.DATA, 0, 1, b"body"), TRAILERS]
 
 
-def test_a_stream_has_no_more_frames_waiting_than_the_limit() -> None:
+# ---- what waits is bounded
+
+
+def waiting_for_credit(*streams: int) -> Outlet:
+    """Return an outlet where a byte of each stream waits for the connection's window."""
     outlet = started()
     outlet.window = 0
-    outlet.send_data(1, b"first", False, None, 0)
-    for _ in range(QUEUE_LIMIT - 1):
-        outlet.send_data(1, b"", False, None, 0)
-    outlet.send_data(3, b"", False, None, 0)
-    with pytest.raises(WireError, match="too many frames"):
-        outlet.send_data(1, b"", False, None, 0)
+    for stream in streams:
+        outlet.send_data(stream, b"x", False, None, 0)
+    return outlet
+
+
+def test_no_more_frames_wait_than_the_limit_in_all_streams_together() -> None:
+    outlet = waiting_for_credit(1, 3)
+    for _ in range(QUEUED_FRAMES // 2 - 1):
+        outlet.send_frame(1, b"")
+        outlet.send_frame(3, b"")
+    assert not outlet.overfull
+    outlet.send_frame(5, b"has nothing to wait for")
+    assert not outlet.overfull
+    outlet.send_frame(1, b"")
+    assert outlet.overfull
+
+
+@pytest.mark.parametrize("forget", [Outlet.drop, Outlet.ungovern, lambda outlet, _: outlet.drop_all()])
+def test_what_has_left_or_was_dropped_counts_no_more(forget: Callable[[Outlet, int], None]) -> None:
+    outlet = waiting_for_credit(1)
+    for _ in range(3):
+        outlet.send_frame(1, bytes(QUEUED_BYTES // 2))
+        outlet.open_window(1)
+        outlet.send_data(1, b"x", False, None, 0)
+    for _ in range(3):
+        outlet.send_frame(1, bytes(QUEUED_BYTES))
+        forget(outlet, 1)
+        outlet.send_data(1, b"x", False, None, 0)
+    assert not outlet.overfull
+
+
+def test_no_more_bytes_without_cost_wait_than_the_limit() -> None:
+    outlet = waiting_for_credit(1, 3)
+    outlet.send_frame(1, bytes(QUEUED_BYTES // 2))
+    outlet.send_frame(3, bytes(QUEUED_BYTES // 2))
+    outlet.send_frame(5, http2.frame(http2.DATA, 0, 5, bytes(100)), 100)
+    assert not outlet.overfull
+    outlet.send_frame(3, b"x")
+    assert outlet.overfull
+
+
+def test_no_more_frames_of_our_own_wait_than_the_limit() -> None:
+    outlet = Outlet()
+    for _ in range(QUEUED_FRAMES):
+        outlet.inject(PING)
+    assert not outlet.overfull
+    outlet.inject(PING)
+    assert outlet.overfull
+
+
+def test_short_data_that_wait_are_put_together() -> None:
+    source, outlet = started(), waiting_for_credit(1)
+    for _ in range(2 * MERGED_BYTES):
+        outlet.send_data(1, b"y", False, source, 1)
+        outlet.send_data(1, b"", False, source, 0)
+    outlet.send_data(1, b"z", True, source, CREDIT_STEP)
+    outlet.send_data(3, bytes(MERGED_BYTES), False, None, 0)
+    assert len(outlet.queues[1]) == 4
+    outlet.open_window(1 + MERGED_BYTES)
+    assert data_of(outlet) == [(1, 1, False), (3, MERGED_BYTES, False)]
+    outlet.open_window(100_000)
+    assert data_of(outlet) == [(1, MERGED_BYTES, False), (1, MERGED_BYTES, False), (1, 1, True)]
+    assert credited(source.out) == [CREDIT_STEP + 2 * MERGED_BYTES]
+
+
+def test_data_are_not_put_to_what_they_do_not_belong_to() -> None:
+    outlet = waiting_for_credit(1)
+    outlet.send_data(1, b"of another source", False, started(), 0)
+    outlet.send_frame(1, TRAILERS)
+    outlet.send_data(1, b"behind whole frames", True, None, 0)
+    outlet.send_data(1, b"behind the end", True, None, 0)
+    assert len(outlet.queues[1]) == 5
+
+
+def test_credit_of_one_byte_reaches_one_stream_and_its_trailers_and_the_next_one_later() -> None:
+    outlet = waiting_for_credit(1, 3, 5)
+    outlet.send_frame(1, TRAILERS)
+    outlet.send_data(3, bytes(MERGED_BYTES), False, None, 0)
+    seen = []
+    for _ in range(4):
+        outlet.open_window(1)
+        seen.append([frame.stream_id for frame in taken(outlet.out)])
+    assert seen == [[1, 1], [3], [5], [3]]
 
 
 @pytest.mark.parametrize("increment", [1, 2**31 - 1])

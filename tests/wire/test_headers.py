@@ -1,5 +1,6 @@
 """Tests of header blocks that stand alone (relay-rules A1, A2); the hpack package is the oracle."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -304,3 +305,42 @@ def test_a_block_translated_before_the_ack_and_sent_after_it_is_marked_too() -> 
 def test_a_size_update_is_put_before_a_block_once() -> None:
     assert headers.alone(b"") == b"\x20"
     assert headers.alone(headers.alone(b"\x83")) == b"\x20\x83"
+
+
+# ---- what a block may cost
+
+
+INDEXED, LITERAL, UPDATE = b"\x82", b"\x00\x01a\x01b", b"\x20"
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [(acknowledged, INDEXED), (acknowledged, LITERAL), (acknowledged, UPDATE), (Blocks, INDEXED), (Blocks, LITERAL)],
+)
+def test_a_block_has_no_more_fields_than_the_limit(make: Callable[[], Blocks], field: bytes) -> None:
+    blocks = make()
+    assert blocks.translate(field * headers.FIELDS_LIMIT)
+    with pytest.raises(WireError, match="too many fields"):
+        blocks.translate(field * (headers.FIELDS_LIMIT + 1))
+
+
+@pytest.mark.parametrize("updates", [b"\x20\x3f\xe1\x1f", b"\x3f\xe1\x1f"])
+def test_a_block_starts_with_two_size_updates_at_most(updates: bytes) -> None:
+    assert Blocks().translate(updates + b"\x82") == b"\x02\x03GET"
+    with pytest.raises(WireError, match="too many table size updates"):
+        Blocks().translate(updates + b"\x20\x20" + b"\x82")
+
+
+@pytest.mark.parametrize("block", [b"\x3f", b"\x3f\xe1", b"\x20\x3f"])
+def test_a_size_update_that_is_cut_is_no_block(block: bytes) -> None:
+    with pytest.raises(WireError, match="cannot be decoded"):
+        Blocks().translate(block)
+
+
+def test_what_a_block_refers_to_again_and_again_is_not_decoded_without_end() -> None:
+    blocks = Blocks()
+    value = b"v" * 4_000
+    blocks.translate(b"\x40\x01k\x7f\xa1\x1e" + value)
+    assert len(blocks.translate(b"\xbe" * 16)) > 16 * len(value)
+    with pytest.raises(WireError, match="cannot be decoded"):
+        blocks.translate(b"\xbe" * 17)

@@ -1,0 +1,63 @@
+"""What a CRI runtime lists: pods and containers, item by item.
+
+Owns the requests of the two lists and what is read of an item: what names it, and no more.
+Must not know: who asks, what a verbose status says (``status``).
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. An item is read
+when it is asked for: a list of 16 MiB is not worked through in one piece.
+"""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from runtimeproxy.call import Unreadable
+from runtimeproxy.cri import api_pb2
+from runtimeproxy.cri.translate import decode
+from runtimeproxy.errors import WireError
+from runtimeproxy.model import ContainerInfo, PodInfo
+from runtimeproxy.wire import protobuf
+
+ITEMS = 1
+"""The field of both responses that holds the items."""
+
+PODS_REQUEST = b""
+"""A ListPodSandboxRequest of all pods."""
+
+_M = TypeVar("_M", bound=Message)
+
+
+def containers_request(pod_id: str = "") -> bytes:
+    """Make a ListContainersRequest: of all containers, or of those of a pod."""
+    if not pod_id:
+        return b""
+    wanted = api_pb2.ContainerFilter(pod_sandbox_id=pod_id)
+    return api_pb2.ListContainersRequest(filter=wanted).SerializeToString()
+
+
+def pods(message: bytes) -> Iterator[PodInfo]:
+    """Read a ListPodSandboxResponse: ids and metadata. Raises Unreadable."""
+    for item in _items(api_pb2.PodSandbox, message):
+        meta = item.metadata
+        yield PodInfo(_id(item.id), meta.name, meta.uid, meta.namespace, meta.attempt)
+
+
+def containers(message: bytes) -> Iterator[ContainerInfo]:
+    """Read a ListContainersResponse: ids, their pods' ids, and metadata. Raises Unreadable."""
+    for item in _items(api_pb2.Container, message):
+        yield ContainerInfo(_id(item.id), item.pod_sandbox_id, item.metadata.name, item.metadata.attempt)
+
+
+def _items(kind: type[_M], message: bytes) -> Iterator[_M]:
+    try:
+        for field in protobuf.fields(message):
+            if field.number == ITEMS and field.wire_type == protobuf.LENGTH_DELIMITED:
+                yield decode(kind, message[field.value_start : field.end])
+    except WireError as error:
+        raise Unreadable(str(error)) from None
+
+
+def _id(text: str) -> str:
+    if not text:
+        raise Unreadable("list with an item without an id")
+    return text

@@ -1,0 +1,65 @@
+"""Reads the state of a CRI runtime for ``runtimeproxy.sync``: the lists, then verbose status.
+
+Owns which CRI version the state is read in.
+Must not know: when it is read, what is kept.
+Invariant: the state is read in v1 wherever the runtime has that (design.md, section 6).
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+from runtimeproxy.cri.backend import Backend
+from runtimeproxy.cri.routes import VERSIONS
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.store import Store
+from runtimeproxy.sync import Listed
+from runtimeproxy.wire import grpc
+
+ITEMS_AT_ONCE = 200
+"""Of a list, between two of which calls are served."""
+
+
+class State:
+    """What the runtime tells is taken as the kubelet's original, too (design.md, section 6)."""
+
+    def __init__(self, backend: Backend, store: Store) -> None:
+        self._backend = backend
+        self._store = store
+        self._version = VERSIONS[0]
+
+    async def listed(self) -> Listed:
+        """List all pods and containers, and find out which version the runtime has."""
+        try:
+            return await self._listed(VERSIONS[0])
+        except BackendError as error:
+            if error.code != grpc.UNIMPLEMENTED:
+                raise
+        return await self._listed(VERSIONS[1])
+
+    async def _listed(self, version: str) -> Listed:
+        pods = await self._backend.pods(version)
+        self._version = version
+        return Listed(await _ids(pods), await _ids(await self._backend.containers(version)))
+
+    async def pod(self, pod_id: str) -> PodRecord | None:
+        """Read a pod."""
+        info = await self._backend.pod(self._version, pod_id)
+        return None if info is None else PodRecord(info, info, read=True)
+
+    async def container(self, container_id: str) -> Subject | None:
+        """Read a container; its pod is in the Store, or is read as well."""
+        info = await self._backend.container(self._version, container_id)
+        if info is None or not info.pod_id:
+            return None
+        pod = self._store.pod(info.pod_id) or await self.pod(info.pod_id)
+        return None if pod is None else Subject(pod, ContainerRecord(info, info))
+
+
+async def _ids(items: Iterator[PodInfo] | Iterator[ContainerInfo]) -> list[str]:
+    ids: list[str] = []
+    for item in items:
+        ids.append(item.id)
+        if len(ids) % ITEMS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return ids

@@ -1,0 +1,117 @@
+"""Asking a plugin, or not: the time that is left and what its server did before decide; what it does now is remembered.
+
+Owns a plugin's share of a call's time, the use of the breakers, the hook points that servers say they do not serve, and
+what is told of both.
+Must not know: what is asked, what an answer means, policies.
+Invariant: an attempt that was let in is ended whatever happens in it; a plugin that is gone is not told of any more.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.model import PodInfo
+from runtimeproxy.plugins.breaker import State
+from runtimeproxy.plugins.manager import Plugin
+from runtimeproxy.telemetry import Recorder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The time that all plugins of a call have together, on the clock in seconds."""
+
+    begin: float
+    end: float
+
+    def share(self, timeout_seconds: float, now: float) -> tuple[float, bool]:
+        """Return the seconds that a plugin has now, and whether they are fair.
+
+        They are not if the earlier plugins took more than half of what this one would have had without them.
+        """
+        seconds = min(timeout_seconds, self.end - now)
+        return seconds, seconds >= min(timeout_seconds, self.end - self.begin) / 2
+
+
+class Attempts:
+    """Decides for all plugins; ``registered`` tells those of a hook point."""
+
+    def __init__(
+        self,
+        registered: Callable[[HookPoint], tuple[Plugin, ...]],
+        recorder: Recorder,
+        clock: Callable[[], float],
+    ) -> None:
+        self._registered = registered
+        self._recorder = recorder
+        self._clock = clock
+
+    @contextmanager
+    def attempt(self, plugin: Plugin, point: HookPoint, pod: PodInfo, budget: Budget) -> Iterator[float]:
+        """Give the seconds that a plugin may take; the block asks it, and the block's HookError, or none, is noted.
+
+        Raises HookError, without running the block, if the plugin is not to be asked now.
+        """
+        seconds, fair = budget.share(plugin.timeout_seconds, self._clock())
+        if seconds <= 0:
+            text = "the budget of the call is used up (--hook-budget)"
+            raise HookError(plugin.name, point.name, Reason.DEADLINE, text)
+        number = self._admitted(plugin, point)
+        came: Reason | None = (
+            Reason.INTERNAL
+        )  # what ends in no other way was left by its caller: not the server's doing
+        try:
+            yield seconds
+            came = None
+        except HookError as error:
+            if fair or error.reason is not Reason.DEADLINE:  # else the plugins before it are to blame
+                came = error.reason
+            if came is Reason.UNIMPLEMENTED:
+                self._remember_unserved(plugin, point)
+            raise
+        finally:
+            before = plugin.breaker.state
+            plugin.breaker.end(number, came, pod.uid or pod.id, self._clock())
+            if plugin.breaker.state is not before:
+                self._tell(plugin, point)
+
+    def _admitted(self, plugin: Plugin, point: HookPoint) -> int:
+        peer, now = plugin.client.peer(), self._clock()
+        if peer.connection and plugin.unserved.get(point.name) == peer.connection:
+            text = "the server said so, and is not asked again before it reconnects"
+            raise HookError(plugin.name, point.name, Reason.UNIMPLEMENTED, text)
+        number = plugin.breaker.admit(peer.socket, now)
+        if number is None:
+            wait = plugin.breaker.seconds_left(now)
+            text = f"it keeps failing, and is tried again in {wait:.0f} s" if wait else "another call is trying it"
+            raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
+        return number
+
+    def _remember_unserved(self, plugin: Plugin, point: HookPoint) -> None:
+        connection = plugin.client.peer().connection
+        if plugin.unserved.get(point.name) == connection:
+            return
+        plugin.unserved[point.name] = connection
+        log.warning(
+            "hook server %s does not serve %s although its registration lists it: take it out of runtime-hooks, or "
+            "update the server; it is not asked again before it reconnects",
+            plugin.name,
+            point.name,
+            extra={"kind": f"{plugin.name} {point.name}"},
+        )
+
+    def _tell(self, plugin: Plugin, point: HookPoint) -> None:
+        """Count and log that a breaker has opened or closed."""
+        if plugin not in self._registered(point):
+            return
+        breaker, kind = plugin.breaker, {"kind": plugin.name}
+        self._recorder.gauge("hook_breaker_open", float(breaker.state is State.OPEN), plugin=plugin.name)
+        if breaker.state is State.OPEN:
+            self._recorder.count("hook_breaker_openings", plugin=plugin.name)
+            log.warning("hook server %s keeps failing: not asked for %g s", plugin.name, breaker.seconds, extra=kind)
+        else:
+            log.info("hook server %s answers again: asked as before", plugin.name, extra=kind)

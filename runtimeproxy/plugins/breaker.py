@@ -1,0 +1,112 @@
+"""The breaker of one plugin: a hook server that keeps failing is not asked for a while (fault matrix H10).
+
+Owns which failures count, how many in a row open the breaker, for how long, and who tries whether the server is well.
+Must not know: clocks, sockets, policies, what is done instead of asking.
+Invariant: while it is open nobody is let in; while it is half open one at a time is. What was let in before the state
+changed, or before another server took the socket, says nothing about the time after it.
+"""
+
+from collections import deque
+from collections.abc import Hashable
+from enum import Enum
+
+from runtimeproxy.errors import Reason
+
+FAILURES_IN_A_ROW = 5
+OPEN_SECONDS = 30.0
+"""How long it is open at first; so many times longer with each time that it opens without a good answer between."""
+LONGEST_SECONDS = 300.0
+
+_SICK = frozenset({Reason.DEADLINE, Reason.BROKEN_ANSWER})
+"""These cost time or a connection, whatever was asked about."""
+_PERHAPS_THE_PODS = frozenset({Reason.ERROR_STATUS, Reason.BAD_ANSWER})
+"""These come from a server that answers, perhaps of one pod only. Until the next good answer they count once a pod: a
+kubelet that tries one bad pod again and again must not take the hooks from all the others."""
+_WELL = frozenset({None, Reason.REFUSED, Reason.UNIMPLEMENTED})
+"""An answer is an answer. All other reasons say nothing: a socket that is not there costs nothing, and the next call
+looks again by itself."""
+_PODS_KNOWN = 16
+
+
+class State(Enum):
+    """Closed: everybody is asked. Open: nobody. Half open: one at a time, to see whether the server is well."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Breaker:
+    """Lets attempts in and is told what came of them; ``now`` is any clock's seconds, always the same clock's."""
+
+    def __init__(self) -> None:
+        self.state = State.CLOSED
+        self.seconds = 0.0
+        """How long it was opened for, the last time."""
+        self._until = 0.0
+        self._failures = 0
+        self._openings = 0
+        self._pods: deque[str] = deque(maxlen=_PODS_KNOWN)
+        self._trying = False
+        self._server: Hashable = None
+        self._era = 0
+
+    def admit(self, server: Hashable, now: float) -> int | None:
+        """Return the number of an attempt, None if the hook server is not to be asked now.
+
+        ``server`` is equal as long as the same one has the socket: another one is tried at once. An attempt must be
+        ended by ``end``.
+        """
+        if server != self._server:
+            self._meet(server)
+        if self.state is State.OPEN and now >= self._until:
+            self._become(State.HALF_OPEN)
+        if self.state is State.OPEN or self._trying:
+            return None
+        self._trying = self.state is State.HALF_OPEN
+        return self._era
+
+    def end(self, attempt: int, reason: Reason | None, pod: str, now: float) -> None:
+        """Take what came of an attempt for a pod: why it failed, None for a good answer."""
+        if attempt != self._era:
+            return
+        self._trying = False
+        if reason in _WELL:
+            self._close()
+        elif reason in _SICK:
+            self._fail(now)
+        elif reason in _PERHAPS_THE_PODS and pod not in self._pods:
+            self._pods.append(pod)
+            self._fail(now)
+
+    def seconds_left(self, now: float) -> float:
+        """Return how long the server is not even tried."""
+        return max(self._until - now, 0.0) if self.state is State.OPEN else 0.0
+
+    def _meet(self, server: Hashable) -> None:
+        """Forget the server before this one; after a sick one, the new one is tried by one call."""
+        self._server = server
+        self._forget()
+        self._become(State.CLOSED if self.state is State.CLOSED else State.HALF_OPEN)
+
+    def _close(self) -> None:
+        self._forget()
+        if self.state is not State.CLOSED:
+            self._become(State.CLOSED)
+
+    def _fail(self, now: float) -> None:
+        self._failures += 1
+        if self.state is State.HALF_OPEN or self._failures == FAILURES_IN_A_ROW:
+            self._openings += 1
+            self.seconds = min(self._openings * OPEN_SECONDS, LONGEST_SECONDS)
+            self._until = now + self.seconds
+            self._become(State.OPEN)
+
+    def _forget(self) -> None:
+        self._failures = self._openings = 0
+        self._pods.clear()
+
+    def _become(self, state: State) -> None:
+        self.state = state
+        self._trying = False
+        self._era += 1

@@ -1,0 +1,93 @@
+"""A proxy that starts on a full node: how soon it serves, how soon it knows all, and what that takes of memory.
+
+Owns the measurement (facts/reliability S1 and promise 13).
+Must not know: limits, how figures are shown.
+Invariant: the idle proxy that memory is compared with is the same process, before a hook server is registered.
+Run alone: ``python -m scripts.benchmark.fullnode cri|docker PODS CONTAINERS_OF_EACH``.
+"""
+
+import re
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.benchmark.inhabited import LISTENS
+from scripts.benchmark.modes import MODES, Mode
+from scripts.demonstration.processes import DemoError, Program, program, programs
+from tests.fakes import registration
+
+PODS, CONTAINERS = 1_000, 3
+"""S1: 1,000 pods with 3,000 containers."""
+RECORDS_PODS, RECORDS_CONTAINERS = 2_500, 3
+"""Promise 13: 10,000 records."""
+SECONDS = 300.0
+_COMPLETE = re.compile(r"the runtime's state is known: (\d+) pods, (\d+) containers \(\d+ read in ([0-9.]+) s\)")
+
+
+@dataclass(frozen=True, slots=True)
+class FullNode:
+    """What was found, what it took: seconds from the program's start, and from then to the end; bytes of memory."""
+
+    pods: int
+    containers: int
+    ready: float
+    complete: float
+    growth: int
+
+
+def full_node(mode: Mode, pods: int = PODS, containers: int = CONTAINERS) -> FullNode:
+    """Start a proxy on a node with so many pods, each of so many containers. Raises DemoError."""
+    with tempfile.TemporaryDirectory(prefix="rp-fullnode-") as name:
+        folder = Path(name)
+        (folder / "hookserver.d").mkdir()
+        runtime = [sys.executable, "-m", "scripts.benchmark.inhabited", mode.name, str(folder / "runtime.sock")]
+        with program("runtime", [*runtime, str(pods), str(containers)], folder) as serving:
+            _wait(serving, LISTENS)
+            begun = time.monotonic()
+            with programs({"proxy": _command(mode, folder)}, folder) as [proxy]:
+                proxy.wait_until_it_listens(folder / "proxy.sock")
+                ready = time.monotonic() - begun
+                return _measured(proxy, folder, ready)
+
+
+def _command(mode: Mode, folder: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "runtimeproxy", "run", *mode.flags),
+        f"--remote-runtime-service-endpoint={folder / 'runtime.sock'}",
+        f"--koord-runtimeproxy-endpoint={folder / 'proxy.sock'}",
+        f"--admin-endpoint={folder / 'admin.sock'}",
+        f"--hookserver-config-dir={folder / 'hookserver.d'}",
+    ]
+
+
+def _measured(proxy: Program, folder: Path, ready: float) -> FullNode:
+    """Register a hook server, whom nobody calls, and wait until all is read for its sake."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(folder / "proxy.sock"))
+    idle = _resident_bytes(proxy)
+    registration.write(folder / "hookserver.d", "nobody.json", registration.text(str(folder / "nobody.sock")))
+    found = _COMPLETE.search(_wait(proxy, "the runtime's state is known"))
+    assert found is not None
+    return FullNode(int(found[1]), int(found[2]), ready, float(found[3]), _resident_bytes(proxy) - idle)
+
+
+def _resident_bytes(proxy: Program) -> int:
+    status = Path(f"/proc/{proxy.process.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+def _wait(running: Program, text: str) -> str:
+    """Wait until a program has written a text; return all that it wrote. Raises DemoError."""
+    deadline = time.monotonic() + SECONDS
+    while text not in running.output():
+        if running.process.poll() is not None or time.monotonic() > deadline:
+            raise DemoError(f"{running.name} does not say {text!r}; its output ends: {running.output()[-1500:]}")
+        time.sleep(0.02)
+    return running.output()
+
+
+if __name__ == "__main__":
+    print(full_node(MODES[sys.argv[1]], int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,170 @@
+"""How a client's connection to the Docker front ends: never between a request and its answer (promise 19)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.relay import drain
+from tests.docker.client import Client, request
+from tests.docker.daemon import until
+from tests.docker.node import CREATE, Node, id_of, written
+from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd_received import Injection
+
+PING_ROUTE = "GET /_ping"
+PING = request("GET", "/_ping")
+UPLOAD = request("POST", "/build", b"x" * 100)
+NOTICE_SECONDS = 0.3
+LIMIT_SECONDS = 20.0
+QUICK_SECONDS = 5.0
+"""Far below the limit, on a machine that has a lot to do."""
+ATTACH = "/containers/box/attach?stream=1&stdin=1&stdout=1"
+
+
+@pytest.fixture(autouse=True)
+def times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
+    monkeypatch.setattr(drain, "ANSWER_SECONDS", 0.1)
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with Node(tmp_path) as node:
+        yield node
+
+
+def stopping(node: Node) -> "asyncio.Task[None]":
+    return asyncio.create_task(node.stop(LIMIT_SECONDS))
+
+
+async def stopped(stop: "asyncio.Task[None]") -> None:
+    """Wait for the end, which is to come long before the limit."""
+    await asyncio.wait_for(stop, QUICK_SECONDS)
+
+
+async def used(node: Node) -> Client:
+    """Return a connection on which a request was answered."""
+    client = await node.client()
+    assert (await client.ask("GET", "/_ping")).status == 200
+    return client
+
+
+async def test_a_connection_that_is_kept_ends(node: Node) -> None:
+    client = await used(node)
+    stop = stopping(node)
+    assert await client.ended() == b""
+    await stopped(stop)
+    await until(lambda: node.dockerd.connections == 0)
+
+
+async def test_a_request_that_has_been_sent_is_answered(node: Node) -> None:
+    """Nobody has read it when the end begins."""
+    client = await used(node)
+    stop = stopping(node)
+    client.send(PING)
+    assert (await client.answer("GET")).status == 200
+    assert await client.ended() == b""
+    await stopped(stop)
+
+
+async def test_what_comes_later_is_not_taken(node: Node) -> None:
+    client = await used(node)
+    node.dockerd.inject(PING_ROUTE, Injection(delay_seconds=0.2))
+    client.send(PING)
+    await until(lambda: len(node.dockerd.requests(PING_ROUTE)) == 2)
+    stop = stopping(node)
+    await asyncio.sleep(0.05)
+    with pytest.raises(BrokenPipeError):
+        client.writer.get_extra_info("socket")._sock.send(PING)
+    assert (await client.answer("GET")).status == 200
+    assert await client.ended() == b""
+    await stopped(stop)
+    assert len(node.dockerd.requests(PING_ROUTE)) == 2
+
+
+async def test_the_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
+    """Neither of a request that passes nor of one that was held: it might end the call."""
+    hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
+    made = node.dockerd.inject(CREATE, Injection(hang=True))
+    hook = node.plugins.gated("a")
+    passing, holding = await node.client(), await node.client()
+    passing.send(PING)
+    holding.send(request("POST", f"/containers/create?name={bodies.sandbox_name(node.pod)}", written(node.pod_body())))
+    await until(lambda: hang.hanging == 1 and hook.waiting == 1)
+    stop = stopping(node)
+    await asyncio.sleep(0.05)
+    hook.gate.set()
+    await until(lambda: made.hanging == 1)
+    await asyncio.sleep(0.05)
+    assert not any(received.client_ended for received in node.dockerd.received)
+    hang.release()
+    made.release()
+    assert (await passing.answer("GET")).status == 200
+    assert id_of(await holding.answer())
+    await stopped(stop)
+    assert node.store.counts() == (1, 0)
+
+
+async def test_a_client_that_has_not_asked_yet_has_a_moment(node: Node) -> None:
+    early, silent = await node.client(), await node.client()
+    stop = stopping(node)
+    await asyncio.sleep(NOTICE_SECONDS / 6)
+    early.send(PING)
+    assert (await early.answer("GET")).status == 200
+    assert await early.ended() == b""
+    assert await silent.ended() == b""
+    await stopped(stop)
+
+
+@pytest.mark.parametrize("sent", [PING, UPLOAD], ids=["head", "body"])
+async def test_a_request_that_is_half_sent_is_waited_for(node: Node, sent: bytes) -> None:
+    client = await used(node)
+    client.send(sent[:-5])
+    await asyncio.sleep(0.02)
+    stop = stopping(node)
+    await asyncio.sleep(2 * NOTICE_SECONDS)
+    assert not stop.done()
+    client.send(sent[-5:])
+    assert (await client.answer("GET" if sent is PING else "POST")).status < 500
+    assert await client.ended() == b""
+    await stopped(stop)
+
+
+@pytest.mark.parametrize("sent", [PING[:-5], UPLOAD[:-5]], ids=["head", "body"])
+async def test_a_request_whose_rest_can_not_come_is_not_waited_for(node: Node, sent: bytes) -> None:
+    """Its first part came between the last look and the end that is ours."""
+    client = await used(node)
+    stop = stopping(node)
+    client.send(sent)
+    await client.ended()
+    await stopped(stop)
+
+
+async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
+    await node.plain("box")
+    await node.act("start", "box")
+    node.dockerd.inject(PING_ROUTE, Injection(delay_seconds=2 * NOTICE_SECONDS))
+    call, attached, events = [await node.client() for _ in range(3)]
+    call.send(PING)
+    attached.send(request("POST", ATTACH, b"", "Connection: Upgrade", "Upgrade: tcp"))
+    assert b" 101 " in await attached.reader.readuntil(b"\r\n\r\n")
+    events.send(request("GET", "/events"))
+    assert b" 200 " in await events.reader.readuntil(b"\r\n\r\n")
+    stop = stopping(node)
+    assert (await call.answer("GET")).status == 200
+    assert not attached.reader.at_eof()
+    assert not events.reader.at_eof()
+    await attached.ended()
+    await events.ended()
+    await stopped(stop)
+
+
+async def test_the_limit_ends_what_is_left(node: Node) -> None:
+    hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
+    client = await node.client()
+    client.send(PING)
+    await until(lambda: hang.hanging == 1)
+    await node.stop(0.2)
+    assert await client.ended() == b""

@@ -1,0 +1,95 @@
+"""A runtime's state for tests of the sync: what it lists and what it tells of each, each taking its time.
+
+Owns the state, the errors that are answered in its place, and the record of what was asked.
+Must not know: the sync, any front.
+Invariant: what is told of an id is what the state had when it was asked for.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.sync import Listed
+
+LIST = "list"
+
+
+def pod(pod_id: str, name: str = "read") -> PodRecord:
+    """Return a pod as it is read from a runtime."""
+    info = PodInfo(id=pod_id, name=name)
+    return PodRecord(info, info)
+
+
+def container(container_id: str, pod_id: str = "p1", name: str = "read") -> Subject:
+    """Return a container with its pod as they are read from a runtime."""
+    info = ContainerInfo(id=container_id, pod_id=pod_id, name=name)
+    return Subject(pod(pod_id), ContainerRecord(info, info))
+
+
+@dataclass(eq=False)
+class FakeState:
+    """Pods and containers by id; None is told of what was removed since the list."""
+
+    pods: dict[str, PodRecord | None] = field(default_factory=dict)
+    containers: dict[str, Subject | None] = field(default_factory=dict)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    """What is raised in place of an answer, by id or ``LIST``."""
+    list_seconds: float = 0.0
+    read_seconds: float = 0.0
+    asked: list[tuple[float, str]] = field(default_factory=list)
+    at_once: Counter[str] = field(default_factory=Counter)
+    """The most that was asked for at one time, by kind."""
+    _now: Counter[str] = field(default_factory=Counter)
+
+    def has(self, *ids: str) -> None:
+        """Make pods of ids that begin with p, else containers of p1."""
+        for one in ids:
+            if one.startswith("p"):
+                self.pods[one] = pod(one)
+            else:
+                self.containers[one] = container(one)
+
+    def lacks(self, *ids: str) -> None:
+        """Remove pods and containers."""
+        for one in ids:
+            self.pods.pop(one, None)
+            self.containers.pop(one, None)
+
+    async def listed(self) -> Listed:
+        """List all."""
+        await self._answer(LIST, LIST, self.list_seconds)
+        return Listed(list(self.pods), list(self.containers))
+
+    async def pod(self, pod_id: str) -> PodRecord | None:
+        """Tell of a pod."""
+        found = self.pods.get(pod_id)
+        await self._answer("pod", pod_id, self.read_seconds)
+        return found
+
+    async def container(self, container_id: str) -> Subject | None:
+        """Tell of a container."""
+        found = self.containers.get(container_id)
+        await self._answer("container", container_id, self.read_seconds)
+        return found
+
+    async def _answer(self, kind: str, name: str, seconds: float) -> None:
+        self.asked.append((asyncio.get_running_loop().time(), name))
+        self._now[kind] += 1
+        self.at_once[kind] = max(self.at_once[kind], self._now[kind])
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._now[kind] -= 1
+        if name in self.errors:
+            raise self.errors[name]
+
+    @property
+    def lists(self) -> list[float]:
+        """Return when the list was asked for."""
+        return [at for at, name in self.asked if name == LIST]
+
+    @property
+    def reads(self) -> list[str]:
+        """Return what was read, in order."""
+        return [name for _, name in self.asked if name != LIST]

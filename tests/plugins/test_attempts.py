@@ -1,0 +1,257 @@
+"""Who is asked and who is not: the time that is left, the breaker, points that are not served; what is told of it."""
+
+import asyncio
+import logging
+
+import pytest
+
+from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.model import PodInfo
+from runtimeproxy.plugins.attempts import Attempts, Budget
+from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS, State
+from runtimeproxy.plugins.manager import Plugin
+from runtimeproxy.relay.unary import Peer
+from runtimeproxy.telemetry import Recorder
+from tests.fakes.plugins import ONE_PEER, FakeClient, FakePlugins
+
+CREATE = BY_NAME["PreCreateContainer"]
+START = BY_NAME["PreStartContainer"]
+POD = PodInfo(uid="uid", labels={"secret": "canary-4711"})
+CANARY = "canary-4711"
+
+
+class Desk:
+    """One plugin and a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.plugins = FakePlugins()
+        self.recorder = Recorder(self.clock)
+        self.attempts = Attempts(self.plugins.plugins_for, self.recorder, self.clock)
+        self.client: FakeClient = self.plugins.add("a")
+
+    def clock(self) -> float:
+        return self.now
+
+    @property
+    def plugin(self) -> Plugin:
+        return self.plugins.plugins[0]
+
+    def ask(
+        self,
+        reason: Reason | None = None,
+        *,
+        point: HookPoint = CREATE,
+        budget: Budget | None = None,
+        pod: PodInfo = POD,
+    ) -> Reason | None:
+        """Make an attempt that ends so; return why it was not made, None if it was."""
+        came = None if reason is None else HookError("a", point.name, reason, CANARY)
+        try:
+            with self.attempts.attempt(self.plugin, point, pod, budget or Budget(self.now, self.now + 10)):
+                if came is not None:
+                    raise came
+        except HookError as error:
+            return None if error is came else error.reason
+        return None
+
+    def open(self) -> None:
+        for _ in range(FAILURES_IN_A_ROW):
+            assert self.ask(Reason.DEADLINE) is None
+        assert self.plugin.breaker.state is State.OPEN
+
+    @property
+    def gauge(self) -> float | None:
+        return self.recorder.gauges.get(("hook_breaker_open", (("plugin", "a"),)))
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, logger="runtimeproxy")
+    return caplog
+
+
+# -- the time --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("timeout", "whole", "passed", "seconds", "fair"),
+    [
+        (2.0, 10.0, 0.0, 2.0, True),
+        (2.0, 10.0, 8.0, 2.0, True),
+        (2.0, 10.0, 9.0, 1.0, True),
+        (2.0, 10.0, 9.1, 0.9, False),
+        (2.0, 10.0, 10.0, 0.0, False),
+        (2.0, 10.0, 11.0, -1.0, False),
+        (2.0, 1.0, 0.0, 1.0, True),
+        (2.0, 1.0, 0.5, 0.5, True),
+        (2.0, 1.0, 0.6, 0.4, False),
+    ],
+)
+def test_a_plugins_share_of_the_budget(timeout: float, whole: float, passed: float, seconds: float, fair: bool) -> None:
+    share = Budget(100.0, 100.0 + whole).share(timeout, 100.0 + passed)
+    assert share == (pytest.approx(seconds), fair)
+
+
+def test_the_block_is_given_its_seconds(desk: Desk) -> None:
+    with desk.attempts.attempt(desk.plugin, CREATE, POD, Budget(desk.now, desk.now + 0.5)) as seconds:
+        assert seconds == 0.5
+    with desk.attempts.attempt(desk.plugin, CREATE, POD, Budget(desk.now, desk.now + 10)) as seconds:
+        assert seconds == desk.plugin.timeout_seconds
+
+
+def test_without_time_left_nobody_is_asked_and_the_breaker_is_told_nothing(desk: Desk) -> None:
+    for _ in range(2 * FAILURES_IN_A_ROW):
+        assert desk.ask(budget=Budget(desk.now - 10, desk.now)) is Reason.DEADLINE
+    assert desk.plugin.breaker.state is State.CLOSED
+
+
+@pytest.mark.parametrize(("reason", "state"), [(Reason.DEADLINE, State.CLOSED), (Reason.BROKEN_ANSWER, State.OPEN)])
+def test_who_had_little_time_left_by_others_is_not_to_blame_for_a_deadline(
+    desk: Desk, reason: Reason, state: State
+) -> None:
+    for _ in range(FAILURES_IN_A_ROW):
+        assert desk.ask(reason, budget=Budget(desk.now - 10, desk.now + 0.1)) is None
+    assert desk.plugin.breaker.state is state
+
+
+# -- the breaker -----------------------------------------------------------------------------------------------------
+
+
+def test_it_opens_and_closes_with_one_line_each_and_a_gauge(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    desk.ask()
+    assert desk.gauge is None
+    desk.open()
+    assert (desk.gauge, desk.recorder.counted("hook_breaker_openings", plugin="a")) == (1.0, 1)
+    for _ in range(10):
+        assert desk.ask() is Reason.BREAKER_OPEN
+    desk.now += OPEN_SECONDS
+    assert desk.ask() is None
+    assert desk.ask() is None
+    assert (desk.gauge, desk.recorder.counted("hook_breaker_openings", plugin="a")) == (0.0, 1)
+    assert [(line.levelname, line.getMessage()) for line in log.records] == [
+        ("WARNING", "hook server a keeps failing: not asked for 30 s"),
+        ("INFO", "hook server a answers again: asked as before"),
+    ]
+    assert {vars(line)["kind"] for line in log.records} == {"a"}
+    assert CANARY not in log.text
+
+
+def test_each_opening_is_counted_and_told(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    desk.open()
+    for seconds in (30, 60):
+        desk.now += seconds
+        assert desk.ask(Reason.BROKEN_ANSWER) is None
+    assert desk.recorder.counted("hook_breaker_openings", plugin="a") == 3
+    assert [line.getMessage().rpartition("for ")[2] for line in log.records] == ["30 s", "60 s", "90 s"]
+
+
+def test_who_is_not_asked_is_told_when_the_server_is_tried(desk: Desk) -> None:
+    desk.open()
+    desk.now += 18
+    budget = Budget(desk.now, desk.now + 1)
+    with (
+        pytest.raises(
+            HookError, match=r"'a' at PreCreateContainer: breaker_open: it keeps failing, .* tried again in 12 s"
+        ),
+        desk.attempts.attempt(desk.plugin, CREATE, POD, budget),
+    ):
+        pytest.fail("it was asked")
+    desk.now += 12
+    with desk.attempts.attempt(desk.plugin, CREATE, POD, Budget(desk.now, desk.now + 1)):
+        with (
+            pytest.raises(HookError, match="breaker_open: another call is trying it"),
+            desk.attempts.attempt(desk.plugin, START, POD, Budget(desk.now, desk.now + 1)),
+        ):
+            pytest.fail("it was asked")
+        assert desk.plugin.breaker.state is State.HALF_OPEN
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, KeyError])
+def test_an_attempt_that_its_caller_gives_up_says_nothing(desk: Desk, error: type[BaseException]) -> None:
+    desk.open()
+    desk.now += OPEN_SECONDS
+    for _ in range(3):
+        with pytest.raises(error), desk.attempts.attempt(desk.plugin, CREATE, POD, Budget(desk.now, desk.now + 1)):
+            raise error
+        assert desk.plugin.breaker.state is State.HALF_OPEN
+    assert desk.ask() is None
+    assert desk.plugin.breaker.state is State.CLOSED
+
+
+def test_another_socket_is_tried_at_once(desk: Desk) -> None:
+    desk.open()
+    desk.client.there = Peer("another socket", 2)
+    assert desk.ask() is None
+    assert desk.gauge == 0.0
+
+
+def test_a_bad_pod_is_known_by_its_uid_or_its_id(desk: Desk) -> None:
+    for _ in range(FAILURES_IN_A_ROW):
+        desk.ask(Reason.ERROR_STATUS, pod=PodInfo(uid="bad", id=f"sandbox-{desk.now}"))
+        desk.now += 1
+    assert desk.plugin.breaker.state is State.CLOSED
+    for number in range(FAILURES_IN_A_ROW - 1):
+        desk.ask(Reason.ERROR_STATUS, pod=PodInfo(id=f"sandbox-{number}"))
+    assert desk.plugin.breaker.state is State.OPEN
+
+
+def test_of_a_plugin_that_has_gone_nothing_is_told(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    plugin, budget = desk.plugin, Budget(desk.now, desk.now + 10)
+    desk.plugins.plugins.clear()
+    for _ in range(FAILURES_IN_A_ROW):
+        with pytest.raises(HookError), desk.attempts.attempt(plugin, CREATE, POD, budget):
+            raise HookError("a", CREATE.name, Reason.DEADLINE)
+    assert plugin.breaker.state is State.OPEN
+    assert (desk.gauge, log.records) == (None, [])
+
+
+# -- points that are not served --------------------------------------------------------------------------------------
+
+
+def test_a_point_that_is_not_served_is_not_asked_again_and_told_once(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    assert desk.ask(Reason.UNIMPLEMENTED) is None
+    for _ in range(10):
+        assert desk.ask() is Reason.UNIMPLEMENTED
+        assert desk.ask(point=START) is None
+    assert [line.getMessage() for line in log.records] == [
+        "hook server a does not serve PreCreateContainer although its registration lists it: take it out of "
+        "runtime-hooks, or update the server; it is not asked again before it reconnects"
+    ]
+    assert vars(log.records[0])["kind"] == "a PreCreateContainer"
+    assert desk.plugin.breaker.state is State.CLOSED
+
+
+def test_two_calls_that_find_it_out_at_once_tell_it_once(desk: Desk, log: pytest.LogCaptureFixture) -> None:
+    first = desk.attempts.attempt(desk.plugin, CREATE, POD, Budget(desk.now, desk.now + 10))
+    first.__enter__()
+    assert desk.ask(Reason.UNIMPLEMENTED) is None
+    error = HookError("a", CREATE.name, Reason.UNIMPLEMENTED)
+    assert not first.__exit__(HookError, error, None)
+    assert len(log.records) == 1
+
+
+@pytest.mark.parametrize("there", [Peer("socket", 2), Peer("another socket", 2), Peer("socket", 0), Peer(None, 0)])
+def test_after_a_reconnect_it_is_asked_again(desk: Desk, log: pytest.LogCaptureFixture, there: Peer) -> None:
+    desk.ask(Reason.UNIMPLEMENTED)
+    assert desk.ask() is Reason.UNIMPLEMENTED
+    desk.client.there = there
+    assert desk.ask() is None
+    desk.client.there = ONE_PEER
+    assert desk.ask() is Reason.UNIMPLEMENTED
+    assert len(log.records) == 1
+
+
+def test_a_server_that_ends_the_connection_with_it_is_asked_each_time(
+    desk: Desk, log: pytest.LogCaptureFixture
+) -> None:
+    desk.client.there = Peer("socket", 0)
+    for _ in range(3):
+        assert desk.ask(Reason.UNIMPLEMENTED) is None
+    assert len(log.records) == 1

@@ -1,0 +1,369 @@
+"""The breaker: what opens it, how long, who tries whether the server is well, and what a new server changes (H10)."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from runtimeproxy.errors import Reason
+from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, LONGEST_SECONDS, OPEN_SECONDS, Breaker, State
+from tests.amounts import examples
+
+SICK = (Reason.DEADLINE, Reason.BROKEN_ANSWER)
+PERHAPS_THE_PODS = (Reason.ERROR_STATUS, Reason.BAD_ANSWER)
+WELL = (None, Reason.REFUSED, Reason.UNIMPLEMENTED)
+NOTHING = tuple(reason for reason in Reason if reason not in {*SICK, *PERHAPS_THE_PODS, *WELL})
+START = 1000.0
+SERVER = "a socket"
+
+
+class Bench:
+    """A breaker and a clock that stands still unless a test moves it."""
+
+    def __init__(self) -> None:
+        self.breaker = Breaker()
+        self.now = START
+        self.server = SERVER
+
+    def admit(self) -> int | None:
+        return self.breaker.admit(self.server, self.now)
+
+    def ask(self, reason: Reason | None, pod: str = "pod") -> bool:
+        """Make an attempt that ends so; tell whether it was let in."""
+        attempt = self.admit()
+        if attempt is not None:
+            self.breaker.end(attempt, reason, pod, self.now)
+        return attempt is not None
+
+    def open(self) -> None:
+        for _ in range(FAILURES_IN_A_ROW):
+            assert self.ask(Reason.DEADLINE)
+        assert self.breaker.state is State.OPEN
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_the_figures_are_those_of_the_fault_matrix() -> None:
+    assert (FAILURES_IN_A_ROW, OPEN_SECONDS, LONGEST_SECONDS) == (5, 30.0, 300.0)
+
+
+@pytest.mark.parametrize("reason", SICK)
+def test_five_failures_in_a_row_open_it_and_nobody_is_asked(bench: Bench, reason: Reason) -> None:
+    for _ in range(FAILURES_IN_A_ROW):
+        assert bench.breaker.state is State.CLOSED
+        assert bench.ask(reason)
+    assert (bench.breaker.state, bench.breaker.seconds) == (State.OPEN, OPEN_SECONDS)
+    assert bench.admit() is None
+    bench.wait(OPEN_SECONDS - 1)
+    assert bench.admit() is None
+    assert bench.breaker.seconds_left(bench.now) == 1.0
+
+
+@pytest.mark.parametrize("reason", WELL)
+def test_a_good_answer_between_begins_the_row_anew(bench: Bench, reason: Reason | None) -> None:
+    for ended in [*[Reason.DEADLINE] * (FAILURES_IN_A_ROW - 1), reason, *[Reason.DEADLINE] * (FAILURES_IN_A_ROW - 1)]:
+        assert bench.ask(ended)
+    assert bench.breaker.state is State.CLOSED
+    bench.ask(Reason.BROKEN_ANSWER)
+    assert bench.breaker.state is State.OPEN
+
+
+@pytest.mark.parametrize("reason", NOTHING)
+def test_what_says_nothing_of_the_server_neither_counts_nor_ends_the_row(bench: Bench, reason: Reason) -> None:
+    for _ in range(2 * FAILURES_IN_A_ROW):
+        assert bench.ask(reason)
+    for _ in range(FAILURES_IN_A_ROW):
+        assert bench.breaker.state is State.CLOSED
+        bench.ask(reason)
+        bench.ask(Reason.DEADLINE)
+    assert bench.breaker.state is State.OPEN
+
+
+def test_a_socket_that_is_not_there_says_nothing() -> None:
+    assert {Reason.UNREACHABLE, Reason.UNTRUSTED_SOCKET, Reason.INTERNAL} <= set(NOTHING)
+
+
+# -- failures that may be a pod's ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", PERHAPS_THE_PODS)
+def test_what_may_be_a_pods_fault_counts_once_a_pod(bench: Bench, reason: Reason) -> None:
+    for _ in range(100):
+        assert bench.ask(reason, "bad pod")
+    for number in range(FAILURES_IN_A_ROW - 1):
+        assert bench.breaker.state is State.CLOSED
+        bench.ask(reason, f"pod {number}")
+    assert bench.breaker.state is State.OPEN
+
+
+def test_both_kinds_of_failures_add_up(bench: Bench) -> None:
+    for number in range(FAILURES_IN_A_ROW):
+        assert bench.ask((*PERHAPS_THE_PODS, *SICK)[number % 4], f"pod {number}")
+    assert bench.breaker.state is State.OPEN
+
+
+def test_a_pod_counts_again_after_a_good_answer(bench: Bench) -> None:
+    for _ in range(FAILURES_IN_A_ROW):
+        bench.ask(Reason.ERROR_STATUS)
+        bench.ask(None, "good pod")
+    assert bench.breaker.state is State.CLOSED
+    for _ in range(FAILURES_IN_A_ROW - 1):
+        bench.ask(Reason.DEADLINE)
+    assert bench.breaker.state is State.CLOSED
+    bench.ask(Reason.ERROR_STATUS)
+    assert bench.breaker.state is State.OPEN
+
+
+def test_a_bad_pod_that_is_tried_again_and_again_does_not_keep_it_open(bench: Bench) -> None:
+    bench.open()
+    bench.wait(OPEN_SECONDS)
+    assert bench.ask(Reason.ERROR_STATUS, "bad pod")
+    assert (bench.breaker.state, bench.breaker.seconds) == (State.OPEN, 2 * OPEN_SECONDS)
+    bench.wait(2 * OPEN_SECONDS)
+    for _ in range(3):
+        assert bench.ask(Reason.ERROR_STATUS, "bad pod")
+        assert bench.breaker.state is State.HALF_OPEN
+    assert bench.ask(None, "good pod")
+    assert bench.breaker.state is State.CLOSED
+
+
+def test_no_more_than_some_pods_are_remembered(bench: Bench) -> None:
+    bench.open()
+    for number in range(100):
+        bench.wait(LONGEST_SECONDS)
+        assert bench.ask(Reason.BAD_ANSWER, f"pod {number}")
+    assert len(bench.breaker._pods) == 16
+
+
+# -- half open -------------------------------------------------------------------------------------------------------
+
+
+def test_one_at_a_time_tries_and_a_good_answer_closes_it(bench: Bench) -> None:
+    bench.open()
+    bench.wait(OPEN_SECONDS)
+    probe = bench.admit()
+    assert probe is not None
+    assert (bench.breaker.state, bench.breaker.seconds_left(bench.now)) == (State.HALF_OPEN, 0.0)
+    assert bench.admit() is None
+    bench.breaker.end(probe, None, "pod", bench.now)
+    assert bench.breaker.state is State.CLOSED
+    assert None not in [bench.admit() for _ in range(10)]
+
+
+def test_it_opens_for_longer_each_time_and_at_most_for_five_minutes(bench: Bench) -> None:
+    bench.open()
+    waited = []
+    for _ in range(12):
+        waited.append(bench.breaker.seconds)
+        bench.wait(bench.breaker.seconds - 0.001)
+        assert bench.admit() is None
+        bench.wait(0.001)
+        assert bench.ask(Reason.DEADLINE)
+        assert bench.admit() is None
+    assert waited == [30, 60, 90, 120, 150, 180, 210, 240, 270, 300, 300, 300]
+    bench.wait(LONGEST_SECONDS)
+    bench.ask(None)
+    bench.open()
+    assert bench.breaker.seconds == OPEN_SECONDS
+
+
+@pytest.mark.parametrize("reason", NOTHING)
+def test_a_try_that_says_nothing_lets_the_next_one_try(bench: Bench, reason: Reason) -> None:
+    bench.open()
+    bench.wait(OPEN_SECONDS)
+    for _ in range(3):
+        assert bench.ask(reason)
+        assert bench.breaker.state is State.HALF_OPEN
+
+
+@pytest.mark.parametrize("reason", [None, Reason.DEADLINE, Reason.UNREACHABLE])
+def test_what_was_asked_before_it_opened_says_nothing_of_the_time_after(bench: Bench, reason: Reason | None) -> None:
+    late = [bench.admit() for _ in range(100)]
+    bench.open()
+    for attempt in late:
+        assert attempt is not None
+        bench.breaker.end(attempt, reason, "pod", bench.now)
+    assert (bench.breaker.state, bench.breaker.seconds) == (State.OPEN, OPEN_SECONDS)
+    bench.wait(OPEN_SECONDS)
+    assert bench.admit() is not None
+    assert bench.admit() is None
+
+
+# -- another server at the socket ------------------------------------------------------------------------------------
+
+
+def test_another_server_is_tried_at_once_by_one_call(bench: Bench) -> None:
+    bench.open()
+    bench.server = "another socket"
+    probe = bench.admit()
+    assert probe is not None
+    assert bench.admit() is None
+    bench.breaker.end(probe, None, "pod", bench.now)
+    assert bench.breaker.state is State.CLOSED
+
+
+def test_another_server_that_fails_begins_with_the_shortest_time(bench: Bench) -> None:
+    bench.open()
+    bench.wait(OPEN_SECONDS)
+    bench.ask(Reason.DEADLINE)
+    assert bench.breaker.seconds == 2 * OPEN_SECONDS
+    bench.server = "another socket"
+    assert bench.ask(Reason.DEADLINE)
+    assert (bench.breaker.state, bench.breaker.seconds) == (State.OPEN, OPEN_SECONDS)
+
+
+def test_a_try_of_the_server_before_says_nothing_of_this_one(bench: Bench) -> None:
+    bench.open()
+    bench.wait(OPEN_SECONDS)
+    old = bench.admit()
+    assert old is not None
+    bench.server = "another socket"
+    new = bench.admit()
+    assert new is not None
+    for reason in (Reason.DEADLINE, None):
+        bench.breaker.end(old, reason, "pod", bench.now)
+        assert bench.breaker.state is State.HALF_OPEN
+        assert bench.admit() is None
+    bench.breaker.end(new, None, "pod", bench.now)
+    assert bench.breaker.state is State.CLOSED
+
+
+def test_the_failures_of_two_servers_do_not_add_up(bench: Bench) -> None:
+    for number in range(10 * FAILURES_IN_A_ROW):
+        bench.server = f"socket {number // (FAILURES_IN_A_ROW - 1)}"
+        assert bench.ask(Reason.DEADLINE)
+    assert bench.breaker.state is State.CLOSED
+
+
+def test_while_nobody_is_there_every_call_looks_again(bench: Bench) -> None:
+    bench.open()
+    bench.server = ""
+    for _ in range(100):
+        assert bench.ask(Reason.UNREACHABLE)
+    bench.server = "another socket"
+    assert bench.ask(None)
+    assert bench.breaker.state is State.CLOSED
+
+
+# -- whatever happens ------------------------------------------------------------------------------------------------
+
+REASONS = st.sampled_from([None, *Reason])
+PODS = st.sampled_from(["one", "two", "three", "four", "five", "six"])
+
+
+class Model(RuleBasedStateMachine):
+    """Attempts that overlap in any way, beside a plain record of what has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaker = Breaker()
+        self.now = START
+        self.server = 0
+        self.running: list[int] = []
+        """Attempts of this server that were let in since the state changed."""
+        self.stale: list[int] = []
+        self.row: list[Reason] = []
+        """The failures that count, since the last good answer."""
+        self.pods: set[str] = set()
+        self.openings = 0
+        self.opened_at: float | None = None
+        self.tried = False
+
+    def _changed(self) -> None:
+        self.stale += self.running
+        self.running.clear()
+
+    def _forget(self) -> None:
+        self.row.clear()
+        self.pods.clear()
+        self.openings = 0
+
+    @property
+    def expected_seconds(self) -> float:
+        return min(30.0 * self.openings, 300.0)
+
+    @rule()
+    def attempt(self) -> None:
+        number = self.breaker.admit(self.server, self.now)
+        if self.opened_at is not None and self.now >= self.opened_at + self.expected_seconds:
+            self.opened_at, self.tried = None, True
+            self._changed()
+        waits = self.opened_at is not None or (self.tried and bool(self.running))
+        assert (number is None) == waits
+        if number is not None:
+            self.running.append(number)
+
+    @rule(seconds=st.sampled_from([0.1, 10.0, 30.0, 59.9, 300.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def replace(self) -> None:
+        """Put another server at the socket; it is met by the attempt that follows."""
+        self.server += 1
+        self._changed()
+        self._forget()
+        if self.opened_at is not None:
+            self.opened_at, self.tried = None, True
+        self.attempt()
+
+    @rule(count=st.integers(1, 5), reason=st.sampled_from([*SICK, *PERHAPS_THE_PODS]), pod=PODS)
+    def fail(self, count: int, reason: Reason, pod: str) -> None:
+        """Fail some times in a row: by chance alone that would be rare."""
+        for _ in range(count):
+            self.attempt()
+            if self.running:
+                self._end(len(self.running) - 1, reason, pod)
+
+    @precondition(lambda self: self.opened_at is not None)
+    @rule(less=st.sampled_from([0.0, 0.0, 0.1]))
+    def wait_until_it_is_tried(self, less: float) -> None:
+        assert self.opened_at is not None
+        self.now = max(self.now, self.opened_at + self.expected_seconds - less)
+        self.attempt()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), reason=REASONS, pod=PODS)
+    def end(self, data: st.DataObject, reason: Reason | None, pod: str) -> None:
+        self._end(data.draw(st.integers(0, len(self.running) - 1)), reason, pod)
+
+    def _end(self, which: int, reason: Reason | None, pod: str) -> None:
+        number = self.running.pop(which)
+        self.breaker.end(number, reason, pod, self.now)
+        if reason in WELL:
+            self._forget()
+            if self.tried:
+                self._changed()
+            self.tried = False
+        elif reason in SICK or (reason in PERHAPS_THE_PODS and pod not in self.pods):
+            if reason in PERHAPS_THE_PODS:
+                self.pods.add(pod)
+            assert reason is not None
+            self.row.append(reason)
+            if self.tried or len(self.row) == 5:
+                self.openings += 1
+                self.opened_at, self.tried = self.now, False
+                self._changed()
+
+    @precondition(lambda self: self.stale)
+    @rule(data=st.data(), reason=REASONS, pod=PODS)
+    def end_late(self, data: st.DataObject, reason: Reason | None, pod: str) -> None:
+        number = self.stale.pop(data.draw(st.integers(0, len(self.stale) - 1)))
+        self.breaker.end(number, reason, pod, self.now)
+
+    @invariant()
+    def is_in_the_expected_state(self) -> None:
+        state = State.OPEN if self.opened_at is not None else State.HALF_OPEN if self.tried else State.CLOSED
+        assert self.breaker.state is state
+        if state is State.OPEN:
+            assert self.breaker.seconds == self.expected_seconds
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=examples(50), stateful_step_count=40)

@@ -1,0 +1,45 @@
+"""The soak's crowds, and its small calls beside lists of 16 MiB."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.benchmark.cases import CRI, DIRECT, DOCKER, PROXY
+from scripts.benchmark.h2load import H2load
+from scripts.soaking import crowd
+from scripts.soaking.crowd import CONNECTIONS, CROWDS, EXEC_SYNC, RATIO, STREAMS, Crowd, Crowded
+
+
+def test_a_crowds_limit_is_the_runtimes_own_where_that_is_higher() -> None:
+    crowds = [
+        Crowd(STREAMS, DIRECT, 1, 1.5),
+        Crowd(STREAMS, PROXY, 1, 9),
+        Crowd(EXEC_SYNC, DIRECT, 1, RATIO + 2),
+        Crowd(EXEC_SYNC, PROXY, 1, 1),
+    ]
+    assert Crowded(crowds, (1,)).limits == {STREAMS: RATIO, EXEC_SYNC: RATIO + 2}
+
+
+def test_the_figure_beside_lists_is_the_turns_median() -> None:
+    assert Crowded((), (3, 100, 5)).p99_beside == 5
+
+
+def test_streams_of_several_connections_are_shared_among_them() -> None:
+    assert CONNECTIONS in crowd.CLIENTS
+    load = crowd._Clients(CONNECTIONS, Path("socket"), Path("files"), (), lambda calls: ["/"], clients=100)
+    assert isinstance(load, H2load)
+    assert load._protocol(1_000) == ("--clients=100", "--max-concurrent-streams=10")
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("mode", [CRI, DOCKER])
+def test_a_small_part_of_it(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "TURNS", 2)
+    found = crowd.measure(mode, 0.01)
+    assert [(made.case, made.way) for made in found.crowds] == [
+        (case, way) for case in CROWDS[mode] for way in (DIRECT, PROXY)
+    ]
+    assert all(made.p99 > 0 and made.ratio >= 1 for made in found.crowds)
+    assert len(found.beside) == 2
+    assert found.p99_beside > 0

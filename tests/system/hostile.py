@@ -1,0 +1,237 @@
+"""Peers that keep to no rule: a client that sends any bytes, a runtime that answers everything and floods on demand.
+
+Owns their sockets, what they send, how the end of a connection is seen, and the proxy's memory and descriptors.
+Must not know: the proxy's bounds.
+Invariant: frames are read here by their heads alone, so that neither peer ends a connection because of what it reads.
+"""
+
+import asyncio
+import select
+import socket
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from struct import Struct
+
+from tests.cri.peer import (
+    PREFACE,
+    REPLY,
+    TRAILERS,
+    Ack,
+    Credit,
+    Data,
+    Frame,
+    Headers,
+    Raw,
+    Reset,
+    Settings,
+    grpc,
+    split,
+)
+
+TARGET_STREAM = 2
+"""The stream by which a connection asks the runtime for its flood: no sane client opens it."""
+AT_ONCE_BYTES = 1 << 16
+END_SECONDS = 30.0
+GREETING = PREFACE + Settings().wire() + Ack().wire()
+_HEAD = Struct(">HBBBL")
+_DATA, _HEADERS, _SETTINGS, _PING, _CREDIT = 0x0, 0x1, 0x4, 0x6, 0x8
+
+
+class Frames:
+    """Cuts what comes into frames: (type, flags, stream, length)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the frames that are whole now."""
+        data = self._rest + data
+        at = 0
+        while at + _HEAD.size <= len(data):
+            high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
+            length = high << 8 | low
+            if at + _HEAD.size + length > len(data):
+                break
+            yield kind, flags, stream & 0x7FFF_FFFF, length
+            at += _HEAD.size + length
+        self._rest = data[at:]
+
+
+class HostileRuntime:
+    """Answers each request with an empty message; floods whoever opens ``TARGET_STREAM`` with ``flood``.
+
+    A stream whose credit is 0 is reset, as RFC 9113 (6.9) asks. ``credits``: DATA are credited.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self.flood: Iterable[bytes] = ()
+        self.settings = Settings()
+        self.credits = True
+        self._socket = str(socket)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["HostileRuntime"]:
+        """Listen until the end of the block."""
+        server = await asyncio.start_unix_server(self._accept, self._socket)
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames = Frames()
+        try:
+            await reader.readexactly(len(PREFACE))
+            writer.write(self.settings.wire() + Ack().wire())
+            while data := await reader.read(AT_ONCE_BYTES):
+                length = 0
+                for kind, flags, stream, size in frames.feed(data):
+                    length += size if kind == _DATA else 0
+                    await self._take(writer, kind, flags, stream)
+                if length and self.credits:
+                    writer.write(Credit(0, length).wire())
+                await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the proxy ended it
+        finally:
+            writer.close()
+
+    async def _take(self, writer: asyncio.StreamWriter, kind: int, flags: int, stream: int) -> None:
+        if kind == _HEADERS and stream == TARGET_STREAM:
+            for piece in self.flood:
+                writer.write(piece)
+                await writer.drain()
+        elif kind in (_DATA, _HEADERS) and flags & 0x1:
+            writer.write(ANSWER % {b"stream": stream.to_bytes(4, "big")})
+        elif kind == _CREDIT and stream:
+            writer.write(Reset(stream, 1).wire())
+        elif kind == _PING and not flags & 0x1:
+            writer.write(Raw(6, 0x1, 0, bytes(8)).wire())
+
+
+def _with_stream(frame: Frame) -> bytes:
+    wire = frame.wire().replace(b"%", b"%%")
+    return wire[:5] + b"%(stream)b" + wire[9:]
+
+
+ANSWER = b"".join(map(_with_stream, (Headers(1, REPLY), Data(1, grpc(b"")), Headers(1, TRAILERS, end=True))))
+"""An answer with a placeholder for its stream."""
+
+
+class HostileClient:
+    """One connection, whose SETTINGS are exchanged unless ``greeting`` is something else.
+
+    It stands on a plain socket: asyncio's streams lose what was not read yet when a write fails.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.got = bytearray()
+        """The last bytes that came."""
+        self.came = 0
+        """How many bytes came in all."""
+        self.ended = False
+        self._socket = sock
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(
+        cls, path: Path, greeting: bytes = GREETING, *, reads: bool = True
+    ) -> AsyncIterator["HostileClient"]:
+        """Connect until the end of the block; without ``reads`` nothing is read before ``told``."""
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, str(path))
+            await loop.sock_sendall(sock, greeting)
+            client = cls(sock)
+            try:
+                await asyncio.to_thread(
+                    select.select, [sock], [], [], END_SECONDS
+                )  # the runtime's SETTINGS, or the end
+                if reads:
+                    await client._read_on()
+                yield client
+            finally:
+                if client._reading is not None:
+                    client._reading.cancel()
+                    await asyncio.gather(client._reading, return_exceptions=True)
+
+    async def _read_on(self) -> None:
+        """Read from now on; return when something has come, or the end."""
+        came = asyncio.Event()
+        self._reading = asyncio.ensure_future(self._read(came))
+        await asyncio.wait_for(came.wait(), END_SECONDS)
+
+    async def _read(self, came: asyncio.Event) -> None:
+        with suppress(OSError):
+            while data := await asyncio.get_running_loop().sock_recv(self._socket, AT_ONCE_BYTES):
+                self.came += len(data)
+                self.got += data
+                del self.got[: -4 * AT_ONCE_BYTES]
+                came.set()
+        self.ended = True
+        came.set()
+
+    async def send(self, pieces: Iterable[bytes]) -> None:
+        """Send pieces until the connection ends."""
+        with suppress(OSError):
+            for piece in pieces:
+                if self.ended:
+                    break
+                await asyncio.get_running_loop().sock_sendall(self._socket, piece)
+
+    async def told(self) -> int | None:
+        """Wait for the end of the connection; return the error code of the GOAWAY before it, None without one."""
+        if self._reading is None:
+            await self._read_on()
+        assert self._reading is not None
+        await asyncio.wait_for(asyncio.shield(self._reading), END_SECONDS)
+        head = self.got.rfind(b"\x07\x00\x00\x00\x00\x00")
+        if head < 3:
+            return None
+        (goaway,) = list(split(bytes(self.got[head - 3 :])))
+        return int.from_bytes(goaway.body[4:8], "big")
+
+
+def pieces(frames: Iterable[bytes]) -> Iterator[bytes]:
+    """Join frames to pieces that are worth a write."""
+    piece = bytearray()
+    for frame in frames:
+        piece += frame
+        if len(piece) >= AT_ONCE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
+
+
+class Process:
+    """What a process has: memory in bytes, and descriptors."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = Path("/proc", str(pid))
+
+    def start_peak(self) -> int:
+        """Forget the most memory that it has had; return what it has now."""
+        (self._folder / "clear_refs").write_text("5")
+        return self._memory("VmRSS")
+
+    def peak(self) -> int:
+        """Return the most memory since ``start_peak``."""
+        return self._memory("VmHWM")
+
+    def descriptors(self) -> int:
+        """Return how many descriptors are open."""
+        return len(list((self._folder / "fd").iterdir()))
+
+    def _memory(self, figure: str) -> int:
+        return int((self._folder / "status").read_text().partition(f"{figure}:")[2].split()[0]) * 1024

@@ -1,0 +1,194 @@
+"""A runtime whose answers are broken: bytes of a good one, changed, cut, doubled or mixed up, and then the end.
+
+Owns the changes, and the runtime that answers so on either front.
+Must not know: what the proxy does with them.
+Invariant: a number makes the same change each time.
+"""
+
+import asyncio
+import random
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cri.peer import CREATE, REPLY, TRAILERS, VERSION, Ack, Data, Headers, Settings, grpc
+from tests.docker.client import chunked
+from tests.fakes import cri_pb2
+from tests.system.cri_front import CRI
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import Front
+from tests.system.hostile import GREETING, Frames
+
+MOST_CHANGES = 4
+AT_ONCE_BYTES = 1 << 16
+CONTAINER_ID = "c" * 64
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as bytes: the request, what of it the runtime waits for, and good answers."""
+
+    front: Front
+    request: bytes
+    whole: Callable[[bytes], bool]
+    answers: tuple[bytes, ...]
+    good: bytes
+    """What is in a good answer as the client sees it."""
+
+    def answer(self, number: int) -> bytes:
+        """Return a broken answer."""
+        return mutated(self.answers[number % len(self.answers)], random.Random(number))
+
+
+def mutated(answer: bytes, chance: random.Random) -> bytes:
+    """Change an answer."""
+    data = bytearray(answer)
+    for _ in range(chance.randint(1, MOST_CHANGES)):
+        at = chance.randrange(len(data) + 1)
+        end = min(at + chance.choice((1, 2, 9, 100)), len(data))
+        piece = data[at:end]
+        chance.choice(CHANGES)(data, at, end, piece, chance)
+    return bytes(data)
+
+
+def _flip(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
+    for place in range(at, end):
+        data[place] ^= 1 << chance.randrange(8)
+
+
+def _replace(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
+    data[at:end] = chance.randbytes(len(piece))
+
+
+def _insert(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
+    data[at:at] = chance.choice((chance.randbytes(9), b"\r\n", b"\0" * 9, b"\xff" * 9))
+
+
+def _double(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
+    data[at:at] = piece
+
+
+def _remove(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
+    del data[at:end]
+
+
+def _cut(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
+    del data[at:]
+
+
+def _move(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
+    del data[at:end]
+    data[:0] = piece
+
+
+CHANGES = (_flip, _flip, _replace, _insert, _double, _remove, _cut, _move)
+
+
+def _cri_whole(data: bytes) -> bool:
+    return any(kind in (0, 1) and flags & 0x1 for kind, flags, _, _ in Frames().feed(data[24:]))
+
+
+def _docker_whole(data: bytes) -> bool:
+    head, found, body = data.partition(b"\r\n\r\n")
+    length = _LENGTH.search(head)
+    return bool(found) and len(body) >= int(length[1] if length else 0)
+
+
+def _cri_answer(message: bytes) -> bytes:
+    frames = (Settings(), Ack(), Headers(1, REPLY), Data(1, grpc(message)), Headers(1, TRAILERS, end=True))
+    return b"".join(frame.wire() for frame in frames)
+
+
+def _http(status: str, body: bytes, *lines: str) -> bytes:
+    head = [f"HTTP/1.1 {status}", "Content-Type: application/json", *lines]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def _docker_answers(status: str, body: bytes) -> tuple[bytes, ...]:
+    return (
+        _http(status, body, f"Content-Length: {len(body)}"),
+        _http(status, chunked(body), "Transfer-Encoding: chunked"),
+        _http(status, body, "Connection: close"),
+        _http("101 UPGRADED", body, "Connection: Upgrade", "Upgrade: tcp"),
+    )
+
+
+def calls() -> dict[str, Call]:
+    """Return one call that passes and one that is held, of each front."""
+    cri, docker = CRI.caller("nowhere"), DOCKER.caller("nowhere")
+    created = cri_pb2.CreateContainerResponse(container_id=CONTAINER_ID).SerializeToString()
+    body = f'{{"Id":"{CONTAINER_ID}","Warnings":[]}}\n'.encode()
+
+    def of_cri(fields: tuple[tuple[bytes, bytes], ...], request: bytes, message: bytes) -> Call:
+        sent = GREETING + Headers(1, fields).wire() + Data(1, grpc(request), end=True).wire()
+        return Call(CRI, sent, _cri_whole, (_cri_answer(message),), grpc(message))
+
+    return {
+        "cri": of_cri(VERSION, b"", b"\x0a\x010"),
+        "cri-held": of_cri(CREATE, cri.create_request("pod"), created),
+        "docker": Call(DOCKER, docker.request("ping"), _docker_whole, _docker_answers("200 OK", b"OK"), b"OK"),
+        "docker-held": Call(
+            DOCKER, docker.create_request("pod"), _docker_whole, _docker_answers("201 Created", body), body.strip()
+        ),
+    }
+
+
+class BrokenRuntime:
+    """Answers each connection's first request, and closes; ``answer`` says with what."""
+
+    def __init__(self, path: Path, call: Call) -> None:
+        self.answer = call.answers[0]
+        self._path = str(path)
+        self._whole = call.whole
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["BrokenRuntime"]:
+        """Listen until the end of the block."""
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._path)
+            listener.listen(128)
+            listener.setblocking(False)
+            loop.add_reader(listener, self._accept, listener)
+            try:
+                yield self
+            finally:
+                loop.remove_reader(listener)
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        client.setblocking(False)
+        task = asyncio.ensure_future(self._serve(client))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, client: socket.socket) -> None:
+        loop, data = asyncio.get_running_loop(), b""
+        with client, suppress(OSError):
+            while not self._whole(data):
+                more = await loop.sock_recv(client, AT_ONCE_BYTES)
+                if not more:
+                    return
+                data += more
+            await loop.sock_sendall(client, self.answer)
+
+
+async def ask(path: Path, request: bytes) -> bytes:
+    """Send a request on a connection of its own; return all that comes until the end."""
+    loop, got = asyncio.get_running_loop(), bytearray()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, str(path))
+        with suppress(OSError):
+            await loop.sock_sendall(sock, request)
+            while data := await loop.sock_recv(sock, AT_ONCE_BYTES):
+                got += data
+    return bytes(got)

@@ -1,0 +1,103 @@
+"""Kubelets that lose no call by a restart if the proxy keeps to the rules of gRPC and HTTP.
+
+Owns what a client may try again by itself: what was never sent, or surely not taken. An answer that does not come to a
+request that was sent is lost, whatever the reason.
+Must not know: how the proxy restarts.
+Invariant: both are as patient as a client's library allows: while nobody listens they wait.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from tests.docker.client import Answer, Client
+from tests.system import clients
+from tests.system.cri_front import CRI, METHODS, CriCaller
+from tests.system.docker_front import DOCKER, DockerCaller
+from tests.system.fronts import SECONDS, Failed
+
+RECONNECT_SECONDS = 0.02
+BACKOFF = {f"grpc.{name}_reconnect_backoff_ms": 20 for name in ("initial", "min", "max")}
+
+
+class PatientCri(CriCaller):
+    """grpcio tries again what GOAWAY or REFUSED_STREAM says was not taken, and waits for a connection."""
+
+    def __init__(self, socket: Path | str) -> None:
+        super().__init__(socket)
+        self._client = clients.Client(socket, **BACKOFF)
+
+    async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
+        """Call a method."""
+        try:
+            return bytes(await self._client.call(METHODS[verb], request, timeout=seconds, wait_for_ready=True))
+        except grpc.aio.AioRpcError as error:
+            raise Failed(error.code(), str(error.details())) from None
+
+    async def follow(self) -> None:
+        """Follow the events of containers until the stream ends."""
+        stream = self._client.stream("GetContainerEvents", b"", wait_for_ready=True)
+        try:
+            while await stream.read():
+                pass
+        except grpc.aio.AioRpcError:
+            pass
+
+
+class PatientDocker(DockerCaller):
+    """Does what Go's net/http does: on a connection that was used before, a request of which nothing went is sent anew,
+    and one that only reads is, too, if the connection ended before its answer began."""
+
+    async def _ask(self, data: bytes, seconds: float = SECONDS) -> Answer:
+        async with asyncio.timeout(seconds):
+            while True:
+                used_before = bool(self._kept)
+                client = self._kept.pop() if self._kept else await self._connect()
+                try:
+                    sent = _send(client, data)
+                    if sent:
+                        answer = await client.answer()
+                        break
+                except (asyncio.IncompleteReadError, ConnectionError) as error:
+                    nothing_came = not getattr(error, "partial", b"")
+                    sent = not (nothing_came and data.startswith(b"GET "))
+                client.abort()
+                if sent or not used_before:
+                    raise Failed(None, f"the connection ended: {data[:60]!r}, used before: {used_before}")
+        self._kept.append(client)
+        return answer
+
+    async def _connect(self) -> Client:
+        while True:
+            try:
+                return await Client.connect(self._socket)
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def follow(self) -> None:
+        """Follow the daemon's events until the answer ends."""
+        client = await self._connect()
+        client.send(self._request("GET", "/events"))
+        try:
+            await client.reader.read()
+        except ConnectionError:
+            pass
+        finally:
+            client.abort()
+
+
+def _send(client: Client, data: bytes) -> bool:
+    """Send a request at once; False if none of it went, as the other end reads no more."""
+    try:
+        sent = os.write(client.writer.get_extra_info("socket").fileno(), data)
+    except BrokenPipeError:
+        return False
+    assert sent == len(data), "requests of this test are short"
+    return True
+
+
+Patient = PatientCri | PatientDocker
+PATIENT: dict[str, Callable[[Path | str], Patient]] = {CRI.name: PatientCri, DOCKER.name: PatientDocker}

@@ -1,0 +1,70 @@
+"""A client of CRI that sends and reads frames: it goes on whatever it reads, as h2 does not behind GOAWAY.
+
+Owns one connection and the order in which answers, refusals and GOAWAY came.
+Must not know: what a test wants to see.
+Invariant: what it sends leaves at once; nothing is waited for.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from runtimeproxy.wire import grpc, headers, http2
+from tests.system.proxy import until
+
+
+class RawClient:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._frames = http2.FrameBuffer()
+        self.told: list[tuple[str, int]] = []
+        """What came: GOAWAY and its last id, RST_STREAM of a stream with REFUSED_STREAM, the end of a stream."""
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while data := await self._reader.read(65536):
+            for kind, flags, stream, payload in self._frames.feed(data):
+                if kind == http2.SETTINGS and not flags & http2.ACK:
+                    self._writer.write(http2.SETTINGS_ACK)
+                elif kind == http2.GOAWAY:
+                    self.told.append(("goaway", http2.read_u32(payload)))
+                elif kind == http2.RST_STREAM and http2.read_u32(payload) == http2.REFUSED_STREAM:
+                    self.told.append(("refused", stream))
+                elif flags & http2.END_STREAM and kind in (http2.DATA, http2.HEADERS):
+                    self.told.append(("answered", stream))
+        self.told.append(("end", 0))
+
+    def call(self, stream: int, method: str) -> None:
+        """Send a request with an empty message."""
+        fields = [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", f"/runtime.v1.RuntimeService/{method}".encode()),
+            (b":authority", b"localhost"),
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+        ]
+        self._writer.write(http2.header_frames(stream, headers.build(fields), False))
+        self._writer.write(http2.frame(http2.DATA, http2.END_STREAM, stream, grpc.message(b"")))
+
+    async def sees(self, what: str, number: int) -> None:
+        """Wait until something came."""
+        await until(lambda: (what, number) in self.told, f"the client sees {what} {number}", lambda: str(self.told))
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, path: Path) -> AsyncIterator["RawClient"]:
+        """Connect and exchange SETTINGS."""
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(http2.PREFACE + http2.settings({}))
+        client = cls(reader, writer)
+        try:
+            yield client
+        finally:
+            client._reading.cancel()
+            await asyncio.gather(client._reading, return_exceptions=True)
+            writer.close()

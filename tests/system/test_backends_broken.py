@@ -1,0 +1,183 @@
+"""Runtimes that die, are away, stopped or talk nonsense: a call fails once, the next is fresh (rows B1, B3 to B5)."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.amounts import Amount
+from tests.fakes.faults import FaultRelay
+from tests.system import mutations
+from tests.system.fronts import Failed, Front
+from tests.system.hostile import Process
+from tests.system.mutations import BrokenRuntime
+from tests.system.proxy import PROGRAM, ROOT, ProxyProcess, answers, until
+
+pytestmark = pytest.mark.slow
+
+KILLS = Amount(10, 1_000)
+AWAY_SECONDS = Amount(1, 60)
+MUTATIONS = Amount(100, 10_000)
+DEADLINE_SECONDS = 0.5
+LOST_SECONDS = 0.100
+BACK_SECONDS = 0.500
+DIAL_SECONDS = 0.050
+PROGRAMS = {"cri": "tests.fakes.runtime", "docker": "tests.fakes.dockerd"}
+
+
+@asynccontextmanager
+async def program(front: Front, socket: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """Run a fake runtime as a program."""
+    command = [sys.executable, "-m", PROGRAMS[front.name], f"--socket={socket}"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as running:
+        try:
+            await until(lambda: answers(socket), "the runtime listens")
+            yield running
+        finally:
+            running.kill()
+            socket.unlink(missing_ok=True)
+
+
+# ---- B1
+
+
+@pytest.mark.parametrize("end", [FaultRelay.cut, FaultRelay.reset], ids=["end", "reset"])
+async def test_a_call_whose_runtime_dies_fails_at_once_and_is_never_sent_again(
+    front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
+) -> None:
+    """The runtime is there again at once, so that a second try would reach it."""
+    took = []
+    proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
+    async with runtime, proxy, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay:
+        async with front.caller(proxy.socket) as caller:
+            pod_id = await caller.run_pod()
+        runtime.upset("create", delay_seconds=60)
+        for number in range(KILLS.now):
+            async with front.caller(proxy.socket) as caller:
+                call = asyncio.ensure_future(caller.create(pod_id))
+                await until(lambda: len(runtime.asked("create")) == number + 1, "it is at the runtime")  # noqa: B023
+                begun = time.monotonic()
+                end(relay)
+                with pytest.raises(Failed) as raised:
+                    await call
+                took.append(time.monotonic() - begun)
+                assert raised.value.status == front.lost
+        assert len(runtime.asked("create")) == KILLS.now
+    assert min(took) < LOST_SECONDS, took
+
+
+@pytest.mark.parametrize("verb", ["list", "create"])
+async def test_a_runtime_that_is_killed_with_calls_in_it_is_found_again(
+    front: Front, tmp_path: Path, verb: str
+) -> None:
+    """It is stopped first, so that the call is in it for certain."""
+    async with front.process(tmp_path) as proxy:
+        async with program(front, proxy.runtime) as running, front.caller(proxy.socket) as caller:
+            request = caller.create_request(await caller.run_pod()) if verb == "create" else caller.request(verb)
+            running.send_signal(signal.SIGSTOP)
+            call = asyncio.ensure_future(caller.send(verb, request))
+            await asyncio.sleep(0.2)  # it is there by now
+            assert not call.done()
+            running.kill()
+            with pytest.raises(Failed) as raised:
+                await call
+            assert raised.value.status == front.lost
+        async with program(front, proxy.runtime), front.caller(proxy.socket) as caller:
+            await caller.run_pod()
+
+
+# ---- B3
+
+
+async def test_a_runtime_that_was_away_for_long_is_used_as_soon_as_it_is_back(front: Front, tmp_path: Path) -> None:
+    """A client dials all the while: the proxy waits for nothing of its own."""
+    proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
+    async with runtime, proxy:
+        async with FaultRelay(str(proxy.runtime), runtime.socket_path), front.caller(proxy.socket) as caller:
+            await caller.run_pod()
+        dialling = asyncio.create_task(_dial_until_answered(front, proxy.socket))
+        await asyncio.sleep(AWAY_SECONDS.now)
+        assert not dialling.done()
+        async with FaultRelay(str(proxy.runtime), runtime.socket_path):
+            back = time.monotonic()
+            assert await asyncio.wait_for(dialling, 20) - back < BACK_SECONDS
+
+
+async def _dial_until_answered(front: Front, socket: Path) -> float:
+    while True:
+        try:
+            async with front.sent(socket) as answer:
+                await answer
+            return time.monotonic()
+        except ConnectionError:
+            await asyncio.sleep(DIAL_SECONDS)
+
+
+# ---- B4
+
+
+async def test_nothing_but_its_deadline_ends_a_call_to_a_runtime_that_has_stopped(front: Front, tmp_path: Path) -> None:
+    proxy = front.process(tmp_path)
+    async with proxy, program(front, proxy.runtime) as running:
+        async with front.caller(proxy.socket) as caller:
+            pod_id = await caller.run_pod()
+        process = Process(proxy.pid)
+        before = process.descriptors()
+        async with front.caller(proxy.socket) as caller:
+            running.send_signal(signal.SIGSTOP)
+            for verb, request in (("list", caller.request("list")), ("create", caller.create_request(pod_id))):
+                begun = time.monotonic()
+                with pytest.raises(Failed):
+                    await caller.send(verb, request, DEADLINE_SECONDS)
+                assert time.monotonic() - begun > DEADLINE_SECONDS * 0.9
+            waiting = [asyncio.ensure_future(call) for call in (caller.act("list"), caller.create(pod_id))]
+            await asyncio.sleep(3 * DEADLINE_SECONDS)
+            assert not any(call.done() for call in waiting)
+            running.send_signal(signal.SIGCONT)
+            await asyncio.gather(*waiting)
+        await until(lambda: process.descriptors() <= before, "nothing is left of them")
+
+
+async def test_a_slow_method_holds_up_no_other_call(front: Front, tmp_path: Path) -> None:
+    proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "runtime.sock"))
+    async with runtime, proxy, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        runtime.upset("create", delay_seconds=60)
+        slow = [asyncio.ensure_future(caller.create(pod_id)) for _ in range(20)]
+        await until(lambda: len(runtime.asked("create")) == len(slow), "they are at the runtime")
+        for _ in range(50):
+            await caller.act("ping")
+            assert await caller.pod_status(pod_id) == pod_id
+        assert not any(call.done() for call in slow)
+        for call in slow:
+            call.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+
+# ---- B5
+
+
+@pytest.mark.parametrize("name", ["cri", "cri-held", "docker", "docker-held"])
+async def test_a_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tmp_path: Path) -> None:
+    """Whatever comes, the call ends with the runtime's end, and the next one is answered well."""
+    call = mutations.calls()[name]
+    proxy = ProxyProcess(
+        tmp_path, program=PROGRAM, **call.front.flags
+    )  # its end finds tracebacks and errors in the log
+    async with BrokenRuntime(proxy.runtime, call).serving() as runtime, proxy:
+        process = Process(proxy.pid)
+        for number in range(MUTATIONS.now):
+            runtime.answer = call.answer(number)
+            await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
+            if number % 10 == 0:
+                runtime.answer = call.answers[0]
+                assert call.good in await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
+            if number == 10:
+                before = process.descriptors()
+        await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")

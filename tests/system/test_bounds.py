@@ -1,0 +1,317 @@
+"""Peers that break the protocol, or flood: their connection ends, or is bounded, and the others live (row X1)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+
+from tests.amounts import Amount
+from tests.cri.peer import (
+    CREATE,
+    PREFACE,
+    VERSION,
+    Ack,
+    Credit,
+    Data,
+    GoAway,
+    Ping,
+    Raw,
+    Reset,
+    Settings,
+    block,
+    continuation,
+    raw_headers,
+)
+from tests.system.h2client import H2Client
+from tests.system.hostile import GREETING, TARGET_STREAM, HostileClient, HostileRuntime, Process, pieces
+from tests.system.proxy import ProxyInside, ProxyProcess, until
+
+pytestmark = pytest.mark.slow
+
+FRAMES = Amount(30_000, 100_000)
+UNREAD = Amount(400_000, 1_000_000)
+FROM_THE_RUNTIME = Amount(80_000, 200_000)
+"""It may send twice as much."""
+GROWTH_BYTES = 16 << 20
+PATH = "/runtime.v1.RuntimeService/Version"
+CALM, BROKEN = 0xB, 0x1
+VERSION_BLOCK, CREATE_BLOCK = block(VERSION), block(CREATE)
+BIG_FIELD = b"\x40\x01k\x7f\xa1\x1e" + b"v" * 4_000
+"""Goes to the dynamic table as its 62nd entry."""
+
+Frames = Callable[[int], Iterator[bytes]]
+
+
+def again(frame: bytes) -> Frames:
+    """Repeat a frame."""
+    return lambda count: repeat(frame, count)
+
+
+def resets(fragment: bytes) -> Frames:
+    """Open a stream and reset it."""
+
+    def frames(count: int) -> Iterator[bytes]:
+        for stream in range(101, 101 + 2 * count, 2):
+            yield raw_headers(stream, fragment) + Reset(stream, 8).wire()
+
+    return frames
+
+
+def made_resets(count: int) -> Iterator[bytes]:
+    """Open a stream and make the runtime reset it."""
+    for stream in range(101, 101 + 2 * count, 2):
+        yield raw_headers(stream, VERSION_BLOCK) + Credit(stream, 0).wire()
+
+
+def unfinished(piece: bytes) -> Frames:
+    """Begin a header block and never end it."""
+    return lambda count: chain(
+        [raw_headers(101, VERSION_BLOCK, whole=False)], repeat(continuation(101, piece, whole=False), count)
+    )
+
+
+def bomb(count: int) -> Iterator[bytes]:
+    """Refer to a big field again and again."""
+    yield raw_headers(101, VERSION_BLOCK + BIG_FIELD)
+    for stream in range(103, 103 + 2 * count, 2):
+        yield raw_headers(stream, b"\xbe" * 16_000)
+
+
+def once(frame: bytes) -> Frames:
+    """Send one frame."""
+    return lambda _: iter([frame])
+
+
+@dataclass(frozen=True)
+class Attack:
+    """``frames`` of a peer; ``kind`` is the bound that ends it, ``code`` what a client is told.
+
+    None: that the runtime's SETTINGS have not come yet; then a frame of ours may not stand there.
+    """
+
+    frames: Frames
+    kind: str
+    code: int | None = CALM
+    greeting: bytes = GREETING
+
+
+OPEN = raw_headers(1, VERSION_BLOCK)
+LONG = (16_385).to_bytes(3, "big") + b"\xee\x00" + bytes(4)
+
+BY_CLIENT = {
+    "bad preface": Attack(once(bytes(100)), "preface", None, greeting=b"PRI * HTTP/1.1\r\n\r\n"),
+    "no SETTINGS": Attack(once(b""), "protocol", None, greeting=PREFACE + Ping(bytes(8)).wire()),
+    "oversize frame": Attack(once(LONG), "frame_size", BROKEN),
+    "HPACK bomb": Attack(bomb, "protocol", BROKEN, greeting=PREFACE + Settings().wire()),
+    "rapid reset": Attack(resets(VERSION_BLOCK), "early_ends"),
+    "rapid reset of held calls": Attack(resets(CREATE_BLOCK), "early_ends"),
+    "MadeYouReset": Attack(made_resets, "early_ends"),
+    "CONTINUATION": Attack(unfinished(b"\x00\x01a\x01b" * 20), "header_block"),
+    "empty CONTINUATION": Attack(unfinished(b""), "header_block"),
+    "empty DATA": Attack(lambda count: chain([OPEN], repeat(Data(1, b"").wire(), count)), "empty_data"),
+    "PING": Attack(again(Ping(bytes(8)).wire()), "pings"),
+    "PING ACK": Attack(again(Ping(bytes(8), ack=True).wire()), "pings"),
+    "SETTINGS": Attack(again(Settings(((4, 1), (4, 2))).wire()), "settings"),
+    "SETTINGS ACK": Attack(again(Ack().wire()), "settings"),
+    "PRIORITY": Attack(again(Raw(2, 0, 1, bytes(5)).wire()), "priorities"),
+    "WINDOW_UPDATE": Attack(again(Credit(0, 1).wire()), "window_updates"),
+    "unknown frames": Attack(again(Raw(0xEE, 0, 0).wire()), "unknown_frames"),
+    "resets of no stream": Attack(again(Reset(1, 8).wire()), "resets"),
+    "GOAWAY": Attack(again(GoAway(0).wire()), "goaways"),
+    "open streams": Attack(
+        lambda count: (raw_headers(stream, VERSION_BLOCK) for stream in range(101, 101 + 2 * count, 2)), "open_streams"
+    ),
+}
+BY_RUNTIME = {
+    "oversize frame": Attack(once(LONG), "frame_size"),
+    "no HTTP/2": Attack(once(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(1 << 16)), "frame_size"),
+    "HPACK bomb": Attack(lambda count: chain([Ack().wire()], bomb(count)), "protocol"),
+    "CONTINUATION": Attack(unfinished(b""), "header_block"),
+    "empty DATA": Attack(again(Data(TARGET_STREAM, b"").wire()), "empty_data"),
+    "PING": Attack(again(Ping(bytes(8)).wire()), "pings"),
+    "SETTINGS": Attack(again(Settings(((4, 1), (4, 2))).wire()), "settings"),
+    "WINDOW_UPDATE": Attack(again(Credit(0, 1).wire()), "window_updates"),
+    "resets": Attack(again(Reset(1, 8).wire()), "resets"),
+    "GOAWAY": Attack(again(GoAway(2**31 - 1).wire()), "goaways"),
+    "DATA above every window": Attack(again(Data(TARGET_STREAM, bytes(16_384)).wire()), "protocol"),
+}
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[HostileRuntime]:
+    async with HostileRuntime(tmp_path / "runtime.sock").serving() as serving:
+        yield serving
+
+
+@asynccontextmanager
+async def calls_going_on(socket: Path) -> AsyncIterator[None]:
+    """Make calls on a connection of their own all the while; each must be answered."""
+    over = False
+    made = 0
+
+    async def calls(client: H2Client) -> None:
+        nonlocal made
+        while not over:
+            assert (await client.call(PATH, b"")).status == 0
+            made += 1
+            await asyncio.sleep(0.001)
+
+    async with H2Client(socket) as client:
+        calling = asyncio.ensure_future(calls(client))
+        await until(lambda: calling.done() or made > 2, "a call is answered")
+        yield
+        before = made
+        await until(lambda: calling.done() or made > before + 2, "calls are answered still")
+        over = True
+        await calling
+
+
+@pytest.mark.parametrize("name", BY_CLIENT)
+async def test_a_hostile_client_ends_its_own_connection(name: str, tmp_path: Path, runtime: HostileRuntime) -> None:
+    attack = BY_CLIENT[name]
+    async with ProxyProcess(tmp_path, log_level="info") as proxy, calls_going_on(proxy.socket):
+        process = Process(proxy.pid)
+        descriptors, memory = process.descriptors(), process.start_peak()
+        async with HostileClient.connected(proxy.socket, attack.greeting) as client:
+            await client.send(pieces(attack.frames(FRAMES.now)))
+            assert await client.told() == attack.code
+        await until(lambda: process.descriptors() == descriptors, "its descriptors are closed")
+        assert process.peak() - memory <= GROWTH_BYTES
+        await until(lambda: proxy.output().count("the client broke the protocol") == 1, "it is logged")
+
+
+@pytest.mark.parametrize("name", BY_RUNTIME)
+async def test_a_hostile_runtime_ends_that_connection_only(name: str, tmp_path: Path, runtime: HostileRuntime) -> None:
+    runtime.flood = pieces(BY_RUNTIME[name].frames(FROM_THE_RUNTIME.now))
+    async with ProxyProcess(tmp_path, log_level="info") as proxy, calls_going_on(proxy.socket):
+        process = Process(proxy.pid)
+        descriptors, memory = process.descriptors(), process.start_peak()
+        async with HostileClient.connected(proxy.socket) as client:
+            await client.send([raw_headers(1, VERSION_BLOCK), raw_headers(TARGET_STREAM, VERSION_BLOCK, end=True)])
+            assert not await client.told()
+        await until(lambda: process.descriptors() == descriptors, "its descriptors are closed")
+        assert process.peak() - memory <= GROWTH_BYTES
+        await until(lambda: proxy.output().count("the runtime broke the protocol") == 1, "it is logged")
+
+
+@pytest.mark.parametrize(
+    ("side", "name"), [*(("client", name) for name in BY_CLIENT), *(("runtime", name) for name in BY_RUNTIME)]
+)
+async def test_each_kind_is_counted_and_nothing_is_left_behind(
+    side: str, name: str, tmp_path: Path, runtime: HostileRuntime
+) -> None:
+    attack = (BY_CLIENT if side == "client" else BY_RUNTIME)[name]
+    async with ProxyInside(tmp_path) as proxy, calls_going_on(proxy.socket):
+        front = proxy.app.front
+        tasks = len(asyncio.all_tasks())
+        async with HostileClient.connected(proxy.socket, attack.greeting) as client:
+            if side == "client":
+                await client.send(pieces(attack.frames(FRAMES.usual)))
+            else:
+                runtime.flood = pieces(attack.frames(FROM_THE_RUNTIME.usual))
+                await client.send([raw_headers(1, VERSION_BLOCK), raw_headers(TARGET_STREAM, VERSION_BLOCK, end=True)])
+            await client.told()
+        assert proxy.recorder.counted("connections_broken", side=side, kind=attack.kind) == 1
+        assert proxy.recorder.total("connections_broken") == 1
+        assert len(front.connections) == 1  # type: ignore[attr-defined]
+        assert front.held_bytes.count == 0  # type: ignore[attr-defined]
+        await until(lambda: len(asyncio.all_tasks()) == tasks, "its tasks have ended")
+
+
+async def test_a_client_that_reads_nothing_and_makes_the_proxy_answer_is_ended(
+    tmp_path: Path, runtime: HostileRuntime
+) -> None:
+    """Each byte of a long held request is credited by a frame of ours."""
+    begun = raw_headers(1, CREATE_BLOCK) + Data(1, b"\0\0\xff\xff\xff").wire()
+    async with ProxyProcess(tmp_path, log_level="info") as proxy, calls_going_on(proxy.socket):
+        process = Process(proxy.pid)
+        memory = process.start_peak()
+        async with HostileClient.connected(proxy.socket, reads=False) as client:
+            await client.send(chain([begun], pieces(repeat(Data(1, b"x").wire(), UNREAD.now))))
+            await client.told()
+        assert process.peak() - memory <= GROWTH_BYTES
+        await until(lambda: "it reads nothing of what its own frames are answered" in proxy.output(), "it is logged")
+
+
+EVERYTHING = PREFACE + Settings(((4, 2**31 - 1),)).wire() + Ack().wire() + Credit(0, 2**31 - 1 - 65_535).wire()
+ASKED = raw_headers(TARGET_STREAM, VERSION_BLOCK, end=True)
+
+
+async def test_a_client_that_reads_nothing_of_what_it_asked_for_costs_little(
+    tmp_path: Path, runtime: HostileRuntime
+) -> None:
+    runtime.flood = pieces(repeat(Data(TARGET_STREAM, bytes(16_384)).wire(), 4_096))
+    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
+        process = Process(proxy.pid)
+        memory = process.start_peak()
+        async with HostileClient.connected(proxy.socket, EVERYTHING, reads=False) as client:
+            await client.send([ASKED])
+            await asyncio.sleep(0.5)
+            assert process.peak() - memory <= GROWTH_BYTES
+
+
+async def test_a_client_that_opens_no_window_waits_as_long_as_it_likes_and_costs_little(
+    tmp_path: Path, runtime: HostileRuntime
+) -> None:
+    """The runtime sends all that the pair's window allows, byte by byte: of that 65,535 are the client's own."""
+    count = 2**20
+    runtime.flood = pieces(repeat(Data(TARGET_STREAM, b"x").wire(), count))
+    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
+        process = Process(proxy.pid)
+        memory = process.start_peak()
+        async with HostileClient.connected(proxy.socket) as client:
+            await client.send([ASKED])
+            await until(lambda: client.came > 65_535 * 10, "the first window is used up")
+            await asyncio.sleep(2)
+            assert process.peak() - memory <= GROWTH_BYTES
+            assert not client.ended
+            before = client.came
+            await client.send([Credit(0, count).wire()])
+            await until(lambda: client.came > before + count - 65_535, "the rest has come")
+
+
+async def test_a_runtime_that_opens_no_window_costs_little(tmp_path: Path, runtime: HostileRuntime) -> None:
+    runtime.credits = False
+    data = Data(1, bytes(16_384)).wire()
+    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
+        process = Process(proxy.pid)
+        memory = process.start_peak()
+        async with HostileClient.connected(proxy.socket) as client:
+            await client.send([raw_headers(1, VERSION_BLOCK), *[data] * 64])
+            await asyncio.sleep(0.5)
+            assert process.peak() - memory <= GROWTH_BYTES
+            assert not client.ended
+
+
+async def test_many_hostile_connections_write_few_lines(tmp_path: Path, runtime: HostileRuntime) -> None:
+    async with ProxyProcess(tmp_path, log_level="info") as proxy, calls_going_on(proxy.socket):
+        begun = asyncio.get_running_loop().time()
+        for _ in range(200):
+            async with HostileClient.connected(proxy.socket) as client:
+                await client.send([LONG])
+                await client.told()
+        seconds = asyncio.get_running_loop().time() - begun
+        assert 1 <= proxy.output().count("frame is longer") <= 1 + seconds
+
+
+@pytest.mark.parametrize("fragment", [VERSION_BLOCK, CREATE_BLOCK], ids=["passing", "held"])
+async def test_legal_use_that_is_heavy_ends_nothing(fragment: bytes, tmp_path: Path, runtime: HostileRuntime) -> None:
+    """A kubelet that opens 1,000 streams at once, cancels them all, and does so ten times without a pause."""
+    message = Data(1, b"\0\0\0\0\0").wire()
+    async with ProxyProcess(tmp_path) as proxy, HostileClient.connected(proxy.socket) as client:
+        for turn in range(10):
+            opened = range(1 + 2_000 * turn, 1 + 2_000 * (turn + 1), 2)
+            asked = (
+                raw_headers(stream, fragment) + message[:5] + stream.to_bytes(4, "big") + message[9:]
+                for stream in opened
+            )
+            await client.send(pieces(asked))
+            await client.send(pieces(Reset(stream, 8).wire() for stream in opened))
+        last = Data(20_001, b"\0\0\0\0\0", end=True).wire()
+        await client.send([raw_headers(20_001, VERSION_BLOCK) + last])
+        await until(lambda: b"\x01\x05\0\0\x4e\x21" in client.got, "the call behind them is answered")
+    assert "broke the protocol" not in proxy.output()

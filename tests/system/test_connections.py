@@ -1,0 +1,31 @@
+"""Connections that come and go, as the docker CLI's do: what they leave behind is bounded, and small."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.amounts import Amount
+from tests.system.docker_streams import open_files, resident_bytes
+from tests.system.fronts import Front
+
+pytestmark = pytest.mark.slow
+
+CONNECTIONS = Amount(1_000, 100_000)
+WARM_UP = 500
+MIB = 1 << 20
+
+
+async def test_connections_that_have_ended_take_no_memory(front: Front, tmp_path: Path) -> None:
+    proxy = front.process(tmp_path)
+    async with front.runtime(str(proxy.runtime)), proxy:
+
+        async def connect(count: int) -> None:
+            for _ in range(count):
+                async with front.caller(proxy.socket) as caller:
+                    await caller.act("ping")
+
+        await connect(WARM_UP)
+        before, files = resident_bytes(proxy.pid), open_files(proxy.pid)
+        await connect(CONNECTIONS.now)
+        assert resident_bytes(proxy.pid) - before < MIB
+        assert open_files(proxy.pid) <= files

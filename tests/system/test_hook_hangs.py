@@ -1,0 +1,238 @@
+"""No way in which a hook server hangs costs a call more than the hook's time (promise 1, fault matrix H1 and H4)."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.plugins import breaker
+from runtimeproxy.wire import grpc, http2
+from tests.amounts import HANGS
+from tests.fakes import hookanswers
+from tests.fakes.hookserver import HookServer
+from tests.relay.peers import HEAD, Connection
+from tests.system.cri_front import CRI
+from tests.system.fronts import Caller, Failed, Front, Runtime
+from tests.system.proxy import ROOT, answers, until
+
+pytestmark = pytest.mark.slow
+
+POINT = "PreCreateContainer"
+TIMEOUT_SECONDS = 0.2
+LATE_SECONDS = 0.100
+AT_ONCE = 5
+TRIES = 5
+"""How often a group of calls is made again if one of them was late: the machine may have been busy."""
+
+Hanging = Callable[[str], AbstractAsyncContextManager[None]]
+"""Hangs at a path."""
+
+
+@asynccontextmanager
+async def silent(path: str) -> AsyncIterator[None]:
+    """Accept and say nothing."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+
+    async with await asyncio.start_unix_server(accept, path):
+        yield
+        for writer in writers:
+            writer.close()
+
+
+@asynccontextmanager
+async def full_backlog(path: str) -> AsyncIterator[None]:
+    """Listen, but have no room for one more connection: connect(2) would block."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(path)
+        listener.listen(0)
+        waiting.connect(path)
+        yield
+
+
+@asynccontextmanager
+async def stopped(path: str) -> AsyncIterator[None]:
+    """Be a process that was stopped (SIGSTOP) while it served."""
+    command = [sys.executable, "-m", "tests.fakes.hookserver", "--socket", path]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    ) as server:
+        try:
+            await until(lambda: answers(Path(path)), "the hook server listens")
+            server.send_signal(signal.SIGSTOP)
+            yield
+        finally:
+            server.kill()
+
+
+@asynccontextmanager
+async def never_answers(path: str) -> AsyncIterator[None]:
+    """Take every call and answer none."""
+    async with HookServer(path, default=hookanswers.hang(), keep_calls=False):
+        yield
+
+
+@asynccontextmanager
+async def half_an_answer(path: str) -> AsyncIterator[None]:
+    """Send the head of every answer and half of its message, and pings for ever."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        pinging = asyncio.create_task(_ping(connection))
+        try:
+            await connection.begin({})
+            while True:
+                stream = await connection.request()
+                half = grpc.message(bytes(1000))[:500]
+                connection.send(http2.header_frames(stream, HEAD, False) + http2.frame(http2.DATA, 0, stream, half))
+        except EOFError:
+            writer.close()
+        finally:
+            pinging.cancel()
+
+    async with await asyncio.start_unix_server(accept, path):
+        yield
+
+
+async def _ping(connection: Connection) -> None:
+    while True:
+        await asyncio.sleep(TIMEOUT_SECONDS / 10)
+        connection.send(http2.frame(http2.PING, 0, 0, bytes(8)))
+
+
+WAYS: dict[str, Hanging] = {
+    "silent": silent,
+    "full backlog": full_backlog,
+    "stopped": stopped,
+    "never answers": never_answers,
+    "half an answer": half_an_answer,
+}
+
+
+@pytest.fixture
+async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
+        yield fake
+
+
+@pytest.fixture
+def without_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every call ask the hook server, also after many failures."""
+    monkeypatch.setattr(breaker, "FAILURES_IN_A_ROW", 10**9)
+
+
+@pytest.mark.usefixtures("without_breaker")
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_call_ends_in_time(front: Front, tmp_path: Path, runtime: Runtime, way: str) -> None:
+    path = str(tmp_path / "hooks.sock")
+    inside = front.inside(tmp_path)
+    inside.register("hangs.json", path, [POINT], timeout=f"{TIMEOUT_SECONDS}s")
+    made, late = 0, []
+    async with WAYS[way](path), inside as proxy, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        for first in range(0, HANGS.now, AT_ONCE):
+            count = min(AT_ONCE, HANGS.now - first)
+            tried = [await _slowest(caller, pod_id, count)]
+            while tried[-1] >= LATE_SECONDS and len(tried) < TRIES:
+                tried.append(await _slowest(caller, pod_id, count))
+            late.append(tried[-1])
+            made += count * len(tried)
+        assert proxy.recorder.counted("hook_fail_open", plugin="hangs", hook=POINT, reason="deadline") == made
+    assert len(runtime.asked("create")) == made >= HANGS.now
+    assert max(late) < LATE_SECONDS
+
+
+async def _slowest(caller: Caller, pod_id: str, count: int) -> float:
+    """Create containers at once; return by how much more than the hook's time the slowest took."""
+    begun = time.monotonic()
+    await asyncio.gather(*(caller.create(pod_id) for _ in range(count)))
+    return time.monotonic() - begun - TIMEOUT_SECONDS
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_breaker_opens_whatever_the_way(front: Front, tmp_path: Path, runtime: Runtime, way: str) -> None:
+    path = str(tmp_path / "hooks.sock")
+    inside = front.inside(tmp_path)
+    inside.register("hangs.json", path, [POINT], timeout="20ms")
+    async with WAYS[way](path), inside as proxy, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        for _ in range(20):
+            await caller.create(pod_id)
+        failed = {"plugin": "hangs", "hook": POINT}
+        assert proxy.recorder.counted("hook_fail_open", reason="deadline", **failed) == breaker.FAILURES_IN_A_ROW
+        assert proxy.recorder.counted("hook_fail_open", reason="breaker_open", **failed) == 15
+    assert len(runtime.asked("create")) == 20
+
+
+async def test_a_server_whose_backlog_has_room_again_is_asked_at_once(
+    front: Front, tmp_path: Path, runtime: Runtime
+) -> None:
+    path = str(tmp_path / "hooks.sock")
+    inside = front.inside(tmp_path)
+    inside.register("busy.json", path, [POINT], timeout="20ms")
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+        waiting.connect(path)
+        proxy = await stack.enter_async_context(inside)
+        caller = await stack.enter_async_context(front.caller(proxy.socket))
+        pod_id = await caller.run_pod()
+        for _ in range(10):
+            await caller.create(pod_id)
+        failed = {"plugin": "busy", "hook": POINT}
+        assert proxy.recorder.counted("hook_fail_open", reason="breaker_open", **failed) == 5
+        listener.accept()[0].close()
+        connection = asyncio.get_running_loop().run_in_executor(None, listener.accept)
+        await caller.create(pod_id)
+        accepted, _ = await connection
+        with accepted:
+            assert accepted.recv(len(http2.PREFACE)) == http2.PREFACE
+        assert proxy.recorder.counted("hook_fail_open", reason="breaker_open", **failed) == 5
+
+
+async def test_a_hook_server_is_told_how_long_it_has(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+    """The second one has what is left of the budget."""
+    inside = front.inside(tmp_path, hook_budget="500ms")
+    async with HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.hang()) as hooks:
+        for name in ("first", "second"):
+            inside.register(f"{name}.json", hooks.socket_path, [POINT], timeout="300ms")
+        async with inside as proxy, front.caller(proxy.socket) as caller:
+            await caller.create(await caller.run_pod())
+    first, second = (call.deadline_seconds for call in hooks.calls)
+    assert first is not None
+    assert second is not None
+    assert 0.2 < first <= 0.3
+    assert 0.1 < second <= 0.2
+
+
+@pytest.mark.parametrize("front", [CRI], ids=["cri"])
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
+async def test_a_caller_with_a_deadline_has_the_proxys_answer_before_it(
+    front: Front, tmp_path: Path, runtime: Runtime, policy: str
+) -> None:
+    """crictl gives a call 2 s: two hook servers that would take longer leave half of that to the runtime."""
+    inside = front.inside(tmp_path)
+    async with HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.hang()) as hooks:
+        for name in ("one", "two"):
+            inside.register(f"{name}.json", hooks.socket_path, [POINT], policy=policy, timeout="5s")
+        async with inside as proxy, front.caller(proxy.socket) as caller:
+            request = caller.create_request(await caller.run_pod())
+            if policy == "Ignore":
+                await caller.send("create", request, seconds=2)
+            else:
+                with pytest.raises(Failed) as raised:
+                    await caller.send("create", request, seconds=2)
+                assert raised.value.status == front.failed
+            assert len(runtime.asked("create")) == (policy == "Ignore")

@@ -1,0 +1,61 @@
+"""What a hook server cannot do: fill the proxy's memory by an answer (H6), or keep its own pod from coming up (H12)."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import hookanswers
+from tests.fakes.hookserver import HookServer
+from tests.system.fronts import POD, Failed, Front, Runtime
+from tests.system.proxy import ProxyProcess
+
+pytestmark = pytest.mark.slow
+
+POINT = "PreCreateContainer"
+CAP_BYTES = 4 << 20
+"""The longest answer that is taken."""
+HUGE_BYTES = 40 << 20
+
+
+@pytest.fixture
+async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
+        yield fake
+
+
+async def test_a_huge_answer_costs_no_more_than_three_times_the_longest_that_is_taken(
+    front: Front, tmp_path: Path, runtime: Runtime
+) -> None:
+    hooks, proxy = HookServer(str(tmp_path / "hooks.sock")), front.process(tmp_path)
+    proxy.register("huge.json", hooks.socket_path, [POINT])
+    async with hooks, proxy, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        await caller.create(pod_id)
+        before = _resident_bytes(proxy, "VmRSS")
+        hooks.default = hookanswers.huge(HUGE_BYTES)
+        for _ in range(3):
+            await caller.create(pod_id)
+        assert _resident_bytes(proxy, "VmHWM") - before <= 3 * CAP_BYTES
+    assert "broken_answer: the answer is longer than 4194304 bytes" in proxy.output()
+    assert len(hooks.calls) == len(runtime.asked("create")) == 4
+
+
+def _resident_bytes(proxy: ProxyProcess, figure: str) -> int:
+    """Read the memory that is resident (VmRSS), or the most that ever was (VmHWM)."""
+    status = Path(f"/proc/{proxy.pid}/status").read_text()
+    return int(status.partition(f"{figure}:")[2].split()[0]) * 1024
+
+
+async def test_a_hook_servers_own_pod_comes_up_while_it_is_down(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+    inside = front.inside(tmp_path)
+    inside.register("own.json", tmp_path / "not-yet.sock", policy="Fail")
+    own = replace(POD, labels={"runtimeproxy.koordinator.sh/skip-hookserver": "true"})
+    async with inside as proxy, front.caller(proxy.socket) as caller:
+        container_id = await caller.create(await caller.run_pod(own))
+        await caller.act("start", container_id)
+        with pytest.raises(Failed, match="unreachable"):
+            await caller.run_pod()
+        assert proxy.recorder.total("hook_failures") == 1
+    assert runtime.container_ids() == [container_id]

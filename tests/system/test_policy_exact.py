@@ -1,0 +1,149 @@
+"""The policy is exact (promise 2): a failed hook call ends as its policy says, and is counted once, as what it was."""
+
+import random
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from runtimeproxy.hookapi import api_pb2
+from tests.amounts import HOOK_FAILURES
+from tests.fakes import hookanswers
+from tests.fakes.hookserver import HookServer
+from tests.system.fronts import Caller, Failed, Front, Runtime
+
+pytestmark = pytest.mark.slow
+
+POINT = "PreCreateContainer"
+RESPONSE, RESOURCES = api_pb2.ContainerResourceHookResponse, api_pb2.LinuxContainerResources
+GOOD = hookanswers.empty()
+Failing = Callable[[HookServer], AbstractContextManager[None]]
+"""Makes a hook server fail for a moment."""
+
+
+def answering(answer: hookanswers.Answer) -> Failing:
+    @contextmanager
+    def failing(hooks: HookServer) -> Iterator[None]:
+        hooks.default = answer
+        yield
+        hooks.default = GOOD
+
+    return failing
+
+
+def values(**fields: object) -> Failing:
+    return answering(hookanswers.reply(RESPONSE(**fields)))  # type: ignore[arg-type]
+
+
+@contextmanager
+def crashing(hooks: HookServer) -> Iterator[None]:
+    """Drop the connection in the middle of the answer."""
+    faults = hooks.faults
+    assert faults is not None
+
+    async def answer(call: hookanswers.HookCall) -> bytes:
+        faults.to_client.cut_after_bytes = len(faults.connections[-1].to_client) + 20
+        return await hookanswers.echo()(call)
+
+    with answering(answer)(hooks):
+        yield
+    faults.to_client.cut_after_bytes = None
+
+
+@contextmanager
+def away(hooks: HookServer) -> Iterator[None]:
+    path = Path(hooks.socket_path)
+    aside = path.rename(path.with_suffix(".aside"))
+    yield
+    aside.rename(path)
+
+
+@contextmanager
+def dead(hooks: HookServer) -> Iterator[None]:
+    with away(hooks), socket.socket(socket.AF_UNIX) as nobody:
+        nobody.bind(hooks.socket_path)
+        yield
+
+
+KINDS: list[tuple[str, Failing]] = [
+    ("deadline", answering(hookanswers.hang())),
+    ("deadline", answering(hookanswers.status(grpc.StatusCode.DEADLINE_EXCEEDED))),
+    ("unreachable", away),
+    ("unreachable", dead),
+    ("broken_answer", crashing),
+    ("broken_answer", answering(hookanswers.garbage())),
+    ("broken_answer", answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
+    ("broken_answer", answering(hookanswers.huge())),
+    ("error_status", answering(hookanswers.status(grpc.StatusCode.INTERNAL, "no"))),
+    ("error_status", answering(hookanswers.status(grpc.StatusCode.UNAVAILABLE))),
+    ("error_status", answering(hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED))),
+    ("bad_answer", values(container_envs={"A=B": "x", "GOOD": "1"})),
+    ("bad_answer", values(pod_cgroup_parent="../..", container_annotations={"good": "1"})),
+    ("bad_answer", values(container_resources=RESOURCES(cpuset_cpus="3-1", cpu_shares=5))),
+    ("bad_answer", values(container_resources=RESOURCES(cpu_quota=5, cpu_shares=5))),
+]
+"""Why the hook call fails, and how."""
+WEIGHTS = [1, *[4] * (len(KINDS) - 1)]
+"""The first one takes its time."""
+
+
+@pytest.fixture
+async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
+        yield fake
+
+
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
+async def test_every_failure_ends_as_the_policy_says_and_is_counted(
+    front: Front, tmp_path: Path, runtime: Runtime, policy: str
+) -> None:
+    """After each failure comes a good answer, so the breaker has no say; at the end it has."""
+    chance, in_a_row = random.Random(policy), 10
+    expected: list[bytes] = []
+    injected: Counter[str] = Counter()
+    inside = front.inside(tmp_path)
+    hooks = HookServer(str(tmp_path / "hooks.sock"), faulty=True, keep_calls=False)
+    inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout="500ms")
+    async with hooks, inside as proxy, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        for _ in range(HOOK_FAILURES.now):
+            ((reason, failing),) = chance.choices(KINDS, WEIGHTS)
+            with failing(hooks):
+                expected += await _released(front, caller, pod_id, policy)
+            injected[reason] += 1
+            _forget_ended(hooks)
+            expected += await _released(front, caller, pod_id, "Ignore")
+        with answering(hookanswers.garbage())(hooks):
+            for _ in range(in_a_row):
+                expected += await _released(front, caller, pod_id, policy)
+        injected += {"broken_answer": 5, "breaker_open": in_a_row - 5}
+        for reason in [*injected, "internal"]:
+            failed = {"plugin": "bad", "hook": POINT, "reason": reason}
+            assert proxy.recorder.counted("hook_failures", **failed) == injected[reason], reason
+            counted = proxy.recorder.counted("hook_fail_open", **failed)
+            assert counted == (injected[reason] if policy == "Ignore" else 0), reason
+        assert proxy.recorder.total("hook_failures") == HOOK_FAILURES.now + in_a_row
+    assert runtime.asked("create") == expected
+
+
+def _forget_ended(hooks: HookServer) -> None:
+    """Let go of the bytes of connections that have ended: some answers are long."""
+    assert hooks.faults is not None
+    hooks.faults.connections = [each for each in hooks.faults.connections if each.task and not each.task.done()]
+
+
+async def _released(front: Front, caller: Caller, pod_id: str, policy: str) -> list[bytes]:
+    """Create a container; return the request if it is to reach the runtime."""
+    request = caller.create_request(pod_id)
+    if policy == "Ignore":
+        await caller.send("create", request)
+        return [request]
+    with pytest.raises(Failed) as raised:
+        await caller.send("create", request)
+    assert raised.value.status == front.failed
+    assert f"hook server 'bad' at {POINT}: " in raised.value.text
+    return []

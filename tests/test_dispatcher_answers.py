@@ -1,0 +1,251 @@
+"""All or nothing: whatever bytes a hook server answers, either all that they say is applied or nothing (promise 3, H5).
+
+The way is that of a real answer: the codec, the check, the merge, under policy Ignore.
+"""
+
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.errors import HookError, Reason, WireError
+from runtimeproxy.hookapi import api_pb2, codec
+from runtimeproxy.hookpoints import BY_NAME, HookPoint, SubjectKind
+from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.telemetry import Recorder
+from tests.amounts import examples
+from tests.fakes.plugins import FakePlugins
+
+RUN_POD, CREATE, START = (BY_NAME[name] for name in ("PreRunPodSandbox", "PreCreateContainer", "PreStartContainer"))
+SENT = Resources(cpuset_cpus="0-3")
+"""Without a number, so that no answer is an echo: what is 0 or empty in it says nothing."""
+POD = PodInfo(uid="u", labels={"kept": "1"}, annotations={"kept": "1"}, cgroup_parent="/pod", resources=SENT)
+CONTAINER = ContainerInfo(annotations={"kept": "1"}, envs={"KEPT": "1"}, resources=SENT)
+SENT_VALUES = {
+    "labels.kept": "1",
+    "annotations.kept": "1",
+    "envs.KEPT": "1",
+    "cgroup_parent": "/pod",
+    "resources.cpuset_cpus": "0-3",
+}
+REQUESTS = {SubjectKind.POD: HookRequest(POD), SubjectKind.CONTAINER: HookRequest(POD, CONTAINER)}
+
+
+class Server:
+    """A hook server that answers these bytes, and what the proxy made of them."""
+
+    def __init__(self, point: HookPoint, body: bytes) -> None:
+        self._point, self._body = point, body
+        self._plugins = FakePlugins()
+        self._plugins.add("a").call = self._call  # type: ignore[method-assign]
+        self.recorder = Recorder(lambda: 0.0)
+
+    async def _call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+        try:
+            return codec.decode(point, self._body)
+        except WireError as error:
+            raise HookError("a", point.name, Reason.BROKEN_ANSWER, str(error)) from None
+
+    def adjustment(self) -> Adjustment:
+        """Ask, in one go: nothing waits here."""
+        dispatcher = Dispatcher(self._plugins, self.recorder, lambda: 0.0)
+        return _result(dispatcher.before(self._point, REQUESTS[self._point.subject], 10.0))
+
+    def failures(self, reason: Reason) -> int:
+        labels = {"plugin": "a", "hook": self._point.name, "reason": reason.value}
+        counted = self.recorder.counted("hook_failures", **labels)
+        assert self.recorder.counted("hook_fail_open", **labels) == counted
+        return counted
+
+
+def _result(coroutine: Coroutine[Any, Any, Adjustment]) -> Adjustment:
+    with pytest.raises(StopIteration) as end:
+        coroutine.send(None)
+    adjustment: Adjustment = end.value.value
+    return adjustment
+
+
+def changed(adjustment: Adjustment) -> dict[str, object]:
+    """Return what is set, by the names of ``Adjustment.owners``; all of it must be the plugin's."""
+    fields: dict[str, object] = {}
+    for name in ("labels", "annotations", "envs"):
+        fields |= {f"{name}.{key}": value for key, value in getattr(adjustment, name).items()}
+    if adjustment.cgroup_parent is not None:
+        fields["cgroup_parent"] = adjustment.cgroup_parent
+    for name, value in adjustment.resources.items():
+        entries = {f".{key}": entry for key, entry in value.items()} if isinstance(value, Mapping) else {"": value}
+        fields |= {f"resources.{name}{key}": entry for key, entry in entries.items()}
+    assert adjustment.owners == dict.fromkeys(fields, "a")
+    return fields
+
+
+# -- answers that are put together of good and bad pieces ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One field of an answer, and whether any runtime takes the value."""
+
+    field: str
+    value: Any
+    good: bool
+
+
+def pieces(field: str, good: st.SearchStrategy[Any], bad: st.SearchStrategy[Any]) -> st.SearchStrategy[Piece]:
+    return st.one_of(
+        good.map(lambda value: Piece(field, value, good=True)), bad.map(lambda value: Piece(field, value, good=False))
+    )
+
+
+def numbers(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high)
+
+
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=4)
+NAME = st.text(alphabet="abcXYZ_.-/", min_size=1, max_size=4).map("n".__add__)
+LIMIT = numbers(1, 2**62)
+BELOW_MINUS_1 = numbers(-(2**63), -2)
+CPUS = st.lists(numbers(0, 99), min_size=1, max_size=3).map(lambda cpus: ",".join(map(str, cpus)))
+NO_CPUS = st.sampled_from(["a", "3-1", ",", "1-", "-1", "1 2", "0x1", "1-2-3", "0\n", "٣", "all"])
+
+PIECES = [
+    pieces(
+        "envs",
+        st.tuples(NAME, TEXT.filter(lambda text: "\0" not in text)),
+        st.tuples(st.sampled_from(["", "=", "A=B", "A\0"]), TEXT) | st.tuples(NAME, TEXT.map("\0".__add__)),
+    ),
+    pieces("labels", st.tuples(NAME, TEXT), st.tuples(st.just(""), TEXT)),
+    pieces("annotations", st.tuples(NAME, TEXT), st.tuples(st.just(""), TEXT)),
+    pieces("cgroup_parent", NAME.map("/new/".__add__), st.sampled_from(["a", "../a", "/a/../b", "/..", "/a\0", "."])),
+    pieces("cpu_period", numbers(1000, 1_000_000), numbers(1, 999) | numbers(1_000_001, 2**62) | BELOW_MINUS_1),
+    pieces("cpu_quota", numbers(1000, 2**62) | st.just(-1), numbers(1, 999) | BELOW_MINUS_1),
+    pieces("cpu_shares", numbers(1, 2**62), numbers(-(2**63), -1)),
+    pieces("memory_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
+    pieces("memory_swap_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
+    pieces("oom_score_adj", numbers(1, 1000) | numbers(-1000, -1), numbers(1001, 2**62) | numbers(-(2**63), -1001)),
+    pieces("cpuset_cpus", CPUS, NO_CPUS),
+    pieces("cpuset_mems", CPUS, NO_CPUS),
+    pieces("hugepage_limits", st.tuples(NAME, LIMIT), st.tuples(st.just(""), LIMIT)),
+    pieces("unified", st.tuples(NAME, TEXT), st.tuples(st.just(""), TEXT)),
+]
+ANSWERS = st.lists(st.one_of(PIECES), max_size=6, unique_by=lambda piece: piece.field)
+MAPS = {"envs", "labels", "annotations", "hugepage_limits", "unified"}
+OF_ANSWER = {"envs", "labels", "annotations", "cgroup_parent"}
+ABSENT = {SubjectKind.POD: {"envs"}, SubjectKind.CONTAINER: {"labels"}}
+"""What the point's message has no field for."""
+WITHOUT_EFFECT = {START: OF_ANSWER}
+
+
+def answer(parts: list[Piece]) -> HookAnswer:
+    values = {part.field: dict([part.value]) if part.field in MAPS else part.value for part in parts}
+    resources = {name: value for name, value in values.items() if name not in OF_ANSWER}
+    said = {name: value for name, value in values.items() if name in OF_ANSWER}
+    return HookAnswer(**said, resources=Resources(**resources) if resources else None)
+
+
+def expected(part: Piece) -> tuple[str, object]:
+    prefix = "" if part.field in OF_ANSWER else "resources."
+    if part.field in MAPS:
+        key, value = part.value
+        return f"{prefix}{part.field}.{key}", value
+    return f"{prefix}{part.field}", part.value
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(1000))
+@given(st.sampled_from([RUN_POD, CREATE, START]), ANSWERS)
+def test_one_bad_value_and_nothing_is_applied_else_everything(point: HookPoint, parts: list[Piece]) -> None:
+    said = [part for part in parts if part.field not in ABSENT[point.subject]]
+    server = Server(point, codec.encode_answer(point, answer(parts)))
+    adjustment = server.adjustment()
+    if all(part.good for part in said):
+        effective = [part for part in said if part.field not in WITHOUT_EFFECT.get(point, set())]
+        assert changed(adjustment) == dict(expected(part) for part in effective)
+        assert server.recorder.total("hook_failures") == 0
+    else:
+        assert adjustment is NO_ADJUSTMENT
+        assert server.failures(Reason.BAD_ANSWER) == server.recorder.total("hook_failures") == 1
+
+
+# -- answers that are damaged ----------------------------------------------------------------------------------------
+
+MESSAGES: dict[HookPoint, Any] = {
+    RUN_POD: api_pb2.PodSandboxHookResponse,
+    CREATE: api_pb2.ContainerResourceHookResponse,
+}
+ODD_FIELDS = st.sampled_from(
+    [
+        b"\x0a\x02\xff\xfe",  # a map entry that is none
+        b"\x1a\x02\xff\xfe",  # a cgroup parent that is not UTF-8
+        b"\x18\x05",  # a number in the place of the cgroup parent
+        b"\x22\x06\x0a\x01E\x12\x01\xff",  # an entry whose value is not UTF-8
+        b"\x12\x05\x0dabcd",  # a fixed number in the resources
+        b"\x12\x02\x10\x05",  # a quota of 5 microseconds
+        b"\x0b",  # a group without an end
+        b"\x9a\x06\x03abc",  # an unknown field
+        b"\x80",
+    ]
+)
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 1), st.integers(0, 255)), max_size=3)
+"""Where, how many bytes are replaced, by which one."""
+
+
+def damaged(
+    point: HookPoint, parts: list[Piece], changes: list[tuple[int, int, int]], more: bytes, cut: int
+) -> tuple[HookPoint, bytes]:
+    """Return an answer in which some bytes were changed, added and cut off."""
+    body = bytearray(codec.encode_answer(point, answer(parts)))
+    for at, count, value in changes:
+        body[at : at + count] = bytes([value])
+    body += more
+    return point, bytes(body[: len(body) - cut])
+
+
+POINTS = st.sampled_from(list(MESSAGES))
+DAMAGED = st.builds(damaged, POINTS, ANSWERS, CHANGES, ODD_FIELDS | st.just(b""), st.just(0) | st.integers(0, 50))
+
+
+def everything(point: HookPoint, body: bytes) -> dict[str, object] | None:
+    """Return all that an answer changes, as protobuf's own runtime reads it; None if it does not."""
+    message = MESSAGES[point]()
+    try:
+        message.ParseFromString(body)
+    except DecodeError:
+        return None
+    pod = point.subject is SubjectKind.POD
+    resources = message.resources if pod else message.container_resources
+    maps = {
+        "annotations": message.annotations if pod else message.container_annotations,
+        **({"labels": message.labels} if pod else {"envs": message.container_envs}),
+        "resources.unified": resources.unified,
+        "resources.hugepage_limits": {entry.page_size: entry.limit for entry in resources.hugepage_limits},
+    }
+    said = {f"{name}.{key}": value for name, entries in maps.items() for key, value in entries.items()}
+    said |= {f"resources.{field.name}": value for field, value in resources.ListFields() if not field.is_repeated}
+    if parent := message.cgroup_parent if pod else message.pod_cgroup_parent:
+        said["cgroup_parent"] = parent
+    return {name: value for name, value in said.items() if SENT_VALUES.get(name) != value}
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(1000))
+@given(DAMAGED | st.tuples(POINTS, st.binary(max_size=60)))
+def test_of_a_damaged_answer_everything_is_applied_or_nothing(answered: tuple[HookPoint, bytes]) -> None:
+    server = Server(*answered)
+    adjustment, says = server.adjustment(), everything(*answered)
+    if says is None:
+        assert adjustment is NO_ADJUSTMENT
+        assert server.failures(Reason.BROKEN_ANSWER) == 1
+    elif server.recorder.total("hook_failures"):
+        assert adjustment is NO_ADJUSTMENT
+        assert server.failures(Reason.BAD_ANSWER) == 1
+        assert says  # an answer that says nothing is never bad
+    else:
+        assert changed(adjustment) == says

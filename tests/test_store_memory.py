@@ -1,0 +1,110 @@
+"""10,000 records take at most 64 MiB beyond an idle proxy (facts/reliability, promise 13).
+
+Run as a program, this file fills a Store and prints the bytes that became resident.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+PODS, CONTAINERS_OF_EACH = 2_500, 3
+LIMIT_BYTES = 64 << 20
+SERVICES = 25
+"""Of a namespace: each gives every container two variables."""
+
+
+def test_ten_thousand_records_of_a_crowded_namespace_are_within_64_mib() -> None:
+    """Each record is made of texts of its own, as from a message, and every second container was changed by a hook."""
+    done = subprocess.run([sys.executable, __file__], check=True, capture_output=True, cwd=Path(__file__).parents[1])
+    counts, grown = json.loads(done.stdout)
+    assert counts == [PODS, PODS * CONTAINERS_OF_EACH]
+    assert 1 << 20 < grown < LIMIT_BYTES
+
+
+def anew(values: dict[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(values)))
+
+
+def pod_fields(number: int) -> dict[str, Any]:
+    uid, name = f"{number:08x}-7a66-4aef-8c4a-3f2f0c0e{number:04x}", f"web-7d9c5c8f9b-{number:05x}"
+    return anew(
+        {
+            "id": f"{number:064x}",
+            "name": name,
+            "uid": uid,
+            "namespace": "production",
+            "labels": {
+                "app": "web",
+                "app.kubernetes.io/name": "web",
+                "pod-template-hash": "7d9c5c8f9b",
+                "koordinator.sh/qosClass": "BE",
+                "io.kubernetes.pod.name": name,
+                "io.kubernetes.pod.namespace": "production",
+                "io.kubernetes.pod.uid": uid,
+            },
+            "annotations": {
+                "kubernetes.io/config.seen": f"2024-05-05T10:11:12.{number:09d}Z",
+                "kubernetes.io/config.source": "api",
+                "scheduling.koordinator.sh/resource-status": f'{{"cpuset": "0-{number}"}}',
+                "note": f"{number}" * 50,
+            },
+            "cgroup_parent": f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid}.slice",
+        }
+    )
+
+
+def container_fields(number: int, pod_id: str) -> dict[str, Any]:
+    envs = {f"SERVICE_{service}_SERVICE_HOST": f"10.96.{service}.{number % 9}" for service in range(SERVICES)}
+    envs |= {f"SERVICE_{service}_PORT": f"tcp://10.96.{service}.{number % 9}:8080" for service in range(SERVICES)}
+    return anew(
+        {
+            "id": f"c{number:063x}",
+            "pod_id": pod_id,
+            "name": f"main-{number % CONTAINERS_OF_EACH}",
+            "annotations": {
+                "io.kubernetes.container.hash": f"{number:08x}",
+                "io.kubernetes.container.restartCount": "0",
+                "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+                "io.kubernetes.container.terminationMessagePolicy": "File",
+                "io.kubernetes.pod.terminationGracePeriod": "30",
+            },
+            "envs": {**envs, "POD_NUMBER": f"{number}"},
+            "cgroup_parent": f"/kubepods/besteffort/{number // CONTAINERS_OF_EACH}",
+        }
+    )
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def fill() -> None:
+    """Fill a Store and print what it holds and what that takes."""
+    import runtimeproxy.app  # noqa: F401 - what an idle proxy has loaded
+    from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+    from runtimeproxy.store import Store
+
+    gc.collect()
+    before = resident_bytes()
+    store = Store()
+    for number in range(PODS):
+        pod = PodInfo(**pod_fields(number))
+        owner = PodRecord(pod, pod)
+        store.commit(Subject(owner))
+        for each in range(CONTAINERS_OF_EACH * number, CONTAINERS_OF_EACH * (number + 1)):
+            resources = Resources(cpu_shares=1024 + each, cpu_quota=50_000 + each, memory_limit_in_bytes=2**28 + each)
+            asked = ContainerInfo(**container_fields(each, pod.id), resources=resources)
+            hooked = replace(asked, envs={**asked.envs, "HOOK": f"{each}"}, resources=replace(resources, cpu_shares=2))
+            store.commit(Subject(owner, ContainerRecord(asked, hooked if each % 2 else asked)))
+    gc.collect()
+    print(json.dumps([store.counts(), resident_bytes() - before]))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    fill()

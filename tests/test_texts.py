@@ -1,0 +1,102 @@
+"""Records share their texts: what comes out equals what went in, and most of it is there once."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy import texts as module
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources
+from runtimeproxy.texts import LONGEST_TEXT, Texts
+from tests.amounts import examples
+
+
+def anew(values: Mapping[str, str]) -> dict[str, str]:
+    """Return equal texts that are others, as every message that is read has."""
+    return dict(json.loads(json.dumps(values)))
+
+
+def pod(**fields: object) -> PodInfo:
+    made = PodInfo(
+        "p1", "web", "u-1", "shop", 1, "runc", anew({"app": "web"}), anew({"note": "a pod"}), "/kube", Resources(1)
+    )
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+def container(container_id: str = "c1") -> ContainerInfo:
+    return ContainerInfo(
+        container_id, "".join("p1"), "main", 2, anew({"note": "of one"}), Resources(2), anew({"A": "one"}), "/kube"
+    )
+
+
+def test_a_record_comes_out_as_it_went_in() -> None:
+    texts = Texts()
+    info, changed = pod(), pod(labels={"app": "other"}, overhead=None)
+    assert texts.pod(PodRecord(info, changed)) == PodRecord(info, changed)
+    assert not texts.pod(PodRecord(info, info)).read
+    assert texts.pod(PodRecord(info, info, read=True)).read
+    kept, changed_one = container(), replace(container(), envs={"A": "2"}, resources=None)
+    assert texts.container(ContainerRecord(kept, changed_one)) == ContainerRecord(kept, changed_one)
+
+
+MAPS = st.dictionaries(st.text(max_size=9), st.text(max_size=LONGEST_TEXT + 9), max_size=4)
+
+
+@settings(max_examples=examples())
+@given(st.lists(MAPS, min_size=4, max_size=4), st.lists(st.text(), min_size=4, max_size=4))
+def test_any_record_comes_out_as_it_went_in(maps: list[dict[str, str]], words: list[str]) -> None:
+    texts = Texts()
+    one = ContainerInfo(words[0], words[1], words[2], 0, maps[0], None, maps[1], words[3])
+    other = replace(one, annotations=maps[2], envs=maps[3])
+    asked = PodInfo(words[0], words[1], words[2], words[3], 0, "", maps[0], maps[1], words[3])
+    for _ in range(2):
+        assert texts.container(ContainerRecord(one, other)) == ContainerRecord(one, other)
+        assert texts.pod(PodRecord(asked, asked)) == PodRecord(asked, asked)
+
+
+def test_keys_and_values_of_many_records_are_there_once() -> None:
+    texts = Texts()
+    first = texts.container(ContainerRecord(container("c1"), container("c1"))).effective
+    second = texts.container(ContainerRecord(container("c2"), container("c2"))).effective
+    for name in ("annotations", "envs"):
+        for one, other in zip(getattr(first, name).items(), getattr(second, name).items(), strict=True):
+            assert one[0] is other[0]
+            assert one[1] is other[1]
+    assert first.pod_id is second.pod_id
+
+
+def test_what_original_and_effective_have_in_common_stays_in_common() -> None:
+    texts = Texts()
+    info = container()
+    same = texts.container(ContainerRecord(info, info))
+    assert same.original is same.effective
+    changed = texts.container(ContainerRecord(info, replace(info, resources=None)))
+    assert changed.original.envs is changed.effective.envs
+    asked = pod()
+    alike = texts.pod(PodRecord(asked, asked))
+    assert alike.original is alike.effective
+    moved = texts.pod(PodRecord(asked, replace(asked, cgroup_parent="/elsewhere")))
+    assert moved.original.labels is moved.effective.labels
+
+
+def test_a_long_value_is_no_part_of_the_table() -> None:
+    texts = Texts()
+    long = "x" * (LONGEST_TEXT + 1)
+    assert (
+        texts.container(ContainerRecord(replace(container(), envs={"A": long}), container())).original.envs["A"] is long
+    )
+    assert long not in texts._known
+
+
+def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TABLE_LIMIT", 20)
+    texts = Texts()
+    for number in range(50):
+        info = replace(container(), envs={f"KEY_{number}": "x"})
+        assert texts.container(ContainerRecord(info, info)).effective == info
+        asked = pod(labels={f"label-{number}": "x"})
+        assert texts.pod(PodRecord(asked, asked)).effective == asked
+        assert len(texts._known) <= 20 + 16
