@@ -61,9 +61,8 @@ class Attempts:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)
         number = self._admitted(plugin, point)
-        came: Reason | None = (
-            Reason.INTERNAL
-        )  # what ends in no other way was left by its caller: not the server's doing
+        # What ends in no other way was left by its caller, which says nothing of the server.
+        came: Reason | None = Reason.INTERNAL
         try:
             yield seconds
             came = None

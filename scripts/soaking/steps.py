@@ -12,12 +12,12 @@ from functools import partial
 from statistics import median
 
 from scripts.benchmark import answers, hookmode, limits, measure, memory, report
-from scripts.benchmark.cases import CRI, DOCKER
+from scripts.benchmark.cases import CRI, DOCKER, PROXY
 from scripts.benchmark.limits import MIB, Verdict
 from scripts.benchmark.modes import MODES, Mode
 from scripts.demonstration.__main__ import why_fake
 from scripts.demonstration.processes import DemoError
-from scripts.soaking import stalled
+from scripts.soaking import crowd, hung, stalled
 from scripts.soaking.programs import run_module, run_tests
 from scripts.soaking.results import Figure, Found, Result
 from tests.amounts import CALLS_OF_A_CLIENT, EXECS_OF_THE_CLI, IDLE_SECONDS, STALL_SECONDS, STREAM_BYTES, Amount
@@ -142,6 +142,51 @@ def readers(share: float) -> Found:
     )
 
 
+def beside_hung(name: str, share: float) -> Found:
+    """Measure small calls beside creates whose hook server hangs."""
+    found = hung.measure(name, share)
+    judged = found.ratio <= hung.RATIO if share == 1 else None
+    what = f"p99 of a small call beside {hung.HELD} held creates to alone"
+    return Found([Figure(what, f"{found.ratio:.2f}", f"{hung.RATIO:.2f}", judged)])
+
+
+def crowded(name: str, share: float) -> Found:
+    """Measure many calls at once, and small ones beside lists of 16 MiB."""
+    found = crowd.measure(name, share)
+    figures = [
+        Figure(
+            f"{each.case.name}: the slowest to the median",
+            f"{each.ratio:.1f}",
+            f"{found.limits[each.case]:.1f}",
+            each.ratio <= found.limits[each.case] if share == 1 else None,
+        )
+        for each in found.crowds
+        if each.way == PROXY
+    ]
+    judged = found.p99_beside <= crowd.BESIDE_MICROSECONDS if share == 1 else None
+    what = "p99 of a small call beside lists of 16 MiB"
+    limit = f"{crowd.BESIDE_MICROSECONDS / 1000:.0f} ms"
+    return Found([*figures, Figure(what, f"{found.p99_beside / 1000:.1f} ms", limit, judged)])
+
+
+FAULTS = tuple(
+    f"tests/system/test_{name}.py"
+    for name in (
+        *("backends_broken", "bounds", "connections", "hook_hangs"),
+        *("policy_exact", "registration_swaps", "restart", "restarts"),
+    )
+)
+
+
+def faults(share: float) -> Found:
+    """Run the tests of what goes wrong, whose numbers scale."""
+    passed = run_tests(FAULTS, share)
+    slowest, seconds = max(passed.tests, key=lambda test: test[1])
+    return Found(
+        [Figure("tests that passed", f"{len(passed.tests)}"), Figure(f"slowest, {slowest}", f"{seconds:.0f} s")]
+    )
+
+
 def clients(share: float) -> Found:
     """Run the test of the three clients, which counts at the fake runtime and at the clients."""
     calls = CALLS_OF_A_CLIENT.at(share)
@@ -222,6 +267,26 @@ STEPS = (
         f"{STALL_SECONDS.full} s without a reader",
         readers,
     ),
+    *(
+        Step(
+            f"hung-{name}",
+            f"scripts/soak --step hung-{name}",
+            "a sick hook server does not slow other calls",
+            f"{hung.HELD} hung hook calls",
+            partial(beside_hung, name),
+        )
+        for name in MODES
+    ),
+    *(
+        Step(
+            f"crowd-{name}",
+            f"scripts/soak --step crowd-{name}",
+            "many calls at once are served alike",
+            "1,000 streams, 100 connections, 16 MiB lists",
+            partial(crowded, name),
+        )
+        for name in MODES
+    ),
     Step(
         "clients",
         "pytest tests/system/test_three_clients.py",
@@ -235,6 +300,13 @@ STEPS = (
         "Docker's streams lose nothing, keep nothing back, and wait for no reader",
         f"1 GiB, 1,000 execs, {IDLE_SECONDS.full // 60} minutes of silence",
         streams,
+    ),
+    Step(
+        "faults",
+        "scripts/soak --step faults",
+        "hooks, files, peers and restarts that go wrong cost what they may, and no more",
+        "10,000 failures of each policy, 1,000 swaps, 100 restarts, 200 pods",
+        faults,
     ),
     Step("demo", "scripts/demo", "the whole way works again and again, and cleans up", "10 runs in a row", demo),
     Step(

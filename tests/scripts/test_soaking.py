@@ -22,6 +22,13 @@ from tests.amounts import Amount
 ROOT = Path(__file__).parents[2]
 DAY = date(2026, 11, 21)
 NAMES = [step.name for step in STEPS]
+RUN_BY_OTHERS = {
+    "properties",
+    "clients",
+    "stalled",
+    "faults",
+    *(name for name in NAMES if name[:5] in ("hung-", "crowd")),
+}
 GOOD = Figure("growth", "0.01 MiB", "below 1 MiB", True)
 BAD = Figure("growth", "1.50 MiB", "below 1 MiB", False)
 
@@ -217,9 +224,7 @@ def test_a_step_runs_alone_and_leaves_the_results_as_they_are(
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    "step", [step for step in STEPS if step.name not in ("properties", "clients", "stalled")], ids=lambda s: s.name
-)
+@pytest.mark.parametrize("step", [step for step in STEPS if step.name not in RUN_BY_OTHERS], ids=lambda s: s.name)
 def test_a_small_part_of_what_no_other_test_runs(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     # All of the streams' tests are run anyway: here are those that every byte of a soak goes through.
     monkeypatch.setattr(steps, "run_tests", lambda files, share: programs.run_tests([*files, "-k=both_ways"], share))
