@@ -13,7 +13,7 @@ import stat
 import struct
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.relay.listener import _fault_of as folder_fault
+from runtimeproxy.relay.listener import folder_fault
 
 RETRY_SECONDS = 0.005
 

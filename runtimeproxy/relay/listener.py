@@ -139,7 +139,7 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
         opened = os.open(folder, _FOLDER_FLAGS)
     except NotADirectoryError:
         raise ConfigError(f"{folder} is a link or no directory; set {flag} to a path in a real directory") from None
-    if fault := _fault_of(os.fstat(opened), group_id):
+    if fault := folder_fault(os.fstat(opened), group_id):
         os.close(opened)
         raise ConfigError(f"{folder} {fault}, who could replace the socket: fix that, or set {flag} to another path")
     if made and group_id is not None:
@@ -158,7 +158,7 @@ def _make_folder(folder: str) -> bool:
     return True
 
 
-def _fault_of(found: os.stat_result, group_id: int | None) -> str:
+def folder_fault(found: os.stat_result, group_id: int | None) -> str:
     """Say who else can write in a directory, "" if nobody."""
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to user {found.st_uid}"
