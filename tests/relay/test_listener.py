@@ -15,7 +15,7 @@ import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.relay.listener import Listener, listen
-from runtimeproxy.relay.listener import _fault_of as fault_of
+from runtimeproxy.relay.listener import folder_fault
 from tests.relay.processes import run_python
 
 
@@ -223,7 +223,7 @@ def test_a_directory_that_others_can_write_in_is_refused(folder: Path, mode: int
 )
 def test_who_may_write_in_the_directory(mode: int, user: int, group: int, fault: str) -> None:
     found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
-    assert fault_of(found, group_id=999) == fault
+    assert folder_fault(found, group_id=999) == fault
 
 
 # What stands at the path.
