@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.relay.listener import Listener, listen
-from runtimeproxy.relay.listener import folder_fault
+from runtimeproxy.relay.listener import Listener, folder_fault, listen
 from tests.relay.processes import run_python
 
 
