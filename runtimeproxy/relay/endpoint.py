@@ -83,14 +83,18 @@ class Endpoint:
             self._loop.remove_reader(self._sock)
 
     def _readable(self) -> None:
+        if self._passes is not None:
+            self._read_shared(self._passes)
+            return
         try:
-            data = self._sock.recv(READ_BYTES) if self._passes is None else self._read_shared(self._passes)
+            data = self._sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
-        if data is None:
-            return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
         if data:
             self._handler.received(self, data)
             return
@@ -98,12 +102,19 @@ class Endpoint:
         self._ended = True
         self._handler.ended(self)
 
-    def _read_shared(self, passes: Passes) -> bytes | None:
-        """Read into the buffer that all share: what passes as it is needs no memory of its own. None if it passed."""
-        size = self._sock.recv_into(_shared)
+    def _read_shared(self, passes: Passes) -> None:
+        """Read into the buffer that all share: what passes as it is needs no memory of its own."""
+        try:
+            size = self._sock.recv_into(_shared)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            size = 0
         if size >= PASSING_BYTES and passes(self, _shared, size):
-            return None
-        return bytes(_shared_view[:size])
+            return
+        for at in range(0, size or 1, READ_BYTES):
+            if not self.closed:
+                self._take(bytes(_shared_view[at : min(at + READ_BYTES, size)]))
 
     def watch(self, hangups: Hangups, told: Callable[[], None]) -> None:
         """Call ``told`` when the peer closes its socket altogether."""
@@ -137,8 +148,8 @@ class Endpoint:
     def write_shared(self, size: int) -> None:
         """Send the first bytes of the buffer that all share: what the socket does not take is copied."""
         sent = 0 if self._backlog or self._broken or self.closed else self._send(_shared_view[:size])
-        if sent < size:
-            self.write(bytes(_shared_view[sent:size]))
+        for at in range(sent, size, READ_BYTES):
+            self.write(bytes(_shared_view[at : min(at + READ_BYTES, size)]))
 
     def _send(self, data: bytes | memoryview) -> int:
         try:

@@ -120,6 +120,7 @@ async def serve(socket_path: str, containers: int, list_bytes: int, transfer_byt
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with CountingDockerd(socket_path) as dockerd:
         dockerd.fill_list(containers, list_bytes)
+        dockerd.big_list_for = CLIENT  # the proxy itself asks what is really there
         dockerd.export_bytes = transfer_bytes
         await stopped.wait()
     print(json.dumps(dockerd.answered))

@@ -159,7 +159,7 @@ async def inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> N
 
 
 async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    if dockerd.big_list is not None:
+    if dockerd.big_list is not None and dockerd.big_list_for in ("", exchange.head.get("User-Agent")):
         await exchange.reply(200, dockerd.big_list, JSON)
         return
     filters = parse_filters(text(exchange, "filters"))
