@@ -71,8 +71,7 @@ class FakeDockerd:
         """How many GET /events are open."""
         self.big_list: bytes | None = None
         """What GET /containers/json answers instead of the containers; see ``fill_list``."""
-        self.big_list_for = ""
-        """The User-Agent that is answered so; "" is everybody."""
+        self.big_list_for = ""  # the User-Agent that is answered so; "" is everybody
         self.feeds: dict[str, Feed] = {}
         self.progress_lines, self.progress_seconds = 3, 0.0
         """Of a pull or build that has no feed: how many lines, and the pause before each."""
