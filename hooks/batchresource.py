@@ -5,13 +5,11 @@ Must not know: how cgroup files are written, how the node's settings are read.
 Invariant: only pods of QoS class BE are touched, and what is set follows from the annotation and the node alone.
 """
 
-import argparse
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import cgroups, node
 from .cgroups import Cgroups
 from .koordinator import (
     BATCH_CPU,
@@ -29,7 +27,8 @@ from .koordinator import (
     read_json,
 )
 from .node import Node, Settings
-from .sdk import ContainerContext, Hook, Malformed, PodContext, main
+from .nodehook import NodeHook
+from .sdk import ContainerContext, Malformed, PodContext, main
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,23 +42,12 @@ class _Batch:
     memory_limit: int
 
 
-class BatchResource(Hook):
+class BatchResource(NodeHook):
     """Sets the resources of containers and pods that run on what others leave."""
 
     def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
-        self._node = node or Node(None)
-        self._cgroups = cgroups or Cgroups()
+        super().__init__(node, cgroups)
         self._logged: set[tuple[str, type[Exception]]] = set()
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the node's settings and of the cgroup root."""
-        node.add_flag(parser)
-        cgroups.add_flag(parser)
-
-    def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the flags."""
-        self._node = Node(arguments.node_config)
-        self._cgroups = Cgroups(arguments.cgroup_root)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Set the pod's sums, in the answer and in the cgroup that the kubelet has made for it."""
@@ -67,7 +55,7 @@ class BatchResource(Hook):
         if not containers:
             return
         batch = _sum(_batch(containers, name) for name in containers)
-        for field, value in _fields(batch, self._node.settings).items():
+        for field, value in _fields(batch, self.node.settings).items():
             pod.resources.set(field, value)
             self._write(pod.cgroup_parent, field, value)
 
@@ -75,14 +63,14 @@ class BatchResource(Hook):
         """Set what the annotation says for this container; one that it does not list stays as it is."""
         containers = _containers(container.pod.labels, container.pod.annotations)
         if container.name in containers:
-            for field, value in _fields(_batch(containers, container.name), self._node.settings).items():
+            for field, value in _fields(_batch(containers, container.name), self.node.settings).items():
                 container.resources.set(field, value)
 
     pre_update_container_resources = pre_create_container
 
     def _write(self, path: str, field: str, value: int) -> None:
         try:
-            self._cgroups.write(path, field, value)
+            self.cgroups.write(path, field, value)
         except (OSError, Malformed) as error:
             kind = (field, type(error))
             if kind not in self._logged:

@@ -6,14 +6,12 @@ Invariant: an annotation that cannot be read raises Malformed and changes nothin
 is one, and where the wire cannot say it the log does.
 """
 
-import argparse
 import logging
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import cgroups, node
 from .cgroups import Cgroups
 from .koordinator import (
     BATCH_CPU,
@@ -29,7 +27,8 @@ from .koordinator import (
     read_json,
 )
 from .node import Node, Pool, Settings
-from .sdk import ContainerContext, Hook, Malformed, NotSayable, PodContext, main
+from .nodehook import NodeHook
+from .sdk import ContainerContext, Malformed, NotSayable, PodContext, main
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,23 +37,12 @@ _CPU = "cpu"
 _STATIC = "static"
 
 
-class Cpuset(Hook):
+class Cpuset(NodeHook):
     """Give containers their CPUs. Source of the rules: koordlet's CPUSetAllocator."""
 
     def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
-        self._node = node or Node(None)
-        self._cgroups = cgroups or Cgroups()
+        super().__init__(node, cgroups)
         self._said = threading.Event()
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the node's settings and of the cgroup root."""
-        node.add_flag(parser)
-        cgroups.add_flag(parser)
-
-    def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the flags."""
-        self._node = Node(arguments.node_config)
-        self._cgroups = Cgroups(arguments.cgroup_root)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Take the quota off a pod with CPUs of its own, in the answer and in its cgroup. Raises Malformed.
@@ -62,17 +50,17 @@ class Cpuset(Hook):
         The kubelet has made that cgroup, quota and all, and writes it itself: the answer alone would not reach it. What
         cannot be written there is logged and stops no pod.
         """
-        if not _allocation(pod.annotations).cpus or not self._node.settings.unset_cpu_quota:
+        if not _allocation(pod.annotations).cpus or not self.node.settings.unset_cpu_quota:
             return
         pod.resources.cpu_quota = UNLIMITED
         try:
-            self._cgroups.write(pod.cgroup_parent, "cpu_quota", UNLIMITED)
+            self.cgroups.write(pod.cgroup_parent, "cpu_quota", UNLIMITED)
         except (OSError, Malformed) as error:
             _LOG.warning("%s/%s: the quota of the pod's cgroup stays as it is: %s", pod.namespace, pod.name, error)
 
     def pre_create_container(self, container: ContainerContext) -> None:
         """Set or clear the container's CPUs. Raises Malformed."""
-        allocation, settings = _allocation(container.pod.annotations), self._node.settings
+        allocation, settings = _allocation(container.pod.annotations), self.node.settings
         if allocation.cpus:
             _give(container, allocation.cpus, settings)
             return

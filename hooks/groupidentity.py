@@ -5,16 +5,15 @@ Must not know: what the kernel makes of a value; where cgroups are mounted.
 Invariant: only a malformed annotation fails a call; what cannot be written is logged, and the pod runs.
 """
 
-import argparse
 import logging
 import threading
 from collections.abc import Mapping
 
-from . import cgroups, node
 from .cgroups import Cgroups, overwrite
 from .koordinator import CPU_QOS, KubeQos, Qos, kube_qos, member, qos, read_json
 from .node import GroupIdentities, Node
-from .sdk import Hook, Malformed, PodContext, main
+from .nodehook import NodeHook
+from .sdk import Malformed, PodContext, main
 
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ _CLASSES: Mapping[Qos | KubeQos, str] = {
 }
 
 
-class GroupIdentity(Hook):
+class GroupIdentity(NodeHook):
     """Write the bvt value of pods when they are made. Source of the rules: koordlet's GroupIdentity.
 
     The kubelet has made the pod's cgroup by then. The hook writes the file itself, there is nothing to answer. The
@@ -41,18 +40,8 @@ class GroupIdentity(Hook):
     """
 
     def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
-        self.node = node or Node(None)
-        self.cgroups = cgroups or Cgroups()
+        super().__init__(node, cgroups)
         self._said = threading.Lock()
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the node's settings and of the cgroups."""
-        node.add_flag(parser)
-        cgroups.add_flag(parser)
-
-    def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the file of the node's settings and the root of the cgroups."""
-        self.node, self.cgroups = Node(arguments.node_config), Cgroups(arguments.cgroup_root)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Write the pod's value. Raises Malformed if the annotation or the cgroup's path is."""

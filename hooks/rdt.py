@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from . import cgroups, node
 from .koordinator import RESCTRL, KubeQos, Qos, kube_qos, member, qos, read_json
+from .nodehook import NodeHook
 from .resctrl import Machine, Range, Wish, schemata, unknown_ids
 from .resctrl_fs import ROOT, Resctrl
-from .sdk import ContainerContext, Hook, Malformed, PodContext, main
+from .sdk import ContainerContext, Malformed, PodContext, main
 
 LOG = logging.getLogger(__name__)
 
@@ -56,22 +56,20 @@ unless its ignore_rdt_not_enabled_errors is true; one with RDT may refuse groups
 the annotation, threads are moved right after the start"""
 
 
-class Rdt(Hook):
+class Rdt(NodeHook):
     """Put pods into resctrl groups. Source of the rules: koordlet's Resctrl hook and its RDT strategy."""
 
     def __init__(self, resctrl: Resctrl | None = None) -> None:
+        super().__init__()
         self._given = resctrl
         self.resctrl = resctrl or Resctrl()
-        self.cgroups = cgroups.Cgroups()
-        self.node = node.Node(None)
         self.annotate = True
         self._machine = Machine()
         self._said: set[tuple[str, int | None]] = set()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags of resctrl, and those of the node's settings and cgroups."""
-        node.add_flag(parser)
-        cgroups.add_flag(parser)
+        """Add the flags of resctrl to those of the node's settings and cgroups."""
+        super().add_arguments(parser)
         parser.add_argument(
             "--resctrl-root", type=Path, default=ROOT, metavar="DIR", help="where resctrl is mounted (%(default)s)"
         )
@@ -81,9 +79,8 @@ class Rdt(Hook):
 
     def configure(self, arguments: argparse.Namespace) -> None:
         """Take the flags, and say once what this node can limit."""
+        super().configure(arguments)
         self.resctrl = self._given or Resctrl(arguments.resctrl_root)
-        self.cgroups = cgroups.Cgroups(arguments.cgroup_root)
-        self.node = node.Node(arguments.node_config)
         self.annotate = arguments.rdt_class_annotation
         self._machine = self.resctrl.machine()
         for note in self._machine.notes:

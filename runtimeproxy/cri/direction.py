@@ -119,7 +119,8 @@ class Direction(ABC):
                 return
             data, self._buffer = bytes(self._buffer), bytearray()
         at, start = self._continue_cut(data) if self._cut else (0, 0)
-        end, sink, streams, read_head = len(data), self.sink, self.streams, http2.read_head
+        end = len(data)
+        sink, streams, read_head = self.sink, self.streams, http2.read_head
         self._need = http2.HEAD_BYTES
         try:
             while end - at >= http2.HEAD_BYTES:

@@ -21,7 +21,7 @@ from runtimeproxy.wire import grpc
 
 DEFAULT_TIMEOUT_SECONDS = 2.0
 """The proxy's own (--hook-timeout)."""
-INVALID_ARGUMENT, FAILED_PRECONDITION, UNIMPLEMENTED = 3, 9, 12
+INVALID_ARGUMENT, FAILED_PRECONDITION = 3, 9
 
 _STATUS_NAMES = (
     "OK",
@@ -51,7 +51,7 @@ _WORDS = {
 }
 _STATUS_WORDS = {
     grpc.PERMISSION_DENIED: "refused (PERMISSION_DENIED): {text}",
-    UNIMPLEMENTED: "this hook point is not served (UNIMPLEMENTED)",
+    grpc.UNIMPLEMENTED: "this hook point is not served (UNIMPLEMENTED)",
 }
 
 

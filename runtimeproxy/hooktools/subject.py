@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Stage
 from runtimeproxy.hooktools import asking, request
-from runtimeproxy.hooktools.asking import FAILED_PRECONDITION, INVALID_ARGUMENT, UNIMPLEMENTED
+from runtimeproxy.hooktools.asking import FAILED_PRECONDITION, INVALID_ARGUMENT
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.relay.dial import dial
 from runtimeproxy.relay.unary import CallFailed, Kind, UnaryClient
@@ -33,10 +33,10 @@ Outcome = HookAnswer | Status
 
 PLAIN = frozenset({grpc.OK, grpc.PERMISSION_DENIED})
 """What a request may come to that a kubelet could have caused: an answer, or a refusal by policy."""
-ODD = PLAIN | {INVALID_ARGUMENT, FAILED_PRECONDITION, UNIMPLEMENTED}
+ODD = PLAIN | {INVALID_ARGUMENT, FAILED_PRECONDITION, grpc.UNIMPLEMENTED}
 """What a request may come to that lacks what every pod has: also a status that says so. Not UNKNOWN or INTERNAL, which
 are what a crashed handler becomes, and no broken connection."""
-NO_SUCH_METHOD = frozenset({UNIMPLEMENTED})
+NO_SUCH_METHOD = frozenset({grpc.UNIMPLEMENTED})
 """What a call of a method may come to that does not exist."""
 
 
@@ -109,7 +109,7 @@ class Subject:
     @property
     def served(self) -> tuple[HookPoint, ...]:
         """Return the hook points that the server has, whether it answers there well or not."""
-        return tuple(p for p in self._bodies if p not in self.plain or code(self.plain[p]) != UNIMPLEMENTED)
+        return tuple(p for p in self._bodies if p not in self.plain or code(self.plain[p]) != grpc.UNIMPLEMENTED)
 
     @property
     def sound(self) -> tuple[HookPoint, ...]:

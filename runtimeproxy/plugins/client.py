@@ -14,8 +14,6 @@ from runtimeproxy.relay.dial import UntrustedSocket, dial_trusted
 from runtimeproxy.relay.unary import CallFailed, Kind, Peer, UnaryClient
 from runtimeproxy.wire import grpc
 
-UNIMPLEMENTED = 12
-
 _REASONS = {
     Kind.UNREACHABLE: Reason.UNREACHABLE,
     Kind.DEADLINE: Reason.DEADLINE,
@@ -61,7 +59,7 @@ class HookClient:
             return HookError(self._plugin, point.name, _REASONS[failure.kind], failure.text)
         if failure.code == grpc.PERMISSION_DENIED:
             return HookError(self._plugin, point.name, Reason.REFUSED, failure.text)
-        if failure.code == UNIMPLEMENTED:
+        if failure.code == grpc.UNIMPLEMENTED:
             text = "the server does not serve this hook point; take it out of the registration, or update the server"
             return HookError(self._plugin, point.name, Reason.UNIMPLEMENTED, text)
         # The text is left out: a hook server may quote the request in it, and the error is logged.

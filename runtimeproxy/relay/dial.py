@@ -10,14 +10,11 @@ import asyncio
 import os
 import socket
 import stat
-import struct
 
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.relay.listener import folder_fault
+from runtimeproxy.relay.listener import folder_fault, peer_credentials
 
 RETRY_SECONDS = 0.005
-
-_PEER_CREDENTIALS = struct.Struct("3i")
 
 
 class UntrustedSocket(RuntimeProxyError):
@@ -82,8 +79,7 @@ def _check_place(folder: str, path: str) -> None:
 
 def _check_peer(sock: socket.socket, path: str) -> None:
     """Check who listens: whoever called listen(2) may be another one than who owns the file."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    _, uid, _ = peer_credentials(sock)
     if not _ours(uid):
         raise UntrustedSocket(f"user {uid} listens on {path}: {_RUN_AS}")
 

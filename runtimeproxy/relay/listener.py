@@ -230,15 +230,16 @@ def _clear(folder: int, name: str, path: str, flag: str) -> None:
         except OSError:
             pid = 0  # somebody has it: a full backlog, or a socket of another type
         else:
-            pid = _peer_pid(probe)
+            pid, _, _ = peer_credentials(probe)
     who = f" (pid {pid})" if pid else ""
     raise ConfigError(f"another process{who} listens on {path}; stop it first or choose another {flag}")
 
 
-def _peer_pid(sock: socket.socket) -> int:
+def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group of whoever called listen(2) or connect(2) at the other end (unix(7))."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    pid: int = _PEER_CREDENTIALS.unpack(credentials)[0]
-    return pid
+    pid, user, group = _PEER_CREDENTIALS.unpack(credentials)
+    return pid, user, group
 
 
 def _bound(folder: int, name: str, path: str, mode: int, group_id: int | None) -> socket.socket:

@@ -95,7 +95,7 @@ class Pair:
             other, waiting, passes = self._client, self._to_client, self._bulk.backend_passes
         if waiting or not passes(buffer, size, other.write_shared):
             return False
-        if other.waiting and other.slow:
+        if other.slow:
             endpoint.pause()
         self.flush()
         return True

@@ -197,6 +197,13 @@ def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, rules: Sequence[Ma
     return f"{masked(member.name.encode(), rules)} {head} {what!r}"
 
 
-def tree(folder: Path) -> dict[str, bytes | None]:
-    """Return the files below a folder with their content, and its directories."""
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+def tree(folder: Path) -> dict[str, bytes | str | None]:
+    """Return the files below a folder with their content, a long one as its digest, and its directories as None."""
+    return {
+        str(path.relative_to(folder)): _content(path.read_bytes()) if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def _content(content: bytes) -> bytes | str:
+    return content if len(content) < READ_BYTES else sha256(content).hexdigest()

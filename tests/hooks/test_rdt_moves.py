@@ -186,7 +186,7 @@ def parent(process: Process) -> Iterator[str]:
     cgroups.remove(pod)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes a cgroup")
+@pytest.mark.engine
 def test_every_thread_of_a_real_process_ends_up_in_the_group(node: Node, process: Process, parent: str) -> None:
     resctrl = Watching(node.root, process.start_thread)
     tester = node.hook("--cgroup-root", str(cgroups.ROOT), resctrl=resctrl)

@@ -77,7 +77,8 @@ async def test_nobody_there_is_told_at_once(tmp_path: Path, left: str) -> None:
 # Who may be at the other end.
 
 NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+as_root = pytest.mark.engine
+"""Only root can give a file to another user."""
 
 
 @pytest.fixture

@@ -9,10 +9,8 @@ import pytest
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Failed, Front, Runtime
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
+"""Only root can give a file to another user."""
 
 POINT = "PreCreateContainer"
 NOBODY = 65534

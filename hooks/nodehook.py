@@ -1,0 +1,32 @@
+"""What hooks that look at the node have in common: its settings and its cgroups, and the flags of both.
+
+Owns where a hook has these from: its maker, or the command line.
+Must not know: what a hook does with them.
+Invariant: without a command line there are the default settings and the usual root.
+"""
+
+import argparse
+
+from .cgroups import Cgroups
+from .cgroups import add_flag as add_cgroup_flag
+from .node import Node
+from .node import add_flag as add_node_flag
+from .sdk import Hook
+
+
+class NodeHook(Hook):
+    """A hook with the node's settings and cgroups; a test gives its own."""
+
+    def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
+        self.node = node or Node(None)
+        self.cgroups = cgroups or Cgroups()
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags of the node's settings and of the cgroup root."""
+        add_node_flag(parser)
+        add_cgroup_flag(parser)
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        """Take the file of the node's settings and the root of the cgroups."""
+        self.node = Node(arguments.node_config)
+        self.cgroups = Cgroups(arguments.cgroup_root)
