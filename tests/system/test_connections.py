@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.amounts import Amount
+from tests.fakes.dockerd_client import until
 from tests.system.docker_streams import open_files, resident_bytes
 from tests.system.fronts import Front
 
@@ -28,4 +29,4 @@ async def test_connections_that_have_ended_take_no_memory(front: Front, tmp_path
         before, files = resident_bytes(proxy.pid), open_files(proxy.pid)
         await connect(CONNECTIONS.now)
         assert resident_bytes(proxy.pid) - before < MIB
-        assert open_files(proxy.pid) <= files
+        await until(lambda: open_files(proxy.pid) <= files)  # the last connection is closed soon, not at once
