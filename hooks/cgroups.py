@@ -161,9 +161,24 @@ def _inside(top: Path, path: str) -> Path:
     if not path.startswith("/") or not parts or ".." in parts or "\0" in path:
         raise Malformed("cgroup path", 'it must be absolute and below the root, without ".." and NUL')
     inside = top.joinpath(*parts)
-    if os.path.realpath(inside) != str(inside):
+    there = inside
+    while (resolved := _resolved(there)) is None:
+        there = there.parent
+    if resolved != str(there):
         raise Malformed("cgroup path", "it leads through a symbolic link")
     return inside
+
+
+def _resolved(path: Path) -> str | None:
+    """Return where a path leads, None if nothing is there: by the kernel, not link by link as os.path does it."""
+    try:
+        handle = os.open(path, os.O_PATH)
+    except OSError:
+        return None
+    try:
+        return os.readlink(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
 
 
 def _ids_below(directory: Path, names: Sequence[str]) -> set[int]:

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,13 +148,22 @@ class CoreSched(Hook):
 
     def _admit(self, path: str, name: str) -> None:
         group = self._without_gone(self._known().get(name, Group()))
-        with ThreadPoolExecutor(1) as thread:  # its one thread ends here, and the cookie that it held with it
-            group.cookie = thread.submit(self._hand_over, group, path).result()
+        given: Future[int] = Future()
+        thread = threading.Thread(target=self._hand_over, args=(group, path, given), name="cookie")
+        thread.start()
+        thread.join()  # it ends here, and the cookie that it held with it
+        group.cookie = given.result()
         group.members = sorted({*group.members, path})
         self._keep({**self._known(), name: group})
 
-    def _hand_over(self, group: Group, path: str) -> int:
-        """Give a container's processes the group's cookie and return its id; runs in a thread that ends soon."""
+    def _hand_over(self, group: Group, path: str, given: Future[int]) -> None:
+        """Give a container's processes the group's cookie, and its id to who waits; runs in a thread that ends soon."""
+        try:
+            given.set_result(self._share(group, path))
+        except BaseException as error:
+            given.set_exception(error)
+
+    def _share(self, group: Group, path: str) -> int:
         if not self._take(group):
             self._prctl(CREATE, ITSELF, THREAD)
         done: set[int] = set()

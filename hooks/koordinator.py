@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from .sdk import Malformed
+from .sdk.edits import is_text
 
 QOS_CLASS = "koordinator.sh/qosClass"
 DEVICE_ALLOCATED = "scheduling.koordinator.sh/device-allocated"
@@ -186,13 +187,8 @@ def _is_a(value: Any, kind: type) -> bool:
     if isinstance(value, int):
         return kind is float or (kind is int and abs(value) <= MAX_INT64)
     if isinstance(value, str):
-        return kind is str and _is_unicode(value)
+        return kind is str and is_text(value)  # JSON can spell half a character ("\\ud800")
     return isinstance(value, kind)
-
-
-def _is_unicode(text: str) -> bool:
-    r"""Tell if a text can go on the wire: JSON can spell half a character (``"\ud800"``)."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 _QUANTITY = re.compile(
