@@ -87,8 +87,11 @@ class Front(Protocol):
     async def start(self) -> None:
         """Begin what goes on beside the calls."""
 
-    async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Finish what clients asked for, at most for a time and until ``at_once``, then close everything."""
+    async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
+        """Finish what clients asked for, at most for a time and until ``at_once``, then close their connections."""
+
+    async def close(self) -> None:
+        """End what goes on beside the calls."""
 
 
 class Signals:
@@ -154,10 +157,15 @@ class Proxy:
         self._gauges = self._loop.call_later(GAUGE_SECONDS, self._measure)
 
     async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Finish what clients asked for, at most for a time and until ``at_once``, then close everything."""
+        """Finish what clients asked for, at most for a time and until ``at_once``, then close everything.
+
+        Calls are finished with all that serves calls: what asks the runtime about unanswered ones ends behind them, and
+        what it asks with behind that.
+        """
         self.recorder.gauge("draining", 1)
+        await self.front.drain(seconds, at_once)
         await self.lifecycle.stop()
-        await self.front.stop(seconds, at_once)
+        await self.front.close()
         await self.manager.stop()
         if self._gauges is not None:
             self._gauges.cancel()

@@ -117,7 +117,10 @@ class Dispatcher:
         """Count a failed Pre call and raise it if it ends the call."""
         self._count_failure(plugin, error)
         if error.reason is Reason.REFUSED or plugin.policy is FailurePolicy.FAIL:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # the traceback has this frame: with its name the two would keep each other, and the call
         self._recorder.count("hook_fail_open", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
 
     def _count_failure(self, plugin: Plugin, error: HookError) -> None:
@@ -126,4 +129,4 @@ class Dispatcher:
             return  # logged once, when it was found out
         # The words of a hook server or of the runtime may repeat values: told to the caller, never logged.
         shown = HookError(error.plugin, error.hook, error.reason) if error.reason in _IN_FOREIGN_WORDS else error
-        log.warning("%s (policy %s)", shown, plugin.policy.value)
+        log.warning("%s (policy %s)", str(shown), plugin.policy.value)  # a record that is kept must not keep the call

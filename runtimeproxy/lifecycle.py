@@ -79,10 +79,12 @@ class Lifecycle:
         await self._unsettled.stop()
 
     async def run(self, call: Call) -> None:
-        """Take one call from its hold to its answer."""
+        """Take one call from its hold to its answer; return too if it is cancelled, which ends it."""
         self._under_way.add(call)
         try:
             await self._run(call, self._recorder.call(call.operation.value))
+        except asyncio.CancelledError:
+            pass  # a task would keep it, with all frames: a thousand calls that are cancelled at once come to megabytes
         finally:
             self._under_way.discard(call)
             self._void(call)
@@ -274,7 +276,7 @@ class Lifecycle:
     def _unreadable(self, call: Call, error: Unreadable) -> None:
         """Count a message of a peer that cannot be read; its text holds no values."""
         self._recorder.count("calls_unreadable", operation=call.operation.value)
-        log.warning("%s cannot be read: %s", call.operation.value, error)
+        log.warning("%s cannot be read: %s", call.operation.value, str(error))  # a record must not keep the call
 
     def _internal(self, call: Call, error: Exception) -> None:
         """Count a fault of our own; its text may hold values, so only its class and place are logged."""

@@ -59,6 +59,8 @@ OPEN_STREAMS = 10_000
 """Most streams that are open on a connection: ten times what S3 asks for; grpc-go's servers set no limit."""
 HELD_TRAILERS_BYTES = 4_096
 """Longest trailers of a request that is held: no gRPC client sends any."""
+FIELD_BYTES = 64
+"""How much is kept of a header field of a held call: no value that means anything is longer than 22 bytes."""
 EARLY_BYTES = 1 << 20
 """What is kept of an answer to a request that was not sent yet: servers answer that with a status, if at all."""
 REPLY_BYTES = 1 << 20

@@ -66,9 +66,8 @@ class Front(Pairs):
         """Close the client: it dials again by its own rules."""
         client.close()
 
-    async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Finish what clients asked for, then close everything."""
-        await super().stop(seconds, at_once)
+    async def close(self) -> None:
+        """Read the runtime's state no more."""
         await self.sync.stop()
         await self.backend.close()
 
@@ -176,6 +175,10 @@ class Connection:
             self.reader.farewell.drain(refusing=True)
             self._parted = True
             self.pair.finish_client()
+
+    def close(self) -> None:
+        """Close at once."""
+        self.pair.close()
 
     # The reader's events.
 

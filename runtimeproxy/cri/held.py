@@ -20,11 +20,11 @@ from runtimeproxy.wire.flow import Outlet
 
 REQUEST_FIELDS = frozenset({b"content-type", b"grpc-encoding", b"grpc-timeout"})
 REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
-"""The header fields that are kept: all of them may be long."""
+"""The header fields that are kept, as far as ``bounds.FIELD_BYTES``: all of them may be long."""
 
-
-_BROKEN_OFF = frozenset({b"1", b"4"})
-"""CANCELLED and DEADLINE_EXCEEDED: containerd answers so by itself (relay-rules C1), and may go on with the call."""
+_BROKEN_OFF = frozenset({b"1", b"4", b"14"})
+"""CANCELLED and DEADLINE_EXCEEDED: containerd answers so by itself (relay-rules C1), and may go on with the call.
+UNAVAILABLE: gRPC's own word where a connection ends; servers on its C core send it to one who half-closes (run)."""
 
 
 class Owner(Protocol):
@@ -336,7 +336,8 @@ class HeldStream:
 
 
 def _some_fields(block: HeaderBlock, names: frozenset[bytes]) -> dict[bytes, bytes]:
-    return {name: value for name, value in headers.read(block.alone) if name in names}
+    limit = bounds.FIELD_BYTES
+    return {name: value[:limit] for name, value in headers.read(block.alone) if name in names}
 
 
 class DroppedStream:

@@ -9,6 +9,7 @@ import asyncio
 import socket
 
 from runtimeproxy.docker.reader import DAEMON_AWAY
+from runtimeproxy.relay.drain import Leaving, Unfinished
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage
@@ -19,14 +20,20 @@ _STATUS = 502
 
 
 class Away:
-    """Answers one client and ends."""
+    """Answers one client and ends; until then it is one of its front's connections."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: socket.socket) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: socket.socket, connections: set[Leaving]) -> None:
         self._head = bytearray()
         self._answered = False
+        self._shut = False
+        self._client = client
+        self._connections = connections
+        connections.add(self)
         self._endpoint = Endpoint(loop, client, self)
-        self._timer = loop.call_later(WAIT_SECONDS, self._endpoint.close)
+        self._timer = loop.call_later(WAIT_SECONDS, self.close)
         self._endpoint.resume()
+
+    # The endpoint's events.
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
         """Wait for the end of the head, answer, and drop what comes behind it."""
@@ -48,8 +55,29 @@ class Away:
 
     def ended(self, endpoint: Endpoint) -> None:
         """Close behind the client."""
-        self._timer.cancel()
-        endpoint.close()
+        self.close()
 
     def drained(self, endpoint: Endpoint) -> None:
         """Need nothing: the answer is short."""
+
+    # The end.
+
+    def drain(self, refusing: bool) -> None:
+        """Take no request once ``refusing`` of a client that has begun none; what it sent before is still read."""
+        if refusing and not self._head and not self._shut:
+            self._shut = True
+            self._client.shutdown(socket.SHUT_RD)
+
+    def unfinished(self) -> Unfinished:
+        """Wait for a request that has begun, and for what may be among what was sent and not read."""
+        return Unfinished(calls=int(not self._answered and (self._shut or bool(self._head))))
+
+    def part(self) -> None:
+        """Half-close: the client closes once it has read its answer."""
+        self._endpoint.finish()
+
+    def close(self) -> None:
+        """Close at once."""
+        self._timer.cancel()
+        self._connections.discard(self)
+        self._endpoint.close()

@@ -58,8 +58,10 @@ class DockerCall(Call):
         self._exchange = exchange
         self._daemon = daemon
         self._reply: Future[Reply] = daemon.loop.create_future()
-        exchange.on_reply = self._take_reply
-        self._take_reply()
+        if exchange.reply is None:
+            exchange.on_reply = self._take_reply
+        else:
+            self._take_reply()
 
     def _take_reply(self) -> None:
         if not self._reply.done() and self._exchange.reply is not None:

@@ -28,25 +28,25 @@ _A = TypeVar("_A", AskedPod, AskedContainer)
 class CreateCall(DockerCall, Generic[_A]):
     """A create of a pod sandbox or of a container of a pod: all but its pod is in the request.
 
-    ``asked`` is what the body asks for, or why that cannot be read.
+    ``asked`` is what the body asks for, or in words why that cannot be read.
     """
 
     _released: bytes | None = None
     """The body that was put in the place of the request's own."""
 
     def __init__(
-        self, exchange: HeldExchange, daemon: Daemon, operation: Operation, body: bytes, asked: _A | Unreadable
+        self, exchange: HeldExchange, daemon: Daemon, operation: Operation, body: bytes, asked: _A | str
     ) -> None:
         super().__init__(exchange, daemon, operation)
         self._name = exchange.route.name
         self.body = body
-        self._asked: _A | Unreadable = asked
+        self._asked: _A | str = asked
 
     @property
     def asked(self) -> _A:
         """Return what the request asks for. Raises Unreadable."""
-        if isinstance(self._asked, Unreadable):
-            raise self._asked
+        if isinstance(self._asked, str):
+            raise Unreadable(self._asked)
         return self._asked
 
     def _put(self, body: bytes) -> bytes | None:
@@ -80,7 +80,7 @@ class CreateCall(DockerCall, Generic[_A]):
 class CreatePodCall(CreateCall[AskedPod]):
     """RunPodSandbox."""
 
-    def __init__(self, exchange: HeldExchange, daemon: Daemon, body: bytes, asked: AskedPod | Unreadable) -> None:
+    def __init__(self, exchange: HeldExchange, daemon: Daemon, body: bytes, asked: AskedPod | str) -> None:
         super().__init__(exchange, daemon, Operation.RUN_POD_SANDBOX, body, asked)
 
     def order_key(self) -> str:
@@ -119,7 +119,7 @@ class CreatePodCall(CreateCall[AskedPod]):
 class CreateContainerCall(CreateCall[AskedContainer]):
     """CreateContainer; the pod is in the Store."""
 
-    def __init__(self, exchange: HeldExchange, daemon: Daemon, body: bytes, asked: AskedContainer | Unreadable) -> None:
+    def __init__(self, exchange: HeldExchange, daemon: Daemon, body: bytes, asked: AskedContainer | str) -> None:
         super().__init__(exchange, daemon, Operation.CREATE_CONTAINER, body, asked)
 
     def order_key(self) -> str:

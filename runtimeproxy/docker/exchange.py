@@ -161,18 +161,18 @@ class HeldExchange(Exchange):
         self._free()
         assert self.head is not None
         self._owner.send_refusal(self, status, message, self.head.closes or not self._whole)
+        self._forget_listeners()
         return True
 
     def end(self) -> None:
         """End the call without the daemon's answer: the client or the daemon has gone."""
-        holding = self.state is CallState.HOLDING
-        if holding:
-            self.state = CallState.ENDED
+        ended: Callable[[], object] = _nothing
+        if self.state is CallState.HOLDING:
+            self.state, ended = CallState.ENDED, self.on_ended
             self._free()
         if self.reply is None:
             self._settle(UNANSWERED)
-        if holding:
-            self.on_ended()
+        ended()
 
     def _free(self) -> None:
         self._owner.held_bytes.count -= len(self._body)
@@ -232,6 +232,11 @@ class HeldExchange(Exchange):
         self.reply = reply
         self.on_reply()
         self._owner.reply_settled(self)
+        self._forget_listeners()
+
+    def _forget_listeners(self) -> None:
+        """Leave no cycle for the garbage collector: they lead to the call and its task, and these keep the exchange."""
+        self.on_reply = self.on_ended = _nothing
 
 
 def _agreed(action: Action, status: int) -> bool:

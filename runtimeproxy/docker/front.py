@@ -31,7 +31,7 @@ from runtimeproxy.relay.dial import dial_now
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.relay.pair import Pair
-from runtimeproxy.relay.pairs import Paired, Pairs
+from runtimeproxy.relay.pairs import Pairs
 from runtimeproxy.sync import Sync
 from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire.http1 import BadMessage
@@ -90,17 +90,16 @@ class Front(Pairs):
         except Unreadable as error:
             raise BackendError(f"GET /info: {error}") from None
 
-    def paired(self, client: socket.socket, backend: socket.socket) -> Paired:
+    def paired(self, client: socket.socket, backend: socket.socket) -> "Connection":
         """Make a connection."""
         return Connection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
         """Answer the client's first request with 502."""
-        Away(self.loop, client)
+        Away(self.loop, client, self.connections)
 
-    async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
-        """Finish what clients asked for, then close everything."""
-        await super().stop(seconds, at_once)
+    async def close(self) -> None:
+        """Follow the daemon no more."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -131,7 +130,7 @@ class Front(Pairs):
                 exchange.release(None)  # nobody is asked and nothing put in: the daemon works while this is read
             asked = translate.read_create(body, exchange.route.name) if translate.is_pods(body) else None
         except Unreadable as error:
-            return self._unreadable_create(exchange, error)
+            return self._unreadable_create(exchange, str(error))
         match asked:
             case AskedPod():
                 return CreatePodCall(exchange, self._daemon, body, asked)
@@ -139,11 +138,11 @@ class Front(Pairs):
                 return CreateContainerCall(exchange, self._daemon, body, asked)
         return None
 
-    def _unreadable_create(self, exchange: HeldExchange, error: Unreadable) -> DockerCall:
+    def _unreadable_create(self, exchange: HeldExchange, problem: str) -> DockerCall:
         """Make a call that fails: under the operation for which a plugin has policy Fail, if there is one."""
         if self.manager.fail_policy_registered(BY_NAME["PreRunPodSandbox"]):
-            return CreatePodCall(exchange, self._daemon, b"", error)
-        return CreateContainerCall(exchange, self._daemon, b"", error)
+            return CreatePodCall(exchange, self._daemon, b"", problem)
+        return CreateContainerCall(exchange, self._daemon, b"", problem)
 
     def fails_anywhere(self) -> bool:
         """Tell whether a plugin with policy Fail is registered for any hook point."""
@@ -234,6 +233,10 @@ class Connection:
         if not self._parted:
             self._parted = True
             self.pair.finish_client()
+
+    def close(self) -> None:
+        """Close at once."""
+        self.pair.close()
 
     # The reader's events.
 

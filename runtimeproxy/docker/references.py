@@ -165,17 +165,18 @@ class UpdateCall(ReferenceCall):
 
     def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
         super().__init__(exchange, daemon)
-        self._body: bytes | Unreadable
+        self._body: bytes | str
+        """The request's, or in words why that cannot be read."""
         try:
             self._body = body_of(exchange)
         except Unreadable as error:
-            self._body = error
+            self._body = str(error)
 
     @property
     def body(self) -> bytes:
         """Return the request's body. Raises Unreadable."""
-        if isinstance(self._body, Unreadable):
-            raise self._body
+        if isinstance(self._body, str):
+            raise Unreadable(self._body)
         return self._body
 
     @cached_property

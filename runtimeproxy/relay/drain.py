@@ -55,6 +55,9 @@ class Leaving(Protocol):
     def part(self) -> None:
         """End the connection behind what the client has been given. Repeatable."""
 
+    def close(self) -> None:
+        """End the connection at once; what waits is lost."""
+
 
 class Drain:
     """The end of the connections and tasks of one front; both change while it goes on."""

@@ -58,7 +58,7 @@ class Endpoint:
         self._sock = sock
         self._handler = handler
         self._passes = passes
-        self._backlog: deque[memoryview] = deque()
+        self._backlog: deque[bytes | memoryview] = deque()
         self.waiting = 0
         """Bytes that wait for the peer."""
         self._reading = False
@@ -138,7 +138,7 @@ class Endpoint:
         if self._broken or self.closed:
             return
         if self._backlog:
-            self._keep(memoryview(data))
+            self._keep(data)
             return
         sent = self._send(data)
         if sent < len(data) and not self._broken:
@@ -160,7 +160,7 @@ class Endpoint:
             self._break()
             return 0
 
-    def _keep(self, data: memoryview) -> None:
+    def _keep(self, data: bytes | memoryview) -> None:
         self._backlog.append(data)
         self.waiting += len(data)
 
@@ -173,7 +173,7 @@ class Endpoint:
                 return
             self.waiting -= sent
             if sent < len(data):
-                self._backlog[0] = data[sent:]
+                self._backlog[0] = memoryview(data)[sent:]
                 break
             self._backlog.popleft()
         if not self._backlog:

@@ -10,11 +10,9 @@ import errno
 import logging
 import socket
 from abc import ABC, abstractmethod
-from typing import Protocol
 
 from runtimeproxy.relay.dial import dial, dial_now
-from runtimeproxy.relay.drain import Drain, Leaving
-from runtimeproxy.relay.pair import Pair
+from runtimeproxy.relay.drain import Drain, Leaving, Unfinished
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
@@ -28,12 +26,6 @@ CANCEL_SECONDS = 1.0
 """How long what is cancelled may take to end."""
 
 
-class Paired(Leaving, Protocol):
-    """A connection of a front."""
-
-    pair: Pair
-
-
 class Pairs(ABC):
     """The connections of a front."""
 
@@ -41,11 +33,11 @@ class Pairs(ABC):
         self.backend_endpoint = backend_endpoint
         self.recorder = recorder
         self.loop = loop
-        self.connections: set[Paired] = set()
+        self.connections: set[Leaving] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
-    def paired(self, client: socket.socket, backend: socket.socket) -> Paired:
+    def paired(self, client: socket.socket, backend: socket.socket) -> Leaving:
         """Make the connection of a client and its backend."""
 
     @abstractmethod
@@ -58,24 +50,15 @@ class Pairs(ABC):
             backend = dial_now(self.backend_endpoint)
         except OSError as error:
             if error.errno not in SCARCE:
-                self._away(client, error)
+                self.away(client, error)
                 return
             backend = None
         if backend is None:
-            self.keep(self.loop.create_task(self._accept_later(client)))
+            self.connections.add(_Unpaired(self, client))
         else:
-            self._pair(client, backend)
+            self.pair(client, backend)
 
-    async def _accept_later(self, client: socket.socket) -> None:
-        try:
-            self._pair(client, await self._dial())
-        except OSError as error:
-            self._away(client, error)
-        except asyncio.CancelledError:
-            client.close()
-            raise
-
-    async def _dial(self) -> socket.socket:
+    async def dial(self) -> socket.socket:
         """Connect to the backend, once it takes a connection and there is a descriptor. Raises OSError."""
         async with asyncio.timeout(DIAL_SECONDS):
             while True:
@@ -86,7 +69,8 @@ class Pairs(ABC):
                         raise
                 await asyncio.sleep(SCARCE_RETRY_SECONDS)
 
-    def _away(self, client: socket.socket, error: OSError) -> None:
+    def away(self, client: socket.socket, error: OSError) -> None:
+        """Know that a client's backend is away."""
         self.tell_away(error)
         self.unreachable(client)
 
@@ -99,7 +83,8 @@ class Pairs(ABC):
             error.strerror or type(error).__name__,
         )
 
-    def _pair(self, client: socket.socket, backend: socket.socket) -> None:
+    def pair(self, client: socket.socket, backend: socket.socket) -> None:
+        """Make a connection of a client and its backend."""
         self.recorder.count("connections")
         self.connections.add(self.paired(client, backend))
 
@@ -108,12 +93,59 @@ class Pairs(ABC):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def stop(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
+    async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
         """Finish what clients asked for, at most for a time and until ``at_once``, then close every connection."""
         await Drain(self.connections, self.tasks).run(seconds, at_once or asyncio.Event())
         for connection in tuple(self.connections):
-            connection.pair.close()
+            connection.close()
         if self.tasks:
             for task in tuple(self.tasks):
                 task.cancel()
             await asyncio.wait(tuple(self.tasks), timeout=CANCEL_SECONDS)
+
+
+class _Unpaired:
+    """A client whose backend is being dialled; what it has asked waits in its socket."""
+
+    def __init__(self, front: Pairs, client: socket.socket) -> None:
+        self._front = front
+        self._client = client
+        self._shut = False
+        self._dialling = front.loop.create_task(self._dial())
+
+    async def _dial(self) -> None:
+        try:
+            backend = await self._front.dial()
+        except OSError as error:
+            self._front.connections.discard(self)
+            self._front.away(self._client, error)
+        else:
+            self._front.connections.discard(self)
+            self._front.pair(self._client, backend)
+
+    def _has_asked(self) -> bool:
+        """Tell whether the client has sent anything: part of a request at least, for all that is known."""
+        try:
+            return bool(self._client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def drain(self, refusing: bool) -> None:
+        """Take no request once ``refusing`` of a client that has sent none: it fails in its own hands, unsent."""
+        if refusing and not self._shut and not self._has_asked():
+            self._shut = True
+            self._client.shutdown(socket.SHUT_RD)
+
+    def unfinished(self) -> Unfinished:
+        """Wait for whom has asked: the dialling ends in time, and in an answer or in the word that there is none."""
+        return Unfinished(calls=int(self._has_asked()))
+
+    def part(self) -> None:
+        """Close: there is nothing that the client has been given."""
+        self.close()
+
+    def close(self) -> None:
+        """Dial no more."""
+        self._front.connections.discard(self)
+        self._dialling.cancel()
+        self._client.close()

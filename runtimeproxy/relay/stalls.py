@@ -2,12 +2,12 @@
 
 Owns the thread that watches the loop's, and the log line.
 Must not know: what runs on the loop.
-Invariant: a line tells places in code, never values. A loop that rests costs five short wakes of the watching thread a
-second, and is not woken itself.
+Invariant: a line tells places in code, never values. A loop that rests costs short wakes of the watching thread, one a
+look, and is not woken itself; a loop that works pays nothing for each of its turns.
 
 A loop that rests has no frame of Python above the one that runs it. Where the thread finds another one it asks the loop
-to make a turn: a loop that has not done so in time hangs. So a stall is found that lasts twice the limit, and one above
-the limit if it is looked at when it begins; while the loop works it is looked at more often.
+to make a turn: a loop that has not done so in time hangs. A stall may be as old as one look when it is found, so each
+one above the limit and one look is told, whenever it begins, and none below the limit.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from runtimeproxy.telemetry import Recorder
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 0.2
-RESTING_LOOK_SECONDS = 0.2
-WORKING_LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.04
+"""With the limit below 0.25 s, and some ms are left for a thread that is late."""
 FRAMES_TOLD = 16
 
 
@@ -64,11 +64,8 @@ class StallWatch:
     # In the watching thread.
 
     def _watch(self) -> None:
-        pause = RESTING_LOOK_SECONDS
-        while not self._going_on.acquire(timeout=pause):
-            working = self._frame() is not self._resting
-            pause = WORKING_LOOK_SECONDS if working else RESTING_LOOK_SECONDS
-            if working:
+        while not self._going_on.acquire(timeout=LOOK_SECONDS):
+            if self._frame() is not self._resting:
                 self._wait_for_turn()
 
     def _frame(self) -> FrameType | None:

@@ -187,6 +187,7 @@ class _Link:
         finally:
             timer.cancel()
             self._close_call(stream)
+            del future  # it has the error, whose traceback has this frame: each would keep the other
 
     def _expire(self, future: "asyncio.Future[bytes]") -> None:
         """End a call at its deadline; later calls try a new connection, in case this one is dead."""

@@ -310,6 +310,7 @@ def test_a7_what_still_comes_on_a_refused_stream_is_dropped_and_credited() -> No
         ([Headers(1, (*REPLY, (b"grpc-status", b"5")), end=True)], Reply(False)),
         ([Headers(1, (*REPLY, (b"grpc-status", b"1")), end=True)], UNANSWERED),
         ([Headers(1, (*REPLY, (b"grpc-status", b"4")), end=True)], UNANSWERED),
+        ([Headers(1, (*REPLY, (b"grpc-status", b"14")), end=True)], UNANSWERED),
         ([*ANSWER, Headers(1, ((b"grpc-status", b"00"),), end=True)], Reply(False)),
         ([*ANSWER, Headers(1, ((b"x", b"y"),), end=True)], Reply(False)),
         ([*ANSWER, Data(1, b"", end=True)], Reply(False)),

@@ -168,10 +168,11 @@ class Node:
             assert self.recorder.total("internal_errors") == self.faults
 
     async def stop(self, seconds: float) -> None:
-        """Stop the front, as the end does if nobody has."""
+        """Stop as the program does, which the end does if nobody has."""
         self.stopped = True
+        await self.front.drain(seconds)
         await self.lifecycle.stop()
-        await self.front.stop(seconds)
+        await self.front.close()
 
     async def follow(self) -> None:
         """Follow the daemon's events as the program does, and wait until they are followed and the daemon is known."""

@@ -8,6 +8,7 @@ import pytest
 
 from runtimeproxy.docker import away
 from runtimeproxy.docker.away import Away
+from runtimeproxy.relay.drain import Leaving
 from tests.docker.peer import CREATE, EXPECT, PING, PREFACE, error, request
 
 
@@ -15,9 +16,17 @@ from tests.docker.peer import CREATE, EXPECT, PING, PREFACE, error, request
 async def client() -> AsyncIterator[socket.socket]:
     near, far = socket.socketpair()
     far.setblocking(False)
-    Away(asyncio.get_running_loop(), near)
+    connections: set[Leaving] = set()
+    Away(asyncio.get_running_loop(), near, connections)
+    assert len(connections) == 1
     yield far
     far.close()
+    await closed(near)
+    assert not connections
+
+
+async def closed(near: socket.socket) -> None:
+    """Wait until our end of a connection is closed."""
     async with asyncio.timeout(5):
         while near.fileno() >= 0:
             await asyncio.sleep(0.001)
@@ -98,10 +107,10 @@ async def test_a_client_that_stays_is_closed_after_a_time(
     monkeypatch.setattr(away, "WAIT_SECONDS", 0.03)
     near, far = socket.socketpair()
     far.setblocking(False)
-    Away(asyncio.get_running_loop(), near)
+    connections: set[Leaving] = set()
+    Away(asyncio.get_running_loop(), near, connections)
     far.send(sent)
     assert bool(await read(far)) is answered
-    async with asyncio.timeout(5):
-        while near.fileno() >= 0:
-            await asyncio.sleep(0.001)
+    await closed(near)
+    assert not connections
     far.close()

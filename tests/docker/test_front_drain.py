@@ -10,6 +10,7 @@ from runtimeproxy.relay import drain
 from tests.docker.client import Client, request
 from tests.docker.daemon import until
 from tests.docker.node import CREATE, Node, id_of, written
+from tests.docker.peer import error
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
 
@@ -168,3 +169,67 @@ async def test_the_limit_ends_what_is_left(node: Node) -> None:
     await until(lambda: hang.hanging == 1)
     await node.stop(0.2)
     assert await client.ended() == b""
+
+
+# -- the daemon is away ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def alone(tmp_path: Path) -> AsyncIterator[Node]:
+    async with Node(tmp_path, away=True) as node:
+        yield node
+
+
+async def accepted(node: Node, count: int = 1) -> list[Client]:
+    """Return connections that have said nothing yet."""
+    clients = [await node.client() for _ in range(count)]
+    await until(lambda: len(node.front.connections) == count)
+    return clients
+
+
+async def test_without_a_daemon_a_request_that_has_been_sent_is_answered(alone: Node) -> None:
+    """Nobody has read it when the end begins."""
+    (client,) = await accepted(alone)
+    client.send(PING)
+    await stopped(stopping(alone))
+    assert error(await client.ended())[0] == 502
+    assert not alone.front.connections
+
+
+async def test_without_a_daemon_a_request_that_is_half_sent_is_waited_for(alone: Node) -> None:
+    (client,) = await accepted(alone)
+    client.send(PING[:-5])
+    await asyncio.sleep(0.02)
+    stop = stopping(alone)
+    await asyncio.sleep(2 * NOTICE_SECONDS)
+    assert not stop.done()
+    client.send(PING[-5:])
+    assert error(await client.ended())[0] == 502
+    await stopped(stop)
+
+
+async def test_without_a_daemon_who_asks_nothing_has_a_moment_and_is_not_waited_for(alone: Node) -> None:
+    early, silent = await accepted(alone, 2)
+    stop = stopping(alone)
+    await asyncio.sleep(NOTICE_SECONDS / 6)
+    early.send(PING)
+    assert error(await early.ended())[0] == 502
+    assert await silent.ended() == b""
+    await stopped(stop)
+
+
+async def test_without_a_daemon_a_request_whose_rest_does_not_come_ends_at_the_limit(alone: Node) -> None:
+    (client,) = await accepted(alone)
+    client.send(PING[:-5])
+    await asyncio.sleep(0.02)
+    await alone.stop(2 * NOTICE_SECONDS)
+    assert await client.ended() == b""
+    assert not alone.front.connections
+
+
+async def test_who_was_answered_and_stays_holds_nothing_up(alone: Node) -> None:
+    """It still sends the body of what it asked for."""
+    (client,) = await accepted(alone)
+    client.send(UPLOAD[:-5])
+    assert (await client.answer("POST")).status == 502
+    await stopped(stopping(alone))

@@ -123,6 +123,16 @@ def after(seconds: float, then: Answer | None = None) -> Answer:
     return answer
 
 
+def behind(gate: asyncio.Event, then: Answer | None = None) -> Answer:
+    """Answer once a gate is open."""
+
+    async def answer(call: HookCall) -> bytes:
+        await gate.wait()
+        return await (then or empty())(call)
+
+    return answer
+
+
 def hang() -> Answer:
     """Never answer."""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.relay import dial, drain, pairs
-from runtimeproxy.relay.drain import Unfinished
+from runtimeproxy.relay.drain import Leaving, Unfinished
 from runtimeproxy.relay.pair import Pair
-from runtimeproxy.relay.pairs import Paired, Pairs
+from runtimeproxy.relay.pairs import Pairs
 from runtimeproxy.telemetry import Recorder
 from tests.relay.paired import Copy
 from tests.relay.test_dial import fill_backlog
@@ -49,6 +49,9 @@ class Connection:
     def part(self) -> None:
         self._front.parted += 1
 
+    def close(self) -> None:
+        self.pair.close()
+
 
 class Front(Pairs):
     """A front that says one word where the backend is away."""
@@ -60,7 +63,7 @@ class Front(Pairs):
         """What each connection has open."""
         self.parted = 0
 
-    def paired(self, client: socket.socket, backend: socket.socket) -> Paired:
+    def paired(self, client: socket.socket, backend: socket.socket) -> Leaving:
         return Connection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
@@ -77,6 +80,7 @@ class Rig:
         self.listener.listen(0)
         self.front = Front(path)
         self.sockets: list[socket.socket] = [self.listener]
+        self._waiting: list[socket.socket] = []
 
     def client(self) -> socket.socket:
         """Let the front take a client; return the client's end."""
@@ -95,7 +99,19 @@ class Rig:
 
     def fill(self) -> None:
         """Fill the backend's backlog."""
-        self.sockets += fill_backlog(self.front.backend_endpoint)
+        self._waiting = fill_backlog(self.front.backend_endpoint)
+        self.sockets += self._waiting
+
+    def empty(self) -> None:
+        """Accept those that fill the backlog."""
+        for _ in self._waiting:
+            self.backend()
+
+    async def paired(self) -> None:
+        """Wait until a client is paired."""
+        async with asyncio.timeout(5):
+            while not self.front.recorder.total("connections"):
+                await asyncio.sleep(0.001)
 
     @staticmethod
     async def read(sock: socket.socket) -> bytes:
@@ -113,7 +129,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     made = Rig(str(tmp_path / "backend.sock"))
     yield made
-    await made.front.stop(0)
+    await made.front.drain(0)
     for sock in made.sockets:
         sock.close()
 
@@ -132,14 +148,11 @@ async def test_behind_a_full_backlog_a_client_waits(rig: Rig) -> None:
     rig.fill()
     client = rig.client()
     client.sendall(b"question")
-    assert not rig.front.connections
-    assert len(rig.front.tasks) == 1
-    for _ in range(len(rig.sockets) - 2):
-        rig.backend()
-    await asyncio.wait(rig.front.tasks, timeout=5)
+    assert rig.front.recorder.total("connections") == 0
+    rig.empty()
+    await rig.paired()
     assert len(rig.front.connections) == 1
     assert await rig.read(rig.backend()) == b"question"
-    assert not rig.front.tasks
 
 
 async def test_a_client_is_told_that_nobody_listens(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -184,7 +197,7 @@ async def test_a_want_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest
     monkeypatch.setattr(dial, "dial_now", scarce)
     client = rig.client()
     client.sendall(b"question")
-    await asyncio.wait(rig.front.tasks, timeout=5)
+    await rig.paired()
     assert await rig.read(rig.backend()) == b"question"
     assert rig.front.recorder.total("backend_dial_failures") == 0
 
@@ -202,7 +215,7 @@ async def test_a_want_of_descriptors_is_not_waited_for_without_end(rig: Rig, mon
 
 async def test_the_end_closes_every_connection(rig: Rig) -> None:
     client, backend = rig.client(), rig.backend()
-    await rig.front.stop(5)
+    await rig.front.drain(5)
     assert rig.front.parted == 1
     assert await rig.read(client) == b""
     assert await rig.read(backend) == b""
@@ -212,7 +225,7 @@ async def test_the_end_lets_tasks_finish_first(rig: Rig) -> None:
     client = rig.client()
     done = Work()
     rig.front.keep(asyncio.create_task(done.take(0.02)))
-    await rig.front.stop(5)
+    await rig.front.drain(5)
     assert done
     assert await rig.read(client) == b""
 
@@ -220,7 +233,7 @@ async def test_the_end_lets_tasks_finish_first(rig: Rig) -> None:
 async def test_the_end_lets_calls_finish_first(rig: Rig) -> None:
     rig.client(), rig.backend()
     rig.front.unfinished = Unfinished(calls=1)
-    stopping = asyncio.create_task(rig.front.stop(5))
+    stopping = asyncio.create_task(rig.front.drain(5))
     await asyncio.sleep(0.05)
     assert not stopping.done()
     rig.front.unfinished = Unfinished()
@@ -231,10 +244,54 @@ async def test_the_end_comes_at_once_if_it_is_hurried(rig: Rig) -> None:
     rig.client(), rig.backend()
     rig.front.unfinished = Unfinished(calls=1)
     hurry = asyncio.Event()
-    stopping = asyncio.create_task(rig.front.stop(5, hurry))
+    stopping = asyncio.create_task(rig.front.drain(5, hurry))
     await asyncio.sleep(0.03)
     hurry.set()
     await asyncio.wait_for(stopping, 2)
+
+
+async def test_the_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(rig: Rig) -> None:
+    rig.fill()
+    client = rig.client()
+    client.sendall(b"question")
+    stopping = asyncio.create_task(rig.front.drain(60))
+    await asyncio.sleep(0.05)
+    assert not stopping.done()
+    rig.front.unfinished = Unfinished(calls=1)
+    rig.empty()
+    await rig.paired()
+    backend = rig.backend()
+    assert await rig.read(backend) == b"question"
+    backend.sendall(b"answer")
+    assert await rig.read(client) == b"answer"
+    rig.front.unfinished = Unfinished()
+    await asyncio.wait_for(stopping, 5)
+
+
+async def test_the_end_tells_a_client_that_has_asked_that_the_backend_has_gone(rig: Rig) -> None:
+    rig.fill()
+    client = rig.client()
+    client.sendall(b"question")
+    stopping = asyncio.create_task(rig.front.drain(60))
+    await asyncio.sleep(0.05)
+    rig.listener.close()
+    assert await rig.read(client) == b"away"
+    await asyncio.wait_for(stopping, 5)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_the_end_does_not_wait_for_a_client_that_has_asked_nothing(rig: Rig, leaves: bool) -> None:
+    """Neither a request on its way is lost: what it sends fails in its own hands."""
+    rig.fill()
+    client = rig.client()
+    if leaves:
+        client.close()
+    await asyncio.wait_for(rig.front.drain(60), 5)
+    assert not rig.front.connections
+    if not leaves:
+        with pytest.raises(BrokenPipeError):
+            client.send(b"question")
+        assert await rig.read(client) == b""
 
 
 async def test_what_cannot_be_cancelled_does_not_hold_up_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +308,7 @@ async def test_what_cannot_be_cancelled_does_not_hold_up_the_end(rig: Rig, monke
     task = asyncio.create_task(stubborn())
     rig.front.keep(task)
     await asyncio.sleep(0)
-    await asyncio.wait_for(rig.front.stop(0.02), 2)
+    await asyncio.wait_for(rig.front.drain(0.02), 2)
     freed.set()
     await task
 
@@ -262,7 +319,7 @@ async def test_the_end_cancels_what_does_not_finish(rig: Rig) -> None:
     done = Work()
     rig.front.keep(asyncio.create_task(done.take(100)))
     await asyncio.sleep(0)
-    await rig.front.stop(0.02)
+    await rig.front.drain(0.02)
     assert not done
     assert not rig.front.tasks
     assert await rig.read(client) == b"", "the client that waited to be paired is closed"

@@ -24,8 +24,13 @@ from tests.cri.peer import (
     Settings,
     block,
     continuation,
+    grpc,
     raw_headers,
+    request,
 )
+from tests.engines import cri
+from tests.fakes import cri_pb2, hookanswers
+from tests.fakes.hookserver import HookServer
 from tests.system.h2client import H2Client
 from tests.system.hostile import GREETING, TARGET_STREAM, HostileClient, HostileRuntime, Process, pieces
 from tests.system.proxy import ProxyInside, ProxyProcess, until
@@ -40,6 +45,7 @@ GROWTH_BYTES = 16 << 20
 PATH = "/runtime.v1.RuntimeService/Version"
 CALM, BROKEN = 0xB, 0x1
 VERSION_BLOCK, CREATE_BLOCK = block(VERSION), block(CREATE)
+RUN_POD_BLOCK = block(request(b"/runtime.v1.RuntimeService/RunPodSandbox"))
 BIG_FIELD = b"\x40\x01k\x7f\xa1\x1e" + b"v" * 4_000
 """Goes to the dynamic table as its 62nd entry."""
 
@@ -285,6 +291,46 @@ async def test_a_runtime_that_opens_no_window_costs_little(tmp_path: Path, runti
             await asyncio.sleep(0.5)
             assert process.peak() - memory <= GROWTH_BYTES
             assert not client.ended
+
+
+@pytest.mark.parametrize("answer", ["hang", "refuse"])
+async def test_held_calls_that_a_hook_server_of_policy_fail_is_asked_about_cost_little(
+    answer: str, tmp_path: Path, runtime: HostileRuntime
+) -> None:
+    """A thousand at once, all cancelled at once, ten times without a pause."""
+    proxy = ProxyProcess(tmp_path, log_level="info")
+    hooks = HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.BY_NAME[answer](), keep_calls=False)
+    proxy.register("a.json", hooks.socket_path, ["PreRunPodSandbox"], policy="Fail", timeout="20s")
+    async with hooks, proxy, calls_going_on(proxy.socket), HostileClient.connected(proxy.socket) as client:
+        process = Process(proxy.pid)
+        memory = process.start_peak()
+        for turn in range(10):
+            opened = range(1 + 2_000 * turn, 1 + 2_000 * (turn + 1), 2)
+            await client.send(pieces(map(run_pod, opened)))
+            await client.send(pieces(Reset(stream, 8).wire() for stream in opened))
+        await client.send([raw_headers(20_001, VERSION_BLOCK) + Data(20_001, b"\0\0\0\0\0", end=True).wire()])
+        await until(lambda: b"\x01\x05\0\0\x4e\x21" in client.got, "the call behind them is answered")
+        assert process.peak() - memory <= GROWTH_BYTES
+
+
+def run_pod(stream: int) -> bytes:
+    """Return the frames that ask for a pod of its own."""
+    config = cri.pod_config(f"pod-{stream}", f"uid-{stream}", cgroup_parent="/k", annotations={"note": "x"})
+    message = cri_pb2.RunPodSandboxRequest(config=config).SerializeToString()
+    return raw_headers(stream, RUN_POD_BLOCK) + Data(stream, grpc(message), end=True).wire()
+
+
+async def test_a_long_header_of_a_held_call_is_not_kept(tmp_path: Path, runtime: HostileRuntime) -> None:
+    """A thousand calls that wait for their message, each with a field of 15 KiB that the proxy reads."""
+    long = block([*request(b"/runtime.v1.RuntimeService/RunPodSandbox"), (b"grpc-encoding", b"a" * 24_000)])
+    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
+        process = Process(proxy.pid)
+        memory = process.start_peak()
+        async with HostileClient.connected(proxy.socket) as client:
+            await client.send(raw_headers(stream, long) for stream in range(1, 2_001, 2))
+            await client.send([raw_headers(2_001, VERSION_BLOCK) + Data(2_001, b"\0\0\0\0\0", end=True).wire()])
+            await until(lambda: b"\x01\x05\0\0\x07\xd1" in client.got, "the call behind them is answered")
+            assert process.peak() - memory <= GROWTH_BYTES
 
 
 async def test_many_hostile_connections_write_few_lines(tmp_path: Path, runtime: HostileRuntime) -> None:

@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import pytest
 from tests.docker.client import Client as DockerClient
 from tests.docker.client import request
 from tests.fakes import cri_pb2, hookanswers
+from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime, Injection
+from tests.relay.test_dial import fill_backlog
 from tests.system.clients import Client
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DockerRuntime
@@ -143,6 +145,42 @@ async def test_a_hook_that_hangs_holds_the_end_up_to_the_limit_or_a_second_signa
     assert not runtime.asked("run_pod")
 
 
+async def test_a_call_that_the_runtime_has_not_answered_is_settled_while_others_are_finished(
+    front: Front, tmp_path: Path, hooks: HookServer
+) -> None:
+    """Its client gave it up, and the runtime carried it out; a call is held all the while."""
+    gate = asyncio.Event()
+    proxy = front.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
+    proxy.register("a.json", hooks.socket_path, ["PreRunPodSandbox", "PostStopContainer"], timeout="20s")
+    async with (
+        front.runtime(str(tmp_path / "real.sock")) as runtime,
+        FaultRelay(str(proxy.runtime), runtime.socket_path) as relay,
+        running(proxy),
+        front.caller(proxy.socket) as caller,
+        front.caller(proxy.socket) as other,
+    ):
+        container_id = await caller.create(await caller.run_pod())
+        await caller.act("start", container_id)
+        hooks.calls.clear()
+        hooks.on("PreRunPodSandbox", hookanswers.behind(gate))
+        held = asyncio.ensure_future(other.send("run_pod", other.pod_request(OTHER_POD)))
+        await hooks.wait_for_calls("PreRunPodSandbox")
+        relay.to_client.stop_reading()
+        left = asyncio.ensure_future(caller.act("stop", container_id))
+        await until(lambda: bool(runtime.asked("stop")), "the runtime has the request")
+        left.cancel()
+        tell(proxy)
+        await asyncio.to_thread(proxy.wait_for_log, "draining for at most")
+        relay.to_client.resume_reading()
+        (told,) = await asyncio.wait_for(hooks.wait_for_calls("PostStopContainer"), WAIT_SECONDS)
+        assert told.request.container_meta.id == container_id
+        assert not held.done()
+        gate.set()
+        await held
+        await ended(proxy)
+    assert ANSWERED in proxy.output()
+
+
 async def test_idle_clients_do_not_hold_the_end_up(front: Front, tmp_path: Path, runtime: Runtime) -> None:
     proxy = front.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
     async with running(proxy), front.caller(proxy.socket) as caller:
@@ -163,6 +201,57 @@ async def test_who_has_connected_to_our_socket_is_served(front: Front, tmp_path:
             tell(proxy, signal.SIGCONT)
             await asyncio.wait_for(answered, WAIT_SECONDS)
             await ended(proxy)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_a_client_waits_for_a_runtime_whose_backlog_is_full_only_if_it_has_asked(
+    front: Front, tmp_path: Path, asks: bool
+) -> None:
+    proxy = front.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
+    with ExitStack() as stack:
+        full = stack.enter_context(socket.socket(socket.AF_UNIX))
+        full.bind(str(proxy.runtime))
+        full.listen(0)
+        for waiting in fill_backlog(str(proxy.runtime)):
+            stack.enter_context(waiting)
+        async with front.runtime(str(tmp_path / "real.sock")) as runtime, running(proxy):
+            if not asks:
+                silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+                silent.connect(str(proxy.socket))
+                tell(proxy)
+                await ended(proxy)
+                assert silent.recv(1) == b""
+                return
+            async with asked_at_once(front, proxy.socket) as answered:
+                tell(proxy)
+                await asyncio.to_thread(proxy.wait_for_log, "draining for at most")
+                assert not runtime.asked("ping")
+                Path(runtime.socket_path).rename(proxy.runtime)
+                await asyncio.wait_for(answered, WAIT_SECONDS)
+                await ended(proxy)
+    assert ANSWERED in proxy.output()
+
+
+@pytest.mark.parametrize("sent", ["whole", "half"])
+async def test_without_dockerd_who_has_asked_is_told_so(tmp_path: Path, sent: str) -> None:
+    """A whole request has not been read when the signal comes; half a one is waited for."""
+    ping = request("GET", "/v1.41/_ping")
+    proxy = ProxyProcess(tmp_path, backend_runtime_mode="Docker", drain_timeout=f"{LONG_SECONDS}s")
+    async with running(proxy):
+        if sent == "whole":
+            tell(proxy, signal.SIGSTOP)
+        client = await DockerClient.connect(str(proxy.socket))
+        client.send(ping if sent == "whole" else ping[:-5])
+        if sent == "half":
+            await until(lambda: "is not reachable" in proxy.output(), "the daemon was dialled for it")
+        tell(proxy)
+        tell(proxy, signal.SIGCONT)
+        await asyncio.to_thread(proxy.wait_for_log, "draining for at most")
+        if sent == "half":
+            client.send(ping[-5:])
+        assert (await client.answer("GET")).status == 502
+        await client.close()
+        await ended(proxy)
 
 
 @asynccontextmanager

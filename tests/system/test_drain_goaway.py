@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.cri.front import Connection, Front
 from runtimeproxy.relay import drain
-from runtimeproxy.relay.pairs import Paired, Pairs
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.system.clients import Client
 from tests.system.proxy import WAIT_SECONDS, ProxyInside, until
@@ -29,7 +29,7 @@ async def test_two_goaways_then_refusals_then_the_last_answer_and_the_end(
         async with RawClient.connected(proxy.socket) as client:
             client.call(1, "ListContainers")
             await until(lambda: bool(runtime.requests("ListContainers")), "the runtime has the request")
-            draining = asyncio.create_task(proxy.app.front.stop(WAIT_SECONDS))
+            draining = asyncio.create_task(proxy.app.front.drain(WAIT_SECONDS))
             await client.sees("goaway", MOST)
             client.call(3, "Version")
             await client.sees("answered", 3)
@@ -63,7 +63,7 @@ async def test_a_call_at_the_image_endpoint_is_waited_for(tmp_path: Path) -> Non
         service.inject("ListImages", Injection(delay_seconds=NOTICE_SECONDS))
         call = asyncio.ensure_future(client.call("ListImages"))
         await until(lambda: bool(service.requests("ListImages")), "the image service has the request")
-        draining = asyncio.create_task(proxy.app.front.stop(WAIT_SECONDS))
+        draining = asyncio.create_task(proxy.app.front.drain(WAIT_SECONDS))
         await call
         await asyncio.wait_for(draining, WAIT_SECONDS / 2)
 
@@ -81,10 +81,10 @@ async def test_a_client_that_has_left_is_not_waited_for(tmp_path: Path) -> None:
                 await until(lambda: connection.unfinished().calls == 1, "its call is open")
             await until(lambda: connection.pair.client_ended, "the client has left")
             assert connection in _connections(proxy)
-            await asyncio.wait_for(proxy.app.front.stop(WAIT_SECONDS), WAIT_SECONDS / 2)
+            await asyncio.wait_for(proxy.app.front.drain(WAIT_SECONDS), WAIT_SECONDS / 2)
 
 
-def _connections(proxy: ProxyInside) -> set[Paired]:
+def _connections(proxy: ProxyInside) -> set[Connection]:
     front = proxy.app.front
-    assert isinstance(front, Pairs)
-    return front.connections
+    assert isinstance(front, Front)
+    return {one for one in front.connections if isinstance(one, Connection)}

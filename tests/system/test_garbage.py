@@ -1,0 +1,103 @@
+"""A held call that ends, well or badly, leaves nothing to the garbage collector: what it took is free at once.
+
+Its request, what was made of it and all that its errors' tracebacks hold would else wait until the collector looks at
+old objects, and a thousand calls that fail would need the memory of many more.
+"""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import grpc
+import pytest
+
+from runtimeproxy.call import Call, Unreadable
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.model import HookRequest
+from tests.fakes import hookanswers
+from tests.fakes.hookserver import HookServer
+from tests.system.fronts import Caller, Failed, Front
+from tests.system.proxy import ProxyInside, until
+
+pytestmark = pytest.mark.slow
+
+CALLS = 3
+LATE = "no answer in time"
+UNREADABLE, CANCELLED, UNREACHABLE = "unreadable", "cancelled", "unreachable"
+"""What no answer of the hook server brings about."""
+ANSWERS = {
+    "served": hookanswers.empty(),
+    "refused": hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, "no"),
+    "error status": hookanswers.status(grpc.StatusCode.INTERNAL, "no"),
+    "not served": hookanswers.status(grpc.StatusCode.UNIMPLEMENTED),
+    "broken answer": hookanswers.garbage(),
+    LATE: hookanswers.hang(),
+    CANCELLED: hookanswers.hang(),
+    UNREADABLE: hookanswers.empty(),
+    UNREACHABLE: hookanswers.empty(),
+}
+
+
+@contextmanager
+def unreachable() -> Iterator[list[object]]:
+    """Find, at the end of the block, what only the garbage collector would free of what calls have made."""
+    found: list[object] = []
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+        gc.collect()
+        found += [one for one in gc.garbage if _is_a_calls(one)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def _is_a_calls(one: object) -> bool:
+    if isinstance(one, FrameType):
+        return "/runtimeproxy/" in one.f_code.co_filename
+    return isinstance(one, RuntimeProxyError | Unreadable | HookRequest) or Call in type(one).__mro__
+
+
+async def call(case: str, caller: Caller, proxy: ProxyInside, hooks: HookServer) -> None:
+    """Make a call that is held, and wait until the proxy has done with it."""
+    made: asyncio.Future[object]
+    if case == UNREADABLE:
+        made = asyncio.ensure_future(caller.send("run_pod", caller.broken_request("run_pod", b"x")))
+    else:
+        made = asyncio.ensure_future(caller.run_pod())
+    if case == CANCELLED:
+        await hooks.wait_for_calls("PreRunPodSandbox")
+        made.cancel()
+    with suppress(Failed, asyncio.CancelledError):
+        await made
+    hooks.calls.clear()
+    await until(lambda: not proxy.app.front.tasks, "the call's task has ended")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
+@pytest.mark.parametrize("case", ANSWERS)
+async def test_a_call_leaves_nothing_to_the_garbage_collector(
+    case: str, policy: str, front: Front, tmp_path: Path
+) -> None:
+    proxy = front.inside(tmp_path)
+    async with (
+        front.runtime(str(proxy.runtime)),
+        HookServer(str(tmp_path / "hooks.sock"), default=ANSWERS[case]) as hooks,
+    ):
+        socket = tmp_path / "nobody.sock" if case == UNREACHABLE else hooks.socket_path
+        timeout = "50ms" if case == LATE else "20s"
+        proxy.register("a.json", socket, ["PreRunPodSandbox", "PreCreateContainer"], policy=policy, timeout=timeout)
+        async with proxy, front.caller(proxy.socket) as caller:
+            await call(case, caller, proxy, hooks)
+            with unreachable() as left:
+                for _ in range(CALLS):
+                    await call(case, caller, proxy, hooks)
+            assert left == []
+            refused = case not in ("served", CANCELLED) and (policy == "Fail" or case == "refused")
+            assert proxy.recorder.total("calls_refused") == refused * (CALLS + 1)
