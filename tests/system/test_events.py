@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import IDLE_SECONDS
 from tests.engines import cri
 from tests.fakes import cri_pb2
 from tests.fakes.runtime import FakeRuntime
@@ -43,3 +44,21 @@ async def _slowest_event(runtime: FakeRuntime, proxy: ProxyProcess, version: str
         while runtime.requests("GetContainerEvents")[-1].cancelled is False:
             await asyncio.sleep(0.01)
     return max(took)
+
+
+@pytest.mark.slow
+async def test_a_stream_that_was_silent_carries_the_next_event(tmp_path: Path) -> None:
+    """Nothing is cut for its silence (facts/reliability S8); that of Docker's streams is tested among them."""
+    async with (
+        FakeRuntime(str(tmp_path / "runtime.sock")) as runtime,
+        ProxyProcess(tmp_path) as proxy,
+        Client(proxy.socket) as client,
+    ):
+        stream = client.stream("GetContainerEvents", cri_pb2.GetEventsRequest())
+        await runtime.wait_for_subscribers()
+        for silence_seconds in (0, IDLE_SECONDS.now):
+            await asyncio.sleep(silence_seconds)
+            runtime.send_event(f"after-{silence_seconds}")
+            event = cri_pb2.ContainerEventResponse.FromString(await asyncio.wait_for(stream.read(), 20))
+            assert event.container_id == f"after-{silence_seconds}"
+        stream.cancel()

@@ -6,19 +6,46 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import Amount
 from tests.fakes import hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
-from tests.system.proxy import answers, until
+from tests.system.proxy import ProxyProcess, answers, until
+from tests.system.times import MANY, judged
 
 pytestmark = pytest.mark.slow
 
 DIAL_SECONDS = 0.050
 GOOD_SECONDS = 0.100
 TRIES = 3
+STARTS = Amount(3, 100)
+LISTENS_SECONDS = 1.0
+SURELY_SECONDS = 10.0
+"""Of few starts, as the machine may have a lot to do."""
+
+
+async def test_it_listens_within_a_second_of_its_start_though_there_is_no_runtime(front: Front, tmp_path: Path) -> None:
+    proxy = front.process(tmp_path)
+    took = [await _seconds_to_listen(proxy, number) for number in range(1, STARTS.now + 1)]
+    assert judged(took) < (LISTENS_SECONDS if len(took) >= MANY else SURELY_SECONDS), took
+
+
+async def _seconds_to_listen(proxy: ProxyProcess, number: int) -> float:
+    """Start a proxy, for the first time or once more, and end it; return the seconds until somebody could connect."""
+    begun = time.monotonic()
+    proxy.launch()
+    try:
+        await until(lambda: proxy.ended or answers(proxy.socket), "somebody can connect")
+        took = time.monotonic() - begun
+        await asyncio.to_thread(proxy.wait_until_it_listens, number)
+        await asyncio.to_thread(proxy.stop)
+    finally:
+        if not proxy.ended:
+            proxy.kill()
+    return took
 
 
 async def test_a_client_that_dials_gets_its_answer_within_100_ms_of_the_runtimes_start(

@@ -1,10 +1,11 @@
-"""What runs short: descriptors, and somebody who reads the log (facts/reliability P8)."""
+"""What runs short: descriptors, room on the disk, and somebody who reads the log (facts/reliability P8)."""
 
 import asyncio
 import fcntl
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.fronts import Front, Runtime
-from tests.system.proxy import PROGRAM, WAIT_SECONDS, answers, until
+from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,24 @@ async def test_a_log_that_nobody_reads_holds_no_call_up(front: Front, tmp_path: 
     unread = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     assert os.write(unread, bytes(PIPE_BYTES)) == PIPE_BYTES
-    proxy = front.process(tmp_path, program=["bash", "-c", f'exec "$@" 2>{fifo}', "unread", *PROGRAM])
+    try:
+        await _serves_unheard(front, front.process(tmp_path, program=with_stderr(str(fifo))))
+        assert os.read(unread, 2 * PIPE_BYTES) == bytes(PIPE_BYTES)
+    finally:
+        os.close(unread)
+
+
+async def test_a_log_on_a_full_disk_holds_no_call_up(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+    await _serves_unheard(front, front.process(tmp_path, program=with_stderr("/dev/full")))
+
+
+def with_stderr(path: str) -> list[str]:
+    """Return the program with its log at a path."""
+    return ["bash", "-c", f'exec "$@" 2>{path}', "unheard", *PROGRAM]
+
+
+async def _serves_unheard(front: Front, proxy: ProxyProcess) -> None:
+    """Run a proxy of which no line can be read: it makes calls, and ends well."""
     proxy.launch()
     assert proxy.process is not None
     try:
@@ -95,8 +113,63 @@ async def test_a_log_that_nobody_reads_holds_no_call_up(front: Front, tmp_path: 
                 await caller.create(await caller.run_pod())
         proxy.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(proxy.process.wait, WAIT_SECONDS) == 0
-        assert os.read(unread, 2 * PIPE_BYTES) == bytes(PIPE_BYTES)
     finally:
         proxy.process.kill()
         proxy.process.wait()
-        os.close(unread)
+    assert proxy.output() == ""
+
+
+# ---- no room where the socket and its lock are
+
+
+@contextmanager
+def tiny_disk(folder: Path, *options: str) -> Iterator[Path]:
+    """Mount a file system of its own."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(("mode=0700", *options)), "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)  # even if a proxy that did not end is still there
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("inodes", [1, 2], ids=["lock", "socket"])
+async def test_a_start_without_room_for_its_files_ends_with_one_clear_line(
+    front: Front, tmp_path: Path, inodes: int
+) -> None:
+    """The directory itself has an inode, then the lock, then the socket."""
+    with tiny_disk(tmp_path / "full", f"nr_inodes={inodes}") as full:
+        socket_path = full / "proxy.sock"
+        ended = await _run(front.process(tmp_path, koord_runtimeproxy_endpoint=str(socket_path)))
+        assert not socket_path.exists()
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"cannot listen on {socket_path}: No space left on device" in line
+    assert "--koord-runtimeproxy-endpoint" in line
+
+
+@pytest.mark.engine
+async def test_a_disk_without_a_free_block_is_no_matter(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+    """Only the process id in the lock is not to be had, which a second start would have named."""
+    with tiny_disk(tmp_path / "full", "size=4k") as full:
+        (full / "filler").write_bytes(bytes(4096))
+        proxy = front.process(tmp_path, koord_runtimeproxy_endpoint=str(full / "proxy.sock"))
+        async with proxy, front.caller(full / "proxy.sock") as caller:
+            await caller.create(await caller.run_pod())
+            second = await _run(proxy)
+            await caller.act("ping")
+    assert second.returncode == 1
+    assert "another runtimeproxy (pid unknown) listens" in second.stderr
+
+
+async def _run(proxy: ProxyProcess) -> subprocess.CompletedProcess[str]:
+    """Run a proxy that will not start."""
+    return await asyncio.to_thread(
+        subprocess.run,
+        [*proxy.command, "--log-level=info"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        env=proxy.environment,
+    )

@@ -1,14 +1,17 @@
-"""No log line holds a value of a request, and nothing heavy is loaded without need."""
+"""No log line, figure or error text holds a value of a request (X4), and nothing heavy is loaded without need."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.telemetry import Recorder
+from tests.amounts import Amount
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockershim_bodies import Container, Pod
@@ -18,21 +21,31 @@ from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
 
 pytestmark = pytest.mark.slow
 
+CALLS = Amount(100, 10_000)
 CANARY = "canary-7f3a91"
+WORDS = "spoken-5d20c4"
+"""What hook servers and runtimes say to the caller in so many words: that may reach it, but no log."""
+OURS = "runtimeproxy: "
+TIMEOUT = "2s"
 RESPONSE = api_pb2.ContainerResourceHookResponse
 ANSWERS: dict[str, hookanswers.Answer] = {
     "empty": hookanswers.empty(),
     "echo": hookanswers.echo(),
     "changed": hookanswers.echo(lambda response: _plant(response)),
-    "refused": hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, f"no {CANARY} here"),
+    "refused": hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, f"no {WORDS} here"),
     "error": hookanswers.status(grpc.StatusCode.INTERNAL, f"{CANARY} failed", (("x-more", CANARY),)),
     "garbage": hookanswers.raw(CANARY.encode()),
     "huge": hookanswers.huge(),
-    "hang": hookanswers.hang(),
+    "hang": lambda call: _hang_at_one_point(call),
     "bad name": hookanswers.reply(RESPONSE(container_envs={f"{CANARY}=": CANARY})),
     "bad parent": hookanswers.reply(RESPONSE(pod_cgroup_parent=CANARY)),
     "bad cpuset": hookanswers.reply(RESPONSE(container_resources={"cpuset_cpus": CANARY})),
 }
+
+
+async def _hang_at_one_point(call: hookanswers.HookCall) -> bytes:
+    """Cost one timeout only: it is a long one, as a busy machine must not make more."""
+    return await (hookanswers.hang() if call.point.name == "PreRunPodSandbox" else hookanswers.empty())(call)
 
 
 def _plant(response: object) -> None:
@@ -55,48 +68,52 @@ async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
         yield server
 
 
-async def test_no_line_holds_a_value(
-    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("policy", ["Ignore", "Fail"])
+async def test_no_line_no_figure_and_no_error_text_holds_a_value(
+    front: Front,
+    tmp_path: Path,
+    runtime: Runtime,
+    hooks: HookServer,
+    policy: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Every line is looked at, also those that the log's limit of lines of a kind would leave out."""
     caplog.set_level(logging.DEBUG, logger="runtimeproxy")
     proxy = front.inside(tmp_path)
-    proxy.register("plugin.json", hooks.socket_path, timeout="100ms")
+    proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT, policy=policy)
     async with proxy, front.caller(proxy.socket) as caller:
-        await _all_there_is(caller, runtime, hooks)
-        failures = proxy.recorder.total("hook_failures")
-    assert failures > len(ANSWERS)
-    assert caplog.text.count("'plugin'") == failures
-    assert CANARY not in caplog.text
+        made = Calls(caller, runtime, hooks)
+        while made.count < CALLS.now:
+            caplog.clear()
+            failed = proxy.recorder.total("hook_failures")
+            await made.all_there_are()
+            failed = proxy.recorder.total("hook_failures") - failed
+            assert failed > len(ANSWERS)
+            assert caplog.text.count("'plugin'") == failed
+            assert not any(secret in caplog.text for secret in (CANARY, WORDS))
+        figures = everything(proxy.recorder)
+    assert "'plugin'" in figures
+    assert not any(secret in figures for secret in (CANARY, WORDS))
+    ours = [text for text in made.texts if text.startswith(OURS)]
+    assert any(WORDS in text for text in ours), "a refusal is told in the hook server's words"
+    assert CANARY not in "".join(ours)
 
 
-@pytest.mark.parametrize("log_format", ["text", pytest.param("json", marks=pytest.mark.slow)])
+def everything(recorder: Recorder) -> str:
+    """Return all that is counted, measured and remembered of calls."""
+    return f"{recorder.counters} {recorder.gauges} {recorder.calls}"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
 async def test_stderr_holds_no_value(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, log_format: str
 ) -> None:
     proxy = front.process(tmp_path, log_format=log_format)
-    proxy.register("plugin.json", hooks.socket_path, timeout="100ms")
+    proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT)
     async with proxy, front.caller(proxy.socket) as caller:
-        await _all_there_is(caller, runtime, hooks)
+        await Calls(caller, runtime, hooks).all_there_are()
     assert "'plugin'" in proxy.output()
-    assert CANARY not in proxy.output()
-
-
-async def _all_there_is(caller: Caller, runtime: Runtime, hooks: HookServer) -> None:
-    """Make every held call with every answer of the hook server, and calls that fail in other ways.
-
-    A server that failed too often is not asked for a while: each answer is that of a new one.
-    """
-    for name, answer in ANSWERS.items():
-        hooks.default = answer
-        await _life_of_a_pod(caller, name)
-        await hooks.stop()
-        await hooks.start()
-    await caller.pass_by(CANARY)
-    await _rejected_update(caller, runtime, hooks)
-    await _failing_calls(caller, runtime)
-    assert {call.point.name for call in hooks.calls} == set(registration.ALL_POINTS)
-    assert sum(CANARY.encode() in call.message for call in hooks.calls) > len(ANSWERS)
+    assert not any(secret in proxy.output() for secret in (CANARY, WORDS))
 
 
 def _pod(name: str) -> Pod:
@@ -114,46 +131,77 @@ CONTAINER = Container(
 )
 
 
-async def _life_of_a_pod(caller: Caller, name: str) -> None:
-    """Make every held call, with the canary wherever a value can stand; refused ones are no end."""
-    pod_id = await _tried(caller.run_pod(_pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
-    container_id = await _tried(caller.create(pod_id, CONTAINER)) or "unknown"
-    await _tried(caller.update(container_id, annotations={"secret": CANARY}))
-    for verb in ("start", "stop", "remove"):
-        await _tried(caller.act(verb, container_id))
-    for verb in ("stop_pod", "remove_pod"):
-        await _tried(caller.act(verb, pod_id))
+class Calls:
+    """Makes calls with the canary wherever a value can stand; keeps the texts of their errors."""
 
+    def __init__(self, caller: Caller, runtime: Runtime, hooks: HookServer) -> None:
+        self.count = 0
+        self.texts: list[str] = []
+        self._caller = caller
+        self._runtime = runtime
+        self._hooks = hooks
 
-async def _rejected_update(caller: Caller, runtime: Runtime, hooks: HookServer) -> None:
-    """Let the runtime reject the extra update of PreStartContainer with the canary in its words."""
-    hooks.default = hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77}))
-    container_id = await caller.create(await caller.run_pod(_pod("rejected")), CONTAINER)
-    asked = len(hooks.calls)
-    runtime.upset("update", text=CANARY)
-    await caller.act("start", container_id)
-    assert [call.point.name for call in hooks.calls[asked:]] == ["PreStartContainer", "PostStartContainer"]
-    hooks.default = hookanswers.empty()
+    async def all_there_are(self) -> None:
+        """Make every held call with every answer of the hook server, and calls that fail in other ways.
 
+        A server that failed too often is not asked for a while: each answer is that of a new one.
+        """
+        for name, answer in ANSWERS.items():
+            self._hooks.default = answer
+            await self.life_of_a_pod(name)
+            await self._hooks.stop()
+            await self._hooks.start()
+        self._hooks.default = hookanswers.empty()
+        await self._caller.pass_by(CANARY)
+        await self._rejected_update()
+        await self._failing_calls()
+        assert {call.point.name for call in self._hooks.calls} == set(registration.ALL_POINTS)
+        assert sum(CANARY.encode() in call.message for call in self._hooks.calls) > len(ANSWERS)
 
-async def _failing_calls(caller: Caller, runtime: Runtime) -> None:
-    """Make calls that cannot be read, and such as the runtime answers with the canary in its own words."""
-    container_id = await caller.create(await caller.run_pod(_pod("failing")), CONTAINER)
-    for verb in ("run_pod", "create", "update", "start"):
-        await _tried(caller.send(verb, caller.broken_request(verb, CANARY.encode())))
-        runtime.upset(verb, text=CANARY)
-    await _tried(caller.run_pod(_pod("other")))
-    await _tried(caller.create("unknown", CONTAINER))
-    await _tried(caller.update(container_id))
-    await _tried(caller.act("start", container_id))
+    async def life_of_a_pod(self, name: str) -> None:
+        """Make every held call; failed ones are no end."""
+        pod_id = await self._tried(self._caller.run_pod(_pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
+        container_id = await self._tried(self._caller.create(pod_id, CONTAINER)) or "unknown"
+        await self._tried(self._caller.update(container_id, annotations={"secret": CANARY}))
+        for verb in ("start", "stop", "remove"):
+            await self._tried(self._caller.act(verb, container_id))
+        for verb in ("stop_pod", "remove_pod"):
+            await self._tried(self._caller.act(verb, pod_id))
 
+    async def _rejected_update(self) -> None:
+        """Let the runtime reject the extra update of PreStartContainer in its own words."""
+        container_id = await self._caller.create(await self._caller.run_pod(_pod("rejected")), CONTAINER)
+        self._hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
+        asked = len(self._hooks.calls)
+        self._runtime.upset("update", text=WORDS)
+        await self._tried(self._caller.act("start", container_id))
+        assert self._hooks.calls[asked].point.name == "PreStartContainer"
+        self._hooks.answers.clear()
+        self._runtime.upset("update")
 
-async def _tried(call: Awaitable[object]) -> str:
-    """Return a call's id; "" if it failed."""
-    try:
-        return str(await call)
-    except Failed:
-        return ""
+    async def _failing_calls(self) -> None:
+        """Make calls that cannot be read, and such as the runtime answers with an error in its own words."""
+        caller, runtime = self._caller, self._runtime
+        container_id = await caller.create(await caller.run_pod(_pod("failing")), CONTAINER)
+        verbs = ("run_pod", "create", "update", "start")
+        for verb in verbs:
+            await self._tried(caller.send(verb, caller.broken_request(verb, CANARY.encode())))
+            runtime.upset(verb, text=WORDS)
+        await self._tried(caller.run_pod(_pod("other")))
+        await self._tried(caller.create("unknown", CONTAINER))
+        await self._tried(caller.update(container_id))
+        await self._tried(caller.act("start", container_id))
+        for verb in verbs:
+            runtime.upset(verb)
+
+    async def _tried(self, call: Awaitable[object]) -> str:
+        """Return a call's id; "" if it failed."""
+        self.count += 1
+        try:
+            return str(await call)
+        except Failed as error:
+            self.texts.append(error.text)
+            return ""
 
 
 @pytest.mark.parametrize("front", [DOCKER], ids=["docker"])
@@ -183,8 +231,9 @@ async def test_no_foreign_library_is_loaded_without_need(
     proxy = front.process(tmp_path)
     proxy.register("plugin.json", hooks.socket_path)
     async with proxy, front.caller(proxy.socket) as caller:
-        await _life_of_a_pod(caller, "pod")
-        await _tried(caller.act("stop", "missing"))  # the runtime is asked for its state
+        await Calls(caller, runtime, hooks).life_of_a_pod("pod")
+        with suppress(Failed):
+            await caller.act("stop", "missing")  # the runtime is asked for its state
         maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
     assert len(hooks.calls) == 7
     assert "uvloop" in maps  # so a library's compiled part is seen in this list

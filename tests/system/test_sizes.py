@@ -1,0 +1,99 @@
+"""Long messages: 16 MiB arrive, 64 MiB too, the runtime's own limit is told in its own words (row S2, promise 10)."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.fakes import runtime as fake_runtime
+from tests.fakes.runtime import FakeRuntime
+from tests.system import clients
+from tests.system.clients import Client
+from tests.system.fronts import CONTAINER, Front, Runtime
+from tests.system.hostile import Process
+from tests.system.proxy import ProxyInside
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+LIMIT_BYTES = 16 * MIB
+"""What the kubelet and its runtimes take."""
+PATIENCE_SECONDS = 120.0
+PASSING_TIMES = 3
+HELD_TIMES = 5
+"""A message costs at most so many times its length. A held request is there as it came, as it was read, as it leaves,
+and a pod's or container's record keeps of it what hook servers will be told."""
+
+
+@pytest.mark.parametrize("method", ["Version", "CreateContainer"])
+async def test_a_request_of_16_mib_arrives(tmp_path: Path, method: str) -> None:
+    async with (
+        FakeRuntime(str(tmp_path / "runtime.sock")) as runtime,
+        ProxyInside(tmp_path) as proxy,
+        Client(proxy.socket) as client,
+    ):
+        created = clients.create_request(await client.run_pod()).SerializeToString()
+        short = created if method == "CreateContainer" else b""
+        filler = b"\xd2\xbb\x0f" + _varint(LIMIT_BYTES - len(short) - 7)
+        request = short + filler + b"x" * (LIMIT_BYTES - len(short) - len(filler))
+        await client.call(method, request)
+        assert runtime.requests(method)[0].message == request
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14 & 127 | 128, number >> 21])
+
+
+@pytest.mark.parametrize("method", ["Version", "CreateContainer", "ListContainers"])
+async def test_what_is_too_long_for_the_runtime_ends_with_the_runtimes_own_error(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one byte: of a request that passes, of one that is held, of an answer."""
+    monkeypatch.setattr(fake_runtime, "MAX_MESSAGE_BYTES", LIMIT_BYTES)
+    too_long = bytes(LIMIT_BYTES + 1)
+    told = []
+    async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime, ProxyInside(tmp_path) as proxy:
+        runtime.state.big_list = too_long
+        for socket in (runtime.socket_path, proxy.socket):
+            async with Client(socket) as client:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await client.call(method, b"" if method == "ListContainers" else too_long)
+                told.append((raised.value.code(), raised.value.details()))
+    direct, through = told
+    assert through == direct
+    assert direct[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.fixture
+async def fake(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with front.runtime(str(tmp_path / "runtime.sock")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("mib", [16, 64])
+async def test_a_long_list_arrives_and_costs_at_most_three_times_its_length(
+    front: Front, fake: Runtime, tmp_path: Path, mib: int
+) -> None:
+    listed = fake.long_list(200, mib * MIB - 1024)
+    assert len(listed) > 0.99 * mib * MIB
+    async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
+        await caller.act("ping")
+        process = Process(proxy.pid)
+        before = process.start_peak()
+        assert await caller.send("list", caller.request("list"), PATIENCE_SECONDS) == listed
+        assert process.peak() - before <= PASSING_TIMES * len(listed)
+
+
+async def test_a_create_of_16_mib_arrives_and_costs_at_most_five_times_its_length(
+    front: Front, fake: Runtime, tmp_path: Path
+) -> None:
+    long = replace(CONTAINER, annotations={"long": "x" * (LIMIT_BYTES - 16384)})
+    async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
+        request = caller.create_request(await caller.run_pod(), long)
+        process = Process(proxy.pid)
+        before = process.start_peak()
+        await caller.send("create", request, PATIENCE_SECONDS)
+        assert process.peak() - before <= HELD_TIMES * len(request)
+    assert fake.asked("create") == [request]
