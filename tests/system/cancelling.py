@@ -1,0 +1,315 @@
+"""Calls whose clients leave at a chosen moment, and a hook server and runtimes that keep a call until they let it go.
+
+Owns the moments of a call, the places that it comes to, what each of them saw of the client's leaving and when.
+Must not know: what is judged, the proxy.
+Invariant: a call leaves a place only when its gate is open, or by a cancel; all times are the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import grpc
+
+from tests.fakes import cri_pb2
+from tests.fakes.dockerd_received import Injection, Received
+from tests.fakes.dockerd_routes import PING, Match
+from tests.fakes.dockerd_service import Service
+from tests.fakes.dockerd_wire import Exchange, Reader
+from tests.fakes.hookanswers import HookCall
+from tests.fakes.runtime import Context, _Handlers
+from tests.system.cri_front import CriRuntime
+from tests.system.docker_front import DockerRuntime
+
+MARK = "x-trial"
+"""Names a call to the fake CRI runtime, in its metadata; the query's ``trial`` does to the fake dockerd."""
+REACH_SECONDS = 20.0
+
+
+class Moment(Enum):
+    """When the client leaves."""
+
+    PART = "a part of the request is sent"
+    SENT = "the request is sent"
+    ASKED = "the hook server works"
+    ALLOWED = "the hook server has just answered"
+    WORKING = "the runtime works"
+    CARRIED_OUT = "the runtime has carried it out"
+    ANSWERED = "the runtime has just answered"
+    TOLD = "the Post hook runs"
+
+
+PLACES = ("hook", "runtime", "reply", "post")
+_AT = {
+    Moment.PART: "",
+    Moment.SENT: "",
+    Moment.ASKED: "hook",
+    Moment.ALLOWED: "hook",
+    Moment.WORKING: "runtime",
+    Moment.CARRIED_OUT: "reply",
+    Moment.ANSWERED: "reply",
+    Moment.TOLD: "post",
+}
+"""The place that the call is at then."""
+_JUST_LEFT = frozenset({Moment.ALLOWED, Moment.ANSWERED})
+
+MOMENTS = {
+    "create": tuple(moment for moment in Moment if moment is not Moment.TOLD),
+    "start": tuple(Moment),
+    "list": (Moment.PART, Moment.SENT, Moment.WORKING, Moment.CARRIED_OUT, Moment.ANSWERED),
+}
+"""The moments that the calls of each verb have: a create has no Post hook, and a list is not held."""
+
+
+def now() -> float:
+    """Return the event loop's time in seconds."""
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(eq=False)
+class Place:
+    """Where a call stays until the gate is open; ``saw`` is when a cancel ended its stay."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    visits: int = 0
+    staying: int = 0
+    saw: float | None = None
+
+    async def stay(self) -> None:
+        """Stay."""
+        self.visits += 1
+        self.staying += 1
+        self.came.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.saw = now()
+            raise
+        finally:
+            self.staying -= 1
+
+
+@dataclass(eq=False)
+class Trial:
+    """One call; ``name`` is its container's. ``goes_on``: the CRI runtime carries it out though it saw the cancel.
+
+    ``share`` of the request is sent where it is a part. The client leaves ``pause_seconds`` after the moment begins.
+    """
+
+    name: str
+    verb: str
+    moment: Moment
+    share: float = 0.5
+    pause_seconds: float = 0.0
+    goes_on: bool = False
+    container_id: str = ""
+    """Of a start's container."""
+    hook: Place = field(default_factory=Place)
+    runtime: Place = field(default_factory=Place)
+    """Before the call is carried out."""
+    reply: Place = field(default_factory=Place)
+    """After that, before the answer."""
+    post: Place = field(default_factory=Place)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    """The runtime knows of the call: CRI's of its headers, dockerd of its connection."""
+    left_at: float | None = None
+    runtime_saw: float | None = None
+    runtime_done: bool = False
+
+    def __post_init__(self) -> None:
+        at = _AT[self.moment]
+        for name in PLACES[: PLACES.index(at)] if at else ():
+            self.place(name).gate.set()
+        if self.moment is not Moment.TOLD:
+            self.post.gate.set()
+
+    def place(self, name: str) -> Place:
+        """Return one of the places."""
+        found: Place = getattr(self, name)
+        return found
+
+    @property
+    def over(self) -> bool:
+        """Tell whether nobody is at work for the call."""
+        return not any(self.place(name).staying for name in PLACES) and self.runtime_done == self.heard.is_set()
+
+    async def reach(self) -> None:
+        """Wait for the moment. Raises TimeoutError."""
+        at = _AT[self.moment]
+        async with asyncio.timeout(REACH_SECONDS):
+            if self.moment is not Moment.SENT:
+                await self.heard.wait()
+            if at:
+                await self.place(at).came.wait()
+        if self.moment in _JUST_LEFT:
+            self.place(at).gate.set()
+        if self.pause_seconds:
+            await asyncio.sleep(self.pause_seconds)
+
+    def part(self, data: bytes) -> bytes:
+        """Return what is sent of the request: never all of it if it is a part."""
+        return data[: 1 + int(self.share * (len(data) - 1))] if self.moment is Moment.PART else data
+
+    def open(self) -> None:
+        """Let the call go on at the runtime, which knows that its client has gone."""
+        self.runtime.gate.set()
+        self.reply.gate.set()
+
+    def __repr__(self) -> str:
+        places = {name: (place.visits, place.staying, place.saw) for name in PLACES for place in [self.place(name)]}
+        seen = f"heard {self.heard.is_set()}, left {self.left_at}, seen {self.runtime_saw}, done {self.runtime_done}"
+        return f"<{self.name} {self.verb}, {self.moment.value}: {places}, {seen}>"
+
+
+Trials = dict[str, Trial]
+"""The calls that are known to hook server and runtime, by name; all others are answered at once."""
+
+
+async def at_hook_server(trials: Trials, call: HookCall) -> bytes:
+    """Answer a container's hook call once its gate is open: nothing changes."""
+    trial = trials.get(call.request.container_meta.name)
+    if trial is not None:
+        await (trial.post if call.point.name.startswith("Post") else trial.hook).stay()
+    return b""
+
+
+# ---- the CRI front
+
+
+class CriTrials(CriRuntime):
+    """A fake CRI runtime that knows of a call from its headers on."""
+
+    def __init__(self, socket_path: str, trials: Trials) -> None:
+        super().__init__(socket_path, keep_received=0)
+        self._trials = trials
+
+    async def start(self) -> None:
+        """Listen on the socket."""
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers((_CriHandlers(self, self._trials),))
+        self._server.add_insecure_port(f"unix:{self.socket_path}")
+        await self._server.start()
+
+    def started(self, container_id: str) -> bool:
+        """Tell whether a container runs."""
+        return self.state.containers[container_id].state == cri_pb2.CONTAINER_RUNNING
+
+
+class _CriHandlers(_Handlers):
+    """Streams the requests of trials, so that their handler runs before they are whole."""
+
+    def __init__(self, runtime: CriTrials, trials: Trials) -> None:
+        super().__init__(runtime)
+        self._state = runtime.state
+        self._trials = trials
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        trial = self._trials.get(str(dict(details.invocation_metadata).get(MARK)))
+        if trial is None:
+            return super().service(details)
+        return grpc.stream_unary_rpc_method_handler(self._kept(trial, details.method.rpartition("/")[2]))
+
+    def _kept(self, trial: Trial, method: str) -> Any:
+        async def kept(messages: AsyncIterator[bytes], context: Context) -> bytes:
+            trial.heard.set()
+            message = b""
+            try:
+                message = await _first(messages)
+                await trial.runtime.stay()
+                reply = self._state.answer("v1", method, message)
+                await trial.reply.stay()
+                return reply
+            except asyncio.CancelledError:
+                trial.runtime_saw = now()
+                if trial.goes_on and trial.runtime.saw is not None:
+                    self._state.answer("v1", method, message)
+                raise
+            finally:
+                trial.runtime_done = True
+
+        return kept
+
+
+async def _first(messages: AsyncIterator[bytes]) -> bytes:
+    """Return the first message; where none comes the cancel does."""
+    async for message in messages:
+        return message
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
+
+
+# ---- the Docker front
+
+
+class DockerTrials(DockerRuntime):
+    """A fake dockerd that knows of a call from its connection on, over which the client has asked before."""
+
+    def __init__(self, socket_path: str, trials: Trials) -> None:
+        super().__init__(socket_path, keep_received=0)
+        self._service = _DockerService(self, self.api, self.minimum, self.server_version)
+        self._trials = trials
+        self._of_connection: dict[int, Trial] = {}
+
+    def trial(self, received: Received) -> Trial | None:
+        """Return the trial that a request belongs to."""
+        return self._trials.get(received.head.query.get("trial", ""))
+
+    def record(self, received: Received) -> None:
+        """Know whose connection it is."""
+        super().record(received)
+        trial = self.trial(received)
+        if trial is not None and not trial.heard.is_set():
+            trial.heard.set()
+            self._of_connection[received.connection] = trial
+
+    def connection_ended(self, connection: int) -> None:
+        """Take that a client sends no more: as dockerd, let its calls go on."""
+        trial = self._of_connection.pop(connection, None)
+        if trial is not None:
+            trial.runtime_saw = now()
+            trial.runtime_done = True
+            trial.open()
+
+    def started(self, container_id: str) -> bool:
+        """Tell whether a container runs."""
+        return self.state.containers[container_id].running
+
+
+class _DockerService(Service):
+    """Keeps the calls of trials at their places."""
+
+    def __init__(self, dockerd: DockerTrials, api: str, minimum: str, server_version: str) -> None:
+        super().__init__(dockerd, api, minimum, server_version)
+        self._of = dockerd
+
+    async def serve(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> None:
+        """Serve a connection, and know when its client sends no more."""
+        watch = asyncio.create_task(self._watch(reader, connection))
+        try:
+            await super().serve(reader, writer, connection)
+        finally:
+            watch.cancel()
+            self._of.connection_ended(connection)
+
+    async def _watch(self, reader: Reader, connection: int) -> None:
+        await reader.ended.wait()
+        self._of.connection_ended(connection)
+
+    async def _answer(self, exchange: Exchange, found: Match, injection: Injection | None) -> None:
+        trial = self._of.trial(exchange.received)
+        if trial is not None and found.route is not PING:
+            write = exchange.write
+
+            async def late(*pieces: bytes) -> None:
+                if not trial.reply.visits:
+                    await trial.reply.stay()
+                await write(*pieces)
+
+            exchange.write = late  # type: ignore[method-assign]
+            await trial.runtime.stay()
+        await super()._answer(exchange, found, injection)
