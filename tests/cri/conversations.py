@@ -1,0 +1,313 @@
+"""Conversations of a client with a runtime through the CRI reader: several calls at once, their frames mixed, cut
+anywhere; held calls go through the whole core.
+
+Owns the order of frames, the two peers, and what must have come out at each of them.
+Must not know: how the reader works.
+Invariant: the runtime answers a call when it has the whole request, and both peers have credit for everything.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, repeat
+from types import TracebackType
+from typing import Self
+
+from hypothesis import strategies as st
+
+from runtimeproxy.cri.call import KINDS
+from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.routes import HELD
+from tests.cri.calls import (
+    CONTINUATION,
+    DATA,
+    END_STREAM,
+    HEADERS,
+    PADDED,
+    PRIORITY,
+    RESET,
+    WINDOW_UPDATE,
+    Call,
+    Unit,
+    calls,
+)
+from tests.cri.messages import METHODS, Method
+from tests.cri.peer import PREFACE, REPLY, VERSION, Ack, Credit, FakeEvents, Headers, Play, Raw, Settings, split
+from tests.fakes.clock import VirtualLoop
+from tests.fakes.node import Node
+from tests.fakes.plugins import Behaviour
+
+# ---- calls at once
+
+ORDER = st.lists(st.integers(0, 4), max_size=20)
+"""Whose frames are next, among those that have any left."""
+PINGS = st.lists(st.integers(0, 9).map(lambda number: (Raw(6, number & 1, 0, b"%08d" % number),)), max_size=2)
+FIRST_STREAM = 3
+"""The warm-up has stream 1."""
+
+
+def mixed(queues: list[list[bytes]], order: list[int], in_turn: bool) -> Iterator[tuple[int, bytes]]:
+    """Put what several queues have in one order, with the queue's number; ``in_turn``: they begin in their order."""
+    left = [list(reversed(queue)) for queue in queues]
+    begun = {at for at, queue in enumerate(queues) if not queue}
+    for pick in chain(order, repeat(0)):
+        next_to_begin = min(set(range(len(left))) - begun, default=0)
+        ready = [at for at, queue in enumerate(left) if queue and (at <= next_to_begin or at in begun or not in_turn)]
+        if not ready:
+            return
+        at = ready[pick % len(ready)]
+        begun.add(at)
+        yield at, left[at].pop()
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Calls at once; ``pings`` are the frames of no stream."""
+
+    calls: list[Call]
+    pings: tuple[list[Unit], list[Unit]] = ([], [])
+    orders: tuple[list[int], list[int]] = ([], [])
+
+    @cached_property
+    def streams(self) -> dict[int, Call]:
+        """Return the calls by their streams."""
+        return {FIRST_STREAM + 2 * at: call for at, call in enumerate(self.calls)}
+
+    @cached_property
+    def held(self) -> frozenset[int]:
+        """Return the streams of calls that are held."""
+        return frozenset(stream for stream, call in self.streams.items() if call.method.path in HELD)
+
+    @cached_property
+    def sent(self) -> bytes:
+        """Return what the client sends."""
+        queues = [_on(0, self.pings[0]), *(_on(stream, call.asked) for stream, call in self.streams.items())]
+        return b"".join(unit for _, unit in mixed(queues, self.orders[0], in_turn=True))
+
+    @cached_property
+    def answers(self) -> list[tuple[int, bytes]]:
+        """Return what the runtime sends, with the stream whose request it needs for it."""
+        queues = [_on(0, self.pings[1]), *(_on(stream, call.answered) for stream, call in self.streams.items())]
+        streams = [0, *self.streams]
+        return [(streams[at], unit) for at, unit in mixed(queues, self.orders[1], in_turn=False)]
+
+    @cached_property
+    def frames(self) -> tuple[list[Raw], list[Raw]]:
+        """Return what the client and the runtime send, cut into frames."""
+        return list(split(self.sent)), list(split(self.replied))
+
+    @cached_property
+    def replied(self) -> bytes:
+        """Return all that the runtime sends."""
+        return b"".join(unit for _, unit in self.answers)
+
+    def allowed(self, whole: set[int]) -> int:
+        """Return how much the runtime may have sent when it has these requests."""
+        length = 0
+        for stream, unit in self.answers:
+            if stream not in whole:
+                break
+            length += len(unit)
+        return length
+
+
+def _on(stream: int, units: Iterable[Unit]) -> list[bytes]:
+    return [b"".join(replace(frame, stream=stream).wire() for frame in unit) for unit in units]
+
+
+def conversations(methods: tuple[Method, ...] = METHODS, most: int = 10) -> st.SearchStrategy[Conversation]:
+    """Return conversations of up to so many calls."""
+    several = st.lists(calls(methods), min_size=1, max_size=most)
+    return st.builds(Conversation, several, st.tuples(PINGS, PINGS), st.tuples(ORDER, ORDER))
+
+
+Step = tuple[str, int, float | None]
+"""Who sends next, the client or the runtime, at most how many bytes, and how long the core may go on behind that."""
+STEPS: st.SearchStrategy[list[Step]] = st.lists(
+    st.tuples(
+        st.sampled_from("ccr"), st.integers(1, 60) | st.integers(1, 4_000), st.sampled_from((None, 0.0, 0.0, 0.3))
+    ),
+    max_size=25,
+)
+WAIT_SECONDS = 5.0
+"""As much as all that is asked one after the other needs; the time is not real."""
+
+# ---- the proxy between
+
+ROOM = Settings(((0x4, 2**24),)).wire() + Credit(0, 2**30).wire()
+"""Windows for all that is sent."""
+ACK = Ack().wire()
+ASKED, ANSWERED = Headers(1, VERSION, end=True).wire(), Headers(1, REPLY, end=True).wire()
+
+
+class Core(FakeEvents):
+    """The front of readers: held calls go through the core of a fake node, which has a hook server or none."""
+
+    def __init__(self, behaviour: Behaviour | None = None, delay_seconds: float = 0.0) -> None:
+        super().__init__()
+        self.loop = VirtualLoop()
+        self.node = self.loop.run_until_complete(self._start())
+        if behaviour is not None:
+            self.node.plugins.add("a", behaviour, delay_seconds=delay_seconds)
+
+    @staticmethod
+    async def _start() -> Node:
+        node = Node()
+        node.know()
+        return node
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.loop.run_until_complete(self.node.lifecycle.stop())
+        self.loop.close()
+
+    def held(self, stream: HeldStream) -> None:
+        """Run the call as the front does."""
+        call = KINDS[stream.route.operation](stream, self.node.backend, self.loop)  # type: ignore[arg-type]
+        stream.on_ended = self.loop.create_task(self.node.lifecycle.run(call)).cancel
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, at least a turn of the loop."""
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def connection(self) -> Play:
+        """Return a connection whose SETTINGS are exchanged, and on which both sides have sent a header block."""
+        play = Play()
+        play.reader.events = self
+        play.client.sends(PREFACE + ROOM)
+        play.runtime.sends(ROOM + ACK)
+        play.client.sends(ACK + ASKED)
+        play.runtime.sends(ANSWERED)
+        play.client.got_bytes()
+        play.runtime.got_bytes()
+        return play
+
+
+@dataclass
+class Came:
+    """What came out at one side, cut into frames."""
+
+    frames: list[Raw] = field(default_factory=list)
+    ended: set[int] = field(default_factory=lambda: {0})
+    """Streams that the other side has ended; the connection itself needs no end."""
+    _rest: bytes = b""
+
+    def take(self, data: bytes) -> None:
+        """Take bytes."""
+        data, at = self._rest + data, 0
+        while len(data) - at >= 9 and len(data) >= (end := at + 9 + int.from_bytes(data[at : at + 3], "big")):
+            [frame] = split(data[at:end])
+            self.frames.append(frame)
+            if frame.kind in (DATA, HEADERS) and frame.flags & END_STREAM:
+                self.ended.add(frame.stream)
+            at = end
+        self._rest = data[at:]
+
+
+Half = tuple[list[tuple[int, bytes]], bool]
+"""One side of a stream: its blocks, its body and its reset in order, by the frames' types; whether it has ended."""
+Compare = Callable[[Call, Half, Half], None]
+"""Checks what came of a call's request, the last argument, against what was sent."""
+
+
+def equal(call: Call, sent: Half, came: Half) -> None:
+    """Check that nothing was changed."""
+    assert came == sent, call.method
+
+
+class Stage:
+    """A conversation through one reader, step by step."""
+
+    def __init__(self, conversation: Conversation, core: Core) -> None:
+        self.conversation = conversation
+        self.core = core
+        self.play = core.connection()
+        self.at_runtime, self.at_client = Came(), Came()
+        self._sent = self._replied = 0
+
+    def step(self, who: str, size: int, seconds: float | None = WAIT_SECONDS) -> None:
+        """Let one side send so many bytes, and time pass for the core; None: not even a turn of the loop."""
+        (self._send if who == "c" else self._reply)(size)
+        if seconds is not None and self.conversation.held:
+            self.core.wait(seconds)
+        self.at_runtime.take(self.play.runtime.got_bytes())
+        self.at_client.take(self.play.client.got_bytes())
+
+    def _send(self, size: int) -> None:
+        piece = self.conversation.sent[self._sent : self._sent + size]
+        self._sent += len(piece)
+        self.play.client.sends(*[piece] * bool(piece))
+
+    def _reply(self, size: int) -> None:
+        end = min(self._replied + size, self.conversation.allowed(self.at_runtime.ended))
+        piece = self.conversation.replied[self._replied : end]
+        self._replied += len(piece)
+        self.play.runtime.sends(*[piece] * bool(piece))
+
+    def run(self, steps: list[Step]) -> None:
+        """Do the steps, then whatever is left to be done."""
+        for step in steps:
+            self.step(*step)
+        moved: tuple[int, ...] = ()
+        while moved != self._moved:
+            moved = self._moved
+            self.step("c", len(self.conversation.sent))
+            self.step("r", len(self.conversation.replied))
+
+    def cut(self, place: int) -> None:
+        """Let each side send all of its own in two pieces, with what is held moved on after each."""
+        for who, rest in (("c", len(self.conversation.sent)), ("r", len(self.conversation.replied))):
+            self.step(who, place)
+            self.step(who, rest)
+
+    @property
+    def _moved(self) -> tuple[int, ...]:
+        return self._sent, self._replied, len(self.at_runtime.frames), len(self.at_client.frames)
+
+    def check(self, same: Compare = equal) -> None:
+        """Check that each side got what the other one sent; ``same`` compares a held call's request with what came."""
+        conversation, play = self.conversation, self.play
+        assert (self._sent, self._replied) == (len(conversation.sent), len(conversation.replied))
+        for frames, came in zip(conversation.frames, (self.at_runtime, self.at_client), strict=True):
+            assert passing(came.frames, conversation.held) == passing(frames, conversation.held)
+            for stream in conversation.held:
+                compare = same if came is self.at_runtime else equal
+                compare(conversation.streams[stream], half(frames, stream), half(came.frames, stream))
+        assert play.held_bytes.count == 0
+        assert not play.reader.held
+
+
+def passing(frames: list[Raw], held: frozenset[int]) -> list[Raw]:
+    """Return the frames that pass whatever becomes of the calls that are held."""
+    hop_by_hop = {DATA, HEADERS, CONTINUATION, RESET, WINDOW_UPDATE}
+    return [
+        frame
+        for frame in frames
+        if not (frame.stream in held and frame.kind in hop_by_hop) and (frame.kind, frame.stream) != (WINDOW_UPDATE, 0)
+    ]
+
+
+def half(frames: list[Raw], stream: int) -> Half:
+    """Return one side of a stream.
+
+    A block that was held back may begin with a size update of its own (relay-rules A1).
+    """
+    parts: list[tuple[int, bytes]] = []
+    own = [frame for frame in frames if frame.stream == stream and frame.kind in (DATA, HEADERS, CONTINUATION, RESET)]
+    for frame in own:
+        kind = HEADERS if frame.kind == CONTINUATION else frame.kind
+        goes_on = frame.kind == CONTINUATION or (parts and parts[-1][0] == kind == DATA)
+        before = parts.pop()[1] if goes_on else b""
+        parts.append((kind, (before + _content(frame)).removeprefix(b"\x20" if kind == HEADERS else b"")))
+    ended = any(frame.flags & END_STREAM for frame in own if frame.kind in (DATA, HEADERS))
+    return [part for part in parts if part != (DATA, b"")], ended
+
+
+def _content(frame: Raw) -> bytes:
+    content = frame.body
+    if frame.kind in (DATA, HEADERS) and frame.flags & PADDED:
+        content = content[1 : len(content) - content[0]]
+    return content[5:] if frame.kind == HEADERS and frame.flags & PRIORITY else content

@@ -1,0 +1,187 @@
+"""CRI as a kubelet speaks it: every method of both versions, and messages of any content for each.
+
+Owns the table of methods (kubernetes/cri-api, api.proto of runtime.v1, and the last one of runtime.v1alpha2), and the
+strategies for messages: bytes put together field by field after the descriptors of the fakes.
+Must not know: the proxy.
+Invariant: what is made is protobuf; fields stand in any order and any number of times, among some that nobody knows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from hypothesis import strategies as st
+
+from tests.fakes import cri_pb2
+
+RUNTIME = """
+    Version RunPodSandbox StopPodSandbox RemovePodSandbox PodSandboxStatus ListPodSandbox StreamPodSandboxes
+    CreateContainer StartContainer StopContainer RemoveContainer ListContainers StreamContainers ContainerStatus
+    UpdateContainerResources ReopenContainerLog ExecSync Exec Attach PortForward ContainerStats ListContainerStats
+    StreamContainerStats PodSandboxStats ListPodSandboxStats StreamPodSandboxStats UpdateRuntimeConfig Status
+    CheckpointContainer GetContainerEvents ListMetricDescriptors ListPodSandboxMetrics StreamPodSandboxMetrics
+    RuntimeConfig UpdatePodSandboxResources
+"""
+IMAGE = "ListImages StreamImages ImageStatus PullImage RemoveImage ImageFsInfo"
+ONLY_IN_V1 = """
+    StreamPodSandboxes StreamContainers StreamContainerStats StreamPodSandboxStats CheckpointContainer
+    GetContainerEvents ListMetricDescriptors ListPodSandboxMetrics StreamPodSandboxMetrics RuntimeConfig
+    UpdatePodSandboxResources StreamImages
+"""
+_MESSAGES = {
+    "GetContainerEvents": ("GetEventsRequest", "ContainerEventResponse"),
+    "StreamPodSandboxes": ("ListPodSandboxRequest", "ListPodSandboxResponse"),
+    "StreamContainers": ("ListContainersRequest", "ListContainersResponse"),
+    "StreamImages": ("ListImagesRequest", "ListImagesResponse"),
+}
+"""What is not called by the method's name; a stream's answers are lists in parts."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row; ``request`` and ``reply`` are None where the fakes do not declare the message."""
+
+    version: str
+    service: str
+    name: str
+    request: Descriptor | None
+    reply: Descriptor | None
+
+    @property
+    def path(self) -> bytes:
+        """Return its path."""
+        return f"/runtime.{self.version}.{self.service}/{self.name}".encode()
+
+    @property
+    def streams(self) -> bool:
+        """Tell whether it has any number of answers."""
+        return self.name == "GetContainerEvents" or self.name.startswith("Stream")
+
+    def __repr__(self) -> str:
+        return self.path.decode()
+
+
+DECLARED = cri_pb2.DESCRIPTOR.message_types_by_name
+"""The messages that the fakes know."""
+
+
+def _method(version: str, service: str, name: str) -> Method:
+    request, reply = (DECLARED.get(of) for of in _MESSAGES.get(name, (f"{name}Request", f"{name}Response")))
+    return Method(version, service, name, request, reply)
+
+
+METHODS = tuple(
+    _method(version, service, name)
+    for version, missing in (("v1", ""), ("v1alpha2", ONLY_IN_V1))
+    for service, names in (("RuntimeService", RUNTIME), ("ImageService", IMAGE))
+    for name in names.split()
+    if name not in missing.split()
+)
+
+# ---- fields
+
+VARINT, LENGTH_DELIMITED = 0, 2
+
+ODD = (
+    b"\xa2\x06\x02\xff\xfe",  # field 100: no text
+    b"\xab\x06\x08\x01\x0b\x0c\xac\x06",  # a group, and a group in it
+    b"\x92\x3f\x81\x80\x00\x7f",  # a long way to write a length
+    b"\x88\x80\x00\x00",  # a long way to write the tag of field 1; of another type than most messages' field 1
+    b"\xe5\x07\x01\x02\x03\x04",
+    b"\xe1\x07\x01\x02\x03\x04\x05\x06\x07\x08",
+    b"\x0d\x0a\x01p\x00",
+    b"\xf8\xff\xff\xff\x0f\x01",  # the greatest field number
+)
+"""Fields that nobody knows, or knows in another type."""
+
+
+def varint(value: int) -> bytes:
+    """Encode an integer of up to 64 bits, not negative."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*encoded, value))
+
+
+def length_delimited(payload: bytes) -> bytes:
+    """Put a length before bytes."""
+    return varint(len(payload)) + payload
+
+
+def tag(number: int, wire_type: int) -> bytes:
+    """Encode a field's number and type."""
+    return varint(number << 3 | wire_type)
+
+
+NUMBERS = st.sampled_from((0, 1, 2, 127, 128, 100_000, 2**31, 2**63 - 1, 2**63, 2**64 - 1)).map(varint) | (
+    st.sampled_from((b"\x80\x00", b"\x85\x80\x80\x00")) | st.integers(0, 2**64 - 1).map(varint)
+)
+"""Also in more bytes than needed."""
+IDS = {"pod_sandbox_id": (b"p1", b"p1", b"p2", b""), "container_id": (b"c1", b"c1", b"c2", b"")}
+"""A fake node has p1 and c1."""
+WORDS = (b"", b"a", b"A", b"B", b"2MB", b"0-3", b"io.kubernetes.pod.uid", b"/kubepods/pod1", "é".encode(), b"app")
+TEXTS = st.sampled_from((*WORDS, *WORDS[1:], b"not UTF-8: \xff")) | st.text(max_size=6).map(str.encode)
+KEYS = st.sampled_from((b"a", b"A", b"2MB", b"")) | TEXTS
+"""Few, so that some occur twice."""
+OCTETS = st.sampled_from(WORDS) | st.binary(max_size=6)
+
+
+def _value(field: FieldDescriptor) -> st.SearchStrategy[bytes]:
+    if field.message_type is not None:
+        return fields_of(field.message_type)
+    if field.name in IDS:
+        return st.sampled_from(IDS[field.name])
+    if field.name in ("key", "page_size"):
+        return KEYS
+    return TEXTS if field.type == field.TYPE_STRING else OCTETS
+
+
+def _field(field: FieldDescriptor) -> st.SearchStrategy[bytes]:
+    if field.message_type is None and field.type not in (field.TYPE_STRING, field.TYPE_BYTES):
+        head = tag(field.number, VARINT)
+        return NUMBERS.map(lambda number: head + number)
+    head = tag(field.number, LENGTH_DELIMITED)
+    return _value(field).map(lambda payload: head + length_delimited(payload))
+
+
+@cache
+def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
+    """Return any fields of a message; a short message has all of them, in order, about as often.
+
+    A map's entry has none that nobody knows: parsers do not agree on what such an entry is.
+    """
+    known = [_field(field) for field in message.fields]
+    odd = [] if message.GetOptions().map_entry else [st.sampled_from(ODD)]
+    mixed = st.lists(st.one_of(*known, *odd), max_size=8).map(b"".join)
+    return mixed | st.tuples(*known).map(b"".join) if 0 < len(known) <= SHORT_FIELDS else mixed
+
+
+SHORT_FIELDS = 3
+"""Map entries, what has an id only, a create with its two configs."""
+
+UNDECLARED = st.lists(
+    st.sampled_from(ODD)
+    | st.builds(lambda number, value: tag(number, VARINT) + value, st.integers(1, 20), NUMBERS)
+    | st.builds(
+        lambda number, value: tag(number, LENGTH_DELIMITED) + length_delimited(value), st.integers(1, 20), OCTETS
+    ),
+    max_size=6,
+).map(b"".join)
+
+# ---- whole messages
+
+BULK = tag(1000, LENGTH_DELIMITED) + length_delimited(bytes(range(251)) * 80)
+"""Longer than a DATA frame may be."""
+TIMES: Sequence[int] = (*(1,) * 14, 2, 60)
+"""How often the fields are there: a list may be long."""
+TAILS = (*(b"",) * 7, BULK)
+
+
+def messages(descriptor: Descriptor | None) -> st.SearchStrategy[bytes]:
+    """Return messages of a type, most of them short; None is a type that the fakes do not declare."""
+    fields = UNDECLARED if descriptor is None else fields_of(descriptor)
+    return st.builds(
+        lambda found, times, tail: found * times + tail, fields, st.sampled_from(TIMES), st.sampled_from(TAILS)
+    )

@@ -1,0 +1,199 @@
+"""Every method of both CRI versions, with any messages, several calls at once, cut anywhere: all comes as it was sent.
+
+Without a hook server and with one that changes nothing; one that changes something changes the fields that it names.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from zlib import decompress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtimeproxy.cri import translate
+from runtimeproxy.cri.routes import HELD
+from runtimeproxy.model import HookAnswer, Resources, named, overlay
+from tests.amounts import examples
+from tests.cri import rest
+from tests.cri.calls import DATA, Call, plain_call
+from tests.cri.conversations import STEPS, Conversation, Core, Half, Stage, Step, conversations
+from tests.cri.messages import METHODS, ODD, Method
+from tests.fakes.node import REPLIES, REQUESTS, wire
+from tests.fakes.plugins import NOTHING
+
+HELD_METHODS = tuple(method for method in METHODS if method.path in HELD)
+OFTEN_HELD = METHODS + HELD_METHODS * 2
+"""About half of what is drawn of these."""
+SHORT = 300
+"""Bytes of each side up to which a conversation is cut at every place."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> Iterator[None]:
+    """Say nothing of messages that cannot be read: there are thousands."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_the_table_has_every_method() -> None:
+    paths = {method.path for method in METHODS}
+    assert len(paths) == len(METHODS) == 41 + 29
+    assert set(HELD) - paths == {b"/runtime.v1alpha2.RuntimeService/UpdatePodSandboxResources"}
+
+
+@pytest.mark.parametrize("behaviour", [None, NOTHING])
+def test_each_method_passes(behaviour: HookAnswer | None) -> None:
+    each = [plain_call(method, *messages_of(method.name)) for method in METHODS]
+    with Core(behaviour) as core:
+        stage = Stage(Conversation(each, orders=([4, 2, 3, 1, 0] * 20, [3, 0, 2, 4, 1] * 20)), core)
+        stage.run([(who, 1_000, 0.0) for who in "crc" * 10])
+        stage.check()
+    assert bool(core.node.plugins.asked) == bool(behaviour)
+
+
+def messages_of(name: str) -> tuple[bytes, bytes]:
+    """Return a request and an answer: real ones where the method is held."""
+    for operation, message in REQUESTS.items():
+        if operation.value == name:
+            reply = REPLIES.get(operation)
+            return wire(message), b"" if reply is None else wire(reply)
+    return b"".join(ODD), b"".join(reversed(ODD))
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(100))
+@given(conversations(OFTEN_HELD), STEPS, st.sampled_from((0.0, 0.0, 0.5)))
+def test_all_comes_as_it_was_sent(conversation: Conversation, steps: list[Step], delay_seconds: float) -> None:
+    for behaviour in (None, NOTHING):
+        with Core(behaviour, delay_seconds) as core:
+            stage = Stage(conversation, core)
+            stage.run(steps)
+            stage.check()
+            if behaviour is None or conversation.held:  # else there is nothing to ask about
+                cut_everywhere(conversation, core)
+            assert core.node.recorder.total("internal_errors") == 0
+
+
+def cut_everywhere(conversation: Conversation, core: Core) -> None:
+    """Cut what each side sends at every place, if it is short."""
+    length = max(len(conversation.sent), len(conversation.replied))
+    for place in range(1, length if length <= SHORT else 0):
+        stage = Stage(conversation, core)
+        stage.cut(place)
+        stage.check()
+
+
+# ---- changed calls
+
+VALUES = st.sampled_from(("", "1", "é", "0-3"))
+ANSWERS = st.builds(
+    HookAnswer,
+    labels=st.dictionaries(st.sampled_from(("a", "hooked")), VALUES, max_size=2),
+    annotations=st.dictionaries(st.sampled_from(("a", "hooked")), VALUES, max_size=2),
+    envs=st.dictionaries(st.sampled_from(("a", "A", "HOOKED")), VALUES, max_size=2),
+    cgroup_parent=st.sampled_from(("", "/hooked")),
+    resources=st.none()
+    | st.builds(
+        Resources,
+        cpu_quota=st.sampled_from((0, -1, 5_000)),
+        memory_limit_in_bytes=st.sampled_from((0, -1, 2**40)),
+        oom_score_adj=st.sampled_from((0, -998, 7)),
+        cpuset_cpus=st.sampled_from(("", "2-3")),
+        hugepage_limits=st.dictionaries(st.sampled_from(("2MB", "1GB")), st.integers(0, 2**64 - 1), max_size=2),
+        unified=st.dictionaries(st.sampled_from(("a", "cpu.idle")), VALUES, max_size=2),
+    ),
+)
+CHANGED = ("RunPodSandbox", "CreateContainer", "UpdateContainerResources")
+CHANGEABLE = tuple(method for method in METHODS if method.name in CHANGED)
+
+
+def names(name: str, answer: HookAnswer) -> rest.Named:
+    """Return what an answer may change; a whole echo can clear the cpusets (hook-api, "What an answer means")."""
+    resources = {} if answer.resources is None else {"cpuset_cpus": "", "cpuset_mems": "", **named(answer.resources)}
+    parent = answer.cgroup_parent or None
+    return {
+        "RunPodSandbox": lambda: rest.in_pod(answer.labels, answer.annotations, parent, resources),
+        "CreateContainer": lambda: rest.in_create(answer.envs, answer.annotations, parent, resources),
+        "UpdateContainerResources": lambda: rest.in_update(answer.annotations, resources),
+    }[name]()
+
+
+def assert_said(name: str, message: bytes, answer: HookAnswer) -> None:
+    """Check that a changed request says what the answer says."""
+    resources: Resources | None = None
+    if name == "RunPodSandbox":
+        pod = translate.read_pod(message)
+        said, asked, parent, resources = answer.labels, pod.labels, pod.cgroup_parent, pod.resources
+        annotations: Mapping[str, str] = pod.annotations
+    elif name == "CreateContainer":
+        container, parent = translate.read_container(message)
+        said, asked, annotations, resources = answer.envs, container.envs, container.annotations, container.resources
+    else:  # of the resources only what the runtime would not hold anyway
+        _, _, annotations = translate.read_update(message)
+        assert {**annotations, **answer.annotations} == annotations
+        return
+    assert {**asked, **said} == asked
+    assert {**annotations, **answer.annotations} == annotations
+    assert answer.cgroup_parent in ("", parent)
+    assert overlay(resources, named(answer.resources)) == resources
+
+
+def changed_by(answer: HookAnswer) -> Callable[[Call, Half, Half], None]:
+    """Return what checks that a call differs in what an answer names, if at all."""
+
+    def check(call: Call, sent: Half, came: Half) -> None:
+        if came == sent:
+            return
+        assert others(came) == others(sent)
+        before, after = body(sent), body(came)
+        rest.assert_rest_is_untouched(before, after, names(call.method.name, answer))
+        assert_said(call.method.name, after, answer)
+
+    return check
+
+
+def others(half: Half) -> tuple[list[tuple[int, bytes]], bool]:
+    """Return all of one side of a stream but its body."""
+    parts, ended = half
+    return [part for part in parts if part[0] != DATA], ended
+
+
+def body(half: Half) -> bytes:
+    """Return the message, unpacked."""
+    [octets] = [octets for kind, octets in half[0] if kind == DATA]
+    compressed, length, message = octets[0], int.from_bytes(octets[1:5], "big"), octets[5:]
+    assert length == len(message)
+    return decompress(message, wbits=31) if compressed else message
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(60))
+@given(conversations(CHANGEABLE * 3 + METHODS, most=6), STEPS, ANSWERS, st.sampled_from((0.0, 0.5)))
+def test_a_hook_server_changes_what_it_names(
+    conversation: Conversation, steps: list[Step], answer: HookAnswer, delay_seconds: float
+) -> None:
+    with Core(answer, delay_seconds) as core:
+        stage = Stage(conversation, core)
+        stage.run(steps)
+        stage.check(changed_by(answer))
+        assert core.node.recorder.total("internal_errors") == 0
+        failures = [labels for name, labels in core.node.recorder.counters if name == "hook_failures"]
+        assert not any(("reason", "bad_answer") in labels for labels in failures)
+
+
+@pytest.mark.parametrize("method", CHANGEABLE, ids=repr)
+def test_what_is_named_is_changed(method: Method) -> None:
+    answer = HookAnswer(
+        {"app": "l"}, {"a": "2"}, {"A": "3"}, "/hooked", Resources(cpu_quota=-1, unified={"a": "4"}, cpuset_cpus="2")
+    )
+
+    def check(call: Call, sent: Half, came: Half) -> None:
+        assert came != sent
+        changed_by(answer)(call, sent, came)
+
+    with Core(answer) as core:
+        stage = Stage(Conversation([plain_call(method, *messages_of(method.name))]), core)
+        stage.run([])
+        stage.check(check)
