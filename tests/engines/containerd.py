@@ -7,10 +7,13 @@ Invariant: everything is found by this engine's own directory or cgroup prefix, 
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -102,7 +105,7 @@ class Containerd:
         return self
 
     def launch(self) -> None:
-        """Start the daemon (again, after ``terminate``) and wait until CRI answers."""
+        """Start the daemon (again, after its end) and wait until CRI answers."""
         config = self._base / "config.toml"
         config.write_text(CONFIG.format(base=self._base, socket=self.socket, pause=images.PAUSE_IMAGE))
         with self.log_file.open("ab") as log:
@@ -123,10 +126,35 @@ class Containerd:
             self._daemon.wait()
         self._daemon = None
 
+    def halt(self) -> None:
+        """Halt the daemon (SIGSTOP): what is asked of it waits, until ``kill``."""
+        assert self._daemon is not None
+        self._daemon.send_signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """End the daemon at once (SIGKILL); containers and shims live on."""
+        assert self._daemon is not None
+        self._daemon.kill()
+        self._daemon.wait()
+        self._daemon = None
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Have the daemon run at the end of the block, whatever became of it, without the pods that came within it."""
+        kept = self._pods()
+        try:
+            yield
+        finally:
+            if self._daemon is None:
+                self.launch()
+            else:
+                self._daemon.send_signal(signal.SIGCONT)
+            self._remove_pods(keep=kept)
+
     def stop(self) -> None:
         """Stop everything that this engine started, and remove all it made."""
         if self._daemon is not None and self._daemon.poll() is None:
-            self._remove_pods()
+            self._remove_pods(keep=set())
         self.terminate()
         leftovers.end(self._leftovers)
         leftovers.remove_shim_sockets(self._base / "state")
@@ -176,7 +204,7 @@ class Containerd:
     def _answers(self) -> bool:
         with CriClient(self.socket) as client:
             try:
-                client.version()
+                client.pods()  # unlike the version, told only when what was there is known
             except grpc.RpcError:
                 return False
         return True
@@ -200,12 +228,16 @@ class Containerd:
                 time.sleep(0.05)
         raise EngineError(f"containerd does not list the imported images after {START_SECONDS:.0f} s")
 
-    def _remove_pods(self) -> None:
+    def _pods(self) -> set[str]:
         with CriClient(self.socket) as client:
-            for pod in client.pods():
+            return {pod.id for pod in client.pods()}
+
+    def _remove_pods(self, keep: set[str]) -> None:
+        with CriClient(self.socket) as client:
+            for pod_id in self._pods() - keep:
                 try:
-                    client.stop_pod(pod.id)
-                    client.remove_pod(pod.id)
+                    client.stop_pod(pod_id)
+                    client.remove_pod(pod_id)
                 except grpc.RpcError:
                     continue  # what CRI cannot end is ended by its process ids below
 

@@ -1,6 +1,7 @@
 """The proxy before a real containerd is killed with pods running; and what is gone from containerd leaves the Store."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -34,9 +35,15 @@ async def inside(containerd: Containerd, tmp_path: Path, monkeypatch: pytest.Mon
         yield proxy
 
 
-def test_after_a_kill_every_hook_message_is_as_the_one_before(node: Node) -> None:
+def pids(client: cri.CriClient, pod_id: str, container_id: str) -> tuple[int, int]:
+    """Ask containerd for the process ids of a pod and a container."""
+    pod, container = client.pod_status(pod_id), client.status(container_id)
+    return json.loads(pod.info["info"])["pid"], json.loads(container.info["info"])["pid"]
+
+
+def test_after_a_kill_pods_run_on_and_every_hook_message_is_as_the_one_before(node: Node) -> None:
     with node.client() as client:
-        restarted.compare(node, client, lambda node, name: rich_pod(node.engine, name), rich_container())
+        restarted.compare(node, client, lambda node, name: rich_pod(node.engine, name), rich_container(), pids)
 
 
 def listed(containerd: Containerd) -> set[str]:

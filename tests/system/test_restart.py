@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,16 @@ from tests.amounts import LOST_CREATES, RESTARTED_PODS
 from tests.fakes import hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Front, Runtime
+from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front, Runtime
 from tests.system.proxy import ProxyProcess, until
 
 pytestmark = pytest.mark.slow
 
 COMPLETE = "the runtime's state is known"
 HOOKED_PARENT = "/kubepods/besteffort/pod-uid"
+HOOKED_SHARES = 512
+CALLED = ["PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"]
+"""By a life that goes on."""
 
 
 def changed(response: Any) -> None:
@@ -48,6 +51,7 @@ class Node:
         self.runtime: Runtime = front.runtime(str(self.proxy.runtime))
         self.hooks = HookServer(str(folder / "hooks.sock"), CHANGES)
         self.proxy.register("tester.json", self.hooks.socket_path)
+        self.lost = front.lost
         self._front = front
         self._written = 0
         """How long the log was when the proxy was started."""
@@ -74,39 +78,85 @@ class Node:
         """Wait until the state has been read."""
         await until(lambda: self.is_complete, "the state is read", self.proxy.output)
 
-    async def stopped(self, caller: Caller, verb: str, subject_id: str) -> bytes:
-        """Stop something; return what the hook server is told."""
+    def told(self) -> list[tuple[str, Any]]:
+        """Return what the hook server was told since the last time: hook points and messages, in order."""
+        told = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
-        await caller.act(verb, subject_id)
-        (call,) = self.hooks.calls
-        return call.message
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A pod with a container that runs, and in another pod a container that does not."""
+
+    pod_id: str
+    started: str
+    waiting: str
+    number: int
+
+    @classmethod
+    async def begin(cls, caller: Caller, waiting_pod: str, number: int) -> "Life":
+        """Run them; no two of a number are alike."""
+        pod_id = await caller.run_pod(replace(POD, name=f"pod-{number}", labels={"number": f"{number}"}))
+        container = replace(CONTAINER, name=f"container-{number}")
+        started, waiting = await caller.create(pod_id, container), await caller.create(waiting_pod, container)
+        await caller.act("start", started)
+        return cls(pod_id, started, waiting, number)
+
+    async def go_on(self, caller: Caller) -> None:
+        """Make every call that can be made again and again."""
+        await caller.update(self.started, {"cpu_quota": 30_000 + self.number})
+        await caller.act("stop", self.started)
+        await caller.act("stop_pod", self.pod_id)
 
 
 async def test_after_a_kill_every_hook_message_is_as_the_one_before(front: Front, tmp_path: Path) -> None:
+    """A start is told before the kill, too: the runtime refuses that one, or there would be no other after it."""
     async with Node(front, tmp_path).running() as node:
-        told: dict[tuple[str, str], bytes] = {}
         async with node.caller() as caller:
-            for number in range(RESTARTED_PODS.now):
-                pod_id = await caller.run_pod(replace(POD, name=f"pod-{number}", labels={"number": f"{number}"}))
-                container_id = await caller.create(pod_id, replace(CONTAINER, name=f"container-{number}"))
-                await caller.act("start", container_id)
-                await caller.update(container_id, {"cpu_quota": 30_000 + number})
-                for verb, subject_id in (("stop", container_id), ("stop_pod", pod_id)):
-                    told[verb, subject_id] = await node.stopped(caller, verb, subject_id)
+            waiting_pod = await caller.run_pod(replace(POD, name="waiting"))
+            lives = [await Life.begin(caller, waiting_pod, number) for number in range(RESTARTED_PODS.now)]
+            node.told()
+            node.runtime.upset("start", text="not yet")
+            starts = [await refused_start(node, caller, life.waiting) for life in lives]
+            node.runtime.upset("start")
+            before = []
+            for life in lives:
+                await life.go_on(caller)
+                before.append(node.told())
         node.proxy.kill()
         await node.restart()
         await node.complete()
         reads = node.runtime.reads()
-        assert reads >= len(told)
+        assert reads >= 3 * len(lives)
         async with node.caller() as caller:
-            again = {(verb, one): await node.stopped(caller, verb, one) for verb, one in told}
-        points = {"stop": api_pb2.ContainerResourceHookRequest, "stop_pod": api_pb2.PodSandboxHookRequest}
-        for (verb, subject_id), message in told.items():
-            before, after = (points[verb].FromString(one) for one in (message, again[verb, subject_id]))
-            assert after == before
+            for life, start, messages in zip(lives, starts, before, strict=True):
+                await caller.act("start", life.waiting)
+                assert node.told() == [("PreStartContainer", start), ("PostStartContainer", start)]
+                await life.go_on(caller)
+                assert node.told() == as_after_a_restart(messages)
         assert node.runtime.reads() == reads, "all was known: no call had to ask"
-        (example,) = [points["stop"].FromString(told[key]) for key in list(told)[:1]]
-        assert (example.container_envs["B"], example.container_resources.cpu_shares) == ("hooked", 512)
+        assert [point for point, _ in before[0]] == CALLED
+        _, example = before[0][1]
+        assert (example.container_envs["B"], example.container_resources.cpu_shares) == ("hooked", HOOKED_SHARES)
+
+
+def as_after_a_restart(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
+    """Return messages of a life that goes on: an update tells the kubelet's own values, and no runtime knows them any
+    more where a hook had set others."""
+    ((_, update), *_) = messages
+    assert update.container_resources.cpu_shares == 2 * HOOKED_SHARES
+    update.container_resources.cpu_shares = HOOKED_SHARES
+    return messages
+
+
+async def refused_start(node: Node, caller: Caller, container_id: str) -> Any:
+    """Ask for a start that the runtime refuses; return what the hook server is told."""
+    with pytest.raises(Failed, match="not yet"):
+        await caller.act("start", container_id)
+    ((point, message),) = node.told()
+    assert point == "PreStartContainer"
+    return message
 
 
 @pytest.mark.parametrize("points", [registration.ALL_POINTS, ("PostStopContainer",)], ids=["all", "PostStop alone"])
@@ -141,6 +191,7 @@ async def created(node: "Node", caller: Caller, pod_id: str) -> bytes:
 async def test_what_the_runtime_made_before_a_kill_without_an_answer_is_known_after_it(
     front: Front, tmp_path: Path
 ) -> None:
+    """The kubelet sees an end of the connection and nothing else; what it asks for anew it gets."""
     async with Node(front, tmp_path).running() as node:
         inner = tmp_path / "inner.sock"
         node.proxy.runtime.rename(inner)
@@ -148,24 +199,36 @@ async def test_what_the_runtime_made_before_a_kill_without_an_answer_is_known_af
             async with node.caller() as caller:
                 pod_id = await caller.run_pod()
             for _ in range(LOST_CREATES.now):
-                before = set(node.runtime.container_ids())
-                async with node.caller() as caller:
-                    request = caller.create_request(pod_id)
-                    await caller.act("ping")
-                    relay.to_client.stop_reading()
-                    call = asyncio.ensure_future(caller.send("create", request))
-                    await until(lambda known=before: set(node.runtime.container_ids()) > known, "it is made")
-                    node.proxy.kill()
-                    await asyncio.gather(call, return_exceptions=True)
-                relay.to_client.resume_reading()
+                lost = await lost_create(node, relay, pod_id)
                 await node.restart()
                 await node.complete()
-                (made,) = set(node.runtime.container_ids()) - before
                 reads = node.runtime.reads()
                 async with node.caller() as caller:
-                    told = await node.stopped(caller, "stop", made)
-                assert api_pb2.ContainerResourceHookRequest.FromString(told).container_envs["B"] == "hooked"
+                    again = await caller.create(pod_id)
+                    assert again in node.runtime.container_ids()
+                    node.told()
+                    for one in (lost, again):
+                        await caller.act("stop", one)
+                told = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.told()]
+                assert told == [(lost, "hooked"), (again, "hooked")]
                 assert node.runtime.reads() == reads, "it was known"
+
+
+async def lost_create(node: Node, relay: FaultRelay, pod_id: str) -> str:
+    """Kill the proxy when the runtime has made a container and its answer is on its way; return the container's id."""
+    before = set(node.runtime.container_ids())
+    async with node.caller() as caller:
+        await caller.act("ping")
+        relay.to_client.stop_reading()
+        call = asyncio.ensure_future(caller.create(pod_id))
+        await until(lambda: set(node.runtime.container_ids()) > before, "it is made")
+        node.proxy.kill()
+        with pytest.raises(Failed) as raised:
+            await call
+    assert raised.value.status == node.lost
+    relay.to_client.resume_reading()
+    (made,) = set(node.runtime.container_ids()) - before
+    return made
 
 
 async def test_a_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Restarts and second starts under load: no call is lost, none is disturbed (P3, P5, promises 15 and 19)."""
+"""Restarts, kills and second starts under load: no call is lost or disturbed that need not be, none waits for long.
+
+Rows P1, P3, P5 and P7, promises 6, 15 and 19 of the fault matrix.
+"""
 
 import asyncio
 import os
@@ -6,19 +9,21 @@ import random
 import re
 import socket
 import subprocess
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.amounts import RESTARTS, SECOND_STARTS
+from tests.amounts import RESTARTED_PODS, RESTARTS, SECOND_STARTS, SHARE_VARIABLE, Amount
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import Failed, Front, Runtime
+from tests.system.fronts import CONTAINER, POD, Failed, Front, Runtime
 from tests.system.patient import PATIENT, Patient
-from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess
+from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, until
 from tests.system.test_process import SUPERVISED
 
 pytestmark = pytest.mark.slow
@@ -30,13 +35,27 @@ WORKERS = 3
 """How many clients there are of a kind."""
 POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
 
+KILLS = Amount(1, 50)
+"""Of a proxy under load."""
+RESTART_SECONDS = 0.1
+"""What a supervisor waits before it starts what has died."""
+IN_FULL = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
+"""Whether this is a full soak, on a machine that does nothing else."""
+DEAD_SECONDS = 30.0
+"""Without a good answer a kubelet takes its runtime for dead: what a busy machine is given, too."""
+ANSWER_SECONDS = 1.0 if IN_FULL else DEAD_SECONDS
+"""From a start after a kill to the first good answer."""
+SILENCE_SECONDS = 2.0 if IN_FULL else DEAD_SECONDS
+"""Between two good answers."""
+KNOWN = "the runtime's state is known"
+
 
 class Load:
     """Clients that ask one thing after another: some what passes, others for the lives of pods."""
 
     def __init__(self, front: Front, proxy: ProxyProcess) -> None:
         self.answered: Counter[str] = Counter()
-        self.lost: list[str] = []
+        self.lost: list[tuple[str, Failed]] = []
         self.cuts = 0
         """How often a followed stream has ended."""
         self._front = front
@@ -62,8 +81,9 @@ class Load:
 
     async def _asks_passing(self, caller: Patient) -> None:
         while not self._ending:
-            for verb in ("ping", "list"):
-                await self._count(verb, caller.act(verb))
+            with suppress(Failed):
+                for verb in ("ping", "list"):
+                    await self._count(verb, caller.act(verb))
 
     async def _asks_held(self, caller: Patient) -> None:
         while not self._ending:
@@ -79,7 +99,7 @@ class Load:
         try:
             answer = await call
         except Failed as error:
-            self.lost.append(f"{verb}: {error}")
+            self.lost.append((verb, error))
             raise
         self.answered[verb] += 1
         await asyncio.sleep(PAUSE_SECONDS)
@@ -96,6 +116,51 @@ class Load:
         async with asyncio.timeout(WAIT_SECONDS):
             while len(self.answered) < 9:
                 await asyncio.sleep(PAUSE_SECONDS)
+
+
+class Dialler:
+    """Asks for a sign of life all the time, each time on a new connection."""
+
+    def __init__(self, front: Front, path: Path) -> None:
+        self.refused = 0
+        """How often nobody listened."""
+        self.longest_silence = 0.0
+        """Seconds between two good answers."""
+        self._front = front
+        self._path = path
+        self._last = 0.0
+        self._ending = False
+
+    @asynccontextmanager
+    async def going_on(self) -> AsyncIterator[None]:
+        """Ask during the context."""
+        self._last = time.monotonic()
+        asking = [asyncio.create_task(self._ask_on()) for _ in range(WORKERS)]
+        yield
+        self._ending = True
+        await asyncio.gather(*asking)
+
+    async def _ask_on(self) -> None:
+        while not self._ending:
+            await self.answered()
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def answered(self) -> float:
+        """Ask until there is a good answer; return when it came (``time.monotonic``)."""
+        while True:
+            try:
+                async with asyncio.timeout(DEAD_SECONDS), self._front.sent(self._path) as answer:
+                    await answer
+                break
+            except (FileNotFoundError, ConnectionRefusedError):
+                self.refused += 1
+            except ConnectionError:
+                pass  # it was connected to the one that was killed
+            await asyncio.sleep(PAUSE_SECONDS)
+        now = time.monotonic()
+        self.longest_silence = max(self.longest_silence, now - self._last)
+        self._last = now
+        return now
 
 
 @pytest.fixture
@@ -124,7 +189,7 @@ def proxy(request: pytest.FixtureRequest, front: Front, tmp_path: Path) -> Itera
         return
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "proxy.sock"))
-        listener.listen(64)
+        listener.listen(socket.SOMAXCONN)  # as systemd does: while nobody accepts, each attempt of a client stays in it
         os.set_inheritable(listener.fileno(), True)
         program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
         yield front.process(tmp_path, program=program, pass_fds=[listener.fileno()], drain_timeout=f"{DRAIN_SECONDS}s")
@@ -149,6 +214,57 @@ async def test_restarts_under_load_lose_no_call(
     assert {reason for _, reason in drains} == {"every call is answered"}
     assert max(float(seconds) for seconds, _ in drains) < DRAIN_SECONDS
     assert load.cuts >= RESTARTS.now
+
+
+async def running_pods(front: Front, runtime: Runtime) -> dict[str, str]:
+    """Run pods, each with a container, before there is a proxy; return their names by their ids."""
+    names = {}
+    async with front.caller(runtime.socket_path) as caller:
+        for number in range(RESTARTED_PODS.now):
+            pod_id = await caller.run_pod(replace(POD, name=f"pod-{number}"))
+            await caller.act("start", await caller.create(pod_id, replace(CONTAINER, name=f"container-{number}")))
+            names[pod_id] = f"pod-{number}"
+    return names
+
+
+async def test_kills_under_load_cost_the_calls_under_way_alone(
+    front: Front, proxy: ProxyProcess, runtime: Runtime, hooks: HookServer, tmp_path: Path
+) -> None:
+    """The pods that run all the while are known after the last start, and nobody has touched them."""
+    names = await running_pods(front, runtime)
+    ids = {*runtime.pod_ids(), *runtime.container_ids()}
+    proxy.register("slow.json", hooks.socket_path, POINTS)
+    load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
+    pause, took, written = random.Random(0), [], 0
+    async with proxy:
+        async with load.going_on(), dialler.going_on():
+            for _ in range(KILLS.now):
+                await load.each_kind_is_answered()
+                await asyncio.sleep(pause.uniform(0, 0.1))
+                proxy.kill()
+                first = asyncio.create_task(dialler.answered())
+                await asyncio.sleep(RESTART_SECONDS)
+                written, launched = len(proxy.output()), time.monotonic()
+                proxy.launch()
+                took.append(await first - launched)
+            await load.each_kind_is_answered()
+        await until(lambda: KNOWN in proxy.output()[written:], "the state is read", proxy.output)
+        assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
+        assert await told_of(front, proxy, list(names), tmp_path) == list(names.values())
+    assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
+    assert max(took) < ANSWER_SECONDS, took
+    assert dialler.longest_silence < SILENCE_SECONDS
+    assert (dialler.refused == 0) == (SUPERVISED in proxy.command), dialler.refused
+
+
+async def told_of(front: Front, proxy: ProxyProcess, pod_ids: list[str], folder: Path) -> list[str]:
+    """Stop pods; return their names as a hook server is told them."""
+    async with HookServer(str(folder / "told.sock")) as told, front.caller(proxy.socket) as caller:
+        proxy.register("told.json", told.socket_path, ["PostStopPodSandbox"])
+        await asyncio.to_thread(proxy.wait_for_registration, "told.json")
+        for pod_id in pod_ids:
+            await caller.act("stop_pod", pod_id)
+        return [call.request.pod_meta.name for call in told.calls]
 
 
 async def test_second_starts_under_load_disturb_no_call(
