@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scripts.demonstration.report import print_table
 from scripts.soaking import document, machine
+from scripts.soaking.plots import png
 from scripts.soaking.results import Result
 from scripts.soaking.steps import STEPS, Step
 
@@ -52,6 +53,17 @@ def soak(chosen: Mapping[str, float], steps: Sequence[Step]) -> list[Result]:
     return results
 
 
+def write(results: Sequence[Result], described: str) -> None:
+    """Write the document and the pictures that it shows."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(document.render(results, date.today(), described))
+    for result in results:
+        if result.found.plot:
+            file = RESULTS.parent / document.picture(result.step)
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(png(result.found.plot))
+
+
 def main() -> int:
     """Return the exit code: 0 if no step failed, else 1."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description="Run the long runs with their full counts.")
@@ -70,8 +82,7 @@ def main() -> int:
     steps = [step for step in STEPS if not arguments.step or step.name in arguments.step]
     results = soak(shares(arguments.quick, arguments.share), steps)
     if arguments.write or not (arguments.quick or arguments.step):
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(document.render(results, date.today(), described))
+        write(results, described)
         print(f"written: {RESULTS}")
     failures = [failure for result in results for failure in result.failures]
     for failure in failures:

@@ -8,6 +8,7 @@ Invariant: an error's own text, which may name files of the machine, is not writ
 from collections.abc import Iterator, Sequence
 from datetime import date
 
+from scripts.soaking.plots import Plot
 from scripts.soaking.results import Figure, Result
 
 RULES = ("=", "-")
@@ -47,6 +48,11 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
+def picture(step: str) -> str:
+    """Return where a step's picture is, from the document's folder."""
+    return f"results/{step}.png"
+
+
 def _reduced(results: Sequence[Result]) -> list[str]:
     shares = [f"{result.step} {result.share:g}" for result in results if result.share != 1]
     if not shares:
@@ -67,7 +73,13 @@ def _section(result: Result) -> list[str]:
         lines += table([FIGURES_HEADER, *map(_figure_row, result.found.figures)])
     if result.found.table:
         lines += table(result.found.table)
+    if result.found.plot:
+        lines += _plot(result.step, result.found.plot)
     return lines
+
+
+def _plot(step: str, plot: Plot) -> list[str]:
+    return [f".. figure:: {picture(step)}", f"   :alt: {plot.text}", "", f"   {plot.text}", ""]
 
 
 def _figure_row(figure: Figure) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ Invariant: a step without a figure has failed.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scripts.soaking.plots import Plot
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -28,10 +30,11 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a step found: its figures and, if it has one, a table, whose first row is the header."""
+    """What a step found: its figures and, if it has them, a table, whose first row is the header, and a picture."""
 
     figures: Sequence[Figure]
     table: Sequence[Sequence[str]] = ()
+    plot: Plot | None = None
 
 
 @dataclass(frozen=True, slots=True)

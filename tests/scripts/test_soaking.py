@@ -14,6 +14,7 @@ from scripts.benchmark.limits import Verdict
 from scripts.demonstration.processes import DemoError
 from scripts.soaking import __main__ as soaking
 from scripts.soaking import document, machine, programs, steps
+from scripts.soaking.plots import Plot, png
 from scripts.soaking.results import Figure, Found, Result
 from scripts.soaking.steps import STEPS, Step
 from tests import amounts
@@ -27,14 +28,22 @@ RUN_BY_OTHERS = {
     "clients",
     "stalled",
     "faults",
-    *(name for name in NAMES if name[:5] in ("hung-", "crowd")),
+    *(name for name in NAMES if name.startswith(("hung-", "crowd-", "lives-", "day-"))),
 }
 GOOD = Figure("growth", "0.01 MiB", "below 1 MiB", True)
 BAD = Figure("growth", "1.50 MiB", "below 1 MiB", False)
+PLOT = Plot([(0, 34), (100, 35)], 20, "Resident memory over calls.")
 
 
-def result(*figures: Figure, step: str = "memory", share: float = 1, error: str = "", table: object = ()) -> Result:
-    found = Found(figures, table)  # type: ignore[arg-type]
+def result(
+    *figures: Figure,
+    step: str = "memory",
+    share: float = 1,
+    error: str = "",
+    table: object = (),
+    plot: Plot | None = None,
+) -> Result:
+    found = Found(figures, table, plot)  # type: ignore[arg-type]
     return Result(step, "scripts/bench", "memory stays small", "100,000 calls", share, 61.4, found, error)
 
 
@@ -140,7 +149,10 @@ def test_a_ratio_is_judged_by_its_median_if_at_all() -> None:
 
 def test_the_document() -> None:
     table = [("case", "p50 us"), ("small call", "140")]
-    results = [result(GOOD, Figure("calls", "5"), table=table), result(step="demo", share=0.3, error="see /run/x.sock")]
+    results = [
+        result(GOOD, Figure("calls", "5"), table=table, plot=PLOT),
+        result(step="demo", share=0.3, error="see /run/x.sock"),
+    ]
     assert document.render(results, DAY, "2 cores") == (ROOT / "tests/scripts/soaked.rst").read_text()
 
 
@@ -220,6 +232,13 @@ def test_a_step_runs_alone_and_leaves_the_results_as_they_are(
     assert soaking.main() == 0
     assert re.findall(r"== (\w+)", capsys.readouterr().out) == ["second"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_are_written_beside_the_document(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    soaking.write([result(GOOD, plot=PLOT), result(GOOD, step="other")], "2 cores")
+    assert (tmp_path / "docs" / "results" / "memory.png").read_bytes() == png(PLOT)
+    assert len(list((tmp_path / "docs").rglob("*"))) == 3
 
 
 @pytest.mark.slow

@@ -1,0 +1,122 @@
+"""What lives of containers, the day of a node and a full one cost and leave, in figures with their limits.
+
+Owns the figures' words, and which limits are judged.
+Must not know: how anything is run.
+Invariant: what a proxy at rest holds is judged in every run; its memory's growth and the stalls of a day are judged
+where all of it was run.
+"""
+
+from scripts.benchmark.fullnode import CONTAINERS, PODS, RECORDS_CONTAINERS, RECORDS_PODS, full_node
+from scripts.benchmark.limits import MIB
+from scripts.benchmark.modes import MODES
+from scripts.soaking import day, lives
+from scripts.soaking.endurance import DESCRIPTORS, GROWTH_BYTES, Endured
+from scripts.soaking.plots import Plot
+from scripts.soaking.results import Figure, Found
+
+KIB = 1 << 10
+READY_SECONDS, KNOWN_SECONDS = 1.0, 5.0
+"""facts/reliability S1."""
+RECORDS_BYTES = 64 * MIB
+"""Promise 13."""
+
+
+def lived(name: str, share: float) -> Found:
+    """Live through lives of containers in the mode of this name."""
+    found = lives.measure(name, share)
+    each = found.endured.slope * 1_000 / KIB
+    return Found(
+        [
+            *(Figure(f"lifecycles that ended {way}", f"{count:,}") for way, count in found.ends.items()),
+            *_memory(found.endured, f"{each:.2f} KiB for each 1,000 lifecycles", share),
+            *_rest(found.endured),
+            Figure("times that the event loop hung", f"{found.endured.stalls}"),
+        ],
+        plot=_plot(found.endured, "lifecycles"),
+    )
+
+
+def played(name: str, share: float) -> Found:
+    """Play the day of a node in the mode of this name."""
+    found = day.measure(name, share)
+    stalls = found.endured.stalls
+    return Found(
+        [
+            *(Figure(f"{kind}, all answered well", f"{count:,}") for kind, count in found.calls.items()),
+            *(Figure(f"{kind} that were told, all of them heard", f"{count:,}") for kind, count in found.heard.items()),
+            *_memory(found.endured, f"{found.endured.slope / KIB:.2f} KiB an hour of the day", share),
+            *_rest(found.endured),
+            Figure("times that the event loop hung", f"{stalls}", "0", not stalls if share == 1 else None),
+        ],
+        plot=_plot(found.endured, "hours of the day"),
+    )
+
+
+def filled(name: str, share: float) -> Found:
+    """Start on a full node in the mode of this name, and on one with 10,000 records."""
+    node = full_node(MODES[name], max(round(PODS * share), 1), CONTAINERS)
+    crowded = full_node(MODES[name], max(round(RECORDS_PODS * share), 1), RECORDS_CONTAINERS)
+    of_node = f"with {node.pods:,} pods and {node.containers:,} containers"
+    of_records = f"{crowded.pods + crowded.containers:,} records"
+    return Found(
+        [
+            _seconds(f"seconds from the start to the socket, {of_node}", node.ready, READY_SECONDS, share),
+            _seconds(f"seconds to read the state once it is needed, {of_node}", node.complete, KNOWN_SECONDS, share),
+            Figure(
+                f"memory of {of_records}",
+                f"{crowded.growth / MIB:.1f} MiB",
+                f"at most {RECORDS_BYTES / MIB:.0f} MiB",
+                crowded.growth <= RECORDS_BYTES,
+            ),
+        ]
+    )
+
+
+def _seconds(what: str, found: float, limit: float, share: float) -> Figure:
+    return Figure(what, f"{found:.2f}", f"at most {limit:.0f}", found <= limit if share == 1 else None)
+
+
+def _memory(found: Endured, slope: str, share: float) -> list[Figure]:
+    return [
+        Figure(
+            "growth of memory after the warm-up",
+            f"{found.growth / MIB:.2f} MiB",
+            f"at most {GROWTH_BYTES / MIB:.0f} MiB",
+            found.growth <= GROWTH_BYTES if share == 1 else None,
+        ),
+        Figure("its slope, by least squares", slope),
+        Figure("most resident memory", f"{found.most / MIB:.1f} MiB"),
+    ]
+
+
+def _plot(found: Endured, done: str) -> Plot:
+    return Plot(
+        [(sample.done, sample.bytes / MIB) for sample in (*found.warm_up, *found.measured)],
+        found.measured[0].done,
+        f"Resident memory in MiB over {done}; the warm-up ends at the upright line.",
+    )
+
+
+def _rest(found: Endured) -> list[Figure]:
+    """Compare the proxy at rest after the warm-up with that at the end."""
+    before, after = found.before, found.after
+    return [
+        Figure(
+            "open file descriptors at rest, before and after",
+            f"{before.descriptors}, {after.descriptors}",
+            f"{DESCRIPTORS} more or fewer",
+            abs(after.descriptors - before.descriptors) <= DESCRIPTORS,
+        ),
+        Figure(
+            "tasks at rest, before and after",
+            f"{before.tasks}, {after.tasks}",
+            "the same",
+            before.tasks == after.tasks,
+        ),
+        Figure(
+            f"pods and containers of {after.known} that the Store lacks or has alone",
+            f"{before.differing}, {after.differing}",
+            "0, 0",
+            not (before.differing or after.differing),
+        ),
+    ]

@@ -1,0 +1,52 @@
+"""The proxy with one signal more: SIGUSR1 writes the Store's ids, the number of tasks and of stalls to a file.
+
+Owns that signal and the file's content.
+Must not know: who looks at it.
+Invariant: between two signals it is ``runtimeproxy run``, and nothing of it is counted or kept for the looker's sake.
+Run: ``python -m scripts.soaking.shown FILE PASS_SECONDS FLAG...``; the flags are those of ``runtimeproxy run``, the
+seconds those between two lists of the runtime's state.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from runtimeproxy import app, cli, sync
+from runtimeproxy.config import Config
+
+
+class Shown(app.Proxy):
+    """The parts behind the listener, and the signal."""
+
+    file: Path
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(config, loop)
+        loop.add_signal_handler(signal.SIGUSR1, self._show)
+
+    def _show(self) -> None:
+        shown = {
+            "ids": sorted(self.store.ids()),
+            "tasks": len(asyncio.all_tasks()),
+            "stalls": self.recorder.total("loop_stalls"),
+        }
+        beside = self.file.with_suffix(".new")
+        beside.write_text(json.dumps(shown))
+        os.replace(beside, self.file)
+
+
+def main() -> int:
+    """Run the proxy; return its exit code."""
+    _, file, pass_seconds, *flags = sys.argv
+    Shown.file = Path(file)
+    sync.PASS_SECONDS = float(pass_seconds)
+    app.Proxy = Shown  # type: ignore[misc]
+    sys.argv[1:] = flags
+    return cli.koord_runtime_proxy()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
