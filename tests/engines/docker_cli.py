@@ -129,8 +129,9 @@ DRAWN = (
     Mask("<id>", r"\b[0-9a-f]{64}\b|\b[0-9a-f]{12}\b", "ids of containers, images made just now, and execs are random"),
     Mask(
         "",
-        r'(?m)^time="[^"]+" level=error msg="error waiting for container: context canceled"\n',
-        "run's own log, if it comes to it before it ends for another error",
+        r'(?m)^(time="[^"]+" level=error msg="|\x1b\[31mERRO\x1b\[0m\[\d+\] )'
+        r'error waiting for container: context canceled"? *\r?\n',
+        "run's own log, on a terminal in another form, if it comes to it before it ends for another reason",
     ),
     Mask("<time>", r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( ?(Z|[+-]\d\d:?\d\d))?( UTC)?", "time goes on"),
     Mask("<age>", r"(?i)(less than a second|about a minute|\d+ (seconds?|minutes?))( ago)?", "time goes on"),
@@ -156,12 +157,23 @@ TRANSFERS = (
 )
 """For push and pull."""
 
+SENDING = (
+    Mask(
+        "",
+        r"Sending build context to Docker daemon +\S+\r|\r\n",
+        "how far the CLI is goes by the clock, and its last words may come behind the daemon's first",
+    ),
+    *DRAWN,
+)
+"""For a build without BuildKit, into a pipe, where the daemon's own lines have no carriage return."""
+
 BUILDKIT = (
     Mask("", r"(?m)^#\d+ (\d+\.\d+ )?", "numbers follow the order in which steps that run at once began"),
     Mask("", r"(?m)^sha256:[0-9a-f]{64}\n", "a step's digest takes in the random id of the session"),
+    Mask("", r"(?m)^\.\.\.\n", "another step told something, or ended, while the one that was shown went on"),
     Mask("transferring", r"(?m)^transferring .*$", "how far a transfer came is a matter of time"),
-    Mask("DONE", r"DONE \d+\.\d+s", "how long it took"),
-    Mask("done", r"(\d+\.\d+s )?done", "how long it took"),
+    Mask("DONE", r"(?m)^(DONE( \d+\.\d+s)?|CACHED)$", "how long it took; what a build used is let go of late"),
+    Mask("", r"(?m)( \d+\.\d+s)?( done)?$", "a part of a step is told while it goes on, too, if that is seen in time"),
     *DRAWN,
 )
 """For BuildKit's plain progress, whose lines are to be compared without their order."""

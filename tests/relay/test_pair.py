@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -22,6 +22,13 @@ async def watching() -> AsyncIterator[Rig]:
     made = Rig(watches=True)
     yield made
     made.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so. Raises TimeoutError if it does not come."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
@@ -69,9 +76,10 @@ async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bu
     fast_socket, slow_socket = (rig.backend, rig.client) if slow == "client" else (rig.client, rig.backend)
     loop = asyncio.get_running_loop()
     sending = asyncio.create_task(loop.sock_sendall(fast_socket, b"z" * 8 * MIB))
+    endpoint = rig.pair._client if slow == "client" else rig.pair._backend
+    await until(lambda: endpoint.waiting > 0)
     await asyncio.sleep(0.1)
     assert not sending.done(), "the sender is held back"
-    endpoint = rig.pair._client if slow == "client" else rig.pair._backend
     assert 0 < endpoint.waiting < MIB
     got = 0
     while got < 8 * MIB:
@@ -224,8 +232,7 @@ async def test_a_held_client_is_not_read_when_the_backend_has_drained(rig: Rig) 
     sent = await rig.fill(rig.client)
     rig.pair.hold_client(True)
     reading = asyncio.create_task(rig.read_to_end(rig.backend))
-    await asyncio.sleep(0.1)
-    assert not rig.pair._backend.waiting
+    await until(lambda: not rig.pair._backend.waiting)
     rig.client.shutdown(socket.SHUT_WR)
     await asyncio.sleep(0.02)
     assert not rig.flow.events, "its EOF is behind bytes that are not read"

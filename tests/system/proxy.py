@@ -111,7 +111,11 @@ class ProxyProcess(Folder):
         """Start the program, its output added to the log, and wait until it listens."""
         listened = self.output().count(LISTENING)
         self.launch()
-        self.wait_until_it_listens(listened + 1)
+        try:
+            self.wait_until_it_listens(listened + 1)
+        except BaseException:
+            self._end(checked=False)  # nobody else would: a block is not entered
+            raise
 
     def wait_until_it_listens(self, count: int = 1) -> None:
         """Wait for the line of the log that says so, which comes when registered hook servers are known."""

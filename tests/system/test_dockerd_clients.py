@@ -26,6 +26,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 MEGABYTE = bytes(range(256)) * 4096
 SLEEP = ["sleep", "1000"]
+LINGER = "sleep 1"
+"""For a script whose log is followed: who follows one that ends with its last line may not get that one."""
+TALK = "for i in 1 2 3; do echo $i; sleep 0.05; done; exec sleep 1000"
+"""To be followed up to its last line, and ended then, for the same reason."""
 
 
 @contextmanager
@@ -47,7 +51,7 @@ def ping(client: docker.DockerClient) -> Any:
 
 
 def run_with_output(client: docker.DockerClient) -> Any:
-    both = ["sh", "-c", "echo out; echo err >&2"]
+    both = ["sh", "-c", f"echo out; echo err >&2; {LINGER}"]
     output = client.containers.run(BUSYBOX, both, stdout=True, stderr=True, remove=True)
     with pytest.raises(docker.errors.ContainerError) as caught:
         client.containers.run(BUSYBOX, ["sh", "-c", "echo why >&2; exit 3"])
@@ -86,10 +90,14 @@ def attach(client: docker.DockerClient) -> Any:
 
 
 def logs(client: docker.DockerClient) -> Any:
-    box = running(client, ["sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.05; done"])
-    followed = list(box.logs(stream=True, follow=True))
-    assert b"".join(followed) == b"1\n2\n3\n"
-    return b"".join(followed), box.logs(tail=1)
+    box = running(client, ["sh", "-c", TALK])
+    followed = b""
+    for piece in box.logs(stream=True, follow=True):
+        followed += piece
+        if followed.endswith(b"3\n"):
+            box.kill()
+    assert followed == b"1\n2\n3\n"
+    return followed, box.logs(tail=1)
 
 
 def archives(client: docker.DockerClient) -> Any:
@@ -117,7 +125,7 @@ def events(client: docker.DockerClient) -> Any:
 
 
 def build(client: docker.DockerClient) -> Any:
-    dockerfile = f"FROM {BUSYBOX}\nCOPY one /one\nRUN echo from the build\nCMD cat /one\n".encode()
+    dockerfile = f"FROM {BUSYBOX}\nCOPY one /one\nRUN echo from the build\nCMD cat /one; {LINGER}\n".encode()
     context = io.BytesIO(tar({"Dockerfile": dockerfile, "one": b"text\n"}))
     image, progress = client.images.build(
         fileobj=context, custom_context=True, tag="built:1", network_mode="none", rm=True
@@ -142,7 +150,8 @@ def statistics(client: docker.DockerClient) -> Any:
     stream = box.stats(decode=True, stream=True)
     streamed = [next(stream) for _ in range(2)]
     stream.close()
-    return [sorted(one) for one in streamed], [one["pids_stats"]["current"] for one in streamed]
+    # The first one is taken at once, when what starts the container may still be there.
+    return [sorted(one) for one in streamed], streamed[-1]["pids_stats"]["current"]
 
 
 def update_and_rename(client: docker.DockerClient) -> Any:
@@ -250,11 +259,15 @@ def a_life(http: Requests) -> Any:
 
 def two_streams(http: Requests) -> Any:
     """Follow the daemon's events, and within them the log of a container that ends."""
-    http.made("sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.05; done", Tty=True)
+    http.made("sh", "-c", TALK, Tty=True)
+    lines = []
     with http("GET", f"/events?since={time.time():.9f}", stream=True) as events:
         http("POST", "/containers/box/start")
         with http("GET", "/containers/box/logs?stdout=1&follow=1", stream=True) as log:
-            lines = list(log.iter_lines())
+            for line in log.iter_lines():
+                lines.append(line)
+                if line == b"3":
+                    http("POST", "/containers/box/kill")
         first_event = json.loads(next(events.iter_lines()))["Action"]
     assert (lines, first_event) == ([b"1", b"2", b"3"], "start")
     return lines, first_event

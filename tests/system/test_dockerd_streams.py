@@ -6,6 +6,7 @@ dockerd's own ways to gather them do not count; figures in milliseconds are take
 
 import asyncio
 import json
+import math
 import os
 import socket
 import time
@@ -38,6 +39,8 @@ CLIS_AT_A_TIME = 2
 NUMBERS = 1_000_000
 """To be counted to for a client that does not read: some MiB."""
 LAYER_BYTES = 32 * MIB
+EVENTS_SECONDS = 4.0
+"""How long events are followed: time enough to let the daemon speak, also on a busy machine."""
 SPOKEN = f"for i in $(busybox seq {LINES}); do echo said $i; sleep 0.1; done"
 
 
@@ -125,7 +128,7 @@ class Following:
     """A way to let dockerd say something over a while, asked for through a tap."""
 
     pieces = LINES
-    """At least so many times it must send something, or the stream shows nothing."""
+    """At least so many times it must send something, or the stream shows nothing and is tried again."""
     request = b""
 
     def __init__(self, dockerd: Dockerd) -> None:
@@ -149,7 +152,7 @@ class Events(Following):
         super().__init__(dockerd)
         docker_cli.run(dockerd.socket, "rm", "-f", "said-1", "said-2")
         docker_cli.run(dockerd.socket, "create", "--name", "said-1", BUSYBOX)
-        self.request = request("GET", f"{API}/events?until={time.time() + 1.5:.9f}")
+        self.request = request("GET", f"{API}/events?until={time.time() + EVENTS_SECONDS:.9f}")
 
     async def speak(self) -> None:
         for number in range(LINES):
@@ -204,7 +207,8 @@ async def test_what_dockerd_says_comes_when_it_says_it(dockerd: Dockerd, tmp_pat
                     raw.send(stream.request)
                     came, _ = await asyncio.gather(arrivals(raw), stream.speak())
                 sent = tap.newest(stream.request[:40].decode()).marks
-                assert len(sent) >= stream.pieces
+                if len(sent) < stream.pieces:
+                    return math.inf  # too much came at once: the stream has shown nothing
                 return latest(sent, came)
 
             await timely(LINE_SECONDS, follow)
@@ -236,7 +240,8 @@ def test_a_client_that_does_not_read_costs_little_memory(dockerd: Dockerd, box: 
 
 def test_a_stream_that_was_silent_carries_the_next_byte(path: str, dockerd: Dockerd, box: str) -> None:
     """Each way of an exec, and of the log of a container that says something for the first time."""
-    wake = "until [ -e /wake ]; do sleep 0.05; done; echo late"
+    # It goes on, for who follows a log that ends with its last line may not get that one.
+    wake = "until [ -e /wake ]; do sleep 0.05; done; echo late; exec sleep 1000"
     run(dockerd, "said", wake)
     with Exec(path, box, ["cat"], stdin=True) as command, socket.socket(socket.AF_UNIX) as follower:
         follower.settimeout(SECONDS)
