@@ -40,7 +40,7 @@ class Amount:
         return self.usual if share is None else self.at(float(share))
 
 
-CALLS_OF_A_CLIENT = Amount(10_000, 100_000)
+CALLS_OF_A_CLIENT = Amount(1_000, 100_000)
 STREAM_BYTES = Amount(10 << 20, 1 << 30)
 """Through one pipe, each way."""
 EXECS_ON_A_FAKE = Amount(100, 1_000)

@@ -17,6 +17,10 @@ from runtimeproxy.wire.bodies import Send
 
 log = logging.getLogger(__name__)
 
+KEPT_BYTES = 208 * 1024
+"""What the kernel is asked to keep for a client of big answers; it keeps twice that (socket(7)), so that what one read
+takes is written at once. It is the kernel's own default, and as much as anybody may ask for."""
+
 
 class Flow(Protocol):
     """What reads the bytes of a pair."""
@@ -67,6 +71,8 @@ class Pair:
     ) -> None:
         self._bulk = bulk
         self._client_socket = client
+        if bulk is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
         self._client = self._endpoint(loop, client)
         self._backend = self._endpoint(loop, backend)
         self._flow = flow

@@ -1,6 +1,6 @@
-"""Small calls beside creates whose hook server hangs: what these cost the others (promise 5, fault matrix H3).
+"""Calls beside creates whose hook server hangs: what these cost the others (promise 5, fault matrix H3).
 
-Owns the hanging, the turns of small calls without and with it, the figure and its limit.
+Owns the hanging, the turns of the other calls without and with it, the figure and its limit.
 Must not know: how figures are shown.
 Invariant: calls without and beside the held ones take turns, so that what else the machine does meets both alike; every
 held call is answered at the end of its turn.
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from scripts.benchmark import cri, docker, programs
-from scripts.benchmark.cases import CRI, DIRECT, DOCKER, HOOKED, PING, SMALL, Case
+from scripts.benchmark.cases import CRI, DIRECT, DOCKER, DOCKER_LIST, HOOKED, LIST, PING, SMALL, Case
 from scripts.benchmark.measure import send
 from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
@@ -27,10 +27,10 @@ from tests.fakes.dockershim import DOCKERSHIM, Dockershim
 
 HELD = 100
 TURNS = 11
-CALLS = 3_000
-"""Small calls of a turn, alone and beside."""
+CALLS: Mapping[Case, int] = {SMALL: 3_000, LIST: 1_000, PING: 3_000, DOCKER_LIST: 1_000}
+"""The other calls of a turn, as many alone as beside."""
 RATIO = 1.05
-"""p99 of a small call beside the held ones may be so many times that without them."""
+"""p99 of a call beside the held ones may be so many times that without them."""
 
 _PATIENCE_SECONDS = 1200.0
 """The held calls end when the turn does, not before; hook servers get half of a caller's time."""
@@ -42,13 +42,14 @@ _HOLD_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """p99 of a small call in microseconds, alone and beside the held calls, turn by turn."""
+    """p99 of a call in microseconds, alone and beside the held calls, turn by turn."""
 
+    case: Case
     turns: Sequence[tuple[int, int]]
 
     @property
     def ratio(self) -> float:
-        """Return what the held calls cost the small ones: the median over the turns."""
+        """Return what the held calls cost the others: the median over the turns."""
         return median(beside / alone for alone, beside in self.turns)
 
 
@@ -81,32 +82,37 @@ def _docker(socket: Path) -> Iterator[Create]:
         yield lambda number: shims[number % HELD].create_container(pods[number % HELD], f"held-{number}")
 
 
-_KUBELETS: Mapping[str, tuple[Case, Callable[[Path], AbstractContextManager[Create]]]] = {
-    CRI: (SMALL, _cri),
-    DOCKER: (PING, _docker),
+_KUBELETS: Mapping[str, tuple[tuple[Case, ...], Callable[[Path], AbstractContextManager[Create]]]] = {
+    CRI: ((SMALL, LIST), _cri),
+    DOCKER: ((PING, DOCKER_LIST), _docker),
 }
-"""By mode: the small call, and who creates."""
+"""By mode: the other calls, and who creates."""
 
 
-def measure(name: str, share: float) -> Hung:
-    """Measure a proxy in the mode of this name; ``share`` of the small calls is made. Raises DemoError."""
+def measure(name: str, share: float) -> Sequence[Hung]:
+    """Measure a proxy in the mode of this name; ``share`` of the other calls is made. Raises DemoError."""
     mode = replace(MODES[name], flags=(*MODES[name].flags, *_PATIENT))
-    small, kubelet = _KUBELETS[name]
-    calls = max(int(CALLS * share), 1)
-    turns = []
+    cases, kubelet = _KUBELETS[name]
+    turns: dict[Case, list[tuple[int, int]]] = {case: [] for case in cases}
     with (
         programs.served(mode, (DIRECT, HOOKED)) as served,
         _hook_server(served) as hooks,
         kubelet(served.socket(HOOKED)) as create,
     ):
-        load = mode.prepare(served, small, HOOKED)
-        send(served, small, HOOKED, load, calls)
+        loads = {case: mode.prepare(served, case, HOOKED) for case in cases}
+
+        def p99(case: Case) -> int:
+            return send(served, case, HOOKED, loads[case], max(int(CALLS[case] * share), 1)).percentile(99)
+
+        for case in cases:
+            p99(case)  # warm
         for turn in range(TURNS):
-            alone = send(served, small, HOOKED, load, calls)
+            alone = [p99(case) for case in cases]
             with _held(hooks, create, range(turn * HELD, (turn + 1) * HELD)):
-                beside = send(served, small, HOOKED, load, calls)
-            turns.append((alone.percentile(99), beside.percentile(99)))
-    return Hung(turns)
+                beside = [p99(case) for case in cases]
+            for case, without, with_them in zip(cases, alone, beside, strict=True):
+                turns[case].append((without, with_them))
+    return [Hung(case, each) for case, each in turns.items()]
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def test_an_amount_scales(amount: Amount, share: float, expected: int) -> None:
 def test_amounts_are_the_usual_ones_unless_a_soak_says_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(amounts.SHARE_VARIABLE, raising=False)
     monkeypatch.setattr(amounts, "quick", False)
-    assert (amounts.examples(30), amounts.examples(), amounts.CALLS_OF_A_CLIENT.now) == (30, 100, 10_000)
+    assert (amounts.examples(30), amounts.examples(), amounts.CALLS_OF_A_CLIENT.now) == (30, 100, 1_000)
     monkeypatch.setenv(amounts.SHARE_VARIABLE, "0.5")
     assert (amounts.examples(30), amounts.examples(), amounts.CALLS_OF_A_CLIENT.now) == (1500, 5000, 50_000)
 
