@@ -12,6 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 PODS, CONTAINERS_OF_EACH = 2_500, 3
 LIMIT_BYTES = 64 << 20
 SERVICES = 25

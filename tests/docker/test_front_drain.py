@@ -14,6 +14,8 @@ from tests.docker.peer import error
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
 
+pytestmark = pytest.mark.slow
+
 PING_ROUTE = "GET /_ping"
 PING = request("GET", "/_ping")
 UPLOAD = request("POST", "/build", b"x" * 100)

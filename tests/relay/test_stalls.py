@@ -14,6 +14,8 @@ from runtimeproxy.relay import stalls
 from runtimeproxy.relay.stalls import STALL_SECONDS, StallWatch
 from runtimeproxy.telemetry import Recorder
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 0.1
 SURELY = 0.5
 """Longer than any stall that may be overlooked, on a machine that has a lot to do."""

@@ -18,6 +18,8 @@ from tests.system.cri_front import CRI
 from tests.system.fronts import Caller, Failed, Front, Runtime
 from tests.system.proxy import ProxyInside, until
 
+pytestmark = pytest.mark.slow
+
 HOOKED = api_pb2.ContainerResourceHookResponse(container_envs={"B": "hooked"})
 
 
