@@ -13,6 +13,7 @@ from scripts.soaking import day, lives
 from scripts.soaking.endurance import DESCRIPTORS, GROWTH_BYTES, Endured
 from scripts.soaking.plots import Plot
 from scripts.soaking.results import Figure, Found
+from tests.amounts import Amount
 
 KIB = 1 << 10
 READY_SECONDS, KNOWN_SECONDS = 1.0, 5.0
@@ -54,8 +55,8 @@ def played(name: str, share: float) -> Found:
 
 def filled(name: str, share: float) -> Found:
     """Start on a full node in the mode of this name, and on one with 10,000 records."""
-    node = full_node(MODES[name], max(round(PODS * share), 1), CONTAINERS)
-    crowded = full_node(MODES[name], max(round(RECORDS_PODS * share), 1), RECORDS_CONTAINERS)
+    node = full_node(MODES[name], Amount(1, PODS).at(share), CONTAINERS)
+    crowded = full_node(MODES[name], Amount(1, RECORDS_PODS).at(share), RECORDS_CONTAINERS)
     of_node = f"with {node.pods:,} pods and {node.containers:,} containers"
     of_records = f"{crowded.pods + crowded.containers:,} records"
     return Found(

@@ -1,6 +1,7 @@
 """Cgroup files of both versions: on directory trees, and on the kernel's own where this machine lets us make one."""
 
 import argparse
+import errno
 import os
 import subprocess
 import sys
@@ -174,6 +175,27 @@ def test_a_link_leads_nowhere(cgroups: Cgroups, use: str, tmp_path_factory: pyte
         with pytest.raises(Malformed, match="cgroup path"):
             USES[use](cgroups, path)
     assert (outside / "cpu.shares").read_text() == (outside / "cpu.weight").read_text() == "1\n"
+
+
+def test_a_link_to_what_is_not_there(cgroups: Cgroups) -> None:
+    link = cgroups.file("/dangling", "cpu", "cpu.shares", "cpu.weight").parent
+    link.symlink_to("/not/there")
+    with pytest.raises(Malformed, match="cgroup path: it leads through a symbolic link"):
+        cgroups.file("/dangling", "cpu", "cpu.shares", "cpu.weight")
+
+
+def test_where_there_is_no_descriptor_a_path_is_judged_all_the_same(
+    v1: Cgroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (v1.root / "cpu,cpuacct/link").symlink_to("/etc")
+
+    def too_many(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", too_many)
+    assert v1.file(POD, "cpu", "cpu.shares", "cpu.weight").is_file()
+    with pytest.raises(Malformed, match="cgroup path: it leads through a symbolic link"):
+        v1.file("/link", "cpu", "cpu.shares", "cpu.weight")
 
 
 def test_a_hierarchy_that_is_a_link(v1: Cgroups, tmp_path_factory: pytest.TempPathFactory) -> None:
