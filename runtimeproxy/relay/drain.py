@@ -7,6 +7,7 @@ Invariant: it ends within its time whatever clients, hook servers and the runtim
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -83,15 +84,16 @@ class Drain:
 
     async def _wait(self, began: float, end: float, at_once: asyncio.Event) -> str:
         """Wait until every call is answered; return why no longer."""
-        alone_since = began
+        # An answer has its time from when it is seen to be alone, not from a look before that: looks may come late.
+        alone_since = math.inf
         while (now := self._loop.time()) < end:
             if at_once.is_set():
                 return "a second signal came"
             refusing = now - began >= NOTICE_SECONDS
             left = self._look(refusing)
-            if left.calls or self._tasks:
-                alone_since = now
-            elif (refusing or not self._connections) and (not left.answers or now - alone_since >= ANSWER_SECONDS):
+            alone_since = math.inf if left.calls or self._tasks else min(alone_since, now)
+            over = alone_since + (ANSWER_SECONDS if left.answers else 0.0)
+            if now >= over and (refusing or not self._connections):
                 return "every call is answered"
             await asyncio.sleep(LOOK_SECONDS)
         return "the time is over (--drain-timeout)"

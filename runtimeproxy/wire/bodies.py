@@ -93,6 +93,11 @@ class _Line(Enum):
 _END_OF_LINE = b"\r\n"
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t -~\x80-\xff]*)?\r\n")
 _PLAIN_NEXT_CHUNK = re.compile(rb"\r\n([0-9A-Fa-f]{1,15})\r\n")
+_PLAIN_LINES = {
+    _Line.SIZE: re.compile(rb"([0-9A-Fa-f]{1,15})\r\n"),
+    _Line.END: _PLAIN_NEXT_CHUNK,
+}
+"""How a chunk begins in the plain way, by the line that comes next."""
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
 _LIMITS = {
     _Line.SIZE: (SIZE_LINE_LIMIT, Rule.CHUNK_LINE_BYTES),
@@ -121,19 +126,25 @@ class ChunkedBody:
         return at
 
     def passes(self, data: Octets, size: int) -> bool:
-        """Go from chunk to chunk, from inside one on, if each begins in the plain way."""
-        at, left = 0, self._left
-        if not left:
+        """Go from chunk to chunk if each begins in the plain way, and the bytes begin and end with no part of a line
+        but the line end behind a chunk's data."""
+        at, left, line = 0, self._left, self._next
+        if self._line or line is _Line.TRAILER:
             return False
-        while left and at + left < size:
-            match = _PLAIN_NEXT_CHUNK.match(data, at + left, size)
+        while at + left < size:
+            at += left
+            match = _PLAIN_LINES[line].match(data, at, size)
             if match is None:
-                return False
-            at, left = match.end(), int(match[1], 16)
-        self.done = not left and data[at:size] == _END_OF_LINE
-        if left:
-            self._left = left - (size - at)
-        return self.done or left > 0
+                if line is not _Line.END or data[at:size] != _END_OF_LINE:
+                    return False
+                self._left, self._next = 0, _Line.SIZE
+                return True
+            at, left, line = match.end(), int(match[1], 16), _Line.END
+            if not left:
+                self.done = data[at:size] == _END_OF_LINE
+                return self.done
+        self._left, self._next = at + left - size, line
+        return True
 
     def _pass_data(self, data: Octets, at: int) -> int:
         end = min(at + self._left, len(data))

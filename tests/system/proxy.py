@@ -29,6 +29,7 @@ PROGRAM = (sys.executable, "-m", "runtimeproxy", "run")
 WAIT_SECONDS = 20.0
 """For what must happen, on a machine that has a lot to do."""
 LISTENING = "listening on "
+STATE_KNOWN = "the runtime's state is known"
 SIGNS_OF_A_FAULT = ("Traceback", " ERROR ", "internal error")
 
 
@@ -178,6 +179,10 @@ class ProxyProcess(Folder):
     def wait_for_log(self, text: str, count: int = 1) -> None:
         """Wait until the log holds a text so many times."""
         wait_until(lambda: self.output().count(text) >= count, f"the log says {text!r}", self.output)
+
+    async def state_known(self) -> None:
+        """Wait until the runtime's state was read, at log level info: the connection for that is open from then on."""
+        await until(lambda: STATE_KNOWN in self.output(), "the runtime's state is known", self.output)
 
     def wait_for_registration(self, name: str) -> None:
         """Wait until the log tells of a registration file; a file's line comes at most once a second."""

@@ -15,9 +15,8 @@ from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 from tests.system.node import CPU, Hooked, end
 from tests.system.node import Kubelet as Ending
-from tests.system.proxy import wait_until
+from tests.system.proxy import STATE_KNOWN, wait_until
 
-COMPLETE = "the runtime's state is known"
 UPDATE = LinuxContainerResources(cpu_quota=40_000)
 
 
@@ -64,7 +63,7 @@ def _kill(node: Hooked) -> None:
     node.proxy.kill()
     written = len(node.proxy.output())
     node.proxy.start()
-    wait_until(lambda: COMPLETE in node.proxy.output()[written:], "the state is read", node.proxy.output)
+    wait_until(lambda: STATE_KNOWN in node.proxy.output()[written:], "the state is read", node.proxy.output)
     node.told()
 
 

@@ -40,6 +40,7 @@ async def proxy(front: Front, tmp_path: Path, runtime: Runtime) -> AsyncIterator
         async with running:
             async with front.caller(running.socket) as caller:
                 await caller.run_pod()
+            await running.state_known()
             before = Process(running.pid).descriptors()
             yield running
             await until(lambda: Process(running.pid).descriptors() <= before, "every connection is closed")

@@ -15,11 +15,10 @@ from tests.fakes import hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front, Runtime
-from tests.system.proxy import ProxyProcess, until
+from tests.system.proxy import STATE_KNOWN, ProxyProcess, until
 
 pytestmark = pytest.mark.slow
 
-COMPLETE = "the runtime's state is known"
 HOOKED_PARENT = "/kubepods/besteffort/pod-uid"
 HOOKED_SHARES = 512
 CALLED = ["PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"]
@@ -72,7 +71,7 @@ class Node:
     @property
     def is_complete(self) -> bool:
         """Tell whether the state has been read since the proxy was started."""
-        return COMPLETE in self.proxy.output()[self._written :]
+        return STATE_KNOWN in self.proxy.output()[self._written :]
 
     async def complete(self) -> None:
         """Wait until the state has been read."""

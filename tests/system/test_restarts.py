@@ -23,7 +23,7 @@ from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import CONTAINER, POD, Failed, Front, Runtime
 from tests.system.patient import PATIENT, Patient
-from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, until
+from tests.system.proxy import PROGRAM, STATE_KNOWN, WAIT_SECONDS, ProxyProcess, until
 from tests.system.test_process import SUPERVISED
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,6 @@ ANSWER_SECONDS = 1.0 if IN_FULL else DEAD_SECONDS
 """From a start after a kill to the first good answer."""
 SILENCE_SECONDS = 2.0 if IN_FULL else DEAD_SECONDS
 """Between two good answers."""
-KNOWN = "the runtime's state is known"
 
 
 class Load:
@@ -248,7 +247,7 @@ async def test_kills_under_load_cost_the_calls_under_way_alone(
                 proxy.launch()
                 took.append(await first - launched)
             await load.each_kind_is_answered()
-        await until(lambda: KNOWN in proxy.output()[written:], "the state is read", proxy.output)
+        await until(lambda: STATE_KNOWN in proxy.output()[written:], "the state is read", proxy.output)
         assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
         assert await told_of(front, proxy, list(names), tmp_path) == list(names.values())
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
