@@ -8,9 +8,9 @@ from datetime import date
 from pathlib import Path
 
 from scripts.demonstration.report import print_table
-from scripts.soaking import document, machine
+from scripts.soaking import document, kept, machine
+from scripts.soaking.kept import Kept
 from scripts.soaking.plots import png
-from scripts.soaking.results import Result
 from scripts.soaking.steps import STEPS, Step
 
 RESULTS = Path("docs", "results.rst")
@@ -40,28 +40,29 @@ def shares(quick: bool, given: Iterable[Mapping[str, float]]) -> dict[str, float
     return chosen
 
 
-def soak(chosen: Mapping[str, float], steps: Sequence[Step]) -> list[Result]:
-    """Run steps and print what they found."""
-    results = []
+def soak(chosen: Mapping[str, float], steps: Sequence[Step], *, written: bool) -> list[str]:
+    """Run steps, print what they found, and write it as soon as it is known; return what failed."""
+    failures = []
     for step in steps:
         print(f"== {step.name}: {chosen[step.name]:g} of {step.full}", flush=True)
+        day, described = date.today(), machine.describe()
         result = step.run(chosen[step.name])
-        results.append(result)
         rows = [(figure.what, figure.found, figure.limit, figure.verdict) for figure in result.found.figures]
         print_table(f"{step.name}, {result.seconds:.0f} s", [document.FIGURES_HEADER, *rows])
+        if written:
+            write(Kept(day, described, result))
         sys.stdout.flush()
-    return results
+        failures += result.failures
+    return failures
 
 
-def write(results: Sequence[Result], described: str) -> None:
-    """Write the document and the pictures that it shows."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(document.render(results, date.today(), described))
-    for result in results:
-        if result.found.plot:
-            file = RESULTS.parent / document.picture(result.step)
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(png(result.found.plot))
+def write(found: Kept) -> None:
+    """Keep what a step found, with its picture, and write the document of all that is kept."""
+    folder, plot = RESULTS.with_suffix(""), found.result.found.plot
+    kept.save(folder, found)
+    if plot:
+        RESULTS.parent.joinpath(document.picture(found.result.step)).write_bytes(png(plot))
+    RESULTS.write_text(document.render(list(kept.load(folder, (step.name for step in STEPS)))))
 
 
 def main() -> int:
@@ -75,16 +76,14 @@ def main() -> int:
         choices=[step.name for step in STEPS],
         help=f"run only this one, or these; {RESULTS} is not written",
     )
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS} all the same")
+    parser.add_argument("--write", action="store_true", help=f"write what these found into {RESULTS} all the same")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is ended on the way out
-    described = machine.describe()
     steps = [step for step in STEPS if not arguments.step or step.name in arguments.step]
-    results = soak(shares(arguments.quick, arguments.share), steps)
-    if arguments.write or not (arguments.quick or arguments.step):
-        write(results, described)
+    written = arguments.write or not (arguments.quick or arguments.step)
+    failures = soak(shares(arguments.quick, arguments.share), steps, written=written)
+    if written:
         print(f"written: {RESULTS}")
-    failures = [failure for result in results for failure in result.failures]
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
     return 1 if failures else 0

@@ -2,35 +2,33 @@
 
 Owns the document's text.
 Must not know: how anything is run.
-Invariant: an error's own text, which may name files of the machine, is not written.
+Invariant: each step says when it ran, on what, and how much of its full count.
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import date
 
+from scripts.soaking.kept import Kept
 from scripts.soaking.plots import Plot
 from scripts.soaking.results import Figure, Result
 
 RULES = ("=", "-")
-STEPS_HEADER = ("step", "what runs", "what it shows", "count", "took", "verdict")
+STEPS_HEADER = ("step", "what runs", "what it shows", "count", "day", "took", "verdict")
 FIGURES_HEADER = ("figure", "found", "limit", "verdict")
 
 
-def render(results: Sequence[Result], day: date, machine: str) -> str:
+def render(kept: Sequence[Kept]) -> str:
     """Return the whole document."""
     lines = [
         ".. Written by scripts/soak: changes made here are lost with its next run.",
         "",
         *heading("Results", 0),
-        f"What ``scripts/soak`` found on {day.isoformat()}.",
+        "What ``scripts/soak`` found last, of each step.",
         "",
-        f"Machine: {machine}.",
-        "",
-        *_reduced(results),
-        *table([STEPS_HEADER, *map(_step_row, results)]),
+        *_reduced([each.result for each in kept]),
+        *table([STEPS_HEADER, *map(_step_row, kept)]),
     ]
-    for result in results:
-        lines += _section(result)
+    for each in kept:
+        lines += _section(each)
     return "\n".join(lines)
 
 
@@ -60,15 +58,17 @@ def _reduced(results: Sequence[Result]) -> list[str]:
     return [f"**Not the full counts.** Of the full counts these shares were run: {', '.join(shares)}.", ""]
 
 
-def _step_row(result: Result) -> tuple[str, ...]:
+def _step_row(kept: Kept) -> tuple[str, ...]:
+    result, day = kept.result, kept.day.isoformat()
     verdict = "FAILED" if result.failures else "ok"
-    return (result.step, f"``{result.command}``", result.shows, result.count, f"{result.seconds:.0f} s", verdict)
+    return (result.step, f"``{result.command}``", result.shows, result.count, day, f"{result.seconds:.0f} s", verdict)
 
 
-def _section(result: Result) -> list[str]:
-    lines = heading(result.step, 1)
+def _section(kept: Kept) -> list[str]:
+    result = kept.result
+    lines = [*heading(result.step, 1), f"On {kept.day.isoformat()}; {kept.machine}.", ""]
     if result.error:
-        lines += ["It did not come to its end; what it said was printed.", ""]
+        lines += [f"{result.error.capitalize()}.", ""]
     if result.found.figures:
         lines += table([FIGURES_HEADER, *map(_figure_row, result.found.figures)])
     if result.found.table:

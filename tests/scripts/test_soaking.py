@@ -13,7 +13,8 @@ from scripts.benchmark import hookmode
 from scripts.benchmark.limits import Verdict
 from scripts.demonstration.processes import DemoError
 from scripts.soaking import __main__ as soaking
-from scripts.soaking import document, machine, programs, steps
+from scripts.soaking import document, kept, machine, programs, steps
+from scripts.soaking.kept import Kept
 from scripts.soaking.plots import Plot, png
 from scripts.soaking.results import Figure, Found, Result
 from scripts.soaking.steps import STEPS, Step
@@ -45,6 +46,10 @@ def result(
 ) -> Result:
     found = Found(figures, table, plot)  # type: ignore[arg-type]
     return Result(step, "scripts/bench", "memory stays small", "100,000 calls", share, 61.4, found, error)
+
+
+def kept_of(ended: Result) -> Kept:
+    return Kept(DAY, "2 cores", ended)
 
 
 def a_step(name: str, find: Callable[[float], Found]) -> Step:
@@ -151,13 +156,13 @@ def test_the_document() -> None:
     table = [("case", "p50 us"), ("small call", "140")]
     results = [
         result(GOOD, Figure("calls", "5"), table=table, plot=PLOT),
-        result(step="demo", share=0.3, error="see /run/x.sock"),
+        result(step="demo", share=0.3, error=kept.NOT_TO_ITS_END),
     ]
-    assert document.render(results, DAY, "2 cores") == (ROOT / "tests/scripts/soaked.rst").read_text()
+    assert document.render([*map(kept_of, results)]) == (ROOT / "tests/scripts/soaked.rst").read_text()
 
 
 def test_full_counts_need_no_word_on_shares() -> None:
-    assert "Not the full counts" not in document.render([result(GOOD)], DAY, "2 cores")
+    assert "Not the full counts" not in document.render([kept_of(result(GOOD))])
 
 
 @pytest.mark.parametrize(
@@ -234,11 +239,26 @@ def test_a_step_runs_alone_and_leaves_the_results_as_they_are(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pictures_are_written_beside_the_document(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_step_found_is_kept_and_stands_in_the_document_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its last run counts; the steps have their order in the table, whenever they ran."""
     monkeypatch.chdir(tmp_path)
-    soaking.write([result(GOOD, plot=PLOT), result(GOOD, step="other")], "2 cores")
-    assert (tmp_path / "docs" / "results" / "memory.png").read_bytes() == png(PLOT)
-    assert len(list((tmp_path / "docs").rglob("*"))) == 3
+    monkeypatch.setattr(soaking, "STEPS", [a_step(name, lambda _: Found(())) for name in ("memory", "other")])
+    soaking.write(kept_of(result(BAD, step="other", table=[["case"], ["ping"]])))
+    soaking.write(kept_of(result(GOOD, plot=PLOT)))
+    soaking.write(kept_of(result(step="other", error="see /run/x.sock", share=0.5)))
+    folder = tmp_path / "docs" / "results"
+    assert {file.name for file in folder.iterdir()} == {"memory.json", "memory.png", "other.json"}
+    assert (folder / "memory.png").read_bytes() == png(PLOT)
+    assert "/run/x.sock" not in (folder / "other.json").read_text()
+    assert [*kept.load(folder, ("memory", "none", "other"))] == [
+        kept_of(result(GOOD, table=[], plot=Plot([], PLOT.mark, PLOT.text))),
+        kept_of(result(step="other", error=kept.NOT_TO_ITS_END, share=0.5, table=[])),
+    ]
+    written = (tmp_path / "docs" / "results.rst").read_text()
+    assert re.findall(r"^(memory|other)$", written, re.MULTILINE) == ["memory", "other"]
+    assert "It did not come to its end" in written
 
 
 @pytest.mark.slow
