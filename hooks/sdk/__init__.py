@@ -1,7 +1,8 @@
 """The SDK: a class whose methods are named like the hook points, and ``main`` to serve it.
 
 ``hook`` has the class, ``context`` and ``edits`` what its methods are given. ``command`` is the life of a server, with
-``flags``, ``socket_path``, ``registering`` (the file), ``serving`` (gRPC), ``statuses`` and ``background`` (``async``).
+``flags``, ``socket_path``, ``registering`` (the file), ``serving`` (who serves a call), ``statuses``, ``health`` and
+``background`` (``async``); ``threads``, ``connections``, ``connection`` and ``alarm`` (deadlines) are its gRPC.
 ``testing`` is a tester without sockets, ``pytest_plugin`` its fixture.
 """
 

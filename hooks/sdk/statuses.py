@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from types import FrameType
 
-import grpc
-
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.model import HookRequest
+from runtimeproxy.wire import grpc
 
 from .errors import Malformed, NotSayable, Rejected
 from .hook import Hook, ask, hook_name
@@ -28,9 +27,9 @@ _Frame = tuple[FrameType, int]
 MAX_TEXT = 500
 """Characters of a status text: with too long a one the client would drop the whole status, a refusal too."""
 
-_SPOKEN: Sequence[tuple[type[Exception], grpc.StatusCode]] = (
-    (Rejected, grpc.StatusCode.PERMISSION_DENIED),
-    (Malformed, grpc.StatusCode.INVALID_ARGUMENT),
+_SPOKEN: Sequence[tuple[type[Exception], int]] = (
+    (Rejected, grpc.PERMISSION_DENIED),
+    (Malformed, grpc.INVALID_ARGUMENT),
 )
 """What is answered with its own text; everything else is INTERNAL."""
 
@@ -41,7 +40,7 @@ def subject(request: HookRequest) -> str:
     return f"{pod}/{request.container.name}" if request.container else pod
 
 
-def status(error: BaseException, server: str, point: HookPoint, request: HookRequest) -> tuple[grpc.StatusCode, str]:
+def status(error: BaseException, server: str, point: HookPoint, request: HookRequest) -> tuple[int, str]:
     """Log what was raised at a hook point, and return the status that says so.
 
     ``server`` is named if no hook raised it but the making of the answer.
@@ -52,7 +51,7 @@ def status(error: BaseException, server: str, point: HookPoint, request: HookReq
     for kind, code in _SPOKEN:
         if isinstance(error, kind):
             return code, _sendable(str(error))
-    return grpc.StatusCode.INTERNAL, f"{name} at {point.name} raised {type(error).__name__}; its log says where"
+    return grpc.INTERNAL, f"{name} at {point.name} raised {type(error).__name__}; its log says where"
 
 
 def _asked(frames: Sequence[_Frame]) -> tuple[Hook | None, Sequence[_Frame]]:

@@ -1,4 +1,4 @@
-"""The client's end of an HTTP/2 connection of our own (RFC 9113): what every such connection does alike.
+"""Either end of an HTTP/2 connection of our own (RFC 9113): what every such connection does alike.
 
 Owns the preface, SETTINGS and their ACK, PING, connection windows, header blocks, and how a frame finds its handler.
 Must not know: sockets, what a stream carries.
@@ -33,16 +33,15 @@ class _Block:
             raise WireError("CONTINUATION of another stream, or header block is too long")
 
 
-class ClientConnection(ABC):
-    """A connection to a server; ``outlet.out`` collects the bytes for it."""
+class Connection(ABC):
+    """A connection to a peer; ``outlet.out`` collects the bytes for it."""
 
-    def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
+    def __init__(self, preface: bytes, settings: dict[int, int]) -> None:
         self.outlet = Outlet()
         self.closing = False
-        """True once the connection takes no more streams."""
-        self.stream_limit = streams_until_told
-        """How many streams may be open; the server's SETTINGS tell."""
+        """True once the peer said that it takes no more streams."""
         self._told = False
+        self._acknowledged = False
         self._frames = http2.FrameBuffer(settings.get(http2.MAX_FRAME_SIZE, http2.DEFAULT_FRAME_SIZE))
         self._blocks = headers.Blocks()
         self._block: _Block | None = None
@@ -57,11 +56,11 @@ class ClientConnection(ABC):
             http2.GOAWAY: self._goaway,
             http2.WINDOW_UPDATE: self._window_update,
         }
-        self.outlet.out.append(http2.PREFACE + http2.settings({**settings, http2.HEADER_TABLE_SIZE: 0}))
+        self.outlet.out.append(preface + http2.settings({**settings, http2.HEADER_TABLE_SIZE: 0}))
         self.outlet.start()
 
     def receive(self, data: bytes) -> None:
-        """Take the server's bytes. Raises WireError: then the connection is of no more use."""
+        """Take the peer's bytes. Raises WireError: then the connection is of no more use."""
         for kind, flags, stream, payload in self._frames.feed(data):
             if (self._block is None) == (kind == http2.CONTINUATION):
                 raise WireError("CONTINUATION out of place")
@@ -86,19 +85,23 @@ class ClientConnection(ABC):
         block.add(stream, payload)
         if flags & http2.END_HEADERS:
             self._block = None
-            # Translated even if nobody waits for it: before the ACK the server's header table depends on every block.
-            self.block(stream, self._blocks.translate(bytes(block.fragment)), block.end)
+            # Translated even if nobody waits for it: before the ACK the peer's header table depends on every block.
+            self.block(stream, self.translated(bytes(block.fragment)), block.end)
+
+    def translated(self, block: bytes) -> bytes:
+        """Return a header block that stands alone. Raises WireError."""
+        return self._blocks.translate(block)
 
     def _reset(self, flags: int, stream: int, payload: bytes) -> None:
         self.reset(stream, http2.read_u32(payload))
 
     def _settings(self, flags: int, stream: int, payload: bytes) -> None:
         if flags & http2.ACK:
+            self._acknowledged = True
             self._blocks.acknowledge()
             return
         entries = http2.read_settings(payload)
-        unnamed = self.stream_limit if self._told else http2.MAX_STREAM_ID  # no limit is the default (RFC 9113, 6.5.2)
-        self.stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, unnamed)
+        self.told(dict(entries), first=not self._told)
         self._told = True
         self.outlet.apply_settings(entries)
         self.outlet.inject(http2.SETTINGS_ACK)
@@ -126,6 +129,10 @@ class ClientConnection(ABC):
     # What a kind of connection does with its streams.
 
     @abstractmethod
+    def told(self, settings: dict[int, int], first: bool) -> None:
+        """Take what the peer's SETTINGS say beside windows and frames."""
+
+    @abstractmethod
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
         """Take DATA without its padding; ``length`` is to be credited to the outlet when it is done with."""
 
@@ -140,3 +147,43 @@ class ClientConnection(ABC):
     @abstractmethod
     def goaway(self, last_stream: int) -> None:
         """Take GOAWAY: streams above the last one were not processed."""
+
+
+class ClientConnection(Connection):
+    """A connection to a server."""
+
+    def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
+        self.stream_limit = streams_until_told
+        """How many streams may be open; the server's SETTINGS tell."""
+        super().__init__(http2.PREFACE, settings)
+
+    def told(self, settings: dict[int, int], first: bool) -> None:
+        """Learn how many streams may be open: no limit is the default (RFC 9113, 6.5.2)."""
+        unnamed = http2.MAX_STREAM_ID if first else self.stream_limit
+        self.stream_limit = settings.get(http2.MAX_CONCURRENT_STREAMS, unnamed)
+
+
+class ServerConnection(Connection):
+    """A connection to a client."""
+
+    def __init__(self, settings: dict[int, int]) -> None:
+        super().__init__(b"", settings)
+        self._preface = http2.PREFACE
+        """What is still to come of the preface."""
+
+    def receive(self, data: bytes) -> None:
+        """Take the client's bytes. Raises WireError: then the connection is of no more use."""
+        if self._preface:
+            size = min(len(data), len(self._preface))
+            if data[:size] != self._preface[:size]:
+                raise WireError("the client does not begin with HTTP/2's preface")
+            self._preface = self._preface[size:]
+            data = data[size:]
+        super().receive(data)
+
+    def told(self, settings: dict[int, int], first: bool) -> None:
+        """Take a client's SETTINGS, which say nothing more."""
+
+    def translated(self, block: bytes) -> bytes:
+        """Return a header block as it came once it has to stand alone: whoever reads it sees that. Raises WireError."""
+        return block if self._acknowledged else super().translated(block)

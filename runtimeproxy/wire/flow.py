@@ -129,6 +129,18 @@ class Outlet:
         if stream not in self.queues or not self.queues[stream][-1].merge(waiting):
             self._append(stream, waiting)
 
+    def take(self, stream: int, length: int) -> bool:
+        """Take credit for a DATA frame that the caller sends at once; False, and nothing is taken, if it has to wait.
+
+        The stream is hop by hop.
+        """
+        room = min(self.window, self.max_frame, self._stream_windows[stream])
+        if length > room or stream in self.queues or self.cut_through or not self._started:
+            return False
+        self.window -= length
+        self._stream_windows[stream] -= length
+        return True
+
     def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: Source | None = None) -> None:
         """Send whole frames behind what waits of their stream; ``cost`` is their flow-controlled length."""
         self._append(stream, _Waiting(frames, False, True, cost, source))

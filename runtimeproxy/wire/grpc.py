@@ -11,9 +11,12 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from runtimeproxy.errors import WireError
 
 PREFIX_BYTES = 5
+JOINED_BYTES = 2**20
+"""A longer message is not copied to put its prefix before it: it has a frame of its own."""
 
 OK = 0
 UNKNOWN = 2
+INVALID_ARGUMENT = 3
 DEADLINE_EXCEEDED = 4
 NOT_FOUND = 5
 PERMISSION_DENIED = 7
@@ -29,9 +32,18 @@ _TIMEOUT_DIGITS = 8
 _MESSAGE_SAFE = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
 
 
+class TooLong(WireError):
+    """A message is longer than its limit once its compression is undone."""
+
+
 def message(body: bytes, compressed: bool = False) -> bytes:
     """Put the prefix before a message."""
     return bytes((compressed,)) + len(body).to_bytes(4, "big") + body
+
+
+def pieces(body: bytes) -> tuple[bytes, ...]:
+    """Return the prefix and a message as what is sent one behind the other: a long message is not copied for it."""
+    return (message(body),) if len(body) <= JOINED_BYTES else (b"\0" + len(body).to_bytes(4, "big"), body)
 
 
 def message_length(prefix: bytes | bytearray) -> int:
@@ -52,12 +64,12 @@ def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> byte
     """
     if len(framed) < PREFIX_BYTES or len(framed) != PREFIX_BYTES + message_length(framed):
         raise WireError("not exactly one whole gRPC message")
-    body = bytes(framed[PREFIX_BYTES:])
+    body = bytes(memoryview(framed)[PREFIX_BYTES:])  # one copy, also of a bytearray
     if framed[0] and encoding != b"gzip":
         raise WireError("gRPC message in an unknown compression")
     plain = _gunzip(body, limit) if framed[0] else body
     if len(plain) > limit:
-        raise WireError("gRPC message is longer than the limit")
+        raise TooLong("gRPC message is longer than the limit")
     return plain
 
 

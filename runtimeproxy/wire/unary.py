@@ -89,7 +89,10 @@ class Calls(ClientConnection):
         block = _request_head(path) + headers.literal(b"grpc-timeout", grpc.timeout(seconds))
         self.outlet.govern(stream)
         self.out.append(http2.header_frames(stream, block, end=False))
-        self.outlet.send_data(stream, grpc.message(message), True, None, 0)
+        pieces = grpc.pieces(message)
+        if len(pieces) > 1:
+            self.outlet.send_data(stream, pieces[0], False, None, 0)
+        self.outlet.send_data(stream, pieces[-1], True, None, 0)
         return stream
 
     def cancel(self, stream: int) -> None:

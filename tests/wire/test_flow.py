@@ -7,14 +7,7 @@ from hyperframe.frame import DataFrame, HeadersFrame, PingFrame, WindowUpdateFra
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
-from runtimeproxy.wire.flow import (
-    CREDIT_STEP,
-    MERGED_BYTES,
-    PAIR_WINDOW,
-    QUEUED_BYTES,
-    QUEUED_FRAMES,
-    Outlet,
-)
+from runtimeproxy.wire.flow import CREDIT_STEP, MERGED_BYTES, PAIR_WINDOW, QUEUED_BYTES, QUEUED_FRAMES, Outlet
 from tests.wire.frames import credited, taken
 
 PING = http2.frame(http2.PING, 0, 0, b"injected")
@@ -393,3 +386,9 @@ def test_it_tells_whether_anything_waits_for_the_boundary() -> None:
     outlet.window = 0
     outlet.send_data(1, b"x", True, None, 0)
     assert outlet.waiting
+
+
+def test_credit_for_data_that_the_caller_sends_is_taken_whole_or_not_at_all() -> None:
+    outlet = started()
+    outlet.govern(1)
+    assert (outlet.take(1, 16_385), outlet.take(1, 16_384), outlet.window) == (False, True, 65_535 - 16_384)

@@ -30,6 +30,14 @@ def test_the_prefix_is_a_flag_and_four_bytes_of_length() -> None:
     assert grpc.message_length(b"\1\x01\x02\x03\x04 and more") == 0x01020304
 
 
+@pytest.mark.parametrize("size", [0, 1, grpc.JOINED_BYTES, grpc.JOINED_BYTES + 1])
+def test_the_pieces_are_the_framed_message_and_a_long_one_is_not_copied(size: int) -> None:
+    body = bytes(size)
+    pieces = grpc.pieces(body)
+    assert b"".join(pieces) == grpc.message(body)
+    assert (pieces[-1] is body) == (size > grpc.JOINED_BYTES)
+
+
 @pytest.mark.parametrize("flag", [2, 255])
 def test_a_compressed_flag_is_0_or_1(flag: int) -> None:
     with pytest.raises(WireError, match="flag"):

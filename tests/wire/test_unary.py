@@ -83,12 +83,13 @@ def test_a_request_waits_for_the_peers_windows_and_frame_size() -> None:
     assert (first[3] + rest[3], rest[1]) == (framed[10:], http2.END_STREAM)
 
 
-def test_a_request_waits_for_the_connection_window() -> None:
+@pytest.mark.parametrize("size", [70_000, grpc.JOINED_BYTES + 1])
+def test_a_request_waits_for_the_connection_window(size: int) -> None:
     calls = connected()
-    calls.open(PATH, b"m" * 70_000, 1.0)
+    calls.open(PATH, b"m" * size, 1.0)
     assert sum(len(frame[3]) for frame in sent(calls) if frame[0] == http2.DATA) == 65_535
-    calls.receive(http2.window_update(1, 10_000) + http2.window_update(0, 10_000))
-    assert sum(len(frame[3]) for frame in sent(calls)) == 70_005 - 65_535
+    calls.receive(http2.window_update(1, size) + http2.window_update(0, size))
+    assert sum(len(frame[3]) for frame in sent(calls)) == size + 5 - 65_535
 
 
 def test_the_number_of_streams_obeys_the_peer() -> None:

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +79,11 @@ async def test_each_hook_sees_what_the_ones_before_it_edited(serve: Serve, hooks
 async def test_a_point_of_pods_is_served_too(serve: Serve) -> None:
     answer = await call(serve(Dreamy()), HookRequest(PodInfo(labels={"a": "b"})), BY_NAME["PostStopPodSandbox"])
     assert answer.labels == {"a": "b"}
+
+
+def test_a_server_of_plain_methods_loads_neither_asyncio_nor_grpcio() -> None:
+    script = "import sys, runtimeproxy_hooks.sdk.serving; sys.exit(bool({'asyncio', 'grpc'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 async def test_large_messages_go_both_ways(serve: Serve) -> None:
@@ -267,11 +274,11 @@ def test_a_start_that_fails_can_be_stopped_and_another_one_works(tmp_path: Path)
     assert second.stop(0) == 0
 
 
-def test_what_grpc_cannot_bind_is_an_error(tmp_path: Path) -> None:
+def test_a_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
     server = HookServer([Obedient()], "server")
     (tmp_path / "a.sock.lock").touch()
     (tmp_path / f".{(tmp_path / 'a.sock.lock').stat().st_ino}.sock").mkdir()  # where the socket would be made
-    with pytest.raises(ConfigError, match="gRPC could not bind there; set --endpoint"):
+    with pytest.raises(ConfigError, match="Address already in use; check its directory or set --endpoint"):
         server.start(str(tmp_path / "a.sock"))
     assert server.stop(0) == 0
 
