@@ -6,11 +6,13 @@ Invariant: the socket listens before anything else can fail slowly; it is remove
 """
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
 import signal
 import socket
+from contextlib import suppress
 from typing import Protocol
 
 import uvloop
@@ -33,6 +35,10 @@ GAUGE_SECONDS = 1.0
 GARBAGE_OBJECTS = 2_000
 """New objects after which the youngest are looked through for cycles: what a hundred ended connections leave, some
 hundred KiB. Python's own 700 are one to ten calls."""
+LONG_BLOCK_BYTES = 1 << 20
+"""No call that clients make often has so long a block of memory."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Numbers of mallopt(3)."""
 
 
 def run(config: Config) -> int:
@@ -176,3 +182,15 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
+    _give_long_blocks_back()
+
+
+def _give_long_blocks_back() -> None:
+    """Let glibc map long blocks by themselves, whatever was freed before: each is the kernel's again once it is free.
+
+    By itself it keeps them for good after the first one, in pieces that the next long message does not fit into.
+    """
+    with suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, LONG_BLOCK_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 2 * LONG_BLOCK_BYTES)  # else the heap would grow and shrink with every read

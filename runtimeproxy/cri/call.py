@@ -8,6 +8,7 @@ Invariant: a message that nobody changed is released as the very bytes that came
 from abc import abstractmethod
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -36,6 +37,11 @@ from runtimeproxy.wire import grpc
 
 UPDATE_SECONDS = 10.0
 """Time of the extra update of PreStartContainer where the caller gave no deadline."""
+
+
+READ_FIRST_BYTES = 1 << 20
+"""A longer message is read before it is released: else what the runtime takes at once would be there beside all forms
+of the message. A shorter one is read while the runtime works."""
 
 
 class CriCall(Call):
@@ -91,6 +97,9 @@ class CriCall(Call):
     def release(self, subject: Subject | None, adjustment: Adjustment) -> Future[Reply]:
         """Edit and send on; the runtime's answer comes later."""
         message = self._held.message if subject is None else self.edited(subject, adjustment)
+        if subject is None and message is not None and len(message) > READ_FIRST_BYTES:
+            with suppress(Unreadable):
+                self.order_key()
         self._held.release(None if message is self._held.message else message)
         return self._reply
 

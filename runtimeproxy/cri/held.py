@@ -6,7 +6,7 @@ Invariant: the request leaves once, whole and in order, or not at all; of the re
 is kept (relay-rules A4 to A7, C1).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldBytes, Reply
@@ -73,6 +73,8 @@ class HeldStream:
         self.on_ended: Callable[[], object] = _nothing
         self.on_reply: Callable[[], object] = _nothing
         self._request = bytearray()
+        """What has come of the request; nothing once ``message`` is all of it: a prefix can be made again."""
+        self._held_bytes = 0
         self._whole = False
         self._late = bytearray()
         self._late_length = 0
@@ -109,12 +111,14 @@ class HeldStream:
 
     def _collect(self, payload: bytes) -> None:
         self._request += payload
+        self._held_bytes += len(payload)
         self.owner.held_bytes.count += len(payload)
         try:
             self._whole = self._is_whole()
             if self._whole:
                 encoding = self.fields.get(b"grpc-encoding", b"")
                 self.message = grpc.open_message(self._request, encoding, MESSAGE_LIMIT)
+                self._request = self._request if self._request[0] else bytearray()
         except WireError as error:
             self._whole = True
             self.problem = str(error)
@@ -249,22 +253,30 @@ class HeldStream:
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
-        owner = self.owner
-        self._send_request(bytes(self._request) if message is None else grpc.message(message))
+        self._send_request(self._pieces() if message is None else grpc.pieces(message))
         self._request = bytearray()
         self._flush_early()
-        owner.wake()
+        self.owner.wake()
         return True
 
-    def _send_request(self, framed: bytes) -> None:
+    def _pieces(self) -> tuple[bytes, ...]:
+        """Return the request as it came; nothing if it has no message."""
+        if self.message is not None and not self._request:
+            return grpc.pieces(self.message)
+        return (bytes(self._request),) if self._request else ()
+
+    def _send_request(self, pieces: Sequence[bytes]) -> None:
         """Send the message, what came behind it, and the end in DATA or trailers, if the headers were not the end."""
         runtime = self.owner.runtime_out
         end = self._half_closed and self._has_body and self._trailers is None
         late = bool(self._late_length)
-        if framed:
-            counted = _Counted(self.owner.held_bytes)
-            runtime.send_data(self.stream, framed, end and not late, counted, len(self._request))
-        if late or (end and not framed):
+        counted = _Counted(self.owner.held_bytes)
+        for piece in pieces[:-1]:
+            runtime.send_data(self.stream, piece, False, counted, 0)
+        for piece in pieces[-1:]:
+            runtime.send_data(self.stream, piece, end and not late, counted, self._held_bytes)
+        self._held_bytes = 0
+        if late or (end and not pieces):
             runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, self._late_length)
             self._credit_stream(self._late_length)
             self._late_length = 0
@@ -328,8 +340,8 @@ class HeldStream:
         self.on_reply = self.on_ended = _nothing
 
     def _free_request(self) -> None:
-        self.owner.held_bytes.count -= len(self._request)
-        self._request = bytearray()
+        self.owner.held_bytes.count -= self._held_bytes
+        self._request, self._held_bytes = bytearray(), 0
         self.owner.client_out.credit(self._late_length)
         self._late = bytearray()
         self._late_length = 0

@@ -6,7 +6,7 @@ Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its tex
 Numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from enum import Enum
 from typing import TypeVar
 
@@ -62,15 +62,20 @@ def read_container(message: bytes) -> tuple[ContainerInfo, str]:
     if not request.pod_sandbox_id or not request.HasField("config"):
         raise Unreadable("CreateContainerRequest without a pod's id or without a config")
     config = request.config
+    pod_id, metadata, annotations = request.pod_sandbox_id, config.metadata, dict(config.annotations)
+    name, attempt, resources = metadata.name, metadata.attempt, resources_of(config.linux, "resources")
+    cgroup_parent = request.sandbox_config.linux.cgroup_parent
+    envs = {entry.key: entry.value for entry in config.envs}
+    del request, config, metadata  # else a long env would be there once more while it is decoded
     container = ContainerInfo(
-        pod_id=request.pod_sandbox_id,
-        name=config.metadata.name,
-        attempt=config.metadata.attempt,
-        annotations=dict(config.annotations),
-        resources=resources_of(config.linux, "resources"),
-        envs=_envs(config.envs),
+        pod_id=pod_id,
+        name=name,
+        attempt=attempt,
+        annotations=annotations,
+        resources=resources,
+        envs=_decoded(envs),
     )
-    return container, request.sandbox_config.linux.cgroup_parent
+    return container, cgroup_parent
 
 
 def read_id(message: bytes) -> str:
@@ -131,11 +136,10 @@ def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str) -> PodInfo:
     )
 
 
-def _envs(entries: Iterable[api_pb2.KeyValue]) -> dict[str, str]:
-    """Keep the last value of each key; one that is not UTF-8 cannot be told to a hook server and is left out."""
-    last = {entry.key: entry.value for entry in entries}
+def _decoded(entries: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Leave out what is not UTF-8: it cannot be told to a hook server."""
     envs = {}
-    for key, value in last.items():
+    for key, value in entries.items():
         try:
             envs[key.decode()] = value.decode()
         except UnicodeDecodeError:

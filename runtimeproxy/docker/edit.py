@@ -141,6 +141,13 @@ def _edit_create(
 ) -> bytes:
     if not (labels or envs or resources or cgroup_parent is not None):
         return body
+    edits = _edits_of_create(body, labels, envs, resources, cgroup_parent)
+    return rewrite(body, Members(edits)) if edits else body
+
+
+def _edits_of_create(
+    body: bytes, labels: Mapping[str, str], envs: Mapping[str, str], resources: Changes, cgroup_parent: str | None
+) -> dict[str, Edit]:
     asked = _object(parse(body), "the body")
     host = _object(asked.get("HostConfig", _EMPTY), "HostConfig")
     host_edits = _resources(host, _said_in_create(_memory_of(host), resources))
@@ -153,7 +160,7 @@ def _edit_create(
         edits["Env"] = _envs(asked.get("Env", []), envs)
     if host_edits:
         edits["HostConfig"] = Members(host_edits)
-    return rewrite(body, Members(edits)) if edits else body
+    return edits
 
 
 def _labels(annotations: Mapping[str, str]) -> dict[str, str]:

@@ -14,6 +14,8 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.wire import bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
 
+JOINED_BYTES = 2**20
+"""A longer body is not copied to put its head before it: it is written by itself."""
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's own are some hundred bytes."""
 
@@ -58,7 +60,7 @@ class Owner(Protocol):
 
     held_bytes: HeldBytes
 
-    def send_request(self, exchange: "HeldExchange", request: bytes) -> None: ...
+    def send_request(self, exchange: "HeldExchange", request: bytes, body: bytes = b"") -> None: ...
     def send_refusal(self, exchange: "HeldExchange", status: int, message: str, close: bool) -> None: ...
     def reply_settled(self, exchange: "HeldExchange") -> None: ...
     def answer(self, exchange: "HeldExchange") -> None: ...
@@ -70,6 +72,7 @@ class HeldExchange(Exchange):
     __slots__ = (
         "_answer",
         "_body",
+        "_collected",
         "_owner",
         "_reply_body",
         "_reply_head",
@@ -93,7 +96,9 @@ class HeldExchange(Exchange):
         self.on_ended: Callable[[], object] = _nothing
         self.on_reply: Callable[[], object] = _nothing
         self._whole = False
-        self._body = bytearray()
+        self._collected = bytearray()
+        """What has come of the body; nothing once ``_body`` has it whole."""
+        self._body = b""
         self._reply_head: ResponseHead | None = None
         self._reply_body: bytearray | None = bytearray()
         """None once the answer is too long to be kept."""
@@ -103,10 +108,10 @@ class HeldExchange(Exchange):
 
     def collect(self, part: bytes) -> bool:
         """Take a part of the body as it came; False if it is too much to be kept."""
-        self._body += part
+        self._collected += part
         counted = self._owner.held_bytes
         counted.count += len(part)
-        if len(self._body) <= MESSAGE_LIMIT and counted.count <= counted.limit:
+        if len(self._collected) <= MESSAGE_LIMIT and counted.count <= counted.limit:
             return True
         self.problem = "the request is longer than the limit"
         return False
@@ -117,13 +122,15 @@ class HeldExchange(Exchange):
             return b""
         self.state = CallState.ENDED
         assert self.head is not None
-        request = self.head.raw + self._body
+        request = self.head.raw + self._body + self._collected
         self._free()
         return request
 
     def request_whole(self) -> None:
-        """Know that nothing more of the request comes."""
+        """Know that nothing more of the request comes: it is kept once from here on, whoever reads it."""
         self._whole = True
+        self._body = bytes(self._collected)
+        self._collected.clear()
 
     def cut(self) -> None:
         """Know that the client ended inside its request."""
@@ -136,7 +143,7 @@ class HeldExchange(Exchange):
             raise WireError(self.problem)
         if self.head.field("content-encoding"):
             raise WireError("the request's body is encoded")
-        return bodies.dechunk(bytes(self._body)) if self.head.framing is Framing.CHUNKED else bytes(self._body)
+        return bodies.dechunk(self._body) if self.head.framing is Framing.CHUNKED else self._body
 
     def release(self, body: bytes | None) -> bool:
         """Send the request on: its own bytes if ``body`` is None, else with that body (relay-rules B8).
@@ -147,10 +154,13 @@ class HeldExchange(Exchange):
             return False
         self.state = CallState.RELEASED
         assert self.head is not None
-        raw = self.head.raw
-        request = raw + self._body if body is None else http1.with_length(raw, len(body)) + body
+        raw = self.head.raw if body is None else http1.with_length(self.head.raw, len(body))
+        body = self._body or bytes(self._collected) if body is None else body
         self._free()
-        self._owner.send_request(self, request)
+        if len(body) > JOINED_BYTES:
+            self._owner.send_request(self, raw, body)
+        else:
+            self._owner.send_request(self, raw + body)
         return True
 
     def refuse(self, status: int, message: str) -> bool:
@@ -175,8 +185,9 @@ class HeldExchange(Exchange):
         ended()
 
     def _free(self) -> None:
-        self._owner.held_bytes.count -= len(self._body)
-        self._body = bytearray()
+        self._owner.held_bytes.count -= len(self._body) + len(self._collected)
+        self._collected.clear()
+        self._body = b""
 
     # The answer.
 

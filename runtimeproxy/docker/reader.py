@@ -110,7 +110,11 @@ class Reader:
         return self.tunnel or self._answers.passes(buffer, size, send)
 
     def daemon_ended(self) -> bool:
-        """Take the daemon's EOF; True if the client must be kept: for a held call, or an answer that waits."""
+        """Take the daemon's EOF; True if the client must be kept: for a held call, or an answer that waits.
+
+        A request that was sent gets EOF and no 502 of ours: behind EOF a Go client repeats what is safe to repeat (GET
+        and HEAD, on a connection that has served before), and behind an answer it repeats nothing (run, docker CLI 28).
+        """
         self._daemon_ended = True
         first = self._pending[0] if self._pending else None
         if isinstance(first, HeldExchange) and not first.awaits_reply:
@@ -281,14 +285,20 @@ class Reader:
 
     # From held exchanges.
 
-    def send_request(self, exchange: HeldExchange, request: bytes) -> None:
-        """Send a released request; the daemon's connection may have ended meanwhile (relay-rules B9)."""
+    def send_request(self, exchange: HeldExchange, request: bytes, body: bytes = b"") -> None:
+        """Send a released request; the daemon's connection may have ended meanwhile (relay-rules B9).
+
+        ``body`` is a long one: it is written by itself, as nothing is put before it without a copy.
+        """
         if self._daemon_ended and not self._events.redial():
             self._answer_last(http1.response(502, f"runtimeproxy: {DAEMON_AWAY}", close=True))
             exchange.not_sent()
             return
         self._daemon_ended = False
         self.to_daemon.append(request)
+        if body:
+            self._events.wake()
+            self.to_daemon.append(body)
         self._requests.released()
         self._events.wake()
 

@@ -10,9 +10,11 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Protocol
 
-from runtimeproxy.relay.hangups import Hangups
+from runtimeproxy.relay.hangups import Hangups, has_hung_up
+from runtimeproxy.relay.pace import Pace
 
 READ_BYTES = 120 * 1024
 """Below the 128 KiB from which the C library maps memory anew for each buffer, which costs more than the read."""
@@ -21,6 +23,8 @@ HIGH_WATER = 256 * 1024
 LOW_WATER = 64 * 1024
 SHARED_BYTES = 256 * 1000
 """Above what the kernel keeps for one unix socket by default, so that one read takes it all."""
+DISCARDED_READS = 4
+"""So much of what nobody takes any more is read at the end: what a socket keeps, and what is sent meanwhile."""
 PASSING_BYTES = 16 * 1024
 """From how many bytes on it pays to ask whether they pass as they are."""
 PIECE_BYTES = 512
@@ -58,6 +62,7 @@ class Endpoint:
         self._sock = sock
         self._handler = handler
         self._passes = passes
+        self._pace = Pace(READ_BYTES if passes is None else SHARED_BYTES)
         self._backlog: deque[bytes | memoryview] = deque()
         self.waiting = 0
         """Bytes that wait for the peer."""
@@ -87,12 +92,14 @@ class Endpoint:
             self._read_shared(self._passes)
             return
         try:
-            data = self._sock.recv(READ_BYTES)
+            data = self._sock.recv(self._pace.size)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
+        began = perf_counter()
         self._take(data)
+        self._pace.took(len(data), perf_counter() - began)
 
     def _take(self, data: bytes) -> None:
         if data:
@@ -105,16 +112,33 @@ class Endpoint:
     def _read_shared(self, passes: Passes) -> None:
         """Read into the buffer that all share: what passes as it is needs no memory of its own."""
         try:
-            size = self._sock.recv_into(_shared)
+            size = self._sock.recv_into(_shared, self._pace.size)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             size = 0
         if size >= PASSING_BYTES and passes(self, _shared, size):
+            self._pace.grow()  # what passes costs no more than its copying
             return
+        began = perf_counter()
         for at in range(0, size or 1, READ_BYTES):
             if not self.closed:
                 self._take(bytes(_shared_view[at : min(at + READ_BYTES, size)]))
+        self._pace.took(size, perf_counter() - began)
+
+    def discard(self) -> None:
+        """Drop what has come and was not read: the peer of a socket that is closed over it gets a reset for its EOF."""
+        try:
+            for _ in range(DISCARDED_READS):
+                if self.closed or not self._sock.recv_into(_shared):
+                    return
+        except OSError:
+            pass  # there is no more, or the peer has left
+
+    @property
+    def hung_up(self) -> bool:
+        """Tell whether the peer has closed its socket altogether; to be asked behind its EOF."""
+        return not self.closed and has_hung_up(self._sock)
 
     def watch(self, hangups: Hangups, told: Callable[[], None]) -> None:
         """Call ``told`` when the peer closes its socket altogether."""

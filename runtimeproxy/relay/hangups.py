@@ -11,6 +11,16 @@ import socket
 from collections.abc import Callable
 
 
+def has_hung_up(sock: socket.socket) -> bool:
+    """Tell whether the peer of a connected unix socket has closed: set as soon as its EOF can be read, and no earlier.
+
+    A socket whose both directions are shut has hung up too, whoever shut them.
+    """
+    looked = select.poll()
+    looked.register(sock, 0)  # POLLHUP and POLLERR are always reported
+    return bool(looked.poll(0))
+
+
 class Hangups:
     """Watches connected unix sockets: POLLHUP is set when the peer has closed, not when it has only shut down (run)."""
 

@@ -35,7 +35,7 @@ class Flow(Protocol):
         """Take the client's EOF. True if bytes for the backend are still to come: ``Pair.client_done`` follows."""
 
     def client_gone(self) -> None:
-        """Take that the client has closed altogether; only of a pair that watches for it."""
+        """Take that the client has closed altogether, ``client_ended`` or not; only of a pair that watches for it."""
 
     def backend_ended(self) -> bool:
         """Take the backend's EOF. True if the connection goes on; ``Pair.backend_done`` ends it."""
@@ -154,9 +154,12 @@ class Pair:
             self._client.resume()
 
     def ended(self, endpoint: Endpoint) -> None:
-        """Pass EOF on in order."""
+        """Pass EOF on in order; of a client that has closed altogether it is no half-close (relay-rules B1)."""
         if endpoint is self._client:
             self.client_ended = True
+            if self._hangups is not None and self._client.hung_up:
+                self._hung_up()
+                return
             if not self._flow.client_ended():
                 self.client_done()
             if self._hangups is not None and not self._closed:
@@ -206,6 +209,7 @@ class Pair:
         sent, delivered = not self._backend.waiting, not self._client.waiting
         both_ended = self._half_closed and self.client_ended and sent
         if (self._client_gone and sent) or (delivered and (self._backend_ended or both_ended)):
+            self._client.discard()
             self.close()
 
     def replace_backend(self, backend: socket.socket) -> None:

@@ -257,13 +257,13 @@ def _all_found(missing: Mapping[int, str]) -> None:
 
 def _patched(source: str, patches: list[Patch]) -> bytes:
     """Apply the patches, which came in the order of the text."""
-    parts: list[str] = []
+    parts: list[bytes] = []
     at = 0
     for start, end, replacement in patches:
-        parts += source[at:start], replacement
+        parts += source[at:start].encode(), replacement.encode()
         at = end
-    parts.append(source[at : -len(_END)])
-    return "".join(parts).encode()
+    parts.append(source[at : -len(_END)].encode())
+    return b"".join(parts)  # of bytes: a long text would be there once more, joined and not encoded
 
 
 # -- where things stand ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from runtimeproxy import hookpoints
 from runtimeproxy.call import Reply
+from runtimeproxy.cri import call, translate
 from runtimeproxy.cri.call import KINDS
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookpoints import Operation, Stage
@@ -43,6 +44,23 @@ async def test_a_call_that_nobody_changes_is_released_as_it_came(operation: Oper
     assert held.released == [None]
     assert held.answers == 1
     assert node.recorder.counted("calls", operation=operation.value, outcome="agreed") == 1
+
+
+@pytest.mark.parametrize("long", [False, True])
+@virtual_time
+async def test_a_long_message_that_nobody_is_asked_about_is_read_before_its_release(
+    long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short one is read while the runtime works."""
+    monkeypatch.setattr(call, "READ_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
+    node, steps = Node(), list[str]()
+    node.know()
+    held = node.held(Operation.CREATE_CONTAINER)
+    release, read = held.release, translate.read_container
+    monkeypatch.setattr(held, "release", lambda message: steps.append("released") or release(message))
+    monkeypatch.setattr(translate, "read_container", lambda message: steps.append("read") or read(message))
+    await node.run(held)
+    assert steps == (["read", "released"] if long else ["released", "read"])
 
 
 @pytest.mark.parametrize(("message", "problem"), [(BROKEN, ""), (b"", ""), (None, "unknown compression")])

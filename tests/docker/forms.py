@@ -242,6 +242,7 @@ FORMS = (
         "lower-case names",
         lambda target: sized()(target).lower().replace(b"http", b"HTTP").replace(b"post", b"POST", 1),
     ),
+    Form("2,000 fields", sized(*(f"X-{number}: y" for number in range(2_000)))),
     Form("100 fields", sized(*(f"X-{number}: y" for number in range(100)))),
     # hosts
     Form("no Host", lambda target: sized()(target).replace(b"Host: h\r\n", b"", 1)),

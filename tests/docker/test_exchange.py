@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
-from runtimeproxy.docker.exchange import REPLY_LIMIT, HeldExchange
+from runtimeproxy.docker.exchange import JOINED_BYTES, REPLY_LIMIT, HeldExchange
 from runtimeproxy.errors import WireError
 from tests.docker.peer import (
     CHUNKED,
@@ -140,6 +140,16 @@ def test_b8_a_request_without_a_body_is_released_as_its_original_head(sent: byte
 @pytest.mark.parametrize("sent", [CREATE, UPDATE, IN_CHUNKS])
 def test_b8_an_unchanged_request_keeps_its_bytes_and_chunking(sent: bytes) -> None:
     assert released(sent).daemon.got() == b""
+
+
+def test_b8_a_long_body_is_not_copied_to_be_read_or_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    play, written = Play(), list[bytes]()
+    play.client.sends(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)))
+    head, body = play.call.head, play.call.body()
+    monkeypatch.setattr(play.reader, "send_request", lambda call, *pieces: written.extend(pieces))
+    play.call.release(None)
+    assert head is not None
+    assert [id(piece) for piece in written] == [id(head.raw), id(body)]
 
 
 CHANGED = {

@@ -191,6 +191,26 @@ async def test_a_daemon_that_dies_on_a_released_call_closes_the_client_and_nothi
     assert node.store.counts() == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("method", "target", "route"),
+    [
+        ("GET", "/containers/json", "GET /containers/json"),
+        ("POST", "/images/create?fromImage=web", "POST /images/create"),
+        ("POST", "/containers/c1/wait", "POST /containers/{ref}/wait"),
+    ],
+)
+async def test_a_daemon_that_dies_on_a_request_that_passes_closes_the_client_without_a_word(
+    node: Node, method: str, target: str, route: str
+) -> None:
+    """As its own end looks. A 502 would be an answer, and no client repeats a request that was answered."""
+    node.dockerd.inject(route, Injection(cut_after_bytes=0, times=1))
+    client = await node.client()
+    assert (await client.ask("GET", "/_ping")).status == 200
+    client.send(request(method, target))
+    assert await client.ended() == b""
+    assert len(node.dockerd.requests(route)) == 1
+
+
 async def test_a_daemon_that_dies_behind_its_answer_does_not_take_it_from_the_client(node: Node) -> None:
     _, container_id = await node.made()
     hook = node.plugins.gated("a", points=("PostStartContainer",))

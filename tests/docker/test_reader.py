@@ -37,6 +37,15 @@ BROKEN_CHUNK = b"no size\r\n"
 LAST = answer(200, CLOSE, body=b"last")
 
 
+def test_a_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    play.client.sends(CREATE)
+    written: list[bytes] = []
+    monkeypatch.setattr(play.events, "wake", lambda: written.append(play.daemon.got()))
+    play.reader.send_request(play.call, b"head", b"body")
+    assert written == [b"head", b"body"]
+
+
 # ---- B6: Expect: 100-continue
 
 

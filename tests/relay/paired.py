@@ -88,11 +88,11 @@ class Rig:
             sock.setblocking(False)
 
     async def read(self, sock: socket.socket, size: int = 65536) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             return await asyncio.get_running_loop().sock_recv(sock, size)
 
     async def until(self, event: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while event not in self.flow.events:
                 await asyncio.sleep(0.001)
 

@@ -106,5 +106,5 @@ class Peer:
 
     async def connection(self) -> Connection:
         """Return the next connection that a client made."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             return await self._connections.get()

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from runtimeproxy.relay import endpoint as endpoint_module
 from runtimeproxy.relay.endpoint import HIGH_WATER, LOW_WATER, PIECE_BYTES, Endpoint
 from runtimeproxy.relay.hangups import Hangups
+from runtimeproxy.relay.pace import LONG_SECONDS
 
 TICK_SECONDS = 0.01
 
@@ -34,9 +36,25 @@ class Listener:
         self.changed.set()
 
     async def change(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await self.changed.wait()
         self.changed.clear()
+
+
+class Dear(Listener):
+    """Takes a time for each byte."""
+
+    seconds_a_byte = 20e-9
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self.sizes: list[int] = []
+
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
+        super().received(endpoint, data)
+        self.sizes.append(len(data))
+        self.seconds += len(data) * self.seconds_a_byte
 
 
 @pytest.fixture
@@ -81,6 +99,26 @@ async def test_it_reads_only_while_resumed(sockets: tuple[socket.socket, socket.
     far.sendall(b"two")
     await asyncio.sleep(TICK_SECONDS)
     assert listener.data == b"one"
+    endpoint.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_of_what_takes_long_little_is_read_at_a_time(
+    sockets: tuple[socket.socket, socket.socket], shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then others have their turn between; nothing of it is lost (facts/reliability X1)."""
+    near, far = sockets
+    listener = Dear()
+    monkeypatch.setattr(endpoint_module, "perf_counter", lambda: listener.seconds)
+    passes = (lambda *_: False) if shared else None
+    endpoint = Endpoint(asyncio.get_running_loop(), near, listener, passes)
+    sent = bytes(range(256)) * 256
+    far.sendall(sent)
+    endpoint.resume()
+    while len(listener.data) < len(sent):
+        await listener.change()
+    assert listener.data == sent
+    assert max(listener.sizes) * listener.seconds_a_byte <= LONG_SECONDS
     endpoint.close()
 
 
@@ -135,7 +173,7 @@ async def test_finish_half_closes_behind_what_waits(sockets: tuple[socket.socket
 
 def _read_to_eof(far: socket.socket) -> bytes:
     far.setblocking(True)
-    far.settimeout(5)
+    far.settimeout(20)
     data = bytearray()
     while piece := far.recv(1 << 16):
         data += piece

@@ -34,23 +34,26 @@ async def test_a_client_that_only_half_closes_has_not_gone(watching: Rig) -> Non
     assert "client gone" not in watching.flow.events
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["EOF passed", "EOF waits"])
-async def test_a_client_that_hangs_up_ends_the_backend(watching: Rig, waits: bool) -> None:
-    watching.flow.waits = waits
+async def test_a_client_that_hangs_up_ends_the_backend(watching: Rig) -> None:
+    """Its EOF is none of a half-close: what it began is not taken for a request that was cut."""
     watching.client.send(b"last question")
     watching.client.close()
     await watching.until("closed")
-    assert watching.flow.events == ["client ended", "client gone", "closed"]
+    assert watching.flow.events == ["client gone", "closed"]
+    assert watching.pair.client_ended
     assert await watching.read(watching.backend) == b"last question"
     assert await watching.read(watching.backend) == b""
 
 
-async def test_a_client_that_half_closed_may_hang_up_later(watching: Rig) -> None:
+@pytest.mark.parametrize("waits", [False, True], ids=["EOF passed", "EOF waits"])
+async def test_a_client_that_half_closed_may_hang_up_later(watching: Rig, waits: bool) -> None:
+    watching.flow.waits = waits
     watching.client.shutdown(socket.SHUT_WR)
     await watching.until("client ended")
     assert await watching.stays_open()
     watching.client.close()
     await watching.until("closed")
+    assert watching.flow.events == ["client ended", "client gone", "closed"]
 
 
 async def test_what_a_client_sent_before_it_hung_up_goes_to_a_slow_backend(watching: Rig) -> None:
@@ -191,3 +194,13 @@ async def test_a_client_that_is_shut_loses_nothing_that_it_sent_and_sends_nothin
     rig.pair.finish_client()
     assert await rig.read(rig.client) == b""
     assert "closed" in rig.flow.events
+
+
+async def test_a_client_that_is_not_read_to_its_end_sees_the_answer_and_eof(rig: Rig) -> None:
+    """The backend has answered early and closed: behind the answer comes no reset (relay-rules C8)."""
+    rig.pair.hold_client(True)
+    rig.client.send(b"z" * 100_000)
+    rig.backend.send(b"no")
+    rig.backend.close()
+    await rig.until("closed")
+    assert await rig.read_to_end(rig.client) == len(b"no")

@@ -21,6 +21,8 @@ class Scripted:
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
         self._asked: list[tuple[bytes, Raw]] = []
+        self.unused: list[bytes] = []
+        """What came on connections that ended without a whole head."""
         self._writers: list[asyncio.StreamWriter] = []
         self._more = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -43,8 +45,9 @@ class Scripted:
         self._writers.append(writer)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:
-            writer.close()  # it was dialled and not used
+        except asyncio.IncompleteReadError as error:
+            self.unused.append(error.partial)
+            writer.close()
             return
         self._asked.append((head, Raw(reader, writer)))
         self._more.set()

@@ -47,6 +47,7 @@ def ask(path: str, data: bytes) -> bytes:
 READ_BY_DOCKERD = {
     *(
         Rule.HEAD_BYTES,
+        Rule.FIELDS,
         Rule.REQUEST_LINE,
         Rule.LINE_END,
         Rule.TARGET,

@@ -7,30 +7,33 @@ from pathlib import Path
 import pytest
 
 from tests.amounts import Amount
+from tests.engines import docker_cli
+from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers
+from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.dockerd_received import Injection
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
 from tests.system.proxy import ProxyProcess, answers, until
-from tests.system.times import MANY, judged
+from tests.system.times import judged, limit
 
 pytestmark = pytest.mark.slow
 
 DIAL_SECONDS = 0.050
 GOOD_SECONDS = 0.100
-TRIES = 3
+TRIES = 10
+"""The figure is the proxy's; a try that another program on the machine disturbed is repeated."""
 STARTS = Amount(3, 100)
 LISTENS_SECONDS = 1.0
-SURELY_SECONDS = 10.0
-"""Of few starts, as the machine may have a lot to do."""
 
 
 async def test_it_listens_within_a_second_of_its_start_though_there_is_no_runtime(front: Front, tmp_path: Path) -> None:
     proxy = front.process(tmp_path)
     took = [await _seconds_to_listen(proxy, number) for number in range(1, STARTS.now + 1)]
-    assert judged(took) < (LISTENS_SECONDS if len(took) >= MANY else SURELY_SECONDS), took
+    assert judged(took) < limit(took, LISTENS_SECONDS), took
 
 
 async def _seconds_to_listen(proxy: ProxyProcess, number: int) -> float:
@@ -119,6 +122,21 @@ async def test_a_runtime_that_is_killed_fails_its_calls_and_is_found_again(
         assert answers(proxy.socket)
         async with FaultRelay(str(proxy.runtime), runtime.socket_path), front.caller(proxy.socket) as caller:
             assert await caller.pod_status(pod_id) == pod_id
+
+
+@pytest.mark.engine
+async def test_the_docker_cli_repeats_what_is_safe_to_repeat_where_dockerd_dies(tmp_path: Path) -> None:
+    """The connection's end says so; with a 502 ``docker images`` would fail though the next dockerd answers."""
+    async with FakeDockerd(str(tmp_path / "runtime.sock")) as dockerd, DOCKER.process(tmp_path) as proxy:
+        for route in ("GET /images/json", "POST /containers/create"):
+            dockerd.inject(route, Injection(cut_after_bytes=0, times=1))
+        listed = await asyncio.to_thread(docker_cli.run, str(proxy.socket), "images", "--quiet")
+        assert listed.exit_code == 0, listed
+        created = await asyncio.to_thread(docker_cli.run, str(proxy.socket), "create", BUSYBOX_IMAGE)
+        assert created.exit_code == 1, created
+        assert b"EOF" in created.stderr
+    cli = [received.route for received in dockerd.received if received.target.startswith("/v")]
+    assert [cli.count(route) for route in ("GET /images/json", "POST /containers/create")] == [2, 1]
 
 
 @pytest.mark.parametrize("comes_back", [False, True])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.wire import http1
-from runtimeproxy.wire.http1 import HEAD_LIMIT, BadMessage, Framing, Rule
+from runtimeproxy.wire.http1 import FIELDS_LIMIT, HEAD_LIMIT, BadMessage, Framing, Rule
 from tests.wire.http1_forms import (
     REFUSED_REQUESTS,
     REFUSED_RESPONSES,
@@ -23,7 +23,7 @@ from tests.wire.http1_forms import (
 RULES_OF_BODIES = {
     *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY),
 }
-STATUSES = {Rule.HEAD_BYTES: 431, Rule.VERSION: 505, Rule.TRANSFER_CODING: 501, Rule.EXPECT: 417}
+STATUSES = {Rule.HEAD_BYTES: 431, Rule.FIELDS: 431, Rule.VERSION: 505, Rule.TRANSFER_CODING: 501, Rule.EXPECT: 417}
 
 
 # ---- requests
@@ -84,7 +84,7 @@ def test_a_response_is_refused(raw: bytes, rule: Rule, method: str) -> None:
 
 def test_every_rule_of_heads_has_a_form_that_breaks_it() -> None:
     broken = {rule for _, rule in REFUSED_REQUESTS + REFUSED_RESPONSES}
-    assert broken == set(Rule) - RULES_OF_BODIES - {Rule.HEAD_BYTES}
+    assert broken == set(Rule) - RULES_OF_BODIES - {Rule.HEAD_BYTES, Rule.FIELDS}
 
 
 @pytest.mark.parametrize("rule", Rule)
@@ -202,6 +202,14 @@ def test_a_head_of_the_limit_ends_and_a_longer_one_is_refused() -> None:
                 http1.head_end(before + octets, len(before))
             assert caught.value.rule is Rule.HEAD_BYTES
     assert http1.request_head(longest).field("x") == "x" * room
+
+
+def test_as_many_fields_as_the_limit_are_read_and_one_more_is_refused() -> None:
+    many = [f"X-{number}: y" for number in range(FIELDS_LIMIT - 1)]
+    assert len(http1.request_head(get(*many)).fields) == FIELDS_LIMIT
+    with pytest.raises(BadMessage) as caught:
+        http1.request_head(get(*many, "X: y"))
+    assert caught.value.rule is Rule.FIELDS
 
 
 # ---- writing

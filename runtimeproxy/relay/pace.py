@@ -1,0 +1,40 @@
+"""How much is read of a peer at a time: what is dealt with in a moment.
+
+Owns the size of the next read.
+Must not know: sockets, what is read; the time is handed in.
+Invariant: whatever a peer sends, the other connections have their turn soon (facts/reliability X1). Of what costs
+nothing as it passes much is read at a time; of what costs much for each byte, like a flood of small frames, little is.
+"""
+
+FIRST_BYTES = 16 * 1024
+"""Of a new peer, which has shown nothing yet: nearly every call's request is shorter."""
+FEWEST_BYTES = 2 * 1024
+STEP = 4
+"""The next read is at most so many times larger or smaller: one that took long because the machine was busy with
+something else says little."""
+LONG_SECONDS = 1e-3
+"""A read that takes longer is followed by one that should take half of it. One that takes less than half of it, and was
+all that was asked for, is followed by a larger one. To copy the longest read takes a tenth of it, so that the most of
+what passes is read at a time on a slow machine, too."""
+
+
+class Pace:
+    """The reads of one peer; ``most`` is what its reader takes at a time."""
+
+    __slots__ = ("_most", "size")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.size = FIRST_BYTES
+        """How much is to be read next, in bytes."""
+
+    def took(self, size: int, seconds: float) -> None:
+        """Know how long it took to deal with a read of ``size`` bytes."""
+        if seconds > LONG_SECONDS:
+            self.size = max(int(size * LONG_SECONDS / 2 / seconds), self.size // STEP, FEWEST_BYTES)
+        elif size == self.size < self._most and seconds < LONG_SECONDS / 2:
+            self.grow(STEP if seconds < LONG_SECONDS / STEP else 2)
+
+    def grow(self, times: int = STEP) -> None:
+        """Read more next."""
+        self.size = min(self.size * times, self._most)

@@ -1,0 +1,60 @@
+"""Long held calls: what the memory of a message is spent on (facts/reliability.md, promise 10)."""
+
+import gzip
+
+import pytest
+
+from runtimeproxy.wire import grpc as messages
+from tests.cri.peer import CREATE, Credit, Data, Fields, Headers, Play, Settings, greeted, grpc
+
+FRAME_BYTES = 16_384
+LONG = bytes(range(256)) * (messages.JOINED_BYTES // 256) + b"x"
+
+
+def holding(framed: bytes, fields: Fields = CREATE) -> Play:
+    """Return a pair that holds one call with a long request, at a runtime that has room for it."""
+    play = Play().greet(runtime=Settings(((4, 2**24),)))
+    play.runtime.sends(Credit(0, 2**24))
+    parts = [framed[at : at + FRAME_BYTES] for at in range(0, len(framed), FRAME_BYTES)]
+    play.client.sends(Headers(1, fields), *[Data(1, part) for part in parts])
+    play.client.sends(Data(1, b"", end=True))
+    play.runtime.got()
+    return play
+
+
+def data_sent(play: Play) -> tuple[bytes, list[bool]]:
+    """Return the bytes of all DATA that the runtime got, and where the stream ended."""
+    frames = [frame for frame in play.runtime.got() if isinstance(frame, Data)]
+    return b"".join(frame.payload for frame in frames), [frame.end for frame in frames]
+
+
+@pytest.mark.parametrize("changed", [None, LONG[::-1], b"short"], ids=["unchanged", "changed", "shortened"])
+def test_a_long_message_leaves_whole_and_is_counted_until_then(changed: bytes | None) -> None:
+    play = holding(grpc(LONG))
+    assert (play.call.message, play.held_bytes.count) == (LONG, len(LONG) + messages.PREFIX_BYTES)
+    assert play.call.release(changed)
+    sent, ends = data_sent(play)
+    assert sent == grpc(LONG if changed is None else changed)
+    assert (any(ends[:-1]), ends[-1]) == (False, True)
+    assert play.held_bytes.count == 0
+
+
+def test_what_waits_for_the_runtimes_credit_stays_counted() -> None:
+    play = greeted()
+    play.client.sends(Headers(1, CREATE))
+    framed = grpc(LONG)
+    for at in range(0, len(framed), FRAME_BYTES):
+        play.client.sends(Data(1, framed[at : at + FRAME_BYTES]))
+    assert play.call.release(None)
+    assert play.held_bytes.count == len(framed)
+    play.runtime.sends(Credit(1, 2**24), Credit(0, 2**24))
+    assert play.held_bytes.count == 0
+
+
+def test_a_compressed_message_leaves_as_it_came() -> None:
+    packed = grpc(gzip.compress(LONG), 1)
+    play = holding(packed, (*CREATE, (b"grpc-encoding", b"gzip")))
+    assert (play.call.message, play.held_bytes.count) == (LONG, len(packed))
+    assert play.call.release(None)
+    assert data_sent(play)[0] == packed
+    assert play.held_bytes.count == 0
