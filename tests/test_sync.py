@@ -137,6 +137,21 @@ async def test_calls_come_first() -> None:
     await held
 
 
+@virtual_time
+async def test_a_full_node_is_known_in_five_seconds_although_a_call_is_held_all_the_time() -> None:
+    pods, containers = 1_000, 3_000
+    rig = Synced(*(f"p{number}" for number in range(pods)), *(f"c{number}" for number in range(containers)))
+    rig.state.read_seconds = 0.002
+    rig.plugins.add("slow", delay_seconds=8, timeout_seconds=9, points=("PreStartContainer",))
+    held = rig.start(FakeCall(Operation.START_CONTAINER, key="other"))
+    await asyncio.sleep(0)
+    async with rig.running():
+        await asyncio.sleep(5)
+        assert rig.store.counts() == (pods, containers)
+        assert not held.done()
+    await held
+
+
 # -- what no pass may touch --------------------------------------------------------------------------------------------
 
 

@@ -21,17 +21,17 @@ from runtimeproxy.model import ContainerInfo, PodInfo, Resources, named, overlay
 Json = Mapping[str, Any]
 _T = TypeVar("_T", int, str, dict[str, Any], list[Any])
 
-_OCI_PATHS: dict[str, tuple[str, ...]] = {
-    "cpu_period": ("linux", "resources", "cpu", "period"),
-    "cpu_quota": ("linux", "resources", "cpu", "quota"),
-    "cpu_shares": ("linux", "resources", "cpu", "shares"),
-    "memory_limit_in_bytes": ("linux", "resources", "memory", "limit"),
-    "oom_score_adj": ("process", "oomScoreAdj"),
-    "cpuset_cpus": ("linux", "resources", "cpu", "cpus"),
-    "cpuset_mems": ("linux", "resources", "cpu", "mems"),
-    "hugepage_limits": ("linux", "resources", "hugepageLimits"),
-    "unified": ("linux", "resources", "unified"),
-    "memory_swap_limit_in_bytes": ("linux", "resources", "memory", "swap"),
+_OCI_FIELDS: dict[tuple[str, ...], dict[str, str]] = {
+    ("linux", "resources", "cpu"): {
+        "cpu_period": "period",
+        "cpu_quota": "quota",
+        "cpu_shares": "shares",
+        "cpuset_cpus": "cpus",
+        "cpuset_mems": "mems",
+    },
+    ("linux", "resources", "memory"): {"memory_limit_in_bytes": "limit", "memory_swap_limit_in_bytes": "swap"},
+    ("linux", "resources"): {"hugepage_limits": "hugepageLimits", "unified": "unified"},
+    ("process",): {"oom_score_adj": "oomScoreAdj"},
 }
 """Where the OCI runtime spec keeps each resource field."""
 
@@ -41,6 +41,8 @@ _NO_PARENT = "/k8s.io"
 """Where containerd puts a container whose pod names no cgroup parent: the folder of its own namespace."""
 _REPLACED = "\ufffd"
 """Stands in JSON for each byte that is not UTF-8."""
+_SURROGATES = ("\\ud", "\\uD")
+"""How the escape of half a surrogate pair begins in JSON, and that of whole ones: containerd escapes neither."""
 
 
 def pod_status_request(pod_id: str, *, verbose: bool = True) -> bytes:
@@ -120,11 +122,22 @@ def _info(info: Mapping[str, str]) -> Json:
     """Parse the verbose part; empty if there is none."""
     if "info" not in info:
         return {}
+    text = info["info"]
     try:
-        document = json.loads(info["info"])
+        document = json.loads(text)
     except (ValueError, RecursionError):
         raise Unreadable("verbose status that is no JSON") from None
-    return _get({"info": document}, "info", {})
+    if any(escape in text for escape in _SURROGATES):
+        _check_texts(document)
+    return _typed(document, {}, "info")
+
+
+def _check_texts(document: object) -> None:
+    """Check all texts at once: half a surrogate pair is valid JSON, but no message could carry it."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        raise Unreadable("verbose status with a text that is none") from None
 
 
 def _updated(info: Json, config: Json, name: str) -> Resources | None:
@@ -139,18 +152,16 @@ def _resources(owner: Json, name: str) -> Resources | None:
 
 def _spec_resources(spec: Json) -> Resources:
     """Read the resources of an OCI runtime spec."""
-    values = {name: _at(spec, *path[:-1]).get(path[-1]) for name, path in _OCI_PATHS.items()}
+    values = {}
+    for path, names in _OCI_FIELDS.items():
+        owner = _at(spec, *path)
+        values.update({name: owner.get(theirs) for name, theirs in names.items()})
     return _from_json(values, page_size="pageSize")
 
 
 def _from_json(values: Json, page_size: str) -> Resources:
-    readers: dict[Kind, Callable[[str], Any]] = {
-        Kind.NUMBER: lambda name: _number(values, name, _INT64),
-        Kind.TEXT: lambda name: _text(values, name),
-        Kind.LIMITS: lambda name: _limits(_get(values, name, []), page_size),
-        Kind.MAP: lambda name: _map(_get(values, name, {})),
-    }
-    return Resources(**{name: readers[kind](name) for name, (_, kind) in RESOURCE_TABLE.items()})
+    set_fields = {name: read for name, read in _RESOURCE_READERS.items() if values.get(name) is not None}
+    return Resources(**{name: read(values, name, page_size) for name, read in set_fields.items()})
 
 
 def _effective(asked: Resources | None, runs: Resources) -> Resources | None:
@@ -171,10 +182,10 @@ def _envs(configured: Iterable[Any], running: Iterable[Any]) -> dict[str, str]:
 
     The running environment also holds the image's variables, so it alone does not tell which were asked for.
     """
-    runs = dict(_string(pair).partition("=")[::2] for pair in running)
+    runs = dict(_string(pair, "env").partition("=")[::2] for pair in running)
     envs: dict[str, str] = {}
     for entry in configured:
-        variable = _get({"envs": entry}, "envs", {})
+        variable = _typed(entry, {}, "envs")
         key, given = _text(variable, "key"), _text(variable, "value")
         value = runs.get(key, given)
         if _REPLACED not in key and (_REPLACED not in value or _is_base64_of(given, value)):
@@ -206,12 +217,12 @@ def _cgroup_parent(cgroups_path: str) -> str:
 
 
 def _limits(limits: Iterable[Any], page_size: str) -> dict[str, int]:
-    entries = [_get({"hugepage limit": limit}, "hugepage limit", {}) for limit in limits]
+    entries = [_typed(limit, {}, "hugepage limits") for limit in limits]
     return {_text(entry, page_size): _number(entry, "limit", _UINT64) for entry in entries}
 
 
 def _map(values: Json) -> dict[str, str]:
-    return {_string(key): _string(value) for key, value in values.items()}
+    return {key: _string(value, "a map") for key, value in values.items()}
 
 
 def _at(document: Json, *path: str) -> Json:
@@ -229,21 +240,35 @@ def _number(owner: Json, name: str, allowed: range) -> int:
 
 
 def _text(owner: Json, name: str) -> str:
-    return _string(_get(owner, name, ""))
+    value = owner.get(name)
+    return "" if value is None else _string(value, name)
 
 
-def _string(value: Any) -> str:
-    """Check a text: half a surrogate pair is valid JSON, but no message could carry it."""
-    if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
-        raise Unreadable("verbose status with a text that is none")
+def _string(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise Unreadable(f"verbose status with a text that is none in {name}")
     return value
 
 
 def _get(owner: Json, name: str, default: _T) -> _T:
+    """Return the value of a name, as ``_typed`` does."""
+    return _typed(owner.get(name), default, name)
+
+
+def _typed(value: Any, default: _T, name: str) -> _T:
     """Return a value of the default's type; absent and null are the default. Raises Unreadable for another type."""
-    value = owner.get(name)
     if value is None:
         return default
     if type(value) is not type(default):
         raise Unreadable(f"verbose status with a value of the wrong type in {name}")
     return value
+
+
+_READERS: dict[Kind, Callable[[Json, str, str], Any]] = {
+    Kind.NUMBER: lambda values, name, _: _number(values, name, _INT64),
+    Kind.TEXT: lambda values, name, _: _text(values, name),
+    Kind.LIMITS: lambda values, name, page_size: _limits(_get(values, name, []), page_size),
+    Kind.MAP: lambda values, name, _: _map(_get(values, name, {})),
+}
+_RESOURCE_READERS = {name: _READERS[kind] for name, (_, kind) in RESOURCE_TABLE.items()}
+"""Takes each resource field out of JSON; the last argument names the field that has a huge page's size."""

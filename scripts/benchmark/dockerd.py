@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import uvloop
@@ -114,11 +114,13 @@ class CountingDockerd(FakeDockerd):
         return {route: count for route, count in self._answered.items() if count}
 
 
-async def serve(socket_path: str, containers: int, list_bytes: int, transfer_bytes: int) -> None:
+async def serve(
+    kind: Callable[[str], CountingDockerd], socket_path: str, containers: int, list_bytes: int, transfer_bytes: int
+) -> None:
     """Serve until SIGTERM, then print the counts as one JSON line."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    async with CountingDockerd(socket_path) as dockerd:
+    async with kind(socket_path) as dockerd:
         dockerd.fill_list(containers, list_bytes)
         dockerd.big_list_for = CLIENT  # the proxy itself asks what is really there
         dockerd.export_bytes = transfer_bytes
@@ -127,4 +129,4 @@ async def serve(socket_path: str, containers: int, list_bytes: int, transfer_byt
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(sys.argv[1], *map(int, sys.argv[2:])))
+    uvloop.run(serve(CountingDockerd, sys.argv[1], *map(int, sys.argv[2:])))

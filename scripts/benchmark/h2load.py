@@ -6,6 +6,7 @@ Invariant: a run in which any request failed is no measurement; it raises.
 """
 
 import subprocess
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -21,13 +22,19 @@ WINDOW_BITS = "30"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Requests of one or more runs: each one's microseconds, and the seconds that all of them took."""
+    """Requests of one or more runs: each one's microseconds, and the seconds that all of them took.
+
+    ``meanwhile`` is how many requests ended while each one was under way, itself among them; it may be left out.
+    """
 
     microseconds: tuple[int, ...]
     seconds: float
+    meanwhile: tuple[int, ...] = ()
 
     def __add__(self, other: "Run") -> "Run":
-        return Run(self.microseconds + other.microseconds, self.seconds + other.seconds)
+        return Run(
+            self.microseconds + other.microseconds, self.seconds + other.seconds, self.meanwhile + other.meanwhile
+        )
 
     def percentile(self, percent: float) -> int:
         """Return the microseconds that ``percent`` of the requests did not exceed (nearest rank)."""
@@ -50,8 +57,9 @@ def read_log(text: str, calls: int, status: int) -> Run:
     if not good == len(rows) == calls:
         raise DemoError(f"h2load made {len(rows)} requests of {calls}, {good} of them with status {status}")
     first = min(start for start, _, _ in rows)
-    last = max(start + took for start, _, took in rows)
-    return Run(tuple(took for _, _, took in rows), (last - first) / 1e6)
+    ends = sorted(start + took for start, _, took in rows)
+    meanwhile = tuple(bisect_right(ends, start + took) - bisect_left(ends, start) for start, _, took in rows)
+    return Run(tuple(took for _, _, took in rows), (ends[-1] - first) / 1e6, meanwhile)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import replace
 import uvloop
 
 from scripts.benchmark.cases import CRI, DOCKER
+from scripts.benchmark.prepared import PreparedRuntime
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import cri_pb2
 from tests.fakes import dockershim_bodies as bodies
@@ -23,12 +24,21 @@ from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_state import CGROUPFS
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockershim_bodies import Container, Pod
-from tests.fakes.runtime import FakeRuntime
+from tests.fakes.runtime_state import RuntimeState
+from tests.fakes.spec import MASKED_PATHS, READONLY_PATHS
 
 LISTENS = "inhabited runtime listens"
 SERVICES = 10
 """Of the namespace: each gives every container two variables."""
 KUBELETS_LABELS = ("name", "namespace", "uid")
+_LABELS = ("container.name", *(f"pod.{name}" for name in KUBELETS_LABELS))
+_MOUNTS = (
+    ("/etc/hosts", "etc-hosts", False),
+    ("/dev/termination-log", "containers/main/0", False),
+    ("/var/run/secrets/kubernetes.io/serviceaccount", "volumes/kubernetes.io~projected/kube-api-access", True),
+    ("/data", "volumes/kubernetes.io~empty-dir/data", False),
+)
+_NAMESPACES = cri_pb2.NamespaceOption(pid=cri_pb2.CONTAINER)
 
 
 def pod(number: int) -> Pod:
@@ -70,39 +80,61 @@ def container(number: int) -> Container:
     )
 
 
-def cri_node(socket: str, pods: int, containers: int) -> FakeRuntime:
-    """Return a fake CRI runtime with pods."""
-    runtime = FakeRuntime(socket, keep_received=0)
+def cri_node(socket: str, pods: int, containers: int) -> PreparedRuntime:
+    """Return a CRI runtime with pods."""
+    state = RuntimeState()
     for number in range(pods):
         config = _pod_config(pod(number))
         run = cri_pb2.RunPodSandboxRequest(config=config)
-        made = runtime.state.answer("v1", "RunPodSandbox", run.SerializeToString())
+        made = state.answer("v1", "RunPodSandbox", run.SerializeToString())
         pod_id = cri_pb2.RunPodSandboxResponse.FromString(made).pod_sandbox_id
         for each in range(containers):
             create = cri_pb2.CreateContainerRequest(
-                pod_sandbox_id=pod_id, config=_container_config(container(each)), sandbox_config=config
+                pod_sandbox_id=pod_id, config=_container_config(container(each), config), sandbox_config=config
             )
-            runtime.state.answer("v1", "CreateContainer", create.SerializeToString())
-    return runtime
+            made = state.answer("v1", "CreateContainer", create.SerializeToString())
+            start = cri_pb2.StartContainerRequest(
+                container_id=cri_pb2.CreateContainerResponse.FromString(made).container_id
+            )
+            state.answer("v1", "StartContainer", start.SerializeToString())
+    return PreparedRuntime(socket, state)
 
 
 def _pod_config(asked: Pod) -> cri_pb2.PodSandboxConfig:
     return cri_pb2.PodSandboxConfig(
         metadata=cri_pb2.PodSandboxMetadata(name=asked.name, uid=asked.uid, namespace=asked.namespace),
+        hostname=asked.name,
+        log_directory=f"/var/log/pods/{asked.namespace}_{asked.name}_{asked.uid}",
         labels=asked.labels,
         annotations=asked.annotations,
-        linux=cri_pb2.LinuxPodSandboxConfig(cgroup_parent=asked.cgroup_parent),
+        linux=cri_pb2.LinuxPodSandboxConfig(
+            cgroup_parent=asked.cgroup_parent,
+            security_context=cri_pb2.LinuxSandboxSecurityContext(namespace_options=_NAMESPACES),
+        ),
     )
 
 
-def _container_config(asked: Container) -> cri_pb2.ContainerConfig:
+def _container_config(asked: Container, of: cri_pb2.PodSandboxConfig) -> cri_pb2.ContainerConfig:
+    named = (asked.name, of.metadata.name, of.metadata.namespace, of.metadata.uid)
     return cri_pb2.ContainerConfig(
         metadata=cri_pb2.ContainerMetadata(name=asked.name),
         image=cri_pb2.ImageSpec(image=asked.image),
+        command=asked.command,
         envs=[cri_pb2.KeyValue(key=key, value=value.encode()) for key, value in asked.envs],
+        mounts=[
+            cri_pb2.Mount(
+                container_path=path, host_path=f"/var/lib/kubelet/pods/{of.metadata.uid}/{where}", readonly=readonly
+            )
+            for path, where, readonly in _MOUNTS
+        ],
+        labels={f"io.kubernetes.{key}": value for key, value in zip(_LABELS, named, strict=True)},
         annotations=asked.annotations,
+        log_path=f"{asked.name}/0.log",
         linux=cri_pb2.LinuxContainerConfig(
-            resources=cri_pb2.LinuxContainerResources(**asked.resources)  # type: ignore[arg-type]
+            resources=cri_pb2.LinuxContainerResources(**asked.resources),  # type: ignore[arg-type]
+            security_context=cri_pb2.LinuxContainerSecurityContext(
+                namespace_options=_NAMESPACES, masked_paths=MASKED_PATHS, readonly_paths=READONLY_PATHS
+            ),
         ),
     )
 

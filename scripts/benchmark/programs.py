@@ -98,10 +98,16 @@ def _compare_counts(running: Served, mode: Mode) -> None:
     for name, expected in expected_counts(mode, running.sent, running.made).items():
         if name not in running.programs:
             continue
-        counted = json.loads(running.programs[name].output().splitlines()[-1])
+        counted = counts(running.programs[name].output())
         if counted != expected:
             logs = [running.programs[proxy].output()[-500:] for proxy in (PROXY, HOOKED) if proxy in running.programs]
             raise DemoError(f"{name} answered {counted}, sent was {expected}; the proxies' logs end: {' '.join(logs)}")
+
+
+def counts(output: str) -> dict[str, int] | None:
+    """Read what a server counted: its last line in JSON, behind which asyncio may tell of connections that broke."""
+    told = [line for line in output.splitlines() if line.startswith("{")]
+    return json.loads(told[-1]) if told else None
 
 
 def expected_counts(

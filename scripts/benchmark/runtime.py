@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import uvloop
 
@@ -49,15 +50,17 @@ def _work() -> None:
         pass
 
 
-async def serve(socket_path: str, containers: int, list_bytes: int, transfer_bytes: int) -> None:
+async def serve(
+    kind: Callable[[str], CountingRuntime], socket_path: str, containers: int, list_bytes: int, transfer_bytes: int
+) -> None:
     """Serve until SIGTERM, then print the counts as one JSON line."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    async with CountingRuntime(socket_path) as runtime:
+    async with kind(socket_path) as runtime:
         runtime.state.fill_list(containers, list_bytes)
         await stopped.wait()
     print(json.dumps({method: count for method, count in runtime.answered.items() if count}))
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(sys.argv[1], *map(int, sys.argv[2:])))
+    uvloop.run(serve(CountingRuntime, sys.argv[1], *map(int, sys.argv[2:])))

@@ -325,6 +325,29 @@ def test_unreadable_value(path: str, value: object, problem: str) -> None:
     assert "canary" not in str(raised.value)
 
 
+@pytest.mark.parametrize("text", [r"\udc00", r"\uDC00", r"\ud83d", r"\uD83D canary"])
+def test_half_a_surrogate_pair_anywhere_is_no_text(text: str) -> None:
+    info = json.dumps(CONTAINER_INFO).replace("/kubepods", text)
+    message = cri_pb2.ContainerStatusResponse(status=CONTAINER_STATUS, info={"info": info}).SerializeToString()
+    with pytest.raises(Unreadable, match="text") as raised:
+        status.read_container_status(message)
+    assert "canary" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("text", "meant"), [(r"\ud83d\ude00", "😀"), (r"\uD83D\uDE00", "😀"), (r"\\ud83d", r"\ud83d")])
+def test_a_whole_pair_and_what_only_looks_like_half_of_one_are_texts(text: str, meant: str) -> None:
+    info = json.dumps({"config": {"envs": [{"key": "A", "value": "VALUE"}]}}).replace("VALUE", text)
+    message = cri_pb2.ContainerStatusResponse(status=CONTAINER_STATUS, info={"info": info}).SerializeToString()
+    assert status.read_container_status(message).envs == {"A": meant}
+
+
+@pytest.mark.parametrize("name", ["canary", ""])
+def test_a_map_with_a_value_that_is_no_text_is_told_of_without_its_keys(name: str) -> None:
+    with pytest.raises(Unreadable) as raised:
+        container(with_value(CONTAINER_INFO, "config.linux.resources.unified", {name: 5}))
+    assert "canary" not in str(raised.value)
+
+
 @pytest.mark.parametrize("text", ["", "canary", "[" * 100_000, '{"pid": ' + "9" * 5000 + "}", "[]", "5"])
 def test_unreadable_document(text: str) -> None:
     pod = cri_pb2.PodSandboxStatusResponse(status=POD_STATUS, info={"info": text}).SerializeToString()

@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 from tests.engines import leftovers
+from tests.system.proxy import wait_until
 
 
 def test_processes_with_the_mark_are_ended_and_no_others() -> None:
@@ -13,7 +14,7 @@ def test_processes_with_the_mark_are_ended_and_no_others() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(1000)"]
     marked, other = subprocess.Popen([*command, mark]), subprocess.Popen(command)
     try:
-        assert leftovers.processes(mark) == {marked.pid}
+        wait_until(lambda: leftovers.processes(mark) == {marked.pid}, "it runs its program, and is found")
         leftovers.end(lambda: leftovers.processes(mark))
         assert marked.wait() == -9
         assert other.poll() is None

@@ -34,7 +34,8 @@ from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockerd_wire import Reader
 
 KEPT_BODY_BYTES = 1 << 20
-BACKLOG = 128
+BACKLOG = 4096
+"""What Linux allows by itself (net.core.somaxconn), and so what a Go program asks for."""
 
 __all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 

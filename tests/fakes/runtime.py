@@ -54,7 +54,7 @@ class Received:
 
 @dataclass(slots=True)
 class Injection:
-    """What goes wrong with a method's calls, in this order: a delay, a cut connection, an error status.
+    """What goes wrong with a method's calls, in this order: a delay, a closed gate, a cut connection, an error status.
 
     ``times`` calls are hit; None means all. A cut needs ``FakeRuntime.cut_connections``.
     """
@@ -65,6 +65,7 @@ class Injection:
     trailing_metadata: Metadata = ()
     cut: bool = False
     times: int | None = None
+    gate: asyncio.Event | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -185,6 +186,8 @@ class FakeRuntime:
         if injection.times is not None:
             injection.times -= 1
         await asyncio.sleep(injection.delay_seconds)
+        if injection.gate is not None:
+            await injection.gate.wait()
         if injection.cut:
             if self.cut_connections is None:
                 raise RuntimeError("cut was injected but no fault relay lends cut_connections")

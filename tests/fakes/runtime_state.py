@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 import grpc
 
-from tests.fakes import cri_pb2, inside
+from tests.fakes import cri_pb2, inside, spec
 
 IMAGE = "docker.io/library/runtimeproxy-busybox:1"
+IMAGE_REFERENCE = "sha256:" + "0" * 64
 STREAMING_URL = "http://127.0.0.1:10010"
 
 Record = TypeVar("Record")
@@ -186,8 +187,10 @@ class RuntimeState:
         status.id, status.state, status.created_at = pod.id, listed.state, pod.created_at
         status.metadata.CopyFrom(listed.metadata)
         status.runtime_handler = listed.runtime_handler
-        info = {"pid": 1, "runtimeHandler": listed.runtime_handler, "config": inside.go_json(pod.config)}
-        return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info) if request.verbose else {})
+        if not request.verbose:
+            return cri_pb2.PodSandboxStatusResponse(status=status)
+        info = spec.pod_info(pod.id, pod.config, listed.runtime_handler)
+        return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info))
 
     def _list_pods(self, message: bytes) -> cri_pb2.ListPodSandboxResponse:
         wanted = cri_pb2.ListPodSandboxRequest.FromString(message).filter
@@ -232,13 +235,16 @@ class RuntimeState:
         status.metadata.CopyFrom(listed.metadata)
         status.image.CopyFrom(listed.image)
         status.resources.linux.CopyFrom(container.resources)
-        info = {
-            "sandboxID": container.pod_id,
-            "pid": 1,
-            "config": inside.go_json(container.config),
-            "runtimeSpec": inside.runtime_spec(container.config, container.resources, container.cgroup_path),
-        }
-        return cri_pb2.ContainerStatusResponse(status=status, info=_info(info) if request.verbose else {})
+        asked = cri_pb2.CreateContainerRequest.FromString(container.request)
+        status.image_ref = IMAGE_REFERENCE
+        status.mounts.extend(asked.config.mounts)
+        status.log_path = f"{asked.sandbox_config.log_directory}/{asked.config.log_path}"
+        if container.state != cri_pb2.CONTAINER_CREATED:
+            status.started_at = container.created_at
+        if not request.verbose:
+            return cri_pb2.ContainerStatusResponse(status=status)
+        info = spec.container_info(container.id, container.pod_id, asked, container.resources, container.cgroup_path)
+        return cri_pb2.ContainerStatusResponse(status=status, info=_info(info))
 
     def _list_containers(self, message: bytes) -> bytes | cri_pb2.ListContainersResponse:
         if self.big_list is not None:
@@ -307,8 +313,8 @@ def _listed_container(container: Container) -> cri_pb2.Container:
 
 
 def _image() -> cri_pb2.Image:
-    return cri_pb2.Image(id="sha256:" + "0" * 64, repo_tags=[IMAGE], size=1)
+    return cri_pb2.Image(id=IMAGE_REFERENCE, repo_tags=[IMAGE], size=1)
 
 
 def _info(values: Mapping[str, Any]) -> dict[str, str]:
-    return {"info": json.dumps(values)}
+    return {"info": json.dumps(values, separators=(",", ":"))}  # as Go writes it

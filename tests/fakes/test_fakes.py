@@ -127,9 +127,12 @@ async def test_injected_errors_carry_code_text_and_trailers(runtime: FakeRuntime
 
 async def test_a_callers_deadline_cancels_at_the_runtime(runtime: FakeRuntime) -> None:
     runtime.inject("Version", Injection(delay_seconds=60))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call(runtime.socket_path, "/runtime.v1.RuntimeService/Version", b"", seconds=0.1)
-    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    for seconds in (0.1, 10):  # a server drops, unseen, what comes to it when its deadline has passed
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(runtime.socket_path, "/runtime.v1.RuntimeService/Version", b"", seconds=seconds)
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        if runtime.received:
+            break
     await until(lambda: runtime.received[-1].cancelled)
 
 
@@ -146,7 +149,7 @@ async def test_events_reach_every_stream(runtime: FakeRuntime) -> None:
     async with grpc.aio.insecure_channel(f"unix:{runtime.socket_path}") as channel:
         method: Any = channel.unary_stream("/runtime.v1.RuntimeService/GetContainerEvents")
         streams = [method(b""), method(b"")]
-        await asyncio.wait_for(runtime.wait_for_subscribers(2), 5)
+        await asyncio.wait_for(runtime.wait_for_subscribers(2), 20)
         for number in range(3):
             runtime.send_event(f"container-{number}")
         for stream in streams:
@@ -183,7 +186,7 @@ async def test_bytes_and_half_closes_pass_and_are_kept(relay: FaultRelay, dribbl
     reader, writer = await asyncio.open_unix_connection(relay.listen)
     writer.write(b"hello")
     writer.write_eof()
-    assert await asyncio.wait_for(reader.read(), 5) == b"hello end"
+    assert await asyncio.wait_for(reader.read(), 20) == b"hello end"
     [connection] = relay.connections
     assert (bytes(connection.to_backend), bytes(connection.to_client)) == (b"hello", b"hello end")
     assert connection.client_half_closed
@@ -195,7 +198,7 @@ async def test_a_cut_lets_exactly_so_many_bytes_pass(relay: FaultRelay) -> None:
     relay.to_client.cut_after_bytes = 7
     reader, writer = await asyncio.open_unix_connection(relay.listen)
     writer.write(b"0123456789")
-    assert await asyncio.wait_for(reader.read(), 5) == b"0123456"
+    assert await asyncio.wait_for(reader.read(), 20) == b"0123456"
     writer.close()
 
 
@@ -207,13 +210,13 @@ async def test_a_stopped_reader_takes_nothing_and_a_close_then_resets(relay: Fau
     await asyncio.sleep(0.02)
     assert not relay.connections[0].to_backend
     relay.to_backend.resume_reading()
-    assert await asyncio.wait_for(reader.readexactly(4), 5) == b"late"
+    assert await asyncio.wait_for(reader.readexactly(4), 20) == b"late"
     relay.to_backend.stop_reading()
     writer.write(b"lost")
     await writer.drain()
     relay.reset()
     with pytest.raises(ConnectionResetError):
-        await asyncio.wait_for(reader.read(), 5)
+        await asyncio.wait_for(reader.read(), 20)
     writer.close()
 
 
@@ -222,14 +225,14 @@ async def test_half_closes_on_command(relay: FaultRelay) -> None:
     writer.write(b"x")
     await reader.readexactly(1)
     relay.half_close_backend()
-    assert await asyncio.wait_for(reader.read(), 5) == b" end"
+    assert await asyncio.wait_for(reader.read(), 20) == b" end"
     writer.close()
 
 
 async def test_a_backend_that_is_away_ends_the_client(tmp_path: Path) -> None:
     async with FaultRelay(str(tmp_path / "front.sock"), str(tmp_path / "nobody.sock")) as relay:
         reader, writer = await asyncio.open_unix_connection(relay.listen)
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), 20) == b""
         writer.close()
 
 

@@ -54,7 +54,7 @@ def slow_small(p50: float) -> Round:
 
 def test_a_log_is_read() -> None:
     run = h2load.read_log(LOG, 3, 200)
-    assert run == Run((300, 100, 600), 0.001)
+    assert run == Run((300, 100, 600), 0.001, (1, 2, 2))
     assert run.calls_per_second == pytest.approx(3000)
     assert h2load.read_log(LOG.replace("200\t", "204\t"), 3, 204) == run
 
@@ -90,7 +90,7 @@ def test_percentiles_are_by_nearest_rank(microseconds: tuple[int, ...], percent:
 
 
 def test_portions_add_up() -> None:
-    assert Run((1, 2), 0.5) + Run((3,), 0.25) == Run((1, 2, 3), 0.75)
+    assert Run((1, 2), 0.5, (1, 2)) + Run((3,), 0.25, (1,)) == Run((1, 2, 3), 0.75, (1, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,19 @@ def test_hook_servers_are_also_asked_about_what_is_made_for_a_case() -> None:
         DIRECT: {start: 17},
         programs.HOOKS: {"PreCreateContainer": 1, "PreStartContainer": 8, "PostStartContainer": 8},
     }
+
+
+@pytest.mark.parametrize(
+    ("output", "counted"),
+    [
+        ('listening\n{"GET /_ping": 3}\n', {"GET /_ping": 3}),
+        ('{"a": 1}\n{}\nTask exception was never retrieved\nConnectionResetError: [Errno 104]', {}),
+        ("Traceback (most recent call last):\nOSError\n", None),
+        ("", None),
+    ],
+)
+def test_what_a_server_counted_is_its_last_line_in_json(output: str, counted: dict[str, int] | None) -> None:
+    assert programs.counts(output) == counted
 
 
 def test_the_median_of_the_rounds_decides() -> None:

@@ -30,6 +30,7 @@ from scripts.benchmark.window import Start
 from scripts.benchmark.windowhook import Note, Noting, NotingRdt
 from scripts.demonstration.processes import DemoError
 from tests.hooks.rdt_node import POD_GROUP, SMALL, Node, annotated, threads
+from tests.system.proxy import wait_until
 
 NAMES = [server.name for server in HOOK_SERVERS]
 GPU = next(server for server in HOOK_SERVERS if server.name == "gpu")
@@ -99,7 +100,7 @@ def test_the_nodes_container_has_a_process_until_the_end(tmp_path: Path) -> None
     with hookservers.node(tmp_path):
         [listed] = tmp_path.glob(f"cgroup/**/{hookservers.CONTAINER_ID}/cgroup.procs")
         command = Path(f"/proc/{listed.read_text().strip()}/cmdline")
-        assert command.read_text().startswith("sleep")
+        wait_until(lambda: command.read_text().startswith("sleep"), "the process runs its program")
     assert not command.exists()
 
 

@@ -14,6 +14,8 @@ def test_all_that_runs_is_found(mode: str) -> None:
     found = fullnode.full_node(MODES[mode], pods=3, containers=2)
     assert (found.pods, found.containers) == (3, 6)
     assert min(found.ready, found.complete) >= 0
+    assert found.busy > 0
+    assert min(found.calls) > 0
 
 
 def test_a_node_has_as_many_pods_as_were_asked_for_and_no_two_alike() -> None:
