@@ -6,6 +6,8 @@ Invariant: what a proxy at rest holds is judged in every run; its memory's growt
 where all of it was run.
 """
 
+from statistics import median
+
 from scripts.benchmark.fullnode import CONTAINERS, PODS, RECORDS_CONTAINERS, RECORDS_PODS, full_node
 from scripts.benchmark.limits import MIB
 from scripts.benchmark.modes import MODES
@@ -63,6 +65,11 @@ def filled(name: str, share: float) -> Found:
         [
             _seconds(f"seconds from the start to the socket, {of_node}", node.ready, READY_SECONDS, share),
             _seconds(f"seconds to read the state once it is needed, {of_node}", node.complete, KNOWN_SECONDS, share),
+            Figure("CPU time of the proxy meanwhile", f"{node.busy:.2f} s"),
+            Figure(
+                f"a call to the runtime meanwhile, of {len(node.calls)}: median and slowest",
+                f"{median(node.calls) * 1000:.1f} ms, {max(node.calls) * 1000:.1f} ms",
+            ),
             Figure(
                 f"memory of {of_records}",
                 f"{crowded.growth / MIB:.1f} MiB",

@@ -18,7 +18,7 @@ from scripts.benchmark.limits import MIB, Verdict
 from scripts.benchmark.modes import MODES, Mode
 from scripts.demonstration.__main__ import why_fake
 from scripts.demonstration.processes import DemoError
-from scripts.soaking import crowd, figures, hung, stalled
+from scripts.soaking import attacked, attacks, beside_figures, crowd, figures, hung, slow, stalled
 from scripts.soaking.day import DAY_SECONDS, HOUR_SECONDS
 from scripts.soaking.lives import LIVES
 from scripts.soaking.programs import run_module, run_tests
@@ -141,21 +141,6 @@ def readers(share: float) -> Found:
                 f"{stalled.RATIO:.2f}",
                 found.ratio <= stalled.RATIO if share == 1 else None,
             ),
-        ]
-    )
-
-
-def beside_hung(name: str, share: float) -> Found:
-    """Measure other calls beside creates whose hook server hangs."""
-    return Found(
-        [
-            Figure(
-                f"{each.case.name}: p99 beside {hung.HELD} held creates to alone",
-                f"{each.ratio:.2f}",
-                f"{hung.RATIO:.2f}",
-                each.ratio <= hung.RATIO if share == 1 else None,
-            )
-            for each in hung.measure(name, share)
         ]
     )
 
@@ -287,7 +272,27 @@ STEPS = (
             f"scripts/soak --step hung-{name}",
             "a sick hook server does not slow other calls",
             f"{hung.HELD} hung hook calls",
-            partial(beside_hung, name),
+            partial(beside_figures.beside_hung, name),
+        )
+        for name in MODES
+    ),
+    *(
+        Step(
+            f"slow-{name}",
+            f"scripts/soak --step slow-{name}",
+            "a runtime that is slow in one method does not slow other calls",
+            f"{slow.HELD} calls that the runtime does not answer",
+            partial(beside_figures.beside_slow, name),
+        )
+        for name in MODES
+    ),
+    *(
+        Step(
+            f"attacked-{name}",
+            f"scripts/soak --step attacked-{name}",
+            "a hostile client does not slow the calls of others",
+            f"{attacked.TURNS} turns beside {len(attacks.ATTACKS[name])} kinds of attack",
+            partial(beside_figures.beside_attacks, name),
         )
         for name in MODES
     ),
@@ -296,7 +301,7 @@ STEPS = (
             f"crowd-{name}",
             f"scripts/soak --step crowd-{name}",
             "many calls at once are served alike",
-            "1,000 streams, 100 connections, 16 MiB lists",
+            "1,000 streams or connections, 200 execs, 16 MiB lists",
             partial(crowded, name),
         )
         for name in MODES

@@ -5,9 +5,18 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, PROXY
-from scripts.benchmark.h2load import H2load
+from scripts.benchmark.h2load import H2load, Run
 from scripts.soaking import crowd
-from scripts.soaking.crowd import CONNECTIONS, CROWDS, EXEC_SYNC, RATIO, STREAMS, Crowd, Crowded
+from scripts.soaking.crowd import (
+    CONNECTIONS,
+    CROWDS,
+    DOCKER_CONNECTIONS,
+    EXEC_SYNC,
+    RATIO,
+    STREAMS,
+    Crowd,
+    Crowded,
+)
 
 
 def test_a_crowds_limit_is_the_runtimes_own_where_that_is_higher() -> None:
@@ -18,6 +27,12 @@ def test_a_crowds_limit_is_the_runtimes_own_where_that_is_higher() -> None:
         Crowd(EXEC_SYNC, PROXY, 1, 1),
     ]
     assert Crowded(crowds, (1,)).limits == {STREAMS: RATIO, EXEC_SYNC: RATIO + 2}
+
+
+def test_a_wait_is_counted_in_time_or_in_calls() -> None:
+    run = Run((10, 20, 90, 30), 1.0, (2, 2, 3, 1))
+    assert crowd._ratio(STREAMS, run) == 4.5
+    assert crowd._ratio(DOCKER_CONNECTIONS, run) == 1.5
 
 
 def test_the_figure_beside_lists_is_the_turns_median() -> None:

@@ -71,10 +71,10 @@ async def test_a_probe_that_says_another_thing_is_no_good_answer(
 
 
 async def test_what_is_told_must_be_heard(kubelet: Kubelet, container_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubelets, "PATIENCE_SECONDS", 0.1)
     await kubelet.follow(container_id)
     kubelet.tell(container_id)
     await kubelet.all_heard()
+    monkeypatch.setattr(kubelets, "PATIENCE_SECONDS", 0.1)
     kubelet.told[EVENTS] += 1
     with pytest.raises(TimeoutError):
         await kubelet.all_heard()

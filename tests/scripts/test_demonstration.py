@@ -201,20 +201,14 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-FAKE = pytest.param(True, id="fake")
-REAL = pytest.param(False, id="real", marks=pytest.mark.engine)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("fake", [FAKE, REAL])
 @pytest.mark.parametrize(
-    ("arguments", "titles"),
+    ("arguments", "titles", "fake"),
     [
-        ([], ["CRI mode", "Docker mode"]),
-        (["--mode", "cri"], ["CRI mode"]),
-        (["--mode", "docker"], ["Docker mode"]),
+        pytest.param([], ["CRI mode", "Docker mode"], False, id="both", marks=pytest.mark.engine),
+        pytest.param(["--mode", "cri"], ["CRI mode"], True, id="cri"),
+        pytest.param(["--mode", "docker"], ["Docker mode"], True, id="docker"),
     ],
-    ids=["both", "cri", "docker"],
 )
 def test_the_demo_shows_each_mode_and_leaves_nothing(
     folder: Path, arguments: list[str], titles: list[str], fake: bool
@@ -243,11 +237,17 @@ def test_what_hook_servers_complained_of_is_shown_with_a_failure(
     assert complaints.startswith("20-batchresource-cpunormalization-cpuset: ")  # a fake runtime has no cgroups
 
 
-@pytest.mark.parametrize("fake", [FAKE, REAL])
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cri", "docker"])
 @pytest.mark.parametrize("line", ["Runtime:", "RDT:", "Proxy:", "Hooks:"])
-@pytest.mark.parametrize("by_terminal", [False, True], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize(
+    ("by_terminal", "fake"),
+    [
+        pytest.param(False, True, id="SIGTERM-fake"),
+        pytest.param(False, False, id="SIGTERM-real", marks=pytest.mark.engine),
+        pytest.param(True, False, id="Ctrl-C-real", marks=pytest.mark.engine),
+    ],
+)
 def test_an_interrupted_demo_leaves_nothing(folder: Path, mode: str, line: str, by_terminal: bool, fake: bool) -> None:
     demo = Demo(folder, "--mode", mode, *(["--fake"] if fake else []))
     demo.read_until(line)

@@ -1,23 +1,46 @@
-"""The soak's small calls beside creates whose hook server hangs."""
+"""The soak's small calls beside creates whose hook server hangs, or that the runtime does not answer."""
+
+import asyncio
+import os
+import signal
+from types import ModuleType
 
 import pytest
 
-from scripts.benchmark.cases import CRI, DOCKER, SMALL
-from scripts.soaking import hung
-from scripts.soaking.hung import Hung
-
-
-def test_the_ratio_is_the_turns_median() -> None:
-    assert Hung(SMALL, [(100, 150), (100, 900), (200, 100)]).ratio == 1.5
+from scripts.benchmark.cases import CRI, DOCKER
+from scripts.soaking import beside, hung, slow
+from scripts.soaking.gate import Gate
 
 
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize("mode", [CRI, DOCKER])
-def test_a_small_part_of_it(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hung, "TURNS", 2)
-    found = hung.measure(mode, 0.01)
+@pytest.mark.parametrize("module", [hung, slow], ids=["hung", "slow"])
+def test_a_small_part_of_it(module: ModuleType, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TURNS", 2)
+    monkeypatch.setattr(beside, "HOLD_SECONDS", 0.3)
+    found = module.measure(mode, 0.01)
     assert len(found) == 2
     for each in found:
         assert len(each.turns) == 2
         assert each.ratio > 0
+
+
+async def passes(gate: Gate) -> bool:
+    """Tell whether the gate lets a call pass."""
+    try:
+        await asyncio.wait_for(gate.passed(), 0.02)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_a_gate_is_shut_and_opened_by_signals() -> None:
+    gate = Gate()
+    assert await passes(gate)
+    async with asyncio.timeout(20):
+        with beside.signalled(os.getpid(), signal.SIGUSR1, signal.SIGUSR2):
+            while await passes(gate):
+                pass
+            waiting = asyncio.ensure_future(gate.passed())
+        await waiting

@@ -4,12 +4,14 @@ import argparse
 import re
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from scripts.benchmark import hookmode
+from scripts.benchmark import answers, hookmode
+from scripts.benchmark.hookservers import HOOK_SERVERS
 from scripts.benchmark.limits import Verdict
 from scripts.demonstration.processes import DemoError
 from scripts.soaking import __main__ as soaking
@@ -29,7 +31,8 @@ RUN_BY_OTHERS = {
     "clients",
     "stalled",
     "faults",
-    *(name for name in NAMES if name.startswith(("hung-", "crowd-", "lives-", "day-"))),
+    "demo",
+    *(name for name in NAMES if name.startswith(("hung-", "slow-", "attacked-", "crowd-", "lives-", "day-"))),
 }
 GOOD = Figure("growth", "0.01 MiB", "below 1 MiB", True)
 BAD = Figure("growth", "1.50 MiB", "below 1 MiB", False)
@@ -111,7 +114,7 @@ def test_shares_are_of_every_step_or_of_one_and_the_later_counts() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("none=0.1", "there is no step 'none': take one of bench-cri, "),
+        ("none=0.1", "there is no step 'none': take one of attacked-cri, "),
         ("demo=", "'' is no share"),
         ("0", "'0' is no share: take a number above 0, at most 1"),
         ("1.5", "'1.5' is no share"),
@@ -261,10 +264,25 @@ def test_what_a_step_found_is_kept_and_stands_in_the_document_beside_the_others(
     assert "It did not come to its end" in written
 
 
+@pytest.mark.parametrize(
+    ("codes", "says"), [([0, 0, 0], ""), ([0, 3, 0], "run 2 ended with exit code 3; its output: so")]
+)
+def test_the_demo_must_end_well_each_time(monkeypatch: pytest.MonkeyPatch, codes: list[int], says: str) -> None:
+    left = iter(codes)
+    monkeypatch.setattr(steps, "run_module", lambda arguments, environment: (next(left), "so"))
+    [step] = [step for step in STEPS if step.name == "demo"]
+    ended = step.run(len(codes) / steps.DEMOS.full)
+    assert ended.error == says
+    assert [figure.found for figure in ended.found.figures if "in a row" in figure.what] == ([] if says else ["3"])
+
+
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize("step", [step for step in STEPS if step.name not in RUN_BY_OTHERS], ids=lambda s: s.name)
 def test_a_small_part_of_what_no_other_test_runs(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each hook server's row has its own tests, as have the starts of containers.
+    monkeypatch.setattr(answers, "one_round", partial(answers.one_round, servers=HOOK_SERVERS[-1:]))
+    monkeypatch.setattr(hookmode, "windows", lambda share: "another test starts containers")
     # All of the streams' tests are run anyway: here are those that every byte of a soak goes through.
     monkeypatch.setattr(steps, "run_tests", lambda files, share: programs.run_tests([*files, "-k=both_ways"], share))
     ended = step.run(0.01)
@@ -272,4 +290,4 @@ def test_a_small_part_of_what_no_other_test_runs(step: Step, monkeypatch: pytest
     assert bool(ended.found.table) is step.name.startswith("bench-")
     assert all(len(row) == len(ended.found.table[0]) for row in ended.found.table)
     windows = [figure for figure in ended.found.figures if figure.what.startswith(hookmode.WINDOW)]
-    assert len(windows) == (3 if step.name == "bench-hooks" else 0)
+    assert len(windows) == (2 if step.name == "bench-hooks" else 0)

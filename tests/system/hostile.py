@@ -123,7 +123,8 @@ def _with_stream(frame: Frame) -> bytes:
     return wire[:5] + b"%(stream)b" + wire[9:]
 
 
-ANSWER = b"".join(map(_with_stream, (Headers(1, REPLY), Data(1, grpc(b"")), Headers(1, TRAILERS, end=True))))
+_ANSWER: tuple[Frame, ...] = (Headers(1, REPLY), Data(1, grpc(b"")), Headers(1, TRAILERS, end=True))
+ANSWER = b"".join(map(_with_stream, _ANSWER))
 """An answer with a placeholder for its stream."""
 
 

@@ -1,9 +1,8 @@
 """Peers that break the protocol, or flood: their connection ends, or is bounded, and the others live (row X1)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -11,19 +10,13 @@ import pytest
 
 from tests.amounts import Amount
 from tests.cri.peer import (
-    CREATE,
     PREFACE,
-    VERSION,
     Ack,
     Credit,
     Data,
-    GoAway,
-    Ping,
-    Raw,
     Reset,
     Settings,
     block,
-    continuation,
     grpc,
     raw_headers,
     request,
@@ -31,8 +24,9 @@ from tests.cri.peer import (
 from tests.engines import cri
 from tests.fakes import cri_pb2, hookanswers
 from tests.fakes.hookserver import HookServer
+from tests.system.attacks import BY_CLIENT, BY_RUNTIME, CREATE_BLOCK, LONG, VERSION_BLOCK
 from tests.system.h2client import H2Client
-from tests.system.hostile import GREETING, TARGET_STREAM, HostileClient, HostileRuntime, Process, pieces
+from tests.system.hostile import TARGET_STREAM, HostileClient, HostileRuntime, Process, pieces
 from tests.system.proxy import ProxyInside, ProxyProcess, until
 
 pytestmark = pytest.mark.slow
@@ -43,108 +37,7 @@ FROM_THE_RUNTIME = Amount(80_000, 200_000)
 """It may send twice as much."""
 GROWTH_BYTES = 16 << 20
 PATH = "/runtime.v1.RuntimeService/Version"
-CALM, BROKEN = 0xB, 0x1
-VERSION_BLOCK, CREATE_BLOCK = block(VERSION), block(CREATE)
 RUN_POD_BLOCK = block(request(b"/runtime.v1.RuntimeService/RunPodSandbox"))
-BIG_FIELD = b"\x40\x01k\x7f\xa1\x1e" + b"v" * 4_000
-"""Goes to the dynamic table as its 62nd entry."""
-
-Frames = Callable[[int], Iterator[bytes]]
-
-
-def again(frame: bytes) -> Frames:
-    """Repeat a frame."""
-    return lambda count: repeat(frame, count)
-
-
-def resets(fragment: bytes) -> Frames:
-    """Open a stream and reset it."""
-
-    def frames(count: int) -> Iterator[bytes]:
-        for stream in range(101, 101 + 2 * count, 2):
-            yield raw_headers(stream, fragment) + Reset(stream, 8).wire()
-
-    return frames
-
-
-def made_resets(count: int) -> Iterator[bytes]:
-    """Open a stream and make the runtime reset it."""
-    for stream in range(101, 101 + 2 * count, 2):
-        yield raw_headers(stream, VERSION_BLOCK) + Credit(stream, 0).wire()
-
-
-def unfinished(piece: bytes) -> Frames:
-    """Begin a header block and never end it."""
-    return lambda count: chain(
-        [raw_headers(101, VERSION_BLOCK, whole=False)], repeat(continuation(101, piece, whole=False), count)
-    )
-
-
-def bomb(count: int) -> Iterator[bytes]:
-    """Refer to a big field again and again."""
-    yield raw_headers(101, VERSION_BLOCK + BIG_FIELD)
-    for stream in range(103, 103 + 2 * count, 2):
-        yield raw_headers(stream, b"\xbe" * 16_000)
-
-
-def once(frame: bytes) -> Frames:
-    """Send one frame."""
-    return lambda _: iter([frame])
-
-
-@dataclass(frozen=True)
-class Attack:
-    """``frames`` of a peer; ``kind`` is the bound that ends it, ``code`` what a client is told.
-
-    None: that the runtime's SETTINGS have not come yet; then a frame of ours may not stand there.
-    """
-
-    frames: Frames
-    kind: str
-    code: int | None = CALM
-    greeting: bytes = GREETING
-
-
-OPEN = raw_headers(1, VERSION_BLOCK)
-LONG = (16_385).to_bytes(3, "big") + b"\xee\x00" + bytes(4)
-
-BY_CLIENT = {
-    "bad preface": Attack(once(bytes(100)), "preface", None, greeting=b"PRI * HTTP/1.1\r\n\r\n"),
-    "no SETTINGS": Attack(once(b""), "protocol", None, greeting=PREFACE + Ping(bytes(8)).wire()),
-    "oversize frame": Attack(once(LONG), "frame_size", BROKEN),
-    "HPACK bomb": Attack(bomb, "protocol", BROKEN, greeting=PREFACE + Settings().wire()),
-    "rapid reset": Attack(resets(VERSION_BLOCK), "early_ends"),
-    "rapid reset of held calls": Attack(resets(CREATE_BLOCK), "early_ends"),
-    "MadeYouReset": Attack(made_resets, "early_ends"),
-    "CONTINUATION": Attack(unfinished(b"\x00\x01a\x01b" * 20), "header_block"),
-    "empty CONTINUATION": Attack(unfinished(b""), "header_block"),
-    "empty DATA": Attack(lambda count: chain([OPEN], repeat(Data(1, b"").wire(), count)), "empty_data"),
-    "PING": Attack(again(Ping(bytes(8)).wire()), "pings"),
-    "PING ACK": Attack(again(Ping(bytes(8), ack=True).wire()), "pings"),
-    "SETTINGS": Attack(again(Settings(((4, 1), (4, 2))).wire()), "settings"),
-    "SETTINGS ACK": Attack(again(Ack().wire()), "settings"),
-    "PRIORITY": Attack(again(Raw(2, 0, 1, bytes(5)).wire()), "priorities"),
-    "WINDOW_UPDATE": Attack(again(Credit(0, 1).wire()), "window_updates"),
-    "unknown frames": Attack(again(Raw(0xEE, 0, 0).wire()), "unknown_frames"),
-    "resets of no stream": Attack(again(Reset(1, 8).wire()), "resets"),
-    "GOAWAY": Attack(again(GoAway(0).wire()), "goaways"),
-    "open streams": Attack(
-        lambda count: (raw_headers(stream, VERSION_BLOCK) for stream in range(101, 101 + 2 * count, 2)), "open_streams"
-    ),
-}
-BY_RUNTIME = {
-    "oversize frame": Attack(once(LONG), "frame_size"),
-    "no HTTP/2": Attack(once(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(1 << 16)), "frame_size"),
-    "HPACK bomb": Attack(lambda count: chain([Ack().wire()], bomb(count)), "protocol"),
-    "CONTINUATION": Attack(unfinished(b""), "header_block"),
-    "empty DATA": Attack(again(Data(TARGET_STREAM, b"").wire()), "empty_data"),
-    "PING": Attack(again(Ping(bytes(8)).wire()), "pings"),
-    "SETTINGS": Attack(again(Settings(((4, 1), (4, 2))).wire()), "settings"),
-    "WINDOW_UPDATE": Attack(again(Credit(0, 1).wire()), "window_updates"),
-    "resets": Attack(again(Reset(1, 8).wire()), "resets"),
-    "GOAWAY": Attack(again(GoAway(2**31 - 1).wire()), "goaways"),
-    "DATA above every window": Attack(again(Data(TARGET_STREAM, bytes(16_384)).wire()), "protocol"),
-}
 
 
 @pytest.fixture
