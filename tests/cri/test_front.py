@@ -51,9 +51,9 @@ async def test_a_client_that_leaves_while_the_image_endpoint_is_dialled_leaves_n
         await asyncio.sleep(0.01)
         connection.image.close()
         accepted = [listener.accept()[0] for _ in kept]
-        await asyncio.wait_for(connection.tasks[0], 5)
+        await asyncio.wait_for(connection.tasks[0], 20)
         late, _ = listener.accept()
-        assert await asyncio.wait_for(asyncio.to_thread(late.recv, 1), 5) == b""
+        assert await asyncio.wait_for(asyncio.to_thread(late.recv, 1), 20) == b""
         for sock in [*kept, *accepted, late]:
             sock.close()
 
@@ -73,7 +73,7 @@ def image_service(folder: Path) -> Iterator[tuple[FakeConnection, Callable[[], s
 async def test_an_image_service_that_asks_and_reads_nothing_is_not_read_any_more(tmp_path: Path) -> None:
     count = 100_000
     with image_service(tmp_path) as (connection, accept):
-        await asyncio.wait_for(connection.tasks[0], 5)
+        await asyncio.wait_for(connection.tasks[0], 20)
         with accept() as service:
             pings = Settings().wire() + Ping(b"12345678").wire() * count
             sending = asyncio.ensure_future(asyncio.to_thread(service.sendall, pings))
@@ -84,16 +84,16 @@ async def test_an_image_service_that_asks_and_reads_nothing_is_not_read_any_more
             assert not sending.done()
             got = b""
             while got.count(b"12345678") < count:
-                got += await asyncio.wait_for(asyncio.to_thread(service.recv, 1 << 20), 5)
+                got += await asyncio.wait_for(asyncio.to_thread(service.recv, 1 << 20), 20)
             await sending
             assert {frame.flags for frame in split(got.removeprefix(PREFACE)) if frame.kind == 6} == {1}
 
 
 async def test_an_image_service_that_breaks_the_protocol_is_counted_and_closed(tmp_path: Path) -> None:
     with image_service(tmp_path) as (connection, accept):
-        await asyncio.wait_for(connection.tasks[0], 5)
+        await asyncio.wait_for(connection.tasks[0], 20)
         with accept() as service:
             service.sendall(Ping(b"12345678").wire())
-            while await asyncio.wait_for(asyncio.to_thread(service.recv, 1 << 16), 5):
+            while await asyncio.wait_for(asyncio.to_thread(service.recv, 1 << 16), 20):
                 pass
         assert connection.recorder.counted("connections_broken", side="image", kind="protocol") == 1

@@ -27,7 +27,7 @@ async def client() -> AsyncIterator[socket.socket]:
 
 async def closed(near: socket.socket) -> None:
     """Wait until our end of a connection is closed."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while near.fileno() >= 0:
             await asyncio.sleep(0.001)
 
@@ -35,7 +35,7 @@ async def closed(near: socket.socket) -> None:
 async def read(client: socket.socket) -> bytes:
     """Return what comes before the end."""
     data = b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while piece := await asyncio.get_running_loop().sock_recv(client, 65536):
             data += piece
     return data

@@ -20,8 +20,9 @@ PING_ROUTE = "GET /_ping"
 PING = request("GET", "/_ping")
 UPLOAD = request("POST", "/build", b"x" * 100)
 NOTICE_SECONDS = 0.3
+NEVER_SECONDS = 1000.0
 LIMIT_SECONDS = 20.0
-QUICK_SECONDS = 5.0
+QUICK_SECONDS = 10.0
 """Far below the limit, on a machine that has a lot to do."""
 ATTACH = "/containers/box/attach?stream=1&stdin=1&stdout=1"
 
@@ -110,12 +111,14 @@ async def test_the_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
     assert node.store.counts() == (1, 0)
 
 
-async def test_a_client_that_has_not_asked_yet_has_a_moment(node: Node) -> None:
+async def test_a_client_that_has_not_asked_yet_has_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
     early, silent = await node.client(), await node.client()
     stop = stopping(node)
     await asyncio.sleep(NOTICE_SECONDS / 6)
     early.send(PING)
     assert (await early.answer("GET")).status == 200
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
     assert await early.ended() == b""
     assert await silent.ended() == b""
     await stopped(stop)
@@ -145,20 +148,26 @@ async def test_a_request_whose_rest_can_not_come_is_not_waited_for(node: Node, s
     await stopped(stop)
 
 
-async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
+async def test_streams_are_cut_when_nothing_else_is_open(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_seconds = drain.ANSWER_SECONDS
+    monkeypatch.setattr(drain, "ANSWER_SECONDS", NEVER_SECONDS)
     await node.plain("box")
     await node.act("start", "box")
-    node.dockerd.inject(PING_ROUTE, Injection(delay_seconds=2 * NOTICE_SECONDS))
+    hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
     call, attached, events = [await node.client() for _ in range(3)]
     call.send(PING)
     attached.send(request("POST", ATTACH, b"", "Connection: Upgrade", "Upgrade: tcp"))
     assert b" 101 " in await attached.reader.readuntil(b"\r\n\r\n")
     events.send(request("GET", "/events"))
     assert b" 200 " in await events.reader.readuntil(b"\r\n\r\n")
+    await until(lambda: hang.hanging == 1)
     stop = stopping(node)
+    await asyncio.sleep(2 * NOTICE_SECONDS)
+    hang.release()
     assert (await call.answer("GET")).status == 200
     assert not attached.reader.at_eof()
     assert not events.reader.at_eof()
+    monkeypatch.setattr(drain, "ANSWER_SECONDS", answer_seconds)
     await attached.ended()
     await events.ended()
     await stopped(stop)
@@ -210,12 +219,16 @@ async def test_without_a_daemon_a_request_that_is_half_sent_is_waited_for(alone:
     await stopped(stop)
 
 
-async def test_without_a_daemon_who_asks_nothing_has_a_moment_and_is_not_waited_for(alone: Node) -> None:
+async def test_without_a_daemon_who_asks_nothing_has_a_moment_and_is_not_waited_for(
+    alone: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
     early, silent = await accepted(alone, 2)
     stop = stopping(alone)
     await asyncio.sleep(NOTICE_SECONDS / 6)
     early.send(PING)
     assert error(await early.ended())[0] == 502
+    monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
     assert await silent.ended() == b""
     await stopped(stop)
 

@@ -16,7 +16,7 @@ from runtimeproxy.hooktools.subject import Broken, Late, Skipped, Subject
 from runtimeproxy.hooktools.verify import Mark, Verdict, judge
 from runtimeproxy.model import HookRequest
 from tests.fakes import hookanswers
-from tests.fakes.broken_hookservers import BROKEN, GOOD, Made, Tried, answering
+from tests.fakes.broken_hookservers import BROKEN, GOOD, LATE_SECONDS, Made, Tried, answering
 from tests.fakes.hookserver import HookServer
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def marked(found: dict[str, Verdict], mark: Mark) -> set[str]:
 
 @pytest.mark.parametrize("tried", BROKEN.values(), ids=BROKEN)
 async def test_a_broken_server_breaks_its_own_rules_only(tmp_path: Path, tried: Tried) -> None:
-    points = TWO_POINTS if tried.timeout_seconds > 1 else TWO_POINTS[1:]  # what hangs does so once
+    points = TWO_POINTS if tried.timeout_seconds > LATE_SECONDS else TWO_POINTS[1:]  # what hangs does so once
     found = await verdicts(tmp_path, tried.made, points, tried.timeout_seconds)
     assert marked(found, Mark.BROKEN) == tried.breaks, found
     assert list(found) == [rule.name for rule in RULES]
@@ -95,7 +95,7 @@ async def test_a_refusing_server_has_no_answer_to_judge(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["serves no hook point", "fails", "hangs"])
 async def test_where_no_plain_request_is_answered_the_other_rules_are_skipped(tmp_path: Path, name: str) -> None:
-    found = await verdicts(tmp_path, BROKEN[name].made, timeout_seconds=0.2)
+    found = await verdicts(tmp_path, BROKEN[name].made, timeout_seconds=0.2 if name == "hangs" else 10.0)
     assert {rule for rule, verdict in found.items() if verdict.words == NOWHERE} == found.keys() - {
         "serves",
         "unknown-method",
@@ -134,7 +134,7 @@ async def test_a_server_that_hangs_after_a_rule_is_told(tmp_path: Path) -> None:
         hanging.append(True)
 
     found = await verdicts(
-        tmp_path, answering(answer), timeout_seconds=0.3, tried=(Rule("harm", "It survives.", harm),)
+        tmp_path, answering(answer), timeout_seconds=LATE_SECONDS, tried=(Rule("harm", "It survives.", harm),)
     )
     assert found["harm"].mark is Mark.BROKEN
     assert found["harm"].words == "afterwards a plain request: no answer in time"
@@ -207,11 +207,11 @@ RESTART = tuple(rule for rule in RULES if rule.name == "restart")
     [
         ("true", Mark.KEPT, RESTART[0].sentence),
         ("exit 3", Mark.BROKEN, "the restart command ended with exit code 3"),
-        ("sleep 100", Mark.BROKEN, "waited 0.5 s for the command to end"),
+        ("sleep 100", Mark.BROKEN, "waited 2 s for the command to end"),
         (
             "rm {socket}",
             Mark.BROKEN,
-            "waited 0.5 s for an answer at PreRunPodSandbox; afterwards a plain request: not reachable: "
+            "waited 2 s for an answer at PreRunPodSandbox; afterwards a plain request: not reachable: "
             "No such file or directory",
         ),
     ],
@@ -220,7 +220,7 @@ RESTART = tuple(rule for rule in RULES if rule.name == "restart")
 async def test_a_restart_is_tried_with_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, mark: Mark, words: str
 ) -> None:
-    monkeypatch.setattr(connections, "RESTART_SECONDS", 10.0 if mark is Mark.KEPT else 0.5)
+    monkeypatch.setattr(connections, "RESTART_SECONDS", 2.0 if words.startswith("waited") else 10.0)
     command = command.format(socket=tmp_path / "hooks.sock")
     found = await verdicts(tmp_path, answering(hookanswers.echo()), restart_command=command, tried=RESTART)
     assert (found["restart"].mark, found["restart"].words) == (mark, words)
@@ -238,7 +238,7 @@ async def test_a_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
         tmp_path,
         answering(answer),
         points=TWO_POINTS[:1],
-        timeout_seconds=0.2,
+        timeout_seconds=LATE_SECONDS / 2,
         restart_command=f"touch {restarted}",
         tried=RESTART,
     )
@@ -247,7 +247,7 @@ async def test_a_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_what_a_command_started_and_did_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "RESTART_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "RESTART_SECONDS", 2.0)
     pid_file = tmp_path / "pid"
     command = f"sleep 100 & echo $! > {pid_file}; wait"
     await verdicts(tmp_path, answering(hookanswers.echo()), restart_command=command, tried=RESTART)

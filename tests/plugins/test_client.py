@@ -161,6 +161,6 @@ async def test_close_lets_calls_in_flight_end_and_serves_late_callers(client: Ho
     assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
     assert server.faults is not None
     assert len(server.faults.connections) == 2
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not all(connection.client_half_closed for connection in server.faults.connections):
             await asyncio.sleep(0.01)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from runtimeproxy.relay.dial import dial_now
 
 
 class ScarceListener:
-    """A listening socket whose accept fails for want of descriptors a few times."""
+    """A listening socket whose accept fails for want of descriptors a few times; ``failed`` is called each time."""
 
-    def __init__(self, real: socket.socket, failures: int) -> None:
+    def __init__(self, real: socket.socket, failures: int, failed: Callable[[], object] = lambda: None) -> None:
         self._real = real
+        self._failed = failed
         self.failures = failures
 
     def fileno(self) -> int:
@@ -25,6 +27,7 @@ class ScarceListener:
     def accept(self) -> tuple[socket.socket, object]:
         if self.failures:
             self.failures -= 1
+            self._failed()
             raise OSError(errno.EMFILE, "Too many open files")
         return self._real.accept()
 
@@ -41,7 +44,7 @@ async def test_connections_are_handed_on(tmp_path: Path, monkeypatch: pytest.Mon
         acceptor = Acceptor(asyncio.get_running_loop(), listener, accepted.put_nowait)  # type: ignore[arg-type]
         acceptor.start()
         clients = [dial_now(str(tmp_path / "l.sock")) for _ in range(3)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             taken = [await accepted.get() for _ in clients]
         acceptor.stop()
         assert listener.failures == 0
@@ -56,14 +59,20 @@ async def test_stopping_in_the_pause_accepts_no_more(tmp_path: Path, monkeypatch
         real.bind(str(tmp_path / "l.sock"))
         real.listen(16)
         real.setblocking(False)
-        listener = ScarceListener(real, 1)
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+
+        def stop() -> None:
+            acceptor.stop()
+            stopped.set()
+
+        # In the loop's next turn: however long the machine takes for it, the pause's end comes behind.
+        listener = ScarceListener(real, 1, lambda: loop.call_soon(stop))
         accepted: list[socket.socket] = []
-        acceptor = Acceptor(asyncio.get_running_loop(), listener, accepted.append)  # type: ignore[arg-type]
+        acceptor = Acceptor(loop, listener, accepted.append)  # type: ignore[arg-type]
         acceptor.start()
         client = dial_now(str(tmp_path / "l.sock"))
-        while listener.failures:
-            await asyncio.sleep(0.001)
-        acceptor.stop()
+        await asyncio.wait_for(stopped.wait(), 20)
         await asyncio.sleep(0.05)
         assert not accepted
         assert client is not None

@@ -15,6 +15,9 @@ import pytest
 
 from runtimeproxy.relay.dial import UntrustedSocket, dial, dial_now, dial_trusted
 
+LONG_SECONDS = 60.0
+"""What may be waited for; far longer than what comes at once takes on a machine that has a lot to do."""
+
 
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
@@ -42,7 +45,7 @@ async def test_it_connects(listener: socket.socket) -> None:
 async def test_a_full_backlog_is_waited_for(listener: socket.socket) -> None:
     path = listener.getsockname()
     kept = fill_backlog(path)
-    waiting = asyncio.create_task(dial(path, 5))
+    waiting = asyncio.create_task(dial(path, LONG_SECONDS))
     await asyncio.sleep(0.03)
     assert not waiting.done()
     accepted = [listener.accept()[0] for _ in kept]
@@ -70,8 +73,8 @@ async def test_nobody_there_is_told_at_once(tmp_path: Path, left: str) -> None:
             dead.bind(str(path))
     began = time.monotonic()
     with pytest.raises(FileNotFoundError if left == "nothing" else ConnectionRefusedError):
-        await dial(str(path), 5)
-    assert time.monotonic() - began < 1
+        await dial(str(path), LONG_SECONDS)
+    assert time.monotonic() - began < LONG_SECONDS / 2
 
 
 # Who may be at the other end.

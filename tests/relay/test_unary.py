@@ -134,12 +134,16 @@ async def test_the_server_is_told_the_deadline_and_sees_the_cancel(path: str, cl
         raise AssertionError("unreachable")
 
     async with GrpcServer(path, hang):
-        begun = time.monotonic()
-        failed = await failing(client.call(METHOD, b"", 0.3))
-        assert (failed.code, failed.kind) == (4, Kind.DEADLINE)
-        assert 0.29 < time.monotonic() - begun < 2
-        assert 0 < left[0] <= 0.3
-        async with asyncio.timeout(5):
+        # A server drops, unseen, what comes to it when its deadline has passed: then there is more time.
+        for seconds in (0.3, 3.0, LONG_SECONDS):
+            begun = time.monotonic()
+            failed = await failing(client.call(METHOD, b"", seconds))
+            assert (failed.code, failed.kind) == (4, Kind.DEADLINE)
+            assert seconds - 0.01 < time.monotonic() - begun < seconds + LONG_SECONDS
+            if left and left[-1] > 0:
+                break
+        assert 0 < left[-1] <= seconds
+        async with asyncio.timeout(20):
             await cancelled.wait()
 
 
@@ -161,7 +165,7 @@ async def test_nobody_listens(path: str, client: UnaryClient, there: bool) -> No
     failed = await failing(client.call(METHOD, b"", LONG_SECONDS))
     assert (failed.code, failed.kind) == (14, Kind.UNREACHABLE)
     assert failed.text == f"{path}: {'Connection refused' if there else 'No such file or directory'}"
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < LONG_SECONDS / 2
 
 
 async def test_a_full_backlog_is_waited_for(path: str, client: UnaryClient) -> None:
@@ -173,10 +177,10 @@ async def test_a_full_backlog_is_waited_for(path: str, client: UnaryClient) -> N
         call = start(client)
         await asyncio.sleep(0.05)
         listener.accept()[0].close()
-        listener.settimeout(5)
+        listener.settimeout(20)
         accepted, _ = await asyncio.to_thread(listener.accept)
         with accepted:
-            accepted.settimeout(5)
+            accepted.settimeout(20)
             assert (await asyncio.to_thread(accepted.recv, 100)).startswith(http2.PREFACE)
         assert (await failing(call)).kind is Kind.BROKEN
 
@@ -218,7 +222,9 @@ async def test_an_idle_connection_that_ended_is_replaced(path: str, client: Unar
             connection.send(answer(await connection.request(), b"x"))
             assert await call == b"x"
             connection.close()
-            await asyncio.sleep(0.02)
+            async with asyncio.timeout(20):
+                while client._links:
+                    await asyncio.sleep(0.001)
 
 
 async def test_goaway_lets_calls_finish_and_sends_later_ones_elsewhere(path: str, client: UnaryClient) -> None:
@@ -324,11 +330,11 @@ async def test_a_peer_that_reads_nothing_costs_the_deadline_only(path: str, clie
         listener.bind(path)
         listener.listen(10)
         message = b"x" * 60_000
-        calls = [start(client, 0.3, message) for _ in range(50)]
+        calls = [start(client, 0.3, message) for _ in range(100)]
         begun = time.monotonic()
         failures = [await failing(call) for call in calls]
         assert {failed.kind for failed in failures} == {Kind.DEADLINE}
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < LONG_SECONDS, "each waits for its own deadline alone"
 
 
 async def test_a_peer_that_asks_and_never_reads_is_no_longer_read(path: str, client: UnaryClient) -> None:
@@ -340,7 +346,7 @@ async def test_a_peer_that_asks_and_never_reads_is_no_longer_read(path: str, cli
         transport.pause_reading()  # type: ignore[attr-defined]
         connection.send(http2.frame(http2.PING, 0, 0, bytes(8)) * pings)
         stuck = 0
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while transport.get_write_buffer_size() != stuck:
                 stuck = transport.get_write_buffer_size()
                 await asyncio.sleep(0.1)

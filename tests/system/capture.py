@@ -5,7 +5,7 @@ Must not know: what the proxy does with them.
 Invariant: nothing of ``runtimeproxy.wire`` is used: it is what is being judged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from typing import Self
 import hpack
 from hyperframe.frame import ContinuationFrame, DataFrame, Frame, HeadersFrame, RstStreamFrame
 
-from tests.fakes.faults import FaultRelay
+from tests.fakes.faults import Connection, FaultRelay
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -102,16 +102,23 @@ class Capture:
 
     def sides(self) -> Sides:
         """Read what has passed until now; what the proxy asked the runtime on its own connections is left out."""
-        pairs = len(self.before.connections)
+        clients = self.before.connections
+        pairs = [each for each in self.behind.connections if not _is_the_proxys(each)]
         return Sides(
-            requests=(_streams(self.before, pairs, forward=True), _streams(self.behind, pairs, forward=True)),
-            replies=(_streams(self.before, pairs, forward=False), _streams(self.behind, pairs, forward=False)),
+            requests=(_streams(clients, forward=True), _streams(pairs, forward=True)),
+            replies=(_streams(clients, forward=False), _streams(pairs, forward=False)),
         )
 
 
-def _streams(relay: FaultRelay, pairs: int, *, forward: bool) -> dict[tuple[int, int], Half]:
+def _is_the_proxys(connection: Connection) -> bool:
+    """Tell whether the proxy asks by itself on a connection: on a busy machine it may be the first."""
+    halves = read(bytes(connection.to_backend)).values()
+    return any(half.fields.get(b"user-agent") == b"runtimeproxy" for half in halves)
+
+
+def _streams(connections: Sequence[Connection], *, forward: bool) -> dict[tuple[int, int], Half]:
     return {
         (number, stream): half
-        for number, connection in enumerate(relay.connections[:pairs])
+        for number, connection in enumerate(connections)
         for stream, half in read(bytes(connection.to_backend if forward else connection.to_client)).items()
     }

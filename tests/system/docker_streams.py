@@ -23,7 +23,7 @@ API = "/v1.41"
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SECONDS = 60.0
 """How long a client waits for anything before its test fails."""
-ATTEMPTS = 5
+ATTEMPTS = 10
 LAST_CHUNK = b"0\r\n\r\n"
 
 STDOUT, STDERR = 1, 2

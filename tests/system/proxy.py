@@ -53,6 +53,7 @@ class Folder:
             "remote-runtime-service-endpoint": str(self.runtime),
             "hookserver-config-dir": str(self.registrations),
             "admin-endpoint": str(self.admin),
+            "hook-timeout": "10s",  # on a machine that has a lot to do the default may pass
             "log-level": "debug",
         }
         return flags | {name.replace("_", "-"): value for name, value in changes.items()}
@@ -214,6 +215,14 @@ class ProxyInside(Folder):
         self._listener.close()
         if kind is None:
             assert not self.recorder.total("internal_errors")
+
+
+def waited_seconds(pid: int) -> float:
+    """Return how long a process's first thread could have run, but others had the processors.
+
+    It is the second figure of /proc/PID/schedstat (the kernel's sched-stats.rst).
+    """
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def answers(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """Runtimes that die, are away, stopped or talk nonsense: a call fails once, the next is fresh (rows B1, B3 to B5)."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -11,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.amounts import Amount
+from tests.amounts import SHARE_VARIABLE, Amount
 from tests.fakes.faults import FaultRelay
 from tests.system import mutations, seen
 from tests.system.fronts import Failed, Front
 from tests.system.hostile import Process
 from tests.system.mutations import BrokenRuntime
-from tests.system.proxy import ROOT, answers, until
-from tests.system.times import judged
+from tests.system.proxy import ROOT, WAIT_SECONDS, answers, until
+from tests.system.times import FEW_TIMES, judged, limit
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +74,7 @@ async def test_a_call_whose_runtime_dies_fails_at_once_and_is_never_sent_again(
                 took.append(time.monotonic() - begun)
                 assert raised.value.status == front.lost
         assert len(runtime.asked("create")) == KILLS.now
-    assert judged(took) < LOST_SECONDS, took
+    assert judged(took) < limit(took, LOST_SECONDS), took
 
 
 async def test_what_is_in_a_runtime_that_is_killed_ends_at_once_and_the_next_one_is_found(
@@ -100,7 +101,7 @@ async def test_what_is_in_a_runtime_that_is_killed_ends_at_once_and_the_next_one
             assert [end.status for end in ends if isinstance(end, Failed)] == [front.lost] * len(calls), ends
         async with program(front, proxy.runtime), front.caller(proxy.socket) as caller:
             await caller.run_pod()
-    assert judged(took) < LOST_SECONDS, took
+    assert judged(took) < limit(took, LOST_SECONDS), took
 
 
 # ---- B3
@@ -109,6 +110,7 @@ async def test_what_is_in_a_runtime_that_is_killed_ends_at_once_and_the_next_one
 async def test_a_runtime_that_was_away_for_long_is_used_as_soon_as_it_is_back(front: Front, tmp_path: Path) -> None:
     """A client dials all the while: the proxy waits for nothing of its own, however long it was."""
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
+    took = []
     async with runtime, proxy:
         for away_seconds in sorted({amount.now for amount in AWAY_SECONDS}):
             async with FaultRelay(str(proxy.runtime), runtime.socket_path), front.caller(proxy.socket) as caller:
@@ -118,7 +120,8 @@ async def test_a_runtime_that_was_away_for_long_is_used_as_soon_as_it_is_back(fr
             assert not dialling.done()
             async with FaultRelay(str(proxy.runtime), runtime.socket_path):
                 back = time.monotonic()
-                assert await asyncio.wait_for(dialling, 20) - back < BACK_SECONDS
+                took.append(await asyncio.wait_for(dialling, WAIT_SECONDS) - back)
+    assert max(took) < BACK_SECONDS * (1 if SHARE_VARIABLE in os.environ else FEW_TIMES), took
 
 
 async def _dial_until_answered(front: Front, socket: Path) -> float:

@@ -18,7 +18,7 @@ from tests.system.clients import Client
 from tests.system.fronts import Caller, Failed, Front, Runtime
 from tests.system.h2client import H2Client
 from tests.system.proxy import ProxyInside, until
-from tests.system.times import judged
+from tests.system.times import judged, limit
 
 DETAILS = b"\x08\x05\x12\x07details\x1a\x02\n\0"
 METHODS = ("Version", "CreateContainer")
@@ -137,12 +137,12 @@ async def test_a_deadline_that_passes_ends_both_sides_soon(
         timeout = ("grpc-timeout", f"{EXPIRY_SECONDS * 1000:.0f}m")
         answer = await exact.call(client.path(method), requests[method], [timeout])
         assert answer.status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-        await until(lambda: runtime.requests(method)[-1].cancelled, "the runtime's call has ended")
+        await until(lambda: all(each.cancelled for each in runtime.requests(method)), "the runtime's call has ended")
         return time.monotonic() - begun - EXPIRY_SECONDS
 
     async with H2Client(proxy.socket) as exact:
         late = [each for _ in range(EXPIRIES.now) for each in await asyncio.gather(*map(lateness, METHODS))]
-    assert judged(late) < LATE_SECONDS, late
+    assert judged(late) < limit(late, LATE_SECONDS), late
 
 
 async def test_a_deadline_that_passes_reaches_both_ends(client: Client, runtime: FakeRuntime) -> None:
@@ -150,9 +150,12 @@ async def test_a_deadline_that_passes_reaches_both_ends(client: Client, runtime:
 
     async def overdue(method: str) -> None:
         runtime.inject(method, Injection(delay_seconds=60))
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await client.call(method, requests[method], timeout=0.5)
-        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        for seconds in (0.5, 5):  # a server drops, unseen, what comes to it when its deadline has passed
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await client.call(method, requests[method], timeout=seconds)
+            assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if runtime.requests(method):
+                break
         await until(lambda: runtime.requests(method)[0].cancelled, "the runtime's call has ended")
 
     await asyncio.gather(*map(overdue, METHODS))

@@ -6,6 +6,7 @@ import pytest
 
 from tests.amounts import Amount
 from tests.fakes.dockerd_client import until
+from tests.system.docker_front import DockerRuntime
 from tests.system.docker_streams import open_files, resident_bytes
 from tests.system.fronts import Front
 
@@ -18,7 +19,7 @@ MIB = 1 << 20
 
 async def test_connections_that_have_ended_take_no_memory(front: Front, tmp_path: Path) -> None:
     proxy = front.process(tmp_path)
-    async with front.runtime(str(proxy.runtime)), proxy:
+    async with front.runtime(str(proxy.runtime)) as runtime, proxy:
 
         async def connect(count: int) -> None:
             for _ in range(count):
@@ -26,6 +27,8 @@ async def test_connections_that_have_ended_take_no_memory(front: Front, tmp_path
                     await caller.act("ping")
 
         await connect(WARM_UP)
+        if isinstance(runtime, DockerRuntime):  # what it does for itself, it has done when the daemon is followed
+            await until(lambda: runtime.watchers and runtime.requests("GET /info"))
         before, files = resident_bytes(proxy.pid), open_files(proxy.pid)
         await connect(CONNECTIONS.now)
         assert resident_bytes(proxy.pid) - before < MIB

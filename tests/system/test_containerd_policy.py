@@ -23,7 +23,7 @@ from tests.system.node import (
     running,
     serving,
 )
-from tests.system.proxy import wait_until
+from tests.system.proxy import STATE_KNOWN, wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -163,6 +163,7 @@ def test_without_the_image_service_the_runtime_is_served(
     sockets = {"runtime": services.runtime.listen, "images": str(tmp_path / "nobody.sock")}
     with running(containerd, tmp_path, register, **sockets) as node, node.client(version) as client:
         client.version()
+        node.proxy.wait_for_log(STATE_KNOWN)  # the connection for that is there, too
         connections = len(services.runtime.connections)
         with pytest.raises(grpc.RpcError) as caught:
             client.images()

@@ -35,8 +35,8 @@ async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
 async def proxy(front: Front, tmp_path: Path, runtime: Runtime) -> AsyncIterator[ProxyProcess]:
     """Run a proxy with a hook server that is asked about every call that is held; nothing may be left at the end."""
     async with HookServer(str(tmp_path / "hooks.sock")) as hooks:
-        running = front.process(tmp_path, log_level="info")
-        running.register("hooks.json", hooks.socket_path, policy="Fail", timeout="20s")
+        running = front.process(tmp_path, log_level="info", hook_budget="60s")
+        running.register("hooks.json", hooks.socket_path, policy="Fail", timeout="60s")
         async with running:
             async with front.caller(running.socket) as caller:
                 await caller.run_pod()

@@ -75,12 +75,13 @@ async def test_calls_are_answered_and_streams_are_cut_behind_them(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
     runtime.upset("list", delay_seconds=CALL_SECONDS)
+    gate = asyncio.Event()
     proxy = front.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
     proxy.register("slow.json", hooks.socket_path, ["PreRunPodSandbox"], timeout="20s")
     async with running(proxy), front.caller(proxy.socket) as caller, front.caller(proxy.socket) as other:
         stream = await caller.chat()
         hooks.calls.clear()
-        hooks.on("PreRunPodSandbox", hookanswers.after(CALL_SECONDS))
+        hooks.on("PreRunPodSandbox", hookanswers.behind(gate))
         held = asyncio.ensure_future(other.send("run_pod", other.pod_request(OTHER_POD)))
         passing = asyncio.ensure_future(caller.act("list"))
         await until(lambda: bool(runtime.asked("list")), "the runtime has the request")
@@ -90,6 +91,7 @@ async def test_calls_are_answered_and_streams_are_cut_behind_them(
         await stream.say(b"still there")
         assert await stream.hear() == b"still there"
         await passing
+        gate.set()
         assert other.id_in("run_pod", await held) in runtime.pod_ids()
         with pytest.raises(Failed):
             await asyncio.wait_for(stream.hear(), WAIT_SECONDS)
@@ -307,7 +309,8 @@ async def test_container_events_come_to_the_last_and_hold_nothing_up(tmp_path: P
             tell(proxy)
             await ended(proxy)
             assert await stream.code() is not None
-        runtime.inject("ListContainers", Injection(delay_seconds=CALL_SECONDS))
+        gate = asyncio.Event()
+        runtime.inject("ListContainers", Injection(gate=gate))
         async with running(proxy), Client(proxy.socket) as client:
             stream = client.stream("GetContainerEvents", cri_pb2.GetEventsRequest())
             last = client.call("ListContainers")
@@ -318,6 +321,7 @@ async def test_container_events_come_to_the_last_and_hold_nothing_up(tmp_path: P
             runtime.send_event("late")
             event = cri_pb2.ContainerEventResponse.FromString(await asyncio.wait_for(stream.read(), WAIT_SECONDS))
             assert event.container_id == "late"
+            gate.set()
             await last
             await ended(proxy)
     assert proxy.output().count("streams: 1") == 4

@@ -15,7 +15,7 @@ from tests.system.proxy import ProxyProcess
 
 EVENTS = 100
 LATEST_SECONDS = 0.050
-TRIES = 3
+TRIES = 20
 """The figure is the proxy's; a try that another program on the machine disturbed is repeated."""
 
 

@@ -1,6 +1,7 @@
 """Every way in which a hook server fails, under both policies (hook-api, "Failures")."""
 
 import asyncio
+import math
 import socket
 import statistics
 import time
@@ -13,6 +14,7 @@ import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import CONTAINER, Caller, Failed, Front, Runtime
@@ -154,7 +156,7 @@ async def test_a_refusal_refuses_under_both_policies(
     assert not runtime.verbs()
 
 
-TRIES = 3
+TRIES = 10
 """The figures are the proxy's; a try that another program on the machine disturbed is repeated."""
 LATE_SECONDS = 0.100
 
@@ -164,22 +166,25 @@ LATE_SECONDS = 0.100
 async def test_a_hook_that_hangs_costs_its_timeout_and_nobody_else(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, policy: str
 ) -> None:
+    slow_names = [f"slow-{number}" for number in range(TRIES)]
+
     async def answer(call: hookanswers.HookCall) -> bytes:
-        return await (hookanswers.hang() if call.request.container_meta.name == "slow" else hookanswers.empty())(call)
+        hangs = call.request.container_meta.name in slow_names
+        return await (hookanswers.hang() if hangs else hookanswers.empty())(call)
 
     proxy = front.process(tmp_path)
     proxy.register("slow.json", hooks.socket_path, POINTS, policy=policy, timeout="500ms")
     late, others = [], []
     async with serving(answer)(hooks), proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
-        for number in range(TRIES):
+        for slow_name in slow_names:
             begun = time.monotonic()
-            slow = asyncio.ensure_future(caller.create(pod_id, replace(CONTAINER, name="slow")))
-            await until(lambda: len(_asked(hooks, "slow")) == number + 1, "the hook server was asked")  # noqa: B023
+            slow = asyncio.ensure_future(caller.create(pod_id, replace(CONTAINER, name=slow_name)))
+            await until(lambda: slow.done() or _asked(hooks, slow_name), "the hook server was asked")  # noqa: B023
             other = time.monotonic()
-            await caller.create(pod_id, replace(CONTAINER, name=f"quick-{number}"))
-            others.append(time.monotonic() - other)
-            assert not slow.done()
+            (quick,), _ = await asyncio.wait([asyncio.ensure_future(caller.create(pod_id))])
+            beside = _asked(hooks, slow_name) and not slow.done() and quick.exception() is None
+            others.append(time.monotonic() - other if beside else math.inf)
             await asyncio.wait([slow])
             late.append(time.monotonic() - begun - 0.5)
             assert (slow.exception() is None) == (policy == "Ignore")
@@ -189,8 +194,8 @@ async def test_a_hook_that_hangs_costs_its_timeout_and_nobody_else(
     assert min(others) < LATE_SECONDS, others
 
 
-def _asked(hooks: HookServer, container: str) -> list[hookanswers.HookCall]:
-    return [call for call in hooks.calls if call.request.container_meta.name == container]
+def _asked(hooks: HookServer, container: str) -> bool:
+    return any(call.request.container_meta.name == container for call in hooks.calls)
 
 
 @pytest.mark.slow
@@ -204,14 +209,16 @@ async def test_several_hooks_that_hang_cost_no_more_than_the_budget(
     late = []
     async with serving(hookanswers.hang())(hooks), proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
-        for number in range(TRIES):
+        for _ in range(FAILURES_IN_A_ROW):
+            hooks.calls.clear()
             begun = time.monotonic()
             await caller.create(pod_id)
             late.append(time.monotonic() - begun - 0.7)
-            assert len(hooks.calls) == 2 * (number + 1)
-            if late[-1] < LATE_SECONDS:
+            assert len(hooks.calls) <= 2
+            if late[-1] < LATE_SECONDS and len(hooks.calls) == 2:
                 break
     assert min(late) < LATE_SECONDS, late
+    assert len(hooks.calls) == 2
     assert len(runtime.asked("create")) == len(late)
 
 

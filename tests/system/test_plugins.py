@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,12 @@ from runtimeproxy.hookpoints import BY_NAME
 from tests.fakes import hookanswers, registration
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Front, Runtime
-from tests.system.proxy import until
+from tests.system.proxy import until, wait_until
 
 pytestmark = pytest.mark.slow
 
 POINT = "PreCreateContainer"
-TRIES = 3
+TRIES = 10
 EFFECT_SECONDS = 0.5
 
 
@@ -119,18 +121,32 @@ def directory(file: Path) -> None:
 
 
 BROKEN = (directory, fifo, half_written, empty, huge, binary)
-"""Those that take the file away for a moment are the first: that is not looked at before it has settled."""
+"""Those that take the file away for a moment are the first."""
+
+
+@contextmanager
+def held_still(pid: int) -> Iterator[None]:
+    """Stop a process for the block."""
+    os.kill(pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), "the process stands still")
+    yield
+    os.kill(pid, signal.SIGCONT)
 
 
 async def test_a_broken_file_keeps_the_last_good_state(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    """All kinds at once, each a plugin of its own: they are all asked as before."""
+    """All kinds at once, each a plugin of its own: they are all asked as before.
+
+    The proxy is held still meanwhile, so that it sees no file away, however long that is.
+    """
     proxy = front.process(tmp_path)
     async with HookServer(str(tmp_path / "hooks.sock")) as hooks:
         files = [proxy.register(f"{broken.__name__}.json", hooks.socket_path, [POINT]) for broken in BROKEN]
         async with proxy, front.caller(proxy.socket) as caller:
             pod_id = await caller.run_pod()
-            for broken, file in zip(BROKEN, files, strict=True):
-                broken(file)
+            with held_still(proxy.pid):
+                for broken, file in zip(BROKEN, files, strict=True):
+                    broken(file)
             # They are read before this one: files are read in the order of their names.
             proxy.register("other.json", hooks.socket_path, ["PreStartContainer"])
             await asyncio.to_thread(proxy.wait_for_registration, "other.json")

@@ -56,7 +56,7 @@ async def test_a_client_that_leaves_ends_its_hook_call(
     async with front.caller(_entrance(front, way, capture, proxy)) as caller:
         request = caller.create_request(await caller.run_pod())
         hooks.on("PreCreateContainer", hookanswers.hang())
-        call = asyncio.ensure_future(caller.send("create", request, 2 if way == "deadline" else 60))
+        call = asyncio.ensure_future(caller.send("create", request, 4 if way == "deadline" else 60))
         (asked,) = await asyncio.wait_for(hooks.wait_for_calls("PreCreateContainer"), 20)
         if way == "cancel":
             call.cancel()

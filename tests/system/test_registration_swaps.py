@@ -197,7 +197,7 @@ async def test_hostile_files_take_nothing_away(
                 _remove(proxy.registrations / name)
         for name in KEPT:
             _remove(proxy.registrations / name)
-            proxy.register(name, hooks.socket_path, [POINT], timeout="1s")
+            proxy.register(name, hooks.socket_path, [POINT], timeout="20s")
         await _read_all(proxy, -1)
         assert proxy.recorder.gauges["config_invalid_files", ()] == 0
         await caller.create(pod_id)

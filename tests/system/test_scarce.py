@@ -23,7 +23,7 @@ CLIENTS = 64
 """More than can be served: each takes two descriptors."""
 LIMITED = f'ulimit -n {DESCRIPTORS}; exec "$@"'
 RECOVERY_SECONDS = 1.0
-TRIES = 3
+TRIES = 10
 """The figure is the proxy's; a try that another program on the machine disturbed is repeated."""
 PIPE_BYTES = 4096
 
