@@ -77,7 +77,7 @@ async def test_a_hostile_client_ends_its_own_connection(name: str, tmp_path: Pat
         descriptors, memory = process.descriptors(), process.start_peak()
         async with HostileClient.connected(proxy.socket, attack.greeting) as client:
             await client.send(pieces(attack.frames(FRAMES.now)))
-            assert await client.told() == attack.code
+            assert attack.may_be_told(await client.told())
         await until(lambda: process.descriptors() == descriptors, "its descriptors are closed")
         assert process.peak() - memory <= GROWTH_BYTES
         await until(lambda: proxy.output().count("the client broke the protocol") == 1, "it is logged")
