@@ -12,10 +12,10 @@ FEWEST_BYTES = 2 * 1024
 STEP = 4
 """The next read is at most so many times larger or smaller: one that took long because the machine was busy with
 something else says little."""
-LONG_SECONDS = 1e-3
+LONG_SECONDS = 5e-3
 """A read that takes longer is followed by one that should take half of it. One that takes less than half of it, and was
 all that was asked for, is followed by a larger one. To copy the longest read takes a tenth of it, so that the most of
-what passes is read at a time on a slow machine, too."""
+what passes is read at a time on a slow and busy machine, too (with 1 ms lists cost half as much again there)."""
 
 
 class Pace:

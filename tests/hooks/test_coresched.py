@@ -305,10 +305,7 @@ def test_a_refusal_fails_the_call_and_nobody_reads_a_name(machine: Machine, capl
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENODEV])
-def test_a_kernel_without_it_is_said_once_and_no_thread_is_made(
-    machine: Machine, number: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(coresched.threading, "Thread")
+def test_a_kernel_without_it_is_said_once(machine: Machine, number: int, caplog: pytest.LogCaptureFixture) -> None:
     machine.kernel.refuses = number
     for pid in (11, 12):
         machine.processes(f"podp/c{pid}", pid)
