@@ -124,7 +124,7 @@ class CoreSched(Hook):
             return
         with self._lock:
             try:
-                self._prctl(GET, ITSELF, THREAD)  # a kernel without core scheduling says so to this, too
+                self._prctl(GET, ITSELF, THREAD)  # a kernel without core scheduling says so here: no thread is made
                 self._admit(path, name)
             except OSError as error:
                 if error.errno not in NOT_SUPPORTED:
