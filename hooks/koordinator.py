@@ -10,8 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from typing import Any, NoReturn
 
 from .sdk import Malformed
@@ -122,14 +121,20 @@ def read_json(annotations: Mapping[str, str], key: str, kind: _Kinds = tuple(_KI
         return None
     what = f"annotation {key}"
     try:
-        value = json.loads(
-            text, object_pairs_hook=partial(_object, what), parse_float=_Number, parse_constant=_not_a_number
-        )
+        value = _decoder(what).decode(text)
     except json.JSONDecodeError as error:
         raise Malformed(what, f"not JSON, from character {error.pos} on") from None
     except (ValueError, RecursionError):
         raise Malformed(what, "not JSON that can be read: NaN, a number too great, or nesting too deep") from None
     return value if value is None else _checked(value, kind, _object(what, []), "the value")
+
+
+@cache
+def _decoder(source: str) -> json.JSONDecoder:
+    """Return what reads the JSON of one annotation: there are few, and making one takes longer than to read most."""
+    return json.JSONDecoder(
+        object_pairs_hook=partial(_object, source), parse_float=_Number, parse_constant=_not_a_number
+    )
 
 
 def _object(source: str, pairs: list[tuple[str, Any]]) -> _Object:
@@ -175,20 +180,20 @@ def _held(value: Any, name: str) -> Mapping[str, Any]:
 
 def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not any(_is_a(found, each) for each in kinds):
+    if not _is_one(found, kinds):
         what = getattr(holder, "source", "a JSON object")
         raise Malformed(what, f"{name} must be {' or '.join(_KINDS[each] for each in kinds)}")
     return found
 
 
-def _is_a(value: Any, kind: type) -> bool:
+def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
     if isinstance(value, bool):
-        return kind is bool
+        return bool in kinds
     if isinstance(value, int):
-        return kind is float or (kind is int and abs(value) <= MAX_INT64)
+        return float in kinds or (int in kinds and abs(value) <= MAX_INT64)
     if isinstance(value, str):
-        return kind is str and is_text(value)  # JSON can spell half a character ("\\ud800")
-    return isinstance(value, kind)
+        return str in kinds and is_text(value)  # JSON can spell half a character ("\\ud800")
+    return isinstance(value, kinds)
 
 
 _QUANTITY = re.compile(
@@ -197,9 +202,17 @@ _QUANTITY = re.compile(
 _LONGEST = 64
 _FAR = 2 * _LONGEST
 """An exponent beyond which no text of _LONGEST is between the least and the greatest number that matter."""
-_SUFFIXES: Mapping[str, Fraction] = {
-    **{suffix: Fraction(1000) ** power for power, suffix in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)},
-    **{f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+_Ratio = tuple[int, int]
+"""A number as two whole ones, by the second of which the first is to be divided."""
+
+
+def _power(base: int, exponent: int) -> _Ratio:
+    return (base**exponent, 1) if exponent >= 0 else (1, base**-exponent)
+
+
+_SUFFIXES: Mapping[str, _Ratio] = {
+    **{suffix: _power(1000, power) for power, suffix in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)},
+    **{f"{suffix}i": _power(1024, power) for power, suffix in enumerate("KMGTPE", 1)},
 }
 
 
@@ -208,29 +221,28 @@ def quantity(value: Any, what: str) -> int:
 
     Raises Malformed, naming ``what``, if it is none or beyond 64 bits.
     """
-    return _whole(_fraction(value, what), what)
+    return _whole(_ratio(value, what), 1, what)
 
 
 def milli(value: Any, what: str) -> int:
     """Return a Kubernetes quantity in thousandths; in all else like ``quantity``."""
-    return _whole(_fraction(value, what) * 1000, what)
+    return _whole(_ratio(value, what), 1000, what)
 
 
-def _fraction(value: Any, what: str) -> Fraction:
+def _ratio(value: Any, what: str) -> _Ratio:
     text = str(value).strip() if isinstance(value, (str, int, float)) else ""
     found = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     if found is None:
         raise Malformed(what, f'not a quantity ("500m", "2", "16Gi") of at most {_LONGEST} characters')
-    unit = _power(found["exponent"]) if found["exponent"] else _SUFFIXES[found["suffix"] or ""]
-    return Fraction(found["number"]) * unit
+    number, exponent, suffix = found.groups()
+    whole, _, decimals = number.partition(".")
+    times, parts = _power(10, min(max(int(exponent), -_FAR), _FAR)) if exponent else _SUFFIXES[suffix or ""]
+    return int(whole + decimals) * times, 10 ** len(decimals) * parts
 
 
-def _power(exponent: str) -> Fraction:
-    return Fraction(10) ** min(max(int(exponent), -_FAR), _FAR)
-
-
-def _whole(amount: Fraction, what: str) -> int:
-    size = -(-abs(amount.numerator) // amount.denominator)
+def _whole(ratio: _Ratio, times: int, what: str) -> int:
+    amount, parts = ratio
+    size = -(-abs(amount) * times // parts)
     if size > MAX_INT64:
         raise Malformed(what, "beyond 64 bits: at most 2^63-1")
     return size if amount > 0 else -size

@@ -127,12 +127,12 @@ class Pair:
         if self._to_client:
             self._client.write(b"".join(self._to_client) if len(self._to_client) > 1 else self._to_client[0])
             self._to_client.clear()
-            if self._client.slow:
+            if self._client.waiting and self._client.slow:
                 self._backend.pause()
         if self._to_backend:
             self._backend.write(b"".join(self._to_backend) if len(self._to_backend) > 1 else self._to_backend[0])
             self._to_backend.clear()
-            if self._backend.slow:
+            if self._backend.waiting and self._backend.slow:
                 self._client.pause()
 
     def drained(self, endpoint: Endpoint) -> None:

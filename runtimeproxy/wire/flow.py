@@ -271,20 +271,27 @@ class Outlet:
         """Count DATA that the peer sent. Raises WireError if it had no credit for it."""
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
-            raise WireError("DATA above the connection window")
+            raise _unpaid()
 
     def relayed(self, length: int) -> None:
         """Count DATA that the peer sent and that leaves at once. Raises WireError if it had no credit for it."""
-        self.received(length)
-        self.credit(length)
+        self.outstanding += length
+        if self.outstanding > PAIR_WINDOW:
+            raise _unpaid()
+        self._owed += length
+        if self._owed >= CREDIT_STEP:
+            self._pay()
 
     def credit(self, length: int) -> None:
         """Give credit back for DATA that has left, was held or dropped; coalesced."""
         self._owed += length
         if self._owed >= CREDIT_STEP:
-            self.inject(http2.window_update(0, self._owed))
-            self.outstanding -= self._owed
-            self._owed = 0
+            self._pay()
+
+    def _pay(self) -> None:
+        self.inject(http2.window_update(0, self._owed))
+        self.outstanding -= self._owed
+        self._owed = 0
 
 
 @dataclass(slots=True)
@@ -321,6 +328,10 @@ class _Waiting:
     def credit(self) -> None:
         if self.source is not None:
             self.source.credit(self.charge)
+
+
+def _unpaid() -> WireError:
+    return WireError("DATA above the connection window")
 
 
 def _grown(window: int, increment: int) -> int:

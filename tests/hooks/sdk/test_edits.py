@@ -134,13 +134,13 @@ def test_the_text_of_a_map_has_no_value() -> None:
 
 
 @pytest.mark.parametrize("sent", [None, Resources()])
-@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *TEXT_FIELDS])
+@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *sorted(TEXT_FIELDS)])
 def test_a_field_that_is_not_set_reads_as_none(name: str, sent: Resources | None) -> None:
     assert getattr(EditableResources(sent), name) is None
     assert EditableResources(sent).get(name) is None
 
 
-@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *TEXT_FIELDS])
+@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *sorted(TEXT_FIELDS)])
 def test_a_field_that_is_set_reads_as_its_value(name: str) -> None:
     sent = replace(SENT, oom_score_adj=-998, memory_swap_limit_in_bytes=-1)
     assert getattr(EditableResources(sent), name) == getattr(sent, name)
@@ -173,7 +173,7 @@ def test_a_cpuset_that_the_proxy_would_refuse(name: str, text: str) -> None:
     assert resources.answer is None
 
 
-@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *TEXT_FIELDS])
+@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *sorted(TEXT_FIELDS)])
 def test_a_refused_value_is_not_told(name: str) -> None:
     with pytest.raises(NotSayable) as raised:
         setattr(EditableResources(None), name, CANARY)  # it may come from an annotation
