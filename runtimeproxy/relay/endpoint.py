@@ -123,6 +123,9 @@ class Endpoint:
         if size >= PASSING_BYTES and passes(self, _shared, size):
             self._pace.grow()  # what passes costs no more than its copying
             return
+        if 0 < size < FEWEST_BYTES:
+            self._handler.received(self, bytes(_shared_view[:size]))
+            return
         began = perf_counter()
         for at in range(0, size or 1, READ_BYTES):
             if not self.closed:
