@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter
+from time import thread_time
 from typing import Protocol
 
 from runtimeproxy.relay.hangups import Hangups, has_hung_up
@@ -100,9 +100,9 @@ class Endpoint:
         if 0 < len(data) < FEWEST_BYTES:  # how long it takes changes nothing
             self._handler.received(self, data)
             return
-        began = perf_counter()
+        began = thread_time()
         self._take(data)
-        self._pace.took(len(data), perf_counter() - began)
+        self._pace.took(len(data), thread_time() - began)
 
     def _take(self, data: bytes) -> None:
         if data:
@@ -126,11 +126,11 @@ class Endpoint:
         if 0 < size < FEWEST_BYTES:
             self._handler.received(self, bytes(_shared_view[:size]))
             return
-        began = perf_counter()
+        began = thread_time()
         for at in range(0, size or 1, READ_BYTES):
             if not self.closed:
                 self._take(bytes(_shared_view[at : min(at + READ_BYTES, size)]))
-        self._pace.took(size, perf_counter() - began)
+        self._pace.took(size, thread_time() - began)
 
     def discard(self) -> None:
         """Drop what has come and was not read: the peer of a socket that is closed over it gets a reset for its EOF."""

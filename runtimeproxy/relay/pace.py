@@ -8,14 +8,13 @@ nothing as it passes much is read at a time; of what costs much for each byte, l
 
 FIRST_BYTES = 16 * 1024
 """Of a new peer, which has shown nothing yet: nearly every call's request is shorter."""
-FEWEST_BYTES = 2 * 1024
+FEWEST_BYTES = 1024
 STEP = 4
-"""The next read is at most so many times larger or smaller: one that took long because the machine was busy with
-something else says little."""
-LONG_SECONDS = 5e-3
+"""The next read is at most so many times larger or smaller: one read says little."""
+LONG_SECONDS = 4e-4
 """A read that takes longer is followed by one that should take half of it. One that takes less than half of it, and was
-all that was asked for, is followed by a larger one. To copy the longest read takes a tenth of it, so that the most of
-what passes is read at a time on a slow and busy machine, too (with 1 ms lists cost half as much again there)."""
+all that was asked for, is followed by a larger one. It is time of the processor: on a busy machine whoever was written
+to runs at once in our place, and by the clock lists, of which most is read at a time, would look like floods."""
 
 
 class Pace:
@@ -29,7 +28,7 @@ class Pace:
         """How much is to be read next, in bytes."""
 
     def took(self, size: int, seconds: float) -> None:
-        """Know how long it took to deal with a read of ``size`` bytes."""
+        """Know how much of the processor's time it took to deal with a read of ``size`` bytes."""
         if seconds > LONG_SECONDS:
             self.size = max(int(size * LONG_SECONDS / 2 / seconds), self.size // STEP, FEWEST_BYTES)
         elif size == self.size < self._most and seconds < LONG_SECONDS / 2:

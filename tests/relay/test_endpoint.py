@@ -109,7 +109,7 @@ async def test_of_what_takes_long_little_is_read_at_a_time(
     """Then others have their turn between; nothing of it is lost (facts/reliability X1)."""
     near, far = sockets
     listener = Dear()
-    monkeypatch.setattr(endpoint_module, "perf_counter", lambda: listener.seconds)
+    monkeypatch.setattr(endpoint_module, "thread_time", lambda: listener.seconds)
     passes = (lambda *_: False) if shared else None
     endpoint = Endpoint(asyncio.get_running_loop(), near, listener, passes)
     sent = bytes(range(256)) * 256
