@@ -4,8 +4,8 @@ Owns these calls, their limits and their errors; aiohttp, its exceptions include
 loaded by ``load`` or the first request, so that CRI mode never pays for it.
 Must not know: held requests, the Store, what an inspected body says.
 Invariants: NotFound is an answer (None); everything else that fails is a BackendError, whose text holds nothing of a
-reply, but for that of ``update``. Each request has a connection of its own, so none is stale, and an update is never
-sent twice.
+reply, but for that of ``update``. An update has a connection of its own, so that is not stale, and is never sent twice;
+what only reads may be sent again where a connection that was kept turns out to have ended (RFC 9110, 9.2.2).
 
 Paths have no version in front: every daemon, from 20.10 (API 1.12 to 1.41) to Engine 29 and later (from 1.44), routes
 them and takes its newest API for them, while any one version is refused by some daemon (facts/docker-mode.md, C
@@ -36,6 +36,8 @@ REPLY_LIMIT = 16 * 2**20
 LIST_LIMIT = 64 * 2**20
 """The longest list, in bytes: 10,000 containers with their labels."""
 
+KEPT_SECONDS = 1.0
+"""How long a connection is kept for the next reading: after a restart all of a node is read at once."""
 CHECK_SECONDS = 5.0
 """How often a quiet stream is looked at: whether its connection still stands."""
 
@@ -64,7 +66,8 @@ class Backend:
     def __init__(self, endpoint: str, *, seconds: float = REQUEST_SECONDS) -> None:
         self._endpoint = endpoint
         self._seconds = seconds
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        """By method."""
         self._replies: WeakSet[aiohttp.ClientResponse] = WeakSet()
 
     @staticmethod
@@ -137,10 +140,10 @@ class Backend:
 
     async def close(self) -> None:
         """Close all connections; requests under way fail. A later one opens anew."""
-        session, self._session = self._session, None
+        sessions, self._sessions = self._sessions, {}
         for reply in list(self._replies):  # the session alone would leave whoever reads one waiting for ever
             reply.close()
-        if session is not None:
+        for session in sessions.values():
             await session.close()
 
     async def _find(self, template: str, name: str) -> bytes | None:
@@ -176,7 +179,9 @@ class Backend:
         headers = {} if body is None else {"Content-Type": "application/json"}
         while True:
             try:
-                reply = await self._opened().request(method, url, data=body, headers=headers, allow_redirects=False)
+                reply = await self._opened(method).request(
+                    method, url, data=body, headers=headers, allow_redirects=False
+                )
                 self._replies.add(reply)
                 return reply
             except aiohttp.ClientConnectorError as error:
@@ -184,20 +189,21 @@ class Backend:
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 
-    def _opened(self) -> "aiohttp.ClientSession":
+    def _opened(self, method: str) -> "aiohttp.ClientSession":
         """Return the session, which has as many connections as there are requests: held calls bound them."""
         import aiohttp
 
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(self._endpoint, force_close=True, limit=0),
+        if method not in self._sessions:
+            kept: dict[str, Any] = {"keepalive_timeout": KEPT_SECONDS} if method == "GET" else {"force_close": True}
+            self._sessions[method] = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(self._endpoint, limit=0, **kept),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(),
                 # Newer daemons have several forms of the event stream and choose by Accept.
                 headers={"Accept": "application/json", "Accept-Encoding": "identity"},
                 auto_decompress=False,
             )
-        return self._session
+        return self._sessions[method]
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------

@@ -13,15 +13,17 @@ from runtimeproxy.docker import cgroup, status, translate
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.resources import CONTAINER_TYPE, POD_TYPE
+from runtimeproxy.docker.status import Shipped
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.sync import Listed
+from runtimeproxy.wire.json import Object
 
 REMEMBERED = 10_000
 """How many containers that are no pod's are remembered."""
 IMAGES_REMEMBERED = 64
-"""How many images are remembered, some KiB each: an image's id is that of its content, so they never change."""
+"""Of how many images is remembered what they ship, some KiB each; an image's id is that of its content."""
 
 
 class Lookup:
@@ -31,7 +33,7 @@ class Lookup:
         self._backend = backend
         self._store = store
         self._plain: OrderedDict[str, None] = OrderedDict()
-        self._images: OrderedDict[str, bytes] = OrderedDict()
+        self._images: OrderedDict[str, Shipped] = OrderedDict()
         self.driver: Driver | None = None
         """Who makes the daemon's cgroups; None until the daemon was asked."""
         self._default_runtime = status.DEFAULT_RUNTIME
@@ -87,11 +89,12 @@ class Lookup:
         if reply is None:
             return None
         with translate.reading():
-            full_id = translate.id_of(translate.document(reply))
+            inspected = translate.document(reply)
+            full_id = translate.id_of(inspected)
         known = self.known(full_id)
         if known is not None:
             return full_id, known
-        asked = await self._asked(reply)
+        asked = await self._asked(reply, inspected)
         if asked is None:
             self._remember_plain(full_id)
             return None
@@ -117,19 +120,26 @@ class Lookup:
         known = self._store.pod(pod_id)
         if known is not None:
             return known
-        reply = await self._backend.inspect(pod_id)
-        asked = None if reply is None else await self._asked(reply)
+        asked = await self._inspected(pod_id)
         if not isinstance(asked, AskedPod):
             return None
         return replace(self.pod_record(asked, await self.known_driver()), read=True)
 
     async def resources(self, container_id: str) -> Resources | None:
         """Read what limits a container now; None if it is no pod's, or not there. Raises BackendError, Unreadable."""
-        reply = await self._backend.inspect(container_id)
-        asked = None if reply is None else await self._asked(reply)
+        asked = await self._inspected(container_id)
         return asked.container.resources if isinstance(asked, AskedContainer) else None
 
-    async def _asked(self, reply: bytes) -> AskedPod | AskedContainer | None:
+    async def _inspected(self, full_id: str) -> AskedPod | AskedContainer | None:
+        """Read what a container was made of; None if it is no pod's, or not there."""
+        reply = await self._backend.inspect(full_id)
+        if reply is None:
+            return None
+        with translate.reading():
+            inspected = translate.document(reply)
+        return await self._asked(reply, inspected)
+
+    async def _asked(self, reply: bytes, inspected: Object) -> AskedPod | AskedContainer | None:
         """Read what an inspected container was made of; None if it is no pod's, for which the daemon is not asked more.
 
         What the image added is taken off, and only the image itself tells that.
@@ -137,18 +147,21 @@ class Lookup:
         if not translate.is_pods(reply):
             return None
         await self.known_driver()
-        image = await self._image(status.image_of(reply))
-        return status.read_inspect(reply, image, self._default_runtime).value
+        shipped = await self._image(status.image_of(inspected))
+        return status.read_inspect(inspected, shipped, self._default_runtime).value
 
-    async def _image(self, image_id: str) -> bytes | None:
+    async def _image(self, image_id: str) -> Shipped | None:
         """Read an image, once: a node's containers are made of few, and all of them are read after a restart."""
-        image = self._images.get(image_id) or await self._backend.image(image_id)
-        if image is not None:
-            self._images[image_id] = image
-            self._images.move_to_end(image_id)
-            if len(self._images) > IMAGES_REMEMBERED:
-                self._images.popitem(last=False)
-        return image
+        shipped = self._images.get(image_id)
+        if shipped is None:
+            image = await self._backend.image(image_id)
+            if image is None:
+                return None
+            shipped = self._images[image_id] = status.read_image(image)
+        self._images.move_to_end(image_id)
+        if len(self._images) > IMAGES_REMEMBERED:
+            self._images.popitem(last=False)
+        return shipped
 
     @staticmethod
     def pod_record(asked: AskedPod, driver: Driver) -> PodRecord:

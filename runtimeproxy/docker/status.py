@@ -13,7 +13,7 @@ not read here.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import names, translate
@@ -21,6 +21,7 @@ from runtimeproxy.docker.resources import LABEL_PREFIX
 from runtimeproxy.docker.translate import AskedContainer, AskedPod, Labels, reading
 from runtimeproxy.hookpoints import SubjectKind
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources
+from runtimeproxy.wire.json import Object
 
 DEFAULT_RUNTIME = "runc"
 """The DefaultRuntime of a daemon that is not told another one."""
@@ -41,22 +42,36 @@ class Inspected:
     value: AskedPod | AskedContainer | None
 
 
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """What an image gives to its containers."""
+
+    labels: Labels = field(default_factory=dict)
+    env: Sequence[str] = ()
+
+
 @reading()
-def read_inspect(reply: bytes, image: bytes | None, default_runtime: str = DEFAULT_RUNTIME) -> Inspected:
-    """Read an inspected container. ``image`` is its image, inspected; None if that is gone: its part stays in.
+def read_image(reply: bytes) -> Shipped:
+    """Read an inspected image. Raises Unreadable."""
+    config = translate.object_of(translate.document(reply), "Config")
+    return Shipped(translate.labels_of(config), translate.texts_of(config, "Env"))
+
+
+@reading()
+def read_inspect(inspected: Object, shipped: Shipped | None, default_runtime: str = DEFAULT_RUNTIME) -> Inspected:
+    """Read an inspected container. ``shipped`` is its image's part; None if that is gone: its part stays in.
 
     ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
     """
-    inspected = translate.document(reply)
     config = translate.object_of(inspected, "Config")
-    shipped = translate.object_of(translate.document(b"{}" if image is None else image), "Config")
+    shipped = shipped or Shipped()
     name = translate.text_of(inspected, "Name")
-    labels = _own_labels(translate.labels_of(config), translate.labels_of(shipped), name)
+    labels = _own_labels(translate.labels_of(config), shipped.labels, name)
     container_id, image_id = translate.id_of(inspected), translate.text_of(inspected, "Image")
     kind = translate.kind_of(labels)
     if kind is None:
         return Inspected(container_id, None, image_id, None)
-    env = _own_env(translate.texts_of(config, "Env"), translate.texts_of(shipped, "Env"))
+    env = _own_env(translate.texts_of(config, "Env"), shipped.env)
     value = translate.asked(name, labels, env, translate.object_of(inspected, "HostConfig"))
     if isinstance(value, AskedPod):
         pod = replace(_own_pod(value.pod, default_runtime), id=container_id)
@@ -91,9 +106,9 @@ def read_life(reply: bytes) -> Life:
 
 
 @reading()
-def image_of(reply: bytes) -> str:
+def image_of(inspected: Object) -> str:
     """Return the id of the image of an inspected container. Raises Unreadable."""
-    return translate.text_of(translate.document(reply), "Image")
+    return translate.text_of(inspected, "Image")
 
 
 def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from runtimeproxy.docker import backend as backend_module
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.errors import BackendError
 from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, Daemon, Reply, until
@@ -166,6 +167,17 @@ async def test_a_daemon_that_closes_after_each_reply_is_asked_again(daemon: Daem
     assert len(daemon.requests) == 40
 
 
+async def test_what_only_reads_shares_a_connection_and_an_update_has_its_own(daemon: Daemon, backend: Backend) -> None:
+    daemon.reply(INSPECT, Reply())
+    daemon.reply(UPDATE, Reply())
+    for _ in range(3):
+        assert await backend.inspect(ID) == b"{}"
+        await backend.update(ID, BODY, 5.0)
+    assert daemon.accepted == 4
+    await backend.close()
+    await daemon.left()
+
+
 async def test_many_questions_at_once_are_all_answered(daemon: Daemon, backend: Backend) -> None:
     gate = daemon.reply(INSPECT, Reply(body=b"{}"))
     gate.gate.clear()
@@ -235,8 +247,10 @@ async def test_close_fails_what_is_under_way_and_leaves_no_connection(daemon: Da
 
 @every_question
 async def test_a_cancel_at_any_moment_leaves_no_task_and_no_connection(
-    daemon: Daemon, backend: Backend, route: str
+    daemon: Daemon, backend: Backend, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But for one that is kept a moment for the next question."""
+    monkeypatch.setattr(backend_module, "KEPT_SECONDS", 0.001)
     path, ask = ASKS[route]
     if path != EVENTS:
         daemon.reply(path, Reply(body=b"[]"))

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.call import Unreadable
-from runtimeproxy.docker.status import Inspected, Life, image_of, read_inspect, read_life
-from runtimeproxy.docker.translate import AskedContainer, AskedPod, read_create
+from runtimeproxy.docker import status
+from runtimeproxy.docker.status import Inspected, Life, read_image, read_life
+from runtimeproxy.docker.translate import AskedContainer, AskedPod, document, read_create, reading
 from runtimeproxy.hookpoints import SubjectKind
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources
 
@@ -93,6 +94,13 @@ def inspected(create: Mapping[str, Any], name: str, shipped: bytes = image(), co
         host["MemorySwap"] = 2 * host["Memory"]
     reply = {"Id": ID, "Name": f"/{name}", "Image": IMAGE_ID, "State": {"Pid": 5}, "HostConfig": host}
     return json.dumps({**reply, "Config": {"Image": create["Image"], "Env": env, "Labels": labels}}).encode()
+
+
+def read_inspect(reply: bytes, image: bytes | None, *default_runtime: str) -> Inspected:
+    """Read an inspected container and its image."""
+    with reading():
+        inspected = document(reply)
+    return status.read_inspect(inspected, None if image is None else read_image(image), *default_runtime)
 
 
 def asked(create: Mapping[str, Any], name: str) -> Inspected:
@@ -297,8 +305,8 @@ def test_container_of_nobodys_pod(labels: object) -> None:
 
 
 def test_image_of() -> None:
-    assert image_of(inspected(POD_CREATE, POD_NAME)) == IMAGE_ID
-    assert image_of(b"{}") == ""
+    assert status.image_of(document(inspected(POD_CREATE, POD_NAME))) == IMAGE_ID
+    assert status.image_of(document(b"{}")) == ""
 
 
 @pytest.mark.parametrize(
@@ -334,9 +342,9 @@ def test_unreadable_document(text: bytes) -> None:
 
 
 def test_image_of_something_unreadable() -> None:
-    for text in (b"", b"[]", b'{"Image": 5}', b'{"Image": "a", "IMAGE": "b"}'):
+    for text in (b'{"Image": 5}', b'{"Image": "a", "IMAGE": "b"}'):
         with pytest.raises(Unreadable):
-            image_of(text)
+            status.image_of(document(text))
 
 
 JSON = st.recursive(
