@@ -2,8 +2,8 @@
 
 Owns the turns, the figure that they give, and creates that are held for a turn.
 Must not know: what goes on, limits, how figures are shown.
-Invariant: the situations take turns, so that what else the machine does meets all of them alike; every held call is
-answered at the end of its turn.
+Invariant: the situations take turns, and so does their order, so that what else the machine does meets all of them
+alike; every held call is answered at the end of its turn.
 """
 
 import os
@@ -71,11 +71,11 @@ def measure(
     p99()  # warm
     measured = []
     for turn in range(turns):
-        found = []
-        for situation in situations:
+        found = {}
+        for situation in situations if turn % 2 else reversed(situations):
             with situation(turn):
-                found.append(p99())
-        measured.append(found)
+                found[situation] = p99()
+        measured.append([found[situation] for situation in situations])
     return [Beside(case, [tuple(row[at] for row in turn) for turn in measured]) for at, case in enumerate(cases)]
 
 

@@ -20,7 +20,7 @@ from scripts.soaking import beside
 from scripts.soaking.beside import KUBELETS, PATIENCE_SECONDS, Beside, alone, held, signalled
 
 HELD = 100
-TURNS = 11
+TURNS = 20
 CALLS: Mapping[Case, int] = {SMALL: 3_000, LIST: 1_000, PING: 3_000, DOCKER_LIST: 1_000}
 """The other calls of a turn, as many alone as beside."""
 RATIO = 1.05

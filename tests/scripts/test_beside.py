@@ -46,6 +46,7 @@ class Costly:
 
     @contextmanager
     def doubled(self, turn: int) -> Iterator[None]:
+        self.made.append(("doubled", turn))
         self.microseconds *= 2
         yield
         self.microseconds //= 2
@@ -56,7 +57,15 @@ def test_every_situation_has_its_portion_of_every_case_in_every_turn(tmp_path: P
     mode = replace(MODES[CRI], prepare=lambda served, case, way: costly.load(case))  # type: ignore[arg-type]
     found = beside.measure(Served(tmp_path), mode, PROXY, {SMALL: 3, LIST: 2}, (alone, costly.doubled), 2)
     assert [(each.case, each.turns) for each in found] == [(SMALL, [(100, 200)] * 2), (LIST, [(100, 200)] * 2)]
-    assert [calls for _, calls in costly.made] == [3, 2] * 5, "those of the first are none of a turn's"
+    made = [calls for name, calls in costly.made if name != "doubled"]
+    assert made == [3, 2] * 5, "those of the first are none of a turn's"
+
+
+def test_the_order_of_the_situations_takes_turns(tmp_path: Path) -> None:
+    costly = Costly()
+    mode = replace(MODES[CRI], prepare=lambda served, case, way: costly.load(case))  # type: ignore[arg-type]
+    beside.measure(Served(tmp_path), mode, PROXY, dict.fromkeys((SMALL, LIST), 1), (alone, costly.doubled), 2)
+    assert [costly.made.index(("doubled", turn)) for turn in (0, 1)] == [2, 9]
 
 
 @pytest.fixture(autouse=True)
