@@ -28,6 +28,7 @@ from .koordinator import (
 )
 from .node import Node, Settings
 from .nodehook import NodeHook
+from .once import Once
 from .sdk import ContainerContext, Malformed, PodContext, main
 
 _LOG = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class BatchResource(NodeHook):
 
     def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
         super().__init__(node, cgroups)
-        self._logged: set[tuple[str, type[Exception]]] = set()
+        self._once = Once(_LOG)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Set the pod's sums, in the answer and in the cgroup that the kubelet has made for it."""
@@ -72,10 +73,7 @@ class BatchResource(NodeHook):
         try:
             self.cgroups.write(path, field, value)
         except (OSError, Malformed) as error:
-            kind = (field, type(error))
-            if kind not in self._logged:
-                self._logged.add(kind)
-                _LOG.warning("%s of a pod's cgroup is not written (said once a kind of error): %s", field, error)
+            self._once.warn((field, type(error)), "%s of a pod's cgroup is not written: %s", field, error)
 
 
 def _containers(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Mapping[str, Any]:

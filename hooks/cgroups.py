@@ -106,9 +106,9 @@ class Cgroups:
     def file(self, path: str, controller: str, v1_name: str, v2_name: str) -> Path:
         """Return where a file of a cgroup lies; neither it nor the cgroup need be there."""
         if self.v2:
-            return _inside(self.root, path) / v2_name
+            return Path(_inside(self.root, path), v2_name)
         mounted = (top for top in self._hierarchies if controller in top.name.split(","))
-        return _inside(next(mounted, self.root / controller), path) / v1_name
+        return Path(_inside(next(mounted, self.root / controller), path), v1_name)
 
     def write(self, path: str, setting: str, value: int | str) -> None:
         """Write one of SETTINGS, the value in CRI's terms (shares, microseconds a period, bytes, -1 for unlimited).
@@ -147,8 +147,8 @@ class Cgroups:
         # Links only give a directory ("cpu,cpuacct") a second name.
         return tuple(top for top in sorted(self.root.iterdir()) if top.is_dir() and not top.is_symlink())
 
-    def _directories(self, path: str) -> Iterator[Path]:
-        return (found for top in self._hierarchies if (found := _inside(top, path)).is_dir())
+    def _directories(self, path: str) -> Iterator[str]:
+        return (found for top in self._hierarchies if os.path.isdir(found := _inside(top, path)))
 
     def _ids(self, path: str, names: Sequence[str]) -> list[int]:
         # A process is in every hierarchy of version 1: the first one that has any tells them all.
@@ -156,17 +156,17 @@ class Cgroups:
         return sorted(next((ids for ids in found if ids), ()))
 
 
-def _inside(top: Path, path: str) -> Path:
-    parts = [part for part in path.split("/") if part]
+def _inside(top: Path, path: str) -> str:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
     if not path.startswith("/") or not parts or ".." in parts or "\0" in path:
         raise Malformed("cgroup path", 'it must be absolute and below the root, without ".." and NUL')
-    inside = top.joinpath(*parts)
-    if _resolved(inside) != str(inside):
+    inside = "/".join((str(top), *parts))
+    if _resolved(inside) != inside:
         raise Malformed("cgroup path", "it leads through a symbolic link")
     return inside
 
 
-def _resolved(path: Path) -> str:
+def _resolved(path: str) -> str:
     """Return where a path leads: the kernel's word, which costs less than to look at link by link as os.path does."""
     try:
         handle = os.open(path, os.O_PATH)
@@ -178,17 +178,18 @@ def _resolved(path: Path) -> str:
         os.close(handle)
 
 
-def _ids_below(directory: Path, names: Sequence[str]) -> set[int]:
+def _ids_below(directory: str, names: Sequence[str]) -> set[int]:
     ids: set[int] = set()
     for below, _, files in os.walk(directory):
         for name in names:
             if name in files:
-                ids.update(_read_ids(Path(below, name)))
+                ids.update(_read_ids(f"{below}/{name}"))
     return ids - {0}  # what the kernel says for a process of another PID namespace
 
 
-def _read_ids(file: Path) -> list[int]:
+def _read_ids(file: str) -> list[int]:
     try:
-        return [int(number) for number in file.read_text().split()]
+        with open(file, "rb", buffering=0) as listed:
+            return [int(number) for number in listed.read().split()]
     except OSError:
         return []  # the cgroup went away meanwhile; a threaded one (version 2) is listed by the one above it

@@ -22,6 +22,7 @@ from typing import Any
 
 from .cgroups import Cgroups, add_flag
 from .koordinator import CORE_SCHED_GROUP, CORE_SCHED_POLICY, Qos, qos
+from .once import Once
 from .sdk import ContainerContext, Hook, Malformed, PodContext, main
 
 LOG = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class CoreSched(Hook):
         self._state = state
         self._groups: dict[str, Group] | None = None
         self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._once = Once(LOG)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the flags of the cgroups and of the file that outlives a restart."""
@@ -130,7 +131,8 @@ class CoreSched(Hook):
                 if error.errno not in NOT_SUPPORTED:
                     LOG.error("%s gets no cookie: %s", who, error.strerror)
                     raise
-                self._say_once(f"pods run without core scheduling, this kernel or machine has none: {error.strerror}")
+                text = "pods run without core scheduling, this kernel or machine has none: %s"
+                self._once.warn("kernel", text, error.strerror)
 
     def post_stop_pod_sandbox(self, pod: PodContext) -> None:
         """Forget the pod's containers that have no processes any more.
@@ -202,7 +204,8 @@ class CoreSched(Hook):
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            self._say_once(f"{self._state} cannot be read, running containers' groups are not known: {error}")
+            text = "%s cannot be read, running containers' groups are not known: %s"
+            self._once.warn("read", text, self._state, error)
             return {}
 
     def _keep(self, groups: dict[str, Group]) -> None:
@@ -218,12 +221,8 @@ class CoreSched(Hook):
             beside.write_text(content)
             os.replace(beside, self._state)
         except OSError as error:
-            self._say_once(f"{self._state} cannot be written, a restart will split groups: {error.strerror}")
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            LOG.warning("%s; said once only", text)
+            text = "%s cannot be written, a restart will split groups: %s"
+            self._once.warn("write", text, self._state, error.strerror)
 
 
 def group_of(labels: Mapping[str, str], uid: str) -> str | None:

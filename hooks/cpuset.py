@@ -7,7 +7,6 @@ is one, and where the wire cannot say it the log does.
 """
 
 import logging
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from .koordinator import (
 )
 from .node import Node, Pool, Settings
 from .nodehook import NodeHook
+from .once import Once
 from .sdk import ContainerContext, Malformed, NotSayable, PodContext, main
 
 _LOG = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Cpuset(NodeHook):
 
     def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
         super().__init__(node, cgroups)
-        self._said = threading.Event()
+        self._once = Once(_LOG)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Take the quota off a pod with CPUs of its own, in the answer and in its cgroup. Raises Malformed.
@@ -76,9 +76,7 @@ class Cpuset(NodeHook):
         try:
             container.resources.cpuset_cpus = ""  # where none is set, this is no edit
         except NotSayable as error:
-            if not self._said.is_set():
-                self._said.set()
-                _LOG.warning("a cpuset that should be cleared stays as it is (said once only): %s", error)
+            self._once.warn("clear", "a cpuset that should be cleared stays as it is: %s", error)
 
 
 def _give(container: ContainerContext, cpus: str, settings: Settings) -> None:

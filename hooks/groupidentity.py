@@ -6,13 +6,13 @@ Invariant: only a malformed annotation fails a call; what cannot be written is l
 """
 
 import logging
-import threading
 from collections.abc import Mapping
 
 from .cgroups import Cgroups, overwrite
 from .koordinator import CPU_QOS, KubeQos, Qos, kube_qos, member, qos, read_json
 from .node import GroupIdentities, Node
 from .nodehook import NodeHook
+from .once import Once
 from .sdk import Malformed, PodContext, main
 
 LOG = logging.getLogger(__name__)
@@ -20,6 +20,11 @@ LOG = logging.getLogger(__name__)
 FILE = "cpu.bvt_warp_ns"
 """Of kernels like Anolis OS's, with the same name in both versions of cgroups."""
 LEAST, MOST = -1, 2
+
+_LACKING = (
+    "this kernel's cgroups have no %s, so pods run without a group identity; a kernel that has it may need the sysctl "
+    "kernel.sched_group_identity_enabled=1"
+)
 
 _CLASSES: Mapping[Qos | KubeQos, str] = {
     Qos.LSE: "lsr",
@@ -41,7 +46,7 @@ class GroupIdentity(NodeHook):
 
     def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
         super().__init__(node, cgroups)
-        self._said = threading.Lock()
+        self._once = Once(LOG)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Write the pod's value. Raises Malformed if the annotation or the cgroup's path is."""
@@ -52,20 +57,12 @@ class GroupIdentity(NodeHook):
         try:
             overwrite(file, str(value))
         except FileNotFoundError:
-            if file.parent.is_dir():
-                self._say_that_the_kernel_lacks_it(value)
-            else:
+            if not file.parent.is_dir():
                 LOG.warning("%s/%s gets no %s: its cgroup is not there", pod.namespace, pod.name, FILE)
+            elif value:
+                self._once.warn(FILE, _LACKING, FILE)
         except OSError as error:
             LOG.warning("%s/%s gets no %s: %s", pod.namespace, pod.name, FILE, error.strerror)
-
-    def _say_that_the_kernel_lacks_it(self, value: int) -> None:
-        if value and self._said.acquire(blocking=False):  # never released: the first one says it
-            LOG.warning(
-                "this kernel's cgroups have no %s, so pods run without a group identity; a kernel that has it may need "
-                "the sysctl kernel.sched_group_identity_enabled=1; said once only",
-                FILE,
-            )
 
 
 def bvt(

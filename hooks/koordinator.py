@@ -81,6 +81,7 @@ def kube_qos(cgroup_parent: str) -> KubeQos:
 class _Object(dict[str, Any]):
     """A JSON object that knows where it stood, so that an error can name it."""
 
+    __slots__ = ("source",)
     source: str
 
 
@@ -153,6 +154,8 @@ def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
     No object (None), no such member and null all give the default. ``kind`` is dict, list, str, int, float, bool, or
     a tuple of them; float takes whole numbers too. Raises Malformed if the value or its member is of another type.
     """
+    if value is None:
+        return default
     found = _held(value, name).get(name)
     if found is None and value:
         folded = name.casefold()
@@ -167,15 +170,15 @@ def entry(value: Any, key: str, kind: _Kinds, default: Any = None) -> Any:
 
     In all else like ``member``.
     """
-    found = _held(value, key).get(key)
+    found = None if value is None else _held(value, key).get(key)
     return default if found is None else _checked(found, kind, value, key)
 
 
 def _held(value: Any, name: str) -> Mapping[str, Any]:
     """Return the object that holds a member, or should."""
-    if value is not None and not isinstance(value, dict):
+    if not isinstance(value, dict):
         raise Malformed(f"what should hold {name}", f"must be {_KINDS[dict]}")
-    return value or {}
+    return value
 
 
 def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
@@ -187,11 +190,12 @@ def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
 
 
 def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
-    if isinstance(value, bool):
+    kind = type(value)
+    if kind is bool:
         return bool in kinds
-    if isinstance(value, int):
+    if kind is int:
         return float in kinds or (int in kinds and abs(value) <= MAX_INT64)
-    if isinstance(value, str):
+    if kind is str:
         return str in kinds and is_text(value)  # JSON can spell half a character ("\\ud800")
     return isinstance(value, kinds)
 

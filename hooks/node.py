@@ -8,6 +8,7 @@ Invariant: ``Node.settings`` always gives settings that keep every rule: the las
 import argparse
 import logging
 import math
+import os
 import re
 import sys
 import threading
@@ -277,7 +278,7 @@ _State = tuple[int, ...] | str | None
 
 def _state(path: Path) -> _State:
     try:
-        now = path.stat()
+        now = os.stat(path)
     except FileNotFoundError:
         return None
     except OSError as error:

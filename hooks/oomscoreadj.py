@@ -7,10 +7,10 @@ Invariant: what cannot be read, or said on the wire, is logged without its value
 
 import logging
 import re
-import threading
 from collections.abc import Mapping
 
 from .koordinator import OOM_SCORE_ADJ, OOM_SCORE_ADJ_SPEC, read_json
+from .once import Once
 from .sdk import ContainerContext, Hook, Malformed, main
 
 LOG = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class OomScoreAdj(Hook):
     """
 
     def __init__(self) -> None:
-        self._said = threading.Lock()
+        self._once = Once(LOG)
 
     def pre_create_container(self, container: ContainerContext) -> None:
         """Set the value that an annotation asks for; one that cannot be read is logged, and changes nothing."""
@@ -45,11 +45,7 @@ class OomScoreAdj(Hook):
         if value:
             container.resources.oom_score_adj = value
         elif value == 0 and container.resources.oom_score_adj is not None:
-            self._say_that_0_is_not_sayable()
-
-    def _say_that_0_is_not_sayable(self) -> None:
-        if self._said.acquire(blocking=False):  # never released: the first one says it
-            LOG.warning("an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds; said once only")
+            self._once.warn(0, "an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds")
 
 
 def asked(annotations: Mapping[str, str], container: str) -> int | None:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 from .koordinator import RESCTRL, KubeQos, Qos, kube_qos, member, qos, read_json
 from .nodehook import NodeHook
+from .once import Once
 from .resctrl import Machine, Range, Wish, schemata, unknown_ids
 from .resctrl_fs import ROOT, Resctrl
 from .sdk import ContainerContext, Malformed, PodContext, main
@@ -65,7 +66,7 @@ class Rdt(NodeHook):
         self.resctrl = resctrl or Resctrl()
         self.annotate = True
         self._machine = Machine()
-        self._said: set[tuple[str, int | None]] = set()
+        self._once = Once(LOG)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the flags of resctrl to those of the node's settings and cgroups."""
@@ -113,8 +114,7 @@ class Rdt(NodeHook):
         group, wish = self._membership(container)
         if wish is None:
             return
-        self._prepare(group, wish)
-        if self.annotate and self.resctrl.exists(group):
+        if self._prepare(group, wish) and self.annotate:
             container.annotations[RDT_CLASS] = group
 
     def post_start_container(self, container: ContainerContext) -> None:
@@ -165,27 +165,44 @@ class Rdt(NodeHook):
             return "", None
         return group, Wish(l3=settings.l3, mb=settings.mb)
 
-    def _prepare(self, group: str, wish: Wish) -> None:
-        """Make a group with what is wished for, or write that again: settings change, others write too.
+    def _prepare(self, group: str, wish: Wish) -> bool:
+        """Write what is wished for into a group, made if need be: settings change, others write too.
 
-        A group that would limit nothing is not made, and one whose limits are refused is not kept: there are few.
+        Tell whether the group is there: one that would limit nothing is not made.
         """
         lines = schemata(self._machine, wish)
         if not lines:
-            return
+            return self.resctrl.exists(group)
+        try:
+            self.resctrl.limit(group, lines)
+        except FileNotFoundError:
+            return self._make(group, lines)
+        except OSError as error:
+            self._say_refused(error)
+        return True
+
+    def _make(self, group: str, lines: str) -> bool:
+        """Make a group with limits; one whose limits are refused is not kept: there are few. Tell whether it is there.
+
+        The kernel makes its files with it, and another thread may have made it meanwhile.
+        """
         try:
             new = self.resctrl.make(group)
         except OSError as error:
             self._say("mkdir", error.errno, f"no group can be made: {_NO_GROUP.get(error.errno, error.strerror)}")
-            return
+            return False
         try:
             self.resctrl.limit(group, lines)
         except OSError as error:
-            why = ": ".join(filter(None, (error.strerror, self.resctrl.last_status())))
-            self._say("schemata", error.errno, f"limits are refused: {why}")
+            self._say_refused(error)
             if new:
                 with suppress(OSError):  # the refusal is what was to be said
                     self.resctrl.remove(group)
+        return self.resctrl.exists(group)
+
+    def _say_refused(self, error: OSError) -> None:
+        why = ": ".join(filter(None, (error.strerror, self.resctrl.last_status())))
+        self._say("schemata", error.errno, f"limits are refused: {why}")
 
     def _move(self, group: str, path: str) -> None:
         """Move all threads of a cgroup: list them until none is new. What a moved thread starts is in the group."""
@@ -200,10 +217,7 @@ class Rdt(NodeHook):
         self._say("rounds", None, f"new threads appeared in each of {ROUNDS} rounds; the last may be left out")
 
     def _say(self, what: str, number: int | None, text: str) -> None:
-        """Log a trouble of the node the first time that it appears: it would come back with every container."""
-        if (what, number) not in self._said:
-            self._said.add((what, number))
-            LOG.warning("%s: %s. Pods run all the same; said once only", self.resctrl.root, text)
+        self._once.warn((what, number), "%s: %s. Pods run all the same", self.resctrl.root, text)
 
 
 def _pod_group(uid: str) -> str:

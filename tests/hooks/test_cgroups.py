@@ -41,11 +41,23 @@ V2 = {
     "kubepods/podx/c1/cgroup.procs": "20\n",
     "kubepods/podx/c1/cgroup.threads": "20\n21\n",
 }
-BAD_PATHS = ["", "/", "//", "kubepods/podx", "../x", "/..", "/kubepods/../../etc", "/kubepods/..", "/kubepods\0/podx"]
+BAD_PATHS = [
+    "",
+    "/",
+    "//",
+    "/.",
+    "/./",
+    "kubepods/podx",
+    "../x",
+    "/..",
+    "/kubepods/../../etc",
+    "/kubepods/..",
+    "/kubepods\0/podx",
+]
 USES: dict[str, Callable[[Cgroups, str], object]] = {
     "file": lambda cgroups, path: cgroups.file(path, "cpu", "cpu.shares", "cpu.weight"),
     "write": lambda cgroups, path: cgroups.write(path, "cpu_shares", 2),
-    "container": lambda cgroups, path: cgroups.container(path, "c1") if path.strip("/") else cgroups.pids(path),
+    "container": lambda cgroups, path: cgroups.container(path, "c1") if path.strip("/.") else cgroups.pids(path),
     "pids": Cgroups.pids,
     "tids": Cgroups.tids,
 }

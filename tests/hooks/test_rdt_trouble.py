@@ -118,6 +118,23 @@ def test_a_class_keeps_its_limits_where_new_ones_are_refused(node: Node) -> None
     assert node.schemata("LS") == "L3:0=7ff;1=7ff\nMB:0= 50;1= 50\n"
 
 
+class Overtaken(Refusing):
+    """A stand-in where somebody else makes the group between the look for it and the making."""
+
+    def make(self, group: str) -> bool:
+        super().make(group)
+        return super().make(group)
+
+
+@pytest.mark.parametrize("refused", [(), ("schemata",)])
+def test_a_group_that_another_thread_made_meanwhile_is_used_and_kept(node: Node, refused: tuple[str, ...]) -> None:
+    resctrl = Overtaken(node.root)
+    resctrl.refused = refused
+    changed = node.hook(resctrl=resctrl).pre_create_container(annotations=annotated(SMALL))
+    assert changed.annotations == {RDT_CLASS: POD_GROUP}
+    assert node.groups() == [POD_GROUP]
+
+
 def test_a_kernel_that_refuses_threads_is_told_once_and_pods_run(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     resctrl = Refusing(node.root)
     resctrl.refused = ("tasks",)
