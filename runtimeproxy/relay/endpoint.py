@@ -62,7 +62,7 @@ class Endpoint:
         self._sock = sock
         self._handler = handler
         self._passes = passes
-        self._pace = Pace(READ_BYTES if passes is None else SHARED_BYTES)
+        self._pace = Pace(READ_BYTES) if passes is None else Pace(SHARED_BYTES, PASSING_BYTES)
         self._backlog: deque[bytes | memoryview] = deque()
         self.waiting = 0
         """Bytes that wait for the peer."""

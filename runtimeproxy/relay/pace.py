@@ -6,9 +6,11 @@ Invariant: whatever a peer sends, the other connections have their turn soon (fa
 nothing as it passes much is read at a time; of what costs much for each byte, like a flood of small frames, little is.
 """
 
-FIRST_BYTES = 16 * 1024
-"""Of a new peer, which has shown nothing yet: nearly every call's request is shorter."""
-FEWEST_BYTES = 1024
+FIRST_BYTES = 1024
+"""Of a new peer, which has shown nothing yet: who floods, is cut off and connects anew must not be taken for a big one
+each time. Most calls' requests are shorter."""
+FEWEST_BYTES = 512
+"""Of small frames that cost most, these take a quarter of a millisecond."""
 STEP = 4
 """The next read is at most so many times larger or smaller: one read says little."""
 LONG_SECONDS = 4e-4
@@ -18,13 +20,13 @@ to runs at once in our place, and by the clock lists, of which most is read at a
 
 
 class Pace:
-    """The reads of one peer; ``most`` is what its reader takes at a time."""
+    """The reads of one peer; ``most`` is what its reader takes at a time, ``first`` what it begins with."""
 
     __slots__ = ("_most", "size")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, first: int = FIRST_BYTES) -> None:
         self._most = most
-        self.size = FIRST_BYTES
+        self.size = first
         """How much is to be read next, in bytes."""
 
     def took(self, size: int, seconds: float) -> None:

@@ -8,6 +8,15 @@ MOST = 120 * 1024
 QUICK = LONG_SECONDS / 100
 
 
+SIZE = 16 * 1024
+
+
+def sized(size: int) -> Pace:
+    pace = Pace(MOST)
+    pace.size = size
+    return pace
+
+
 def grown() -> Pace:
     pace = Pace(MOST)
     pace.grow(MOST)
@@ -20,7 +29,7 @@ def test_a_new_peer_is_given_more_as_it_costs_little() -> None:
     while not sizes or sizes[-1] < MOST:
         sizes.append(pace.size)
         pace.took(pace.size, QUICK)
-    assert sizes == [FIRST_BYTES, FIRST_BYTES * STEP, MOST]
+    assert sizes == [FIRST_BYTES, FIRST_BYTES * STEP, FIRST_BYTES * STEP**2, FIRST_BYTES * STEP**3, MOST]
 
 
 def test_a_read_that_got_less_than_it_could_says_nothing() -> None:
@@ -29,10 +38,10 @@ def test_a_read_that_got_less_than_it_could_says_nothing() -> None:
     assert pace.size == FIRST_BYTES
 
 
-@pytest.mark.parametrize(("times", "follows"), [(1.6, FIRST_BYTES / 3.2), (1e6, FIRST_BYTES / STEP)])
+@pytest.mark.parametrize(("times", "follows"), [(1.6, SIZE / 3.2), (1e6, SIZE / STEP)])
 def test_behind_a_long_read_follows_one_of_half_the_time_but_not_far_below_it(times: float, follows: float) -> None:
-    pace = Pace(MOST)
-    pace.took(FIRST_BYTES, times * LONG_SECONDS)
+    pace = sized(SIZE)
+    pace.took(SIZE, times * LONG_SECONDS)
     assert pace.size == follows
 
 
@@ -51,9 +60,9 @@ def test_the_reads_of_who_costs_most_have_a_size_still() -> None:
 
 @pytest.mark.parametrize(("share", "times"), [(0.9, 1), (0.6, 1), (0.4, 2), (0.3, 2), (0.2, STEP)])
 def test_a_read_grows_so_that_the_next_is_not_long(share: float, times: int) -> None:
-    pace = Pace(MOST)
-    pace.took(FIRST_BYTES, share * LONG_SECONDS)
-    assert pace.size == FIRST_BYTES * times
+    pace = sized(SIZE)
+    pace.took(SIZE, share * LONG_SECONDS)
+    assert pace.size == min(SIZE * times, MOST)
 
 
 @pytest.mark.parametrize("nanoseconds_a_byte", [0.5, 2, 5, 50, 150, 300])
@@ -61,8 +70,7 @@ def test_a_read_grows_so_that_the_next_is_not_long(share: float, times: int) -> 
 def test_a_flood_of_any_cost_is_soon_read_in_short_turns_and_as_much_at_a_time_as_that_allows(
     nanoseconds_a_byte: float, begin: Pace
 ) -> None:
-    pace = Pace(MOST)
-    pace.size = begin.size
+    pace = sized(begin.size)
     seconds = []
     for _ in range(100):
         seconds.append(pace.size * nanoseconds_a_byte * 1e-9)
