@@ -14,7 +14,7 @@ from time import thread_time
 from typing import Protocol
 
 from runtimeproxy.relay.hangups import Hangups, has_hung_up
-from runtimeproxy.relay.pace import FEWEST_BYTES, Pace
+from runtimeproxy.relay.pace import SHORT_BYTES, Pace
 
 READ_BYTES = 120 * 1024
 """Below the 128 KiB from which the C library maps memory anew for each buffer, which costs more than the read."""
@@ -97,7 +97,7 @@ class Endpoint:
             return
         except OSError:
             data = b""
-        if 0 < len(data) < FEWEST_BYTES:  # how long it takes changes nothing
+        if 0 < len(data) < SHORT_BYTES and len(data) < self._pace.size:
             self._handler.received(self, data)
             return
         began = thread_time()
@@ -123,7 +123,7 @@ class Endpoint:
         if size >= PASSING_BYTES and passes(self, _shared, size):
             self._pace.grow()  # what passes costs no more than its copying
             return
-        if 0 < size < FEWEST_BYTES:
+        if 0 < size < SHORT_BYTES and size < self._pace.size:
             self._handler.received(self, bytes(_shared_view[:size]))
             return
         began = thread_time()

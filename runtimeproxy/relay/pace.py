@@ -9,14 +9,18 @@ nothing as it passes much is read at a time; of what costs much for each byte, l
 FIRST_BYTES = 1024
 """Of a new peer, which has shown nothing yet: who floods, is cut off and connects anew must not be taken for a big one
 each time. Most calls' requests are shorter."""
-FEWEST_BYTES = 512
-"""Of small frames that cost most, these take a quarter of a millisecond."""
+FEWEST_BYTES = 128
+"""Of what costs most, streams that are opened and reset, these are two or three."""
+SHORT_BYTES = 512
+"""How long less than this takes is looked at only if it was all that was asked for: no calls are as cheap."""
 STEP = 4
 """The next read is at most so many times larger or smaller: one read says little."""
-LONG_SECONDS = 4e-4
-"""A read that takes longer is followed by one that should take half of it. One that takes less than half of it, and was
-all that was asked for, is followed by a larger one. It is time of the processor: on a busy machine whoever was written
-to runs at once in our place, and by the clock lists, of which most is read at a time, would look like floods."""
+LONG_SECONDS = 2e-4
+BYTE_SECONDS = 2e-9
+"""A read that takes longer than LONG_SECONDS, and what its bytes take to be copied, is followed by one that should take
+half of it. One that takes less than half of it, and was all that was asked for, is followed by a larger one. It is time
+of the processor: on a busy machine whoever was written to runs at once in our place, and by the clock lists, of which
+most is read at a time, would look like floods."""
 
 
 class Pace:
@@ -31,10 +35,11 @@ class Pace:
 
     def took(self, size: int, seconds: float) -> None:
         """Know how much of the processor's time it took to deal with a read of ``size`` bytes."""
-        if seconds > LONG_SECONDS:
-            self.size = max(int(size * LONG_SECONDS / 2 / seconds), self.size // STEP, FEWEST_BYTES)
-        elif size == self.size < self._most and seconds < LONG_SECONDS / 2:
-            self.grow(STEP if seconds < LONG_SECONDS / STEP else 2)
+        long = LONG_SECONDS + size * BYTE_SECONDS
+        if seconds > long:
+            self.size = max(int(size * long / 2 / seconds), self.size // STEP, FEWEST_BYTES)
+        elif size == self.size < self._most and seconds < long / 2:
+            self.grow(STEP if seconds < long / STEP else 2)
 
     def grow(self, times: int = STEP) -> None:
         """Read more next."""

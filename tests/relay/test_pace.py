@@ -2,13 +2,17 @@
 
 import pytest
 
-from runtimeproxy.relay.pace import FEWEST_BYTES, FIRST_BYTES, LONG_SECONDS, STEP, Pace
+from runtimeproxy.relay.pace import BYTE_SECONDS, FEWEST_BYTES, FIRST_BYTES, LONG_SECONDS, STEP, Pace
 
 MOST = 120 * 1024
 QUICK = LONG_SECONDS / 100
 
 
 SIZE = 16 * 1024
+
+
+def long(size: int) -> float:
+    return LONG_SECONDS + size * BYTE_SECONDS
 
 
 def sized(size: int) -> Pace:
@@ -41,7 +45,7 @@ def test_a_read_that_got_less_than_it_could_says_nothing() -> None:
 @pytest.mark.parametrize(("times", "follows"), [(1.6, SIZE / 3.2), (1e6, SIZE / STEP)])
 def test_behind_a_long_read_follows_one_of_half_the_time_but_not_far_below_it(times: float, follows: float) -> None:
     pace = sized(SIZE)
-    pace.took(SIZE, times * LONG_SECONDS)
+    pace.took(SIZE, times * long(SIZE))
     assert pace.size == follows
 
 
@@ -61,7 +65,7 @@ def test_the_reads_of_who_costs_most_have_a_size_still() -> None:
 @pytest.mark.parametrize(("share", "times"), [(0.9, 1), (0.6, 1), (0.4, 2), (0.3, 2), (0.2, STEP)])
 def test_a_read_grows_so_that_the_next_is_not_long(share: float, times: int) -> None:
     pace = sized(SIZE)
-    pace.took(SIZE, share * LONG_SECONDS)
+    pace.took(SIZE, share * long(SIZE))
     assert pace.size == min(SIZE * times, MOST)
 
 
@@ -75,5 +79,11 @@ def test_a_flood_of_any_cost_is_soon_read_in_short_turns_and_as_much_at_a_time_a
     for _ in range(100):
         seconds.append(pace.size * nanoseconds_a_byte * 1e-9)
         pace.took(pace.size, seconds[-1])
-    assert max(seconds[5:]) <= LONG_SECONDS
+    assert max(seconds[5:]) <= long(pace.size)
     assert pace.size == MOST or seconds[-1] >= LONG_SECONDS / 4
+
+
+def test_copying_alone_is_never_long() -> None:
+    pace = grown()
+    pace.took(MOST, LONG_SECONDS + MOST * BYTE_SECONDS)
+    assert pace.size == MOST
