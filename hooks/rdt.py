@@ -32,6 +32,8 @@ RDT_CLASS = "io.kubernetes.cri.rdt-class"
 POD_PREFIX = "koordlet-"
 ROUNDS = 10
 """How often a container's threads are listed at most: what starts a thread in each of them will not come to rest."""
+MOST_WRITTEN = 1024
+"""Of how many groups it is remembered what was written: no machine has so many at a time."""
 
 _T = TypeVar("_T")
 
@@ -67,6 +69,8 @@ class Rdt(NodeHook):
         self.annotate = True
         self._machine = Machine()
         self._once = Once(LOG)
+        self._written: dict[str, Wish] = {}
+        """What the limits of a group were last written for, as long as this server runs."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the flags of resctrl to those of the node's settings and cgroups."""
@@ -103,7 +107,7 @@ class Rdt(NodeHook):
                 "%s/%s: the %s names cache ids that this node does not have; the others are limited",
                 *(pod.namespace, pod.name, _ANNOTATION),
             )
-        self._prepare(_pod_group(pod.uid), wish)
+        self._limit(_pod_group(pod.uid), wish)
 
     def pre_create_container(self, container: ContainerContext) -> None:
         """Make sure of the container's group and tell the runtime. Raises Malformed.
@@ -114,7 +118,7 @@ class Rdt(NodeHook):
         group, wish = self._membership(container)
         if wish is None:
             return
-        if self._prepare(group, wish) and self.annotate:
+        if self._ensured(group, wish) and self.annotate:
             container.annotations[RDT_CLASS] = group
 
     def post_start_container(self, container: ContainerContext) -> None:
@@ -140,6 +144,7 @@ class Rdt(NodeHook):
         The kubelet stops a dead sandbox once more before it removes it, and the pod may be running in a new one.
         """
         group = _pod_group(pod.uid)
+        self._written.pop(group, None)
         try:
             if self.resctrl.exists(group) and not self.resctrl.tasks(group):
                 self.resctrl.remove(group)
@@ -165,23 +170,30 @@ class Rdt(NodeHook):
             return "", None
         return group, Wish(l3=settings.l3, mb=settings.mb)
 
-    def _prepare(self, group: str, wish: Wish) -> bool:
-        """Write what is wished for into a group, made if need be: settings change, others write too.
+    def _ensured(self, group: str, wish: Wish) -> bool:
+        """Make sure of a group; what was written is not written again, as that interrupts the CPUs of a cache.
 
-        Tell whether the group is there: one that would limit nothing is not made.
+        Tell whether it is there.
+        """
+        return (self._written.get(group) == wish and self.resctrl.exists(group)) or self._limit(group, wish)
+
+    def _limit(self, group: str, wish: Wish) -> bool:
+        """Write what is wished for into a group, made if need be. Tell whether it is there.
+
+        One that would limit nothing is not made.
         """
         lines = schemata(self._machine, wish)
         if not lines:
             return self.resctrl.exists(group)
         try:
-            self.resctrl.limit(group, lines)
+            self._write(group, wish, lines)
         except FileNotFoundError:
-            return self._make(group, lines)
+            return self._make(group, wish, lines)
         except OSError as error:
             self._say_refused(error)
         return True
 
-    def _make(self, group: str, lines: str) -> bool:
+    def _make(self, group: str, wish: Wish, lines: str) -> bool:
         """Make a group with limits; one whose limits are refused is not kept: there are few. Tell whether it is there.
 
         The kernel makes its files with it, and another thread may have made it meanwhile.
@@ -192,13 +204,20 @@ class Rdt(NodeHook):
             self._say("mkdir", error.errno, f"no group can be made: {_NO_GROUP.get(error.errno, error.strerror)}")
             return False
         try:
-            self.resctrl.limit(group, lines)
+            self._write(group, wish, lines)
         except OSError as error:
             self._say_refused(error)
             if new:
                 with suppress(OSError):  # the refusal is what was to be said
                     self.resctrl.remove(group)
         return self.resctrl.exists(group)
+
+    def _write(self, group: str, wish: Wish, lines: str) -> None:
+        self._written.pop(group, None)
+        self.resctrl.limit(group, lines)
+        if len(self._written) == MOST_WRITTEN:
+            self._written.clear()  # most are groups that somebody else has removed
+        self._written[group] = wish
 
     def _say_refused(self, error: OSError) -> None:
         why = ": ".join(filter(None, (error.strerror, self.resctrl.last_status())))

@@ -3,12 +3,15 @@
 The kernel's part is the stand-in's: see tests/fakes/resctrl.py for what it can and cannot show.
 """
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from runtimeproxy_hooks import rdt
 from runtimeproxy_hooks.koordinator import QOS_CLASS, RESCTRL
 from runtimeproxy_hooks.rdt import RDT_CLASS
 from runtimeproxy_hooks.sdk import Malformed
@@ -273,3 +276,49 @@ def test_a_class_outlives_its_pods_and_takes_new_settings(node: Node) -> None:
     again = node.hook(classes={"LS": {"enable": True, "l3": [0, 50], "mb": 50}})
     again.pre_create_container(labels={QOS_CLASS: "LS"})
     assert node.schemata("LS") == "L3:0=03f;1=03f\nMB:0= 50;1= 50\n"
+
+
+class Counting(StandIn):
+    """A stand-in that counts how often a group was given limits."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.limited: Counter[str] = Counter()
+
+    def limit(self, group: str, schemata: str) -> None:
+        super().limit(group, schemata)
+        self.limited[group] += 1
+
+
+def test_the_limits_of_a_pods_group_are_written_once_a_sandbox(node: Node) -> None:
+    resctrl = Counting(node.root)
+    tester = node.hook(resctrl=resctrl)
+    for sandbox in (1, 2):
+        tester.pre_run_pod_sandbox(annotations=annotated(SMALL))
+        for _ in range(2):
+            assert tester.pre_create_container(annotations=annotated(SMALL)).annotations == {RDT_CLASS: POD_GROUP}
+        assert resctrl.limited == {POD_GROUP: sandbox}
+
+
+def test_the_limits_of_a_class_are_written_when_its_settings_change(node: Node, tmp_path: Path) -> None:
+    resctrl = Counting(node.root)
+    tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
+    for times, mb in ((1, 50), (2, 70)):
+        (tmp_path / "node.yaml").write_text(yaml.safe_dump({"rdt": {"LS": {"enable": True, "mb": mb}}}))
+        for _ in range(2):
+            tester.pre_create_container(labels={QOS_CLASS: "LS"})
+        assert resctrl.limited == {"LS": times}
+        assert node.schemata("LS") == f"L3:0=7ff;1=7ff\nMB:0= {mb};1= {mb}\n"
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_was_written_is_remembered_of_so_many_groups(
+    node: Node, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rdt, "MOST_WRITTEN", most)
+    resctrl = Counting(node.root)
+    tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
+    for _ in range(2):
+        for qos in ("LS", "BE"):
+            assert tester.pre_create_container(labels={QOS_CLASS: qos}).annotations == {RDT_CLASS: qos}
+    assert resctrl.limited == dict.fromkeys(("LS", "BE"), 2 if most == 1 else 1)
