@@ -39,7 +39,7 @@ from runtimeproxy.wire.http1 import BadMessage
 log = logging.getLogger(__name__)
 
 LINGER_SECONDS = 1.0
-"""How long a client may still send after it was given our last answer, so that it reads that before it sees the end."""
+"""How long a client may still send after it was given the last answer, so that it reads that before it sees the end."""
 
 _POINTS = {action: kind.points() for action, kind in BY_REFERENCE.items()}
 """The hook points for whose sake a reference that the Store does not know is looked up."""
@@ -300,7 +300,7 @@ class Connection:
             self.pair.client_done()
 
     def finish(self) -> None:
-        """Half-close behind our last answer, and close when the client has, or after a time."""
+        """Half-close behind the last answer, and close when the client has, or after a time."""
         self._finished = True
         self.pair.finish_client()
         self._linger()

@@ -112,12 +112,17 @@ class Reader:
     def daemon_ended(self) -> bool:
         """Take the daemon's EOF; True if the client must be kept: for a held call, or an answer that waits.
 
+        Whoever is inside a body is let send on for a moment: a daemon may answer before it has read a request and
+        leave, and a client that cannot write then may never read the answer. Go's servers wait for their clients, too.
         A request that was sent gets EOF and no 502 of ours: behind EOF a Go client repeats what is safe to repeat (GET
         and HEAD, on a connection that has served before), and behind an answer it repeats nothing (run, docker CLI 28).
         """
         self._daemon_ended = True
         first = self._pending[0] if self._pending else None
         if isinstance(first, HeldExchange) and not first.awaits_reply:
+            return True
+        if self._requests.inside_body:
+            self._finish()
             return True
         self._stop()
         return False

@@ -96,6 +96,11 @@ class Requests:
         return self._began
 
     @property
+    def inside_body(self) -> bool:
+        """Tell whether a body is still to come to its end."""
+        return self._body is not None
+
+    @property
     def whole(self) -> bool:
         """Tell whether all that has come was whole requests, and all of them were read."""
         return self._body is None and not self._rest
