@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NoReturn
 
 from .sdk import Malformed
@@ -110,24 +110,35 @@ _KINDS: Mapping[type, str] = {
     bool: "true or false",
 }
 _Kinds = type | tuple[type, ...]
+_READ_TEXTS = 64
+_READ_CHARACTERS = 4096
+"""So many texts up to this length are kept read: each call of a pod and of its containers comes with the same."""
 
 
 def read_json(annotations: Mapping[str, str], key: str, kind: _Kinds = tuple(_KINDS)) -> Any:
     """Return what the JSON of an annotation says, None if there is none, or if it is "" or null.
 
-    Raises Malformed if it is no JSON, or is not of a ``kind`` (see ``member``). NaN and Infinity are no JSON.
+    It is to be read only: others are given the same. Raises Malformed if it is no JSON, or is not of a ``kind`` (see
+    ``member``). NaN and Infinity are no JSON.
     """
     text = annotations.get(key)
     if not text:
         return None
     what = f"annotation {key}"
-    try:
-        value = _decoder(what).decode(text)
-    except json.JSONDecodeError as error:
-        raise Malformed(what, f"not JSON, from character {error.pos} on") from None
-    except (ValueError, RecursionError):
-        raise Malformed(what, "not JSON that can be read: NaN, a number too great, or nesting too deep") from None
+    value = (_read if len(text) <= _READ_CHARACTERS else _decoded)(what, text)
     return value if value is None else _checked(value, kind, _object(what, []), "the value")
+
+
+def _decoded(source: str, text: str) -> Any:
+    try:
+        return _decoder(source).decode(text)
+    except json.JSONDecodeError as error:
+        raise Malformed(source, f"not JSON, from character {error.pos} on") from None
+    except (ValueError, RecursionError):
+        raise Malformed(source, "not JSON that can be read: NaN, a number too great, or nesting too deep") from None
+
+
+_read = lru_cache(_READ_TEXTS)(_decoded)
 
 
 @cache

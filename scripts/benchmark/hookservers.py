@@ -2,6 +2,7 @@
 
 Owns the rows, their requests and flags, and the files of that node: cgroups, the settings, a stand-in for resctrl.
 Must not know: how a server is started or asked, what is measured.
+A row's call is always of the same pod: its annotations have been read, as at all calls of a pod but the first.
 Invariant: every answer of a row differs from its request in exactly the parts that the row names, so that nothing is
 measured that has given up early.
 """
