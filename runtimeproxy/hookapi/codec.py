@@ -7,7 +7,6 @@ Invariant: every field of a message that the model knows is filled; text that is
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -15,15 +14,11 @@ from google.protobuf.message import DecodeError, Message
 from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.hookpoints import HookPoint, SubjectKind
-from runtimeproxy.model import MAP_FIELDS, RESOURCE_FIELDS, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
 M = TypeVar("M", bound=Message)
-
-_FLAT_FIELDS = tuple(name for name in RESOURCE_FIELDS if name not in MAP_FIELDS)
-_flat = attrgetter(*_FLAT_FIELDS)
-"""Reads all of them in one step, of a message and of the model alike."""
 
 
 def method_path(point: HookPoint) -> str:
@@ -215,10 +210,17 @@ def _write_pod_meta(pod: PodInfo) -> api_pb2.PodSandboxMetadata:
 def _write_resources(resources: Resources | None) -> api_pb2.LinuxContainerResources | None:
     if resources is None:
         return None
-    message = api_pb2.LinuxContainerResources()
-    for name, value in zip(_FLAT_FIELDS, _flat(resources), strict=True):
-        if value:  # what is not set is not on the wire either
-            setattr(message, name, _text(value) if isinstance(value, str) else value)
+    # Field by field, here and in reading: in a process that was waiting, a loop over the names takes twice as long.
+    message = api_pb2.LinuxContainerResources(
+        cpu_period=resources.cpu_period,
+        cpu_quota=resources.cpu_quota,
+        cpu_shares=resources.cpu_shares,
+        memory_limit_in_bytes=resources.memory_limit_in_bytes,
+        oom_score_adj=resources.oom_score_adj,
+        cpuset_cpus=_text(resources.cpuset_cpus),
+        cpuset_mems=_text(resources.cpuset_mems),
+        memory_swap_limit_in_bytes=resources.memory_swap_limit_in_bytes,
+    )
     for size, limit in resources.hugepage_limits.items():
         if _encodable(size):
             message.hugepage_limits.add(page_size=size, limit=limit)
@@ -228,9 +230,16 @@ def _write_resources(resources: Resources | None) -> api_pb2.LinuxContainerResou
 
 def _read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
     return Resources(
-        **dict(zip(_FLAT_FIELDS, _flat(message), strict=True)),
+        cpu_period=message.cpu_period,
+        cpu_quota=message.cpu_quota,
+        cpu_shares=message.cpu_shares,
+        memory_limit_in_bytes=message.memory_limit_in_bytes,
+        oom_score_adj=message.oom_score_adj,
+        cpuset_cpus=message.cpuset_cpus,
+        cpuset_mems=message.cpuset_mems,
         hugepage_limits={entry.page_size: entry.limit for entry in message.hugepage_limits},
         unified=_entries(message.unified),
+        memory_swap_limit_in_bytes=message.memory_swap_limit_in_bytes,
     )
 
 
