@@ -78,7 +78,8 @@ class Gpu(Hook):
         if container.pod.labels.get(GPU_ISOLATION_PROVIDER) == HAMI_CORE:
             # The first device speaks for all, as in koordlet: a share is of one GPU, or the same of each.
             variables |= self._share(container, member(devices[0], "resources", dict, {}))
-        container.env.update(variables)
+        for name, value in variables.items():
+            container.env[name] = value
 
     def _share(self, container: ContainerContext, resources: Mapping[str, Any]) -> dict[str, str]:
         """Return HAMi-core's variables, none for a whole GPU."""

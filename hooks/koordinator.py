@@ -126,7 +126,7 @@ def read_json(annotations: Mapping[str, str], key: str, kind: _Kinds = tuple(_KI
         return None
     what = f"annotation {key}"
     value = (_read if len(text) <= _READ_CHARACTERS else _decoded)(what, text)
-    return value if value is None else _checked(value, kind, _object(what, []), "the value")
+    return value if value is None else _checked(value, kind, what, "the value")
 
 
 def _decoded(source: str, text: str) -> Any:
@@ -193,10 +193,11 @@ def _held(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def _checked(found: Any, kind: _Kinds, holder: Any, name: str) -> Any:
+    """Return what was found if it is of a kind; ``holder`` is the object that it was found in, or names the place."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not _is_one(found, kinds):
-        what = getattr(holder, "source", "a JSON object")
-        raise Malformed(what, f"{name} must be {' or '.join(_KINDS[each] for each in kinds)}")
+        source = holder if isinstance(holder, str) else getattr(holder, "source", "a JSON object")
+        raise Malformed(source, f"{name} must be {' or '.join(_KINDS[each] for each in kinds)}")
     return found
 
 

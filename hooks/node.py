@@ -242,6 +242,10 @@ def _check_depth(content: bytes) -> None:
             raise ConfigError(f"more than {_MAX_DEPTH} levels deep; the settings have three")
 
 
+_State = tuple[int, ...] | str | None
+"""By what a change of a file is seen; None if there is no file, a text if the system does not let it be seen."""
+
+
 class Node:
     """The settings of a file, or the defaults if there is none; can be asked in several threads."""
 
@@ -254,26 +258,23 @@ class Node:
     @property
     def settings(self) -> Settings:
         """Return what the file says now. A bad file is logged once, and the last good settings stay."""
-        with self._lock:
-            if self._path is not None:
-                self._look(self._path)
-            return self._settings
+        if self._path is not None:
+            state = _state(self._path)
+            if state != self._seen:
+                with self._lock:
+                    self._look(self._path, state)
+        return self._settings
 
-    def _look(self, path: Path) -> None:
-        state = _state(path)
+    def _look(self, path: Path, state: _State) -> None:
         if state == self._seen:
-            return
-        self._seen = state
+            return  # another thread was faster
         try:
             self._settings = Settings() if state is None else parse(_content(path), str(path))
         except (OSError, ConfigError) as error:
             _LOG.error("%s; the node's settings stay as they were", error)
         else:
             _LOG.info("%s: the node's settings are taken", path)
-
-
-_State = tuple[int, ...] | str | None
-"""By what a change of a file is seen; None if there is no file, a text if the system does not let it be seen."""
+        self._seen = state
 
 
 def _state(path: Path) -> _State:

@@ -40,7 +40,7 @@ class Resctrl:
 
     def exists(self, group: str) -> bool:
         """Tell whether there is a group of this name."""
-        return self._directory(group).is_dir()
+        return os.path.isdir(f"{self.root}/{_checked(group)}")
 
     def make(self, group: str) -> bool:
         """Make a group; tell whether it is new. Raises OSError: ENOSPC if no class of service is free."""
@@ -83,9 +83,7 @@ class Resctrl:
         return "" if status == "ok" else status
 
     def _directory(self, group: str) -> Path:
-        if group in _NOT_GROUPS or "/" in group or not group.isprintable():
-            raise ValueError("a group's name is one directory's, and none of the kernel's own")
-        return self.root / group
+        return self.root / _checked(group)
 
     def _info(self) -> Iterator[tuple[str, dict[str, str]]]:
         for name, files in INFO_FILES.items():
@@ -114,3 +112,9 @@ class Resctrl:
         with _CPUINFO.open() as lines:
             fields = (line.partition(":") for line in lines)
             return next((value.strip() for name, _, value in fields if name.strip() == "vendor_id"), "")
+
+
+def _checked(group: str) -> str:
+    if group in _NOT_GROUPS or "/" in group or not group.isprintable():
+        raise ValueError("a group's name is one directory's, and none of the kernel's own")
+    return group

@@ -9,11 +9,10 @@ nothing; setting what was sent is never refused for its value, however odd the k
 
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Generic, Never, TypeGuard, TypeVar
 
-from runtimeproxy.model import MAP_FIELDS, NO_RESOURCES, NUMBER_FIELDS, TEXT_FIELDS, Resources
+from runtimeproxy.model import MAP_FIELDS, NO_RESOURCES, NUMBER_FIELDS, RESOURCE_FIELDS, TEXT_FIELDS, Resources
 
 from .errors import NotSayable
 
@@ -239,7 +238,10 @@ class EditableResources(Sealed):
     def value(self) -> Resources:
         """Return all fields with what was set."""
         maps = {name: each.value for name, each in vars(self).items() if name in MAP_FIELDS}
-        return replace(self._before, **self._set, **maps) if self._set or maps else self._before  # type: ignore[arg-type]
+        if not self._set and not maps:
+            return self._before
+        sent = {name: getattr(self._before, name) for name in RESOURCE_FIELDS}
+        return Resources(**sent | self._set | maps)
 
     @property
     def answer(self) -> Resources | None:
