@@ -287,22 +287,6 @@ def test_b4_http2_is_a_tunnel_or_closed(passes: bool) -> None:
 # ---- B9, C2, C5: who has gone, in short (the rest is in test_reader_ends.py)
 
 
-def test_b9_a_daemon_that_closes_during_a_hold_is_dialled_once_more() -> None:
-    play = Play()
-    play.events.daemons = 1
-    play.client.sends(CREATE + PING)
-    assert play.daemon_ends()
-    assert not play.client.ended
-    play.call.release(None)
-    assert play.daemon.got() == CREATE
-    play.daemon.sends(CREATED)
-    play.call.answer()
-    assert play.daemon.got() == PING
-    play.daemon.sends(OK)
-    assert play.client.got() == CREATED + OK
-    assert play.events.redials == 1
-
-
 def test_b9_a_daemon_that_cannot_be_dialled_is_answered_502_and_closes() -> None:
     play = Play()
     play.client.sends(START + PING)
@@ -380,6 +364,16 @@ def test_b9_an_answer_that_closes_drops_a_held_call_behind_it() -> None:
     assert not play.events.calls
     with pytest.raises(WireError, match="without a request"):
         play.daemon.sends(OK)
+
+
+def test_b9_whoever_is_inside_a_body_is_let_send_on_when_the_daemon_leaves() -> None:
+    play = nothing_held()
+    play.client.sends(BUILD[:-9])
+    play.daemon.sends(LAST)
+    assert play.daemon_ends()
+    assert (play.client.got(), play.client.ended, play.daemon.got()) == (LAST, True, BUILD[:-9])
+    play.client.sends(BUILD[-9:])
+    assert play.daemon.got() == b""
 
 
 def test_what_is_not_finished() -> None:

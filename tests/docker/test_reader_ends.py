@@ -50,6 +50,22 @@ def test_b9_the_clients_eof_passes_to_the_new_connection() -> None:
     assert (play.daemon.got(), play.daemon.ended) == (START, True)
 
 
+def test_b9_a_daemon_that_closes_during_a_hold_is_dialled_once_more() -> None:
+    play = Play()
+    play.events.daemons = 1
+    play.client.sends(CREATE + PING)
+    assert play.daemon_ends()
+    assert not play.client.ended
+    play.call.release(None)
+    assert play.daemon.got() == CREATE
+    play.daemon.sends(CREATED)
+    play.call.answer()
+    assert play.daemon.got() == PING
+    play.daemon.sends(OK)
+    assert play.client.got() == CREATED + OK
+    assert play.events.redials == 1
+
+
 def test_b9_502_within_the_turn_and_nothing_behind_it_is_read() -> None:
     play = Play()
     play.client.sends(CREATE[:-3])

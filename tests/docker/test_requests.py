@@ -381,3 +381,10 @@ def test_a_client_is_inside_a_request_until_it_is_whole() -> None:
         seen.append(play.reader.asks_nothing)
     assert seen == [False, True, False, True, False]
     assert play.reader.was_asked
+
+
+@pytest.mark.parametrize(("sent", "inside"), [(INFO, False), (CREATE[:-3], True), (CREATE, False)])
+def test_a_client_inside_a_body_outlives_the_daemon(sent: bytes, inside: bool) -> None:
+    play = nothing_held()
+    play.client.sends(sent)
+    assert play.daemon_ends() is inside
