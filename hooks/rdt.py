@@ -215,7 +215,7 @@ class Rdt(NodeHook):
     def _write(self, group: str, wish: Wish, lines: str) -> None:
         self._written.pop(group, None)
         self.resctrl.limit(group, lines)
-        if len(self._written) == MOST_WRITTEN:
+        if len(self._written) >= MOST_WRITTEN:
             self._written.clear()  # most are groups that somebody else has removed
         self._written[group] = wish
 
