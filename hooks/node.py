@@ -258,16 +258,15 @@ class Node:
     @property
     def settings(self) -> Settings:
         """Return what the file says now. A bad file is logged once, and the last good settings stay."""
-        if self._path is not None:
-            state = _state(self._path)
-            if state != self._seen:
-                with self._lock:
-                    self._look(self._path, state)
+        if self._path is not None and _state(self._path) != self._seen:
+            with self._lock:
+                self._look(self._path)
         return self._settings
 
-    def _look(self, path: Path, state: _State) -> None:
+    def _look(self, path: Path) -> None:
+        state = _state(path)
         if state == self._seen:
-            return  # another thread was faster
+            return  # another thread was faster, and may know better
         try:
             self._settings = Settings() if state is None else parse(_content(path), str(path))
         except (OSError, ConfigError) as error:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
+from runtimeproxy_hooks import node as node_module
 from runtimeproxy_hooks.node import (
     DEFAULT_FILE,
     MAX_BYTES,
@@ -225,6 +226,19 @@ def test_a_file_that_comes_changes_and_goes_is_followed(tmp_path: Path) -> None:
     assert ratio(node) == 3.5
     file.unlink()
     assert ratio(node) == 1
+
+
+def test_a_thread_that_looked_before_the_file_came_undoes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text("cpu-normalization-ratio: 2")
+    node = Node(file)
+    assert ratio(node) == 2
+    seen, late = node_module._state, iter([None])
+    monkeypatch.setattr(node_module, "_state", lambda path: next(late, seen(path)))
+    assert ratio(node) == 2
+    assert next(late, "asked") == "asked"
 
 
 def test_a_config_map_is_followed(tmp_path: Path) -> None:
