@@ -23,8 +23,8 @@ from scripts.soaking.attacker import ATTACKS_NOW
 from scripts.soaking.attacks import ATTACKS
 from scripts.soaking.beside import Beside, alone
 
-TURNS = 5
-CALLS: Mapping[Case, int] = {SMALL: 1_500, LIST: 300, PING: 1_500, DOCKER_LIST: 300}
+TURNS = 15
+CALLS: Mapping[Case, int] = {SMALL: 500, LIST: 100, PING: 500, DOCKER_LIST: 100}
 """The other calls of a turn, in each situation."""
 RATIO = 2.0
 """p99 of a call beside the attack may be so many times that beside the same attack on another proxy."""
