@@ -45,8 +45,8 @@ DOCKER_LIST = Case(DOCKER, "list of 200 (1 MiB)", "GET /containers/json", 400)
 DOCKER_LIST_16 = Case(DOCKER, "list of 200, 16 at a time", "GET /containers/json", 400, concurrency=16)
 DOCKER_CREATE = Case(DOCKER, "held create", "POST /containers/create", 2_000, ways=HELD_WAYS, status=201)
 START = Case(DOCKER, "held start (two hooks)", "POST /containers/{ref}/start", 2_000, ways=HELD_WAYS, status=204)
-EXPORT = Case(DOCKER, "export of 1 GiB", "GET /containers/{ref}/export", 2, transfers=True)
-IMPORT = Case(DOCKER, "import of 1 GiB", "POST /images/create", 2, transfers=True)
+EXPORT = Case(DOCKER, "export of 1 GiB", "GET /containers/{ref}/export", 5, transfers=True)
+IMPORT = Case(DOCKER, "import of 1 GiB", "POST /images/create", 5, transfers=True)
 
 CASES = (
     *(SMALL, SMALL_16, LIST, LIST_16, CREATE),
