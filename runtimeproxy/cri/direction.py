@@ -129,9 +129,13 @@ class Direction(ABC):
                 length = high << 8 | low
                 after = at + http2.HEAD_BYTES + length
                 nobodys = self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit
-                if nobodys and self._passes(kind, flags, stream, data, after - length, after):
-                    at = after
-                    continue
+                if nobodys:
+                    if not (kind or flags) and 0 < length <= sink.window:
+                        at = self._relay_data(data, at)
+                        continue
+                    if self._passes(kind, flags, stream, data, after - length, after):
+                        at = after
+                        continue
                 self._check_frame(kind, length)
                 if after > end:
                     self._need = after - at
@@ -151,6 +155,24 @@ class Direction(ABC):
                     sink.cut_through = True
         if at < end:
             self._buffer += data[at:]
+
+    def _relay_data(self, data: bytes, at: int) -> int:
+        """Pass plain DATA frames one behind the other, of which an answer has many; return where the next frame starts.
+
+        What ``_passes`` counts of each is counted once for all.
+        """
+        sink, streams, read_head = self.sink, self.streams, http2.read_head
+        last, limit, left = len(data) - http2.HEAD_BYTES, sink.frame_limit, sink.window
+        while at <= last:
+            high, low, kind, flags, stream = read_head(data, at)
+            length = high << 8 | low
+            if kind or flags or not 0 < length <= limit or length > left or stream & http2.MAX_STREAM_ID in streams:
+                break
+            left -= length
+            at += http2.HEAD_BYTES + length
+        self.source.relayed(sink.window - left)
+        sink.window = left
+        return at
 
     def _check_queues(self) -> None:
         if self.sink.overfull or self.source.overfull:

@@ -17,12 +17,13 @@ from runtimeproxy.relay.hangups import Hangups, has_hung_up
 from runtimeproxy.relay.pace import SHORT_BYTES, Pace
 
 READ_BYTES = 120 * 1024
-"""Below the 128 KiB from which the C library maps memory anew for each buffer, which costs more than the read."""
+"""At a time, and that of which a long read is handed on in pieces."""
 HIGH_WATER = 256 * 1024
 """Bytes kept for a slow peer at which its other side is to be paused."""
 LOW_WATER = 64 * 1024
 SHARED_BYTES = 256 * 1000
-"""Above what the kernel keeps for one unix socket by default, so that one read takes it all."""
+"""Above what the kernel keeps for one unix socket by default, so that one read takes it all: each one wakes the peer,
+and what it becomes the other one, which costs more than the bytes."""
 DISCARDED_READS = 4
 """So much of what nobody takes any more is read at the end: what a socket keeps, and what is sent meanwhile."""
 PASSING_BYTES = 16 * 1024
@@ -52,17 +53,25 @@ class Handler(Protocol):
 
 
 class Endpoint:
-    """A connected socket whose bytes go to a handler; those of a big read to ``passes`` before, if there is one."""
+    """A connected socket whose bytes go to a handler; those of a big read to ``passes`` before, if there is one.
+
+    ``most`` bytes are read at a time where there is none.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handler: Handler, passes: Passes | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        handler: Handler,
+        passes: Passes | None = None,
+        most: int = READ_BYTES,
     ) -> None:
         sock.setblocking(False)
         self._loop = loop
         self._sock = sock
         self._handler = handler
         self._passes = passes
-        self._pace = Pace(READ_BYTES) if passes is None else Pace(SHARED_BYTES, PASSING_BYTES)
+        self._pace = Pace(most) if passes is None else Pace(SHARED_BYTES, PASSING_BYTES)
         self._backlog: deque[bytes | memoryview] = deque()
         self.waiting = 0
         """Bytes that wait for the peer."""

@@ -11,7 +11,7 @@ import socket
 from typing import Protocol
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.relay.endpoint import Endpoint
+from runtimeproxy.relay.endpoint import READ_BYTES, SHARED_BYTES, Endpoint
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.bodies import Send
 
@@ -73,8 +73,8 @@ class Pair:
         self._client_socket = client
         if bulk is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
-        self._client = self._endpoint(loop, client)
-        self._backend = self._endpoint(loop, backend)
+        self._client = self._endpoint(loop, client, READ_BYTES)
+        self._backend = self._endpoint(loop, backend, SHARED_BYTES)  # its answers are long, and it is no attacker
         self._flow = flow
         self._loop = loop
         self._to_client, self._to_backend = flow.outputs()
@@ -89,8 +89,8 @@ class Pair:
         self._client.resume()
         self._backend.resume()
 
-    def _endpoint(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> Endpoint:
-        return Endpoint(loop, sock, self, None if self._bulk is None else self._passes)
+    def _endpoint(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, most: int) -> Endpoint:
+        return Endpoint(loop, sock, self, None if self._bulk is None else self._passes, most)
 
     def _passes(self, endpoint: Endpoint, buffer: bytearray, size: int) -> bool:
         """Send bytes that pass as they are, unless others wait to be sent before them."""
@@ -215,7 +215,7 @@ class Pair:
     def replace_backend(self, backend: socket.socket) -> None:
         """Go on with another connection to the backend, whose first one has ended."""
         self._backend.close()
-        self._backend = self._endpoint(self._loop, backend)
+        self._backend = self._endpoint(self._loop, backend, SHARED_BYTES)
         self._backend.resume()
         self.hold_client(self._client_held)  # it may have been paused for the first one's sake
 
