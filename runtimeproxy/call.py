@@ -19,6 +19,10 @@ MESSAGE_LIMIT = 16 * 2**20
 """Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB (facts/reliability 1.1)."""
 PROCESS_LIMIT = 64 * 2**20
 """Bytes of held requests in the whole process."""
+FIELDS_LIMIT = 1 << 17
+"""Most fields of a request that is read, JSON's texts, commas and opening brackets counted: each becomes an object of
+ours, and 16 MiB may hold millions. Not even the environment that the links to 5,000 services make has as many."""
+TOO_MANY_FIELDS = f"request with more than {FIELDS_LIMIT} fields"
 
 
 @dataclass(slots=True, eq=False)

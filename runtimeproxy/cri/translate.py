@@ -8,13 +8,18 @@ Numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is r
 
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from typing import TypeVar
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.cri import api_pb2
+from runtimeproxy.errors import WireError
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources
+from runtimeproxy.wire import protobuf
+from runtimeproxy.wire.protobuf import Shape
 
 _M = TypeVar("_M", bound=Message)
 
@@ -47,7 +52,7 @@ _PLAIN = tuple(name for name, (_, kind) in RESOURCE_TABLE.items() if kind in (Ki
 
 def read_pod(message: bytes) -> PodInfo:
     """Read a RunPodSandboxRequest; the pod has no id yet. Raises Unreadable."""
-    request = decode(api_pb2.RunPodSandboxRequest, message)
+    request = _asked(api_pb2.RunPodSandboxRequest, message)
     if not request.HasField("config"):
         raise Unreadable("RunPodSandboxRequest without a config")
     return _pod(request.config, request.runtime_handler)
@@ -58,7 +63,7 @@ def read_container(message: bytes) -> tuple[ContainerInfo, str]:
 
     Raises Unreadable.
     """
-    request = decode(api_pb2.CreateContainerRequest, message)
+    request = _asked(api_pb2.CreateContainerRequest, message)
     if not request.pod_sandbox_id or not request.HasField("config"):
         raise Unreadable("CreateContainerRequest without a pod's id or without a config")
     config = request.config
@@ -80,7 +85,7 @@ def read_container(message: bytes) -> tuple[ContainerInfo, str]:
 
 def read_id(message: bytes) -> str:
     """Read the id in field 1 of a request or response of any other call. Raises Unreadable, also if it is empty."""
-    identified = decode(api_pb2.Identified, message)
+    identified = _asked(api_pb2.Identified, message)
     if not identified.id:
         raise Unreadable("CRI message without an id")
     return identified.id
@@ -91,14 +96,29 @@ def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
 
     Raises Unreadable.
     """
-    request = decode(api_pb2.UpdateContainerResourcesRequest, message)
+    request = _asked(api_pb2.UpdateContainerResourcesRequest, message)
     return read_id(message), resources_of(request, "linux"), dict(request.annotations)
 
 
 def read_pod_update(message: bytes) -> tuple[str, Resources | None, Resources | None]:
     """Read an UpdatePodSandboxResourcesRequest: the pod's id, its overhead, its resources. Raises Unreadable."""
-    request = decode(api_pb2.UpdatePodSandboxResourcesRequest, message)
+    request = _asked(api_pb2.UpdatePodSandboxResourcesRequest, message)
     return read_id(message), resources_of(request, "overhead"), resources_of(request, "resources")
+
+
+def _asked(kind: type[_M], message: bytes) -> _M:
+    """Parse a request, unless too much would become of it. Raises Unreadable."""
+    try:
+        if protobuf.has_more_fields(message, FIELDS_LIMIT, _shape(kind.DESCRIPTOR)):
+            raise Unreadable(TOO_MANY_FIELDS)
+    except WireError as error:
+        raise Unreadable(str(error)) from None
+    return decode(kind, message)
+
+
+@cache
+def _shape(kind: Descriptor) -> Shape:
+    return {field.number: _shape(field.message_type) for field in kind.fields if field.message_type}
 
 
 def decode(kind: type[_M], message: bytes) -> _M:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.docker import names
 from runtimeproxy.docker.resources import (
     CONTAINER_NAME_LABEL,
@@ -86,7 +86,7 @@ def is_pods(body: bytes) -> bool:
 @reading()
 def read_create(body: bytes, name: str) -> AskedPod | AskedContainer | None:
     """Read a create; None if it is not a pod's. ``name`` is the one that its query asks for. Raises Unreadable."""
-    config = document(body)
+    config = _asked(body)
     labels = labels_of(config)
     if kind_of(labels) is None:
         return None
@@ -96,7 +96,7 @@ def read_create(body: bytes, name: str) -> AskedPod | AskedContainer | None:
 @reading()
 def read_update(body: bytes) -> Resources:
     """Read the resources that an update sets; dockerd takes no OOM score there. Raises Unreadable."""
-    return _resources(document(body), without=_NOT_UPDATED)
+    return _resources(_asked(body), without=_NOT_UPDATED)
 
 
 @reading()
@@ -181,6 +181,13 @@ def _pod_resources(pause: Resources) -> Resources | None:
 
 
 # ---- values of a JSON document
+
+
+def _asked(body: bytes) -> Object:
+    """Parse a request's body, unless too much would become of it."""
+    if json.has_more_tokens(body, FIELDS_LIMIT):
+        raise Unreadable(TOO_MANY_FIELDS)
+    return document(body)
 
 
 def document(text: bytes) -> Object:

@@ -95,6 +95,27 @@ def parse(text: bytes) -> Any:
         raise _no_json(error) from None
 
 
+def has_more_tokens(text: bytes, limit: int) -> bool:
+    """Tell whether a text has more strings, commas and opening brackets than so many; nothing is made of them.
+
+    A JSON text has at most one value more than that.
+    """
+    if len(text) <= limit or sum(map(text.count, _TOKENS)) <= limit:
+        return False
+    unescaped = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    return bool(_more_than(limit)(unescaped.translate(None, _NO_TOKENS)))
+
+
+_TOKENS = (b'"', b",", b"[", b"{")
+_NO_TOKENS = bytes(set(range(256)) - set(b"".join(_TOKENS)))
+
+
+@lru_cache(maxsize=4)
+def _more_than(tokens: int) -> Callable[[bytes], re.Match[bytes] | None]:
+    """Return what matches more tokens than so many, in a text that has nothing else and no escapes."""
+    return re.compile(rb'(?:[,\[{]|"[^"]*+"){%d}+' % (tokens + 1)).match
+
+
 class Edit(Protocol):
     """A change of one value."""
 

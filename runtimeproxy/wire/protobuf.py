@@ -29,6 +29,9 @@ _MAX_TAG = 2**32 - 1
 
 _T = TypeVar("_T", int, bytes)
 
+Shape = Mapping[int, "Shape"]
+"""Numbers of the fields that are messages, and what is so in them."""
+
 
 class Field(NamedTuple):
     """Where one field stands: tag from ``start``, value from ``value_start`` (behind a length), up to ``end``."""
@@ -55,9 +58,30 @@ def fields(message: bytes) -> Iterator[Field]:
     return (Field(*field) for field in _walk(message))
 
 
-def _walk(message: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+def has_more_fields(message: bytes, limit: int, shape: Shape) -> bool:
+    """Tell whether a message has more fields than so many, counting those of the messages in it that the shape names.
+
+    Nothing is made of them, and none is looked at behind the limit. Raises WireError where the bytes are no protobuf.
+    """
+    if len(message) <= 2 * limit:
+        return False  # none is shorter than a tag and a length
+    return _left_of(limit, message, 0, len(message), shape) < 0
+
+
+def _left_of(limit: int, message: bytes, at: int, end: int, shape: Shape) -> int:
+    """Return what a part of the message leaves of the limit; below 0 it has not been read to its end."""
+    for number, wire_type, _, value_start, value_end in _walk(message, at, end):
+        limit -= 1
+        if limit >= 0 and wire_type == LENGTH_DELIMITED and number in shape:
+            limit = _left_of(limit, message, value_start, value_end, shape[number])
+        if limit < 0:
+            break
+    return limit
+
+
+def _walk(message: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield what ``fields`` does as bare tuples: a walk makes many of which few are looked at."""
-    at, size = 0, len(message)
+    size = len(message) if end is None else end
     while at < size:
         tag = message[at]
         if tag & 7 == LENGTH_DELIMITED and 8 <= tag < 0x80 and at + 1 < size and message[at + 1] < 0x80:

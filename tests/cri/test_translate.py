@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from runtimeproxy.call import Unreadable
 from runtimeproxy.cri import api_pb2, translate
 from runtimeproxy.model import RESOURCE_FIELDS, ContainerInfo, PodInfo, Resources
+from runtimeproxy.wire.protobuf import varint
 from tests.fakes import cri_pb2
 
 READERS = (
@@ -206,3 +207,38 @@ def test_arbitrary_bytes_are_read_or_unreadable(message: bytes) -> None:
     for read in READERS:
         with suppress(Unreadable):
             read(message)
+
+
+def crowded(number: int, entries: bytes) -> bytes:
+    """Put entries into the field of a config, behind what a create and a sandbox need."""
+    inside = varint(number << 3 | 2) + varint(len(entries)) + entries
+    return b"\x0a\x01p" + b"\x12" + varint(len(inside)) + inside
+
+
+HUGEPAGES = crowded(15, b"\x0a" + varint(600_000) + b"\x42\x00" * 300_000)
+"""Each an empty limit in the resources in the config's linux."""
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (translate.read_container, b"\x0a\x01p\x12" + varint(600_000) + b"\x32\x00" * 300_000),
+        (translate.read_container, HUGEPAGES),
+        (translate.read_container, b"\x0a\x01p" + b"\x12\x00" * 300_000),
+        (translate.read_container, b"\x0a\x01p\x12" + varint(600_000) + b"\x32\x00" * 300_000 + b"\x0f"),
+        (translate.read_pod, b"\x0a" + varint(600_000) + b"\x32\x00" * 300_000),
+        (translate.read_update, b"\x0a\x01c" + b"\x1a\x00" * 300_000),
+        (translate.read_pod_update, b"\x0a\x01p\x12" + varint(600_000) + b"\x42\x00" * 300_000),
+        (translate.read_id, b"\x0a\x01p" * 300_000),
+    ],
+)
+def test_a_request_of_too_many_fields_is_not_read(read: Callable[[bytes], object], message: bytes) -> None:
+    with pytest.raises(Unreadable, match=r"request with more than 131072 fields|wire type"):
+        read(message)
+
+
+def test_a_long_request_of_few_fields_is_read() -> None:
+    config = cri_pb2.ContainerConfig(envs=[cri_pb2.KeyValue(key=b"A", value=b"x" * 500_000)])
+    request = cri_pb2.CreateContainerRequest(pod_sandbox_id="p", config=config)
+    container, _ = translate.read_container(request.SerializeToString())
+    assert len(container.envs["A"]) == 500_000

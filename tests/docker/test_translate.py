@@ -368,3 +368,14 @@ def test_the_last_entry_of_a_variable_counts(entries: list[tuple[str, str]]) -> 
     pairs = [(key.replace("=", "-"), value) for key, value in entries]
     env = [f"{key}={value}" for key, value in pairs]
     assert read_container(changed(CONTAINER_BODY, "Env", env)).envs == dict(pairs)
+
+
+@pytest.mark.parametrize("value", [[[]] * 70_000, [""] * 70_000, dict.fromkeys(map(str, range(70_000)))])
+def test_a_body_of_too_many_values_is_not_read(value: object) -> None:
+    for read in (read_update, read_container):
+        with pytest.raises(Unreadable, match="request with more than 131072 fields"):
+            read(changed(CONTAINER_BODY, "Mounts", value))
+
+
+def test_a_long_body_of_few_values_is_read() -> None:
+    assert read_container(changed(CONTAINER_BODY, "Env", ["A=" + "[,{" * 200_000])).envs["A"].startswith("[,{")

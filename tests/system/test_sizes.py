@@ -1,6 +1,7 @@
 """Long messages: 16 MiB arrive, 64 MiB too, the runtime's own limit is told in its own words (row S2, promise 10)."""
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,37 @@ async def test_a_create_of_16_mib_arrives_and_costs_at_most_three_times_its_leng
 ) -> None:
     async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
         request = caller.create_request(await caller.run_pod(), container)
+        process = Process(proxy.pid)
+        before = process.start_peak()
+        await caller.send("create", request, PATIENCE_SECONDS)
+        assert process.peak() - before <= HELD_TIMES * len(request) + ROOM_BYTES
+    assert fake.asked("create") == [request]
+
+
+CROWDED_BYTES = 4 * MIB
+CROWDS: Mapping[str, Callable[[bytes], bytes]] = {
+    "cri": lambda request: request + _inside(0x12, _inside(0x7A, _inside(0x0A, b"\x42\x00" * (CROWDED_BYTES // 2)))),
+    "docker": lambda request: _longer(request, b', "Mounts": [' + b"[]," * (CROWDED_BYTES // 3) + b"[]]}"),
+}
+"""By front: puts into a create what becomes millions of objects. To CRI's these are limits of huge pages."""
+
+
+def _inside(tag: int, message: bytes) -> bytes:
+    return bytes([tag]) + _varint(len(message)) + message
+
+
+def _longer(request: bytes, end: bytes) -> bytes:
+    head, _, body = request.partition(b"\r\n\r\n")
+    body = body.rstrip().removesuffix(b"}") + end
+    return re.sub(rb"(?<=Content-Length: )\d+", b"%d" % len(body), head) + b"\r\n\r\n" + body
+
+
+async def test_a_create_of_millions_of_fields_passes_unread_and_costs_no_more(
+    front: Front, fake: Runtime, tmp_path: Path
+) -> None:
+    """What is read of it are its bytes: objects would take 20 times as much, and seconds in which nothing else runs."""
+    async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
+        request = CROWDS[front.name](caller.create_request(await caller.run_pod()))
         process = Process(proxy.pid)
         before = process.start_peak()
         await caller.send("create", request, PATIENCE_SECONDS)

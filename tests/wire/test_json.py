@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.wire.json import Edit, Elements, Members, Object, Put, fold, parse, rewrite
+from runtimeproxy.wire.json import Edit, Elements, Members, Object, Put, fold, has_more_tokens, parse, rewrite
 
 LONG_S, KELVIN = "\u017f", "\u212a"
 
@@ -134,6 +134,33 @@ def test_errors_hold_no_value(text: str) -> None:
         rewrite(text.encode(), Members({"env": Elements({})}))
     assert "s3cret" not in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+# ---- counting
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("[" + "[]," * 50 + "0]", 101),
+        ('{"a": [' + '"",' * 50 + "{}]}", 104),
+        ('["' + ",[{" * 50 + '"]', 2),
+        (r'["\",\\", 1, "' + "\n" + r'"    ]', 5),
+        ("[" + "1," * 50, 51),
+        ("[" + " " * 50, 1),
+        ('["' + "," * 50, 1),
+        (r'["' + r"\," * 50 + "\\", 1),
+        (f'{{"{LONG_S}": "{KELVIN}"}}          ', 3),
+    ],
+)
+def test_tokens_are_counted_outside_of_strings(text: str, tokens: int) -> None:
+    assert not has_more_tokens(text.encode(), tokens)
+    assert has_more_tokens(text.encode(), tokens - 1)
+
+
+def test_a_short_text_is_not_looked_at() -> None:
+    assert not has_more_tokens(b"[[[[", 4)
+    assert has_more_tokens(b"[[[[[", 4)
 
 
 # ---- each edit, by hand
