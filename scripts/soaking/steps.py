@@ -18,12 +18,12 @@ from scripts.benchmark.limits import MIB, Verdict
 from scripts.benchmark.modes import MODES, Mode
 from scripts.demonstration.__main__ import why_fake
 from scripts.demonstration.processes import DemoError
-from scripts.soaking import attacked, attacks, beside_figures, crowd, figures, hung, slow, stalled
+from scripts.soaking import attacked, attacks, beside_figures, crowd, figures, hung, slow, stalled, tested
 from scripts.soaking.day import DAY_SECONDS, HOUR_SECONDS
 from scripts.soaking.lives import LIVES
-from scripts.soaking.programs import run_module, run_tests
+from scripts.soaking.programs import run_module
 from scripts.soaking.results import Figure, Found, Result
-from tests.amounts import CALLS_OF_A_CLIENT, EXECS_OF_THE_CLI, IDLE_SECONDS, STALL_SECONDS, STREAM_BYTES, Amount
+from tests.amounts import IDLE_SECONDS, STALL_SECONDS, Amount
 
 ROUNDS = Amount(1, 5)
 DEMOS = Amount(1, 10)
@@ -49,17 +49,6 @@ class Step:
             error = str(failure) or type(failure).__name__
         seconds = time.monotonic() - start
         return Result(self.name, self.command, self.shows, self.full, share, seconds, found, error)
-
-
-def properties(share: float) -> Found:
-    """Run every test that Hypothesis makes examples for."""
-    passed = run_tests(["-m", "hypothesis", "--hypothesis-show-statistics", "tests"], share)
-    figures = [
-        Figure("property tests that passed", f"{len(passed.tests)}"),
-        Figure("examples that they were given", f"{passed.examples:,}", "1 or more", passed.examples > 0),
-        Figure("slowest test", f"{max(seconds for _, seconds in passed.tests):.1f} s"),
-    ]
-    return Found(figures)
 
 
 def resident(mode: Mode, share: float) -> Found:
@@ -164,56 +153,6 @@ def crowded(name: str, share: float) -> Found:
     return Found([*figures, Figure(what, f"{found.p99_beside / 1000:.1f} ms", limit, judged)])
 
 
-FAULTS = (
-    "tests/docker/test_boundaries.py::test_heads_that_come_byte_by_byte_disturb_nobody",
-    *(
-        f"tests/system/test_{name}.py"
-        for name in (
-            *("backends_broken", "bounds", "calls", "cancels", "connections", "containerd_gone", "containerd_restart"),
-            *("dockerd_restart", "events", "hook_hangs", "policy_exact", "registration_swaps", "restart", "restarts"),
-            *("runtime_away", "secrets"),
-        )
-    ),
-)
-
-
-def faults(share: float) -> Found:
-    """Run the tests of what goes wrong, whose numbers scale."""
-    passed = run_tests(FAULTS, share)
-    slowest, seconds = max(passed.tests, key=lambda test: test[1])
-    return Found(
-        [Figure("tests that passed", f"{len(passed.tests)}"), Figure(f"slowest, {slowest}", f"{seconds:.0f} s")]
-    )
-
-
-def clients(share: float) -> Found:
-    """Run the test of the three clients, which counts at the fake runtime and at the clients."""
-    calls = CALLS_OF_A_CLIENT.at(share)
-    passed = run_tests(["tests/system/test_three_clients.py"], share)
-    return Found(
-        [
-            Figure(f"{calls:,} calls of {name.removeprefix('test_')}", f"all with grpc-status 0, in {seconds:.1f} s")
-            for name, seconds in passed.tests
-        ]
-    )
-
-
-def streams(share: float) -> Found:
-    """Run the tests of Docker mode's streams."""
-    files = ("docker_streams", "docker_tunnels", "dockerd_streams")
-    passed = run_tests([f"tests/system/test_{name}.py" for name in files], share)
-    return Found(
-        [
-            Figure("tests that passed", f"{len(passed.tests)}"),
-            Figure("bytes through each pipe, each way", f"{STREAM_BYTES.at(share):,}, with equal checksums"),
-            Figure(
-                "execs of the docker CLI with a stdin, and without", f"{EXECS_OF_THE_CLI.at(share):,} each, all ended"
-            ),
-            Figure("silence before the next byte", f"{IDLE_SECONDS.at(share)} s"),
-        ]
-    )
-
-
 def demo(share: float) -> Found:
     """Run the demo several times in a row. Raises DemoError with the output of one that fails."""
     seconds = []
@@ -232,6 +171,24 @@ def demo(share: float) -> Found:
         ]
     )
 
+
+FAULTS = (
+    (
+        "hooks",
+        tested.HOOKS,
+        "hook servers and their files that go wrong cost what the policy says, and no more",
+        "2,000 hangs of each kind, 10,000 failures of each policy, 10,000 files, 1,000 swaps, 10,000 secrets",
+    ),
+    ("peers", tested.PEERS, "peers that break off, flood or talk nonsense harm nobody else", "10,000 mutations"),
+    ("cancels", tested.CANCELS, "a call that is given up is known at once to all who work for it", "10,000 cancels"),
+    (
+        "restarts",
+        tested.RESTARTS,
+        "restarts and kills lose and disturb no call that need not be, and nothing that was known",
+        "100 restarts, 100 second starts, 50 kills with 200 pods, 1,000 lost creates",
+    ),
+)
+"""Name, tests, what they show, and the full numbers."""
 
 SMALL_MEMORY = "the proxy's memory is small and stays so"
 PRICE = "the price of the proxy beside a bare pipe"
@@ -311,21 +268,18 @@ STEPS = (
         "pytest tests/system/test_three_clients.py",
         "three implementations of HTTP/2 lose no call through the proxy",
         "100,000 calls of each",
-        clients,
+        tested.clients,
     ),
     Step(
         "streams",
         "pytest -k 'streams or tunnels' tests/system",
         "Docker's streams lose nothing, keep nothing back, and wait for no reader",
         f"1 GiB, 1,000 execs, {IDLE_SECONDS.full // 60} minutes of silence",
-        streams,
+        tested.streams,
     ),
-    Step(
-        "faults",
-        "scripts/soak --step faults",
-        "hooks, files, peers and restarts that go wrong cost what they may, and no more",
-        "10,000 failures of each policy, 10,000 cancels, 1,000 swaps, 100 restarts, 50 kills, 200 pods",
-        faults,
+    *(
+        Step(name, f"scripts/soak --step {name}", shows, full, partial(tested.faults, tests))
+        for name, tests, shows, full in FAULTS
     ),
     *(
         Step(
@@ -363,7 +317,7 @@ STEPS = (
         "pytest -m hypothesis tests",
         "no input that Hypothesis makes breaks a rule that holds for all",
         "100 times the usual examples",
-        properties,
+        tested.properties,
     ),
 )
 """First what measures time, while the machine is as it was found; then what counts."""

@@ -15,7 +15,7 @@ from scripts.benchmark.hookservers import HOOK_SERVERS
 from scripts.benchmark.limits import Verdict
 from scripts.demonstration.processes import DemoError
 from scripts.soaking import __main__ as soaking
-from scripts.soaking import document, kept, machine, programs, steps
+from scripts.soaking import document, kept, machine, programs, steps, tested
 from scripts.soaking.kept import Kept
 from scripts.soaking.plots import Plot, png
 from scripts.soaking.results import Figure, Found, Result
@@ -30,8 +30,8 @@ RUN_BY_OTHERS = {
     "properties",
     "clients",
     "stalled",
-    "faults",
     "demo",
+    *(name for name, *_ in steps.FAULTS),
     *(name for name in NAMES if name.startswith(("hung-", "slow-", "attacked-", "crowd-", "lives-", "day-"))),
 }
 GOOD = Figure("growth", "0.01 MiB", "below 1 MiB", True)
@@ -284,7 +284,7 @@ def test_a_small_part_of_what_no_other_test_runs(step: Step, monkeypatch: pytest
     monkeypatch.setattr(answers, "one_round", partial(answers.one_round, servers=HOOK_SERVERS[-1:]))
     monkeypatch.setattr(hookmode, "windows", lambda share: "another test starts containers")
     # All of the streams' tests are run anyway: here are those that every byte of a soak goes through.
-    monkeypatch.setattr(steps, "run_tests", lambda files, share: programs.run_tests([*files, "-k=both_ways"], share))
+    monkeypatch.setattr(tested, "run_tests", lambda files, share: programs.run_tests([*files, "-k=both_ways"], share))
     ended = step.run(0.01)
     assert ended.failures == []
     assert bool(ended.found.table) is step.name.startswith("bench-")
