@@ -33,15 +33,15 @@ class Case:
     transfers: bool = False
 
 
-SMALL = Case(CRI, "small call (Version)", "Version", 6_000)
+SMALL = Case(CRI, "small call (Version)", "Version", 12_000)
 SMALL_16 = Case(CRI, "small call, 16 at a time", "Version", 12_000, concurrency=16)
-LIST = Case(CRI, "list of 200 (1 MiB)", "ListContainers", 400)
+LIST = Case(CRI, "list of 200 (1 MiB)", "ListContainers", 800)
 LIST_16 = Case(CRI, "list of 200, 16 at a time", "ListContainers", 400, concurrency=16)
 CREATE = Case(CRI, "held create", "CreateContainer", 2_000, ways=HELD_WAYS)
 
-PING = Case(DOCKER, "ping", "GET /_ping", 6_000)
+PING = Case(DOCKER, "ping", "GET /_ping", 12_000)
 PING_16 = Case(DOCKER, "ping, 16 at a time", "GET /_ping", 12_000, concurrency=16)
-DOCKER_LIST = Case(DOCKER, "list of 200 (1 MiB)", "GET /containers/json", 400)
+DOCKER_LIST = Case(DOCKER, "list of 200 (1 MiB)", "GET /containers/json", 800)
 DOCKER_LIST_16 = Case(DOCKER, "list of 200, 16 at a time", "GET /containers/json", 400, concurrency=16)
 DOCKER_CREATE = Case(DOCKER, "held create", "POST /containers/create", 2_000, ways=HELD_WAYS, status=201)
 START = Case(DOCKER, "held start (two hooks)", "POST /containers/{ref}/start", 2_000, ways=HELD_WAYS, status=204)

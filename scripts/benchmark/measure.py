@@ -22,7 +22,8 @@ WARM_UP_CALLS = 50
 class Figures:
     """One case on one way: microseconds, and those of the proxy's or the pipe's CPU (None for the direct way).
 
-    ``cpu`` is the portions' median: a neighbour of the machine makes single ones three times as dear. ``growth`` is by how many bytes its memory was larger at the highest than before the calls, in the worst portion.
+    ``cpu`` is the portions' median: a neighbour of the machine makes single ones three times as dear. ``growth`` is by
+    how many bytes its memory was larger at the highest than before the calls, in the worst portion.
     """
 
     p50: float

@@ -1,5 +1,6 @@
 """The bench's arithmetic: h2load's log is read right, ratios are taken within a round, a missed limit is named."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,36 @@ def a_round(mode: str, changed: dict[tuple[Case, str], Figures] | None = None) -
 
 def slow_small(p50: float) -> Round:
     return a_round(CRI, {(SMALL, PROXY): figures(p50)})
+
+
+class Dear:
+    """Programs whose CPU jumps in the second portion by what a neighbour of the machine took."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[tuple[str, str]] = Counter()
+        self._nanoseconds = iter([0, 1_000_000, 1_000_000, 91_000_000, 91_000_000, 93_000_000])
+
+    def cpu_nanoseconds(self, name: str) -> int:
+        return next(self._nanoseconds)
+
+    def start_peak(self, name: str) -> None:
+        pass
+
+    def resident_bytes(self, name: str) -> int:
+        return 0
+
+    peak_bytes = resident_bytes
+
+    def run(self, calls: int) -> Run:
+        return Run((100,) * calls, calls / 10_000)
+
+
+def test_a_cases_cpu_is_the_median_of_its_portions() -> None:
+    dear = Dear()
+    measured = measure._Measured(dear, SMALL, PROXY, dear)  # type: ignore[arg-type]
+    for _ in range(3):
+        measured.take(10)
+    assert measured.figures == Figures(100, 100, 10_000, 200, 0)
 
 
 def test_a_log_is_read() -> None:
