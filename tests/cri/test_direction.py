@@ -328,6 +328,28 @@ def test_the_reserved_bit_of_a_stream_id_hides_nothing() -> None:
     assert play.call.message == b"m"
 
 
+def test_the_reserved_bit_hides_no_data_behind_those_that_pass() -> None:
+    play = greeted()
+    play.client.sends(Headers(1, VERSION), Headers(3, CREATE))
+    play.runtime.got()
+    play.client.sends(Data(1, b"passes"), Raw(0, 0, 0x8000_0003, b"\x00\x00\x00\x00\x01"), Raw(0, 1, 3, b"m"))
+    assert play.runtime.got() == [Data(1, b"passes")]
+    assert play.call.message == b"m"
+
+
+def test_data_one_behind_the_other_pass_up_to_what_ends_their_stream_is_empty_or_no_data() -> None:
+    play = greeted()
+    play.client.sends(Headers(1, VERSION), Headers(3, VERSION))
+    play.runtime.got()
+    frames = [Data(1, b"a" * 20), Data(3, b"b"), Data(1, b""), Data(3, b"c", pad=2), Data(1, b"d"), Data(1, b"e", True)]
+    play.client.sends(*frames, Ping(b"between!"), Data(3, b"f"), Data(3, b"g" * 100).wire()[:-50])
+    sent = b"".join(frame.wire() for frame in (*frames, Ping(b"between!"), Data(3, b"f"), Data(3, b"g" * 100)))
+    assert play.runtime.got_bytes() == sent[:-50]
+    assert list(play.reader.open) == [1, 3]
+    assert play.reader.client_out.outstanding == 128, "padding counts, too"
+    assert play.reader.runtime_out.window == 65_535 - 128
+
+
 def test_reset_and_goaway_of_random_length_break_nothing_else() -> None:
     with pytest.raises(WireError, match="too short"):
         greeted().runtime.sends(Raw(7, 0, 0, b"123"))
