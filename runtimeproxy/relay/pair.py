@@ -18,7 +18,7 @@ from runtimeproxy.wire.bodies import Send
 log = logging.getLogger(__name__)
 
 KEPT_BYTES = 208 * 1024
-"""What the kernel is asked to keep for a client of big answers; it keeps twice that (socket(7)), so that what one read
+"""What the kernel is asked to keep for a client; it keeps twice that (socket(7)), so that what one read of the backend
 takes is written at once. It is the kernel's own default, and as much as anybody may ask for."""
 
 
@@ -71,8 +71,7 @@ class Pair:
     ) -> None:
         self._bulk = bulk
         self._client_socket = client
-        if bulk is not None:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
         self._client = self._endpoint(loop, client, READ_BYTES)
         self._backend = self._endpoint(loop, backend, SHARED_BYTES)  # its answers are long, and it is no attacker
         self._flow = flow
