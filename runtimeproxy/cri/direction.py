@@ -20,7 +20,12 @@ KNOWN_BLOCKS = 1_024
 KNOWN_BLOCK_BYTES = 512
 """How many header blocks that pass are remembered a direction, and how long they may be."""
 
+SHORT_DATA_BYTES = 1_024
+"""DATA frames that are no longer are counted one by one: calls have one, long answers many."""
+
 _SHAPE = http2.END_HEADERS | http2.PADDED | http2.PRIORITY_FLAG
+_HEAD_BYTES, _MAX_STREAM_ID = http2.HEAD_BYTES, http2.MAX_STREAM_ID  # needed for every frame
+_DATA, _HEADERS, _END_HEADERS, _END_STREAM = http2.DATA, http2.HEADERS, http2.END_HEADERS, http2.END_STREAM
 
 
 class Stream(Protocol):
@@ -93,7 +98,7 @@ class Direction(ABC):
         self.streams = streams
         self.blocks = headers.Blocks()
         self._buffer = bytearray()
-        self._need = http2.HEAD_BYTES
+        self._need = _HEAD_BYTES
         self._cut = 0
         self._block: HeaderBlock | None = None
         self._settings_seen = False
@@ -120,17 +125,16 @@ class Direction(ABC):
             data, self._buffer = bytes(self._buffer), bytearray()
         at, start = self._continue_cut(data) if self._cut else (0, 0)
         end = len(data)
+        last, need = end - _HEAD_BYTES, _HEAD_BYTES
         sink, streams, read_head = self.sink, self.streams, http2.read_head
-        self._need = http2.HEAD_BYTES
         try:
-            while end - at >= http2.HEAD_BYTES:
+            while at <= last:
                 high, low, kind, flags, stream = read_head(data, at)
-                stream &= http2.MAX_STREAM_ID
+                stream &= _MAX_STREAM_ID
                 length = high << 8 | low
-                after = at + http2.HEAD_BYTES + length
-                nobodys = self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit
-                if nobodys:
-                    if not (kind or flags) and 0 < length <= sink.window:
+                after = at + _HEAD_BYTES + length
+                if self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit:
+                    if length > SHORT_DATA_BYTES and kind == _DATA and not flags and length <= sink.window:
                         at = self._relay_data(data, at)
                         continue
                     if self._passes(kind, flags, stream, data, after - length, after):
@@ -138,13 +142,13 @@ class Direction(ABC):
                         continue
                 self._check_frame(kind, length)
                 if after > end:
-                    self._need = after - at
+                    need = after - at
                     break
                 if start < at:
                     sink.out.append(data[start:at])
                 frame = data[at:after]
                 at = start = after
-                self._handlers.get(kind, self._other)(flags, stream, frame[http2.HEAD_BYTES :], frame)
+                self._handlers.get(kind, self._other)(flags, stream, frame[_HEAD_BYTES:], frame)
                 self._check_queues()
         finally:
             # Also before what breaks the protocol: an answer that came whole is not lost with it.
@@ -154,6 +158,7 @@ class Direction(ABC):
                     self._cut = at - end
                     sink.cut_through = True
         if at < end:
+            self._need = need
             self._buffer += data[at:]
 
     def _relay_data(self, data: bytes, at: int) -> int:
@@ -162,14 +167,14 @@ class Direction(ABC):
         What ``_passes`` counts of each is counted once for all.
         """
         sink, streams, read_head = self.sink, self.streams, http2.read_head
-        last, limit, left = len(data) - http2.HEAD_BYTES, sink.frame_limit, sink.window
+        last, limit, left = len(data) - _HEAD_BYTES, sink.frame_limit, sink.window
         while at <= last:
             high, low, kind, flags, stream = read_head(data, at)
             length = high << 8 | low
-            if kind or flags or not 0 < length <= limit or length > left or stream & http2.MAX_STREAM_ID in streams:
+            if kind != _DATA or flags or not 0 < length <= limit or length > left or stream & _MAX_STREAM_ID in streams:
                 break
             left -= length
-            at += http2.HEAD_BYTES + length
+            at += _HEAD_BYTES + length
         self.source.relayed(sink.window - left)
         sink.window = left
         return at
@@ -205,24 +210,24 @@ class Direction(ABC):
 
     def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> bool:
         """Tell whether a frame goes on as it is: whole, or as DATA that is cut through (relay-rules A3, A8)."""
-        if kind == http2.DATA:
+        if kind == _DATA:
             length = after - at
             if length > self.sink.window:
                 return False
             self.sink.window -= length
             self.source.relayed(length)
-            if flags & http2.END_STREAM:
+            if flags & _END_STREAM:
                 self.ended(stream)
             if not length:
                 self.budgets.empty.take()
             return True
         if after > len(data):
             return False
-        if kind == http2.HEADERS:
-            if flags & _SHAPE != http2.END_HEADERS or not self.blocks.standalone:
+        if kind == _HEADERS:
+            if flags & _SHAPE != _END_HEADERS or not self.blocks.standalone:
                 return False
             block = data[at:after]
-            end = bool(flags & http2.END_STREAM)
+            end = bool(flags & _END_STREAM)
             if block in self._known:
                 self.passed(stream, end)
                 return True

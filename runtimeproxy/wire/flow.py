@@ -203,7 +203,8 @@ class Outlet:
         if not increment:
             raise WireError("WINDOW_UPDATE of 0 on the connection")
         self.window = _grown(self.window, increment)
-        self._take_turns(until_used_up=True)
+        if self.queues:
+            self._take_turns(until_used_up=True)
 
     def open_stream_window(self, stream: int, increment: int) -> None:
         """Take the peer's WINDOW_UPDATE on a stream that is hop by hop. Raises WireError."""

@@ -20,8 +20,8 @@ from scripts.soaking import beside
 from scripts.soaking.beside import KUBELETS, PATIENCE_SECONDS, Beside, alone, held, signalled
 
 HELD = 100
-TURNS = 20
-CALLS: Mapping[Case, int] = {SMALL: 3_000, LIST: 1_000, PING: 3_000, DOCKER_LIST: 1_000}
+TURNS = 60
+CALLS: Mapping[Case, int] = {SMALL: 1_500, LIST: 400, PING: 1_500, DOCKER_LIST: 400}
 """The other calls of a turn, as many alone as beside."""
 RATIO = 1.05
 """p99 of a call beside the held ones may be so many times that without them."""
