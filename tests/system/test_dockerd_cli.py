@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 TEXT = b"first line\nsecond line\nno end of line"
 MEGABYTE = bytes(range(256)) * 4096
+LONG = MEGABYTE * 32
+"""No archive, and more than what dockerd reads before it says so."""
 DETACH_KEYS = b"\x10\x11"
 LINE = [Typed(b"ready\r\n", b"a word\n")]
 
@@ -168,6 +170,10 @@ SCENARIOS: dict[str, Sequence[Step]] = {
         Step("export box", shows="made ", view=archive),
         Step("import --change 'CMD cat /made' - imported:1", shows="sha256:<id>", stdin=LAST_ARCHIVE),
         Step("run --rm imported:1", shows="new"),
+    ],
+    "refused while stdin is sent": [
+        Step("load", 1, "invalid tar header", stdin=LONG),
+        Step("import --change BAD - imported:1", 1, "bad is not a valid change command", stdin=LONG),
     ],
     "commit": [
         made("echo new > /made"),
