@@ -124,22 +124,18 @@ class Direction(ABC):
                 return
             data, self._buffer = bytes(self._buffer), bytearray()
         at, start = self._continue_cut(data) if self._cut else (0, 0)
-        end = len(data)
-        last, need = end - _HEAD_BYTES, _HEAD_BYTES
+        end, need = len(data), _HEAD_BYTES
         sink, streams, read_head = self.sink, self.streams, http2.read_head
         try:
-            while at <= last:
+            while at + _HEAD_BYTES <= end:
                 high, low, kind, flags, stream = read_head(data, at)
                 stream &= _MAX_STREAM_ID
                 length = high << 8 | low
                 after = at + _HEAD_BYTES + length
-                if self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit:
-                    if length > SHORT_DATA_BYTES and kind == _DATA and not flags and length <= sink.window:
-                        at = self._relay_data(data, at)
-                        continue
-                    if self._passes(kind, flags, stream, data, after - length, after):
-                        at = after
-                        continue
+                nobodys = self._orderly and stream not in streams and not sink.queues and length <= sink.frame_limit
+                if nobodys and (behind := self._passes(kind, flags, stream, data, after - length, after)):
+                    at = behind
+                    continue
                 self._check_frame(kind, length)
                 if after > end:
                     need = after - at
@@ -208,34 +204,39 @@ class Direction(ABC):
 
     # Frames that nobody has a stake in.
 
-    def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> bool:
-        """Tell whether a frame goes on as it is: whole, or as DATA that is cut through (relay-rules A3, A8)."""
+    def _passes(self, kind: int, flags: int, stream: int, data: bytes, at: int, after: int) -> int:
+        """Return the place behind a frame that goes on as it is, whole or as DATA that is cut through; 0 if it stays.
+
+        DATA that follow it may go on with it (relay-rules A3, A8).
+        """
         if kind == _DATA:
             length = after - at
             if length > self.sink.window:
-                return False
+                return 0
+            if length > SHORT_DATA_BYTES and not flags:
+                return self._relay_data(data, at - _HEAD_BYTES)
             self.sink.window -= length
             self.source.relayed(length)
             if flags & _END_STREAM:
                 self.ended(stream)
             if not length:
                 self.budgets.empty.take()
-            return True
+            return after
         if after > len(data):
-            return False
+            return 0
         if kind == _HEADERS:
             if flags & _SHAPE != _END_HEADERS or not self.blocks.standalone:
-                return False
+                return 0
             block = data[at:after]
             end = bool(flags & _END_STREAM)
             if block in self._known:
                 self.passed(stream, end)
-                return True
-            return len(block) <= bounds.BLOCK_BYTES and self.passes_block(stream, block, end)
+                return after
+            return after if len(block) <= bounds.BLOCK_BYTES and self.passes_block(stream, block, end) else 0
         if kind in self._handlers and (kind != http2.WINDOW_UPDATE or not stream or after - at != 4):
-            return False
+            return 0
         self.budgets.frame(kind)
-        return True
+        return after
 
     def remember(self, block: bytes) -> None:
         """Remember a block that passes whatever stream it is on: peers repeat theirs, and walking costs more."""

@@ -225,6 +225,7 @@ HUGEPAGES = crowded(15, b"\x0a" + varint(600_000) + b"\x42\x00" * 300_000)
         (translate.read_container, b"\x0a\x01p\x12" + varint(600_000) + b"\x32\x00" * 300_000),
         (translate.read_container, HUGEPAGES),
         (translate.read_container, b"\x0a\x01p" + b"\x12\x00" * 300_000),
+        (translate.read_container, b"\x0f" * 600_000),
         (translate.read_container, b"\x0a\x01p\x12" + varint(600_000) + b"\x32\x00" * 300_000 + b"\x0f"),
         (translate.read_pod, b"\x0a" + varint(600_000) + b"\x32\x00" * 300_000),
         (translate.read_update, b"\x0a\x01c" + b"\x1a\x00" * 300_000),
