@@ -36,8 +36,9 @@ REPLY_LIMIT = 16 * 2**20
 LIST_LIMIT = 64 * 2**20
 """The longest list, in bytes: 10,000 containers with their labels."""
 
-KEPT_SECONDS = 1.0
-"""How long a connection is kept for the next reading: after a restart all of a node is read at once."""
+KEPT_SECONDS = 0.25
+"""How long a connection is kept for the next reading: after a restart all of a node is read at once. aiohttp looks so
+often, so that one is closed after at most twice that: a second after a call nothing is left of it."""
 CHECK_SECONDS = 5.0
 """How often a quiet stream is looked at: whether its connection still stands."""
 
