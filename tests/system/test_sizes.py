@@ -138,7 +138,7 @@ def _longer(request: bytes, end: bytes) -> bytes:
 async def test_a_create_of_millions_of_fields_passes_unread_and_costs_no_more(
     front: Front, fake: Runtime, tmp_path: Path
 ) -> None:
-    """What is read of it are its bytes: objects would take 20 times as much, and seconds in which nothing else runs."""
+    """What is read of it are its bytes: the objects that it would become take 25 times as much."""
     async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
         request = CROWDS[front.name](caller.create_request(await caller.run_pod()))
         process = Process(proxy.pid)
