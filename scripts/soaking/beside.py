@@ -115,15 +115,6 @@ KUBELETS: Mapping[str, Callable[[Path, int], AbstractContextManager[Create]]] = 
 
 
 @contextmanager
-def answered(create: Create, numbers: Sequence[int]) -> Iterator[None]:
-    """Make creates that wait for nothing, and wait as long as for held ones: what follows differs by the holding."""
-    with ThreadPoolExecutor(len(numbers)) as pool:
-        list(pool.map(create, numbers))
-    time.sleep(HOLD_SECONDS)
-    yield
-
-
-@contextmanager
 def held(hold: AbstractContextManager[object], create: Create, numbers: Sequence[int]) -> Iterator[None]:
     """Let creates wait until the end of the block: for what does not go on before ``hold`` ends.
 
@@ -139,20 +130,6 @@ def held(hold: AbstractContextManager[object], create: Create, numbers: Sequence
             future.result()
     if not waited:
         raise DemoError("the creates did not wait, so nothing was measured beside them")
-
-
-def answered_and_held(
-    create: Create, count: int, hold: Callable[[], AbstractContextManager[object]]
-) -> tuple[Situation, Situation]:
-    """Make the two situations in which so many creates were answered, or are held."""
-
-    def numbers(times: int) -> range:
-        return range(times * count, (times + 1) * count)
-
-    return (
-        lambda turn: answered(create, numbers(2 * turn)),
-        lambda turn: held(hold(), create, numbers(2 * turn + 1)),
-    )
 
 
 @contextmanager

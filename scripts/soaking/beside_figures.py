@@ -12,13 +12,13 @@ from scripts.soaking.results import Figure, Found
 
 def beside_hung(name: str, share: float) -> Found:
     """Measure other calls beside creates whose hook server hangs."""
-    what = f"p99 beside {hung.HELD} held creates to behind as many answered ones"
+    what = f"p99 beside {hung.HELD} held creates to alone"
     return Found([_figure(f"{each.case.name}: {what}", each, hung.RATIO, share) for each in hung.measure(name, share)])
 
 
 def beside_slow(name: str, share: float) -> Found:
     """Measure other calls beside creates that the runtime does not answer."""
-    what = f"p99 beside {slow.HELD} creates that the runtime does not answer to behind as many answered ones"
+    what = f"p99 beside {slow.HELD} creates that the runtime does not answer to alone"
     return Found([_figure(f"{each.case.name}: {what}", each, slow.RATIO, share) for each in slow.measure(name, share)])
 
 

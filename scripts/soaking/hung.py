@@ -8,7 +8,7 @@ Invariant: the hook server is asked at every create, and must be.
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from scripts.benchmark import programs
@@ -17,12 +17,12 @@ from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
 from scripts.demonstration.processes import Program, program, wait_for_registration
 from scripts.soaking import beside
-from scripts.soaking.beside import KUBELETS, PATIENCE_SECONDS, Beside, answered_and_held, signalled
+from scripts.soaking.beside import KUBELETS, PATIENCE_SECONDS, Beside, alone, held, signalled
 
 HELD = 100
 TURNS = 60
 CALLS: Mapping[Case, int] = {SMALL: 1_500, LIST: 400, PING: 1_500, DOCKER_LIST: 400}
-"""The other calls of a turn, as many beside held creates as behind answered ones."""
+"""The other calls of a turn, as many alone as beside."""
 RATIO = 1.05
 """p99 of a call beside the held ones may be so many times that without them."""
 
@@ -39,11 +39,13 @@ def measure(name: str, share: float) -> Sequence[Beside]:
         _hook_server(served) as hooks,
         KUBELETS[name](served.socket(HOOKED), HELD) as create,
     ):
-        situations = answered_and_held(
-            create, HELD, lambda: signalled(hooks.process.pid, signal.SIGSTOP, signal.SIGCONT)
-        )
+
+        def beside_held(turn: int) -> AbstractContextManager[None]:
+            stopped = signalled(hooks.process.pid, signal.SIGSTOP, signal.SIGCONT)
+            return held(stopped, create, range(turn * HELD, (turn + 1) * HELD))
+
         calls = {case: max(int(count * share), 1) for case, count in CALLS.items()}
-        return beside.measure(served, mode, HOOKED, calls, situations, TURNS)
+        return beside.measure(served, mode, HOOKED, calls, (alone, beside_held), TURNS)
 
 
 @contextmanager

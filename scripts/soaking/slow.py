@@ -7,18 +7,19 @@ Invariant: the runtime answers every other call as it always does.
 
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from scripts.benchmark import programs
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, DOCKER_LIST, LIST, PING, PROXY, SMALL, Case
 from scripts.benchmark.modes import MODES
 from scripts.soaking import beside
-from scripts.soaking.beside import KUBELETS, Beside, answered_and_held, signalled
+from scripts.soaking.beside import KUBELETS, Beside, alone, held, signalled
 
 HELD = 20
 TURNS = 11
 CALLS: Mapping[Case, int] = {SMALL: 3_000, LIST: 1_000, PING: 3_000, DOCKER_LIST: 1_000}
-"""The other calls of a turn, as many beside held creates as behind answered ones."""
+"""The other calls of a turn, as many alone as beside."""
 RATIO = 1.10
 """p99 of a call beside the held ones may be so many times that without them."""
 SERVERS = {CRI: "scripts.soaking.slow_runtime", DOCKER: "scripts.soaking.slow_dockerd"}
@@ -29,6 +30,10 @@ def measure(name: str, share: float) -> Sequence[Beside]:
     mode = replace(MODES[name], server=SERVERS[name])
     with programs.served(mode, (DIRECT, PROXY)) as served, KUBELETS[name](served.socket(PROXY), HELD) as create:
         runtime = served.programs[DIRECT].process.pid
-        situations = answered_and_held(create, HELD, lambda: signalled(runtime, signal.SIGUSR1, signal.SIGUSR2))
+
+        def beside_held(turn: int) -> AbstractContextManager[None]:
+            hanging = signalled(runtime, signal.SIGUSR1, signal.SIGUSR2)
+            return held(hanging, create, range(turn * HELD, (turn + 1) * HELD))
+
         calls = {case: max(int(count * share), 1) for case, count in CALLS.items()}
-        return beside.measure(served, mode, PROXY, calls, situations, TURNS)
+        return beside.measure(served, mode, PROXY, calls, (alone, beside_held), TURNS)

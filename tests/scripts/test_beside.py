@@ -14,7 +14,7 @@ from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
 from scripts.demonstration.processes import DemoError
 from scripts.soaking import attacked, beside, beside_figures, hung, slow
-from scripts.soaking.beside import Beside, alone, answered, held
+from scripts.soaking.beside import Beside, alone, held
 
 TURNS = [(100, 200, 300), (100, 200, 1800), (200, 100, 100)]
 
@@ -89,12 +89,6 @@ def test_held_creates_end_with_the_hold() -> None:
     with held(shut(gate), create, range(3)):
         assert made == []
     assert sorted(made) == [0, 1, 2]
-
-
-def test_answered_creates_are_made_before_the_calls() -> None:
-    made: list[int] = []
-    with answered(made.append, range(3)):
-        assert sorted(made) == [0, 1, 2]
 
 
 def test_creates_that_do_not_wait_are_no_measurement() -> None:
