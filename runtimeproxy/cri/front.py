@@ -136,10 +136,16 @@ class Connection:
         """Need nothing: EOF ends a kubelet's connection already."""
 
     def backend_ended(self) -> bool:
-        """Keep the client until the answers that wait for Post hooks went out (relay-rules C5)."""
+        """Keep the client until the answers that wait for Post hooks went out (relay-rules C5).
+
+        What it opens from now on is refused, so that it goes to another connection.
+        """
         if not self._client_ended:  # the runtime ended by itself: it may have changed when it is back
             self.front.sync.soon()
         self._runtime_gone = self.reader.runtime_gone()
+        if self._runtime_gone:
+            self.reader.farewell.drain(refusing=True)
+            self.pair.flush()
         return self._runtime_gone
 
     def closed(self) -> None:
@@ -212,7 +218,8 @@ class Connection:
         self._write_images()
         if self._runtime_gone and not any(held.kept for held in self.reader.held):
             self._runtime_gone = False
-            self.pair.backend_done()
+            self.part()
+            self.pair.linger()
 
     def _write_images(self) -> None:
         for image in self._images:

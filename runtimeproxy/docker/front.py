@@ -38,9 +38,6 @@ from runtimeproxy.wire.http1 import BadMessage
 
 log = logging.getLogger(__name__)
 
-LINGER_SECONDS = 1.0
-"""How long a client may still send after it was given the last answer, so that it reads that before it sees the end."""
-
 _POINTS = {action: kind.points() for action, kind in BY_REFERENCE.items()}
 """The hook points for whose sake a reference that the Store does not know is looked up."""
 _CREATE_POINTS = hookpoints.concerned(Operation.CREATE_CONTAINER)
@@ -303,13 +300,4 @@ class Connection:
         """Half-close behind the last answer, and close when the client has, or after a time."""
         self._finished = True
         self.pair.finish_client()
-        self._linger()
-
-    def _linger(self) -> None:
-        self._front.loop.call_later(LINGER_SECONDS, self._close_if_delivered)
-
-    def _close_if_delivered(self) -> None:
-        if self.pair.delivered:
-            self.pair.close()
-        else:
-            self._linger()
+        self.pair.linger()

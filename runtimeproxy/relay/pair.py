@@ -21,6 +21,9 @@ KEPT_BYTES = 208 * 1024
 """What the kernel is asked to keep for a client; it keeps twice that (socket(7)), so that what one read of the backend
 takes is written at once. It is the kernel's own default, and as much as anybody may ask for."""
 
+LINGER_SECONDS = 1.0
+"""How long a client may still send after it was given the last answer, so that it reads that before it sees the end."""
+
 
 class Flow(Protocol):
     """What reads the bytes of a pair."""
@@ -237,6 +240,19 @@ class Pair:
         self._half_closed = True
         self.hold_client(False)
         self._close_if_done()
+
+    def linger(self) -> None:
+        """Close both sides after LINGER_SECONDS, and when the client has everything.
+
+        A client whose send fails (EPIPE) may not read what came before, as gRPC's does not: until then it may send.
+        """
+        self._loop.call_later(LINGER_SECONDS, self._close_if_delivered)
+
+    def _close_if_delivered(self) -> None:
+        if self.delivered:
+            self.close()
+        else:
+            self.linger()
 
     @property
     def delivered(self) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.docker import front
+from runtimeproxy.relay import pair
 from tests.docker.client import request
 from tests.docker.daemon import until
 from tests.system.docker_script import Scripted
@@ -64,7 +64,7 @@ async def test_whoever_is_inside_a_body_is_let_send_on(proxy: ProxyInside, head:
 
 
 async def test_it_is_not_waited_for_longer_than_a_moment(proxy: ProxyInside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(pair, "LINGER_SECONDS", 0.05)
     async with left_behind(proxy, SIZED) as client:
         await until(lambda: not proxy.app.front.connections)
         with pytest.raises(BrokenPipeError):
@@ -75,7 +75,7 @@ async def test_it_is_not_waited_for_longer_than_a_moment(proxy: ProxyInside, mon
     "sent", [request("GET", "/_ping"), CHUNKED[:-7] + b"1\r\nx\r\n0\r\n\r\n"], ids=["none", "chunks"]
 )
 async def test_nobody_else_is_waited_for(proxy: ProxyInside, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "LINGER_SECONDS", SECONDS)
+    monkeypatch.setattr(pair, "LINGER_SECONDS", SECONDS)
     async with left_behind(proxy, sent), asyncio.timeout(SECONDS / 2):
         await until(lambda: not proxy.app.front.connections)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from runtimeproxy.relay import pair
 from tests.relay.paired import MIB, Rig
 
 
@@ -156,6 +157,20 @@ async def test_a_slow_client_gets_the_last_answer_whole(rig: Rig) -> None:
     assert await rig.stays_open()
     assert await rig.read_to_end(rig.client) == 4 * MIB
     await rig.until("closed")
+
+
+async def test_a_client_that_does_not_close_is_given_up_when_it_has_everything(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "LINGER_SECONDS", 0.01)
+    rig.flow.to_client.append(b"z" * 4 * MIB)
+    rig.pair.finish_client()
+    rig.pair.linger()
+    assert await rig.stays_open()
+    assert await rig.read_to_end(rig.client) == 4 * MIB
+    await rig.until("closed")
+    with pytest.raises(BrokenPipeError):
+        rig.client.send(b"still talking")
 
 
 async def test_a_client_that_is_held_or_waits_may_talk_into_the_void_behind_the_last_answer(rig: Rig) -> None:

@@ -6,6 +6,7 @@ Invariant: what it sends leaves at once; nothing is waited for.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,8 +39,8 @@ class RawClient:
                     self.told.append(("answered", stream))
         self.told.append(("end", 0))
 
-    def call(self, stream: int, method: str) -> None:
-        """Send a request with an empty message."""
+    def call(self, stream: int, method: str, message: bytes = b"") -> None:
+        """Send a request."""
         fields = [
             (b":method", b"POST"),
             (b":scheme", b"http"),
@@ -49,7 +50,11 @@ class RawClient:
             (b"te", b"trailers"),
         ]
         self._writer.write(http2.header_frames(stream, headers.build(fields), False))
-        self._writer.write(http2.frame(http2.DATA, http2.END_STREAM, stream, grpc.message(b"")))
+        self._writer.write(http2.frame(http2.DATA, http2.END_STREAM, stream, grpc.message(message)))
+
+    def ping(self) -> None:
+        """Send a PING at once. Raises BrokenPipeError if nobody reads any more."""
+        os.write(self._writer.get_extra_info("socket").fileno(), http2.frame(http2.PING, 0, 0, bytes(8)))
 
     async def sees(self, what: str, number: int) -> None:
         """Wait until something came."""
