@@ -6,7 +6,6 @@ Invariant: the ways of a case take turns in portions; their order turns too.
 """
 
 from dataclasses import dataclass
-from statistics import median
 
 from scripts.benchmark import programs
 from scripts.benchmark.cases import DIRECT, Case
@@ -22,8 +21,7 @@ WARM_UP_CALLS = 50
 class Figures:
     """One case on one way: microseconds, and those of the proxy's or the pipe's CPU (None for the direct way).
 
-    ``cpu`` is the portions' median: a neighbour of the machine makes single ones three times as dear. ``growth`` is by
-    how many bytes its memory was larger at the highest than before the calls, in the worst portion.
+    ``growth`` is by how many bytes its memory was larger at the highest than before the calls, in the worst portion.
     """
 
     p50: float
@@ -71,7 +69,7 @@ class _Measured:
         self.load = load
         self._served, self._case, self._way = served, case, way
         self._run = Run((), 0.0)
-        self._cpu: list[float] = []
+        self._cpu_nanoseconds = 0
         self._growth = 0
 
     def take(self, calls: int) -> None:
@@ -80,7 +78,7 @@ class _Measured:
         served.start_peak(way)
         memory, cpu = served.resident_bytes(way), served.cpu_nanoseconds(way)
         self._run += send(served, self._case, way, self.load, calls)
-        self._cpu.append((served.cpu_nanoseconds(way) - cpu) / 1000 / calls)
+        self._cpu_nanoseconds += served.cpu_nanoseconds(way) - cpu
         self._growth = max(self._growth, served.peak_bytes(way) - memory)
 
     @property
@@ -90,4 +88,4 @@ class _Measured:
         rates = (run.percentile(50), run.percentile(99), run.calls_per_second)
         if self._way == DIRECT:
             return Figures(*rates, None)
-        return Figures(*rates, median(self._cpu), self._growth)
+        return Figures(*rates, self._cpu_nanoseconds / 1000 / len(run.microseconds), self._growth)
