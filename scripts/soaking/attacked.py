@@ -2,9 +2,8 @@
 
 Owns the turns of each kind of attack, the figure and its limit.
 Must not know: what is sent, how figures are shown.
-Invariant: an attack costs the machine and the runtime behind the proxy something, too. So the calls of a turn are made
-alone, beside the attack on a second proxy in front of the same runtime, and beside the same attack on their own one:
-only between the last two it is the proxy that differs.
+Invariant: an attack costs the machine and the runtime behind the proxy something, too. So the calls beside it are
+compared with calls to a second proxy in front of the same runtime, meanwhile: only the proxy differs.
 """
 
 import sys
@@ -14,22 +13,20 @@ from contextlib import contextmanager
 from functools import partial
 
 from scripts.benchmark import programs
-from scripts.benchmark.cases import DIRECT, DOCKER_LIST, HOOKED, LIST, PING, PROXY, SMALL, Case
-from scripts.benchmark.modes import MODES, Mode
+from scripts.benchmark.cases import DIRECT, DOCKER_LIST, LIST, PING, SMALL, Case
+from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
 from scripts.demonstration.processes import START_SECONDS, DemoError, program
 from scripts.soaking import beside
 from scripts.soaking.attacker import ATTACKS_NOW
 from scripts.soaking.attacks import ATTACKS
-from scripts.soaking.beside import Beside, alone
+from scripts.soaking.beside import WAYS, Beside
 
-TURNS = 15
-CALLS: Mapping[Case, int] = {SMALL: 500, LIST: 100, PING: 500, DOCKER_LIST: 100}
-"""The other calls of a turn, in each situation."""
+TURNS = 4
+CALLS: Mapping[Case, int] = {SMALL: 1_000, LIST: 400, PING: 1_000, DOCKER_LIST: 400}
+"""The other calls of a turn, to each proxy."""
 RATIO = 2.0
-"""p99 of a call beside the attack may be so many times that beside the same attack on another proxy."""
-ELSEWHERE = HOOKED
-"""The second proxy; nothing is registered at it."""
+"""p99 of a call beside the attack may be so many times that at another proxy."""
 LOOK_SECONDS = 0.01
 
 
@@ -37,13 +34,11 @@ def measure(name: str, share: float) -> Mapping[str, Sequence[Beside]]:
     """Measure every kind of attack in the mode of this name; ``share`` of the other calls is made. Raises DemoError."""
     mode = MODES[name]
     calls = {case: max(int(count * share), 1) for case, count in CALLS.items()}
-    with programs.served(mode, (DIRECT, PROXY, ELSEWHERE)) as served:
-        return {kind: _beside(served, mode, kind, calls) for kind in ATTACKS[name]}
-
-
-def _beside(served: Served, mode: Mode, kind: str, calls: Mapping[Case, int]) -> list[Beside]:
-    elsewhere, here = (partial(_attack, served, mode.name, kind, way) for way in (ELSEWHERE, PROXY))
-    return beside.measure(served, mode, PROXY, calls, (alone, elsewhere, here), TURNS)
+    with programs.served(mode, (DIRECT, *WAYS)) as served:
+        return {
+            kind: beside.measure(served, mode, calls, partial(_attack, served, name, kind), TURNS)
+            for kind in ATTACKS[name]
+        }
 
 
 @contextmanager

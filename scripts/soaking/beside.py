@@ -1,22 +1,23 @@
-"""Calls beside something that goes on, and without it: what it costs them.
+"""Calls to a proxy at which something goes on, and to another one in front of the same runtime: what it costs them.
 
 Owns the turns, the figure that they give, and creates that are held for a turn.
 Must not know: what goes on, limits, how figures are shown.
-Invariant: the situations take turns, and so does their order, so that what else the machine does meets all of them
-alike; every held call is answered at the end of its turn.
+Invariant: calls to both proxies take turns in portions of less than a second, as the pauses of a machine with
+neighbours are longer than what is looked for; which proxy is which takes turns, too. Every held call is answered at the
+end of its turn.
 """
 
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from scripts.benchmark import cri, docker
-from scripts.benchmark.cases import CRI, DOCKER, DOCKER_LIST, LIST, PING, SMALL, Case
+from scripts.benchmark.cases import CRI, DOCKER, DOCKER_LIST, HOOKED, LIST, PING, PROXY, SMALL, Case
+from scripts.benchmark.h2load import Run
 from scripts.benchmark.measure import send
 from scripts.benchmark.modes import Mode
 from scripts.benchmark.served import Served
@@ -26,57 +27,60 @@ from tests.fakes.dockershim import DOCKERSHIM, Dockershim
 
 CASES: Mapping[str, tuple[Case, Case]] = {CRI: (SMALL, LIST), DOCKER: (PING, DOCKER_LIST)}
 """By mode: the calls that are measured."""
+WAYS = (PROXY, HOOKED)
+"""Those of the two proxies."""
+PORTION: Mapping[Case, int] = {SMALL: 250, LIST: 200, PING: 250, DOCKER_LIST: 200}
+"""The first call of each portion has to connect: it must be less than one of a hundred."""
 PATIENCE_SECONDS = 1200.0
 """The held calls end when the turn does, not before."""
 HOLD_SECONDS = 1.0
 """After so long all of them wait."""
 
-Situation = Callable[[int], AbstractContextManager[object]]
-"""What goes on beside the calls of a turn, whose number it is given."""
-
-
-def alone(turn: int) -> AbstractContextManager[object]:
-    """Let nothing go on."""
-    return nullcontext()
+Situation = Callable[[str, int], AbstractContextManager[object]]
+"""What goes on at the proxy of a way in the turn of a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """p99 of a call in microseconds, turn by turn: alone, then in the other situations."""
+    """The calls of a case at the proxy at which something goes on, and elsewhere."""
 
     case: Case
-    turns: Sequence[tuple[int, ...]]
+    here: Run
+    elsewhere: Run
+
+    @property
+    def p99s(self) -> tuple[int, int]:
+        """Return the microseconds that 99 of 100 calls did not exceed, here and elsewhere."""
+        return self.here.percentile(99), self.elsewhere.percentile(99)
 
     @property
     def ratio(self) -> float:
-        """Return what the last situation costs, compared with the one before it: the median over the turns."""
-        return median(turn[-1] / turn[-2] for turn in self.turns)
-
-    @property
-    def medians(self) -> Sequence[float]:
-        """Return p99 in each situation: the median over the turns."""
-        return [median(p99s) for p99s in zip(*self.turns, strict=True)]
+        """Return what goes on costs."""
+        here, elsewhere = self.p99s
+        return here / elsewhere
 
 
-def measure(
-    served: Served, mode: Mode, way: str, calls: Mapping[Case, int], situations: Sequence[Situation], turns: int
-) -> list[Beside]:
-    """Make so many calls of the mode's cases on a way in every situation, turn by turn. Raises DemoError."""
+def measure(served: Served, mode: Mode, calls: Mapping[Case, int], situation: Situation, turns: int) -> list[Beside]:
+    """Make so many calls of the mode's cases to each proxy in every turn. Raises DemoError."""
     cases = CASES[mode.name]
-    loads = {case: mode.prepare(served, case, way) for case in cases}
-
-    def p99() -> list[int]:
-        return [send(served, case, way, loads[case], calls[case]).percentile(99) for case in cases]
-
-    p99()  # warm
-    measured = []
+    loads = {(case, way): mode.prepare(served, case, way) for case in cases for way in WAYS}
+    for case, way in loads:
+        send(served, case, way, loads[case, way], PORTION[case])
+    runs = {(case, at_it): Run((), 0.0) for case in cases for at_it in (True, False)}
     for turn in range(turns):
-        found = {}
-        for situation in situations if turn % 2 else reversed(situations):
-            with situation(turn):
-                found[situation] = p99()
-        measured.append([found[situation] for situation in situations])
-    return [Beside(case, [tuple(row[at] for row in turn) for turn in measured]) for at, case in enumerate(cases)]
+        here = WAYS[turn % 2]
+        with situation(here, turn):
+            for case, way, count in _portions(cases, calls):
+                runs[case, way == here] += send(served, case, way, loads[case, way], count)
+    return [Beside(case, runs[case, True], runs[case, False]) for case in cases]
+
+
+def _portions(cases: Sequence[Case], calls: Mapping[Case, int]) -> Iterator[tuple[Case, str, int]]:
+    """Yield whose turn it is, and how many calls are made: as many on each way, which take turns in being the first."""
+    for case in cases:
+        for number, done in enumerate(range(0, calls[case], PORTION[case])):
+            for way in (WAYS, WAYS[::-1])[number % 2]:
+                yield case, way, min(PORTION[case], calls[case] - done)
 
 
 # ---- creates that are held

@@ -12,13 +12,13 @@ from scripts.soaking.results import Figure, Found
 
 def beside_hung(name: str, share: float) -> Found:
     """Measure other calls beside creates whose hook server hangs."""
-    what = f"p99 beside {hung.HELD} held creates to alone"
+    what = f"p99 beside {hung.HELD} held creates to that at another proxy"
     return Found([_figure(f"{each.case.name}: {what}", each, hung.RATIO, share) for each in hung.measure(name, share)])
 
 
 def beside_slow(name: str, share: float) -> Found:
     """Measure other calls beside creates that the runtime does not answer."""
-    what = f"p99 beside {slow.HELD} creates that the runtime does not answer to alone"
+    what = f"p99 beside {slow.HELD} creates that the runtime does not answer to that at another proxy"
     return Found([_figure(f"{each.case.name}: {what}", each, slow.RATIO, share) for each in slow.measure(name, share)])
 
 
@@ -26,19 +26,14 @@ def beside_attacks(name: str, share: float) -> Found:
     """Measure calls beside each kind of attack on their proxy, and on another one."""
     found = attacked.measure(name, share)
     figures = [
-        _figure(
-            f"{kind}: p99 of {each.case.name} to that beside the attack on another proxy", each, attacked.RATIO, share
-        )
+        _figure(f"{kind}: p99 of {each.case.name} to that at another proxy", each, attacked.RATIO, share)
         for kind, measured in found.items()
         for each in measured
     ]
-    rows = [
-        (kind, each.case.name, *(f"{p99:,.0f}" for p99 in each.medians))
-        for kind, measured in found.items()
-        for each in measured
-    ]
-    return Found(figures, [("attack", "call", "alone, us", "elsewhere, us", "attacked, us"), *rows])
+    return Found(figures)
 
 
 def _figure(what: str, found: Beside, limit: float, share: float) -> Figure:
-    return Figure(what, f"{found.ratio:.2f}", f"{limit:.2f}", found.ratio <= limit if share == 1 else None)
+    here, elsewhere = found.p99s
+    shown = f"{found.ratio:.2f} ({here:,} us to {elsewhere:,} us)"
+    return Figure(what, shown, f"{limit:.2f}", found.ratio <= limit if share == 1 else None)

@@ -5,26 +5,27 @@ Must not know: how figures are shown.
 Invariant: the hook server is asked at every create, and must be.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
 from scripts.benchmark import programs
-from scripts.benchmark.cases import DIRECT, DOCKER_LIST, HOOKED, LIST, PING, SMALL, Case
+from scripts.benchmark.cases import DIRECT, DOCKER_LIST, LIST, PING, SMALL, Case
 from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
 from scripts.demonstration.processes import Program, program, wait_for_registration
 from scripts.soaking import beside
-from scripts.soaking.beside import KUBELETS, PATIENCE_SECONDS, Beside, alone, held, signalled
+from scripts.soaking.beside import KUBELETS, PATIENCE_SECONDS, WAYS, Beside, held, signalled
 
 HELD = 100
-TURNS = 60
-CALLS: Mapping[Case, int] = {SMALL: 1_500, LIST: 400, PING: 1_500, DOCKER_LIST: 400}
-"""The other calls of a turn, as many alone as beside."""
+TURNS = 4
+CALLS: Mapping[Case, int] = {SMALL: 25_000, LIST: 10_000, PING: 25_000, DOCKER_LIST: 10_000}
+"""The other calls of a turn, to each proxy: so many that p99 is known within some hundredths."""
 RATIO = 1.05
-"""p99 of a call beside the held ones may be so many times that without them."""
+"""p99 of a call beside the held ones may be so many times that at another proxy."""
 
 _PATIENT = (f"--hook-timeout={PATIENCE_SECONDS}s", f"--hook-budget={PATIENCE_SECONDS}s")
 """Hook servers get half of a caller's time."""
@@ -34,25 +35,27 @@ _REGISTRATION = "held-up.json"
 def measure(name: str, share: float) -> Sequence[Beside]:
     """Measure a proxy in the mode of this name; ``share`` of the other calls is made. Raises DemoError."""
     mode = replace(MODES[name], flags=(*MODES[name].flags, *_PATIENT))
-    with (
-        programs.served(mode, (DIRECT, HOOKED)) as served,
-        _hook_server(served) as hooks,
-        KUBELETS[name](served.socket(HOOKED), HELD) as create,
-    ):
+    with ExitStack() as stack:
+        served = stack.enter_context(programs.served(mode, (DIRECT, *WAYS)))
+        hooks = stack.enter_context(_hook_server(served))
+        creates = {way: stack.enter_context(KUBELETS[name](served.socket(way), HELD)) for way in WAYS}
 
-        def beside_held(turn: int) -> AbstractContextManager[None]:
+        def beside_held(way: str, turn: int) -> AbstractContextManager[None]:
             stopped = signalled(hooks.process.pid, signal.SIGSTOP, signal.SIGCONT)
-            return held(stopped, create, range(turn * HELD, (turn + 1) * HELD))
+            return held(stopped, creates[way], range(turn * HELD, (turn + 1) * HELD))
 
         calls = {case: max(int(count * share), 1) for case, count in CALLS.items()}
-        return beside.measure(served, mode, HOOKED, calls, (alone, beside_held), TURNS)
+        return beside.measure(served, mode, calls, beside_held, TURNS)
 
 
 @contextmanager
 def _hook_server(served: Served) -> Iterator[Program]:
-    """Run the tests' hook server."""
+    """Run the tests' hook server, registered at both proxies."""
+    first, second = map(served.registrations, WAYS)
     command = [sys.executable, "-m", "tests.fakes.hookserver", f"--socket={served.folder / 'hooks.sock'}"]
-    command += [f"--register-dir={served.registrations(HOOKED)}", f"--name={_REGISTRATION}", "--policy=Fail"]
+    command += [f"--register-dir={first}", f"--name={_REGISTRATION}", "--policy=Fail"]
     with program("hooks", [*command, "--points", "PreCreateContainer"], served.folder) as running:
-        wait_for_registration(served.programs[HOOKED], _REGISTRATION)
+        wait_for_registration(served.programs[WAYS[0]], _REGISTRATION)
+        os.link(first / _REGISTRATION, second / _REGISTRATION)
+        wait_for_registration(served.programs[WAYS[1]], _REGISTRATION)
         yield running

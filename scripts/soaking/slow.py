@@ -7,33 +7,35 @@ Invariant: the runtime answers every other call as it always does.
 
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 from scripts.benchmark import programs
-from scripts.benchmark.cases import CRI, DIRECT, DOCKER, DOCKER_LIST, LIST, PING, PROXY, SMALL, Case
+from scripts.benchmark.cases import CRI, DIRECT, DOCKER, DOCKER_LIST, LIST, PING, SMALL, Case
 from scripts.benchmark.modes import MODES
 from scripts.soaking import beside
-from scripts.soaking.beside import KUBELETS, Beside, alone, held, signalled
+from scripts.soaking.beside import KUBELETS, WAYS, Beside, held, signalled
 
 HELD = 20
-TURNS = 11
-CALLS: Mapping[Case, int] = {SMALL: 3_000, LIST: 1_000, PING: 3_000, DOCKER_LIST: 1_000}
-"""The other calls of a turn, as many alone as beside."""
+TURNS = 4
+CALLS: Mapping[Case, int] = {SMALL: 15_000, LIST: 6_000, PING: 15_000, DOCKER_LIST: 6_000}
+"""The other calls of a turn, to each proxy."""
 RATIO = 1.10
-"""p99 of a call beside the held ones may be so many times that without them."""
+"""p99 of a call beside the held ones may be so many times that at another proxy."""
 SERVERS = {CRI: "scripts.soaking.slow_runtime", DOCKER: "scripts.soaking.slow_dockerd"}
 
 
 def measure(name: str, share: float) -> Sequence[Beside]:
     """Measure a proxy in the mode of this name; ``share`` of the other calls is made. Raises DemoError."""
     mode = replace(MODES[name], server=SERVERS[name])
-    with programs.served(mode, (DIRECT, PROXY)) as served, KUBELETS[name](served.socket(PROXY), HELD) as create:
+    with ExitStack() as stack:
+        served = stack.enter_context(programs.served(mode, (DIRECT, *WAYS)))
+        creates = {way: stack.enter_context(KUBELETS[name](served.socket(way), HELD)) for way in WAYS}
         runtime = served.programs[DIRECT].process.pid
 
-        def beside_held(turn: int) -> AbstractContextManager[None]:
+        def beside_held(way: str, turn: int) -> AbstractContextManager[None]:
             hanging = signalled(runtime, signal.SIGUSR1, signal.SIGUSR2)
-            return held(hanging, create, range(turn * HELD, (turn + 1) * HELD))
+            return held(hanging, creates[way], range(turn * HELD, (turn + 1) * HELD))
 
         calls = {case: max(int(count * share), 1) for case, count in CALLS.items()}
-        return beside.measure(served, mode, PROXY, calls, (alone, beside_held), TURNS)
+        return beside.measure(served, mode, calls, beside_held, TURNS)

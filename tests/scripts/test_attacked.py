@@ -119,5 +119,5 @@ def test_a_small_part_of_it(mode: str, kind: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(attacked, "ATTACKS", {mode: {kind: attacks.ATTACKS[mode][kind]}})
     [found] = attacked.measure(mode, 0.02).values()
     for each in found:
-        assert len(each.turns[0]) == 3
+        assert len(each.here.microseconds) == len(each.elsewhere.microseconds) == int(attacked.CALLS[each.case] * 0.02)
         assert each.ratio > 0

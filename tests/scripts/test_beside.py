@@ -1,71 +1,77 @@
 """The soak's calls beside something that goes on: the turns, their figure, and creates that are held."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
-from scripts.benchmark.cases import CRI, LIST, PROXY, SMALL, Case
+from scripts.benchmark.cases import CRI, HOOKED, LIST, PROXY, SMALL, Case
 from scripts.benchmark.h2load import Run
 from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
 from scripts.demonstration.processes import DemoError
 from scripts.soaking import attacked, beside, beside_figures, hung, slow
-from scripts.soaking.beside import Beside, alone, held
+from scripts.soaking.beside import Beside, held
 
-TURNS = [(100, 200, 300), (100, 200, 1800), (200, 100, 100)]
-
-
-def test_the_ratio_is_the_turns_median_between_the_last_two_situations() -> None:
-    assert Beside(SMALL, [(100, 150), (100, 900), (200, 100)]).ratio == 1.5
-    assert Beside(SMALL, TURNS).ratio == 1.5
+FOUND = Beside(SMALL, Run((100,) * 98 + (150, 900), 1.0), Run((80,) * 98 + (100, 5_000), 1.0))
 
 
-def test_the_medians_are_those_of_each_situation() -> None:
-    assert Beside(SMALL, TURNS).medians == [100, 200, 300]
+def test_the_ratio_is_that_of_the_p99s_here_and_elsewhere() -> None:
+    assert FOUND.p99s == (150, 100)
+    assert FOUND.ratio == 1.5
 
 
 class Costly:
-    """Calls that take what the situation makes them take."""
+    """Calls that take twice as long on the way at which something goes on."""
 
     def __init__(self) -> None:
-        self.microseconds = 100
-        self.made: list[tuple[str, int]] = []
+        self.costly = ""
+        self.made: list[tuple[Case, str, int]] = []
+        self.turns: list[tuple[str, int]] = []
 
-    def load(self, case: Case) -> "Costly":
-        """Remember what is called."""
-        self.case = case
-        return self
+    def load(self, case: Case, way: str) -> SimpleNamespace:
+        def run(calls: int) -> Run:
+            self.made.append((case, way, calls))
+            return Run((200 if way == self.costly else 100,) * calls, 1.0)
 
-    def run(self, calls: int) -> Run:
-        self.made.append((self.case.name, calls))
-        return Run((self.microseconds,) * calls, 1.0)
+        return SimpleNamespace(run=run)
 
     @contextmanager
-    def doubled(self, turn: int) -> Iterator[None]:
-        self.made.append(("doubled", turn))
-        self.microseconds *= 2
+    def situation(self, way: str, turn: int) -> Iterator[None]:
+        self.turns.append((way, turn))
+        self.costly = way
         yield
-        self.microseconds //= 2
+        self.costly = ""
 
 
-def test_every_situation_has_its_portion_of_every_case_in_every_turn(tmp_path: Path) -> None:
+@pytest.fixture
+def costly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Costly, Sequence[Beside]]:
+    monkeypatch.setattr(beside, "PORTION", {SMALL: 3, LIST: 2})
     costly = Costly()
-    mode = replace(MODES[CRI], prepare=lambda served, case, way: costly.load(case))  # type: ignore[arg-type]
-    found = beside.measure(Served(tmp_path), mode, PROXY, {SMALL: 3, LIST: 2}, (alone, costly.doubled), 2)
-    assert [(each.case, each.turns) for each in found] == [(SMALL, [(100, 200)] * 2), (LIST, [(100, 200)] * 2)]
-    made = [calls for name, calls in costly.made if name != "doubled"]
-    assert made == [3, 2] * 5, "those of the first are none of a turn's"
+    mode = replace(MODES[CRI], prepare=lambda served, case, way: costly.load(case, way))
+    return costly, beside.measure(Served(tmp_path), mode, {SMALL: 7, LIST: 2}, costly.situation, 2)
 
 
-def test_the_order_of_the_situations_takes_turns(tmp_path: Path) -> None:
-    costly = Costly()
-    mode = replace(MODES[CRI], prepare=lambda served, case, way: costly.load(case))  # type: ignore[arg-type]
-    beside.measure(Served(tmp_path), mode, PROXY, dict.fromkeys((SMALL, LIST), 1), (alone, costly.doubled), 2)
-    assert [costly.made.index(("doubled", turn)) for turn in (0, 1)] == [2, 9]
+def test_each_proxy_is_once_the_one_at_which_it_goes_on(costly: tuple[Costly, Sequence[Beside]]) -> None:
+    assert costly[0].turns == [(PROXY, 0), (HOOKED, 1)]
+    small, lists = costly[1]
+    assert small == Beside(SMALL, Run((200,) * 14, 6.0), Run((100,) * 14, 6.0))
+    assert lists == Beside(LIST, Run((200,) * 4, 2.0), Run((100,) * 4, 2.0))
+
+
+def test_the_proxies_take_turns_in_portions_and_in_being_the_first(costly: tuple[Costly, Sequence[Beside]]) -> None:
+    warm, turn = costly[0].made[:4], costly[0].made[4:12]
+    assert warm == [(case, way, count) for case, count in ((SMALL, 3), (LIST, 2)) for way in (PROXY, HOOKED)]
+    assert turn == [
+        *((SMALL, PROXY, 3), (SMALL, HOOKED, 3)),
+        *((SMALL, HOOKED, 3), (SMALL, PROXY, 3)),
+        *((SMALL, PROXY, 1), (SMALL, HOOKED, 1)),
+        *((LIST, PROXY, 2), (LIST, HOOKED, 2)),
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -114,16 +120,16 @@ def test_a_create_that_fails_is_told() -> None:
 def test_a_ratio_is_judged_where_all_of_it_was_run(
     monkeypatch: pytest.MonkeyPatch, module: object, figures: object, share: float, verdict: str
 ) -> None:
-    monkeypatch.setattr(module, "measure", lambda name, share: [Beside(SMALL, [(100, 150)])])
+    monkeypatch.setattr(module, "measure", lambda name, share: [FOUND])
     [figure] = figures(CRI, share).figures  # type: ignore[operator]
-    assert (figure.found, figure.verdict) == ("1.50", verdict)
+    assert (figure.found, figure.verdict) == ("1.50 (150 us to 100 us)", verdict)
 
 
-def test_of_an_attack_the_share_of_the_proxy_is_judged_and_every_situation_is_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    measured = {"PING": [Beside(SMALL, [(100, 2_000, 3_800)])], "GOAWAY": [Beside(SMALL, [(100, 200, 401)])]}
-    monkeypatch.setattr(attacked, "measure", lambda name, share: measured)
-    found = beside_figures.beside_attacks(CRI, 1)
-    assert [(figure.found, figure.verdict) for figure in found.figures] == [("1.90", "ok"), ("2.00", "MISSED")]
-    assert found.table[1] == ("PING", SMALL.name, "100", "2,000", "3,800")
+def test_every_kind_of_attack_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    worse = Beside(SMALL, Run((201,), 1.0), Run((100,), 1.0))
+    monkeypatch.setattr(attacked, "measure", lambda name, share: {"PING": [FOUND], "GOAWAY": [worse]})
+    figures = beside_figures.beside_attacks(CRI, 1).figures
+    assert [(figure.what, figure.verdict) for figure in figures] == [
+        (f"PING: p99 of {SMALL.name} to that at another proxy", "ok"),
+        (f"GOAWAY: p99 of {SMALL.name} to that at another proxy", "MISSED"),
+    ]

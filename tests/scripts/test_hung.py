@@ -11,6 +11,8 @@ from scripts.benchmark.cases import CRI, DOCKER
 from scripts.soaking import beside, hung, slow
 from scripts.soaking.gate import Gate
 
+SHARE = 0.002
+
 
 @pytest.mark.slow
 @pytest.mark.engine
@@ -19,10 +21,12 @@ from scripts.soaking.gate import Gate
 def test_a_small_part_of_it(module: ModuleType, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TURNS", 2)
     monkeypatch.setattr(beside, "HOLD_SECONDS", 0.3)
-    found = module.measure(mode, 0.01)
+    found = module.measure(mode, SHARE)
     assert len(found) == 2
     for each in found:
-        assert len(each.turns) == 2
+        assert (
+            len(each.here.microseconds) == len(each.elsewhere.microseconds) == 2 * int(module.CALLS[each.case] * SHARE)
+        )
         assert each.ratio > 0
 
 
