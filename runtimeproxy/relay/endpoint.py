@@ -16,14 +16,20 @@ from typing import Protocol
 from runtimeproxy.relay.hangups import Hangups, has_hung_up
 from runtimeproxy.relay.pace import SHORT_BYTES, Pace
 
-READ_BYTES = 120 * 1024
-"""At a time, and that of which a long read is handed on in pieces."""
+READ_BYTES = 16 * 1024
+"""At a time, of a peer that may be hostile: a flood may begin behind what was cheap, and a read is dealt with whole."""
+HANDED_BYTES = 8 * 1024
+"""A read into the buffer that all share is handed on in pieces of so many bytes."""
+TURN_SECONDS = 1e-3
+"""Of the processor's time: what of such a read is left then waits until the other connections have had their turn."""
 HIGH_WATER = 256 * 1024
 """Bytes kept for a slow peer at which its other side is to be paused."""
 LOW_WATER = 64 * 1024
 SHARED_BYTES = 256 * 1000
 """Above what the kernel keeps for one unix socket by default, so that one read takes it all: each one wakes the peer,
 and what it becomes the other one, which costs more than the bytes."""
+COPIED_BYTES = 120 * 1024
+"""A piece of what all share that is copied because its socket does not take it."""
 DISCARDED_READS = 4
 """So much of what nobody takes any more is read at the end: what a socket keeps, and what is sent meanwhile."""
 PASSING_BYTES = 16 * 1024
@@ -64,7 +70,7 @@ class Endpoint:
         sock: socket.socket,
         handler: Handler,
         passes: Passes | None = None,
-        most: int = READ_BYTES,
+        most: int = SHARED_BYTES,
     ) -> None:
         sock.setblocking(False)
         self._loop = loop
@@ -76,6 +82,9 @@ class Endpoint:
         self.waiting = 0
         """Bytes that wait for the peer."""
         self._reading = False
+        self._rest = memoryview(b"")
+        """What was read and is still to be handed on."""
+        self._turn: asyncio.Handle | None = None
         self._ended = False
         self._finishing = False
         self._broken = False
@@ -88,13 +97,26 @@ class Endpoint:
         """Read from now on."""
         if not self._reading and not self._ended and not self.closed:
             self._reading = True
-            self._loop.add_reader(self._sock, self._readable)
+            self._begin()
 
     def pause(self) -> None:
         """Read no more until ``resume``."""
         if self._reading:
             self._reading = False
+            self._stop()
+
+    def _begin(self) -> None:
+        if self._rest:
+            self._turn = self._loop.call_soon(self._go_on)
+        else:
+            self._loop.add_reader(self._sock, self._readable)
+
+    def _stop(self) -> None:
+        if self._turn is None:
             self._loop.remove_reader(self._sock)
+        else:
+            self._turn.cancel()
+            self._turn = None
 
     def _readable(self) -> None:
         if self._passes is not None:
@@ -135,11 +157,35 @@ class Endpoint:
         if 0 < size < SHORT_BYTES and size < self._pace.size:
             self._handler.received(self, bytes(_shared_view[:size]))
             return
-        began = thread_time()
-        for at in range(0, size or 1, READ_BYTES):
-            if not self.closed:
-                self._take(bytes(_shared_view[at : min(at + READ_BYTES, size)]))
-        self._pace.took(size, thread_time() - began)
+        if size:
+            self._hand_on(_shared_view[:size])
+        else:
+            self._take(b"")
+
+    def _go_on(self) -> None:
+        """Hand on what is left of a read, and read again once that was all."""
+        self._turn, rest, self._rest = None, self._rest, memoryview(b"")
+        self._hand_on(rest)
+        if self._reading and not self._rest:
+            self._begin()
+
+    def _hand_on(self, data: memoryview) -> None:
+        """Hand on a piece at least, and more until others should have their turn."""
+        began, spent, at = thread_time(), 0.0, 0
+        while self._reading and at < len(data) and spent < TURN_SECONDS:
+            self._take(bytes(data[at : at + HANDED_BYTES]))
+            at += HANDED_BYTES
+            spent = thread_time() - began
+        self._pace.took(min(at, len(data)), spent)
+        if at < len(data) and not self.closed:
+            self._wait_with(bytes(data[at:]))
+
+    def _wait_with(self, rest: bytes) -> None:
+        if self._reading:
+            self._stop()
+        self._rest = memoryview(rest)
+        if self._reading:
+            self._begin()
 
     def discard(self) -> None:
         """Drop what has come and was not read: the peer of a socket that is closed over it gets a reset for its EOF."""
@@ -187,8 +233,8 @@ class Endpoint:
     def write_shared(self, size: int) -> None:
         """Send the first bytes of the buffer that all share: what the socket does not take is copied."""
         sent = 0 if self._backlog or self._broken or self.closed else self._send(_shared_view[:size])
-        for at in range(sent, size, READ_BYTES):
-            self.write(bytes(_shared_view[at : min(at + READ_BYTES, size)]))
+        for at in range(sent, size, COPIED_BYTES):
+            self.write(bytes(_shared_view[at : min(at + COPIED_BYTES, size)]))
 
     def _send(self, data: bytes | memoryview) -> int:
         try:
@@ -255,6 +301,7 @@ class Endpoint:
             self._loop.remove_writer(self._sock)
             self._backlog.clear()
             self.waiting = 0
+        self._rest = memoryview(b"")
         self.closed = True
         if self._hangups is not None:
             self._hangups.forget(self._sock)

@@ -64,6 +64,9 @@ ATTACKS: Mapping[str, Mapping[str, Attack]] = {
         "chunks of a byte": _repeated(b"1\r\nx\r\n", _IMPORT),
         "chunks of a byte, held": _repeated(b"1\r\nx\r\n", b"POST /containers/create" + _CHUNKED),
         "chunk extensions": _repeated(b"1;a=b\r\nx\r\n", _IMPORT),
+        "small chunks behind a long one": _repeated(
+            b"40000\r\n" + b"x" * 0x40000 + b"\r\n" + b"1;a=b\r\nx\r\n" * 20_000, _IMPORT
+        ),
         "trailers": _repeated(b"a:b\r\n", _IMPORT + b"0\r\n"),
         "pipelined pings": _repeated(PING),
         "pipelined creates": _repeated(

@@ -70,6 +70,16 @@ def bomb(count: int) -> Iterator[bytes]:
         yield raw_headers(stream, b"\xbe" * 16_000)
 
 
+def behind_long(frame: bytes) -> Frames:
+    """Repeat a frame, but let long frames be ahead, which cost nothing: much of what comes next is read at a time."""
+
+    def frames(count: int) -> Iterator[bytes]:
+        for _ in range(0, count, 10_000):
+            yield from chain(repeat(Raw(0xEE, 0, 0, bytes(16_384)).wire(), 10), repeat(frame, 10_000))
+
+    return frames
+
+
 def once(frame: bytes) -> Frames:
     """Send one frame."""
     return lambda _: iter([frame])
@@ -116,6 +126,7 @@ BY_CLIENT = {
     "WINDOW_UPDATE": Attack(again(Credit(0, 1).wire()), "window_updates"),
     "unknown frames": Attack(again(Raw(0xEE, 0, 0).wire()), "unknown_frames"),
     "resets of no stream": Attack(again(Reset(1, 8).wire()), "resets"),
+    "resets behind long frames": Attack(behind_long(Reset(1, 8).wire()), "resets"),
     "GOAWAY": Attack(again(GoAway(0).wire()), "goaways"),
     "open streams": Attack(
         lambda count: (raw_headers(stream, VERSION_BLOCK) for stream in range(101, 101 + 2 * count, 2)), "open_streams"
