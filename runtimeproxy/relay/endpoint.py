@@ -18,7 +18,7 @@ from runtimeproxy.relay.pace import SHORT_BYTES, Pace
 
 READ_BYTES = 16 * 1024
 """At a time, of a peer that may be hostile: a flood may begin behind what was cheap, and a read is dealt with whole."""
-HANDED_BYTES = 8 * 1024
+HANDED_BYTES = 4 * 1024
 """A read into the buffer that all share is handed on in pieces of so many bytes."""
 TURN_SECONDS = 1e-3
 """Of the processor's time: what of such a read is left then waits until the other connections have had their turn."""
