@@ -158,7 +158,7 @@ class Endpoint:
             self._handler.received(self, bytes(_shared_view[:size]))
             return
         if size:
-            self._hand_on(_shared_view[:size])
+            self._hand_on(memoryview(bytes(_shared_view[:size])))  # whoever takes a piece may have others read
         else:
             self._take(b"")
 
@@ -178,12 +178,12 @@ class Endpoint:
             spent = thread_time() - began
         self._pace.took(min(at, len(data)), spent)
         if at < len(data) and not self.closed:
-            self._wait_with(bytes(data[at:]))
+            self._wait_with(data[at:])
 
-    def _wait_with(self, rest: bytes) -> None:
+    def _wait_with(self, rest: memoryview) -> None:
         if self._reading:
             self._stop()
-        self._rest = memoryview(rest)
+        self._rest = rest
         if self._reading:
             self._begin()
 
