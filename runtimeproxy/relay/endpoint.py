@@ -16,10 +16,8 @@ from typing import Protocol
 from runtimeproxy.relay.hangups import Hangups, has_hung_up
 from runtimeproxy.relay.pace import SHORT_BYTES, Pace
 
-READ_BYTES = 16 * 1024
-"""At a time, of a peer that may be hostile: a flood may begin behind what was cheap, and a read is dealt with whole."""
-HANDED_BYTES = 4 * 1024
-"""A read into the buffer that all share is handed on in pieces of so many bytes."""
+READ_BYTES = 8 * 1024
+"""Dealt with at a time of a peer that may be hostile: a flood may begin behind what was cheap."""
 TURN_SECONDS = 1e-3
 """Of the processor's time: what of such a read is left then waits until the other connections have had their turn."""
 HIGH_WATER = 256 * 1024
@@ -61,7 +59,7 @@ class Handler(Protocol):
 class Endpoint:
     """A connected socket whose bytes go to a handler; those of a big read to ``passes`` before, if there is one.
 
-    ``most`` bytes are read at a time where there is none.
+    ``most`` bytes are handed on at a time; where nothing passes no more are read, either.
     """
 
     def __init__(
@@ -77,12 +75,13 @@ class Endpoint:
         self._sock = sock
         self._handler = handler
         self._passes = passes
+        self._most = most
         self._pace = Pace(most) if passes is None else Pace(SHARED_BYTES, PASSING_BYTES)
         self._backlog: deque[bytes | memoryview] = deque()
         self.waiting = 0
         """Bytes that wait for the peer."""
         self._reading = False
-        self._rest = memoryview(b"")
+        self._rest = b""
         """What was read and is still to be handed on."""
         self._turn: asyncio.Handle | None = None
         self._ended = False
@@ -158,29 +157,29 @@ class Endpoint:
             self._handler.received(self, bytes(_shared_view[:size]))
             return
         if size:
-            self._hand_on(memoryview(bytes(_shared_view[:size])))  # whoever takes a piece may have others read
+            self._hand_on(bytes(_shared_view[:size]))  # whoever takes a piece may have others read
         else:
             self._take(b"")
 
     def _go_on(self) -> None:
         """Hand on what is left of a read, and read again once that was all."""
-        self._turn, rest, self._rest = None, self._rest, memoryview(b"")
+        self._turn, rest, self._rest = None, self._rest, b""
         self._hand_on(rest)
         if self._reading and not self._rest:
             self._begin()
 
-    def _hand_on(self, data: memoryview) -> None:
+    def _hand_on(self, data: bytes) -> None:
         """Hand on a piece at least, and more until others should have their turn."""
         began, spent, at = thread_time(), 0.0, 0
         while self._reading and at < len(data) and spent < TURN_SECONDS:
-            self._take(bytes(data[at : at + HANDED_BYTES]))
-            at += HANDED_BYTES
+            self._take(data[at : at + self._most])
+            at += self._most
             spent = thread_time() - began
         self._pace.took(min(at, len(data)), spent)
         if at < len(data) and not self.closed:
             self._wait_with(data[at:])
 
-    def _wait_with(self, rest: memoryview) -> None:
+    def _wait_with(self, rest: bytes) -> None:
         if self._reading:
             self._stop()
         self._rest = rest
@@ -301,7 +300,7 @@ class Endpoint:
             self._loop.remove_writer(self._sock)
             self._backlog.clear()
             self.waiting = 0
-        self._rest = memoryview(b"")
+        self._rest = b""
         self.closed = True
         if self._hangups is not None:
             self._hangups.forget(self._sock)

@@ -8,10 +8,10 @@ import pytest
 
 from runtimeproxy.relay import endpoint as endpoint_module
 from runtimeproxy.relay.endpoint import (
-    HANDED_BYTES,
     HIGH_WATER,
     LOW_WATER,
     PIECE_BYTES,
+    READ_BYTES,
     SHARED_BYTES,
     TURN_SECONDS,
     Endpoint,
@@ -134,7 +134,7 @@ async def test_of_what_takes_long_little_is_read_at_a_time(
 class Turns(Dear):
     """Notes in which turn of the loop it got how much, while the loop has others to serve; may pause at once."""
 
-    seconds_a_byte = 0.4 * TURN_SECONDS / HANDED_BYTES
+    seconds_a_byte = 0.4 * TURN_SECONDS / READ_BYTES
 
     def __init__(self, pauses: bool = False) -> None:
         super().__init__()
@@ -154,13 +154,13 @@ class Turns(Dear):
             endpoint.pause()
 
 
-LONG_READ = bytes(range(256)) * (8 * HANDED_BYTES // 256) + b"tail"
+LONG_READ = bytes(range(256)) * (8 * READ_BYTES // 256) + b"tail"
 
 
 def read_long(near: socket.socket, listener: Turns, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
     """Return an endpoint whose next read is a long one, as if what came before it had been cheap."""
     monkeypatch.setattr(endpoint_module, "thread_time", lambda: listener.seconds)
-    endpoint = Endpoint(asyncio.get_running_loop(), near, listener, lambda *_: False)
+    endpoint = Endpoint(asyncio.get_running_loop(), near, listener, lambda *_: False, READ_BYTES)
     endpoint._pace.size = SHARED_BYTES
     return endpoint
 
@@ -177,7 +177,7 @@ async def test_a_long_read_is_handed_on_in_pieces_between_which_others_have_thei
     while not listener.ends:
         await listener.change()
     assert listener.data == LONG_READ
-    assert listener.sizes == [HANDED_BYTES] * 8 + [4]
+    assert listener.sizes == [READ_BYTES] * 8 + [4]
     first, *_ = listener.turns
     assert [turn - first for turn in listener.turns] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     endpoint.close()
@@ -217,7 +217,7 @@ async def test_what_is_left_of_a_read_ends_with_the_connection(
     await listener.change()
     endpoint.close()
     await asyncio.sleep(TICK_SECONDS)
-    assert listener.sizes == [HANDED_BYTES] * 3
+    assert listener.sizes == [READ_BYTES] * 3
 
 
 async def test_eof_is_told_once_after_the_bytes_before_it(sockets: tuple[socket.socket, socket.socket]) -> None:
