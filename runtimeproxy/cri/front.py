@@ -80,6 +80,7 @@ class Connection:
         self._images: set[ImageConnection] = set()
         self._client_ended = False
         self._runtime_gone = False
+        self._leaving = False
         self._parted = False
         self._stepped = False
         """True once bytes moved a held call on: its task has something to send next."""
@@ -104,6 +105,8 @@ class Connection:
             self._broken(error, "client")
         if self._images:
             self._write_images()
+        if self._runtime_gone:  # credit for an answer, or the end of the call that it is for
+            self.wake()
         return self._stepped
 
     def backend_bytes(self, data: bytes) -> bool:
@@ -217,9 +220,15 @@ class Connection:
         self.pair.flush()
         self._write_images()
         if self._runtime_gone and not any(held.kept for held in self.reader.held):
-            self._runtime_gone = False
-            self.part()
+            self._follow_runtime()
+
+    def _follow_runtime(self) -> None:
+        """Part behind the last answer; whoever gives no credit for it is waited for no longer than for the rest."""
+        if not self._leaving:
+            self._leaving = True
             self.pair.linger()
+        if not self.reader.client_out.congested:
+            self.part()
 
     def _write_images(self) -> None:
         for image in self._images:

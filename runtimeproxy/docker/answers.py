@@ -59,6 +59,8 @@ class Answers:
 
     def feed(self, data: bytes) -> None:
         """Take the daemon's bytes in any split. Raises WireError if they are no answers."""
+        if self._no_more:
+            return
         exchange = self._taker.awaited()
         if (
             exchange is not None

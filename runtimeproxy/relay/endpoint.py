@@ -164,9 +164,11 @@ class Endpoint:
     def _go_on(self) -> None:
         """Hand on what is left of a read, and read again once that was all."""
         self._turn, rest, self._rest = None, self._rest, b""
-        self._hand_on(rest)
-        if self._reading and not self._rest:
-            self._begin()
+        try:
+            self._hand_on(rest)
+        finally:
+            if self._reading and not self._rest:
+                self._begin()
 
     def _hand_on(self, data: bytes) -> None:
         """Hand on a piece at least, and more until others should have their turn."""

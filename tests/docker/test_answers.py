@@ -182,6 +182,15 @@ def test_a_request_that_breaks_while_it_is_answered_gets_no_second_answer() -> N
     assert play.client.ended
 
 
+def test_the_rest_of_an_answer_goes_nowhere_when_its_client_has_gone() -> None:
+    play = nothing_held()
+    play.client.sends(request("POST", "/build", CHUNKED))
+    play.daemon.sends(STREAM[:-9])
+    play.reader.client_gone()
+    play.daemon.sends(STREAM[-9:], OK)
+    assert play.client.got() == STREAM[:-9]
+
+
 # ---- of held calls
 
 

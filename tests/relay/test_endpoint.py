@@ -136,9 +136,11 @@ class Turns(Dear):
 
     seconds_a_byte = 0.4 * TURN_SECONDS / READ_BYTES
 
-    def __init__(self, pauses: bool = False) -> None:
+    def __init__(self, pauses: bool = False, fails_at: int = 0) -> None:
         super().__init__()
         self.pauses = pauses
+        self.fails_at = fails_at
+        self.failure = ValueError("cannot be taken")
         self.turn = 0
         self.turns: list[int] = []
         self._others()
@@ -152,6 +154,8 @@ class Turns(Dear):
         self.turns.append(self.turn)
         if self.pauses:
             endpoint.pause()
+        if len(self.data) == self.fails_at:
+            raise self.failure
 
 
 LONG_READ = bytes(range(256)) * (8 * READ_BYTES // 256) + b"tail"
@@ -203,6 +207,23 @@ async def test_what_is_left_of_a_read_waits_while_it_is_paused(
     endpoint.resume()
     while not listener.ends:
         await listener.change()
+    endpoint.close()
+
+
+async def test_it_reads_on_when_what_was_left_of_a_read_could_not_be_taken(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = sockets
+    failed: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    listener = Turns(fails_at=4 * READ_BYTES)
+    endpoint = read_long(near, listener, monkeypatch)
+    far.sendall(LONG_READ)
+    far.shutdown(socket.SHUT_WR)
+    endpoint.resume()
+    while not listener.ends:
+        await listener.change()
+    assert failed == [listener.failure]
     endpoint.close()
 
 

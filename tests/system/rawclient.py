@@ -60,6 +60,10 @@ class RawClient:
         """Wait until something came."""
         await until(lambda: (what, number) in self.told, f"the client sees {what} {number}", lambda: str(self.told))
 
+    def reset(self, stream: int) -> None:
+        """Cancel a call."""
+        self._writer.write(http2.rst_stream(stream, http2.CANCEL))
+
     @classmethod
     @asynccontextmanager
     async def connected(cls, path: Path) -> AsyncIterator["RawClient"]:

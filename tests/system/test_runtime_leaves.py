@@ -79,3 +79,12 @@ async def test_it_is_not_waited_for_longer_than_a_moment(tmp_path: Path, monkeyp
         await until(lambda: connection not in connection.front.connections, "the connection is closed")
         with pytest.raises(BrokenPipeError):
             client.ping()
+
+
+async def test_whoever_cancels_the_call_sees_the_end(tmp_path: Path) -> None:
+    async with left_behind(tmp_path) as (client, _, gate):
+        await client.sees("goaway", 1)
+        client.reset(1)
+        await client.sees("end", 0)
+        gate.set()
+        assert client.told == [("goaway", MOST), ("goaway", 1), ("end", 0)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.wire import bodies, http1
-from runtimeproxy.wire.bodies import Body, ChunkedBody, EndlessBody, SizedBody
+from runtimeproxy.wire.bodies import PASSING_CHUNKS, Body, ChunkedBody, EndlessBody, SizedBody
 from runtimeproxy.wire.http1 import BadMessage, Framing, Rule
 from tests.wire.http1_forms import CHUNKED, REFUSED_CHUNKED, get
 from tests.wire.test_http1 import RULES_OF_BODIES
@@ -100,6 +100,15 @@ def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: l
 
 
 # ---- chunked ones
+
+
+@pytest.mark.parametrize(("count", "passes"), [(PASSING_CHUNKS, True), (PASSING_CHUNKS + 1, False)])
+def test_many_small_chunks_do_not_pass_unread(count: int, passes: bool) -> None:
+    body, offered = ChunkedBody(), b"1\r\nx\r\n" * count
+    assert body.passes(offered, len(offered)) is passes
+    behind = b"0\r\n\r\n" if passes else offered + b"0\r\n\r\n"
+    assert body.feed(behind) == len(behind)
+    assert body.done
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""A connection whose runtime has left behind an answer that is kept, and whose client gives no credit for it (C5)."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtimeproxy.call import HeldBytes
+from runtimeproxy.cri.front import Connection
+from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.relay import pair
+from tests.cri.peer import (
+    CREATE,
+    PREFACE,
+    REPLY,
+    TRAILERS,
+    VERSION,
+    Ack,
+    Credit,
+    Data,
+    Frame,
+    Headers,
+    Settings,
+    grpc,
+    split,
+)
+
+WAIT_SECONDS = 0.05
+
+
+class Scene:
+    """A client whose window another answer has used up, and what the runtime has answered its create."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held: list[HeldStream] = []
+        monkeypatch.setattr(Connection, "held", lambda _, stream: self.held.append(stream))
+        self.client, near = socket.socketpair()
+        self.runtime, far = socket.socketpair()
+        for sock in (self.client, self.runtime):
+            sock.setblocking(False)
+        self.front: Any = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            held_bytes=HeldBytes(),
+            image_apart=False,
+            connections=set(),
+            sync=SimpleNamespace(soon=lambda: None),
+        )
+        self.front.connections.add(Connection(self.front, near, far))
+        self._came = b""
+
+    async def send(self, sock: socket.socket, *frames: Frame) -> None:
+        """Send frames, and let the proxy take them."""
+        sock.send(b"".join(frame.wire() for frame in frames))
+        await asyncio.sleep(WAIT_SECONDS)
+
+    async def begin(self) -> None:
+        """Let the runtime answer, leave, and the hooks after it."""
+        self.client.send(PREFACE)
+        await self.send(self.client, Settings(), Ack(), Headers(1, CREATE), Data(1, grpc(b"create"), end=True))
+        await self.send(self.runtime, Settings(), Ack())
+        self.held[0].release(None)
+        await self.send(self.client, Headers(3, VERSION), Data(3, grpc(b""), end=True))
+        sizes = (16_384, 16_384, 16_384, 16_383)
+        await self.send(self.runtime, Headers(3, REPLY), *(Data(3, b"x" * size) for size in sizes))
+        await self.send(self.runtime, Headers(1, REPLY), Data(1, grpc(b"")), Headers(1, TRAILERS, end=True))
+        self.runtime.close()
+        await asyncio.sleep(WAIT_SECONDS)
+        self.held[0].answer()
+        await asyncio.sleep(WAIT_SECONDS)
+
+    def answered(self) -> bool:
+        """Tell whether the client has the answer to its create."""
+        self._read()
+        return any(frame.stream == 1 and frame.flags & 1 for frame in split(self._came))
+
+    def ended(self) -> bool:
+        """Tell whether the client sees the end."""
+        return self._read()
+
+    def _read(self) -> bool:
+        try:
+            while piece := self.client.recv(1 << 20):
+                self._came += piece
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        for connection in tuple(self.front.connections):
+            connection.close()
+        self.client.close()
+
+
+@pytest.fixture
+async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    made = Scene(monkeypatch)
+    await made.begin()
+    yield made
+    made.close()
+
+
+async def test_it_is_ended_behind_the_answer_when_there_is_credit(scene: Scene) -> None:
+    assert (scene.answered(), scene.ended()) == (False, False)
+    await scene.send(scene.client, Credit(0, 100))
+    assert (scene.answered(), scene.ended()) == (True, True)
+    assert scene.front.connections, "the client may still send"
+    scene.client.close()
+    await asyncio.sleep(WAIT_SECONDS)
+    assert not scene.front.connections
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "LINGER_SECONDS", WAIT_SECONDS / 2)
+
+
+async def test_whoever_gives_none_is_not_waited_for_longer_than_a_moment(short: None, scene: Scene) -> None:
+    assert (scene.answered(), scene.ended()) == (False, True)
+    assert not scene.front.connections
