@@ -129,7 +129,7 @@ class Proxy:
             recorder=self.recorder,
             client_factory=HookClient,
         )
-        dispatcher = Dispatcher(self.manager, self.recorder, loop.time)
+        dispatcher = Dispatcher(self.manager, self.recorder, loop.time, config.hook_budget_seconds)
         limits = Limits(config.hook_budget_seconds, (config.skip_label_key, config.skip_label_value))
         self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, loop.time)
         self.front = self._front(config, loop)

@@ -80,6 +80,10 @@ class Call(Protocol):
     deadline: float | None
     """Caller's deadline on the event loop's clock, in seconds; None if it gave none."""
 
+    @property
+    def has_left(self) -> bool:
+        """Tell whether its request has left already, as it came: its front knew that nobody was to be asked."""
+
     def order_key(self) -> str:
         """Name the container or pod whose calls keep their order (relay-rules C6).
 

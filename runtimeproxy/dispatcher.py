@@ -13,7 +13,7 @@ from runtimeproxy import merge
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import HookPoint, Stage
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookAnswer, HookRequest
-from runtimeproxy.plugins.attempts import Attempts, Budget
+from runtimeproxy.plugins.attempts import Attempts
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.telemetry import Recorder
@@ -33,11 +33,11 @@ class Plugins(Protocol):
 class Dispatcher:
     """Asks every matching plugin and makes one adjustment of the answers."""
 
-    def __init__(self, plugins: Plugins, recorder: Recorder, clock: Callable[[], float]) -> None:
+    def __init__(self, plugins: Plugins, recorder: Recorder, clock: Callable[[], float], budget_seconds: float) -> None:
         self._plugins = plugins
         self._recorder = recorder
         self._clock = clock
-        self._attempts = Attempts(plugins.plugins_for, recorder, clock)
+        self._attempts = Attempts(plugins.plugins_for, recorder, clock, budget_seconds)
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
         """Tell whether any plugin is registered for one of the points."""
@@ -49,11 +49,11 @@ class Dispatcher:
         ``end`` is when the budget of all of them is used up, on the clock. Raises HookError if one refuses the call, or
         fails under policy Fail.
         """
-        adjustment, budget = NO_ADJUSTMENT, Budget(self._clock(), end)
+        adjustment = NO_ADJUSTMENT
         for plugin in self._plugins.plugins_for(point):
             seen = merge.applied(request, adjustment) if adjustment else request
             try:
-                change = await self._ask(plugin, point, seen, budget)
+                change = await self._ask(plugin, point, seen, end)
             except HookError as error:
                 self._failed(plugin, error)
                 continue
@@ -70,10 +70,9 @@ class Dispatcher:
 
     async def after(self, point: HookPoint, request: HookRequest, end: float) -> None:
         """Tell the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing."""
-        budget = Budget(self._clock(), end)
         for plugin in self._plugins.plugins_for(point):
             try:
-                with self._attempts.attempt(plugin, point, request.pod, budget) as seconds:
+                with self._attempts.attempt(plugin, point, request.pod, end) as seconds:
                     await self._call(plugin, point, request, seconds)
             except HookError as error:
                 self._count_failure(plugin, error)
@@ -99,8 +98,8 @@ class Dispatcher:
             if plugin.name in owners:
                 self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, detail))
 
-    async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, budget: Budget) -> Adjustment:
-        with self._attempts.attempt(plugin, point, request.pod, budget) as seconds:
+    async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
+        with self._attempts.attempt(plugin, point, request.pod, end) as seconds:
             change = merge.difference(request, await self._call(plugin, point, request, seconds))
             try:
                 merge.check(change)

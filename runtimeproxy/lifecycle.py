@@ -97,7 +97,7 @@ class Lifecycle:
 
     async def _run(self, call: Call, times: CallTimes) -> None:
         try:
-            if self._nobody_asked(call):
+            if call.has_left or self._nobody_asked(call):
                 subject, adjustment, reply = await self._pass(call, times)
             else:
                 subject, adjustment = await self._hold(call, times)

@@ -188,12 +188,15 @@ class Sync:
         """Read what the Store lacks, several at one time; return how many records were kept."""
         known = self._store.ids() | self._passed_over
         missing = iter([one for one in ids if one not in known])
+        # No TaskGroup: before Python 3.13 a failure in one leaves a cancel behind in the task that waits (gh-116720).
+        tasks = [asyncio.create_task(self._read_all(read, missing, watch)) for _ in range(READERS)]
         try:
-            async with asyncio.TaskGroup() as readers:
-                tasks = [readers.create_task(self._read_all(read, missing, watch)) for _ in range(READERS)]
-        except BaseExceptionGroup as group:  # the first one to fail has ended the others
-            raise group.exceptions[0] from None
-        return sum(task.result() for task in tasks)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            return sum(task.result() for task in done)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read_all(
         self, read: Callable[[str], Awaitable[Subject | None]], missing: Iterator[str], watch: Watch

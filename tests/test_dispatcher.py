@@ -37,7 +37,7 @@ class Desk:
         self.now = 100.0
         self.plugins = FakePlugins()
         self.recorder = Recorder(self.clock)
-        self.dispatcher = Dispatcher(self.plugins, self.recorder, self.clock)
+        self.dispatcher = Dispatcher(self.plugins, self.recorder, self.clock, 10.0)
 
     def clock(self) -> float:
         return self.now

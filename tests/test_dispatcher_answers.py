@@ -53,7 +53,7 @@ class Server:
 
     def adjustment(self) -> Adjustment:
         """Ask, in one go: nothing waits here."""
-        dispatcher = Dispatcher(self._plugins, self.recorder, lambda: 0.0)
+        dispatcher = Dispatcher(self._plugins, self.recorder, lambda: 0.0, 10.0)
         return _result(dispatcher.before(self._point, REQUESTS[self._point.subject], 10.0))
 
     def failures(self, reason: Reason) -> int:

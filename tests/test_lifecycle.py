@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.call import CallState, Unreadable
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage, SubjectKind
 from runtimeproxy.model import NO_ADJUSTMENT, HookAnswer, PodInfo, PodRecord, Resources, Subject
@@ -86,6 +86,19 @@ async def test_without_plugins_every_call_goes_through_without_a_wait(operation:
     assert call.changed_by is NO_ADJUSTMENT, "what the runtime agreed to is committed"
     assert moments(core.times) == (0, 0, 1, 1)
     assert core.lifecycle.holds() == (0, 0.0)
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+@virtual_time
+async def test_what_its_front_has_released_is_not_held_though_a_plugin_came_meanwhile(policy: FailurePolicy) -> None:
+    """Nobody can be asked before it: it is told of afterwards, as what the runtime did is."""
+    core = Core()
+    core.plugins.add("a", Reason.DEADLINE, policy=policy)
+    call = FakeCall(START, state=CallState.RELEASED)
+    assert await core.run(call) == ["release", "answer"]
+    assert call.refused_with is None
+    assert call.changed_by is NO_ADJUSTMENT
+    assert core.plugins.told() == [("a", "PostStartContainer")]
 
 
 @pytest.mark.parametrize("untouched", [True, False])

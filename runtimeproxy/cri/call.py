@@ -90,6 +90,11 @@ class CriCall(Call):
         """Return the message as it is released: the same object if nothing changes."""
         return self.message
 
+    @property
+    def has_left(self) -> bool:
+        """Tell that the request is here: none leaves before the lifecycle has looked at it."""
+        return False
+
     def unedited(self, store: Store) -> bool:
         """Know of nothing; CreateContainer does."""
         return True

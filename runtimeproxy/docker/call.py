@@ -78,6 +78,11 @@ class DockerCall(Call):
         """Return the body as it is released; None if nothing changes."""
         return None
 
+    @property
+    def has_left(self) -> bool:
+        """Tell whether the request has left already."""
+        return self._exchange.state is CallState.RELEASED
+
     def unedited(self, store: Store) -> bool:
         """Know of nothing; a container's create does."""
         return True

@@ -9,68 +9,60 @@ Invariant: an attempt that was let in is ended whatever happens in it; a plugin 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.model import PodInfo
 from runtimeproxy.plugins.breaker import State
 from runtimeproxy.plugins.manager import Plugin
+from runtimeproxy.relay.unary import Peer
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The time that all plugins of a call have together, on the clock in seconds."""
-
-    begin: float
-    end: float
-
-    def share(self, timeout_seconds: float, now: float) -> tuple[float, bool]:
-        """Return the seconds that a plugin has now, and whether they are fair.
-
-        They are not if the earlier plugins took more than half of what this one would have had without them.
-        """
-        seconds = min(timeout_seconds, self.end - now)
-        return seconds, seconds >= min(timeout_seconds, self.end - self.begin) / 2
-
-
 class Attempts:
-    """Decides for all plugins; ``registered`` tells those of a hook point."""
+    """Decides for all plugins; ``registered`` tells those of a hook point.
+
+    ``budget_seconds`` is what the plugins of a call have together if its caller is in no hurry.
+    """
 
     def __init__(
         self,
         registered: Callable[[HookPoint], tuple[Plugin, ...]],
         recorder: Recorder,
         clock: Callable[[], float],
+        budget_seconds: float,
     ) -> None:
         self._registered = registered
         self._recorder = recorder
         self._clock = clock
+        self._budget_seconds = budget_seconds
 
     @contextmanager
-    def attempt(self, plugin: Plugin, point: HookPoint, pod: PodInfo, budget: Budget) -> Iterator[float]:
+    def attempt(self, plugin: Plugin, point: HookPoint, pod: PodInfo, end: float) -> Iterator[float]:
         """Give the seconds that a plugin may take; the block asks it, and the block's HookError, or none, is noted.
 
-        Raises HookError, without running the block, if the plugin is not to be asked now.
+        ``end`` is when the budget of all plugins is used up, on the clock. Raises HookError, without running the block,
+        if the plugin is not to be asked now.
         """
-        seconds, fair = budget.share(plugin.timeout_seconds, self._clock())
+        seconds = min(plugin.timeout_seconds, end - self._clock())
+        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 2
         if seconds <= 0:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)
-        number = self._admitted(plugin, point)
+        peer = plugin.client.peer()
+        number = self._admitted(plugin, point, peer)
         # What ends in no other way was left by its caller, which says nothing of the server.
         came: Reason | None = Reason.INTERNAL
         try:
             yield seconds
             came = None
         except HookError as error:
-            if fair or error.reason is not Reason.DEADLINE:  # else the plugins before it are to blame
+            if fair or error.reason is not Reason.DEADLINE:  # else a hurried caller, or the plugins before it
                 came = error.reason
             if came is Reason.UNIMPLEMENTED:
-                self._remember_unserved(plugin, point)
+                self._remember_unserved(plugin, point, peer)
             raise
         finally:
             before = plugin.breaker.state
@@ -78,8 +70,8 @@ class Attempts:
             if plugin.breaker.state is not before:
                 self._tell(plugin, point)
 
-    def _admitted(self, plugin: Plugin, point: HookPoint) -> int:
-        peer, now = plugin.client.peer(), self._clock()
+    def _admitted(self, plugin: Plugin, point: HookPoint, peer: Peer) -> int:
+        now = self._clock()
         if peer.connection and plugin.unserved.get(point.name) == peer.connection:
             text = "the server said so, and is not asked again before it reconnects"
             raise HookError(plugin.name, point.name, Reason.UNIMPLEMENTED, text)
@@ -90,11 +82,11 @@ class Attempts:
             raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
         return number
 
-    def _remember_unserved(self, plugin: Plugin, point: HookPoint) -> None:
-        connection = plugin.client.peer().connection
-        if plugin.unserved.get(point.name) == connection:
-            return
-        plugin.unserved[point.name] = connection
+    def _remember_unserved(self, plugin: Plugin, point: HookPoint, asked: Peer) -> None:
+        now = plugin.client.peer()
+        if now.socket != asked.socket or plugin.unserved.get(point.name) == now.connection:
+            return  # another server has the socket now, and has said nothing; or it is known
+        plugin.unserved[point.name] = now.connection
         log.warning(
             "hook server %s does not serve %s although its registration lists it: take it out of runtime-hooks, or "
             "update the server; it is not asked again before it reconnects",

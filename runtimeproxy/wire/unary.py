@@ -152,7 +152,9 @@ class Calls(ClientConnection):
                 return grpc.open_message(call.body, call.encoding, self._max_reply_bytes)
             except WireError as error:
                 return _broken(str(error))
-        return CallFailed(head.status, head.text, _KINDS.get(head.status, Kind.STATUS))
+        if head.status == grpc.DEADLINE_EXCEEDED:
+            return CallFailed(head.status, "the peer says that the time is over", Kind.DEADLINE)
+        return CallFailed(head.status, head.text, Kind.STATUS)
 
     def _end(self, stream: int, outcome: Outcome) -> None:
         """End a call whose stream the peer has ended; what was not sent of it yet is never sent."""
@@ -185,9 +187,6 @@ class Calls(ClientConnection):
         """End the calls that the peer did not process."""
         for above in [number for number in self._calls if number > last_stream]:
             self._drop(above, _unprocessed())
-
-
-_KINDS = {grpc.DEADLINE_EXCEEDED: Kind.DEADLINE}
 
 
 def _unprocessed() -> CallFailed:

@@ -140,7 +140,7 @@ class Node:
             await self.dockerd.start()
         self.store = Store()
         self.recorder = Recorder(loop.time)
-        dispatcher = Dispatcher(self.plugins, self.recorder, loop.time)
+        dispatcher = Dispatcher(self.plugins, self.recorder, loop.time, 10.0)
         self.lifecycle = Lifecycle(
             self.store, dispatcher, self.recorder, Limits(BUDGET_SECONDS, ("skip", "true")), loop.time
         )

@@ -86,6 +86,10 @@ class FakeCall(Call):
         if self.prepare_error is not None:
             raise self.prepare_error
 
+    @property
+    def has_left(self) -> bool:
+        return self.state is CallState.RELEASED
+
     def unedited(self, store: Store) -> bool:
         return self.untouched
 

@@ -24,7 +24,7 @@ class Core:
         self.store = Store()
         self._loop = asyncio.get_running_loop()
         self.recorder = Recorder(self._loop.time)
-        dispatcher = Dispatcher(self.plugins, self.recorder, self._loop.time)
+        dispatcher = Dispatcher(self.plugins, self.recorder, self._loop.time, 10.0)
         limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
         self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, self._loop.time)
 

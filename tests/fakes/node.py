@@ -190,7 +190,7 @@ class Node:
         self.plugins = FakePlugins()
         self.store = Store()
         self.recorder = Recorder(self.loop.time)
-        dispatcher = Dispatcher(self.plugins, self.recorder, self.loop.time)
+        dispatcher = Dispatcher(self.plugins, self.recorder, self.loop.time, 10.0)
         self.lifecycle = Lifecycle(
             self.store, dispatcher, self.recorder, Limits(10.0, ("skip", "true")), self.loop.time
         )
