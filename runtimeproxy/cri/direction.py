@@ -329,8 +329,10 @@ class Direction(ABC):
         increment = http2.read_u32(payload)
         if not stream:
             self.source.open_window(increment)
-        else:
+        elif stream in self.streams:
             self.special_window(self.streams[stream], increment)
+        else:  # it passes, but others wait for the peer, so that it came here
+            self.sink.out.append(frame)
 
     def _reset(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         code = http2.read_u32(payload)

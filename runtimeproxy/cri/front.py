@@ -28,6 +28,7 @@ from runtimeproxy.relay.pair import Pair
 from runtimeproxy.relay.pairs import DIAL_SECONDS, Pairs
 from runtimeproxy.sync import Sync
 from runtimeproxy.telemetry import Recorder
+from runtimeproxy.wire import http2
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Connection:
         try:
             self.reader.from_client.feed(data)
             if self.reader.client_out.out:
-                self._unread.add(sum(map(len, self.reader.client_out.out)), self.pair.delivered)
+                self._count_unread()
         except WireError as error:
             self._broken(error, "client")
         if self._images:
@@ -117,6 +118,12 @@ class Connection:
         except WireError as error:
             self._broken(error, "runtime")
         return self._stepped
+
+    def _count_unread(self) -> None:
+        """Count what the client's own frames are answered; DATA that they give credit for is bounded by that."""
+        answers = sum(len(frames) for frames in self.reader.client_out.out if frames[http2.TYPE_AT] != http2.DATA)
+        if answers:
+            self._unread.add(answers, self.pair.delivered)
 
     def _broken(self, error: WireError, side: str) -> None:
         """Count and log what a peer did wrong, tell it, and end its connection with the other one's."""
@@ -139,16 +146,16 @@ class Connection:
         """Need nothing: EOF ends a kubelet's connection already."""
 
     def backend_ended(self) -> bool:
-        """Keep the client until the answers that wait for Post hooks went out (relay-rules C5).
+        """Keep the client until the answers went out that wait for Post hooks or its credit (relay-rules C5).
 
         What it opens from now on is refused, so that it goes to another connection.
         """
         if not self._client_ended:  # the runtime ended by itself: it may have changed when it is back
             self.front.sync.soon()
-        self._runtime_gone = self.reader.runtime_gone()
+        self._runtime_gone = self.reader.runtime_gone() or self.reader.client_out.congested
         if self._runtime_gone:
             self.reader.farewell.drain(refusing=True)
-            self.pair.flush()
+            self.wake()
         return self._runtime_gone
 
     def closed(self) -> None:

@@ -113,7 +113,7 @@ class Answers:
         end = http1.head_end(data, at)
         if end:
             head = http1.response_head(data[at:end], exchange.method)
-            if end + head.length == len(data) <= _WHOLE_BYTES and at == 0:
+            if exchange.plain and end + head.length == len(data) <= _WHOLE_BYTES and at == 0:
                 _remember(data, exchange, head)
             self._begin(exchange, head)
         return end or at

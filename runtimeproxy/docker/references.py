@@ -151,6 +151,11 @@ class StartCall(ReferenceCall):
         """Take over what the extra update set."""
         return records.started(subject, replace(adjustment, resources=self._set))
 
+    def answer(self, reply: Reply) -> None:
+        """Let the answer go; if it is no agreement the record lacks what the extra update has set."""
+        self._lost |= bool(self._set) and not reply.agreed
+        super().answer(reply)
+
     def _is_done(self, life: Life) -> bool:
         """Tell whether it ever ran."""
         return life.started

@@ -123,24 +123,42 @@ def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
 def _own_env(merged: Sequence[str], shipped: Sequence[str]) -> list[str]:
     """Return the entries before those that dockerd added of the image; the fewest where two answers are possible.
 
-    Where dockerd cannot have made the list of this image, what the image has too is left out.
+    To nothing it adds all of them, else the first of each key that is new (runconfig's merge). Where it cannot have
+    made the list of this image, what the image has too is left out.
     """
-    for end in range(max(0, len(merged) - len(shipped)), len(merged) + 1):
-        own = list(merged[:end])
-        if own + _added(own, shipped) == merged:
-            return own
-    return [entry for entry in merged if entry not in shipped]
+    if list(merged) == list(shipped):
+        return []
+    offered = _first_of_each_key(shipped)
+    place = {entry: number for number, entry in enumerate(offered.values())}
+    begin, following = len(merged), len(place)
+    while begin and place.get(merged[begin - 1], following) < following:  # in the image's order: may have been added
+        begin -= 1
+        following = place[merged[begin]]
+    own = {_key(entry) for entry in merged[:begin]}
+    missing = sum(key not in own for key in offered)
+    doubled = sum(_key(entry) in own for entry in merged[begin:])
+    for end in range(begin, len(merged) + 1):
+        if end and missing == len(merged) - end and not doubled:
+            return list(merged[:end])
+        if end < len(merged):
+            if _key(merged[end]) in own:
+                doubled -= 1
+            else:
+                own.add(_key(merged[end]))
+                missing -= 1
+    known = set(shipped)
+    return [entry for entry in merged if entry not in known]
 
 
-def _added(own: Sequence[str], shipped: Sequence[str]) -> list[str]:
-    """Return what dockerd adds of the image: all of it to nothing, else the entries with new keys."""
-    if not own:
-        return list(shipped)
-    keys = {entry.partition("=")[0] for entry in own}
-    added: dict[str, str] = {}
-    for entry in shipped:
-        added.setdefault(entry.partition("=")[0], entry)
-    return [entry for key, entry in added.items() if key not in keys]
+def _key(entry: str) -> str:
+    return entry.partition("=")[0]
+
+
+def _first_of_each_key(entries: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in entries:
+        found.setdefault(_key(entry), entry)
+    return found
 
 
 def _own_pod(pod: PodInfo, default_runtime: str) -> PodInfo:

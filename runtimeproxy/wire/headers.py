@@ -70,7 +70,8 @@ def check(block: bytes) -> None:
 def find_path(block: bytes) -> bytes:
     """Return the :path of a request block, walking every field.
 
-    Raises AmbiguousPath if there is none or more than one, WireError if the block does not stand alone.
+    One without its first slash is returned with it: grpc-go took both for the same method (CVE-2026-33186). Raises
+    AmbiguousPath if there is none or more than one, WireError if the block does not stand alone.
     """
     found: list[bytes] = []
     for index, name, value in _walk(block):
@@ -80,7 +81,7 @@ def find_path(block: bytes) -> bytes:
             found.append(_text(value))  # type: ignore[arg-type]
     if len(found) != 1:
         raise AmbiguousPath(f"request with {len(found)} :path headers")
-    return found[0]
+    return found[0] if found[0].startswith(b"/") else b"/" + found[0]
 
 
 def read(block: bytes) -> list[Header]:

@@ -12,6 +12,8 @@ from runtimeproxy.errors import WireError
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
+TYPE_AT = 3
+"""Where a frame's type stands."""
 DATA = 0x0
 HEADERS = 0x1
 PRIORITY = 0x2

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from json.scanner import make_scanner
 from typing import Any, Protocol
 
@@ -103,17 +104,16 @@ def has_more_tokens(text: bytes, limit: int) -> bool:
     if len(text) <= limit or sum(map(text.count, _TOKENS)) <= limit:
         return False
     unescaped = text.replace(rb"\\", b"").replace(rb"\"", b"")
-    return bool(_more_than(limit)(unescaped.translate(None, _NO_TOKENS)))
+    bare = unescaped.translate(None, _NO_TOKENS)
+    tokens = _TOKEN(bare if bare.count(b'"') % 2 == 0 else bare[: bare.rindex(b'"')])
+    return next(islice(tokens, limit, None), None) is not None
 
 
 _TOKENS = (b'"', b",", b"[", b"{")
 _NO_TOKENS = bytes(set(range(256)) - set(b"".join(_TOKENS)))
 
-
-@lru_cache(maxsize=4)
-def _more_than(tokens: int) -> Callable[[bytes], re.Match[bytes] | None]:
-    """Return what matches more tokens than so many, in a text that has nothing else and no escapes."""
-    return re.compile(rb'(?:[,\[{]|"[^"]*+"){%d}+' % (tokens + 1)).match
+_TOKEN = re.compile(rb'[,\[{]|"[^"]*+"').finditer
+"""In a text that has nothing else, and no escapes, and of every string the end."""
 
 
 class Edit(Protocol):
@@ -290,16 +290,22 @@ def _patched(source: str, patches: list[Patch]) -> bytes:
 # -- where things stand ----------------------------------------------------------------------------------------------
 
 
+_AT_ONCE = 256
+"""Members: for each one the matching keeps a place to go back to."""
+
+
 @lru_cache(maxsize=64)
 def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]:
     """Return what matches members with simple keys and values that are none of these: most of an object, in one step.
 
     Each with its comma, so that one member is left. The names are those of Docker's API, hence few.
+
+    Python before 3.11.5 mistakes groups that are possessive (gh-106052): only single characters are repeated so here.
     """
     space, text = r"[ \t\n\r]*+", r'[ !#-\[\]-~]*+"'
-    value = rf'(?:"{text}|-?+(?:0|[1-9][0-9]{{0,18}}+)|true|false|null)'
+    value = rf'(?:"{text}|-?(?:0|[1-9][0-9]{{0,18}})|true|false|null)'
     wanted = "|".join(map(re.escape, sorted(names)))
-    return re.compile(rf'(?:{space}"(?!(?i:{wanted})"){text}{space}:{space}{value}{space},)++').match
+    return re.compile(rf'(?:{space}"(?!(?i:{wanted})"){text}{space}:{space}{value}{space},){{1,{_AT_ONCE}}}').match
 
 
 _SPACE = re.compile(r"[ \t\n\r]*").match

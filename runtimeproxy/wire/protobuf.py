@@ -22,6 +22,8 @@ KEY = 1
 VALUE = 2
 """Fields of a map entry, and of every message that is one in all but name (KeyValue, HugepageLimit)."""
 
+GROUP_FIELDS = 4096
+"""CRI has no groups; in one of an unknown field no more is walked through."""
 _FIXED_BYTES = {FIXED32: 4, FIXED64: 8}
 _VARINT_BYTES = 10
 _UINT64 = 2**64 - 1
@@ -71,7 +73,7 @@ def has_more_fields(message: bytes, limit: int, shape: Shape) -> bool:
 def _left_of(limit: int, message: bytes, at: int, end: int, shape: Shape) -> int:
     """Return what a part of the message leaves of the limit; below 0 it has not been read to its end."""
     for number, wire_type, _, value_start, value_end in _walk(message, at, end):
-        limit -= 1
+        limit -= 1 + (value_end - value_start) // 2 if wire_type == START_GROUP else 1
         if limit >= 0 and wire_type == LENGTH_DELIMITED and number in shape:
             limit = _left_of(limit, message, value_start, value_end, shape[number])
         if limit < 0:
@@ -263,8 +265,11 @@ def _span(message: bytes, number: int, wire_type: int, at: int) -> tuple[int, in
 
 def _group_end(message: bytes, number: int, at: int) -> int:
     """Return the place behind the end of the group whose start is just before ``at``."""
-    open_groups = [number]
+    open_groups, left = [number], GROUP_FIELDS
     while open_groups:
+        left -= 1
+        if left < 0:
+            raise WireError("protobuf group with too many fields")
         inner, wire_type, at = _tag(message, at)
         if wire_type == START_GROUP:
             open_groups.append(inner)

@@ -1,4 +1,4 @@
-"""A connection whose runtime has left behind an answer that is kept, and whose client gives no credit for it (C5)."""
+"""A connection whose client gives no credit, and whose runtime leaves behind its answers (relay-rules C5)."""
 
 import asyncio
 import socket
@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from runtimeproxy.call import HeldBytes
+from runtimeproxy.cri import bounds
 from runtimeproxy.cri.front import Connection
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.relay import pair
+from runtimeproxy.relay.pair import Pair
 from tests.cri.peer import (
     CREATE,
     PREFACE,
@@ -49,15 +51,15 @@ class Scene:
             sync=SimpleNamespace(soon=lambda: None),
         )
         self.front.connections.add(Connection(self.front, near, far))
-        self._came = b""
+        self.bytes_that_came = b""
 
     async def send(self, sock: socket.socket, *frames: Frame) -> None:
         """Send frames, and let the proxy take them."""
         sock.send(b"".join(frame.wire() for frame in frames))
         await asyncio.sleep(WAIT_SECONDS)
 
-    async def begin(self) -> None:
-        """Let the runtime answer, leave, and the hooks after it."""
+    async def ask(self) -> None:
+        """Make the calls; the runtime answers the one that passes in full."""
         self.client.send(PREFACE)
         await self.send(self.client, Settings(), Ack(), Headers(1, CREATE), Data(1, grpc(b"create"), end=True))
         await self.send(self.runtime, Settings(), Ack())
@@ -65,6 +67,9 @@ class Scene:
         await self.send(self.client, Headers(3, VERSION), Data(3, grpc(b""), end=True))
         sizes = (16_384, 16_384, 16_384, 16_383)
         await self.send(self.runtime, Headers(3, REPLY), *(Data(3, b"x" * size) for size in sizes))
+
+    async def leave(self) -> None:
+        """Let the runtime answer the create, leave, and the hooks after it."""
         await self.send(self.runtime, Headers(1, REPLY), Data(1, grpc(b"")), Headers(1, TRAILERS, end=True))
         self.runtime.close()
         await asyncio.sleep(WAIT_SECONDS)
@@ -74,7 +79,7 @@ class Scene:
     def answered(self) -> bool:
         """Tell whether the client has the answer to its create."""
         self._read()
-        return any(frame.stream == 1 and frame.flags & 1 for frame in split(self._came))
+        return any(frame.stream == 1 and frame.flags & 1 for frame in split(self.bytes_that_came))
 
     def ended(self) -> bool:
         """Tell whether the client sees the end."""
@@ -83,7 +88,7 @@ class Scene:
     def _read(self) -> bool:
         try:
             while piece := self.client.recv(1 << 20):
-                self._came += piece
+                self.bytes_that_came += piece
         except BlockingIOError:
             return False
         return True
@@ -92,12 +97,14 @@ class Scene:
         for connection in tuple(self.front.connections):
             connection.close()
         self.client.close()
+        self.runtime.close()
 
 
 @pytest.fixture
 async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
     made = Scene(monkeypatch)
-    await made.begin()
+    await made.ask()
+    await made.leave()
     yield made
     made.close()
 
@@ -120,3 +127,35 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_whoever_gives_none_is_not_waited_for_longer_than_a_moment(short: None, scene: Scene) -> None:
     assert (scene.answered(), scene.ended()) == (False, True)
     assert not scene.front.connections
+
+
+@pytest.fixture
+async def asked(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    made = Scene(monkeypatch)
+    await made.ask()
+    yield made
+    made.close()
+
+
+async def test_a_passing_answer_that_waits_for_credit_goes_out_before_the_end(asked: Scene) -> None:
+    """We give the runtime more credit than the client has given: it takes its answer for sent, and leaves."""
+    await asked.send(asked.runtime, Data(3, b"y" * 10_000), Headers(3, TRAILERS, end=True))
+    asked.runtime.close()
+    await asyncio.sleep(WAIT_SECONDS)
+    assert not asked.ended()
+    await asked.send(asked.client, Credit(0, 100_000), Credit(3, 100_000))
+    assert asked.ended()
+    assert any(frame.stream == 3 and frame.flags & 1 for frame in split(asked.bytes_that_came))
+
+
+async def test_data_that_credit_lets_out_is_no_answer_to_the_clients_own_frames(
+    asked: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slowly the client reads it."""
+    monkeypatch.setattr(bounds, "UNREAD_BYTES", 1000)
+    monkeypatch.setattr(Pair, "delivered", property(lambda _: False))
+    await asked.send(asked.runtime, Data(3, b"y" * 10_000))
+    await asked.send(asked.client, Credit(0, 100_000), Credit(3, 100_000))
+    assert asked.front.connections
+    assert not asked.ended()
+    assert b"y" * 10_000 in asked.bytes_that_came

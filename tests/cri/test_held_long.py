@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from runtimeproxy.wire import grpc as messages
-from tests.cri.peer import CREATE, Credit, Data, Fields, Headers, Play, Settings, greeted, grpc
+from tests.cri.peer import CREATE, VERSION, Credit, Data, Fields, Headers, Play, Settings, greeted, grpc
 
 FRAME_BYTES = 16_384
 LONG = bytes(range(256)) * (messages.JOINED_BYTES // 256) + b"x"
@@ -49,6 +49,19 @@ def test_what_waits_for_the_runtimes_credit_stays_counted() -> None:
     assert play.held_bytes.count == len(framed)
     play.runtime.sends(Credit(1, 2**24), Credit(0, 2**24))
     assert play.held_bytes.count == 0
+
+
+def test_credit_for_another_call_passes_while_a_request_waits_for_credit() -> None:
+    play = greeted()
+    play.client.sends(Headers(1, VERSION), Data(1, grpc(b""), end=True), Headers(3, CREATE))
+    framed = grpc(b"c" * 100_000)
+    for at in range(0, len(framed), FRAME_BYTES):
+        play.client.sends(Data(3, framed[at : at + FRAME_BYTES]))
+    play.client.sends(Data(3, b"", end=True))
+    assert play.call.release(None)
+    play.runtime.got()
+    play.client.sends(Credit(1, 100), Headers(5, VERSION))
+    assert play.runtime.got() == [Credit(1, 100), Headers(5, VERSION)]
 
 
 def test_a_compressed_message_leaves_as_it_came() -> None:

@@ -306,6 +306,16 @@ def test_some_answers_are_not_remembered(replied: bytes) -> None:
     assert (replied, "GET") not in answers._WHOLE
 
 
+def test_an_answer_to_what_is_not_asked_again_is_not_remembered() -> None:
+    """The method would be a part of what is kept."""
+    play = nothing_held()
+    method = "M" * 10_000
+    play.client.sends(request(method, "/"))
+    play.daemon.sends(NOT_FOUND)
+    assert play.client.got() == NOT_FOUND
+    assert (NOT_FOUND, method) not in answers._WHOLE
+
+
 def test_two_answers_in_one_piece_are_not_remembered_as_one() -> None:
     play = nothing_held()
     play.client.sends(PING, PING)

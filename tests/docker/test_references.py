@@ -83,6 +83,16 @@ async def test_a_start_that_sets_nothing_that_docker_can_say_sends_no_update(nod
     assert node.dockerd.requests(UPDATE) == []
 
 
+async def test_what_an_update_set_is_known_though_the_start_behind_it_failed(node: Node) -> None:
+    node.plugins.add("a", HookAnswer(resources=Resources(cpu_quota=20_000)), points=("PreStartContainer",))
+    _, container_id = await node.made()
+    node.dockerd.inject(START, Injection(status=500, message="no runc"))
+    assert (await node.act("start", container_id)).status == 500
+    node.plugins.add("later", points=("PostStopContainer",))
+    await node.act("stop", container_id)
+    assert node.told_container.resources == replace(ASKED, cpu_quota=20_000)
+
+
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("lost", [False, True])
 async def test_a_starts_update_that_fails_refuses_the_start_under_fail_and_is_not_waited_for(

@@ -1,5 +1,7 @@
 """Tests of the routing decision. The table was compared with gorilla/mux 1.8 on moby's routes; each row says why."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,8 @@ HELD = [
     ("POST", "/containers/create?", CREATE, "an empty query"),
     ("POST", "/containers/create?name=", CREATE, "an empty name"),
     ("POST", "/containers/create?name=a&name=b", Route(Action.CREATE, "", "a"), "the first one counts"),
+    ("POST", "/containers/create?n%61m%65=a+b%21", Route(Action.CREATE, "", "a b!"), "Go unescapes keys, too"),
+    ("POST", "/containers/create?names=a&xname=b&a=name&name", CREATE, "no other key, and a key without a value"),
     ("POST", "/containers/create?name=&name=b", CREATE, "the first one counts, if empty too"),
     (
         "POST",
@@ -234,3 +238,9 @@ UPGRADING = [
 def test_may_upgrade(method: str, target: str, expected: bool, why: str) -> None:
     assert may_upgrade(method, target) is expected, why
     assert route(method, target) is None
+
+
+def test_a_long_query_takes_no_time() -> None:
+    begun = time.thread_time()
+    assert route("POST", "/containers/create?" + "%61&" * 250_000 + "name=x") == Route(Action.CREATE, "", "x")
+    assert time.thread_time() - begun < 0.3, "to read all of it would take a second"

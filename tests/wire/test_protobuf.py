@@ -1,5 +1,6 @@
 """Tests of the protobuf wire editor; protobuf's own parser (upb) is the oracle of what bytes mean."""
 
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -142,8 +143,16 @@ def test_malformed_inside() -> None:
 
 
 def test_deep_groups_take_no_recursion() -> None:
-    message = b"\x0b" * 100_000 + b"\x0c" * 100_000
-    assert len(list(protobuf.fields(message))) == 1
+    deep = protobuf.GROUP_FIELDS // 2
+    assert len(list(protobuf.fields(b"\x0b" * deep + b"\x0c" * deep))) == 1
+
+
+def test_a_long_group_is_not_walked_through() -> None:
+    message = b"\x0b" + b"\x08\x00" * 8_000_000 + b"\x0c"
+    begun = time.thread_time()
+    with pytest.raises(WireError, match="group with too many fields"):
+        protobuf.has_more_fields(message, 131_072, {})
+    assert time.thread_time() - begun < 1, "it would take some seconds"
 
 
 @settings(deadline=None)
@@ -183,7 +192,7 @@ def message_of(number: int, payload: bytes) -> bytes:
         (create(b"\x4a\x00" * 50) + create(b"\x42\x00" * 50), 102),
         (create(message_of(7, b"\x08\x00" * 50)), 2),
         (b"\x10" + b"\x80" * 9 + b"\x00", 1),
-        (b"\x0b" + b"\x08\x00" * 50 + b"\x0c", 1),
+        (b"\x0b" + b"\x08\x00" * 50 + b"\x0c", 51),
     ],
 )
 def test_fields_are_counted_where_the_shape_has_messages(message: bytes, fields: int) -> None:
