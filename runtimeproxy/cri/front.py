@@ -150,9 +150,11 @@ class Connection:
 
         What it opens from now on is refused, so that it goes to another connection.
         """
+        waits = self.reader.runtime_gone()
         if not self._client_ended:  # the runtime ended by itself: it may have changed when it is back
             self.front.sync.soon()
-        self._runtime_gone = self.reader.runtime_gone() or self.reader.client_out.congested
+            waits = waits or self.reader.client_out.congested
+        self._runtime_gone = waits
         if self._runtime_gone:
             self.reader.farewell.drain(refusing=True)
             self.wake()

@@ -159,3 +159,12 @@ async def test_data_that_credit_lets_out_is_no_answer_to_the_clients_own_frames(
     assert asked.front.connections
     assert not asked.ended()
     assert b"y" * 10_000 in asked.bytes_that_came
+
+
+async def test_whoever_has_left_is_not_waited_for(asked: Scene) -> None:
+    await asked.send(asked.runtime, Data(3, b"y" * 10_000), Headers(3, TRAILERS, end=True))
+    asked.client.close()
+    await asyncio.sleep(WAIT_SECONDS)
+    asked.runtime.close()
+    await asyncio.sleep(WAIT_SECONDS)
+    assert not asked.front.connections
