@@ -212,7 +212,7 @@ async def test_a_health_request_that_cannot_be_read(channel: grpc.aio.Channel, m
 async def test_who_watches_is_told_of_the_end_and_let_go(tmp_path: Path) -> None:
     server, path = HookServer([Told()], "server"), str(tmp_path / "b.sock")
     server.start(path)
-    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel, asyncio.timeout(LONG_SECONDS):
         health: Any = health_pb2_grpc.HealthStub(channel)
         watching = [
             health.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", codec.SERVICE, "other", "")
