@@ -137,6 +137,16 @@ def held(hold: AbstractContextManager[object], create: Create, numbers: Sequence
 
 
 @contextmanager
+def holding(
+    name: str, served: Served, count: int, hold: Callable[[], AbstractContextManager[object]]
+) -> Iterator[Situation]:
+    """Give the situation in which so many creates are held at a proxy, in the mode of this name."""
+    with ExitStack() as stack:
+        creates = {way: stack.enter_context(KUBELETS[name](served.socket(way), count)) for way in WAYS}
+        yield lambda way, turn: held(hold(), creates[way], range(turn * count, (turn + 1) * count))
+
+
+@contextmanager
 def signalled(program: int, at_begin: int, at_end: int) -> Iterator[None]:
     """Send a program a signal, and another one at the end of the block."""
     os.kill(program, at_begin)

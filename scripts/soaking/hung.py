@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 
 from scripts.benchmark import programs
@@ -18,7 +18,7 @@ from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
 from scripts.demonstration.processes import Program, program, wait_for_registration
 from scripts.soaking import beside
-from scripts.soaking.beside import KUBELETS, PATIENCE_SECONDS, WAYS, Beside, held, signalled
+from scripts.soaking.beside import PATIENCE_SECONDS, WAYS, Beside, holding, signalled
 
 HELD = 100
 TURNS = 4
@@ -35,17 +35,13 @@ _REGISTRATION = "held-up.json"
 def measure(name: str, share: float) -> Sequence[Beside]:
     """Measure a proxy in the mode of this name; ``share`` of the other calls is made. Raises DemoError."""
     mode = replace(MODES[name], flags=(*MODES[name].flags, *_PATIENT))
-    with ExitStack() as stack:
-        served = stack.enter_context(programs.served(mode, (DIRECT, *WAYS)))
-        hooks = stack.enter_context(_hook_server(served))
-        creates = {way: stack.enter_context(KUBELETS[name](served.socket(way), HELD)) for way in WAYS}
-
-        def beside_held(way: str, turn: int) -> AbstractContextManager[None]:
-            stopped = signalled(hooks.process.pid, signal.SIGSTOP, signal.SIGCONT)
-            return held(stopped, creates[way], range(turn * HELD, (turn + 1) * HELD))
-
+    with (
+        programs.served(mode, (DIRECT, *WAYS)) as served,
+        _hook_server(served) as hooks,
+        holding(name, served, HELD, lambda: signalled(hooks.process.pid, signal.SIGSTOP, signal.SIGCONT)) as held,
+    ):
         calls = {case: max(int(count * share), 1) for case, count in CALLS.items()}
-        return beside.measure(served, mode, calls, beside_held, TURNS)
+        return beside.measure(served, mode, calls, held, TURNS)
 
 
 @contextmanager

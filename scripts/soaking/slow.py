@@ -7,14 +7,13 @@ Invariant: the runtime answers every other call as it always does.
 
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 from scripts.benchmark import programs
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, DOCKER_LIST, LIST, PING, SMALL, Case
 from scripts.benchmark.modes import MODES
 from scripts.soaking import beside
-from scripts.soaking.beside import KUBELETS, WAYS, Beside, held, signalled
+from scripts.soaking.beside import WAYS, Beside, holding, signalled
 
 HELD = 20
 TURNS = 4
@@ -28,14 +27,11 @@ SERVERS = {CRI: "scripts.soaking.slow_runtime", DOCKER: "scripts.soaking.slow_do
 def measure(name: str, share: float) -> Sequence[Beside]:
     """Measure a proxy in the mode of this name; ``share`` of the other calls is made. Raises DemoError."""
     mode = replace(MODES[name], server=SERVERS[name])
-    with ExitStack() as stack:
-        served = stack.enter_context(programs.served(mode, (DIRECT, *WAYS)))
-        creates = {way: stack.enter_context(KUBELETS[name](served.socket(way), HELD)) for way in WAYS}
-        runtime = served.programs[DIRECT].process.pid
-
-        def beside_held(way: str, turn: int) -> AbstractContextManager[None]:
-            hanging = signalled(runtime, signal.SIGUSR1, signal.SIGUSR2)
-            return held(hanging, creates[way], range(turn * HELD, (turn + 1) * HELD))
-
+    with (
+        programs.served(mode, (DIRECT, *WAYS)) as served,
+        holding(
+            name, served, HELD, lambda: signalled(served.programs[DIRECT].process.pid, signal.SIGUSR1, signal.SIGUSR2)
+        ) as held,
+    ):
         calls = {case: max(int(count * share), 1) for case, count in CALLS.items()}
-        return beside.measure(served, mode, calls, beside_held, TURNS)
+        return beside.measure(served, mode, calls, held, TURNS)

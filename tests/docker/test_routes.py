@@ -1,11 +1,10 @@
 """Tests of the routing decision. The table was compared with gorilla/mux 1.8 on moby's routes; each row says why."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimeproxy.docker import routes
 from runtimeproxy.docker.routes import Action, Route, may_upgrade, route
 
 ID = "53a2aab85aded907772e67854c6d1600abd22101b5c4f30eaee265dfea7636ff"
@@ -240,7 +239,8 @@ def test_may_upgrade(method: str, target: str, expected: bool, why: str) -> None
     assert route(method, target) is None
 
 
-def test_a_long_query_takes_no_time() -> None:
-    begun = time.thread_time()
-    assert route("POST", "/containers/create?" + "%61&" * 250_000 + "name=x") == Route(Action.CREATE, "", "x")
-    assert time.thread_time() - begun < 0.3, "to read all of it would take a second"
+def test_of_a_long_query_nothing_but_the_name_is_unescaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    unescaped: list[str] = []
+    monkeypatch.setattr(routes, "unquote_plus", lambda text: unescaped.append(text) or text)
+    assert route("POST", "/containers/create?" + "%61&" * 1_000 + "name=x") == Route(Action.CREATE, "", "x")
+    assert unescaped == ["x"]

@@ -50,17 +50,22 @@ def read_long(near: socket.socket, listener: Turns, monkeypatch: pytest.MonkeyPa
     return endpoint
 
 
+async def send_all(far: socket.socket, endpoint: Endpoint, listener: Turns) -> None:
+    """Send the long read and the end, and wait until that is told."""
+    far.sendall(LONG_READ)
+    far.shutdown(socket.SHUT_WR)
+    endpoint.resume()
+    while not listener.ends:
+        await listener.change()
+
+
 async def test_a_long_read_is_handed_on_in_pieces_between_which_others_have_their_turn(
     sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = sockets
     listener = Turns()
     endpoint = read_long(near, listener, monkeypatch)
-    far.sendall(LONG_READ)
-    far.shutdown(socket.SHUT_WR)
-    endpoint.resume()
-    while not listener.ends:
-        await listener.change()
+    await send_all(far, endpoint, listener)
     assert listener.data == LONG_READ
     assert listener.sizes == [READ_BYTES] * 8 + [4]
     first, *_ = listener.turns
@@ -99,11 +104,7 @@ async def test_it_reads_on_when_what_was_left_of_a_read_could_not_be_taken(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
     listener = Turns(fails_at=4 * READ_BYTES)
     endpoint = read_long(near, listener, monkeypatch)
-    far.sendall(LONG_READ)
-    far.shutdown(socket.SHUT_WR)
-    endpoint.resume()
-    while not listener.ends:
-        await listener.change()
+    await send_all(far, endpoint, listener)
     assert failed == [listener.failure]
     endpoint.close()
 

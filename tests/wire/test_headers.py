@@ -208,7 +208,7 @@ def test_the_path_is_the_one_that_hpack_sees(fields: list[tuple[Header, bool]], 
     block = encoder.encode(marked(fields), huffman=coded)
     paths = [value for name, value in plain(fields) if name == b":path"]
     if len(paths) == 1:
-        assert headers.find_path(block) in (paths[0], b"/" + paths[0])
+        assert headers.find_path(block) == (paths[0] if paths[0].startswith(b"/") else b"/" + paths[0])
     else:
         with pytest.raises(AmbiguousPath):
             headers.find_path(block)
