@@ -5,14 +5,14 @@ Must not know: HTTP, protobuf, JSON, a front.
 Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from runtimeproxy.errors import HookError
 from runtimeproxy.hookpoints import HookPoint, Operation
-from runtimeproxy.model import Adjustment, HookRequest, Subject
+from runtimeproxy.model import Adjustment, HookRequest, ResourceValue, Subject
 from runtimeproxy.store import Store
 
 MESSAGE_LIMIT = 16 * 2**20
@@ -79,6 +79,9 @@ class Call(Protocol):
     """The hook points for whose sake its subject must be known."""
     deadline: float | None
     """Caller's deadline on the event loop's clock, in seconds; None if it gave none."""
+    unsure: bool = False
+    """True once nobody knows what the runtime holds of its subject: no record of that is kept, it is read anew when it
+    is needed."""
 
     @property
     def has_left(self) -> bool:
@@ -105,10 +108,11 @@ class Call(Protocol):
     def hook_request(self, subject: Subject) -> HookRequest:
         """Return what the Pre hook is told."""
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Do what must be done at the runtime before the request is released (PreStartContainer's extra update).
 
-        Raises BackendError if the runtime rejects it.
+        Returns the resources that it set. Raises BackendError if the runtime rejects it; if nobody knows whether it was
+        done, the call is ``unsure`` from then on.
         """
 
     def unedited(self, store: Store) -> bool:

@@ -23,12 +23,14 @@ class WireError(RuntimeProxyError):
 class BackendError(RuntimeProxyError):
     """The container runtime was wrong or away.
 
-    ``code`` is the gRPC status code that describes it (14 UNAVAILABLE when it could not be reached).
+    ``code`` is the gRPC status code that describes it (14 UNAVAILABLE when it could not be reached). ``not_done``: the
+    runtime has surely not done what it was asked for; False if nobody knows.
     """
 
-    def __init__(self, message: str, code: int = 14) -> None:
+    def __init__(self, message: str, code: int = 14, *, not_done: bool = False) -> None:
         super().__init__(message)
         self.code = code
+        self.not_done = not_done
 
 
 class Reason(Enum):

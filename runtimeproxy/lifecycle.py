@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from runtimeproxy import hookpoints
+from runtimeproxy import hookpoints, records
 from runtimeproxy.call import Call, Reply, Unreadable
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import BackendError, HookError, Reason
@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 
 HOLD_GRACE_SECONDS = 1.0
 """A hold ends this long after its budget whatever happens (relay-rules C7)."""
+
+UPDATE_GRACE_SECONDS = 0.5
+"""PreStart's extra update ends this long after the budget, so that the hold is still there to judge who asked for it
+(relay-rules C9)."""
 
 _REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
 
@@ -90,10 +94,11 @@ class Lifecycle:
             self._void(call)
 
     def _void(self, call: Call) -> None:
-        """Tell who reads the runtime meanwhile: what it read of the call's subject may be older than the call."""
-        if self.store.watched:
+        """Forget what nobody is sure of any more, and tell who reads the runtime meanwhile: what it read of the call's
+        subject may be older than the call."""
+        if call.unsure or self.store.watched:
             with suppress(Unreadable):
-                self.store.void(call.order_key())
+                (self.store.forget if call.unsure else self.store.void)(call.order_key())
 
     async def _run(self, call: Call, times: CallTimes) -> None:
         try:
@@ -199,11 +204,17 @@ class Lifecycle:
             return NO_ADJUSTMENT
         adjustment = await self._dispatcher.before(point, call.hook_request(subject), end)
         try:
-            await call.prepare(subject, adjustment)
+            async with asyncio.timeout(end + UPDATE_GRACE_SECONDS - self._clock()):
+                held = await call.prepare(subject, adjustment)
         except BackendError as error:
             self._dispatcher.rejected(point, adjustment, str(error))
-            return NO_ADJUSTMENT
-        return adjustment
+        except TimeoutError:
+            self._dispatcher.rejected(point, adjustment, "the runtime has not answered the extra update in time")
+        else:
+            if held:
+                self._commit(call, records.prepared(call.subject(self.store) or subject, held))
+            return adjustment
+        return NO_ADJUSTMENT
 
     def _failed(self, call: Call, subject: Subject | None, reason: Reason, detail: str) -> None:
         """Let the plugins' policies judge a failure of the hold. Raises HookError if the call is to be refused."""
@@ -265,11 +276,15 @@ class Lifecycle:
     def _keep(self, call: Call, known: Subject, reply: Reply) -> None:
         """Keep the subject as it is now, until the runtime has it no more."""
         if call.operation not in _REMOVES and not reply.gone:
-            self.store.commit(known)
+            self._commit(call, known)
         elif known.container is None:
             self.store.forget_pod(known.pod.effective.id)
         else:
             self.store.forget_container(known.container.effective.id)
+
+    def _commit(self, call: Call, known: Subject) -> None:
+        if not call.unsure:
+            self.store.commit(known)
 
     # What goes wrong.
 

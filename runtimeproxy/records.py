@@ -81,11 +81,11 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
 # -- start -----------------------------------------------------------------------------------------------------------
 
 
-def started(subject: Subject, adjustment: Adjustment) -> Subject:
+def prepared(subject: Subject, resources: Mapping[str, ResourceValue]) -> Subject:
     """Return the container with what the extra update of PreStartContainer set."""
     container = container_of(subject)
-    resources = overlay(container.effective.resources, adjustment.resources)
-    return Subject(subject.pod, ContainerRecord(container.original, replace(container.effective, resources=resources)))
+    overlaid = overlay(container.effective.resources, resources)
+    return Subject(subject.pod, ContainerRecord(container.original, replace(container.effective, resources=overlaid)))
 
 
 # -- update ----------------------------------------------------------------------------------------------------------

@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
-from runtimeproxy.call import CallState, Unreadable
+from runtimeproxy import records
+from runtimeproxy.call import UNANSWERED, CallState, Reply, Unreadable
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage, SubjectKind
 from runtimeproxy.model import NO_ADJUSTMENT, HookAnswer, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.fakes.calls import CONTAINER, POD, SUBJECT, FakeCall
+from tests.fakes.calls import AGREED, CONTAINER, POD, SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core, moments
 from tests.fakes.plugins import FAIL, IGNORE
@@ -19,6 +21,7 @@ START, STOP = Operation.START_CONTAINER, Operation.STOP_CONTAINER
 POD_SUBJECT = Subject(SUBJECT.pod)
 CANARY = "canary-4711"
 ENVS = HookAnswer(envs={"A": "1"})
+SHARES = HookAnswer(resources=Resources(cpu_shares=2))
 PRE_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.PRE]
 POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
 
@@ -185,7 +188,7 @@ FAULTS = [
         FakeCall(START, known=None, read=KeyError(CANARY)), Reason.INTERNAL, "internal_errors", id="our fault"
     ),
     pytest.param(FakeCall(START, known=None, read=SUBJECT, read_seconds=60), Reason.DEADLINE, "", id="runtime hangs"),
-    pytest.param(FakeCall(START, prepare_seconds=60), Reason.DEADLINE, "", id="the extra update hangs"),
+    pytest.param(FakeCall(START, prepare_seconds=60), Reason.RUNTIME_REJECTED, "", id="the extra update hangs"),
     pytest.param(FakeCall(START, edit_error=KeyError(CANARY)), Reason.INTERNAL, "internal_errors", id="edit"),
 ]
 
@@ -221,7 +224,7 @@ async def test_under_ignore_a_failed_hold_is_released_unchanged(
 @virtual_time
 async def test_under_fail_a_failed_hold_is_refused(template: FakeCall, reason: Reason, counter: str) -> None:
     core = Core()
-    core.plugins.add("a", ENVS, policy=FAIL)
+    core.plugins.add("a", SHARES if template.prepare_seconds else ENVS, policy=FAIL)
     call = fresh(template)
     assert (await core.run(call))[-1] == "refuse"
     assert call.refused_with is not None
@@ -289,15 +292,55 @@ async def test_a_refusal_counts_under_both_policies(policy: FailurePolicy) -> No
 @pytest.mark.parametrize(
     ("owner", "steps"), [("fail", ["prepare", "refuse"]), ("ignore", ["prepare", "release", "answer"])]
 )
+@pytest.mark.parametrize("hangs", [False, True])
 @virtual_time
-async def test_a_rejected_extra_update_is_the_failure_of_the_owners(owner: str, steps: list[str]) -> None:
+async def test_a_rejected_extra_update_is_the_failure_of_the_owners(owner: str, steps: list[str], hangs: bool) -> None:
     core = Core()
-    change = HookAnswer(resources=Resources(cpu_shares=2))
     for name, policy in (("fail", FAIL), ("ignore", IGNORE)):
-        core.plugins.add(name, change if name == owner else HookAnswer(), policy=policy, points=("PreStartContainer",))
-    call = FakeCall(START, prepare_error=BackendError("no such cpu"))
+        core.plugins.add(name, SHARES if name == owner else HookAnswer(), policy=policy, points=("PreStartContainer",))
+    call = FakeCall(START, **({"prepare_seconds": 60} if hangs else {"prepare_error": BackendError("no such cpu")}))
     assert await core.run(call) == steps
-    assert core.failures(owner, "PreStartContainer", Reason.RUNTIME_REJECTED) == 1
-    assert core.recorder.total("hook_failures") == 1
+    assert (
+        core.failures(owner, "PreStartContainer", Reason.RUNTIME_REJECTED) == core.recorder.total("hook_failures") == 1
+    )
     assert core.fail_open() == (owner == "ignore")
     assert call.changed_by in (None, NO_ADJUSTMENT)
+
+
+# -- what the extra update leaves in the record ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reply", [AGREED, Reply(agreed=False), UNANSWERED])
+@virtual_time
+async def test_what_the_extra_update_set_is_known_whatever_becomes_of_the_start(reply: Reply) -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", SHARES, points=("PreStartContainer",))
+    await core.run(FakeCall(START, reply=reply, fates=[UNANSWERED]))
+    assert core.store.container("c1") == records.prepared(SUBJECT, {"cpu_shares": 2}).container
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+@pytest.mark.parametrize("fault", [{"prepare_seconds": 60}, {"prepare_error": BackendError("broke off")}])
+@pytest.mark.parametrize("unsure", [False, True])
+@virtual_time
+async def test_what_nobody_knows_the_extra_update_of_is_read_anew(
+    policy: FailurePolicy, fault: dict[str, Any], unsure: bool
+) -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", SHARES, policy=policy, points=("PreStartContainer",))
+    await core.run(FakeCall(START, prepare_unsure=unsure, **fault))
+    assert core.store.container("c1") == (None if unsure else SUBJECT.container)
+
+
+@virtual_time
+async def test_a_client_that_leaves_during_the_extra_update_leaves_nothing_that_is_not_sure() -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", SHARES, points=("PreStartContainer",))
+    task = core.start(FakeCall(START, prepare_seconds=60, prepare_unsure=True))
+    await asyncio.sleep(1)
+    task.cancel()
+    await task
+    assert core.store.counts() == (1, 0)

@@ -8,7 +8,7 @@ import pytest
 from runtimeproxy.call import UNANSWERED, Reply, Unreadable
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookpoints import HOOK_POINTS, Operation, Stage
-from runtimeproxy.model import HookAnswer, Subject
+from runtimeproxy.model import HookAnswer, Resources, Subject
 from tests.fakes.calls import SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core, moments
@@ -79,10 +79,21 @@ async def test_reading_the_subject_is_paid_from_the_same_budget() -> None:
 async def test_a_hold_ends_a_second_after_its_budget_whatever_happens() -> None:
     core = Core()
     core.plugins.add("a", points=("PreStartContainer",))
-    call = FakeCall(START, prepare_seconds=1000)
+    call = FakeCall(START, known=None, read_seconds=1000)
     await core.run(call)
-    assert call.steps[:2] == [(0, "prepare"), (11, "release")]
+    assert call.steps[:2] == [(0, "read"), (11, "release")]
     assert core.failures("a", "PreStartContainer", Reason.DEADLINE) == 1
+
+
+@pytest.mark.parametrize(("deadline", "released"), [(None, 10.5), (8.0, 4.5)])
+@virtual_time
+async def test_the_extra_update_ends_before_the_hold_does(deadline: float | None, released: float) -> None:
+    core = Core()
+    core.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreStartContainer",))
+    call = FakeCall(START, prepare_seconds=1000, deadline=deadline)
+    await core.run(call)
+    assert call.steps[:2] == [(0, "prepare"), (released, "release")]
+    assert core.failures("a", "PreStartContainer", Reason.RUNTIME_REJECTED) == 1
 
 
 @virtual_time

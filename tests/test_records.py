@@ -119,11 +119,11 @@ def test_a_create_tells_the_kubelets_cgroup_parent_of_a_pod_that_was_read(parent
 
 
 def test_what_went_ahead_of_a_start_is_the_runtimes_alone() -> None:
-    made = records.started(subject(), Adjustment(resources={"cpu_shares": 2}, envs={"IGNORED": "1"}))
+    made = records.prepared(subject(), {"cpu_shares": 2})
     container = records.container_of(made)
     assert container.original == CONTAINER
     assert container.effective == replace(CONTAINER, resources=replace(ASKED, cpu_shares=2))
-    assert records.started(subject(), NO_ADJUSTMENT) == subject()
+    assert records.prepared(subject(), {}) == subject()
 
 
 # -- update ------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ from runtimeproxy.wire import grpc
 STATUS_SECONDS = 10.0
 REPLY_LIMIT = 16 * 2**20
 
+_BROKEN_OFF = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
+"""Statuses by which a runtime says that it was not allowed to finish, and not that it refuses."""
+
 
 class Backend:
     """A client of the runtime's own socket."""
@@ -72,11 +75,13 @@ class Backend:
             raise BackendError(f"{method}: {_reason(error)}", error.code) from None
 
     async def update(self, version: str, request: bytes, seconds: float) -> None:
-        """Send an UpdateContainerResources of our own. Raises BackendError if the runtime rejects it."""
+        """Send an UpdateContainerResources of our own. Raises BackendError, which tells whether it may yet be done."""
         try:
             await self._client.call(runtime_path(version, "UpdateContainerResources"), request, seconds)
         except CallFailed as error:
-            raise BackendError(f"UpdateContainerResources: {error}", error.code) from None
+            rejected = error.kind is Kind.STATUS and error.code not in _BROKEN_OFF
+            not_done = rejected or error.kind is Kind.UNREACHABLE
+            raise BackendError(f"UpdateContainerResources: {error}", error.code, not_done=not_done) from None
 
     async def close(self) -> None:
         """Close the connection."""

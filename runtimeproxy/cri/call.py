@@ -83,8 +83,9 @@ class CriCall(Call):
         """Tell what is known now."""
         return records.told(subject)
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Need nothing; StartContainer does."""
+        return {}
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Return the message as it is released: the same object if nothing changes."""
@@ -288,19 +289,20 @@ class ContainerCall(CriCall):
 class StartCall(ContainerCall):
     """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
         if not adjustment.resources:
-            return
+            return {}
         seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
         if seconds <= 0:
-            raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED)
+            raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED, not_done=True)
         request = edit.update_request(self.id, adjustment.resources, records.container_of(subject).effective.resources)
-        await self._backend.update(self._version, request, seconds)
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Take over what the extra update set."""
-        return records.started(subject, adjustment)
+        try:
+            await self._backend.update(self._version, request, seconds)
+        except BaseException as error:
+            self.unsure = not (isinstance(error, BackendError) and error.not_done)
+            raise
+        return adjustment.resources
 
 
 class UpdateCall(ContainerCall):

@@ -316,7 +316,7 @@ def _failures(route: str, seconds: float = 0.0) -> Iterator[None]:
         raise _late(route, seconds) from None
     except aiohttp.ClientConnectorError as error:
         reason = error.os_error.strerror or type(error.os_error).__name__
-        raise BackendError(f"{route}: cannot connect: {reason}") from None
+        raise BackendError(f"{route}: cannot connect: {reason}", not_done=True) from None
     except (aiohttp.ClientError, OSError) as error:
         raise BackendError(f"{route}: no whole answer ({type(error).__name__})") from None
 
@@ -327,4 +327,4 @@ def _late(route: str, seconds: float) -> BackendError:
 
 def _rejected(route: str, status: int, words: str = "") -> BackendError:
     code = grpc.NOT_FOUND if status == 404 else grpc.INTERNAL
-    return BackendError(f"{route}: the daemon answered {status}{words and f': {words}'}", code)
+    return BackendError(f"{route}: the daemon answered {status}{words and f': {words}'}", code, not_done=True)

@@ -8,6 +8,7 @@ Invariant: a request that nobody changed is released as the very bytes that came
 import logging
 from abc import abstractmethod
 from asyncio import AbstractEventLoop, Future
+from collections.abc import Mapping
 
 from runtimeproxy import hookpoints, records
 from runtimeproxy.call import NOT_DONE, Call, CallState, Reply, Unreadable
@@ -17,7 +18,7 @@ from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.sync import Events
 from runtimeproxy.errors import HookError, WireError
 from runtimeproxy.hookpoints import HookPoint, Operation
-from runtimeproxy.model import Adjustment, HookRequest, Subject
+from runtimeproxy.model import Adjustment, HookRequest, ResourceValue, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
 
@@ -71,8 +72,9 @@ class DockerCall(Call):
         """Tell what is known now."""
         return records.told(subject)
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Need nothing; start does."""
+        return {}
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Return the body as it is released; None if nothing changes."""

@@ -22,13 +22,9 @@ from runtimeproxy.hookpoints import HookPoint, Operation
 from runtimeproxy.model import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject, named, overlay
 from runtimeproxy.records import AskedUpdate
 from runtimeproxy.store import Store
-from runtimeproxy.wire import grpc
 
 UPDATE_SECONDS = 10.0
 """Time of the extra update of PreStartContainer: Docker's clients send no deadline."""
-
-_REJECTED = frozenset({grpc.NOT_FOUND, grpc.INTERNAL})
-"""Codes of a BackendError that is the daemon's own answer to an update."""
 
 
 class ReferenceCall(DockerCall):
@@ -52,8 +48,6 @@ class ReferenceCall(DockerCall):
         self._reference = exchange.route.reference
         self._id = ""
         self._found = False
-        self._lost = False
-        """True once the Store had to forget the subject while this call was under way."""
         known = daemon.lookup.known(self._reference)
         if known is not None:
             self._take(self._reference, known)
@@ -65,7 +59,7 @@ class ReferenceCall(DockerCall):
     def subject(self, store: Store) -> Subject | None:
         """Look the subject up; an event may have had the Store forget it since."""
         known = self._daemon.lookup.known(self._id) if self._id else None
-        self._lost |= self._found and known is None
+        self.unsure |= self._found and known is None
         self._found |= known is not None
         return known
 
@@ -81,12 +75,6 @@ class ReferenceCall(DockerCall):
             return None
         self._id, self.operation = full_id, operation
         return subject
-
-    def answer(self, reply: Reply) -> None:
-        """Let the daemon's answer go; what the Store had to forget was kept once more with this call's outcome."""
-        if self._lost:
-            self._daemon.events.forget(self._id)
-        super().answer(reply)
 
     async def _fate(self, store: Store) -> Reply:
         """Tell by how far the container is."""
@@ -123,38 +111,22 @@ class StartCall(ReferenceCall):
 
     container_operation = Operation.START_CONTAINER
     if_gone = NOT_DONE
-    _set: Mapping[str, ResourceValue] = {}
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
         container = records.container_of(subject).effective
         update = edit.update_body(adjustment.resources, container.resources or NO_RESOURCES)
         self.leave_out(update.left_out)
         if not update.resources:
-            return
+            return {}
         self._daemon.events.expect_update(self._id)
         try:
             await self._daemon.backend.update(self._id, update.body, UPDATE_SECONDS)
         except BaseException as error:
-            self._fail_update(rejected=isinstance(error, BackendError) and error.code in _REJECTED)
-            raise
-        self._set = update.resources
-
-    def _fail_update(self, *, rejected: bool) -> None:
-        if rejected:
             self._daemon.events.no_update(self._id)
-        else:  # nobody knows whether it was done
-            self._lost = True
-            self._daemon.events.unsettled_update(self._id)
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Take over what the extra update set."""
-        return records.started(subject, replace(adjustment, resources=self._set))
-
-    def answer(self, reply: Reply) -> None:
-        """Let the answer go; if it is no agreement the record lacks what the extra update has set."""
-        self._lost |= bool(self._set) and not reply.agreed
-        super().answer(reply)
+            self.unsure = not (isinstance(error, BackendError) and error.not_done)
+            raise
+        return update.resources
 
     def _is_done(self, life: Life) -> bool:
         """Tell whether it ever ran."""
@@ -233,6 +205,7 @@ class UpdateCall(ReferenceCall):
             self._daemon.events.no_update(self._id)
         else:
             self._daemon.events.unsettled_update(self._id)
+            self._found = False  # what is found out of it later is kept
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Keep the kubelet's values and the daemon's apart; an update has no place for annotations."""

@@ -15,6 +15,7 @@ JOINED_BYTES = 2**20
 """A longer message is not copied to put its prefix before it: it has a frame of its own."""
 
 OK = 0
+CANCELLED = 1
 UNKNOWN = 2
 INVALID_ARGUMENT = 3
 DEADLINE_EXCEEDED = 4

@@ -156,10 +156,38 @@ async def test_an_error_status_names_the_method_and_keeps_its_code(
     assert ("task is gone" in str(caught.value)) is (method == "UpdateContainerResources")
 
 
+@pytest.mark.parametrize(
+    ("code", "not_done"),
+    [
+        (grpc.StatusCode.UNKNOWN, True),
+        (grpc.StatusCode.INVALID_ARGUMENT, True),
+        (grpc.StatusCode.UNAVAILABLE, False),
+        (grpc.StatusCode.CANCELLED, False),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, False),
+    ],
+)
+async def test_a_refused_update_is_told_from_one_that_nobody_knows_of(
+    runtime: FakeRuntime, backend: Backend, code: grpc.StatusCode, not_done: bool
+) -> None:
+    runtime.inject("UpdateContainerResources", Injection(code=code, details="no such cpu"))
+    with pytest.raises(BackendError) as caught:
+        await backend.update("v1", UPDATE, 5.0)
+    assert caught.value.not_done is not_done
+
+
 async def test_an_update_of_a_container_that_is_not_there_is_an_error(backend: Backend) -> None:
     with pytest.raises(BackendError, match="not found") as caught:
         await backend.update("v1", UPDATE, 5.0)
     assert caught.value.code == wire_grpc.NOT_FOUND
+    assert caught.value.not_done
+
+
+async def test_an_update_that_no_runtime_was_there_for_is_not_done(tmp_path: Path) -> None:
+    backend = Backend(str(tmp_path / "nobody.sock"))
+    with pytest.raises(BackendError) as caught:
+        await backend.update("v1", UPDATE, 5.0)
+    assert caught.value.not_done
+    await backend.close()
 
 
 @pytest.mark.parametrize("method", ASKS)
@@ -180,6 +208,7 @@ async def test_an_update_that_the_runtime_does_not_answer_ends_with_its_time(
     with pytest.raises(BackendError, match="UpdateContainerResources") as caught:
         await backend.update("v1", UPDATE, 0.1)
     assert caught.value.code == wire_grpc.DEADLINE_EXCEEDED
+    assert not caught.value.not_done
 
 
 async def test_a_status_that_the_runtime_does_not_answer_ends_with_its_time(

@@ -136,7 +136,7 @@ async def test_a_start_whose_caller_has_no_time_left_updates_nothing() -> None:
 async def test_a_rejected_update_refuses_the_start_under_fail_and_is_no_part_of_the_record(policy_fail: bool) -> None:
     node = Node()
     node.know()
-    node.backend.error = BackendError("cpuset: no such cpu", grpc.UNKNOWN)
+    node.backend.error = BackendError("cpuset: no such cpu", grpc.UNKNOWN, not_done=True)
     answer = HookAnswer(resources=Resources(cpuset_cpus="77"))
     node.plugins.add("a", answer, **({"policy": FAIL} if policy_fail else {}))  # type: ignore[arg-type]
     held = await node.do(Operation.START_CONTAINER)
@@ -147,6 +147,16 @@ async def test_a_rejected_update_refuses_the_start_under_fail_and_is_no_part_of_
     )
     assert counted == 1
     assert node.recorder.total("hook_fail_open") == (not policy_fail)
+
+
+@virtual_time
+async def test_a_container_is_read_anew_once_nobody_knows_whether_its_update_was_done() -> None:
+    node = Node()
+    node.know()
+    node.backend.error = BackendError("no answer in time", grpc.DEADLINE_EXCEEDED)
+    node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="1")), points=("PreStartContainer",))
+    await node.do(Operation.START_CONTAINER)
+    assert node.store.counts() == (1, 0)
 
 
 # -- update ----------------------------------------------------------------------------------------------------------

@@ -6,13 +6,23 @@ Invariant: a call that ended while held passes by itself; a late release does no
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from runtimeproxy import hookpoints
 from runtimeproxy.call import Call, CallState, Reply
 from runtimeproxy.errors import HookError
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.model import Adjustment, ContainerInfo, ContainerRecord, HookRequest, PodInfo, PodRecord, Subject
+from runtimeproxy.model import (
+    Adjustment,
+    ContainerInfo,
+    ContainerRecord,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    ResourceValue,
+    Subject,
+)
 from runtimeproxy.store import Store
 
 AGREED = Reply(agreed=True, message=b"yes")
@@ -38,6 +48,8 @@ class FakeCall(Call):
     read_seconds: float = 0.0
     prepare_seconds: float = 0.0
     prepare_error: Exception | None = None
+    prepare_unsure: bool = False
+    """Nobody knows whether a preparation that failed was carried out."""
     untouched: bool = True
     """Nothing in the Store is to be put into the message."""
     edit_error: Exception | None = None
@@ -80,11 +92,14 @@ class FakeCall(Call):
         container = None if subject.container is None else subject.container.effective
         return HookRequest(subject.pod.effective, container)
 
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> None:
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         self._step("prepare")
+        self.unsure = self.prepare_unsure
         await asyncio.sleep(self.prepare_seconds)
         if self.prepare_error is not None:
             raise self.prepare_error
+        self.unsure = False
+        return adjustment.resources if self.operation is Operation.START_CONTAINER else {}
 
     @property
     def has_left(self) -> bool:

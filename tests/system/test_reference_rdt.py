@@ -120,7 +120,8 @@ def test_a_group_holds_every_thread_of_the_container(node: ReferenceNode, kind: 
             moved.result()
             pids = cgroups.processes(cgroup)
             assert len(pids) == COUNT
-            assert {int(tid) for tid in (group / "tasks").read_text().split()} == threads(*pids)
+            said = f"{node.programs['rdt'].output()}\n{node.proxy.output()}"
+            assert {int(tid) for tid in (group / "tasks").read_text().split()} == threads(*pids), said
         assert (group / "schemata").read_text() == LIMITS[kind]
         end(client, pod_id, container_id)
     assert group.exists() == (kind == OF_CLASS)
