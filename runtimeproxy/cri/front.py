@@ -117,6 +117,8 @@ class Connection:
             self.reader.from_runtime.feed(data)
         except WireError as error:
             self._broken(error, "runtime")
+        if self._images:  # an answer of theirs may have waited for the end of a frame of the runtime's
+            self._write_images()
         return self._stepped
 
     def _count_unread(self) -> None:
@@ -280,7 +282,7 @@ class ImageConnection:
             sock.close()  # the client left while we waited
             return
         self._endpoint = Endpoint(front.loop, sock, self)
-        self._endpoint.resume()
+        self._connection.pair.attach(self._endpoint)
         self.write()
 
     def write(self) -> None:
@@ -309,7 +311,7 @@ class ImageConnection:
 
     def drained(self, endpoint: Endpoint) -> None:
         """Read on."""
-        endpoint.resume()
+        self._connection.pair.read_on(endpoint)
 
     def _end(self) -> None:
         self._link.close()
@@ -322,3 +324,5 @@ class ImageConnection:
         self._connection.forget_image(self)
         if self._endpoint is not None:
             self._endpoint.close()
+            self._connection.pair.detach(self._endpoint)
+            self._endpoint = None

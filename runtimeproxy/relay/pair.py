@@ -81,6 +81,7 @@ class Pair:
         self._loop = loop
         self._to_client, self._to_backend = flow.outputs()
         self._hangups = hangups
+        self._others: list[Endpoint] = []
         self._backend_ended = False
         self._half_closed = False
         self.client_ended = False
@@ -131,6 +132,8 @@ class Pair:
             self._to_client.clear()
             if self._client.waiting and self._client.slow:
                 self._backend.pause()
+                for other in self._others:
+                    other.pause()
         if self._to_backend:
             self._backend.write(b"".join(self._to_backend) if len(self._to_backend) > 1 else self._to_backend[0])
             self._to_backend.clear()
@@ -143,9 +146,27 @@ class Pair:
             return
         if endpoint is self._client:
             self._backend.resume()
+            for other in self._others:
+                self.read_on(other)
         elif not self._client_held:
             self._client.resume()
         self._close_if_done()
+
+    # What else the client is given.
+
+    def attach(self, other: Endpoint) -> None:
+        """Read another connection, whose answers the flow gives to the client, only while the client takes them."""
+        self._others.append(other)
+        self.read_on(other)
+
+    def detach(self, other: Endpoint) -> None:
+        """Know no more of an attached connection."""
+        self._others.remove(other)
+
+    def read_on(self, other: Endpoint) -> None:
+        """Read an attached connection, unless its own peer or the client takes nothing."""
+        if not other.slow and not self._client.slow:
+            other.resume()
 
     def hold_client(self, hold: bool) -> None:
         """Read the client no further, or again."""

@@ -69,6 +69,8 @@ class Connection(ABC):
             handler = self._handlers.get(kind)
             if handler is not None:
                 handler(flags, stream, payload)
+        if self.outlet.widened:
+            self.outlet.catch_up()
 
     def _data(self, flags: int, stream: int, payload: bytes) -> None:
         self.outlet.received(len(payload))

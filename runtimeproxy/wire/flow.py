@@ -42,6 +42,7 @@ class Outlet:
         "_queued_frames",
         "_started",
         "_stream_windows",
+        "_widest",
         "cut_through",
         "frame_limit",
         "initial_window",
@@ -50,6 +51,7 @@ class Outlet:
         "outstanding",
         "overfull",
         "queues",
+        "widened",
         "window",
     )
 
@@ -77,6 +79,11 @@ class Outlet:
         self.queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
         """What waits for the peer's credit, by stream."""
         self._stream_windows: dict[int, int] = {}
+        """What a stream has beyond INITIAL_WINDOW_SIZE, perhaps less than 0: a new one changes none of thousands."""
+        self._widest = 0
+        """No stream has more than this beyond it."""
+        self.widened = False
+        """True while ``catch_up`` is due."""
 
     # What the peer is sent.
 
@@ -134,7 +141,7 @@ class Outlet:
 
         The stream is hop by hop.
         """
-        room = min(self.window, self.max_frame, self._stream_windows[stream])
+        room = min(self.window, self.max_frame, self.initial_window + self._stream_windows[stream])
         if length > room or stream in self.queues or self.cut_through or not self._started:
             return False
         self.window -= length
@@ -176,7 +183,7 @@ class Outlet:
 
     def govern(self, stream: int) -> None:
         """Keep the window of a stream hop by hop from now on."""
-        self._stream_windows[stream] = self.initial_window
+        self._stream_windows[stream] = 0
 
     def ungovern(self, stream: int) -> None:
         """Forget the window of a stream that has ended, and what still waits of it."""
@@ -184,19 +191,29 @@ class Outlet:
         self._stream_windows.pop(stream, None)
 
     def apply_settings(self, entries: list[tuple[int, int]]) -> None:
-        """Obey the peer's SETTINGS on sight (relay-rules A4). Raises WireError if a window grows above 2^31-1."""
+        """Obey the peer's SETTINGS on sight (relay-rules A4); ``catch_up`` sends what they let go.
+
+        Raises WireError if a window grows above 2^31-1.
+        """
         for identifier, value in entries:
             if identifier == http2.MAX_FRAME_SIZE:
                 self.max_frame = value
                 self.frame_limit = max(self.frame_limit, value)
-        # The last one counts: a frame may have thousands of them, and there may be thousands of streams.
-        initial = dict(entries).get(http2.INITIAL_WINDOW_SIZE, self.initial_window)
-        if initial != self.initial_window:
-            for stream in self._stream_windows:
-                self._stream_windows[stream] = _grown(self._stream_windows[stream], initial - self.initial_window)
-            self.initial_window = initial
-            for stream in self._stream_windows:
-                self._send_stream(stream)
+        initial = dict(entries).get(http2.INITIAL_WINDOW_SIZE, self.initial_window)  # the last one counts
+        if initial + self._widest > http2.MAX_WINDOW:
+            self._widest = max(self._stream_windows.values(), default=0)  # whose it was may have ended
+            _grown(initial, self._widest)
+        self.widened |= initial > self.initial_window
+        self.initial_window = initial
+
+    def catch_up(self) -> None:
+        """Send what wider windows of the streams let go.
+
+        Due when all that came of the peer has been read: thousands of streams may wait, and thousands of SETTINGS come.
+        """
+        self.widened = False
+        for stream in [stream for stream in self.queues if stream in self._stream_windows]:
+            self._send_stream(stream)
 
     def open_window(self, increment: int) -> None:
         """Take the peer's WINDOW_UPDATE on stream 0. Raises WireError."""
@@ -209,7 +226,9 @@ class Outlet:
     def open_stream_window(self, stream: int, increment: int) -> None:
         """Take the peer's WINDOW_UPDATE on a stream that is hop by hop. Raises WireError."""
         if stream in self._stream_windows:
-            self._stream_windows[stream] = _grown(self._stream_windows[stream], increment)
+            beyond = _grown(self.initial_window + self._stream_windows[stream], increment) - self.initial_window
+            self._stream_windows[stream] = beyond
+            self._widest = max(self._widest, beyond)
             self._send_stream(stream)
 
     def drain(self) -> None:
@@ -256,7 +275,7 @@ class Outlet:
         payload = waiting.payload
         size = min(len(payload), self.window, self.max_frame)
         if stream in self._stream_windows:
-            size = min(size, max(self._stream_windows[stream], 0))
+            size = min(size, max(self.initial_window + self._stream_windows[stream], 0))
             self._stream_windows[stream] -= size
         if payload and not size:
             return False

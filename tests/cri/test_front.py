@@ -10,7 +10,7 @@ from typing import Any
 
 from runtimeproxy.cri.front import ImageConnection
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.relay.endpoint import HIGH_WATER
+from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint
 from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire.flow import Outlet
 from tests.cri.peer import PREFACE, Ping, Settings, split
@@ -27,6 +27,7 @@ class FakeConnection:
         self.front: Any = SimpleNamespace(
             loop=loop, image_endpoint=endpoint, keep=self.tasks.append, recorder=self.recorder
         )
+        self.pair = SimpleNamespace(attach=Endpoint.resume, read_on=Endpoint.resume, detach=lambda endpoint: None)
         self.image = ImageConnection(self, ImageLink(self, {}))  # type: ignore[arg-type]
         self.client_out = Outlet()
 

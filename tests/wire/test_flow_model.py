@@ -183,6 +183,7 @@ class Peer(RuleBasedStateMachine):
                 model.window += initial - self.initial
         self.initial, self.max_frame = initial, max_frame
         self.outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, initial), (http2.MAX_FRAME_SIZE, max_frame)])
+        self.outlet.catch_up()
 
     # What must hold after each step.
 
