@@ -16,6 +16,6 @@ Beside the calls ``sync`` keeps the Store equal to what the runtime has, through
 
 Layers, each importing only what stands to its right:
 ``cli`` > ``app`` > ``cri`` | ``docker`` > ``sync`` > ``lifecycle`` > ``dispatcher`` | ``turns`` | ``unsettled`` >
-``plugins`` > ``hookapi`` > ``relay`` | ``call`` > ``wire`` > ``records`` > ``store`` | ``merge`` | ``telemetry`` >
-``texts`` > ``model`` > ``hookpoints`` | ``config`` > ``errors``.
+``plugins`` > ``hookapi`` > ``relay`` | ``call`` | ``heldbytes`` > ``wire`` > ``records`` > ``store`` | ``merge`` |
+``telemetry`` > ``texts`` > ``model`` > ``hookpoints`` | ``config`` > ``errors``.
 """

@@ -17,20 +17,10 @@ from runtimeproxy.store import Store
 
 MESSAGE_LIMIT = 16 * 2**20
 """Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB (facts/reliability 1.1)."""
-PROCESS_LIMIT = 64 * 2**20
-"""Bytes of held requests in the whole process."""
 FIELDS_LIMIT = 1 << 17
 """Most fields of a request that is read, JSON's texts, commas and opening brackets counted: each becomes an object of
 ours, and 16 MiB may hold millions. Not even the environment that the links to 5,000 services make has as many."""
 TOO_MANY_FIELDS = f"request with more than {FIELDS_LIMIT} fields"
-
-
-@dataclass(slots=True, eq=False)
-class HeldBytes:
-    """Counts the bytes that all held requests of the process keep."""
-
-    limit: int = PROCESS_LIMIT
-    count: int = 0
 
 
 class CallState(Enum):
@@ -86,6 +76,10 @@ class Call(Protocol):
     @property
     def has_left(self) -> bool:
         """Tell whether its request has left already, as it came: its front knew that nobody was to be asked."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return how many bytes of its request it keeps to the end."""
 
     def order_key(self) -> str:
         """Name the container or pod whose calls keep their order (relay-rules C6).

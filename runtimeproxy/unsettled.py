@@ -24,6 +24,8 @@ ASKED_AFTER_SECONDS = (0.1, 0.4, 0.9, 3.0, 10.0, 30.0, 60.0, 125.0)
 stop takes as long as its grace period, and dockershim gives one up after 119 s."""
 MOST_CALLS = 1000
 """How many calls are unsettled at one time; then the oldest is given up. What it made is found by the next list."""
+MOST_BYTES = 16 * 2**20
+"""How much of their requests they may keep; the oldest are given up as well then."""
 MOST_QUESTIONS = 4
 """How many calls the runtime is asked about at one time."""
 
@@ -40,6 +42,7 @@ class _Entry:
     call: Call
     finish: Finish
     ended: float
+    size: int
     timer: asyncio.TimerHandle = field(init=False)
 
 
@@ -50,6 +53,7 @@ class Unsettled:
         self._store = store
         self._recorder = recorder
         self._entries: dict[_Entry, None] = {}
+        self._bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions = asyncio.Semaphore(MOST_QUESTIONS)
         self._stopped = False
@@ -62,10 +66,11 @@ class Unsettled:
         """Ask the runtime about a call that has just ended; ``finish`` is awaited if the runtime did it."""
         if self._stopped:
             return
-        if len(self._entries) >= MOST_CALLS:
+        entry = _Entry(key, call, finish, asyncio.get_running_loop().time(), call.kept_bytes)
+        while self._entries and (len(self._entries) >= MOST_CALLS or self._bytes + entry.size > MOST_BYTES):
             self._end(next(iter(self._entries)), "given_up")
-        entry = _Entry(key, call, finish, asyncio.get_running_loop().time())
         self._entries[entry] = None
+        self._bytes += entry.size
         self._later(entry)
 
     def answered(self, key: str, operation: Operation) -> None:
@@ -126,5 +131,6 @@ class Unsettled:
 
     def _end(self, entry: _Entry, result: str) -> None:
         del self._entries[entry]
+        self._bytes -= entry.size
         entry.timer.cancel()
         self._recorder.count("unsettled", operation=entry.call.operation.value, result=result)

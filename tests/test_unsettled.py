@@ -28,8 +28,8 @@ class Rig:
         self.unsettled = Unsettled(Store(), self.recorder)
         self.finished: list[tuple[float, str, Reply]] = []
 
-    def add(self, *fates: Reply | Exception, key: str = "c1", operation: Operation = STOP) -> FakeCall:
-        call = FakeCall(operation, fates=list(fates))
+    def add(self, *fates: Reply | Exception, key: str = "c1", operation: Operation = STOP, size: int = 0) -> FakeCall:
+        call = FakeCall(operation, fates=list(fates), size=size)
 
         async def finish(reply: Reply) -> None:
             self.finished.append((self.loop.time(), key, reply))
@@ -183,6 +183,21 @@ async def test_of_too_many_the_oldest_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert (len(rig.unsettled), rig.counted("given_up")) == (3, 2)
     await asyncio.sleep(300)
     assert [len(asked(call)) for call in calls] == [0, 0, 1, 1, 1]
+
+
+@virtual_time
+async def test_of_requests_that_are_too_long_together_the_oldest_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    rig = Rig()
+    first, second = rig.add(DONE, size=30), rig.add(DONE, size=40)
+    assert len(rig.unsettled) == 2
+    third = rig.add(DONE, size=60)
+    assert (len(rig.unsettled), rig.counted("given_up")) == (2, 1)
+    await asyncio.sleep(300)
+    assert [len(asked(call)) for call in (first, second, third)] == [0, 1, 1]
+    alone, last = rig.add(DONE, size=500), rig.add(DONE, size=1)
+    await asyncio.sleep(300)
+    assert [len(asked(call)) for call in (alone, last)] == [0, 1], "the longest is asked about if no other comes"
 
 
 @virtual_time

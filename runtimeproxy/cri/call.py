@@ -66,6 +66,11 @@ class CriCall(Call):
             raise Unreadable(self._held.problem)
         return self._held.message
 
+    @property
+    def kept_bytes(self) -> int:
+        """Return the message's length."""
+        return len(self._held.message or b"")
+
     def _take_reply(self) -> None:
         if not self._reply.done() and self._held.reply is not None:
             self._reply.set_result(self._held.reply)

@@ -153,9 +153,13 @@ class Direction(ABC):
                 if at > end:
                     self._cut = at - end
                     sink.cut_through = True
-        if at < end:
-            self._need = need
-            self._buffer += data[at:]
+        if at < end or self.source.widened:
+            self._leave_off(data[at:], need)
+
+    def _leave_off(self, rest: bytes, need: int) -> None:
+        """Keep the beginning of a frame until ``need`` bytes of it are here, and send what wider windows let go."""
+        self._need = need
+        self._buffer += rest
         if self.source.widened:
             self.source.catch_up()
 
@@ -308,7 +312,8 @@ class Direction(ABC):
     def _settings(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self.budgets.frame(http2.SETTINGS)
         if flags & http2.ACK:
-            self._settings_seen_or_raise()
+            if not self._settings_seen:
+                raise WireError("the first frame is no SETTINGS")
             self.blocks.acknowledge()
             self.sink.out.append(frame)
             return
@@ -319,10 +324,6 @@ class Direction(ABC):
         self.source.apply_settings(entries)
         self.settings(passed)
         self.sink.start()
-
-    def _settings_seen_or_raise(self) -> None:
-        if not self._settings_seen:
-            raise WireError("the first frame is no SETTINGS")
 
     def _window_update(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         if len(payload) != 4:

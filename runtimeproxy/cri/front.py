@@ -9,7 +9,6 @@ import asyncio
 import logging
 import socket
 
-from runtimeproxy.call import HeldBytes
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.bounds import EARLY_ENDS, Unread, verdict
 from runtimeproxy.cri.call import KINDS
@@ -18,6 +17,7 @@ from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import Reader
 from runtimeproxy.cri.sync import State
 from runtimeproxy.errors import WireError
+from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.hookpoints import HOOK_POINTS
 from runtimeproxy.lifecycle import Lifecycle
 from runtimeproxy.plugins.manager import Manager

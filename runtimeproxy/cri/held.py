@@ -9,12 +9,14 @@ is kept (relay-rules A4 to A7, C1).
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldBytes, Reply
+from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
 from runtimeproxy.cri.direction import Data, HeaderBlock
+from runtimeproxy.cri.refused import refusal
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import WireError
+from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import Outlet
 
@@ -45,18 +47,6 @@ def _nothing() -> None:
     """Stand in for a listener that is not there yet."""
 
 
-class _Counted:
-    """Keeps held bytes counted until they have left, or were dropped."""
-
-    __slots__ = ("_held_bytes",)
-
-    def __init__(self, held_bytes: HeldBytes) -> None:
-        self._held_bytes = held_bytes
-
-    def credit(self, length: int) -> None:
-        self._held_bytes.count -= length
-
-
 class HeldStream:
     """One held call. Its request's headers have gone to the runtime already; its DATA waits."""
 
@@ -74,7 +64,7 @@ class HeldStream:
         self.on_reply: Callable[[], object] = _nothing
         self._request = bytearray()
         """What has come of the request; nothing once ``message`` is all of it: a prefix can be made again."""
-        self._held_bytes = 0
+        self._counted = 0
         self._whole = False
         self._late = bytearray()
         self._late_length = 0
@@ -111,25 +101,40 @@ class HeldStream:
 
     def _collect(self, payload: bytes) -> None:
         self._request += payload
-        self._held_bytes += len(payload)
-        self.owner.held_bytes.count += len(payload)
         try:
-            self._whole = self._is_whole()
-            if self._whole:
-                encoding = self.fields.get(b"grpc-encoding", b"")
-                self.message = grpc.open_message(self._request, encoding, MESSAGE_LIMIT)
-                self._request = self._request if self._request[0] else bytearray()
+            self._count(len(payload))
+            if self._is_whole():
+                self._open()
         except WireError as error:
-            self._whole = True
-            self.problem = str(error)
-        if self._whole:
-            self.owner.request_whole(self)
+            self.give_up(str(error))
+
+    def _count(self, length: int) -> None:
+        self._counted += length
+        if not self.owner.held_bytes.add(self, length):
+            raise WireError(NO_ROOM)
+
+    def _open(self) -> None:
+        message = grpc.open_message(self._request, self.fields.get(b"grpc-encoding", b""), MESSAGE_LIMIT)
+        if self._request[0]:
+            self._count(len(message))
+        else:
+            self._request = bytearray()
+        self.message = message
+        self._request_whole()
+
+    def give_up(self, problem: str) -> None:
+        """Take the request as one that cannot be read."""
+        self.problem = problem
+        self._request_whole()
+
+    def _request_whole(self) -> None:
+        self._whole = True
+        self.owner.held_bytes.whole(self)
+        self.owner.request_whole(self)
 
     def _is_whole(self) -> bool:
         if self.fields.get(b"content-type") not in grpc.CONTENT_TYPES:
             raise WireError("content type is not application/grpc")
-        if self.owner.held_bytes.count > self.owner.held_bytes.limit:
-            raise WireError("too many bytes are held in the whole process")
         if len(self._request) >= grpc.PREFIX_BYTES:
             length = grpc.message_length(self._request)
             if length > MESSAGE_LIMIT:
@@ -270,12 +275,11 @@ class HeldStream:
         runtime = self.owner.runtime_out
         end = self._half_closed and self._has_body and self._trailers is None
         late = bool(self._late_length)
-        counted = _Counted(self.owner.held_bytes)
         for piece in pieces[:-1]:
-            runtime.send_data(self.stream, piece, False, counted, 0)
+            runtime.send_data(self.stream, piece, False, None, 0)
         for piece in pieces[-1:]:
-            runtime.send_data(self.stream, piece, end and not late, counted, self._held_bytes)
-        self._held_bytes = 0
+            unread = None if self.problem == "" else self
+            runtime.send_data(self.stream, piece, end and not late, unread, self._counted)
         if late or (end and not pieces):
             runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, self._late_length)
             self._credit_stream(self._late_length)
@@ -299,6 +303,7 @@ class HeldStream:
 
     def answer(self) -> None:
         """Let the kept frame go; the stream just passes from here on."""
+        self._free()
         if self._kept is None:
             return
         self._pass(self._kept)
@@ -339,9 +344,18 @@ class HeldStream:
         """Leave no cycle for the garbage collector: they lead to the call and its task, and these keep the stream."""
         self.on_reply = self.on_ended = _nothing
 
+    def credit(self, length: int) -> None:
+        """Know that a request that nobody has read has left."""
+        self._free()
+
+    def _free(self) -> None:
+        """Count nothing of the request any more: it is not kept."""
+        self.owner.held_bytes.free(self, self._counted)
+        self._counted = 0
+
     def _free_request(self) -> None:
-        self.owner.held_bytes.count -= self._held_bytes
-        self._request, self._held_bytes = bytearray(), 0
+        self._free()
+        self._request = bytearray()
         self.owner.client_out.credit(self._late_length)
         self._late = bytearray()
         self._late_length = 0
@@ -350,51 +364,3 @@ class HeldStream:
 def _some_fields(block: HeaderBlock, names: frozenset[bytes]) -> dict[bytes, bytes]:
     limit = bounds.FIELD_BYTES
     return {name: value[:limit] for name, value in headers.read(block.alone) if name in names}
-
-
-class DroppedStream:
-    """A stream that we answered ourselves: what either side still sends on it is dropped, its DATA credited."""
-
-    def __init__(self, owner: Owner, stream: int) -> None:
-        self._owner = owner
-        self._stream = stream
-
-    def client_headers(self, block: HeaderBlock) -> None:
-        """Drop."""
-
-    def client_data(self, data: Data) -> None:
-        """Drop and credit."""
-        self._owner.client_out.credit(data.length)
-
-    def client_reset(self, frame: bytes) -> None:
-        """Drop: the runtime was told already."""
-
-    def client_window(self, increment: int) -> None:
-        """Drop."""
-
-    def runtime_headers(self, block: HeaderBlock) -> None:
-        """Drop."""
-
-    def runtime_data(self, data: Data) -> None:
-        """Drop and credit."""
-        self._owner.runtime_out.credit(data.length)
-
-    def runtime_reset(self, frame: bytes) -> None:
-        """Drop."""
-
-    def runtime_window(self, increment: int) -> None:
-        """Drop."""
-
-
-def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
-    """Build a trailers-only answer; RST_STREAM(NO_ERROR) follows unless the client has half-closed (RFC 9113, 8.1)."""
-    block = headers.build(
-        [
-            (b":status", b"200"),
-            (b"content-type", b"application/grpc"),
-            (b"grpc-status", str(code).encode()),
-            (b"grpc-message", grpc.percent_encode(text)),
-        ]
-    )
-    frames = http2.header_frames(stream, block, True)
-    return frames if half_closed else frames + http2.rst_stream(stream, http2.NO_ERROR)

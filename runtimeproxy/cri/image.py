@@ -11,7 +11,7 @@ from typing import Protocol
 
 from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_TOLD
 from runtimeproxy.cri.direction import Data, HeaderBlock
-from runtimeproxy.cri.held import refusal
+from runtimeproxy.cri.refused import refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import ClientConnection

@@ -9,14 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from runtimeproxy.call import CallState, HeldBytes
+from runtimeproxy.call import CallState
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Budget, Budgets, Excess
 from runtimeproxy.cri.direction import Data, Direction, HeaderBlock, Stream
 from runtimeproxy.cri.farewell import ENDLESS, Farewell, Open
-from runtimeproxy.cri.held import DroppedStream, HeldStream, refusal
+from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import AWAY, ImageLink
+from runtimeproxy.cri.refused import DroppedStream, refusal
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES
+from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import Outlet
 

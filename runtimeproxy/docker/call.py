@@ -64,6 +64,11 @@ class DockerCall(Call):
         else:
             self._take_reply()
 
+    @property
+    def kept_bytes(self) -> int:
+        """Keep nothing; calls with a body do."""
+        return 0
+
     def _take_reply(self) -> None:
         if not self._reply.done() and self._exchange.reply is not None:
             self._reply.set_result(self._exchange.reply)

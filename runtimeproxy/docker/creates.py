@@ -43,6 +43,11 @@ class CreateCall(DockerCall, Generic[_A]):
         self._asked: _A | str = asked
 
     @property
+    def kept_bytes(self) -> int:
+        """Return the length of the body, and of the one in its place."""
+        return len(self.body) + len(self._released or b"")
+
+    @property
     def asked(self) -> _A:
         """Return what the request asks for. Raises Unreadable."""
         if isinstance(self._asked, str):

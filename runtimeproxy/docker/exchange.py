@@ -8,9 +8,10 @@ Invariant: a held request leaves once, whole, or not at all; its answer waits fo
 from collections.abc import Callable
 from typing import Protocol
 
-from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, HeldBytes, Reply
+from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.errors import WireError
+from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
 from runtimeproxy.wire import bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
 
@@ -64,6 +65,7 @@ class Owner(Protocol):
     def send_refusal(self, exchange: "HeldExchange", status: int, message: str, close: bool) -> None: ...
     def reply_settled(self, exchange: "HeldExchange") -> None: ...
     def answer(self, exchange: "HeldExchange") -> None: ...
+    def give_up(self, exchange: "HeldExchange") -> None: ...
 
 
 class HeldExchange(Exchange):
@@ -73,7 +75,9 @@ class HeldExchange(Exchange):
         "_answer",
         "_body",
         "_collected",
+        "_counted",
         "_owner",
+        "_payload",
         "_reply_body",
         "_reply_head",
         "_whole",
@@ -96,8 +100,11 @@ class HeldExchange(Exchange):
         self.on_ended: Callable[[], object] = _nothing
         self.on_reply: Callable[[], object] = _nothing
         self._whole = False
+        self._counted = 0
         self._collected = bytearray()
         """What has come of the body; nothing once ``_body`` has it whole."""
+        self._payload: bytes | bytearray = bytearray()
+        """What has come in the chunks of a chunked one."""
         self._body = b""
         self._reply_head: ResponseHead | None = None
         self._reply_body: bytearray | None = bytearray()
@@ -109,12 +116,27 @@ class HeldExchange(Exchange):
     def collect(self, part: bytes) -> bool:
         """Take a part of the body as it came; False if it is too much to be kept."""
         self._collected += part
-        counted = self._owner.held_bytes
-        counted.count += len(part)
-        if len(self._collected) <= MESSAGE_LIMIT and counted.count <= counted.limit:
-            return True
-        self.problem = "the request is longer than the limit"
-        return False
+        if len(self._collected) > MESSAGE_LIMIT:
+            self.problem = "the request is longer than the limit"
+        elif not self._count(len(part)):
+            self.problem = NO_ROOM
+        return not self.problem
+
+    def keep(self, payload: bytes | bytearray) -> None:
+        """Take what is in the chunks of the body's next part."""
+        if not self.problem:
+            self._payload += payload
+
+    def _count(self, length: int) -> bool:
+        assert self.head is not None
+        length = 2 * length if self.head.framing is Framing.CHUNKED else length
+        self._counted += length
+        return self._owner.held_bytes.add(self, length)
+
+    def give_up(self, problem: str) -> None:
+        """Take the request as one that cannot be read, though more of it is to come."""
+        self.problem = problem
+        self._owner.give_up(self)
 
     def withdraw(self) -> bytes:
         """Hold a request no longer whose turn never came; return what came of it, b"" if it is not held."""
@@ -129,8 +151,10 @@ class HeldExchange(Exchange):
     def request_whole(self) -> None:
         """Know that nothing more of the request comes: it is kept once from here on, whoever reads it."""
         self._whole = True
+        self._owner.held_bytes.whole(self)
         self._body = bytes(self._collected)
         self._collected.clear()
+        self._payload = bytes(self._payload)
 
     def cut(self) -> None:
         """Know that the client ended inside its request."""
@@ -143,7 +167,7 @@ class HeldExchange(Exchange):
             raise WireError(self.problem)
         if self.head.field("content-encoding"):
             raise WireError("the request's body is encoded")
-        return bodies.dechunk(self._body) if self.head.framing is Framing.CHUNKED else self._body
+        return bytes(self._payload) if self.head.framing is Framing.CHUNKED else self._body
 
     def release(self, body: bytes | None) -> bool:
         """Send the request on: its own bytes if ``body`` is None, else with that body (relay-rules B8).
@@ -156,7 +180,9 @@ class HeldExchange(Exchange):
         assert self.head is not None
         raw = self.head.raw if body is None else http1.with_length(self.head.raw, len(body))
         body = self._body or bytes(self._collected) if body is None else body
-        self._free()
+        if self.problem:
+            self._free()
+        self._forget_body()
         if len(body) > JOINED_BYTES:
             self._owner.send_request(self, raw, body)
         else:
@@ -185,8 +211,14 @@ class HeldExchange(Exchange):
         ended()
 
     def _free(self) -> None:
-        self._owner.held_bytes.count -= len(self._body) + len(self._collected)
+        """Count nothing of the request any more: it is not kept."""
+        self._owner.held_bytes.free(self, self._counted)
+        self._counted = 0
+        self._forget_body()
+
+    def _forget_body(self) -> None:
         self._collected.clear()
+        self._payload = b""
         self._body = b""
 
     # The answer.
@@ -232,6 +264,7 @@ class HeldExchange(Exchange):
 
     def answer(self) -> None:
         """Let the answer go to the client."""
+        self._free()
         self._owner.answer(self)
 
     @property

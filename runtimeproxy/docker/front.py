@@ -10,7 +10,7 @@ import logging
 import socket
 
 from runtimeproxy import hookpoints
-from runtimeproxy.call import HeldBytes, Unreadable
+from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.away import Away
 from runtimeproxy.docker.backend import Backend
@@ -24,6 +24,7 @@ from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.docker.sync import Events
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
 from runtimeproxy.errors import BackendError
+from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, Operation
 from runtimeproxy.lifecycle import Lifecycle
 from runtimeproxy.plugins.manager import Manager

@@ -8,11 +8,11 @@ Invariant: whatever is not held leaves as the very bytes that came, in order and
 from collections import deque
 from typing import Protocol
 
-from runtimeproxy.call import HeldBytes
 from runtimeproxy.docker.answers import Answers
 from runtimeproxy.docker.exchange import Exchange, HeldExchange, OwnAnswer
 from runtimeproxy.docker.requests import Requests
 from runtimeproxy.docker.routes import Route
+from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Send
 from runtimeproxy.wire.http1 import BadMessage, RequestHead
@@ -159,6 +159,10 @@ class Reader:
         self._pending.append(exchange)
         if exchange.head is not None and exchange.head.expects_continue and exchange is self._pending[0]:
             self._continue(exchange)
+
+    def give_up(self, exchange: HeldExchange) -> None:
+        """Read no more of a held request whose body is still coming: there is no room for it."""
+        self._requests.hold_up(exchange)
 
     def held_whole(self, exchange: HeldExchange) -> None:
         """Take a held request that is whole; the hook servers are asked when all before it are answered (B7)."""

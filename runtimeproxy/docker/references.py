@@ -150,6 +150,11 @@ class UpdateCall(ReferenceCall):
             self._body = str(error)
 
     @property
+    def kept_bytes(self) -> int:
+        """Return the body's length."""
+        return len(self._body)
+
+    @property
     def body(self) -> bytes:
         """Return the request's body. Raises Unreadable."""
         if isinstance(self._body, str):

@@ -169,13 +169,14 @@ class Requests:
     def _begin(self, head: RequestHead) -> None:
         """Pass a request's head on, or hold the request."""
         route = routes.route(head.method, head.target)
-        self._body = follow(head.framing, head.length)
         if route is not None and self._taker.intercepts(route):
             exchange = self._taker.make_held(head, route)
+            self._body = follow(head.framing, head.length, exchange.keep)
             self._newest = exchange
             self._collecting = exchange if self._body is not None else None
             self._taker.begun(exchange)
         else:
+            self._body = follow(head.framing, head.length)
             self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
             self._taker.to_daemon.append(head.raw)
             self._taker.begun(self._newest)
@@ -192,7 +193,7 @@ class Requests:
         if self._collecting is None:
             self._taker.to_daemon.append(part)
         elif not self._collecting.collect(part):
-            self._hold_up(self._collecting)
+            self.hold_up(self._collecting)
         self._end_if_done(body)
         return end
 
@@ -207,11 +208,11 @@ class Requests:
         assert newest is not None
         if isinstance(newest, HeldExchange) and newest.state is CallState.HOLDING:
             newest.request_whole()
-            self._hold_up(newest)
+            self.hold_up(newest)
         elif (newest.may_tunnel or isinstance(newest, HeldExchange)) and not newest.answered:
             self._held_up_by = newest
 
-    def _hold_up(self, exchange: HeldExchange) -> None:
+    def hold_up(self, exchange: HeldExchange) -> None:
         """Read nothing behind a held request that is whole, or of which no more is read."""
         self._collecting = None
         if self._held_up_by is None:
@@ -263,7 +264,7 @@ class Requests:
         if self._collecting is not None:
             self._collecting.cut()
             self._body = None
-            self._hold_up(self._collecting)
+            self.hold_up(self._collecting)
         self.end_waits = self._unsent
         return self.end_waits
 

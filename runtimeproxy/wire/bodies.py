@@ -35,10 +35,11 @@ class Body(Protocol):
         follow none and return False."""
 
 
-def follow(framing: Framing, length: int) -> Body | None:
-    """Return the follower of a body, None if it has no bytes."""
+def follow(framing: Framing, length: int, keep: Callable[[Octets], object] | None = None) -> Body | None:
+    """Return the follower of a body, None if it has no bytes; ``keep`` is given what is in the chunks of a chunked one,
+    piece by piece."""
     if framing is Framing.CHUNKED:
-        return ChunkedBody()
+        return ChunkedBody(keep)
     if framing is Framing.UNTIL_CLOSE:
         return EndlessBody()
     return SizedBody(length) if length else None

@@ -11,10 +11,10 @@ from struct import Struct
 from hpack import Decoder, Encoder
 from hyperframe import frame as hyper
 
-from runtimeproxy.call import PROCESS_LIMIT, HeldBytes
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.reader import Reader
+from runtimeproxy.heldbytes import PROCESS_LIMIT, HeldBytes
 from runtimeproxy.wire.flow import Outlet
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy import unsettled
 from runtimeproxy.call import UNANSWERED
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.hookpoints import Operation
@@ -174,3 +175,21 @@ async def test_what_the_runtime_was_never_given_is_not_asked_about(operation: Op
     await asyncio.sleep(300)
     assert node.backend.asked == []
     assert node.recorder.counted("unsettled", operation=operation.value, result="failed") == 1
+
+
+@pytest.mark.parametrize("operation", [RUN_POD, CREATE, STOP, Operation.UPDATE_CONTAINER_RESOURCES])
+@virtual_time
+async def test_requests_that_stay_unsettled_are_kept_as_far_as_they_are_short(
+    operation: Operation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node()
+    node.know()
+    node.plugins.add("a", points=("PostStopContainer", "PreRunPodSandbox"))
+    message = node.held(operation).message
+    monkeypatch.setattr(unsettled, "MOST_BYTES", 2 * len(message))
+    for _ in range(3):
+        held = node.held(operation)
+        held.given = UNANSWERED
+        await node.run(held)
+    assert node.recorder.counted("unsettled", operation=operation.value, result="given_up") == 1
+    await node.lifecycle.stop()

@@ -180,28 +180,33 @@ def test_no_more_streams_are_open_than_the_limit_before_the_settings_are_acknowl
         play.client.sends(Headers(7, VERSION))
 
 
-def test_a_request_counts_as_held_until_its_last_byte_has_left() -> None:
+def test_a_request_counts_as_held_until_its_call_is_over() -> None:
+    """It is kept until then, whether it has left or waits for the runtime's credit."""
     play = greeted()
     play.runtime.sends(Settings(((4, 0),)))
-    play.client.sends(Headers(1, CREATE), Data(1, grpc(bytes(95)), end=True))
-    play.client.sends(Headers(3, CREATE), Data(3, grpc(bytes(95)), end=True))
+    for stream in (1, 3, 5):
+        play.client.sends(Headers(stream, CREATE), Data(stream, grpc(bytes(95)), end=True))
+    answered, cancelled, lost = play.events.calls
     for call in play.events.calls:
         assert call.release(b"x" * 500)
-    assert play.held_bytes.count == 200
-    play.runtime.sends(Credit(1, 504), Credit(3, 504))
-    assert play.held_bytes.count == 200
-    play.runtime.sends(Credit(1, 1))
-    assert play.held_bytes.count == 100
+    play.runtime.sends(Credit(1, 505), Headers(1, TRAILERS, end=True))
     play.client.sends(Reset(3, 8))
+    assert play.held_bytes.count == 300
+    answered.answer()
+    assert play.held_bytes.count == 200
+    cancelled.answer()
+    assert play.held_bytes.count == 100
+    play.reader.closed()
+    lost.answer()
     assert play.held_bytes.count == 0
 
 
-def test_nothing_counts_as_held_when_the_connection_has_ended() -> None:
+def test_a_request_that_has_not_been_released_counts_no_more_when_its_connection_has_ended() -> None:
     play = greeted()
-    play.runtime.sends(Settings(((4, 0),)))
-    play.client.sends(Headers(1, CREATE), Data(1, grpc(bytes(95)), end=True))
-    play.call.release(None)
-    play.reader.closed()
+    play.client.sends(Headers(1, CREATE), Data(1, grpc(bytes(95))[:50]))
+    play.client.sends(Headers(3, CREATE), Data(3, grpc(bytes(95)), end=True))
+    assert play.held_bytes.count == 150
+    play.reader.client_gone()
     assert play.held_bytes.count == 0
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.call import HeldBytes
 from runtimeproxy.cri.front import Connection
+from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.relay.endpoint import HIGH_WATER
 from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire.flow import CREDIT_STEP

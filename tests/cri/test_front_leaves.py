@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.call import HeldBytes
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.front import Connection
 from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.relay import pair
 from runtimeproxy.relay.pair import Pair
 from tests.cri.peer import (

@@ -188,17 +188,6 @@ def test_a4_the_clients_credit_for_the_reply_passes() -> None:
     assert play.runtime.got() == [Credit(1, 77)]
 
 
-def test_a4_the_whole_process_holds_a_bounded_number_of_bytes() -> None:
-    play = greeted(process_limit=40)
-    play.client.sends(Headers(1, CREATE), Data(1, grpc(bytes(30))), Headers(3, CREATE), Data(3, grpc(bytes(30))[:10]))
-    first, second = play.events.calls
-    assert (first.problem, second.problem) == ("", "too many bytes are held in the whole process")
-    assert play.held_bytes.count == 45
-    first.release(None)
-    second.refuse(8, "full")
-    assert play.held_bytes.count == 0
-
-
 # ---- A6: replies
 
 

@@ -7,10 +7,10 @@ Invariant: nothing that a side got is taken back, and nothing follows its EOF.
 
 from collections.abc import Callable, Iterable
 
-from runtimeproxy.call import PROCESS_LIMIT, HeldBytes
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
+from runtimeproxy.heldbytes import PROCESS_LIMIT, HeldBytes
 from runtimeproxy.wire.bodies import Send
 from runtimeproxy.wire.http1 import BadMessage
 

@@ -7,6 +7,7 @@ import pytest
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.docker.exchange import JOINED_BYTES, REPLY_LIMIT, HeldExchange
 from runtimeproxy.errors import WireError
+from runtimeproxy.heldbytes import NO_ROOM
 from tests.docker.peer import (
     CHUNKED,
     CLOSE,
@@ -99,23 +100,27 @@ def test_a_request_longer_than_a_message_may_be_cannot_be_read() -> None:
     assert play.daemon.got() == sent
 
 
-def test_all_held_requests_share_one_limit() -> None:
-    first = held(CREATE)
-    second = Play()
-    second.reader.held_bytes = first.held_bytes
-    first.held_bytes.limit = 2 * len(BODY) - 1
-    second.client.sends(CREATE[:-1])
-    assert not second.events.calls
-    second.client.sends(CREATE[-1:])
-    with pytest.raises(WireError, match="longer than the limit"):
-        second.call.body()
-    second.call.release(None)
-    assert first.held_bytes.count == len(BODY)
+def test_of_a_chunked_body_for_which_there_is_no_room_nothing_more_is_taken_out() -> None:
+    play = Play(limit=100)
+    chunk = b"100\r\n" + b"x" * 256 + b"\r\n"
+    play.client.sends(request("POST", TARGET, CHUNKED), chunk, chunk)
+    assert play.call.problem == NO_ROOM
+    play.call.release(None)
+    play.client.sends(chunk * 2)
+    assert play.call._payload == b""
+    assert play.daemon.got() == request("POST", TARGET, CHUNKED) + 4 * chunk
+
+
+def test_a_request_for_which_there_is_no_room_gives_up_and_passes_as_it_came() -> None:
+    play = Play()
+    play.client.sends(CREATE[:-1])
+    next(iter(play.held_bytes._coming)).give_up(NO_ROOM)
+    assert play.call.problem == NO_ROOM
+    play.call.release(None)
+    assert play.daemon.got() == CREATE[:-1]
 
 
 LEAVING: dict[str, Callable[[HeldExchange], object]] = {
-    "released": lambda call: call.release(None),
-    "changed": lambda call: call.release(b"{}"),
     "refused": lambda call: call.refuse(500, "no"),
     "ended": lambda call: call.end(),
 }

@@ -5,6 +5,7 @@ import pytest
 from runtimeproxy.docker import requests
 from runtimeproxy.docker.requests import READ_AHEAD_BYTES
 from runtimeproxy.docker.routes import Action
+from runtimeproxy.heldbytes import NO_ROOM
 from tests.docker.peer import (
     ATTACH,
     CHUNKED,
@@ -262,7 +263,7 @@ def too_long(*pieces: bytes) -> Play:
 @pytest.mark.parametrize("at", [8, 1], ids=["with the rest to come", "all but the last byte"])
 def test_a_held_body_above_the_limit_cannot_be_read_and_passes_as_it_came(at: int) -> None:
     play = too_long(LONG_CREATE[:-at])
-    assert "limit" in play.call.problem
+    assert play.call.problem == NO_ROOM
     play.client.sends(LONG_CREATE[-at:] + PING)
     assert play.daemon.got() == b""
     play.call.release(None)
@@ -275,7 +276,7 @@ def test_a_held_body_above_the_limit_cannot_be_read_and_passes_as_it_came(at: in
 
 def test_a_held_body_above_the_limit_may_be_whole() -> None:
     play = too_long(LONG_CREATE + PING)
-    assert "limit" in play.call.problem
+    assert play.call.problem == NO_ROOM
     play.call.release(None)
     assert play.daemon.got() == LONG_CREATE
     play.daemon.sends(CREATED)

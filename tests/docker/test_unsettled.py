@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy import unsettled
 from runtimeproxy import unsettled as module
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import ContainerRecord, HookAnswer, HookRequest
@@ -78,6 +79,18 @@ async def test_a_create_that_the_daemon_carries_out_late_is_found_when_it_has(no
     assert node.store.counts() == (1, 0)
     node.dockerd.state.create(name, body, node.container_body(pod_id))
     await until(lambda: node.store.counts() == (1, 1))
+
+
+async def test_bodies_of_creates_that_stay_unsettled_are_kept_as_far_as_they_are_short(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.plugins.add("a", HookAnswer(envs={"B": "3"}), points=("PreCreateContainer",))
+    body = node.container_body(await node.create_pod())
+    monkeypatch.setattr(unsettled, "MOST_BYTES", 4 * len(written(body)) + 100)
+    for number in range(3):
+        await unanswered(node, CREATE, "POST", f"/containers/create?name=k8s_{number}", body, done=False)
+        await until(lambda number=number: len(node.lifecycle._unsettled) == min(number + 1, 2))  # type: ignore[misc]
+    assert settled(node, Operation.CREATE_CONTAINER, "given_up") == 1
 
 
 @pytest.mark.parametrize("known", ["hooked", "other name", "another's"])

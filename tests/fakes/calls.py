@@ -56,6 +56,7 @@ class FakeCall(Call):
     outcome_error: Exception | None = None
     fates: list[Reply | Exception] = field(default_factory=list)
     """What the runtime tells each time it is asked what became of the call; the last one stays."""
+    size: int = 0
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
     released_with: tuple[Subject | None, Adjustment] | None = None
@@ -68,6 +69,10 @@ class FakeCall(Call):
 
     def _step(self, name: str) -> None:
         self.steps.append((asyncio.get_running_loop().time(), name))
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.size
 
     def order_key(self) -> str:
         if isinstance(self.key, Exception):

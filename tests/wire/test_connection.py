@@ -137,6 +137,18 @@ def test_window_updates_open_the_connection_and_the_stream(link: Noted) -> None:
     assert link.outlet.window == before + 10
 
 
+def test_what_a_wider_window_lets_go_is_sent_when_all_is_read(link: Noted) -> None:
+    link.receive(http2.settings({http2.INITIAL_WINDOW_SIZE: 0}))
+    link.outlet.govern(1)
+    link.outlet.send_data(1, b"abc", True, None, 0)
+    link.sent()
+    wider, narrower = (http2.settings({http2.INITIAL_WINDOW_SIZE: size}) for size in (3, 0))
+    link.receive(wider + narrower)
+    assert http2.DATA not in [kind for kind, *_ in link.sent()]
+    link.receive(narrower + wider)
+    assert link.sent()[-1] == (http2.DATA, http2.END_STREAM, 1, b"abc")
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -1,0 +1,67 @@
+"""What held calls keep in memory is counted, and bounded for the whole process (relay-rules A4)."""
+
+import gzip
+
+from runtimeproxy.heldbytes import NO_ROOM
+from tests.cri.peer import CREATE, TRAILERS, Credit, Data, Headers, Settings, greeted, grpc
+
+
+def test_a4_the_whole_process_holds_a_bounded_number_of_bytes() -> None:
+    play = greeted(process_limit=40)
+    play.client.sends(Headers(1, CREATE), Data(1, grpc(bytes(30))), Headers(3, CREATE), Data(3, grpc(bytes(30))[:10]))
+    first, second = play.events.calls
+    assert (first.problem, second.problem) == ("", NO_ROOM)
+    assert play.held_bytes.count == 45
+    first.release(None)
+    play.runtime.sends(Headers(1, TRAILERS, end=True))
+    first.answer()
+    second.refuse(8, "full")
+    assert play.held_bytes.count == 0
+
+
+def test_a4_who_stalls_inside_a_long_request_keeps_no_shorter_one_from_being_read() -> None:
+    play = greeted(process_limit=4_000)
+    longer = grpc(bytes(5_000))
+    play.client.sends(Headers(1, CREATE), Data(1, longer[:1_700]), Headers(3, CREATE), Data(3, longer[:1_300]))
+    assert play.events.calls == []
+    play.client.sends(
+        *(frame for stream in (5, 7) for frame in (Headers(stream, CREATE), Data(stream, grpc(b"x" * 95))))
+    )
+    stalled, *shorter = play.events.calls
+    assert (stalled.stream, stalled.message, stalled.problem) == (1, None, NO_ROOM)
+    assert [(call.message, call.problem) for call in shorter] == [(b"x" * 95, "")] * 2
+    assert stalled.release(None)
+    play.client.sends(Data(1, longer[1_700:], end=True))
+    sent = [frame for frame in play.runtime.got() if isinstance(frame, Data)]
+    assert b"".join(frame.payload for frame in sent) == longer, "it passes as it came"
+    assert play.held_bytes.count == 1_300 + 200, "nothing is kept of what nobody has read"
+
+
+def test_a4_what_nobody_has_read_counts_until_it_has_left() -> None:
+    play = greeted(process_limit=40)
+    play.runtime.sends(Settings(((4, 0),)))
+    play.client.sends(Headers(1, CREATE), Data(1, grpc(bytes(50))))
+    assert play.call.problem == NO_ROOM
+    assert play.call.release(None)
+    play.runtime.sends(Credit(1, 54))
+    assert play.held_bytes.count == 55
+    play.runtime.sends(Credit(1, 1))
+    assert play.held_bytes.count == 0
+
+
+def test_a4_what_a_compressed_message_is_inflated_to_is_counted() -> None:
+    play = greeted(process_limit=1_500)
+    packed = grpc(gzip.compress(bytes(1_000)), 1)
+    zipped = (*CREATE, (b"grpc-encoding", b"gzip"))
+    for stream in (1, 3):
+        play.client.sends(Headers(stream, zipped), Data(stream, packed, end=True))
+    first, second = play.events.calls
+    assert (first.message, first.problem) == (bytes(1_000), "")
+    assert (second.message, second.problem) == (None, NO_ROOM)
+    assert play.held_bytes.count == 2 * len(packed) + 2_000
+    play.runtime.got()
+    for call in play.events.calls:
+        assert call.release(None)
+        call.answer()
+    assert play.runtime.got() == [Data(1, packed, end=True), Data(3, packed, end=True)]
+    assert play.held_bytes.count == 0

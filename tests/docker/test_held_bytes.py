@@ -1,0 +1,66 @@
+"""What held requests keep in memory is counted, and bounded for the whole process (relay-rules A4, for Docker)."""
+
+import pytest
+
+from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.errors import WireError
+from runtimeproxy.heldbytes import NO_ROOM
+from tests.docker.peer import CREATE, CREATED, Play, request
+from tests.docker.test_exchange import BODY, IN_CHUNKS, held
+
+
+def test_all_held_requests_share_one_limit() -> None:
+    first = held(CREATE)
+    second = Play()
+    second.reader.held_bytes = first.held_bytes
+    first.held_bytes.limit = 2 * len(BODY) - 1
+    second.client.sends(CREATE[:-1])
+    assert not second.events.calls
+    second.client.sends(CREATE[-1:])
+    with pytest.raises(WireError, match=NO_ROOM):
+        second.call.body()
+    second.call.release(None)
+    assert first.held_bytes.count == len(BODY), "nothing is kept of what nobody has read"
+
+
+def test_a_chunked_body_is_taken_out_of_its_chunks_as_it_comes() -> None:
+    play = Play()
+    play.client.sends(IN_CHUNKS[:-2])
+    coming = next(iter(play.held_bytes._coming))
+    assert isinstance(coming, HeldExchange)
+    assert coming._payload == BODY
+    raw = len(IN_CHUNKS) - IN_CHUNKS.index(b"\r\n\r\n") - 4
+    assert play.held_bytes.count == 2 * (raw - 2), "both are kept"
+    play.client.sends(IN_CHUNKS[-2:])
+    assert play.call.body() == BODY
+
+
+@pytest.mark.parametrize("body", [None, b"{}"], ids=["released", "changed"])
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_released_call_counts_until_it_is_over(body: bytes | None, answered: bool) -> None:
+    """Whoever made something of its request keeps that until then."""
+    play = held(CREATE)
+    play.call.release(body)
+    assert play.held_bytes.count == len(BODY)
+    if answered:
+        play.daemon.sends(CREATED)
+    else:
+        play.call.end()
+    assert play.held_bytes.count == len(BODY)
+    play.call.answer()
+    assert play.held_bytes.count == 0
+
+
+def test_who_stalls_inside_a_long_request_keeps_no_shorter_one_from_being_read() -> None:
+    stalled, shorter = Play(limit=4_000), Play()
+    shorter.reader.held_bytes = stalled.held_bytes
+    longer = request("POST", "/containers/create", body=b"x" * 5_000)
+    stalled.client.sends(longer[:3_000])
+    assert not stalled.events.calls
+    shorter.client.sends(request("POST", "/containers/create", body=b"y" * 500))
+    assert shorter.call.body() == b"y" * 500
+    with pytest.raises(WireError, match=NO_ROOM):
+        stalled.call.body()
+    stalled.call.release(None)
+    stalled.client.sends(longer[3_000:])
+    assert stalled.daemon.got() == longer, "it passes as it came"
