@@ -22,7 +22,8 @@ PEERS = (
     *_system("backends_broken", "bounds", "connections", "events"),
 )
 CANCELS = _system("calls", "cancels")
-RESTARTS = _system("restart", "restarts", "runtime_away", "containerd_gone", "containerd_restart", "dockerd_restart")
+RESTARTS = _system("restarts", "runtime_away", "containerd_gone", "containerd_restart", "dockerd_restart")
+KILLS = _system("restart")
 
 
 def faults(tests: Sequence[str], share: float) -> Found:
