@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.docker import translate
 from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.daemon import until
@@ -43,6 +44,27 @@ async def test_a_container_is_told_with_its_pod_and_kept_as_the_kubelet_asked_fo
     assert node.came(CREATE) == written(node.container_body(pod_id))
     whole = replace(told, id=container_id)
     assert node.container(container_id) == ContainerRecord(whole, whole)
+
+
+async def test_a_create_that_has_left_is_not_held_for_a_plugin_that_comes_in_that_turn(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front lets a create go at once where nobody is registered, and the lifecycle reads it in a later step."""
+    pod_id = await node.create_pod()
+    is_pods = translate.is_pods
+
+    def registers(body: bytes) -> bool:
+        assert len(node.dockerd.requests(CREATE)) == 1, "the daemon has not read yet what it was just sent"
+        if not node.plugins.plugins:
+            node.plugins.add("late", HookAnswer(envs={"B": "3"}), policy=FAIL)
+        return is_pods(body)
+
+    monkeypatch.setattr(translate, "is_pods", registers)
+    container_id = await node.create_container(pod_id)
+    assert (node.points, len(node.dockerd.requests(CREATE))) == ([], 2)
+    assert node.came(CREATE) == written(node.container_body(pod_id))
+    assert node.container(container_id).effective.envs == TOLD.envs
+    assert node.recorder.total("hook_failures") == 0
 
 
 async def test_a_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: Node) -> None:
