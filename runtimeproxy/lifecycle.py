@@ -98,7 +98,17 @@ class Lifecycle:
         subject may be older than the call."""
         if call.unsure or self.store.watched:
             with suppress(Unreadable):
-                (self.store.forget if call.unsure else self.store.void)(call.order_key())
+                key = call.order_key()
+                self.store.void(key)
+                if call.unsure:
+                    self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        """Have a subject read anew; calls of it that are under way know it as it was."""
+        self.store.forget(key)
+        for other in self._under_way:
+            with suppress(Unreadable):
+                other.unsure |= other.order_key() == key
 
     async def _run(self, call: Call, times: CallTimes) -> None:
         try:

@@ -44,6 +44,7 @@ class _Entry:
     ended: float
     size: int
     timer: asyncio.TimerHandle = field(init=False)
+    task: asyncio.Task[None] | None = None
 
 
 class Unsettled:
@@ -101,6 +102,7 @@ class Unsettled:
 
     def _start(self, entry: _Entry) -> None:
         task = asyncio.get_running_loop().create_task(self._ask(entry), name=f"settle {entry.call.operation.value}")
+        entry.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -133,4 +135,6 @@ class Unsettled:
         del self._entries[entry]
         self._bytes -= entry.size
         entry.timer.cancel()
+        if entry.task is not None and entry.task is not asyncio.current_task():
+            entry.task.cancel()  # it would keep the call until its question has its turn
         self._recorder.count("unsettled", operation=entry.call.operation.value, result=result)

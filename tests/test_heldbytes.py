@@ -1,5 +1,8 @@
 """The count of what held requests keep, and who gives up where there is no room for all."""
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 from runtimeproxy.heldbytes import NO_ROOM, PROCESS_LIMIT, HeldBytes
 
 LIMIT = 100
@@ -14,8 +17,12 @@ class Request:
         self.problem = ""
 
     def takes(self, length: int) -> bool:
+        """Take a piece; more is to come."""
         self.size += length
-        return self._held_bytes.add(self, length)
+        has_room = self._held_bytes.add(self, length)
+        if has_room:
+            self._held_bytes.comes(self, self.size)
+        return has_room
 
     def give_up(self, problem: str) -> None:
         self.problem = problem
@@ -55,20 +62,32 @@ def test_nobody_gives_up_while_there_is_room() -> None:
 
 def test_the_longest_that_is_still_coming_gives_up_for_the_others() -> None:
     held_bytes, (whole, longest, longer, shorter, last) = requests(5)
-    whole.takes(30)
+    whole.takes(20)
     held_bytes.whole(whole)
-    longest.takes(24)
-    longer.takes(20)
-    assert shorter.takes(2)
+    longest.takes(34)
+    longer.takes(18)
+    assert shorter.takes(4)
     assert [each.problem for each in (whole, longest, longer, shorter)] == ["", NO_ROOM, "", ""]
     assert held_bytes.count == 76, "it counts until it has left"
-    assert shorter.takes(17)
+    assert shorter.takes(11)
     assert longer.problem == "", "there is room again as soon as one has given up"
-    assert last.takes(7)
-    assert [each.problem for each in (whole, longer, shorter, last)] == ["", NO_ROOM, "", ""]
-    for each in (whole, longest, longer, shorter, last):
+    held_bytes.whole(whole)
+    longest.ends()
+    assert last.takes(23)
+    assert [each.problem for each in (longer, shorter, last)] == [NO_ROOM, "", ""]
+    for each in (whole, longer, shorter, last):
         each.ends()
-    assert (held_bytes.count, held_bytes._coming, held_bytes._leaving) == (0, {}, {})
+    assert (held_bytes.count, held_bytes._leaving, held_bytes._coming) == (0, 0, {})
+    assert not any(held_bytes._by_length)
+
+
+def test_nobody_gives_up_for_one_of_twice_its_length() -> None:
+    _, (short, long) = requests(2)
+    short.takes(30)
+    assert long.takes(60)
+    assert (short.problem, long.problem) == ("", "")
+    assert not long.takes(11)
+    assert (short.problem, long.problem) == ("", "")
 
 
 def test_what_has_given_up_counts_for_the_limit_until_it_has_left() -> None:
@@ -79,6 +98,42 @@ def test_what_has_given_up_counts_for_the_limit_until_it_has_left() -> None:
     assert not late.takes(1)
     stalled.ends()
     assert late.takes(0)
+
+
+def test_thousands_that_stall_cost_no_piece_more_than_a_few_do() -> None:
+    held_bytes = HeldBytes(PROCESS_LIMIT)
+    held_bytes.count = PROCESS_LIMIT - PROCESS_LIMIT // 4
+    stalled = [Request(held_bytes) for _ in range(10_000)]
+    for each in stalled:
+        held_bytes.comes(each, 1)
+    longest = Request(held_bytes)
+    looks = Looks(held_bytes._by_length)
+    held_bytes._by_length = looks
+    for _ in range(100):
+        assert longest.takes(1_000)
+    assert looks.seen <= 100 * (len(looks) + 2)
+    assert not any(each.problem for each in stalled)
+
+
+class Looks(list[dict[Any, None]]):
+    """Counts what is looked at of requests by their lengths."""
+
+    def __init__(self, levels: Iterable[dict[Any, None]]) -> None:
+        super().__init__(Looked(self, level) for level in levels)
+        self.seen = 0
+
+
+class Looked(dict[Any, None]):
+    """One length."""
+
+    def __init__(self, looks: Looks, level: dict[Any, None]) -> None:
+        super().__init__(level)
+        self._looks = looks
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            self._looks.seen += 1
+            yield each
 
 
 def test_the_longest_itself_may_have_the_last_quarter() -> None:

@@ -344,3 +344,19 @@ async def test_a_client_that_leaves_during_the_extra_update_leaves_nothing_that_
     task.cancel()
     await task
     assert core.store.counts() == (1, 0)
+
+
+@virtual_time
+async def test_no_call_that_was_under_way_brings_back_what_nobody_is_sure_of() -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", SHARES, points=("PreStartContainer",))
+    start = core.start(FakeCall(START, prepare_unsure=True, prepare_error=BackendError("broke off"), runtime_seconds=2))
+    await asyncio.sleep(1)
+    stop, other = (core.start(FakeCall(STOP, key=key, runtime_seconds=at)) for key, at in (("c1", 5), ("c2", 6)))
+    await start
+    assert core.store.counts() == (1, 0)
+    await stop
+    assert core.store.counts() == (1, 0)
+    await other
+    assert core.store.counts() == (1, 1), "a call of another container keeps what it has (the fake's are all c1)"

@@ -11,7 +11,7 @@ from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
-from runtimeproxy.unsettled import ASKED_AFTER_SECONDS, Unsettled
+from runtimeproxy.unsettled import ASKED_AFTER_SECONDS, MOST_QUESTIONS, Unsettled
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 
@@ -195,9 +195,23 @@ async def test_of_requests_that_are_too_long_together_the_oldest_are_given_up(mo
     assert (len(rig.unsettled), rig.counted("given_up")) == (2, 1)
     await asyncio.sleep(300)
     assert [len(asked(call)) for call in (first, second, third)] == [0, 1, 1]
+    assert len(asyncio.all_tasks()) == 1
     alone, last = rig.add(DONE, size=500), rig.add(DONE, size=1)
     await asyncio.sleep(300)
     assert [len(asked(call)) for call in (alone, last)] == [0, 1], "the longest is asked about if no other comes"
+
+
+@virtual_time
+async def test_who_is_given_up_waits_for_no_question_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task of a question that waits for its turn has the call, and that its request."""
+    monkeypatch.setattr(module, "MOST_CALLS", 2 * MOST_QUESTIONS)
+    rig = Rig()
+    for _ in range(10):
+        for call in [rig.add(UNANSWERED, key="c2") for _ in range(MOST_QUESTIONS)]:
+            call.read_seconds = 100
+        await asyncio.sleep(1)
+        assert len(asyncio.all_tasks()) <= 2 * MOST_QUESTIONS + 1
+    await rig.unsettled.stop()
 
 
 @virtual_time

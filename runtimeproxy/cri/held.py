@@ -105,6 +105,8 @@ class HeldStream:
             self._count(len(payload))
             if self._is_whole():
                 self._open()
+            else:
+                self.owner.held_bytes.comes(self, self._counted)
         except WireError as error:
             self.give_up(str(error))
 
@@ -283,7 +285,7 @@ class HeldStream:
         if late or (end and not pieces):
             runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, self._late_length)
             self._credit_stream(self._late_length)
-            self._late_length = 0
+            self._late, self._late_length = bytearray(), 0
         if self._trailers is not None:
             runtime.send_frame(self.stream, self._trailers.frames())
 

@@ -120,6 +120,8 @@ class HeldExchange(Exchange):
             self.problem = "the request is longer than the limit"
         elif not self._count(len(part)):
             self.problem = NO_ROOM
+        else:
+            self._owner.held_bytes.comes(self, self._counted)
         return not self.problem
 
     def keep(self, payload: bytes | bytearray) -> None:

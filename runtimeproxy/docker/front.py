@@ -245,6 +245,8 @@ class Connection:
         if call is None:
             exchange.on_reply = exchange.answer
             exchange.release(None)
+            if exchange.reply is not None:  # it has left already, in vain
+                exchange.answer()
             return
         self._stepped = True
         task = front.loop.create_task(front.lifecycle.run(call), name=call.operation.value)

@@ -157,8 +157,12 @@ class Reader:
     def begun(self, exchange: Exchange) -> None:
         """Take a request whose head was read."""
         self._pending.append(exchange)
-        if exchange.head is not None and exchange.head.expects_continue and exchange is self._pending[0]:
+        if exchange.head is not None and exchange.head.expects_continue and self.is_turn_of(exchange):
             self._continue(exchange)
+
+    def is_turn_of(self, exchange: Exchange) -> bool:
+        """Tell whether every earlier request has its answer."""
+        return exchange is self._pending[0]
 
     def give_up(self, exchange: HeldExchange) -> None:
         """Read no more of a held request whose body is still coming: there is no room for it."""
@@ -166,7 +170,7 @@ class Reader:
 
     def held_whole(self, exchange: HeldExchange) -> None:
         """Take a held request that is whole; the hook servers are asked when all before it are answered (B7)."""
-        if exchange is self._pending[0]:
+        if self.is_turn_of(exchange):
             self._events.held(exchange)
 
     def speaks_http2(self) -> bool:
@@ -264,6 +268,7 @@ class Reader:
         elif isinstance(first, HeldExchange):
             if self._requests.collecting(first):
                 self._continue(first)
+                self._requests.turn(first)
             else:
                 self._events.held(first)
 

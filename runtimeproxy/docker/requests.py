@@ -2,7 +2,8 @@
 
 Owns where the next request starts, and what holds the reading up.
 Must not know: the daemon's answers, sockets, hook servers.
-Invariant: behind a request that is held, or that may become a tunnel, nothing is read (relay-rules B3, B7).
+Invariant: behind a request that is held, or that may become a tunnel, nothing is read, and no body that is held before
+its turn (relay-rules B3, B7).
 """
 
 from typing import Protocol
@@ -36,6 +37,7 @@ class Taker(Protocol):
     def intercepts(self, route: Route) -> bool: ...
     def make_held(self, head: RequestHead, route: Route) -> HeldExchange: ...
     def begun(self, exchange: Exchange) -> None: ...
+    def is_turn_of(self, exchange: Exchange) -> bool: ...
     def held_whole(self, exchange: HeldExchange) -> None: ...
     def speaks_http2(self) -> bool: ...
     def unreadable(self, error: BadMessage, inside: Exchange | None) -> None: ...
@@ -97,8 +99,8 @@ class Requests:
 
     @property
     def inside_body(self) -> bool:
-        """Tell whether a body is still to come to its end."""
-        return self._body is not None
+        """Tell whether a body that is read is still to come to its end."""
+        return self._body is not None and self._held_up_by is None
 
     @property
     def whole(self) -> bool:
@@ -175,6 +177,8 @@ class Requests:
             self._newest = exchange
             self._collecting = exchange if self._body is not None else None
             self._taker.begun(exchange)
+            if self._collecting is not None and not self._taker.is_turn_of(exchange):
+                self._held_up_by = exchange  # before its turn nobody could be asked: what comes of it is not kept
         else:
             self._body = follow(head.framing, head.length)
             self._newest = Exchange(head, bool(head.upgrade) or routes.may_upgrade(head.method, head.target))
@@ -230,6 +234,12 @@ class Requests:
         """Tell whether the body of a held request is still to come."""
         return self._collecting is exchange
 
+    def turn(self, exchange: Exchange) -> None:
+        """Read the body of a held request: those before it have their answers."""
+        if self._held_up_by is exchange:
+            self._held_up_by = None
+            self._go_on()
+
     def released(self) -> None:
         """Let what follows the held request go: the rest of a body that was too long to be kept, or the EOF."""
         if self._body is not None:
@@ -248,6 +258,8 @@ class Requests:
         if self._held_up_by is None and self._rest:
             self._read_rest()
         self._read_ahead()
+        if self.end_waits:
+            self._cut()
         if self.end_waits and not self._unsent:
             self.end_waits = False
             self._taker.client_done()
@@ -261,12 +273,16 @@ class Requests:
 
         The beginning of a head goes nowhere: no daemon acts on it.
         """
-        if self._collecting is not None:
+        self._cut()
+        self.end_waits = self._unsent
+        return self.end_waits
+
+    def _cut(self) -> None:
+        """Know that no more comes of a body that is being read."""
+        if self._collecting is not None and self._held_up_by is None:
             self._collecting.cut()
             self._body = None
             self.hold_up(self._collecting)
-        self.end_waits = self._unsent
-        return self.end_waits
 
     @property
     def _unsent(self) -> bool:

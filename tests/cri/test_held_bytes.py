@@ -65,3 +65,11 @@ def test_a4_what_a_compressed_message_is_inflated_to_is_counted() -> None:
         call.answer()
     assert play.runtime.got() == [Data(1, packed, end=True), Data(3, packed, end=True)]
     assert play.held_bytes.count == 0
+
+
+def test_what_came_behind_a_message_is_kept_no_longer_than_until_the_release() -> None:
+    play = greeted()
+    play.client.sends(Headers(1, CREATE), Data(1, grpc(b"one")), Data(1, grpc(b"another" * 1_000)))
+    assert play.call._late
+    assert play.call.release(None)
+    assert not play.call._late

@@ -91,15 +91,27 @@ async def test_a_held_call_whose_client_left_before_its_turn_asks_nobody(tmp_pat
             client.send(request("PUT", "/containers/x/archive", bytes(400_000)))
             connection, _ = await asyncio.get_running_loop().sock_accept(daemon)
             client.send(request("POST", "/containers/c1/update", b"{}"))
-            await until(lambda: node.front.held_bytes.count > 0)
+            (paired,) = node.front.connections
+            await until(lambda: len(paired.reader._pending) == 2)
             client.abort()
-            await until(lambda: node.front.held_bytes.count == 0)
+            await until(lambda: not paired.reader._pending)
             assert node.front.connections
             connection.send(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n")
             await asyncio.sleep(0.05)
             assert (node.points, node.front.tasks) == ([], set())
             connection.close()
             await until(lambda: not node.front.connections)
+
+
+async def test_a_plain_create_that_no_daemon_was_there_for_counts_no_more(node: Node) -> None:
+    client = await node.client()
+    sent = request("POST", "/containers/create?name=plain", b'{"Image":"busybox"}')
+    client.send(sent[:-1])
+    await until(lambda: node.front.held_bytes.count > 0)
+    await node.dockerd.stop()
+    client.send(sent[-1:])
+    assert (await client.answer()).status == 502
+    assert node.front.held_bytes.count == 0
 
 
 async def test_what_the_daemon_agreed_to_is_recorded_and_told_though_the_client_has_gone(node: Node) -> None:

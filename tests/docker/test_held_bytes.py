@@ -5,8 +5,10 @@ import pytest
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.errors import WireError
 from runtimeproxy.heldbytes import NO_ROOM
-from tests.docker.peer import CREATE, CREATED, Play, request
+from tests.docker.peer import CHUNKED, CREATE, CREATED, OK, PING, Play, answer, request
 from tests.docker.test_exchange import BODY, IN_CHUNKS, held
+
+EVENTS = request("GET", "/events")
 
 
 def test_all_held_requests_share_one_limit() -> None:
@@ -64,3 +66,33 @@ def test_who_stalls_inside_a_long_request_keeps_no_shorter_one_from_being_read()
     stalled.call.release(None)
     stalled.client.sends(longer[3_000:])
     assert stalled.daemon.got() == longer, "it passes as it came"
+
+
+def test_what_waits_for_its_turn_behind_an_endless_answer_is_not_kept() -> None:
+    play = Play()
+    waiting = request("POST", "/containers/create", body=b"x" * 5_000)
+    play.client.sends(EVENTS + waiting[:-1_000])
+    assert (play.held_bytes.count, play.daemon.got()) == (0, EVENTS)
+    play.daemon.sends(answer(200, CHUNKED, body=None), b"8\r\nan event\r\n")
+    play.client.sends(waiting[-1_000:] + PING)
+    assert (play.held_bytes.count, play.events.calls) == (0, [])
+    play.reader.client_gone()
+    assert (play.held_bytes.count, play.events.calls) == (0, [])
+
+
+@pytest.mark.parametrize("at", [1, 500, 4_999])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_body_is_kept_when_its_turn_has_come(at: int, ends: bool) -> None:
+    play = Play()
+    waiting = request("POST", "/containers/create", body=b"x" * 5_000)
+    play.client.sends(PING + waiting[:-at])
+    if not ends:
+        play.daemon.sends(OK)
+        assert (play.held_bytes.count, play.events.calls) == (5_000 - at, [])
+    play.client.sends(waiting[-at:])
+    if ends:
+        play.client_ends()
+        play.daemon.sends(OK)
+    assert play.call.body() == b"x" * 5_000
+    play.call.release(None)
+    assert (play.daemon.got(), play.daemon.ended) == (PING + waiting, ends)
