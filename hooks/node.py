@@ -257,7 +257,8 @@ class Node:
 
     @property
     def settings(self) -> Settings:
-        """Return what the file says now. A bad file is logged once, and the last good settings stay."""
+        """Return what the file says now. A bad file is logged once, and the last good settings stay, as they do while
+        the file is empty: then it is being written."""
         if self._path is not None and _state(self._path) != self._seen:
             with self._lock:
                 self._look(self._path)
@@ -268,11 +269,12 @@ class Node:
         if state == self._seen:
             return  # another thread was faster, and may know better
         try:
-            self._settings = Settings() if state is None else parse(_content(path), str(path))
+            content = b"" if state is None else _content(path)
+            if content or state is None or self._seen is None:  # else somebody is writing it in its place
+                self._settings = parse(content, str(path))
+                _LOG.info("%s: the node's settings are taken", path)
         except (OSError, ConfigError) as error:
             _LOG.error("%s; the node's settings stay as they were", error)
-        else:
-            _LOG.info("%s: the node's settings are taken", path)
         self._seen = state
 
 

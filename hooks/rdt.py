@@ -122,12 +122,13 @@ class Rdt(NodeHook):
             container.annotations[RDT_CLASS] = group
 
     def post_start_container(self, container: ContainerContext) -> None:
-        """Move the container's threads into its group, if that is there: where the runtime did so, none is left to do.
+        """Move the container's threads into its group: where the runtime did so, none is left to do.
 
-        Raises Malformed.
+        The group is made sure of once more: the late second stop of a dead sandbox may have found it empty. Raises
+        Malformed.
         """
         group, wish = self._membership(container)
-        if wish is None or not self.resctrl.exists(group):
+        if wish is None or not self._ensured(group, wish):
             return
         try:
             path = self.cgroups.container(container.cgroup_parent, container.id)

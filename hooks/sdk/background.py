@@ -17,6 +17,8 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._waited_for: set[Future[None]] = set()
+        self._ended = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="hook-event-loop", daemon=True)
         self._thread.start()
         self._loop = self._ready.result()
@@ -28,13 +30,22 @@ class BackgroundLoop:
 
     def submit(self, awaitable: Awaitable[None]) -> Future[None]:
         """Run ``awaitable`` on the loop; the future can be waited for, and cancelled, from any thread."""
-        return asyncio.run_coroutine_threadsafe(_finish(awaitable), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_finish(awaitable), self._loop)
+        self._waited_for.add(future)
+        future.add_done_callback(self._waited_for.discard)
+        if self._ended:  # meanwhile: then the loop may never have seen it
+            future.cancel()
+        return future
 
     def close(self, timeout_seconds: float) -> None:
         """Cancel what runs and end the loop; a method that blocks it is waited for that long at most. Repeatable."""
         with suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(timeout_seconds)
+        self._ended = not self._thread.is_alive()
+        if self._ended:
+            for future in tuple(self._waited_for):
+                future.cancel()
 
 
 async def _finish(awaitable: Awaitable[None]) -> None:

@@ -79,12 +79,18 @@ class Connection:
         self._unsent = bytearray()
         self._armed = 0
         self._leaving = self._closed = False
-        threads.watch(self._file, self, 0)
+        with self._lock:  # who is told of an event of the file descriptor's last owner waits until it can be armed
+            threads.watch(self._file, self, 0)
 
     def start(self) -> None:
         """Greet the client and wait for what it sends."""
         with self._lock:
             self._sent()
+
+    @property
+    def closed(self) -> bool:
+        """Tell whether its end has come."""
+        return self._closed
 
     @property
     def busy(self) -> bool:

@@ -71,6 +71,8 @@ class Connections:
                 return
             connection = Connection(self._sock.accept()[0], self._threads, self._begin, self._gone)
             self._open.add(connection)
+            if connection.closed:  # another thread was faster: _gone came before
+                self._open.discard(connection)
         connection.start()
 
     def _arm(self) -> None:

@@ -41,13 +41,13 @@ class Health:
         service = _service(call)
         if service is None:
             return
-        known = service in self._services
-        self._watching[call] = known
-        call.tell(self._said if known else _SERVICE_UNKNOWN)
+        said = self._said if service in self._services else _SERVICE_UNKNOWN
+        call.tell(said)
+        self._watching[call] = said is _SERVING
         if not call.on_cut(lambda: self._unwatch(call)):
             self._unwatch(call)
         if self._said is _NOT_SERVING:  # whoever said so may have missed this one
-            self.leave()
+            self._let_go(call)
 
     def _unwatch(self, call: Call) -> None:
         self._watching.pop(call, None)
@@ -55,11 +55,17 @@ class Health:
     def leave(self) -> None:
         """Say from now on that nothing is served, also to all who watch; then there is nothing left to watch."""
         self._said = _NOT_SERVING
-        for call, known in list(self._watching.items()):
-            if known:
-                call.tell(_NOT_SERVING)
-            call.end(grpc.UNAVAILABLE, _LEAVING)
-            self._unwatch(call)
+        for call in list(self._watching):
+            self._let_go(call)
+
+    def _let_go(self, call: Call) -> None:
+        """Tell one who watches of the end, once: whoever takes it out does so."""
+        serving = self._watching.pop(call, None)
+        if serving is None:
+            return
+        if serving:
+            call.tell(_NOT_SERVING)
+        call.end(grpc.UNAVAILABLE, _LEAVING)
 
 
 def _service(call: Call) -> str | None:

@@ -113,15 +113,17 @@ class Threads:
             self._threads -= 1
 
     def _run(self) -> None:
-        while not self._ending:
-            job = self._take()
-            if job is None:
-                self._wait()
-            else:
-                self._do(job)
-        with self._lock:
-            self._threads -= 1
-            self._changed.notify_all()
+        try:
+            while not self._ending:
+                job = self._take()
+                if job is None:
+                    self._wait()
+                else:
+                    self._do(job)
+        finally:
+            with self._lock:
+                self._threads -= 1
+                self._changed.notify_all()
 
     def _take(self) -> Job | None:
         """Return the next job if it may begin. Whoever takes one sees to it that the next finds a thread, too."""
@@ -163,7 +165,10 @@ def _tell(source: Source, events: int) -> None:
         source.ready(events)
     except Exception as error:
         _log(error)
-        source.broken()
+        try:
+            source.broken()
+        except Exception as another:  # the source is of no more use, the thread is
+            _log(another)
 
 
 def _log(error: BaseException) -> None:

@@ -18,6 +18,7 @@ STREAMS = 1000
 """How many calls may be open on a connection."""
 KEPT_BYTES = 64 << 20
 """Bytes of requests, and of answers that wait for the client's windows, that are kept for a connection."""
+_TOO_LONG_TOGETHER = "the requests of this connection are too long together"
 
 _MAX_HEADER_LIST_SIZE = 0x6
 _LONGEST_CACHED_BLOCK = 512
@@ -154,7 +155,7 @@ class Served(ServerConnection):
         if self._too_long(call.body):
             self._fail(stream, grpc.RESOURCE_EXHAUSTED, f"the request is longer than {self._max_message_bytes} bytes")
         elif self._kept > KEPT_BYTES:
-            self._fail(stream, grpc.RESOURCE_EXHAUSTED, "the requests of this connection are too long together")
+            self._fail(stream, grpc.RESOURCE_EXHAUSTED, _TOO_LONG_TOGETHER)
         elif end:
             self._complete(stream, call, bytes(call.body))
 
@@ -183,7 +184,10 @@ class Served(ServerConnection):
             self._fail(stream, grpc.INTERNAL, str(error))
         else:
             self._keep(call, len(message) - call.kept)
-            self.requests.append(Request(stream, call.head.path, call.head.seconds, message))
+            if self._kept > KEPT_BYTES:
+                self._fail(stream, grpc.RESOURCE_EXHAUSTED, _TOO_LONG_TOGETHER)
+            else:
+                self.requests.append(Request(stream, call.head.path, call.head.seconds, message))
 
     def reset(self, stream: int, code: int) -> None:
         """End a call whose client does not wait for it."""

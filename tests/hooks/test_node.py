@@ -228,6 +228,23 @@ def test_a_file_that_comes_changes_and_goes_is_followed(tmp_path: Path) -> None:
     assert ratio(node) == 1
 
 
+def test_an_empty_file_is_one_that_is_being_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever writes a file in its place empties it first."""
+    file = tmp_path / "node.yaml"
+    file.touch()
+    node = Node(file)
+    assert ratio(node) == 1
+    file.write_text("cpu-normalization-ratio: 2")
+    assert ratio(node) == 2
+    file.write_text("")
+    assert ratio(node) == 2
+    file.write_text("cpu-normalization-ratio: 3")
+    assert ratio(node) == 3
+    file.write_text("{}")
+    assert ratio(node) == 1
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_a_thread_that_looked_before_the_file_came_undoes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,20 @@ def test_a_restarted_server_finds_groups_on_disk(node: Node) -> None:
     assert node.groups() == []
 
 
+def test_a_group_that_a_dead_sandboxs_second_stop_took_is_made_again(node: Node) -> None:
+    """The kubelet may stop it once more when the pod's new sandbox has a container that is not started yet."""
+    tester = node.hook()
+    tester.pre_run_pod_sandbox(annotations=annotated(SMALL))
+    tester.pre_create_container(annotations=annotated(SMALL))
+    tester.post_stop_pod_sandbox(annotations=annotated(SMALL))
+    assert node.groups() == []
+    with threads(2) as tids:
+        node.container(*tids)
+        tester.post_start_container(annotations=annotated(SMALL))
+        assert node.resctrl.tasks(POD_GROUP) == set(tids)
+    assert node.schemata(POD_GROUP) == "L3:0=00f;1=00f\nMB:0= 20;1= 20\n"
+
+
 def test_every_thread_is_moved_also_one_that_appears_meanwhile(node: Node) -> None:
     with threads(4) as tids:
         acts = (lambda: None, lambda: node.container(*tids[:3]), lambda: node.container(*tids))

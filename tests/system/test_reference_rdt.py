@@ -99,9 +99,18 @@ def guest() -> Iterator[int]:
             process.kill()
 
 
+def name_of(pid: int) -> str:
+    """Return a process's name, "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
 def move_in(pid: int, cgroup: str) -> None:
-    """Put a process into a container as soon as that runs."""
-    wait_until(lambda: bool(cgroups.processes(cgroup)), "the container runs")
+    """Put a process into a container as soon as that runs its program: until then runc may still be on its way into
+    one hierarchy of version 1 after the other."""
+    wait_until(lambda: "sleep" in map(name_of, cgroups.processes(cgroup)), "the container runs")
     for directory in cgroups.directories(cgroup):
         (directory / "cgroup.procs").write_text(str(pid))
 

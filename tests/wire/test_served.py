@@ -303,6 +303,16 @@ def test_requests_that_are_too_long_together_are_refused(monkeypatch: pytest.Mon
     assert len(connection.requests) == 1
 
 
+def test_what_requests_are_inflated_to_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "KEPT_BYTES", 1500)
+    connection = connected()
+    framed = grpc.message(gzip.compress(bytes(900)), compressed=True)
+    for stream in (1, 3):
+        connection.receive(head(stream, (b"grpc-encoding", b"gzip")) + data(stream, framed, end=True))
+    assert status(sent(connection)) == grpc.RESOURCE_EXHAUSTED
+    assert [request.stream for request in connection.requests] == [1]
+
+
 # Answers.
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import CancelledError
+from collections.abc import AsyncIterator, Generator, Iterator
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
@@ -115,3 +115,22 @@ def test_a_method_that_blocks_the_loop_does_not_hold_its_end_up() -> None:
     released.set()
     running.result(LONG_SECONDS)
     loop.close(LONG_SECONDS)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_who_comes_while_the_loop_ends_is_not_left_waiting(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    """The loop may have looked for the last time: then it never sees what it is handed."""
+    loop = BackgroundLoop()
+    unseen: Future[None] = Future()
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda coroutine, _: coroutine.close() or unseen)
+
+    class Never:
+        def __await__(self) -> Generator[None, None, None]:
+            raise AssertionError
+
+    if after:
+        loop.close(LONG_SECONDS)
+    waited_for = loop.submit(Never())
+    loop.close(LONG_SECONDS)
+    with pytest.raises(CancelledError):
+        waited_for.result(LONG_SECONDS)

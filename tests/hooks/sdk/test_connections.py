@@ -4,9 +4,11 @@ import errno
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -286,3 +288,28 @@ def test_a_client_that_half_closes_is_taken_as_gone(dial: Dial, server: HookServ
     client.socket.shutdown(socket.SHUT_WR)
     assert client.ended()
     eventually(lambda: not server._connections._open)
+
+
+def test_a_client_that_has_left_before_it_is_known_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may read its end first; enough of them would keep everybody out."""
+
+    class Left(connections.Connection):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            threading.Thread(target=self.close).start()
+            eventually(lambda: self._sock.fileno() < 0)
+            time.sleep(0.01)
+
+    monkeypatch.setattr(connections, "Connection", Left)
+    server, path = HookServer([], "server"), str(tmp_path / "a.sock")
+    server.start(path)
+    try:
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(LONG_SECONDS)
+                client.connect(path)
+                while client.recv(1 << 16):
+                    pass
+        eventually(lambda: not server._connections._open)
+    finally:
+        server.stop(LONG_SECONDS)

@@ -64,8 +64,28 @@ def test_who_watches_is_told_once_and_let_go(health: Health) -> None:
 
 def test_who_begins_to_watch_at_the_end_is_let_go_at_once(health: Health) -> None:
     health.leave()
-    assert ask(health, "Watch", "known").said == [NOT_SERVING, NOT_SERVING, LEFT]
+    assert ask(health, "Watch", "known").said == [NOT_SERVING, LEFT]
     assert ask(health, "Watch", "other").said == [SERVICE_UNKNOWN, LEFT]
+
+
+@pytest.mark.parametrize("at", ["told", "taken"])
+def test_who_begins_to_watch_while_the_end_begins_is_told_of_it_once(health: Health, at: str) -> None:
+    """The end comes in another thread, between any two steps of this one."""
+
+    class Interrupted(Asked):
+        def tell(self, message: bytes) -> None:
+            super().tell(message)
+            if message == SERVING and at == "told":
+                health.leave()
+
+        def on_cut(self, cut_off: object) -> bool:
+            if at == "taken":
+                health.leave()
+            return super().on_cut(cut_off)
+
+    asked = Interrupted("known")
+    health.methods["/grpc.health.v1.Health/Watch"](cast(Call, asked))
+    assert asked.said == [SERVING, NOT_SERVING, LEFT]
 
 
 def test_the_last_of_several_names_counts_and_other_fields_do_not(health: Health) -> None:

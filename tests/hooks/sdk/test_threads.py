@@ -124,6 +124,48 @@ def test_a_source_that_raises_is_told_so_and_the_others_live(
     other.close()
 
 
+def test_a_source_that_cannot_even_take_that_ends_no_thread(
+    bell: Bell, threads: Threads, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Cracked(Bell):
+        def broken(self) -> None:
+            super().broken()
+            raise OSError("no such file descriptor")
+
+    other, ran = Cracked(threads), threading.Event()
+    other.hang_up()
+    assert other.broke.wait(LONG_SECONDS)
+    bell.ring(ran.set)
+    assert ran.wait(LONG_SECONDS)
+    eventually(lambda: "internal error OSError" in caplog.text)
+    other.close()
+
+
+def test_a_thread_that_ends_in_spite_of_all_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    class Fatal(BaseException):
+        pass
+
+    def ready(events: int) -> None:
+        raise Fatal
+
+    ended, said = threading.Event(), threading.excepthook
+    threads = Threads(1, "test")
+    other = Bell(threads)
+    other.ready = ready  # type: ignore[method-assign]
+    threading.excepthook = lambda arguments: ended.set()
+    try:
+        threads.start()
+        other.hang_up()
+        assert ended.wait(LONG_SECONDS)
+        closing = threading.Thread(target=threads.close, daemon=True)
+        closing.start()
+        closing.join(LONG_SECONDS)
+        assert not closing.is_alive()
+    finally:
+        threading.excepthook = said
+        other._near.close()
+
+
 def test_where_no_more_threads_can_be_made_one_does_all(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
