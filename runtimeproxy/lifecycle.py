@@ -288,9 +288,9 @@ class Lifecycle:
         if call.operation not in _REMOVES and not reply.gone:
             self._commit(call, known)
         elif known.container is None:
-            self.store.forget_pod(known.pod.effective.id)
+            self.store.bury_pod(known.pod.effective.id)
         else:
-            self.store.forget_container(known.container.effective.id)
+            self.store.bury(known.container.effective.id)
 
     def _commit(self, call: Call, known: Subject) -> None:
         if not call.unsure:

@@ -151,6 +151,12 @@ class Store:
         if len(self._buried) > BURIED:
             del self._buried[next(iter(self._buried))]
 
+    def bury_pod(self, pod_id: str) -> None:
+        """Bury a pod and its containers."""
+        for record in self.containers_of(pod_id):
+            self.bury(record.effective.id)
+        self.bury(pod_id)
+
     def _leave_pod(self, record: ContainerRecord) -> None:
         pod_id = record.effective.pod_id
         del self._of_pod[pod_id][record.effective.id]

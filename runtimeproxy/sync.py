@@ -42,6 +42,10 @@ LONGEST_RETRY_SECONDS = 1.0
 _AWAY = frozenset({grpc.UNAVAILABLE, grpc.DEADLINE_EXCEEDED})
 
 
+class _Late(Exception):
+    """The runtime has not told in time of one that it has; with the next pass it is asked again."""
+
+
 class Listed(NamedTuple):
     """The ids of what a runtime has."""
 
@@ -80,6 +84,8 @@ class Sync:
         self._passed_over: set[str] = set()
         """What is listed and could not be read; it is tried again when the runtime comes back."""
         self._left_out = False
+        self._late = 0
+        """How many the runtime has not told of in time in this pass."""
         self._complained = False
         self._task: asyncio.Task[None] | None = None
 
@@ -151,6 +157,7 @@ class Sync:
             self._passed_over.clear()
         self._asked.clear()
         self._left_out = False
+        self._late = 0
         with self._store.watch() as watch:
             known = self._store.ids()
             listed = await self._runtime.listed()
@@ -205,7 +212,11 @@ class Sync:
         for one in missing:
             if self._lifecycle.holds()[0]:
                 await asyncio.sleep(YIELD_SECONDS)
-            subject = await self._read(read, one)
+            try:
+                subject = await self._read(read, one)
+            except _Late:
+                self._late += 1
+                continue
             if subject is None:
                 self._passed_over.add(one)
             elif self._keep(one, subject, watch):
@@ -213,14 +224,21 @@ class Sync:
         return kept
 
     async def _read(self, read: Callable[[str], Awaitable[Subject | None]], one: str) -> Subject | None:
-        """Read one; None if it is not there, or cannot be read. Raises BackendError if the runtime is away."""
+        """Read one; None if it is not there, or cannot be read.
+
+        Raises BackendError if the runtime is away, _Late if it does not tell in time: one that hangs must not keep the
+        others from being known.
+        """
         try:
             return await read(one)
         except Unreadable:
             pass
         except BackendError as error:
-            if error.code in _AWAY:
+            if error.code == grpc.UNAVAILABLE:
                 raise
+            if error.code == grpc.DEADLINE_EXCEEDED:
+                self._recorder.count("records_late")
+                raise _Late from None
         except Exception as error:
             self._fault(error)
         self._recorder.count("records_unreadable")
@@ -244,6 +262,8 @@ class Sync:
         """Tell of a pass that read anything, and of the first one: from now on the Store is complete."""
         seconds = self._now - began
         self._recorder.gauge("sync_seconds", seconds)
+        if self._late:
+            log.warning("the runtime tells nothing of %d of its pods and containers in time: they may hang", self._late)
         if count or not self._filled:
             pods, containers = self._store.counts()
             log.info(

@@ -163,6 +163,19 @@ async def test_records_are_kept_until_remove(operation: Operation, known: Subjec
     assert core.store.counts() == left
 
 
+@pytest.mark.parametrize(("operation", "known"), [(REMOVE, SUBJECT), (REMOVE_POD, POD_SUBJECT)])
+@virtual_time
+async def test_what_was_removed_does_not_come_back_with_an_earlier_call(operation: Operation, known: Subject) -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    stop = core.start(FakeCall(STOP, runtime_seconds=5))
+    await asyncio.sleep(1)
+    await core.run(FakeCall(operation, known))
+    left = core.store.counts()
+    await stop
+    assert core.store.counts() == left == ((1, 0) if operation is REMOVE else (0, 0))
+
+
 @virtual_time
 async def test_a_failing_post_hook_changes_nothing() -> None:
     core = Core()

@@ -204,6 +204,17 @@ def test_a_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -
     assert store.ids() == {"p1"}
 
 
+def test_a_pod_is_buried_with_its_containers(store: Store) -> None:
+    subjects = [Subject(pod("p1"), container(name, "p1")) for name in ("c1", "c2")]
+    for subject in (*subjects, Subject(pod("p2"), container("c3", "p2"))):
+        store.commit(subject)
+    store.bury_pod("p1")
+    assert store.ids() == {"p2", "c3"}
+    for subject in subjects:
+        store.commit(subject)
+    assert store.ids() == {"p2", "c3"}
+
+
 # -- who watches -------------------------------------------------------------------------------------------------------
 
 

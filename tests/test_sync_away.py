@@ -59,6 +59,33 @@ async def test_a_read_that_fails_cancels_nobody_but_the_other_reads() -> None:
 
 
 @virtual_time
+async def test_one_that_hangs_keeps_no_other_from_being_known(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Synced("p1", "p2", "c1", "c2")
+    rig.state.errors["p1"] = rig.state.errors["c2"] = BackendError("no answer in 10 s", grpc.DEADLINE_EXCEEDED)
+    async with rig.running():
+        await asyncio.sleep(3 * PASS_SECONDS - 10)
+        assert rig.known == {"p1", "p2", "c1"}, "p1 comes with its container"
+        assert len(rig.state.lists) == 3
+        assert rig.recorder.counted("syncs", result="complete") == 3
+        late = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert late[0].startswith("the runtime tells nothing of 2 of its pods and containers in time")
+        rig.state.errors.clear()
+        await asyncio.sleep(PASS_SECONDS + 1)
+        assert rig.known == {"p1", "p2", "c1", "c2"}
+    assert rig.recorder.counted("records_late") == len(late) + 1
+
+
+@virtual_time
+async def test_a_list_that_does_not_come_in_time_fails_the_pass() -> None:
+    rig = Synced("p1")
+    rig.state.errors[LIST] = BackendError("no answer in 10 s", grpc.DEADLINE_EXCEEDED)
+    async with rig.running():
+        await asyncio.sleep(1)
+    assert rig.recorder.counted("syncs", result="complete") == 0
+    assert rig.recorder.counted("syncs", result="failed") > 1
+
+
+@virtual_time
 async def test_the_first_retry_is_soon_again_after_a_pass() -> None:
     rig = Synced("p1")
     rig.state.errors[LIST] = AWAY

@@ -15,6 +15,7 @@ them and takes its newest API for them, while any one version is refused by some
 import asyncio
 import errno
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ class Event:
     id: str
     time_ns: int
 
+
+ROWS_AT_ONCE = 200
+"""Of a list, between two of which calls are served."""
+_DECODER = json.JSONDecoder()
+_LIST_BEGINS = re.compile(r"\s*\[\s*")
+_BETWEEN_ROWS = re.compile(r"\s*,?\s*")
 
 UNREADABLE = Event("", "", 0)
 """Stands for a line of the event stream that cannot be read."""
@@ -99,8 +106,8 @@ class Backend:
         path = f"/containers/json?all=1&filters={_filters(label=[TYPE_LABEL])}"
         body = await self._get(route, path, LIST_LIMIT)
         try:
-            return [(str(row["Id"]), str(row["Labels"][TYPE_LABEL])) for row in json.loads(body)]
-        except (ValueError, RecursionError, TypeError, KeyError):
+            return [(str(row["Id"]), str(row["Labels"][TYPE_LABEL])) async for row in _rows(body.decode())]
+        except (ValueError, RecursionError, TypeError, KeyError, IndexError):
             raise BackendError(f"{route}: the reply is no list of containers", grpc.INTERNAL) from None
 
     async def update(self, container_id: str, body: bytes, seconds: float) -> None:
@@ -220,6 +227,24 @@ async def _whole(route: str, response: "aiohttp.ClientResponse", limit: int) -> 
             raise BackendError(f"{route}: the reply is longer than {limit} bytes", grpc.RESOURCE_EXHAUSTED)
         parts.append(part)
     return b"".join(parts)
+
+
+async def _rows(text: str) -> AsyncGenerator[Any, None]:
+    """Yield what is in a JSON list; calls are served meanwhile, as a full node's takes long. Raises ValueError, and
+    IndexError if it is cut."""
+    at, count = _LIST_BEGINS.match(text), 0
+    if at is None:
+        raise ValueError("no list")
+    end = at.end()
+    while text[end] != "]":
+        row, end = _DECODER.raw_decode(text, end)
+        yield row
+        count += 1
+        if not count % ROWS_AT_ONCE:
+            await asyncio.sleep(0)
+        end = _BETWEEN_ROWS.match(text, end).end()  # type: ignore[union-attr]  # it matches nothing, too
+    if text[end + 1 :].strip():
+        raise ValueError("something is behind the list")
 
 
 async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenerator[Event, None]:

@@ -20,6 +20,9 @@ from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
 
+REPLAY_SECONDS = 5.0
+"""So long after the stream is followed again what the daemon remembers of before has been told."""
+
 
 class Events:
     """Follows one daemon for one Store.
@@ -52,6 +55,9 @@ class Events:
         self._wall_clock_ns = wall_clock_ns
         self._since_ns = 0
         self._away = False
+        self._overdue: Counter[str] = Counter()
+        """Those from before the stream was lost: the daemon may have ended with their events."""
+        self._dropping: asyncio.TimerHandle | None = None
 
     def expect_update(self, container_id: str) -> None:
         """Take the next update of a container for our own; say so before the update is sent."""
@@ -59,9 +65,10 @@ class Events:
 
     def no_update(self, container_id: str) -> None:
         """Take back an expectation: the daemon did not agree, so there is no event."""
-        self.expected_updates[container_id] -= 1
-        if self.expected_updates[container_id] <= 0:
-            del self.expected_updates[container_id]
+        for expected in (self.expected_updates, self._overdue):
+            expected[container_id] -= 1
+            if expected[container_id] <= 0:
+                del expected[container_id]
 
     def unsettled_update(self, container_id: str) -> None:
         """Take back an expectation where nobody knows whether the daemon agreed, and forget the container."""
@@ -109,11 +116,22 @@ class Events:
                 await self._on_connected()
                 self._back()
                 self._on_missed()
+                self._dropping = asyncio.get_running_loop().call_later(REPLAY_SECONDS, self._drop_overdue)
                 async for event in events:
                     self._take(event)
         except Exception:
             self._recorder.count(failure)
             raise
+        finally:
+            if self._dropping is not None:
+                self._dropping.cancel()
+            self._overdue = Counter(self.expected_updates)
+
+    def _drop_overdue(self) -> None:
+        """Expect no more what the daemon would have told of by now: else somebody else's update is taken for ours."""
+        for container_id, count in tuple(self._overdue.items()):
+            for _ in range(count):
+                self.no_update(container_id)
 
     def _take(self, event: Event) -> None:
         if event is UNREADABLE:  # it may have told of what is gone

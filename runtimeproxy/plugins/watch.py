@@ -25,6 +25,8 @@ SETTLE_SECONDS = 0.02
 """Pause after the first event: a file that is truncated and written anew is mostly seen once."""
 
 _MAX_FORGOTTEN = 1000
+_MOST_LINKS = 40
+"""As the kernel has it (path_resolution(7))."""
 _COMES_OR_GOES = Mask.CREATE | Mask.MOVE | Mask.DELETE | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF
 """What matters in a folder above the directory; what is written there must not wake anybody."""
 _CHANGES = _COMES_OR_GOES | Mask.MODIFY | Mask.CLOSE_WRITE
@@ -69,6 +71,7 @@ class Watcher:
     def _instance(self) -> Inotify:
         if self._inotify is None:
             self._inotify = Inotify(sync_timeout=0)
+            os.set_blocking(self._inotify.fd, False)  # it says so itself, with another flag's number
         return self._inotify
 
     def _arm(self, inotify: Inotify) -> None:
@@ -125,11 +128,35 @@ def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
     Folders come before what is in them: what appears while the watches are set is then seen by the one above.
     Of two kinds for one folder the later one holds (inotify_add_watch(2)), and the wider one comes later.
     """
-    for path in {directory: None, os.path.realpath(directory): None}:
-        yield from _above(path)
+    links = _links(directory)
+    for path in (directory, *links):
+        for hop in _hops(path):
+            yield from _above(hop)
     yield directory, _EVERY_NAME, _CHANGES
-    for link in _links(directory):
+    for link in links:
         yield *os.path.split(os.path.realpath(link)), _CHANGES
+
+
+def _hops(path: str) -> Iterator[str]:
+    """Yield a path, and what it becomes link by link: each of them may be made to point elsewhere."""
+    for _ in range(_MOST_LINKS):
+        yield path
+        behind = _behind_first_link(path)
+        if behind is None:
+            return
+        path = behind
+
+
+def _behind_first_link(path: str) -> str | None:
+    folder, *names = "/", *path.split("/")[1:]
+    for place, name in enumerate(names, start=1):
+        try:
+            target = os.readlink(os.path.join(folder, name))
+        except OSError:
+            folder = os.path.join(folder, name)
+        else:
+            return os.path.normpath(os.path.join(folder, target, *names[place:]))
+    return None
 
 
 def _above(path: str) -> Iterator[tuple[str, str, Mask]]:

@@ -2,13 +2,14 @@
 
 Owns the connection: dialled on demand, shared by all calls, replaced when the socket at the path is another one.
 Must not know: what a message means, frames (``wire.unary`` has them).
-Invariant: a call ends by its deadline whatever the peer does, and is never sent twice: once a byte of it was written,
-its failure is the caller's to judge.
+Invariant: a call ends by its deadline whatever the peer does, and is never sent twice unless the peer says that it did
+nothing for it: once a byte of it was written, its failure is the caller's to judge.
 """
 
 import asyncio
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.relay.dial import RETRY_SECONDS, UntrustedSocket, dial_now
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.wire import grpc, http2
-from runtimeproxy.wire.unary import CallFailed, Calls, Kind
+from runtimeproxy.wire.unary import CallFailed, Calls, Kind, Unprocessed
 
 __all__ = ["CallFailed", "Kind", "Peer", "UnaryClient"]
 
@@ -77,8 +78,14 @@ class UnaryClient:
             raise _late()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
-        link = self._usable(loop) or await self._usable_until(loop, deadline)
-        return await link.call(method_path, message, deadline)
+        while True:
+            link = self._usable(loop) or await self._usable_until(loop, deadline)
+            try:
+                return await link.call(method_path, message, deadline)
+            except Unprocessed:
+                if loop.time() + RETRY_SECONDS >= deadline:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
         """Return a connection that takes a call now, a new one if need be; None if that takes time.
@@ -148,7 +155,9 @@ class _Link:
         self._loop = loop
         self._calls = Calls(max_reply_bytes)
         self._futures: dict[int, asyncio.Future[bytes]] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._promised = 0
+        """Calls that were told of room and have not used it yet."""
         self._retired = False
         self._links = links
         links.add(self)
@@ -162,14 +171,21 @@ class _Link:
 
     @property
     def free(self) -> bool:
-        """Tell whether the peer takes one more call now."""
-        return self._calls.free
+        """Tell whether the peer takes one more call now, beside those that have waited for that."""
+        return self._calls.room > self._promised
 
     async def room(self) -> None:
-        """Wait until there may be room for one more call, or the connection has ended."""
+        """Wait for room for one more call, in the order of coming, or for the end of the connection."""
         future = self._loop.create_future()
         self._waiting.append(future)
-        await future
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                self._promised -= 1
+                self._wake()  # the room is another one's
+            raise
+        self._promised -= 1
 
     async def call(self, method_path: str, message: bytes, deadline: float) -> bytes:
         """Send a request and wait for its answer. Raises CallFailed."""
@@ -226,10 +242,12 @@ class _Link:
         self._wake()
 
     def _wake(self) -> None:
-        for future in self._waiting:
+        """Tell as many of those who wait as there is room for, or all of them that there will be none."""
+        while self._waiting and (self.free or not self.alive):
+            future = self._waiting.popleft()
             if not future.done():
+                self._promised += 1
                 future.set_result(None)
-        self._waiting.clear()
 
     def _flush(self) -> None:
         out = self._calls.out

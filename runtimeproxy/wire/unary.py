@@ -14,7 +14,7 @@ from runtimeproxy.errors import RuntimeProxyError, WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import ClientConnection
 
-STREAMS_UNTIL_TOLD = 100
+STREAMS_UNTIL_TOLD = 1
 """How many streams are open at most before the peer's SETTINGS say how many it takes."""
 
 _ENABLE_PUSH = 0x2
@@ -44,6 +44,13 @@ class CallFailed(RuntimeProxyError):
         self.code = code
         self.text = text
         self.kind = kind
+
+
+class Unprocessed(CallFailed):
+    """The peer says that it did nothing for a call: it may be sent again (RFC 9113, 8.7)."""
+
+    def __init__(self) -> None:
+        super().__init__(grpc.UNAVAILABLE, "the peer took no more calls on this connection", Kind.UNREACHABLE)
 
 
 Outcome = bytes | CallFailed
@@ -76,9 +83,9 @@ class Calls(ClientConnection):
         self._next_stream = 1
 
     @property
-    def free(self) -> bool:
-        """Tell whether the peer takes one more call now."""
-        return len(self._calls) < self.stream_limit
+    def room(self) -> int:
+        """Return how many calls more the peer takes now."""
+        return max(self.stream_limit - len(self._calls), 0)
 
     def open(self, path: str, message: bytes, seconds: float) -> int:
         """Send a request that has so many seconds; return its stream."""
@@ -175,7 +182,7 @@ class Calls(ClientConnection):
         """End a call that the peer reset."""
         if stream in self._calls:
             refused = code == http2.REFUSED_STREAM
-            failure = _unprocessed() if refused else _broken(f"the peer reset the call (HTTP/2 error {code})")
+            failure = Unprocessed() if refused else _broken(f"the peer reset the call (HTTP/2 error {code})")
             self._drop(stream, failure)
 
     def _drop(self, stream: int, failure: CallFailed) -> None:
@@ -186,11 +193,7 @@ class Calls(ClientConnection):
     def goaway(self, last_stream: int) -> None:
         """End the calls that the peer did not process."""
         for above in [number for number in self._calls if number > last_stream]:
-            self._drop(above, _unprocessed())
-
-
-def _unprocessed() -> CallFailed:
-    return CallFailed(grpc.UNAVAILABLE, "the peer took no more calls on this connection", Kind.UNREACHABLE)
+            self._drop(above, Unprocessed())
 
 
 @lru_cache(maxsize=64)

@@ -8,12 +8,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 
 from runtimeproxy.docker import backend as backend_module
-from runtimeproxy.docker.backend import Backend
+from runtimeproxy.docker.backend import ROWS_AT_ONCE, Backend
 from runtimeproxy.errors import BackendError
 from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, Daemon, Reply, until
 from tests.docker.questions import (
@@ -29,6 +30,8 @@ from tests.docker.questions import (
     failure,
     follow,
 )
+
+ROW = b'{"Id": "x", "Labels": {"io.kubernetes.docker.type": "container"}}'
 
 
 @pytest.fixture
@@ -129,11 +132,56 @@ async def test_the_list_is_of_pods_containers_in_every_state(daemon: Daemon, bac
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"{}x", b"null", b'[{"id": "x"}]', b'[{"Id": "x", "Labels": null}]', b"[1]", b'"x"', b"[" * 100_000],
+    [
+        *(
+            b"",
+            b"{",
+            b"{}x",
+            b"null",
+            b'[{"id": "x"}]',
+            b'[{"Id": "x", "Labels": null}]',
+            b"[1]",
+            b'"x"',
+            b"[" * 100_000,
+        ),
+        *(b"[", b"[]x", b"[,]", ROW[:-1], b"[" + ROW + b",", b"[" + ROW + b" x]", b"[" + ROW + b"]]", b"\xff[]"),
+    ],
 )
 async def test_a_list_that_is_none_is_an_error(daemon: Daemon, backend: Backend, body: bytes) -> None:
     daemon.reply(LIST, Reply(body=body))
     assert "no list" in str(await failure(backend, "GET /containers/json"))
+
+
+@pytest.mark.parametrize("body", [b"[]", b" [ ]\n", b"[%b]" % ROW, b" [ %b , %b\n]\n" % (ROW, ROW)])
+async def test_a_list_may_be_written_in_any_way(daemon: Daemon, backend: Backend, body: bytes) -> None:
+    daemon.reply(LIST, Reply(body=body))
+    assert await backend.pods_containers() == [("x", "container")] * body.count(b"Id")
+
+
+async def test_calls_are_served_while_a_long_list_is_read(daemon: Daemon, backend: Backend) -> None:
+    daemon.reply(LIST, Reply(body=b"[" + b",".join([ROW] * 5 * ROWS_AT_ONCE) + b"]"))
+    turns, begun = 0, asyncio.Event()
+    decode = backend_module._DECODER.raw_decode
+
+    async def count() -> None:
+        nonlocal turns
+        await begun.wait()
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def noted(text: str, at: int) -> Any:
+        begun.set()
+        return decode(text, at)
+
+    backend_module._DECODER.raw_decode = noted  # type: ignore[method-assign]
+    counting = asyncio.ensure_future(count())
+    try:
+        assert len(await backend.pods_containers()) == 5 * ROWS_AT_ONCE
+    finally:
+        backend_module._DECODER.raw_decode = decode  # type: ignore[method-assign]
+        counting.cancel()
+    assert turns >= 4
 
 
 async def test_an_update_is_sent_as_it_is(daemon: Daemon, backend: Backend) -> None:

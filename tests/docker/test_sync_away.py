@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.docker.backend import Backend, Event
+from runtimeproxy.docker.sync import REPLAY_SECONDS
 from runtimeproxy.errors import BackendError
 from tests.docker.daemon import EVENTS, Daemon, Reply, event, until
 from tests.docker.following import CONTAINER, OTHER_POD, POD, Rig
@@ -185,3 +186,44 @@ async def test_a_cancel_at_any_moment_leaves_no_task_and_no_connection(daemon: D
                 await asyncio.sleep(0)
         await daemon.left()
     assert daemon.asked(EVENTS)  # the later ones got so far
+
+
+class Told(Backend):
+    """A daemon that tells what is said to it, and goes away when nothing is."""
+
+    def __init__(self) -> None:
+        super().__init__("/nobody/docker.sock")
+        self.say: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    @asynccontextmanager
+    async def events(self, actions: Collection[str], since_ns: int) -> AsyncIterator[AsyncIterator[Event]]:
+        yield self._said()
+
+    async def _said(self) -> AsyncIterator[Event]:
+        while (event := await self.say.get()) is not None:
+            yield event
+        raise BackendError("gone")
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@virtual_time
+async def test_an_update_whose_event_was_lost_is_not_expected_for_ever(replayed: bool) -> None:
+    backend = Told()
+    rig = Rig(backend)
+    async with rig.running():
+        await asyncio.sleep(1)
+        for _ in range(2):
+            rig.events.expect_update(CONTAINER)
+        backend.say.put_nowait(None)
+        await asyncio.sleep(1)
+        rig.events.expect_update(CONTAINER)
+        if replayed:
+            backend.say.put_nowait(Event("update", CONTAINER, 10))
+        await asyncio.sleep(REPLAY_SECONDS + 1)
+        assert dict(rig.events.expected_updates) == {CONTAINER: 1}, "the one of later"
+        backend.say.put_nowait(Event("update", CONTAINER, 20))
+        await asyncio.sleep(1)
+        assert CONTAINER in rig.known
+        backend.say.put_nowait(Event("update", CONTAINER, 30))
+        await asyncio.sleep(1)
+        assert CONTAINER not in rig.known

@@ -196,6 +196,39 @@ async def test_a_file_that_a_link_points_to(tmp_path: Path, folder: Path, watche
     assert not await seen(watcher, QUIET_SECONDS)
 
 
+@pytest.mark.parametrize("of", ["file", "directory"])
+async def test_a_link_in_the_middle_of_a_chain(tmp_path: Path, folder: Path, of: str, watcher: Watcher) -> None:
+    folder.parent.mkdir()
+    for version in ("v1", "v2"):
+        (tmp_path / "opt" / version).mkdir(parents=True)
+        (tmp_path / "opt" / version / "a.json").write_text(version)
+    current = tmp_path / "opt" / "current"
+    current.symlink_to("v1")
+    if of == "file":
+        folder.mkdir()
+        (folder / "a.json").symlink_to(current / "a.json")
+    else:
+        folder.symlink_to(current)
+    watcher.arm()
+    await settled(watcher)
+    (tmp_path / "opt" / "new").symlink_to("v2")
+    (tmp_path / "opt" / "new").rename(current)
+    assert await seen(watcher)
+    await settled(watcher)
+    (tmp_path / "opt" / "v2" / "a.json").write_text("new")
+    assert await seen(watcher)
+
+
+async def test_links_in_a_ring_are_not_followed_for_ever(folder: Path, watcher: Watcher) -> None:
+    folder.mkdir(parents=True)
+    (folder / "a.json").symlink_to(folder / "b.json")
+    (folder / "b.json").symlink_to(folder / "a.json")
+    watcher.arm()
+    await settled(watcher)
+    (folder / "c.json").write_text("content")
+    assert await seen(watcher)
+
+
 async def test_what_happens_elsewhere_above_is_not_seen(folder: Path, watcher: Watcher) -> None:
     folder.mkdir(parents=True)
     watcher.arm()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import HEADER_LIMIT
-from runtimeproxy.wire.unary import STREAMS_UNTIL_TOLD, Calls, Kind
+from runtimeproxy.wire.unary import STREAMS_UNTIL_TOLD, Calls, Kind, Unprocessed
 from tests.wire.unary_calls import (
     GOOD_END,
     HEAD,
@@ -94,21 +94,20 @@ def test_a_request_waits_for_the_connection_window(size: int) -> None:
 
 def test_the_number_of_streams_obeys_the_peer() -> None:
     calls = Calls(LIMIT)
-    for _ in range(STREAMS_UNTIL_TOLD):
-        assert calls.free
-        calls.open(PATH, b"", 1.0)
-    assert not calls.free
-    calls.receive(http2.settings({}))
-    assert calls.free
+    assert calls.room == STREAMS_UNTIL_TOLD == 1
     calls.open(PATH, b"", 1.0)
-    calls.receive(http2.settings({http2.MAX_CONCURRENT_STREAMS: 100}))
-    assert not calls.free
-    calls.cancel(3)
-    assert not calls.free
+    assert calls.room == 0
     calls.receive(http2.settings({}))
-    assert not calls.free
+    assert calls.room > 1_000_000
+    calls.open(PATH, b"", 1.0)
+    calls.open(PATH, b"", 1.0)
+    calls.receive(http2.settings({http2.MAX_CONCURRENT_STREAMS: 2}))
+    assert calls.room == 0
+    calls.cancel(3)
+    calls.receive(http2.settings({}))
+    assert calls.room == 0
     calls.cancel(1)
-    assert calls.free
+    assert calls.room == 1
 
 
 def test_cancel_resets_the_stream_once() -> None:
@@ -303,6 +302,7 @@ def test_an_answer_before_the_request_was_taken_whole_cancels_the_rest() -> None
 @pytest.mark.parametrize("received", [http2.rst_stream(1, http2.REFUSED_STREAM), http2.goaway(0, 0)])
 def test_a_call_that_was_never_begun(received: bytes) -> None:
     failed, _ = asked(received)
+    assert isinstance(failed, Unprocessed)
     assert (failed.code, failed.kind) == (14, Kind.UNREACHABLE)
 
 
