@@ -268,7 +268,7 @@ class Reader:
         elif isinstance(first, HeldExchange):
             if self._requests.collecting(first):
                 self._continue(first)
-                self._requests.turn(first)
+                self._requests.turn()
             else:
                 self._events.held(first)
 

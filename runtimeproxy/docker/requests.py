@@ -234,11 +234,10 @@ class Requests:
         """Tell whether the body of a held request is still to come."""
         return self._collecting is exchange
 
-    def turn(self, exchange: Exchange) -> None:
-        """Read the body of a held request: those before it have their answers."""
-        if self._held_up_by is exchange:
-            self._held_up_by = None
-            self._go_on()
+    def turn(self) -> None:
+        """Read the body of the request that waited for its turn: those before it have their answers."""
+        self._held_up_by = None
+        self._go_on()
 
     def released(self) -> None:
         """Let what follows the held request go: the rest of a body that was too long to be kept, or the EOF."""
