@@ -69,6 +69,8 @@ class Call(Protocol):
     """The hook points for whose sake its subject must be known."""
     deadline: float | None
     """Caller's deadline on the event loop's clock, in seconds; None if it gave none."""
+    prepares: bool = False
+    """True if something may have to be done at the runtime before its request is released."""
     unsure: bool = False
     """True once nobody knows what the runtime holds of its subject: no record of that is kept, it is read anew when it
     is needed."""

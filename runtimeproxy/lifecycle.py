@@ -17,7 +17,7 @@ from runtimeproxy import hookpoints, records
 from runtimeproxy.call import Call, Reply, Unreadable
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import BackendError, HookError, Reason
-from runtimeproxy.hookpoints import HOOK_POINTS, Operation, Stage
+from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookRequest, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import CallTimes, Recorder
@@ -213,6 +213,12 @@ class Lifecycle:
         if point is None or not self._dispatcher.registered([point]):
             return NO_ADJUSTMENT
         adjustment = await self._dispatcher.before(point, call.hook_request(subject), end)
+        return await self._prepared(call, point, subject, adjustment, end) if call.prepares else adjustment
+
+    async def _prepared(
+        self, call: Call, point: HookPoint, subject: Subject, adjustment: Adjustment, end: float
+    ) -> Adjustment:
+        """Have the runtime prepared for an adjustment; if that fails it is the failure of who asked for it (C9)."""
         try:
             async with asyncio.timeout(end + UPDATE_GRACE_SECONDS - self._clock()):
                 held = await call.prepare(subject, adjustment)

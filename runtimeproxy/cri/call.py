@@ -294,6 +294,8 @@ class ContainerCall(CriCall):
 class StartCall(ContainerCall):
     """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
 
+    prepares = True
+
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
         if not adjustment.resources:

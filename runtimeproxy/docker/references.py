@@ -111,6 +111,7 @@ class StartCall(ReferenceCall):
 
     container_operation = Operation.START_CONTAINER
     if_gone = NOT_DONE
+    prepares = True
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""

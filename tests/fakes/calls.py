@@ -46,6 +46,7 @@ class FakeCall(Call):
     reply: Reply = AGREED
     runtime_seconds: float = 1.0
     read_seconds: float = 0.0
+    prepares: bool = True
     prepare_seconds: float = 0.0
     prepare_error: Exception | None = None
     prepare_unsure: bool = False
