@@ -11,7 +11,7 @@ import socket
 from typing import Protocol
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.relay.endpoint import READ_BYTES, SHARED_BYTES, Endpoint
+from runtimeproxy.relay.endpoint import HANDED_BYTES, READ_BYTES, SHARED_BYTES, Endpoint
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.bodies import Send
 
@@ -75,7 +75,7 @@ class Pair:
         self._bulk = bulk
         self._client_socket = client
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
-        self._client = self._endpoint(loop, client, READ_BYTES)
+        self._client = self._endpoint(loop, client, READ_BYTES if bulk is None else HANDED_BYTES)
         self._backend = self._endpoint(loop, backend, SHARED_BYTES)  # its answers are long, and it is no attacker
         self._flow = flow
         self._loop = loop
