@@ -4,8 +4,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -18,18 +17,6 @@ from tests.relay.calls import LONG_SECONDS, METHOD, failing, start
 from tests.relay.peers import Peer, answer
 
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "peer.sock")
-
-
-@pytest.fixture
-async def client(path: str) -> AsyncIterator[UnaryClient]:
-    made = UnaryClient(path)
-    yield made
-    await made.close()
 
 
 class GrpcServer:

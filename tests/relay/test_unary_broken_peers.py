@@ -1,8 +1,7 @@
 """The unary client against peers that break off or talk nonsense: a call fails once, the next one dials anew."""
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -10,18 +9,6 @@ from runtimeproxy.relay.unary import Kind, UnaryClient
 from runtimeproxy.wire import http2
 from tests.relay.calls import failing, start
 from tests.relay.peers import Connection, Peer, answer
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "peer.sock")
-
-
-@pytest.fixture
-async def client(path: str) -> AsyncIterator[UnaryClient]:
-    made = UnaryClient(path)
-    yield made
-    await made.close()
 
 
 async def _garbage(connection: Connection) -> None:

@@ -1,8 +1,6 @@
 """The unary client tells who is at its path: what stays the same, what changes with a socket and with a connection."""
 
 import socket
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -11,18 +9,6 @@ from runtimeproxy.relay.unary import Kind, Peer, UnaryClient
 from tests.relay.calls import LONG_SECONDS, METHOD, failing, start
 from tests.relay.peers import Peer as ScriptedPeer
 from tests.relay.peers import answer
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "peer.sock")
-
-
-@pytest.fixture
-async def client(path: str) -> AsyncIterator[UnaryClient]:
-    made = UnaryClient(path)
-    yield made
-    await made.close()
 
 
 async def asked(client: UnaryClient, server: ScriptedPeer) -> None:

@@ -1,8 +1,6 @@
 """Calls of the unary client that wait for the peer to take more, or that it sends back (RFC 9113, 5.1.2 and 8.7)."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,18 +14,6 @@ from tests.relay.peers import Peer, answer
 
 MOST = 10
 REFUSED = http2.REFUSED_STREAM
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "peer.sock")
-
-
-@pytest.fixture
-async def client(path: str) -> AsyncIterator[UnaryClient]:
-    made = UnaryClient(path)
-    yield made
-    await made.close()
 
 
 async def test_a_server_that_takes_few_at_a_time_answers_all_that_come_before_it_could_say_so(
