@@ -33,6 +33,8 @@ PORTION: Mapping[Case, int] = {SMALL: 250, LIST: 200, PING: 250, DOCKER_LIST: 20
 """The first call of each portion has to connect: it must be less than one of a hundred."""
 PATIENCE_SECONDS = 1200.0
 """The held calls end when the turn does, not before."""
+HEARD_SECONDS = 0.2
+"""A busy program may take so long until it does what a signal says; a create that came before would not wait."""
 HOLD_SECONDS = 1.0
 """After so long all of them wait."""
 
@@ -151,6 +153,7 @@ def signalled(program: int, at_begin: int, at_end: int) -> Iterator[None]:
     """Send a program a signal, and another one at the end of the block."""
     os.kill(program, at_begin)
     try:
+        time.sleep(HEARD_SECONDS)
         yield
     finally:
         os.kill(program, at_end)
