@@ -98,10 +98,7 @@ class Lifecycle:
         subject may be older than the call."""
         if call.unsure or self.store.watched:
             with suppress(Unreadable):
-                key = call.order_key()
-                self.store.void(key)
-                if call.unsure:
-                    self._forget(key)
+                (self._forget if call.unsure else self.store.void)(call.order_key())
 
     def _forget(self, key: str) -> None:
         """Have a subject read anew; calls of it that are under way know it as it was."""

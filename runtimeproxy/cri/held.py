@@ -280,7 +280,7 @@ class HeldStream:
         for piece in pieces[:-1]:
             runtime.send_data(self.stream, piece, False, None, 0)
         for piece in pieces[-1:]:
-            unread = None if self.problem == "" else self
+            unread = self if self.problem else None
             runtime.send_data(self.stream, piece, end and not late, unread, self._counted)
         if late or (end and not pieces):
             runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, self._late_length)

@@ -19,7 +19,7 @@ from runtimeproxy.relay.pace import SHORT_BYTES, Pace
 READ_BYTES = 8 * 1024
 """Read at most at a time of a peer that may be hostile: a flood may begin behind what was cheap."""
 HANDED_BYTES = 2 * 1024
-"""Dealt with at a time where more is read, as much of that passes: a flood makes of these half a millisecond."""
+"""Dealt with at a time where more is read, as much of that passes: the rest of it may be a flood."""
 TURN_SECONDS = 2e-4
 """Of the processor's time: what of such a read is left then waits until the other connections have had their turn."""
 HIGH_WATER = 256 * 1024
