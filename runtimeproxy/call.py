@@ -127,7 +127,10 @@ class Call(Protocol):
         """
 
     def answer(self, reply: Reply) -> None:
-        """Let the runtime's own bytes go to the client."""
+        """Let the runtime's own bytes go to the client, if they have not gone."""
+
+    def over(self) -> None:
+        """Know that nothing looks at the request any more."""
 
     async def settle(self, store: Store) -> Reply:
         """Ask the runtime what became of a call that it has not answered (relay-rules C3).

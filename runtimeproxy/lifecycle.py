@@ -129,8 +129,10 @@ class Lifecycle:
 
     def _nobody_asked(self, call: Call) -> bool:
         """Tell whether there is nobody to ask about a call, no earlier one to wait for, and nothing to put in."""
-        wanted = self._dispatcher.registered(call.concerned)
-        return not wanted and not len(self._turns) and call.unedited(self.store)
+        return self._undisturbed(call) and call.unedited(self.store)
+
+    def _undisturbed(self, call: Call) -> bool:
+        return not self._dispatcher.registered(call.concerned) and not len(self._turns)
 
     async def _pass(self, call: Call, times: CallTimes) -> tuple[Subject | None, Adjustment, Reply]:
         """Release a call at once and read it while the runtime works."""
@@ -252,11 +254,18 @@ class Lifecycle:
     # After the runtime's answer.
 
     async def _finish(self, call: Call, subject: Subject | None, adjustment: Adjustment, reply: Reply) -> None:
+        """Follow the answer up, and let it go: behind that, or when half of what its caller has left is over."""
+        latest: asyncio.TimerHandle | None = None
+        if not self._undisturbed(call):
+            latest = asyncio.get_running_loop().call_later(self._budget(call), call.answer, reply)
         try:
             if subject is not None:
                 await self._follow(call, subject, adjustment, reply)
         finally:
+            if latest is not None:
+                latest.cancel()
             call.answer(reply)
+            call.over()
 
     async def _follow(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
         """Do what follows from an answer, or see to it that the lack of one is followed up (relay-rules C3)."""
@@ -271,12 +280,10 @@ class Lifecycle:
             self._internal(call, error)
 
     async def _after(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
-        """Commit, then tell the Post hooks."""
-        # The budget is 0 once the caller's deadline has passed: nobody waits, but what happened is told all the same.
-        seconds = self._budget(call) or self._limits.budget_seconds
-        end = self._clock() + seconds
+        """Commit, then tell the Post hooks: what happened is told even if nobody waits any longer (relay-rules C2)."""
+        end = self._clock() + self._limits.budget_seconds
         key = call.order_key()
-        async with self._turns.turn(key, seconds):
+        async with self._turns.turn(key, self._limits.budget_seconds):
             # Other calls of the same container may have been committed since this one was held.
             known = call.outcome(call.subject(self.store) or subject, adjustment, reply)
             self._keep(call, known, reply)

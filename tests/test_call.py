@@ -43,4 +43,5 @@ def test_only_what_waits_for_the_runtime_or_a_hook_is_awaited() -> None:
         "refuse",
         "outcome",
         "answer",
+        "over",
     }

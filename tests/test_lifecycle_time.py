@@ -11,7 +11,7 @@ from runtimeproxy.hookpoints import HOOK_POINTS, Operation, Stage
 from runtimeproxy.model import HookAnswer, Resources, Subject
 from tests.fakes.calls import SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
-from tests.fakes.core import Core, moments
+from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL
 
 CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
@@ -62,9 +62,33 @@ async def test_a_caller_without_time_has_no_pre_hooks_but_what_happened_is_told(
 async def test_the_answer_is_not_kept_past_half_of_what_is_left_to_the_caller() -> None:
     core = Core()
     core.plugins.add("a", delay_seconds=100, points=("PostStartContainer",))
-    await core.run(FakeCall(START, deadline=2.0))
-    assert moments(core.times) == (0, 0, 1, 1.5)
+    call = FakeCall(START, deadline=2.0)
+    await core.run(call)
+    assert (call.steps, call.over_at) == ([(0, "release"), (1.5, "answer")], 3)
     assert core.failures("a", "PostStartContainer", Reason.DEADLINE) == 1
+
+
+@virtual_time
+async def test_what_happened_is_told_though_its_caller_has_less_time_than_the_hook_server_takes() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
+    call = FakeCall(START, deadline=1.02)
+    await core.run(call)
+    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(1.01), "answer")], 2.5)
+    assert core.recorder.counted("hook_calls", plugin="a", hook="PostStartContainer") == 1
+    assert core.plugins.asked[0].timeout_seconds == 2.0
+
+
+@virtual_time
+async def test_an_answer_does_not_wait_for_an_earlier_calls_post_hooks_either() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
+    first = core.start(FakeCall(START))
+    await asyncio.sleep(0.5)
+    behind = FakeCall(REMOVE, deadline=2.5, runtime_seconds=1.0)
+    await core.run(behind)
+    await first
+    assert (behind.steps, behind.over_at) == ([(0.5, "release"), (2.0, "answer")], 2.5)
 
 
 @virtual_time

@@ -127,6 +127,10 @@ class CriCall(Call):
         """Let the kept frame go."""
         self._held.answer()
 
+    def over(self) -> None:
+        """Count nothing of the request any more."""
+        self._held.free()
+
     async def settle(self, store: Store) -> Reply:
         """Ask the runtime, if it was given the request at all."""
         return await self._fate(store) if self._held.state is CallState.RELEASED else NOT_DONE

@@ -305,7 +305,6 @@ class HeldStream:
 
     def answer(self) -> None:
         """Let the kept frame go; the stream just passes from here on."""
-        self._free()
         if self._kept is None:
             return
         self._pass(self._kept)
@@ -348,15 +347,15 @@ class HeldStream:
 
     def credit(self, length: int) -> None:
         """Know that a request that nobody has read has left."""
-        self._free()
+        self.free()
 
-    def _free(self) -> None:
+    def free(self) -> None:
         """Count nothing of the request any more: it is not kept."""
         self.owner.held_bytes.free(self, self._counted)
         self._counted = 0
 
     def _free_request(self) -> None:
-        self._free()
+        self.free()
         self._request = bytearray()
         self.owner.client_out.credit(self._late_length)
         self._late = bytearray()

@@ -115,6 +115,9 @@ class DockerCall(Call):
         """Let the daemon's own answer go."""
         self._exchange.answer()
 
+    def over(self) -> None:
+        """Need nothing: what has a body has no Post hooks, and is over with its answer."""
+
     async def settle(self, store: Store) -> Reply:
         """Ask the daemon, if it was given the request at all."""
         return await self._fate(store) if self._exchange.state is CallState.RELEASED else NOT_DONE

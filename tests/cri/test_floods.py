@@ -193,11 +193,13 @@ def test_a_request_counts_as_held_until_its_call_is_over() -> None:
     play.client.sends(Reset(3, 8))
     assert play.held_bytes.count == 300
     answered.answer()
+    assert play.held_bytes.count == 300, "its Post hooks may be told still"
+    answered.free()
     assert play.held_bytes.count == 200
-    cancelled.answer()
+    cancelled.free()
     assert play.held_bytes.count == 100
     play.reader.closed()
-    lost.answer()
+    lost.free()
     assert play.held_bytes.count == 0
 
 

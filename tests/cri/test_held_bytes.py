@@ -15,6 +15,7 @@ def test_a4_the_whole_process_holds_a_bounded_number_of_bytes() -> None:
     first.release(None)
     play.runtime.sends(Headers(1, TRAILERS, end=True))
     first.answer()
+    first.free()
     second.refuse(8, "full")
     assert play.held_bytes.count == 0
 
@@ -63,6 +64,7 @@ def test_a4_what_a_compressed_message_is_inflated_to_is_counted() -> None:
     for call in play.events.calls:
         assert call.release(None)
         call.answer()
+        call.free()
     assert play.runtime.got() == [Data(1, packed, end=True), Data(3, packed, end=True)]
     assert play.held_bytes.count == 0
 

@@ -64,6 +64,8 @@ class FakeCall(Call):
     refused_with: HookError | None = None
     changed_by: Adjustment | None = None
     """The adjustment that ``outcome`` was given."""
+    answered: bool = False
+    over_at: float | None = None
 
     def __post_init__(self) -> None:
         self.concerned = hookpoints.concerned(self.operation)
@@ -144,7 +146,13 @@ class FakeCall(Call):
 
     def answer(self, reply: Reply) -> None:
         assert reply is self.reply
-        self._step("answer")
+        if not self.answered:
+            self._step("answer")
+        self.answered = True
+
+    def over(self) -> None:
+        assert self.answered
+        self.over_at = asyncio.get_running_loop().time()
 
     async def settle(self, store: Store) -> Reply:
         self._step("settle")

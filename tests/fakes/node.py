@@ -127,6 +127,9 @@ class FakeHeld:
     def answer(self) -> None:
         self.answers += 1
 
+    def free(self) -> None:
+        assert self.answers, "what is counted of a request is counted until its call is over"
+
     def settle(self, reply: Reply) -> None:
         """Take the runtime's answer."""
         self.reply = reply
