@@ -170,10 +170,15 @@ class Lifecycle:
         subject: Subject | None = None
         try:
             async with asyncio.timeout(seconds + HOLD_GRACE_SECONDS):
-                async with self._turns.turn(call.order_key(), seconds):
-                    subject = await self._subject(call)
-                    if subject is not None and not self._skipped(subject):
+                key = call.order_key()
+                async with self._turns.turn(key, seconds):
+                    subject = await self._subject(call, end)
+                    if call.order_key() == key:
                         return subject, await self._adjustment(call, subject, end)
+                # It was named in another way than others name it: its turn is among the calls of what that is.
+                async with self._turns.turn(call.order_key(), end - self._clock()):
+                    subject = call.subject(self.store) or subject
+                    return subject, await self._adjustment(call, subject, end)
         except Unreadable as error:
             self._unreadable(call, error)
             self._failed(call, subject, Reason.UNREADABLE, str(error))
@@ -194,20 +199,23 @@ class Lifecycle:
             return self._limits.budget_seconds
         return max(min(self._limits.budget_seconds, (call.deadline - self._clock()) / 2), 0.0)
 
-    async def _subject(self, call: Call) -> Subject | None:
+    async def _subject(self, call: Call, end: float) -> Subject | None:
         """Look into the request and the Store, and ask the runtime only if a hook server wants to know."""
         subject = call.subject(self.store)
         if subject is not None:
             return subject
         if not self._dispatcher.registered(call.concerned):
             return None
-        return await call.read_subject(self.store)
+        async with asyncio.timeout(end - self._clock()):
+            return await call.read_subject(self.store)
 
     def _skipped(self, subject: Subject) -> bool:
         key, value = self._limits.skip_label
         return subject.pod.effective.labels.get(key) == value
 
-    async def _adjustment(self, call: Call, subject: Subject, end: float) -> Adjustment:
+    async def _adjustment(self, call: Call, subject: Subject | None, end: float) -> Adjustment:
+        if subject is None or self._skipped(subject):
+            return NO_ADJUSTMENT
         point = hookpoints.find(call.operation, Stage.PRE)
         if point is None or not self._dispatcher.registered([point]):
             return NO_ADJUSTMENT

@@ -59,6 +59,20 @@ async def test_a_caller_without_time_has_no_pre_hooks_but_what_happened_is_told(
 
 
 @virtual_time
+async def test_who_names_a_container_otherwise_waits_for_its_turn_once_it_is_known() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1, points=("PreUpdateContainerResources",))
+    first = core.start(FakeCall(UPDATE))
+    named, behind = (
+        FakeCall(UPDATE, known=None, read=SUBJECT, read_seconds=0.25, key="name", whole_key="c1", prepares=False)
+        for _ in range(2)
+    )
+    await asyncio.gather(first, core.start(named), core.start(behind))
+    assert named.steps[:2] == [(0, "read"), (2, "release")]
+    assert behind.steps[:2] == [(0.25, "read"), (3, "release")]
+
+
+@virtual_time
 async def test_the_answer_is_not_kept_past_half_of_what_is_left_to_the_caller() -> None:
     core = Core()
     core.plugins.add("a", delay_seconds=100, points=("PostStartContainer",))
@@ -100,12 +114,28 @@ async def test_reading_the_subject_is_paid_from_the_same_budget() -> None:
 
 
 @virtual_time
-async def test_a_hold_ends_a_second_after_its_budget_whatever_happens() -> None:
+async def test_a_subject_is_read_no_longer_than_the_budget() -> None:
     core = Core()
     core.plugins.add("a", points=("PreStartContainer",))
-    call = FakeCall(START, known=None, read_seconds=1000)
+    call = FakeCall(START, known=None, read_seconds=1000, deadline=4.0)
     await core.run(call)
-    assert call.steps[:2] == [(0, "read"), (11, "release")]
+    assert call.steps[:2] == [(0, "read"), (2, "release")], "with time enough for the runtime to answer"
+    assert core.failures("a", "PreStartContainer", Reason.DEADLINE) == 1
+
+
+async def _hang(*_: object) -> HookAnswer:
+    await asyncio.sleep(1000)
+    return HookAnswer()
+
+
+@virtual_time
+async def test_a_hold_ends_a_second_after_its_budget_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core()
+    client = core.plugins.add("a", points=("PreStartContainer",))
+    monkeypatch.setattr(client, "call", _hang)
+    call = FakeCall(START)
+    await core.run(call)
+    assert call.steps[0] == (11, "release")
     assert core.failures("a", "PreStartContainer", Reason.DEADLINE) == 1
 
 

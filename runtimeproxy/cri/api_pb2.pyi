@@ -266,10 +266,12 @@ class UpdateContainerResourcesRequest(_message.Message):
     def __init__(self, container_id: _Optional[str] = ..., linux: _Optional[_Union[LinuxContainerResources, _Mapping]] = ..., annotations: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ContainerFilter(_message.Message):
-    __slots__ = ("pod_sandbox_id",)
+    __slots__ = ("id", "pod_sandbox_id")
+    ID_FIELD_NUMBER: _ClassVar[int]
     POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
     pod_sandbox_id: str
-    def __init__(self, pod_sandbox_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ...) -> None: ...
 
 class ListContainersRequest(_message.Message):
     __slots__ = ("filter",)

@@ -6,7 +6,9 @@ Invariant: NotFound is an answer (None); everything else that fails is a Backend
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from runtimeproxy.call import Unreadable
 from runtimeproxy.cri import api_pb2, listing, status
 from runtimeproxy.cri.routes import runtime_path
 from runtimeproxy.errors import BackendError
@@ -33,9 +35,22 @@ class Backend:
         return None if reply is None else status.read_pod_status(reply)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
-        """Read a container; None if there is none. Raises BackendError, Unreadable."""
+        """Read a container; None if there is none. Raises BackendError, Unreadable, also if nobody tells its pod."""
         reply = await self._status(version, "ContainerStatus", status.container_status_request(container_id))
-        return None if reply is None else status.read_container_status(reply)
+        if reply is None:
+            return None
+        info = status.read_container_status(reply)
+        return info if info.pod_id else await self._with_pod(version, info)
+
+    async def _with_pod(self, version: str, info: ContainerInfo) -> ContainerInfo | None:
+        """Look in the list for a container's pod: a status need not name it, its verbose part is the runtime's own."""
+        request = listing.containers_request(container_id=info.id)
+        for listed in listing.containers(await self._ask(version, "ListContainers", request)):
+            if listed.id == info.id and not listed.pod_id:
+                raise Unreadable("neither ContainerStatus nor ListContainers names the container's pod")
+            if listed.id == info.id:
+                return replace(info, pod_id=listed.pod_id)
+        return None
 
     async def pod_state(self, version: str, pod_id: str) -> api_pb2.PodSandboxState | None:
         """Read whether a pod sandbox is ready; None if there is none. Raises BackendError, Unreadable."""

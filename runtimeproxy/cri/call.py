@@ -77,7 +77,11 @@ class CriCall(Call):
 
     @cached_property
     def id(self) -> str:
-        """Return the id in the first field of the requests that have one. Raises Unreadable."""
+        """Return the id in the first field of the requests that have one. Raises Unreadable.
+
+        Runtimes take the beginning of an id for it, too, as crictl's users type it: it is the whole one once the
+        subject was read.
+        """
         return translate.read_id(self.message)
 
     def order_key(self) -> str:
@@ -139,15 +143,18 @@ class CriCall(Call):
     async def _fate(self, store: Store) -> Reply:
         """Ask the runtime what became of the call."""
 
-    async def read_pod(self, pod_id: str) -> PodRecord | None:
-        """Read a pod from the runtime: what it tells is taken as the kubelet's original, too (design, section 6)."""
-        info = await self._backend.pod(self._version, pod_id)
-        return None if info is None else PodRecord(info, info, read=True)
+    async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
+        """Read a pod from the runtime: what it tells is taken as the kubelet's original, too (design, section 6).
 
-    async def read_container(self, container_id: str) -> ContainerRecord | None:
+        What the Store knows under its whole id stands.
+        """
+        info = await self._backend.pod(self._version, pod_id)
+        return None if info is None else store.pod(info.id) or PodRecord(info, info, read=True)
+
+    async def read_container(self, container_id: str, store: Store) -> ContainerRecord | None:
         """Read a container from the runtime, in the same way."""
         info = await self._backend.container(self._version, container_id)
-        return None if info is None else ContainerRecord(info, info)
+        return None if info is None else store.container(info.id) or ContainerRecord(info, info)
 
 
 class PodCall(CriCall):
@@ -160,8 +167,11 @@ class PodCall(CriCall):
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the runtime for the pod."""
-        pod = await self.read_pod(self.id)
-        return None if pod is None else Subject(pod)
+        pod = await self.read_pod(self.id, store)
+        if pod is None:
+            return None
+        self.id = pod.effective.id
+        return Subject(pod)
 
     async def _fate(self, store: Store) -> Reply:
         """Tell by the pod's state."""
@@ -244,13 +254,16 @@ class CreateCall(CriCall):
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the runtime for the pod."""
         container, _ = self.asked
-        return self._in(await self.read_pod(container.pod_id))
+        return self._in(await self.read_pod(container.pod_id, store))
 
     def _in(self, pod: PodRecord | None) -> Subject | None:
         """Return the container in its pod; the kubelet's own cgroup parent of that stands in the request."""
-        container, cgroup_parent = self.asked
         if pod is None:
             return None
+        container, cgroup_parent = self.asked
+        if container.pod_id != pod.effective.id:  # but its beginning
+            container = replace(container, pod_id=pod.effective.id)
+            self.asked = container, cgroup_parent
         return Subject(records.pod_of_create(pod, cgroup_parent), ContainerRecord(container, container))
 
     def unedited(self, store: Store) -> bool:
@@ -283,11 +296,12 @@ class ContainerCall(CriCall):
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the runtime for what the Store lacks."""
-        container = store.container(self.id) or await self.read_container(self.id)
+        container = store.container(self.id) or await self.read_container(self.id, store)
         if container is None:
             return None
+        self.id = container.effective.id
         pod_id = container.effective.pod_id
-        pod = store.pod(pod_id) or (await self.read_pod(pod_id) if pod_id else None)
+        pod = store.pod(pod_id) or await self.read_pod(pod_id, store)
         return None if pod is None else Subject(pod, container)
 
     async def _fate(self, store: Store) -> Reply:
@@ -329,7 +343,8 @@ class UpdateCall(ContainerCall):
 
     def order_key(self) -> str:
         """Name the container; a request that cannot be read to its end is no request to change."""
-        return self.asked.container_id
+        _ = self.asked
+        return self.id
 
     def hook_request(self, subject: Subject) -> HookRequest:
         """Tell the record's original values overlaid by what this request sets."""

@@ -27,11 +27,11 @@ PODS_REQUEST = b""
 _M = TypeVar("_M", bound=Message)
 
 
-def containers_request(pod_id: str = "") -> bytes:
-    """Make a ListContainersRequest: of all containers, or of those of a pod."""
-    if not pod_id:
+def containers_request(pod_id: str = "", container_id: str = "") -> bytes:
+    """Make a ListContainersRequest: of all containers, of those of a pod, or of one."""
+    if not pod_id and not container_id:
         return b""
-    wanted = api_pb2.ContainerFilter(pod_sandbox_id=pod_id)
+    wanted = api_pb2.ContainerFilter(id=container_id, pod_sandbox_id=pod_id)
     return api_pb2.ListContainersRequest(filter=wanted).SerializeToString()
 
 

@@ -50,7 +50,7 @@ class State:
     async def container(self, container_id: str) -> Subject | None:
         """Read a container; its pod is in the Store, or is read as well."""
         info = await self._backend.container(self._version, container_id)
-        if info is None or not info.pod_id:
+        if info is None:
             return None
         pod = self._store.pod(info.pod_id) or await self.pod(info.pod_id)
         return None if pod is None else Subject(pod, ContainerRecord(info, info))

@@ -86,6 +86,35 @@ async def test_a_container_is_read_in_the_version_asked_for(
     assert runtime.received[-1].path == f"/runtime.{version}.RuntimeService/ContainerStatus"
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_containers_pod_is_looked_for_in_the_list_where_its_status_does_not_name_it(
+    runtime: FakeRuntime, backend: Backend, version: str
+) -> None:
+    pod_id, container_id = made(runtime)
+    made(runtime)
+    runtime.state.verbose = False
+    container = await backend.container(version, container_id)
+    assert container is not None
+    assert (container.id, container.pod_id, container.name) == (container_id, pod_id, "main")
+    listed = cri.ListContainersRequest.FromString(runtime.requests("ListContainers")[-1].message)
+    assert (listed.filter.id, listed.filter.pod_sandbox_id) == (container_id, "")
+
+
+async def test_a_container_whose_pod_nobody_names_cannot_be_read(runtime: FakeRuntime, backend: Backend) -> None:
+    _, container_id = made(runtime)
+    runtime.state.verbose = False
+    runtime.state.containers[container_id].pod_id = ""
+    with pytest.raises(Unreadable, match="names the container's pod"):
+        await backend.container("v1", container_id)
+
+
+async def test_a_container_that_is_gone_before_its_pod_is_known_is_none(runtime: FakeRuntime, backend: Backend) -> None:
+    _, container_id = made(runtime)
+    runtime.state.verbose = False
+    runtime.state.big_list = b""
+    assert await backend.container("v1", container_id) is None
+
+
 async def test_what_the_runtime_does_not_know_is_none(backend: Backend) -> None:
     assert await backend.pod("v1", "p1") is None
     assert await backend.container("v1", "c1") is None

@@ -41,6 +41,8 @@ class FakeCall(Call):
     known_error: Exception | None = None
     read: Subject | Exception | None = None
     """What the runtime tells of an unknown subject, after ``read_seconds``."""
+    whole_key: str = ""
+    """What ``key`` is from then on, if that is not known before."""
     key: str | Exception = "c1"
     deadline: float | None = None
     reply: Reply = AGREED
@@ -92,6 +94,7 @@ class FakeCall(Call):
     async def read_subject(self, store: Store) -> Subject | None:
         self._step("read")
         await asyncio.sleep(self.read_seconds)
+        self.key = self.whole_key or self.key
         if isinstance(self.read, Exception):
             raise self.read
         return self.read

@@ -91,6 +91,8 @@ class RuntimeState:
         self.containers: dict[str, Container] = {}
         self.big_list: bytes | None = None
         """What ListContainers answers instead of the containers; see ``fill_list``."""
+        self.verbose = True
+        """False for a runtime whose statuses have no verbose part."""
         self._numbers = itertools.count(1)
         self._methods: dict[str, Callable[[bytes], Any]] = {
             "Status": self._status,
@@ -187,7 +189,7 @@ class RuntimeState:
         status.id, status.state, status.created_at = pod.id, listed.state, pod.created_at
         status.metadata.CopyFrom(listed.metadata)
         status.runtime_handler = listed.runtime_handler
-        if not request.verbose:
+        if not (request.verbose and self.verbose):
             return cri_pb2.PodSandboxStatusResponse(status=status)
         info = spec.pod_info(pod.id, pod.config, listed.runtime_handler)
         return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info))
@@ -241,7 +243,7 @@ class RuntimeState:
         status.log_path = f"{asked.sandbox_config.log_directory}/{asked.config.log_path}"
         if container.state != cri_pb2.CONTAINER_CREATED:
             status.started_at = container.created_at
-        if not request.verbose:
+        if not (request.verbose and self.verbose):
             return cri_pb2.ContainerStatusResponse(status=status)
         info = spec.container_info(container.id, container.pod_id, asked, container.resources, container.cgroup_path)
         return cri_pb2.ContainerStatusResponse(status=status, info=_info(info))
@@ -287,9 +289,13 @@ def _version(api_version: str) -> bytes:
 
 
 def _found(records: Mapping[str, Record], key: str, kind: str) -> Record:
-    if key not in records:
+    """Find by the beginning of an id, too, if only one has it, as containerd does."""
+    if key in records:
+        return records[key]
+    found = [any_id for any_id in records if any_id.startswith(key)]
+    if len(found) != 1 or not key:
         raise Refused(grpc.StatusCode.NOT_FOUND, f"{kind} {key!r}: not found")
-    return records[key]
+    return records[found[0]]
 
 
 def _listed_pod(pod: Pod) -> cri_pb2.PodSandbox:
