@@ -6,7 +6,7 @@ Invariant: an answer is taken whole or not at all; every failure is counted and 
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from runtimeproxy import merge
@@ -50,10 +50,11 @@ class Dispatcher:
         fails under policy Fail.
         """
         adjustment = NO_ADJUSTMENT
-        for plugin in self._plugins.plugins_for(point):
+        plugins = self._plugins.plugins_for(point)
+        for place, plugin in enumerate(plugins, 1):
             seen = merge.applied(request, adjustment) if adjustment else request
             try:
-                change = await self._ask(plugin, point, seen, end)
+                change = await self._ask(plugin, point, seen, self._share(end, plugins[place:]))
             except HookError as error:
                 self._failed(plugin, error)
                 continue
@@ -65,14 +66,17 @@ class Dispatcher:
                 conflict.loser,
                 conflict.winner,
                 point.name,
+                extra={"kind": (conflict.loser, conflict.winner, point.name)},
             )
         return adjustment
 
     async def after(self, point: HookPoint, request: HookRequest, end: float) -> None:
         """Tell the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing."""
-        for plugin in self._plugins.plugins_for(point):
+        plugins = self._plugins.plugins_for(point)
+        for place, plugin in enumerate(plugins, 1):
             try:
-                with self._attempts.attempt(plugin, point, request.pod, end) as seconds:
+                share = self._share(end, plugins[place:])
+                with self._attempts.attempt(plugin, point, request.pod, share) as seconds:
                     await self._call(plugin, point, request, seconds)
             except HookError as error:
                 self._count_failure(plugin, error)
@@ -97,6 +101,15 @@ class Dispatcher:
         for plugin in self._plugins.plugins_for(point):
             if plugin.name in owners:
                 self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, detail))
+
+    def _share(self, end: float, behind: Sequence[Plugin]) -> float:
+        """Return the end of a plugin's time, so that those behind it have theirs, or as large a share as it: a server
+        that hangs must not have others fail."""
+        if not behind:
+            return end
+        now = self._clock()
+        left = end - now
+        return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / (1 + len(behind)))
 
     async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
         with self._attempts.attempt(plugin, point, request.pod, end) as seconds:
@@ -128,4 +141,6 @@ class Dispatcher:
             return  # logged once, when it was found out
         # The words of a hook server or of the runtime may repeat values: told to the caller, never logged.
         shown = HookError(error.plugin, error.hook, error.reason) if error.reason in _IN_FOREIGN_WORDS else error
-        log.warning("%s (policy %s)", str(shown), plugin.policy.value)  # a record that is kept must not keep the call
+        kind = (error.plugin, error.hook, error.reason.value)
+        # The text alone: a record that is kept must not keep the call.
+        log.warning("%s (policy %s)", str(shown), plugin.policy.value, extra={"kind": kind})

@@ -1,13 +1,16 @@
 """What the proxy counts of itself.
 
-Owns counters, gauges and the four timestamps of an intercepted call.
+Owns counters, gauges, the four timestamps of an intercepted call, and the line on fields that nobody can set.
 Must not know: who counts, how figures are shown.
 Invariant: labels are names from tables (operations, hook points, plugins, reasons), never values of a request.
 """
 
+import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
 
 Labels = tuple[tuple[str, str], ...]
 Key = tuple[str, Labels]
@@ -55,6 +58,15 @@ class Recorder:
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
         self.gauges[_key(name, labels)] = value
+
+    def left_out(self, operation: str, fields: Sequence[str], by: str) -> None:
+        """Count and log fields that a hook server set and that cannot be set ``by`` what a request is made with."""
+        for field in fields:
+            self.count("fields_left_out", operation=operation, field=field)
+        if fields:
+            names = ", ".join(fields)
+            kind = {"kind": (operation, names)}
+            log.warning("%s: %s cannot set %s of a container: left out", operation, by, names, extra=kind)
 
     def call(self, operation: str) -> CallTimes:
         """Begin the record of an intercepted call."""

@@ -188,8 +188,8 @@ async def test_a_plugin_has_its_own_timeout_and_never_more_than_is_left_of_the_b
     desk.plugins.add("a", desk.taking(2.0, shares(5)), timeout_seconds=2.0)
     desk.plugins.add("b", desk.taking(1.0, shares(6)), timeout_seconds=0.5)
     desk.plugins.add("c", timeout_seconds=2.0)
-    await desk.before(seconds=4.0)
-    assert [asked.timeout_seconds for asked in desk.plugins.asked] == [2.0, 0.5, 1.0]
+    await desk.before(seconds=4.5)
+    assert [asked.timeout_seconds for asked in desk.plugins.asked] == [2.0, 0.5, 1.5]
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])

@@ -37,14 +37,38 @@ async def test_the_budget_is_never_more_than_half_of_the_callers_time(
     deadline: float | None, given_seconds: float
 ) -> None:
     core = Core()
-    core.plugins.add("a", delay_seconds=100, timeout_seconds=100, points=("PreStartContainer",))
-    core.plugins.add("b", points=("PreStartContainer",))
+    for name in ("a", "b"):
+        core.plugins.add(name, delay_seconds=100, timeout_seconds=100, points=("PreStartContainer",))
     await core.run(FakeCall(START, deadline=deadline))
-    assert core.plugins.asked[0].timeout_seconds == given_seconds
-    assert core.plugins.told() == [("a", "PreStartContainer")]
+    assert [asked.timeout_seconds for asked in core.plugins.asked] == [given_seconds / 2] * 2
     assert core.failures("a", "PreStartContainer", Reason.DEADLINE) == 1
     assert core.failures("b", "PreStartContainer", Reason.DEADLINE) == 1
     assert core.times.released == given_seconds
+
+
+@pytest.mark.parametrize("point", ["PreStartContainer", "PostStartContainer"])
+@pytest.mark.parametrize(
+    ("timeouts", "deadline", "given_seconds"),
+    [
+        ((2, 2, 2), None, [2, 2, 2]),
+        ((8, 2), None, [8, 2]),
+        ((9, 2), None, [8, 2]),
+        ((2, 2), 2.0, [0.5, 0.5]),
+        ((0.25, 2), 2.0, [0.25, 0.75]),
+        ((2,) * 6, None, [pytest.approx(10 / 6)] * 6),
+    ],
+)
+@virtual_time
+async def test_a_hook_server_that_hangs_leaves_those_behind_it_their_time_or_their_share(
+    timeouts: tuple[float, ...], deadline: float | None, given_seconds: list[float], point: str
+) -> None:
+    core = Core()
+    for number, seconds in enumerate(timeouts):
+        core.plugins.add(f"p{number}", delay_seconds=100, timeout_seconds=seconds, points=(point,))
+    if point == "PostStartContainer" and deadline is not None:
+        given_seconds = list(timeouts)  # nobody waits for these longer than that; they are told all the same
+    await core.run(FakeCall(START, deadline=deadline))
+    assert [asked.timeout_seconds for asked in core.plugins.asked] == given_seconds
 
 
 @pytest.mark.parametrize("deadline", [0.0, -5.0])

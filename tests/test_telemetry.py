@@ -1,5 +1,7 @@
 """What is counted can be read again."""
 
+import pytest
+
 from runtimeproxy.telemetry import RECENT_CALLS, Recorder
 
 
@@ -60,3 +62,13 @@ def test_only_the_latest_calls_are_kept() -> None:
 def test_calls_are_told_apart_even_with_equal_times() -> None:
     recorder = Recorder(Clock())
     assert len({recorder.call("StopContainer"), recorder.call("StopContainer")}) == 2
+
+
+def test_what_is_left_out_is_counted_by_field_and_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(Clock())
+    recorder.left_out("StartContainer", (), by="Docker")
+    assert not recorder.counters
+    recorder.left_out("StartContainer", ("a", "b"), by="Docker")
+    assert recorder.counted("fields_left_out", operation="StartContainer", field="a") == 1
+    assert recorder.counted("fields_left_out", operation="StartContainer", field="b") == 1
+    assert caplog.messages == ["StartContainer: Docker cannot set a, b of a container: left out"]

@@ -33,6 +33,7 @@ from runtimeproxy.model import (
 )
 from runtimeproxy.records import AskedUpdate
 from runtimeproxy.store import Store
+from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire import grpc
 
 UPDATE_SECONDS = 10.0
@@ -47,11 +48,12 @@ of the message. A shorter one is read while the runtime works."""
 class CriCall(Call):
     """A held call; the subclasses know their messages."""
 
-    def __init__(self, held: HeldStream, backend: Backend, loop: AbstractEventLoop) -> None:
+    def __init__(self, held: HeldStream, backend: Backend, recorder: Recorder, loop: AbstractEventLoop) -> None:
         self.operation: Operation = held.route.operation
         self.concerned = hookpoints.concerned(self.operation)
         self._held = held
         self._backend = backend
+        self._recorder = recorder
         self._loop = loop
         self._version = held.route.version
         seconds = grpc.read_timeout(held.fields.get(b"grpc-timeout", b""))
@@ -316,18 +318,22 @@ class StartCall(ContainerCall):
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
-        if not adjustment.resources:
+        present = records.container_of(subject).effective.resources
+        said = edit.said_in_update(adjustment.resources, present)
+        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
+        resources = {name: value for name, value in said.resources.items() if value}
+        if not resources:
             return {}
         seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
         if seconds <= 0:
             raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED, not_done=True)
-        request = edit.update_request(self.id, adjustment.resources, records.container_of(subject).effective.resources)
+        request = edit.update_request(self.id, resources, present)
         try:
             await self._backend.update(self._version, request, seconds)
         except BaseException as error:
             self.unsure = not (isinstance(error, BackendError) and error.not_done)
             raise
-        return adjustment.resources
+        return resources
 
 
 class UpdateCall(ContainerCall):
@@ -353,8 +359,10 @@ class UpdateCall(ContainerCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
         differing = records.differing(subject, self.asked, adjustment)
-        message = edit.edit_update(self.message, differing, adjustment.annotations)
-        self._put_in = differing
+        said = edit.said_in_update(differing, records.container_of(subject).effective.resources)
+        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
+        message = edit.edit_update(self.message, said.resources, adjustment.annotations)
+        self._put_in = said.resources
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:

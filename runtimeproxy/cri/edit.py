@@ -7,11 +7,11 @@ Invariant: a request differs in the changed fields only, and without a change it
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind
-from runtimeproxy.model import Adjustment, Resources, ResourceValue, overlay
+from runtimeproxy.model import NO_RESOURCES, Adjustment, Resources, ResourceValue, overlay
 from runtimeproxy.wire.protobuf import Edit, entries_field, message_field, rewrite, string_field, varint_field
 
 Edits = dict[int, Edit]
@@ -23,6 +23,17 @@ _CREATE = api_pb2.CreateContainerRequest
 _CONTAINER_CONFIG = api_pb2.ContainerConfig
 _CONTAINER_LINUX = api_pb2.LinuxContainerConfig
 _UPDATE = api_pb2.UpdateContainerResourcesRequest
+
+
+_NOT_IN_UPDATES = frozenset({"oom_score_adj"})
+"""The runtime spec has it beside the process, not among the resources that ``runc update`` sets."""
+
+
+class Said(NamedTuple):
+    """The resources to put into an update, and the names of those that it cannot bring about."""
+
+    resources: Mapping[str, ResourceValue]
+    left_out: tuple[str, ...]
 
 
 def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
@@ -65,6 +76,16 @@ def edit_update(message: bytes, resources: Mapping[str, ResourceValue], annotati
         **_texts(_UPDATE.ANNOTATIONS_FIELD_NUMBER, annotations),
     }
     return _rewrite(message, edits)
+
+
+def said_in_update(changes: Mapping[str, ResourceValue], present: Resources | None) -> Said:
+    """Tell which changes of a container that has ``present`` an update can carry, and which it cannot bring about.
+
+    0 and "" leave what is, and no runtime changes the OOM score of a process that it has started.
+    """
+    said = {name: value for name, value in changes.items() if name not in _NOT_IN_UPDATES}
+    cleared = {name for name, value in said.items() if not value and getattr(present or NO_RESOURCES, name)}
+    return Said(said, tuple(sorted(cleared | (changes.keys() - said.keys()))))
 
 
 def update_request(container_id: str, changes: Mapping[str, ResourceValue], base: Resources | None) -> bytes:

@@ -206,7 +206,7 @@ class Connection:
         """Run the call in a task of the lifecycle."""
         self._stepped = True
         front = self.front
-        call = KINDS[stream.route.operation](stream, front.backend, front.loop)
+        call = KINDS[stream.route.operation](stream, front.backend, front.recorder, front.loop)
         task = front.loop.create_task(front.lifecycle.run(call), name=stream.route.operation.value)
         stream.on_ended = task.cancel
         front.keep(task)

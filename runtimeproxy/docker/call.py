@@ -5,7 +5,6 @@ Must not know: heads, chunks, connections, hook servers, what a body means.
 Invariant: a request that nobody changed is released as the very bytes that came.
 """
 
-import logging
 from abc import abstractmethod
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Mapping
@@ -21,8 +20,6 @@ from runtimeproxy.hookpoints import HookPoint, Operation
 from runtimeproxy.model import Adjustment, HookRequest, ResourceValue, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
-
-log = logging.getLogger(__name__)
 
 ERROR_STATUS = 500
 
@@ -127,8 +124,5 @@ class DockerCall(Call):
         """Ask the daemon what became of the call."""
 
     def leave_out(self, names: tuple[str, ...]) -> None:
-        """Count and log the fields that a hook server set and that Docker's API cannot carry."""
-        for name in names:
-            self._daemon.recorder.count("fields_left_out", operation=self.operation.value, field=name)
-        if names:
-            log.warning("%s: Docker cannot set %s of a container: left out", self.operation.value, ", ".join(names))
+        """Tell of the fields that a hook server set and that Docker's API cannot carry."""
+        self._daemon.recorder.left_out(self.operation.value, names, by="Docker")

@@ -43,11 +43,12 @@ class Attempts:
     def attempt(self, plugin: Plugin, point: HookPoint, pod: PodInfo, end: float) -> Iterator[float]:
         """Give the seconds that a plugin may take; the block asks it, and the block's HookError, or none, is noted.
 
-        ``end`` is when the budget of all plugins is used up, on the clock. Raises HookError, without running the block,
-        if the plugin is not to be asked now.
+        ``end`` is when its share of the budget of all is used up, on the clock. Raises HookError, without running the
+        block, if the plugin is not to be asked now.
         """
         seconds = min(plugin.timeout_seconds, end - self._clock())
-        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 2
+        share = self._budget_seconds / max(len(self._registered(point)), 1)
+        fair = seconds >= min(plugin.timeout_seconds, share) / 2
         if seconds <= 0:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)

@@ -166,7 +166,7 @@ class Core(FakeEvents):
 
     def held(self, stream: HeldStream) -> None:
         """Run the call as the front does."""
-        call = KINDS[stream.route.operation](stream, self.node.backend, self.loop)  # type: ignore[arg-type]
+        call = KINDS[stream.route.operation](stream, self.node.backend, self.node.recorder, self.loop)  # type: ignore[arg-type]
         stream.on_ended = self.loop.create_task(self.node.lifecycle.run(call)).cancel
 
     def wait(self, seconds: float) -> None:

@@ -164,6 +164,40 @@ async def test_a_starts_resources_go_ahead_of_it_in_an_update_and_into_the_recor
     assert node.record.effective.resources == Resources(cpu_shares=1024, cpu_quota=-1, cpuset_cpus="1")
 
 
+def set_what_no_update_can(request: HookRequest) -> HookAnswer:
+    """Change the OOM score and clear the cpuset; the other numbers are as they were sent."""
+    assert request.container is not None
+    assert request.container.resources is not None
+    return HookAnswer(resources=replace(request.container.resources, oom_score_adj=7, cpuset_cpus=""))
+
+
+@virtual_time
+async def test_what_no_update_can_bring_about_is_left_out_of_a_start_and_of_the_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    node = Node()
+    node.know()
+    node.plugins.add("a", set_what_no_update_can, points=("PreStartContainer",))
+    await node.do(Operation.START_CONTAINER)
+    assert node.backend.updates == []
+    assert node.record.effective.resources == ASKED
+    for field in ("cpuset_cpus", "oom_score_adj"):
+        assert node.recorder.counted("fields_left_out", operation="StartContainer", field=field) == 1
+    assert "StartContainer: an update cannot set cpuset_cpus, oom_score_adj of a container: left out" in caplog.text
+
+
+@virtual_time
+async def test_what_no_update_can_bring_about_is_left_out_of_an_update_and_of_the_record() -> None:
+    node = Node()
+    node.know()
+    node.plugins.add("a", set_what_no_update_can, points=("PreUpdateContainerResources",))
+    held = await node.do(UPDATE, update(cpuset_cpus="1"))
+    assert changes(held.released[0], cri.UpdateContainerResourcesRequest).linux == cri.LinuxContainerResources()
+    assert node.record.effective.resources == ASKED
+    for field in ("cpuset_cpus", "oom_score_adj"):
+        assert node.recorder.counted("fields_left_out", operation="UpdateContainerResources", field=field) == 1
+
+
 @virtual_time
 async def test_the_update_of_a_start_has_what_is_left_of_the_callers_time() -> None:
     node = Node()

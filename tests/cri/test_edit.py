@@ -110,6 +110,26 @@ ECHO = Adjustment(
 
 
 @pytest.mark.parametrize(
+    ("changes", "said", "left_out"),
+    [
+        ({}, {}, ()),
+        ({"cpu_shares": 2, "oom_score_adj": 3}, {"cpu_shares": 2}, ("oom_score_adj",)),
+        ({"cpuset_cpus": ""}, {"cpuset_cpus": ""}, ("cpuset_cpus",)),
+        ({"cpuset_mems": "", "oom_score_adj": 0}, {"cpuset_mems": ""}, ("oom_score_adj",)),
+        ({"cpuset_cpus": "0", "unified": {"cpu.idle": "1"}}, {"cpuset_cpus": "0", "unified": {"cpu.idle": "1"}}, ()),
+    ],
+)
+def test_what_an_update_can_say(
+    changes: dict[str, ResourceValue], said: dict[str, ResourceValue], left_out: tuple[str, ...]
+) -> None:
+    assert edit.said_in_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (said, left_out)
+
+
+def test_what_a_container_does_not_have_is_not_left_out_where_it_is_cleared() -> None:
+    assert edit.said_in_update({"cpuset_cpus": ""}, None) == ({"cpuset_cpus": ""}, ())
+
+
+@pytest.mark.parametrize(
     "adjustment", [NO_ADJUSTMENT, Adjustment(resources={"cpu_shares": 0, "cpuset_mems": ""}), ECHO]
 )
 def test_no_change_is_the_same_object(adjustment: Adjustment) -> None:

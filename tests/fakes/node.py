@@ -205,7 +205,7 @@ class Node:
         return FakeHeld(Route(operation, version), wire(chosen) if isinstance(chosen, Message) else chosen, reply)
 
     def call(self, held: FakeHeld) -> CriCall:
-        return KINDS[held.route.operation](held, self.backend, self.loop)  # type: ignore[arg-type]
+        return KINDS[held.route.operation](held, self.backend, self.recorder, self.loop)  # type: ignore[arg-type]
 
     async def run(self, held: FakeHeld) -> FakeHeld:
         await self.lifecycle.run(self.call(held))
