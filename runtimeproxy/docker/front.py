@@ -74,6 +74,9 @@ class Front(Pairs):
         self.sync = Sync(self._lookup, lifecycle, recorder, on_gone=self._events.gone)
         self._daemon = Daemon(self._backend, self._lookup, self._events, recorder, loop)
         self._following: asyncio.Task[None] | None = None
+        self.http2: set[Connection] = set()
+        """The connections that pass round the hook servers (relay-rules B4)."""
+        manager.on_change = self._end_http2
 
     async def start(self) -> None:
         """Follow the daemon's events from now on, and read its state in the background once they are followed."""
@@ -104,6 +107,13 @@ class Front(Pairs):
         await self.sync.stop()
         self.hangups.close()
         await self._backend.close()
+
+    def _end_http2(self) -> None:
+        """Close the connections that pass round the hook servers, once that is not allowed any more."""
+        if self.http2 and self.fails_anywhere():
+            log.warning("%d connections that speak HTTP/2 are closed, as a plugin has policy Fail", len(self.http2))
+            for connection in tuple(self.http2):
+                connection.close()
 
     # What is held.
 
@@ -204,6 +214,7 @@ class Connection:
         """Forget the connection; calls that the daemon answered go on."""
         self.reader.client_gone()
         self._front.connections.discard(self)
+        self._front.http2.discard(self)
 
     # The end.
 
@@ -261,6 +272,8 @@ class Connection:
         """Let a client that speaks HTTP/2 pass, round the hooks, unless a plugin has policy Fail (relay-rules B4)."""
         self._front.recorder.count("http2_tunnels")
         passes = not self._front.fails_anywhere()
+        if passes:
+            self._front.http2.add(self)
         log.warning(
             "a client speaks HTTP/2 to dockerd: %s",
             "its calls pass round the hook servers"

@@ -89,6 +89,8 @@ class Manager:
         self._by_point: dict[str, tuple[Plugin, ...]] = {}
         self._fail_points: frozenset[str] = frozenset()
         self._built: tuple[Registration, ...] = ()
+        self.on_change: Callable[[], None] | None = None
+        """Called when other plugins are registered than before."""
         self._complaint = ""
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -177,6 +179,8 @@ class Manager:
         self._by_point = {name: asked for name, asked in by_point.items() if asked}
         self._fail_points = frozenset().union(*(p.points for p in plugins if p.policy is FailurePolicy.FAIL))
         self._give_up(before.values(), {plugin.client for plugin in plugins})
+        if self.on_change is not None:
+            self.on_change()
 
     def _plugin(self, registration: Registration, before: Plugin | None) -> Plugin:
         name = registration.name.removesuffix(".json")

@@ -7,7 +7,7 @@ Invariant: every byte of a call passes real unix sockets; a node that ends leave
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -87,7 +87,13 @@ class GatedClient(FakeClient):
 
 @dataclass(eq=False)
 class Plugins(FakePlugins):
-    """The Plugins Manager's tables as the front asks them."""
+    """The Plugins Manager's tables as the front asks them; ``changed`` tells it that they have changed."""
+
+    on_change: Callable[[], None] | None = None
+
+    def changed(self) -> None:
+        assert self.on_change is not None
+        self.on_change()
 
     def gated(
         self,

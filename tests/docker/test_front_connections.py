@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.docker.reader import DAEMON_AWAY
-from runtimeproxy.docker.requests import PREFACE
 from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, PodInfo, PodRecord, Subject
-from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.client import request
 from tests.docker.daemon import until
 from tests.docker.node import CONTAINER, CREATE, START, STOP, UPDATE, Node, id_of, written
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
-from tests.fakes.plugins import FAIL, IGNORE
+from tests.fakes.plugins import FAIL
 from tests.relay.test_dial import fill_backlog
 
 AWAY = f"runtimeproxy: {DAEMON_AWAY}"
@@ -353,16 +351,6 @@ async def test_a_refused_call_leaves_the_connection_as_it_was(node: Node) -> Non
 
 
 # -- what is no HTTP/1.1 -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_a_client_that_speaks_http2_goes_round_the_hooks_or_away(node: Node, policy: FailurePolicy) -> None:
-    node.plugins.add("a", policy=policy, points=("PostStopPodSandbox",))
-    client = await node.client()
-    client.send(PREFACE + b"SM\r\n\r\n")
-    answer = await client.ended()  # the fake daemon speaks no HTTP/2
-    assert (answer == b"") is (policy is FAIL)
-    assert node.recorder.total("http2_tunnels") == 1
 
 
 async def test_a_request_that_could_be_read_in_two_ways_is_refused_and_counted(node: Node) -> None:

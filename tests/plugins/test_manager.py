@@ -239,6 +239,17 @@ async def test_a_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) ->
     await rig.until(lambda: [client.closed for client in rig.clients] == [1, 0])
 
 
+async def test_who_wants_to_know_is_told_of_every_change(rig: Rig) -> None:
+    told: list[bool] = []
+    rig.manager.on_change = lambda: told.append(rig.manager.fail_policy_registered(CREATE))
+    rig.put("a.json")
+    await rig.manager.start()
+    assert told == [False]
+    rig.put("a.json")
+    rig.put("b.json", policy="Fail")
+    await rig.until(lambda: told == [False, True])
+
+
 async def test_a_plugin_stays_what_it_is_until_its_own_file_changes(rig: Rig) -> None:
     rig.put("a.json")
     await rig.manager.start()
