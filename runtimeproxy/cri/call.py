@@ -57,7 +57,7 @@ class CriCall(Call):
         self._loop = loop
         self._version = held.route.version
         seconds = grpc.read_timeout(held.fields.get(b"grpc-timeout", b""))
-        self.deadline: float | None = None if seconds is None else loop.time() + seconds
+        self.deadline: float | None = None if seconds is None else held.began + seconds
         self._reply: Future[Reply] = loop.create_future()
         held.on_reply = self._take_reply
 

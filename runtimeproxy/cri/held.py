@@ -1,7 +1,7 @@
 """The streams that are held: one gRPC call whose request waits for the hook servers.
 
 Owns the state of a held stream on the wire: what has come, what waits, what was released, which frame is kept.
-Must not know: what a message means, hook servers, the clock.
+Must not know: what a message means, hook servers.
 Invariant: the request leaves once, whole and in order, or not at all; of the reply only the frame that ends the stream
 is kept (relay-rules A4 to A7, C1).
 """
@@ -35,6 +35,7 @@ class Owner(Protocol):
     client_out: Outlet
     runtime_out: Outlet
     held_bytes: HeldBytes
+    clock: Callable[[], float]
 
     def request_whole(self, held: "HeldStream") -> None: ...
     def reply_settled(self, held: "HeldStream") -> None: ...
@@ -54,6 +55,8 @@ class HeldStream:
         self.owner = owner
         self.stream = block.stream
         self.route = route
+        self.began = owner.clock()
+        """When its headers came: the caller's time runs from then on, not from its message's end."""
         self.fields = _some_fields(block, REQUEST_FIELDS)
         self.state = CallState.HOLDING
         self.message: bytes | None = None

@@ -1,7 +1,7 @@
 """The CRI front's state beside one pair of connections: both directions, the streams that do not just pass.
 
 Owns what is decided when a request's headers, SETTINGS, GOAWAY or the end of a connection come.
-Must not know: sockets, hook servers, the clock.
+Must not know: sockets, hook servers; the clock is handed in.
 Invariant: bytes in by ``receive``, bytes out by ``Outlet.out``; whatever is not held, refused or an image call passes.
 """
 
@@ -67,6 +67,7 @@ class Reader:
         self.events = events
         self.image_apart = image_apart
         self.client_settings: dict[int, int] = {}
+        self.clock = clock
         self.early = Budget(bounds.EARLY_ENDS, clock)
         self.from_client = FromClient(self, Budgets(self.early, clock, self._opened))
         self.from_runtime = FromRuntime(self, Budgets(self.early, clock, self._opened, bounds.RUNTIME_TIMES))

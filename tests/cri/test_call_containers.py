@@ -211,6 +211,18 @@ async def test_the_update_of_a_start_has_what_is_left_of_the_callers_time() -> N
 
 
 @virtual_time
+async def test_what_a_message_takes_to_come_comes_off_the_callers_time() -> None:
+    node = Node()
+    node.know()
+    node.plugins.add("a")
+    held = node.held(Operation.START_CONTAINER)
+    held.fields = {b"grpc-timeout": b"2S"}
+    await asyncio.sleep(1.5)
+    await node.run(held)
+    assert node.plugins.asked[0].timeout_seconds == 0.25
+
+
+@virtual_time
 async def test_a_start_whose_caller_has_no_time_left_updates_nothing() -> None:
     node = Node()
     node.know()

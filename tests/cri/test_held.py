@@ -140,6 +140,15 @@ def test_a5_a_reset_overtakes_the_held_request() -> None:
 # ---- A4: the request half of a held stream is hop by hop
 
 
+def test_a_call_begins_with_its_headers_and_not_with_the_end_of_its_message() -> None:
+    play = greeted()
+    play.now = 3.0
+    play.client.sends(Headers(1, CREATE), Data(1, grpc(b"create")[:4]))
+    play.now = 5.0
+    play.client.sends(Data(1, grpc(b"create")[4:], end=True))
+    assert play.call.began == 3.0
+
+
 def test_a4_held_bytes_are_credited_at_once_up_to_the_message() -> None:
     play = greeted()
     large = grpc(bytes(2**18))

@@ -1,4 +1,4 @@
-"""Clients that speak HTTP/2 to dockerd pass round the hook servers, where no plugin has policy Fail (relay-rules B4)."""
+"""Clients that speak HTTP/2 to dockerd go round the hook servers, where no plugin has policy Fail (relay-rules B4)."""
 
 import socket
 from pathlib import Path

@@ -109,6 +109,7 @@ class FakeHeld:
     released: list[bytes | None] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
     answers: int = 0
+    began: float = 0.0
 
     def release(self, message: bytes | None) -> bool:
         if self.state is not CallState.HOLDING:
@@ -202,7 +203,8 @@ class Node:
         given = REPLIES.get(operation)
         reply = Reply(agreed=True, message=b"" if given is None else given.SerializeToString())
         chosen = REQUESTS[operation] if message is None else message
-        return FakeHeld(Route(operation, version), wire(chosen) if isinstance(chosen, Message) else chosen, reply)
+        message = wire(chosen) if isinstance(chosen, Message) else chosen
+        return FakeHeld(Route(operation, version), message, reply, began=self.loop.time())
 
     def call(self, held: FakeHeld) -> CriCall:
         return KINDS[held.route.operation](held, self.backend, self.recorder, self.loop)  # type: ignore[arg-type]
