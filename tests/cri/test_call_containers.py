@@ -28,7 +28,7 @@ from runtimeproxy.model import (
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.clock import virtual_time
-from tests.fakes.node import ASKED, CONTAINER, CREATE_REQUEST, POD, UPDATE, Node, changes, wire
+from tests.fakes.node import ASKED, CONTAINER, POD, UPDATE, Node, changes, wire
 from tests.fakes.plugins import FAIL
 
 # -- containers by id ------------------------------------------------------------------------------------------------
@@ -80,68 +80,6 @@ async def test_a_removed_container_is_forgotten_alone() -> None:
     assert node.store.counts() == (1, 1)
     await node.do(Operation.REMOVE_CONTAINER)
     assert node.store.counts() == (1, 0)
-
-
-BEGINNING = {
-    Operation.UPDATE_CONTAINER_RESOURCES: cri.UpdateContainerResourcesRequest(
-        container_id="c", linux=cri.LinuxContainerResources(memory_limit_in_bytes=7)
-    ),
-    Operation.STOP_CONTAINER: cri.StopContainerRequest(container_id="c"),
-    Operation.START_CONTAINER: cri.StartContainerRequest(container_id="c"),
-}
-"""Requests that name the container by the beginning of its id, as crictl's users do."""
-
-
-@pytest.mark.parametrize("operation", BEGINNING)
-@virtual_time
-async def test_what_is_known_stands_where_a_request_has_but_the_beginning_of_the_id(operation: Operation) -> None:
-    node = Node()
-    kubelets = Resources(cpu_shares=2048)
-    node.know(resources=kubelets)
-    node.plugins.add("a")
-    node.backend.known_containers["c"] = CONTAINER
-    await node.do(operation, BEGINNING[operation])
-    record = node.record
-    assert node.backend.asked == [("v1", "c")]
-    assert record.original.resources is not None
-    assert record.original.resources.cpu_shares == 2048
-    assert node.plugins.asked[0].request.container is not None
-    assert node.store.counts() == (1, 1)
-
-
-@pytest.mark.parametrize("operation", [Operation.STOP_POD_SANDBOX, Operation.CREATE_CONTAINER])
-@virtual_time
-async def test_a_known_pod_stands_where_a_request_has_but_the_beginning_of_its_id(operation: Operation) -> None:
-    node = Node()
-    parents = replace(POD, cgroup_parent="/kubelets"), POD
-    node.store.commit(Subject(PodRecord(*parents)))
-    node.plugins.add("a")
-    node.backend.known_pods["p"] = POD
-    message = {
-        Operation.STOP_POD_SANDBOX: cri.StopPodSandboxRequest(pod_sandbox_id="p"),
-        Operation.CREATE_CONTAINER: cri.CreateContainerRequest(pod_sandbox_id="p", config=CREATE_REQUEST.config),
-    }[operation]
-    await node.do(operation, message)
-    assert node.pod == PodRecord(*parents)
-    assert [record.effective.pod_id for record in node.store.snapshot().containers] in ([], ["p1"])
-    assert len(node.plugins.asked) == 1
-
-
-@virtual_time
-async def test_calls_that_name_a_container_in_two_ways_keep_their_order() -> None:
-    node = Node()
-    node.know(resources=Resources(cpu_shares=2048))
-    node.plugins.add("a", delay_seconds=1.0, points=("PreUpdateContainerResources",))
-    node.backend.known_containers["c"] = CONTAINER
-    by_id, by_beginning = (
-        asyncio.create_task(node.do(Operation.UPDATE_CONTAINER_RESOURCES, message))
-        for message in (None, BEGINNING[Operation.UPDATE_CONTAINER_RESOURCES])
-    )
-    await asyncio.sleep(0.5)
-    assert len(node.plugins.asked) == 1
-    await asyncio.gather(by_id, by_beginning)
-    assert len(node.plugins.asked) == 2
-    assert node.loop.time() == 2.0
 
 
 # -- start -----------------------------------------------------------------------------------------------------------
