@@ -129,10 +129,8 @@ class Lifecycle:
 
     def _nobody_asked(self, call: Call) -> bool:
         """Tell whether there is nobody to ask about a call, no earlier one to wait for, and nothing to put in."""
-        return self._undisturbed(call) and call.unedited(self.store)
-
-    def _undisturbed(self, call: Call) -> bool:
-        return not self._dispatcher.registered(call.concerned) and not len(self._turns)
+        wanted = self._dispatcher.registered(call.concerned)
+        return not wanted and not len(self._turns) and call.unedited(self.store)
 
     async def _pass(self, call: Call, times: CallTimes) -> tuple[Subject | None, Adjustment, Reply]:
         """Release a call at once and read it while the runtime works."""
@@ -264,7 +262,7 @@ class Lifecycle:
     async def _finish(self, call: Call, subject: Subject | None, adjustment: Adjustment, reply: Reply) -> None:
         """Follow the answer up, and let it go: behind that, or when half of what its caller has left is over."""
         latest: asyncio.TimerHandle | None = None
-        if not self._undisturbed(call):
+        if len(self._turns) or self._post_point(call):
             latest = asyncio.get_running_loop().call_later(self._budget(call), call.answer, reply)
         try:
             if subject is not None:
@@ -296,10 +294,15 @@ class Lifecycle:
             known = call.outcome(call.subject(self.store) or subject, adjustment, reply)
             self._keep(call, known, reply)
             self._unsettled.answered(key, call.operation)
-            point = hookpoints.find(call.operation, Stage.POST)
+            point = self._post_point(call)
             if point is not None and not self._skipped(known):
                 container = None if known.container is None else known.container.effective
                 await self._dispatcher.after(point, HookRequest(known.pod.effective, container), end)
+
+    def _post_point(self, call: Call) -> HookPoint | None:
+        """Return what is told of a call behind its answer, if there is anybody to tell."""
+        point = hookpoints.find(call.operation, Stage.POST)
+        return point if point is not None and self._dispatcher.registered([point]) else None
 
     def _keep(self, call: Call, known: Subject, reply: Reply) -> None:
         """Keep the subject as it is now, until the runtime has it no more."""
