@@ -10,6 +10,7 @@ The socket takes no connection before it has its final owner and mode. (Fault ma
 import errno
 import fcntl
 import grp
+import logging
 import os
 import socket
 import stat
@@ -19,6 +20,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from runtimeproxy.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 MAX_PATH_BYTES = 107
 BACKLOG = 4096
@@ -46,10 +49,16 @@ class Listener:
         """Let nobody connect any more: remove the socket if it is still the one made here. Repeatable.
 
         Who has connected already can still be accepted. Returns False, and changes nothing, if the socket was handed
-        over: clients wait in it for the next process.
+        over: clients wait in it for the next process. A socket that cannot be removed stays, which is logged: nothing
+        that is still to be done at the end may hang on it.
         """
         if self._made is not None and identity(self.path) == self._made:
-            os.unlink(self.path)
+            try:
+                os.unlink(self.path)
+            except OSError as error:
+                log.warning(
+                    "%s stays: it cannot be removed (%s); the next start tries again", self.path, error.strerror
+                )
         self._made = None
         return self._lock is not None
 

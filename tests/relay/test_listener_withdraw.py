@@ -1,12 +1,14 @@
 """A socket that nobody is to connect to any more, while who has connected is still accepted."""
 
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.relay.listener import listen
+from tests.relay.processes import run_python
 
 
 def test_who_has_connected_is_accepted_and_nobody_else_can_connect(tmp_path: Path) -> None:
@@ -41,3 +43,29 @@ def test_what_somebody_else_has_put_in_its_place_stays(tmp_path: Path) -> None:
     assert listener.withdraw()
     listener.close()
     assert path.read_text() == "somebody's"
+
+
+_STAYS = """
+import logging, os, sys
+from runtimeproxy.relay.listener import listen
+logging.basicConfig(format="%(levelname)s %(message)s")
+if os.geteuid() == 0:
+    os.chown(sys.argv[1], 65534, 65534)
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+listener = listen(sys.argv[1] + "/a.sock")
+os.chmod(sys.argv[1], 0o500)
+assert listener.withdraw()
+listener.close()
+assert listener.socket.fileno() == -1
+os.chmod(sys.argv[1], 0o700)
+listen(sys.argv[1] + "/a.sock").close()
+"""
+
+
+def test_a_socket_that_cannot_be_removed_stays_with_one_warning() -> None:
+    # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_python(_STAYS, folder)
+    assert run.returncode == 0, run.stderr
+    words = "it cannot be removed (Permission denied); the next start tries again"
+    assert run.stderr == f"WARNING {folder}/a.sock stays: {words}\n"

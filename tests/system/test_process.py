@@ -112,6 +112,27 @@ async def test_the_drain_ends_although_a_call_does_not(front: Front, tmp_path: P
             await answer
 
 
+async def test_the_drain_goes_on_where_the_socket_cannot_be_removed(
+    front: Front, tmp_path: Path, runtime: Runtime
+) -> None:
+    runtime.upset("run_pod", delay_seconds=1)
+    proxy = front.process(tmp_path, program=["unshare", "--mount", *PROGRAM])
+    await asyncio.to_thread(proxy.start)
+    assert proxy.process is not None
+    async with front.caller(proxy.socket) as caller:
+        call = asyncio.ensure_future(caller.send("run_pod", caller.pod_request(POD)))
+        await until(lambda: bool(runtime.asked("run_pod")), "the runtime has the request")
+        # What something is mounted on is busy for whoever sees the mount.
+        mount = ["nsenter", "--mount", f"--target={proxy.pid}", "mount", "--bind", str(proxy.socket), str(proxy.socket)]
+        await asyncio.to_thread(subprocess.run, mount, check=True)
+        proxy.process.send_signal(signal.SIGTERM)
+        assert caller.id_in("run_pod", await call) in runtime.pod_ids()
+    code = await asyncio.to_thread(proxy.process.wait, WAIT_SECONDS)
+    proxy.check(code)
+    assert proxy.socket.is_socket()
+    assert proxy.output().count(f"{proxy.socket} stays: it cannot be removed (Device or resource busy)") == 1
+
+
 # ---- a socket that is handed over (LISTEN_FDS)
 
 SUPERVISED = 'exec 3<&"$1"; shift; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
