@@ -69,6 +69,7 @@ class LineHandler(logging.Handler):
     """Formats in the caller's thread, writes in its own; ``dropped`` counts the lines that stderr did not take.
 
     ``extra={"kind": NAME}`` makes lines of one template different kinds, for instance one a plugin.
+    ``extra={"limited": False}`` has each of them written: of lines that tell a state the last one must be there.
     """
 
     def __init__(self, fd: int, formatter: logging.Formatter, limit: Limit | None = None) -> None:
@@ -93,7 +94,7 @@ class LineHandler(logging.Handler):
             self.dropped += 1
 
     def _admits(self, record: logging.LogRecord) -> bool:
-        if record.levelno <= logging.DEBUG:
+        if record.levelno <= logging.DEBUG or not getattr(record, "limited", True):
             return True
         left_out = self._limit.admit((record.name, str(record.msg), str(getattr(record, "kind", ""))))
         record.__dict__["left_out"] = left_out

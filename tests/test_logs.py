@@ -212,6 +212,15 @@ def test_a_kind_of_its_own_and_debug_lines_are_not_left_out(stderr: Stderr) -> N
     assert messages == ["plugin a", "asked a", "plugin b", "asked b", "asked b"]
 
 
+def test_lines_that_are_not_limited_are_all_written(stderr: Stderr) -> None:
+    def log() -> None:
+        for state in ("on", "off", "on"):
+            OURS.info("it is %s", state, extra={"limited": False})
+
+    lines = written(stderr, "info", "text", log)
+    assert [line.rpartition(" ")[2] for line in lines] == ["on", "off", "on"]
+
+
 def test_a_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_CLOSE_SECONDS", 0.05)
     pipe = Stderr()

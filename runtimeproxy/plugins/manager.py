@@ -59,6 +59,8 @@ class Plugin:
     """The hook points that the server said it does not serve, and on which of its client's connections."""
 
 
+_STATE = {"limited": False}
+"""For the log's lines that tell a state: the last one counts, and a scan has few of them, 50 times a second at most."""
 _RESULTS = {
     ChangeKind.ADDED: "ok",
     ChangeKind.CHANGED: "ok",
@@ -148,22 +150,21 @@ class Manager:
     def _complain(self, text: str) -> None:
         """Log a complaint about the directory itself once, until it is over."""
         if text and text != self._complaint:
-            log.warning("%s", text)
+            log.warning("%s", text, extra=_STATE)
         self._complaint = text
 
     def _tell(self, change: Change) -> None:
         self._recorder.count("config_reloads", result=_RESULTS[change.kind])
-        kind = {"kind": change.name}  # the log's limit of lines is one for each file
         registration = change.registration
         if change.kind is ChangeKind.REJECTED:
             kept = "; the last good state stays" if registration else ""
-            log.warning("registration rejected: %s%s", change.reason, kept, extra=kind)
+            log.warning("registration rejected: %s%s", change.reason, kept, extra=_STATE)
         elif registration is None:
-            log.info("registration %s removed", change.name, extra=kind)
+            log.info("registration %s removed", change.name, extra=_STATE)
         else:
-            log.info("registration %s %s: %s", change.name, change.kind.value, _summary(registration), extra=kind)
+            log.info("registration %s %s: %s", change.name, change.kind.value, _summary(registration), extra=_STATE)
             for warning in registration.warnings:
-                log.warning("registration %s", warning, extra={"kind": warning})
+                log.warning("registration %s", warning, extra=_STATE)
 
     def _rebuild(self) -> None:
         """Replace the tables by those of the registry."""

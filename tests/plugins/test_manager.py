@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy import logs
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
@@ -327,3 +329,51 @@ async def test_a_fault_of_ours_does_not_end_the_following(rig: Rig, caplog: pyte
     rig.clients = made
     os.utime(rig.folder / "a.json")  # any event, or the poll, has the directory read again
     await rig.until(lambda: rig.names() == ["a"])
+
+
+@pytest.fixture
+def told() -> Iterator[Callable[[], list[str]]]:
+    """What is logged from now on; to be asked for once."""
+    logger = logging.getLogger(logs.OWN_LOGGER)
+    level = logger.level
+    read_end, write_end = os.pipe()
+    handler = logs.configure("info", "text", write_end)
+
+    def lines() -> list[str]:
+        handler.close()
+        os.close(write_end)
+        with os.fdopen(read_end, closefd=False) as stream:
+            return stream.read().splitlines()
+
+    yield lines
+    os.close(read_end)
+    logger.setLevel(level)
+
+
+async def test_the_logs_last_word_on_a_registration_is_its_state(rig: Rig, told: Callable[[], list[str]]) -> None:
+    await rig.manager.start()
+    for endpoint in ("/run/x.sock", "/run/y.sock", "/run/z.sock"):
+        rig.put("a.json", endpoint)
+        await rig.until(lambda: rig.endpoints() == [endpoint])  # noqa: B023
+    (rig.folder / "a.json").unlink()
+    await rig.until(lambda: rig.names() == [])
+    rig.put("a.json", "/run/z.sock")
+    await rig.until(lambda: rig.endpoints() == ["/run/z.sock"])
+    assert [line.partition("registration ")[2].partition(", ")[0] for line in told()] == [
+        "a.json added: endpoint /run/x.sock",
+        "a.json changed: endpoint /run/y.sock",
+        "a.json changed: endpoint /run/z.sock",
+        "a.json removed",
+        "a.json added: endpoint /run/z.sock",
+    ]
+
+
+async def test_a_directory_that_cannot_be_read_is_told_each_time(rig: Rig, told: Callable[[], list[str]]) -> None:
+    rig.folder.rmdir()
+    for _ in range(2):
+        rig.folder.write_text("no directory")
+        await rig.manager._scan()
+        await rig.manager._scan()
+        rig.folder.unlink()
+        await rig.manager._scan()
+    assert [line.count("cannot be read (Not a directory)") for line in told()] == [1, 1]

@@ -186,7 +186,7 @@ class ProxyProcess(Folder):
         await until(lambda: STATE_KNOWN in self.output(), "the runtime's state is known", self.output)
 
     def wait_for_registration(self, name: str) -> None:
-        """Wait until the log tells of a registration file; a file's line comes at most once a second."""
+        """Wait until the log tells of a registration file."""
         self.wait_for_log(f"registration {name} ")
 
 
