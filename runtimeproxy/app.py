@@ -19,6 +19,7 @@ import uvloop
 
 from runtimeproxy.config import Config, Mode
 from runtimeproxy.dispatcher import Dispatcher
+from runtimeproxy.errors import ConfigError
 from runtimeproxy.lifecycle import Lifecycle, Limits
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
@@ -50,10 +51,42 @@ def run(config: Config) -> int:
         config.listen_endpoint, mode=config.socket_mode, group=config.socket_group
     )
     try:
+        _check_apart(config, listener)
         uvloop.run(_serve(config, listener))
     finally:
         listener.close()
     return 0
+
+
+def _check_apart(config: Config, listener: Listener) -> None:
+    """Refuse to dial ourselves, however the paths are spelt: each connection would make one more."""
+    ours = _file(listener.path)
+    for flag, path in (
+        ("--remote-runtime-service-endpoint", config.runtime_endpoint),
+        ("--remote-image-service-endpoint", config.image_endpoint),
+    ):
+        if ours is not None and _file(path) == ours:
+            told = f"{flag} ({path}) is the socket that the proxy itself listens on ({listener.path})"
+            raise ConfigError(f"{told}: change it, or --koord-runtimeproxy-endpoint or the socket unit")
+
+
+def _file(path: str) -> tuple[int, int] | None:
+    """Return device and inode of what a path leads to; None if there is nothing, as before a runtime's start."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # ValueError: an abstract address of a socket unit's begins with NUL
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _tell_listening(config: Config, listener: Listener) -> None:
+    log.info("listening on %s for the runtime at %s", listener.path, config.runtime_endpoint)
+    ours = _file(listener.path)
+    if ours is None or _file(config.listen_endpoint) != ours:
+        log.warning(
+            "the socket was handed over (LISTEN_FDS): nobody listens on --koord-runtimeproxy-endpoint=%s",
+            config.listen_endpoint,
+        )
 
 
 async def _serve(config: Config, listener: Listener) -> None:
@@ -65,7 +98,7 @@ async def _serve(config: Config, listener: Listener) -> None:
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
     acceptor.start()
     supervisor.ready(loop)
-    log.info("listening on %s for the runtime at %s", config.listen_endpoint, config.runtime_endpoint)
+    _tell_listening(config, listener)
     _settle_memory()
     watch = StallWatch(loop, proxy.recorder)
     watch.start()

@@ -5,7 +5,7 @@ Must not know: files, the process's environment, sockets; texts come in, a value
 Invariant: every error names where the value came from (a flag, a variable, or a file and its key).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -70,12 +70,16 @@ def file_named(flags: Mapping[str, str], environ: Mapping[str, str]) -> str | No
 
 
 def load(
-    flags: Mapping[str, str], environ: Mapping[str, str], file_text: str | None = None, file_origin: str = ""
+    flags: Mapping[str, str],
+    environ: Mapping[str, str],
+    file_text: str | None = None,
+    file_origin: str = "",
+    real_path: Callable[[str], str] = str,
 ) -> Config:
     """Return the configuration from flags (by option name) > environment > file > defaults.
 
-    ``file_origin`` is what errors call the file: its path. Raises ConfigError with one line that names the flag, the
-    variable, or the file and its key.
+    ``file_origin`` is what errors call the file: its path. ``real_path`` tells which spellings name one socket. Raises
+    ConfigError with one line that names the flag, the variable, or the file and its key.
     """
     sources = (_from_flags(flags), _from_environment(environ), _from_file(file_text, file_origin))
     given = {field: _first(sources, option.name) for field, option in SETTINGS}
@@ -88,7 +92,7 @@ def load(
     values = {field: _value(option, given[field]) for field, option in SETTINGS}
     values["runtime_endpoint"] = values["runtime_endpoint"] or RUNTIME_ENDPOINTS[mode]
     values["image_endpoint"] = values["image_endpoint"] or values["runtime_endpoint"]
-    _check_sockets_differ(values)
+    _check_sockets_differ(values, real_path)
     return Config(**values, warnings=tuple(warnings))
 
 
@@ -158,10 +162,11 @@ def _nearest(name: str, known: set[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{near[0]}?" if near else "; --help lists the options"
 
 
-def _check_sockets_differ(values: Mapping[str, Any]) -> None:
+def _check_sockets_differ(values: Mapping[str, Any], real_path: Callable[[str], str]) -> None:
     """Refuse a proxy that would dial itself or listen twice on one path."""
     flags = {field: option.flag for field, option in SETTINGS if option.parse is parse_endpoint}
     for ours in ("listen_endpoint", "admin_endpoint"):
         for other in flags:
-            if other != ours and values[other] == values[ours]:
-                raise ConfigError(f"{flags[ours]} and {flags[other]} are the same socket: {values[ours]}")
+            if other != ours and real_path(values[other]) == real_path(values[ours]):
+                spelt = " = ".join(dict.fromkeys((values[ours], values[other])))
+                raise ConfigError(f"{flags[ours]} and {flags[other]} are the same socket: {spelt}")

@@ -169,6 +169,15 @@ def test_a_proxy_that_would_dial_itself_or_listen_twice_is_refused(first: str, s
     assert str(caught.value) == f"--{first} and --{second} are the same socket: /a"
 
 
+def test_a_socket_is_the_same_however_it_is_spelt() -> None:
+    flags = {"koord-runtimeproxy-endpoint": "/run//a", "remote-runtime-service-endpoint": "/var/run/a"}
+    assert config.load(flags, {}).listen_endpoint == "/run//a"
+    with pytest.raises(ConfigError) as caught:
+        config.load(flags, {}, real_path=lambda path: "/run/" + path.rpartition("/")[2])
+    told = "--koord-runtimeproxy-endpoint and --remote-runtime-service-endpoint are the same socket"
+    assert str(caught.value) == f"{told}: /run//a = /var/run/a"
+
+
 def test_the_file_is_named_by_flag_or_environment() -> None:
     assert config.file_named({}, {}) is None
     assert config.file_named({}, {"RUNTIMEPROXY_CONFIG": "/e"}) == "/e"

@@ -72,10 +72,10 @@ def configuration(
     except (FileNotFoundError, NotADirectoryError) as error:
         if named is not None:
             raise _unreadable(path, error) from None
-        return config.load(flags, environ)
+        return config.load(flags, environ, real_path=os.path.realpath)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
-    return config.load(flags, environ, text, path)
+    return config.load(flags, environ, text, path, os.path.realpath)
 
 
 def _unreadable(path: str, error: Exception) -> ConfigError:

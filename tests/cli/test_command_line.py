@@ -252,6 +252,16 @@ def test_a_file_that_is_there_must_be_right_even_if_nobody_named_it(tmp_path: Pa
     assert str(caught.value).startswith(f"{default}: {words}")
 
 
+def test_a_runtime_that_would_be_the_proxy_itself_is_refused_however_it_is_spelt(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    flags = {"koord-runtimeproxy-endpoint": f"{tmp_path}/a", "remote-runtime-service-endpoint": f"{tmp_path}/link//a"}
+    with pytest.raises(ConfigError, match="--koord-runtimeproxy-endpoint and --remote-runtime-service-endpoint are"):
+        configuration(flags, {}, str(tmp_path / "none"))
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(ConfigError, match="--koord-runtimeproxy-endpoint and --remote-runtime-service-endpoint are"):
+        configuration(flags, {}, str(tmp_path / "config.yaml"))
+
+
 def test_nothing_is_made_on_disk_by_a_wrong_command_line(tmp_path: Path) -> None:
     socket = tmp_path / "made" / "proxy.sock"
     done = call(*KOORD, f"--koord-runtimeproxy-endpoint={socket}", "--hook-timeout=x", cwd=tmp_path)

@@ -156,6 +156,33 @@ async def test_a_restart_under_a_supervisor_refuses_no_connection(
             await asyncio.to_thread(proxy.stop)
             assert proxy.socket.exists()
             assert answers(proxy.socket)
+        assert "LISTEN_FDS" not in proxy.output()
+
+
+@pytest.mark.parametrize("flag", ["remote_runtime_service_endpoint", "remote_image_service_endpoint"])
+def test_a_handed_over_socket_that_is_the_runtimes_is_not_dialled(tmp_path: Path, flag: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "given.sock"))
+        listener.listen(64)
+        os.link(tmp_path / "given.sock", tmp_path / "runtime's.sock")
+        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
+        endpoint = {flag: str(tmp_path / "runtime's.sock")}
+        proxy = ProxyProcess(tmp_path, program=program, pass_fds=[listener.fileno()], **endpoint)
+        proxy.launch()
+        assert proxy.process is not None
+        assert proxy.process.wait(WAIT_SECONDS) == 1
+    told = f"--{flag.replace('_', '-')} ({tmp_path}/runtime's.sock) is the socket that the proxy itself listens on"
+    assert f"{told} ({tmp_path}/given.sock): change it, or --koord-runtimeproxy-endpoint or" in proxy.output()
+
+
+def test_a_handed_over_socket_is_told_by_its_own_name(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "given.sock"))
+        listener.listen(64)
+        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
+        with ProxyProcess(tmp_path, program=program, pass_fds=[listener.fileno()]) as proxy:
+            proxy.wait_for_log(f"listening on {tmp_path}/given.sock for the runtime at {proxy.runtime}")
+            proxy.wait_for_log(f"nobody listens on --koord-runtimeproxy-endpoint={proxy.socket}\n")
 
 
 # ---- the documented command lines, as they are written
