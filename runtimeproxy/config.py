@@ -63,10 +63,10 @@ class _Given:
 def file_named(flags: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
     """Return the path of the file that a flag or the environment names, None if neither does.
 
-    Raises ConfigError if that path is empty.
+    Raises ConfigError if that is no path.
     """
     given = _first((_from_flags(flags), _from_environment(environ)), FILE_OPTION.name)
-    return None if given is None else str(FILE_OPTION.parse(given.text, given.origin))
+    return None if given is None else str(FILE_OPTION.read(given.text, given.origin))
 
 
 def load(
@@ -98,7 +98,7 @@ def load(
 
 def _value(option: Option, given: _Given | None) -> Any:
     if given is not None:
-        return option.parse(given.text, given.origin)
+        return option.read(given.text, given.origin)
     return None if option.default is None else option.parse(option.default, option.flag)
 
 
@@ -149,12 +149,29 @@ def _pairs(text: str, origin: str) -> Iterator[tuple[str, str | None]]:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: this is no YAML: {' '.join(str(error).split())}") from None
-    if root is None or not root.value:
+    except RecursionError:
+        raise ConfigError(f"{origin}: this is nested too deeply: {_ONE_A_LINE}") from None
+    except (ValueError, OverflowError):  # what the parser makes of an escape for a character that does not exist
+        raise ConfigError(f"{origin}: an escape stands for no character: \\UXXXXXXXX ends at \\U0010FFFF") from None
+    if root is None or _is_nothing(root):
         return
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{origin}: write one 'flag-name: value' a line")
+        raise ConfigError(f"{origin}: {_ONE_A_LINE}")
     for key, value in root.value:
-        yield str(key.value), value.value if isinstance(value, yaml.ScalarNode) else None
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{origin}: line {key.start_mark.line + 1}: a key is a list or mapping: {_ONE_A_LINE}")
+        if _is_nothing(value):
+            raise ConfigError(f'{origin}: {key.value} has no value: write one ("" for an empty one), or take it out')
+        yield key.value, value.value if isinstance(value, yaml.ScalarNode) else None
+
+
+_ONE_A_LINE = "write one 'flag-name: value' a line"
+_NULL = "tag:yaml.org,2002:null"
+
+
+def _is_nothing(node: Any) -> bool:
+    """Tell whether nothing is written where a value could stand; null is a text like others, "" is one, too."""
+    return bool(node.tag == _NULL and not node.value)
 
 
 def _nearest(name: str, known: set[str], prefix: str = "") -> str:

@@ -24,6 +24,10 @@ _LONGEST_SOCKET_PATH = 107
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|)")
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "": 1000}
 _SOCKET_MODE = re.compile(r"0?[0-7]{3}")
+_NO_TEXT = re.compile("[\0-\x1f\x7f\ud800-\udc7f\udd00-\udfff]")
+"""Control characters and halves of characters; Python has bytes that are no UTF-8 as U+DC80 to U+DCFF."""
+_HIGHEST_GROUP = 2**32 - 2
+"""The number above it means "leave the group as it is" (chown(2))."""
 
 
 class Mode(Enum):
@@ -104,6 +108,13 @@ def _name(text: str, origin: str) -> str:
     return text
 
 
+def _group(text: str, origin: str) -> str:
+    number = text.lstrip("0")
+    if text.isascii() and text.isdigit() and (len(number) > 10 or int(number or "0") > _HIGHEST_GROUP):
+        raise ConfigError(f"{origin}: {text!r} is no group's number: the highest is {_HIGHEST_GROUP}")
+    return _name(text, origin)
+
+
 def _text(text: str, origin: str) -> str:
     return text
 
@@ -138,6 +149,14 @@ class Option:
     def shown_default(self) -> str:
         """Say what holds if the option is left out."""
         return self.default_words if self.default is None else self.default
+
+    def read(self, text: str, origin: str) -> Any:
+        """Return the value of a text. Raises ConfigError, naming ``origin``, also for what nobody means to write."""
+        if _NO_TEXT.search(text):
+            raise ConfigError(
+                f"{origin}: {text!r} has a control character, such as a line feed, or half a character: take it out"
+            )
+        return self.parse(text, origin)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -215,7 +234,7 @@ OPTIONS: tuple[Option, ...] = (
         "socket-group",
         "socket_group",
         "GROUP",
-        _name,
+        _group,
         None,
         "The group of the proxy's sockets, by name or number.",
         "none",

@@ -84,7 +84,29 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file() -> None:
         ({}, {"RUNTIMEPROXY_HOOK_TIMEOUT": "x"}, None, "RUNTIMEPROXY_HOOK_TIMEOUT: 'x' is no duration"),
         ({}, {"RUNTIMEPROXY_HOOK_TIMEOUT": ""}, None, "RUNTIMEPROXY_HOOK_TIMEOUT: '' is no duration"),
         ({}, {}, "hook-timeout: x", f"{FILE}: hook-timeout: 'x' is no duration"),
-        ({}, {}, "hook-timeout:", f"{FILE}: hook-timeout: '' is no duration"),
+        ({}, {}, "hook-timeout: ''", f"{FILE}: hook-timeout: '' is no duration"),
+        ({}, {}, "hook-timeout:", f'{FILE}: hook-timeout has no value: write one ("" for an empty one), or take it'),
+        ({}, {}, "runtime-hook-server-val:", f"{FILE}: runtime-hook-server-val has no value: "),
+        ({}, {}, "log-level: info\n? [x]\n: 1", f"{FILE}: line 2: a key is a list or mapping: write one"),
+        ({}, {}, "[]", f"{FILE}: write one 'flag-name: value' a line"),
+        ({}, {}, '""', f"{FILE}: write one 'flag-name: value' a line"),
+        ({}, {}, "null", f"{FILE}: write one 'flag-name: value' a line"),
+        ({}, {}, "[" * 3000, f"{FILE}: this is nested too deeply: write one 'flag-name: value' a line"),
+        ({}, {}, r'log-level: "\UFFFFFFFF"', f"{FILE}: an escape stands for no character: "),
+        ({}, {}, r'log-level: "\U00110000"', f"{FILE}: an escape stands for no character: "),
+        ({}, {}, r'socket-group: "a\0"', f"{FILE}: socket-group: 'a\\x00' has a control character"),
+        (
+            {},
+            {},
+            r'runtime-hook-server-val: "\ud800"',
+            f"{FILE}: runtime-hook-server-val: '\\ud800' has a",
+        ),
+        (
+            {},
+            {"RUNTIMEPROXY_ADMIN_ENDPOINT": "/a\n"},
+            None,
+            "RUNTIMEPROXY_ADMIN_ENDPOINT: '/a\\n' has a control character",
+        ),
         ({}, {}, "hook-timeouts: 1s", f"{FILE}: unknown key 'hook-timeouts'; did you mean hook-timeout?"),
         ({}, {}, "hook_budget: 1s", f"{FILE}: unknown key 'hook_budget'; did you mean hook-budget?"),
         ({}, {}, "zzz: 1", f"{FILE}: unknown key 'zzz'; --help lists the options"),
@@ -106,7 +128,7 @@ def test_an_error_is_one_line_that_names_its_origin(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "# nothing here\n", "---\n"])
+@pytest.mark.parametrize("text", ["", "# nothing here\n", "---\n", "--- {}\n"])
 def test_a_file_that_says_nothing_changes_nothing(text: str) -> None:
     assert config.load({}, {}, text, FILE) == config.load({}, {})
 
@@ -184,6 +206,8 @@ def test_the_file_is_named_by_flag_or_environment() -> None:
     assert config.file_named({"config": "/f"}, {"RUNTIMEPROXY_CONFIG": "/e"}) == "/f"
     with pytest.raises(ConfigError, match=r"^RUNTIMEPROXY_CONFIG: '' is no name"):
         config.file_named({}, {"RUNTIMEPROXY_CONFIG": ""})
+    with pytest.raises(ConfigError, match=r"^RUNTIMEPROXY_CONFIG: '/f\\n' has a control character"):
+        config.file_named({}, {"RUNTIMEPROXY_CONFIG": "/f\n"})
 
 
 def test_naming_the_file_is_not_a_setting_of_the_file() -> None:

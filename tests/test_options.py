@@ -132,6 +132,8 @@ def test_a_time_limit_is_above_zero_while_a_pause_may_be_none(text: str) -> None
         ("socket-mode", "0660", 0o660),
         ("socket-mode", "600", 0o600),
         ("socket-group", "kube", "kube"),
+        ("socket-group", "0", "0"),
+        ("socket-group", "4294967294", "4294967294"),
         ("log-level", "DEBUG", "debug"),
         ("log-format", "Json", "json"),
         ("config", "conf.yaml", "conf.yaml"),
@@ -147,6 +149,8 @@ def test_values(name: str, text: str, value: object) -> None:
         ("backend-runtime-mode", "cri-o", "is no backend mode: write Containerd or Docker"),
         ("runtime-hook-server-key", "", "is no name: write one without spaces around it, or leave it out"),
         ("socket-group", " kube", "is no name: write one without spaces around it, or leave it out"),
+        ("socket-group", "4294967295", "is no group's number: the highest is 4294967294"),
+        ("socket-group", "99999999999", "is no group's number: the highest is 4294967294"),
         ("hookserver-config-dir", "a/b", "is no absolute path: write one like /etc/runtime/hookserver.d"),
         ("hookserver-config-dir", "/a\0", "is no absolute path: write one like /etc/runtime/hookserver.d"),
         ("socket-mode", "384", "is no file mode: write three octal digits, like 0600"),
@@ -159,3 +163,17 @@ def test_a_bad_value_is_one_line_that_says_what_to_write(name: str, text: str, r
     with pytest.raises(ConfigError) as caught:
         BY_NAME[name].parse(text, "--x")
     assert str(caught.value) == f"--x: {text!r} {rest}"
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)
+@pytest.mark.parametrize("text", ["/a\n", "/a\0", "\x1b", "\x7f", "/\ud800"], ids=ascii)
+def test_what_nobody_means_to_write_is_refused_in_every_option(option: Option, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        option.read(text, "--x")
+    told = "has a control character, such as a line feed, or half a character: take it out"
+    assert str(caught.value) == f"--x: {text!r} {told}"
+
+
+def test_a_path_may_have_bytes_that_are_no_utf_8() -> None:
+    assert BY_NAME["config"].read("/\udc80\udcff", "--x") == "/\udc80\udcff"
+    assert BY_NAME["admin-endpoint"].read("unix:/ä\udcff", "--x") == "/ä\udcff"

@@ -103,9 +103,9 @@ def listen(
     The socket's directory is made if missing: 0700, or 0750 with the group. ``flag`` is what the user sets the path
     with. Raises ConfigError for everything that stands against it, with what to do.
     """
-    group_id = None if group is None else _group_id(group)
-    with claimed(path, flag=flag, group_id=group_id) as (folder, lock):
-        sock = _bound(folder, os.path.basename(path), path, mode, group_id)
+    number = None if group is None else group_id(group)
+    with claimed(path, flag=flag, group_id=number) as (folder, lock):
+        sock = _bound(folder, os.path.basename(path), path, mode, number)
     return Listener(sock, path, lock)
 
 
@@ -135,13 +135,15 @@ def claimed(
         raise ConfigError(f"cannot listen on {path}: {error.strerror}; check its directory or set {flag}") from None
 
 
-def _group_id(group: str) -> int:
+def group_id(group: str) -> int:
+    """Return the number of a group, given by its name or number. Raises ConfigError if there is none."""
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         if group.isascii() and group.isdigit():
             return int(group)
-        raise ConfigError(f"there is no group {group!r}; name another one or its number, or create it") from None
+        wrong = f"--socket-group: there is no group {group!r}"
+        raise ConfigError(f"{wrong}; name another one or its number, or create it") from None
 
 
 def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
