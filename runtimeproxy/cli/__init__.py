@@ -6,18 +6,17 @@ Invariants: exit code 2 means that the command line, the environment or the file
 1 means that running failed; no traceback reaches the user.
 """
 
+import os
 import sys
-import traceback
+from contextlib import suppress
 
 import click
 
 from runtimeproxy.cli.hook import hook_group
-from runtimeproxy.cli.run import run_command
-from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.cli.run import FAILED, run_command, words
 from runtimeproxy.version import VERSION
 
 WRONG_USE = 2
-FAILED = 1
 INTERRUPTED = 130
 
 
@@ -38,6 +37,7 @@ def koord_runtime_proxy() -> int:
 
 def _guarded(command: click.Command, name: str) -> int:
     """Return the command's exit code; whatever it raises becomes one line on stderr."""
+    _fill_standard_files()
     click.version_option(VERSION, message="%(prog)s %(version)s")(command)
     try:
         return int(command.main(prog_name=name, standalone_mode=False) or 0)
@@ -48,13 +48,19 @@ def _guarded(command: click.Command, name: str) -> int:
         return _fail(name, error.format_message(), WRONG_USE)
     except click.Abort:
         return _fail(name, "interrupted", INTERRUPTED)
-    except (RuntimeProxyError, OSError) as error:
-        return _fail(name, str(error), FAILED)
     except Exception as error:
-        # The text of a foreign exception may quote a value, so only its class and its place are shown.
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"unexpected {type(error).__name__} at {last.filename}:{last.lineno}"
-        return _fail(name, f"{what}; --log-level=debug shows how it came there", FAILED)
+        return _fail(name, words(error), FAILED)
+
+
+def _fill_standard_files() -> None:
+    """Have file descriptors 0 to 2 open: the next that is opened has the lowest free number, and nobody expects those.
+
+    The event loop's own epoll as number 0 ends the process by SIGABRT when the loop is closed.
+    """
+    with suppress(OSError):  # no /dev/null: nothing can be done about it here
+        while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(opened)
 
 
 def _fail(name: str, text: str, code: int) -> int:

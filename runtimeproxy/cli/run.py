@@ -7,13 +7,16 @@ Invariant: whatever is wrong with the configuration is a click.ClickException, r
 
 import logging
 import os
+import traceback
 from collections.abc import Mapping
 
 import click
 
 from runtimeproxy import config, logs
-from runtimeproxy.errors import ConfigError
+from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, OPTIONS
+
+FAILED = 1
 
 _EPILOG = (
     f"Each flag has an environment variable ({ENVIRONMENT_PREFIX} and its name in capitals with _) and a key of its "
@@ -24,15 +27,24 @@ _EPILOG = (
 _logger = logging.getLogger(__name__)
 
 
+class _Command(click.Command):
+    """The command; whatever is wrong with its flags leads to its own help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
 def run_command() -> click.Command:
     """Return the command with one flag for each row of the table of options."""
     flags: list[click.Parameter] = [
         click.Option([o.flag], metavar=o.metavar, help=f"{o.help}  [default: {o.shown_default}]") for o in OPTIONS
     ]
     help_text = "Listen for the kubelet, pass its calls to the runtime, and call the registered hook servers."
-    return click.Command(
-        "run", params=flags, callback=_run, help=help_text, short_help="Run the proxy.", epilog=_EPILOG
-    )
+    return _Command("run", params=flags, callback=_run, help=help_text, short_help="Run the proxy.", epilog=_EPILOG)
 
 
 def _run(**given: str | None) -> int:
@@ -48,13 +60,29 @@ def _run(**given: str | None) -> int:
         from runtimeproxy import app  # heavy: the event loop, the readers, the hook protocol
 
         return app.run(settings)
-    except ConfigError:
-        raise
-    except Exception:
-        _logger.debug("Running failed", exc_info=True)
-        raise
+    except Exception as error:
+        if not isinstance(error, ConfigError):
+            _logger.debug("Running failed", exc_info=True)
+            error.add_note("--log-level=debug shows how it came there")
+        if settings.log_format != "json":
+            raise
+        _logger.error("%s", words(error))  # whoever reads stderr reads JSON
+        return FAILED
     finally:
         handler.close()
+
+
+def words(error: Exception) -> str:
+    """Return the words for what failed.
+
+    The text of a foreign exception may quote a value, so only its class and its place are shown.
+    """
+    if isinstance(error, RuntimeProxyError | OSError):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "; ".join(
+        [f"unexpected {type(error).__name__} at {last.filename}:{last.lineno}", *getattr(error, "__notes__", ())]
+    )
 
 
 def configuration(
@@ -62,20 +90,25 @@ def configuration(
 ) -> config.Config:
     """Return the configuration, with the file that is named, or else the default file if it is there.
 
-    Raises ConfigError for every value, key or file that is wrong.
+    Raises ConfigError for every value, key or file that is wrong, and for a group that does not exist.
     """
     named = config.file_named(flags, environ)
     path = default_file if named is None else named
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            text: str | None = file.read()
     except (FileNotFoundError, NotADirectoryError) as error:
-        if named is not None:
+        if named is not None or os.path.islink(path):  # a link to nowhere was put there for a file that is missing
             raise _unreadable(path, error) from None
-        return config.load(flags, environ, real_path=os.path.realpath)
+        text = None
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
-    return config.load(flags, environ, text, path, os.path.realpath)
+    settings = config.load(flags, environ, text, path, os.path.realpath)
+    if settings.socket_group is not None:
+        from runtimeproxy.relay.listener import group_id
+
+        group_id(settings.socket_group)
+    return settings
 
 
 def _unreadable(path: str, error: Exception) -> ConfigError:

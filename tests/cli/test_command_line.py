@@ -1,11 +1,13 @@
 """The command line as a user meets it: in a process of its own, but for the tables of wrong ones."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from runtimeproxy import app, cli
@@ -107,6 +109,8 @@ WRONG = [
     (["--socket-mode=rw"], "--socket-mode: 'rw' is no file mode"),
     (["--remote-runtime-service-endpoint=tcp://1.2.3.4:5"], "--remote-runtime-service-endpoint: 'tcp://1.2.3.4:5' is"),
     (["--log-level=loud"], "--log-level: 'loud' is not one of"),
+    (["--socket-group=no-such"], "--socket-group: there is no group 'no-such'; name another one or its number, or"),
+    (["--socket-group=4294967295"], "--socket-group: '4294967295' is no group's number: the highest is 4294967294"),
     (["--config=/nowhere/x.yaml"], "/nowhere/x.yaml: the configuration file can not be read: No such file"),
     (["--config=/"], "/: the configuration file can not be read: Is a directory"),
 ]
@@ -138,6 +142,10 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     [
         ([], "Missing command. (runtimeproxy --help lists what there is)"),
         (["walk"], "No such command 'walk'. (runtimeproxy --help lists what there is)"),
+        (
+            ["run", "--hook-timeout"],
+            "Option '--hook-timeout' requires an argument. (runtimeproxy run --help lists what there is)",
+        ),
         (["run", "extra"], "Got unexpected extra argument (extra) (runtimeproxy run --help lists what there is)"),
     ],
 )
@@ -205,9 +213,52 @@ def test_what_fails_while_running_is_one_line_and_exit_code_1(error: str, line: 
 def test_a_surprise_is_one_line_without_values_and_exit_code_1() -> None:
     done = with_app("raise ValueError('canary')")
     assert done.returncode == 1
-    assert done.stderr.startswith("koord-runtime-proxy: error: unexpected ValueError at <string>:")
-    assert done.stderr.count("\n") == 1
+    line = r"koord-runtime-proxy: error: unexpected ValueError at <string>:\d+; --log-level=debug shows how it .*\n"
+    assert re.fullmatch(line, done.stderr)
     assert "canary" not in done.stderr
+
+
+def test_a_surprise_in_a_command_without_a_log_does_not_lead_to_one(
+    bare: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bare.setattr(sys, "argv", ["runtimeproxy", "hook"])
+    bare.setattr(click.Group, "invoke", lambda self, ctx: 1 / 0)
+    assert cli.main() == 1
+    assert re.fullmatch(r"runtimeproxy: error: unexpected ZeroDivisionError at .*:\d+\n", capfd.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("ConfigError('/run/x.sock: pid 7 listens there')", r"/run/x\.sock: pid 7 listens there"),
+        ("ValueError('canary')", r"unexpected ValueError at <string>:\d+; --log-level=debug shows how it came there"),
+    ],
+)
+def test_with_a_json_log_what_fails_while_running_is_a_line_of_it(error: str, line: str) -> None:
+    done = with_app(f"raise {error}", "--log-format=json")
+    record = json.loads(done.stderr)
+    assert (done.returncode, record["level"], record["logger"]) == (1, "error", "runtimeproxy.cli.run")
+    assert re.fullmatch(line, record["message"])
+
+
+@pytest.mark.parametrize("closed", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
+def test_closed_standard_files_are_open_when_the_program_runs(tmp_path: Path, closed: set[int]) -> None:
+    body = (
+        f"import os; open({str(tmp_path / 'seen')!r}, 'w').write("
+        "' '.join(os.readlink(f'/proc/self/fd/{fd}') for fd in range(3))); return 0"
+    )
+    code = FAKE_APP.format(body=body, entry="koord_runtime_proxy")
+    given = os.open(tmp_path / "given", os.O_RDWR | os.O_CREAT)
+    try:
+        shell = " ".join(f"{fd}>&-" if fd in closed else f"{fd}<&{given}" for fd in range(3))
+        command = ["bash", "-c", f'exec "$@" {shell}', "bash", sys.executable, "-c", code]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environ, pass_fds=[given], timeout=60, check=False)
+    finally:
+        os.close(given)
+    seen = (tmp_path / "seen").read_text().split()
+    assert done.returncode == 0
+    assert seen == ["/dev/null" if fd in closed else str(tmp_path / "given") for fd in range(3)]
 
 
 def test_at_debug_level_a_surprise_leaves_its_traceback_in_the_log() -> None:
@@ -230,6 +281,12 @@ def test_the_default_file_is_read_if_it_is_there(tmp_path: Path) -> None:
     default.write_text("hook-timeout: 5s\n")
     assert configuration({}, {}, str(default)).hook_timeout_seconds == 5
     assert configuration({}, {}, str(default / "below-a-file")).hook_timeout_seconds == 2
+
+
+def test_a_default_file_that_is_a_link_to_nowhere_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"/config\.yaml: the configuration file can not be read: No such file"):
+        configuration({}, {}, str(tmp_path / "config.yaml"))
 
 
 def test_a_named_file_stands_in_the_default_files_place(tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ async def test_a_signal_ends_it_after_the_held_call(
     assert not proxy.socket.exists()
 
 
+async def test_it_stops_well_if_it_was_started_without_standard_files(
+    front: Front, tmp_path: Path, runtime: Runtime
+) -> None:
+    program = ["bash", "-c", 'exec "$@" <&-', "closed", *PROGRAM]
+    async with front.process(tmp_path, program=program) as proxy, front.caller(proxy.socket) as caller:
+        await caller.run_pod()
+
+
 async def test_the_drain_ends_although_a_call_does_not(front: Front, tmp_path: Path, runtime: Runtime) -> None:
     runtime.upset("run_pod", delay_seconds=60)
     proxy = front.process(tmp_path, drain_timeout="500ms")
