@@ -32,6 +32,8 @@ _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCT
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
 """Why a directory, a link or a socket cannot be opened as a lock."""
+_OUR_MODES = frozenset({0o700, 0o750})
+"""Of a directory that is made here, without and with a group."""
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
@@ -100,7 +102,8 @@ def listen(
 ) -> Listener:
     """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own).
 
-    The socket's directory is made if missing: 0700, or 0750 with the group. ``flag`` is what the user sets the path
+    The socket's directory is made if missing: 0700, or 0750 with the group, which also one gets that an earlier start
+    made. ``flag`` is what the user sets the path
     with. Raises ConfigError for everything that stands against it, with what to do.
     """
     number = None if group is None else group_id(group)
@@ -153,13 +156,38 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
         opened = os.open(folder, _FOLDER_FLAGS)
     except NotADirectoryError:
         raise ConfigError(f"{folder} is a link or no directory; set {flag} to a path in a real directory") from None
-    if fault := folder_fault(os.fstat(opened), group_id):
+    try:
+        if fault := folder_fault(os.fstat(opened), group_id):
+            wrong = f"{folder} {fault}, who could replace the socket"
+            raise ConfigError(f"{wrong}: fix that, or set {flag} to another path")
+        if group_id is not None:
+            _let_in(opened, folder, group_id, made)
+    except BaseException:
         os.close(opened)
-        raise ConfigError(f"{folder} {fault}, who could replace the socket: fix that, or set {flag} to another path")
-    if made and group_id is not None:
+        raise
+    return opened
+
+
+def _let_in(opened: int, folder: str, group_id: int, made: bool) -> None:
+    """Let the group enter the socket's directory if a start of ours made it, this one or an earlier; else warn."""
+    found = os.fstat(opened)
+    if found.st_mode & stat.S_IXOTH or (found.st_gid == group_id and found.st_mode & stat.S_IXGRP):
+        return
+    if made or (found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) in _OUR_MODES and _holds_sockets(opened)):
         os.fchown(opened, -1, group_id)
         os.fchmod(opened, 0o750)
-    return opened
+    else:
+        what = f"group {group_id} cannot enter {folder}, so it cannot use the socket"
+        log.warning("%s: chgrp the directory to the group and chmod it to 0750, or set --socket-group", what)
+
+
+def _holds_sockets(folder: int) -> bool:
+    """Tell whether there is nothing but sockets and their locks, as in a directory that was made for them."""
+    with os.scandir(folder) as entries:
+        return all(
+            entry.name.endswith(".lock") or stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+            for entry in entries
+        )
 
 
 def _make_folder(folder: str) -> bool:
@@ -227,9 +255,9 @@ def _write_pid(lock: int) -> None:
 
 
 def _refuse_second(path: str, pid: str, flag: str, owner: str) -> NoReturn:
-    raise ConfigError(
-        f"another {owner} (pid {pid or 'unknown'}) listens on {path}; stop it first or choose another {flag}"
-    )
+    who = f"another {owner} (pid {pid or 'unknown'})"
+    has = f"listens on {path}, or still finishes calls and holds {path}.lock"
+    raise ConfigError(f"{who} {has}; stop it and wait for its end, or choose another {flag}")
 
 
 def _clear(folder: int, name: str, path: str, flag: str) -> None:

@@ -22,6 +22,7 @@ DIAL_SECONDS = 5.0
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """What says nothing about the backend: descriptors or memory are short, which is waited for (facts/reliability P8)."""
 SCARCE_RETRY_SECONDS = 0.1
+_ACCEPTS_NOBODY = f"it accepts nobody: its backlog was full for {DIAL_SECONDS:g} s"
 CANCEL_SECONDS = 1.0
 """How long what is cancelled may take to end."""
 
@@ -80,7 +81,7 @@ class Pairs(ABC):
         log.warning(
             "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
             self.backend_endpoint,
-            error.strerror or type(error).__name__,
+            _ACCEPTS_NOBODY if isinstance(error, TimeoutError) else error.strerror or type(error).__name__,
         )
 
     def pair(self, client: socket.socket, backend: socket.socket) -> None:

@@ -172,11 +172,14 @@ async def test_a_client_is_told_that_nobody_listens(rig: Rig, caplog: pytest.Log
     assert "Connection refused" in record.getMessage()
 
 
-async def test_a_client_is_told_when_the_backlog_stays_full(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_is_told_when_the_backlog_stays_full(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(pairs, "DIAL_SECONDS", 0.03)
     rig.fill()
     assert await rig.read(rig.client()) == b"away"
     assert rig.front.recorder.total("backend_dial_failures") == 1
+    assert "is not reachable (it accepts nobody: its backlog was full for 5 s): check" in caplog.text
 
 
 async def test_a_client_is_told_when_the_backend_goes_while_it_waits(rig: Rig) -> None:
