@@ -116,7 +116,7 @@ class Connection:
         try:
             self.reader.from_runtime.feed(data)
         except WireError as error:
-            self._broken(error, "runtime")
+            self._broken(error, "runtime", data)
         if self._images:  # an answer of theirs may have waited for the end of a frame of the runtime's
             self._write_images()
         return self._stepped
@@ -127,13 +127,14 @@ class Connection:
         if answers:
             self._unread.add(answers, self.pair.delivered)
 
-    def _broken(self, error: WireError, side: str) -> None:
+    def _broken(self, error: WireError, side: str, data: bytes = b"") -> None:
         """Count and log what a peer did wrong, tell it, and end its connection with the other one's."""
         kind, code = verdict(error)
         if kind == EARLY_ENDS.kind:
             side = "client"  # it opens the streams, whoever ends them
         self.front.recorder.count("connections_broken", side=side, kind=kind)
-        log.warning("connection closed: the %s broke the protocol: %s", side, error, extra={"kind": (side, kind)})
+        what = f"{error}; it speaks HTTP/1: is --backend-runtime-mode right?" if data.startswith(b"HTTP/1.") else error
+        log.warning("connection closed: the %s broke the protocol: %s", side, what, extra={"kind": (side, kind)})
         self.reader.leave(side == "client", code, str(error))
         self.pair.flush()
         self.pair.close()

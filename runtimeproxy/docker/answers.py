@@ -109,8 +109,11 @@ class Answers:
             return len(data)
         exchange = self._taker.awaited()
         if exchange is None:
-            raise WireError("an answer without a request")
-        end = http1.head_end(data, at)
+            raise WireError(f"an answer without a request{_another_protocol(data, at)}")
+        try:
+            end = http1.head_end(data, at)
+        except WireError as error:
+            raise WireError(f"{error}{_another_protocol(data, at)}") from None
         if end:
             head = http1.response_head(data[at:end], exchange.method)
             if exchange.plain and end + head.length == len(data) <= _WHOLE_BYTES and at == 0:
@@ -170,6 +173,12 @@ class Answers:
     def stop(self) -> None:
         """Read no further answer."""
         self._no_more = True
+
+
+def _another_protocol(data: bytes, at: int) -> str:
+    """Say what to look at if these are an HTTP/2 server's first bytes: SETTINGS, of less than 64 KiB, on stream 0."""
+    settings = data[at : at + 1] == b"\0" and data[at + 3 : at + 9] == b"\x04" + bytes(5)
+    return "; it speaks HTTP/2: is --backend-runtime-mode right?" if settings else ""
 
 
 def _remember(data: bytes, exchange: Exchange, head: ResponseHead) -> None:

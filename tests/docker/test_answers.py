@@ -341,3 +341,23 @@ def test_a_known_answer_is_none_inside_another() -> None:
     play.client.sends(PING, PING)
     play.daemon.sends(around[: -2 * len(OK)], OK, OK, OK[:9], OK[9:])
     assert play.client.got() == around + OK
+
+
+SETTINGS = bytes.fromhex("000006040000000000000300000064")
+
+
+@pytest.mark.parametrize("asked", [PING, b""], ids=["behind a request", "at once"])
+def test_a_daemon_that_speaks_http_2_leads_to_the_mode(asked: bytes) -> None:
+    play = nothing_held()
+    play.client.sends(asked)
+    with pytest.raises(WireError, match=r"; it speaks HTTP/2: is --backend-runtime-mode right\?$"):
+        play.daemon.sends(SETTINGS)
+
+
+@pytest.mark.parametrize("sent", [b"\0" * 9, b"\0\0\6\4\0\0\0\0\1", b"\x16\x03\x01\2\0\0\0\0\0", b"HTTP/1.1 200\0"])
+def test_a_daemon_that_speaks_something_else_does_not(sent: bytes) -> None:
+    play = nothing_held()
+    play.client.sends(PING)
+    with pytest.raises(WireError) as caught:
+        play.daemon.sends(sent)
+    assert "backend-runtime-mode" not in str(caught.value)

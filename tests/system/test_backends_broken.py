@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from tests.amounts import SHARE_VARIABLE, Amount
 from tests.fakes.faults import FaultRelay
 from tests.system import mutations, seen
+from tests.system.cri_front import CRI
+from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
 from tests.system.hostile import Process
 from tests.system.mutations import BrokenRuntime
@@ -195,3 +198,19 @@ async def test_a_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, 
             if number == 10:
                 before = process.descriptors()
         await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
+
+
+# ---- the runtime of the other mode
+
+
+@pytest.mark.parametrize(("other", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
+async def test_a_runtime_of_the_other_mode_leads_to_the_flag(tmp_path: Path, other: Front, spoken: str) -> None:
+    """CRI's own says what it is as soon as somebody connects; Docker's is asked in words that it does not know."""
+    front = CRI if other is DOCKER else DOCKER
+    told = f"the runtime broke the protocol: .*; it speaks {spoken}: is --backend-runtime-mode right\\?\n"
+    async with (
+        other.runtime(str(tmp_path / "runtime.sock")),
+        front.process(tmp_path) as proxy,
+        front.sent(proxy.socket),
+    ):
+        await until(lambda: bool(re.search(told, proxy.output())), "it is told", proxy.output)
