@@ -60,7 +60,7 @@ class Plugin:
 
 
 _STATE = {"limited": False}
-"""For the log's lines that tell a state: the last one counts, and a scan has few of them, 50 times a second at most."""
+"""For the log's lines that tell what holds from now on: the last one must be there."""
 _RESULTS = {
     ChangeKind.ADDED: "ok",
     ChangeKind.CHANGED: "ok",
@@ -158,13 +158,13 @@ class Manager:
         registration = change.registration
         if change.kind is ChangeKind.REJECTED:
             kept = "; the last good state stays" if registration else ""
-            log.warning("registration rejected: %s%s", change.reason, kept, extra=_STATE)
+            log.warning("registration rejected: %s%s", change.reason, kept, extra={"kind": change.name})
         elif registration is None:
             log.info("registration %s removed", change.name, extra=_STATE)
         else:
             log.info("registration %s %s: %s", change.name, change.kind.value, _summary(registration), extra=_STATE)
             for warning in registration.warnings:
-                log.warning("registration %s", warning, extra=_STATE)
+                log.warning("registration %s", warning, extra={"kind": warning})
 
     def _rebuild(self) -> None:
         """Replace the tables by those of the registry."""
