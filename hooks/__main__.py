@@ -41,8 +41,8 @@ def run(argv: Sequence[str] | None = None) -> NoReturn:
     if fault := _fault(names):
         sys.stderr.write(f"{PROGRAM}: error: {fault}\n")
         sys.exit(USE_ERROR)
-    chosen = sorted(HOOKS) if names == [ALL] else names
-    main(*(load(name) for name in chosen), name="-".join(names), argv=flags)
+    chosen, name = (sorted(HOOKS), ALL) if names == [ALL] else (names, "")
+    main(*(load(each) for each in chosen), name=name, argv=flags)
 
 
 def _fault(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from runtimeproxy.errors import ConfigError
 
-from .flags import Parser, parser
+from .flags import Parser, parser, server_name
 from .hook import METHODS, Hook, hook_name, points_of
 from .registering import Registration, entry, file_name
 
@@ -38,10 +38,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def main(*hooks: Hook, name: str = "", argv: Sequence[str] | None = None) -> NoReturn:
     """Serve ``hooks``, each call in this order, as the command line says, until SIGTERM or SIGINT.
 
-    ``name`` is the server's, in its files' names; the hooks' names joined by "-" if empty. Exits with code 0 after a
-    clean end, 2 for a wrong command line, 1 if the socket or the file cannot be made: one line on stderr says why.
+    ``name`` is the server's, in its files' names; the hooks' names joined by "-" if empty, cut where that is too long
+    for the socket's path. Exits with code 0 after a clean end, 2 for a wrong command line, 1 if the socket or the file
+    cannot be made: one line on stderr says why.
     """
-    name = name or "-".join(hook_name(hook) for hook in hooks)
+    name = name or server_name([hook_name(hook) for hook in hooks])
     made = parser(name)
     if fault := _fault(hooks, name):
         made.refuse(fault)

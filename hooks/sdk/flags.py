@@ -7,13 +7,18 @@ Invariant: an error is one line that names the flag and what to write.
 
 import argparse
 import re
+from collections.abc import Sequence
 from typing import NoReturn
+
+from runtimeproxy.relay.listener import MAX_PATH_BYTES
 
 from .registering import FLAG as REGISTER_FLAG
 from .registering import LAST_ORDER, POLICIES
 from .socket_path import FLAG as ENDPOINT_FLAG
 
 SOCKETS = "/var/run/runtimeproxy-hooks"
+_SOCKET = f"{SOCKETS}/{{}}.sock"
+_LONGEST_NAME = MAX_PATH_BYTES - len(_SOCKET.format(""))
 REGISTRATIONS = "/etc/runtime/hookserver.d"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 USE_ERROR = 2
@@ -34,13 +39,23 @@ class Parser(argparse.ArgumentParser):
         self.exit(USE_ERROR, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
+def server_name(hooks: Sequence[str]) -> str:
+    """Return the name of a server of hooks: theirs joined by "-", each cut to its share where the socket's default path
+    would be too long."""
+    joined = "-".join(hooks)
+    if len(joined) <= _LONGEST_NAME:
+        return joined
+    share = (_LONGEST_NAME + 1) // len(hooks) - 1
+    return "-".join(hook[:share] for hook in hooks)
+
+
 def parser(name: str) -> Parser:
     """Return the parser of the hook server ``name``."""
     made = Parser(prog=name, description=f"The hook server {name} of a runtimeproxy.", allow_abbrev=False)
     made.add_argument(
         ENDPOINT_FLAG,
         type=_endpoint,
-        default=f"{SOCKETS}/{name}.sock",
+        default=_SOCKET.format(name),
         metavar="SOCKET",
         help="unix socket to listen on (default %(default)s)",
     )

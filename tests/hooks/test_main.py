@@ -1,15 +1,19 @@
 """``python -m runtimeproxy_hooks``: which hooks it serves, in which order, and what it says of a wrong name."""
 
 import importlib.util
+import os
 import re
 import signal
 import sys
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy.relay.listener import MAX_PATH_BYTES
 from runtimeproxy_hooks import Hook
 from runtimeproxy_hooks import __main__ as hosting
+from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
 from tests.hooks.sdk.callers import call, request
 from tests.hooks.sdk.processes import running
@@ -36,9 +40,9 @@ def test_every_hook_in_the_folder_stands_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("words", "hooks", "name", "flags"),
     [
-        (["gpu"], ["gpu"], "gpu", []),
-        (["gpu", "cpuset", "--order", "5", "rdt"], ["gpu", "cpuset"], "gpu-cpuset", ["--order", "5", "rdt"]),
-        (["cpuset", "gpu"], ["cpuset", "gpu"], "cpuset-gpu", []),
+        (["gpu"], ["gpu"], "", []),
+        (["gpu", "cpuset", "--order", "5", "rdt"], ["gpu", "cpuset"], "", ["--order", "5", "rdt"]),
+        (["cpuset", "gpu"], ["cpuset", "gpu"], "", []),
         (["all", "--help"], NAMES, "all", ["--help"]),
     ],
 )
@@ -54,6 +58,19 @@ def test_the_named_hooks_are_served_in_this_order(
     monkeypatch.setattr(sys, "argv", ["runtimeproxy-hooks", *words])
     hosting.run()
     assert served == [hooks, name, flags]
+
+
+def test_any_of_them_together_have_a_name_of_their_own_and_a_socket() -> None:
+    together = list(chain.from_iterable(combinations(NAMES, count) for count in range(1, len(NAMES) + 1)))
+    servers = {server_name(names) for names in together}
+    assert len(servers) == len(together)
+    for name in servers:
+        assert len(os.fsencode(parser(name).parse_args([]).endpoint)) <= MAX_PATH_BYTES
+
+
+def test_a_name_is_cut_only_where_it_must_be() -> None:
+    assert server_name(NAMES[:6]) == "batchresource-coresched-cpunormalization-cpuset-gpu-groupidentity"
+    assert server_name(NAMES) == "batchres-coresche-cpunorma-cpuset-gpu-groupide-oomscore-rdt"
 
 
 @pytest.mark.parametrize(
