@@ -9,12 +9,12 @@ import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from .sdk.errors import Malformed
 
 ROOT = Path("/sys/fs/cgroup")
+FLAG = "--cgroup-root"
 DEFAULT_PERIOD = "100000"
 """Microseconds; the kernel's own, and the period that quotas of hooks are counted by."""
 
@@ -67,10 +67,10 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --cgroup-root, unless another hook of the same server did."""
+    """Add FLAG, unless another hook of the same server did."""
     said = "where cgroups are mounted (default %(default)s)"
     try:
-        parser.add_argument("--cgroup-root", type=Path, default=ROOT, metavar="DIR", help=said)
+        parser.add_argument(FLAG, type=Path, default=ROOT, metavar="DIR", help=said)
     except argparse.ArgumentError:
         return  # it is there
 
@@ -97,11 +97,17 @@ class Cgroups:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = Path(os.path.realpath(root))
+        self._seen: Sequence[Path] = ()
 
     @property
     def v2(self) -> bool:
         """Tell whether ``root`` is a unified hierarchy."""
         return (self.root / "cgroup.controllers").exists()
+
+    @property
+    def absent(self) -> str:
+        """Say that there is no hierarchy at all, and what to do; "" if there is one."""
+        return "" if self._hierarchies else f"{self.root} holds no cgroups: mount the node's there, or set {FLAG}"
 
     def file(self, path: str, controller: str, v1_name: str, v2_name: str) -> Path:
         """Return where a file of a cgroup lies; neither it nor the cgroup need be there."""
@@ -140,12 +146,20 @@ class Cgroups:
         """Return the ids of all threads in a cgroup and below it; none if it is gone."""
         return self._ids(path, _THREADS)
 
-    @cached_property
+    @property
     def _hierarchies(self) -> Sequence[Path]:
+        self._seen = self._seen or self._look()  # none are not kept: they may be mounted later
+        return self._seen
+
+    def _look(self) -> Sequence[Path]:
         if self.v2:
             return (self.root,)
+        try:
+            tops = sorted(self.root.iterdir())
+        except OSError:
+            return ()
         # Links only give a directory ("cpu,cpuacct") a second name.
-        return tuple(top for top in sorted(self.root.iterdir()) if top.is_dir() and not top.is_symlink())
+        return tuple(top for top in tops if top.is_dir() and not top.is_symlink())
 
     def _directories(self, path: str) -> Iterator[str]:
         return (found for top in self._hierarchies if os.path.isdir(found := _inside(top, path)))

@@ -119,6 +119,9 @@ class CoreSched(Hook):
         if name is None:
             return
         who = f"{container.pod.namespace}/{container.pod.name} {container.name}"
+        if absent := self.cgroups.absent:
+            self._once.warn("root", "containers get no cookie: %s", absent)
+            return
         path = self.cgroups.container(container.cgroup_parent, container.id)
         if path is None or not self.cgroups.pids(path):
             LOG.info("%s gets no cookie: %s", who, UNSEEN)
@@ -139,6 +142,8 @@ class CoreSched(Hook):
 
         The kubelet stops an old sandbox again long after the pod has a new one, in the same cgroup: those live.
         """
+        if self.cgroups.absent:
+            return  # which of them have processes is not to be seen
         below = f"{pod.cgroup_parent.rstrip('/')}/"
         with self._lock:
             groups = self._known()

@@ -7,6 +7,7 @@ Invariant: only a malformed annotation fails a call; what cannot be written is l
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 from .cgroups import Cgroups, overwrite
 from .koordinator import CPU_QOS, KubeQos, Qos, kube_qos, member, qos, read_json
@@ -25,6 +26,8 @@ _LACKING = (
     "this kernel's cgroups have no %s, so pods run without a group identity; a kernel that has it may need the sysctl "
     "kernel.sched_group_identity_enabled=1"
 )
+
+_NEEDED = "run this server as root, with the node's cgroups mounted to be written"
 
 _CLASSES: Mapping[Qos | KubeQos, str] = {
     Qos.LSE: "lsr",
@@ -56,13 +59,18 @@ class GroupIdentity(NodeHook):
         file = self.cgroups.file(pod.cgroup_parent, "cpu", FILE, FILE)
         try:
             overwrite(file, str(value))
-        except FileNotFoundError:
-            if not file.parent.is_dir():
-                LOG.warning("%s/%s gets no %s: its cgroup is not there", pod.namespace, pod.name, FILE)
-            elif value:
-                self._once.warn(FILE, _LACKING, FILE)
         except OSError as error:
-            LOG.warning("%s/%s gets no %s: %s", pod.namespace, pod.name, FILE, error.strerror)
+            self._tell(error, pod, file, value)
+
+    def _tell(self, error: OSError, pod: PodContext, file: Path, value: int) -> None:
+        if absent := self.cgroups.absent:
+            self._once.warn("root", "pods run without a group identity: %s", absent)
+        elif not isinstance(error, FileNotFoundError):
+            LOG.warning("%s/%s gets no %s: %s: %s; %s", pod.namespace, pod.name, FILE, file, error.strerror, _NEEDED)
+        elif not file.parent.is_dir():
+            LOG.warning("%s/%s gets no %s: its cgroup %s is not there", pod.namespace, pod.name, FILE, file.parent)
+        elif value:
+            self._once.warn(FILE, _LACKING, FILE)
 
 
 def bvt(

@@ -133,7 +133,8 @@ class Rdt(NodeHook):
         try:
             path = self.cgroups.container(container.cgroup_parent, container.id)
             if path is None:
-                self._say("cgroup", None, "a container has ended already, or --cgroup-root does not have its cgroup")
+                ended = "a container has ended already, or --cgroup-root does not have its cgroup"
+                self._say("cgroup", None, self.cgroups.absent or ended)
             else:
                 self._move(group, path)
         except OSError as error:

@@ -94,6 +94,17 @@ def test_the_version_is_what_is_mounted(cgroups: Cgroups, request: pytest.Fixtur
     assert cgroups.v2 == ("v2" in request.node.name)
 
 
+def test_cgroups_that_are_not_mounted_are_looked_for_again(tmp_path: Path) -> None:
+    cgroups = Cgroups(tmp_path / "later")
+    assert cgroups.absent == f"{tmp_path}/later holds no cgroups: mount the node's there, or set --cgroup-root"
+    assert (cgroups.container(POD, "c1"), cgroups.pids(POD), cgroups.tids(POD)) == (None, [], [])
+    with pytest.raises(FileNotFoundError):
+        cgroups.write(POD, "cpu_quota", -1)
+    tree(tmp_path / "later", V1)
+    assert not cgroups.absent
+    cgroups.write(POD, "cpu_quota", -1)
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "name", "content"),
     [

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -148,8 +149,21 @@ def test_a_kernel_without_the_file_is_said_once(top: Path, caplog: pytest.LogCap
 def test_a_cgroup_that_is_not_there(top: Path, caplog: pytest.LogCaptureFixture) -> None:
     tester = HookTester(hook(top))
     assert not tester.pre_run_pod_sandbox(cgroup_parent="/kubepods/pody", pod="web")
-    assert caplog.messages == [f"default/web gets no {FILE}: its cgroup is not there"]
+    assert caplog.messages == [f"default/web gets no {FILE}: its cgroup {top}/kubepods/pody is not there"]
     assert not (top / "kubepods/pody").exists()
+
+
+@pytest.mark.parametrize("make", [lambda root: None, Path.touch, Path.mkdir])
+def test_where_no_cgroups_are_mounted_that_is_said_once_and_pods_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    root = tmp_path / "cgroup"
+    make(root)
+    tester = HookTester(GroupIdentity(None, Cgroups(root)))
+    for parent in (POD, BURSTABLE):
+        assert not tester.pre_run_pod_sandbox(cgroup_parent=parent)
+    absent = f"{root} holds no cgroups: mount the node's there, or set --cgroup-root"
+    assert caplog.messages == [f"pods run without a group identity: {absent}; said once only"]
 
 
 def test_a_pod_of_no_cgroup(top: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +176,8 @@ def test_a_refusal_is_logged_and_the_pod_runs(top: Path, caplog: pytest.LogCaptu
     file.unlink()
     os.mkdir(file)
     assert not HookTester(hook(top)).pre_run_pod_sandbox(cgroup_parent=POD, pod="web")
-    assert caplog.messages == [f"default/web gets no {FILE}: Is a directory"]
+    said = f"default/web gets no {FILE}: {file}: Is a directory; run this server as root"
+    assert caplog.messages == [f"{said}, with the node's cgroups mounted to be written"]
 
 
 def test_the_flags(tmp_path: Path) -> None:
@@ -178,4 +193,4 @@ def test_the_flags(tmp_path: Path) -> None:
 def test_the_kernel_of_this_machine(caplog: pytest.LogCaptureFixture) -> None:
     """A pod that no kernel has heard of runs, whatever the kernel."""
     assert not HookTester(GroupIdentity()).pre_run_pod_sandbox(cgroup_parent="/runtimeproxy-test-gone", pod="web")
-    assert "its cgroup is not there" in caplog.text
+    assert "/runtimeproxy-test-gone is not there" in caplog.text
