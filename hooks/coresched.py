@@ -255,7 +255,7 @@ def parse(content: bytes) -> dict[str, Group]:
     entries: Any = json.loads(content)
     try:
         return {name: _group(**entry) for name, entry in entries.items()}
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, OverflowError):  # the last for a number beyond every other, 1e999
         raise ValueError("not a JSON object of groups") from None
 
 

@@ -243,7 +243,7 @@ NO_STATE = (
     b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}', b'{"a": {"cookie": 1}}',
     b'{"a": {"cookie": "x", "members": []}}', b'{"a": {"cookie": null, "members": []}}',
     b'{"a": {"cookie": 1, "members": 1}}', b'{"a": {"cookie": 1, "members": [], "more": 1}}',
-    b'{"a": {"cookie": 1, "members": ["../x"]}}',
+    b'{"a": {"cookie": 1, "members": ["../x"]}}', b'{"a": {"cookie": 1e999, "members": []}}',
 )  # fmt: skip
 
 
