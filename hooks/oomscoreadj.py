@@ -18,7 +18,7 @@ LOG = logging.getLogger(__name__)
 LEAST, MOST = -1000, 1000
 """What the kernel takes (proc(5), oom_score_adj)."""
 _RULE = f"must be a whole number from {LEAST} to {MOST}"
-_NUMBER = re.compile(r"[+-]?0*[0-9]{1,4}")
+_NUMBER = re.compile(r"([+-]?)0*([0-9]{1,4})")
 
 
 class OomScoreAdj(Hook):
@@ -61,9 +61,11 @@ def asked(annotations: Mapping[str, str], container: str) -> int | None:
     text = annotations.get(OOM_SCORE_ADJ)
     if not text:
         return None
-    if not _NUMBER.fullmatch(text):
+    number = _NUMBER.fullmatch(text)
+    if number is None:
         raise Malformed(f"annotation {OOM_SCORE_ADJ}", _RULE)
-    return _in_range(int(text), OOM_SCORE_ADJ)
+    # Without the zeros before it: of too many digits int() makes no number at all.
+    return _in_range(int("".join(number.groups())), OOM_SCORE_ADJ)
 
 
 def _in_range(value: int, key: str) -> int:

@@ -33,6 +33,7 @@ LOGGER = "runtimeproxy_hooks.oomscoreadj"
         ({POD: "-1000"}, -1000),
         ({POD: "+7"}, 7),
         ({POD: "00000007"}, 7),
+        ({POD: "-" + "0" * 5000 + "5"}, -5),
     ],
 )
 def test_what_is_asked_for_is_set(annotations: dict[str, str], value: int, caplog: pytest.LogCaptureFixture) -> None:
