@@ -24,6 +24,7 @@ import yaml
 from runtimeproxy.errors import ConfigError
 
 from .koordinator import MIN_QUOTA
+from .sdk.edits import is_cpuset
 
 DEFAULT_FILE = Path("/etc/runtimeproxy/node.yaml")
 MAX_BYTES = 1024 * 1024
@@ -32,7 +33,33 @@ MAX_BYTES = 1024 * 1024
 _MAX_NAME = 64
 _MAX_DEPTH = 10
 _LOG = logging.getLogger(__name__)
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C one need not be there
+    """YAML in which a number is what everybody reads as one, and no key stands twice in a mapping."""
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> Any:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if first := lines.get(key.value):
+                raise ConfigError(f"{key.value[:_MAX_NAME]!r} stands in line {first} and in line {line}: remove one")
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+_NUMBERS: Mapping[str, re.Pattern[str]] = {
+    "tag:yaml.org,2002:int": re.compile(r"-?(0|[1-9][0-9]*)\Z"),
+    "tag:yaml.org,2002:float": re.compile(r"-?([0-9]+\.[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?\Z"),
+}
+"""What is a number without quotes. To YAML 1.1 so are 010 (8), 1:30 (90) and 0_1 (1): they stay the texts they are."""
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, rule) for tag, rule in rules if tag not in _NUMBERS]
+    for first, rules in _Loader.yaml_implicit_resolvers.items()
+}
+for _tag, _rule in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, _rule, list("-.0123456789"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +159,10 @@ def _one_of(*words: str) -> _Rule:
     return rule
 
 
-_CPUS = re.compile(r"([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?")
-
-
 def _cpus(value: Any, name: str) -> str:
     text = str(value) if _is_whole(value, 0, sys.maxsize) else value  # to YAML, one CPU is a number
-    if not isinstance(text, str) or not _CPUS.fullmatch(text):
-        raise ConfigError(f'{name} must be a list of CPUs like "0-3,8"')
+    if not isinstance(text, str) or not (text == "" or is_cpuset(text)):
+        raise ConfigError(f'{name} must be a list of CPUs, n and n-m with n <= m, like "0-3,8"')
     return text
 
 
@@ -225,7 +249,7 @@ def _loaded(content: bytes) -> Any:
         raise ConfigError(f"longer than {MAX_BYTES} bytes; the settings are a few lines")
     try:
         _check_depth(content)
-        value = yaml.load(content, Loader=_LOADER)
+        value = yaml.load(content, Loader=_Loader)
     except ConfigError:
         raise
     except Exception as error:  # on odd tags PyYAML's constructors raise nearly anything
@@ -236,7 +260,7 @@ def _loaded(content: bytes) -> Any:
 def _check_depth(content: bytes) -> None:
     """Refuse what libyaml's loader, which calls itself, would end the process with."""
     depth = 0
-    for event in yaml.parse(content, Loader=_LOADER):
+    for event in yaml.parse(content, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MAX_DEPTH:
             raise ConfigError(f"more than {_MAX_DEPTH} levels deep; the settings have three")

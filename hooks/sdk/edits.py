@@ -148,7 +148,7 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
     if value == getattr(sent, name):
         return ""
     if value:
-        return "" if _is_cpuset(value) else 'must be a list of n and n-m with n <= m, such as "0-3,8"'
+        return "" if is_cpuset(value) else 'must be a list of n and n-m with n <= m, such as "0-3,8"'
     # "" clears in an echo only, and the numbers that were sent tell an echo, whatever else the answer sets. All of them
     # are in the answer, for a number cannot be unset; but where none was sent the cpuset would stay.
     if any(getattr(sent, number) for number in NUMBER_FIELDS):
@@ -156,7 +156,8 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
     return "cannot be cleared where the request has no number: \"\" says 'not set' there; name all the CPUs instead"
 
 
-def _is_cpuset(text: str) -> bool:
+def is_cpuset(text: str) -> bool:
+    """Tell whether a text names CPUs or memory nodes as the proxy takes them."""
     parts = [_CPU_RANGE.fullmatch(part) for part in text.split(",")]
     return all(part and int(part[1]) <= int(part[2] or part[1]) for part in parts)
 

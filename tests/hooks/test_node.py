@@ -54,6 +54,8 @@ def test_a_file_that_says_nothing_gives_the_defaults(text: str) -> None:
         ("cpu-normalization-ratio: 1.25", "cpu_normalization_ratio", 1.25),
         ("cpu-normalization-ratio: 2", "cpu_normalization_ratio", 2.0),
         ("cpu-normalization-ratio: 0.5", "cpu_normalization_ratio", 0.5),
+        ("cpu-normalization-ratio: .5", "cpu_normalization_ratio", 0.5),
+        ("cpu-normalization-ratio: 1.5e+1", "cpu_normalization_ratio", 15.0),
         ("cpu-suppress-policy: cfsQuota", "cpu_suppress_policy", "cfsQuota"),
         ("cpu-suppress-policy: cpuset", "cpu_suppress_policy", "cpuset"),
         (
@@ -69,6 +71,8 @@ def test_a_file_that_says_nothing_gives_the_defaults(text: str) -> None:
         ("kubelet-cpu-manager-policy: none", "kubelet_cpu_manager_policy", "none"),
         ("system-cpuset: 0-1", "system_cpuset", "0-1"),
         ("system-cpuset: 0", "system_cpuset", "0"),
+        ("system-cpuset: 010", "system_cpuset", "010"),
+        ("system-cpuset: 08,09", "system_cpuset", "08,09"),
         ("system-cpuset: ''", "system_cpuset", ""),
         ("unset-cpu-quota: false", "unset_cpu_quota", False),
         ("rdt: {}", "rdt", RDT),
@@ -94,7 +98,7 @@ def test_a_key_sets_its_setting_and_no_other(text: str, attribute: str, expected
 RATIO = "cpu-normalization-ratio must be a number above 0"
 POLICY = "cpu-suppress-policy must be cfsQuota or cpuset; without the key the default holds"
 MANAGER = "kubelet-cpu-manager-policy must be none or static; without the key the default holds"
-CPUS = 'must be a list of CPUs like "0-3,8"'
+CPUS = 'must be a list of CPUs, n and n-m with n <= m, like "0-3,8"'
 PERCENTS = "rdt.BE.l3 must be [start, end] in whole percent, 0 <= start < end <= 100"
 MB = "rdt.LS.mb must be a whole number from 1 to 100"
 SETTINGS_KEYS = "cpu-normalization-ratio, cpu-suppress-policy, shared-pools, be-shared-pools, be-cpu-manager, "
@@ -105,6 +109,7 @@ SETTINGS_KEYS += "kubelet-cpu-manager-policy, system-cpuset, unset-cpu-quota, rd
     ("text", "error"),
     [
         *((f"cpu-normalization-ratio: {value}", RATIO) for value in ("0", "-1", ".inf", ".nan", "x", "true", "[1]")),
+        *((f"cpu-normalization-ratio: {value}", RATIO) for value in ("1:30", "1:30.5", "1_0", "1_0.5", "010")),
         ("cpu-normalization-ratio: 1" + "0" * 400, RATIO),
         *((f"cpu-suppress-policy: {value}", POLICY) for value in ("off", "CFSQuota", "1", "[]", "''")),
         *((f"kubelet-cpu-manager-policy: {value}", MANAGER) for value in ("Static", "false", "{}")),
@@ -115,6 +120,10 @@ SETTINGS_KEYS += "kubelet-cpu-manager-policy, system-cpuset, unset-cpu-quota, rd
         *(
             (f"system-cpuset: {value}", f"system-cpuset {CPUS}")
             for value in ("true", "2024-01-01", '"0\\n"', "'\u0663'")
+        ),
+        *(
+            (f"system-cpuset: {value}", f"system-cpuset {CPUS}")
+            for value in ("7-0", "0-12345678901", "12345678901", "0,3-2", "1:30", "0_1", "0x1", "+1")
         ),
         ("be-cpu-manager: 1", "be-cpu-manager must be true or false"),
         ("unset-cpu-quota: 'no'", "unset-cpu-quota must be true or false"),
@@ -136,6 +145,7 @@ SETTINGS_KEYS += "kubelet-cpu-manager-policy, system-cpuset, unset-cpu-quota, rd
             for value in ("[-1, 5]", "[5, 101]", "[5, 5]", "[9, 5]", "[false, 5]")
         ),
         *((f"rdt: {{LS: {{mb: {value}}}}}", MB) for value in ("0", "101", "50.0", "'50'", "true")),
+        *((f"rdt: {{LS: {{mb: {value}}}}}", MB) for value in ("050", "0x32", "0:50", "5_0")),
         ("rdt: {be: {}}", "unknown key 'rdt.be'; did you mean BE?"),
         ("rdt: {LSE: {}}", "unknown key 'rdt.LSE'; did you mean LS?"),
         ("group-identity: {LS: 3}", "group-identity.LS must be a whole number from -1 to 2"),
@@ -145,6 +155,8 @@ SETTINGS_KEYS += "kubelet-cpu-manager-policy, system-cpuset, unset-cpu-quota, rd
         ("zzz: 1", f"unknown key 'zzz'; there are {SETTINGS_KEYS}"),
         ("1: 1", f"unknown key '1'; there are {SETTINGS_KEYS}"),
         (f"{'z' * 900}: 1", f"unknown key '{'z' * 64}'; there are {SETTINGS_KEYS}"),
+        ("rdt: {}\n\nrdt: {}", "'rdt' stands in line 1 and in line 3: remove one"),
+        ("rdt: {BE: {mb: 5, mb: 6}}", "'mb' stands in line 1 and in line 1: remove one"),
         ("- rdt", f"the file must be a mapping with some of the keys {SETTINGS_KEYS}"),
         ("rdt", f"the file must be a mapping with some of the keys {SETTINGS_KEYS}"),
         ("&a [*a]", f"the file must be a mapping with some of the keys {SETTINGS_KEYS}"),
