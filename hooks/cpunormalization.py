@@ -25,8 +25,9 @@ class CpuNormalization(Hook):
         add_flag(parser)
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the file of the node's settings."""
-        self._node = Node(arguments.node_config)
+        """Take the node's settings, which are read now."""
+        self._node = arguments.node_config
+        self._node.look()
 
     def pre_create_container(self, container: ContainerContext) -> None:
         """Scale the quota, if there is one and the container has no CPUs of its own."""

@@ -268,38 +268,53 @@ def _check_depth(content: bytes) -> None:
 
 _State = tuple[int, ...] | str | None
 """By what a change of a file is seen; None if there is no file, a text if the system does not let it be seen."""
+_NOT_LOOKED = ""
+_DEFAULTS_HOLD = "the default settings hold"
 
 
 class Node:
     """The settings of a file, or the defaults if there is none; can be asked in several threads."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        self.path = path
         self._settings = Settings()
-        self._seen: _State = None
+        self._holds = _DEFAULTS_HOLD
+        self._seen: _State = _NOT_LOOKED
         self._lock = threading.Lock()
 
     @property
     def settings(self) -> Settings:
         """Return what the file says now. A bad file is logged once, and the last good settings stay, as they do while
         the file is empty: then it is being written."""
-        if self._path is not None and _state(self._path) != self._seen:
-            with self._lock:
-                self._look(self._path)
+        self.look()
         return self._settings
 
-    def _look(self, path: Path) -> None:
+    def look(self) -> None:
+        """Look whether the file has changed, read it if so, and log what holds then."""
+        if self.path is not None and _state(self.path) != self._seen:
+            with self._lock:
+                self._follow(self.path)
+
+    def _follow(self, path: Path) -> None:
         state = _state(path)
         if state == self._seen:
             return  # another thread was faster, and may know better
         try:
-            content = b"" if state is None else _content(path)
-            if content or state is None or self._seen is None:  # else somebody is writing it in its place
-                self._settings = parse(content, str(path))
+            if state is None:
+                self._take(Settings(), _DEFAULTS_HOLD)
+                usual = path == DEFAULT_FILE and self._seen == _NOT_LOOKED  # most nodes have none, and need none
+                _LOG.log(logging.INFO if usual else logging.WARNING, "%s is not there: %s", path, _DEFAULTS_HOLD)
+            elif content := _content(path):
+                self._take(parse(content, str(path)), "the last good settings hold")
                 _LOG.info("%s: the node's settings are taken", path)
+            else:  # somebody is writing it in its place
+                _LOG.info("%s is empty: %s", path, self._holds)
         except (OSError, ConfigError) as error:
-            _LOG.error("%s; the node's settings stay as they were", error)
+            _LOG.error("%s; %s", error, self._holds)
         self._seen = state
+
+    def _take(self, settings: Settings, holds: str) -> None:
+        self._settings, self._holds = settings, holds
 
 
 def _state(path: Path) -> _State:
@@ -319,14 +334,18 @@ def _content(path: Path) -> bytes:
         return file.read(MAX_BYTES + 1)
 
 
+def _node(text: str) -> Node:
+    return Node(Path(text))
+
+
 def add_flag(parser: argparse.ArgumentParser) -> None:
     """Add --node-config, unless another hook of the server has added it."""
     try:
         parser.add_argument(
             "--node-config",
             metavar="FILE",
-            type=Path,
-            default=DEFAULT_FILE,
+            type=_node,  # one for all hooks of the server
+            default=str(DEFAULT_FILE),
             help="the node's settings, read again when they change (default: %(default)s)",
         )
     except argparse.ArgumentError:

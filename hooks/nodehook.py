@@ -27,6 +27,7 @@ class NodeHook(Hook):
         add_cgroup_flag(parser)
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Take the file of the node's settings and the root of the cgroups."""
-        self.node = Node(arguments.node_config)
+        """Take the node's settings, which are read now, and the root of the cgroups."""
+        self.node = arguments.node_config
+        self.node.look()
         self.cgroups = Cgroups(arguments.cgroup_root)

@@ -259,7 +259,7 @@ def test_the_flags_say_where_the_node_and_its_cgroups_are(tmp_path: Path) -> Non
     hook, parser = BatchResource(), argparse.ArgumentParser()
     hook.add_arguments(parser)
     BatchResource().add_arguments(parser)
-    assert vars(parser.parse_args([])) == {"node_config": DEFAULT_FILE, "cgroup_root": ROOT}
+    assert (parser.parse_args([]).node_config.path, parser.parse_args([]).cgroup_root) == (DEFAULT_FILE, ROOT)
     hook.configure(parser.parse_args([f"--node-config={tmp_path}/node.yaml", f"--cgroup-root={tmp_path}"]))
     difference = HookTester(hook).pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent=POD)
     assert difference.resources["cpu_quota"] == -1

@@ -108,7 +108,7 @@ def test_the_flag_names_the_file(tmp_path: Path) -> None:
     hook, parser = CpuNormalization(), argparse.ArgumentParser()
     hook.add_arguments(parser)
     hook.add_arguments(parser)
-    assert parser.parse_args([]).node_config == DEFAULT_FILE
+    assert parser.parse_args([]).node_config.path == DEFAULT_FILE
     hook.configure(parser.parse_args([f"--node-config={tmp_path}/node.yaml"]))
     assert both(HookTester(hook), resources={"cpu_quota": 8000}).resources == {"cpu_quota": 2000}
 

@@ -121,8 +121,19 @@ async def test_it_serves_several_as_a_process(tmp_path: Path) -> None:
         assert server.end(signal.SIGTERM) == 0
 
 
+async def test_the_nodes_settings_are_read_at_the_start_and_once_for_all_hooks(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text("rdt: 7")
+    program = ("-m", "runtimeproxy_hooks", "cpuset", "batchresource", "cpunormalization", f"--node-config={file}")
+    with running(tmp_path, program=program, file="cpuset-batchresource-cpunormalization.json") as server:
+        said = [line for line in server.log.splitlines() if str(file) in line]
+    assert len(said) == 1
+    assert said[0].endswith("; the default settings hold")
+    assert " ERROR " in said[0]
+
+
 async def test_what_a_hook_says_at_its_start_is_logged_like_all_else(tmp_path: Path) -> None:
     program = ("-m", "runtimeproxy_hooks", "rdt", f"--resctrl-root={tmp_path}")
     with running(tmp_path, program=program, file="rdt.json") as server:
-        said = server.log.splitlines()[0]
+        said = next(line for line in server.log.splitlines() if "rdt:" in line)
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING runtimeproxy_hooks.rdt: no RDT on this node", said)

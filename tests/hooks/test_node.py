@@ -218,9 +218,36 @@ def ratio(node: Node) -> float:
 
 def test_without_a_file_the_defaults_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert Node(None).settings == DEFAULTS
-    node = Node(tmp_path / "none" / "node.yaml")
-    assert node.settings == node.settings == DEFAULTS
     assert not caplog.records
+    file = tmp_path / "none" / "node.yaml"
+    node = Node(file)
+    assert node.settings == node.settings == DEFAULTS
+    assert caplog.messages == [f"{file} is not there: the default settings hold"]
+
+
+def test_that_the_usual_file_is_not_there_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "node.yaml"
+    monkeypatch.setattr(node_module, "DEFAULT_FILE", file)
+    caplog.set_level(logging.INFO)
+    node = Node(file)
+    node.look()
+    file.touch()
+    node.look()
+    file.write_text("rdt: 7")
+    node.look()
+    file.write_text("{}")
+    node.look()
+    file.unlink()
+    node.look()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", f"{file} is not there: the default settings hold"),
+        ("INFO", f"{file} is empty: the default settings hold"),
+        ("ERROR", f"{file}: rdt must be a mapping with some of the keys LSR, LS, BE; the default settings hold"),
+        ("INFO", f"{file}: the node's settings are taken"),
+        ("WARNING", f"{file} is not there: the default settings hold"),
+    ]
 
 
 def test_a_file_that_comes_changes_and_goes_is_followed(tmp_path: Path) -> None:
@@ -296,7 +323,7 @@ def test_a_bad_file_is_logged_once_and_the_last_good_settings_stay(
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert record.message.startswith(f"{file}: ")
-    assert record.message.endswith("; the node's settings stay as they were")
+    assert record.message.endswith("; the last good settings hold")
     file.write_text("cpu-normalization-ratio: 4")
     assert ratio(node) == 4
 
@@ -347,5 +374,5 @@ def test_the_flag_is_added_once_to_a_parser_that_hooks_share() -> None:
     parser = argparse.ArgumentParser()
     add_flag(parser)
     add_flag(parser)
-    assert parser.parse_args([]).node_config == DEFAULT_FILE
-    assert parser.parse_args(["--node-config", "/x.yaml"]).node_config == Path("/x.yaml")
+    assert parser.parse_args([]).node_config.path == DEFAULT_FILE
+    assert parser.parse_args(["--node-config", "/x.yaml"]).node_config.path == Path("/x.yaml")
