@@ -17,6 +17,7 @@ from .koordinator import (
     RESOURCE_STATUS,
     UNLIMITED,
     KubeQos,
+    Objects,
     Qos,
     entry,
     kube_qos,
@@ -132,7 +133,7 @@ class _Allocation:
 
 def _allocation(annotations: Mapping[str, str]) -> _Allocation:
     status = read_json(annotations, RESOURCE_STATUS, dict)
-    given = member(status, "numaNodeResources", list, [])
+    given = member(status, "numaNodeResources", Objects, [])
     nodes = frozenset(member(each, "node", int, 0) for each in given)
     with_cpus = [each for each in given if _has_cpus(each)]
     return _Allocation(member(status, "cpuset", str, ""), nodes if with_cpus else frozenset())

@@ -24,6 +24,7 @@ from .koordinator import (
     GPU_ISOLATION_PROVIDER,
     GPU_MEMORY,
     GPU_MEMORY_RATIO,
+    Objects,
     entry,
     member,
     quantity,
@@ -71,7 +72,7 @@ class Gpu(Hook):
 
     def pre_create_container(self, container: ContainerContext) -> None:
         """Set the variables. Raises Malformed, before any is set."""
-        devices = entry(read_json(container.pod.annotations, DEVICE_ALLOCATED, dict), "gpu", list)
+        devices = entry(read_json(container.pod.annotations, DEVICE_ALLOCATED, dict), "gpu", Objects)
         if not devices:
             return
         variables = {"NVIDIA_VISIBLE_DEVICES": ",".join(str(_minor(device)) for device in devices)}

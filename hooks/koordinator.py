@@ -101,9 +101,14 @@ class _Number(float):
     _text: str
 
 
+class Objects(list[Any]):
+    """The kind of a list that holds JSON objects, or null in the place of one."""
+
+
 _KINDS: Mapping[type, str] = {
     dict: "a JSON object",
     list: "a list",
+    Objects: "a list of JSON objects",
     str: "a text",
     int: "a whole number of 64 bits",
     float: "a number",
@@ -162,8 +167,8 @@ def _not_a_number(_: str) -> NoReturn:
 def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
     """Return a member of a JSON object as Go finds a struct's: the exact key first, then one in any letter case.
 
-    No object (None), no such member and null all give the default. ``kind`` is dict, list, str, int, float, bool, or
-    a tuple of them; float takes whole numbers too. Raises Malformed if the value or its member is of another type.
+    No object (None), no such member and null all give the default. ``kind`` is dict, list, Objects, str, int, float,
+    bool, or a tuple of them; float takes whole numbers too. Raises Malformed if the value or its member is of another type.
     """
     if value is None:
         return default
@@ -209,6 +214,8 @@ def _is_one(value: Any, kinds: tuple[type, ...]) -> bool:
         return float in kinds or (int in kinds and abs(value) <= MAX_INT64)
     if kind is str:
         return str in kinds and is_text(value)  # JSON can spell half a character ("\\ud800")
+    if kind is list and list not in kinds:
+        return Objects in kinds and all(each is None or isinstance(each, dict) for each in value)
     return isinstance(value, kinds)
 
 

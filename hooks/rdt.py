@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from .koordinator import RESCTRL, KubeQos, Qos, kube_qos, member, qos, read_json
+from .koordinator import RESCTRL, KubeQos, Objects, Qos, kube_qos, member, qos, read_json
 from .nodehook import NodeHook
 from .once import Once
 from .resctrl import Machine, Range, Wish, schemata, unknown_ids
@@ -258,13 +258,13 @@ def _class_group(container: ContainerContext) -> str:
 
 def _wish(annotations: Mapping[str, str]) -> Wish | None:
     """Read a pod's own wish, None if it has none. Raises Malformed."""
-    said = read_json(annotations, RESCTRL)
+    said = read_json(annotations, RESCTRL, dict)
     if said is None:
         return None
     cache, bandwidth = member(said, "llc", dict), member(said, "mb", dict)
     common = _range(member(cache, "schemata", dict)), _percent(member(bandwidth, "schemata", dict))
-    ranges = {_cache_id(each): _needed(_range(each)) for each in member(cache, _PER_CACHE, list, [])}
-    percentages = {_cache_id(each): _needed(_percent(each)) for each in member(bandwidth, _PER_CACHE, list, [])}
+    ranges = {_cache_id(each): _needed(_range(each)) for each in member(cache, _PER_CACHE, Objects, [])}
+    percentages = {_cache_id(each): _needed(_percent(each)) for each in member(bandwidth, _PER_CACHE, Objects, [])}
     try:
         return Wish(*common, ranges, percentages)
     except ValueError as error:

@@ -74,7 +74,7 @@ def _log(error: BaseException, who: str, what: str, place: str) -> None:
         case Rejected():
             log.info("%s rejected %s", who, what)
         case Malformed():
-            log.warning("%s: cannot read %s of %s", who, error.what, what)
+            log.warning("%s: cannot read %s of %s: %s", who, error.what, what, error.why)
         case CancelledError():
             log.warning("%s: cut off, for the caller waits no longer: %s", who, what)
         case NotSayable():

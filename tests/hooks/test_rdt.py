@@ -99,7 +99,7 @@ def test_an_annotation_that_asks_for_nothing_still_wins_over_the_class(node: Nod
         ({"llc": {"schemata": {"range": [0, 161]}}}, "from a lower to a higher percentage"),
         ({"llc": {"schemata": {"range": [-61, 5]}}}, "from a lower to a higher percentage"),
         ({"llc": {"schemataPerCache": {}}}, "schemataPerCache must be a list"),
-        ({"llc": {"schemataPerCache": [61]}}, "must be a JSON object"),
+        ({"llc": {"schemataPerCache": [61]}}, "schemataPerCache must be a list of JSON objects"),
         ({"llc": {"schemataPerCache": [None]}}, "needs cacheID"),
         ({"llc": {"schemataPerCache": [{"range": [0, 61]}]}}, "needs cacheID"),
         ({"llc": {"schemataPerCache": [{"cacheID": 0}]}}, "and range"),

@@ -67,7 +67,7 @@ def raised(*hooks: Hook) -> BaseException:
             grpc.INVALID_ARGUMENT,
             "annotation A: must be JSON",
             "WARNING",
-            ": cannot read annotation A of ns/pod/main",
+            ": cannot read annotation A of ns/pod/main: must be JSON",
         ),
         (NotSayable("0 is no value"), INTERNAL, "NotSayable", "ERROR", ": at {}: 0 is no value"),
         (KeyError(SECRET), INTERNAL, "KeyError", "ERROR", ": KeyError at {} for ns/pod/main"),
