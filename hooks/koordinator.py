@@ -156,6 +156,8 @@ def _decoder(source: str) -> json.JSONDecoder:
 
 def _object(source: str, pairs: list[tuple[str, Any]]) -> _Object:
     found = _Object(pairs)
+    if len(found) < len(pairs):  # the place of a key that stands there twice is the last one's, as its value is
+        found = _Object((key, found[key]) for key in reversed(dict.fromkeys(key for key, _ in reversed(pairs))))
     found.source = source
     return found
 
@@ -165,20 +167,19 @@ def _not_a_number(_: str) -> NoReturn:
 
 
 def member(value: Any, name: str, kind: _Kinds, default: Any = None) -> Any:
-    """Return a member of a JSON object as Go finds a struct's: the exact key first, then one in any letter case.
+    """Return a member of a JSON object as Go reads a struct's: in any letter case, the last that is not null.
 
     No object (None), no such member and null all give the default. ``kind`` is dict, list, Objects, str, int, float,
-    bool, or a tuple of them; float takes whole numbers too. Raises Malformed if the value or its member is of another type.
+    bool, or a tuple of them; float takes whole numbers too. Raises Malformed if the value or its member is of another
+    type.
     """
     if value is None:
         return default
-    found = _held(value, name).get(name)
-    if found is None and value:
-        folded = name.casefold()
-        found = next(
-            (value[key] for key in reversed(value) if key.casefold() == folded and value[key] is not None), None
-        )
-    return default if found is None else _checked(found, kind, value, name)
+    folded, held = name.casefold(), _held(value, name)
+    for key in reversed(held):
+        if key.casefold() == folded and held[key] is not None:
+            return _checked(held[key], kind, value, name)
+    return default
 
 
 def entry(value: Any, key: str, kind: _Kinds, default: Any = None) -> Any:
@@ -190,7 +191,7 @@ def entry(value: Any, key: str, kind: _Kinds, default: Any = None) -> Any:
     return default if found is None else _checked(found, kind, value, key)
 
 
-def _held(value: Any, name: str) -> Mapping[str, Any]:
+def _held(value: Any, name: str) -> dict[str, Any]:
     """Return the object that holds a member, or should."""
     if not isinstance(value, dict):
         raise Malformed(f"what should hold {name}", f"must be {_KINDS[dict]}")

@@ -140,7 +140,8 @@ def test_json_that_is_no_object_is_malformed(text: str) -> None:
     [
         ('{"busID": "a"}', "a"),
         ('{"BUSid": "a"}', "a"),
-        ('{"busID": "a", "BUSID": "b"}', "a"),
+        ('{"busID": "a", "BUSID": "b"}', "b"),
+        ('{"busID": "a", "BUSID": "b", "busID": "c"}', "c"),
         ('{"BUSID": "b", "busID": "a"}', "a"),
         ('{"BUSID": "a", "busid": "b"}', "b"),
         ('{"busID": null, "busid": "b"}', "b"),
