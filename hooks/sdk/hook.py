@@ -39,20 +39,35 @@ def _squeezed(name: str) -> str:
 _SQUEEZED = frozenset(map(_squeezed, METHODS))
 
 
-def _mistake(name: str, value: object) -> str:
+def _mistake(cls: type, name: str) -> str:
     """Say why an attribute that looks like a hook method would never do anything, "" if all is well.
 
     None in place of a method is well: so a subclass leaves out a hook point of its parent.
     """
+    value = getattr(cls, name, None)
     if name in METHODS:
-        yields = inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value)
-        works = value is None or (callable(value) and not yields)
-        return "" if works else "must be a method, plain or async, and no generator"
+        return "" if value is None else _unfit(cls, name, value)
     if _squeezed(name) not in _SQUEEZED and not (name.startswith(_PREFIXES) and callable(value)):
         return ""
     nearest = difflib.get_close_matches(name.lower(), METHODS, 1)
     hint = f", did you mean {nearest[0]}?" if nearest else ":"
     return f"is no hook point{hint} There are {', '.join(METHODS)}. Give a method of your own another name"
+
+
+def _unfit(cls: type, name: str, value: object) -> str:
+    """Say why what has a hook method's name cannot be called as one, "" if it can."""
+    if not callable(value) or inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
+        return "must be a method, plain or async, and no generator"
+    # Of what is looked up in the class, functions are given the hook itself too.
+    bound = inspect.isfunction(value) and not isinstance(inspect.getattr_static(cls, name), staticmethod)
+    try:
+        inspect.signature(value).bind(*([None, None] if bound else [None]))
+    except ValueError:
+        return ""  # a callable without a signature to look at
+    except TypeError:
+        kind = METHODS[name].subject.value
+        return f"must have one parameter: def {name}(self, {kind})"
+    return ""
 
 
 class Hook:
@@ -70,7 +85,7 @@ class Hook:
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         for name in dir(cls):  # what it inherits, too: not every parent is a Hook
-            why = "" if name.startswith("_") else _mistake(name, getattr(cls, name, None))
+            why = "" if name.startswith("_") else _mistake(cls, name)
             if why:
                 raise TypeError(f"{cls.__name__}.{name} {why}")
 

@@ -4,6 +4,7 @@ import abc
 import argparse
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
+from functools import partial, partialmethod, wraps
 from typing import Any
 
 import pytest
@@ -111,6 +112,60 @@ async def async_generator(self: Hook, container: ContainerContext) -> AsyncItera
 def test_what_is_no_method_cannot_have_a_hook_points_name(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^Wrong\.pre_start_container must be a method, plain or async"):
         type("Wrong", (Hook,), {"pre_start_container": value})
+
+
+class Pair:
+    """Can be called, but not with one argument."""
+
+    def __call__(self, one: int, two: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda self: None,
+        lambda self, container, more: None,
+        lambda self, *, container: None,
+        lambda: None,
+        staticmethod(lambda: None),
+        staticmethod(lambda self, container: None),
+        classmethod(lambda cls: None),
+        partialmethod(lambda self, container, more: None),
+        Pair(),
+    ],
+)
+def test_a_method_without_one_parameter_is_a_mistake_when_the_class_is_made(value: Any) -> None:
+    words = r"^Wrong\.pre_start_container must have one parameter: def pre_start_container\(self, container\)$"
+    with pytest.raises(TypeError, match=words):
+        type("Wrong", (Hook,), {"pre_start_container": value})
+
+
+def wrapped(method: Any) -> Any:
+    @wraps(method)
+    def wrapper(*arguments: Any) -> Any:
+        return method(*arguments)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda self, container: None,
+        lambda self, container, more=3: None,
+        lambda self, *all, **more: None,
+        wrapped(lambda self, container: None),
+        staticmethod(lambda container: None),
+        classmethod(lambda cls, container: None),
+        partialmethod(lambda self, container, more: None, more=3),
+        partial(lambda container, more: None, more=3),
+        repr,
+        bool,
+    ],
+)
+def test_whatever_can_be_called_with_a_context_is_a_method(value: Any) -> None:
+    made = type("Right", (Hook,), {"pre_start_container": value})()
+    ask([made], START, REQUEST, unused)
 
 
 # -- inheritance -----------------------------------------------------------------------------------------------------
