@@ -77,7 +77,7 @@ class Cpuset(NodeHook):
         try:
             container.resources.cpuset_cpus = ""  # where none is set, this is no edit
         except NotSayable as error:
-            self._once.warn("clear", "a cpuset that should be cleared stays as it is: %s", error)
+            self._once.warn(container.hook_point, "a cpuset that should be cleared stays as it is: %s", error)
 
 
 def _give(container: ContainerContext, cpus: str, settings: Settings) -> None:

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from runtimeproxy.hookpoints import HookPoint, Part, Stage
+from runtimeproxy.hookpoints import HookPoint, Operation, Part, Stage
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 
 from .edits import EditableResources, Entries, Environment, Sealed, is_text
 from .errors import NotSayable
+
+_UPDATES = frozenset({Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES})
+"""Where resources go to the runtime in an update: the container exists."""
 
 
 def _fixed(point: HookPoint, part: Part) -> str:
@@ -42,7 +45,8 @@ class _Context(Sealed):
         """The name of the hook point, as in a registration file."""
         self._parent_fixed = _fixed(point, Part.CGROUP_PARENT)
         self._sent_parent = self._parent = sent_parent
-        self.resources: Final = EditableResources(resources, _fixed(point, Part.RESOURCES))
+        update = point.operation in _UPDATES
+        self.resources: Final = EditableResources(resources, _fixed(point, Part.RESOURCES), update=update)
 
     @property
     def cgroup_parent(self) -> str:

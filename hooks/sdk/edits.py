@@ -2,7 +2,7 @@
 
 Owns what an edit can say (hook-api, "What an answer means"): keys can be set and not deleted, numbers set and not
 unset, and nothing that the proxy would refuse as a bad answer.
-Must not know: pods, containers, hook points.
+Must not know: pods, containers, at which hook point it is.
 Invariant: an edit that the wire cannot carry, or that the proxy would refuse, raises NotSayable at once and changes
 nothing; setting what was sent is never refused for its value, however odd the kubelet's values are.
 """
@@ -169,6 +169,17 @@ _REFUSALS: Mapping[str, Callable[[str, Resources, object], str]] = {
 """Says why a field cannot be set to a value, "" if it can."""
 
 
+def _update_refusal(name: str, sent: Resources, value: int | str) -> str:
+    """Say why an update cannot change a field to a value, "" if it can."""
+    if value == getattr(sent, name):
+        return ""
+    if name == "oom_score_adj":
+        return "no runtime changes it once the container exists: set it at PreCreateContainer"
+    if value == "":
+        return "no runtime clears it once the container exists: clear it at PreCreateContainer, or name all the CPUs"
+    return ""
+
+
 class _Field(Generic[V]):
     """A number or a cpuset of EditableResources; None if it is not set."""
 
@@ -183,13 +194,17 @@ class _Field(Generic[V]):
 
 
 class EditableResources(Sealed):
-    """LinuxContainerResources; ``fixed`` says why nothing can be set, "" if it can."""
+    """LinuxContainerResources; ``fixed`` says why nothing can be set, "" if it can.
+
+    ``update`` tells whether they go to the runtime in an update, which can say less than a create.
+    """
 
     _assignable = frozenset(_REFUSALS)
 
-    def __init__(self, sent: Resources | None, fixed: str = "") -> None:
+    def __init__(self, sent: Resources | None, fixed: str = "", *, update: bool = False) -> None:
         self.sent = sent
         self._fixed = fixed
+        self._update = update
         self._before = sent or NO_RESOURCES
         self._set: dict[str, int | str] = {}
         self._sealed = True
@@ -231,7 +246,10 @@ class EditableResources(Sealed):
         """Set a number or a cpuset by its name. Raises NotSayable if that cannot be said or would be refused."""
         if name not in _REFUSALS:
             raise NotSayable(f"{name}: no such field; there are {', '.join(_REFUSALS)}")
-        if why := self._fixed or _REFUSALS[name](name, self._before, value):
+        why = self._fixed or _REFUSALS[name](name, self._before, value)
+        if not why and self._update:
+            why = _update_refusal(name, self._before, value)
+        if why:
             raise NotSayable(f"{name}: {why}")
         self._set[name] = value
 

@@ -167,6 +167,24 @@ def test_what_has_no_effect_cannot_be_edited(point: HookPoint, part: Part) -> No
     assert context.answer() == echo(request_at(point))
 
 
+@pytest.mark.parametrize("name", ["PreRunPodSandbox", "PreCreateContainer"])
+def test_what_only_a_create_can_say_is_said_where_something_is_made(name: str) -> None:
+    context = context_at(BY_NAME[name])
+    context.resources.oom_score_adj = 5
+    assert limited(BY_NAME[name], difference(request_at(BY_NAME[name]), context.answer())).resources == {
+        "oom_score_adj": 5
+    }
+
+
+@pytest.mark.parametrize("name", ["PreStartContainer", "PreUpdateContainerResources"])
+def test_what_only_a_create_can_say_is_refused_where_the_container_exists(name: str) -> None:
+    resources = context_at(BY_NAME[name]).resources
+    with pytest.raises(NotSayable, match=r"^oom_score_adj: no runtime changes it once the container exists"):
+        resources.oom_score_adj = 5
+    with pytest.raises(NotSayable, match=r"^cpuset_cpus: no runtime clears it once the container exists"):
+        resources.cpuset_cpus = ""
+
+
 def test_the_refusal_names_what_can_be_changed() -> None:
     with pytest.raises(
         NotSayable, match="at PreUpdateContainerResources a hook server can change annotations, resources only"

@@ -269,6 +269,42 @@ def test_a_cpuset_that_only_a_hook_set_can_be_cleared_again(sent: Resources | No
     assert resources.answer == sent
 
 
+# -- what no update can say ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("oom_score_adj", 5, "no runtime changes it once the container exists: set it at PreCreateContainer"),
+        ("cpuset_cpus", "", "no runtime clears it once the container exists: clear it at PreCreateContainer, or name"),
+        ("cpuset_mems", "", "no runtime clears it once the container exists"),
+    ],
+)
+def test_what_no_update_can_say_is_refused_in_one(name: str, value: Any, why: str) -> None:
+    sent = replace(SENT, oom_score_adj=-998, cpuset_cpus="0-3", cpuset_mems="0")
+    resources = EditableResources(sent, update=True)
+    with pytest.raises(NotSayable, match=rf"^{name}: {why}"):
+        resources.set(name, value)
+    assert resources.answer == sent
+    EditableResources(sent).set(name, value)
+
+
+@pytest.mark.parametrize("sent", [None, Resources(), Resources(cpu_shares=2)])
+def test_an_oom_score_that_was_not_sent_is_none_to_be_set_in_an_update(sent: Resources | None) -> None:
+    with pytest.raises(NotSayable, match=r"^oom_score_adj: no runtime changes it"):
+        EditableResources(sent, update=True).oom_score_adj = 5
+
+
+def test_in_an_update_what_was_sent_can_be_said_again_and_the_rest_be_set() -> None:
+    resources = EditableResources(Resources(oom_score_adj=5, cpuset_cpus="0-3"), update=True)
+    resources.oom_score_adj = 5
+    resources.cpuset_cpus = "1"
+    resources.cpuset_mems = "1"
+    resources.cpuset_mems = ""  # none was sent
+    resources.cpu_shares = 2
+    assert resources.answer == Resources(oom_score_adj=5, cpuset_cpus="1", cpu_shares=2)
+
+
 # -- the message -----------------------------------------------------------------------------------------------------
 
 
