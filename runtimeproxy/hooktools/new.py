@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import keyword
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from importlib import resources
@@ -30,6 +31,8 @@ _FILES: Mapping[str, str] = {
 """Which template becomes which file."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_MODE = 0o755
+"""The folder's, whatever the umask: nobody else may put a socket in the place of the hook server's."""
 _LONGEST_NAME = 40  # the socket's path must not be longer than 107 bytes
 
 
@@ -37,7 +40,7 @@ def new(name: str, directory: Path) -> Path:
     """Write a folder of the hook's name into a directory and return it; dashes in the name become underscores.
 
     Raises ConfigError for a name that no module of its own can have, and if the folder is there already or cannot be
-    made.
+    made whole; then nothing of it is left.
     """
     name = checked(name)
     folder = directory / name
@@ -47,8 +50,13 @@ def new(name: str, directory: Path) -> Path:
         raise ConfigError(f"{folder} is there already, and nothing is written over: take another NAME") from None
     except OSError as error:
         raise ConfigError(f"{folder} can not be made: {error.strerror}; name a folder with --directory") from None
-    for file, text in files(name).items():
-        (folder / file).write_text(text, encoding="utf-8")
+    try:
+        folder.chmod(_MODE)
+        for file, text in files(name).items():
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)  # made here, so there is nothing else in it
+        raise ConfigError(f"{folder} can not be written: {error.strerror}; name a folder with --directory") from None
     return folder
 
 

@@ -1,8 +1,10 @@
 """A new hook server: the folder is written once, its tests pass, and it serves as it stands there."""
 
+import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import time
@@ -52,6 +54,34 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 def test_the_directory_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no/gpu can not be made: No such file or directory; name a folder"):
         new.new("gpu", tmp_path / "no")
+
+
+def test_what_cannot_be_written_whole_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = [], Path.write_text
+
+    def until_the_disk_is_full(path: Path, text: str, **more: str) -> int:
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(path)
+        return write(path, text, **more)
+
+    monkeypatch.setattr(Path, "write_text", until_the_disk_is_full)
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/gpu can not be written: No space left on device; name a fold"):
+        new.new("gpu", tmp_path)
+    assert written
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_only_its_owner_can_write_into_the_folder(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = new.new("gpu", tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
 
 
 def test_every_file_is_whole_and_named_after_the_hook(tmp_path: Path) -> None:
