@@ -91,9 +91,10 @@ def _words(name: str) -> Mapping[str, str]:
     endpoint = f"{SOCKETS}/{name}.sock"
     return {
         "name": name,
-        "class_name": "".join(part.capitalize() for part in name.split("_")),
+        # With "Hook" and "HOOK_" no name is one that the files import (HookTester) or that has a meaning (PATH).
+        "class_name": "".join(part.capitalize() for part in name.split("_")) + "Hook",
         "label": f"example.com/{name.replace('_', '-')}",
-        "variable": name.upper(),
+        "variable": f"HOOK_{name.upper()}",
         "endpoint": endpoint,
         "endpoint_json": json.dumps(endpoint),
         "underline": "=" * len(name),

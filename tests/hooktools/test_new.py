@@ -90,7 +90,7 @@ def test_every_file_is_whole_and_named_after_the_hook(tmp_path: Path) -> None:
     assert folder == tmp_path / "gpu_env"
     assert files.keys() == {"gpu_env.py", "test_gpu_env.py", "gpu_env.service", "gpu_env.json", "README.rst"}
     assert not [name for name, text in files.items() if "$name" in text or "{name}" in text or "$class" in text]
-    assert "class GpuEnv(Hook):" in files["gpu_env.py"]
+    assert "class GpuEnvHook(Hook):" in files["gpu_env.py"]
     code = [line for line in files["gpu_env.py"].splitlines()[2:] if line]
     assert len(code) <= 10
     assert files["README.rst"].startswith("gpu_env\n=======\n")
@@ -127,6 +127,15 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["hook_tester", "hook", "container_context", "main", "path", "ld_preload"])
+def test_no_name_hides_what_the_files_import_or_sets_a_variable_with_a_meaning(tmp_path: Path, name: str) -> None:
+    folder = new.new(name, tmp_path)
+    done = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
+    assert (done.returncode, done.stdout.splitlines()[-1][:8]) == (0, "2 passed"), done.stdout + done.stderr
+    assert f'"HOOK_{name.upper()}"' in (folder / f"{name}.py").read_text()
+
+
+@pytest.mark.slow
 def test_its_own_tests_pass_and_would_not_without_the_hook(tmp_path: Path) -> None:
     folder = new.new("gpu-env", tmp_path)
     done = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
@@ -154,7 +163,7 @@ def test_the_readmes_commands_work_as_they_stand_there(tmp_path: Path) -> None:
         serving.terminate()
         assert serving.wait(timeout=30) == 0
     assert done.returncode == 0, done.stdout + done.stderr
-    assert 'applied:\n  envs:\n    GPU_ENV: "on"\n' in done.stdout
+    assert 'applied:\n  envs:\n    HOOK_GPU_ENV: "on"\n' in done.stdout
     assert "14 passed, 0 failed, 1 skipped" in done.stdout
     assert "1000 calls of PreCreateContainer" in done.stdout
     assert not (folder / "gpu_env.sock").exists()
