@@ -24,6 +24,8 @@ APPLIED, WITHOUT_EFFECT, DROPPED, BAD = "applied", "without-effect", "dropped", 
 
 _PARTS = ("labels", "annotations", "envs", "cgroup_parent", "resources")
 _ESCAPES: Mapping[str, str] = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\0": "\\0"}
+_LONGEST_KEY = 1024
+"""Characters of a key that stands before its colon as it is; YAML has a longer one marked by "?"."""
 _PLAIN_KEY = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 
 Tree = Mapping[str, Any]
@@ -130,8 +132,10 @@ def _tree(sent: HookAnswer) -> Tree:
 
 
 def _lines(changes: Tree, before: Tree, depth: int) -> Iterator[str]:
+    indent = "  " * depth
     for key, value in changes.items():
-        head, old = f"{'  ' * depth}{_key(key)}:", before.get(key)
+        written, old = _key(key), before.get(key)
+        head = f"{indent}{written}:" if len(written) <= _LONGEST_KEY else f"{indent}? {written}\n{indent}:"
         if isinstance(value, Mapping):
             yield head
             yield from _lines(value, old if isinstance(old, Mapping) else {}, depth + 1)

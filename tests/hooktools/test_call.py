@@ -90,6 +90,14 @@ def test_an_answer_is_shown_as_what_it_changes(point: Any, answer: HookAnswer, t
     assert lines(answer, point) == text
 
 
+@pytest.mark.parametrize("letter", ["k", "\n", "é", "\x80"])
+@pytest.mark.parametrize("length", [100, 102, 103, 511, 512, 1021, 1022, 1023, 1024, 1025, 5000])
+def test_a_key_of_any_length_is_shown_as_yaml(letter: str, length: int) -> None:
+    envs = {letter * length: "1", "B": "2"}
+    assert yaml.safe_load(lines(HookAnswer(envs=envs))) == {"applied": {"envs": envs}}
+    assert yaml.load(lines(HookAnswer(envs=envs)), yaml.CSafeLoader) == {"applied": {"envs": envs}}
+
+
 @pytest.mark.parametrize("answer", [answer for _, answer in BAD], ids=[field for field, _ in BAD])
 def test_a_bad_answer_is_shown_as_bad(answer: HookAnswer) -> None:
     read = yaml.safe_load("\n".join(call.shown(PRE_CREATE, HookRequest(PodInfo(), ContainerInfo()), answer)))
