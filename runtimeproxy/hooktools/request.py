@@ -79,6 +79,8 @@ def parse(text: str, origin: str) -> HookRequest:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: this is no YAML: {_reason(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{origin}: nested too deep; a request has four levels") from None
     values = {} if root is None or root.tag == _NULL else _fields(root, Place(origin), _REQUEST)
     return HookRequest(values.get("pod", PodInfo()), values.get("container"))
 

@@ -210,10 +210,16 @@ def test_what_fails_while_running_is_one_line_and_exit_code_1(error: str, line: 
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"koord-runtime-proxy: error: {line}\n")
 
 
-def test_a_surprise_is_one_line_without_values_and_exit_code_1() -> None:
-    done = with_app("raise ValueError('canary')")
+@pytest.mark.parametrize(
+    ("entry", "arguments", "name"),
+    [("koord_runtime_proxy", (), "koord-runtime-proxy"), ("main", ("run",), "runtimeproxy")],
+)
+def test_a_surprise_is_one_line_without_values_and_exit_code_1(
+    entry: str, arguments: tuple[str, ...], name: str
+) -> None:
+    done = with_app("raise ValueError('canary')", *arguments, entry=entry)
     assert done.returncode == 1
-    line = r"koord-runtime-proxy: error: unexpected ValueError at <string>:\d+; --log-level=debug shows how it .*\n"
+    line = rf"{name}: error: unexpected ValueError at <string>:\d+; --log-level=debug shows how it .*\n"
     assert re.fullmatch(line, done.stderr)
     assert "canary" not in done.stderr
 

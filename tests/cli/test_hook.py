@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -121,6 +122,24 @@ def test_a_server_that_is_away_is_one_line_and_exit_code_1(hook: Hook, tmp_path:
     asked = command if command == "verify" else "PreCreateContainer"
     words = "not reachable: No such file or directory; is it running, and is this its socket?"
     assert (code, out, err) == (1, "", f"runtimeproxy: error: {tmp_path}/x.sock: {asked}: {words}\n")
+
+
+def test_a_request_that_is_nested_too_deep_is_the_users_mistake(hook: Hook) -> None:
+    code, out, err = hook("call", "/x", "PreCreateContainer", "-f", "-", stdin="[" * 5000)
+    words = "standard input: nested too deep; a request has four levels"
+    assert (code, out, err) == (2, "", f"runtimeproxy: error: {words}\n")
+
+
+def test_a_surprise_is_one_line_without_a_hint_at_flags_that_there_are_none_of(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def surprise(*_: object) -> None:
+        raise ValueError("canary")
+
+    monkeypatch.setattr("runtimeproxy.hooktools.new.new", surprise)
+    code, out, err = hook("new", "gpu")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(rf"runtimeproxy: error: unexpected ValueError at {re.escape(__file__)}:\d+\n", err)
 
 
 # -- call ------------------------------------------------------------------------------------------------------------
