@@ -5,14 +5,15 @@ Must not know: the table of the rules, how connections break.
 Invariant: each function raises Broken, Late or Skipped, or the rule is kept at that hook point.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from runtimeproxy import merge
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint, SubjectKind
 from runtimeproxy.hooktools.subject import NO_SUCH_METHOD, ODD, PLAIN, Broken, Skipped, Subject, expect
-from runtimeproxy.model import MAP_FIELDS, NUMBER_FIELDS, HookAnswer, Resources
+from runtimeproxy.model import NO_RESOURCES, NUMBER_FIELDS, HookAnswer, HookRequest
 from runtimeproxy.relay.unary import CallFailed
 from runtimeproxy.wire import protobuf
 
@@ -141,30 +142,57 @@ async def unknown_method(subject: Subject) -> None:
 
 
 async def echo(subject: Subject, point: HookPoint) -> None:
-    """Tell whether the answer to the plain request repeats all that was sent, or nothing."""
-    for fault in mixtures(merge.echo(subject.told(point)), _answer(subject, point)):
-        raise Broken(fault)
+    """Tell whether the answer to the plain request repeats all numbers that were sent, or none of them.
 
-
-def mixtures(sent: HookAnswer, said: HookAnswer) -> Iterator[str]:
-    """Yield what an answer repeats in part, in words that name keys and no values.
-
-    An entry or number that was changed says nothing either way: both an echo and a partial answer have those.
+    A number that the server always says may be the one that was sent. So it is asked once more, with other numbers in
+    the place of those that came back: from who repeats what is sent they come back too. Map entries are merged one by
+    one, so any of them may be repeated.
     """
-    for part in ("labels", "annotations", "envs"):
-        yield from _mixture(part, getattr(sent, part), getattr(said, part))
-    if sent.resources is not None and said.resources is not None:
-        yield from _mixture("resources", _numbers(sent.resources), _numbers(said.resources))
-        for name in sorted(MAP_FIELDS):
-            yield from _mixture(f"resources.{name}", getattr(sent.resources, name), getattr(said.resources, name))
+    sent = subject.told(point)
+    repeated = mixed(sent, _answer(subject, point)).repeated
+    if not repeated:
+        return
+    changed = with_others(sent, repeated)
+    async with subject.connection() as client:
+        answer = await subject.ask(client, point, codec.encode(point, changed))
+    if not isinstance(answer, HookAnswer):
+        raise Skipped("the plain request is refused with other numbers in its resources")
+    again = mixed(changed, answer)
+    if both := [name for name in again.repeated if name in repeated]:
+        raise Broken(f"resources: {', '.join(both)} repeated as sent, {', '.join(again.left_out)} left out")
 
 
-def _numbers(resources: Resources) -> dict[str, int]:
-    return {name: value for name in NUMBER_FIELDS if (value := getattr(resources, name))}
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The numbers that an answer repeats and those that it leaves out: both, or it is none."""
+
+    repeated: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
-def _mixture(part: str, sent: Mapping[str, object], said: Mapping[str, object]) -> Iterator[str]:
-    repeated = [key for key in sent if key in said and said[key] == sent[key]]
-    left_out = [key for key in sent if key not in said]
-    if repeated and left_out:
-        yield f"{part}: {', '.join(repeated)} repeated as sent, {', '.join(left_out)} left out"
+def mixed(sent: HookRequest, said: HookAnswer) -> Mixture:
+    """Return what an answer repeats in part.
+
+    A number that was changed says nothing either way: both an echo and a partial answer have those.
+    """
+    asked, answered = (each.resources or NO_RESOURCES for each in (merge.echo(sent), said))
+    numbers = {name: value for name in NUMBER_FIELDS if (value := getattr(asked, name))}
+    repeated = tuple(name for name, value in numbers.items() if getattr(answered, name) == value)
+    left_out = tuple(name for name in numbers if not getattr(answered, name))
+    return Mixture(repeated, left_out) if repeated and left_out else Mixture()
+
+
+def with_others(sent: HookRequest, names: Sequence[str]) -> HookRequest:
+    """Return a request with other numbers in some fields of the resources that an answer may change."""
+    resources = merge.echo(sent).resources or NO_RESOURCES
+    numbers: dict[str, Any] = {name: _other(getattr(resources, name)) for name in names}
+    others = replace(resources, **numbers)
+    if sent.container is None:
+        return replace(sent, pod=replace(sent.pod, resources=others))
+    return replace(sent, container=replace(sent.container, resources=others))
+
+
+def _other(number: int) -> int:
+    """Return a number nearer to 0, but not 0 itself: that one is not sent."""
+    nearer = number - 1 if number > 0 else number + 1
+    return nearer or 2 * number

@@ -92,9 +92,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "echo",
-        "An answer repeats all entries and numbers that were sent, or none: a part of them says neither.",
+        "An answer repeats all numbers of the resources that were sent, or none: a part of them says neither.",
         _at_each_point(messages.echo),
-        asks=False,
     ),
     Rule("same-answer", "The same request gets the same answer.", _at_each_point(messages.same_answer)),
     Rule("empty", "An empty request is answered, or refused with a fitting status.", _at_each_point(messages.empty)),

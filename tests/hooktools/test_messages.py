@@ -1,5 +1,6 @@
 """The odd requests that the rules send, and the echo rule by table."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,8 @@ MESSAGES: dict[SubjectKind, Any] = {
     SubjectKind.POD: api_pb2.PodSandboxHookRequest,
     SubjectKind.CONTAINER: api_pb2.ContainerResourceHookRequest,
 }
-SENT = HookAnswer(
-    labels={"a": "1", "b": "2", "c": "3"},
-    resources=Resources(cpu_quota=5000, cpu_shares=7, cpuset_cpus="0", hugepage_limits={"2MB": 1, "1GB": 2}),
+SENT = HookRequest(
+    PodInfo(labels={"a": "1", "b": "2"}, resources=Resources(cpu_quota=5000, cpu_shares=7, cpuset_cpus="0"))
 )
 
 
@@ -48,32 +48,45 @@ def resources(**fields: Any) -> HookAnswer:
 
 
 MIXTURES = [
-    ("nothing", HookAnswer(), []),
-    ("an echo", SENT, []),
-    ("an empty message", resources(), []),
-    ("changes only", resources(cpu_quota=-1), []),
-    ("changes and new entries", HookAnswer(labels={"a": "2", "z": "1"}), []),
-    ("an echo with changes", HookAnswer(labels={"a": "2", "b": "2", "c": "3", "d": "4"}), []),
-    ("an echo with a changed number", resources(cpu_quota=-1, cpu_shares=7, hugepage_limits={"2MB": 1, "1GB": 2}), []),
-    ("an echo that clears the cpuset", resources(cpu_quota=5000, cpu_shares=7), []),
-    ("one entry of three", HookAnswer(labels={"b": "2"}), ["labels: b repeated as sent, a, c left out"]),
-    ("one kept, one changed", HookAnswer(labels={"b": "2", "c": "x"}), ["labels: b repeated as sent, a left out"]),
-    ("one number of two", resources(cpu_shares=7), ["resources: cpu_shares repeated as sent, cpu_quota left out"]),
-    (
-        "one page size of two",
-        resources(hugepage_limits={"2MB": 1}),
-        ["resources.hugepage_limits: 2MB repeated as sent, 1GB left out"],
-    ),
+    ("nothing", HookAnswer(), [], []),
+    ("an echo", merge.echo(SENT), [], []),
+    ("an empty message", resources(), [], []),
+    ("changes only", resources(cpu_quota=-1), [], []),
+    ("what was not sent only", resources(cpu_period=1000), [], []),
+    ("an echo with a changed number", resources(cpu_quota=-1, cpu_shares=7), [], []),
+    ("an echo that clears the cpuset", resources(cpu_quota=5000, cpu_shares=7), [], []),
+    ("one entry of two", HookAnswer(labels={"b": "2"}), [], []),
+    ("one number of two", resources(cpu_shares=7), ["cpu_shares"], ["cpu_quota"]),
+    ("one number of two, and another", resources(cpu_shares=7, cpu_period=1000), ["cpu_shares"], ["cpu_quota"]),
 ]
 
 
-@pytest.mark.parametrize(("said", "faults"), [row[1:] for row in MIXTURES], ids=[row[0] for row in MIXTURES])
-def test_an_answer_is_an_echo_or_says_changes_only(said: HookAnswer, faults: list[str]) -> None:
-    assert list(messages.mixtures(SENT, said)) == faults
+@pytest.mark.parametrize(
+    ("said", "repeated", "left_out"), [row[1:] for row in MIXTURES], ids=[row[0] for row in MIXTURES]
+)
+@pytest.mark.parametrize("container", [None, ContainerInfo(resources=SENT.pod.resources)])
+def test_an_answer_is_an_echo_or_says_changes_only(
+    said: HookAnswer, repeated: list[str], left_out: list[str], container: ContainerInfo | None
+) -> None:
+    asked = replace(SENT, container=container)
+    assert messages.mixed(asked, said) == messages.Mixture(tuple(repeated), tuple(left_out))
 
 
 def test_where_no_resources_were_sent_none_can_be_mixed() -> None:
-    assert list(messages.mixtures(HookAnswer(), resources(cpu_shares=7))) == []
+    assert messages.mixed(HookRequest(PodInfo()), resources(cpu_shares=7)) == messages.Mixture()
+
+
+@pytest.mark.parametrize("number", [1, 2, -1, -2, -1000, 100_000, 2**63 - 1, -(2**63)])
+def test_another_number_is_sent_and_is_another(number: int) -> None:
+    asked = HookRequest(PodInfo(resources=Resources(cpu_quota=number, cpu_shares=3)))
+    for each in (asked, HookRequest(PodInfo(), ContainerInfo(resources=asked.pod.resources))):
+        point = BY_NAME["PreStartContainer" if each.container else "PreRunPodSandbox"]
+        changed = merge.echo(
+            codec.decode_request(point, codec.encode(point, messages.with_others(each, ["cpu_quota"])))
+        )
+        assert changed.resources is not None
+        assert changed.resources.cpu_quota not in {0, number}
+        assert changed.resources == Resources(cpu_quota=changed.resources.cpu_quota, cpu_shares=3)
 
 
 @pytest.mark.parametrize("container", [None, ContainerInfo(name="main", envs={"A": "1"})])

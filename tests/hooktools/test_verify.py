@@ -22,6 +22,7 @@ from tests.fakes.hookserver import HookServer
 pytestmark = pytest.mark.slow
 
 TWO_POINTS = (BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"])
+ECHO = tuple(rule for rule in RULES if rule.name == "echo")
 NOWHERE = "no hook point answers a plain request"
 
 
@@ -85,6 +86,26 @@ async def test_where_no_point_is_named_all_that_are_served_are_tried(
     found = await verdicts(tmp_path, made, points=(), tried=(*RULES, Rule("note", "It is noted.", note)))
     assert marked(found, Mark.BROKEN) == set()
     assert tried == set(served)
+
+
+async def test_a_mixture_is_told_with_what_is_repeated_and_what_is_left_out(tmp_path: Path) -> None:
+    found = await verdicts(tmp_path, BROKEN["forgets a number of its echo"].made, tried=ECHO)
+    numbers = "cpu_period, cpu_quota, cpu_shares, memory_limit_in_bytes, memory_swap_limit_in_bytes"
+    assert found["echo"].words == f"PreCreateContainer: resources: {numbers} repeated as sent, oom_score_adj left out"
+
+
+async def test_who_refuses_other_numbers_cannot_be_told_from_an_echo(tmp_path: Path) -> None:
+    plain = hookanswers.echo(lambda response: response.container_resources.ClearField("oom_score_adj"))
+    refuse = hookanswers.BY_NAME["refuse"]()
+
+    async def answer(call: hookanswers.HookCall) -> bytes:
+        return await (plain if call.request.container_resources.cpu_period == 100_000 else refuse)(call)
+
+    found = await verdicts(tmp_path, answering(answer), points=TWO_POINTS[1:], tried=ECHO)
+    assert (found["echo"].mark, found["echo"].words) == (
+        Mark.SKIPPED,
+        "the plain request is refused with other numbers in its resources",
+    )
 
 
 async def test_a_refusing_server_has_no_answer_to_judge(tmp_path: Path) -> None:
