@@ -1,8 +1,9 @@
 """The registration file: what tells the proxy where the hook server listens and what for.
 
 Owns the file's name and content, that it is there as long as the server listens, and its removal.
-Must not know: sockets, hooks beyond the names of their points.
-Invariant: the file is written whole at once, and it is removed only if it still says what was written here.
+Must not know: how a socket is made, hooks beyond the names of their points.
+Invariants: the file is written whole at once, and it is removed only if it still says what was written here; never is
+it taken from another hook server that listens.
 """
 
 import json
@@ -14,12 +15,18 @@ from contextlib import suppress
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookpoints import HookPoint
 
+from .socket_path import listens
+
 log = logging.getLogger(__name__)
 
 FLAG = "--register-dir"
 POLICIES = ("Ignore", "Fail")
 LAST_ORDER = 99
 """Two digits: the proxy asks plugins in the order of their files' names, in which 100 comes before 20."""
+
+_ORDER = "--order"
+_MAX_BYTES = 64 * 1024
+"""So much is read of a file that stands there."""
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _ANY_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -36,6 +43,16 @@ def entry(endpoint: str, points: Sequence[HookPoint], policy: str, timeout: str 
     return (json.dumps(pairs | ({"timeout": timeout} if timeout else {}), indent=2) + "\n").encode()
 
 
+def _endpoint(content: bytes) -> str:
+    """Return the path of the socket that a registration file names, "" if it names none or cannot be read."""
+    try:
+        said = json.loads(content)
+    except (ValueError, RecursionError):
+        return ""
+    endpoint = said.get("remote-endpoint") if isinstance(said, dict) else None
+    return endpoint.removeprefix("unix://").removeprefix("unix:") if isinstance(endpoint, str) else ""
+
+
 class Registration:
     """One registration file; ``content`` stands in it between ``write`` and ``remove``."""
 
@@ -44,31 +61,54 @@ class Registration:
         self._folder = folder
         self._beside = os.path.join(folder, f".{name}.new")
         self._content = content
+        self._endpoint = _endpoint(content)
         self._trouble = ""
 
     def write(self) -> None:
-        """Write the file; its directory is made if missing. Raises ConfigError with what to do if that cannot be."""
+        """Write the file; its directory is made if missing.
+
+        Raises ConfigError with what to do if that cannot be, or if the file is another hook server's that listens.
+        """
+        other = self._other(self._found())
+        if other and listens(other):
+            raise ConfigError(
+                f"{self.path} is the registration of another hook server, which listens on {other}; stop that one, or "
+                f"set {_ORDER} or {FLAG} so that this one has a file of its own"
+            )
         try:
             self._replace()
         except OSError as error:
             raise ConfigError(
                 f"cannot write {self.path}: {error.strerror}; check the directory or set {FLAG}"
             ) from None
+        if other:
+            log.warning("%s was the registration of another hook server, at %s: nobody listens there", self.path, other)
 
     def look_after(self) -> None:
-        """Write the file again if it vanished or was changed; a trouble is logged once, and tried again next time."""
+        """Write the file again if it vanished or was changed; a trouble is logged once, and tried again next time.
+
+        A file that has become another hook server's is left to that one, as long as it listens.
+        """
+        found = self._found()
+        if found == self._content:
+            return
+        other = self._other(found)
+        if other and listens(other):
+            taken = f"{self.path} is now the registration of another hook server, which listens on {other}"
+            self._tell(f"{taken}: the proxy does not know this one; start one of the two again with another {_ORDER}")
+            return
         try:
-            found = self._found()
-            if found == self._content:
-                return
             self._replace()
             log.warning("%s %s: written again", self.path, "had vanished" if found is None else "was changed")
             self._trouble = ""
         except OSError as error:
             trouble = f"cannot write {self.path} again: {error.strerror}"
-            if trouble != self._trouble:
-                log.error("%s; the proxy may not know this server until it can be", trouble)
-            self._trouble = trouble
+            self._tell(f"{trouble}; the proxy may not know this server until it can be")
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            log.error("%s", trouble)
+        self._trouble = trouble
 
     def remove(self) -> None:
         """Remove the file if it still says what was written."""
@@ -92,8 +132,13 @@ class Registration:
                 os.unlink(self._beside)
             raise
 
+    def _other(self, found: bytes | None) -> str:
+        """Return the socket of another hook server whose registration was found, "" if it is none's or this one's."""
+        endpoint = _endpoint(found or b"")
+        return "" if endpoint == self._endpoint else endpoint
+
     def _found(self) -> bytes | None:
-        """Return what stands in the file, as far as it can be ours; None if there is none, b"" if it is no file."""
+        """Return what stands in the file; None if there is none, b"" if it is no file that can be read."""
         try:
             file = os.open(self.path, _ANY_FILE)
         except FileNotFoundError:
@@ -101,7 +146,7 @@ class Registration:
         except OSError:
             return b""
         try:
-            return os.read(file, len(self._content) + 1)
+            return os.read(file, max(len(self._content) + 1, _MAX_BYTES))
         except OSError:
             return b""
         finally:

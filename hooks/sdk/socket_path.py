@@ -1,12 +1,13 @@
 """The path of the hook server's socket: one owner, nothing else touched.
 
-Owns the lock beside the socket, the name under which it is made, its mode, and its removal.
+Owns the lock beside the socket, the name under which it is made, its mode, and its removal; whether somebody listens.
 Must not know: gRPC, who connects and what for.
 Invariants: what makes the socket, which removes whatever stands at its path before and after, is never told the real
 one; the socket has its mode and is served before it has its name.
 """
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -53,6 +54,18 @@ def place(path: str, serve: Callable[[str], None]) -> SocketPath:
             with suppress(OSError):  # mostly because serve failed and there is none
                 os.unlink(name, dir_fd=folder)
     return SocketPath(path, lock)
+
+
+def listens(path: str) -> bool:
+    """Tell whether somebody listens on a unix socket, as far as one who connects can tell."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except (BlockingIOError, PermissionError):
+            return True  # its backlog is full, or it is not for us
+        except (OSError, ValueError):
+            return False  # nothing is there, what is there is left over, or it is the path of no socket
+    return True
 
 
 @contextmanager

@@ -185,6 +185,17 @@ def test_a_file_that_cannot_be_written_ends_it_and_leaves_no_socket(folder: Path
     assert not (folder / "a.sock").exists()
 
 
+def test_a_name_that_another_server_has_is_refused_and_leaves_no_socket(folder: Path) -> None:
+    with running(folder) as first:
+        code, line = refused(folder, f"--endpoint={folder}/b.sock")
+        assert code == 1
+        assert line.startswith(f"obedient-dreamy: error: {first.file} is the registration of another hook server, whi")
+        assert first.registered()["remote-endpoint"] == str(first.socket)
+        assert not (folder / "b.sock").exists()
+        with running(folder, f"--endpoint={folder}/b.sock", "--order=7", file="07-obedient-dreamy.json"):
+            assert sorted(os.listdir(folder / "hookserver.d")) == ["07-obedient-dreamy.json", "obedient-dreamy.json"]
+
+
 @pytest.mark.slow
 async def test_of_several_starts_at_once_one_serves(folder: Path) -> None:
     servers = [Process(folder) for _ in range(4)]

@@ -1,9 +1,10 @@
 """The registration file: what the proxy reads in it, and that it stays and goes as it should."""
 
+import json
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,87 @@ def test_a_trouble_is_logged_once_and_ended_as_soon_as_it_can_be(
     words = "Is a directory; the proxy may not know this server until it can be"
     trouble, ended = f"cannot write {folder}/a.json again: {words}", f"{folder}/a.json had vanished: written again"
     assert [record.getMessage() for record in caplog.records] == [trouble, ended] * 2
+
+
+# Another hook server's file.
+
+
+class Neighbour:
+    """Another hook server, with a socket and a registration file like koordlet's."""
+
+    def __init__(self, folder: Path, spelling: str = "") -> None:
+        folder.mkdir(exist_ok=True)
+        self.file, self.path = folder / "a.json", str(folder.parent / "other.sock")
+        self.content = json.dumps({"remote-endpoint": spelling + self.path, "runtime-hooks": ["PreRunPodSandbox"]})
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(self.path)
+        self.socket.listen()
+        self.file.write_text(self.content)
+
+
+@pytest.fixture(params=["", "unix:", "unix://"])
+def neighbour(folder: Path, request: pytest.FixtureRequest) -> Iterator[Neighbour]:
+    other = Neighbour(folder, request.param)
+    with other.socket:
+        yield other
+
+
+def test_a_file_of_a_server_that_listens_is_not_replaced(folder: Path, neighbour: Neighbour) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Registration(str(folder), "a.json", CONTENT).write()
+    assert str(caught.value) == (
+        f"{folder}/a.json is the registration of another hook server, which listens on {neighbour.path}; stop that "
+        "one, or set --order or --register-dir so that this one has a file of its own"
+    )
+    assert neighbour.file.read_text() == neighbour.content
+    assert os.listdir(folder) == ["a.json"]
+
+
+def test_a_file_of_a_server_that_is_gone_is_replaced_with_a_warning(
+    folder: Path, neighbour: Neighbour, caplog: pytest.LogCaptureFixture
+) -> None:
+    neighbour.socket.close()
+    Registration(str(folder), "a.json", CONTENT).write()
+    assert neighbour.file.read_bytes() == CONTENT
+    words = f"was the registration of another hook server, at {neighbour.path}: nobody listens there"
+    assert caplog.messages == [f"{folder}/a.json {words}"]
+
+
+def test_a_file_of_its_own_last_life_is_replaced_without_a_word(
+    folder: Path, neighbour: Neighbour, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = entry(neighbour.path, HOOK_POINTS, "Fail", None)
+    Registration(str(folder), "a.json", content).write()
+    assert neighbour.file.read_bytes() == content
+    assert not caplog.records
+
+
+def test_two_servers_with_one_file_do_not_fight_for_it(
+    folder: Path, registration: Registration, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Neighbour(folder)
+    for _ in range(3):
+        registration.look_after()
+        assert other.file.read_text() == other.content
+    [said] = caplog.messages
+    assert said == (
+        f"{folder}/a.json is now the registration of another hook server, which listens on {other.path}: the proxy "
+        "does not know this one; start one of the two again with another --order"
+    )
+    other.socket.close()
+    registration.look_after()
+    assert other.file.read_bytes() == CONTENT
+    assert caplog.messages[1:] == [f"{folder}/a.json was changed: written again"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"7", b'{"remote-endpoint": 7}', b"[" * 60_000, b'{"remote-endpoint": "\\ud800"}']
+)
+def test_a_file_that_names_no_server_is_no_others(folder: Path, content: bytes) -> None:
+    folder.mkdir()
+    (folder / "a.json").write_bytes(content)
+    Registration(str(folder), "a.json", CONTENT).write()
+    assert (folder / "a.json").read_bytes() == CONTENT
 
 
 # The end.

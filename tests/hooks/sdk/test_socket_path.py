@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy_hooks.sdk.socket_path import SocketPath, place
+from runtimeproxy_hooks.sdk.socket_path import SocketPath, listens, place
 
 
 class Servers:
@@ -198,6 +198,28 @@ def test_several_in_one_directory_do_not_meet(folder: Path, serve: Servers) -> N
     assert answers(folder / "b.sock")
     for placed in (outer, *inner):
         placed.close()
+
+
+def test_who_listens_is_seen_also_when_connections_wait(folder: Path) -> None:
+    path = str(folder / "a.sock")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        assert not listens(path)
+        listening.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) for _ in range(3)]
+        assert listens(path)
+        for each in waiting:
+            each.connect_ex(path)
+        assert listens(path)
+        for each in waiting:
+            each.close()
+    assert not listens(path)
+
+
+@pytest.mark.parametrize("name", ["none", "file", "file/below", "x" * 200, "\ud800", "nul\0"])
+def test_where_no_socket_is_nobody_listens(folder: Path, name: str) -> None:
+    (folder / "file").touch()
+    assert not listens(f"{folder}/{name}")
 
 
 _KILLED = """
