@@ -110,7 +110,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text for text, _ in REFUSED])
+@pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text[:60] for text, _ in REFUSED])
 def test_what_is_wrong_is_told_with_line_and_key_and_without_the_value(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         request.parse(text, "f")
