@@ -13,7 +13,7 @@ from typing import NoReturn
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 
 from .registering import FLAG as REGISTER_FLAG
-from .registering import LAST_ORDER, POLICIES
+from .registering import LAST_ORDER, ORDER_FLAG, POLICIES
 from .socket_path import FLAG as ENDPOINT_FLAG
 
 SOCKETS = "/var/run/runtimeproxy-hooks"
@@ -72,7 +72,7 @@ def parser(name: str) -> Parser:
         help="whether a pod starts all the same when this server fails (default %(default)s)",
     )
     made.add_argument(
-        "--order",
+        ORDER_FLAG,
         type=_order,
         metavar="NUMBER",
         help=f"place among the hook servers, 0 to {LAST_ORDER}; it becomes part of the registration file's name",

@@ -20,11 +20,11 @@ from .socket_path import listens
 log = logging.getLogger(__name__)
 
 FLAG = "--register-dir"
+ORDER_FLAG = "--order"
 POLICIES = ("Ignore", "Fail")
 LAST_ORDER = 99
 """Two digits: the proxy asks plugins in the order of their files' names, in which 100 comes before 20."""
 
-_ORDER = "--order"
 _MAX_BYTES = 64 * 1024
 """So much is read of a file that stands there."""
 
@@ -73,7 +73,7 @@ class Registration:
         if other and listens(other):
             raise ConfigError(
                 f"{self.path} is the registration of another hook server, which listens on {other}; stop that one, or "
-                f"set {_ORDER} or {FLAG} so that this one has a file of its own"
+                f"set {ORDER_FLAG} or {FLAG} so that this one has a file of its own"
             )
         try:
             self._replace()
@@ -95,7 +95,9 @@ class Registration:
         other = self._other(found)
         if other and listens(other):
             taken = f"{self.path} is now the registration of another hook server, which listens on {other}"
-            self._tell(f"{taken}: the proxy does not know this one; start one of the two again with another {_ORDER}")
+            self._tell(
+                f"{taken}: the proxy does not know this one; start one of the two again with another {ORDER_FLAG}"
+            )
             return
         try:
             self._replace()
