@@ -115,7 +115,7 @@ class Dispatcher:
         with self._attempts.attempt(plugin, point, request.pod, end) as seconds:
             change = merge.difference(request, await self._call(plugin, point, request, seconds))
             try:
-                merge.check(change)
+                merge.check(change, request)
             except merge.BadAnswer as error:
                 raise HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(error)) from None
         return merge.limited(point, change)

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hookpoints import HookPoint, Part
 from runtimeproxy.model import (
+    HIGHEST_CPU,
     MAP_FIELDS,
     NO_RESOURCES,
     NUMBER_FIELDS,
     RESOURCE_FIELDS,
+    SLICE,
     Adjustment,
     Conflict,
     ContainerInfo,
@@ -135,8 +137,8 @@ _FIELDS: Mapping[Part, tuple[str, ...]] = {
 # -- which answers are bad -------------------------------------------------------------------------------------------
 
 
-def check(change: Adjustment) -> None:
-    """Check what an answer changes, in all its parts: it is taken whole or not at all.
+def check(change: Adjustment, sent: HookRequest) -> None:
+    """Check what an answer to ``sent`` changes, in all its parts: it is taken whole or not at all.
 
     Raises BadAnswer naming the first broken rule.
     """
@@ -145,7 +147,7 @@ def check(change: Adjustment) -> None:
     for key, value in change.envs.items():
         _check_env(key, value)
     if change.cgroup_parent is not None:
-        _check_cgroup_parent(change.cgroup_parent)
+        _check_cgroup_parent(change.cgroup_parent, echo(sent).cgroup_parent)
     for name, changed in change.resources.items():
         _check_resource(name, changed)
 
@@ -163,9 +165,11 @@ def _check_env(key: str, value: str) -> None:
         raise BadAnswer("envs: a value must not contain NUL")
 
 
-def _check_cgroup_parent(path: str) -> None:
+def _check_cgroup_parent(path: str, sent: str) -> None:
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         raise BadAnswer('cgroup_parent: must be an absolute path without ".." and NUL')
+    if sent.endswith(SLICE) and not path.endswith(SLICE):
+        raise BadAnswer(f"cgroup_parent: must be a {SLICE} where one was sent: systemd makes the node's cgroups")
 
 
 def _check_resource(name: str, value: ResourceValue) -> None:
@@ -178,7 +182,7 @@ def _check_resource(name: str, value: ResourceValue) -> None:
 
 
 _CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
-"""Nine digits are more than any kernel counts, and bound the work on a hostile text."""
+"""Nine digits bound the work on a hostile text."""
 _CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
 
 
@@ -186,12 +190,12 @@ def _is_cpuset(text: str) -> bool:
     if not text:
         return True
     return _CPUSET.fullmatch(text) is not None and all(
-        not last or int(first) <= int(last) for first, last in re.findall(_CPU_RANGE, text)
+        int(first) <= int(last or first) <= HIGHEST_CPU for first, last in re.findall(_CPU_RANGE, text)
     )
 
 
 _BYTES_RULE = "-1 (unlimited), 0 (not set) or a number of bytes"
-_CPUSET_RULE = 'empty or a list of n and n-m with n <= m, such as "0-3,8"'
+_CPUSET_RULE = f'empty or a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"'
 
 _RESOURCE_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "cpu_period": (lambda us: us == 0 or 1000 <= us <= 1_000_000, "0 (not set) or 1000..1000000 microseconds"),

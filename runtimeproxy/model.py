@@ -38,6 +38,11 @@ MAP_FIELDS = frozenset({"hugepage_limits", "unified"})
 TEXT_FIELDS = frozenset({"cpuset_cpus", "cpuset_mems"})
 """The fields of ``Resources`` that an echo can clear."""
 NUMBER_FIELDS = tuple(name for name in RESOURCE_FIELDS if name not in MAP_FIELDS | TEXT_FIELDS)
+HIGHEST_CPU = 8191
+"""No kernel is built for more CPUs (NR_CPUS in Linux's arch/x86/Kconfig), or for more memory nodes: every runtime
+refuses a cpuset that names one above."""
+SLICE = ".slice"
+"""The end of each cgroup parent where systemd makes the cgroups: every other one is refused there."""
 
 NO_RESOURCES = Resources()
 

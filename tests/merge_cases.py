@@ -79,7 +79,7 @@ GOOD: list[HookAnswer] = [
     *(HookAnswer(resources=Resources(memory_limit_in_bytes=limit)) for limit in [-1, 1, 2**50]),
     *(HookAnswer(resources=Resources(memory_swap_limit_in_bytes=limit)) for limit in [-1, 1, 2**50]),
     *(HookAnswer(resources=Resources(oom_score_adj=score)) for score in [-1000, -1, 1, 1000]),
-    *(HookAnswer(resources=Resources(cpuset_cpus=cpus)) for cpus in ["0", "0-0", "0-3,8", "1,0", "9999", "00-01"]),
+    *(HookAnswer(resources=Resources(cpuset_cpus=cpus)) for cpus in ["0", "0-0", "0-3,8", "1,0", "8191", "00-01"]),
     *(HookAnswer(resources=Resources(cpuset_mems=mems)) for mems in ["0", "0-1", "0,1"]),
     HookAnswer(resources=Resources()),
     HookAnswer(resources=replace(SENT, cpuset_cpus="", cpuset_mems="")),
@@ -89,7 +89,7 @@ GOOD: list[HookAnswer] = [
 BAD_CPUSETS = [
     *[",", "-", "0,", ",0", "0,,1", "0-", "-1", "-1-2", "3-2", "0-1,9-8", "0-1-2", "0-10:2/4"],
     *["0 1", "0, 1", " 0", "0\n", "a", "0-a", "0x1", "1.5", "٣", "²", "all", "\0"],
-    *["1234567890", "9" * 5000],
+    *["8192", "9999", "0-9999", "0,9999", "1234567890", "9" * 5000],
 ]
 
 BAD: list[tuple[str, HookAnswer]] = [

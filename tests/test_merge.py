@@ -155,14 +155,14 @@ def test_the_table_of_bad_values_is_long_enough() -> None:
 @pytest.mark.parametrize("request_", [POD_REQUEST, REQUEST], ids=["pod", "container"])
 @pytest.mark.parametrize("answer", GOOD, ids=repr)
 def test_a_good_answer(answer: HookAnswer, request_: HookRequest) -> None:
-    check(difference(request_, answer))
+    check(difference(request_, answer), request_)
 
 
 @pytest.mark.parametrize("request_", [POD_REQUEST, REQUEST], ids=["pod", "container"])
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
 def test_a_bad_answer_names_its_field_and_rule(field: str, answer: HookAnswer, request_: HookRequest) -> None:
     with pytest.raises(BadAnswer, match=rf"^{field}: .*must "):
-        check(difference(request_, answer))
+        check(difference(request_, answer), request_)
 
 
 @pytest.mark.parametrize("answer", [answer for _, answer in BAD], ids=lambda _: "")
@@ -170,7 +170,7 @@ def test_one_bad_value_makes_the_answer_bad_as_a_whole(answer: HookAnswer) -> No
     good: dict[str, Any] = {"labels": {"a": "1"}, "annotations": {"a": "1"}, "envs": {"A": "1"}}
     whole = replace(answer, **{name: entries | getattr(answer, name) for name, entries in good.items()})
     with pytest.raises(BadAnswer):
-        check(difference(REQUEST, whole))
+        check(difference(REQUEST, whole), REQUEST)
 
 
 @pytest.mark.parametrize("answer", [answer for _, answer in BAD], ids=lambda _: "")
@@ -178,8 +178,28 @@ def test_an_odd_value_of_the_kubelet_may_be_repeated(answer: HookAnswer) -> None
     sent = {name: getattr(answer, name) for name in ("annotations", "cgroup_parent", "resources")}
     pod = HookRequest(replace(POD, labels=answer.labels, **sent))
     container = HookRequest(POD, replace(CONTAINER, envs=answer.envs, **sent))
-    check(difference(pod, replace(answer, envs={})))
-    check(difference(container, replace(answer, labels={})))
+    check(difference(pod, replace(answer, envs={})), pod)
+    check(difference(container, replace(answer, labels={})), container)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said", "good"),
+    [
+        ("/kubepods.slice/pod1.slice", "/kubepods.slice/pod2.slice", True),
+        ("/kubepods.slice/pod1.slice", "/pod2", False),
+        ("/kubepods.slice/pod1.slice", "/pods.slice/pod2", False),
+        ("/kubepods/pod1", "/pods.slice", True),  # cgroupfs has no rule for names
+        ("", "/pod2", True),
+    ],
+)
+def test_where_systemd_makes_the_cgroups_a_parent_is_a_slice(sent: str, said: str, good: bool) -> None:
+    request = HookRequest(replace(POD, cgroup_parent=sent), replace(CONTAINER, cgroup_parent=""))
+    change = difference(request, HookAnswer(cgroup_parent=said))
+    if good:
+        check(change, request)
+        return
+    with pytest.raises(BadAnswer, match=r"^cgroup_parent: must be a \.slice where one was sent"):
+        check(change, request)
 
 
 def test_the_text_of_a_bad_answer_holds_no_value() -> None:
@@ -196,7 +216,7 @@ def test_the_text_of_a_bad_answer_holds_no_value() -> None:
     ]
     for answer in answers:
         with pytest.raises(RuntimeProxyError) as raised:
-            check(difference(REQUEST, answer))
+            check(difference(REQUEST, answer), REQUEST)
         assert canary not in str(raised.value)
         assert "777777" not in str(raised.value)
 
@@ -351,7 +371,7 @@ QUESTIONS = st.one_of(
 def test_an_echo_changes_nothing_and_is_never_bad(question: tuple[HookPoint, HookRequest]) -> None:
     point, request = question
     answer = echo(request)
-    check(difference(request, answer))
+    check(difference(request, answer), request)
     assert not changes(point, request, answer)
     assert applied(request, changes(point, request, answer)) == request
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtimeproxy.hookpoints import HookPoint, Operation, Part, Stage
-from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model import SLICE, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 
 from .edits import EditableResources, Entries, Environment, Sealed, is_text
 from .errors import NotSayable
@@ -29,9 +29,11 @@ def _fixed(point: HookPoint, part: Part) -> str:
     return f"at {point.name} a hook server can change {parts} only"
 
 
-def _path_refusal(path: object) -> str:
+def _path_refusal(path: object, sent: str) -> str:
     if not is_text(path) or not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         return 'must be an absolute path without ".." and NUL; "" means no change and cannot be set'
+    if sent.endswith(SLICE) and not path.endswith(SLICE):
+        return f"must be a {SLICE}, as the one that was sent: systemd makes the node's cgroups"
     return ""
 
 
@@ -55,7 +57,7 @@ class _Context(Sealed):
 
     @cgroup_parent.setter
     def cgroup_parent(self, path: str) -> None:
-        refusal = "" if path and path == self._sent_parent else _path_refusal(path)
+        refusal = "" if path and path == self._sent_parent else _path_refusal(path, self._sent_parent)
         if why := self._parent_fixed or refusal:
             raise NotSayable(f"cgroup_parent: {why}")
         self._parent = path

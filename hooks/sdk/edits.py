@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import cached_property
 from typing import ClassVar, Generic, Never, TypeGuard, TypeVar
 
-from runtimeproxy.model import MAP_FIELDS, NO_RESOURCES, NUMBER_FIELDS, RESOURCE_FIELDS, TEXT_FIELDS, Resources
+from runtimeproxy.model import (
+    HIGHEST_CPU,
+    MAP_FIELDS,
+    NO_RESOURCES,
+    NUMBER_FIELDS,
+    RESOURCE_FIELDS,
+    TEXT_FIELDS,
+    Resources,
+)
 
 from .errors import NotSayable
 
@@ -148,7 +156,7 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
     if value == getattr(sent, name):
         return ""
     if value:
-        return "" if is_cpuset(value) else 'must be a list of n and n-m with n <= m, such as "0-3,8"'
+        return "" if is_cpuset(value) else f'must be a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"'
     # "" clears in an echo only, and the numbers that were sent tell an echo, whatever else the answer sets. All of them
     # are in the answer, for a number cannot be unset; but where none was sent the cpuset would stay.
     if any(getattr(sent, number) for number in NUMBER_FIELDS):
@@ -159,7 +167,7 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
 def is_cpuset(text: str) -> bool:
     """Tell whether a text names CPUs or memory nodes as the proxy takes them."""
     parts = [_CPU_RANGE.fullmatch(part) for part in text.split(",")]
-    return all(part and int(part[1]) <= int(part[2] or part[1]) for part in parts)
+    return all(part and int(part[1]) <= int(part[2] or part[1]) <= HIGHEST_CPU for part in parts)
 
 
 _REFUSALS: Mapping[str, Callable[[str, Resources, object], str]] = {

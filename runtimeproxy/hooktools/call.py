@@ -52,7 +52,7 @@ def call(server: asking.Server, point: HookPoint, given: HookRequest, timeout_se
         raise asking.HookCallFailed(server.endpoint, point.name, failure) from None
     heads = [f"{point.name} at {server.endpoint} answered in {seconds * 1000:.1f} ms", *_remarks(server, point, given)]
     sent = request.told(point, given)
-    faults = () if point.stage is Stage.POST else broken_rules(merge.difference(sent, answer))
+    faults = () if point.stage is Stage.POST else broken_rules(merge.difference(sent, answer), sent)
     return Called("\n".join([*(f"# {head}" for head in heads), *shown(point, sent, answer)]), faults)
 
 
@@ -82,7 +82,7 @@ def shown(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[s
     """Yield the lines that show what an answer changes of what was sent: YAML."""
     change = merge.difference(sent, answer)
     effective = merge.limited(point, change)
-    faults = () if point.stage is Stage.POST else broken_rules(change)
+    faults = () if point.stage is Stage.POST else broken_rules(change, sent)
     before = _tree(merge.echo(sent))
     sections = {
         APPLIED: {} if faults else _changes(effective),
@@ -100,16 +100,16 @@ def shown(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[s
         yield from (f"  - {_scalar(fault)}" for fault in faults)
 
 
-def broken_rules(change: Adjustment) -> tuple[str, ...]:
-    """Return every rule that a change breaks, each in words that name the field."""
+def broken_rules(change: Adjustment, sent: HookRequest) -> tuple[str, ...]:
+    """Return every rule that a change of what was sent breaks, each in words that name the field."""
     pieces = [replace(NO_ADJUSTMENT, **{part: getattr(change, part)}) for part in _PARTS if part != "resources"]
     pieces += [Adjustment(resources={name: value}) for name, value in change.resources.items()]
-    return tuple(fault for piece in pieces if (fault := _fault(piece)))
+    return tuple(fault for piece in pieces if (fault := _fault(piece, sent)))
 
 
-def _fault(piece: Adjustment) -> str:
+def _fault(piece: Adjustment, sent: HookRequest) -> str:
     try:
-        merge.check(piece)
+        merge.check(piece, sent)
     except merge.BadAnswer as error:
         return str(error)
     return ""

@@ -59,7 +59,7 @@ FIELD_NAMES: Mapping[SubjectKind, tuple[str, ...]] = {
 async def values(subject: Subject, point: HookPoint) -> None:
     """Check the answer to the plain request as the proxy does before it uses one."""
     try:
-        merge.check(merge.difference(subject.told(point), _answer(subject, point)))
+        merge.check(merge.difference(subject.told(point), _answer(subject, point)), subject.told(point))
     except merge.BadAnswer as error:
         raise Broken(str(error)) from None
 

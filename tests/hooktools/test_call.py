@@ -124,9 +124,9 @@ def test_what_is_shown_is_yaml_on_plain_lines_and_says_what_the_proxy_does(
     text = "\n".join(call.shown(point, asked, answer))
     assert all(line.isprintable() for line in text.split("\n"))
     read = yaml.safe_load(text)
-    if point.applies and call.broken_rules(change):
+    if point.applies and call.broken_rules(change, asked):
         with pytest.raises(merge.BadAnswer):
-            merge.check(change)
+            merge.check(change, asked)
         assert (read["applied"], read["dropped"]) == ({}, _tree(change))
         return
     effective = merge.limited(point, change)

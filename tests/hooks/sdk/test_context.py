@@ -233,6 +233,14 @@ def test_a_cgroup_parent_that_cannot_be_said(path: Any) -> None:
     assert container.cgroup_parent == "/kubepods/podu-1"
 
 
+def test_where_a_slice_was_sent_the_cgroup_parent_is_a_slice() -> None:
+    pod = PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent="/kubepods.slice/pod1.slice")))
+    with pytest.raises(NotSayable, match=r"^cgroup_parent: must be a \.slice, as the one that was sent"):
+        pod.cgroup_parent = "/kubepods/pod1"
+    pod.cgroup_parent = "/kubepods.slice/pod2.slice"
+    assert pod.answer().cgroup_parent == "/kubepods.slice/pod2.slice"
+
+
 @pytest.mark.parametrize("odd", ["kubepods", "/kubepods/../x"])
 def test_an_odd_cgroup_parent_of_the_kubelet_can_be_said_again(odd: str) -> None:
     pod = PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent=odd)))
@@ -283,5 +291,5 @@ def test_every_field_of_an_answer_is_answered() -> None:
                 edit(context)
     answers = {RUN_POD: pod.answer(), CREATE: container.answer()}
     for point, answer in answers.items():
-        check(difference(request_at(point), answer))
+        check(difference(request_at(point), answer), request_at(point))
     assert all(any(getattr(answer, field.name) for answer in answers.values()) for field in fields(HookAnswer))

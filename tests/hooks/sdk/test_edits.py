@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.merge import BadAnswer, check
-from runtimeproxy.model import NUMBER_FIELDS, TEXT_FIELDS, Adjustment, Resources
+from runtimeproxy.model import NUMBER_FIELDS, TEXT_FIELDS, Adjustment, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.amounts import examples
@@ -190,7 +190,7 @@ def accepted(name: str, value: int | str) -> bool:
 
 def good(name: str, value: int | str) -> bool:
     try:
-        check(Adjustment(resources={name: value}))
+        check(Adjustment(resources={name: value}), HookRequest(PodInfo()))
     except BadAnswer:
         return False
     return True
