@@ -103,13 +103,11 @@ class Dispatcher:
                 self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, detail))
 
     def _share(self, end: float, behind: Sequence[Plugin]) -> float:
-        """Return the end of a plugin's time, so that those behind it have theirs, or as large a share as it: a server
-        that hangs must not have others fail."""
-        if not behind:
-            return end
+        """Return the end of a plugin's time: half of what is left is for those behind it, if they may need that, so
+        that a server that hangs does not have all others fail."""
         now = self._clock()
         left = end - now
-        return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / (1 + len(behind)))
+        return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
 
     async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
         with self._attempts.attempt(plugin, point, request.pod, end) as seconds:

@@ -204,6 +204,8 @@ class Lifecycle:
             return subject
         if not self._dispatcher.registered(call.concerned):
             return None
+        if self._asked_point(call, Stage.PRE) is None:
+            return await call.read_subject(self.store)  # in all the hold's time, for those who are told of it later
         async with asyncio.timeout(end - self._clock()):
             return await call.read_subject(self.store)
 
@@ -214,8 +216,8 @@ class Lifecycle:
     async def _adjustment(self, call: Call, subject: Subject | None, end: float) -> Adjustment:
         if subject is None or self._skipped(subject):
             return NO_ADJUSTMENT
-        point = hookpoints.find(call.operation, Stage.PRE)
-        if point is None or not self._dispatcher.registered([point]):
+        point = self._asked_point(call, Stage.PRE)
+        if point is None:
             return NO_ADJUSTMENT
         adjustment = await self._dispatcher.before(point, call.hook_request(subject), end)
         return await self._prepared(call, point, subject, adjustment, end) if call.prepares else adjustment
@@ -260,16 +262,10 @@ class Lifecycle:
     # After the runtime's answer.
 
     async def _finish(self, call: Call, subject: Subject | None, adjustment: Adjustment, reply: Reply) -> None:
-        """Follow the answer up, and let it go: behind that, or when half of what its caller has left is over."""
-        latest: asyncio.TimerHandle | None = None
-        if len(self._turns) or self._post_point(call):
-            latest = asyncio.get_running_loop().call_later(self._budget(call), call.answer, reply)
         try:
             if subject is not None:
                 await self._follow(call, subject, adjustment, reply)
         finally:
-            if latest is not None:
-                latest.cancel()
             call.answer(reply)
             call.over()
 
@@ -286,22 +282,34 @@ class Lifecycle:
             self._internal(call, error)
 
     async def _after(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
-        """Commit, then tell the Post hooks: what happened is told even if nobody waits any longer (relay-rules C2)."""
-        end = self._clock() + self._limits.budget_seconds
+        """Commit, then tell the Post hooks."""
         key = call.order_key()
-        async with self._turns.turn(key, self._limits.budget_seconds):
+        # The budget is 0 once the caller's deadline has passed: nobody waits, so there is time for the order.
+        async with self._turns.turn(key, self._budget(call) or self._limits.budget_seconds):
             # Other calls of the same container may have been committed since this one was held.
             known = call.outcome(call.subject(self.store) or subject, adjustment, reply)
             self._keep(call, known, reply)
             self._unsettled.answered(key, call.operation)
-            point = self._post_point(call)
+            point = self._asked_point(call, Stage.POST)
             if point is not None and not self._skipped(known):
-                container = None if known.container is None else known.container.effective
-                await self._dispatcher.after(point, HookRequest(known.pod.effective, container), end)
+                await self._tell(call, point, known, reply)
 
-    def _post_point(self, call: Call) -> HookPoint | None:
-        """Return what is told of a call behind its answer, if there is anybody to tell."""
-        point = hookpoints.find(call.operation, Stage.POST)
+    async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply) -> None:
+        """Tell the Post hooks, who have the whole budget: what happened is told even if nobody waits (relay-rules C2).
+
+        The answer waits for them until half of what its caller has left is over.
+        """
+        container = None if known.container is None else known.container.effective
+        latest = asyncio.get_running_loop().call_later(self._budget(call), call.answer, reply)
+        try:
+            end = self._clock() + self._limits.budget_seconds
+            await self._dispatcher.after(point, HookRequest(known.pod.effective, container), end)
+        finally:
+            latest.cancel()
+
+    def _asked_point(self, call: Call, stage: Stage) -> HookPoint | None:
+        """Return a call's hook point, if anybody is registered for it."""
+        point = hookpoints.find(call.operation, stage)
         return point if point is not None and self._dispatcher.registered([point]) else None
 
     def _keep(self, call: Call, known: Subject, reply: Reply) -> None:

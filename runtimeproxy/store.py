@@ -5,7 +5,7 @@ Must not know: who writes or reads, when a record is due, any runtime; there is 
 Invariant: every record lies under its own non-empty id, and only frozen values come out. What is buried never returns.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -64,6 +64,14 @@ class Store:
     def container(self, container_id: str) -> ContainerRecord | None:
         """Return the container of this id, or None if it is not known."""
         return self._containers.get(container_id)
+
+    def whole_pod_id(self, beginning: str) -> str:
+        """Return the id of the only pod whose id begins so; the beginning itself if there is none, or another."""
+        return _whole(self._pods, beginning)
+
+    def whole_container_id(self, beginning: str) -> str:
+        """Return the id of the only container whose id begins so; the beginning itself if there is none, or another."""
+        return _whole(self._containers, beginning)
 
     def containers_of(self, pod_id: str) -> tuple[ContainerRecord, ...]:
         """Return the containers of a pod, oldest first."""
@@ -198,3 +206,8 @@ class Store:
     def counts(self) -> Counts:
         """Return how many pods and containers are known."""
         return Counts(len(self._pods), len(self._containers))
+
+
+def _whole(ids: Iterable[str], beginning: str) -> str:
+    found = [any_id for any_id in ids if any_id.startswith(beginning)] if beginning else []
+    return found[0] if len(found) == 1 else beginning

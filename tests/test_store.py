@@ -255,3 +255,18 @@ def test_a_watch_ends_with_its_context_whatever_happens(store: Store) -> None:
     with pytest.raises(KeyError), store.watch():
         raise KeyError
     assert not store.watched
+
+
+def test_the_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
+    store = Store()
+    for pod_id, container_id in (("pa1", "ca1"), ("pa2", "ca2"), ("pb", "cb")):
+        pod, container = PodInfo(id=pod_id), ContainerInfo(id=container_id, pod_id=pod_id)
+        store.commit(Subject(PodRecord(pod, pod), ContainerRecord(container, container)))
+    assert [store.whole_pod_id(text) for text in ("pb", "p", "pa", "pa1", "ca1", "x", "")] == [
+        *("pb", "p", "pa", "pa1", "ca1", "x", "")
+    ]
+    assert (store.whole_container_id("c"), store.whole_container_id("ca2"), store.whole_container_id("pb")) == (
+        *("c", "ca2", "pb"),
+    )
+    store.forget_pod("pa2")
+    assert (store.whole_pod_id("pa"), store.whole_container_id("ca")) == ("pa1", "ca1")

@@ -82,7 +82,7 @@ class CriCall(Call):
         """Return the id in the first field of the requests that have one. Raises Unreadable.
 
         Runtimes take the beginning of an id for it, too, as crictl's users type it: it is the whole one once the
-        subject was read.
+        subject is known.
         """
         return translate.read_id(self.message)
 
@@ -165,6 +165,9 @@ class PodCall(CriCall):
     def subject(self, store: Store) -> Subject | None:
         """Look the pod up."""
         pod = store.pod(self.id)
+        if pod is None:
+            self.id = store.whole_pod_id(self.id)
+            pod = store.pod(self.id)
         return None if pod is None else Subject(pod)
 
     async def read_subject(self, store: Store) -> Subject | None:
@@ -251,7 +254,7 @@ class CreateCall(CriCall):
     def subject(self, store: Store) -> Subject | None:
         """Look the pod up."""
         container, _ = self.asked
-        return self._in(store.pod(container.pod_id))
+        return self._in(store.pod(container.pod_id) or store.pod(store.whole_pod_id(container.pod_id)))
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the runtime for the pod."""
@@ -293,6 +296,9 @@ class ContainerCall(CriCall):
     def subject(self, store: Store) -> Subject | None:
         """Look the container and its pod up."""
         container = store.container(self.id)
+        if container is None:
+            self.id = store.whole_container_id(self.id)
+            container = store.container(self.id)
         pod = None if container is None else store.pod(container.effective.pod_id)
         return None if pod is None else Subject(pod, container)
 

@@ -66,7 +66,10 @@ class ReferenceCall(DockerCall):
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the daemon what the reference names."""
         found = await self._daemon.lookup.read(self._reference)
-        return None if found is None else self._take(*found)
+        if found is None:
+            return None
+        self._found |= self._daemon.lookup.known(found[0]) is not None
+        return self._take(*found)
 
     def _take(self, full_id: str, subject: Subject) -> Subject | None:
         """Learn from its subject what the call is; None if nobody is asked about it."""

@@ -47,8 +47,7 @@ class Attempts:
         block, if the plugin is not to be asked now.
         """
         seconds = min(plugin.timeout_seconds, end - self._clock())
-        share = self._budget_seconds / max(len(self._registered(point)), 1)
-        fair = seconds >= min(plugin.timeout_seconds, share) / 2
+        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 2
         if seconds <= 0:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)

@@ -6,7 +6,7 @@ Invariant: a call that ended while held passes by itself; a late release does no
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from runtimeproxy import hookpoints
@@ -68,6 +68,8 @@ class FakeCall(Call):
     """The adjustment that ``outcome`` was given."""
     answered: bool = False
     over_at: float | None = None
+    told: Callable[[], None] = lambda: None
+    """Called when it is answered."""
 
     def __post_init__(self) -> None:
         self.concerned = hookpoints.concerned(self.operation)
@@ -149,8 +151,10 @@ class FakeCall(Call):
 
     def answer(self, reply: Reply) -> None:
         assert reply is self.reply
+        assert self.over_at is None
         if not self.answered:
             self._step("answer")
+            self.told()
         self.answered = True
 
     def over(self) -> None:

@@ -1,0 +1,86 @@
+"""The straight line behind the runtime's answer, in time: the commit, the Post hooks, and when the answer goes."""
+
+import asyncio
+
+import pytest
+
+from runtimeproxy.errors import Reason
+from runtimeproxy.hookpoints import Operation
+from tests.fakes.calls import SUBJECT, FakeCall
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core
+
+CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
+STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
+
+
+@virtual_time
+async def test_the_answer_is_not_kept_past_half_of_what_is_left_to_the_caller() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=100, points=("PostStartContainer",))
+    call = FakeCall(START, deadline=2.0)
+    await core.run(call)
+    assert (call.steps, call.over_at) == ([(0, "release"), (1.5, "answer")], 3)
+    assert core.failures("a", "PostStartContainer", Reason.DEADLINE) == 1
+
+
+@virtual_time
+async def test_what_happened_is_told_though_its_caller_has_less_time_than_the_hook_server_takes() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
+    call = FakeCall(START, deadline=1.02)
+    await core.run(call)
+    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(1.01), "answer")], 2.5)
+    assert core.recorder.counted("hook_calls", plugin="a", hook="PostStartContainer") == 1
+    assert core.plugins.asked[0].timeout_seconds == 2.0
+
+
+@virtual_time
+async def test_an_answer_does_not_wait_for_an_earlier_calls_post_hooks_either() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
+    first = core.start(FakeCall(START))
+    await asyncio.sleep(0.5)
+    behind = FakeCall(REMOVE, deadline=2.5, runtime_seconds=1.0)
+    await core.run(behind)
+    await first
+    assert (behind.steps, behind.over_at) == ([(0.5, "release"), (2.0, "answer")], 2.0)
+
+
+@virtual_time
+async def test_nothing_is_answered_before_it_is_known() -> None:
+    core = Core()
+    hook = core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
+    held = core.start(FakeCall(CREATE))
+    await asyncio.sleep(0.5)
+    core.plugins.plugins.clear()
+    behind = FakeCall(CREATE, deadline=4.5)
+    known: list[bool] = []
+    behind.told = lambda: known.append(core.store.container("c1") is not None)
+    await core.run(behind)
+    assert (behind.steps[-1], known) == ((4.0, "answer"), [True])
+    await held
+    assert hook.asked
+
+
+@virtual_time
+async def test_post_hooks_have_their_time_from_their_turn_on() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=("PostStartContainer",))
+    core.plugins.add("b", points=("PostStopContainer",))
+    first = core.start(FakeCall(START))
+    await asyncio.sleep(0.5)
+    await core.run(FakeCall(STOP, deadline=60.0))
+    await first
+    assert core.plugins.told() == [("a", "PostStartContainer"), ("b", "PostStopContainer")]
+
+
+@pytest.mark.parametrize(("deadline", "told"), [(2.0, True), (0.0, True), (-1.0, True)])
+@virtual_time
+async def test_who_is_told_behind_the_answer_only_has_the_subject_read_in_the_holds_time(
+    deadline: float, told: bool
+) -> None:
+    core = Core()
+    core.plugins.add("a", points=("PostStopContainer",))
+    await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
+    assert bool(core.plugins.asked) is told
