@@ -6,12 +6,15 @@ Invariants: what makes the socket, which removes whatever stands at its path bef
 one; the socket has its mode and is served before it has its name.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from runtimeproxy.relay.listener import claimed, identity
+
+log = logging.getLogger(__name__)
 
 FLAG = "--endpoint"
 _NARROW = 0o177
@@ -27,11 +30,19 @@ class SocketPath:
         self._made = identity(path)
 
     def close(self) -> None:
-        """Remove the socket if it is still the one made here; give the lock back. Repeatable."""
+        """Remove the socket if it is still the one made here; give the lock back. Repeatable.
+
+        A socket that cannot be removed stays, which is logged.
+        """
         if self._lock is None:
             return
         if identity(self.path) == self._made:
-            os.unlink(self.path)
+            try:
+                os.unlink(self.path)
+            except OSError as error:
+                log.warning(
+                    "%s stays: it cannot be removed (%s); the next start tries again", self.path, error.strerror
+                )
         os.close(self._lock)
         self._lock = None
 

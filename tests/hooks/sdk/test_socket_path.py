@@ -1,5 +1,6 @@
 """The path of a hook server's socket: one owner, narrow, served before it has its name, nothing else touched."""
 
+import errno
 import os
 import socket
 import stat
@@ -245,3 +246,20 @@ def test_it_starts_after_a_kill(folder: Path, serve: Servers, when: str) -> None
     assert answers(path)
     assert sorted(os.listdir(folder)) == ["a.sock", "a.sock.lock"]
     placed.close()
+
+
+def test_a_socket_that_cannot_be_removed_stays_with_a_warning(
+    serve: Servers, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = place(str(folder / "a.sock"), serve)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", read_only)
+        made.close()
+    words = "it cannot be removed (Read-only file system); the next start tries again"
+    assert caplog.messages == [f"{folder}/a.sock stays: {words}"]
+    serve.stop()
+    place(str(folder / "a.sock"), serve).close()  # the lock was given back, and nobody listens
