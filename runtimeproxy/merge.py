@@ -168,7 +168,7 @@ def _check_env(key: str, value: str) -> None:
 def _check_cgroup_parent(path: str, sent: str) -> None:
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         raise BadAnswer('cgroup_parent: must be an absolute path without ".." and NUL')
-    if sent.endswith(SLICE) and not path.endswith(SLICE):
+    if sent.rstrip("/").endswith(SLICE) and not path.rstrip("/").endswith(SLICE):
         raise BadAnswer(f"cgroup_parent: must be a {SLICE} where one was sent: systemd makes the node's cgroups")
 
 

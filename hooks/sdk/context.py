@@ -16,7 +16,7 @@ from .edits import EditableResources, Entries, Environment, Sealed, is_text
 from .errors import NotSayable
 
 _UPDATES = frozenset({Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES})
-"""Where resources go to the runtime in an update: the container exists."""
+"""Where resources go to the runtime in an update: the container exists. That of a start is one of its own."""
 
 
 def _fixed(point: HookPoint, part: Part) -> str:
@@ -32,7 +32,7 @@ def _fixed(point: HookPoint, part: Part) -> str:
 def _path_refusal(path: object, sent: str) -> str:
     if not is_text(path) or not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         return 'must be an absolute path without ".." and NUL; "" means no change and cannot be set'
-    if sent.endswith(SLICE) and not path.endswith(SLICE):
+    if sent.rstrip("/").endswith(SLICE) and not path.rstrip("/").endswith(SLICE):
         return f"must be a {SLICE}, as the one that was sent: systemd makes the node's cgroups"
     return ""
 
@@ -47,8 +47,12 @@ class _Context(Sealed):
         """The name of the hook point, as in a registration file."""
         self._parent_fixed = _fixed(point, Part.CGROUP_PARENT)
         self._sent_parent = self._parent = sent_parent
-        update = point.operation in _UPDATES
-        self.resources: Final = EditableResources(resources, _fixed(point, Part.RESOURCES), update=update)
+        self.resources: Final = EditableResources(
+            resources,
+            _fixed(point, Part.RESOURCES),
+            update=point.operation in _UPDATES,
+            alone=point.operation is Operation.START_CONTAINER,
+        )
 
     @property
     def cgroup_parent(self) -> str:

@@ -177,13 +177,16 @@ _REFUSALS: Mapping[str, Callable[[str, Resources, object], str]] = {
 """Says why a field cannot be set to a value, "" if it can."""
 
 
-def _update_refusal(name: str, sent: Resources, value: int | str) -> str:
-    """Say why an update cannot change a field to a value, "" if it can."""
+def _update_refusal(name: str, sent: Resources, value: int | str, alone: bool) -> str:
+    """Say why an update cannot change a field to a value, "" if it can.
+
+    A cpuset that the kubelet's own update sets can be taken out of that; in an update ``alone`` there is none.
+    """
     if value == getattr(sent, name):
         return ""
     if name == "oom_score_adj":
         return "no runtime changes it once the container exists: set it at PreCreateContainer"
-    if value == "":
+    if value == "" and alone:
         return "no runtime clears it once the container exists: clear it at PreCreateContainer, or name all the CPUs"
     return ""
 
@@ -204,15 +207,17 @@ class _Field(Generic[V]):
 class EditableResources(Sealed):
     """LinuxContainerResources; ``fixed`` says why nothing can be set, "" if it can.
 
-    ``update`` tells whether they go to the runtime in an update, which can say less than a create.
+    ``update`` tells whether they go to the runtime in an update, which can say less than a create, and ``alone``
+    whether in one that has nothing of the kubelet's.
     """
 
     _assignable = frozenset(_REFUSALS)
 
-    def __init__(self, sent: Resources | None, fixed: str = "", *, update: bool = False) -> None:
+    def __init__(self, sent: Resources | None, fixed: str = "", *, update: bool = False, alone: bool = False) -> None:
         self.sent = sent
         self._fixed = fixed
         self._update = update
+        self._alone = alone
         self._before = sent or NO_RESOURCES
         self._set: dict[str, int | str] = {}
         self._sealed = True
@@ -256,7 +261,7 @@ class EditableResources(Sealed):
             raise NotSayable(f"{name}: no such field; there are {', '.join(_REFUSALS)}")
         why = self._fixed or _REFUSALS[name](name, self._before, value)
         if not why and self._update:
-            why = _update_refusal(name, self._before, value)
+            why = _update_refusal(name, self._before, value, self._alone)
         if why:
             raise NotSayable(f"{name}: {why}")
         self._set[name] = value

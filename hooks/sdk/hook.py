@@ -58,10 +58,12 @@ def _unfit(cls: type, name: str, value: object) -> str:
     """Say why what has a hook method's name cannot be called as one, "" if it can."""
     if not callable(value) or inspect.isgeneratorfunction(value) or inspect.isasyncgenfunction(value):
         return "must be a method, plain or async, and no generator"
-    # Of what is looked up in the class, functions are given the hook itself too.
-    bound = inspect.isfunction(value) and not isinstance(inspect.getattr_static(cls, name), staticmethod)
+    # What is called counts, not what it wraps. Of anything but a function nobody can tell what is called in the end.
+    stands = inspect.getattr_static(cls, name)
+    if not inspect.isfunction(stands) and not isinstance(stands, staticmethod | classmethod):
+        return ""
     try:
-        inspect.signature(value).bind(*([None, None] if bound else [None]))
+        inspect.signature(value, follow_wrapped=False).bind(*([None, None] if inspect.isfunction(stands) else [None]))
     except ValueError:
         return ""  # a callable without a signature to look at
     except TypeError:

@@ -53,6 +53,13 @@ def _endpoint(content: bytes) -> str:
     return endpoint.removeprefix("unix://").removeprefix("unix:") if isinstance(endpoint, str) else ""
 
 
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # NUL
+        return path
+
+
 class Registration:
     """One registration file; ``content`` stands in it between ``write`` and ``remove``."""
 
@@ -73,7 +80,7 @@ class Registration:
         if other and listens(other):
             raise ConfigError(
                 f"{self.path} is the registration of another hook server, which listens on {other}; stop that one, or "
-                f"set {ORDER_FLAG} or {FLAG} so that this one has a file of its own"
+                f"remove the file if it has ended, or set {ORDER_FLAG} or {FLAG} so that this one has a file of its own"
             )
         try:
             self._replace()
@@ -135,9 +142,10 @@ class Registration:
             raise
 
     def _other(self, found: bytes | None) -> str:
-        """Return the socket of another hook server whose registration was found, "" if it is none's or this one's."""
+        """Return the socket of another hook server whose registration was found, "" if it is none's or this one's,
+        whose path may be spelt otherwise."""
         endpoint = _endpoint(found or b"")
-        return "" if endpoint == self._endpoint else endpoint
+        return "" if _real(endpoint) == _real(self._endpoint) else endpoint
 
     def _found(self) -> bytes | None:
         """Return what stands in the file; None if there is none, b"" if it is no file that can be read."""

@@ -181,8 +181,15 @@ def test_what_only_a_create_can_say_is_refused_where_the_container_exists(name: 
     resources = context_at(BY_NAME[name]).resources
     with pytest.raises(NotSayable, match=r"^oom_score_adj: no runtime changes it once the container exists"):
         resources.oom_score_adj = 5
+
+
+def test_a_cpuset_can_be_taken_out_of_the_kubelets_update_and_not_be_cleared_by_one_of_its_own() -> None:
     with pytest.raises(NotSayable, match=r"^cpuset_cpus: no runtime clears it once the container exists"):
-        resources.cpuset_cpus = ""
+        context_at(BY_NAME["PreStartContainer"]).resources.cpuset_cpus = ""
+    point = BY_NAME["PreUpdateContainerResources"]
+    context = context_at(point)
+    context.resources.cpuset_cpus = ""
+    assert limited(point, difference(request_at(point), context.answer())).resources == {"cpuset_cpus": ""}
 
 
 def test_the_refusal_names_what_can_be_changed() -> None:

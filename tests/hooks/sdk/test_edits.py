@@ -282,11 +282,13 @@ def test_a_cpuset_that_only_a_hook_set_can_be_cleared_again(sent: Resources | No
 )
 def test_what_no_update_can_say_is_refused_in_one(name: str, value: Any, why: str) -> None:
     sent = replace(SENT, oom_score_adj=-998, cpuset_cpus="0-3", cpuset_mems="0")
-    resources = EditableResources(sent, update=True)
+    resources = EditableResources(sent, update=True, alone=True)
     with pytest.raises(NotSayable, match=rf"^{name}: {why}"):
         resources.set(name, value)
     assert resources.answer == sent
     EditableResources(sent).set(name, value)
+    if value == "":
+        EditableResources(sent, update=True).set(name, value)
 
 
 @pytest.mark.parametrize("sent", [None, Resources(), Resources(cpu_shares=2)])

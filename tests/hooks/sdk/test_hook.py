@@ -4,7 +4,7 @@ import abc
 import argparse
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from functools import partial, partialmethod, wraps
+from functools import lru_cache, partial, partialmethod, update_wrapper, wraps
 from typing import Any
 
 import pytest
@@ -114,12 +114,6 @@ def test_what_is_no_method_cannot_have_a_hook_points_name(value: Any) -> None:
         type("Wrong", (Hook,), {"pre_start_container": value})
 
 
-class Pair:
-    """Can be called, but not with one argument."""
-
-    def __call__(self, one: int, two: int) -> None: ...
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -130,14 +124,47 @@ class Pair:
         staticmethod(lambda: None),
         staticmethod(lambda self, container: None),
         classmethod(lambda cls: None),
-        partialmethod(lambda self, container, more: None),
-        Pair(),
     ],
 )
 def test_a_method_without_one_parameter_is_a_mistake_when_the_class_is_made(value: Any) -> None:
     words = r"^Wrong\.pre_start_container must have one parameter: def pre_start_container\(self, container\)$"
     with pytest.raises(TypeError, match=words):
         type("Wrong", (Hook,), {"pre_start_container": value})
+
+
+class Given:
+    """A decorator that is a class of its own."""
+
+    def __init__(self, method: Any) -> None:
+        update_wrapper(self, method)
+
+    def __get__(self, hook: Hook | None, owner: object = None) -> Any:
+        return self if hook is None else partial(self, hook)
+
+    def __call__(self, hook: Hook, container: ContainerContext) -> None: ...
+
+
+def with_more(method: Any) -> Any:
+    """Return what gives a method one argument more than it has."""
+
+    @wraps(method)
+    def wrapper(self: Hook, container: ContainerContext) -> Any:
+        return method(self, container, "more")
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        with_more(lambda self, container, more: None),
+        Given(lambda self: None),
+        lru_cache(lambda self, container: None),
+        partialmethod(lambda self, more, container: None, "more"),
+    ],
+)
+def test_what_is_called_counts_and_not_what_it_wraps(value: Any) -> None:
+    assert type("Right", (Hook,), {"pre_start_container": value})
 
 
 def wrapped(method: Any) -> Any:

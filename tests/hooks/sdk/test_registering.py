@@ -238,7 +238,8 @@ def test_a_file_of_a_server_that_listens_is_not_replaced(folder: Path, neighbour
         Registration(str(folder), "a.json", CONTENT).write()
     assert str(caught.value) == (
         f"{folder}/a.json is the registration of another hook server, which listens on {neighbour.path}; stop that "
-        "one, or set --order or --register-dir so that this one has a file of its own"
+        "one, or remove the file if it has ended, or set --order or --register-dir so that this one has a file of its "
+        "own"
     )
     assert neighbour.file.read_text() == neighbour.content
     assert os.listdir(folder) == ["a.json"]
@@ -254,12 +255,22 @@ def test_a_file_of_a_server_that_is_gone_is_replaced_with_a_warning(
     assert caplog.messages == [f"{folder}/a.json {words}"]
 
 
+def linked(folder: Path) -> Path:
+    """Return another path of a folder."""
+    other = folder / "link"
+    other.symlink_to(folder)
+    return other
+
+
 def test_a_file_of_its_own_last_life_is_replaced_without_a_word(
     folder: Path, neighbour: Neighbour, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = entry(neighbour.path, HOOK_POINTS, "Fail", None)
     Registration(str(folder), "a.json", content).write()
     assert neighbour.file.read_bytes() == content
+    content = entry(str(linked(folder.parent) / "other.sock"), HOOK_POINTS, "Fail", None)
+    Registration(str(folder), "a.json", content).write()
+    assert neighbour.file.read_bytes() == content, "its socket's path may be spelt otherwise, as /run and /var/run"
     assert not caplog.records
 
 

@@ -137,8 +137,8 @@ def test_a_cpuset_is_cleared_or_it_is_said_that_it_cannot_be(method: str, resour
         context.resources.cpuset_cpus = ""
 
     had = bool(resources.get("cpuset_cpus"))
-    creates = METHODS[method].operation in {Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER}
-    if had and not (creates and any(resources.get(name) for name in NUMBER_FIELDS)):
+    starts = METHODS[method].operation is Operation.START_CONTAINER
+    if had and (starts or not any(resources.get(name) for name in NUMBER_FIELDS)):
         with pytest.raises(NotSayable, match=r"cannot be cleared|no runtime clears it"):
             call(method, clear, resources=resources)
     else:
