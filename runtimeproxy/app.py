@@ -81,8 +81,7 @@ def _file(path: str) -> tuple[int, int] | None:
 
 def _tell_listening(config: Config, listener: Listener) -> None:
     log.info("listening on %s for the runtime at %s", listener.path, config.runtime_endpoint)
-    ours = _file(listener.path)
-    if ours is None or _file(config.listen_endpoint) != ours:
+    if listener.handed_over and _file(config.listen_endpoint) != _file(listener.path):
         log.warning(
             "the socket was handed over (LISTEN_FDS): nobody listens on --koord-runtimeproxy-endpoint=%s",
             config.listen_endpoint,

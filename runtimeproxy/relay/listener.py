@@ -32,8 +32,6 @@ _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCT
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FILE = frozenset({errno.EISDIR, errno.ELOOP, errno.ENXIO})
 """Why a directory, a link or a socket cannot be opened as a lock."""
-_OUR_MODES = frozenset({0o700, 0o750})
-"""Of a directory that is made here, without and with a group."""
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
@@ -47,17 +45,23 @@ class Listener:
         self._lock = lock
         self._made = None if lock is None else identity(path)
 
+    @property
+    def handed_over(self) -> bool:
+        """Tell whether the socket was made by somebody else."""
+        return self._made is None
+
     def withdraw(self) -> bool:
         """Let nobody connect any more: remove the socket if it is still the one made here. Repeatable.
 
         Who has connected already can still be accepted. Returns False, and changes nothing, if the socket was handed
-        over: clients wait in it for the next process. A socket that cannot be removed stays, which is logged: nothing
-        that is still to be done at the end may hang on it.
+        over: clients wait in it for the next process. A socket that cannot be removed stays and refuses everybody,
+        which is logged: nothing that is still to be done at the end may hang on it.
         """
         if self._made is not None and identity(self.path) == self._made:
             try:
                 os.unlink(self.path)
             except OSError as error:
+                self.socket.shutdown(socket.SHUT_RD)
                 log.warning(
                     "%s stays: it cannot be removed (%s); the next start tries again", self.path, error.strerror
                 )
@@ -102,9 +106,9 @@ def listen(
 ) -> Listener:
     """Listen on ``path`` with permissions ``mode`` for ``group`` (name or number, None: the process's own).
 
-    The socket's directory is made if missing: 0700, or 0750 with the group, which also one gets that an earlier start
-    made. ``flag`` is what the user sets the path
-    with. Raises ConfigError for everything that stands against it, with what to do.
+    The socket's directory is made if missing: 0700, or 0750 with the group; that the group cannot enter one that is
+    there is logged. ``flag`` is what the user sets the path with. Raises ConfigError for everything that stands against
+    it, with what to do.
     """
     number = None if group is None else group_id(group)
     with claimed(path, flag=flag, group_id=number) as (folder, lock):
@@ -144,7 +148,7 @@ def group_id(group: str) -> int:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         if group.isascii() and group.isdigit():
-            return int(group)
+            return int(group.lstrip("0") or "0")
         wrong = f"--socket-group: there is no group {group!r}"
         raise ConfigError(f"{wrong}; name another one or its number, or create it") from None
 
@@ -169,25 +173,15 @@ def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
 
 
 def _let_in(opened: int, folder: str, group_id: int, made: bool) -> None:
-    """Let the group enter the socket's directory if a start of ours made it, this one or an earlier; else warn."""
-    found = os.fstat(opened)
-    if found.st_mode & stat.S_IXOTH or (found.st_gid == group_id and found.st_mode & stat.S_IXGRP):
-        return
-    if made or (found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) in _OUR_MODES and _holds_sockets(opened)):
+    """Let the group enter a socket's directory that was made just now; of any other warn, which may be somebody's."""
+    if made:
         os.fchown(opened, -1, group_id)
         os.fchmod(opened, 0o750)
-    else:
+        return
+    found = os.fstat(opened)
+    if not found.st_mode & (stat.S_IXGRP if found.st_gid == group_id else stat.S_IXOTH):
         what = f"group {group_id} cannot enter {folder}, so it cannot use the socket"
         log.warning("%s: chgrp the directory to the group and chmod it to 0750, or set --socket-group", what)
-
-
-def _holds_sockets(folder: int) -> bool:
-    """Tell whether there is nothing but sockets and their locks, as in a directory that was made for them."""
-    with os.scandir(folder) as entries:
-        return all(
-            entry.name.endswith(".lock") or stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
-            for entry in entries
-        )
 
 
 def _make_folder(folder: str) -> bool:

@@ -60,15 +60,25 @@ class Pairs(ABC):
             self.pair(client, backend)
 
     async def dial(self) -> socket.socket:
-        """Connect to the backend, once it takes a connection and there is a descriptor. Raises OSError."""
-        async with asyncio.timeout(DIAL_SECONDS):
-            while True:
-                try:
-                    return await dial(self.backend_endpoint, DIAL_SECONDS)
-                except OSError as error:
-                    if error.errno not in SCARCE:
-                        raise
-                await asyncio.sleep(SCARCE_RETRY_SECONDS)
+        """Connect to the backend, once it takes a connection and there is a descriptor.
+
+        Raises OSError: TimeoutError only if it is the backend that takes none.
+        """
+        lacking = ""
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                while True:
+                    try:
+                        return await dial(self.backend_endpoint, DIAL_SECONDS)
+                    except OSError as error:
+                        if error.errno not in SCARCE:
+                            raise
+                        lacking = str(error.strerror)
+                    await asyncio.sleep(SCARCE_RETRY_SECONDS)
+        except TimeoutError:
+            if lacking:
+                raise OSError(errno.EMFILE, f"the proxy itself lacks what it needs: {lacking}") from None
+            raise
 
     def away(self, client: socket.socket, error: OSError) -> None:
         """Know that a client's backend is away."""

@@ -46,7 +46,7 @@ def test_what_somebody_else_has_put_in_its_place_stays(tmp_path: Path) -> None:
 
 
 _STAYS = """
-import logging, os, sys
+import errno, logging, os, socket, sys
 from runtimeproxy.relay.listener import listen
 logging.basicConfig(format="%(levelname)s %(message)s")
 if os.geteuid() == 0:
@@ -54,7 +54,11 @@ if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 listener = listen(sys.argv[1] + "/a.sock")
 os.chmod(sys.argv[1], 0o500)
+early, late = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+early.connect(listener.path)
 assert listener.withdraw()
+assert late.connect_ex(listener.path) == errno.ECONNREFUSED
+listener.socket.accept()[0].close()
 listener.close()
 assert listener.socket.fileno() == -1
 os.chmod(sys.argv[1], 0o700)

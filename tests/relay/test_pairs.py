@@ -210,7 +210,9 @@ async def test_a_want_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest
     assert rig.front.recorder.total("backend_dial_failures") == 0
 
 
-async def test_a_want_of_descriptors_is_not_waited_for_without_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_want_of_descriptors_is_not_waited_for_without_end_nor_laid_to_the_runtime(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(pairs, "DIAL_SECONDS", 0.03)
 
     def scarce(path: str) -> socket.socket | None:
@@ -219,6 +221,7 @@ async def test_a_want_of_descriptors_is_not_waited_for_without_end(rig: Rig, mon
     monkeypatch.setattr(pairs, "dial_now", scarce)
     monkeypatch.setattr(dial, "dial_now", scarce)
     assert await rig.read(rig.client()) == b"away"
+    assert "(the proxy itself lacks what it needs: scarce)" in caplog.text
 
 
 async def test_the_end_closes_every_connection(rig: Rig) -> None:
