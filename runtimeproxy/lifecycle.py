@@ -58,7 +58,7 @@ class Lifecycle:
         self._turns = Turns()
         self._holds: set[CallTimes] = set()
         self._under_way: set[Call] = set()
-        self._unsettled = Unsettled(store, recorder)
+        self._unsettled = Unsettled(store, recorder, self._asked_again)
 
     def holds(self) -> tuple[int, float]:
         """Return how many calls are held and the age of the oldest in seconds."""
@@ -77,6 +77,14 @@ class Lifecycle:
             with suppress(Unreadable):
                 keys.add(call.order_key())
         return keys
+
+    def _asked_again(self, key: str, operation: Operation) -> bool:
+        """Tell whether a call that is under way asks for the same."""
+        for call in self._under_way:
+            with suppress(Unreadable):
+                if (call.operation, call.order_key()) == (operation, key):
+                    return True
+        return False
 
     async def stop(self) -> None:
         """Ask the runtime no more about calls that it has not answered."""

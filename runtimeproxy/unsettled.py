@@ -47,12 +47,20 @@ class _Entry:
     task: asyncio.Task[None] | None = None
 
 
-class Unsettled:
-    """The calls whose answer never came."""
+def _nobody(key: str, operation: Operation) -> bool:
+    """Know of no call that asks for the same."""
+    return False
 
-    def __init__(self, store: Store, recorder: Recorder) -> None:
+
+class Unsettled:
+    """The calls whose answer never came; ``asked_again`` tells whether a call for the same is under way."""
+
+    def __init__(
+        self, store: Store, recorder: Recorder, asked_again: Callable[[str, Operation], bool] = _nobody
+    ) -> None:
         self._store = store
         self._recorder = recorder
+        self._asked_again = asked_again
         self._entries: dict[_Entry, None] = {}
         self._bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,7 +121,9 @@ class Unsettled:
             reply = await self._reply(entry)
         if entry not in self._entries:
             return
-        if not reply.answered:
+        # What is seen now may be the work of a call that will tell of it itself, or else leave it to be seen again.
+        operation = entry.call.operation
+        if not reply.answered or (operation not in _EACH_ANOTHER and self._asked_again(entry.key, operation)):
             self._later(entry)
             return
         self._end(entry, "agreed" if reply.agreed else "failed")

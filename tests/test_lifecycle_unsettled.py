@@ -55,6 +55,18 @@ async def test_what_the_runtime_did_without_an_answer_is_committed_and_told(oper
         assert (record.original.envs, record.effective.envs) == ({}, {"A": "1"})
 
 
+@pytest.mark.parametrize(("operation", "told"), [(STOP, ["a"]), (START, ["a", "a"])])
+@virtual_time
+async def test_a_stop_that_is_asked_for_again_is_told_of_once(operation: Operation, told: list[str]) -> None:
+    core = Core()
+    core.plugins.add("a", points=("PostStopContainer", "PostStartContainer"))
+    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
+    again = core.start(FakeCall(operation, runtime_seconds=0.2))
+    await asyncio.sleep(300)
+    assert again.done()
+    assert [name for name, _ in core.plugins.told()] == told
+
+
 @pytest.mark.parametrize("operation", [START, STOP, REMOVE])
 @virtual_time
 async def test_what_the_runtime_did_not_do_changes_nothing(operation: Operation) -> None:

@@ -71,6 +71,20 @@ async def test_the_first_word_on_it_counts(fate: Reply, finished: int, result: s
     assert rig.counted(result) == 1
 
 
+@virtual_time
+async def test_what_is_asked_for_again_meanwhile_is_left_to_that_call() -> None:
+    rig = Rig()
+    again = True
+    rig.unsettled = Unsettled(Store(), rig.recorder, lambda key, operation: again and (key, operation) == ("c1", STOP))
+    call, other = rig.add(DONE), rig.add(DONE, key="c2")
+    await asyncio.sleep(0.2)
+    assert [key for _, key, _ in rig.finished] == ["c2"]
+    again = False  # it failed
+    await asyncio.sleep(300)
+    assert (asked(call), asked(other)) == ([0.1, 0.4], [0.1])
+    assert [key for _, key, _ in rig.finished] == ["c2", "c1"]
+
+
 @pytest.mark.parametrize("fate", [UNANSWERED, BackendError("away"), Unreadable("half a list")])
 @virtual_time
 async def test_what_cannot_be_told_is_asked_ever_more_rarely_and_given_up(fate: Reply | Exception) -> None:
