@@ -108,6 +108,8 @@ def numbers(low: int, high: int) -> st.SearchStrategy[int]:
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=4)
 NAME = st.text(alphabet="abcXYZ_.-/", min_size=1, max_size=4).map("n".__add__)
+PATH = NAME.filter(lambda name: ".." not in name.split("/")).map("/new/".__add__)
+NO_PATH = st.sampled_from(["a", "../a", "/a/../b", "/..", "/new/n/..", "/a\0", "."])
 LIMIT = numbers(1, 2**62)
 BELOW_MINUS_1 = numbers(-(2**63), -2)
 CPUS = st.lists(numbers(0, 99), min_size=1, max_size=3).map(lambda cpus: ",".join(map(str, cpus)))
@@ -121,7 +123,7 @@ PIECES = [
     ),
     pieces("labels", st.tuples(NAME, TEXT), st.tuples(st.just(""), TEXT)),
     pieces("annotations", st.tuples(NAME, TEXT), st.tuples(st.just(""), TEXT)),
-    pieces("cgroup_parent", NAME.map("/new/".__add__), st.sampled_from(["a", "../a", "/a/../b", "/..", "/a\0", "."])),
+    pieces("cgroup_parent", PATH, NO_PATH),
     pieces("cpu_period", numbers(1000, 1_000_000), numbers(1, 999) | numbers(1_000_001, 2**62) | BELOW_MINUS_1),
     pieces("cpu_quota", numbers(1000, 2**62) | st.just(-1), numbers(1, 999) | BELOW_MINUS_1),
     pieces("cpu_shares", numbers(1, 2**62), numbers(-(2**63), -1)),
