@@ -167,10 +167,19 @@ def _check_beginning(buffer: bytes | bytearray, at: int, start: int) -> None:
     if at > start and buffer[at - 1 : at] == b"\r":
         at -= 1
     lines = buffer.count(b"\r\n", at)
-    if buffer.count(b"\n", at) != lines or buffer.count(b"\r", at) != lines + buffer.endswith(b"\r", at):
-        raise BadMessage(Rule.LINE_END)
-    if buffer.find(0, at) >= 0:
-        raise BadMessage(Rule.CONTROL)
+    stray = buffer.count(b"\n", at) != lines or buffer.count(b"\r", at) != lines + buffer.endswith(b"\r", at)
+    if stray or buffer.find(0, at) >= 0:
+        raise BadMessage(_first_breach(buffer[at:]))
+
+
+_AT_ONCE = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")
+"""What no head has: it is refused before the end of the head is there."""
+
+
+def _first_breach(raw: bytes | bytearray) -> Rule:
+    """Name the rule that control characters break; of two the one that any cut of the bytes shows first."""
+    first = _AT_ONCE.search(raw)
+    return Rule.CONTROL if first is None or first[0] == b"\0" else Rule.LINE_END
 
 
 # ---- reading
@@ -274,8 +283,7 @@ def _lines(raw: bytes, allowed: bytes) -> list[str]:
     lines = raw.decode("latin-1").split("\r\n")
     rest = raw.translate(None, allowed)
     if rest != b"\r\n" * (len(lines) - 1):
-        stray = raw.replace(b"\r\n", b"")
-        raise BadMessage(Rule.LINE_END if b"\r" in stray or b"\n" in stray else Rule.CONTROL)
+        raise BadMessage(_first_breach(raw))
     if lines[-2:] != ["", ""]:
         raise BadMessage(Rule.LINE_END)
     return lines

@@ -320,7 +320,7 @@ STEPS = (
     Step("demo", "scripts/demo", "the whole way works again and again, and cleans up", "10 runs in a row", demo),
     Step(
         "properties",
-        "pytest -m hypothesis tests",
+        "pytest -n 2 -m hypothesis tests",
         "no input that Hypothesis makes breaks a rule that holds for all",
         "100 times the usual examples",
         tested.properties,

@@ -64,8 +64,9 @@ def streams(share: float) -> Found:
 
 
 def properties(share: float) -> Found:
-    """Run every test that Hypothesis makes examples for."""
-    passed = run_tests(["-m", "hypothesis", "--hypothesis-show-statistics", "tests"], share)
+    """Run every test that Hypothesis makes examples for, in two processes: some take many minutes."""
+    two = ("-n", "2", "--dist", "worksteal")
+    passed = run_tests([*two, "-m", "hypothesis", "--hypothesis-show-statistics", "tests"], share)
     figures = [
         Figure("property tests that passed", f"{len(passed.tests)}"),
         Figure("examples that they were given", f"{passed.examples:,}", "1 or more", passed.examples > 0),

@@ -333,6 +333,10 @@ FORMS = (
         )
     ),
     Form("an empty line behind a body", lambda target: sized()(target) + CRLF),
+    Form(
+        "a request of HTTP/1.5 behind a body",
+        lambda target: chunked(b"0;x\r\n\r\n")(target) + SECRET.replace(b"HTTP/1.1", b"HTTP/1.5"),
+    ),
     Form("an empty LF behind a body", lambda target: sized()(target) + b"\n"),
     # what clients ask of the connection
     Form("Expect", sized("Expect: 100-continue")),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import h11
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.wire.http1 import Rule
@@ -133,8 +133,13 @@ def test_changed_forms(data: bytes, sizes: list[int]) -> None:
     compare(data, sizes)
 
 
+TWO_BREACHES = b"\0GET / HTTP/1.1\r\nHost:\n\r\n"
+
+
 @settings(max_examples=examples())
 @given(mutations(), SIZES)
+@example(TWO_BREACHES, [1])
+@example(TWO_BREACHES, [len(TWO_BREACHES) - 3])
 def test_any_cut_gives_the_same_requests(data: bytes, sizes: list[int]) -> None:
     """Of a body that breaks a rule so much has passed as came in earlier pieces."""
     whole, cut = follow(data), follow(data, sizes)

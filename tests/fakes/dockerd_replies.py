@@ -81,7 +81,7 @@ def _connection(head: Head, keep_alive: bool) -> list[Header]:
 
 def _lines(head: Head, status: int, headers: Iterable[Header], framing: Iterable[Header]) -> bytes:
     """Return a head in Go's order: the handler's headers sorted, the date, then the server's own."""
-    first = f"HTTP/1.{head.minor} {status} {HTTPStatus(status).phrase}\r\n"
+    first = f"HTTP/1.{min(head.minor, 1)} {status} {HTTPStatus(status).phrase}\r\n"
     return (
         (first + _spelt(sorted(headers))).encode(errors="surrogateescape")
         + _Date.now()

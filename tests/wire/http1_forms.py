@@ -195,7 +195,7 @@ REFUSED_REQUESTS = [
     (get("X: a\rb"), Rule.LINE_END),
     (get("X: a\nb: c"), Rule.LINE_END),
     (get("X: a\r\r\nb: c"), Rule.LINE_END),
-    (get("X: a\0\nb: c"), Rule.LINE_END),
+    (get("X: a\0\nb: c"), Rule.CONTROL),
     (get("X: a\n\nGET / HTTP/1.1\r\nHost: h"), Rule.LINE_END),
     (b"GET / HTTP/1.1\nHost: h\r\n\r\n", Rule.LINE_END),
     (b"GET / HTTP/1.1\r\nHost: h\r\n", Rule.LINE_END),

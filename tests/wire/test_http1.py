@@ -164,6 +164,8 @@ def test_no_end_is_found_before_it_is_there(raw: bytes) -> None:
         (b"GET / HTTP/1.1\r\rHost", Rule.LINE_END),
         (b"GET /\rHTTP", Rule.LINE_END),
         (b"\0", Rule.CONTROL),
+        (b"\0\n", Rule.CONTROL),
+        (b"\n\0", Rule.LINE_END),
         (b"GET /\0", Rule.CONTROL),
         (b"\x16\x03\x01\0\xa5\x01\0\0", Rule.CONTROL),
     ],
