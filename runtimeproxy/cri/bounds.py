@@ -33,13 +33,15 @@ class Bound:
 # Rapid reset and MadeYouReset: whoever ends the stream, the runtime's work for it may go on (CVE-2023-44487,
 # CVE-2025-8671). The burst is twice S4's 10,000 cancels.
 EARLY_ENDS = Bound("early_ends", "streams that end before their answer", 20_000, 1_000)
-# A sane peer sends them one to a stream (a reset behind an answer), or one to a DATA frame (credit, the PINGs by which
-# grpc-go measures). Envoy closes above 1,000 that are queued, and above 10 WINDOW_UPDATE to a DATA frame.
+# A sane peer sends them one to a stream (a reset behind an answer), or one to a DATA frame (credit). Envoy closes above
+# 1,000 that are queued, and above 10 WINDOW_UPDATE to a DATA frame.
 LATE_RESETS = Bound("resets", "resets of streams that have ended", 10_000, 10_000, 20)
-PINGS = Bound("pings", "PING frames", 10_000, 10_000, 20)
 CREDITS = Bound("window_updates", "WINDOW_UPDATE frames", 10_000, 10_000, 20)
 PRIORITIES = Bound("priorities", "PRIORITY frames", 10_000, 10_000, 20)
 UNKNOWN = Bound("unknown_frames", "frames of unknown types", 10_000, 10_000, 20)
+# The other end answers each: twice the work. The PINGs by which grpc-go measures may be as many as its DATA frames, but
+# it waits for the answer to one before it sends the next.
+PINGS = Bound("pings", "PING frames", 1_000, 10_000, 20)
 # Envoy lets one empty frame in a row pass. The one that ends a stream is usual.
 EMPTY_DATA = Bound("empty_data", "DATA frames without data", 1_000, 1_000, 20)
 # SETTINGS and their ACKs: grpc-go sends a new window when it has measured, that is a few times in all.

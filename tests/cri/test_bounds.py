@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -111,31 +112,39 @@ def test_no_rate_below_the_bounds_ends_a_connection(bound: Bound, pieces: int, s
         node.seconds += size / bound.a_second / share
 
 
-LEGAL: list[tuple[str, Callable[[Budgets], None], int, float, int]] = [
-    ("10,000 cancels at once", lambda budgets: budgets.early.take(), 10_000, 0, 0),
-    ("1,000 cancels a second for a minute", lambda budgets: budgets.early.take(), 1_000, 1, 60),
-    (
-        "5,000 PINGs a second for a minute, as grpc-go sends them",
-        lambda budgets: budgets.frame(http2.PING),
-        5_000,
-        1,
-        60,
+class Legal(NamedTuple):
+    """``count`` at once in each of so many turns, a time apart, each with new streams."""
+
+    take: Callable[[Budgets], None]
+    count: int
+    streams: int = 0
+    turns: int = 1
+    seconds: float = 0.0
+
+
+LEGAL = {
+    "10,000 cancels at once": Legal(lambda budgets: budgets.early.take(), 10_000, streams=10_000),
+    "1,000 cancels a second for a minute": Legal(
+        lambda budgets: budgets.early.take(), 1_000, streams=1_000, turns=60, seconds=1
     ),
-    ("two credits for each of 10,000 calls at once", lambda budgets: budgets.frame(http2.WINDOW_UPDATE), 20_000, 0, 0),
-]
+    "10,000 PINGs a second for a minute, as grpc-go may send them beside one long answer": Legal(
+        lambda budgets: budgets.frame(http2.PING), 1, turns=600_000, seconds=0.0001
+    ),
+    "two credits for each of 10,000 calls at once": Legal(
+        lambda budgets: budgets.frame(http2.WINDOW_UPDATE), 20_000, streams=10_000
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("take", "count", "seconds", "turns"), [row[1:] for row in LEGAL], ids=[row[0] for row in LEGAL]
-)
-def test_legal_use_ends_nothing(take: Callable[[Budgets], None], count: int, seconds: float, turns: int) -> None:
+@pytest.mark.parametrize("legal", LEGAL.values(), ids=LEGAL)
+def test_legal_use_ends_nothing(legal: Legal) -> None:
     node = Node()
     budgets = Budgets(Budget(EARLY_ENDS, node.clock), node.clock, node.opened)
-    for _ in range(max(turns, 1)):
-        node.streams += 10_000
-        for _ in range(count):
-            take(budgets)
-        node.seconds += seconds
+    for _ in range(legal.turns):
+        node.streams += legal.streams
+        for _ in range(legal.count):
+            legal.take(budgets)
+        node.seconds += legal.seconds
 
 
 @pytest.mark.parametrize(
