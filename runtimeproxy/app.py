@@ -38,6 +38,7 @@ GARBAGE_OBJECTS = 2_000
 hundred KiB. Python's own 700 are one to ten calls."""
 LONG_BLOCK_BYTES = 1 << 20
 """No call that clients make often has so long a block of memory."""
+_ALWAYS = {"limited": False}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Numbers of mallopt(3)."""
 
@@ -90,9 +91,9 @@ def _tell_listening(config: Config, listener: Listener) -> None:
 
 async def _serve(config: Config, listener: Listener) -> None:
     loop = asyncio.get_running_loop()
-    signals = Signals(loop)
     supervisor = Supervisor(os.environ)
     proxy = Proxy(config, loop)
+    signals = Signals(loop, proxy.recorder)
     await proxy.start()
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
     acceptor.start()
@@ -133,14 +134,28 @@ class Front(Protocol):
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first one of them, and that another one came."""
+    """SIGTERM and SIGINT: the first one of them, and that another one came. SIGUSR1 has the figures logged.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    SIGHUP and SIGUSR2 do nothing: a habit of other daemons must not end the node's runtime.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, recorder: Recorder) -> None:
         self.first = asyncio.Event()
         self.again = asyncio.Event()
         self.name = ""
+        self._recorder = recorder
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._came, number)
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            loop.add_signal_handler(number, self._tell_idle, number.name)
+        loop.add_signal_handler(signal.SIGUSR1, self._tell_figures)
+
+    def _tell_idle(self, name: str) -> None:
+        log.info("%s: registration files are read as they change, and flags at the start only", name, extra=_ALWAYS)
+
+    def _tell_figures(self) -> None:
+        for figure in self._recorder.figures():
+            log.info("%s", figure, extra=_ALWAYS)
 
     def _came(self, number: signal.Signals) -> None:
         if self.first.is_set():

@@ -6,7 +6,7 @@ Invariant: an answer is taken whole or not at all; every failure is counted and 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from runtimeproxy import merge
@@ -19,6 +19,9 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
+
+FIELDS_SHOWN = 20
+"""The most fields that a line of the log names."""
 
 _IN_FOREIGN_WORDS = frozenset({Reason.REFUSED, Reason.RUNTIME_REJECTED})
 
@@ -56,7 +59,7 @@ class Dispatcher:
             try:
                 change = await self._ask(plugin, point, seen, self._share(end, plugins[place:]))
             except HookError as error:
-                self._failed(plugin, error)
+                self._failed(plugin, error, request.name)
                 continue
             adjustment = merge.combine(adjustment, plugin.name, change)
         for conflict in adjustment.conflicts:
@@ -79,28 +82,42 @@ class Dispatcher:
                 with self._attempts.attempt(plugin, point, request.pod, share) as seconds:
                     await self._call(plugin, point, request, seconds)
             except HookError as error:
-                self._count_failure(plugin, error)
+                self._count_failure(plugin, error, request.name)
 
-    def failed(self, point: HookPoint | None, reason: Reason, detail: str) -> None:
+    def failed(self, point: HookPoint | None, reason: Reason, detail: str, name: str = "") -> None:
         """Count a failure of each plugin of a point that could not be asked; None is a point that does not exist.
 
-        Raises HookError if one of a Pre point has policy Fail.
+        ``name`` is the pod's or the container's, "" if nobody knows. Raises HookError if one of a Pre point has policy
+        Fail.
         """
         if point is None:
             return
         judge = self._failed if point.stage is Stage.PRE else self._count_failure
         for plugin in self._plugins.plugins_for(point):
-            judge(plugin, HookError(plugin.name, point.name, reason, detail))
+            judge(plugin, HookError(plugin.name, point.name, reason, detail), name)
 
-    def rejected(self, point: HookPoint, adjustment: Adjustment, detail: str) -> None:
+    def rejected(self, point: HookPoint, adjustment: Adjustment, detail: str, name: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
 
-        Raises HookError if one of them has policy Fail.
+        ``name`` is the container's. Raises HookError if one of them has policy Fail.
         """
+        self.refused_with(f"the update before {point.operation.value}", name, adjustment.owners)
         owners = set(adjustment.owners.values())
         for plugin in self._plugins.plugins_for(point):
             if plugin.name in owners:
-                self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, detail))
+                self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, detail), name)
+
+    def refused_with(self, what: str, name: str, owners: Mapping[str, str]) -> None:
+        """Log that the runtime refused what hook servers had a part in: its own words tell nothing of them.
+
+        ``owners`` says who set a field.
+        """
+        if owners:
+            fields = [f"{field} ({owner})" for field, owner in sorted(owners.items())]
+            more = [f"{len(fields) - FIELDS_SHOWN} more"] if len(fields) > FIELDS_SHOWN else []
+            shown = ", ".join(fields[:FIELDS_SHOWN] + more)
+            kind = {"kind": (what, name)}
+            log.warning("%s of %s failed in the runtime; hook servers had set %s", what, name, shown, extra=kind)
 
     def _share(self, end: float, behind: Sequence[Plugin]) -> float:
         """Return the end of a plugin's time: half of what is left is for those behind it, if they may need that, so
@@ -123,9 +140,9 @@ class Dispatcher:
         self._recorder.count("hook_calls", plugin=plugin.name, hook=point.name)
         return answer
 
-    def _failed(self, plugin: Plugin, error: HookError) -> None:
+    def _failed(self, plugin: Plugin, error: HookError, name: str) -> None:
         """Count a failed Pre call and raise it if it ends the call."""
-        self._count_failure(plugin, error)
+        self._count_failure(plugin, error, name)
         if error.reason is Reason.REFUSED or plugin.policy is FailurePolicy.FAIL:
             try:
                 raise error
@@ -133,12 +150,14 @@ class Dispatcher:
                 del error  # the traceback has this frame: with its name the two would keep each other, and the call
         self._recorder.count("hook_fail_open", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
 
-    def _count_failure(self, plugin: Plugin, error: HookError) -> None:
+    def _count_failure(self, plugin: Plugin, error: HookError, name: str) -> None:
         self._recorder.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
         if error.reason is Reason.UNIMPLEMENTED:
             return  # logged once, when it was found out
         # The words of a hook server or of the runtime may repeat values: told to the caller, never logged.
         shown = HookError(error.plugin, error.hook, error.reason) if error.reason in _IN_FOREIGN_WORDS else error
-        kind = (error.plugin, error.hook, error.reason.value)
+        kind = (error.plugin, error.hook, error.reason.value, name)
         # The text alone: a record that is kept must not keep the call.
-        log.warning("%s (policy %s)", str(shown), plugin.policy.value, extra={"kind": kind})
+        log.warning(
+            "%s (policy %s), for %s", str(shown), plugin.policy.value, name or "one unknown", extra={"kind": kind}
+        )

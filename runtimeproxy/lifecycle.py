@@ -238,9 +238,10 @@ class Lifecycle:
             async with asyncio.timeout(end + UPDATE_GRACE_SECONDS - self._clock()):
                 held = await call.prepare(subject, adjustment)
         except BackendError as error:
-            self._dispatcher.rejected(point, adjustment, str(error))
+            self._dispatcher.rejected(point, adjustment, str(error), records.told(subject).name)
         except TimeoutError:
-            self._dispatcher.rejected(point, adjustment, "the runtime has not answered the extra update in time")
+            late = "the runtime has not answered the extra update in time"
+            self._dispatcher.rejected(point, adjustment, late, records.told(subject).name)
         else:
             if held:
                 self._commit(call, records.prepared(call.subject(self.store) or subject, held))
@@ -251,7 +252,8 @@ class Lifecycle:
         """Let the plugins' policies judge a failure of the hold. Raises HookError if the call is to be refused."""
         if subject is None:  # then the Post hooks cannot be told of it either
             self._dispatcher.failed(hookpoints.find(call.operation, Stage.POST), reason, detail)
-        self._dispatcher.failed(hookpoints.find(call.operation, Stage.PRE), reason, detail)
+        name = records.told(subject).name if subject is not None else ""
+        self._dispatcher.failed(hookpoints.find(call.operation, Stage.PRE), reason, detail, name)
 
     async def _release(
         self, call: Call, times: CallTimes, subject: Subject | None, adjustment: Adjustment
@@ -284,10 +286,19 @@ class Lifecycle:
                 await self._after(call, subject, adjustment, reply)
             elif not reply.answered:
                 self._unsettled.add(call.order_key(), call, partial(self._follow, call, subject, adjustment))
+            else:
+                self._tell_refused(call, subject, adjustment)
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
             self._internal(call, error)
+
+    def _tell_refused(self, call: Call, subject: Subject, adjustment: Adjustment) -> None:
+        """Have the log name the hook servers' part in what the runtime refused; a start shows what a create was given
+        that the kernel does not take."""
+        earlier = records.hooked(subject) if call.operation is Operation.START_CONTAINER else ()
+        owners = {**dict.fromkeys(earlier, "at an earlier call"), **adjustment.owners}
+        self._dispatcher.refused_with(call.operation.value, records.told(subject).name, owners)
 
     async def _after(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
         """Commit, then tell the Post hooks."""

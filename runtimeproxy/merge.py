@@ -219,7 +219,7 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
     The plugin becomes the owner of each field it set. A field that another plugin owns with a different value is a
     conflict.
     """
-    fields = _by_field(change)
+    fields = by_field(change)
     return Adjustment(
         labels={**earlier.labels, **change.labels},
         annotations={**earlier.annotations, **change.annotations},
@@ -238,7 +238,7 @@ def _joined(earlier: Mapping[str, ResourceValue], later: Mapping[str, ResourceVa
 
 
 def _conflicts(earlier: Adjustment, plugin: str, fields: Mapping[str, object]) -> tuple[Conflict, ...]:
-    before = _by_field(earlier)
+    before = by_field(earlier)
     return tuple(
         Conflict(field, owner, plugin)
         for field, value in fields.items()
@@ -246,7 +246,7 @@ def _conflicts(earlier: Adjustment, plugin: str, fields: Mapping[str, object]) -
     )
 
 
-def _by_field(adjustment: Adjustment) -> dict[str, object]:
+def by_field(adjustment: Adjustment) -> dict[str, object]:
     """Return the value of each field under the name that ``Adjustment.owners`` uses."""
     fields: dict[str, object] = {}
     for name in ("labels", "annotations", "envs"):

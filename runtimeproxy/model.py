@@ -117,6 +117,12 @@ class HookRequest:
     pod: PodInfo
     container: ContainerInfo | None = None
 
+    @property
+    def name(self) -> str:
+        """Return what people know it by: namespace/pod or namespace/pod/container."""
+        names = (self.pod.namespace, self.pod.name, *(() if self.container is None else (self.container.name,)))
+        return "/".join(names)
+
 
 @dataclass(frozen=True, slots=True)
 class HookAnswer:

@@ -9,7 +9,7 @@ Invariant: original values are the kubelet's alone, so that a hook that scales n
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from runtimeproxy.merge import applied
+from runtimeproxy.merge import applied, by_field, difference, echo
 from runtimeproxy.model import (
     MAP_FIELDS,
     NO_RESOURCES,
@@ -30,6 +30,14 @@ from runtimeproxy.model import (
 def told(subject: Subject) -> HookRequest:
     """Return what a hook server is told of a subject as it is."""
     return HookRequest(subject.pod.effective, None if subject.container is None else subject.container.effective)
+
+
+def hooked(subject: Subject) -> list[str]:
+    """Name the fields in which a container is not what the kubelet asked for, as ``Adjustment.owners`` does."""
+    if subject.container is None:
+        return []
+    info = subject.container.original
+    return sorted(by_field(difference(HookRequest(subject.pod.effective, info), echo(told(subject)))))
 
 
 def container_of(subject: Subject) -> ContainerRecord:

@@ -59,6 +59,10 @@ class Recorder:
         """Set a gauge."""
         self.gauges[_key(name, labels)] = value
 
+    def figures(self) -> list[str]:
+        """List the counters and gauges, one a line, as Prometheus spells them."""
+        return [_figure(key, value) for key, value in sorted({**self.counters, **self.gauges}.items())]
+
     def left_out(self, operation: str, fields: Sequence[str], by: str) -> None:
         """Count and log fields that a hook server set and that cannot be set ``by`` what a request is made with."""
         for field in fields:
@@ -73,6 +77,12 @@ class Recorder:
         times = CallTimes(operation, self.clock())
         self.calls.append(times)
         return times
+
+
+def _figure(key: Key, value: float) -> str:
+    name, labels = key
+    spelt = ",".join(f'{label}="{text}"' for label, text in labels)
+    return f"{name}{{{spelt}}} {value:g}" if spelt else f"{name} {value:g}"
 
 
 def _key(name: str, labels: dict[str, str]) -> Key:

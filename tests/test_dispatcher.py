@@ -26,7 +26,11 @@ from tests.fakes.plugins import FAIL, IGNORE, FakePlugins
 CREATE = BY_NAME["PreCreateContainer"]
 START = BY_NAME["PreStartContainer"]
 STOPPED = BY_NAME["PostStopContainer"]
-REQUEST = HookRequest(PodInfo(id="p1"), ContainerInfo(id="c1", resources=Resources(cpu_shares=1024), envs={"A": "1"}))
+REQUEST = HookRequest(
+    PodInfo(id="p1", namespace="n", name="web"),
+    ContainerInfo(id="c1", name="main", resources=Resources(cpu_shares=1024), envs={"A": "1"}),
+)
+OTHER_REQUEST = HookRequest(PodInfo(id="p2", namespace="n", name="other"))
 CANARY = "canary-4711"
 
 
@@ -229,11 +233,23 @@ async def test_after_keeps_to_its_budget(desk: Desk) -> None:
     assert desk.failures("b", Reason.DEADLINE, STOPPED.name) == 1
 
 
-def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk) -> None:
+async def test_each_failure_is_logged_with_whom_it_was_about(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.plugins.add("a", Reason.UNREACHABLE)
+    with caplog.at_level(logging.WARNING):
+        await desk.before()
+        await desk.dispatcher.before(CREATE, OTHER_REQUEST, desk.now + 10)
+    assert [line.partition(", for ")[2] for line in caplog.messages] == [REQUEST.name, OTHER_REQUEST.name]
+    kinds = {record.__dict__["kind"] for record in caplog.records}
+    assert len(kinds) == 2, "neither is left out for the other's sake"
+
+
+def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.plugins.add("a")
     desk.plugins.add("b")
     desk.plugins.add("other", policy=FAIL, points=(START.name,))
-    desk.dispatcher.failed(CREATE, Reason.UNREADABLE, "why")
+    with caplog.at_level(logging.WARNING):
+        desk.dispatcher.failed(CREATE, Reason.UNREADABLE, "why")
+    assert [line.partition(", for ")[2] for line in caplog.messages] == ["one unknown"] * 2
     for plugin in "ab":
         assert desk.failures(plugin, Reason.UNREADABLE) == desk.fail_open(plugin, Reason.UNREADABLE) == 1
     assert desk.recorder.total("hook_failures") == 2
@@ -260,15 +276,19 @@ def test_failed_at_no_point_is_nobodys_failure(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("owner", "refused"), [("ignore", False), ("fail", True)])
-def test_a_rejection_is_a_failure_of_the_owners_only(desk: Desk, owner: str, refused: bool) -> None:
+def test_a_rejection_is_a_failure_of_the_owners_only(
+    desk: Desk, owner: str, refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     desk.plugins.add("fail", policy=FAIL)
     desk.plugins.add("ignore")
     adjustment = Adjustment(resources={"cpu_shares": 2}, owners={"resources.cpu_shares": owner})
     if refused:
         with pytest.raises(HookError, match="hook server 'fail' at PreStartContainer: runtime_rejected: no"):
-            desk.dispatcher.rejected(START, adjustment, "no")
+            desk.dispatcher.rejected(START, adjustment, "no", REQUEST.name)
     else:
-        desk.dispatcher.rejected(START, adjustment, "no")
+        desk.dispatcher.rejected(START, adjustment, "no", REQUEST.name)
+    told = "the update before StartContainer of n/web/main failed in the runtime; hook servers had set "
+    assert told + f"resources.cpu_shares ({owner})" in caplog.messages
     assert desk.failures(owner, Reason.RUNTIME_REJECTED, START.name) == 1
     assert desk.fail_open(owner, Reason.RUNTIME_REJECTED, START.name) == (not refused)
     assert desk.recorder.total("hook_failures") == 1

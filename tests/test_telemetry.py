@@ -41,6 +41,14 @@ def test_a_gauge_is_the_last_value_for_each_set_of_labels() -> None:
     assert recorder.gauges == {("held", ()): 1, ("held", (("front", "cri"),)): 7}
 
 
+def test_the_figures_are_listed_by_name() -> None:
+    recorder = Recorder(Clock())
+    recorder.gauge("held", 1.5)
+    recorder.gauge("held", 3, front="cri")
+    recorder.count("failures", plugin="a", hook="x")
+    assert recorder.figures() == ['failures{hook="x",plugin="a"} 1', "held 1.5", 'held{front="cri"} 3']
+
+
 def test_a_call_is_held_now_and_has_got_nowhere_yet() -> None:
     clock = Clock()
     recorder = Recorder(clock)

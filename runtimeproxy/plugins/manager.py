@@ -160,11 +160,19 @@ class Manager:
             kept = "; the last good state stays" if registration else ""
             log.warning("registration rejected: %s%s", change.reason, kept, extra={"kind": change.name})
         elif registration is None:
-            log.info("registration %s removed", change.name, extra=_STATE)
+            self._tell_removed(change.name)
         else:
             log.info("registration %s %s: %s", change.name, change.kind.value, _summary(registration), extra=_STATE)
             for warning in registration.warnings:
                 log.warning("registration %s", warning, extra={"kind": warning})
+
+    def _tell_removed(self, file: str) -> None:
+        plugin = self._plugins.get(file)
+        if plugin is None or plugin.policy is not FailurePolicy.FAIL:
+            log.info("registration %s removed", file, extra=_STATE)
+            return
+        unguarded = "it had policy Fail, and calls are no longer refused without it"
+        log.warning("registration %s removed: %s at %s", file, unguarded, _names(plugin.points), extra=_STATE)
 
     def _rebuild(self) -> None:
         """Replace the tables by those of the registry."""
@@ -210,5 +218,9 @@ class Manager:
 
 
 def _summary(registration: Registration) -> str:
-    points = ", ".join(point.name for point in HOOK_POINTS if point.name in registration.points)
-    return f"endpoint {registration.endpoint}, policy {registration.policy.value}, points {points or 'none'}"
+    points = _names(registration.points)
+    return f"endpoint {registration.endpoint}, policy {registration.policy.value}, points {points}"
+
+
+def _names(points: Set[str]) -> str:
+    return ", ".join(point.name for point in HOOK_POINTS if point.name in points) or "none"

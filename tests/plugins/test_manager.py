@@ -321,6 +321,18 @@ async def test_the_log_says_what_changed_once_and_no_more(rig: Rig, caplog: pyte
     ]
 
 
+async def test_the_end_of_a_guard_is_warned_of(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rig.put("a.json", policy="Fail", points=(START.name, CREATE.name))
+    await rig.manager.start()
+    (rig.folder / "a.json").unlink()
+    await rig.until(lambda: rig.names() == [])
+    last = caplog.records[-1]
+    assert last.levelname == "WARNING"
+    assert last.getMessage().startswith("registration a.json removed: it had policy Fail, and calls are no longer ref")
+    assert last.getMessage().endswith(" at PreCreateContainer, PreStartContainer")
+
+
 async def test_a_fault_of_ours_does_not_end_the_following(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     await rig.manager.start()
     made, rig.clients = rig.clients, None  # type: ignore[assignment]  # the factory fails now

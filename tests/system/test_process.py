@@ -96,6 +96,19 @@ async def test_a_signal_ends_it_after_the_held_call(
     assert not proxy.socket.exists()
 
 
+async def test_other_daemons_signals_do_not_end_it_and_one_has_the_figures_logged(
+    front: Front, tmp_path: Path, runtime: Runtime
+) -> None:
+    async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            os.kill(proxy.pid, number)
+            await until(lambda: f"{number.name}: reg" in proxy.output(), "it says so", proxy.output)  # noqa: B023
+        await caller.run_pod()
+        os.kill(proxy.pid, signal.SIGUSR1)
+        wanted = 'calls{operation="RunPodSandbox",outcome="agreed"} 1'
+        await until(lambda: wanted in proxy.output(), "the figures are logged", proxy.output)
+
+
 async def test_it_stops_well_if_it_was_started_without_standard_files(
     front: Front, tmp_path: Path, runtime: Runtime
 ) -> None:
