@@ -12,7 +12,7 @@ class Turns:
     """One queue a key; a key without anybody in it takes no memory."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, list[_Turn]] = {}
+        self._queues: dict[str, _Queue] = {}
 
     def turn(self, key: str, seconds: float) -> "_Turn":
         """Wait for everybody who came earlier for ``key``, at most some seconds, and hold the turn for the block."""
@@ -24,24 +24,27 @@ class Turns:
 
 
 class _Turn:
-    """A place in the queue of a key, from the block's beginning to its end: small, as each held call has one."""
+    """A place in the queue of a key, from the block's beginning to its end: small, as each held call has one.
 
-    __slots__ = ("_key", "_over", "_queues", "_seconds")
+    Who waits does so until it is the first: one that gave up its place does not let those behind it pass those before
+    it. It knows nobody else, as ten thousand calls may be about one container.
+    """
 
-    def __init__(self, queues: "dict[str, list[_Turn]]", key: str, seconds: float) -> None:
+    __slots__ = ("_first", "_key", "_queues", "_seconds")
+
+    def __init__(self, queues: "dict[str, _Queue]", key: str, seconds: float) -> None:
         self._queues = queues
         self._key = key
         self._seconds = seconds
-        self._over: asyncio.Event | None = None
-        """Made by the first one that waits for it; most turns nobody waits for."""
+        self._first: asyncio.Event | None = None
+        """Set once it is the first; most turns need not wait for that."""
 
     async def __aenter__(self) -> None:
-        queue = self._queues.setdefault(self._key, [])
-        earlier = tuple(queue)
-        queue.append(self)
-        if earlier:
+        queue = self._queues.setdefault(self._key, {})
+        queue[self] = None
+        if len(queue) > 1:
             try:
-                await _wait(earlier, self._seconds)
+                await self._wait()
             except BaseException:
                 self._leave()
                 raise
@@ -49,27 +52,23 @@ class _Turn:
     async def __aexit__(self, *error: object) -> None:
         self._leave()
 
-    def over(self) -> asyncio.Event:
-        """Return what is set at the end of the turn."""
-        if self._over is None:
-            self._over = asyncio.Event()
-        return self._over
+    async def _wait(self) -> None:
+        self._first = asyncio.Event()
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._first.wait()
+        except TimeoutError:
+            pass
 
     def _leave(self) -> None:
-        if self._over is not None:
-            self._over.set()
         queue = self._queues[self._key]
-        queue.remove(self)
-        if not queue:
+        del queue[self]
+        first = next(iter(queue), None)
+        if first is None:
             del self._queues[self._key]
+        elif first._first is not None:
+            first._first.set()
 
 
-async def _wait(turns: tuple[_Turn, ...], seconds: float) -> None:
-    """Wait for all of them: one that gave up its place does not let those behind it pass those before it."""
-    events = [turn.over() for turn in turns]
-    try:
-        async with asyncio.timeout(seconds):
-            for event in events:
-                await event.wait()
-    except TimeoutError:
-        pass
+_Queue = dict[_Turn, None]
+"""In the order in which they came."""

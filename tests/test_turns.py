@@ -1,6 +1,7 @@
 """Turns: order within a key, none between keys, and nobody waits longer than its time."""
 
 import asyncio
+import tracemalloc
 from contextlib import suppress
 
 from runtimeproxy.turns import Turns
@@ -79,3 +80,23 @@ async def test_a_key_without_anybody_takes_no_memory_even_after_an_error() -> No
     assert len(turns) == 0
     async with turns.turn("c1", 1):
         assert len(turns) == 1
+
+
+@virtual_time
+async def test_what_a_waiter_takes_does_not_grow_with_those_before_it() -> None:
+    """Ten thousand calls may be about one container; each would hold ten thousand places else."""
+    log = Log()
+    tracemalloc.start()
+    try:
+        sizes = []
+        for _ in range(2):
+            before, _ = tracemalloc.get_traced_memory()
+            for _ in range(1_000):
+                log.start("a", "c1", 10, 0)
+            await asyncio.sleep(0)
+            sizes.append(tracemalloc.get_traced_memory()[0] - before)
+    finally:
+        tracemalloc.stop()
+    assert sizes[1] < 1.5 * sizes[0]
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+    assert len(log.turns) == 0
