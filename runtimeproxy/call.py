@@ -5,10 +5,10 @@ Must not know: HTTP, protobuf, JSON, a front.
 Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from runtimeproxy.errors import HookError
 from runtimeproxy.hookpoints import HookPoint, Operation
@@ -58,6 +58,46 @@ NOT_DONE = Reply(agreed=False)
 
 class Unreadable(Exception):
     """The held message cannot be read; the text says why, without values."""
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """Why something cannot be read, in words: an exception would keep the frames that it came through."""
+
+    text: str
+
+
+class read_once(Generic[_T]):  # a decorator, as property is
+    """A property that is read when it is first asked for, and never again: not where it cannot be read either.
+
+    Who is about what is asked again and again while a call is under way, and reading a long message takes a while.
+    """
+
+    def __init__(self, read: Callable[[Any], _T]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._kept_as = f"_{name} as read"
+
+    def __get__(self, instance: object, owner: object = None) -> _T:
+        attributes = instance.__dict__
+        kept = attributes.get(self._kept_as, self)
+        if kept is self:
+            try:
+                kept = self._read(instance)
+            except Unreadable as error:
+                kept = _Why(str(error))
+            attributes[self._kept_as] = kept
+        if isinstance(kept, _Why):
+            raise Unreadable(kept.text)
+        return kept  # type: ignore[no-any-return]
+
+    def __set__(self, instance: object, value: _T) -> None:
+        instance.__dict__[self._kept_as] = value
 
 
 class Call(Protocol):
@@ -131,6 +171,11 @@ class Call(Protocol):
 
     def over(self) -> None:
         """Know that nothing looks at the request any more."""
+
+    def superseded(self, by: "Call") -> bool:
+        """Know that the runtime agreed to a later call of the same operation on the same subject; True if nothing is
+        left to be found out of this one."""
+        return True
 
     async def settle(self, store: Store) -> Reply:
         """Ask the runtime what became of a call that it has not answered (relay-rules C3).

@@ -58,7 +58,7 @@ class Lifecycle:
         self._turns = Turns()
         self._holds: set[CallTimes] = set()
         self._under_way: set[Call] = set()
-        self._unsettled = Unsettled(store, recorder, self._asked_again)
+        self._unsettled = Unsettled(store, recorder, self._asked_again, self._forget)
 
     def holds(self) -> tuple[int, float]:
         """Return how many calls are held and the age of the oldest in seconds."""
@@ -111,6 +111,7 @@ class Lifecycle:
     def _forget(self, key: str) -> None:
         """Have a subject read anew; calls of it that are under way know it as it was."""
         self.store.forget(key)
+        self._unsettled.unsure(key)
         for other in self._under_way:
             with suppress(Unreadable):
                 other.unsure |= other.order_key() == key
@@ -308,7 +309,7 @@ class Lifecycle:
             # Other calls of the same container may have been committed since this one was held.
             known = call.outcome(call.subject(self.store) or subject, adjustment, reply)
             self._keep(call, known, reply)
-            self._unsettled.answered(key, call.operation)
+            self._unsettled.answered(key, call)
             point = self._asked_point(call, Stage.POST)
             if point is not None and not self._skipped(known):
                 await self._tell(call, point, known, reply)

@@ -16,6 +16,9 @@ from runtimeproxy.texts import Texts
 BURIED = 4096
 """How many buried ids are remembered: far more than calls that can be under way when their subject is destroyed."""
 
+WHOLE_ID = 64
+"""The length of the ids that containerd, CRI-O and dockerd give: nobody means the beginning of a longer one."""
+
 
 class Snapshot(NamedTuple):
     """All records at one moment, oldest first."""
@@ -209,5 +212,7 @@ class Store:
 
 
 def _whole(ids: Iterable[str], beginning: str) -> str:
+    if len(beginning) >= WHOLE_ID:
+        return beginning
     found = [any_id for any_id in ids if any_id.startswith(beginning)] if beginning else []
     return found[0] if len(found) == 1 else beginning

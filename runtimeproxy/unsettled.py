@@ -53,14 +53,23 @@ def _nobody(key: str, operation: Operation) -> bool:
 
 
 class Unsettled:
-    """The calls whose answer never came; ``asked_again`` tells whether a call for the same is under way."""
+    """The calls whose answer never came.
+
+    ``asked_again`` tells whether a call for the same is under way. ``on_unknown`` is called with the key of a container
+    of which nobody will know whether it was updated.
+    """
 
     def __init__(
-        self, store: Store, recorder: Recorder, asked_again: Callable[[str, Operation], bool] = _nobody
+        self,
+        store: Store,
+        recorder: Recorder,
+        asked_again: Callable[[str, Operation], bool] = _nobody,
+        on_unknown: Callable[[str], object] = str,
     ) -> None:
         self._store = store
         self._recorder = recorder
         self._asked_again = asked_again
+        self._on_unknown = on_unknown
         self._entries: dict[_Entry, None] = {}
         self._bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,12 +91,18 @@ class Unsettled:
         self._bytes += entry.size
         self._later(entry)
 
-    def answered(self, key: str, operation: Operation) -> None:
+    def answered(self, key: str, later: Call) -> None:
         """Know that the runtime agreed to a later call: nothing is owed any more for one that asked for the same."""
-        if not self._entries or operation in _EACH_ANOTHER:
-            return
+        operation = later.operation
         for entry in [entry for entry in self._entries if (entry.key, entry.call.operation) == (key, operation)]:
-            self._end(entry, "repeated")
+            if entry.call.superseded(later):
+                self._end(entry, "repeated")
+
+    def unsure(self, key: str) -> None:
+        """Have nothing kept of a subject that nobody is sure of any more, whatever is found out."""
+        for entry in self._entries:
+            if entry.key == key:
+                entry.call.unsure = True
 
     async def stop(self) -> None:
         """Ask no more."""
@@ -148,3 +163,5 @@ class Unsettled:
         if entry.task is not None and entry.task is not asyncio.current_task():
             entry.task.cancel()  # it would keep the call until its question has its turn
         self._recorder.count("unsettled", operation=entry.call.operation.value, result=result)
+        if result == "given_up" and entry.call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
+            self._on_unknown(entry.key)

@@ -5,8 +5,10 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from runtimeproxy.call import Call, CallState, Reply, Unreadable
+from runtimeproxy.call import Call, CallState, Reply, Unreadable, read_once
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.hookpoints import Operation
+from tests.fakes.calls import FakeCall
 
 
 def test_a_call_is_held_released_refused_or_ended() -> None:
@@ -42,6 +44,50 @@ def test_only_what_waits_for_the_runtime_or_a_hook_is_awaited() -> None:
         "release",
         "refuse",
         "outcome",
+        "superseded",
         "answer",
         "over",
     }
+
+
+def test_nothing_is_left_to_be_found_out_of_a_call_that_a_later_one_repeats() -> None:
+    later = FakeCall(Operation.STOP_CONTAINER)
+    assert Call.superseded(FakeCall(Operation.STOP_CONTAINER), later)
+
+
+class Message:
+    """A message that is read once, whatever comes of it."""
+
+    def __init__(self, readable: bool) -> None:
+        self.reads = 0
+        self._readable = readable
+
+    @read_once
+    def id(self) -> str:
+        """Return the id."""
+        self.reads += 1
+        if not self._readable:
+            raise Unreadable("broken")
+        return "c1"
+
+
+def test_what_can_be_read_is_read_once() -> None:
+    message = Message(readable=True)
+    assert [message.id, message.id] == ["c1", "c1"]
+    assert message.reads == 1
+    message.id = "c1-whole"
+    assert (message.id, message.reads) == ("c1-whole", 1)
+    assert Message(readable=True).reads == 0
+
+
+def test_what_cannot_be_read_is_not_tried_again() -> None:
+    message = Message(readable=False)
+    for _ in range(3):
+        with pytest.raises(Unreadable, match="broken") as caught:
+            _ = message.id
+    assert message.reads == 1
+    assert caught.value.__context__ is None, "nothing keeps the frames of the first time"
+
+
+def test_its_docstring_is_that_of_what_reads() -> None:
+    assert vars(Message)["id"].__doc__ == "Return the id."

@@ -16,6 +16,7 @@ from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 
 CREATE, STOP = Operation.CREATE_CONTAINER, Operation.STOP_CONTAINER
+UPDATE = Operation.UPDATE_CONTAINER_RESOURCES
 CANARY = "canary-4711"
 
 
@@ -25,7 +26,8 @@ class Rig:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.recorder = Recorder(self.loop.time)
-        self.unsettled = Unsettled(Store(), self.recorder)
+        self.unknown: list[str] = []
+        self.unsettled = Unsettled(Store(), self.recorder, on_unknown=self.unknown.append)
         self.finished: list[tuple[float, str, Reply]] = []
 
     def add(self, *fates: Reply | Exception, key: str = "c1", operation: Operation = STOP, size: int = 0) -> FakeCall:
@@ -130,7 +132,7 @@ async def test_a_fault_of_our_own_ends_it_and_tells_no_value(caplog: pytest.LogC
 async def test_a_later_answer_to_the_same_settles_it(key: str, operation: Operation, left: int) -> None:
     rig = Rig()
     call = rig.add(DONE)
-    rig.unsettled.answered(key, operation)
+    rig.unsettled.answered(key, FakeCall(operation))
     assert len(rig.unsettled) == left
     await asyncio.sleep(300)
     assert (len(asked(call)), len(rig.finished), rig.counted("repeated")) == (left, left, 1 - left)
@@ -139,11 +141,31 @@ async def test_a_later_answer_to_the_same_settles_it(key: str, operation: Operat
 @virtual_time
 async def test_a_later_update_may_be_another_one() -> None:
     rig = Rig()
-    rig.add(DONE, operation=Operation.UPDATE_CONTAINER_RESOURCES)
-    rig.unsettled.answered("c1", Operation.UPDATE_CONTAINER_RESOURCES)
-    assert len(rig.unsettled) == 1
+    older, later = rig.add(DONE, operation=UPDATE), FakeCall(UPDATE)
+    older.is_superseded = False
+    rig.unsettled.answered("c1", later)
+    assert (older.superseded_by, len(rig.unsettled)) == (later, 1)
     await asyncio.sleep(1)
     assert len(rig.finished) == 1
+
+
+@pytest.mark.parametrize("operation", [UPDATE, STOP])
+@virtual_time
+async def test_of_a_container_nobody_knows_once_an_update_is_given_up(operation: Operation) -> None:
+    rig = Rig()
+    rig.add(UNANSWERED, operation=operation)
+    await asyncio.sleep(ASKED_AFTER_SECONDS[-1] - 1)
+    assert rig.unknown == []
+    await asyncio.sleep(2)
+    assert rig.unknown == (["c1"] if operation is UPDATE else [])
+
+
+@virtual_time
+async def test_calls_on_what_nobody_is_sure_of_are_unsure() -> None:
+    rig = Rig()
+    calls = {key: rig.add(DONE, key=key) for key in ("c1", "c2")}
+    rig.unsettled.unsure("c1")
+    assert [call.unsure for call in calls.values()] == [True, False]
 
 
 @virtual_time
@@ -152,7 +174,7 @@ async def test_a_later_answer_counts_also_while_the_runtime_is_asked() -> None:
     call = rig.add(DONE)
     call.read_seconds = 1
     await asyncio.sleep(0.5)
-    rig.unsettled.answered("c1", STOP)
+    rig.unsettled.answered("c1", FakeCall(STOP))
     await asyncio.sleep(300)
     assert (asked(call), rig.finished, rig.counted("repeated")) == ([0.1], [], 1)
 
@@ -160,7 +182,7 @@ async def test_a_later_answer_counts_also_while_the_runtime_is_asked() -> None:
 @virtual_time
 async def test_an_answer_where_nothing_is_unsettled_is_no_news() -> None:
     rig = Rig()
-    rig.unsettled.answered("c1", STOP)
+    rig.unsettled.answered("c1", FakeCall(STOP))
     assert rig.recorder.total("unsettled") == 0
 
 
@@ -184,7 +206,7 @@ async def test_a_call_that_was_settled_while_it_waited_is_not_asked_about() -> N
         call.read_seconds = 1
     await asyncio.sleep(0.5)
     (waiting,) = (key for key, call in calls.items() if not asked(call))
-    rig.unsettled.answered(waiting, STOP)
+    rig.unsettled.answered(waiting, FakeCall(STOP))
     await asyncio.sleep(300)
     assert (asked(calls[waiting]), len(rig.finished)) == ([], 4)
 

@@ -9,36 +9,25 @@ from abc import abstractmethod
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property
 
 from runtimeproxy import hookpoints, records
-from runtimeproxy.call import NOT_DONE, Call, CallState, Reply, Unreadable
-from runtimeproxy.cri import edit, fate, translate
+from runtimeproxy.call import NOT_DONE, Call, CallState, Reply, Unreadable, read_once
+from runtimeproxy.cri import fate, translate
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.held import HeldStream
-from runtimeproxy.errors import BackendError, HookError, Reason
+from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import (
     Adjustment,
-    ContainerInfo,
     ContainerRecord,
     HookRequest,
-    PodInfo,
     PodRecord,
     ResourceValue,
     Subject,
-    named,
-    overlay,
 )
-from runtimeproxy.records import AskedUpdate
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire import grpc
-
-UPDATE_SECONDS = 10.0
-"""Time of the extra update of PreStartContainer where the caller gave no deadline."""
-
 
 READ_FIRST_BYTES = 1 << 20
 """A longer message is read before it is released: else what the runtime takes at once would be there beside all forms
@@ -77,7 +66,7 @@ class CriCall(Call):
         if not self._reply.done() and self._held.reply is not None:
             self._reply.set_result(self._held.reply)
 
-    @cached_property
+    @read_once
     def id(self) -> str:
         """Return the id in the first field of the requests that have one. Raises Unreadable.
 
@@ -183,113 +172,6 @@ class PodCall(CriCall):
         return fate.of_pod(self.operation, await self._backend.pod_state(self._version, self.id))
 
 
-class UpdatePodCall(PodCall):
-    """UpdatePodSandboxResources: has no hook point, keeps the record right."""
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Take over what the request sets."""
-        _, overhead, resources = translate.read_pod_update(self.message)
-
-        def updated(pod: PodInfo) -> PodInfo:
-            return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
-
-        pod = subject.pod
-        return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read))
-
-    async def _fate(self, store: Store) -> Reply:
-        """Tell by the pod's resources."""
-        _, overhead, resources = translate.read_pod_update(self.message)
-        return fate.of_pod_update(await self._backend.pod(self._version, self.id), overhead, resources)
-
-
-class RunPodCall(CriCall):
-    """RunPodSandbox: the pod is in the request."""
-
-    @cached_property
-    def asked(self) -> PodInfo:
-        """Return the pod as the kubelet asks for it. Raises Unreadable."""
-        return translate.read_pod(self.message)
-
-    def order_key(self) -> str:
-        """Name the pod by what the kubelet calls it: it has no id yet."""
-        return f"{self.asked.namespace}/{self.asked.name}/{self.asked.uid}/{self.asked.attempt}"
-
-    def subject(self, store: Store) -> Subject | None:
-        """Read the pod."""
-        return Subject(PodRecord(self.asked, self.asked))
-
-    async def read_subject(self, store: Store) -> Subject | None:
-        """Need nobody: the request has it all."""
-        return self.subject(store)
-
-    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        """Put the adjustment into the sandbox config."""
-        return edit.edit_pod(self.message, adjustment)
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Add the id that the runtime gave."""
-        return records.created_pod(subject, adjustment, translate.read_id(reply.message))
-
-    async def _fate(self, store: Store) -> Reply:
-        """Look for the pod among those that the runtime has."""
-        return fate.of_run_pod(self.asked, await self._backend.pods(self._version), store)
-
-
-class CreateCall(CriCall):
-    """CreateContainer: the container is in the request, its pod in the Store."""
-
-    @cached_property
-    def asked(self) -> tuple[ContainerInfo, str]:
-        """Return the container as the kubelet asks for it, and the cgroup parent that this request gives its pod.
-
-        Raises Unreadable.
-        """
-        return translate.read_container(self.message)
-
-    def order_key(self) -> str:
-        """Name the container by its pod and name: it has no id yet."""
-        container, _ = self.asked
-        return f"{container.pod_id}/{container.name}/{container.attempt}"
-
-    def subject(self, store: Store) -> Subject | None:
-        """Look the pod up."""
-        container, _ = self.asked
-        return self._in(store.pod(container.pod_id) or store.pod(store.whole_pod_id(container.pod_id)))
-
-    async def read_subject(self, store: Store) -> Subject | None:
-        """Ask the runtime for the pod."""
-        container, _ = self.asked
-        return self._in(await self.read_pod(container.pod_id, store))
-
-    def _in(self, pod: PodRecord | None) -> Subject | None:
-        """Return the container in its pod; the kubelet's own cgroup parent of that stands in the request."""
-        if pod is None:
-            return None
-        container, cgroup_parent = self.asked
-        if container.pod_id != pod.effective.id:  # but its beginning
-            container = replace(container, pod_id=pod.effective.id)
-            self.asked = container, cgroup_parent
-        return Subject(records.pod_of_create(pod, cgroup_parent), ContainerRecord(container, container))
-
-    def unedited(self, store: Store) -> bool:
-        """Tell that no pod has a cgroup parent that a hook gave it."""
-        return not store.has_moved_pods
-
-    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
-        parent = records.parent_to_put_in(subject.pod, adjustment)
-        return edit.edit_container(self.message, adjustment, parent)
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Add the id that the runtime gave."""
-        return records.created_container(subject, adjustment, translate.read_id(reply.message))
-
-    async def _fate(self, store: Store) -> Reply:
-        """Look for the container among those of its pod."""
-        container, _ = self.asked
-        return fate.of_create(container, await self._backend.containers(self._version, container.pod_id), store)
-
-
 class ContainerCall(CriCall):
     """StopContainer, RemoveContainer: a container by its id, with its pod."""
 
@@ -315,80 +197,3 @@ class ContainerCall(CriCall):
     async def _fate(self, store: Store) -> Reply:
         """Tell by the container's state."""
         return fate.of_container(self.operation, await self._backend.container_state(self._version, self.id))
-
-
-class StartCall(ContainerCall):
-    """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
-
-    prepares = True
-
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
-        present = records.container_of(subject).effective.resources
-        said = edit.said_in_update(adjustment.resources, present)
-        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
-        resources = {name: value for name, value in said.resources.items() if value}
-        if not resources:
-            return {}
-        seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
-        if seconds <= 0:
-            raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED, not_done=True)
-        request = edit.update_request(self.id, resources, present)
-        try:
-            await self._backend.update(self._version, request, seconds)
-        except BaseException as error:
-            self.unsure = not (isinstance(error, BackendError) and error.not_done)
-            raise
-        return resources
-
-
-class UpdateCall(ContainerCall):
-    """UpdateContainerResources: hooks see the kubelet's originals, the runtime gets what differs (hook-api)."""
-
-    _put_in: Mapping[str, ResourceValue] = {}
-    """The fields that ``edited`` set in the message."""
-
-    @cached_property
-    def asked(self) -> AskedUpdate:
-        """Return what the request asks for. Raises Unreadable."""
-        return AskedUpdate(*translate.read_update(self.message))
-
-    def order_key(self) -> str:
-        """Name the container; a request that cannot be read to its end is no request to change."""
-        _ = self.asked
-        return self.id
-
-    def hook_request(self, subject: Subject) -> HookRequest:
-        """Tell the record's original values overlaid by what this request sets."""
-        return records.told_of_update(subject, self.asked)
-
-    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
-        """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
-        differing = records.differing(subject, self.asked, adjustment)
-        said = edit.said_in_update(differing, records.container_of(subject).effective.resources)
-        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
-        message = edit.edit_update(self.message, said.resources, adjustment.annotations)
-        self._put_in = said.resources
-        return message
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Keep the kubelet's values and the runtime's apart."""
-        return records.updated(subject, self.asked, adjustment, self._put_in)
-
-    async def _fate(self, store: Store) -> Reply:
-        """Tell by the container's resources."""
-        wanted = named(overlay(self.asked.resources, self._put_in))
-        return fate.of_update(await self._backend.container(self._version, self.id), wanted)
-
-
-KINDS: dict[Operation, type[CriCall]] = {
-    Operation.RUN_POD_SANDBOX: RunPodCall,
-    Operation.STOP_POD_SANDBOX: PodCall,
-    Operation.REMOVE_POD_SANDBOX: PodCall,
-    Operation.UPDATE_POD_SANDBOX_RESOURCES: UpdatePodCall,
-    Operation.CREATE_CONTAINER: CreateCall,
-    Operation.START_CONTAINER: StartCall,
-    Operation.UPDATE_CONTAINER_RESOURCES: UpdateCall,
-    Operation.STOP_CONTAINER: ContainerCall,
-    Operation.REMOVE_CONTAINER: ContainerCall,
-}

@@ -88,6 +88,11 @@ def said_in_update(changes: Mapping[str, ResourceValue], present: Resources | No
     return Said(said, tuple(sorted(cleared | (changes.keys() - said.keys()))))
 
 
+def taken_in_update(resources: Resources | None) -> Resources | None:
+    """Return what a runtime makes of an update that names what none changes."""
+    return None if resources is None else overlay(resources, dict.fromkeys(_NOT_IN_UPDATES, 0))
+
+
 def update_request(container_id: str, changes: Mapping[str, ResourceValue], base: Resources | None) -> bytes:
     """Make an UpdateContainerResourcesRequest that carries only the changed fields.
 

@@ -11,9 +11,9 @@ import socket
 
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.bounds import EARLY_ENDS, Unread, verdict
-from runtimeproxy.cri.call import KINDS
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
+from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.reader import Reader
 from runtimeproxy.cri.sync import State
 from runtimeproxy.errors import WireError

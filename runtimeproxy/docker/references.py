@@ -8,10 +8,9 @@ container read anew.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 
 from runtimeproxy import hookpoints, records
-from runtimeproxy.call import DONE, GONE, NOT_DONE, UNANSWERED, CallState, Reply, Unreadable
+from runtimeproxy.call import DONE, GONE, NOT_DONE, UNANSWERED, Call, CallState, Reply, Unreadable, read_once
 from runtimeproxy.docker import edit, status, translate
 from runtimeproxy.docker.call import Daemon, DockerCall, body_of
 from runtimeproxy.docker.exchange import HeldExchange
@@ -48,6 +47,8 @@ class ReferenceCall(DockerCall):
         self._reference = exchange.route.reference
         self._id = ""
         self._found = False
+        self._changes_seen: int | None = None
+        """How often the daemon had told of somebody else's changes when it was asked for the subject, if it was."""
         known = daemon.lookup.known(self._reference)
         if known is not None:
             self._take(self._reference, known)
@@ -60,11 +61,14 @@ class ReferenceCall(DockerCall):
         """Look the subject up; an event may have had the Store forget it since."""
         known = self._daemon.lookup.known(self._id) if self._id else None
         self.unsure |= self._found and known is None
+        # Nobody forgot what only this call knew, though it may be what was changed.
+        self.unsure |= self._changes_seen not in (None, self._daemon.events.changes)
         self._found |= known is not None
         return known
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the daemon what the reference names."""
+        self._changes_seen = self._daemon.events.changes
         found = await self._daemon.lookup.read(self._reference)
         if found is None:
             return None
@@ -165,7 +169,7 @@ class UpdateCall(ReferenceCall):
             raise Unreadable(self._body)
         return self._body
 
-    @cached_property
+    @read_once
     def asked(self) -> AskedUpdate:
         """Return what the request asks for. Raises Unreadable."""
         return AskedUpdate(self._reference, translate.read_update(self.body))
@@ -214,11 +218,19 @@ class UpdateCall(ReferenceCall):
             self._daemon.events.no_update(self._id)
         else:
             self._daemon.events.unsettled_update(self._id)
-            self._found = False  # what is found out of it later is kept
+            self._found, self._changes_seen = False, None  # what is found out of it later is kept
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Keep the kubelet's values and the daemon's apart; an update has no place for annotations."""
         return records.updated(subject, self.asked, replace(adjustment, annotations={}), self._put_in)
+
+    def superseded(self, by: Call) -> bool:
+        """Ask only for what a later update does not name."""
+        assert isinstance(by, UpdateCall)
+        left = records.outlived(self.asked, self._put_in, by.asked, by._put_in)
+        if left is not None:
+            self.asked, self._put_in = left
+        return left is None
 
     async def _fate(self, store: Store) -> Reply:
         """Tell by the container's resources."""

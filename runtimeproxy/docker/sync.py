@@ -46,6 +46,8 @@ class Events:
     ) -> None:
         self.expected_updates: Counter[str] = Counter()
         """How many events of updates are still to come that are our own, by full id."""
+        self.changes = 0
+        """How often something was changed behind our back."""
         self._backend = backend
         self._store = store
         self._recorder = recorder
@@ -77,6 +79,7 @@ class Events:
 
     def forget(self, container_id: str) -> None:
         """Forget what was changed behind our back; it is read anew when it is needed."""
+        self.changes += 1
         self._store.forget(container_id)
 
     def gone(self, container_id: str) -> None:

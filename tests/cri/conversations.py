@@ -16,8 +16,8 @@ from typing import Self
 
 from hypothesis import strategies as st
 
-from runtimeproxy.cri.call import KINDS
 from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.routes import HELD
 from tests.cri.calls import (
     CONTINUATION,

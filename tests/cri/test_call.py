@@ -11,7 +11,7 @@ import pytest
 from runtimeproxy import hookpoints
 from runtimeproxy.call import Reply
 from runtimeproxy.cri import call, translate
-from runtimeproxy.cri.call import KINDS
+from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookpoints import Operation, Stage
 from runtimeproxy.model import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.call import Reply, Unreadable
-from runtimeproxy.cri.call import UPDATE_SECONDS
+from runtimeproxy.cri.updates import UPDATE_SECONDS
 from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import (

@@ -391,3 +391,8 @@ def test_arbitrary_bytes_are_edited_or_refused(
         refused = ""
         assert change(result) is result
     assert not refused or "out of range" in refused  # field number 0, which upb takes and Go refuses
+
+
+def test_what_no_runtime_changes_is_not_taken_from_an_update() -> None:
+    assert edit.taken_in_update(None) is None
+    assert edit.taken_in_update(Resources(cpu_shares=2, oom_score_adj=900)) == Resources(cpu_shares=2)

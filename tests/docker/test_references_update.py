@@ -1,5 +1,6 @@
 """Docker's update: what hooks are told, what the daemon gets, and whose update its event then tells of."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -216,3 +217,35 @@ async def test_an_update_whose_call_has_ended_is_not_sent_and_not_waited_for(nod
     assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
     assert await call.settle(node.store) == NOT_DONE
     await until(lambda: hook.cancelled == 1)
+
+
+async def test_what_somebody_else_changes_while_a_call_that_had_to_read_it_is_held_is_read_anew(node: Node) -> None:
+    _, container_id = await node.made()
+    node.forget()
+    gated = node.plugins.gated("a", points=("PreStartContainer",))
+    started = asyncio.create_task(node.act("start", container_id))
+    await until(lambda: gated.waiting == 1)
+    node.dockerd.state.update(container_id, {"CpuShares": 4711})
+    await until(lambda: node.recorder.total("updates_of_others") == 1)
+    gated.gate.set()
+    assert (await started).status == 204
+    assert node.store.container(container_id) is None
+    node.plugins.add("b", points=("PostStopContainer",))
+    await node.act("stop", container_id)
+    assert node.told_container.resources is not None
+    assert node.told_container.resources.cpu_shares == 4711
+
+
+async def test_what_a_lost_update_leaves_unsure_is_not_kept_by_a_call_that_had_read_it(node: Node) -> None:
+    _, container_id = await node.made()
+    node.forget()
+    gated = node.plugins.gated("a", points=("PreStartContainer",))
+    started = asyncio.create_task(node.act("start", container_id))
+    await until(lambda: gated.waiting == 1)
+    node.dockerd.inject(UPDATE, Injection(cut_after_bytes=0))
+    client = await node.client()
+    client.send(request("POST", f"{node.prefix}/containers/{container_id}/update", b'{"CpuShares": 4711}'))
+    assert await client.ended() == b""
+    gated.gate.set()
+    assert (await started).status == 204
+    assert node.store.container(container_id) is None

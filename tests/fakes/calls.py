@@ -60,6 +60,8 @@ class FakeCall(Call):
     fates: list[Reply | Exception] = field(default_factory=list)
     """What the runtime tells each time it is asked what became of the call; the last one stays."""
     size: int = 0
+    is_superseded: bool = True
+    superseded_by: Call | None = None
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
     released_with: tuple[Subject | None, Adjustment] | None = None
@@ -76,6 +78,10 @@ class FakeCall(Call):
 
     def _step(self, name: str) -> None:
         self.steps.append((asyncio.get_running_loop().time(), name))
+
+    def superseded(self, by: Call) -> bool:
+        self.superseded_by = by
+        return self.is_superseded
 
     @property
     def kept_bytes(self) -> int:

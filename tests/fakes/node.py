@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 
 from runtimeproxy.call import CallState, Reply
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.call import KINDS, CriCall
+from runtimeproxy.cri.call import CriCall
+from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import BackendError

@@ -1,0 +1,103 @@
+"""CRI's creates: RunPodSandbox and CreateContainer.
+
+Owns how a create becomes a subject, how an adjustment is put into it, what its outcome is.
+Must not know: frames, windows, hook servers.
+Invariant: what is made is known by what the kubelet calls it until the runtime gives it an id.
+"""
+
+from dataclasses import replace
+
+from runtimeproxy import records
+from runtimeproxy.call import Reply, read_once
+from runtimeproxy.cri import edit, fate, translate
+from runtimeproxy.cri.call import CriCall
+from runtimeproxy.model import Adjustment, ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.store import Store
+
+
+class RunPodCall(CriCall):
+    """RunPodSandbox: the pod is in the request."""
+
+    @read_once
+    def asked(self) -> PodInfo:
+        """Return the pod as the kubelet asks for it. Raises Unreadable."""
+        return translate.read_pod(self.message)
+
+    def order_key(self) -> str:
+        """Name the pod by what the kubelet calls it: it has no id yet."""
+        return f"{self.asked.namespace}/{self.asked.name}/{self.asked.uid}/{self.asked.attempt}"
+
+    def subject(self, store: Store) -> Subject | None:
+        """Read the pod."""
+        return Subject(PodRecord(self.asked, self.asked))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Need nobody: the request has it all."""
+        return self.subject(store)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put the adjustment into the sandbox config."""
+        return edit.edit_pod(self.message, adjustment)
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the runtime gave."""
+        return records.created_pod(subject, adjustment, translate.read_id(reply.message))
+
+    async def _fate(self, store: Store) -> Reply:
+        """Look for the pod among those that the runtime has."""
+        return fate.of_run_pod(self.asked, await self._backend.pods(self._version), store)
+
+
+class CreateCall(CriCall):
+    """CreateContainer: the container is in the request, its pod in the Store."""
+
+    @read_once
+    def asked(self) -> tuple[ContainerInfo, str]:
+        """Return the container as the kubelet asks for it, and the cgroup parent that this request gives its pod.
+
+        Raises Unreadable.
+        """
+        return translate.read_container(self.message)
+
+    def order_key(self) -> str:
+        """Name the container by its pod and name: it has no id yet."""
+        container, _ = self.asked
+        return f"{container.pod_id}/{container.name}/{container.attempt}"
+
+    def subject(self, store: Store) -> Subject | None:
+        """Look the pod up."""
+        container, _ = self.asked
+        return self._in(store.pod(container.pod_id) or store.pod(store.whole_pod_id(container.pod_id)))
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        """Ask the runtime for the pod."""
+        container, _ = self.asked
+        return self._in(await self.read_pod(container.pod_id, store))
+
+    def _in(self, pod: PodRecord | None) -> Subject | None:
+        """Return the container in its pod; the kubelet's own cgroup parent of that stands in the request."""
+        if pod is None:
+            return None
+        container, cgroup_parent = self.asked
+        if container.pod_id != pod.effective.id:  # but its beginning
+            container = replace(container, pod_id=pod.effective.id)
+            self.asked = container, cgroup_parent
+        return Subject(records.pod_of_create(pod, cgroup_parent), ContainerRecord(container, container))
+
+    def unedited(self, store: Store) -> bool:
+        """Tell that no pod has a cgroup parent that a hook gave it."""
+        return not store.has_moved_pods
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
+        parent = records.parent_to_put_in(subject.pod, adjustment)
+        return edit.edit_container(self.message, adjustment, parent)
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Add the id that the runtime gave."""
+        return records.created_container(subject, adjustment, translate.read_id(reply.message))
+
+    async def _fate(self, store: Store) -> Reply:
+        """Look for the container among those of its pod."""
+        container, _ = self.asked
+        return fate.of_create(container, await self._backend.containers(self._version, container.pod_id), store)

@@ -1,0 +1,123 @@
+"""CRI's calls that change the resources of what is there: updates, and a start with an update ahead of it.
+
+Owns what such a call puts into the runtime and into the record, and how that is told from the runtime's state.
+Must not know: frames, windows, hook servers.
+Invariant: the record has what the runtime has, also where an update names what no runtime changes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from runtimeproxy import records
+from runtimeproxy.call import Call, Reply, read_once
+from runtimeproxy.cri import edit, fate, translate
+from runtimeproxy.cri.call import ContainerCall, PodCall
+from runtimeproxy.errors import BackendError
+from runtimeproxy.model import Adjustment, HookRequest, PodInfo, PodRecord, ResourceValue, Subject, named, overlay
+from runtimeproxy.records import AskedUpdate
+from runtimeproxy.store import Store
+from runtimeproxy.wire import grpc
+
+UPDATE_SECONDS = 10.0
+"""Time of the extra update of PreStartContainer where the caller gave no deadline."""
+
+
+class UpdatePodCall(PodCall):
+    """UpdatePodSandboxResources: has no hook point, keeps the record right."""
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Take over what the request sets."""
+        _, overhead, resources = translate.read_pod_update(self.message)
+
+        def updated(pod: PodInfo) -> PodInfo:
+            return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
+
+        pod = subject.pod
+        return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read))
+
+    def superseded(self, by: Call) -> bool:
+        """Hold beside a later one that does not name all that this one names."""
+        assert isinstance(by, UpdatePodCall)
+        mine, later = (translate.read_pod_update(call.message)[1:] for call in (self, by))
+        return all(after is not None or before is None for before, after in zip(mine, later, strict=True))
+
+    async def _fate(self, store: Store) -> Reply:
+        """Tell by the pod's resources."""
+        _, overhead, resources = translate.read_pod_update(self.message)
+        return fate.of_pod_update(await self._backend.pod(self._version, self.id), overhead, resources)
+
+
+class StartCall(ContainerCall):
+    """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
+
+    prepares = True
+
+    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
+        """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
+        present = records.container_of(subject).effective.resources
+        said = edit.said_in_update(adjustment.resources, present)
+        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
+        resources = {name: value for name, value in said.resources.items() if value}
+        if not resources:
+            return {}
+        seconds = UPDATE_SECONDS if self.deadline is None else self.deadline - self._loop.time()
+        if seconds <= 0:
+            raise BackendError("no time is left of the caller's deadline", grpc.DEADLINE_EXCEEDED, not_done=True)
+        request = edit.update_request(self.id, resources, present)
+        try:
+            await self._backend.update(self._version, request, seconds)
+        except BaseException as error:
+            self.unsure = not (isinstance(error, BackendError) and error.not_done)
+            raise
+        return resources
+
+
+class UpdateCall(ContainerCall):
+    """UpdateContainerResources: hooks see the kubelet's originals, the runtime gets what differs (hook-api)."""
+
+    _put_in: Mapping[str, ResourceValue] = {}
+    """The fields that ``edited`` set in the message."""
+
+    @read_once
+    def asked(self) -> AskedUpdate:
+        """Return what the request asks for. Raises Unreadable."""
+        return AskedUpdate(*translate.read_update(self.message))
+
+    def order_key(self) -> str:
+        """Name the container; a request that cannot be read to its end is no request to change."""
+        _ = self.asked
+        return self.id
+
+    def hook_request(self, subject: Subject) -> HookRequest:
+        """Tell the record's original values overlaid by what this request sets."""
+        return records.told_of_update(subject, self.asked)
+
+    def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
+        """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
+        differing = records.differing(subject, self.asked, adjustment)
+        said = edit.said_in_update(differing, records.container_of(subject).effective.resources)
+        self._recorder.left_out(self.operation.value, said.left_out, by="an update")
+        message = edit.edit_update(self.message, said.resources, adjustment.annotations)
+        self._put_in = said.resources
+        return message
+
+    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
+        """Keep the kubelet's values and the runtime's apart."""
+        return records.updated(subject, self._taken, adjustment, self._put_in)
+
+    @property
+    def _taken(self) -> AskedUpdate:
+        return replace(self.asked, resources=edit.taken_in_update(self.asked.resources))
+
+    def superseded(self, by: Call) -> bool:
+        """Ask only for what a later update does not name."""
+        assert isinstance(by, UpdateCall)
+        left = records.outlived(self.asked, self._put_in, by.asked, by._put_in)
+        if left is not None:
+            self.asked, self._put_in = left
+        return left is None
+
+    async def _fate(self, store: Store) -> Reply:
+        """Tell by the container's resources."""
+        wanted = named(overlay(self._taken.resources, self._put_in))
+        return fate.of_update(await self._backend.container(self._version, self.id), wanted)
