@@ -245,7 +245,7 @@ class Lifecycle:
             self._dispatcher.rejected(point, adjustment, late, records.told(subject).name)
         else:
             if held:
-                self._commit(call, records.prepared(call.subject(self.store) or subject, held))
+                self._commit(call, records.prepared(call.subject(self.store) or subject, held, adjustment))
             return adjustment
         return NO_ADJUSTMENT
 

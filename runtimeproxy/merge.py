@@ -61,7 +61,7 @@ def echo(request: HookRequest) -> HookAnswer:
 def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
     """Return what an answer changes of what was sent, in all its parts.
 
-    Owners and conflicts are empty: ``combine`` knows the plugin.
+    Owners, confirmers and conflicts are empty: ``combine`` knows the plugin.
     """
     sent = echo(request)
     values: dict[str, Any] = {}
@@ -227,6 +227,7 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
         cgroup_parent=earlier.cgroup_parent if change.cgroup_parent is None else change.cgroup_parent,
         resources=_joined(earlier.resources, change.resources),
         confirmed=earlier.confirmed | change.confirmed,
+        confirmers=earlier.confirmers | {(name, plugin) for name in change.confirmed},
         owners={**earlier.owners, **dict.fromkeys(fields, plugin)},
         conflicts=earlier.conflicts + _conflicts(earlier, plugin, fields),
     )

@@ -96,10 +96,15 @@ class PodRecord:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
-    """A container as the kubelet asked for it and as it is after the hooks."""
+    """A container as the kubelet asked for it and as it is after the hooks.
+
+    ``owners`` pairs resource fields with the plugins that set them, as far as that is known: nobody knows it of a
+    container that was read.
+    """
 
     original: ContainerInfo
     effective: ContainerInfo
+    owners: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +155,9 @@ class Adjustment:
 
     Maps hold the entries to set and no others. ``resources`` maps field names of ``Resources`` to new values;
     its two map fields hold changed entries only. ``confirmed`` names the resource fields that an answer repeated as
-    they were sent: a result that the hook stands for. ``owners`` maps "resources.cpu_quota", "envs.NAME", "labels.KEY",
-    "annotations.KEY", "cgroup_parent", "resources.unified.KEY", "resources.hugepage_limits.2MB" to plugin names.
+    they were sent: a result that the hook stands for; ``confirmers`` pairs these with plugins. ``owners`` maps
+    "resources.cpu_quota", "envs.NAME", "labels.KEY", "annotations.KEY", "cgroup_parent", "resources.unified.KEY",
+    "resources.hugepage_limits.2MB" to plugin names.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -160,6 +166,7 @@ class Adjustment:
     cgroup_parent: str | None = None
     resources: Mapping[str, ResourceValue] = field(default_factory=dict)
     confirmed: frozenset[str] = frozenset()
+    confirmers: frozenset[tuple[str, str]] = frozenset()
     owners: Mapping[str, str] = field(default_factory=dict)
     conflicts: tuple[Conflict, ...] = ()
 

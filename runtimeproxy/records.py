@@ -63,7 +63,7 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
     request = HookRequest(subject.pod.effective, original)
     effective = applied(request, adjustment).container if adjustment else original
     assert effective is not None
-    return Subject(subject.pod, ContainerRecord(original, effective))
+    return Subject(subject.pod, ContainerRecord(original, effective, _owners({}, adjustment.resources, adjustment)))
 
 
 def pod_of_create(pod: PodRecord, cgroup_parent: str) -> PodRecord:
@@ -87,14 +87,27 @@ def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:
     return pod.effective.cgroup_parent if hooked else None
 
 
+def _owners(
+    known: dict[str, str], set_now: Mapping[str, ResourceValue], adjustment: Adjustment
+) -> tuple[tuple[str, str], ...]:
+    """Return who owns which resource field; of a map nobody does, as each entry may be another one's."""
+    for name in set_now:
+        known.pop(name, None)
+        if owner := adjustment.owners.get(f"resources.{name}"):
+            known[name] = owner
+    return tuple(known.items())
+
+
 # -- start -----------------------------------------------------------------------------------------------------------
 
 
-def prepared(subject: Subject, resources: Mapping[str, ResourceValue]) -> Subject:
+def prepared(subject: Subject, resources: Mapping[str, ResourceValue], adjustment: Adjustment) -> Subject:
     """Return the container with what the extra update of PreStartContainer set."""
     container = container_of(subject)
     overlaid = overlay(container.effective.resources, resources)
-    return Subject(subject.pod, ContainerRecord(container.original, replace(container.effective, resources=overlaid)))
+    owners = _owners(dict(container.owners), resources, adjustment)
+    effective = replace(container.effective, resources=overlaid)
+    return Subject(subject.pod, ContainerRecord(container.original, effective, owners))
 
 
 # -- update ----------------------------------------------------------------------------------------------------------
@@ -121,13 +134,20 @@ def told_of_update(subject: Subject, asked: AskedUpdate) -> HookRequest:
 
 
 def differing(subject: Subject, asked: AskedUpdate, adjustment: Adjustment) -> dict[str, ResourceValue]:
-    """Return the fields whose result differs from what the runtime would hold after the request's own bytes alone."""
+    """Return the fields whose result differs from what the runtime would hold after the request's own bytes alone.
+
+    Who repeats what was sent takes back what it set itself, not what another one did.
+    """
     container = container_of(subject)
+    owners = dict(container.owners)
+    confirmed = {
+        name for name in adjustment.confirmed if name not in owners or (name, owners[name]) in adjustment.confirmers
+    }
     request = named(asked.resources)
     alone = overlay(container.effective.resources, request) or NO_RESOURCES
     result = overlay(overlay(container.original.resources, request), adjustment.resources) or NO_RESOURCES
     fields: dict[str, ResourceValue] = {}
-    for name in sorted(adjustment.resources.keys() | adjustment.confirmed):
+    for name in sorted(adjustment.resources.keys() | confirmed):
         wanted, holds = getattr(result, name), getattr(alone, name)
         if name in MAP_FIELDS:
             wanted = {key: value for key, value in wanted.items() if holds.get(key) != value}
@@ -155,7 +175,9 @@ def updated(
         resources=overlay(before.effective.resources, named(overlay(asked.resources, put_in))),
         annotations={**before.effective.annotations, **asked.annotations, **adjustment.annotations},
     )
-    return Subject(subject.pod, ContainerRecord(original, effective))
+    asked_too = named(asked.resources)
+    owners = {name: plugin for name, plugin in before.owners if name not in asked_too}
+    return Subject(subject.pod, ContainerRecord(original, effective, _owners(owners, put_in, adjustment)))
 
 
 def outlived(

@@ -41,7 +41,7 @@ class Texts:
         maps: _Maps = {}
         original = self._container(record.original, maps)
         same = record.effective is record.original
-        return ContainerRecord(original, original if same else self._container(record.effective, maps))
+        return ContainerRecord(original, original if same else self._container(record.effective, maps), record.owners)
 
     def _bound(self) -> None:
         if len(self._known) > TABLE_LIMIT:

@@ -317,7 +317,7 @@ async def test_what_the_extra_update_set_is_known_whatever_becomes_of_the_start(
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=("PreStartContainer",))
     await core.run(FakeCall(START, reply=reply, fates=[UNANSWERED]))
-    assert core.store.container("c1") == records.prepared(SUBJECT, {"cpu_shares": 2}).container
+    assert core.store.container("c1") == records.prepared(SUBJECT, {"cpu_shares": 2}, NO_ADJUSTMENT).container
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])

@@ -231,7 +231,9 @@ def test_combine_records_the_owner_of_each_field() -> None:
         "resources.hugepage_limits.2MB",
         "resources.unified.cpu.weight",
     }
-    assert combine(NO_ADJUSTMENT, "one", change) == replace(change, owners=dict.fromkeys(fields, "one"))
+    confirmers = frozenset({("cpu_shares", "one")})
+    owned = replace(change, owners=dict.fromkeys(fields, "one"), confirmers=confirmers)
+    assert combine(NO_ADJUSTMENT, "one", change) == owned
 
 
 def test_a_change_of_nothing_leaves_the_earlier_one() -> None:
@@ -246,6 +248,7 @@ def test_confirmed_fields_add_up_also_if_another_plugin_changed_them() -> None:
     later = Adjustment(resources={"cpu_quota": -1}, confirmed=frozenset({"cpu_shares"}))
     both = combine(earlier, "two", later)
     assert both.confirmed == {"cpu_quota", "cpu_shares"}
+    assert both.confirmers == {("cpu_quota", "one"), ("cpu_shares", "two")}
     assert both.resources == {"cpu_quota": -1}
     assert both.conflicts == ()
 

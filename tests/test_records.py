@@ -119,11 +119,11 @@ def test_a_create_tells_the_kubelets_cgroup_parent_of_a_pod_that_was_read(parent
 
 
 def test_what_went_ahead_of_a_start_is_the_runtimes_alone() -> None:
-    made = records.prepared(subject(), {"cpu_shares": 2})
+    made = records.prepared(subject(), {"cpu_shares": 2}, NO_ADJUSTMENT)
     container = records.container_of(made)
     assert container.original == CONTAINER
     assert container.effective == replace(CONTAINER, resources=replace(ASKED, cpu_shares=2))
-    assert records.prepared(subject(), {}) == subject()
+    assert records.prepared(subject(), {}, NO_ADJUSTMENT) == subject()
 
 
 # -- update ------------------------------------------------------------------------------------------------------------
@@ -219,6 +219,42 @@ def test_a_confirmed_value_of_a_container_without_resources_is_put_in() -> None:
     assert records.differing(bare, AskedUpdate("c1", None), adjustment) == {"cpu_shares": 1024}
     nothing = subject(replace(CONTAINER, resources=None))
     assert records.differing(nothing, AskedUpdate("c1", None), adjustment) == {}
+
+
+BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one"}
+SET_BY_ONE = Adjustment(resources={"cpu_shares": 512, "cpuset_cpus": "7", "unified": {"a": "1"}}, owners=BY_ONE)
+
+
+def owned() -> Subject:
+    """Return a container that hook server "one" set something of."""
+    return records.created_container(subject(), SET_BY_ONE, "c1")
+
+
+@pytest.mark.parametrize(
+    ("confirmers", "taken_back"),
+    [({"two"}, {}), ({"one"}, {"cpu_shares": 1024}), ({"one", "two"}, {"cpu_shares": 1024})],
+)
+def test_who_repeats_what_was_sent_takes_back_only_what_it_set(
+    confirmers: set[str], taken_back: dict[str, ResourceValue]
+) -> None:
+    repeated = Adjustment(
+        confirmed=frozenset({"cpu_shares"}), confirmers=frozenset(("cpu_shares", name) for name in confirmers)
+    )
+    assert records.differing(owned(), AskedUpdate("c1", None), repeated) == taken_back
+
+
+def test_the_owners_of_what_a_container_has_follow_what_is_set() -> None:
+    def owners(made: Subject) -> dict[str, str]:
+        return dict(records.container_of(made).owners)
+
+    assert owners(owned()) == {"cpu_shares": "one", "cpuset_cpus": "one"}
+    by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
+    started = records.prepared(owned(), {"cpuset_cpus": "6"}, by_two)
+    assert owners(started) == {"cpu_shares": "one", "cpuset_cpus": "two"}
+    by_kubelet = records.updated(started, AskedUpdate("c1", Resources(cpuset_cpus="1")), NO_ADJUSTMENT, {})
+    assert owners(by_kubelet) == {"cpu_shares": "one"}
+    taken_back = records.updated(started, AskedUpdate("c1", None), NO_ADJUSTMENT, {"cpu_shares": 1024})
+    assert owners(taken_back) == {"cpuset_cpus": "two"}
 
 
 def test_an_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:

@@ -19,7 +19,7 @@ from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.model import Adjustment, ContainerRecord, PodRecord, Subject
+from runtimeproxy.model import Adjustment, PodRecord, Subject
 from runtimeproxy.store import Store
 
 _A = TypeVar("_A", AskedPod, AskedContainer)
@@ -166,7 +166,7 @@ class CreateContainerCall(CreateCall[AskedContainer]):
         made = records.created_container(subject, adjustment, translate.read_created_id(reply.message))
         container = records.container_of(made)
         effective = replace(container.effective, resources=self.released.container.resources)
-        return Subject(made.pod, ContainerRecord(container.original, effective))
+        return Subject(made.pod, replace(container, effective=effective))
 
     def _is(self, subject: Subject) -> bool:
         """Tell by what the kubelet calls it."""

@@ -14,10 +14,10 @@ from runtimeproxy.call import UNANSWERED
 from runtimeproxy.cri import api_pb2, translate
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.model import HookAnswer, Resources
+from runtimeproxy.model import HookAnswer, HookRequest, PodRecord, Resources, Subject
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.clock import virtual_time
-from tests.fakes.node import ASKED, CONTAINER, UPDATE, Node
+from tests.fakes.node import ASKED, CONTAINER, POD, UPDATE, Node
 from tests.fakes.plugins import FAIL
 
 START, UPDATE_POD = Operation.START_CONTAINER, Operation.UPDATE_POD_SANDBOX_RESOURCES
@@ -158,3 +158,25 @@ async def test_a_request_that_cannot_be_read_is_tried_once(monkeypatch: pytest.M
     task.cancel()
     await asyncio.wait([task])
     assert reads == 1
+
+
+@pytest.mark.parametrize("echoes", ["watcher", "setter"])
+@virtual_time
+async def test_what_another_hook_server_set_stays_though_one_repeats_what_it_was_sent(echoes: str) -> None:
+    """Who only looks answers with what it was told; that is no word on what another one set at the create."""
+
+    def echo(request: HookRequest) -> HookAnswer:
+        assert request.container is not None
+        return HookAnswer(resources=request.container.resources)
+
+    node = Node()
+    node.store.commit(Subject(PodRecord(POD, POD)))
+    node.plugins.add("setter", HookAnswer(resources=Resources(cpu_shares=333)), points=("PreCreateContainer",))
+    await node.do(Operation.CREATE_CONTAINER)
+    node.plugins.plugins.clear()
+    node.plugins.add(echoes, echo, points=("PreUpdateContainerResources",))
+    held = node.held(UPDATE, update(cpuset_cpus="4-5"))
+    await node.run(held)
+    assert (held.released == [None]) == (echoes == "watcher")
+    assert node.record.effective.resources is not None
+    assert node.record.effective.resources.cpu_shares == (333 if echoes == "watcher" else ASKED.cpu_shares)
