@@ -102,7 +102,9 @@ _PLAIN_LINES = {
     _Line.END: _PLAIN_NEXT_CHUNK,
 }
 """How a chunk begins in the plain way, by the line that comes next."""
-_TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
+_OF_HEADS = rb"(?i:connection|content-length|expect|host|transfer-encoding|upgrade)"
+"""Fields that must not be trailers (RFC 9110, 6.5.1): whoever takes trailers into the head would frame by them."""
+_TRAILER_LINE = re.compile(rb"(?!" + _OF_HEADS + rb":)[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*\r\n")
 _LIMITS = {
     _Line.SIZE: (SIZE_LINE_LIMIT, Rule.CHUNK_LINE_BYTES),
     _Line.END: (len(_END_OF_LINE), Rule.CHUNK_END),

@@ -209,6 +209,8 @@ FORMS = (
         )
     ),
     Form("announced trailers", chunked(one_chunk()[:-2] + b"X-Sum: 1\r\n\r\n", "Trailer: X-Sum")),
+    Form("a length among the trailers", chunked(b"0\r\nContent-Length:\r\n\r\n")),
+    Form("a coding among the trailers", chunked(one_chunk()[:-2] + b"transfer-Encoding: x\r\n\r\n")),
     Form("announced trailers that must not be", chunked(one_chunk(), "Trailer: Content-Length")),
     # lines and fields
     Form("obs-fold", sized("X: a", " b")),

@@ -350,7 +350,7 @@ CHUNKED = [
     (b'5;a;b=c;d="e\t\xe9;"\r\nhello\r\n0; x\r\n\r\n', b"hello"),
     (b"5;\r\nhello\r\n0;\r\n\r\n", b"hello"),
     (b"5;" + b"e" * 4091 + b"\r\nhello\r\n0\r\n\r\n", b"hello"),
-    (b"5\r\nhello\r\n0\r\nX-Sum: 1\r\nY:\r\nContent-Length: 5\r\nZ: \xe9\ta \r\n\r\n", b"hello"),
+    (b"5\r\nhello\r\n0\r\nX-Sum: 1\r\nY:\r\nContent-Lengths: 5\r\nZ: \xe9\ta \r\n\r\n", b"hello"),
     (b"0\r\n" + _LONGEST_TRAILER + b"\r\n", b""),
 ]
 
@@ -390,6 +390,8 @@ REFUSED_CHUNKED = [
     (b"0\r\nX: a\r\n folded\r\n\r\n", Rule.TRAILER),
     (b"0\r\nX : a\r\n\r\n", Rule.TRAILER),
     (b"0\r\n: a\r\n\r\n", Rule.TRAILER),
+    (b"0\r\nContent-Length: 5\r\n\r\n", Rule.TRAILER),
+    (b"0\r\nX: a\r\ntransfer-encoding:\r\n\r\n", Rule.TRAILER),
     (b"0\r\nnocolon\r\n\r\n", Rule.TRAILER),
     (b"0\r\nX: a\0\r\n\r\n", Rule.TRAILER),
     (b"0\r\nGET / HTTP/1.1\r\n\r\n", Rule.TRAILER),

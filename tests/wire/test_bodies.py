@@ -16,7 +16,7 @@ SHORT = 200
 """Bodies up to this length are cut at every place."""
 
 EXTENSIONS = st.sampled_from([b"", b";a", b';a="b c"', b";"])
-TRAILERS = st.lists(st.sampled_from([b"X-Sum: 1\r\n", b"Y:\r\n", b"Content-Length: 9\r\n"]), max_size=3)
+TRAILERS = st.lists(st.sampled_from([b"X-Sum: 1\r\n", b"Y:\r\n", b"Content-Lengths: 9\r\n"]), max_size=3)
 
 
 @st.composite
