@@ -16,7 +16,6 @@ from runtimeproxy.model import (
     HIGHEST_CPU,
     MAP_FIELDS,
     NO_RESOURCES,
-    NUMBER_FIELDS,
     RESOURCE_FIELDS,
     SLICE,
     Adjustment,
@@ -27,6 +26,7 @@ from runtimeproxy.model import (
     PodInfo,
     Resources,
     ResourceValue,
+    is_echo,
     overlay,
 )
 
@@ -93,7 +93,7 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
 
 def _changed_fields(before: Resources, after: Resources) -> dict[str, ResourceValue]:
     """Return the fields to set; an empty one says something in an echo only, where it clears a cpuset."""
-    empty_counts = _is_echo(before, after)
+    empty_counts = is_echo(before, after)
     changed: dict[str, ResourceValue] = {}
     for name in RESOURCE_FIELDS:
         old, new = getattr(before, name), getattr(after, name)
@@ -103,12 +103,6 @@ def _changed_fields(before: Resources, after: Resources) -> dict[str, ResourceVa
         elif new != old and (new or empty_counts):
             changed[name] = new
     return changed
-
-
-def _is_echo(before: Resources, after: Resources) -> bool:
-    """Tell a whole echo from a partial answer: proto3 has no presence, so the numbers must tell."""
-    numbers = [name for name in NUMBER_FIELDS if getattr(before, name)]
-    return bool(numbers) and all(getattr(after, name) for name in numbers)
 
 
 def _repeated_fields(before: Resources, after: Resources) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """The values that both fronts and the core share.
 
-Owns what is known of a pod and a container, a hook request, a hook answer and an adjustment.
+Owns what is known of a pod and a container, a hook request, a hook answer and what it is, and an adjustment.
 Must not know: any wire format, any front.
 Invariant: every value is frozen and absent is not empty: ``None`` means "not said", "" and 0 mean what they are.
 """
@@ -188,6 +188,12 @@ def overlay(base: Resources | None, changes: Mapping[str, ResourceValue]) -> Res
         for name, value in changes.items()
     }
     return replace(start, **values)  # type: ignore[arg-type]
+
+
+def is_echo(sent: Resources, said: Resources) -> bool:
+    """Tell a whole echo from a partial answer: proto3 has no presence, so the numbers must tell."""
+    numbers = [name for name in NUMBER_FIELDS if getattr(sent, name)]
+    return bool(numbers) and all(getattr(said, name) for name in numbers)
 
 
 def named(resources: Resources | None) -> dict[str, ResourceValue]:

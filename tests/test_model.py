@@ -1,4 +1,4 @@
-"""Tests of the shared values: absent is not empty, and what ``overlay`` and ``named`` make of a message."""
+"""Tests of the shared values: absent is not empty, and what a message is and what ``overlay`` makes of it."""
 
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError
@@ -18,6 +18,7 @@ from runtimeproxy.model import (
     PodInfo,
     Resources,
     ResourceValue,
+    is_echo,
     named,
     overlay,
 )
@@ -114,6 +115,20 @@ def test_named_fields_are_those_that_are_set(
     resources: Resources | None, expected: Mapping[str, ResourceValue]
 ) -> None:
     assert named(resources) == expected
+
+
+@pytest.mark.parametrize(
+    ("sent", "said", "expected"),
+    [
+        (FULL, FULL, True),
+        (Resources(cpu_shares=2, cpuset_cpus="0"), Resources(cpu_shares=3), True),
+        (Resources(cpu_shares=2, cpu_quota=-1), Resources(cpu_shares=2, cpu_period=1000), False),
+        (Resources(cpuset_cpus="0"), Resources(cpuset_cpus="0", cpu_shares=2), False),
+        (NO_RESOURCES, NO_RESOURCES, False),
+    ],
+)
+def test_an_echo_has_each_number_that_was_sent(sent: Resources, said: Resources, expected: bool) -> None:
+    assert is_echo(sent, said) is expected
 
 
 @pytest.mark.parametrize("resources", [NO_RESOURCES, FULL])

@@ -2,7 +2,8 @@
 
 Owns which field of a hook request is seen where, which can be edited at which hook point, and the answer.
 Must not know: gRPC, protobuf, how the answer travels.
-Invariant: the answer is the whole request with the edits in it, an echo: koord-runtime-proxy, too, reads it well.
+Invariant: the answer is the whole request with the edits in it, an echo: koord-runtime-proxy, too, reads it well. The
+resources are left out where none was set, and of an update there are those that were set (``edits`` says why).
 """
 
 from collections.abc import Mapping

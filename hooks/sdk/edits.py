@@ -9,6 +9,7 @@ nothing; setting what was sent is never refused for its value, however odd the k
 
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Generic, Never, TypeGuard, TypeVar
 
@@ -20,6 +21,7 @@ from runtimeproxy.model import (
     RESOURCE_FIELDS,
     TEXT_FIELDS,
     Resources,
+    is_echo,
 )
 
 from .errors import NotSayable
@@ -72,20 +74,17 @@ class Entries(MutableMapping[str, V], Generic[V]):
         self._kind: type[V] = kind
         self._name = name
         self._fixed = fixed
-        self.changes: dict[str, V] = {}
-        """What was set to another value than was sent."""
+        self.said: dict[str, V] = {}
+        """What was set, also if it was sent like that."""
 
     def __getitem__(self, key: str) -> V:
-        return self.changes[key] if key in self.changes else self._sent[key]
+        return self.said[key] if key in self.said else self._sent[key]
 
     def __setitem__(self, key: str, value: V) -> None:
         as_sent = isinstance(key, str) and key in self._sent and self._sent[key] == value
         if why := self._fixed or ("" if as_sent else self._refusal(key, value)):
             raise NotSayable(f"{self._name}: {why}")
-        if as_sent:
-            self.changes.pop(key, None)
-        else:
-            self.changes[key] = value
+        self.said[key] = self._sent[key] if as_sent else value
 
     def _refusal(self, key: object, value: object) -> str:
         """Say why an entry cannot be set, "" if it can."""
@@ -99,7 +98,7 @@ class Entries(MutableMapping[str, V], Generic[V]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self._sent
-        yield from (key for key in self.changes if key not in self._sent)
+        yield from (key for key in self.said if key not in self._sent)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -107,7 +106,7 @@ class Entries(MutableMapping[str, V], Generic[V]):
     @property
     def value(self) -> dict[str, V]:
         """Return all entries with what was set: as ``dict`` of the map gives them, in less time."""
-        return {**self._sent, **self.changes}
+        return {**self._sent, **self.said}
 
     def __repr__(self) -> str:
         return f"<{self._name}: {len(self)} entries>"  # never the values: they may be secret
@@ -208,7 +207,8 @@ class EditableResources(Sealed):
     """LinuxContainerResources; ``fixed`` says why nothing can be set, "" if it can.
 
     ``update`` tells whether they go to the runtime in an update, which can say less than a create, and ``alone``
-    whether in one that has nothing of the kubelet's.
+    whether in one that has nothing of the kubelet's. In the kubelet's own an answer that repeats a value takes back
+    what this server made of it before: so there it has what was set and no more.
     """
 
     _assignable = frozenset(_REFUSALS)
@@ -218,6 +218,7 @@ class EditableResources(Sealed):
         self._fixed = fixed
         self._update = update
         self._alone = alone
+        self._repeating_counts = update and not alone
         self._before = sent or NO_RESOURCES
         self._set: dict[str, int | str] = {}
         self._sealed = True
@@ -264,7 +265,10 @@ class EditableResources(Sealed):
             why = _update_refusal(name, self._before, value, self._alone)
         if why:
             raise NotSayable(f"{name}: {why}")
-        self._set[name] = value
+        if value or getattr(self._before, name):
+            self._set[name] = value
+        else:  # there is no cpuset to clear but one that a hook here set
+            self._set.pop(name, None)
 
     @property
     def value(self) -> Resources:
@@ -277,9 +281,19 @@ class EditableResources(Sealed):
 
     @property
     def answer(self) -> Resources | None:
-        """Return the message of an answer: None if none was sent and nothing was set."""
-        value = self.value
-        return None if self.sent is None and value == NO_RESOURCES else value
+        """Return the message of an answer: None if nothing was set, else an echo, but what was set in an update.
+
+        A cpuset is cleared by an echo only, in an update too.
+        """
+        said = self._set | {name: each.said for name, each in vars(self).items() if name in MAP_FIELDS and each.said}
+        if not said:
+            return None
+        if not self._repeating_counts or "" in self._set.values():
+            return self.value
+        answer = Resources(**said)
+        if is_echo(self._before, answer):  # the numbers that were set are all that were sent: it must clear no cpuset
+            return replace(answer, **{name: said.get(name, getattr(self._before, name)) for name in TEXT_FIELDS})
+        return answer
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value}" for name in _REFUSALS if (value := self.get(name)) is not None)

@@ -25,6 +25,7 @@ from runtimeproxy.model import (
     PodInfo,
     Resources,
     ResourceValue,
+    is_echo,
 )
 
 from .hook import METHODS, Hook, ask, method_name, points_of
@@ -249,7 +250,7 @@ def _instead(name: str, known: Iterable[str]) -> str:
 
 
 def _difference(request: HookRequest, answer: HookAnswer) -> Difference:
-    """Return what an answer changes. It is an echo whose edits all count, so whatever differs was changed."""
+    """Return what an answer changes. Of maps it is an echo whose edits all count: whatever differs was changed."""
     pod, container = request.pod, request.container
     changed = container or pod
     return Difference(
@@ -266,6 +267,13 @@ def _set(sent: Mapping[str, V], said: Mapping[str, V]) -> dict[str, V]:
 
 
 def _changed(sent: Resources, said: Resources) -> dict[str, ResourceValue]:
-    pairs = {name: (getattr(sent, name), getattr(said, name)) for name in RESOURCE_FIELDS}
-    changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    return {name: _set(*pair) if name in MAP_FIELDS else pair[1] for name, pair in changed.items()}
+    """Return the resources that an answer changes: what it leaves out stays, but for a cpuset in an echo."""
+    empty_counts = is_echo(sent, said)
+    changed: dict[str, ResourceValue] = {}
+    for name in RESOURCE_FIELDS:
+        before, after = getattr(sent, name), getattr(said, name)
+        if name in MAP_FIELDS:
+            changed |= {name: entries} if (entries := _set(before, after)) else {}
+        elif after != before and (after or empty_counts):
+            changed[name] = after
+    return changed

@@ -11,7 +11,7 @@ from typing import Any
 
 from runtimeproxy import merge
 from runtimeproxy.hookapi import codec
-from runtimeproxy.hookpoints import HookPoint, SubjectKind
+from runtimeproxy.hookpoints import HookPoint, Operation, SubjectKind
 from runtimeproxy.hooktools.subject import NO_SUCH_METHOD, ODD, PLAIN, Broken, Skipped, Subject, expect
 from runtimeproxy.model import NO_RESOURCES, NUMBER_FIELDS, HookAnswer, HookRequest
 from runtimeproxy.relay.unary import CallFailed
@@ -146,8 +146,10 @@ async def echo(subject: Subject, point: HookPoint) -> None:
 
     A number that the server always says may be the one that was sent. So it is asked once more, with other numbers in
     the place of those that came back: from who repeats what is sent they come back too. Map entries are merged one by
-    one, so any of them may be repeated.
+    one, so any of them may be repeated; and so may any number in an update, where that says that it is to hold.
     """
+    if point.operation is Operation.UPDATE_CONTAINER_RESOURCES:
+        return
     sent = subject.told(point)
     repeated = mixed(sent, _answer(subject, point)).repeated
     if not repeated:

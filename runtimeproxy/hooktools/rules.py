@@ -92,7 +92,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "echo",
-        "An answer repeats all numbers of the resources that were sent, or none: a part of them says neither.",
+        "An answer repeats all numbers of the resources that were sent, or none (at PreUpdateContainerResources any).",
         _at_each_point(messages.echo),
     ),
     Rule("same-answer", "The same request gets the same answer.", _at_each_point(messages.same_answer)),

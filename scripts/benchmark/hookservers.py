@@ -121,14 +121,15 @@ HOOK_SERVERS: Sequence[HookServer] = (
 
 
 def changed(request: HookRequest, answer: HookAnswer) -> frozenset[str]:
-    """Return which parts of an answer differ from what was sent: hook servers of the SDK answer with an echo."""
+    """Return which parts of an answer differ from what was sent: hook servers of the SDK answer with an echo, but that
+    the resources are left out if none is set."""
     subject = request.container or request.pod
     sent = HookAnswer(
         labels={} if request.container else request.pod.labels,
         annotations=subject.annotations,
         envs=request.container.envs if request.container else {},
         cgroup_parent=request.pod.cgroup_parent,
-        resources=subject.resources,
+        resources=subject.resources if answer.resources else None,
     )
     return frozenset(each.name for each in fields(sent) if getattr(sent, each.name) != getattr(answer, each.name))
 

@@ -94,6 +94,12 @@ async def test_a_mixture_is_told_with_what_is_repeated_and_what_is_left_out(tmp_
     assert found["echo"].words == f"PreCreateContainer: resources: {numbers} repeated as sent, oom_score_adj left out"
 
 
+async def test_in_an_update_any_number_may_be_repeated(tmp_path: Path) -> None:
+    update = (BY_NAME["PreUpdateContainerResources"],)
+    found = await verdicts(tmp_path, BROKEN["forgets a number of its echo"].made, points=update, tried=ECHO)
+    assert found["echo"].mark is Mark.KEPT
+
+
 async def test_who_refuses_other_numbers_cannot_be_told_from_an_echo(tmp_path: Path) -> None:
     plain = hookanswers.echo(lambda response: response.container_resources.ClearField("oom_score_adj"))
     refuse = hookanswers.BY_NAME["refuse"]()
