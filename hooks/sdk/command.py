@@ -2,7 +2,8 @@
 
 Owns the order in which socket, registration file and signals come and go, the exit codes and the log's form.
 Must not know: gRPC, what hooks do.
-Invariant: the registration file is there only while the server listens, and a clean end leaves nothing behind.
+Invariant: a clean end leaves nothing behind but, under policy Fail, the registration file: so no call passes without
+the hooks while the server is started again. Else, and where it is told so, the file is there only while it listens.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from runtimeproxy.errors import ConfigError
 
 from .flags import Parser, parser, server_name
 from .hook import METHODS, Hook, hook_name, points_of
-from .registering import Registration, entry, file_name
+from .registering import FAIL, Registration, entry, file_name
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,8 @@ def _serve(hooks: Sequence[Hook], name: str, arguments: argparse.Namespace) -> N
         where = f"registered in {registration.path}" if registration else "not registered"
         log.info("%s serves %s on %s, %s", name, points, arguments.endpoint, where)
         _until_signalled(signals, registration)
+        if registration:
+            _end(registration, stays=arguments.failure_policy == FAIL and not arguments.unregister)
     finally:
         left = server.stop(GRACE_SECONDS)
     if left:
@@ -128,7 +131,7 @@ def _registration(hooks: Sequence[Hook], name: str, arguments: argparse.Namespac
 
 
 def _until_signalled(signals: queue.SimpleQueue[int], registration: Registration | None) -> None:
-    """Look after the file until a signal comes, then remove it, and let the proxy notice."""
+    """Look after the file until a signal comes."""
     while True:
         try:
             number = signals.get(timeout=LOOK_SECONDS)
@@ -137,9 +140,15 @@ def _until_signalled(signals: queue.SimpleQueue[int], registration: Registration
             if registration:
                 registration.look_after()
     log.info("%s: ending", signal.Signals(number).name)
-    if registration:
-        registration.remove()
-        time.sleep(LEAVING_SECONDS)
+
+
+def _end(registration: Registration, *, stays: bool) -> None:
+    """Remove the file and let the proxy notice, or leave it."""
+    if stays:
+        registration.leave()
+        return
+    registration.remove()
+    time.sleep(LEAVING_SECONDS)
 
 
 def _leave(left: int) -> NoReturn:

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 
+from .registering import FAIL, IGNORE, LAST_ORDER, ORDER_FLAG, POLICIES, UNREGISTER_FLAG
 from .registering import FLAG as REGISTER_FLAG
-from .registering import LAST_ORDER, ORDER_FLAG, POLICIES
 from .socket_path import FLAG as ENDPOINT_FLAG
 
 SOCKETS = "/var/run/runtimeproxy-hooks"
@@ -65,12 +65,7 @@ def parser(name: str) -> Parser:
         metavar="FOLDER",
         help='directory that the proxy watches (default %(default)s); "" to register nowhere',
     )
-    made.add_argument(
-        "--failure-policy",
-        choices=POLICIES,
-        default=POLICIES[0],
-        help="whether a pod starts all the same when this server fails (default %(default)s)",
-    )
+    _add_policy(made)
     made.add_argument(
         ORDER_FLAG,
         type=_order,
@@ -85,6 +80,21 @@ def parser(name: str) -> Parser:
     )
     made.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default %(default)s")
     return made
+
+
+def _add_policy(made: Parser) -> None:
+    made.add_argument(
+        "--failure-policy",
+        choices=POLICIES,
+        default=IGNORE,
+        help="whether a pod starts all the same when this server fails or is away (default %(default)s)",
+    )
+    made.add_argument(
+        UNREGISTER_FLAG,
+        action="store_true",
+        help=f"remove the registration file at the end under policy {FAIL}, too, where it stays otherwise, so that no "
+        "pod starts while this server is restarted",
+    )
 
 
 def _endpoint(text: str) -> str:

@@ -1,6 +1,6 @@
 """The registration file: what tells the proxy where the hook server listens and what for.
 
-Owns the file's name and content, that it is there as long as the server listens, and its removal.
+Owns the file's name and content, that it is there as long as the server listens, and its removal or that it stays.
 Must not know: how a socket is made, hooks beyond the names of their points.
 Invariants: the file is written whole at once, and it is removed only if it still says what was written here; never is
 it taken from another hook server that listens.
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 FLAG = "--register-dir"
 ORDER_FLAG = "--order"
-POLICIES = ("Ignore", "Fail")
+UNREGISTER_FLAG = "--unregister"
+POLICIES = IGNORE, FAIL = "Ignore", "Fail"
 LAST_ORDER = 99
 """Two digits: the proxy asks plugins in the order of their files' names, in which 100 comes before 20."""
 
@@ -126,6 +127,17 @@ class Registration:
                 os.unlink(self.path)
         except OSError as error:
             log.error("cannot remove %s: %s; remove it by hand", self.path, error.strerror)
+
+    def leave(self) -> None:
+        """Leave the file where it is, if it still says what was written, and tell what that means."""
+        if self._found() == self._content:
+            log.warning(
+                "%s stays, for its policy is %s: calls are refused until this server is back; "
+                "to let them go on without it remove that file (with %s it is removed at the end)",
+                self.path,
+                FAIL,
+                UNREGISTER_FLAG,
+            )
 
     def _replace(self) -> None:
         os.makedirs(self._folder, exist_ok=True)

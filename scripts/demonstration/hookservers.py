@@ -43,7 +43,9 @@ class HookServer:
 
     def command_line(self, folder: Path) -> list[str]:
         """Return all of its command line."""
-        own = (f"--endpoint={self.socket(folder)}", f"--register-dir={processes.registrations(folder)}")
+        # The directory goes with the demo: that a registration would stay there is nothing to warn of.
+        where = (f"--endpoint={self.socket(folder)}", f"--register-dir={processes.registrations(folder)}")
+        own = (*where, "--unregister")
         return [*self.command, *self.flags, f"--order={self.order}", *own]
 
     def shown(self, folder: Path) -> str:

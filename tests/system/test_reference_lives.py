@@ -5,7 +5,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from runtimeproxy_hooks.koordinator import DEVICE_ALLOCATED, GPU_ISOLATION_PROVI
 from tests.fakes import registration
 from tests.system.fronts import POD, Caller, Failed, Front, Runtime
 from tests.system.proxy import WAIT_SECONDS, ProxyProcess, answers
-from tests.system.reference import HookProgram, served
+from tests.system.reference import FAIL, HookProgram, served
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +26,8 @@ WITH_A_GPU = replace(
     annotations={DEVICE_ALLOCATED: json.dumps({"gpu": [{"minor": 2, "resources": SHARE}]})},
 )
 VARIABLE, VALUE = "NVIDIA_VISIBLE_DEVICES", "2"
-FAIL = "--failure-policy=Fail"
-"""So a call that its hook server does not answer is no call that went on without it."""
+RESTART_SECONDS = 4.0
+"""More than an end and a start take."""
 
 
 class Pods:
@@ -41,6 +41,16 @@ class Pods:
         """Run another pod with a container; return its environment. Raises Failed."""
         await self._caller.create(await self._caller.run_pod(WITH_A_GPU))
         return dict(self._runtime.envs())
+
+    async def outcomes_of(self, seconds: float) -> set[bool | None]:
+        """Run pods for a time; return which of hooked, not hooked and refused (None) came up."""
+        found: set[bool | None] = set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    found.add(await self._is_hooked())
+                    await asyncio.sleep(0)
+        return found
 
     async def until(self, *, hooked: bool) -> None:
         """Run pods until one is hooked, or runs without a hook."""
@@ -77,9 +87,21 @@ async def test_killed_and_started_again(front: Front, tmp_path: Path) -> None:
             assert (await pods.next())[VARIABLE] == VALUE
 
 
+async def test_ended_and_started_again_under_fail_no_pod_is_without_its_hook(front: Front, tmp_path: Path) -> None:
+    proxy = front.process(tmp_path)
+    gpu = HookProgram(proxy, "gpu", flags=[FAIL])
+    with served(gpu):
+        async with running(front, proxy) as pods:
+            await pods.until(hooked=True)
+            ran = asyncio.create_task(pods.outcomes_of(RESTART_SECONDS))
+            gpu.check(await asyncio.to_thread(gpu.end))
+            await asyncio.to_thread(gpu.start)
+            assert await ran == {True, None}
+
+
 async def test_its_socket_is_replaced_by_another_servers(front: Front, tmp_path: Path) -> None:
     proxy = front.process(tmp_path)
-    old = HookProgram(proxy, "gpu", flags=[FAIL, "--hami-core-library=/old.so"])
+    old = HookProgram(proxy, "gpu", flags=[FAIL, "--unregister", "--hami-core-library=/old.so"])
     new = HookProgram(proxy, "gpu", name="new", flags=["--register-dir=", "--hami-core-library=/new.so"])
     with served(old, new):
         async with running(front, proxy) as pods:

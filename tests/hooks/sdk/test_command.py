@@ -132,6 +132,22 @@ async def test_after_a_kill_the_next_start_takes_over(folder: Path) -> None:
         assert os.listdir(server.registrations) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_under_fail_its_file_stays_and_the_next_start_takes_it(folder: Path, number: int) -> None:
+    fail = "--failure-policy=Fail"
+    with running(folder, fail) as server:
+        assert server.end(number) == 0
+        assert server.registered()["failure-policy"] == "Fail"
+        assert not server.socket.exists()
+        [warned] = [line for line in server.log.splitlines() if " WARNING " in line]
+        assert f"{server.file} stays, for its policy is Fail: calls are refused until this server is back" in warned
+    with running(folder, fail, "--unregister") as server:
+        assert (await call(str(server.socket), request())).envs == {"MARKS": "od"}
+        assert server.end(number) == 0
+        assert os.listdir(server.registrations) == []
+        assert " WARNING " not in server.log
+
+
 # The file.
 
 

@@ -14,6 +14,7 @@ def test_without_flags_the_defaults_hold() -> None:
         "endpoint": "/var/run/runtimeproxy-hooks/gpu.sock",
         "register_dir": "/etc/runtime/hookserver.d",
         "failure_policy": "Ignore",
+        "unregister": False,
         "order": None,
         "timeout": None,
         "log_level": "info",
@@ -29,6 +30,7 @@ def test_without_flags_the_defaults_hold() -> None:
         ("--register-dir=", ""),
         ("--register-dir=/a", "/a"),
         ("--failure-policy=Fail", "Fail"),
+        ("--unregister", True),
         ("--order=0", 0),
         ("--order=07", 7),
         ("--order=99", 99),
@@ -79,7 +81,7 @@ def test_help_names_every_flag_and_default(capsys: pytest.CaptureFixture[str]) -
     said = " ".join(capsys.readouterr().out.split())
     for words in ("--endpoint SOCKET", "gpu.sock)", "--register-dir FOLDER", "hookserver.d); ", "(default Ignore)"):
         assert words in said
-    for words in ("--order NUMBER", "0 to 99", "--timeout TIME", "--log-level", "default info"):
+    for words in ("--order NUMBER", "0 to 99", "--timeout TIME", "--log-level", "default info", "--unregister remove"):
         assert words in said
 
 

@@ -317,6 +317,27 @@ def test_what_is_not_ours_any_more_is_left(
     assert not caplog.records
 
 
+def test_a_file_that_stays_is_told_of(
+    folder: Path, registration: Registration, caplog: pytest.LogCaptureFixture
+) -> None:
+    registration.leave()
+    assert (folder / "a.json").read_bytes() == CONTENT
+    assert caplog.messages == [
+        f"{folder}/a.json stays, for its policy is Fail: calls are refused until this server is back; to let them go "
+        "on without it remove that file (with --unregister it is removed at the end)"
+    ]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_a_file_that_was_removed_already_does_not_stay(
+    folder: Path, registration: Registration, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "a.json").unlink()
+    registration.leave()
+    assert os.listdir(folder) == []
+    assert not caplog.records
+
+
 def test_a_file_that_cannot_be_removed_is_told_of(
     folder: Path, registration: Registration, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
