@@ -3,7 +3,8 @@
 Owns the file's name and content, that it is there as long as the server listens, and its removal or that it stays.
 Must not know: how a socket is made, hooks beyond the names of their points.
 Invariants: the file is written whole at once, and it is removed only if it still says what was written here; never is
-it taken from another hook server that listens.
+it taken from another hook server that listens. Who writes it has the socket that it names, so of several files with
+that socket all but this one are left over.
 """
 
 import json
@@ -61,6 +62,31 @@ def _real(path: str) -> str:
         return path
 
 
+def _read(path: str, most: int) -> bytes | None:
+    """Return what stands in a file; None if there is none, b"" if it is no file that can be read."""
+    try:
+        file = os.open(path, _ANY_FILE)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return b""
+    try:
+        return os.read(file, most)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
+
+
+def _remove_left_over(path: str) -> None:
+    try:
+        os.unlink(path)
+        log.warning("%s named this server's socket, too, and was left over: removed", path)
+    except OSError as error:
+        twice = "names this server's socket, too, so each call would be asked twice, and cannot be removed"
+        log.error("%s %s: %s; remove it by hand", path, twice, error.strerror)
+
+
 class Registration:
     """One registration file; ``content`` stands in it between ``write`` and ``remove``."""
 
@@ -73,7 +99,7 @@ class Registration:
         self._trouble = ""
 
     def write(self) -> None:
-        """Write the file; its directory is made if missing.
+        """Write the file; its directory is made if missing. Others that this server left in earlier lives are removed.
 
         Raises ConfigError with what to do if that cannot be, or if the file is another hook server's that listens.
         """
@@ -91,6 +117,7 @@ class Registration:
             ) from None
         if other:
             log.warning("%s was the registration of another hook server, at %s: nobody listens there", self.path, other)
+        self._remove_older()  # not before there is the new one: under Fail no call passes in between
 
     def look_after(self) -> None:
         """Write the file again if it vanished or was changed; a trouble is logged once, and tried again next time.
@@ -153,23 +180,25 @@ class Registration:
                 os.unlink(self._beside)
             raise
 
+    def _remove_older(self) -> None:
+        """Remove the other files with this server's socket, as of a start with another order that ended in a kill."""
+        try:
+            with os.scandir(self._folder) as entries:
+                paths = [file.path for file in entries if file.name.endswith(".json") and not file.name.startswith(".")]
+        except OSError as error:
+            log.warning("cannot look for older registrations of this server in %s: %s", self._folder, error.strerror)
+            return
+        for path in sorted(paths):
+            if path != self.path and self._is_own(_read(path, _MAX_BYTES)):
+                _remove_left_over(path)
+
+    def _is_own(self, found: bytes | None) -> bool:
+        """Tell whether a file's content names this server's socket, whose path may be spelt otherwise."""
+        return _real(_endpoint(found or b"")) == _real(self._endpoint)
+
     def _other(self, found: bytes | None) -> str:
-        """Return the socket of another hook server whose registration was found, "" if it is none's or this one's,
-        whose path may be spelt otherwise."""
-        endpoint = _endpoint(found or b"")
-        return "" if _real(endpoint) == _real(self._endpoint) else endpoint
+        """Return the socket of another hook server whose registration was found, "" if it is none's or this one's."""
+        return "" if self._is_own(found) else _endpoint(found or b"")
 
     def _found(self) -> bytes | None:
-        """Return what stands in the file; None if there is none, b"" if it is no file that can be read."""
-        try:
-            file = os.open(self.path, _ANY_FILE)
-        except FileNotFoundError:
-            return None
-        except OSError:
-            return b""
-        try:
-            return os.read(file, max(len(self._content) + 1, _MAX_BYTES))
-        except OSError:
-            return b""
-        finally:
-            os.close(file)
+        return _read(self.path, max(len(self._content) + 1, _MAX_BYTES))

@@ -148,6 +148,14 @@ async def test_under_fail_its_file_stays_and_the_next_start_takes_it(folder: Pat
         assert " WARNING " not in server.log
 
 
+async def test_started_with_another_order_after_a_kill_it_has_one_file(folder: Path) -> None:
+    with running(folder) as server:
+        server.end(signal.SIGKILL)
+    with running(folder, "--order=7", file="07-obedient-dreamy.json") as server:
+        assert os.listdir(server.registrations) == ["07-obedient-dreamy.json"]
+        assert f" WARNING runtimeproxy_hooks.sdk.registering: {folder}/hookserver.d/obedient-dreamy.json " in server.log
+
+
 # The file.
 
 
