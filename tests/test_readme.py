@@ -7,6 +7,7 @@ import pytest
 
 from runtimeproxy.hookpoints import HOOK_POINTS
 from runtimeproxy.options import OPTIONS
+from tests.docs import HOOKS
 
 README = (Path(__file__).parents[1] / "README.rst").read_text()
 LITERALS = {" ".join(text.split()) for text in re.findall(r"``(.*?)``", README, re.DOTALL)}
@@ -48,6 +49,13 @@ def test_the_hook_points_are_all_there_and_say_which_answers_count() -> None:
 )
 def test_the_documented_commands(command: str) -> None:
     assert command in COMMANDS
+
+
+def test_a_hook_server_is_run_by_the_python_that_it_was_installed_for() -> None:
+    [environment] = [command.split()[-1] for command in COMMANDS if command.startswith("python3 -m venv ")]
+    command = f"{environment}/bin/python hello.py"
+    assert command in LITERALS
+    assert f"\n    {command}\n" in HOOKS
 
 
 @pytest.mark.parametrize(

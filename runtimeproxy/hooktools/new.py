@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import keyword
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -89,6 +90,7 @@ def files(name: str) -> Mapping[str, str]:
 
 def _words(name: str) -> Mapping[str, str]:
     endpoint = f"{SOCKETS}/{name}.sock"
+    python = shlex.quote(sys.executable)  # runtimeproxy is installed there, and so is what the hook imports
     return {
         "name": name,
         # With "Hook" and "HOOK_" no name is one that the files import (HookTester) or that has a meaning (PATH).
@@ -98,4 +100,6 @@ def _words(name: str) -> Mapping[str, str]:
         "endpoint": endpoint,
         "endpoint_json": json.dumps(endpoint),
         "underline": "=" * len(name),
+        "python": python,
+        "python_in_unit": python.replace("%", "%%"),
     }

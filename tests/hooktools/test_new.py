@@ -96,6 +96,24 @@ def test_every_file_is_whole_and_named_after_the_hook(tmp_path: Path) -> None:
     assert files["README.rst"].startswith("gpu_env\n=======\n")
 
 
+@pytest.mark.parametrize(
+    ("python", "word", "in_unit"),
+    [
+        ("/opt/runtimeproxy/bin/python", "/opt/runtimeproxy/bin/python", "/opt/runtimeproxy/bin/python"),
+        ("/a b/100%/python3", "'/a b/100%/python3'", "'/a b/100%%/python3'"),
+    ],
+)
+def test_the_python_is_the_one_that_runtimeproxy_is_installed_in(
+    monkeypatch: pytest.MonkeyPatch, python: str, word: str, in_unit: str
+) -> None:
+    monkeypatch.setattr(sys, "executable", python)
+    files = new.files("gpu")
+    assert f"\nExecStart={in_unit} /usr/local/lib/gpu/gpu.py " in files["gpu.service"]
+    for command in (f"{word} -m pytest``", f"{word} -m pip install pytest``", f"    {word} gpu.py --endpoint"):
+        assert command in files["README.rst"]
+    assert not [name for name, text in files.items() if "python3" in text.replace(word, "").replace(in_unit, "")]
+
+
 def test_every_template_is_used() -> None:
     folder = ROOT / "runtimeproxy" / "hooktools" / "template"
     assert {path.name for path in folder.iterdir()} == set(new._FILES)
@@ -170,13 +188,12 @@ def test_the_readmes_commands_work_as_they_stand_there(tmp_path: Path) -> None:
 
 
 def _programs(folder: Path) -> Path:
-    """Make the two programs that the README names, whatever is installed here."""
+    """Make the program that the README calls by its name, whatever is installed here."""
     programs = folder / "bin"
     programs.mkdir()
-    for name, arguments in (("python3", ""), ("runtimeproxy", "-m runtimeproxy ")):
-        program = programs / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
-        program.chmod(0o755)
+    program = programs / "runtimeproxy"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m runtimeproxy "$@"\n')
+    program.chmod(0o755)
     return programs
 
 
