@@ -61,10 +61,10 @@ def _summary(faults: Mapping[str, str]) -> str:
 
 
 async def _serves(subject: Subject) -> None:
-    if not subject.served:
-        raise Broken("no hook point is served (UNIMPLEMENTED)")
     if absent := [point.name for point in subject.named if point not in subject.served]:
         raise Broken(f"{', '.join(absent)} not served (UNIMPLEMENTED)")
+    if not subject.served:
+        raise Broken("no hook point is served (UNIMPLEMENTED)")
 
 
 async def _plain(subject: Subject) -> None:

@@ -5,10 +5,11 @@ Must not know: the rules.
 Invariant: a question ends in an outcome or in Late by its deadline; outcomes can be compared, whatever texts they hold.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 
+from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Stage
 from runtimeproxy.hooktools import asking, request
 from runtimeproxy.hooktools.asking import FAILED_PRECONDITION, INVALID_ARGUMENT
@@ -77,10 +78,10 @@ class Subject:
         self.endpoint = endpoint
         self.given = given
         self.named = tuple(points)
-        """The hook points that the server must have; the others are tried, too, if none is named."""
+        """The hook points that the server must have; the others are tried, too, if it has none of these."""
         self.timeout_seconds = timeout_seconds
         self.restart_command = restart_command
-        self.plain: Mapping[HookPoint, Outcome] = {}
+        self.plain: dict[HookPoint, Outcome] = {}
         """What the plain request came to, by hook point; those where nothing came in time are missing."""
         self.late: list[str] = []
         """Which calls had no answer in time."""
@@ -89,14 +90,28 @@ class Subject:
     async def probe(self) -> None:
         """Ask every hook point the plain request. Raises HookCallFailed if nobody listens at the socket."""
         await self._reach()
-        plain: dict[HookPoint, Outcome] = {}
-        for point in self._bodies:
+        await self._ask_plain(self._bodies)
+        if not self.served:
+            others = self._others()
+            self._bodies |= others
+            await self._ask_plain(others)
+
+    def _others(self) -> dict[HookPoint, bytes]:
+        """Return the plain request of the hook points that are not named, as far as it is fit for them."""
+        others: dict[HookPoint, bytes] = {}
+        for point in HOOK_POINTS:
+            if point not in self._bodies:
+                with suppress(ConfigError):
+                    others[point] = request.encoded(point, self.given)
+        return others
+
+    async def _ask_plain(self, points: Iterable[HookPoint]) -> None:
+        for point in points:
             try:
                 async with self.connection() as client:
-                    plain[point] = await self.ask(client, point)
+                    self.plain[point] = await self.ask(client, point)
             except Late:
                 self.late.append(f"{point.name} (a plain request)")
-        self.plain = plain
 
     async def _reach(self) -> None:
         try:

@@ -51,8 +51,8 @@ def verify(subject: Subject, show: Callable[[str], None]) -> bool:
 
 async def _verify(subject: Subject, show: Callable[[str], None]) -> bool:
     await subject.probe()
-    served = ", ".join(point.name for point in subject.served)
-    show(f"{subject.endpoint} serves {served or 'no hook point'}\n")
+    served, named = (", ".join(point.name for point in points) for points in (subject.served, subject.named))
+    show(f"{subject.endpoint} serves {served or (f'none of {named}' if named else 'no hook point')}\n")
     verdicts = await judge(subject, lambda verdict: show(verdict.row))
     counts = {mark: sum(verdict.mark is mark for verdict in verdicts) for mark in Mark}
     show(f"\n{counts[Mark.KEPT]} passed, {counts[Mark.BROKEN]} failed, {counts[Mark.SKIPPED]} skipped")

@@ -167,6 +167,25 @@ async def test_a_server_that_hangs_after_a_rule_is_told(tmp_path: Path) -> None:
     assert found["harm"].words == "afterwards a plain request: no answer in time"
 
 
+async def test_where_no_named_point_is_served_the_others_are_tried(tmp_path: Path) -> None:
+    shown: list[str] = []
+    async with one_point(str(tmp_path / "hooks.sock")):
+        subject = Subject(str(tmp_path / "hooks.sock"), request.example(), TWO_POINTS[:1], 10.0)
+        assert not await asyncio.to_thread(verify.verify, subject, shown.append)
+    assert shown[0] == f"{tmp_path}/hooks.sock serves PreCreateContainer\n"
+    assert shown[1].startswith("serves             FAIL  PreRunPodSandbox not served (UNIMPLEMENTED)\n")
+    assert shown[-1] == "\n13 passed, 1 failed, 1 skipped"
+
+
+async def test_where_the_request_is_not_fit_for_the_others_only_the_named_are_told_of(tmp_path: Path) -> None:
+    shown: list[str] = []
+    async with one_point(str(tmp_path / "hooks.sock")):
+        subject = Subject(str(tmp_path / "hooks.sock"), HookRequest(request.example().pod), TWO_POINTS[:1], 10.0)
+        assert not await asyncio.to_thread(verify.verify, subject, shown.append)
+    assert shown[0] == f"{tmp_path}/hooks.sock serves none of PreRunPodSandbox\n"
+    assert shown[1].startswith("serves             FAIL  PreRunPodSandbox not served (UNIMPLEMENTED)\n")
+
+
 async def test_named_hook_points_must_be_served_and_others_are_not_tried(tmp_path: Path) -> None:
     found = await verdicts(tmp_path, one_point, points=TWO_POINTS, tried=RULES[:4])
     assert marked(found, Mark.BROKEN) == {"serves"}
