@@ -103,7 +103,7 @@ _ENVS, _ANNOTATIONS, _RESOURCES = (frozenset({part}) for part in ("envs", "annot
 HOOK_SERVERS: Sequence[HookServer] = (
     HookServer("batchresource", _CREATE, _BE, _SPEC, _RESOURCES, (_NODE, _CGROUPS)),
     HookServer("coresched", _STARTED, {CORE_SCHED_GROUP: "bench"}, flags=(_CGROUPS, _STATE)),
-    HookServer("cpunormalization", _CREATE, _LS, {}, _RESOURCES, (_NODE,)),
+    HookServer("cpunormalization", _CREATE, _LS, {}, _ANNOTATIONS | _RESOURCES, (_NODE,)),
     HookServer("cpuset", _CREATE, {}, _CPUSET, _RESOURCES, (_NODE, _CGROUPS)),
     HookServer("gpu", _CREATE, _HAMI, _GPU, _ENVS),
     HookServer("groupidentity", _RUN, _BE, flags=(_NODE, _CGROUPS), written=BVT_FILE),

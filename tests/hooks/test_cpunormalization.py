@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy_hooks.cpunormalization import CpuNormalization
+from runtimeproxy_hooks.cpunormalization import NORMALIZED, CpuNormalization
 from runtimeproxy_hooks.koordinator import QOS_CLASS, RESOURCE_STATUS
 from runtimeproxy_hooks.node import DEFAULT_FILE, Node
 from runtimeproxy_hooks.sdk import Malformed
@@ -25,10 +25,13 @@ def on_node(path: Path, ratio: str) -> HookTester:
 
 
 def both(asked: HookTester, **call: Any) -> Difference:
-    """Ask at both hook points, which say the same."""
-    created = asked.pre_create_container(**call)
-    assert asked.pre_update_container_resources(**call) == created
-    return created
+    """Ask at both hook points, which set the same; what a create made of a quota stands in an annotation."""
+    created, updated = asked.pre_create_container(**call), asked.pre_update_container_resources(**call)
+    assert created.resources == updated.resources
+    quotas = (call.get("resources", {}).get("cpu_quota"), created.resources.get("cpu_quota"))
+    assert created.annotations == ({NORMALIZED: f"{quotas[0]}:{quotas[1]}"} if quotas[1] else {})
+    assert not updated.annotations
+    return updated
 
 
 @pytest.mark.parametrize(
@@ -101,6 +104,40 @@ def test_a_malformed_annotation_is_an_error(tmp_path: Path, status: str) -> None
     with pytest.raises(Malformed) as caught:
         asked.pre_create_container(annotations={RESOURCE_STATUS: status}, resources={"cpu_quota": 100_000})
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "quota", "result"),
+    [
+        ("1.2", 50_000, 41_667),  # what the kubelet asked for, from a proxy that knows it
+        ("1.2", 41_667, 41_667),  # what the runtime has, from a proxy that was started since then
+        ("1.2", 60_000, 50_000),  # another quota of the kubelet's
+        ("1.5", 41_667, 33_334),  # the node's settings were changed meanwhile
+        ("1", 41_667, 50_000),
+        ("1.2", -1, -1),
+    ],
+)
+def test_after_a_restart_of_the_proxy_a_quota_is_not_scaled_again(
+    tmp_path: Path, ratio: str, quota: int, result: int
+) -> None:
+    created = on_node(tmp_path, "1.2").pre_create_container(resources={"cpu_quota": 50_000})
+    updated = on_node(tmp_path, ratio).pre_update_container_resources(
+        container_annotations=created.annotations, resources={"cpu_quota": quota, "cpu_shares": 512}
+    )
+    assert updated.resources.get("cpu_quota", quota) == result
+    assert updated.resources.keys() <= {"cpu_quota"}
+
+
+@pytest.mark.parametrize("kept", ["", "canary", "1:canary", "50000", ":", "1:2:3", "-1:2", "1:2\n", "9" * 20 + ":1"])
+def test_an_annotation_that_is_not_its_own_is_an_error_where_it_is_read(tmp_path: Path, kept: str) -> None:
+    asked, call = on_node(tmp_path, "2"), {"container_annotations": {NORMALIZED: kept}}
+    with pytest.raises(Malformed, match=NORMALIZED) as caught:
+        asked.pre_update_container_resources(resources={"cpu_quota": 50_000}, **call)
+    assert "canary" not in str(caught.value)
+    assert not asked.pre_update_container_resources(resources={"cpu_shares": 512}, **call)
+    assert asked.pre_create_container(resources={"cpu_quota": 50_000}, **call).annotations == {
+        NORMALIZED: "50000:25000"
+    }
 
 
 def test_the_flag_names_the_file(tmp_path: Path) -> None:
