@@ -8,7 +8,6 @@ Invariant: original values are the kubelet's alone, so that a hook that scales n
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from runtimeproxy.merge import applied, by_field, difference, echo
 from runtimeproxy.model import (
@@ -178,39 +177,6 @@ def updated(
     asked_too = named(asked.resources)
     owners = {name: plugin for name, plugin in before.owners if name not in asked_too}
     return Subject(subject.pod, ContainerRecord(original, effective, _owners(owners, put_in, adjustment)))
-
-
-def outlived(
-    asked: AskedUpdate,
-    put_in: Mapping[str, ResourceValue],
-    later: AskedUpdate,
-    later_put_in: Mapping[str, ResourceValue],
-) -> tuple[AskedUpdate, Mapping[str, ResourceValue]] | None:
-    """Return what an update without an answer still says beside a later one that the runtime agreed to.
-
-    None if that is nothing. What was put into the later one is part of it: that is what the runtime holds now.
-    """
-    of_later = named(later.resources)
-    resources = _beyond(named(asked.resources), of_later)
-    annotations = {key: value for key, value in asked.annotations.items() if key not in later.annotations}
-    own = _beyond(_beyond(put_in, of_later), later_put_in)
-    if not resources and not annotations and not own:
-        return None
-    return AskedUpdate(asked.container_id, overlay(None, resources), annotations), {**own, **later_put_in}
-
-
-def _beyond(fields: Mapping[str, ResourceValue], others: Mapping[str, ResourceValue]) -> dict[str, ResourceValue]:
-    """Return the fields, and the entries of maps, that the others do not name."""
-    left: dict[str, ResourceValue] = {}
-    for name, value in fields.items():
-        named_too = others.get(name)
-        if named_too is None:
-            left[name] = value
-        elif isinstance(value, Mapping) and isinstance(named_too, Mapping):
-            rest: Any = {key: entry for key, entry in value.items() if key not in named_too}
-            if rest:
-                left[name] = rest
-    return left
 
 
 # -- calls without an answer -----------------------------------------------------------------------------------------

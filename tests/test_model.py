@@ -15,6 +15,7 @@ from runtimeproxy.model import (
     TEXT_FIELDS,
     Adjustment,
     ContainerInfo,
+    HookRequest,
     PodInfo,
     Resources,
     ResourceValue,
@@ -134,3 +135,9 @@ def test_an_echo_has_each_number_that_was_sent(sent: Resources, said: Resources,
 @pytest.mark.parametrize("resources", [NO_RESOURCES, FULL])
 def test_naming_and_laying_over_are_inverse(resources: Resources) -> None:
     assert overlay(NO_RESOURCES, named(resources)) == resources
+
+
+def test_people_know_a_pod_and_a_container_by_their_names() -> None:
+    pod = PodInfo(id="p1", uid="u-1", namespace="shop", name="web")
+    assert HookRequest(pod).name == "shop/web"
+    assert HookRequest(pod, ContainerInfo(id="c1", name="main")).name == "shop/web/main"

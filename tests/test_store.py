@@ -6,7 +6,7 @@ import pytest
 
 from runtimeproxy import store as module
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
-from runtimeproxy.store import Store
+from runtimeproxy.store import WHOLE_ID, Store
 
 
 def pod(pod_id: str, name: str = "web") -> PodRecord:
@@ -270,3 +270,11 @@ def test_the_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
     )
     store.forget_pod("pa2")
     assert (store.whole_pod_id("pa"), store.whole_container_id("ca")) == ("pa1", "ca1")
+
+
+def test_nothing_longer_begins_with_a_whole_id() -> None:
+    store, whole = Store(), "a" * WHOLE_ID
+    pod = PodInfo(id=f"{whole}b")
+    store.commit(Subject(PodRecord(pod, pod)))
+    assert store.whole_pod_id(whole) == whole
+    assert store.whole_pod_id(whole[1:]) == pod.id

@@ -16,6 +16,7 @@ from runtimeproxy.errors import BackendError
 from runtimeproxy.model import Adjustment, HookRequest, PodInfo, PodRecord, ResourceValue, Subject, named, overlay
 from runtimeproxy.records import AskedUpdate
 from runtimeproxy.store import Store
+from runtimeproxy.superseded import outlived
 from runtimeproxy.wire import grpc
 
 UPDATE_SECONDS = 10.0
@@ -112,7 +113,7 @@ class UpdateCall(ContainerCall):
     def superseded(self, by: Call) -> bool:
         """Ask only for what a later update does not name."""
         assert isinstance(by, UpdateCall)
-        left = records.outlived(self.asked, self._put_in, by.asked, by._put_in)
+        left = outlived(self.asked, self._put_in, by.asked, by._put_in)
         if left is not None:
             self.asked, self._put_in = left
         return left is None

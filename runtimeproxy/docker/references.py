@@ -21,6 +21,7 @@ from runtimeproxy.hookpoints import HookPoint, Operation
 from runtimeproxy.model import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject, named, overlay
 from runtimeproxy.records import AskedUpdate
 from runtimeproxy.store import Store
+from runtimeproxy.superseded import outlived
 
 UPDATE_SECONDS = 10.0
 """Time of the extra update of PreStartContainer: Docker's clients send no deadline."""
@@ -227,7 +228,7 @@ class UpdateCall(ReferenceCall):
     def superseded(self, by: Call) -> bool:
         """Ask only for what a later update does not name."""
         assert isinstance(by, UpdateCall)
-        left = records.outlived(self.asked, self._put_in, by.asked, by._put_in)
+        left = outlived(self.asked, self._put_in, by.asked, by._put_in)
         if left is not None:
             self.asked, self._put_in = left
         return left is None

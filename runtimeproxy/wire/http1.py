@@ -172,8 +172,7 @@ def _check_beginning(buffer: bytes | bytearray, at: int, start: int) -> None:
         raise BadMessage(_first_breach(buffer[at:]))
 
 
-_AT_ONCE = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")
-"""What no head has: it is refused before the end of the head is there."""
+_AT_ONCE = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")  # refused before the end of the head is there
 
 
 def _first_breach(raw: bytes | bytearray) -> Rule:
