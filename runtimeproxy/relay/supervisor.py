@@ -2,8 +2,9 @@
 
 Owns the datagrams to NOTIFY_SOCKET and the beat that WATCHDOG_USEC asks for.
 Must not know: what ready means, why the process stops.
-Invariant: without a supervisor nothing is sent; one that does not listen costs nothing. The beat is the event loop's
-own: a loop that hangs is restarted (facts/reliability P7, X7).
+Invariant: without a supervisor nothing is sent; one that does not listen costs nothing. Telling never fails, and needs
+no new descriptor: it goes on where none is left (P8). The beat is the event loop's own: a loop that hangs is restarted
+(facts/reliability P7, X7).
 """
 
 import asyncio
@@ -25,6 +26,7 @@ class Supervisor:
         ours = bool(self._address) and pid in ("", str(os.getpid()))
         self._beat_seconds = int(interval) / 2e6 if ours and interval.isascii() and interval.isdigit() else 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._socket: socket.socket | None = None
 
     def ready(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell that clients can connect, and from now on that the loop is alive."""
@@ -33,8 +35,8 @@ class Supervisor:
             self._beat(loop)
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._tell(ALIVE)
         self._timer = loop.call_later(self._beat_seconds, self._beat, loop)
+        self._tell(ALIVE)
 
     def stopping(self) -> None:
         """Tell that the end has begun; the beat goes on."""
@@ -44,14 +46,17 @@ class Supervisor:
         """Tell nothing more."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._socket is not None:
+            self._socket.close()
 
     def _tell(self, state: bytes) -> None:
         if not self._address:
             return
         # An address that begins with @ is an abstract one, whose first byte is NUL.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
-            try:
-                sock.sendto(state, address)
-            except OSError:
-                pass  # nobody listens, or reads: there is nobody to tell
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            self._socket.sendto(state, address)
+        except OSError:
+            pass  # nobody listens, or reads: there is nobody to tell; or no descriptor is left for the first word

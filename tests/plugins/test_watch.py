@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-import resource
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from runtimeproxy.plugins.watch import POLL_SECONDS, Watcher
+from tests.fakes.descriptors import no_descriptors
 
 pytestmark = pytest.mark.slow
 
@@ -274,19 +273,6 @@ async def test_the_poll_returns_without_any_event(folder: Path) -> None:
     for _ in range(3):
         await watcher.changed()
     watcher.close()
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Leave the process no file descriptor for one more inotify instance."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.open("/dev/null", os.O_RDONLY)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_without_inotify_the_poll_stands_in_with_one_warning(

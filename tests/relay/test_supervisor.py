@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.relay.supervisor import Supervisor
+from tests.fakes.descriptors import no_descriptors
 
 BEAT_USEC = "40000"
 
@@ -105,3 +106,27 @@ async def test_one_that_does_not_read_costs_nothing(systemd: tuple[socket.socket
     for _ in range(2000):  # far more than a socket keeps
         supervisor.stopping()
     assert 0 < len(told(sock)) < 2000
+    supervisor.leave()
+
+
+async def test_without_a_descriptor_left_it_is_told_as_before(systemd: tuple[socket.socket, str]) -> None:
+    sock, name = systemd
+    supervisor = Supervisor({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": BEAT_USEC})
+    supervisor.ready(asyncio.get_running_loop())
+    told(sock)
+    with no_descriptors():
+        for _ in range(3):
+            await until_alive(sock)
+        supervisor.stopping()
+        assert told(sock)[-1:] == [b"STOPPING=1"]
+    supervisor.leave()
+
+
+async def test_the_beat_begins_once_there_is_a_descriptor(systemd: tuple[socket.socket, str]) -> None:
+    sock, name = systemd
+    supervisor = Supervisor({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": BEAT_USEC})
+    with no_descriptors():
+        supervisor.ready(asyncio.get_running_loop())
+    assert told(sock) == []
+    await until_alive(sock)
+    supervisor.leave()

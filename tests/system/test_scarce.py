@@ -55,14 +55,44 @@ async def test_at_the_limit_of_descriptors_old_clients_go_on_and_new_ones_wait(
             if waited[-1] < RECOVERY_SECONDS:
                 break
         assert min(waited) < RECOVERY_SECONDS, waited
-        assert proxy.process is not None
-        proxy.process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(proxy.process.wait, WAIT_SECONDS) == 0
-        proxy.process = None  # its log has a line at error level, as it should
+        await end(proxy)
     told = proxy.output()
     assert "raise the limit of open files" in told
     assert "Traceback" not in told
     assert "not reachable" not in told, "the runtime is not to blame"
+
+
+async def test_at_the_limit_of_descriptors_the_end_is_told_and_cuts_no_call(
+    front: Front, tmp_path: Path, runtime: Runtime
+) -> None:
+    proxy = front.process(tmp_path, program=["bash", "-c", LIMITED, "limited", *PROGRAM])
+    proxy.environment["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(WAIT_SECONDS)
+        async with proxy, front.caller(proxy.socket) as caller:
+            await caller.act("ping")
+            runtime.upset("ping", delay_seconds=1.0)
+            with idle_clients(proxy.socket, CLIENTS):
+                await until(lambda: "accepting pauses" in proxy.output(), "no descriptor is left")
+                before = runtime.verbs().count("ping")
+                under_way = asyncio.create_task(caller.act("ping"))
+                await until(lambda: runtime.verbs().count("ping") > before, "the call is under way")
+                await end(proxy)
+                await under_way
+        assert [systemd.recv(100), systemd.recv(100)] == [b"READY=1", b"STOPPING=1"]
+
+
+async def end(proxy: ProxyProcess) -> None:
+    """Have a proxy end well whose log has a line at error level, as it should."""
+    process, proxy.process = proxy.process, None
+    assert process is not None
+    try:
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, WAIT_SECONDS) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

@@ -1,0 +1,24 @@
+"""A process that has used all its file descriptors up (facts/reliability P8).
+
+Owns the limit, which is the test process's own.
+Must not know: who goes without.
+Invariant: what is open stays open; the limit is what it was afterwards.
+"""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Leave the process no descriptor more than it has."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/dev/null", os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
