@@ -42,10 +42,6 @@ LONGEST_RETRY_SECONDS = 1.0
 _AWAY = frozenset({grpc.UNAVAILABLE, grpc.DEADLINE_EXCEEDED})
 
 
-class _Late(Exception):
-    """The runtime has not told in time of one that it has; with the next pass it is asked again."""
-
-
 class Listed(NamedTuple):
     """The ids of what a runtime has."""
 
@@ -83,6 +79,9 @@ class Sync:
         """True once all was read that was to be read since a plugin is registered."""
         self._passed_over: set[str] = set()
         """What is listed and could not be read; it is tried again when the runtime comes back."""
+        self._suspects: set[str] = set()
+        """Whose last read was answered UNAVAILABLE though the list before it had come. If the next one is, too, it is
+        this one that is unavailable, and not the runtime."""
         self._left_out = False
         self._late = 0
         """How many the runtime has not told of in time in this pass."""
@@ -162,7 +161,8 @@ class Sync:
             known = self._store.ids()
             listed = await self._runtime.listed()
             self._sweep(known.difference(listed.pods, listed.containers), watch)
-            self._passed_over.intersection_update([*listed.pods, *listed.containers])
+            for remembered in (self._passed_over, self._suspects):
+                remembered.intersection_update([*listed.pods, *listed.containers])
             if fill:
                 count = await self._fill(self._pod, listed.pods, watch)
                 count += await self._fill(self._runtime.container, listed.containers, watch)
@@ -212,36 +212,40 @@ class Sync:
         for one in missing:
             if self._lifecycle.holds()[0]:
                 await asyncio.sleep(YIELD_SECONDS)
-            try:
-                subject = await self._read(read, one)
-            except _Late:
-                self._late += 1
-                continue
-            if subject is None:
-                self._passed_over.add(one)
-            elif self._keep(one, subject, watch):
+            subject = await self._read(read, one)
+            if subject is not None and self._keep(one, subject, watch):
                 kept += 1
         return kept
 
     async def _read(self, read: Callable[[str], Awaitable[Subject | None]], one: str) -> Subject | None:
         """Read one; None if it is not there, or cannot be read.
 
-        Raises BackendError if the runtime is away, _Late if it does not tell in time: one that hangs must not keep the
-        others from being known.
+        One that hangs, or of which the runtime says again and again that it is unavailable, must not keep the others
+        from being known: it is left to the next pass. Raises BackendError if the runtime itself may be away.
         """
+        later = False
         try:
-            return await read(one)
+            subject = await read(one)
+            self._suspects.discard(one)
+            if subject is None:
+                self._passed_over.add(one)
+            return subject
         except Unreadable:
             pass
         except BackendError as error:
-            if error.code == grpc.UNAVAILABLE:
-                raise
             if error.code == grpc.DEADLINE_EXCEEDED:
+                self._late += 1
                 self._recorder.count("records_late")
-                raise _Late from None
+                return None
+            later = error.code == grpc.UNAVAILABLE
+            if later and one not in self._suspects:
+                self._suspects.add(one)
+                raise
         except Exception as error:
             self._fault(error)
         self._recorder.count("records_unreadable")
+        if not later:
+            self._passed_over.add(one)
         return None
 
     def _keep(self, one: str, subject: Subject, watch: Watch) -> bool:

@@ -22,13 +22,12 @@ CANARY = "canary-4711"
 # -- a runtime that is away, or says odd things ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", [LIST, "p1", "c1"])
 @virtual_time
 async def test_a_runtime_that_is_away_is_tried_ever_more_rarely_down_to_once_a_second(
-    missing: str, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig = Synced("p1", "c1")
-    rig.state.errors[missing] = AWAY
+    rig.state.errors[LIST] = AWAY
     async with rig.running():
         await asyncio.sleep(5)
         waits = [round(later - earlier, 6) for earlier, later in pairwise(rig.state.lists)]
@@ -56,6 +55,42 @@ async def test_a_read_that_fails_cancels_nobody_but_the_other_reads() -> None:
         assert rig.sync._task is not None
         assert rig.sync._task.cancelling() == 0
         assert rig.recorder.counted("syncs", result="failed") == 1
+
+
+@pytest.mark.parametrize("one", ["p2", "c3"])
+@virtual_time
+async def test_one_that_is_always_unavailable_keeps_no_other_from_being_known(one: str) -> None:
+    """The first time it may be the runtime that went away; the second time its list has come in between."""
+    rig = Synced("p1", "p2", *(f"c{number}" for number in range(20)))
+    rig.state.read_seconds = 0.01
+    rig.state.errors[one] = AWAY
+    others = {*rig.state.pods, *rig.state.containers} - {one}
+    async with rig.running():
+        await asyncio.sleep(5)
+        assert rig.known == others
+        await asyncio.sleep(10 * PASS_SECONDS)
+        assert (len(rig.state.lists), rig.state.reads.count(one)) == (12, 12), "one a minute after the first two"
+        assert rig.recorder.counted("syncs", result="failed") == 1
+        assert rig.recorder.counted("records_unreadable") == 11
+        rig.state.errors.clear()
+        await asyncio.sleep(PASS_SECONDS + 2)
+        assert rig.known == others | {one}
+        assert rig.sync._suspects == set()
+
+
+@virtual_time
+async def test_a_runtime_that_goes_away_while_it_is_read_makes_nothing_be_passed_over() -> None:
+    rig = Synced("p1", *(f"c{number}" for number in range(8)))
+    rig.state.read_seconds = 1
+    async with rig.running():
+        await asyncio.sleep(2.5)
+        rig.state.errors = dict.fromkeys((LIST, *rig.state.containers), AWAY)
+        await asyncio.sleep(5)
+        rig.state.errors.clear()
+        await asyncio.sleep(5)
+        assert rig.known == {"p1", *rig.state.containers}
+    assert rig.recorder.counted("records_unreadable") == 0
+    assert rig.sync._suspects == set()
 
 
 @virtual_time
@@ -143,6 +178,17 @@ async def test_what_is_passed_over_and_gone_is_remembered_no_more() -> None:
         rig.state.lacks("c1")
         await asyncio.sleep(PASS_SECONDS)
         assert rig.sync._passed_over == set()
+
+
+@virtual_time
+async def test_what_is_unavailable_and_gone_is_remembered_no_more() -> None:
+    rig = Synced("p1", "c1")
+    rig.state.errors["c1"] = AWAY
+    async with rig.running():
+        await asyncio.sleep(1)
+        rig.state.lacks("c1")
+        await asyncio.sleep(PASS_SECONDS)
+        assert rig.sync._suspects == set()
 
 
 @pytest.mark.parametrize("error", [ODD, Unreadable("a list that is none")])
