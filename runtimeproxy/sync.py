@@ -38,6 +38,8 @@ YIELD_SECONDS = 0.002
 read at one time, and a full node is known in 5 s even where calls are held all that time (facts/reliability S1)."""
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
+"""Between two tries of a runtime that is away. One that is there and gives no list, perhaps because that is too long,
+is left alone ever longer, up to the time between two passes."""
 
 _AWAY = frozenset({grpc.UNAVAILABLE, grpc.DEADLINE_EXCEEDED})
 
@@ -107,13 +109,25 @@ class Sync:
         retry = FIRST_RETRY_SECONDS
         while True:
             await self._due()
-            if await self._attempt():
+            longest = await self._attempt()
+            if not longest:
                 retry = FIRST_RETRY_SECONDS
                 await asyncio.sleep(SOONEST_SECONDS)
             else:
+                retry = min(retry, longest)
+                await self._pause(retry)
+                retry *= 2
                 self._asked.set()
-                await asyncio.sleep(retry)
-                retry = min(2 * retry, LONGEST_RETRY_SECONDS)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait; ``soon`` makes it no longer than ``SOONEST_SECONDS``."""
+        at_once = min(seconds, SOONEST_SECONDS)
+        await asyncio.sleep(at_once)
+        try:
+            async with asyncio.timeout(seconds - at_once):
+                await self._asked.wait()
+        except TimeoutError:
+            pass
 
     async def _due(self) -> None:
         """Wait until there is a reason for a pass, and something to keep or to read."""
@@ -135,20 +149,22 @@ class Sync:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _attempt(self) -> bool:
-        """Make a pass; return whether it came to its end."""
+    async def _attempt(self) -> float:
+        """Make a pass; return how long at most the next one may be put off if it failed, 0 if it came to its end."""
         try:
             await self._pass()
         except (BackendError, Unreadable) as error:
             self._recorder.count("syncs", result="failed")
-            self._complain(error)
-            return False
+            away = isinstance(error, BackendError) and error.code in _AWAY
+            if not away:
+                self._complain(error)
+            return LONGEST_RETRY_SECONDS if away else PASS_SECONDS
         except Exception as error:  # a fault of our own must not end the following for good; its text may hold values
             self._fault(error)
-            return False
+            return PASS_SECONDS
         self._recorder.count("syncs", result="complete")
         self._complained = False
-        return True
+        return 0.0
 
     async def _pass(self) -> None:
         began, fill = self._now, self._lifecycle.hooked
@@ -280,8 +296,7 @@ class Sync:
 
     def _complain(self, error: BackendError | Unreadable) -> None:
         """Tell once of a runtime that cannot be listed; one that is away is told of by whoever makes calls."""
-        away = isinstance(error, BackendError) and error.code in _AWAY
-        if not away and not self._complained:
+        if not self._complained:
             self._complained = True
             log.warning(
                 "the runtime's state cannot be read (%s): trying again, and what a call needs is read then", error

@@ -8,7 +8,7 @@ import pytest
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.errors import BackendError
-from runtimeproxy.sync import PASS_SECONDS
+from runtimeproxy.sync import PASS_SECONDS, SOONEST_SECONDS
 from runtimeproxy.wire import grpc
 from tests.fakes.clock import virtual_time
 from tests.fakes.state import LIST
@@ -202,12 +202,42 @@ async def test_a_list_that_cannot_be_had_is_told_of_once(error: Exception, caplo
         text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
         assert (record.levelname, record.getMessage()) == ("WARNING", text)
         rig.state.errors.clear()
+        rig.sync.soon()
         await asyncio.sleep(2)
         assert rig.known == {"p1"}
         rig.state.errors[LIST] = error
         rig.sync.soon()
         await asyncio.sleep(5)
         assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("error", [ODD, Unreadable("a list that is none"), KeyError(CANARY)])
+@virtual_time
+async def test_a_list_that_cannot_be_had_is_asked_for_ever_more_rarely_down_to_once_a_minute(error: Exception) -> None:
+    """It may be too long for the runtime or for us, and is work for both."""
+    rig = Synced("p1")
+    rig.state.errors[LIST] = error
+    async with rig.running():
+        await asyncio.sleep(10 * PASS_SECONDS)
+        waits = [later - earlier for earlier, later in pairwise(rig.state.lists)]
+        assert waits[:2] == pytest.approx([0.05, 0.1])
+        assert all(later == pytest.approx(min(2 * earlier, PASS_SECONDS)) for earlier, later in pairwise(waits))
+        assert waits[-1] == pytest.approx(PASS_SECONDS)
+        rig.state.errors.clear()
+        await asyncio.sleep(PASS_SECONDS)
+        assert rig.known == {"p1"}
+
+
+@virtual_time
+async def test_a_runtime_that_comes_back_is_listed_at_once_whatever_its_list_was_before() -> None:
+    rig = Synced("p1")
+    rig.state.errors[LIST] = ODD
+    async with rig.running():
+        await asyncio.sleep(5 * PASS_SECONDS)
+        rig.state.errors.clear()
+        rig.sync.soon()
+        await asyncio.sleep(SOONEST_SECONDS)
+        assert rig.known == {"p1"}
 
 
 @pytest.mark.parametrize("where", [LIST, "c1"])
