@@ -8,7 +8,8 @@ are replaced whole. Nothing in the directory can end the task that follows it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Set
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,6 +60,8 @@ class Plugin:
     """The hook points that the server said it does not serve, and on which of its client's connections."""
 
 
+FAULT_SECONDS = 1.0
+"""Until the directory is looked at again after a fault of ours."""
 _STATE = {"limited": False}
 """For the log's lines that tell what holds from now on: the last one must be there."""
 _RESULTS = {
@@ -99,8 +102,10 @@ class Manager:
 
     async def start(self) -> None:
         """Read the directory, then follow it: plugins registered before the start serve the first call."""
-        self._watcher.arm()
-        await self._scan()
+        async with self._going_on():
+            self._watcher.arm()
+        async with self._going_on():
+            await self._scan()
         self._task = asyncio.create_task(self._follow(), name="plugins manager")
 
     async def stop(self) -> None:
@@ -128,11 +133,19 @@ class Manager:
 
     async def _follow(self) -> None:
         while True:
-            await self._watcher.changed()
-            try:
+            async with self._going_on():
+                await self._watcher.changed()
+            async with self._going_on():
                 await self._scan()
-            except Exception as error:  # a fault of ours must not end the following; the next event or poll tries again
-                log.error("reading %s failed inside the proxy: %s", self._folder, type(error).__name__)
+
+    @asynccontextmanager
+    async def _going_on(self) -> AsyncIterator[None]:
+        """Let no fault of ours end the following: the next event or poll tries again."""
+        try:
+            yield
+        except Exception as error:
+            log.error("reading %s failed inside the proxy: %s", self._folder, type(error).__name__)
+            await asyncio.sleep(FAULT_SECONDS)
 
     async def _scan(self) -> None:
         try:

@@ -134,28 +134,33 @@ def _places(directory: str) -> Iterator[tuple[str, str, Mask]]:
             yield from _above(hop)
     yield directory, _EVERY_NAME, _CHANGES
     for link in links:
-        yield *os.path.split(os.path.realpath(link)), _CHANGES
+        *_, last = _hops(link)
+        yield *os.path.split(last), _CHANGES
 
 
 def _hops(path: str) -> Iterator[str]:
     """Yield a path, and what it becomes link by link: each of them may be made to point elsewhere."""
+    yield path
     for _ in range(_MOST_LINKS):
-        yield path
         behind = _behind_first_link(path)
         if behind is None:
             return
         path = behind
+        yield path
 
 
 def _behind_first_link(path: str) -> str | None:
+    """Return what a path becomes by the first link in it: ".." stays, as a link before it may lead elsewhere."""
     folder, *names = "/", *path.split("/")[1:]
     for place, name in enumerate(names, start=1):
+        here = os.path.join(folder, name)
         try:
-            target = os.readlink(os.path.join(folder, name))
+            target = os.readlink(here)
         except OSError:
-            folder = os.path.join(folder, name)
+            folder = os.path.dirname(folder) if name == ".." else here
         else:
-            return os.path.normpath(os.path.join(folder, target, *names[place:]))
+            parts = os.path.join(folder, target, *names[place:]).split("/")
+            return "/" + "/".join(part for part in parts if part not in ("", "."))
     return None
 
 

@@ -17,6 +17,15 @@ PATIENCE_SECONDS = 10.0
 """How long a busy machine may take where the time is not what is tested."""
 
 
+def long_chain(folder: Path) -> None:
+    """Register by a chain of links, longer than any kernel and Python's stack would follow."""
+    hidden = folder / ".chain"
+    hidden.mkdir()
+    for number in range(1200):
+        (hidden / f"link{number}").symlink_to(f"link{number + 1}")
+    (folder / "chain.json").symlink_to(hidden / "link0")
+
+
 class FakeClient:
     """A client that remembers what it was made for and whether it was closed."""
 

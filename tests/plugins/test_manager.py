@@ -333,16 +333,6 @@ async def test_the_end_of_a_guard_is_warned_of(rig: Rig, caplog: pytest.LogCaptu
     assert last.getMessage().endswith(" at PreCreateContainer, PreStartContainer")
 
 
-async def test_a_fault_of_ours_does_not_end_the_following(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    await rig.manager.start()
-    made, rig.clients = rig.clients, None  # type: ignore[assignment]  # the factory fails now
-    rig.put("a.json")
-    await rig.until(lambda: "failed inside the proxy: AttributeError" in caplog.text)
-    rig.clients = made
-    os.utime(rig.folder / "a.json")  # any event, or the poll, has the directory read again
-    await rig.until(lambda: rig.names() == ["a"])
-
-
 @pytest.fixture
 def told() -> Iterator[Callable[[], list[str]]]:
     """What is logged from now on; to be asked for once."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import registration
-from tests.plugins.rig import CREATE, Rig
+from tests.plugins.rig import CREATE, Rig, long_chain
 
 
 @pytest.fixture
@@ -92,3 +92,15 @@ async def test_a_thousand_hostile_files(rig: Rig) -> None:
     await rig.manager.start()
     assert rig.names() == ["good"]
     assert rig.invalid == 1000
+
+
+@pytest.mark.parametrize("when", ["before the start", "later"])
+async def test_a_chain_of_links_without_end_is_one_bad_file(rig: Rig, when: str) -> None:
+    if when == "before the start":
+        long_chain(rig.folder)
+    await rig.manager.start()
+    if when == "later":
+        long_chain(rig.folder)
+    await rig.until(lambda: rig.invalid == 1)
+    rig.put("a.json")
+    await rig.until(lambda: rig.names() == ["a"])

@@ -9,6 +9,7 @@ import pytest
 
 from runtimeproxy.plugins.watch import POLL_SECONDS, Watcher
 from tests.fakes.descriptors import no_descriptors
+from tests.plugins.rig import long_chain
 
 pytestmark = pytest.mark.slow
 
@@ -225,6 +226,47 @@ async def test_links_in_a_ring_are_not_followed_for_ever(folder: Path, watcher: 
     watcher.arm()
     await settled(watcher)
     (folder / "c.json").write_text("content")
+    assert await seen(watcher)
+
+
+async def test_links_are_followed_as_far_as_the_kernel_does(tmp_path: Path, folder: Path, watcher: Watcher) -> None:
+    folder.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "real").write_text("old")
+    chain = [tmp_path / f"link{number}" for number in range(39)]
+    for link, target in zip(chain, [*chain[1:], Path("elsewhere", "real")], strict=True):
+        link.symlink_to(target)
+    (folder / "a.json").symlink_to(chain[0])
+    assert (folder / "a.json").read_text() == "old"
+    watcher.arm()
+    await settled(watcher)
+    (tmp_path / "elsewhere" / "real").write_text("new")
+    assert await seen(watcher)
+
+
+async def test_a_chain_of_links_without_end_is_no_matter(folder: Path, watcher: Watcher) -> None:
+    folder.mkdir(parents=True)
+    long_chain(folder)
+    watcher.arm()
+    await settled(watcher)
+    (folder / "c.json").write_text("content")
+    assert await seen(watcher)
+
+
+async def test_a_link_that_climbs_out_of_what_another_one_leads_to(
+    tmp_path: Path, folder: Path, watcher: Watcher
+) -> None:
+    folder.mkdir(parents=True)
+    (tmp_path / "opt" / "releases" / "v1").mkdir(parents=True)
+    (tmp_path / "opt" / "current").symlink_to("./releases//v1/")
+    (tmp_path / "opt" / "releases" / "shared").write_text("old")
+    (folder / "a.json").symlink_to(tmp_path / "opt" / "current" / ".." / "shared")
+    watcher.arm()
+    await settled(watcher)
+    (tmp_path / "opt" / "other").touch()
+    (tmp_path / "opt" / "releases" / "other").touch()
+    assert not await seen(watcher, QUIET_SECONDS)
+    (tmp_path / "opt" / "releases" / "shared").write_text("new")
     assert await seen(watcher)
 
 
