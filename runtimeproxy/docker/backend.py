@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from runtimeproxy.docker.resources import TYPE_LABEL
 from runtimeproxy.errors import BackendError
-from runtimeproxy.relay.dial import RETRY_SECONDS
+from runtimeproxy.relay.dial import RETRY_SECONDS, SCARCE, SCARCE_RETRY_SECONDS, own_shortage
 from runtimeproxy.wire import grpc
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Backend:
         path = f"/events?since={since}&filters={_filters(type=['container'], event=actions)}"
         with _failures(route, self._seconds):
             async with asyncio.timeout(self._seconds):
-                response = await self._send("GET", path)
+                response = await self._send("GET", path, self._seconds)
         try:
             if response.status != 200:
                 raise _rejected(route, response.status)
@@ -175,16 +175,22 @@ class Backend:
         """Return a reply's status and body. ``route`` is the method and the path without its values."""
         method = route.partition(" ")[0]
         with _failures(route, seconds):
-            async with asyncio.timeout(seconds), await self._send(method, path, body) as response:
+            async with asyncio.timeout(seconds), await self._send(method, path, seconds, body) as response:
                 return response.status, await _whole(route, response, limit)
 
-    async def _send(self, method: str, path: str, body: bytes | None = None) -> "aiohttp.ClientResponse":
-        """Send a request and return its reply once the head is there; a full backlog is tried again."""
+    async def _send(
+        self, method: str, path: str, seconds: float, body: bytes | None = None
+    ) -> "aiohttp.ClientResponse":
+        """Send a request and return its reply once the head is there.
+
+        A full backlog is tried again, and so is a want of descriptors, as long as it may end within ``seconds``.
+        """
         import aiohttp
         from yarl import URL
 
         url = URL(f"http://docker{path}", encoded=True)
         headers = {} if body is None else {"Content-Type": "application/json"}
+        last_try = asyncio.get_running_loop().time() + seconds - SCARCE_RETRY_SECONDS
         while True:
             try:
                 reply = await self._opened(method).request(
@@ -193,9 +199,10 @@ class Backend:
                 self._replies.add(reply)
                 return reply
             except aiohttp.ClientConnectorError as error:
-                if error.os_error.errno != errno.EAGAIN:
+                scarce = error.os_error.errno in SCARCE and asyncio.get_running_loop().time() < last_try
+                if not scarce and error.os_error.errno != errno.EAGAIN:
                     raise
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(SCARCE_RETRY_SECONDS if scarce else RETRY_SECONDS)
 
     def _opened(self, method: str) -> "aiohttp.ClientSession":
         """Return the session, which has as many connections as there are requests: held calls bound them."""
@@ -341,6 +348,8 @@ def _failures(route: str, seconds: float = 0.0) -> Iterator[None]:
         raise _late(route, seconds) from None
     except aiohttp.ClientConnectorError as error:
         reason = error.os_error.strerror or type(error.os_error).__name__
+        if error.os_error.errno in SCARCE:
+            reason = own_shortage(reason)
         raise BackendError(f"{route}: cannot connect: {reason}", not_done=True) from None
     except (aiohttp.ClientError, OSError) as error:
         raise BackendError(f"{route}: no whole answer ({type(error).__name__})") from None

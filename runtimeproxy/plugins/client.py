@@ -11,7 +11,7 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.relay.dial import UntrustedSocket, dial_trusted
-from runtimeproxy.relay.unary import CallFailed, Kind, Peer, UnaryClient
+from runtimeproxy.relay.unary import CallFailed, Kind, Peer, Shortage, UnaryClient
 from runtimeproxy.wire import grpc
 
 _REASONS = {
@@ -41,6 +41,8 @@ class HookClient:
         try:
             body = codec.encode(point, request)
             return codec.decode(point, await self._unary.call(codec.method_path(point), body, timeout_seconds))
+        except Shortage as shortage:
+            raise HookError(self._plugin, point.name, Reason.INTERNAL, shortage.text) from None
         except CallFailed as failure:
             raise self._error(point, failure) from None
         except UntrustedSocket as error:

@@ -7,6 +7,7 @@ uvloop raises, so this stands on plain sockets (relay-rules A12).
 """
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -15,10 +16,18 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.relay.listener import folder_fault, peer_credentials
 
 RETRY_SECONDS = 0.005
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What says nothing about who listens: descriptors or memory are short, which is waited for (facts/reliability P8)."""
+SCARCE_RETRY_SECONDS = 0.1
 
 
 class UntrustedSocket(RuntimeProxyError):
     """Somebody else than root or our own user could answer at a socket; the text says who and what to do."""
+
+
+def own_shortage(lacking: str) -> str:
+    """Say that a connection could not be made because of ``lacking``, as the system calls it."""
+    return f"the proxy itself lacks what it needs: {lacking}"
 
 
 def dial_now(path: str) -> socket.socket | None:

@@ -11,7 +11,7 @@ import logging
 import socket
 from abc import ABC, abstractmethod
 
-from runtimeproxy.relay.dial import dial, dial_now
+from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, own_shortage
 from runtimeproxy.relay.drain import Drain, Leaving, Unfinished
 from runtimeproxy.telemetry import Recorder
 
@@ -19,9 +19,6 @@ log = logging.getLogger(__name__)
 
 DIAL_SECONDS = 5.0
 """How long a full backlog of the runtime is waited for: the kubelet's own connect timeout (facts/reliability 1.1)."""
-SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""What says nothing about the backend: descriptors or memory are short, which is waited for (facts/reliability P8)."""
-SCARCE_RETRY_SECONDS = 0.1
 _ACCEPTS_NOBODY = f"it accepts nobody: its backlog was full for {DIAL_SECONDS:g} s"
 CANCEL_SECONDS = 1.0
 """How long what is cancelled may take to end."""
@@ -77,7 +74,7 @@ class Pairs(ABC):
                     await asyncio.sleep(SCARCE_RETRY_SECONDS)
         except TimeoutError:
             if lacking:
-                raise OSError(errno.EMFILE, f"the proxy itself lacks what it needs: {lacking}") from None
+                raise OSError(errno.EMFILE, own_shortage(lacking)) from None
             raise
 
     def away(self, client: socket.socket, error: OSError) -> None:

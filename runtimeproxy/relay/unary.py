@@ -14,18 +14,32 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.relay.dial import RETRY_SECONDS, UntrustedSocket, dial_now
+from runtimeproxy.relay.dial import (
+    RETRY_SECONDS,
+    SCARCE,
+    SCARCE_RETRY_SECONDS,
+    UntrustedSocket,
+    dial_now,
+    own_shortage,
+)
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.wire import grpc, http2
 from runtimeproxy.wire.unary import CallFailed, Calls, Kind, Unprocessed
 
-__all__ = ["CallFailed", "Kind", "Peer", "UnaryClient"]
+__all__ = ["CallFailed", "Kind", "Peer", "Shortage", "UnaryClient"]
 
 MAX_REPLY_BYTES = 4 * 2**20
 
 _AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end the call a moment before our timer does
 
 _Identity = tuple[int, int, int]
+
+
+class Shortage(CallFailed):
+    """The proxy itself had no descriptor or memory for a connection: that says nothing about the peer."""
+
+    def __init__(self, lacking: str) -> None:
+        super().__init__(grpc.UNAVAILABLE, own_shortage(lacking), Kind.UNREACHABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,8 @@ class UnaryClient:
         self._links: set[_Link] = set()
         self._connected_to: _Identity | None = None
         self._connections = 0
+        self._lacking = ""
+        """What the last try to connect failed for that was the proxy's own."""
 
     def peer(self) -> Peer:
         """Look who is at the path now; a socket that there was no connection to before is dialled, without waiting."""
@@ -92,6 +108,7 @@ class UnaryClient:
 
         Raises CallFailed if nobody listens.
         """
+        self._lacking = ""
         try:
             identity = self._identity()
             link = self._link
@@ -102,7 +119,13 @@ class UnaryClient:
         return link if link is not None and link.free else None
 
     def _dialled(self, loop: asyncio.AbstractEventLoop, identity: _Identity) -> "_Link | None":
-        sock = self._dialler(self._path)
+        try:
+            sock = self._dialler(self._path)
+        except OSError as error:
+            if error.errno not in SCARCE:
+                raise
+            self._lacking = str(error.strerror)
+            return None
         if sock is None:
             return None
         if self._link is not None:
@@ -113,20 +136,20 @@ class UnaryClient:
         return self._link
 
     async def _usable_until(self, loop: asyncio.AbstractEventLoop, deadline: float) -> "_Link":
-        """Try again until the listener's backlog has room, and the peer takes one more call."""
+        """Try again until the listener's backlog has room, there is a descriptor, and the peer takes one more call."""
         try:
             async with asyncio.timeout_at(deadline):
                 while (link := self._usable(loop)) is None:
                     await self._room()
                 return link
         except TimeoutError:
-            raise _late() from None
+            raise (Shortage(self._lacking) if self._lacking else _late()) from None
 
     async def _room(self) -> None:
         if self._link is not None and self._link.alive and not self._link.free:
             await self._link.room()
         else:
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(SCARCE_RETRY_SECONDS if self._lacking else RETRY_SECONDS)
 
     def _identity(self) -> _Identity:
         """Tell sockets at the path apart: an inode number may be used again, its time of change is not."""

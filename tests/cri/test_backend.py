@@ -15,6 +15,7 @@ from runtimeproxy.cri.backend import STATUS_SECONDS, Backend
 from runtimeproxy.errors import BackendError
 from runtimeproxy.wire import grpc as wire_grpc
 from tests.fakes import cri_pb2 as cri
+from tests.fakes.descriptors import no_descriptors
 from tests.fakes.runtime import FakeRuntime, Injection
 
 VERSIONS = ("v1", "v1alpha2")
@@ -217,6 +218,12 @@ async def test_an_update_that_no_runtime_was_there_for_is_not_done(tmp_path: Pat
         await backend.update("v1", UPDATE, 5.0)
     assert caught.value.not_done
     await backend.close()
+
+
+async def test_an_update_that_there_was_no_descriptor_for_is_not_done(backend: Backend) -> None:
+    with no_descriptors(), pytest.raises(BackendError, match="the proxy itself lacks") as caught:
+        await backend.update("v1", UPDATE, 0.1)
+    assert caught.value.not_done
 
 
 @pytest.mark.parametrize("method", ASKS)

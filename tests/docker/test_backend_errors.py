@@ -10,6 +10,7 @@ import pytest
 from runtimeproxy.docker import backend as backend_module
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.errors import BackendError
+from runtimeproxy.relay.dial import SCARCE_RETRY_SECONDS
 from runtimeproxy.wire import grpc
 from tests.docker.daemon import PATIENCE_SECONDS, Daemon, Reply, chunk, until
 from tests.docker.questions import (
@@ -24,6 +25,7 @@ from tests.docker.questions import (
     every_short_question,
     failure,
 )
+from tests.fakes.descriptors import no_descriptors
 
 ENDLESS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -94,6 +96,29 @@ async def test_a_daemon_that_is_away_is_an_error_at_once(tmp_path: Path, route: 
 async def test_a_path_that_is_none_is_an_error() -> None:
     backend = Backend("/" + 200 * "x")
     assert "cannot connect" in str(await failure(backend, "GET /info"))
+    await backend.close()
+
+
+@every_question
+async def test_a_want_of_descriptors_is_waited_for(daemon: Daemon, route: str) -> None:
+    backend = Backend(daemon.path, seconds=PATIENCE_SECONDS)
+    daemon.reply(ASKS[route][0], Reply(404))
+    with no_descriptors():
+        asking = asyncio.create_task(ASKS[route][1](backend, PATIENCE_SECONDS))
+        await asyncio.sleep(3 * SCARCE_RETRY_SECONDS)
+        assert not asking.done()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert len(daemon.requests) == 1
+    await backend.close()
+
+
+@every_question
+async def test_a_want_of_descriptors_is_not_laid_to_the_daemon(daemon: Daemon, route: str) -> None:
+    backend = Backend(daemon.path, seconds=SHORT_SECONDS)
+    with no_descriptors():
+        error = await failure(backend, route, SHORT_SECONDS)
+    text = f"{route}: cannot connect: the proxy itself lacks what it needs: Too many open files"
+    assert (str(error), error.code, error.not_done) == (text, grpc.UNAVAILABLE, True)
     await backend.close()
 
 

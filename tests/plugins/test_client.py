@@ -13,6 +13,7 @@ from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.plugins.client import HookClient
 from tests.fakes import hookanswers
+from tests.fakes.descriptors import no_descriptors
 from tests.fakes.hookserver import HookServer
 
 POD = PodInfo(id="p1", name="pod", uid="u1", namespace="ns", attempt=2, labels={"l": "1"}, annotations={"a": "1"})
@@ -74,6 +75,14 @@ async def test_nobody_there(client: HookClient, path: str) -> None:
     error = await failing(client)
     assert error.reason is Reason.UNREACHABLE
     assert error.detail == f"{path}: No such file or directory"
+
+
+async def test_a_want_of_descriptors_is_our_own_failure(client: HookClient, server: HookServer) -> None:
+    with no_descriptors():
+        error = await failing(client, 0.05)
+    assert error.reason is Reason.INTERNAL
+    assert error.detail == "the proxy itself lacks what it needs: Too many open files"
+    assert (await client.call(POINT, request(POINT), LONG_SECONDS)) == HookAnswer()
 
 
 async def test_a_hook_server_that_hangs(client: HookClient, server: HookServer) -> None:

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.system.fronts import Front, Runtime
+from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
+from tests.fakes.hookserver import HookServer
+from tests.system.fronts import Caller, Failed, Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
 
 pytestmark = pytest.mark.slow
@@ -81,6 +83,73 @@ async def test_at_the_limit_of_descriptors_the_end_is_told_and_cuts_no_call(
                 await end(proxy)
                 await under_way
         assert [systemd.recv(100), systemd.recv(100)] == [b"READY=1", b"STOPPING=1"]
+
+
+Hooked = tuple[ProxyProcess, HookServer]
+
+
+@asynccontextmanager
+async def hooked(front: Front, folder: Path, policy: str, **flags: str) -> AsyncIterator[Hooked]:
+    """Run a proxy of few descriptors with a hook server that it has not dialled yet."""
+    proxy = front.process(folder, program=["bash", "-c", LIMITED, "limited", *PROGRAM], **flags)
+    async with HookServer(str(folder / "hooks.sock")) as hooks:
+        proxy.register("hooks.json", hooks.socket_path, ("PreCreateContainer",), policy=policy)
+        async with proxy:
+            yield proxy, hooks
+            await end(proxy)
+
+
+async def all_used(proxy: ProxyProcess) -> None:
+    """Wait until a proxy has no descriptor left, nor one that it gives back soon."""
+    await until(lambda: "accepting pauses" in proxy.output(), "no descriptor is left")
+    await asyncio.sleep(1.0)
+    await until(lambda: len(os.listdir(f"/proc/{proxy.pid}/fd")) == DESCRIPTORS, "none is given back")
+
+
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
+async def test_at_the_limit_of_descriptors_a_hook_call_waits_for_one(
+    front: Front, tmp_path: Path, runtime: Runtime, policy: str
+) -> None:
+    async with hooked(front, tmp_path, policy) as (proxy, hooks), front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        with idle_clients(proxy.socket, CLIENTS):
+            await all_used(proxy)
+            create = asyncio.create_task(caller.create(pod_id))
+            await asyncio.sleep(0.5)
+            assert not create.done()
+        await create
+        assert [call.point.name for call in hooks.calls] == ["PreCreateContainer"]
+    assert "failed" not in proxy.output()
+
+
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
+async def test_a_want_of_descriptors_is_not_laid_to_the_hook_server(
+    front: Front, tmp_path: Path, runtime: Runtime, policy: str
+) -> None:
+    limited = hooked(front, tmp_path, policy, hook_timeout="300ms")
+    async with limited as (proxy, hooks), front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        with idle_clients(proxy.socket, CLIENTS):
+            await all_used(proxy)
+            for _ in range(FAILURES_IN_A_ROW + 1):
+                await _created(caller, pod_id, policy)
+        assert hooks.calls == []
+        async with asyncio.timeout(WAIT_SECONDS):  # not as long as a breaker that has opened
+            while not hooks.calls:
+                with suppress(Failed):
+                    await caller.create(pod_id)
+    assert "PreCreateContainer: internal: the proxy itself lacks what it needs: Too many open files" in proxy.output()
+    assert "unreachable" not in proxy.output()
+    assert "keeps failing" not in proxy.output()
+
+
+async def _created(caller: Caller, pod_id: str, policy: str) -> None:
+    """Create a container that nobody can be asked about."""
+    if policy == "Ignore":
+        await caller.create(pod_id)
+        return
+    with pytest.raises(Failed, match="internal: the proxy itself lacks what it needs"):
+        await caller.create(pod_id)
 
 
 async def end(proxy: ProxyProcess) -> None:
