@@ -1,0 +1,113 @@
+"""Nothing is cut for its silence, however long that is (facts/reliability S8): a day passes within a second.
+
+The clock of the proxy inside the test jumps from hour to hour; that real minutes cut nothing either is tested beside
+the other properties of streams.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import cri_pb2
+from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.dockerd_client import Raw
+from tests.fakes.runtime import FakeRuntime, Injection
+from tests.system.clients import Client
+from tests.system.docker_front import DOCKER
+from tests.system.docker_lines import Events, Lines, Pull, asked, run_container
+from tests.system.fronts import Front
+from tests.system.proxy import ProxyInside, until
+
+pytestmark = pytest.mark.slow
+
+HOURS = 25
+HOUR_SECONDS = 3600.0
+TURN_SECONDS = 0.02
+"""Of real time, for what is due in an hour."""
+
+Day = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture
+def day(monkeypatch: pytest.MonkeyPatch) -> Day:
+    """Return what lets more than a day pass; a timer that is set anew each time has its turn in every hour."""
+    real, passed = time.monotonic, 0.0
+
+    async def pass_by() -> None:
+        nonlocal passed
+        due: list[bool] = []
+        asyncio.get_running_loop().call_later((HOURS - 0.5) * HOUR_SECONDS, due.append, True)
+        for _ in range(HOURS):
+            passed += HOUR_SECONDS
+            await asyncio.sleep(TURN_SECONDS)
+        assert due, "the loop has another clock"
+
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+    return pass_by
+
+
+async def test_a_pipe_and_a_kept_connection_outlive_a_day(front: Front, tmp_path: Path, day: Day) -> None:
+    inside = front.inside(tmp_path)
+    async with (
+        front.runtime(str(inside.runtime)),
+        inside as proxy,
+        front.caller(proxy.socket) as caller,
+        front.caller(proxy.socket) as idle,
+    ):
+        await idle.act("ping")
+        stream = await caller.chat()
+        await stream.say(b"one")
+        assert await stream.hear() == b"one"
+        connections = set(proxy.app.front.connections)  # type: ignore[attr-defined]
+        assert len(connections) >= 2
+        await day()
+        await stream.say(b"two")
+        assert await stream.hear() == b"two"
+        await idle.act("ping")
+        assert proxy.app.front.connections == connections  # type: ignore[attr-defined]
+
+
+async def test_an_event_stream_and_a_pull_outlive_a_day(tmp_path: Path, day: Day) -> None:
+    """The image service has a connection of its own."""
+    images = FakeRuntime(str(tmp_path / "images.sock"))
+    pulled = asyncio.Event()
+    images.inject("PullImage", Injection(gate=pulled))
+    async with (
+        FakeRuntime(str(tmp_path / "runtime.sock")) as runtime,
+        images,
+        ProxyInside(tmp_path, remote_image_service_endpoint=images.socket_path) as proxy,
+        Client(proxy.socket) as client,
+    ):
+        stream = client.stream("GetContainerEvents", cri_pb2.GetEventsRequest())
+        await runtime.wait_for_subscribers()
+        pull = asyncio.ensure_future(client.call("PullImage", timeout=None))
+        await until(lambda: bool(images.requests("PullImage")), "the image is asked for")
+        await day()
+        runtime.send_event("after")
+        event = cri_pb2.ContainerEventResponse.FromString(await asyncio.wait_for(stream.read(), 20))
+        assert event.container_id == "after"
+        pulled.set()
+        await pull
+        stream.cancel()
+
+
+async def test_streams_of_lines_and_a_body_that_pauses_outlive_a_day(tmp_path: Path, day: Day) -> None:
+    inside = DOCKER.inside(tmp_path)
+    async with FakeDockerd(str(inside.runtime)) as fake, inside as proxy, AsyncExitStack() as stack:
+        run_container(fake)
+        streams = [kind(str(proxy.socket), fake) for kind in (Lines, Events, Pull)]
+        opened = [await stack.enter_async_context(await stream.open()) for stream in streams]
+        load: Raw = await stack.enter_async_context(
+            await asked(str(proxy.socket), "POST /images/load", "Content-Length: 8")
+        )
+        load.send(b"half")
+        assert b" 200 OK\r\n" in await load.head()
+        await day()
+        for stream, raw in zip(streams, opened, strict=True):
+            assert stream.say(b"after\n") in await raw.chunk()
+        load.send(b"more")
+        assert b"Loaded 8 bytes" in await load.chunk()
