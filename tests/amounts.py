@@ -55,10 +55,14 @@ SECOND_STARTS = Amount(1, 100)
 """Of a proxy whose socket another one has."""
 HANGS = Amount(10, 2_000)
 """Calls whose hook server hangs, for each way of hanging and each front."""
+HOOK_SERVERS = Amount(3, 100)
+"""At one path, one after another."""
 HOOK_FAILURES = Amount(100, 10_000)
 """Of kinds chosen at random, under each policy, on each front."""
 HOSTILE_FILES = Amount(100, 10_000)
 """In the directory of the registrations."""
+CHANGES = Amount(1, 100)
+"""Of each kind, of the registrations of a proxy that was just started."""
 SWAPS = Amount(10, 1_000)
 """Of a registration file, while calls are made."""
 RESTARTED_PODS = Amount(3, 200)
