@@ -58,6 +58,7 @@ async def test_what_is_known_is_not_read() -> None:
 
 @virtual_time
 async def test_a_pass_is_made_every_minute() -> None:
+    assert PASS_SECONDS == 60
     rig = Synced("p1")
     async with rig.running():
         await asyncio.sleep(5)

@@ -4,7 +4,9 @@ import asyncio
 import os
 import random
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tests.fakes import hookanswers, registration
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Caller, Front, Runtime
 from tests.system.proxy import ProxyInside, until
+from tests.system.times import in_time
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +26,7 @@ POINT = "PreCreateContainer"
 OTHER_POINT = "PostStopPodSandbox"
 HOOKED = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_envs={"HOOKED": "yes"}))
 CALLERS = 4
+EFFECT_SECONDS = 0.5
 
 
 @pytest.fixture
@@ -60,22 +64,28 @@ async def test_no_call_goes_without_its_hook_while_the_file_is_swapped(
     """Each text names the other of two hook servers, or another time for the same one."""
     first, second = (HookServer(str(tmp_path / f"{name}.sock"), default=HOOKED) for name in ("first", "second"))
     inside = front.inside(tmp_path)
-    contents = [
-        registration.text(server.socket_path, [POINT], timeout=f"{seconds}s")
-        for server in (first, second)
-        for seconds in (20, 21)
-    ]
-    swap(inside.registrations, 0, contents[0])
+    contents = cycle((server.socket_path, float(seconds)) for server in (first, second) for seconds in (20, 21))
+    numbers, turns = count(), count()
+
+    def swapped() -> tuple[str, float]:
+        endpoint, seconds = next(contents)
+        swap(inside.registrations, next(numbers), registration.text(endpoint, [POINT], timeout=f"{seconds}s"))
+        return endpoint, seconds
+
+    async def effect() -> list[float]:
+        if next(turns) % 2:
+            swapped()  # the next one follows at once
+        begun, wanted = time.monotonic(), swapped()
+        await until(lambda: _registered(inside) == [wanted], "it has effect")
+        return [time.monotonic() - begun]
+
+    swapped()
     async with first, second, inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
         end = asyncio.Event()
         async with asyncio.TaskGroup() as load:
             creating = [load.create_task(_create_until(caller, pod_id, end)) for _ in range(CALLERS)]
-            for number in range(1, SWAPS.now + 1):
-                before = proxy.app.manager.plugins_for(BY_NAME[POINT])
-                swap(proxy.registrations, number, contents[number % len(contents)])
-                if number % 3:  # else the next one follows at once
-                    await until(lambda: proxy.app.manager.plugins_for(BY_NAME[POINT]) != before, "it has effect")  # noqa: B023
+            await in_time(EFFECT_SECONDS, SWAPS, effect)
             end.set()
         assert proxy.recorder.total("hook_failures") == 0
     asked = runtime.asked("create")
@@ -83,6 +93,10 @@ async def test_no_call_goes_without_its_hook_while_the_file_is_swapped(
     assert all(b"HOOKED" in request for request in asked)
     assert first.calls
     assert second.calls
+
+
+def _registered(proxy: ProxyInside) -> list[tuple[str, float]]:
+    return [(plugin.endpoint, plugin.timeout_seconds) for plugin in proxy.app.manager.plugins_for(BY_NAME[POINT])]
 
 
 async def _create_until(caller: Caller, pod_id: str, end: asyncio.Event) -> int:
