@@ -12,7 +12,7 @@ from functools import partial
 from statistics import median
 
 from scripts.benchmark import answers, hookmode, limits, measure, memory, report
-from scripts.benchmark.cases import CRI, DOCKER, PROXY
+from scripts.benchmark.cases import CRI, DOCKER
 from scripts.benchmark.fullnode import CONTAINERS, PODS, RECORDS_CONTAINERS, RECORDS_PODS
 from scripts.benchmark.limits import MIB, Verdict
 from scripts.benchmark.modes import MODES, Mode
@@ -139,13 +139,12 @@ def crowded(name: str, share: float) -> Found:
     found = crowd.measure(name, share)
     figures = [
         Figure(
-            f"{each.case.name}: the slowest to the median",
-            f"{each.ratio:.1f}",
-            f"{found.limits[each.case]:.1f}",
-            each.ratio <= found.limits[each.case] if share == 1 else None,
+            f"{case.name}: the slowest to the median",
+            f"{ratio:.1f} (directly {direct:.1f})",
+            f"{crowd.RATIO:.1f}",
+            ratio <= crowd.RATIO if share == 1 else None,
         )
-        for each in found.crowds
-        if each.way == PROXY
+        for case, (direct, ratio) in found.ratios.items()
     ]
     judged = found.p99_beside <= crowd.BESIDE_MICROSECONDS if share == 1 else None
     what = "p99 of a small call beside lists of 16 MiB"

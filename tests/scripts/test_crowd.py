@@ -6,7 +6,7 @@ import pytest
 
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, PROXY
 from scripts.benchmark.h2load import H2load, Run
-from scripts.soaking import crowd
+from scripts.soaking import crowd, steps
 from scripts.soaking.crowd import (
     CONNECTIONS,
     CROWDS,
@@ -19,14 +19,14 @@ from scripts.soaking.crowd import (
 )
 
 
-def test_a_crowds_limit_is_the_runtimes_own_where_that_is_higher() -> None:
-    crowds = [
-        Crowd(STREAMS, DIRECT, 1, 1.5),
-        Crowd(STREAMS, PROXY, 1, 9),
-        Crowd(EXEC_SYNC, DIRECT, 1, RATIO + 2),
-        Crowd(EXEC_SYNC, PROXY, 1, 1),
-    ]
-    assert Crowded(crowds, (1,)).limits == {STREAMS: RATIO, EXEC_SYNC: RATIO + 2}
+@pytest.mark.parametrize(("ratio", "verdict"), [(RATIO, "ok"), (RATIO + 0.1, "MISSED")])
+def test_a_runtime_that_is_worse_alone_excuses_no_proxy(
+    ratio: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowds = [Crowd(EXEC_SYNC, DIRECT, 1, 10 * RATIO), Crowd(EXEC_SYNC, PROXY, 1, ratio)]
+    monkeypatch.setattr(crowd, "measure", lambda name, share: Crowded(crowds, (1,)))
+    figure = steps.crowded(CRI, 1).figures[0]
+    assert (figure.found, figure.limit, figure.verdict) == (f"{ratio:.1f} (directly 50.0)", "5.0", verdict)
 
 
 def test_a_wait_is_counted_in_time_or_in_calls() -> None:
