@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import stat
@@ -109,6 +110,18 @@ async def test_other_daemons_signals_do_not_end_it_and_one_has_the_figures_logge
         await until(lambda: wanted in proxy.output(), "the figures are logged", proxy.output)
 
 
+@pytest.mark.engine
+async def test_it_needs_no_capability_and_no_network_and_leaves_no_core_file(
+    front: Front, tmp_path: Path, runtime: Runtime
+) -> None:
+    program = ["unshare", "--net", "setpriv", "--bounding-set=-all", "--inh-caps=-all", *PROGRAM]
+    async with front.process(tmp_path, program=program) as proxy, front.caller(proxy.socket) as caller:
+        status, limits = (Path(f"/proc/{proxy.pid}/{name}").read_text() for name in ("status", "limits"))
+        assert re.search(r"^CapEff:\s*0+$", status, re.MULTILINE)
+        assert re.search(r"^Max core file size +0 +0 ", limits, re.MULTILINE)
+        await caller.run_pod()
+
+
 async def test_it_stops_well_if_it_was_started_without_standard_files(
     front: Front, tmp_path: Path, runtime: Runtime
 ) -> None:
@@ -133,6 +146,7 @@ async def test_the_drain_ends_although_a_call_does_not(front: Front, tmp_path: P
             await answer
 
 
+@pytest.mark.engine
 async def test_the_drain_goes_on_where_the_socket_cannot_be_removed(
     front: Front, tmp_path: Path, runtime: Runtime
 ) -> None:
