@@ -101,6 +101,7 @@ async def _serve(config: Config, listener: Listener) -> None:
     acceptor.start()
     supervisor.ready(loop)
     _tell_listening(config, listener)
+    proxy.front.look()
     _settle_memory()
     watch = StallWatch(loop, proxy.recorder)
     watch.start()
@@ -127,6 +128,9 @@ class Front(Protocol):
 
     async def start(self) -> None:
         """Begin what goes on beside the calls."""
+
+    def look(self) -> None:
+        """Tell if nobody is at the runtime's path."""
 
     async def drain(self, seconds: float, at_once: asyncio.Event | None = None) -> None:
         """Finish what clients asked for, at most for a time and until ``at_once``, then close their connections."""

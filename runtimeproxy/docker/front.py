@@ -296,6 +296,7 @@ class Connection:
             return False
         if backend is None:
             return False
+        self._front.tell_reached()
         self.pair.replace_backend(backend)
         return True
 

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 DIAL_SECONDS = 5.0
 """How long a full backlog of the runtime is waited for: the kubelet's own connect timeout (facts/reliability 1.1)."""
+_STATE = {"limited": False}
+"""For the log's line that tells what holds from now on: the last one must be there."""
 _ACCEPTS_NOBODY = f"it accepts nobody: its backlog was full for {DIAL_SECONDS:g} s"
 CANCEL_SECONDS = 1.0
 """How long what is cancelled may take to end."""
@@ -33,6 +35,7 @@ class Pairs(ABC):
         self.loop = loop
         self.connections: set[Leaving] = set()
         self.tasks: set[asyncio.Task[None]] = set()
+        self._told_away = False
 
     @abstractmethod
     def paired(self, client: socket.socket, backend: socket.socket) -> Leaving:
@@ -41,6 +44,20 @@ class Pairs(ABC):
     @abstractmethod
     def unreachable(self, client: socket.socket) -> None:
         """End a client whose backend is away."""
+
+    def look(self) -> None:
+        """Tell if nobody is at the backend's path, before any client comes: the path may be wrong.
+
+        Who is there and busy, or a want of our own, is waited for where it matters.
+        """
+        try:
+            backend = dial_now(self.backend_endpoint)
+        except OSError as error:
+            if error.errno not in SCARCE:
+                self.tell_away(error)
+        else:
+            if backend is not None:
+                backend.close()
 
     def accept(self, client: socket.socket) -> None:
         """Take a client's connection: dial the backend at once (relay-rules A12)."""
@@ -84,6 +101,7 @@ class Pairs(ABC):
 
     def tell_away(self, error: OSError) -> None:
         """Count and log that the backend cannot be reached."""
+        self._told_away = True
         self.recorder.count("backend_dial_failures")
         log.warning(
             "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
@@ -91,8 +109,15 @@ class Pairs(ABC):
             _ACCEPTS_NOBODY if isinstance(error, TimeoutError) else error.strerror or type(error).__name__,
         )
 
+    def tell_reached(self) -> None:
+        """Log that the backend is there again, if it was told to be away."""
+        if self._told_away:
+            self._told_away = False
+            log.info("container runtime at %s is reachable again", self.backend_endpoint, extra=_STATE)
+
     def pair(self, client: socket.socket, backend: socket.socket) -> None:
         """Make a connection of a client and its backend."""
+        self.tell_reached()
         self.recorder.count("connections")
         self.connections.add(self.paired(client, backend))
 

@@ -1,6 +1,7 @@
 """What becomes of held calls when a client or the daemon leaves, and of many calls at once."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -155,6 +156,22 @@ async def test_a_daemon_that_closes_during_a_hold_is_dialled_once_more(node: Nod
     assert (await client.ask("POST", f"/containers/{made}/start")).status == 204
     made_on, started_on = (node.dockerd.requests(route)[-1].connection for route in (CREATE, START))
     assert made_on == started_on
+
+
+async def test_a_daemon_that_is_dialled_once_more_is_told_to_be_there_again(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = node.plugins.gated("a")
+    client = await node.client()
+    client.send(create(node))
+    await until(lambda: hook.waiting == 1)
+    node.dockerd.drop_connections()
+    await until(lambda: node.dockerd.connections == 1)
+    node.front.tell_away(ConnectionRefusedError())
+    hook.gate.set()
+    with caplog.at_level(logging.INFO):
+        await client.answer()
+    assert f"container runtime at {node.dockerd.socket_path} is reachable again" in caplog.text
 
 
 async def test_a_daemon_that_is_away_at_the_release_is_502(node: Node) -> None:

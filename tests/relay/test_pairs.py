@@ -14,6 +14,7 @@ from runtimeproxy.relay.drain import Leaving, Unfinished
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.relay.pairs import Pairs
 from runtimeproxy.telemetry import Recorder
+from tests.fakes.descriptors import no_descriptors
 from tests.relay.paired import Copy
 from tests.relay.test_dial import fill_backlog
 
@@ -80,12 +81,17 @@ class Rig:
     """A front, its backend's listener, and what to close behind a test."""
 
     def __init__(self, path: str) -> None:
+        self.sockets: list[socket.socket] = []
+        self.listen(path)
+        self.front = Front(path)
+        self._waiting: list[socket.socket] = []
+
+    def listen(self, path: str) -> None:
+        """Be the backend at a path."""
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(0)
-        self.front = Front(path)
-        self.sockets: list[socket.socket] = [self.listener]
-        self._waiting: list[socket.socket] = []
+        self.sockets.append(self.listener)
 
     def client(self) -> socket.socket:
         """Let the front take a client; return the client's end."""
@@ -170,6 +176,48 @@ async def test_a_client_is_told_that_nobody_listens(rig: Rig, caplog: pytest.Log
     [record] = caplog.records
     assert "--remote-runtime-service-endpoint" in record.getMessage()
     assert "Connection refused" in record.getMessage()
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "a plain file", "a socket that nobody listens on"])
+async def test_a_look_tells_of_a_path_at_which_nobody_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: str
+) -> None:
+    path = tmp_path / "wrong.sock"
+    if wrong == "a plain file":
+        path.touch()
+    elif wrong != "nothing":
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    front = Front(str(path))
+    front.look()
+    [record] = caplog.records
+    reason = "No such file or directory" if wrong == "nothing" else "Connection refused"
+    expected = f"container runtime at {path} is not reachable ({reason}): check --remote-runtime-service-endpoint and"
+    assert (record.levelname, record.getMessage().startswith(expected)) == ("WARNING", True)
+
+
+async def test_a_look_leaves_no_connection_and_nothing_to_tell(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.front.look()
+    assert await rig.read(rig.backend()) == b""
+    rig.fill()
+    rig.front.look()
+    with no_descriptors():
+        rig.front.look()
+    assert caplog.records == []
+
+
+async def test_a_backend_that_is_back_is_told_of_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    path = rig.front.backend_endpoint
+    rig.listener.close()
+    rig.front.look()
+    Path(path).unlink()
+    rig.listen(path)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            rig.client(), rig.backend()
+    away, back = (record.getMessage() for record in caplog.records)
+    assert "is not reachable" in away
+    assert back == f"container runtime at {path} is reachable again"
 
 
 async def test_a_client_is_told_when_the_backlog_stays_full(

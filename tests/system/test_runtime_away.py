@@ -51,6 +51,24 @@ async def _seconds_to_listen(proxy: ProxyProcess, number: int) -> float:
     return took
 
 
+@pytest.mark.parametrize("wrong", ["nothing", "a plain file"])
+async def test_a_path_without_a_runtime_is_told_before_any_client_comes(
+    front: Front, tmp_path: Path, wrong: str
+) -> None:
+    proxy = front.process(tmp_path)
+    away = f"container runtime at {proxy.runtime} is not reachable"
+    if wrong == "a plain file":
+        proxy.runtime.touch()
+    async with proxy:
+        await until(lambda: away in proxy.output(), "that nobody is there is told", proxy.output)
+        assert proxy.output().index("listening on ") < proxy.output().index(away)
+        proxy.runtime.unlink(missing_ok=True)
+        async with front.runtime(str(proxy.runtime)), front.caller(proxy.socket) as caller:
+            await caller.act("ping")
+            await caller.act("ping")
+        assert proxy.output().count(f"container runtime at {proxy.runtime} is reachable again") == 1
+
+
 async def test_a_client_that_dials_gets_its_answer_within_100_ms_of_the_runtimes_start(
     front: Front, tmp_path: Path
 ) -> None:
