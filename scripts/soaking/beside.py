@@ -22,14 +22,22 @@ from scripts.benchmark.measure import send
 from scripts.benchmark.modes import Mode
 from scripts.benchmark.served import Served
 from scripts.demonstration.processes import DemoError
+from scripts.soaking import loads
+from scripts.soaking.loads import EXEC, EXEC_SYNC, INSPECT, STATUS
 from tests.engines.cri import CriClient
 from tests.fakes.dockershim import DOCKERSHIM, Dockershim
 
-CASES: Mapping[str, tuple[Case, Case]] = {CRI: (SMALL, LIST), DOCKER: (PING, DOCKER_LIST)}
-"""By mode: the calls that are measured."""
+CASES: Mapping[str, tuple[Case, ...]] = {
+    CRI: (SMALL, LIST, STATUS, EXEC_SYNC),
+    DOCKER: (PING, DOCKER_LIST, INSPECT, EXEC),
+}
+"""By mode: the calls that may be measured."""
 WAYS = (PROXY, HOOKED)
 """Those of the two proxies."""
-PORTION: Mapping[Case, int] = {SMALL: 250, LIST: 200, PING: 250, DOCKER_LIST: 200}
+PORTION: Mapping[Case, int] = {
+    **{SMALL: 250, LIST: 200, STATUS: 250, EXEC_SYNC: 200},
+    **{PING: 250, DOCKER_LIST: 200, INSPECT: 250, EXEC: 200},
+}
 """The first call of each portion has to connect: it must be less than one of a hundred."""
 PATIENCE_SECONDS = 1200.0
 """The held calls end when the turn does, not before."""
@@ -64,16 +72,16 @@ class Beside:
 
 def measure(served: Served, mode: Mode, calls: Mapping[Case, int], situation: Situation, turns: int) -> list[Beside]:
     """Make so many calls of the mode's cases to each proxy in every turn. Raises DemoError."""
-    cases = CASES[mode.name]
-    loads = {(case, way): mode.prepare(served, case, way) for case in cases for way in WAYS}
-    for case, way in loads:
-        send(served, case, way, loads[case, way], PORTION[case])
+    cases = [case for case in CASES[mode.name] if case in calls]
+    made = {(case, way): loads.prepare(served, mode, case, way) for case in cases for way in WAYS}
+    for (case, way), load in made.items():
+        send(served, case, way, load, PORTION[case])
     runs = {(case, at_it): Run((), 0.0) for case in cases for at_it in (True, False)}
     for turn in range(turns):
         here = WAYS[turn % 2]
         with situation(here, turn):
             for case, way, count in _portions(cases, calls):
-                runs[case, way == here] += send(served, case, way, loads[case, way], count)
+                runs[case, way == here] += send(served, case, way, made[case, way], count)
     return [Beside(case, runs[case, True], runs[case, False]) for case in cases]
 
 

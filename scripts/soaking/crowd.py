@@ -19,17 +19,15 @@ from dataclasses import dataclass
 from statistics import median, median_low
 from threading import Event
 
-from scripts.benchmark import cri, programs
+from scripts.benchmark import programs
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, DOCKER_LIST, LIST, PING, PROXY, SMALL, Case
 from scripts.benchmark.h2load import H2load, Run
 from scripts.benchmark.measure import send
 from scripts.benchmark.memory import HUGE_LIST_BYTES
 from scripts.benchmark.modes import MODES, Mode
 from scripts.benchmark.served import Served
-from scripts.soaking import execs
+from scripts.soaking import execs, loads
 from scripts.soaking.execs import EXEC, Execs
-from tests.engines.cri import CriClient
-from tests.fakes import cri_pb2
 
 TURNS = 5
 RATIO = 5.0
@@ -126,28 +124,14 @@ def _ratio(case: Case, run: Run) -> float:
 
 def _load(served: Served, mode: Mode, case: Case, way: str) -> H2load | Execs:
     if case is EXEC:
-        return execs.prepare(served, way)
+        return execs.prepare(served, case, way)
     if case is EXEC_SYNC:
-        return _exec_sync(served, way)
+        return loads.exec_sync(served, case, way)
     load = mode.prepare(served, case, way)
     assert isinstance(load, H2load)
     if case not in CLIENTS:
         return load
     return _Clients(load.case, load.socket, load.files, load.headers, load.targets, load.body, CLIENTS[case])
-
-
-def _exec_sync(served: Served, way: str) -> H2load:
-    """Make a container that runs, and the call that executes ``echo`` in it."""
-    files = served.client / f"exec-{way}"
-    body = files.with_suffix(".body")
-    pod = cri.pod()
-    with CriClient(str(served.socket(way))) as client:
-        request = cri.create(client.run_pod(pod), pod)
-        made = client.call("CreateContainer", request).container_id
-        client.call("StartContainer", cri_pb2.StartContainerRequest(container_id=made))
-    body.write_bytes(cri.framed(cri_pb2.ExecSyncRequest(container_id=made, cmd=["echo", "ready"], timeout=10)))
-    target = "/runtime.v1.RuntimeService/ExecSync"
-    return H2load(EXEC_SYNC, served.socket(way), files, cri.HEADERS, lambda calls: [target], body)
 
 
 def _beside_lists(served: Served, mode: Mode, calls: int) -> int:

@@ -34,12 +34,12 @@ UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SWITCHED = b"HTTP/1.1 101 "
 
 
-def prepare(served: Served, way: str) -> "Execs":
-    """Run a container on a way, for execs in it."""
+def prepare(served: Served, case: Case, way: str) -> "Execs":
+    """Run a container on a way, for execs in it, as many at a time as the case has."""
     with Dockershim(str(served.socket(way)), DOCKERSHIM) as shim:
         container = shim.create_container(docker.run_pod(shim), "main", command=["sleep", "1000"])
         shim.start_container(container)
-    return Execs(served.socket(way), f"{docker.VERSION}/containers/{container}/exec")
+    return Execs(served.socket(way), f"{docker.VERSION}/containers/{container}/exec", case.concurrency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,13 @@ class Execs:
 
     socket: Path
     target: str
+    concurrency: int = EXEC.concurrency
 
     def run(self, calls: int) -> Run:
-        """Make execs, as many at a time as the case has. Raises DemoError if one fails."""
+        """Make execs. Raises DemoError if one fails."""
         took: list[int] = []
         began = time.monotonic_ns()
-        uvloop.run(self._all(iter(range(calls)), min(EXEC.concurrency, calls), took))
+        uvloop.run(self._all(iter(range(calls)), min(self.concurrency, calls), took))
         return Run(tuple(took), (time.monotonic_ns() - began) / 1e9)
 
     async def _all(self, numbers: Iterator[int], clients: int, took: list[int]) -> None:

@@ -19,10 +19,14 @@ from scripts.benchmark.served import Served
 from scripts.demonstration.processes import Program, program, wait_for_registration
 from scripts.soaking import beside
 from scripts.soaking.beside import PATIENCE_SECONDS, WAYS, Beside, holding, signalled
+from scripts.soaking.loads import EXEC, EXEC_SYNC, INSPECT, STATUS
 
 HELD = 100
 TURNS = 4
-CALLS: Mapping[Case, int] = {SMALL: 25_000, LIST: 10_000, PING: 25_000, DOCKER_LIST: 10_000}
+CALLS: Mapping[Case, int] = {
+    **{SMALL: 25_000, LIST: 10_000, STATUS: 25_000, EXEC_SYNC: 15_000},
+    **{PING: 25_000, DOCKER_LIST: 10_000, INSPECT: 25_000, EXEC: 10_000},
+}
 """The other calls of a turn, to each proxy: so many that p99 is known within some hundredths."""
 RATIO = 1.05
 """p99 of a call beside the held ones may be so many times that at another proxy."""

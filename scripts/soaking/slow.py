@@ -14,10 +14,14 @@ from scripts.benchmark.cases import CRI, DIRECT, DOCKER, DOCKER_LIST, LIST, PING
 from scripts.benchmark.modes import MODES
 from scripts.soaking import beside
 from scripts.soaking.beside import WAYS, Beside, holding, signalled
+from scripts.soaking.loads import EXEC, EXEC_SYNC, INSPECT, STATUS
 
 HELD = 20
 TURNS = 4
-CALLS: Mapping[Case, int] = {SMALL: 15_000, LIST: 6_000, PING: 15_000, DOCKER_LIST: 6_000}
+CALLS: Mapping[Case, int] = {
+    **{SMALL: 15_000, LIST: 6_000, STATUS: 15_000, EXEC_SYNC: 10_000},
+    **{PING: 15_000, DOCKER_LIST: 6_000, INSPECT: 15_000, EXEC: 6_000},
+}
 """The other calls of a turn, to each proxy."""
 RATIO = 1.10
 """p99 of a call beside the held ones may be so many times that at another proxy."""

@@ -22,7 +22,7 @@ def test_a_small_part_of_it(module: ModuleType, mode: str, monkeypatch: pytest.M
     monkeypatch.setattr(module, "TURNS", 2)
     monkeypatch.setattr(beside, "HOLD_SECONDS", 0.3)
     found = module.measure(mode, SHARE)
-    assert len(found) == 2
+    assert [each.case for each in found] == list(beside.CASES[mode])
     for each in found:
         assert (
             len(each.here.microseconds) == len(each.elsewhere.microseconds) == 2 * int(module.CALLS[each.case] * SHARE)
