@@ -5,7 +5,8 @@ Must not know: how anything is run.
 Invariant: a ratio is judged only where all calls of its turns were made.
 """
 
-from scripts.soaking import attacked, hung, slow
+from scripts.benchmark.cases import HOOKED
+from scripts.soaking import attacked, big, hung, slow
 from scripts.soaking.beside import Beside
 from scripts.soaking.results import Figure, Found
 
@@ -31,6 +32,20 @@ def beside_attacks(name: str, share: float) -> Found:
         for each in measured
     ]
     return Found(figures)
+
+
+def beside_creates(name: str, share: float) -> list[Figure]:
+    """Measure small calls beside creates of 16 MiB."""
+    limit = f"{big.MORE_MICROSECONDS / 1000:.0f} ms more than past the proxy"
+    return [
+        Figure(
+            f"p99 of a small call beside creates of 16 MiB{', with a hook server' if each.way == HOOKED else ''}",
+            f"{each.through / 1000:.1f} ms (past the proxy {each.past / 1000:.1f} ms)",
+            limit,
+            each.kept if share == 1 else None,
+        )
+        for each in big.measure(name, share)
+    ]
 
 
 def _figure(what: str, found: Beside, limit: float, share: float) -> Figure:

@@ -6,7 +6,7 @@ import pytest
 
 from scripts.benchmark.cases import CRI, DIRECT, DOCKER, PROXY
 from scripts.benchmark.h2load import H2load, Run
-from scripts.soaking import crowd, steps
+from scripts.soaking import big, crowd, steps
 from scripts.soaking.crowd import (
     CONNECTIONS,
     CROWDS,
@@ -25,6 +25,7 @@ def test_a_runtime_that_is_worse_alone_excuses_no_proxy(
 ) -> None:
     crowds = [Crowd(EXEC_SYNC, DIRECT, 1, 10 * RATIO), Crowd(EXEC_SYNC, PROXY, 1, ratio)]
     monkeypatch.setattr(crowd, "measure", lambda name, share: Crowded(crowds, (1,)))
+    monkeypatch.setattr(big, "measure", lambda name, share: ())
     figure = steps.crowded(CRI, 1).figures[0]
     assert (figure.found, figure.limit, figure.verdict) == (f"{ratio:.1f} (directly 50.0)", "5.0", verdict)
 
