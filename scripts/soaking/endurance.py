@@ -11,7 +11,6 @@ import asyncio
 import gc
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from runtimeproxy import sync
 from scripts.benchmark.cases import CRI, DOCKER
 from scripts.benchmark.limits import MIB
 from scripts.demonstration.processes import program
+from scripts.soaking.shown import SHOW
 from tests.system import cri_front, docker_front
 from tests.system.cri_front import CriRuntime
 from tests.system.docker_front import DockerRuntime
@@ -161,7 +161,7 @@ class Observed:
     async def shown(self) -> View:
         """Ask the proxy to show itself."""
         self._view.unlink(missing_ok=True)
-        os.kill(self._proxy.pid, signal.SIGUSR1)
+        os.kill(self._proxy.pid, SHOW)
         await until(self._view.exists, "the proxy shows itself", self._proxy.output)
         shown = json.loads(self._view.read_text())
         return View(set(shown["ids"]), shown["tasks"], shown["stalls"])

@@ -1,4 +1,4 @@
-"""The proxy with one signal more: SIGUSR1 writes the Store's ids, the number of tasks and of stalls to a file.
+"""The proxy with one signal more, which writes the Store's ids, the number of tasks and of stalls to a file.
 
 Owns that signal and the file's content.
 Must not know: who looks at it.
@@ -17,6 +17,9 @@ from pathlib import Path
 from runtimeproxy import app, cli, sync
 from runtimeproxy.config import Config
 
+SHOW = signal.SIGRTMIN
+"""One that the proxy itself has no use for."""
+
 
 class Shown(app.Proxy):
     """The parts behind the listener, and the signal."""
@@ -25,7 +28,7 @@ class Shown(app.Proxy):
 
     def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(config, loop)
-        loop.add_signal_handler(signal.SIGUSR1, self._show)
+        loop.add_signal_handler(SHOW, self._show)
 
     def _show(self) -> None:
         shown = {
