@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cri.peer import CREATE, REPLY, TRAILERS, VERSION, Ack, Data, Headers, Settings, grpc
+from tests.cri.peer import CREATE, PULL, REPLY, TRAILERS, VERSION, Ack, Data, Headers, Settings, grpc
 from tests.docker.client import chunked
 from tests.fakes import cri_pb2
 from tests.system.cri_front import CRI
@@ -118,9 +118,10 @@ def _docker_answers(status: str, body: bytes) -> tuple[bytes, ...]:
 
 
 def calls() -> dict[str, Call]:
-    """Return one call that passes and one that is held, of each front."""
+    """Return one call that passes and one that is held, of each front, and one of the image service."""
     cri, docker = CRI.caller("nowhere"), DOCKER.caller("nowhere")
     created = cri_pb2.CreateContainerResponse(container_id=CONTAINER_ID).SerializeToString()
+    pulled = cri_pb2.PullImageResponse(image_ref="sha256:" + CONTAINER_ID).SerializeToString()
     body = f'{{"Id":"{CONTAINER_ID}","Warnings":[]}}\n'.encode()
 
     def of_cri(fields: tuple[tuple[bytes, bytes], ...], request: bytes, message: bytes) -> Call:
@@ -130,6 +131,7 @@ def calls() -> dict[str, Call]:
     return {
         "cri": of_cri(VERSION, b"", b"\x0a\x010"),
         "cri-held": of_cri(CREATE, cri.create_request("pod"), created),
+        "cri-image": of_cri(PULL, b"", pulled),
         "docker": Call(DOCKER, docker.request("ping"), _docker_whole, _docker_answers("200 OK", b"OK"), b"OK"),
         "docker-held": Call(
             DOCKER, docker.create_request("pod"), _docker_whole, _docker_answers("201 Created", body), body.strip()
@@ -192,3 +194,37 @@ async def ask(path: Path, request: bytes) -> bytes:
             while data := await loop.sock_recv(sock, AT_ONCE_BYTES):
                 got += data
     return bytes(got)
+
+
+async def ask_image(path: Path, request: bytes) -> bytes:
+    """Send the request of an image on stream 1; return all that comes until that stream ends, or is reset.
+
+    The connection lives on: the runtime's version is asked for on it. Raises ConnectionError if there is no answer.
+    """
+    loop, got, frames = asyncio.get_running_loop(), bytearray(), Frames()
+
+    async def until_the_end_of(stream: int) -> None:
+        ended = False
+        while not ended:
+            data = await loop.sock_recv(sock, AT_ONCE_BYTES)
+            if not data:
+                raise ConnectionError(f"the connection has ended after {bytes(got)!r}")
+            got.extend(data)
+            ended = any(_ends(*frame[:2]) for frame in frames.feed(data) if frame[2] == stream)
+
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, str(path))
+        await loop.sock_sendall(sock, request)
+        await until_the_end_of(1)
+        came = bytes(got)
+        await loop.sock_sendall(sock, Headers(3, VERSION).wire() + Data(3, grpc(b""), end=True).wire())
+        await until_the_end_of(3)
+        if Headers(3, TRAILERS, end=True).wire()[9:] not in got[len(came) :]:
+            raise ConnectionError(f"the runtime's version came as {bytes(got[len(came) :])!r}")
+    return came
+
+
+def _ends(kind: int, flags: int) -> bool:
+    """Tell whether a frame of this type ends its stream: DATA or HEADERS with END_STREAM, or RST_STREAM."""
+    return kind == 0x3 or (kind in (0x0, 0x1) and bool(flags & 0x1))

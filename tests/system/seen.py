@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 
 from hpack import Decoder, HPACKError
 
+from runtimeproxy.cri.image import AWAY
+from tests.cri.peer import block, refusal
+
 _DATA, _HEADERS, _RESET, _PUSH_PROMISE, _CONTINUATION = 0x0, 0x1, 0x3, 0x5, 0x9
 _END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
 _REFUSED_STREAM = (7).to_bytes(4, "big")
 """How the proxy tells that a stream is above the last id of the runtime's GOAWAY."""
+_CANCEL = (8).to_bytes(4, "big")
 _SIZE_UPDATE = b"\x20"
 """A dynamic table of no bytes: the proxy may put that before a block (relay-rules A1)."""
 
@@ -43,6 +47,20 @@ def cri_passed_on(sent: bytes, came: bytes) -> bool:
     """Tell whether all messages, headers and ends of streams that came were sent."""
     there = _streams(sent)
     return all(there[number].has(stream) for number, stream in _streams(came).items())
+
+
+def image_passed_on(sent: bytes, came: bytes) -> bool:
+    """Tell the same of an image service's stream 1, which the proxy ends with a refusal, or a reset in an answer."""
+    there, here = _streams(sent), _streams(came)
+    if len(here[1].blocks) == 1 and here[1].blocks[0] & _REFUSED:
+        here[1].blocks, here[1].ended = [], False
+    here[1].resets -= {_CANCEL} | {_read(reset) for reset in there[1].resets}
+    return all(there[number].has(stream) for number, stream in here.items())
+
+
+def _read(reset: bytes) -> bytes:
+    """Return a reset as the proxy reads it, which writes one of its own: 31 bits of the code, whatever follows."""
+    return (int.from_bytes(reset[:4]) & 0x7FFF_FFFF).to_bytes(4)
 
 
 def docker_passed_on(sent: bytes, came: bytes) -> bool:
@@ -98,3 +116,6 @@ def _forms(decoder: Decoder, block: bytes) -> frozenset[object]:
         return frozenset({plain, tuple(map(tuple, decoder.decode(block, raw=True)))})
     except HPACKError:
         return frozenset({plain})
+
+
+_REFUSED = _forms(Decoder(), block(refusal(14, AWAY.encode())))

@@ -19,7 +19,7 @@ from tests.system import mutations, seen
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
-from tests.system.hostile import Process
+from tests.system.hostile import HostileRuntime, Process
 from tests.system.mutations import BrokenRuntime
 from tests.system.proxy import ROOT, WAIT_SECONDS, answers, until
 from tests.system.times import FEW_TIMES, judged, limit
@@ -195,6 +195,24 @@ async def test_a_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, 
             if number % 10 == 0:
                 runtime.answer = call.answers[0]
                 assert call.good in await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
+            if number == 10:
+                before = process.descriptors()
+        await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
+
+
+async def test_an_image_service_that_talks_nonsense_costs_its_own_call_only(tmp_path: Path) -> None:
+    """The connection, on which the image is asked for, lives: the runtime answers on it."""
+    call, images = mutations.calls()["cri-image"], tmp_path / "images.sock"
+    proxy = CRI.process(tmp_path, remote_image_service_endpoint=str(images))
+    async with HostileRuntime(proxy.runtime).serving(), BrokenRuntime(images, call).serving() as service, proxy:
+        process = Process(proxy.pid)
+        for number in range(MUTATIONS.now):
+            service.answer = call.answer(number)
+            came = await asyncio.wait_for(mutations.ask_image(proxy.socket, call.request), 20)
+            assert seen.image_passed_on(service.answer, came), (number, service.answer, came)
+            if number % 10 == 0:
+                service.answer = call.answers[0]
+                assert call.good in await asyncio.wait_for(mutations.ask_image(proxy.socket, call.request), 20)
             if number == 10:
                 before = process.descriptors()
         await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
