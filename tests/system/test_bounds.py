@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -36,6 +36,9 @@ UNREAD = Amount(400_000, 1_000_000)
 FROM_THE_RUNTIME = Amount(80_000, 200_000)
 """It may send twice as much."""
 GROWTH_BYTES = 16 << 20
+UNREADING = 100
+UNREAD_BYTES = 1 << 20
+"""What each of so many clients that read nothing may cost."""
 PATH = "/runtime.v1.RuntimeService/Version"
 RUN_POD_BLOCK = block(request(b"/runtime.v1.RuntimeService/RunPodSandbox"))
 
@@ -151,6 +154,18 @@ async def test_a_client_that_reads_nothing_of_what_it_asked_for_costs_little(
             await client.send([ASKED])
             await asyncio.sleep(0.5)
             assert process.peak() - memory <= GROWTH_BYTES
+
+
+async def test_a_hundred_clients_that_read_nothing_cost_little_each(tmp_path: Path, runtime: HostileRuntime) -> None:
+    runtime.flood = [Data(TARGET_STREAM, bytes(16_384)).wire() * 4] * 64
+    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket), AsyncExitStack() as stack:
+        process = Process(proxy.pid)
+        memory = process.start_peak()
+        for _ in range(UNREADING):
+            client = await stack.enter_async_context(HostileClient.connected(proxy.socket, EVERYTHING, reads=False))
+            await client.send([ASKED])
+        await asyncio.sleep(1)
+        assert process.peak() - memory <= UNREADING * UNREAD_BYTES
 
 
 async def test_a_client_that_opens_no_window_waits_as_long_as_it_likes_and_costs_little(

@@ -49,10 +49,13 @@ LINES = 20
 STALLED_BYTES = MIB
 SETTLE_SECONDS = 0.2
 """What a client that does not read may cost."""
-CLIENTS = 100
+CLIENTS = 102
 BIG_BYTES = 8 * MIB
 SMALL_LIMIT = 1024
 UNREAD_LINES = 5000
+LONG = b"x" * 65_536
+LONG_LINES = 64
+"""4 MiB to each client that follows them."""
 
 
 @pytest.fixture(scope="module")
@@ -227,13 +230,20 @@ async def test_a_client_that_does_not_read_costs_little_memory(tmp_path: Path) -
 
 
 async def test_calls_go_on_beside_many_clients_that_do_not_read(tmp_path: Path) -> None:
+    """A third of them exports, the others follow lines and events that are longer than what is kept."""
     async with fresh(tmp_path / "many") as (proxy, fake), contextlib.AsyncExitStack() as stack:
         fake.export_bytes = BIG_BYTES
         path = str(proxy.socket)
         before, files = resident_bytes(proxy.pid), open_files(proxy.pid)
-        stream = Lines(path, fake, limit=SMALL_LIMIT)
-        for _ in range(CLIENTS):
-            await stack.enter_async_context(await stream.begin(f"GET {API}/containers/c1/export"))
+        lines, events = (kind(path, fake, limit=SMALL_LIMIT) for kind in (Lines, Events))
+        for _ in range(CLIENTS // 3):
+            await stack.enter_async_context(await lines.begin(f"GET {API}/containers/c1/export"))
+            await stack.enter_async_context(await lines.open())
+            await stack.enter_async_context(await events.open())
+        for _ in range(LONG_LINES):
+            lines.say(LONG)
+            events.say(LONG)
+            assert (await ask(path, "GET", "/_ping")).body == b"OK"
         ended = time.monotonic() + STALL_SECONDS.now
         while time.monotonic() < ended:
             assert (await ask(path, "GET", "/_ping")).body == b"OK"
