@@ -1,6 +1,6 @@
-"""An exec's streams as a client sees them, figures in milliseconds, and a process's memory and open files.
+"""A command's streams as a client sees them, figures in milliseconds, and a process's memory and open files.
 
-Owns one exec's connection with the sums of what passed, and how a figure is taken on a machine that is busy.
+Owns one command's connection with the sums of what passed, and how a figure is taken on a machine that is busy.
 Must not know: which daemon answers, what a test wants to see.
 Invariant: nothing is read ahead of what is asked for, beyond one buffer.
 """
@@ -10,6 +10,8 @@ import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -42,7 +44,7 @@ async def timely(seconds: float, attempt: Callable[[], Awaitable[float]]) -> Non
         took.append(await attempt())
 
 
-# ---- the streams of an exec
+# ---- the streams of a command
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +55,17 @@ class Sum:
     digest: str
 
 
-class Exec:
-    """A command in a container, and its streams on a connection of their own. All calls block: they are a thread's.
+class Hijacked:
+    """A command's streams on a connection of their own. All calls block: they are a thread's.
 
     ``ends`` half-closes right behind the request, before any answer.
     """
 
-    def __init__(
-        self,
-        path: str,
-        container: str,
-        command: Sequence[str],
-        *,
-        stdin: bool,
-        upgrade: bool = True,
-        ends: bool = False,
-        tty: bool = False,
-    ) -> None:
-        outputs = {"AttachStdout": True, "AttachStderr": True}
-        config = {"Cmd": list(command), "AttachStdin": stdin, "Tty": tty, **outputs}
-        self.id = str(post(path, f"/containers/{container}/exec", config)["Id"])
+    def __init__(self, path: str, target: str, body: bytes, *, upgrade: bool = True, ends: bool = False) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(SECONDS)
         self._socket.connect(path)
-        body = json.dumps({"Detach": False, "Tty": tty}).encode()
-        self._socket.sendall(request("POST", f"{API}/exec/{self.id}/start", body, *(UPGRADE if upgrade else ())))
+        self._socket.sendall(request("POST", API + target, body, *(UPGRADE if upgrade else ())))
         if ends:
             self.end()
         self._file = self._socket.makefile("rb", MIB)
@@ -109,6 +97,20 @@ class Exec:
             left -= len(piece)
         self.end()
         return Sum(count, digest.hexdigest())
+
+    def exactly(self, count: int) -> Sum:
+        """Return the sum of so many bytes of a terminal."""
+        digest, left = sha256(), count
+        while left and (data := self._file.read(min(left, MIB))):
+            digest.update(data)
+            left -= len(data)
+        return Sum(count - left, digest.hexdigest())
+
+    def type(self, count: int) -> Sum:
+        """Send so many random digits: to a terminal other bytes may be keys, and there is no end."""
+        text = os.urandom(count // 2).hex().encode()
+        self.send(text)
+        return Sum(len(text), sha256(text).hexdigest())
 
     def shown(self, text: bytes) -> bytes:
         """Return what a terminal shows from here up to and with a text."""
@@ -154,6 +156,45 @@ class Exec:
         feeding.join()
         assert not errors, errors
         return sent[0], came
+
+
+class Exec(Hijacked):
+    """A command in a container; ``more`` as in ``Hijacked``."""
+
+    def __init__(
+        self, path: str, container: str, command: Sequence[str], *, stdin: bool, tty: bool = False, **more: bool
+    ) -> None:
+        outputs = {"AttachStdout": True, "AttachStderr": True}
+        config = {"Cmd": list(command), "AttachStdin": stdin, "Tty": tty, **outputs}
+        self.id = str(post(path, f"/containers/{container}/exec", config)["Id"])
+        super().__init__(path, f"/exec/{self.id}/start", json.dumps({"Detach": False, "Tty": tty}).encode(), **more)
+
+
+class Attach(Hijacked):
+    """A container's own command."""
+
+    def __init__(self, path: str, container: str, *, upgrade: bool = True) -> None:
+        target = f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
+        super().__init__(path, target, b"", upgrade=upgrade)
+
+
+@contextmanager
+def resized(path: str, target: str) -> Iterator[list[int]]:
+    """Resize a terminal again and again until the end of the block; give the widths so far."""
+    widths, over = [80], threading.Event()
+
+    def resize() -> None:
+        while not over.is_set():
+            post(path, f"{target}/resize?h=33&w={widths[-1]}")
+            widths.append(widths[-1] + 1)
+
+    with ThreadPoolExecutor(1) as pool:
+        resizing = pool.submit(resize)
+        try:
+            yield widths
+        finally:
+            over.set()
+        resizing.result()
 
 
 def post(path: str, target: str, body: Any = None) -> Any:

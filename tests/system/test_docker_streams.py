@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.amounts import EXECS_ON_A_FAKE, IDLE_SECONDS, STALL_SECONDS, STREAM_BYTES
+from tests.amounts import EXECS_ON_A_FAKE, IDLE_SECONDS, KEPT_STREAM_BYTES, STALL_SECONDS, STREAM_BYTES
 from tests.docker.client import request
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw, ask, until
@@ -34,10 +34,11 @@ from tests.system.docker_streams import (
     LAST_CHUNK,
     MIB,
     SECONDS,
+    Attach,
     Exec,
     open_files,
-    post,
     resident_bytes,
+    resized,
     timely,
 )
 from tests.system.proxy import ProxyProcess
@@ -90,19 +91,28 @@ async def test_an_exec_carries_both_ways_at_once(path: str, fake: FakeDockerd, u
     await asyncio.to_thread(cat)
 
 
-async def test_an_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) -> None:
+@pytest.mark.parametrize("upgrade", [True, False])
+async def test_an_attach_carries_both_ways_at_once(path: str, fake: FakeDockerd, upgrade: bool) -> None:
     def cat() -> None:
-        with Exec(path, "c1", ["cat"], stdin=True) as command:
-            command.send(b"begun")
-            sizes = [(24 + number, 80) for number in range(LINES)]
-            for height, width in sizes:
-                post(path, f"/exec/{command.id}/resize?h={height}&w={width}")
-                command.send(b"x" * 100_000)
-            command.end()
-            assert command.output() == (b"begun" + b"x" * 100_000 * LINES, b"")
+        with Attach(path, "c1", upgrade=upgrade) as command:
+            sent, came = command.both(KEPT_STREAM_BYTES.now)
+        assert came == sent
 
     await asyncio.to_thread(cat)
-    assert len(fake.requests("POST /exec/{ref}/resize")) == LINES
+
+
+async def test_an_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) -> None:
+    """By somebody else: data and sizes go at the same time."""
+
+    def cat() -> int:
+        with Exec(path, "c1", ["cat"], stdin=True) as command:
+            with resized(path, f"/exec/{command.id}") as widths:
+                sent, came = command.both(STREAM_BYTES.now)
+            assert came == sent
+        return len(widths) - 1
+
+    resizes = await asyncio.to_thread(cat)
+    assert len(fake.requests("POST /exec/{ref}/resize")) == resizes > 1
 
 
 @pytest.mark.parametrize("upgrade", [True, False])

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.amounts import EXECS_OF_THE_CLI, IDLE_SECONDS, STALL_SECONDS, STREAM_BYTES
+from tests.amounts import EXECS_OF_THE_CLI, IDLE_SECONDS, KEPT_STREAM_BYTES, STALL_SECONDS, STREAM_BYTES
 from tests.docker.client import request
 from tests.engines import docker_cli
 from tests.engines.containerd import EngineError
@@ -26,7 +26,19 @@ from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.fakes.dockerd_client import Raw, ask
 from tests.system.docker_lines import serving
 from tests.system.docker_steps import tar
-from tests.system.docker_streams import API, LAST_CHUNK, MIB, SECONDS, STDOUT, Exec, post, resident_bytes, timely
+from tests.system.docker_streams import (
+    API,
+    LAST_CHUNK,
+    MIB,
+    SECONDS,
+    STDOUT,
+    Attach,
+    Exec,
+    post,
+    resident_bytes,
+    resized,
+    timely,
+)
 from tests.system.docker_tap import Tap, arrivals, latest
 from tests.system.proxy import ProxyProcess, wait_until
 
@@ -78,6 +90,17 @@ def test_an_exec_carries_both_ways_at_once(path: str, box: str) -> None:
     assert came == sent
 
 
+def test_an_attach_carries_both_ways_at_once(path: str, dockerd: Dockerd) -> None:
+    stdin = {"AttachStdin": True, "OpenStdin": True, "StdinOnce": True}
+    unlogged = {"NetworkMode": "none", "LogConfig": {"Type": "none"}}
+    with dockerd.restored():
+        post(path, "/containers/create?name=cat", {"Image": BUSYBOX, "Cmd": ["cat"], **stdin, "HostConfig": unlogged})
+        with Attach(path, "cat") as command:
+            post(path, "/containers/cat/start")
+            sent, came = command.both(STREAM_BYTES.now)
+    assert came == sent
+
+
 def test_an_exec_carries_what_its_client_sends(path: str, box: str) -> None:
     with Exec(path, box, ["busybox", "sha256sum"], stdin=True) as command:
         sent = command.feed(STREAM_BYTES.now)
@@ -119,6 +142,19 @@ def test_an_exec_is_resized_while_it_runs(path: str, box: str) -> None:
             post(path, f"/exec/{command.id}/resize?h=33&w={width}")
             command.send(b"\n")
             command.shown(b"33 %d\r\n" % width)
+
+
+def test_an_exec_is_resized_while_it_streams(path: str, box: str) -> None:
+    """By somebody else; its terminal is raw, so that every byte comes back as it was sent."""
+    size = KEPT_STREAM_BYTES.now
+    script = "busybox stty raw -echo; echo ready; exec cat"
+    with Exec(path, box, ["sh", "-c", script], stdin=True, tty=True) as command, ThreadPoolExecutor(1) as pool:
+        command.shown(b"ready\n")
+        with resized(path, f"/exec/{command.id}") as widths:
+            typing = pool.submit(command.type, size)
+            came = command.exactly(size)
+        assert came == typing.result()
+        assert len(widths) > 2
 
 
 # ---- at once
