@@ -189,6 +189,12 @@ def plain_pod(engine: Engine, name: str = "plain") -> PodSandboxConfig:
     return cri.pod_config(name, uid, cgroup_parent=engine.cgroup_parent(uid), log_directory=logs)
 
 
+def skipped(pod: PodSandboxConfig) -> PodSandboxConfig:
+    """Give a pod the label of those that are never handed to hook servers."""
+    pod.labels["runtimeproxy.koordinator.sh/skip-hookserver"] = "true"
+    return pod
+
+
 def rich_container(name: str = "main", **resources: int | str) -> ContainerConfig:
     """Return a container with all that a kubelet may say of one; ``resources`` are set beside the usual ones."""
     usual: dict[str, Any] = {

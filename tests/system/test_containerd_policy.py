@@ -22,6 +22,7 @@ from tests.system.node import (
     rich_container,
     running,
     serving,
+    skipped,
 )
 from tests.system.proxy import STATE_KNOWN, wait_until
 
@@ -101,6 +102,26 @@ def test_ignore_with_a_dead_hook_server_runs_the_pod(containerd: Containerd, tmp
         client.update(container_id, LinuxContainerResources(memory_limit_in_bytes=1 << 27))
         assert inside(client, container_id, "memory_limit_in_bytes") == 1 << 27
         end(client, pod_id, container_id)
+
+
+def test_fail_with_a_dead_hook_server_lets_a_pod_with_the_skip_label_come_up(
+    containerd: Containerd, tmp_path: Path, version: str
+) -> None:
+    """It may be the hook server's own pod. Another pod's container is refused meanwhile."""
+    pod, other = skipped(plain_pod(containerd)), plain_pod(containerd, "other")
+    with cri.CriClient(containerd.socket, version) as direct:
+        other_id = direct.run_pod(other)
+        with running(containerd, tmp_path, dead("Fail")) as node, node.client(version) as client:
+            pod_id = client.run_pod(pod)
+            container_id = client.create(pod_id, rich_container(), pod)
+            client.start(container_id)
+            client.update(container_id, LinuxContainerResources(memory_limit_in_bytes=1 << 27))
+            assert inside(client, container_id, "memory_limit_in_bytes") == 1 << 27
+            with pytest.raises(grpc.RpcError) as caught:
+                client.create(other_id, rich_container("refused"), other)
+            assert_refused(caught.value, "PreCreateContainer", "unreachable")
+            end(client, pod_id, container_id)
+        end(direct, other_id)
 
 
 def test_a_refusal_counts_under_ignore_too(containerd: Containerd, tmp_path: Path, version: str) -> None:

@@ -18,7 +18,7 @@ from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer
 from tests.system.docker_node import DockerNode, Kubelet, running
 from tests.system.docker_told import rich_container, rich_pod
-from tests.system.node import PLUGIN, end, inside, register, serving
+from tests.system.node import PLUGIN, end, inside, register, serving, skipped
 from tests.system.scene import resources_answer
 
 pytestmark = pytest.mark.engine
@@ -154,6 +154,16 @@ def result(client: Kubelet, pod: PodSandboxConfig, container: ContainerConfig) -
     inspected = client.inspected(pod_id, container_id)
     end(client, pod_id, container_id)
     return inspected
+
+
+def test_fail_with_a_dead_hook_server_lets_a_pod_with_the_skip_label_come_up(
+    dockerd: Dockerd, tmp_path: Path, direct: Kubelet
+) -> None:
+    """It may be the hook server's own pod: its life is as it is without the proxy."""
+    pod, container = skipped(rich_pod(dockerd, "own")), rich_container()
+    expected = result(direct, pod, container)
+    with faulty(dockerd, tmp_path, None, "Fail") as asked, asked.node.client() as client:
+        assert result(client, pod, container) == expected
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "refuses"])

@@ -12,7 +12,7 @@ from tests.fakes.dockershim import DockerError, Generation
 from tests.system import docker_told, told
 from tests.system.docker_node import GENERATIONS, DockerNode, Kubelet, as_new, running
 from tests.system.docker_told import plain_pod, rich_pod
-from tests.system.node import CPU, MIB, end
+from tests.system.node import CPU, MIB, end, skipped
 
 pytestmark = pytest.mark.engine
 
@@ -162,8 +162,7 @@ def test_what_the_kubelet_did_not_say_is_not_told(node: DockerNode, client: Kube
 
 
 def test_a_pod_with_the_skip_label_is_not_handed_to_hook_servers(node: DockerNode, client: Kubelet) -> None:
-    pod, container = rich_pod(node.engine), full_container()
-    pod.labels["runtimeproxy.koordinator.sh/skip-hookserver"] = "true"
+    pod, container = skipped(rich_pod(node.engine)), full_container()
     pod_id = client.run_pod(pod)
     container_id = client.create(pod_id, container, pod)
     client.start(container_id)
