@@ -76,6 +76,10 @@ def run(
         return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+TOO_EARLY_TO_RESIZE = b"failed to resize tty, using default size\r\n"
+"""The CLI gives a container a tenth of a second to start in: a busy machine may take longer."""
+
+
 def _on_a_terminal(command: Sequence[str], variables: Mapping[str, str], typed: Sequence[Typed]) -> Outcome:
     ours, theirs = pty.openpty()
     try:
@@ -86,7 +90,7 @@ def _on_a_terminal(command: Sequence[str], variables: Mapping[str, str], typed: 
         os.close(theirs)
         try:
             output = _type(ours, typed)
-            return Outcome(process.wait(TIMEOUT_SECONDS), output)
+            return Outcome(process.wait(TIMEOUT_SECONDS), output.replace(TOO_EARLY_TO_RESIZE, b""))
         finally:
             if process.poll() is None:
                 process.kill()
