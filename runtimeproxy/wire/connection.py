@@ -95,7 +95,9 @@ class Connection(ABC):
         return self._blocks.translate(block)
 
     def _reset(self, flags: int, stream: int, payload: bytes) -> None:
-        self.reset(stream, http2.read_u32(payload))
+        if len(payload) != 4:
+            raise WireError("RST_STREAM frame whose length is not 4")
+        self.reset(stream, int.from_bytes(payload))
 
     def _settings(self, flags: int, stream: int, payload: bytes) -> None:
         if flags & http2.ACK:

@@ -54,13 +54,8 @@ def image_passed_on(sent: bytes, came: bytes) -> bool:
     there, here = _streams(sent), _streams(came)
     if len(here[1].blocks) == 1 and here[1].blocks[0] & _REFUSED:
         here[1].blocks, here[1].ended = [], False
-    here[1].resets -= {_CANCEL} | {_read(reset) for reset in there[1].resets}
+    here[1].resets -= {_CANCEL} | there[1].resets
     return all(there[number].has(stream) for number, stream in here.items())
-
-
-def _read(reset: bytes) -> bytes:
-    """Return a reset as the proxy reads it, which writes one of its own: 31 bits of the code, whatever follows."""
-    return (int.from_bytes(reset[:4]) & 0x7FFF_FFFF).to_bytes(4)
 
 
 def docker_passed_on(sent: bytes, came: bytes) -> bool:

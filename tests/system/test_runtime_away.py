@@ -66,7 +66,9 @@ async def test_a_path_without_a_runtime_is_told_before_any_client_comes(
         async with front.runtime(str(proxy.runtime)), front.caller(proxy.socket) as caller:
             await caller.act("ping")
             await caller.act("ping")
-        assert proxy.output().count(f"container runtime at {proxy.runtime} is reachable again") == 1
+            told = f"container runtime at {proxy.runtime} is reachable again"
+            await until(lambda: told in proxy.output(), "that it is there again is told", proxy.output)
+    assert proxy.output().count(told) == 1
 
 
 async def test_a_client_that_dials_gets_its_answer_within_100_ms_of_the_runtimes_start(

@@ -125,6 +125,13 @@ def test_resets_goaway_and_unknown_frames(link: Noted) -> None:
     assert link.closing
 
 
+def test_a_reset_has_a_code_of_32_bits_and_no_more(link: Noted) -> None:
+    link.receive(http2.frame(http2.RST_STREAM, 0, 5, b"\x88\x00\x00\x01"))
+    assert link.events == [("reset", 5, 0x8800_0001)]
+    with pytest.raises(WireError, match="RST_STREAM frame whose length is not 4"):
+        link.receive(http2.frame(http2.RST_STREAM, 0, 5, bytes(14)))
+
+
 def test_window_updates_open_the_connection_and_the_stream(link: Noted) -> None:
     link.outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 0)])
     link.outlet.govern(1)
