@@ -22,6 +22,7 @@ from runtimeproxy.config import Config, Mode
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.lifecycle import Lifecycle, Limits
+from runtimeproxy.logs import UNLIMITED
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.acceptor import Acceptor
@@ -39,7 +40,6 @@ GARBAGE_OBJECTS = 2_000
 hundred KiB. Python's own 700 are one to ten calls."""
 LONG_BLOCK_BYTES = 1 << 20
 """No call that clients make often has so long a block of memory."""
-_ALWAYS = {"limited": False}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Numbers of mallopt(3)."""
 
@@ -157,11 +157,11 @@ class Signals:
         loop.add_signal_handler(signal.SIGUSR1, self._tell_figures)
 
     def _tell_idle(self, name: str) -> None:
-        log.info("%s: registration files are read as they change, and flags at the start only", name, extra=_ALWAYS)
+        log.info("%s: registration files are read as they change, and flags at the start only", name, extra=UNLIMITED)
 
     def _tell_figures(self) -> None:
         for figure in self._recorder.figures():
-            log.info("%s", figure, extra=_ALWAYS)
+            log.info("%s", figure, extra=UNLIMITED)
 
     def _came(self, number: signal.Signals) -> None:
         if self.first.is_set():

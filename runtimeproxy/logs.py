@@ -25,6 +25,9 @@ LINES_WAITING = 4096
 SECONDS_BETWEEN = 1.0
 """At least so long between two lines of a kind; lines at debug level are not limited."""
 
+UNLIMITED = {"limited": False}
+"""``extra`` of a line that is written however many there are: of lines that tell a state the last one must be there."""
+
 _KINDS_KNOWN = 1024
 _CLOSE_SECONDS = 1.0
 
@@ -69,7 +72,7 @@ class LineHandler(logging.Handler):
     """Formats in the caller's thread, writes in its own; ``dropped`` counts the lines that stderr did not take.
 
     ``extra={"kind": NAME}`` makes lines of one template different kinds, for instance one a plugin.
-    ``extra={"limited": False}`` has each of them written: of lines that tell a state the last one must be there.
+    ``extra=UNLIMITED`` has each of them written.
     """
 
     def __init__(self, fd: int, formatter: logging.Formatter, limit: Limit | None = None) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint
+from runtimeproxy.logs import UNLIMITED
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.plugins import directory, watch
 from runtimeproxy.plugins.breaker import Breaker, State
@@ -62,8 +63,6 @@ class Plugin:
 
 FAULT_SECONDS = 1.0
 """Until the directory is looked at again after a fault of ours."""
-_STATE = {"limited": False}
-"""For the log's lines that tell what holds from now on: the last one must be there."""
 _RESULTS = {
     ChangeKind.ADDED: "ok",
     ChangeKind.CHANGED: "ok",
@@ -163,7 +162,7 @@ class Manager:
     def _complain(self, text: str) -> None:
         """Log a complaint about the directory itself once, until it is over."""
         if text and text != self._complaint:
-            log.warning("%s", text, extra=_STATE)
+            log.warning("%s", text, extra=UNLIMITED)
         self._complaint = text
 
     def _tell(self, change: Change) -> None:
@@ -175,17 +174,17 @@ class Manager:
         elif registration is None:
             self._tell_removed(change.name)
         else:
-            log.info("registration %s %s: %s", change.name, change.kind.value, _summary(registration), extra=_STATE)
+            log.info("registration %s %s: %s", change.name, change.kind.value, _summary(registration), extra=UNLIMITED)
             for warning in registration.warnings:
                 log.warning("registration %s", warning, extra={"kind": warning})
 
     def _tell_removed(self, file: str) -> None:
         plugin = self._plugins.get(file)
         if plugin is None or plugin.policy is not FailurePolicy.FAIL:
-            log.info("registration %s removed", file, extra=_STATE)
+            log.info("registration %s removed", file, extra=UNLIMITED)
             return
         unguarded = "it had policy Fail, and calls are no longer refused without it"
-        log.warning("registration %s removed: %s at %s", file, unguarded, _names(plugin.points), extra=_STATE)
+        log.warning("registration %s removed: %s at %s", file, unguarded, _names(plugin.points), extra=UNLIMITED)
 
     def _rebuild(self) -> None:
         """Replace the tables by those of the registry."""

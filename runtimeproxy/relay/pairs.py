@@ -11,6 +11,7 @@ import logging
 import socket
 from abc import ABC, abstractmethod
 
+from runtimeproxy.logs import UNLIMITED
 from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, own_shortage
 from runtimeproxy.relay.drain import Drain, Leaving, Unfinished
 from runtimeproxy.telemetry import Recorder
@@ -19,8 +20,6 @@ log = logging.getLogger(__name__)
 
 DIAL_SECONDS = 5.0
 """How long a full backlog of the runtime is waited for: the kubelet's own connect timeout (facts/reliability 1.1)."""
-_STATE = {"limited": False}
-"""For the log's line that tells what holds from now on: the last one must be there."""
 _ACCEPTS_NOBODY = f"it accepts nobody: its backlog was full for {DIAL_SECONDS:g} s"
 CANCEL_SECONDS = 1.0
 """How long what is cancelled may take to end."""
@@ -113,7 +112,7 @@ class Pairs(ABC):
         """Log that the backend is there again, if it was told to be away."""
         if self._told_away:
             self._told_away = False
-            log.info("container runtime at %s is reachable again", self.backend_endpoint, extra=_STATE)
+            log.info("container runtime at %s is reachable again", self.backend_endpoint, extra=UNLIMITED)
 
     def pair(self, client: socket.socket, backend: socket.socket) -> None:
         """Make a connection of a client and its backend."""
