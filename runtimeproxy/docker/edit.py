@@ -8,14 +8,16 @@ checks hold (facts/docker-mode.md, "Daemon checks"; moby's adaptContainerSetting
 UpdateContainer). Raises WireError where a body is no JSON or not of the request's kind.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.errors import WireError
 from runtimeproxy.model import Adjustment, Resources, ResourceValue
-from runtimeproxy.wire.json import Edit, Elements, Members, Object, Put, parse, rewrite
+from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, parse, rewrite
 
 Changes = Mapping[str, ResourceValue]
 
@@ -25,6 +27,7 @@ _UNLIMITED = -1
 _CPU_LIMITS = frozenset({"cpu_quota", "cpu_period"})
 _UPDATE_FIELDS = tuple(name for name in RESOURCE_TABLE if name != "oom_score_adj")
 _EMPTY = Object(())
+_OBJECT = re.compile(rb"[ \t\n\r]*\{").match
 
 
 def edit_pod(body: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
@@ -141,26 +144,24 @@ def _edit_create(
 ) -> bytes:
     if not (labels or envs or resources or cgroup_parent is not None):
         return body
-    edits = _edits_of_create(body, labels, envs, resources, cgroup_parent)
-    return rewrite(body, Members(edits)) if edits else body
-
-
-def _edits_of_create(
-    body: bytes, labels: Mapping[str, str], envs: Mapping[str, str], resources: Changes, cgroup_parent: str | None
-) -> dict[str, Edit]:
-    asked = _object(parse(body), "the body")
-    host = _object(asked.get("HostConfig", _EMPTY), "HostConfig")
-    host_edits = _resources(host, _said_in_create(_memory_of(host), resources))
-    if cgroup_parent is not None:
-        host_edits |= _put(host, "CgroupParent", cgroup_parent)
+    if not _OBJECT(body):
+        raise WireError("the body is no JSON object")
     edits: dict[str, Edit] = {}
     if labels:
         edits["Labels"] = Members({key: Put(labels[key]) for key in sorted(labels)}, exact=True)
     if envs:
-        edits["Env"] = _envs(asked.get("Env", []), envs)
-    if host_edits:
-        edits["HostConfig"] = Members(host_edits)
-    return edits
+        edits["Env"] = Chosen(lambda elements: _envs([] if elements is None else elements, envs))
+    if resources or cgroup_parent is not None:
+        edits["HostConfig"] = Chosen(partial(_host_config, resources, cgroup_parent))
+    return rewrite(body, Members(edits))
+
+
+def _host_config(resources: Changes, cgroup_parent: str | None, found: Any) -> Members:
+    host = _object(_EMPTY if found is None else found, "HostConfig")
+    edits = _resources(host, _said_in_create(_memory_of(host), resources))
+    if cgroup_parent is not None:
+        edits |= _put(host, "CgroupParent", cgroup_parent)
+    return Members(edits)
 
 
 def _labels(annotations: Mapping[str, str]) -> dict[str, str]:

@@ -24,11 +24,10 @@ Value = int | str | list[str] | dict[str, str]
 Patch = tuple[int, int, str]
 """Start, end, and what stands there instead."""
 
-_END = "\0"
-"""Stands behind the text, so that nobody has to look whether it has come to its end; no JSON has it."""
 _TWICE = object()
-_BROKEN = (ValueError, RecursionError, StopIteration)
-"""What Python's scanner raises: JSONDecodeError, UnicodeError and a number too long are ValueErrors."""
+_BROKEN = (ValueError, RecursionError, StopIteration, IndexError)
+"""What Python's scanner raises: JSONDecodeError, UnicodeError and a number too long are ValueErrors. An IndexError is
+the text's end: nobody looks whether it has come."""
 
 
 def fold(key: str) -> str:
@@ -101,7 +100,7 @@ def has_more_tokens(text: bytes, limit: int) -> bool:
 
     A JSON text has at most one value more than that.
     """
-    if len(text) <= limit or sum(map(text.count, _TOKENS)) <= limit:
+    if len(text) <= limit or len(text) - len(text.translate(None, _TOKENS)) <= limit:
         return False
     unescaped = text.replace(rb"\\", b"").replace(rb"\"", b"")
     bare = unescaped.translate(None, _NO_TOKENS)
@@ -109,9 +108,8 @@ def has_more_tokens(text: bytes, limit: int) -> bool:
     return next(islice(tokens, limit, None), None) is not None
 
 
-_TOKENS = (b'"', b",", b"[", b"{")
-_NO_TOKENS = bytes(set(range(256)) - set(b"".join(_TOKENS)))
-
+_TOKENS = b'",[{'
+_NO_TOKENS = bytes(set(range(256)) - set(_TOKENS))
 _TOKEN = re.compile(rb'[,\[{]|"[^"]*+"').finditer
 """In a text that has nothing else, and no escapes, and of every string the end."""
 
@@ -134,11 +132,11 @@ def rewrite(text: bytes, edit: Edit) -> bytes:
     """
     patches: list[Patch] = []
     try:
-        source = text.decode() + _END
-        end = _behind_space(source, edit.apply(source, _behind_space(source, 0), patches))
-        if end + 1 < len(source):
+        source = text.decode()
+        end = edit.apply(source, _behind_space(source, 0), patches)
+        if end < len(source) and (end := _behind_space(source, end)) < len(source):
             raise json.JSONDecodeError("Extra data", "", end)
-        return _patched(source, patches) if patches else text
+        return _patched(text, source, patches) if patches else text
     except _BROKEN as error:
         raise _no_json(error) from None
 
@@ -234,6 +232,21 @@ class Elements:
         return _text(list(self.added)) if self.added else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Edit a value in a way that depends on it: ``choose`` is given the value, None for null or where there is none."""
+
+    choose: Callable[[Any], Edit]
+
+    def apply(self, text: str, at: int, patches: list[Patch]) -> int:
+        """Look at the value, and edit it."""
+        return self.choose(_scan(text, at)[0]).apply(text, at, patches)
+
+    def made(self) -> str:
+        """Return the text of what is chosen for no value."""
+        return self.choose(None).made()
+
+
 # -- what a change is ------------------------------------------------------------------------------------------------
 
 
@@ -276,15 +289,23 @@ def _all_found(missing: Mapping[int, str]) -> None:
         raise WireError("JSON list without the element to change")
 
 
-def _patched(source: str, patches: list[Patch]) -> bytes:
-    """Apply the patches, which came in the order of the text."""
-    parts: list[bytes] = []
-    at = 0
+def _patched(text: bytes, source: str, patches: list[Patch]) -> bytes:
+    """Apply the patches, which came in the order of the text: its bytes are copied once, however long it is."""
+    view = memoryview(text)
+    parts: list[bytes | memoryview] = []
+    at = first = 0
     for start, end, replacement in patches:
-        parts += source[at:start].encode(), replacement.encode()
+        kept = first + _length(source, at, start)
+        parts += view[first:kept], replacement.encode()
+        first = kept + _length(source, start, end)
         at = end
-    parts.append(source[at : -len(_END)].encode())
-    return b"".join(parts)  # of bytes: a long text would be there once more, joined and not encoded
+    parts.append(view[first:])
+    return b"".join(parts)
+
+
+def _length(source: str, start: int, end: int) -> int:
+    """Return how many bytes a part of the text has."""
+    return end - start if source.isascii() else len(source[start:end].encode())
 
 
 # -- where things stand ----------------------------------------------------------------------------------------------
@@ -299,7 +320,6 @@ def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]
     """Return what matches members with simple keys and values that are none of these: most of an object, in one step.
 
     Each with its comma, so that one member is left. The names are those of Docker's API, hence few.
-
     Python before 3.11.5 mistakes groups that are possessive (gh-106052): only single characters are repeated so here.
     """
     space, text = r"[ \t\n\r]*+", r'[ !#-\[\]-~]*+"'
@@ -365,6 +385,8 @@ def _no_json(error: Exception) -> WireError:
             problem = f"{error.msg} at character {error.pos}"
         case UnicodeError():
             problem = "text that is not Unicode"
+        case IndexError():
+            problem = "cut short"
         case RecursionError():
             problem = "nested too deeply"
         case StopIteration():

@@ -45,11 +45,27 @@ class Field(NamedTuple):
     end: int
 
 
-Patch = tuple[int, int, bytes]
+Piece = bytes | memoryview
+"""A long message is copied once, when all pieces are put together: what stays as it came is a view of it until then."""
+
+Patch = tuple[int, int, Sequence[Piece]]
 """Start, end, and what stands there instead."""
 
-Edit = Callable[[bytes, int, Sequence[Field]], Iterator[Patch]]
-"""Makes the patches of one field from the message, the field's number and all its occurrences in order."""
+
+class Found(NamedTuple):
+    """All occurrences of a field in a message, in order, and where that message ends."""
+
+    number: int
+    fields: Sequence[Field]
+    end: int
+
+    def of_type(self, wire_type: int) -> list[Field]:
+        """Leave out what came in another wire type: a parser takes that for an unknown field."""
+        return [field for field in self.fields if field.wire_type == wire_type]
+
+
+Edit = Callable[[bytes, Found], Iterator[Patch]]
+"""Makes the patches of one field from the bytes in which its message stands, and what was found of it."""
 
 
 def fields(message: bytes) -> Iterator[Field]:
@@ -89,13 +105,13 @@ def _walk(message: bytes, at: int = 0, end: int | None = None) -> Iterator[tuple
         if tag & 7 == LENGTH_DELIMITED and 8 <= tag < 0x80 and at + 1 < size and message[at + 1] < 0x80:
             value_start = at + 2  # nearly all of them: a text or message with a tag and a length of one byte
             end = value_start + message[at + 1]
-            if end > size:
-                raise WireError("protobuf field that is cut short")
-            yield tag >> 3, LENGTH_DELIMITED, at, value_start, end
+            number, wire_type = tag >> 3, LENGTH_DELIMITED
         else:
             number, wire_type, behind_tag = _tag(message, at)
             value_start, end = _span(message, number, wire_type, behind_tag)
-            yield number, wire_type, at, value_start, end
+        if end > size:
+            raise WireError("protobuf field that is cut short")
+        yield number, wire_type, at, value_start, end
         at = end
 
 
@@ -115,12 +131,18 @@ def rewrite(message: bytes, edits: Mapping[int, Edit]) -> bytes:
 
     Raises WireError if the message, or a message inside that an edit has to look into, is malformed.
     """
+    pieces = _rewritten(message, 0, len(message), edits)
+    return b"".join(pieces) if pieces else message
+
+
+def _rewritten(message: bytes, at: int, end: int, edits: Mapping[int, Edit]) -> list[Piece]:
+    """Return the pieces of the message that stands in a part of the bytes, edited; none if nothing changes."""
     found: dict[int, list[Field]] = {number: [] for number in edits}
-    for field in _walk(message):
+    for field in _walk(message, at, end):
         if field[0] in found:
             found[field[0]].append(Field(*field))
-    patches = [patch for number, edit in edits.items() for patch in edit(message, number, found[number])]
-    return _patched(message, patches) if patches else message
+    patches = [patch for number, edit in edits.items() for patch in edit(message, Found(number, found[number], end))]
+    return _patched(memoryview(message), at, end, patches) if patches else []
 
 
 def varint_field(value: int) -> Edit:
@@ -137,13 +159,16 @@ def string_field(value: str) -> Edit:
 def message_field(edits: Mapping[int, Edit]) -> Edit:
     """Edit a singular message. One that occurs twice is the merge of its parts: they are joined at the last place."""
 
-    def edit(message: bytes, number: int, found: Sequence[Field]) -> Iterator[Patch]:
-        parts = _of_type(found, LENGTH_DELIMITED)
-        payload = b"".join(_payload(message, part) for part in parts)
-        edited = rewrite(payload, edits)
-        if edited is not payload:
-            yield from ((part.start, part.end, b"") for part in parts[:-1])
-            yield _place(message, parts, _length_delimited(number, edited))
+    def edit(message: bytes, found: Found) -> Iterator[Patch]:
+        parts = found.of_type(LENGTH_DELIMITED)
+        if len(parts) == 1:
+            pieces = _rewritten(message, parts[0].value_start, parts[0].end, edits)
+        else:
+            payload = b"".join(_payload(message, part) for part in parts)
+            pieces = _rewritten(payload, 0, len(payload), edits)
+        if pieces:
+            yield from ((part.start, part.end, ()) for part in parts[:-1])
+            yield _place(found, parts, _length_delimited(found.number, pieces))
 
     return edit
 
@@ -155,20 +180,18 @@ def entries_field(values: Mapping[str, Edit]) -> Edit:
     field, new ones in the order of their keys.
     """
 
-    def edit(message: bytes, number: int, found: Sequence[Field]) -> Iterator[Patch]:
-        entries = _of_type(found, LENGTH_DELIMITED)
-        added = b""
+    def edit(message: bytes, found: Found) -> Iterator[Patch]:
+        entries = found.of_type(LENGTH_DELIMITED)
+        added: list[Piece] = []
         for key in sorted(values):
             entry = _last_of(message, entries, key.encode())
             if entry is None:
-                added += _length_delimited(number, rewrite(b"", {KEY: string_field(key), VALUE: values[key]}))
-                continue
-            payload = _payload(message, entry)
-            edited = rewrite(payload, {VALUE: values[key]})
-            if edited is not payload:
-                yield entry.start, entry.end, _length_delimited(number, edited)
+                made = _rewritten(b"", 0, 0, {KEY: string_field(key), VALUE: values[key]})
+                added += _length_delimited(found.number, made)
+            elif pieces := _rewritten(message, entry.value_start, entry.end, {VALUE: values[key]}):
+                yield entry.start, entry.end, _length_delimited(found.number, pieces)
         if added:
-            at = entries[-1].end if entries else len(message)
+            at = entries[-1].end if entries else found.end
             yield at, at, added
 
     return edit
@@ -177,37 +200,31 @@ def entries_field(values: Mapping[str, Edit]) -> Edit:
 def _scalar(wire_type: int, wanted: _T, default: _T, read: Callable[[bytes, Field], _T], encoded: bytes) -> Edit:
     """Set a singular scalar: of several occurrences the last one counts, so it alone is replaced."""
 
-    def edit(message: bytes, number: int, found: Sequence[Field]) -> Iterator[Patch]:
-        same = _of_type(found, wire_type)
+    def edit(message: bytes, found: Found) -> Iterator[Patch]:
+        same = found.of_type(wire_type)
         current = read(message, same[-1]) if same else default
         if current == wanted:
             return
         if wanted == default:
-            yield from ((field.start, field.end, b"") for field in same)
+            yield from ((field.start, field.end, ()) for field in same)
             return
-        yield _place(message, same, varint(number << 3 | wire_type) + encoded)
+        yield _place(found, same, (varint(found.number << 3 | wire_type), encoded))
 
     return edit
 
 
-def _of_type(found: Sequence[Field], wire_type: int) -> list[Field]:
-    """Leave out what came in another wire type: a parser takes that for an unknown field."""
-    return [field for field in found if field.wire_type == wire_type]
-
-
-def _place(message: bytes, found: Sequence[Field], field: bytes) -> Patch:
+def _place(found: Found, same: Sequence[Field], field: Sequence[Piece]) -> Patch:
     """Put a field in the place of its last occurrence, or at the end of the message."""
-    return (found[-1].start, found[-1].end, field) if found else (len(message), len(message), field)
+    return (same[-1].start, same[-1].end, field) if same else (found.end, found.end, field)
 
 
-def _patched(message: bytes, patches: list[Patch]) -> bytes:
-    parts: list[bytes] = []
-    at = 0
-    for start, end, replacement in sorted(patches, key=lambda patch: patch[:2]):
-        parts += message[at:start], replacement
-        at = end
-    parts.append(message[at:])
-    return b"".join(parts)
+def _patched(message: memoryview, at: int, end: int, patches: list[Patch]) -> list[Piece]:
+    pieces: list[Piece] = []
+    for start, behind, replacement in sorted(patches, key=lambda patch: patch[:2]):
+        pieces += message[at:start], *replacement
+        at = behind
+    pieces.append(message[at:end])
+    return pieces
 
 
 def _last_of(message: bytes, entries: Sequence[Field], key: bytes) -> Field | None:
@@ -235,8 +252,8 @@ def _varint_value(message: bytes, field: Field) -> int:
     return _varint_at(message, field.value_start)[0]
 
 
-def _length_delimited(number: int, payload: bytes) -> bytes:
-    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(payload)) + payload
+def _length_delimited(number: int, payload: Sequence[Piece]) -> list[Piece]:
+    return [varint(number << 3 | LENGTH_DELIMITED), varint(sum(map(len, payload))), *payload]
 
 
 def _tag(message: bytes, at: int) -> tuple[int, int, int]:

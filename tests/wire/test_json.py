@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.wire.json import Edit, Elements, Members, Object, Put, fold, has_more_tokens, parse, rewrite
+from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, fold, has_more_tokens, parse, rewrite
 
 LONG_S, KELVIN = "\u017f", "\u212a"
 
@@ -323,6 +323,36 @@ def test_an_element_that_is_not_there_cannot_be_changed(text: str) -> None:
 def test_a_list_that_is_no_json(text: str) -> None:
     with pytest.raises(WireError, match="no JSON"):
         rewrite(text.encode(), Elements({}))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"n": 5, "x": 1}', '{"n": 10, "x": 1}'),
+        ('{"x": 1, "n": 5}', '{"x": 1, "n": 10}'),
+        ('{"n": 0}', '{"n": 0}'),
+        ('{"n": null}', '{"n": 1}'),
+        ("{}", '{"n":1}'),
+    ],
+)
+def test_what_depends_on_the_value(before: str, after: str) -> None:
+    doubled = Chosen(lambda found: Put(1 if found is None else 2 * found))
+    assert rewrite(before.encode(), Members({"n": doubled})).decode() == after
+
+
+def test_what_stays_is_copied_as_it_came() -> None:
+    """Places are counted in characters, and there are fewer of them than bytes."""
+    before = '{"é":"\u2028\U0001f600","Memory":0,"ü":["\U0001f600","ä"],"Cpus":"","z":"ß"}'
+    assert edited(before, Members(SOME)) == before.replace(":0", ":7").replace(':""', ':"0-3"')
+    assert edited('["\U0001f600","é","ß"]', Elements({0: "a", 2: "é"}, ["ü"])) == '["a","é","é","ü"]'
+
+
+@pytest.mark.parametrize("end", range(1, 40))
+def test_a_text_that_is_cut_short(end: int) -> None:
+    text = b'{"x" : [ 1 ] , "Env" : [ "a" , "b" ] , "Memory" : 1 }'
+    for edit in (Members(SOME), Members({"Env": Elements({1: "c"})}), Members({"y": Put(1)})):
+        with pytest.raises(WireError, match="no JSON"):
+            rewrite(text[:end], edit)
 
 
 @pytest.mark.parametrize("text", ["1", '"x"', "[]", "true", "0"])

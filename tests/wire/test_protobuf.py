@@ -1,5 +1,6 @@
 """Tests of the protobuf wire editor; protobuf's own parser (upb) is the oracle of what bytes mean."""
 
+import tracemalloc
 from collections.abc import Mapping
 
 import pytest
@@ -297,6 +298,45 @@ def test_message_that_loses_its_only_field_stays_set() -> None:
 def test_message_that_would_stay_empty_is_not_made() -> None:
     message = b"\x48\x01"
     assert rewrite(message, {8: message_field({1: string_field("")})}) is message
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        pytest.param(b"\x0a\x05a", id="text"),
+        pytest.param(b"\xa2\x06\x05a", id="long tag"),
+        pytest.param(b"\x0d\x01\x02", id="number of four bytes"),
+        pytest.param(b"\x10\x80", id="number"),
+        pytest.param(b"\x10\x01\x80", id="tag"),
+        pytest.param(b"\x13\x08", id="group"),
+    ],
+)
+def test_a_field_that_goes_on_behind_its_message_is_cut_short(inside: bytes) -> None:
+    behind = b"\x48\x01\x14\x50\x01\x58\x01"
+    with pytest.raises(WireError):
+        rewrite(message_of(8, inside) + behind, {8: PARENT})
+    with pytest.raises(WireError):
+        protobuf.has_more_fields(message_of(8, inside) + behind, 2, {8: {}})
+
+
+def test_messages_in_messages_whose_ends_are_one() -> None:
+    edits = {9: varint_field(1), 8: message_field({9: varint_field(2), 8: message_field({9: varint_field(3)})})}
+    before = message_of(8, message_of(8, b"\x0a\x01a"))
+    after = message_of(8, message_of(8, b"\x0a\x01a\x48\x03") + b"\x48\x02") + b"\x48\x01"
+    assert edited(before, edits) == after
+
+
+def test_what_stays_is_copied_once_however_deep_it_stands() -> None:
+    message = message_of(8, message_of(8, message_of(1, bytes(4 << 20)) + b"\x10\x01"))
+    edits = {8: message_field({8: message_field({2: varint_field(2), 9: entries_field({"k": string_field("v")})})})}
+    tracemalloc.start()
+    try:
+        result = rewrite(message, edits)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(result) == len(message) + len(entry(b"k", b"v"))
+    assert most < 1.1 * len(message)
 
 
 # ---- entries
