@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import uvloop
@@ -180,7 +181,7 @@ class Proxy:
             config.hookserver_config_dir,
             timeout_seconds=config.hook_timeout_seconds,
             recorder=self.recorder,
-            client_factory=HookClient,
+            client_factory=partial(HookClient, max_answer_bytes=config.hook_answer_bytes),
         )
         dispatcher = Dispatcher(self.manager, self.recorder, loop.time, config.hook_budget_seconds)
         limits = Limits(config.hook_budget_seconds, (config.skip_label_key, config.skip_label_value))

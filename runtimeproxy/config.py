@@ -43,6 +43,7 @@ class Config:
     hookserver_config_dir: str
     hook_timeout_seconds: float
     hook_budget_seconds: float
+    hook_answer_bytes: int
     socket_mode: int
     socket_group: str | None
     drain_timeout_seconds: float

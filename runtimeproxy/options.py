@@ -23,6 +23,9 @@ _LONGEST_SOCKET_PATH = 107
 """Bytes: what sun_path holds beside its closing NUL (unix(7))."""
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|)")
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "": 1000}
+_SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|)")
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+_SIZES = range(1 << 10, (64 << 20) + 1)
 _SOCKET_MODE = re.compile(r"0?[0-7]{3}")
 _NO_TEXT = re.compile("[\0-\x1f\x7f\ud800-\udc7f\udd00-\udfff]")
 """Control characters and halves of characters; Python has bytes that are no UTF-8 as U+DC80 to U+DCFF."""
@@ -72,6 +75,15 @@ def parse_pause(text: str, origin: str) -> float:
     if match is None:
         raise ConfigError(f"{origin}: {text!r} is no duration: write one like 500ms, 2s, 1m, or a number of seconds")
     return float(match[1]) * _MILLISECONDS[match[2]] / 1000
+
+
+def parse_size(text: str, origin: str) -> int:
+    """Return the bytes of ``4MiB``, ``512KiB`` or a plain number of bytes, from 1 KiB to 64 MiB; raises ConfigError."""
+    match = _SIZE.fullmatch(text.strip())
+    size = int(match[1]) * _UNITS[match[2]] if match is not None else 0
+    if size not in _SIZES:
+        raise ConfigError(f"{origin}: {text!r} is no size from 1KiB to 64MiB: write one like 512KiB, 4MiB, or bytes")
+    return size
 
 
 def _mode(text: str, origin: str) -> Mode:
@@ -221,6 +233,14 @@ OPTIONS: tuple[Option, ...] = (
         parse_duration,
         "10s",
         "The time limit of all hook calls of one held call together.",
+    ),
+    Option(
+        "hook-answer-limit",
+        "hook_answer_bytes",
+        "SIZE",
+        parse_size,
+        "4MiB",
+        "The longest answer of a hook server that is taken, from 1KiB to 64MiB.",
     ),
     Option(
         "socket-mode",

@@ -3,7 +3,16 @@
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.options import OPTIONS, SETTINGS, Mode, Option, parse_duration, parse_endpoint, parse_pause
+from runtimeproxy.options import (
+    OPTIONS,
+    SETTINGS,
+    Mode,
+    Option,
+    parse_duration,
+    parse_endpoint,
+    parse_pause,
+    parse_size,
+)
 
 BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -17,6 +26,7 @@ MISSION = {
     "hookserver-config-dir": "/etc/runtime/hookserver.d",
     "hook-timeout": "2s",
     "hook-budget": "10s",
+    "hook-answer-limit": "4MiB",
     "socket-mode": "0600",
     "socket-group": "none",
     "drain-timeout": "10s",
@@ -119,6 +129,22 @@ def test_a_time_limit_is_above_zero_while_a_pause_may_be_none(text: str) -> None
     assert parse_pause(text, "--x") == 0
     with pytest.raises(ConfigError, match=r"^--x: .* is no time limit: write one above zero"):
         parse_duration(text, "--x")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4MiB", 4 << 20), ("512KiB", 512 << 10), ("1024", 1024), (" 64MiB ", 64 << 20), ("67108864", 64 << 20)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text, "--x") == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "1023", "65MiB", "67108865", "4MB", "4 MiB", "4mib", "-1", "1.5MiB", "\uff1124"]
+)
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--x: .* is no size from 1KiB to 64MiB: write one like 512KiB, 4MiB, or b"):
+        parse_size(text, "--x")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.relay.dial import UntrustedSocket, dial_trusted
-from runtimeproxy.relay.unary import CallFailed, Kind, Peer, Shortage, UnaryClient
+from runtimeproxy.relay.unary import MAX_REPLY_BYTES, CallFailed, Kind, Peer, Shortage, TooLong, UnaryClient
 from runtimeproxy.wire import grpc
 
 _REASONS = {
@@ -23,11 +23,11 @@ _REASONS = {
 
 
 class HookClient:
-    """Asks the hook server of ``plugin`` that listens at ``endpoint``."""
+    """Asks the hook server of ``plugin`` that listens at ``endpoint``; an answer above the limit is a failure."""
 
-    def __init__(self, plugin: str, endpoint: str) -> None:
+    def __init__(self, plugin: str, endpoint: str, max_answer_bytes: int = MAX_REPLY_BYTES) -> None:
         self._plugin = plugin
-        self._unary = UnaryClient(endpoint, dialler=dial_trusted)
+        self._unary = UnaryClient(endpoint, max_reply_bytes=max_answer_bytes, dialler=dial_trusted)
         self._in_flight = 0
         self._closed = False
 
@@ -43,6 +43,9 @@ class HookClient:
             return codec.decode(point, await self._unary.call(codec.method_path(point), body, timeout_seconds))
         except Shortage as shortage:
             raise HookError(self._plugin, point.name, Reason.INTERNAL, shortage.text) from None
+        except TooLong as failure:
+            text = f"{failure.text}; let it answer less, or raise --hook-answer-limit"
+            raise HookError(self._plugin, point.name, Reason.BROKEN_ANSWER, text) from None
         except CallFailed as failure:
             raise self._error(point, failure) from None
         except UntrustedSocket as error:

@@ -24,9 +24,9 @@ from runtimeproxy.relay.dial import (
 )
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.wire import grpc, http2
-from runtimeproxy.wire.unary import CallFailed, Calls, Kind, Unprocessed
+from runtimeproxy.wire.unary import CallFailed, Calls, Kind, TooLong, Unprocessed
 
-__all__ = ["CallFailed", "Kind", "Peer", "Shortage", "UnaryClient"]
+__all__ = ["CallFailed", "Kind", "Peer", "Shortage", "TooLong", "UnaryClient"]
 
 MAX_REPLY_BYTES = 4 * 2**20
 

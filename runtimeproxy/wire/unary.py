@@ -53,6 +53,13 @@ class Unprocessed(CallFailed):
         super().__init__(grpc.UNAVAILABLE, "the peer took no more calls on this connection", Kind.UNREACHABLE)
 
 
+class TooLong(CallFailed):
+    """The answer is longer than the caller takes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(grpc.RESOURCE_EXHAUSTED, f"the answer is longer than {limit} bytes", Kind.BROKEN)
+
+
 Outcome = bytes | CallFailed
 
 
@@ -121,8 +128,7 @@ class Calls(ClientConnection):
         if not call.headed:
             self._abort(stream, _broken("the answer begins without headers"))
         elif self._too_long(call.body):
-            text = f"the answer is longer than {self._max_reply_bytes} bytes"
-            self._abort(stream, _broken(text, grpc.RESOURCE_EXHAUSTED))
+            self._abort(stream, TooLong(self._max_reply_bytes))
         elif end:
             self._end(stream, _broken("the answer ends without grpc-status"))
 
@@ -157,6 +163,8 @@ class Calls(ClientConnection):
         if head.status == grpc.OK:
             try:
                 return grpc.open_message(call.body, call.encoding, self._max_reply_bytes)
+            except grpc.TooLong:
+                return TooLong(self._max_reply_bytes)
             except WireError as error:
                 return _broken(str(error))
         if head.status == grpc.DEADLINE_EXCEEDED:

@@ -145,7 +145,18 @@ async def test_a_message_that_is_none(client: HookClient, server: HookServer) ->
 async def test_an_answer_that_is_too_long(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.huge()
     error = await failing(client)
-    assert (error.reason, error.detail) == (Reason.BROKEN_ANSWER, "the answer is longer than 4194304 bytes")
+    advice = "the answer is longer than 4194304 bytes; let it answer less, or raise --hook-answer-limit"
+    assert (error.reason, error.detail) == (Reason.BROKEN_ANSWER, advice)
+
+
+async def test_a_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:
+    server.default = hookanswers.huge(9 << 20)
+    client = HookClient("plugin", path, max_answer_bytes=10 << 20)
+    try:
+        answer = await client.call(POINT, request(POINT), LONG_SECONDS)
+        assert len(answer.annotations["huge"]) == 9 << 20
+    finally:
+        await client.close()
 
 
 async def test_a_hook_server_that_crashes_in_its_answer(client: HookClient, server: HookServer) -> None:

@@ -14,8 +14,8 @@ from tests.system.proxy import ProxyProcess
 pytestmark = pytest.mark.slow
 
 POINT = "PreCreateContainer"
-CAP_BYTES = 4 << 20
-"""The longest answer that is taken."""
+CAPS = {"4MiB": 4 << 20, "2MiB": 2 << 20}
+"""The longest answer that is taken: by default, and as it is set."""
 HUGE_BYTES = 40 << 20
 
 
@@ -25,10 +25,11 @@ async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
         yield fake
 
 
+@pytest.mark.parametrize("limit", CAPS)
 async def test_a_huge_answer_costs_no_more_than_three_times_the_longest_that_is_taken(
-    front: Front, tmp_path: Path, runtime: Runtime
+    front: Front, tmp_path: Path, runtime: Runtime, limit: str
 ) -> None:
-    hooks, proxy = HookServer(str(tmp_path / "hooks.sock")), front.process(tmp_path)
+    hooks, proxy = HookServer(str(tmp_path / "hooks.sock")), front.process(tmp_path, hook_answer_limit=limit)
     proxy.register("huge.json", hooks.socket_path, [POINT])
     async with hooks, proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
@@ -37,8 +38,8 @@ async def test_a_huge_answer_costs_no_more_than_three_times_the_longest_that_is_
         hooks.default = hookanswers.huge(HUGE_BYTES)
         for _ in range(3):
             await caller.create(pod_id)
-        assert _resident_bytes(proxy, "VmHWM") - before <= 3 * CAP_BYTES
-    assert "broken_answer: the answer is longer than 4194304 bytes" in proxy.output()
+        assert _resident_bytes(proxy, "VmHWM") - before <= 3 * CAPS[limit]
+    assert f"broken_answer: the answer is longer than {CAPS[limit]} bytes; let it answer less" in proxy.output()
     assert len(hooks.calls) == len(runtime.asked("create")) == 4
 
 

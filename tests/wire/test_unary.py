@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import HEADER_LIMIT
-from runtimeproxy.wire.unary import STREAMS_UNTIL_TOLD, Calls, Kind, Unprocessed
+from runtimeproxy.wire.unary import STREAMS_UNTIL_TOLD, Calls, Kind, TooLong, Unprocessed
 from tests.wire.unary_calls import (
     GOOD_END,
     HEAD,
@@ -194,12 +194,13 @@ def test_a_peer_may_use_a_header_table_until_it_acknowledged_our_settings() -> N
     assert outcome(calls, 5) == b"reply"
 
 
-def test_a_compressed_answer() -> None:
-    calls = connected()
+@pytest.mark.parametrize("length", [0, LIMIT, LIMIT + 1])
+def test_a_compressed_answer(length: int) -> None:
+    packed, calls = grpc.message(gzip.compress(b"x" * length), compressed=True), connected()
     calls.open(PATH, b"", 1.0)
-    packed = grpc.message(gzip.compress(b"reply"), compressed=True)
     calls.receive(block(1, [*HEAD, (b"grpc-encoding", b"gzip")]) + data(1, packed) + block(1, GOOD_END, end=True))
-    assert outcome(calls) == b"reply"
+    assert length > LIMIT or outcome(calls) == b"x" * length
+    assert length <= LIMIT or isinstance(failure(calls), TooLong)
 
 
 def test_a_long_run_of_answers_is_credited() -> None:
@@ -283,7 +284,7 @@ def test_broken_answers(received: bytes, text: str) -> None:
 @pytest.mark.parametrize("payload", [b"\0" + (LIMIT + 1).to_bytes(4, "big"), grpc.message(b"x" * LIMIT) + b"x"])
 def test_an_answer_that_is_too_long_is_cancelled_at_once(payload: bytes) -> None:
     failed, after = asked(block(1, HEAD) + data(1, payload))
-    assert (failed.code, failed.kind) == (8, Kind.BROKEN)
+    assert (type(failed), failed.code, failed.kind) == (TooLong, 8, Kind.BROKEN)
     assert failed.text == "the answer is longer than 1000 bytes"
     assert after == [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
 
