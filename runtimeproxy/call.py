@@ -37,13 +37,15 @@ class Reply:
     """The runtime's answer: ``agreed`` as hook-api defines it; ``message`` is its body where one was read.
 
     ``answered`` is False if the call ended without the runtime's answer (cancel, deadline, lost connection). ``gone``:
-    the runtime has what the call was about no more; only ``Call.settle`` says so.
+    the runtime has what the call was about no more; only ``Call.settle`` says so. ``faultless``: it was not agreed to,
+    and still nothing is wrong with it: it was done before, or the runtime could not be given it.
     """
 
     agreed: bool
     message: bytes = b""
     answered: bool = True
     gone: bool = False
+    faultless: bool = False
 
 
 UNANSWERED = Reply(agreed=False, answered=False)

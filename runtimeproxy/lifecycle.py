@@ -286,13 +286,22 @@ class Lifecycle:
             if reply.agreed:
                 await self._after(call, subject, adjustment, reply)
             elif not reply.answered:
-                self._unsettled.add(call.order_key(), call, partial(self._follow, call, subject, adjustment))
-            else:
+                self._unsettled.add(call.order_key(), call, partial(self._settled, call, subject, adjustment))
+            elif not reply.faultless:
                 self._tell_refused(call, subject, adjustment)
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
             self._internal(call, error)
+
+    async def _settled(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
+        """Do what follows from an answer that was found out later; until then the call is under way again."""
+        self._under_way.add(call)
+        try:
+            await self._follow(call, subject, adjustment, reply)
+        finally:
+            self._under_way.discard(call)
+            self._void(call)
 
     def _tell_refused(self, call: Call, subject: Subject, adjustment: Adjustment) -> None:
         """Have the log name the hook servers' part in what the runtime refused; a start shows what a create was given

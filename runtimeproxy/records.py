@@ -121,6 +121,24 @@ class AskedUpdate:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class SaidUpdate:
+    """What an update says: what its caller asked for, and what was put in for the hook servers.
+
+    ``later`` was put into later updates that the runtime agreed to: it holds that whatever becomes of this one.
+    """
+
+    asked: AskedUpdate
+    put_in: Mapping[str, ResourceValue] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    later: Mapping[str, ResourceValue] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> dict[str, ResourceValue]:
+        """Return the resource fields that the runtime holds once it has done this."""
+        return named(overlay(overlay(self.asked.resources, self.put_in), self.later))
+
+
 def told_of_update(subject: Subject, asked: AskedUpdate) -> HookRequest:
     """Return the record's original values overlaid by what the request sets."""
     container = container_of(subject)
@@ -156,14 +174,12 @@ def differing(subject: Subject, asked: AskedUpdate, adjustment: Adjustment) -> d
     return fields
 
 
-def updated(
-    subject: Subject, asked: AskedUpdate, adjustment: Adjustment, put_in: Mapping[str, ResourceValue]
-) -> Subject:
-    """Return the container after an update that ``put_in`` went into.
+def updated(subject: Subject, said: SaidUpdate, adjustment: Adjustment) -> Subject:
+    """Return the container after an update; ``adjustment`` tells who set what was put in.
 
     The kubelet's values and the runtime's stay apart; what was released empty left the runtime's as it was.
     """
-    before = container_of(subject)
+    before, asked = container_of(subject), said.asked
     original = replace(
         before.original,
         resources=overlay(before.original.resources, named(asked.resources)),
@@ -171,12 +187,12 @@ def updated(
     )
     effective = replace(
         before.effective,
-        resources=overlay(before.effective.resources, named(overlay(asked.resources, put_in))),
-        annotations={**before.effective.annotations, **asked.annotations, **adjustment.annotations},
+        resources=overlay(before.effective.resources, said.wanted),
+        annotations={**before.effective.annotations, **asked.annotations, **said.annotations},
     )
-    asked_too = named(asked.resources)
-    owners = {name: plugin for name, plugin in before.owners if name not in asked_too}
-    return Subject(subject.pod, ContainerRecord(original, effective, _owners(owners, put_in, adjustment)))
+    taken_over = named(asked.resources).keys() - said.later.keys()
+    owners = {name: plugin for name, plugin in before.owners if name not in taken_over}
+    return Subject(subject.pod, ContainerRecord(original, effective, _owners(owners, said.put_in, adjustment)))
 
 
 # -- calls without an answer -----------------------------------------------------------------------------------------

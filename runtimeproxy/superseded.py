@@ -2,36 +2,35 @@
 
 Owns which of its fields count no more.
 Must not know: any wire format, how it is found out what became of an update.
-Invariant: no field of the later update is taken back by the older one.
+Invariant: nothing of the later update is taken back by the older one, neither a value nor whose it is.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from runtimeproxy.model import ResourceValue, named, overlay
-from runtimeproxy.records import AskedUpdate
+from runtimeproxy.records import SaidUpdate
 
 
-def outlived(
-    asked: AskedUpdate,
-    put_in: Mapping[str, ResourceValue],
-    later: AskedUpdate,
-    later_put_in: Mapping[str, ResourceValue],
-) -> tuple[AskedUpdate, Mapping[str, ResourceValue]] | None:
+def outlived(said: SaidUpdate, by: SaidUpdate) -> SaidUpdate | None:
     """Return what an update without an answer still says beside a later one that the runtime agreed to.
 
-    None if that is nothing. What was put into the later one is part of it: that is what the runtime holds now.
+    None if that is nothing. What was put into the later one goes with it: that is what the runtime holds now.
     """
-    of_later = named(later.resources)
-    resources = _beyond(named(asked.resources), of_later)
-    annotations = {key: value for key, value in asked.annotations.items() if key not in later.annotations}
-    own = _beyond(_beyond(put_in, of_later), later_put_in)
-    if not resources and not annotations and not own:
-        return None
-    return AskedUpdate(asked.container_id, overlay(None, resources), annotations), {**own, **later_put_in}
+    asked = named(by.asked.resources)
+    noted = {**by.asked.annotations, **by.annotations}
+    resources = _beyond(named(said.asked.resources), asked)
+    left = SaidUpdate(
+        replace(said.asked, resources=overlay(None, resources), annotations=_beyond(said.asked.annotations, noted)),
+        _beyond(_beyond(said.put_in, asked), by.put_in),
+        _beyond(said.annotations, noted),
+        {**_beyond(said.later, asked), **by.put_in},
+    )
+    return left if resources or left.asked.annotations or left.put_in or left.annotations else None
 
 
-def _beyond(fields: Mapping[str, ResourceValue], others: Mapping[str, ResourceValue]) -> dict[str, ResourceValue]:
+def _beyond(fields: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields, and the entries of maps, that the others do not name."""
     left: dict[str, ResourceValue] = {}
     for name, value in fields.items():

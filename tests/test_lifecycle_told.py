@@ -13,7 +13,7 @@ from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 
 CREATE, START, STOP = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.STOP_CONTAINER
-REFUSED = Reply(agreed=False)
+REFUSED, FAULTLESS = Reply(agreed=False), Reply(agreed=False, faultless=True)
 CANARY = "canary-4711"
 HOOKED = Subject(
     SUBJECT.pod,
@@ -27,7 +27,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line.partition(" failed in the runtime; hook servers had set ")[2] for line in caplog.messages]
 
 
-@pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False)])
+@pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)])
 @virtual_time
 async def test_what_hook_servers_set_is_named_with_them(
     reply: Reply, told: bool, caplog: pytest.LogCaptureFixture

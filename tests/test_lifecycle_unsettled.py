@@ -148,6 +148,33 @@ async def test_after_the_end_nothing_is_settled() -> None:
     assert [step for _, step in call.steps] == ["release", "answer"]
 
 
+@virtual_time
+async def test_what_nobody_is_sure_of_is_read_anew_once_the_runtime_did_it() -> None:
+    """What was read of it meanwhile may be older than that."""
+    core = Core()
+    core.plugins.add("a")
+    call = FakeCall(UPDATE, reply=UNANSWERED, fates=[UNANSWERED, DONE])
+    await core.run(call)
+    call.unsure = True
+    core.store.commit(SUBJECT)
+    with core.store.watch() as watch:
+        await asyncio.sleep(1)
+    assert core.store.counts() == (1, 0)
+    assert watch.voided == {"c1"}
+
+
+@virtual_time
+async def test_a_call_is_under_way_again_while_it_is_settled() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1, points=("PostStopContainer",))
+    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
+    assert core.lifecycle.under_way() == set()
+    await asyncio.sleep(0.5)
+    assert core.lifecycle.under_way() == {"c1"}
+    await asyncio.sleep(1)
+    assert core.lifecycle.under_way() == set()
+
+
 # -- what others may know of the calls -------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from runtimeproxy.model import (
     ResourceValue,
     Subject,
 )
-from runtimeproxy.records import AskedUpdate
+from runtimeproxy.records import AskedUpdate, SaidUpdate
 
 POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
 ASKED = Resources(cpu_shares=1024, cpuset_cpus="0-3")
@@ -151,7 +151,7 @@ def test_an_update_without_resources_of_a_container_without_any() -> None:
     told = records.told_of_update(bare, asked)
     assert told == records.told(bare)
     assert records.differing(bare, asked, NO_ADJUSTMENT) == {}
-    assert records.updated(bare, asked, NO_ADJUSTMENT, {}) == bare
+    assert records.updated(bare, SaidUpdate(asked), NO_ADJUSTMENT) == bare
 
 
 DIFFERING: list[tuple[str, ContainerInfo, Resources | None, Mapping[str, Any] | None, Mapping[str, ResourceValue]]] = [
@@ -251,17 +251,19 @@ def test_the_owners_of_what_a_container_has_follow_what_is_set() -> None:
     by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
     started = records.prepared(owned(), {"cpuset_cpus": "6"}, by_two)
     assert owners(started) == {"cpu_shares": "one", "cpuset_cpus": "two"}
-    by_kubelet = records.updated(started, AskedUpdate("c1", Resources(cpuset_cpus="1")), NO_ADJUSTMENT, {})
-    assert owners(by_kubelet) == {"cpu_shares": "one"}
-    taken_back = records.updated(started, AskedUpdate("c1", None), NO_ADJUSTMENT, {"cpu_shares": 1024})
-    assert owners(taken_back) == {"cpuset_cpus": "two"}
+    of_kubelet = SaidUpdate(AskedUpdate("c1", Resources(cpuset_cpus="1")))
+    assert owners(records.updated(started, of_kubelet, NO_ADJUSTMENT)) == {"cpu_shares": "one"}
+    taken_back = SaidUpdate(AskedUpdate("c1", None), {"cpu_shares": 1024})
+    assert owners(records.updated(started, taken_back, NO_ADJUSTMENT)) == {"cpuset_cpus": "two"}
+    outlived = replace(of_kubelet, later={"cpuset_cpus": "6"})
+    assert owners(records.updated(started, outlived, NO_ADJUSTMENT)) == owners(started)
 
 
 def test_an_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
     known = subject(effective=HALVED)
     asked = AskedUpdate("c1", Resources(cpu_shares=800, cpuset_cpus="0-1"), {"n": "2"})
-    adjustment = Adjustment(annotations={"hook": "3"}, resources={"cpu_shares": 400, "cpuset_cpus": ""})
-    made = records.updated(known, asked, adjustment, {"cpu_shares": 400, "cpuset_cpus": ""})
+    said = SaidUpdate(asked, {"cpu_shares": 400, "cpuset_cpus": ""}, {"hook": "3"})
+    made = records.updated(known, said, Adjustment())
     assert made.pod is known.pod
     container = records.container_of(made)
     assert container.original == replace(
@@ -282,7 +284,8 @@ def test_a_hook_that_scales_never_scales_twice() -> None:
         assert told.container.resources is not None
         half = replace(told.container.resources, cpu_shares=told.container.resources.cpu_shares // 2)
         adjustment = difference(told, HookAnswer(resources=half))
-        known = records.updated(known, update, adjustment, records.differing(known, update, adjustment))
+        said = SaidUpdate(update, records.differing(known, update, adjustment))
+        known = records.updated(known, said, adjustment)
         resources = records.container_of(known).effective.resources
         assert resources is not None
         assert resources.cpu_shares == 512

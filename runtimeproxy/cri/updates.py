@@ -13,8 +13,8 @@ from runtimeproxy.call import Call, Reply, read_once
 from runtimeproxy.cri import edit, fate, translate
 from runtimeproxy.cri.call import ContainerCall, PodCall
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model import Adjustment, HookRequest, PodInfo, PodRecord, ResourceValue, Subject, named, overlay
-from runtimeproxy.records import AskedUpdate
+from runtimeproxy.model import Adjustment, HookRequest, PodInfo, PodRecord, ResourceValue, Subject
+from runtimeproxy.records import AskedUpdate, SaidUpdate
 from runtimeproxy.store import Store
 from runtimeproxy.superseded import outlived
 from runtimeproxy.wire import grpc
@@ -68,7 +68,7 @@ class StartCall(ContainerCall):
         try:
             await self._backend.update(self._version, request, seconds)
         except BaseException as error:
-            self.unsure = not (isinstance(error, BackendError) and error.not_done)
+            self.unsure |= not (isinstance(error, BackendError) and error.not_done)
             raise
         return resources
 
@@ -76,49 +76,46 @@ class StartCall(ContainerCall):
 class UpdateCall(ContainerCall):
     """UpdateContainerResources: hooks see the kubelet's originals, the runtime gets what differs (hook-api)."""
 
-    _put_in: Mapping[str, ResourceValue] = {}
-    """The fields that ``edited`` set in the message."""
-
     @read_once
-    def asked(self) -> AskedUpdate:
-        """Return what the request asks for. Raises Unreadable."""
-        return AskedUpdate(*translate.read_update(self.message))
+    def said(self) -> SaidUpdate:
+        """Return what the request asks for, and what ``edited`` put in. Raises Unreadable."""
+        return SaidUpdate(AskedUpdate(*translate.read_update(self.message)))
 
     def order_key(self) -> str:
         """Name the container; a request that cannot be read to its end is no request to change."""
-        _ = self.asked
+        _ = self.said
         return self.id
 
     def hook_request(self, subject: Subject) -> HookRequest:
         """Tell the record's original values overlaid by what this request sets."""
-        return records.told_of_update(subject, self.asked)
+        return records.told_of_update(subject, self.said.asked)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
-        differing = records.differing(subject, self.asked, adjustment)
+        differing = records.differing(subject, self.said.asked, adjustment)
         said = edit.said_in_update(differing, records.container_of(subject).effective.resources)
         self._recorder.left_out(self.operation.value, said.left_out, by="an update")
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
-        self._put_in = said.resources
+        self.said = replace(self.said, put_in=said.resources, annotations=adjustment.annotations)
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Keep the kubelet's values and the runtime's apart."""
-        return records.updated(subject, self._taken, adjustment, self._put_in)
+        return records.updated(subject, self._taken, adjustment)
 
     @property
-    def _taken(self) -> AskedUpdate:
-        return replace(self.asked, resources=edit.taken_in_update(self.asked.resources))
+    def _taken(self) -> SaidUpdate:
+        asked = self.said.asked
+        return replace(self.said, asked=replace(asked, resources=edit.taken_in_update(asked.resources)))
 
     def superseded(self, by: Call) -> bool:
         """Ask only for what a later update does not name."""
         assert isinstance(by, UpdateCall)
-        left = outlived(self.asked, self._put_in, by.asked, by._put_in)
+        left = outlived(self.said, by.said)
         if left is not None:
-            self.asked, self._put_in = left
+            self.said = left
         return left is None
 
     async def _fate(self, store: Store) -> Reply:
         """Tell by the container's resources."""
-        wanted = named(overlay(self._taken.resources, self._put_in))
-        return fate.of_update(await self._backend.container(self._version, self.id), wanted)
+        return fate.of_update(await self._backend.container(self._version, self.id), self._taken.wanted)

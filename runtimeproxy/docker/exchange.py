@@ -20,7 +20,8 @@ JOINED_BYTES = 2**20
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's own are some hundred bytes."""
 
-_ALSO_AGREED = {Action.STOP: frozenset({304, 404}), Action.REMOVE: frozenset({404})}
+_NOT_MODIFIED = 304
+_ALSO_AGREED = {Action.STOP: frozenset({_NOT_MODIFIED, 404}), Action.REMOVE: frozenset({404})}
 """Statuses beside 2xx with which the daemon agreed (hook-api, "Post points"); a start answered 304 started nothing."""
 
 
@@ -258,11 +259,12 @@ class HeldExchange(Exchange):
         body = bytes(self._reply_body or b"")
         if head.framing is Framing.CHUNKED and body:
             body = bodies.dechunk(body)
-        self._settle(Reply(agreed=_agreed(self.route.action, head.status), message=body))
+        agreed = _agreed(self.route.action, head.status)
+        self._settle(Reply(agreed, body, faultless=not agreed and head.status == _NOT_MODIFIED))
 
     def not_sent(self) -> None:
         """Know that the daemon could not be given the request: nothing happened."""
-        self._settle(Reply(agreed=False))
+        self._settle(Reply(agreed=False, faultless=True))
 
     def answer(self) -> None:
         """Let the answer go to the client."""

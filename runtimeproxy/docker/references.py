@@ -18,8 +18,8 @@ from runtimeproxy.docker.routes import Action
 from runtimeproxy.docker.status import Life
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import HookPoint, Operation
-from runtimeproxy.model import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject, named, overlay
-from runtimeproxy.records import AskedUpdate
+from runtimeproxy.model import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject
+from runtimeproxy.records import AskedUpdate, SaidUpdate
 from runtimeproxy.store import Store
 from runtimeproxy.superseded import outlived
 
@@ -133,7 +133,7 @@ class StartCall(ReferenceCall):
             await self._daemon.backend.update(self._id, update.body, UPDATE_SECONDS)
         except BaseException as error:
             self._daemon.events.no_update(self._id)
-            self.unsure = not (isinstance(error, BackendError) and error.not_done)
+            self.unsure |= not (isinstance(error, BackendError) and error.not_done)
             raise
         return update.resources
 
@@ -146,7 +146,6 @@ class UpdateCall(ReferenceCall):
     """UpdateContainerResources: hooks see the kubelet's originals, the daemon gets what differs (hook-api)."""
 
     container_operation = Operation.UPDATE_CONTAINER_RESOURCES
-    _put_in: Mapping[str, ResourceValue] = {}
     _expecting = False
 
     def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
@@ -171,27 +170,30 @@ class UpdateCall(ReferenceCall):
         return self._body
 
     @read_once
-    def asked(self) -> AskedUpdate:
-        """Return what the request asks for. Raises Unreadable."""
-        return AskedUpdate(self._reference, translate.read_update(self.body))
+    def said(self) -> SaidUpdate:
+        """Return what the request asks for, and what ``edited`` put in; it has no place for annotations.
+
+        Raises Unreadable.
+        """
+        return SaidUpdate(AskedUpdate(self._reference, translate.read_update(self.body)))
 
     def order_key(self) -> str:
         """Name the container; a request that cannot be read to its end is no request to change."""
-        _ = self.asked
+        _ = self.said
         return super().order_key()
 
     def hook_request(self, subject: Subject) -> HookRequest:
         """Tell the record's original values overlaid by what this request sets."""
-        return records.told_of_update(subject, self.asked)
+        return records.told_of_update(subject, self.said.asked)
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Put in each field whose result differs from what the daemon would hold after these bytes alone."""
         effective = records.container_of(subject).effective.resources or NO_RESOURCES
         if "memory_limit_in_bytes" in adjustment.resources:  # a swap limit that was only repeated goes with it
             adjustment = replace(adjustment, confirmed=adjustment.confirmed - {"memory_swap_limit_in_bytes"})
-        update = edit.edit_update(self.body, records.differing(subject, self.asked, adjustment), effective)
+        update = edit.edit_update(self.body, records.differing(subject, self.said.asked, adjustment), effective)
         self.leave_out(update.left_out + (("annotations",) if adjustment.annotations else ()))
-        self._put_in = update.resources
+        self.said = replace(self.said, put_in=update.resources)
         return None if update.body is self.body else update.body
 
     def send(self, body: bytes | None) -> bool:
@@ -204,7 +206,7 @@ class UpdateCall(ReferenceCall):
     def _is_recorded(self) -> bool:
         """Tell whether the container is known and the request can be read; else the event has it read anew."""
         try:
-            return bool(self._id and self.asked)
+            return bool(self._id and self.said)
         except Unreadable:
             return False
 
@@ -222,15 +224,16 @@ class UpdateCall(ReferenceCall):
             self._found, self._changes_seen = False, None  # what is found out of it later is kept
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Keep the kubelet's values and the daemon's apart; an update has no place for annotations."""
-        return records.updated(subject, self.asked, replace(adjustment, annotations={}), self._put_in)
+        """Keep the kubelet's values and the daemon's apart."""
+        return records.updated(subject, self.said, adjustment)
 
     def superseded(self, by: Call) -> bool:
         """Ask only for what a later update does not name."""
         assert isinstance(by, UpdateCall)
-        left = outlived(self.asked, self._put_in, by.asked, by._put_in)
+        left = outlived(self.said, by.said)
         if left is not None:
-            self.asked, self._put_in = left
+            self.said = left
+            self._found = True  # as the later one's commit left it: what was forgotten since is not made of this one
         return left is None
 
     async def _fate(self, store: Store) -> Reply:
@@ -238,8 +241,7 @@ class UpdateCall(ReferenceCall):
         held = await self._daemon.lookup.resources(self._id)
         if held is None:
             return NOT_DONE
-        wanted = named(overlay(self.asked.resources, self._put_in))
-        return DONE if records.holds(held, wanted) else UNANSWERED
+        return DONE if records.holds(held, self.said.wanted) else UNANSWERED
 
 
 BY_REFERENCE: dict[Action, type[ReferenceCall]] = {

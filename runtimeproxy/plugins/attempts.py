@@ -47,7 +47,7 @@ class Attempts:
         block, if the plugin is not to be asked now.
         """
         seconds = min(plugin.timeout_seconds, end - self._clock())
-        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 2
+        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 3  # the first of several has a half
         if seconds <= 0:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)

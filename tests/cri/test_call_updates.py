@@ -138,6 +138,47 @@ async def test_a_start_that_is_found_out_late_brings_back_nothing_that_nobody_is
 
 
 @virtual_time
+async def test_an_update_that_failed_ahead_of_a_start_makes_nobody_sure_again() -> None:
+    node = Node()
+    node.know()
+    node.plugins.add("pre", HookAnswer(resources=Resources(cpu_shares=77)), points=("PreStartContainer",))
+    node.backend.error = BackendError("busy", not_done=True)
+    call = node.call(node.held(START))
+    call.unsure = True
+    await node.lifecycle.run(call)
+    assert node.recorder.total("hook_fail_open") == 1
+    assert node.store.container("c1") is None
+
+
+@virtual_time
+async def test_what_hook_servers_set_at_a_later_update_stays_theirs() -> None:
+    asked = 0
+
+    def note(request: HookRequest) -> HookAnswer:
+        nonlocal asked
+        asked += 1
+        return HookAnswer(annotations={"asked": str(asked)})
+
+    def at_the_second(request: HookRequest) -> HookAnswer:
+        return HookAnswer(resources=Resources(cpu_quota=99_000) if asked == 2 else None)
+
+    node = Node()
+    node.know()
+    node.backend.known_containers["c1"] = CONTAINER
+    for name, answer in (("notes", note), ("sets", at_the_second)):
+        node.plugins.add(name, answer, points=("PreUpdateContainerResources",))
+    await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
+    await node.run(node.held(UPDATE, update(cpu_shares=333)))
+    held = replace(ASKED, cpuset_cpus="4-5", cpu_shares=333, cpu_quota=99_000)
+    node.backend.known_containers["c1"] = replace(CONTAINER, resources=held)
+    await asyncio.sleep(LONG_AGO_SECONDS)
+    assert node.recorder.counted("unsettled", operation=UPDATE.value, result="agreed") == 1
+    assert node.record.effective.resources == held
+    assert node.record.effective.annotations["asked"] == "2"
+    assert dict(node.record.owners) == {"cpu_quota": "sets"}
+
+
+@virtual_time
 async def test_a_request_that_cannot_be_read_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is about what is asked for each record that is read meanwhile; a long message takes tens of milliseconds."""
     node = Node()

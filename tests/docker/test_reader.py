@@ -298,7 +298,7 @@ def test_b9_a_daemon_that_cannot_be_dialled_is_answered_502_and_closes() -> None
     assert b"--remote-runtime-service-endpoint" in body
     assert play.client.ended
     assert play.daemon.got() == b""
-    assert play.call.reply == Reply(agreed=False), "it is known that nothing happened"
+    assert play.call.reply == Reply(agreed=False, faultless=True), "it is known that nothing happened"
     play.call.answer()
     play.client.sends(PING)
     assert (play.client.got(), play.daemon.got()) == (b"", b"")

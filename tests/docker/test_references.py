@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.docker.call import DockerCall
+from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.errors import Reason
 from runtimeproxy.model import HookAnswer, HookRequest, Resources
 from runtimeproxy.plugins.registration import FailurePolicy
@@ -122,6 +124,23 @@ async def test_a_starts_update_that_fails_refuses_the_start_under_fail_and_is_no
     node.plugins.add("later", points=("PostStopContainer",))
     await node.act("stop", container_id)
     assert node.told_container.resources == replace(ASKED, **({"cpuset_cpus": "0"} if lost else {"cpu_shares": 4711}))
+
+
+async def test_an_update_that_failed_ahead_of_a_start_makes_nobody_sure_again(node: Node) -> None:
+    _, container_id = await node.made()
+    node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="2000")), points=("PreStartContainer",))
+    make = node.front.call
+
+    def unsure(exchange: HeldExchange) -> DockerCall | None:
+        call = make(exchange)
+        assert call is not None
+        call.unsure = True
+        return call
+
+    node.front.call = unsure  # type: ignore[method-assign]
+    assert (await node.act("start", container_id)).status == 204
+    assert node.recorder.total("hook_fail_open") == 1
+    assert node.store.container(container_id) is None
 
 
 async def test_a_client_that_leaves_during_a_starts_update_takes_the_expectation_with_it(node: Node) -> None:

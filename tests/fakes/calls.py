@@ -113,11 +113,11 @@ class FakeCall(Call):
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         self._step("prepare")
-        self.unsure = self.prepare_unsure
+        sure, self.unsure = not self.unsure, self.unsure or self.prepare_unsure
         await asyncio.sleep(self.prepare_seconds)
         if self.prepare_error is not None:
             raise self.prepare_error
-        self.unsure = False
+        self.unsure = not sure
         return adjustment.resources if self.operation is Operation.START_CONTAINER else {}
 
     @property
