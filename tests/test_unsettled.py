@@ -27,6 +27,8 @@ class Rig:
         self.loop = asyncio.get_running_loop()
         self.recorder = Recorder(self.loop.time)
         self.unknown: list[str] = []
+        self.finish_seconds = 0.0
+        """How long it takes until a call's turn comes."""
         self.unsettled = Unsettled(Store(), self.recorder, on_unknown=self.unknown.append)
         self.finished: list[tuple[float, str, Reply]] = []
 
@@ -34,6 +36,9 @@ class Rig:
         call = FakeCall(operation, fates=list(fates), size=size)
 
         async def finish(reply: Reply) -> None:
+            if self.finish_seconds:
+                await asyncio.sleep(self.finish_seconds)
+                self.unsettled.answered(key, call)
             self.finished.append((self.loop.time(), key, reply))
 
         self.unsettled.add(key, call, finish)
@@ -136,6 +141,32 @@ async def test_a_later_answer_to_the_same_settles_it(key: str, operation: Operat
     assert len(rig.unsettled) == left
     await asyncio.sleep(300)
     assert (len(asked(call)), len(rig.finished), rig.counted("repeated")) == (left, left, 1 - left)
+
+
+@pytest.mark.parametrize("is_superseded", [True, False])
+@virtual_time
+async def test_until_its_turn_comes_a_later_one_may_settle_it(is_superseded: bool) -> None:
+    """The runtime was asked about it before that one was carried out."""
+    rig = Rig()
+    rig.finish_seconds = 1.0
+    older, later = rig.add(DONE, operation=UPDATE), FakeCall(UPDATE)
+    older.is_superseded = is_superseded
+    await asyncio.sleep(0.5)
+    rig.unsettled.answered("c1", later)
+    assert older.superseded_by is later
+    await asyncio.sleep(300)
+    assert (len(rig.finished), len(rig.unsettled)) == (int(not is_superseded), 0)
+    assert [rig.counted(result, UPDATE) for result in ("repeated", "agreed")] == [is_superseded, not is_superseded]
+
+
+@virtual_time
+async def test_nobody_is_sure_of_a_subject_while_its_calls_turn_comes() -> None:
+    rig = Rig()
+    rig.finish_seconds = 1.0
+    call = rig.add(DONE)
+    await asyncio.sleep(0.5)
+    rig.unsettled.unsure("c1")
+    assert call.unsure
 
 
 @virtual_time

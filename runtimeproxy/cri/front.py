@@ -21,7 +21,7 @@ from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.hookpoints import HOOK_POINTS
 from runtimeproxy.lifecycle import Lifecycle
 from runtimeproxy.plugins.manager import Manager
-from runtimeproxy.relay.dial import dial
+from runtimeproxy.relay.dial import dial, why
 from runtimeproxy.relay.drain import Unfinished
 from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.relay.pair import Pair
@@ -274,9 +274,10 @@ class ImageConnection:
         front = self._connection.front
         try:
             sock = await dial(front.image_endpoint, DIAL_SECONDS)
-        except OSError:
+        except OSError as error:
             front.recorder.count("image_dial_failures")
-            log.warning("image endpoint %s is not reachable: its calls get UNAVAILABLE", front.image_endpoint)
+            told = (front.image_endpoint, why(error))
+            log.warning("image endpoint %s is not reachable (%s): its calls get UNAVAILABLE", *told)
             self._end()
             return
         if self._closed:

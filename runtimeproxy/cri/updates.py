@@ -13,7 +13,7 @@ from runtimeproxy.call import Call, Reply, read_once
 from runtimeproxy.cri import edit, fate, translate
 from runtimeproxy.cri.call import ContainerCall, PodCall
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model import Adjustment, HookRequest, PodInfo, PodRecord, ResourceValue, Subject
+from runtimeproxy.model import Adjustment, HookRequest, PodInfo, PodRecord, Resources, ResourceValue, Subject
 from runtimeproxy.records import AskedUpdate, SaidUpdate
 from runtimeproxy.store import Store
 from runtimeproxy.superseded import outlived
@@ -26,9 +26,20 @@ UPDATE_SECONDS = 10.0
 class UpdatePodCall(PodCall):
     """UpdatePodSandboxResources: has no hook point, keeps the record right."""
 
+    @read_once
+    def asked(self) -> tuple[Resources | None, Resources | None]:
+        """Return the overhead and the resources that the request asks for. Raises Unreadable."""
+        _, overhead, resources = translate.read_pod_update(self.message)
+        return overhead, resources
+
+    def order_key(self) -> str:
+        """Name the pod; a request that cannot be read to its end is no request to change."""
+        _ = self.asked
+        return self.id
+
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Take over what the request sets."""
-        _, overhead, resources = translate.read_pod_update(self.message)
+        overhead, resources = self.asked
 
         def updated(pod: PodInfo) -> PodInfo:
             return replace(pod, overhead=overhead or pod.overhead, resources=resources or pod.resources)
@@ -39,13 +50,11 @@ class UpdatePodCall(PodCall):
     def superseded(self, by: Call) -> bool:
         """Hold beside a later one that does not name all that this one names."""
         assert isinstance(by, UpdatePodCall)
-        mine, later = (translate.read_pod_update(call.message)[1:] for call in (self, by))
-        return all(after is not None or before is None for before, after in zip(mine, later, strict=True))
+        return all(after is not None or before is None for before, after in zip(self.asked, by.asked, strict=True))
 
     async def _fate(self, store: Store) -> Reply:
         """Tell by the pod's resources."""
-        _, overhead, resources = translate.read_pod_update(self.message)
-        return fate.of_pod_update(await self._backend.pod(self._version, self.id), overhead, resources)
+        return fate.of_pod_update(await self._backend.pod(self._version, self.id), *self.asked)
 
 
 class StartCall(ContainerCall):

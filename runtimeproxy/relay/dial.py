@@ -30,6 +30,12 @@ def own_shortage(lacking: str) -> str:
     return f"the proxy itself lacks what it needs: {lacking}"
 
 
+def why(error: OSError) -> str:
+    """Say why a connection could not be made; what is short here is no fault of who listens."""
+    reason = error.strerror or type(error).__name__
+    return own_shortage(reason) if error.errno in SCARCE else reason
+
+
 def dial_now(path: str) -> socket.socket | None:
     """Connect at once; None if the listener's backlog is full. Raises OSError if nobody listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

@@ -12,7 +12,7 @@ import socket
 from abc import ABC, abstractmethod
 
 from runtimeproxy.logs import UNLIMITED
-from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, own_shortage
+from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, why
 from runtimeproxy.relay.drain import Drain, Leaving, Unfinished
 from runtimeproxy.telemetry import Recorder
 
@@ -90,7 +90,7 @@ class Pairs(ABC):
                     await asyncio.sleep(SCARCE_RETRY_SECONDS)
         except TimeoutError:
             if lacking:
-                raise OSError(errno.EMFILE, own_shortage(lacking)) from None
+                raise OSError(errno.EMFILE, lacking) from None
             raise
 
     def away(self, client: socket.socket, error: OSError) -> None:
@@ -105,7 +105,7 @@ class Pairs(ABC):
         log.warning(
             "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
             self.backend_endpoint,
-            _ACCEPTS_NOBODY if isinstance(error, TimeoutError) else error.strerror or type(error).__name__,
+            _ACCEPTS_NOBODY if isinstance(error, TimeoutError) else why(error),
         )
 
     def tell_reached(self) -> None:

@@ -85,6 +85,18 @@ async def test_a_pods_update_is_found_out_beside_one_that_says_less(later: dict[
     assert node.recorder.counted("unsettled", operation=UPDATE_POD.value, result="repeated") == 2
 
 
+@virtual_time
+async def test_a_pods_update_that_cannot_be_read_is_nothing_to_ask_about() -> None:
+    node = Node()
+    node.know()
+    message = pod_update(resources=Resources(cpu_quota=5000)).SerializeToString()
+    await unanswered(node, UPDATE_POD, message + b"\x1a\x03\x32\x01\xff")
+    await node.run(node.held(UPDATE_POD, message))
+    assert node.recorder.counted("calls_unreadable", operation=UPDATE_POD.value) == 1
+    await asyncio.sleep(LONG_AGO_SECONDS)
+    assert node.backend.asked == []
+
+
 @pytest.mark.parametrize("answered", [True, False])
 @virtual_time
 async def test_the_oom_score_of_an_update_is_not_what_the_container_has(answered: bool) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from runtimeproxy.cri.front import ImageConnection
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint
@@ -57,6 +59,17 @@ async def test_a_client_that_leaves_while_the_image_endpoint_is_dialled_leaves_n
         assert await asyncio.wait_for(asyncio.to_thread(late.recv, 1), 20) == b""
         for sock in [*kept, *accepted, late]:
             sock.close()
+
+
+async def test_an_image_endpoint_that_is_away_is_told_with_the_cause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = FakeConnection(str(tmp_path / "away.sock"))
+    connection.image.connect()
+    await asyncio.wait_for(connection.tasks[0], 20)
+    away = f"image endpoint {tmp_path}/away.sock is not reachable (No such file or directory)"
+    assert caplog.messages == [f"{away}: its calls get UNAVAILABLE"]
+    assert connection.recorder.total("image_dial_failures") == 1
 
 
 @contextmanager

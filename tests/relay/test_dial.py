@@ -4,6 +4,7 @@ And who may be at the other end of a hook server's socket (fault matrix X6).
 """
 
 import asyncio
+import errno
 import os
 import re
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay.dial import UntrustedSocket, dial, dial_now, dial_trusted
+from runtimeproxy.relay.dial import SCARCE, UntrustedSocket, dial, dial_now, dial_trusted, why
 
 LONG_SECONDS = 60.0
 """What may be waited for; far longer than what comes at once takes on a machine that has a lot to do."""
@@ -95,6 +96,18 @@ def served(tmp_path: Path) -> Iterator[Path]:
         sock.bind(str(path))
         sock.listen(1)
         yield path
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), "No such file or directory"),
+        (TimeoutError(), "TimeoutError"),
+        *((OSError(number, "scarce"), "the proxy itself lacks what it needs: scarce") for number in SCARCE),
+    ],
+)
+def test_what_is_short_here_is_no_fault_of_who_listens(error: OSError, words: str) -> None:
+    assert why(error) == words
 
 
 def test_a_socket_of_our_own_in_a_directory_of_our_own_is_trusted(served: Path) -> None:
