@@ -113,6 +113,8 @@ class Call(Protocol):
     """Caller's deadline on the event loop's clock, in seconds; None if it gave none."""
     prepares: bool = False
     """True if something may have to be done at the runtime before its request is released."""
+    number: int = 0
+    """Counts the calls in the order in which they left for the runtime."""
     unsure: bool = False
     """True once nobody knows what the runtime holds of its subject: no record of that is kept, it is read anew when it
     is needed."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 from runtimeproxy import hookpoints, records
 from runtimeproxy.call import Call, Reply, Unreadable
@@ -58,6 +59,7 @@ class Lifecycle:
         self._turns = Turns()
         self._holds: set[CallTimes] = set()
         self._under_way: set[Call] = set()
+        self._released = count(1)
         self._unsettled = Unsettled(store, recorder, self._asked_again, self._forget)
 
     def holds(self) -> tuple[int, float]:
@@ -144,6 +146,7 @@ class Lifecycle:
     async def _pass(self, call: Call, times: CallTimes) -> tuple[Subject | None, Adjustment, Reply]:
         """Release a call at once and read it while the runtime works."""
         times.released = self._clock()
+        call.number = next(self._released)
         reply = call.release(None, NO_ADJUSTMENT)
         return self._read(call), NO_ADJUSTMENT, await reply
 
@@ -261,6 +264,7 @@ class Lifecycle:
     ) -> tuple[Adjustment, Reply]:
         """Send the request on and wait; one that cannot be edited goes as it came if the policies let it (C4)."""
         times.released = self._clock()
+        call.number = next(self._released)
         try:
             return adjustment, await call.release(subject, adjustment)
         except Exception as error:
@@ -295,13 +299,16 @@ class Lifecycle:
             self._internal(call, error)
 
     async def _settled(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
-        """Do what follows from an answer that was found out later; until then the call is under way again."""
+        """Do what follows from an answer that was found out later; until then the call is under way again.
+
+        One that is cut off, since a later one says it all, leaves the record as that one made it.
+        """
         self._under_way.add(call)
         try:
             await self._follow(call, subject, adjustment, reply)
         finally:
             self._under_way.discard(call)
-            self._void(call)
+        self._void(call)
 
     def _tell_refused(self, call: Call, subject: Subject, adjustment: Adjustment) -> None:
         """Have the log name the hook servers' part in what the runtime refused; a start shows what a create was given
@@ -316,7 +323,10 @@ class Lifecycle:
         # The budget is 0 once the caller's deadline has passed: nobody waits, so there is time for the order.
         async with self._turns.turn(key, self._budget(call) or self._limits.budget_seconds):
             # Other calls of the same container may have been committed since this one was held.
-            known = call.outcome(call.subject(self.store) or subject, adjustment, reply)
+            present = call.subject(self.store)
+            if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
+                call.unsure = False  # what it names holds, whether the rest was read anew before it was done or after
+            known = call.outcome(present or subject, adjustment, reply)
             self._keep(call, known, reply)
             self._unsettled.answered(key, call)
             point = self._asked_point(call, Stage.POST)

@@ -21,13 +21,15 @@ def outlived(said: SaidUpdate, by: SaidUpdate) -> SaidUpdate | None:
     asked = named(by.asked.resources)
     noted = {**by.asked.annotations, **by.annotations}
     resources = _beyond(named(said.asked.resources), asked)
-    left = SaidUpdate(
+    put_in = _beyond(_beyond(said.put_in, asked), by.put_in)
+    if not resources and not put_in:
+        return None  # of annotations alone nobody can tell whether they were set
+    return SaidUpdate(
         replace(said.asked, resources=overlay(None, resources), annotations=_beyond(said.asked.annotations, noted)),
-        _beyond(_beyond(said.put_in, asked), by.put_in),
+        put_in,
         _beyond(said.annotations, noted),
-        {**_beyond(said.later, asked), **by.put_in},
+        named(overlay(overlay(None, _beyond(said.later, asked)), by.put_in)),
     )
-    return left if resources or left.asked.annotations or left.put_in or left.annotations else None
 
 
 def _beyond(fields: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,9 @@ class Unsettled:
         """Know that the runtime agreed to a later call: nothing is owed any more for one that asked for the same."""
         operation = later.operation
         for entry in [entry for entry in self._entries if (entry.key, entry.call.operation) == (key, operation)]:
-            if entry.call is not later and entry.call.superseded(later):
+            if operation in _EACH_ANOTHER and entry.call.number >= later.number:
+                continue  # it is no later one
+            if entry.call.superseded(later):
                 self._end(entry, "repeated")
 
     def unsure(self, key: str) -> None:
@@ -141,10 +143,12 @@ class Unsettled:
         if not reply.answered or (operation not in _EACH_ANOTHER and self._asked_again(entry.key, operation)):
             self._later(entry)
             return
-        if reply.agreed:  # while that waits for its turn a later call may still have the runtime agree
+        if not reply.agreed or operation not in _EACH_ANOTHER:
+            self._end(entry, "agreed" if reply.agreed else "failed")
+        if reply.agreed:  # while one of those waits for its turn a later one may still have the runtime agree
             await entry.finish(reply)
         if entry in self._entries:
-            self._end(entry, "agreed" if reply.agreed else "failed")
+            self._end(entry, "agreed")
 
     async def _reply(self, entry: _Entry) -> Reply:
         """Ask the runtime; what cannot be asked or read now may be so later."""

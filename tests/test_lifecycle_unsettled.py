@@ -10,6 +10,7 @@ from runtimeproxy.model import HookAnswer, Subject
 from tests.fakes.calls import SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
+from tests.fakes.plugins import FAIL
 
 CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
@@ -148,19 +149,34 @@ async def test_after_the_end_nothing_is_settled() -> None:
     assert [step for _, step in call.steps] == ["release", "answer"]
 
 
+@pytest.mark.parametrize(("operation", "kept"), [(START, 0), (UPDATE, 1)])
 @virtual_time
-async def test_what_nobody_is_sure_of_is_read_anew_once_the_runtime_did_it() -> None:
-    """What was read of it meanwhile may be older than that."""
+async def test_what_nobody_is_sure_of_is_read_anew_once_the_runtime_did_it(operation: Operation, kept: int) -> None:
+    """What was read of it meanwhile may be older than that; what an update names can be laid upon it."""
     core = Core()
     core.plugins.add("a")
-    call = FakeCall(UPDATE, reply=UNANSWERED, fates=[UNANSWERED, DONE])
+    call = FakeCall(operation, reply=UNANSWERED, fates=[UNANSWERED, DONE])
     await core.run(call)
     call.unsure = True
     core.store.commit(SUBJECT)
     with core.store.watch() as watch:
         await asyncio.sleep(1)
-    assert core.store.counts() == (1, 0)
+    assert core.store.counts() == (1, kept)
+    assert call.changed_by is not None
     assert watch.voided == {"c1"}
+
+
+@virtual_time
+async def test_calls_are_numbered_as_they_leave() -> None:
+    core = Core()
+    passed, held, refused, last = (FakeCall(STOP), FakeCall(START), FakeCall(CREATE), FakeCall(STOP))
+    await core.run(passed)
+    core.plugins.add("a", points=("PreStartContainer",))
+    await core.run(held)
+    core.plugins.add("b", KeyError(CANARY), points=("PreCreateContainer",), policy=FAIL)
+    await core.run(refused)
+    await core.run(last)
+    assert [call.number for call in (passed, held, refused, last)] == [1, 2, 0, 3]
 
 
 @virtual_time

@@ -26,7 +26,7 @@ OUTLIVED: dict[str, tuple[SaidUpdate, SaidUpdate, SaidUpdate | None]] = {
     "all entries of a map": (
         SaidUpdate(asked({"n": "1", "m": "1"}, unified={"a": "1"})),
         SaidUpdate(asked({"n": "2"}, unified={"a": "2"})),
-        SaidUpdate(asked({"m": "1"})),
+        None,
     ),
     "what hooks put in": (
         SaidUpdate(asked(cpuset_cpus="0-1"), {"cpu_shares": 7, "cpu_quota": 1000, "cpuset_mems": "0"}),
@@ -44,9 +44,15 @@ OUTLIVED: dict[str, tuple[SaidUpdate, SaidUpdate, SaidUpdate | None]] = {
         SaidUpdate(asked(cpu_shares=2, cpu_quota=3), {}, {}, {"cpu_shares": 9, "cpu_quota": 8}),
     ),
     "what hooks noted": (
-        SaidUpdate(asked({"a": "1", "b": "1"}), {}, {"c": "1", "d": "1", "e": "1"}),
+        SaidUpdate(asked({"a": "1", "b": "1", "f": "1"}, cpu_shares=2), {}, {"c": "1", "d": "1", "e": "1"}),
         SaidUpdate(asked({"a": "2", "c": "2"}), {}, {"b": "2", "d": "2"}),
-        SaidUpdate(asked(), {}, {"e": "1"}),
+        SaidUpdate(asked({"f": "1"}, cpu_shares=2), {}, {"e": "1"}),
+    ),
+    "annotations alone": (SaidUpdate(asked({"a": "1"}), {}, {"b": "1"}), SaidUpdate(asked()), None),
+    "entries that two later ones put in": (
+        SaidUpdate(asked(cpu_shares=2), {}, {}, {"unified": {"a": "1"}}),
+        SaidUpdate(asked(), {"unified": {"b": "2"}, "cpu_quota": 0}),
+        SaidUpdate(asked(cpu_shares=2), {}, {}, {"unified": {"a": "1", "b": "2"}}),
     ),
 }
 

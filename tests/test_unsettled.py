@@ -150,7 +150,7 @@ async def test_until_its_turn_comes_a_later_one_may_settle_it(is_superseded: boo
     rig = Rig()
     rig.finish_seconds = 1.0
     older, later = rig.add(DONE, operation=UPDATE), FakeCall(UPDATE)
-    older.is_superseded = is_superseded
+    older.is_superseded, later.number = is_superseded, 1
     await asyncio.sleep(0.5)
     rig.unsettled.answered("c1", later)
     assert older.superseded_by is later
@@ -163,17 +163,38 @@ async def test_until_its_turn_comes_a_later_one_may_settle_it(is_superseded: boo
 async def test_nobody_is_sure_of_a_subject_while_its_calls_turn_comes() -> None:
     rig = Rig()
     rig.finish_seconds = 1.0
-    call = rig.add(DONE)
+    call = rig.add(DONE, operation=UPDATE)
     await asyncio.sleep(0.5)
     rig.unsettled.unsure("c1")
     assert call.unsure
 
 
 @virtual_time
+async def test_who_is_told_of_a_call_is_told_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CALLS", 1)
+    rig = Rig()
+    rig.finish_seconds = 1.0
+    rig.add(DONE)
+    await asyncio.sleep(0.5)
+    rig.add(UNANSWERED, key="c2")
+    await asyncio.sleep(1)
+    assert (rig.finished, rig.counted("agreed"), rig.counted("given_up")) == ([(1.1, "c1", DONE)], 1, 0)
+
+
+@virtual_time
+async def test_an_older_update_settles_no_later_one() -> None:
+    rig = Rig()
+    later, older = rig.add(DONE, operation=UPDATE), FakeCall(UPDATE)
+    later.number = 1
+    rig.unsettled.answered("c1", older)
+    assert (later.superseded_by, len(rig.unsettled)) == (None, 1)
+
+
+@virtual_time
 async def test_a_later_update_may_be_another_one() -> None:
     rig = Rig()
     older, later = rig.add(DONE, operation=UPDATE), FakeCall(UPDATE)
-    older.is_superseded = False
+    older.is_superseded, later.number = False, 1
     rig.unsettled.answered("c1", later)
     assert (older.superseded_by, len(rig.unsettled)) == (later, 1)
     await asyncio.sleep(1)

@@ -48,9 +48,11 @@ class UpdatePodCall(PodCall):
         return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read))
 
     def superseded(self, by: Call) -> bool:
-        """Hold beside a later one that does not name all that this one names."""
+        """Ask only for what a later update does not name."""
         assert isinstance(by, UpdatePodCall)
-        return all(after is not None or before is None for before, after in zip(self.asked, by.asked, strict=True))
+        (overhead, resources), (later_overhead, later_resources) = self.asked, by.asked
+        self.asked = None if later_overhead else overhead, None if later_resources else resources
+        return self.asked == (None, None)
 
     async def _fate(self, store: Store) -> Reply:
         """Tell by the pod's resources."""

@@ -66,6 +66,8 @@ class Reader:
         self._events = events
         self._pending: deque[Exchange] = deque()
         self._finished = False
+        self._refused = False
+        """True once the client sent what cannot be read: nothing that it sends passes any more, nor in a tunnel."""
         self._daemon_ended = False
         self._requests = Requests(self)
         self._answers = Answers(self)
@@ -77,16 +79,20 @@ class Reader:
 
     def client_bytes(self, data: bytes) -> None:
         """Take the client's bytes in any split."""
+        if self._refused or self._finished:
+            return
         if self.tunnel:
             self.to_daemon.append(data)
-        elif not self._finished:
+        else:
             self._requests.feed(data)
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """Send the client's first ``size`` bytes on if they pass as they are."""
-        if self.tunnel:
+        if not self.tunnel:
+            return self._requests.passes(buffer, size, send)
+        if not self._refused:
             send(size)
-        return self.tunnel or self._requests.passes(buffer, size, send)
+        return True
 
     def client_ended(self) -> bool:
         """Take the client's EOF; True if it must wait for what comes before it (relay-rules B1)."""
@@ -185,6 +191,7 @@ class Reader:
 
         ``inside`` is the request whose body it broke; the daemon will never have it whole.
         """
+        self._refused = True
         self._events.refused(error)
         if inside is not None:
             if self._has_begun(inside):

@@ -86,6 +86,62 @@ async def test_a_pods_update_is_found_out_beside_one_that_says_less(later: dict[
 
 
 @virtual_time
+async def test_a_pods_update_that_is_found_out_late_takes_nothing_back_from_a_later_one() -> None:
+    node = Node()
+    node.know()
+    await unanswered(node, UPDATE_POD, pod_update(overhead=Resources(cpu_quota=1), resources=Resources(cpu_quota=10)))
+    await node.run(node.held(UPDATE_POD, pod_update(resources=Resources(cpu_quota=20))))
+    node.backend.known_pods["p1"] = replace(POD, overhead=Resources(cpu_quota=1), resources=Resources(cpu_quota=20))
+    await asyncio.sleep(LONG_AGO_SECONDS)
+    assert node.recorder.counted("unsettled", operation=UPDATE_POD.value, result="agreed") == 1
+    assert (node.pod.effective.overhead, node.pod.effective.resources) == (
+        Resources(cpu_quota=1),
+        Resources(cpu_quota=20),
+    )
+
+
+@virtual_time
+async def test_of_two_lost_updates_the_later_one_counts_whichever_is_found_out_first() -> None:
+    node = Node()
+    node.know()
+    node.backend.known_containers["c1"] = CONTAINER
+    for quota in (50_000, 60_000):
+        await unanswered(node, UPDATE, update(cpu_quota=quota))
+    for quota in (50_000, 60_000):
+        node.backend.known_containers["c1"] = replace(CONTAINER, resources=replace(ASKED, cpu_quota=quota))
+        await asyncio.sleep(0.15)
+    await asyncio.sleep(LONG_AGO_SECONDS)
+    assert node.recorder.counted("unsettled", operation=UPDATE.value, result="agreed") == 2
+    assert node.record.effective.resources == replace(ASKED, cpu_quota=60_000)
+
+
+@virtual_time
+async def test_a_hook_that_scales_never_scales_twice_beside_an_update_that_is_found_out_late() -> None:
+    def half(request: HookRequest) -> HookAnswer:
+        assert request.container is not None
+        assert request.container.resources is not None
+        quota = request.container.resources.cpu_quota
+        return HookAnswer(resources=Resources(cpu_quota=quota // 2) if quota else None)
+
+    node = Node()
+    node.know(replace(POD), replace(CONTAINER, resources=replace(ASKED, cpu_quota=0)))
+    node.backend.known_pods["p1"] = POD
+    node.backend.known_containers["c1"] = replace(CONTAINER, resources=replace(ASKED, cpu_quota=0))
+    node.plugins.add("half", half, points=("PreUpdateContainerResources",))
+    await unanswered(node, UPDATE, update(memory_limit_in_bytes=1))  # never done, so it is forgotten in the end
+    await asyncio.sleep(100)
+    await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
+    await asyncio.sleep(26)
+    assert node.store.container("c1") is None
+    await node.run(node.held(UPDATE, update(cpu_quota=100_000)))
+    held = replace(ASKED, cpu_quota=50_000, cpuset_cpus="4-5")
+    node.backend.known_containers["c1"] = replace(CONTAINER, resources=held)
+    await asyncio.sleep(LONG_AGO_SECONDS)
+    assert node.record.original.resources == replace(held, cpu_quota=100_000)
+    assert node.record.effective.resources == held
+
+
+@virtual_time
 async def test_a_pods_update_that_cannot_be_read_is_nothing_to_ask_about() -> None:
     node = Node()
     node.know()

@@ -9,6 +9,7 @@ from tests.docker.peer import (
     CLOSE,
     CREATE,
     CREATED,
+    HIJACKED,
     INFO,
     NO_CONTENT,
     OK,
@@ -165,3 +166,18 @@ def test_c2_what_the_daemon_answered_is_finished_without_the_client() -> None:
     assert play.call.reply == Reply(agreed=True)
     play.call.answer()
     assert play.client.got() == b""
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_behind_what_cannot_be_read_nothing_passes_though_an_earlier_answer_has_no_end(shared: bool) -> None:
+    """Such an answer makes a tunnel; in it a hole in the client's bytes would make a request that nobody has read."""
+    play = Play()
+    play.shared = shared
+    play.client.sends(PING + b"1\r\n\0")
+    play.daemon.sends(HIJACKED)
+    play.client.sends(START)
+    play.daemon.sends(b"bytes")
+    assert (play.daemon.got(), play.client.got()) == (PING, HIJACKED + b"bytes")
+    assert play.events.calls == []
+    play.client_ends()
+    assert play.daemon.ended, "it may wait for that"
