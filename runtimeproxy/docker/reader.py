@@ -88,11 +88,9 @@ class Reader:
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         """Send the client's first ``size`` bytes on if they pass as they are."""
-        if not self.tunnel:
-            return self._requests.passes(buffer, size, send)
-        if not self._refused:
+        if self.tunnel and not self._refused:
             send(size)
-        return True
+        return self.tunnel or self._requests.passes(buffer, size, send)
 
     def client_ended(self) -> bool:
         """Take the client's EOF; True if it must wait for what comes before it (relay-rules B1)."""
