@@ -276,8 +276,8 @@ class ImageConnection:
             sock = await dial(front.image_endpoint, DIAL_SECONDS)
         except OSError as error:
             front.recorder.count("image_dial_failures")
-            told = (front.image_endpoint, why(error))
-            log.warning("image endpoint %s is not reachable (%s): its calls get UNAVAILABLE", *told)
+            away, reason = front.image_endpoint, why(error)
+            log.warning("image endpoint %s is not reachable (%s): its calls get UNAVAILABLE", away, reason)
             self._end()
             return
         if self._closed:
