@@ -7,6 +7,7 @@ Invariant: a write error ends the writing direction only; what the peer sent bef
 """
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -88,7 +89,8 @@ class Endpoint:
         self._turn: asyncio.Handle | None = None
         self._ended = False
         self._finishing = False
-        self._broken = False
+        self.broken = False
+        """True once the peer takes nothing more: what is written is dropped."""
         self._hangups: Hangups | None = None
         self.closed = False
 
@@ -199,6 +201,15 @@ class Endpoint:
         except OSError:
             pass  # there is no more, or the peer has left
 
+    def refuse(self) -> None:
+        """Take nothing more: what the peer sends from now on fails in its own hands (EPIPE); its EOF is not told."""
+        if self._ended or self.closed:
+            return
+        self.pause()
+        self._ended = True
+        with contextlib.suppress(OSError):  # the peer has left
+            self._sock.shutdown(socket.SHUT_RD)
+
     @property
     def hung_up(self) -> bool:
         """Tell whether the peer has closed its socket altogether; to be asked behind its EOF."""
@@ -223,19 +234,19 @@ class Endpoint:
 
     def write(self, data: bytes) -> None:
         """Send bytes, now as far as the socket takes them and later what is left."""
-        if self._broken or self.closed:
+        if self.broken or self.closed:
             return
         if self._backlog:
             self._keep(data)
             return
         sent = self._send(data)
-        if sent < len(data) and not self._broken:
+        if sent < len(data) and not self.broken:
             self._keep(memoryview(data)[sent:])
             self._loop.add_writer(self._sock, self._writable)
 
     def write_shared(self, size: int) -> None:
         """Send the first bytes of the buffer that all share: what the socket does not take is copied."""
-        sent = 0 if self._backlog or self._broken or self.closed else self._send(_shared_view[:size])
+        sent = 0 if self._backlog or self.broken or self.closed else self._send(_shared_view[:size])
         for at in range(sent, size, COPIED_BYTES):
             self.write(bytes(_shared_view[at : min(at + COPIED_BYTES, size)]))
 
@@ -257,7 +268,7 @@ class Endpoint:
         while self._backlog:
             data = self._backlog[0]
             sent = self._send(data)
-            if self._broken:
+            if self.broken:
                 return
             self.waiting -= sent
             if sent < len(data):
@@ -272,7 +283,7 @@ class Endpoint:
 
     def _break(self) -> None:
         """Give up writing; reading goes on."""
-        self._broken = True
+        self.broken = True
         had_backlog = bool(self._backlog)
         self._backlog.clear()
         self.waiting = 0
@@ -289,11 +300,11 @@ class Endpoint:
             self._finish_now()
 
     def _finish_now(self) -> None:
-        if self._finishing and not self.closed and not self._broken:
+        if self._finishing and not self.closed and not self.broken:
             try:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
-                self._broken = True
+                self.broken = True
 
     def close(self) -> None:
         """Close at once; what waits is lost."""

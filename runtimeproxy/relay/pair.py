@@ -139,12 +139,26 @@ class Pair:
             self._to_backend.clear()
             if self._backend.waiting and self._backend.slow:
                 self._client.pause()
+        if self._client.broken:
+            self._refuse_backend()
+
+    def _refuse_backend(self) -> None:
+        """Pass on that the client takes nothing more: without a proxy the backend's next write would fail, too.
+
+        The client may have closed behind bytes that the backend does not take, which come before its end: so long may
+        nobody else tell the backend that it sends to nobody. What the client has sent still goes to it.
+        """
+        if self._hangups is not None:
+            self._backend.refuse()
+            self._backend.watch(self._hangups, self._backend_hung_up)
 
     def drained(self, endpoint: Endpoint) -> None:
         """Read the other side again."""
         if self._closed:
             return
         if endpoint is self._client:
+            if endpoint.broken:
+                self._refuse_backend()
             self._backend.resume()
             for other in self._others:
                 self.read_on(other)

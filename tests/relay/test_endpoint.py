@@ -205,6 +205,37 @@ async def test_a_write_error_ends_only_writing(sockets: tuple[socket.socket, soc
     assert endpoint.closed
 
 
+async def test_what_is_refused_fails_in_the_hands_of_its_sender(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    """What it is sent goes on; that nothing more comes is not told as the peer's EOF."""
+    near, far = sockets
+    endpoint, listener = made(near)
+    endpoint.resume()
+    for _ in range(2):
+        endpoint.refuse()
+    with pytest.raises(BrokenPipeError):
+        far.send(b"to nobody")
+    endpoint.resume()
+    endpoint.write(b"and yet it reads")
+    assert far.recv(100) == b"and yet it reads"
+    await asyncio.sleep(TICK_SECONDS)
+    assert (listener.data, listener.ends) == (b"", 0)
+    endpoint.close()
+    endpoint.refuse()
+
+
+async def test_it_may_refuse_a_peer_that_has_left(sockets: tuple[socket.socket, socket.socket]) -> None:
+    near, far = sockets
+    endpoint, listener = made(near)
+    far.close()
+    endpoint.refuse()
+    endpoint.resume()
+    await asyncio.sleep(TICK_SECONDS)
+    assert listener.ends == 0
+    endpoint.close()
+
+
 async def test_a_peer_that_goes_while_bytes_wait_frees_the_other_side(
     sockets: tuple[socket.socket, socket.socket],
 ) -> None:

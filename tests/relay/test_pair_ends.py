@@ -72,6 +72,75 @@ async def test_what_a_client_sent_before_it_hung_up_goes_to_a_slow_backend(watch
     await rig.until("closed")
 
 
+async def to_nobody(sock: socket.socket) -> int:
+    """Send until that fails; return how much was taken."""
+    taken = 0
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                taken += sock.send(b"y" * 1024)
+            except BlockingIOError:
+                pass
+            except BrokenPipeError:
+                return taken
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("bulk", [False, True], ids=["read", "passing"])
+@pytest.mark.parametrize("stuck", ["paused", "read"])
+async def test_a_backend_that_reads_nothing_learns_by_its_next_bytes_that_the_client_left(
+    watching: Rig, stuck: str, bulk: bool
+) -> None:
+    """What the client sent before comes first, so nobody else can tell it; directly, it would know (EPIPE)."""
+    rig = watching
+    rig.flow.bulk = bulk
+    sent = 0
+    if stuck == "paused":
+        sent = await rig.fill(rig.client)
+    while not rig.pair._backend.waiting:
+        with contextlib.suppress(BlockingIOError):
+            sent += rig.client.send(b"z" * 16384)
+        await asyncio.sleep(0)
+    rig.client.close()
+    assert await to_nobody(rig.backend) < MIB
+    assert await rig.stays_open(), "the client's bytes wait"
+    assert await rig.read_to_end(rig.backend) == sent
+    await rig.until("closed")
+
+
+async def test_a_backend_that_leaves_too_ends_what_it_does_not_take(watching: Rig) -> None:
+    await watching.fill(watching.client)
+    watching.client.close()
+    await to_nobody(watching.backend)
+    watching.backend.close()
+    await watching.until("closed")
+
+
+async def test_a_client_that_reads_no_more_may_send_on(watching: Rig) -> None:
+    watching.client.shutdown(socket.SHUT_RD)
+    await to_nobody(watching.backend)
+    watching.client.send(b"question")
+    assert await watching.read(watching.backend) == b"question"
+    assert watching.flow.events == []
+    watching.client.close()
+    await watching.until("closed")
+
+
+async def test_what_waits_for_a_client_that_leaves_is_refused_too(watching: Rig) -> None:
+    await watching.fill(watching.client)
+    await watching.fill(watching.backend)
+    watching.client.close()
+    await to_nobody(watching.backend)
+
+
+async def test_without_a_watch_the_backend_is_read_on(rig: Rig) -> None:
+    await rig.fill(rig.client)
+    rig.client.close()
+    for _ in range(64):
+        assert rig.backend.send(b"y" * 1024) == 1024
+        await asyncio.sleep(0.001)
+
+
 async def test_without_a_watch_eof_is_all_that_is_known(rig: Rig) -> None:
     rig.client.close()
     await rig.until("client ended")

@@ -261,6 +261,19 @@ async def test_a_reset_ends_both_sides(path: str, scripted: Scripted, name: str)
             await writes_fail(client)
 
 
+@pytest.mark.parametrize("name", TUNNELS)
+async def test_a_process_that_reads_nothing_writes_to_no_client_that_left(
+    path: str, scripted: Scripted, name: str
+) -> None:
+    """Behind what it does not read nobody sees the client's end; the daemon is to see it by its own next bytes."""
+    async with tunnel(path, scripted, name) as (client, daemon):
+        client.send(bytes(8 * MIB))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.writer.drain(), 0.3)
+        client.writer.transport.abort()
+        await writes_fail(daemon)
+
+
 async def writes_fail(raw: Raw) -> None:
     """Write until the other side is known to be gone."""
 
