@@ -132,25 +132,17 @@ class Store:
 
     # What is dropped.
 
-    def forget_pod(self, pod_id: str) -> None:
-        """Drop a pod and its containers; an unknown id is no error."""
-        self.void(pod_id)
-        self._pods.pop(pod_id, None)
-        self._moved.discard(pod_id)
-        for record in self.containers_of(pod_id):
-            self.forget_container(record.effective.id)
+    def forget(self, any_id: str) -> None:
+        """Drop a container or a pod, to be read anew; an unknown id is no error.
 
-    def forget_container(self, container_id: str) -> None:
-        """Drop a container; an unknown id is no error."""
-        self.void(container_id)
-        record = self._containers.pop(container_id, None)
+        A pod's containers stay: the runtime does not tell what the kubelet asked for where a hook replaced it.
+        """
+        self.void(any_id)
+        self._pods.pop(any_id, None)
+        self._moved.discard(any_id)
+        record = self._containers.pop(any_id, None)
         if record is not None:
             self._leave_pod(record)
-
-    def forget(self, any_id: str) -> None:
-        """Drop a container, or a pod and its containers."""
-        self.forget_container(any_id)
-        self.forget_pod(any_id)
 
     def bury(self, any_id: str) -> None:
         """Drop what the runtime destroyed for good, and keep nothing of that id any more.

@@ -288,8 +288,8 @@ class Life:
         """Do a step, see what it brought, and return the id that it made, if it made one."""
         store = self._proxy.store
         if self.forgetful:
-            for record in store.snapshot().pods:
-                store.forget_pod(record.effective.id)
+            for one in store.ids():
+                store.forget(one)
         self._hooks.calls.clear()
         made = await asyncio.to_thread(act, *arguments) or ""
         if made:

@@ -102,7 +102,10 @@ class Lookup:
         if isinstance(asked, AskedPod):
             return full_id, Subject(replace(self.pod_record(asked, driver), read=True))
         pod = await self.pod(asked.container.pod_id)
-        return None if pod is None else (full_id, Subject(pod, self.container_record(asked, pod, driver)))
+        if pod is None:
+            return None
+        container = self._store.container(full_id)  # its pod alone may be unknown
+        return full_id, Subject(pod, container or self.container_record(asked, pod, driver))
 
     async def listed(self) -> Listed:
         """List all pods and containers of pods. Raises BackendError."""

@@ -254,8 +254,8 @@ class Node:
 
     def forget(self) -> None:
         """Forget all pods and containers, as a new proxy has."""
-        for record in self.store.snapshot().pods:
-            self.store.forget_pod(record.effective.id)
+        for one in self.store.ids():
+            self.store.forget(one)
 
     # Bodies.
 

@@ -188,7 +188,7 @@ async def test_a_parent_changed_for_the_pod_goes_into_its_containers_also_withou
         wanted["HostConfig"]["CgroupParent"] = in_docker
         assert node.config() == wanted
         assert node.container(container_id).original.cgroup_parent == ""
-        node.store.forget_container(container_id)
+        node.store.forget(container_id)
         node.plugins.add("b", points=("PostStopContainer",))
         await node.act("stop", container_id)
         assert node.container(container_id).effective.cgroup_parent == "", "it is its pod's, also read again"

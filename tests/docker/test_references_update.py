@@ -237,6 +237,25 @@ async def test_what_somebody_else_changes_while_a_call_that_had_to_read_it_is_he
     assert node.told_container.resources.cpu_shares == 4711
 
 
+@pytest.mark.parametrize("through", ["the proxy", "the daemon"])
+async def test_an_update_of_a_sandbox_leaves_what_the_kubelet_asked_for_its_containers(
+    node: Node, through: str
+) -> None:
+    """Else a hook that scales scales its own result: the daemon tells that as the container's."""
+    node.plugins.add("a", scaled, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    pod_id, container_id = await node.made()
+    asked = node.container(container_id).original.resources
+    assert asked is not None
+    if through == "the proxy":
+        assert (await node.act("update", pod_id, {"CpuShares": 3})).status == 200
+    else:
+        node.dockerd.state.update(pod_id, {"CpuShares": 3})
+    await until(lambda: node.store.pod(pod_id) is None)
+    assert (await node.act("update", container_id, {"CpusetCpus": "0"})).status == 200
+    assert node.told_container.resources is not None
+    assert node.told_container.resources.cpu_shares == asked.cpu_shares
+
+
 async def test_what_a_lost_update_leaves_unsure_is_not_kept_by_a_call_that_had_read_it(node: Node) -> None:
     _, container_id = await node.made()
     node.forget()

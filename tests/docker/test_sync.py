@@ -54,7 +54,7 @@ async def test_nothing_is_dropped_of_what_the_daemon_has(daemon: Daemon, rig: Ri
     [
         (CONTAINER, {POD, OTHER_POD}),
         (OTHER_POD, {POD, CONTAINER}),
-        (POD, {OTHER_POD}),
+        (POD, {OTHER_POD, CONTAINER}),
         (PLAIN, {POD, OTHER_POD, CONTAINER}),
     ],
 )
@@ -81,7 +81,12 @@ async def test_what_a_container_lives_through_changes_nothing(daemon: Daemon, ri
 
 
 @pytest.mark.parametrize(
-    ("updated", "left"), [(CONTAINER, {POD, OTHER_POD}), (POD, {OTHER_POD}), (PLAIN, {POD, OTHER_POD, CONTAINER})]
+    ("updated", "left"),
+    [
+        (CONTAINER, {POD, OTHER_POD}),
+        (POD, {OTHER_POD, CONTAINER}),
+        (PLAIN, {POD, OTHER_POD, CONTAINER}),
+    ],
 )
 async def test_what_somebody_else_updated_is_forgotten_to_be_read_anew(
     daemon: Daemon, rig: Rig, updated: str, left: set[str]

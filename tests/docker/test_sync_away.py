@@ -64,7 +64,7 @@ async def test_a_daemon_that_comes_late_is_followed(tmp_path: Path, caplog: pyte
             await daemon.followed()
             await until(lambda: rig.missed == 1)
             daemon.say(event("destroy", POD))
-            await until(lambda: rig.known == {OTHER_POD})
+            await until(lambda: rig.known == {OTHER_POD, CONTAINER})
             assert told(caplog) == [MISSING, BACK]
     assert rig.connects == 1
 
