@@ -75,6 +75,10 @@ PIECE_BYTES = 512
 """What each of these answers counts beside its bytes: what keeping it costs."""
 
 
+IMAGE_BYTES = 4 << 20
+"""What may wait for an image service that reads nothing: as much again as the credit for its DATA, and more."""
+
+
 class Excess(WireError):
     """A peer went beyond a bound; ``kind`` names it in metrics, ``code`` is HTTP/2's."""
 

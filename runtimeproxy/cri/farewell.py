@@ -11,12 +11,17 @@ from typing import Protocol
 
 from runtimeproxy.cri.direction import Stream
 from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.image import ImageStream
+from runtimeproxy.cri.refused import refusal
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
-from runtimeproxy.wire import http2
+from runtimeproxy.wire import grpc, http2
 from runtimeproxy.wire.flow import Outlet
 
 ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
 """Methods whose answers have no end of their own; before its first event nothing else tells one from a unary call."""
+
+
+GONE = "the runtime ended its connection before it answered"
 
 
 class Open(Enum):
@@ -70,6 +75,16 @@ class Farewell:
                 owner.client_out.inject(http2.rst_stream(stream, http2.REFUSED_STREAM))
         return frame if self.last == own else http2.goaway(self.last, http2.read_u32(payload, 4), payload[8:])
 
+    def runtime_gone(self) -> None:
+        """Tell the client of each call whose answer, or the end of it, will not come; the connection outlives them."""
+        owner = self._owner
+        for stream, how in owner.open.items():
+            owner.client_out.send_frame(stream, _no_answer(stream, how is not Open.ASKED))
+        owner.open.clear()
+        for held in owner.held:
+            if not held.kept:
+                owner.client_out.send_frame(held.stream, _no_answer(held.stream, held.is_answering))
+
     def drain(self, refusing: bool) -> None:
         """Ask the client to open no more streams; once ``refusing``, tell it which was the last. Repeatable.
 
@@ -93,9 +108,20 @@ class Farewell:
     def unfinished(self) -> tuple[int, int, int]:
         """Count the calls that wait for their answers, the answers that have begun, and the streams without an end.
 
-        An answer that waits for the client's credit counts among the first: its end is there. Image calls count not.
+        An answer that waits for the client's credit counts among the first: its end is there. Image calls that wait for
+        the image service count not.
         """
         owner = self._owner
         count = Counter(owner.open.values())
         waiting = owner.client_out.queues.keys() - owner.open.keys() - owner.streams.keys()
+        waiting |= {stream for stream in owner.client_out.queues if _has_its_end(owner.streams.get(stream))}
         return len(owner.held) + count[Open.ASKED] + len(waiting), count[Open.ANSWERING], count[Open.ENDLESS]
+
+
+def _has_its_end(stream: Stream | None) -> bool:
+    return isinstance(stream, ImageStream) and stream.ended
+
+
+def _no_answer(stream: int, begun: bool) -> bytes:
+    """Build what ends a call in place of its answer: UNAVAILABLE, or a reset inside an answer."""
+    return http2.rst_stream(stream, http2.CANCEL) if begun else refusal(stream, grpc.UNAVAILABLE, GONE, False)

@@ -8,9 +8,10 @@ Invariant: a call's task is the lifecycle's: the client's leaving ends it only w
 import asyncio
 import logging
 import socket
+from collections.abc import Sequence
 
 from runtimeproxy.cri.backend import Backend
-from runtimeproxy.cri.bounds import EARLY_ENDS, Unread, verdict
+from runtimeproxy.cri.bounds import EARLY_ENDS, IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.kinds import KINDS
@@ -98,10 +99,14 @@ class Connection:
     def client_bytes(self, data: bytes) -> bool:
         """Read the client's bytes."""
         self._stepped = False
+        answers = self.reader.client_out.out
+        before = len(answers)  # what the runtime sent may still be there
         try:
             self.reader.from_client.feed(data)
-            if self.reader.client_out.out:
-                self._count_unread()
+            if len(answers) > before:
+                self._count_unread(answers[before:])
+            for image in self._images:
+                image.check()
         except WireError as error:
             self._broken(error, "client")
         if self._images:
@@ -121,11 +126,11 @@ class Connection:
             self._write_images()
         return self._stepped
 
-    def _count_unread(self) -> None:
+    def _count_unread(self, answers: Sequence[bytes]) -> None:
         """Count what the client's own frames are answered; DATA that they give credit for is bounded by that."""
-        answers = sum(len(frames) for frames in self.reader.client_out.out if frames[http2.TYPE_AT] != http2.DATA)
-        if answers:
-            self._unread.add(answers, self.pair.delivered)
+        length = sum(len(frames) for frames in answers if frames[http2.TYPE_AT] != http2.DATA)
+        if length:
+            self._unread.add(length, self.pair.delivered)
 
     def _broken(self, error: WireError, side: str, data: bytes = b"") -> None:
         """Count and log what a peer did wrong, tell it, and end its connection with the other one's."""
@@ -151,15 +156,19 @@ class Connection:
     def backend_ended(self) -> bool:
         """Keep the client until the answers went out that wait for Post hooks or its credit (relay-rules C5).
 
-        What it opens from now on is refused, so that it goes to another connection.
+        Its other calls end at once; what it opens from now on is refused, so that it goes to another connection.
         """
-        waits = self.reader.runtime_gone()
+        reader = self.reader
+        waits = reader.keeps_answers
         if not self._client_ended:  # the runtime ended by itself: it may have changed when it is back
             self.front.sync.soon()
-            waits = waits or self.reader.client_out.congested
-        self._runtime_gone = waits
+            waits = waits or reader.client_out.congested
+        self._runtime_gone = waits and not reader.client_out.cut_through  # in a frame that has no end nothing follows
         if self._runtime_gone:
-            self.reader.farewell.drain(refusing=True)
+            reader.farewell.runtime_gone()
+            reader.farewell.drain(refusing=True)
+        reader.runtime_gone()
+        if self._runtime_gone:
             self.wake()
         return self._runtime_gone
 
@@ -231,7 +240,7 @@ class Connection:
         """Write what waits."""
         self.pair.flush()
         self._write_images()
-        if self._runtime_gone and not any(held.kept for held in self.reader.held):
+        if self._runtime_gone and not self.reader.keeps_answers:
             self._follow_runtime()
 
     def _follow_runtime(self) -> None:
@@ -258,6 +267,8 @@ class ImageConnection:
         self._connection = connection
         self._link = link
         self._endpoint: Endpoint | None = None
+        self._undialled: list[bytes] = []
+        self._undialled_bytes = 0
         self._closed = False
 
     @property
@@ -285,13 +296,26 @@ class ImageConnection:
             return
         self._endpoint = Endpoint(front.loop, sock, self)
         self._connection.pair.attach(self._endpoint)
-        self.write()
+        self._endpoint.write(b"".join(self._undialled))
+        self._undialled.clear()
 
     def write(self) -> None:
-        """Write what the link has."""
-        if self._endpoint is not None and self._link.outlet.out:
-            self._endpoint.write(b"".join(self._link.outlet.out))
-            self._link.outlet.out.clear()
+        """Write what the link has, or keep it until the service is there."""
+        if not self._link.outlet.out:
+            return
+        frames = b"".join(self._link.outlet.out)
+        self._link.outlet.out.clear()
+        if self._endpoint is None:
+            self._undialled.append(frames)
+            self._undialled_bytes += len(frames) + PIECE_BYTES
+        else:
+            self._endpoint.write(frames)
+
+    def check(self) -> None:
+        """Raise Excess if too much waits for the service: of what the client sends only DATA need its credit."""
+        kept = self._undialled_bytes if self._endpoint is None else self._endpoint.kept_bytes
+        if self._link.outlet.overfull or kept > IMAGE_BYTES:
+            raise Excess("image_queue", "too much waits for the image service")
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
         """Read the image service's bytes."""

@@ -322,6 +322,11 @@ class HeldStream:
         """Tell whether an answer of the runtime waits for the Post hooks."""
         return self._kept is not None
 
+    @property
+    def is_answering(self) -> bool:
+        """Tell whether the beginning of the runtime's answer has gone to the client."""
+        return self.state is CallState.RELEASED and bool(self._reply_fields)
+
     def connection_lost(self) -> None:
         """Take the end of the client's or the runtime's connection."""
         if self._kept is None:

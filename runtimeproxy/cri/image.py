@@ -93,11 +93,12 @@ class ImageStream:
         self._stream = stream
         self._half_closed = False
         self._answered = False
-        self._ended = False
+        self.ended = False
+        """True once nothing of it is to come from the image service, nor to go there."""
 
     def client_headers(self, block: HeaderBlock) -> None:
         """Send the request's headers or trailers to the image service."""
-        if self._ended:
+        if self.ended:
             return
         self._half_closed |= block.end
         frames = http2.header_frames(self._stream, headers.alone(block.alone), block.end)
@@ -110,7 +111,7 @@ class ImageStream:
         """
         self._half_closed |= data.end
         client = self._link.owner.client_out
-        if self._ended:
+        if self.ended:
             client.credit(data.length)
             return
         self._link.outlet.send_data(self._stream, data.payload, data.end, client, data.length)
@@ -120,7 +121,7 @@ class ImageStream:
     def client_reset(self, frame: bytes) -> None:
         """Pass the client's cancel."""
         self._link.owner.client_out.drop(self._stream)
-        if self._ended:
+        if self.ended:
             return
         self._link.outlet.drop(self._stream)
         self._link.outlet.inject(frame)
@@ -165,7 +166,7 @@ class ImageStream:
             self.fail(refusal(self._stream, grpc.UNAVAILABLE, AWAY, self._half_closed))
 
     def _forget(self) -> None:
-        self._ended = True
+        self.ended = True
         self._link.streams.pop(self._stream, None)
         self._link.outlet.ungovern(self._stream)
         self._link.owner.retire(self._stream)

@@ -127,11 +127,15 @@ class Reader:
             if held.state is CallState.HOLDING:
                 held.connection_lost()
 
-    def runtime_gone(self) -> bool:
-        """End calls that wait for the runtime. Returns True if answers are still kept for Post hooks."""
+    @property
+    def keeps_answers(self) -> bool:
+        """Tell whether answers of the runtime wait for Post hooks."""
+        return any(held.kept for held in self.held)
+
+    def runtime_gone(self) -> None:
+        """End calls that wait for the runtime."""
         for held in self.held:
             held.connection_lost()
-        return any(held.kept for held in self.held)
 
     def closed(self) -> None:
         """Forget what still waits for a peer: nobody takes it any more."""

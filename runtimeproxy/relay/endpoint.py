@@ -226,10 +226,11 @@ class Endpoint:
     @property
     def slow(self) -> bool:
         """Tell whether so much waits that the other side should be paused."""
-        return self._kept_bytes > HIGH_WATER
+        return self.kept_bytes > HIGH_WATER
 
     @property
-    def _kept_bytes(self) -> int:
+    def kept_bytes(self) -> int:
+        """Return what is kept for the peer: what waits, and what keeping each piece of it costs."""
         return self.waiting + len(self._backlog) * PIECE_BYTES
 
     def write(self, data: bytes) -> None:
@@ -264,7 +265,7 @@ class Endpoint:
         self.waiting += len(data)
 
     def _writable(self) -> None:
-        was_slow = self._kept_bytes > LOW_WATER
+        was_slow = self.kept_bytes > LOW_WATER
         while self._backlog:
             data = self._backlog[0]
             sent = self._send(data)
@@ -278,7 +279,7 @@ class Endpoint:
         if not self._backlog:
             self._loop.remove_writer(self._sock)
             self._finish_now()
-        if (was_slow and self._kept_bytes <= LOW_WATER) or not self._backlog:
+        if (was_slow and self.kept_bytes <= LOW_WATER) or not self._backlog:
             self._handler.drained(self)
 
     def _break(self) -> None:

@@ -332,6 +332,17 @@ def test_an_answer_that_waits_for_the_clients_credit_is_a_call_that_is_not_finis
     assert unfinished(play) == NOTHING
 
 
+def test_an_image_answer_that_waits_for_the_clients_credit_is_one_too_once_its_end_is_here() -> None:
+    play = Play(image_apart=True).greet(client=Settings(((4, 10),)))
+    play.client.sends(Headers(1, PULL, end=True))
+    play.image().sends(Settings(), Ack(), Headers(1, REPLY), Data(1, grpc(bytes(100))))
+    assert unfinished(play) == NOTHING, "while it has no end its connection counts it"
+    play.image().sends(Headers(1, TRAILERS, end=True))
+    assert unfinished(play) == A_CALL
+    play.client.sends(Credit(1, 1_000))
+    assert unfinished(play) == NOTHING
+
+
 def test_a_refused_call_is_finished() -> None:
     play = greeted()
     play.client.sends(Headers(1, CREATE), Data(1, grpc(b"m")))

@@ -14,8 +14,24 @@ from runtimeproxy.cri.front import Connection
 from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.relay.endpoint import HIGH_WATER
 from runtimeproxy.telemetry import Recorder
+from runtimeproxy.wire import flow
 from runtimeproxy.wire.flow import CREDIT_STEP
-from tests.cri.peer import PREFACE, PULL, REPLY, VERSION, Ack, Credit, Data, Headers, Settings, split
+from tests.cri.peer import (
+    PREFACE,
+    PULL,
+    REPLY,
+    VERSION,
+    Ack,
+    Credit,
+    Data,
+    Headers,
+    Ping,
+    Reset,
+    Settings,
+    block,
+    raw_headers,
+    split,
+)
 
 WIDE = 2**30
 FIRST_WINDOW = 65_535
@@ -124,3 +140,60 @@ def heard_so_far(sock: socket.socket) -> bytes:
         while piece := sock.recv(1 << 16):
             heard += piece
     return heard
+
+
+# ---- a service that reads nothing
+
+
+async def pulls(scene: Scene, streams: range) -> None:
+    """Open image calls with long headers, and reset each."""
+    head = block((*PULL, (b"x", b"v" * 16_000)))
+    with contextlib.suppress(BrokenPipeError):
+        for stream in streams:
+            await scene.loop.sock_sendall(scene.client, raw_headers(stream, head, end=True) + Reset(stream, 8).wire())
+    await asyncio.sleep(SHORT_SECONDS)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "not yet"])
+async def test_what_waits_for_an_image_service_is_bounded(
+    scene: Scene, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers need no credit, so that nothing else bounds them."""
+    [image] = scene.connection._images
+    if not there:
+        monkeypatch.setattr(image, "_endpoint", None)
+    await pulls(scene, range(5, 405, 2))
+    assert scene.connection._images
+    await pulls(scene, range(405, 1_005, 2))
+    assert not scene.connection._images
+    assert scene.connection.front.recorder.counted("connections_broken", side="client", kind="image_queue") == 1
+
+
+async def test_trailers_that_wait_for_an_image_service_are_bounded(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind DATA of their stream, which wait for its credit."""
+    monkeypatch.setattr(flow, "QUEUED_BYTES", 1 << 16)
+    head, trailers = Headers(5, PULL).wire(), raw_headers(5, block(((b"x", b"v" * 16_000),)))
+    await scene.loop.sock_sendall(scene.client, head + Data(5, bytes(16_384)).wire() * 5 + trailers * 5)
+    await asyncio.sleep(SHORT_SECONDS)
+    with contextlib.suppress(BrokenPipeError):
+        await scene.loop.sock_sendall(scene.client, Ping(b"12345678").wire())
+    await asyncio.sleep(SHORT_SECONDS)
+    assert not scene.connection._images
+
+
+async def test_what_was_asked_before_an_image_service_is_there_reaches_it_in_order(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    asks = b"".join(Headers(stream, PULL, end=True).wire() for stream in (1, 3, 5))
+    scene.client.send(PREFACE + Settings().wire() + asks)
+    await asyncio.sleep(0)
+    scene.client.send(Headers(7, PULL, end=True).wire())
+    scene.images, _ = await asyncio.wait_for(scene.loop.sock_accept(scene.listener), 20)
+    scene.images.setblocking(False)
+    scene.images.send(Settings().wire())
+    await asyncio.sleep(SHORT_SECONDS)
+    heard = heard_so_far(scene.images)
+    assert heard.startswith(PREFACE)
+    assert [frame.stream for frame in split(heard.removeprefix(PREFACE)) if frame.stream] == [1, 3, 5, 7]
+    scene.close()

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.relay import pair
 from runtimeproxy.relay.pair import Pair
+from runtimeproxy.wire.flow import Outlet
 from tests.cri.peer import (
     CREATE,
     PREFACE,
@@ -24,9 +25,15 @@ from tests.cri.peer import (
     Credit,
     Data,
     Frame,
+    GoAway,
     Headers,
+    Ping,
+    Reset,
     Settings,
+    Side,
     grpc,
+    refusal,
+    request,
     split,
 )
 
@@ -168,3 +175,87 @@ async def test_whoever_has_left_is_not_waited_for(asked: Scene) -> None:
     asked.runtime.close()
     await asyncio.sleep(WAIT_SECONDS)
     assert not asked.front.connections
+
+
+# ---- beside an answer that is kept for Post hooks
+
+
+@pytest.fixture
+async def busy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    """A create is answered, and the hooks after it are not done."""
+    made = Scene(monkeypatch)
+    made.client.send(PREFACE)
+    await made.send(made.client, Settings(), Ack(), Headers(1, CREATE), Data(1, grpc(b"create"), end=True))
+    await made.send(made.runtime, Settings(), Ack())
+    made.held[0].release(None)
+    await made.send(made.client, *(Headers(stream, VERSION, end=True) for stream in (3, 5, 7)))
+    await made.send(made.client, Headers(9, EVENTS, end=True))
+    await made.send(made.client, *(frame for stream in (11, 13, 15) for frame in created(stream)))
+    for held in made.held[2:]:
+        held.release(None)
+    await made.send(made.runtime, Headers(5, REPLY), Headers(9, REPLY), Headers(15, REPLY))
+    await made.send(made.runtime, Headers(7, REPLY), Headers(7, TRAILERS, end=True))
+    await made.send(made.runtime, Headers(1, REPLY), Data(1, grpc(b"")), Headers(1, TRAILERS, end=True))
+    made.ended()
+    yield made
+    made.close()
+
+
+EVENTS = request(b"/runtime.v1.RuntimeService/GetContainerEvents")
+UNAVAILABLE = refusal(14, b"the runtime ended its connection before it answered")
+
+
+def created(stream: int) -> tuple[Frame, Frame]:
+    return Headers(stream, CREATE), Data(stream, grpc(b"create"), end=True)
+
+
+async def test_the_other_calls_end_at_once_with_the_runtime(busy: Scene) -> None:
+    """Else they would seem to be alive for as long as a hook after it hangs."""
+    busy.bytes_that_came = b""
+    busy.runtime.close()
+    await asyncio.sleep(WAIT_SECONDS)
+    assert not busy.ended()
+    told = Side(lambda _: None, cast("Outlet", SimpleNamespace(out=[busy.bytes_that_came])), preface=False).got()
+    assert set(told) == {
+        *(Headers(stream, UNAVAILABLE, end=True) for stream in (3, 11, 13)),
+        *(Reset(stream, 0) for stream in (3, 11, 13)),
+        *(Reset(stream, 8) for stream in (5, 9, 15)),
+        *(GoAway(last, 0) for last in (2**31 - 1, 15)),
+    }
+    busy.held[0].answer()
+    await asyncio.sleep(WAIT_SECONDS)
+    assert (busy.answered(), busy.ended()) == (True, True)
+
+
+async def test_inside_of_a_frame_that_has_no_end_nothing_is_told_and_nothing_waited_for(busy: Scene) -> None:
+    busy.runtime.send(Data(5, bytes(1_000)).wire()[:-1])
+    await asyncio.sleep(WAIT_SECONDS)
+    busy.runtime.close()
+    await asyncio.sleep(WAIT_SECONDS)
+    assert busy.ended()
+    assert busy.bytes_that_came.endswith(bytes(999))
+    assert not busy.front.connections
+
+
+# ---- what the client's own frames are answered
+
+
+async def test_the_runtimes_bytes_that_have_not_left_yet_are_none_of_the_answers(
+    busy: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for the end of the turn where a held call goes on, and may be the last byte of a frame."""
+    monkeypatch.setattr(bounds, "UNREAD_BYTES", 1_000)
+    monkeypatch.setattr(Pair, "delivered", property(lambda _: False))
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    long = Data(5, bytes(8_000)).wire()
+    await busy.send(busy.runtime, Headers(11, REPLY), Headers(13, REPLY))
+    busy.runtime.send(long[:-2])
+    await asyncio.sleep(WAIT_SECONDS)
+    for stream, more in ((11, long[-2:]), (13, Headers(3, (*REPLY, (b"long", bytes(900)))).wire())):
+        busy.runtime.send(more + Headers(stream, TRAILERS, end=True).wire())
+        busy.client.send(Ping(b"12345678").wire())
+        await asyncio.sleep(WAIT_SECONDS)
+    assert faults == []
+    assert busy.front.connections
+    assert busy.runtime.recv(1 << 16).count(Ping(b"12345678").wire()) == 2

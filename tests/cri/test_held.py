@@ -382,7 +382,8 @@ def test_c5_a_released_call_lives_on_without_its_client_and_not_without_the_runt
     play = released()
     play.reader.client_gone()
     assert play.call.reply is None
-    assert not play.reader.runtime_gone()
+    play.reader.runtime_gone()
+    assert not play.reader.keeps_answers
     assert play.call.reply == UNANSWERED
 
 
@@ -390,7 +391,8 @@ def test_c5_an_answer_that_is_kept_outlives_the_runtime() -> None:
     play = released()
     play.runtime.sends(*ANSWER, END)
     play.client.got()
-    assert play.reader.runtime_gone()
+    play.reader.runtime_gone()
+    assert play.reader.keeps_answers
     play.call.answer()
     assert play.client.got() == [END]
-    assert not play.reader.runtime_gone()
+    assert not play.reader.keeps_answers
