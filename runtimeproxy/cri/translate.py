@@ -100,10 +100,10 @@ def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
     return read_id(message), resources_of(request, "linux"), dict(request.annotations)
 
 
-def read_pod_update(message: bytes) -> tuple[str, Resources | None, Resources | None]:
-    """Read an UpdatePodSandboxResourcesRequest: the pod's id, its overhead, its resources. Raises Unreadable."""
+def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]:
+    """Read an UpdatePodSandboxResourcesRequest: the pod's overhead, its resources. Raises Unreadable."""
     request = _asked(api_pb2.UpdatePodSandboxResourcesRequest, message)
-    return read_id(message), resources_of(request, "overhead"), resources_of(request, "resources")
+    return resources_of(request, "overhead"), resources_of(request, "resources")
 
 
 def _asked(kind: type[_M], message: bytes) -> _M:

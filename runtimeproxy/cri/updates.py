@@ -29,8 +29,7 @@ class UpdatePodCall(PodCall):
     @read_once
     def asked(self) -> tuple[Resources | None, Resources | None]:
         """Return the overhead and the resources that the request asks for. Raises Unreadable."""
-        _, overhead, resources = translate.read_pod_update(self.message)
-        return overhead, resources
+        return translate.read_pod_update(self.message)
 
     def order_key(self) -> str:
         """Name the pod; a request that cannot be read to its end is no request to change."""

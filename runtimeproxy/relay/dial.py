@@ -32,6 +32,8 @@ def own_shortage(lacking: str) -> str:
 
 def why(error: OSError) -> str:
     """Say why a connection could not be made; what is short here is no fault of who listens."""
+    if isinstance(error, TimeoutError):
+        return "it accepts nobody: its backlog stays full"
     reason = error.strerror or type(error).__name__
     return own_shortage(reason) if error.errno in SCARCE else reason
 

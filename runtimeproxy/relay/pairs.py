@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 DIAL_SECONDS = 5.0
 """How long a full backlog of the runtime is waited for: the kubelet's own connect timeout (facts/reliability 1.1)."""
-_ACCEPTS_NOBODY = f"it accepts nobody: its backlog was full for {DIAL_SECONDS:g} s"
 CANCEL_SECONDS = 1.0
 """How long what is cancelled may take to end."""
 
@@ -105,7 +104,7 @@ class Pairs(ABC):
         log.warning(
             "container runtime at %s is not reachable (%s): check --remote-runtime-service-endpoint and the runtime",
             self.backend_endpoint,
-            _ACCEPTS_NOBODY if isinstance(error, TimeoutError) else why(error),
+            why(error),
         )
 
     def tell_reached(self) -> None:

@@ -171,10 +171,10 @@ def test_pod_update() -> None:
     request = cri_pb2.UpdatePodSandboxResourcesRequest(
         pod_sandbox_id="p1", overhead=cri_pb2.LinuxContainerResources(cpu_shares=2), resources=WIRE_RESOURCES
     )
-    expected = ("p1", Resources(cpu_shares=2), RESOURCES)
+    expected = (Resources(cpu_shares=2), RESOURCES)
     assert translate.read_pod_update(request.SerializeToString()) == expected
     bare = cri_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p1")
-    assert translate.read_pod_update(bare.SerializeToString()) == ("p1", None, None)
+    assert translate.read_pod_update(bare.SerializeToString()) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,6 @@ def test_pod_update() -> None:
         (translate.read_id, b"", "without an id"),
         (translate.read_id, b"\x0a\x00", "without an id"),
         (translate.read_update, b"\x12\x00", "without an id"),
-        (translate.read_pod_update, b"\x12\x00", "without an id"),
         (translate.read_pod, b"\x0a\x05canary", "RunPodSandboxRequest with a broken field"),
         (translate.read_container, b"\x0a\x07canary\xff", "CreateContainerRequest with a broken field"),
         (translate.read_id, b"\x0a\x07canary\xff", "Identified with a broken field"),

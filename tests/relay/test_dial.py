@@ -102,7 +102,8 @@ def served(tmp_path: Path) -> Iterator[Path]:
     ("error", "words"),
     [
         (FileNotFoundError(errno.ENOENT, "No such file or directory"), "No such file or directory"),
-        (TimeoutError(), "TimeoutError"),
+        (TimeoutError(), "it accepts nobody: its backlog stays full"),
+        (OSError(), "OSError"),
         *((OSError(number, "scarce"), "the proxy itself lacks what it needs: scarce") for number in SCARCE),
     ],
 )
