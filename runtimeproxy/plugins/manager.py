@@ -9,14 +9,16 @@ are replaced whole. Nothing in the directory can end the task that follows it.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Set
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint
 from runtimeproxy.logs import UNLIMITED
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.plugins import directory, watch
+from runtimeproxy.plugins.aside import aside
 from runtimeproxy.plugins.breaker import Breaker, State
 from runtimeproxy.plugins.registration import FailurePolicy, Registration
 from runtimeproxy.plugins.registry import Change, ChangeKind, Registry
@@ -61,6 +63,8 @@ class Plugin:
     """The hook points that the server said it does not serve, and on which of its client's connections."""
 
 
+PATIENCE_SECONDS = 5.0
+"""So long a look at the directory may take until that is told, and the start goes on without it."""
 FAULT_SECONDS = 1.0
 """Until the directory is looked at again after a fault of ours."""
 _RESULTS = {
@@ -100,12 +104,15 @@ class Manager:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Read the directory, then follow it: plugins registered before the start serve the first call."""
-        async with self._going_on():
-            self._watcher.arm()
-        async with self._going_on():
-            await self._scan()
-        self._task = asyncio.create_task(self._follow(), name="plugins manager")
+        """Read the directory, then follow it: plugins registered before the start serve the first call.
+
+        A directory that does not answer is waited for no longer than PATIENCE_SECONDS.
+        """
+        looked = asyncio.Event()
+        self._task = asyncio.create_task(self._follow(looked), name="plugins manager")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await looked.wait()
 
     async def stop(self) -> None:
         """Stop following, let calls in flight end and close all clients."""
@@ -130,12 +137,26 @@ class Manager:
         """Tell whether a plugin with policy Fail is registered for a point."""
         return point.name in self._fail_points
 
-    async def _follow(self) -> None:
+    async def _follow(self, looked: asyncio.Event) -> None:
         while True:
+            async with self._going_on(), self._telling_of_a_hang():
+                await aside(self._watcher.arm)
+            async with self._going_on(), self._telling_of_a_hang():
+                await self._scan()
+            looked.set()
             async with self._going_on():
                 await self._watcher.changed()
-            async with self._going_on():
-                await self._scan()
+
+    @asynccontextmanager
+    async def _telling_of_a_hang(self) -> AsyncIterator[None]:
+        """Complain of a look that takes too long: nothing more is seen until it has ended."""
+        why = "does not answer: is there a link into a mount that is gone? The plugins stay as they are"
+        complain = partial(self._complain, f"{self._folder} {why}")
+        timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, complain)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @asynccontextmanager
     async def _going_on(self) -> AsyncIterator[None]:
@@ -148,7 +169,7 @@ class Manager:
 
     async def _scan(self) -> None:
         try:
-            contents = await asyncio.to_thread(directory.read, self._folder, self._registry.names)
+            contents = await aside(partial(directory.read, self._folder, tuple(self._registry.names)))
         except OSError as error:
             self._complain(f"{self._folder} cannot be read ({error.strerror}): the plugins stay as they are")
             return

@@ -3,8 +3,8 @@
 Owns the inotify watches: on the directory, on each folder above it (it may be missing, renamed or replaced), and beside
 what its links point to; and the slow poll that stands in where inotify is silent.
 Must not know: what a file says; it never opens one.
-Invariant: events are only hints. Whoever waits here reads the directory again after every return, and the watches are
-renewed before that, so that no change falls between the two.
+Invariant: events are only hints. Whoever waits here renews the watches after every return, and reads the directory
+again behind that, so that no change falls between the two.
 """
 
 import asyncio
@@ -44,14 +44,14 @@ class Watcher:
         self._warned = False
 
     def arm(self) -> None:
-        """Set the watches to what the paths mean now; cheap to repeat."""
+        """Set the watches to what the paths mean now; it may block for ever if one leads into a dead mount."""
         try:
             self._arm(self._instance())
         except OSError as error:
             self._warn(error)
 
     async def changed(self) -> None:
-        """Wait until the directory may have changed, at most the poll's time; then renew the watches."""
+        """Wait until the directory may have changed, at most the poll's time; the watches are to be renewed then."""
         try:
             async with asyncio.timeout(self._poll_seconds):
                 await self._event()
@@ -60,7 +60,6 @@ class Watcher:
         else:
             await asyncio.sleep(SETTLE_SECONDS)
             self._forget_events()
-        self.arm()
 
     def close(self) -> None:
         """Give the watches back."""

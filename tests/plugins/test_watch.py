@@ -43,6 +43,7 @@ async def seen(watcher: Watcher, within_seconds: float = PATIENCE_SECONDS) -> bo
             await watcher.changed()
     except TimeoutError:
         return False
+    watcher.arm()
     return True
 
 
@@ -314,6 +315,7 @@ async def test_the_poll_returns_without_any_event(folder: Path) -> None:
     watcher.arm()
     for _ in range(3):
         await watcher.changed()
+        watcher.arm()
     watcher.close()
 
 
@@ -325,6 +327,7 @@ async def test_without_inotify_the_poll_stands_in_with_one_warning(
         watcher.arm()
         for _ in range(3):
             await watcher.changed()
+            watcher.arm()
     watcher.close()
     (record,) = caplog.records
     assert "inotify does not work (Too many open files)" in record.getMessage()
@@ -336,7 +339,8 @@ async def test_inotify_is_tried_again(folder: Path) -> None:
     watcher = Watcher(str(folder), poll_seconds=0.02)
     with no_descriptors():
         watcher.arm()
-    await watcher.changed()  # the poll, after which inotify works
+    await watcher.changed()  # the poll
+    watcher.arm()
     watcher._poll_seconds = NEVER_SECONDS
     (folder / "a.json").write_text("a")
     assert await seen(watcher)
@@ -350,6 +354,7 @@ async def test_a_watch_that_cannot_be_set_is_made_up_for_by_the_poll(
     watcher.arm()
     for _ in range(3):
         await watcher.changed()
+        watcher.arm()
     watcher.close()
     (record,) = caplog.records
     assert "inotify does not work (File name too long)" in record.getMessage()
