@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from runtimeproxy.plugins.registration import MAX_BYTES
 from runtimeproxy.plugins.registry import Content, Unreadable
 
+_LOOKS = 4
+"""So often the files are read while new names keep coming."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # O_NONBLOCK: should a FIFO take the place of the file between stat and open, opening it does not wait for a writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -26,18 +28,31 @@ def read(directory: str, known: Iterable[str] = ()) -> dict[str, Content]:
     """Read every registration file; a missing directory has none.
 
     ``known`` are names read before: each is looked up even if the listing lacks it, because a listing taken during a
-    rename may lack a file that was there all the time. Raises OSError if the directory cannot be read.
+    rename may lack a file that was there all the time. If new names came while the files were read, all are read again:
+    a file that is renamed meanwhile would be missed under both names. Raises OSError if the directory cannot be read.
     """
     try:
         folder = os.open(directory, _DIRECTORY_FLAGS)
     except FileNotFoundError:
         return {}
     try:
-        names = {name for name in os.listdir(folder) if counts(name)}
-        contents = {name: _content(folder, name) for name in names.union(known)}
+        return _settled(folder, _names(folder).union(known))
     finally:
         os.close(folder)
-    return {name: content for name, content in contents.items() if content is not None}
+
+
+def _names(folder: int) -> set[str]:
+    return {name for name in os.listdir(folder) if counts(name)}
+
+
+def _settled(folder: int, names: set[str]) -> dict[str, Content]:
+    for _ in range(_LOOKS):
+        contents = {name: content for name in names if (content := _content(folder, name)) is not None}
+        come = _names(folder) - names
+        if not come:
+            break
+        names |= come
+    return contents
 
 
 def _content(folder: int, name: str) -> Content | None:

@@ -157,3 +157,37 @@ with tempfile.TemporaryDirectory() as folder:
         "{'a.json': Unreadable(reason='a.json: cannot be read: Permission denied')}",
         "directory refused",
     ]
+
+
+# ---- files that are renamed while they are read
+
+
+def renaming(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Rename the first name to the second one behind the first listing, that to the third behind the next, ..."""
+    left, listdir = list(names), os.listdir
+
+    def listed(path: int) -> list[str]:
+        found = listdir(path)
+        if len(left) > 1:
+            (folder / left.pop(0)).rename(folder / left[0])
+        return found
+
+    monkeypatch.setattr(os, "listdir", listed)
+
+
+@pytest.mark.parametrize("names", [("10.json", "20.json"), ("10.json", "20.json", "15.json"), ("a.json", ".a.json")])
+def test_a_file_that_is_renamed_meanwhile_is_seen_under_a_name_if_it_has_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    (tmp_path / names[0]).write_bytes(b"x")
+    renaming(tmp_path, monkeypatch, *names)
+    assert directory.read(str(tmp_path), {names[0]}) == ({} if names[-1].startswith(".") else {names[-1]: b"x"})
+
+
+def test_a_file_that_is_renamed_again_and_again_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "0.json").write_bytes(b"x")
+    (tmp_path / "stays.json").write_bytes(b"y")
+    renaming(tmp_path, monkeypatch, *(f"{number}.json" for number in range(100)))
+    assert directory.read(str(tmp_path))["stays.json"] == b"y"
