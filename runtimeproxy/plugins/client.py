@@ -11,7 +11,16 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.relay.dial import UntrustedSocket, dial_trusted
-from runtimeproxy.relay.unary import MAX_REPLY_BYTES, CallFailed, Kind, Peer, Shortage, TooLong, UnaryClient
+from runtimeproxy.relay.unary import (
+    MAX_REPLY_BYTES,
+    CallFailed,
+    Kind,
+    Peer,
+    Shortage,
+    TooLong,
+    UnaryClient,
+    Unprocessed,
+)
 from runtimeproxy.wire import grpc
 
 _REASONS = {
@@ -46,6 +55,9 @@ class HookClient:
         except TooLong as failure:
             text = f"{failure.text}; let it answer less, or raise --hook-answer-limit"
             raise HookError(self._plugin, point.name, Reason.BROKEN_ANSWER, text) from None
+        except Unprocessed:
+            text = "the server sent every try back until the time was over"
+            raise HookError(self._plugin, point.name, Reason.DEADLINE, text) from None
         except CallFailed as failure:
             raise self._error(point, failure) from None
         except UntrustedSocket as error:

@@ -26,10 +26,12 @@ from runtimeproxy.relay.endpoint import Endpoint
 from runtimeproxy.wire import grpc, http2
 from runtimeproxy.wire.unary import CallFailed, Calls, Kind, TooLong, Unprocessed
 
-__all__ = ["CallFailed", "Kind", "Peer", "Shortage", "TooLong", "UnaryClient"]
+__all__ = ["CallFailed", "Kind", "Peer", "Shortage", "TooLong", "UnaryClient", "Unprocessed"]
 
 MAX_REPLY_BYTES = 4 * 2**20
 
+LONGEST_RETRY_SECONDS = 0.1
+"""A peer that sends a call back is asked again after RETRY_SECONDS, and each time after twice as long, up to this."""
 _AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end the call a moment before our timer does
 
 _Identity = tuple[int, int, int]
@@ -93,15 +95,17 @@ class UnaryClient:
         if timeout_seconds <= 0:
             raise _late()
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_seconds
+        deadline, pause = loop.time() + timeout_seconds, RETRY_SECONDS
         while True:
             link = self._usable(loop) or await self._usable_until(loop, deadline)
             try:
                 return await link.call(method_path, message, deadline)
             except Unprocessed:
-                if loop.time() + RETRY_SECONDS >= deadline:
+                left = deadline - loop.time()
+                if left <= RETRY_SECONDS:
                     raise
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_RETRY_SECONDS)
 
     def _usable(self, loop: asyncio.AbstractEventLoop) -> "_Link | None":
         """Return a connection that takes a call now, a new one if need be; None if that takes time.
@@ -213,15 +217,19 @@ class _Link:
     async def call(self, method_path: str, message: bytes, deadline: float) -> bytes:
         """Send a request and wait for its answer. Raises CallFailed."""
         future: asyncio.Future[bytes] = self._loop.create_future()
-        stream = self._calls.open(method_path, message, deadline - self._loop.time())
+        seconds = deadline - self._loop.time()
+        stream = self._calls.open(method_path, message, seconds)
         self._futures[stream] = future
         timer = self._loop.call_at(deadline, self._expire, future)
         self._flush()
         try:
             return await future
         except CallFailed as failure:
-            if failure.kind is Kind.BROKEN and self._loop.time() > deadline - _AT_THE_DEADLINE_SECONDS:
+            left = deadline - self._loop.time()
+            if failure.kind is Kind.BROKEN and left < _AT_THE_DEADLINE_SECONDS:
                 raise _late() from None
+            if failure.kind is Kind.DEADLINE and left > seconds / 2:  # the peer's own work was late, not the peer
+                raise CallFailed(failure.code, failure.text, Kind.STATUS) from None
             raise
         finally:
             timer.cancel()

@@ -12,9 +12,11 @@ from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
 from tests.fakes.descriptors import no_descriptors
 from tests.fakes.hookserver import HookServer
+from tests.relay.peers import Peer
 
 POD = PodInfo(id="p1", name="pod", uid="u1", namespace="ns", attempt=2, labels={"l": "1"}, annotations={"a": "1"})
 CONTAINER = ContainerInfo(
@@ -90,6 +92,41 @@ async def test_a_hook_server_that_hangs(client: HookClient, server: HookServer) 
     assert (await failing(client, 0.1)).reason is Reason.DEADLINE
     server.default = hookanswers.empty()
     assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
+
+
+async def test_a_hook_server_whose_own_work_is_late_answers_all_the_same(
+    client: HookClient, server: HookServer
+) -> None:
+    """It may say so at once, of one pod: only what takes the time of the call is a hang."""
+    server.default = hookanswers.status(grpc.StatusCode.DEADLINE_EXCEEDED, "SECRET=canary")
+    error = await failing(client)
+    assert (error.reason, error.detail) == (Reason.ERROR_STATUS, "gRPC status 4")
+    server.default = hookanswers.after(0.15, server.default)
+    assert (await failing(client, 0.25)).reason is Reason.DEADLINE
+
+
+@pytest.mark.parametrize("by", ["reset", "goaway"])
+async def test_a_hook_server_that_sends_every_call_back_costs_the_time_of_one_that_hangs(path: str, by: str) -> None:
+    async with Peer(path) as peer:
+        client = HookClient("plugin", path)
+        asked = asyncio.ensure_future(failing(client, 0.2))
+        connection = await peer.connection()
+        times = 0
+        while not asked.done():
+            try:
+                async with asyncio.timeout(0.3):
+                    stream = await connection.request()
+                    times += 1
+                    if by == "reset":
+                        connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
+                    else:
+                        connection.send(http2.goaway(0, 0))
+                        connection = await peer.connection()
+            except (TimeoutError, EOFError):
+                break
+        assert (await asked).reason is Reason.DEADLINE
+        assert 2 < times < 10, "each pause is twice as long as the one before"
+        await client.close()
 
 
 async def test_a_refusal_comes_with_its_text(client: HookClient, server: HookServer) -> None:
