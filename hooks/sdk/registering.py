@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookpoints import HookPoint
@@ -167,7 +168,8 @@ class Registration:
             )
 
     def _replace(self) -> None:
-        os.makedirs(self._folder, exist_ok=True)
+        for folder in (*reversed(Path(self._folder).parents), Path(self._folder)):
+            folder.mkdir(mode=0o755, exist_ok=True)  # also under umask 0 only we can write there
         # Beside it, with a dot, which the proxy passes over. What a kill left there is removed, a link never followed.
         with suppress(FileNotFoundError):
             os.unlink(self._beside)

@@ -17,6 +17,7 @@ import stat
 import struct
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from runtimeproxy.errors import ConfigError
@@ -185,8 +186,9 @@ def _let_in(opened: int, folder: str, group_id: int, made: bool) -> None:
 
 
 def _make_folder(folder: str) -> bool:
-    """Make a directory that only we can enter, its parents as usual; tell whether it was made."""
-    os.makedirs(os.path.dirname(folder), mode=0o755, exist_ok=True)
+    """Make a directory that only we can enter, and its parents, where only we can write; tell whether it was made."""
+    for parent in reversed(Path(folder).parents):
+        parent.mkdir(mode=0o755, exist_ok=True)
     try:
         os.mkdir(folder, mode=0o700)
     except FileExistsError:

@@ -25,6 +25,7 @@ from tests.cri.peer import (
     Settings,
     greeted,
     grpc,
+    refusal,
     request,
 )
 
@@ -41,6 +42,29 @@ A_STREAM = (0, 0, 1)
 
 def unfinished(play: Play) -> tuple[int, int, int]:
     return play.reader.farewell.unfinished()
+
+
+# ---- the runtime's leaving, beside an answer that is kept
+
+
+def test_calls_without_an_answer_end_unavailable_and_those_inside_of_one_by_a_reset() -> None:
+    play = greeted()
+    play.client.sends(*(Headers(stream, VERSION, end=True) for stream in (1, 3, 5)), Headers(7, EVENTS, end=True))
+    play.client.sends(
+        *(frame for stream in (9, 11, 13) for frame in (Headers(stream, CREATE), Data(stream, grpc(b""))))
+    )
+    for held in play.reader.held[1:]:
+        held.release(None)
+    play.runtime.sends(Headers(3, REPLY), Headers(5, REPLY), Headers(5, TRAILERS, end=True), Headers(11, REPLY))
+    play.runtime.sends(Headers(13, REPLY), Headers(13, TRAILERS, end=True))
+    play.client.got()
+    play.reader.farewell.runtime_gone()
+    gone = refusal(14, b"the runtime ended its connection before it answered")
+    assert play.client.got() == [
+        *(Headers(1, gone, end=True), Reset(1, 0), Reset(3, 8), Reset(7, 8)),
+        *(Headers(9, gone, end=True), Reset(9, 0), Reset(11, 8)),
+    ]
+    assert unfinished(play) == (3, 0, 0), "the held ones are ended by whoever tells them"
 
 
 # ---- GOAWAY of the runtime

@@ -39,6 +39,15 @@ def test_the_directory_is_made_for_the_group(tmp_path: Path) -> None:
     listener.close()
 
 
+def test_directories_that_are_made_can_be_written_by_nobody_else_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        listen(str(tmp_path / "x" / "y" / "z" / "a.sock")).close()
+    finally:
+        os.umask(before)
+    assert [access(tmp_path / name)[0] for name in ("x", "x/y", "x/y/z")] == [0o755, 0o755, 0o700]
+
+
 @pytest.mark.parametrize(
     ("mode", "group"),
     [(0o710, GROUP), (0o770, GROUP), *((mode, group) for mode in (0o755, 0o711) for group in (GROUP, *OTHERS))],

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,6 +69,16 @@ def test_it_is_written_and_removed_and_nothing_else_is_left(folder: Path, regist
     assert os.listdir(folder) == ["a.json"]
     registration.remove()
     assert os.listdir(folder) == []
+
+
+def test_directories_that_are_made_for_it_can_be_written_by_nobody_else_whatever_the_umask(tmp_path: Path) -> None:
+    made = Registration(str(tmp_path / "x" / "hooks.d"), "a.json", CONTENT)
+    before = os.umask(0)
+    try:
+        made.write()
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("x", "x/hooks.d")] == [0o755, 0o755]
 
 
 def test_it_takes_the_place_of_an_old_one_whole(folder: Path) -> None:
