@@ -73,10 +73,8 @@ UNREAD_BYTES = 4 << 20
 """What a client that reads nothing may make us answer to its own frames. Envoy: 10,000 frames that are queued."""
 PIECE_BYTES = 512
 """What each of these answers counts beside its bytes: what keeping it costs."""
-
-
 IMAGE_BYTES = 4 << 20
-"""What may wait for an image service that reads nothing: as much again as the credit for its DATA, and more."""
+"""What may wait for an image service that reads nothing: the 1 MiB of DATA that have credit, headers and resets."""
 
 
 class Excess(WireError):

@@ -20,7 +20,6 @@ from runtimeproxy.wire.flow import Outlet
 ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
 """Methods whose answers have no end of their own; before its first event nothing else tells one from a unary call."""
 
-
 GONE = "the runtime ended its connection before it answered"
 
 

@@ -169,7 +169,7 @@ class Manager:
 
     async def _scan(self) -> None:
         try:
-            contents = await aside(partial(directory.read, self._folder, tuple(self._registry.names)))
+            contents = await aside(partial(directory.read, self._folder, self._registry.names))
         except OSError as error:
             self._complain(f"{self._folder} cannot be read ({error.strerror}): the plugins stay as they are")
             return
