@@ -6,6 +6,8 @@ Invariant: whatever the hook server does, a call ends in an answer or a HookErro
 of the hook server but the one that it refuses the call with.
 """
 
+import asyncio
+
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint
@@ -47,6 +49,8 @@ class HookClient:
     async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
         """Ask the hook server. Raises HookError."""
         self._in_flight += 1
+        loop = asyncio.get_running_loop()
+        half_time = loop.time() + timeout_seconds / 2
         try:
             body = codec.encode(point, request)
             return codec.decode(point, await self._unary.call(codec.method_path(point), body, timeout_seconds))
@@ -59,7 +63,7 @@ class HookClient:
             text = "the server sent every try back until the time was over"
             raise HookError(self._plugin, point.name, Reason.DEADLINE, text) from None
         except CallFailed as failure:
-            raise self._error(point, failure) from None
+            raise self._error(point, failure, loop.time() < half_time) from None
         except UntrustedSocket as error:
             raise HookError(self._plugin, point.name, Reason.UNTRUSTED_SOCKET, str(error)) from None
         except WireError as error:
@@ -71,8 +75,10 @@ class HookClient:
             self._in_flight -= 1
             await self._close_if_idle()
 
-    def _error(self, point: HookPoint, failure: CallFailed) -> HookError:
-        if failure.kind is not Kind.STATUS:
+    def _error(self, point: HookPoint, failure: CallFailed, soon: bool) -> HookError:
+        """Tell what a call ended in; a status that the time is over is one like others if it came ``soon``: what was
+        late is the server's own work, perhaps for one pod."""
+        if failure.kind is not Kind.STATUS and not (failure.kind is Kind.DEADLINE and soon):
             return HookError(self._plugin, point.name, _REASONS[failure.kind], failure.text)
         if failure.code == grpc.PERMISSION_DENIED:
             return HookError(self._plugin, point.name, Reason.REFUSED, failure.text)

@@ -217,19 +217,15 @@ class _Link:
     async def call(self, method_path: str, message: bytes, deadline: float) -> bytes:
         """Send a request and wait for its answer. Raises CallFailed."""
         future: asyncio.Future[bytes] = self._loop.create_future()
-        seconds = deadline - self._loop.time()
-        stream = self._calls.open(method_path, message, seconds)
+        stream = self._calls.open(method_path, message, deadline - self._loop.time())
         self._futures[stream] = future
         timer = self._loop.call_at(deadline, self._expire, future)
         self._flush()
         try:
             return await future
         except CallFailed as failure:
-            left = deadline - self._loop.time()
-            if failure.kind is Kind.BROKEN and left < _AT_THE_DEADLINE_SECONDS:
+            if failure.kind is Kind.BROKEN and self._loop.time() > deadline - _AT_THE_DEADLINE_SECONDS:
                 raise _late() from None
-            if failure.kind is Kind.DEADLINE and left > seconds / 2:  # the peer's own work was late, not the peer
-                raise CallFailed(failure.code, failure.text, Kind.STATUS) from None
             raise
         finally:
             timer.cancel()

@@ -71,7 +71,7 @@ def dead(hooks: HookServer) -> Iterator[None]:
 
 KINDS: list[tuple[str, Failing]] = [
     ("deadline", answering(hookanswers.hang())),
-    ("deadline", answering(hookanswers.status(grpc.StatusCode.DEADLINE_EXCEEDED))),
+    ("error_status", answering(hookanswers.status(grpc.StatusCode.DEADLINE_EXCEEDED))),
     ("unreachable", away),
     ("unreachable", dead),
     ("broken_answer", crashing),
