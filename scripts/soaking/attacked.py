@@ -1,4 +1,4 @@
-"""Calls beside a hostile client that goes on: what it costs the others (fault matrix X1, X2).
+"""Calls beside a hostile client that goes on: what it costs the others (fault matrix X1).
 
 Owns the turns of each kind of attack, the figure and its limit.
 Must not know: what is sent, how figures are shown.
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from scripts.benchmark import programs
-from scripts.benchmark.cases import CRI, DIRECT, DOCKER, DOCKER_LIST, LIST, PING, SMALL, Case
+from scripts.benchmark.cases import DIRECT, DOCKER_LIST, LIST, PING, SMALL, Case
 from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
 from scripts.demonstration.processes import START_SECONDS, DemoError, program
@@ -26,10 +26,7 @@ TURNS = 4
 CALLS: Mapping[Case, int] = {SMALL: 1_000, LIST: 400, PING: 1_000, DOCKER_LIST: 400}
 """The other calls of a turn, to each proxy."""
 RATIO = 2.0
-"""p99 of a call beside the attack may be so many times that at another proxy (X1)."""
-MORE_MICROSECONDS: Mapping[str, int] = {CRI: 0, DOCKER: 5_000}
-"""By mode: however many times that is, so much more it may be. X2 has no limit for HTTP/1.1, where a head is parsed in
-one turn; this one is ours."""
+"""p99 of a call beside the attack may be so many times that at another proxy."""
 LOOK_SECONDS = 0.01
 
 
@@ -42,12 +39,6 @@ def measure(name: str, share: float) -> Mapping[str, Sequence[Beside]]:
             kind: beside.measure(served, mode, calls, partial(_attack, served, name, kind), TURNS)
             for kind in ATTACKS[name]
         }
-
-
-def kept(name: str, found: Beside) -> bool:
-    """Tell whether an attack in the mode of this name costs a call no more than it may."""
-    here, elsewhere = found.p99s
-    return found.ratio <= RATIO or here - elsewhere <= MORE_MICROSECONDS[name]
 
 
 @contextmanager

@@ -5,8 +5,6 @@ Must not know: how anything is run.
 Invariant: a ratio is judged only where all calls of its turns were made.
 """
 
-from collections.abc import Sequence
-
 from scripts.benchmark.cases import HOOKED
 from scripts.soaking import attacked, big, hung, slow
 from scripts.soaking.beside import Beside
@@ -16,24 +14,21 @@ from scripts.soaking.results import Figure, Found
 def beside_hung(name: str, share: float) -> Found:
     """Measure other calls beside creates whose hook server hangs."""
     what = f"p99 beside {hung.HELD} held creates to that at another proxy"
-    return _below(what, hung.measure(name, share), hung.RATIO, share)
+    return Found([_figure(f"{each.case.name}: {what}", each, hung.RATIO, share) for each in hung.measure(name, share)])
 
 
 def beside_slow(name: str, share: float) -> Found:
     """Measure other calls beside creates that the runtime does not answer."""
     what = f"p99 beside {slow.HELD} creates that the runtime does not answer to that at another proxy"
-    return _below(what, slow.measure(name, share), slow.RATIO, share)
+    return Found([_figure(f"{each.case.name}: {what}", each, slow.RATIO, share) for each in slow.measure(name, share)])
 
 
 def beside_attacks(name: str, share: float) -> Found:
     """Measure calls beside each kind of attack on their proxy, and on another one."""
-    more = attacked.MORE_MICROSECONDS[name]
-    limit = f"{attacked.RATIO:.2f}{f', or {more / 1000:.0f} ms more' if more else ''}"
+    found = attacked.measure(name, share)
     figures = [
-        _figure(
-            f"{kind}: p99 of {each.case.name} to that at another proxy", each, limit, attacked.kept(name, each), share
-        )
-        for kind, measured in attacked.measure(name, share).items()
+        _figure(f"{kind}: p99 of {each.case.name} to that at another proxy", each, attacked.RATIO, share)
+        for kind, measured in found.items()
         for each in measured
     ]
     return Found(figures)
@@ -53,14 +48,7 @@ def beside_creates(name: str, share: float) -> list[Figure]:
     ]
 
 
-def _below(what: str, measured: Sequence[Beside], limit: float, share: float) -> Found:
-    figures = (
-        _figure(f"{each.case.name}: {what}", each, f"{limit:.2f}", each.ratio <= limit, share) for each in measured
-    )
-    return Found(tuple(figures))
-
-
-def _figure(what: str, found: Beside, limit: str, kept: bool, share: float) -> Figure:
+def _figure(what: str, found: Beside, limit: float, share: float) -> Figure:
     here, elsewhere = found.p99s
     shown = f"{found.ratio:.2f} ({here:,} us to {elsewhere:,} us)"
-    return Figure(what, shown, limit, kept if share == 1 else None)
+    return Figure(what, shown, f"{limit:.2f}", found.ratio <= limit if share == 1 else None)

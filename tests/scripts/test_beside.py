@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.benchmark.cases import CRI, DOCKER, HOOKED, LIST, PROXY, SMALL, Case
+from scripts.benchmark.cases import CRI, HOOKED, LIST, PROXY, SMALL, Case
 from scripts.benchmark.h2load import Run
 from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
@@ -133,21 +133,3 @@ def test_every_kind_of_attack_is_judged(monkeypatch: pytest.MonkeyPatch) -> None
         (f"PING: p99 of {SMALL.name} to that at another proxy", "ok"),
         (f"GOAWAY: p99 of {SMALL.name} to that at another proxy", "MISSED"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("microseconds", "mode", "limit", "verdict"),
-    [
-        (200, CRI, "2.00", "ok"),
-        (201, CRI, "2.00", "MISSED"),
-        (5_100, DOCKER, "2.00, or 5 ms more", "ok"),
-        (5_101, DOCKER, "2.00, or 5 ms more", "MISSED"),
-    ],
-)
-def test_an_attack_by_http_1_may_cost_some_milliseconds(
-    monkeypatch: pytest.MonkeyPatch, microseconds: int, mode: str, limit: str, verdict: str
-) -> None:
-    found = Beside(SMALL, Run((microseconds,), 1.0), Run((100,), 1.0))
-    monkeypatch.setattr(attacked, "measure", lambda name, share: {"heads": [found]})
-    [figure] = beside_figures.beside_attacks(mode, 1).figures
-    assert (figure.limit, figure.verdict) == (limit, verdict)
