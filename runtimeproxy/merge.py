@@ -44,13 +44,13 @@ def echo(request: HookRequest) -> HookAnswer:
         return HookAnswer(
             labels=pod.labels,
             annotations=pod.annotations,
-            cgroup_parent=pod.cgroup_parent,
+            cgroup_parent=pod.cgroup_parent or "",
             resources=pod.resources,
         )
     return HookAnswer(
         annotations=container.annotations,
         envs=container.envs,
-        cgroup_parent=container.cgroup_parent or pod.cgroup_parent,
+        cgroup_parent=container.cgroup_parent or pod.cgroup_parent or "",
         resources=container.resources,
     )
 

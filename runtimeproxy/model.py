@@ -49,7 +49,11 @@ NO_RESOURCES = Resources()
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """What is known of a pod sandbox; ``id`` is "" until the runtime gave one."""
+    """What is known of a pod sandbox; ``id`` is "" until the runtime gave one.
+
+    ``cgroup_parent`` is None where the runtime does not tell it: unknown is not "", the runtime's default. Hook servers
+    are told "" of both.
+    """
 
     id: str = ""
     name: str = ""
@@ -59,7 +63,7 @@ class PodInfo:
     runtime_handler: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    cgroup_parent: str = ""
+    cgroup_parent: str | None = ""
     overhead: Resources | None = None
     resources: Resources | None = None
 
@@ -85,8 +89,8 @@ class ContainerInfo:
 class PodRecord:
     """A pod as the kubelet asked for it and as it is after the hooks.
 
-    ``read``: the runtime told it, and no runtime tells what a hook has replaced; so the two are alike, and the cgroup
-    parent that the kubelet asked for is known again when it creates a container.
+    ``read``: the runtime told it, which does not tell what a hook has replaced, and nobody else knows that: the two are
+    alike until a container's create repeats what the kubelet asks for.
     """
 
     original: PodInfo
@@ -109,10 +113,14 @@ class ContainerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a call is about: a pod, or a container together with its pod."""
+    """What a call is about: a pod, or a container together with its pod.
+
+    ``renewed``: the container's call tells more of the pod than the Store knows.
+    """
 
     pod: PodRecord
     container: ContainerRecord | None = None
+    renewed: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

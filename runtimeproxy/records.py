@@ -13,6 +13,7 @@ from runtimeproxy.merge import applied, by_field, difference, echo
 from runtimeproxy.model import (
     MAP_FIELDS,
     NO_RESOURCES,
+    SLICE,
     Adjustment,
     ContainerInfo,
     ContainerRecord,
@@ -62,17 +63,67 @@ def created_container(subject: Subject, adjustment: Adjustment, container_id: st
     request = HookRequest(subject.pod.effective, original)
     effective = applied(request, adjustment).container if adjustment else original
     assert effective is not None
-    return Subject(subject.pod, ContainerRecord(original, effective, _owners({}, adjustment.resources, adjustment)))
+    container = ContainerRecord(original, effective, _owners({}, adjustment.resources, adjustment))
+    return replace(subject, container=container)
 
 
-def pod_of_create(pod: PodRecord, cgroup_parent: str) -> PodRecord:
-    """Return the pod of a container's create, which repeats the cgroup parent that the kubelet asked for.
+def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:
+    """Return a container that is created in its pod, of which the create repeats what the kubelet asks for by now.
 
-    What is known of a create stands: only of a pod that was read nobody knows it. "" is not said.
+    ``asked`` has the pod's names, labels, annotations and cgroup parent as the create tells them, without names only
+    the parent; None tells nothing. They are the kubelet's newest word: they fill what is unknown and take the place of
+    what it asked for before, under what hooks have set. A parent "" is not said. Where the names are another pod's the
+    runtime has lost its state and uses the id anew: nothing holds any more that is known of it.
     """
-    if not pod.read or not cgroup_parent:
-        return pod
-    return PodRecord(replace(pod.original, cgroup_parent=cgroup_parent), pod.effective)
+    made = ContainerRecord(container, container)
+    if asked is None:
+        return Subject(pod, made)
+    known, present = pod.original, pod.effective
+    names = (asked.name, asked.uid, asked.namespace)
+    if any(names) and names != (known.name, known.uid, known.namespace):
+        other = replace(asked, id=present.id)
+        return Subject(PodRecord(other, other), made, renewed=True)
+    parent = asked.cgroup_parent or known.cgroup_parent
+    labels, annotations = (asked.labels, asked.annotations) if any(names) else (known.labels, known.annotations)
+    if not pod.read and (parent, labels, annotations) == (known.cgroup_parent, known.labels, known.annotations):
+        return Subject(pod, made)
+    original = replace(known, cgroup_parent=parent, labels=labels, annotations=annotations)
+    effective = replace(
+        present,
+        cgroup_parent=present.cgroup_parent if _is_hooks_parent(pod, parent) else parent,
+        labels={**labels, **_of_hooks(pod.read, known.labels, present.labels, labels)},
+        annotations={**annotations, **_of_hooks(pod.read, known.annotations, present.annotations, annotations)},
+    )
+    return Subject(PodRecord(original, original if effective == original else effective), made, renewed=True)
+
+
+def _is_hooks_parent(pod: PodRecord, asked: str | None) -> bool:
+    """Tell whether a pod's cgroup parent is a hook's, where ``asked`` is the kubelet's.
+
+    Of a pod that was read nobody knows it: one in the form of another cgroup driver shows that the node's was changed.
+    """
+    present = pod.effective.cgroup_parent
+    if not pod.read or not present or not asked:
+        return present != pod.original.cgroup_parent
+    return present.endswith(SLICE) == asked.endswith(SLICE)
+
+
+def _of_hooks(
+    read: bool, known: Mapping[str, str], present: Mapping[str, str], asked: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the entries that hooks have set; of a pod that was ``read`` those that the kubelet does not name."""
+    if read:
+        return {key: value for key, value in present.items() if key not in asked}
+    return {key: value for key, value in present.items() if known.get(key) != value}
+
+
+def was_read(pod: PodRecord, container: ContainerRecord) -> Subject:
+    """Return a container that was read, in its pod: it runs where its pod does, if the runtime does not tell that."""
+    parent = container.effective.cgroup_parent
+    if pod.effective.cgroup_parent is not None or not parent:
+        return Subject(pod, container)
+    original, effective = (replace(info, cgroup_parent=parent) for info in (pod.original, pod.effective))
+    return Subject(PodRecord(original, effective, pod.read), container, renewed=True)
 
 
 def parent_to_put_in(pod: PodRecord, adjustment: Adjustment) -> str | None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from runtimeproxy.model import ContainerRecord, PodRecord, Subject
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.texts import Texts
 
 BURIED = 4096
@@ -84,13 +84,24 @@ class Store:
         """Return the ids of all pods and containers."""
         return self._pods.keys() | self._containers.keys()
 
+    # What the runtime tells.
+
+    def read_pod(self, info: PodInfo) -> PodRecord:
+        """Return the record of a pod as the runtime tells it: the known one, else one made of it."""
+        return self._pods.get(info.id) or PodRecord(info, info, read=True)
+
+    def read_container(self, info: ContainerInfo) -> ContainerRecord:
+        """Return the record of a container as the runtime tells it: the known one, else one made of it."""
+        return self._containers.get(info.id) or ContainerRecord(info, info)
+
     # What is kept.
 
     def commit(self, subject: Subject) -> None:
         """Keep what the runtime agreed to: the container if there is one, and the pod if it has an id.
 
         A container may come with a pod that nobody could read, so its pod's id may be empty; a pod that is known stays
-        as it is: the container's call may hold an older value of it. What is buried is not kept.
+        as it is unless the call renewed it: the container's call may hold an older value of it. What is buried is not
+        kept.
         Raises ValueError, keeping nothing, if what the subject is about has no id.
         """
         pod_id = subject.pod.effective.id
@@ -98,7 +109,7 @@ class Store:
             self._keep_container(subject.container)
         elif not pod_id:
             raise ValueError("a pod record without an id cannot be kept: commit it after the runtime gave the id")
-        if pod_id and (subject.container is None or pod_id not in self._pods):
+        if pod_id and (subject.container is None or subject.renewed or pod_id not in self._pods):
             self._keep_pod(pod_id, subject.pod)
 
     def _keep_pod(self, pod_id: str, record: PodRecord) -> None:

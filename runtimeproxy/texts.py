@@ -58,7 +58,7 @@ class Texts:
             known(info.runtime_handler, info.runtime_handler),
             self._map(info.labels, maps),
             self._map(info.annotations, maps),
-            known(info.cgroup_parent, info.cgroup_parent),
+            info.cgroup_parent and known(info.cgroup_parent, info.cgroup_parent),
             info.overhead,
             info.resources,
         )

@@ -101,18 +101,103 @@ def test_the_parent_that_is_put_into_a_create(kubelets: str, runs: str, said: st
     assert records.parent_to_put_in(pod, Adjustment(cgroup_parent=said)) == put_in
 
 
-@pytest.mark.parametrize("parent", ["", "/kube/asked"])
-def test_a_create_tells_the_kubelets_cgroup_parent_of_a_pod_that_was_read(parent: str) -> None:
-    moved = replace(POD, cgroup_parent="/kube/moved")
-    was_read = PodRecord(moved, moved, read=True)
-    of_create = records.pod_of_create(was_read, parent)
-    assert of_create.effective is moved
-    assert of_create.original.cgroup_parent == (parent or "/kube/moved")
-    assert (of_create is was_read) is not bool(parent)
-    assert of_create.read is not bool(parent)
-    assert records.parent_to_put_in(of_create, NO_ADJUSTMENT) == ("/kube/moved" if parent else None)
-    made = PodRecord(POD, POD)
-    assert records.pod_of_create(made, "/elsewhere") is made, "what the kubelet asked for is known"
+ASKED_POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
+"""What a container's create repeats of POD."""
+HOOKED_POD = replace(POD, labels={"qos": "LS", "h": "1"}, annotations={"n": "1", "m": "2"}, cgroup_parent="/hooked")
+
+
+@pytest.mark.parametrize(
+    ("pod", "asked", "original", "effective"),
+    [
+        pytest.param(PodRecord(POD, POD), None, POD, POD, id="it tells nothing"),
+        pytest.param(PodRecord(POD, POD), PodInfo(), POD, POD, id="it tells no names and no parent"),
+        pytest.param(
+            PodRecord(POD, POD),
+            PodInfo(cgroup_parent="/new"),
+            replace(POD, cgroup_parent="/new"),
+            replace(POD, cgroup_parent="/new"),
+            id="Docker tells a parent alone",
+        ),
+        pytest.param(
+            PodRecord(POD, POD),
+            replace(ASKED_POD, labels={}, annotations={"n": "2"}),
+            replace(POD, labels={}, annotations={"n": "2"}),
+            replace(POD, labels={}, annotations={"n": "2"}),
+            id="the kubelet's newest word",
+        ),
+        pytest.param(
+            PodRecord(POD, HOOKED_POD),
+            replace(ASKED_POD, labels={"qos": "LSR"}, annotations={"n": "2"}, cgroup_parent="/new"),
+            replace(POD, labels={"qos": "LSR"}, annotations={"n": "2"}, cgroup_parent="/new"),
+            replace(HOOKED_POD, annotations={"n": "2", "m": "2"}),
+            id="under what hooks have set",
+        ),
+        pytest.param(
+            PodRecord(replace(POD, cgroup_parent=None), replace(POD, cgroup_parent=None)),
+            ASKED_POD,
+            POD,
+            POD,
+            id="an unknown parent is filled",
+        ),
+        pytest.param(
+            PodRecord(replace(POD, cgroup_parent=None), replace(POD, cgroup_parent="/hooked")),
+            ASKED_POD,
+            POD,
+            replace(POD, cgroup_parent="/hooked"),
+            id="an unknown parent that a hook has set",
+        ),
+        pytest.param(
+            PodRecord(replace(POD, cgroup_parent=None), replace(POD, cgroup_parent=None), read=True),
+            ASKED_POD,
+            POD,
+            POD,
+            id="read, and its parent is unknown",
+        ),
+        pytest.param(
+            PodRecord(HOOKED_POD, HOOKED_POD, read=True),
+            ASKED_POD,
+            POD,
+            replace(HOOKED_POD, labels={"qos": "BE", "h": "1"}),
+            id="read: what the kubelet does not name may be a hook's",
+        ),
+        pytest.param(
+            PodRecord(POD, POD, read=True),
+            replace(ASKED_POD, cgroup_parent="/kube.slice/u_1.slice"),
+            replace(POD, cgroup_parent="/kube.slice/u_1.slice"),
+            replace(POD, cgroup_parent="/kube.slice/u_1.slice"),
+            id="read, and the node's cgroup driver is another one now",
+        ),
+        pytest.param(
+            PodRecord(POD, HOOKED_POD),
+            replace(ASKED_POD, uid="u-2", cgroup_parent=""),
+            PodInfo("p1", "web", "u-2", labels={"qos": "BE"}, annotations={"n": "1"}),
+            PodInfo("p1", "web", "u-2", labels={"qos": "BE"}, annotations={"n": "1"}),
+            id="the id is another pod's now",
+        ),
+    ],
+)
+def test_the_pod_of_a_container_that_is_created(
+    pod: PodRecord, asked: PodInfo | None, original: PodInfo, effective: PodInfo
+) -> None:
+    known = PodRecord(replace(pod.original, id="p1"), replace(pod.effective, id="p1"), pod.read)
+    made = records.in_pod(known, asked, CONTAINER)
+    assert (made.pod.original, made.pod.effective) == (replace(original, id="p1"), replace(effective, id="p1"))
+    assert made.pod.read is (pod.read and not made.renewed)
+    assert made.renewed is (pod.read or (original, effective) != (pod.original, pod.effective))
+    assert made.container == ContainerRecord(CONTAINER, CONTAINER)
+
+
+@pytest.mark.parametrize(
+    ("pods", "containers", "known"),
+    [(None, "/kube", "/kube"), ("/hooked", "/kube", "/hooked"), ("", "/kube", ""), (None, "", None)],
+)
+def test_a_pod_runs_where_its_container_does_if_nobody_tells(
+    pods: str | None, containers: str, known: str | None
+) -> None:
+    pod, container = replace(POD, cgroup_parent=pods), replace(CONTAINER, cgroup_parent=containers)
+    read = records.was_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
+    assert (read.pod.original.cgroup_parent, read.pod.effective.cgroup_parent) == (known, known)
+    assert (read.pod.read, read.renewed) == (True, pods != known)
 
 
 # -- start -------------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class PodContext(_Context):
 
     def __init__(self, point: HookPoint, request: HookRequest) -> None:
         pod = request.pod
-        super().__init__(point, pod.cgroup_parent, pod.resources)
+        super().__init__(point, pod.cgroup_parent or "", pod.resources)
         self.name: Final = pod.name
         self.namespace: Final = pod.namespace
         self.uid: Final = pod.uid
@@ -128,7 +128,7 @@ class ContainerContext(_Context):
 
     def __init__(self, point: HookPoint, request: HookRequest) -> None:
         pod, container = request.pod, request.container or ContainerInfo()
-        super().__init__(point, container.cgroup_parent or pod.cgroup_parent, container.resources)
+        super().__init__(point, container.cgroup_parent or pod.cgroup_parent or "", container.resources)
         self.name: Final = container.name
         self.id: Final = container.id
         self.attempt: Final = container.attempt

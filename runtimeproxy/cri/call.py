@@ -135,17 +135,14 @@ class CriCall(Call):
         """Ask the runtime what became of the call."""
 
     async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
-        """Read a pod from the runtime: what it tells is taken as the kubelet's original, too (design, section 6).
-
-        What the Store knows under its whole id stands.
-        """
+        """Read a pod from the runtime; what the Store knows under its whole id stands."""
         info = await self._backend.pod(self._version, pod_id)
-        return None if info is None else store.pod(info.id) or PodRecord(info, info, read=True)
+        return None if info is None else store.read_pod(info)
 
     async def read_container(self, container_id: str, store: Store) -> ContainerRecord | None:
         """Read a container from the runtime, in the same way."""
         info = await self._backend.container(self._version, container_id)
-        return None if info is None else store.container(info.id) or ContainerRecord(info, info)
+        return None if info is None else store.read_container(info)
 
 
 class PodCall(CriCall):
@@ -192,7 +189,7 @@ class ContainerCall(CriCall):
         self.id = container.effective.id
         pod_id = container.effective.pod_id
         pod = store.pod(pod_id) or await self.read_pod(pod_id, store)
-        return None if pod is None else Subject(pod, container)
+        return None if pod is None else records.was_read(pod, container)
 
     async def _fate(self, store: Store) -> Reply:
         """Tell by the container's state."""

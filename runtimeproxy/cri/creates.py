@@ -11,7 +11,7 @@ from runtimeproxy import records
 from runtimeproxy.call import Reply, read_once
 from runtimeproxy.cri import edit, fate, translate
 from runtimeproxy.cri.call import CriCall
-from runtimeproxy.model import Adjustment, ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model import Adjustment, ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.store import Store
 
 
@@ -52,11 +52,8 @@ class CreateCall(CriCall):
     """CreateContainer: the container is in the request, its pod in the Store."""
 
     @read_once
-    def asked(self) -> tuple[ContainerInfo, str]:
-        """Return the container as the kubelet asks for it, and the cgroup parent that this request gives its pod.
-
-        Raises Unreadable.
-        """
+    def asked(self) -> tuple[ContainerInfo, PodInfo | None]:
+        """Return the container as the kubelet asks for it, and what this request says of its pod. Raises Unreadable."""
         return translate.read_container(self.message)
 
     def order_key(self) -> str:
@@ -75,14 +72,14 @@ class CreateCall(CriCall):
         return self._in(await self.read_pod(container.pod_id, store))
 
     def _in(self, pod: PodRecord | None) -> Subject | None:
-        """Return the container in its pod; the kubelet's own cgroup parent of that stands in the request."""
+        """Return the container in its pod."""
         if pod is None:
             return None
-        container, cgroup_parent = self.asked
+        container, asked_pod = self.asked
         if container.pod_id != pod.effective.id:  # but its beginning
             container = replace(container, pod_id=pod.effective.id)
-            self.asked = container, cgroup_parent
-        return Subject(records.pod_of_create(pod, cgroup_parent), ContainerRecord(container, container))
+            self.asked = container, asked_pod
+        return records.in_pod(pod, asked_pod, container)
 
     def unedited(self, store: Store) -> bool:
         """Tell that no pod has a cgroup parent that a hook gave it."""

@@ -8,10 +8,11 @@ Invariant: the state is read in v1 wherever the runtime has that (design.md, sec
 import asyncio
 from collections.abc import Iterator
 
+from runtimeproxy import records
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.routes import VERSIONS
 from runtimeproxy.errors import BackendError
-from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.model import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.sync import Listed
 from runtimeproxy.wire import grpc
@@ -21,7 +22,7 @@ ITEMS_AT_ONCE = 200
 
 
 class State:
-    """What the runtime tells is taken as the kubelet's original, too (design.md, section 6)."""
+    """Reads what the runtime has."""
 
     def __init__(self, backend: Backend, store: Store) -> None:
         self._backend = backend
@@ -45,7 +46,7 @@ class State:
     async def pod(self, pod_id: str) -> PodRecord | None:
         """Read a pod."""
         info = await self._backend.pod(self._version, pod_id)
-        return None if info is None else PodRecord(info, info, read=True)
+        return None if info is None else self._store.read_pod(info)
 
     async def container(self, container_id: str) -> Subject | None:
         """Read a container; its pod is in the Store, or is read as well."""
@@ -53,7 +54,7 @@ class State:
         if info is None:
             return None
         pod = self._store.pod(info.pod_id) or await self.pod(info.pod_id)
-        return None if pod is None else Subject(pod, ContainerRecord(info, info))
+        return None if pod is None else records.was_read(pod, self._store.read_container(info))
 
 
 async def _ids(items: Iterator[PodInfo] | Iterator[ContainerInfo]) -> list[str]:

@@ -58,10 +58,11 @@ def read_pod(message: bytes) -> PodInfo:
     return _pod(request.config, request.runtime_handler)
 
 
-def read_container(message: bytes) -> tuple[ContainerInfo, str]:
-    """Read a CreateContainerRequest: the container, which has no id yet, and the cgroup parent that its pod asks for.
+def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
+    """Read a CreateContainerRequest: the container, which has no id yet, and what it repeats of its pod.
 
-    Raises Unreadable.
+    That is the pod's names, labels, annotations and cgroup parent; None if there is no sandbox config. Raises
+    Unreadable.
     """
     request = _asked(api_pb2.CreateContainerRequest, message)
     if not request.pod_sandbox_id or not request.HasField("config"):
@@ -69,7 +70,7 @@ def read_container(message: bytes) -> tuple[ContainerInfo, str]:
     config = request.config
     pod_id, metadata, annotations = request.pod_sandbox_id, config.metadata, dict(config.annotations)
     name, attempt, resources = metadata.name, metadata.attempt, resources_of(config.linux, "resources")
-    cgroup_parent = request.sandbox_config.linux.cgroup_parent
+    pod = _repeated(request.sandbox_config) if request.HasField("sandbox_config") else None
     envs = {entry.key: entry.value for entry in config.envs}
     del request, config, metadata  # else a long env would be there once more while it is decoded
     container = ContainerInfo(
@@ -80,7 +81,7 @@ def read_container(message: bytes) -> tuple[ContainerInfo, str]:
         resources=resources,
         envs=_decoded(envs),
     )
-    return container, cgroup_parent
+    return container, pod
 
 
 def read_id(message: bytes) -> str:
@@ -153,6 +154,20 @@ def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str) -> PodInfo:
         cgroup_parent=config.linux.cgroup_parent,
         overhead=resources_of(config.linux, "overhead"),
         resources=resources_of(config.linux, "resources"),
+    )
+
+
+def _repeated(config: api_pb2.PodSandboxConfig) -> PodInfo:
+    """Read what a container's create repeats of its pod; no more of it is looked at."""
+    metadata = config.metadata
+    return PodInfo(
+        name=metadata.name,
+        uid=metadata.uid,
+        namespace=metadata.namespace,
+        attempt=metadata.attempt,
+        labels=dict(config.labels),
+        annotations=dict(config.annotations),
+        cgroup_parent=config.linux.cgroup_parent,
     )
 
 

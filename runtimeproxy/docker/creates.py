@@ -19,7 +19,7 @@ from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.model import Adjustment, PodRecord, Subject
+from runtimeproxy.model import Adjustment, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.store import Store
 
 _A = TypeVar("_A", AskedPod, AskedContainer)
@@ -96,7 +96,10 @@ class CreatePodCall(CreateCall[AskedPod]):
     def subject(self, store: Store) -> Subject | None:
         """Read the pod; its cgroup parent cannot be told before the daemon's driver is known."""
         asked, driver = self.asked, self._daemon.lookup.driver
-        return None if driver is None else Subject(Lookup.pod_record(asked, driver))
+        if driver is None:
+            return None
+        pod = Lookup.pod_info(asked, driver)
+        return Subject(PodRecord(pod, pod))
 
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the daemon for its driver."""
@@ -143,12 +146,14 @@ class CreateContainerCall(CreateCall[AskedContainer]):
         return self._in(await self._daemon.lookup.pod(self.asked.container.pod_id), driver)
 
     def _in(self, pod: PodRecord | None, driver: Driver) -> Subject | None:
-        """Return the container in its pod; the kubelet's own cgroup parent of that stands in the request."""
+        """Return the container in its pod; of that the request repeats the cgroup parent, and no labels."""
         if pod is None:
             return None
         asked = self.asked
-        pod = records.pod_of_create(pod, cgroup.to_cri(asked.cgroup_parent, driver))
-        return Subject(pod, Lookup.container_record(asked, pod, driver))
+        repeated = PodInfo(cgroup_parent=cgroup.to_cri(asked.cgroup_parent, driver))
+        subject = records.in_pod(pod, repeated, asked.container)
+        container = Lookup.container_info(asked, subject.pod, driver)
+        return replace(subject, container=ContainerRecord(container, container))
 
     def unedited(self, store: Store) -> bool:
         """Tell that no pod has a cgroup parent that a hook gave it."""
@@ -166,7 +171,7 @@ class CreateContainerCall(CreateCall[AskedContainer]):
         made = records.created_container(subject, adjustment, translate.read_created_id(reply.message))
         container = records.container_of(made)
         effective = replace(container.effective, resources=self.released.container.resources)
-        return Subject(made.pod, replace(container, effective=effective))
+        return replace(made, container=replace(container, effective=effective))
 
     def _is(self, subject: Subject) -> bool:
         """Tell by what the kubelet calls it."""

@@ -15,7 +15,7 @@ from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.resources import CONTAINER_TYPE, POD_TYPE
 from runtimeproxy.docker.status import Shipped
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
-from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.model import ContainerInfo, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.sync import Listed
 from runtimeproxy.wire.json import Object
@@ -100,12 +100,12 @@ class Lookup:
             return None
         driver = await self.known_driver()
         if isinstance(asked, AskedPod):
-            return full_id, Subject(replace(self.pod_record(asked, driver), read=True))
+            return full_id, Subject(self._store.read_pod(self.pod_info(asked, driver)))
         pod = await self.pod(asked.container.pod_id)
         if pod is None:
             return None
-        container = self._store.container(full_id)  # its pod alone may be unknown
-        return full_id, Subject(pod, container or self.container_record(asked, pod, driver))
+        # Its pod alone may be unknown.
+        return full_id, Subject(pod, self._store.read_container(self.container_info(asked, pod, driver)))
 
     async def listed(self) -> Listed:
         """List all pods and containers of pods. Raises BackendError."""
@@ -126,7 +126,7 @@ class Lookup:
         asked = await self._inspected(pod_id)
         if not isinstance(asked, AskedPod):
             return None
-        return replace(self.pod_record(asked, await self.known_driver()), read=True)
+        return self._store.read_pod(self.pod_info(asked, await self.known_driver()))
 
     async def resources(self, container_id: str) -> Resources | None:
         """Read what limits a container now; None if it is no pod's, or not there. Raises BackendError, Unreadable."""
@@ -167,15 +167,13 @@ class Lookup:
         return shipped
 
     @staticmethod
-    def pod_record(asked: AskedPod, driver: Driver) -> PodRecord:
-        """Make the record of a pod: what the request or the daemon tells is taken as the kubelet's original."""
-        pod: PodInfo = replace(asked.pod, cgroup_parent=cgroup.to_cri(asked.cgroup_parent, driver))
-        return PodRecord(pod, pod)
+    def pod_info(asked: AskedPod, driver: Driver) -> PodInfo:
+        """Return a pod with its cgroup parent in CRI's form."""
+        return replace(asked.pod, cgroup_parent=cgroup.to_cri(asked.cgroup_parent, driver))
 
     @staticmethod
-    def container_record(asked: AskedContainer, pod: PodRecord, driver: Driver) -> ContainerRecord:
-        """Make the record of a container; a cgroup parent that is its pod's is not its own."""
+    def container_info(asked: AskedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
+        """Return a container with its cgroup parent in CRI's form; one that is its pod's is not its own."""
         parent = cgroup.to_cri(asked.cgroup_parent, driver)
         shared = ("", pod.original.cgroup_parent, pod.effective.cgroup_parent)
-        container: ContainerInfo = replace(asked.container, cgroup_parent="" if parent in shared else parent)
-        return ContainerRecord(container, container)
+        return replace(asked.container, cgroup_parent="" if parent in shared else parent)

@@ -60,7 +60,7 @@ def _write_pod_request(request: HookRequest) -> Message:
     message = api_pb2.PodSandboxHookRequest(
         pod_meta=_write_pod_meta(pod),
         runtime_handler=_text(pod.runtime_handler),
-        cgroup_parent=_text(pod.cgroup_parent),
+        cgroup_parent=_text(pod.cgroup_parent or ""),
         overhead=_write_resources(pod.overhead),
         resources=_write_resources(pod.resources),
     )
@@ -121,7 +121,7 @@ def _write_container_request(request: HookRequest) -> Message:
         ),
         container_resources=_write_resources(container.resources),
         pod_resources=_write_resources(pod.resources),
-        pod_cgroup_parent=_text(container.cgroup_parent or pod.cgroup_parent),
+        pod_cgroup_parent=_text(container.cgroup_parent or pod.cgroup_parent or ""),
     )
     _fill(message.container_annotations, container.annotations)
     _fill(message.pod_annotations, pod.annotations)

@@ -128,7 +128,7 @@ def changed(request: HookRequest, answer: HookAnswer) -> frozenset[str]:
         labels={} if request.container else request.pod.labels,
         annotations=subject.annotations,
         envs=request.container.envs if request.container else {},
-        cgroup_parent=request.pod.cgroup_parent,
+        cgroup_parent=request.pod.cgroup_parent or "",
         resources=subject.resources if answer.resources else None,
     )
     return frozenset(each.name for each in fields(sent) if getattr(sent, each.name) != getattr(answer, each.name))

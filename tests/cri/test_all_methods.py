@@ -128,7 +128,8 @@ def assert_said(name: str, message: bytes, answer: HookAnswer) -> None:
         said, asked, parent, resources = answer.labels, pod.labels, pod.cgroup_parent, pod.resources
         annotations: Mapping[str, str] = pod.annotations
     elif name == "CreateContainer":
-        container, parent = translate.read_container(message)
+        container, pod_of_create = translate.read_container(message)
+        parent = "" if pod_of_create is None else pod_of_create.cgroup_parent
         said, asked, annotations, resources = answer.envs, container.envs, container.annotations, container.resources
     else:  # of the resources only what the runtime would not hold anyway
         _, _, annotations = translate.read_update(message)

@@ -354,14 +354,18 @@ async def test_the_parent_of_a_pod_that_is_read_is_what_the_runtime_has(
 
 
 @virtual_time
-async def test_what_is_known_of_a_pods_create_stands_against_a_containers() -> None:
+async def test_a_containers_create_tells_the_kubelets_newest_word_on_its_pod() -> None:
     node = Node()
     node.know()
     node.plugins.add("a")
     request = cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
     request.sandbox_config.linux.cgroup_parent = "/elsewhere"
+    request.sandbox_config.annotations["note"] = "new"
+    request.sandbox_config.metadata.CopyFrom(POD_REQUEST.config.metadata)
     assert (await node.do(Operation.CREATE_CONTAINER, request)).released == [None]
-    assert node.plugins.asked[0].request.pod.cgroup_parent == POD.cgroup_parent
+    told = node.plugins.asked[0].request.pod
+    assert (told.cgroup_parent, told.annotations["note"]) == ("/elsewhere", "new")
+    assert node.store.pod(POD.id).effective == told
 
 
 @virtual_time

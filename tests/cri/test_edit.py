@@ -254,6 +254,11 @@ def test_update_request(changes: dict[str, ResourceValue], base: Resources | Non
 # ---- any request, any change
 
 
+def parent_of(pod: PodInfo | None) -> str | None:
+    """Return the cgroup parent that a create tells of its pod, "" if it tells none."""
+    return "" if pod is None else pod.cgroup_parent
+
+
 def texts(before: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
     return {**before, **changes}
 
@@ -310,17 +315,17 @@ def test_an_edited_pod_is_the_pod_with_the_changes(message: bytes, adjustment: A
 @settings(deadline=None)
 @given(CREATE_REQUESTS, ADJUSTMENTS)
 def test_an_edited_container_is_the_container_with_the_changes(message: bytes, adjustment: Adjustment) -> None:
-    container, asked_parent = readable(translate.read_container, message)
+    container, asked_pod = readable(translate.read_container, message)
     parent, resources = adjustment.cgroup_parent, adjustment.resources
     result = edit.edit_container(message, adjustment, parent)
-    after, parent_after = translate.read_container(result)
+    after, pod_after = translate.read_container(result)
     assert replace(after, resources=after.resources or Resources()) == replace(
         container,
         annotations=texts(container.annotations, adjustment.annotations),
         envs=texts(container.envs, adjustment.envs),
         resources=adjusted(container.resources, resources),
     )
-    assert parent_after == (asked_parent if parent is None else parent)
+    assert parent_of(pod_after) == (parent_of(asked_pod) if parent is None else parent)
     named = rest.in_create(adjustment.envs, adjustment.annotations, parent, resources)
     rest.assert_rest_is_untouched(message, result, named)
     assert edit.edit_container(result, adjustment, parent) is result
@@ -355,8 +360,8 @@ def echo(subject: PodInfo | ContainerInfo) -> Adjustment:
 @settings(deadline=None)
 @given(create_requests())
 def test_an_echo_is_no_change(message: bytes) -> None:
-    container, cgroup_parent = translate.read_container(message)
-    assert edit.edit_container(message, echo(container), cgroup_parent) is message
+    container, pod = translate.read_container(message)
+    assert edit.edit_container(message, echo(container), parent_of(pod)) is message
     request = cri_pb2.CreateContainerRequest.FromString(message)
     run = cri_pb2.RunPodSandboxRequest(config=request.sandbox_config).SerializeToString()
     assert edit.edit_pod(run, echo(translate.read_pod(run))) is run

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from google.protobuf.message import Message
@@ -119,7 +120,7 @@ def test_container() -> None:
         ),
         sandbox_config=POD_CONFIG,
     )
-    container, cgroup_parent = translate.read_container(request.SerializeToString())
+    container, pod = translate.read_container(request.SerializeToString())
     assert container == ContainerInfo(
         pod_id="p1",
         name="main",
@@ -128,7 +129,8 @@ def test_container() -> None:
         resources=RESOURCES,
         envs={"A": "2", "C": ""},
     )
-    assert cgroup_parent == POD_CONFIG.linux.cgroup_parent != ""
+    whole = translate.read_pod(cri_pb2.RunPodSandboxRequest(config=POD_CONFIG).SerializeToString())
+    assert pod == replace(whole, overhead=None, resources=None)
 
 
 def test_env_whose_key_is_not_utf8_is_left_out() -> None:
@@ -139,7 +141,7 @@ def test_env_whose_key_is_not_utf8_is_left_out() -> None:
 
 def test_container_without_linux_and_without_its_pods_config() -> None:
     request = cri_pb2.CreateContainerRequest(pod_sandbox_id="p1", config=cri_pb2.ContainerConfig())
-    assert translate.read_container(request.SerializeToString()) == (ContainerInfo(pod_id="p1"), "")
+    assert translate.read_container(request.SerializeToString()) == (ContainerInfo(pod_id="p1"), None)
 
 
 def test_what_is_not_read_need_not_be_text() -> None:

@@ -195,14 +195,15 @@ async def test_a_parent_changed_for_the_pod_goes_into_its_containers_also_withou
         assert node.told.pod.cgroup_parent == parent
 
 
-async def test_a_container_that_names_another_parent_than_its_pod_keeps_it(node: Node) -> None:
+async def test_a_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
     node.plugins.add("a", points=("PreCreateContainer",))
     pod_id = await node.create_pod()
     body = node.container_body(pod_id)
     body["HostConfig"]["CgroupParent"] = "/elsewhere"
     container_id = id_of(await node.create("web", body))
     assert node.came(CREATE) == written(body)
-    assert node.container(container_id).effective.cgroup_parent == "/elsewhere"
+    assert node.container(container_id).effective.cgroup_parent == ""
+    assert node.pod_of(pod_id).effective.cgroup_parent == "/elsewhere"
 
 
 @pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
