@@ -2,11 +2,12 @@
 
 Owns these calls and their errors.
 Must not know: held streams, the Store.
-Invariant: NotFound is an answer (None); everything else that fails is a BackendError.
+Invariant: that there is no such thing is an answer (None); everything else that fails is a BackendError.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.cri import api_pb2, listing, status
@@ -21,6 +22,29 @@ REPLY_LIMIT = 16 * 2**20
 
 _BROKEN_OFF = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
 """Statuses by which a runtime says that it was not allowed to finish, and not that it refuses."""
+_SAYS_NOTHING = _BROKEN_OFF | {grpc.DEADLINE_EXCEEDED, grpc.RESOURCE_EXHAUSTED, grpc.UNIMPLEMENTED}
+"""Statuses that say nothing of a single pod or container."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How pods or containers are asked about."""
+
+    method: str
+    request: Callable[..., bytes]
+    list_method: str
+    list_request: Callable[[str], bytes]
+    listed: Callable[[bytes], Iterator[PodInfo] | Iterator[ContainerInfo]]
+
+
+_POD_STATUS = _Kind("PodSandboxStatus", status.pod_status_request, "ListPodSandbox", listing.pods_request, listing.pods)
+_CONTAINER_STATUS = _Kind(
+    "ContainerStatus",
+    status.container_status_request,
+    "ListContainers",
+    partial(listing.containers_request, ""),
+    listing.containers,
+)
 
 
 class Backend:
@@ -31,15 +55,15 @@ class Backend:
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         """Read a pod sandbox; None if there is none. Raises BackendError, Unreadable."""
-        reply = await self._status(version, "PodSandboxStatus", status.pod_status_request(pod_id))
-        return None if reply is None else status.read_pod_status(reply)
+        reply = await self._status(version, _POD_STATUS, pod_id)
+        return None if reply is None else status.read_pod_status(reply, pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
         """Read a container; None if there is none. Raises BackendError, Unreadable, also if nobody tells its pod."""
-        reply = await self._status(version, "ContainerStatus", status.container_status_request(container_id))
+        reply = await self._status(version, _CONTAINER_STATUS, container_id)
         if reply is None:
             return None
-        info = status.read_container_status(reply)
+        info = status.read_container_status(reply, container_id)
         return info if info.pod_id else await self._with_pod(version, info)
 
     async def _with_pod(self, version: str, info: ContainerInfo) -> ContainerInfo | None:
@@ -54,19 +78,17 @@ class Backend:
 
     async def pod_state(self, version: str, pod_id: str) -> api_pb2.PodSandboxState | None:
         """Read whether a pod sandbox is ready; None if there is none. Raises BackendError, Unreadable."""
-        request = status.pod_status_request(pod_id, verbose=False)
-        reply = await self._status(version, "PodSandboxStatus", request)
+        reply = await self._status(version, _POD_STATUS, pod_id, verbose=False)
         return None if reply is None else status.read_pod_state(reply)
 
     async def container_state(self, version: str, container_id: str) -> api_pb2.ContainerState | None:
         """Read how far a container is; None if there is none. Raises BackendError, Unreadable."""
-        request = status.container_status_request(container_id, verbose=False)
-        reply = await self._status(version, "ContainerStatus", request)
+        reply = await self._status(version, _CONTAINER_STATUS, container_id, verbose=False)
         return None if reply is None else status.read_container_state(reply)
 
     async def pods(self, version: str) -> Iterator[PodInfo]:
         """List all pod sandboxes, by id and metadata. Raises BackendError; the iterator raises Unreadable."""
-        return listing.pods(await self._ask(version, "ListPodSandbox", listing.PODS_REQUEST))
+        return listing.pods(await self._ask(version, "ListPodSandbox", listing.pods_request()))
 
     async def containers(self, version: str, pod_id: str = "") -> Iterator[ContainerInfo]:
         """List all containers, or those of a pod, by id and metadata.
@@ -75,13 +97,26 @@ class Backend:
         """
         return listing.containers(await self._ask(version, "ListContainers", listing.containers_request(pod_id)))
 
-    async def _status(self, version: str, method: str, request: bytes) -> bytes | None:
-        try:
-            return await self._ask(version, method, request)
-        except BackendError as error:
-            if error.code == grpc.NOT_FOUND:
-                return None
-            raise
+    async def _status(self, version: str, kind: _Kind, any_id: str, *, verbose: bool = True) -> bytes | None:
+        """Ask for a status, verbose first; None if there is no such pod or container.
+
+        The verbose part has sources of its own, which may fail where the plain status does not: containerd's sandbox
+        controllers then answer NOT_FOUND of a pod that is there. Of what is not there not every runtime says NOT_FOUND
+        (cri-dockerd: UNKNOWN), so a list settles it.
+        """
+        for verbosely in (True, False) if verbose else (False,):
+            try:
+                return await self._ask(version, kind.method, kind.request(any_id, verbose=verbosely))
+            except BackendError as error:
+                if error.code in _SAYS_NOTHING:
+                    raise
+                failed = error
+        if failed.code == grpc.NOT_FOUND:
+            return None
+        listed = kind.listed(await self._ask(version, kind.list_method, kind.list_request(any_id)))
+        if any(item.id.startswith(any_id) for item in listed):
+            raise failed
+        return None
 
     async def _ask(self, version: str, method: str, request: bytes) -> bytes:
         try:

@@ -21,10 +21,12 @@ from runtimeproxy.wire import protobuf
 ITEMS = 1
 """The field of both responses that holds the items."""
 
-PODS_REQUEST = b""
-"""A ListPodSandboxRequest of all pods."""
-
 _M = TypeVar("_M", bound=Message)
+
+
+def pods_request(pod_id: str = "") -> bytes:
+    """Make a ListPodSandboxRequest: of all pods, or of one; its filter has a container's fields, in their places."""
+    return containers_request(container_id=pod_id)
 
 
 def containers_request(pod_id: str = "", container_id: str = "") -> bytes:

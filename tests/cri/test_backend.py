@@ -173,7 +173,7 @@ async def test_an_update_is_sent_as_it_is_with_the_time_it_has(
 
 
 @pytest.mark.parametrize("method", ASKS)
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED])
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
 async def test_an_error_status_names_the_method_and_keeps_its_code(
     runtime: FakeRuntime, backend: Backend, method: str, code: grpc.StatusCode
 ) -> None:
@@ -257,14 +257,39 @@ async def test_a_status_that_the_runtime_does_not_answer_ends_with_its_time(
     assert caught.value.code == wire_grpc.DEADLINE_EXCEEDED
 
 
-async def test_a_status_without_an_id_cannot_be_read(
-    runtime: FakeRuntime, backend: Backend, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.PERMISSION_DENIED])
+async def test_of_what_is_not_there_a_runtime_may_say_anything(
+    runtime: FakeRuntime, backend: Backend, code: grpc.StatusCode
 ) -> None:
-    monkeypatch.setattr(runtime.state, "answer", lambda version, method, message: b"")
-    with pytest.raises(Unreadable):
-        await backend.pod("v1", "p1")
-    with pytest.raises(Unreadable):
-        await backend.container("v1", "c1")
+    pod_id, container_id = made(runtime)
+    for method in ("PodSandboxStatus", "ContainerStatus"):
+        runtime.inject(method, Injection(code=code, details="No such container"))
+    for missing in (backend.pod, backend.pod_state, backend.container, backend.container_state):
+        assert await missing("v1", "gone") is None
+    for ask, there in ((backend.pod, pod_id), (backend.container, container_id), (backend.pod_state, pod_id[:7])):
+        with pytest.raises(BackendError) as caught:
+            await ask("v1", there)
+        assert caught.value.code == code.value[0], "it is listed"
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN])
+async def test_where_only_the_verbose_status_fails_the_plain_one_is_asked_for(
+    runtime: FakeRuntime, backend: Backend, code: grpc.StatusCode
+) -> None:
+    pod_id, container_id = made(runtime)
+    for method in ("PodSandboxStatus", "ContainerStatus"):
+        runtime.inject(method, Injection(code=code, times=1))
+    pod, container = await backend.pod("v1", pod_id), await backend.container("v1", container_id)
+    assert pod is not None
+    assert container is not None
+    assert (pod.name, pod.cgroup_parent) == ("web", None)
+    assert (container.name, container.pod_id) == ("main", pod_id)
+    assert [
+        cri.PodSandboxStatusRequest.FromString(r.message).verbose for r in runtime.requests("PodSandboxStatus")
+    ] == [
+        True,
+        False,
+    ]
 
 
 async def test_a_runtime_that_comes_back_is_reached_again(tmp_path: Path) -> None:

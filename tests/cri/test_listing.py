@@ -93,4 +93,4 @@ def test_the_list_of_a_pods_containers_asks_for_those_of_the_pod() -> None:
     wanted = cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id="p1"))
     assert cri.ListContainersRequest.FromString(listing.containers_request("p1")) == wanted
     assert cri.ListContainersRequest.FromString(listing.containers_request()) == cri.ListContainersRequest()
-    assert cri.ListPodSandboxRequest.FromString(listing.PODS_REQUEST) == cri.ListPodSandboxRequest()
+    assert cri.ListPodSandboxRequest.FromString(listing.pods_request()) == cri.ListPodSandboxRequest()
