@@ -6,7 +6,7 @@ Invariant: an answer is taken whole or not at all; every failure is counted and 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
 from runtimeproxy import merge
@@ -73,16 +73,22 @@ class Dispatcher:
             )
         return adjustment
 
-    async def after(self, point: HookPoint, request: HookRequest, end: float) -> None:
-        """Tell the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing."""
-        plugins = self._plugins.plugins_for(point)
+    async def after(self, point: HookPoint, request: HookRequest, end: float, told: Set[str] = frozenset()) -> set[str]:
+        """Tell the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing.
+
+        Those named in ``told`` know it already. Returns the names of those that know it now.
+        """
+        plugins = [plugin for plugin in self._plugins.plugins_for(point) if plugin.name not in told]
+        well = set(told)
         for place, plugin in enumerate(plugins, 1):
             try:
                 share = self._share(end, plugins[place:])
                 with self._attempts.attempt(plugin, point, request.pod, share) as seconds:
                     await self._call(plugin, point, request, seconds)
+                well.add(plugin.name)
             except HookError as error:
                 self._count_failure(plugin, error, request.name)
+        return well
 
     def failed(self, point: HookPoint | None, reason: Reason, detail: str, name: str = "") -> None:
         """Count a failure of each plugin of a point that could not be asked; None is a point that does not exist.

@@ -198,6 +198,19 @@ def overlay(base: Resources | None, changes: Mapping[str, ResourceValue]) -> Res
     return replace(start, **values)  # type: ignore[arg-type]
 
 
+def swap_beside(memory: int, swap: int, new_memory: int) -> int:
+    """Return the swap limit (memory included) for a new memory limit, from the two limits as they were.
+
+    Where they were equal there was no swap, and is none: so it is with the kubelet's. None is below the memory limit,
+    which kernel and runtimes refuse, and none is left where no memory is limited (0).
+    """
+    if swap == memory:
+        return new_memory
+    if swap <= 0:
+        return swap
+    return max(swap, new_memory) if new_memory else 0
+
+
 def is_echo(sent: Resources, said: Resources) -> bool:
     """Tell a whole echo from a partial answer: proto3 has no presence, so the numbers must tell."""
     numbers = [name for name in NUMBER_FIELDS if getattr(sent, name)]

@@ -1,14 +1,18 @@
 """The straight line behind the runtime's answer, in time: the commit, the Post hooks, and when the answer goes."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from runtimeproxy import lifecycle
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookpoints import Operation
+from runtimeproxy.model import PodRecord, Subject
 from tests.fakes.calls import SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
+from tests.fakes.plugins import NOTHING
 
 CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
@@ -84,3 +88,58 @@ async def test_who_is_told_behind_the_answer_only_has_the_subject_read_in_the_ho
     core.plugins.add("a", points=("PostStopContainer",))
     await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
     assert bool(core.plugins.asked) is told
+
+
+# -- a pod that is stopped several times ------------------------------------------------------------------------------
+
+STOPPED = Subject(SUBJECT.pod)
+
+
+async def stop_pod(core: Core) -> None:
+    call = FakeCall(Operation.STOP_POD_SANDBOX, known=STOPPED, key="p1")
+    assert (await core.run(call))[-1] == "answer"
+
+
+@virtual_time
+async def test_who_was_told_well_that_a_pod_was_stopped_is_not_told_again() -> None:
+    core = Core()
+    core.plugins.add("a")
+    for _ in range(3):
+        await stop_pod(core)
+    assert core.plugins.told() == [("a", "PostStopPodSandbox")]
+    core.plugins.add("late")
+    await stop_pod(core)
+    assert core.plugins.told() == [("a", "PostStopPodSandbox"), ("late", "PostStopPodSandbox")]
+
+
+@virtual_time
+async def test_who_failed_when_it_was_told_that_a_pod_was_stopped_is_told_again() -> None:
+    core = Core()
+    core.plugins.add("a")
+    failing = core.plugins.add("b", Reason.ERROR_STATUS)
+    await stop_pod(core)
+    failing.behaviour = NOTHING
+    for _ in range(2):
+        await stop_pod(core)
+    assert [plugin for plugin, _ in core.plugins.told()] == ["a", "b", "b"]
+
+
+@virtual_time
+async def test_a_pod_that_has_the_id_of_one_that_was_stopped_is_told_of() -> None:
+    core = Core()
+    core.plugins.add("a", points=("PostStopPodSandbox",))
+    await stop_pod(core)
+    await core.run(FakeCall(Operation.RUN_POD_SANDBOX, known=STOPPED, key="new"))
+    await stop_pod(core)
+    assert len(core.plugins.asked) == 2
+
+
+@virtual_time
+async def test_of_many_stopped_pods_the_oldest_may_be_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "STOPPED_PODS", 1)
+    core = Core()
+    core.plugins.add("a", points=("PostStopPodSandbox",))
+    for pod_id in ("p1", "p2", "p2", "p1"):
+        pod = replace(SUBJECT.pod.effective, id=pod_id)
+        await core.run(FakeCall(Operation.STOP_POD_SANDBOX, known=Subject(PodRecord(pod, pod)), key=pod_id))
+    assert [asked.request.pod.id for asked in core.plugins.asked] == ["p1", "p2", "p1"]

@@ -31,6 +31,12 @@ class Identified(_message.Message):
     id: str
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
+class VersionResponse(_message.Message):
+    __slots__ = ("runtime_name",)
+    RUNTIME_NAME_FIELD_NUMBER: _ClassVar[int]
+    runtime_name: str
+    def __init__(self, runtime_name: _Optional[str] = ...) -> None: ...
+
 class HugepageLimit(_message.Message):
     __slots__ = ("page_size", "limit")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from runtimeproxy.call import Unreadable
-from runtimeproxy.cri import api_pb2, listing, status
+from runtimeproxy.cri import api_pb2, listing, status, translate
 from runtimeproxy.cri.routes import runtime_path
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import ContainerInfo, PodInfo
@@ -22,6 +22,8 @@ REPLY_LIMIT = 16 * 2**20
 
 _BROKEN_OFF = frozenset({grpc.CANCELLED, grpc.UNAVAILABLE})
 """Statuses by which a runtime says that it was not allowed to finish, and not that it refuses."""
+_LIFT_MEMORY = frozenset({"containerd"})
+"""The names of runtimes that hand -1 on to runc; CRI-O and cri-dockerd refuse it."""
 _SAYS_NOTHING = _BROKEN_OFF | {grpc.DEADLINE_EXCEEDED, grpc.RESOURCE_EXHAUSTED, grpc.UNIMPLEMENTED}
 """Statuses that say nothing of a single pod or container."""
 
@@ -52,6 +54,13 @@ class Backend:
 
     def __init__(self, endpoint: str) -> None:
         self._client = UnaryClient(endpoint, max_reply_bytes=REPLY_LIMIT)
+        self.lifts_memory = False
+        """Whether the runtime is known to take -1 in an update for no memory limit."""
+
+    async def learn(self, version: str) -> None:
+        """Ask the runtime what it is. Raises BackendError, Unreadable."""
+        reply = translate.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
+        self.lifts_memory = reply.runtime_name in _LIFT_MEMORY
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         """Read a pod sandbox; None if there is none. Raises BackendError, Unreadable."""

@@ -37,11 +37,14 @@ class RunPodCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the sandbox config."""
-        return edit.edit_pod(self.message, adjustment)
+        return edit.edit_pod(self.message, self._said(adjustment))
+
+    def _said(self, adjustment: Adjustment) -> Adjustment:
+        return replace(adjustment, resources=edit.said_in_create(adjustment.resources, self.asked.resources))
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        return records.created_pod(subject, adjustment, translate.read_id(reply.message))
+        return records.created_pod(subject, self._said(adjustment), translate.read_id(reply.message))
 
     async def _fate(self, store: Store) -> Reply:
         """Look for the pod among those that the runtime has."""
@@ -88,11 +91,15 @@ class CreateCall(CriCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
         parent = records.parent_to_put_in(subject.pod, adjustment)
-        return edit.edit_container(self.message, adjustment, parent)
+        return edit.edit_container(self.message, self._said(adjustment), parent)
+
+    def _said(self, adjustment: Adjustment) -> Adjustment:
+        asked = self.asked[0].resources
+        return replace(adjustment, resources=edit.said_in_create(adjustment.resources, asked))
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        return records.created_container(subject, adjustment, translate.read_id(reply.message))
+        return records.created_container(subject, self._said(adjustment), translate.read_id(reply.message))
 
     async def _fate(self, store: Store) -> Reply:
         """Look for the container among those of its pod."""

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind
-from runtimeproxy.model import NO_RESOURCES, Adjustment, Resources, ResourceValue, overlay
+from runtimeproxy.model import NO_RESOURCES, Adjustment, Resources, ResourceValue, overlay, swap_beside
 from runtimeproxy.wire.protobuf import Edit, entries_field, message_field, rewrite, string_field, varint_field
 
+Changes = Mapping[str, ResourceValue]
 Edits = dict[int, Edit]
 
 _POD = api_pb2.RunPodSandboxRequest
@@ -25,6 +26,9 @@ _CONTAINER_LINUX = api_pb2.LinuxContainerConfig
 _UPDATE = api_pb2.UpdateContainerResourcesRequest
 
 
+_MEMORY = "memory_limit_in_bytes"
+_SWAP = "memory_swap_limit_in_bytes"
+_UNLIMITED = -1
 _NOT_IN_UPDATES = frozenset({"oom_score_adj"})
 """The runtime spec has it beside the process, not among the resources that ``runc update`` sets."""
 
@@ -32,7 +36,7 @@ _NOT_IN_UPDATES = frozenset({"oom_score_adj"})
 class Said(NamedTuple):
     """The resources to put into an update, and the names of those that it cannot bring about."""
 
-    resources: Mapping[str, ResourceValue]
+    resources: Changes
     left_out: tuple[str, ...]
 
 
@@ -69,7 +73,7 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
     return _rewrite(message, edits)
 
 
-def edit_update(message: bytes, resources: Mapping[str, ResourceValue], annotations: Mapping[str, str]) -> bytes:
+def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, str]) -> bytes:
     """Put resources and annotations into an UpdateContainerResourcesRequest; 0 and "" leave a field unset."""
     edits = {
         **_resources(_UPDATE.LINUX_FIELD_NUMBER, resources),
@@ -78,14 +82,53 @@ def edit_update(message: bytes, resources: Mapping[str, ResourceValue], annotati
     return _rewrite(message, edits)
 
 
-def said_in_update(changes: Mapping[str, ResourceValue], present: Resources | None) -> Said:
+def said_in_create(changes: Changes, asked: Resources | None) -> Changes:
+    """Return the changes to put into a create that has ``asked``.
+
+    Unlimited memory is 0 there: CRI-O and cri-dockerd refuse -1. A swap limit moves with a memory limit.
+    """
+    if _MEMORY not in changes:
+        return changes
+    memory = max(_bytes(changes[_MEMORY]), 0)
+    held = asked or NO_RESOURCES
+    return {**_swap(held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes, memory), **changes, _MEMORY: memory}
+
+
+def said_in_update(
+    changes: Changes, present: Resources | None, asked: Resources | None = None, *, lifts_memory: bool = False
+) -> Said:
     """Tell which changes of a container that has ``present`` an update can carry, and which it cannot bring about.
 
-    0 and "" leave what is, and no runtime changes the OOM score of a process that it has started.
+    ``asked`` is what the update says by itself. 0 and "" leave what is, and no runtime changes the OOM score of a
+    process that it has started. ``lifts_memory``: the runtime takes -1 for no memory limit; where there is none anyhow
+    0 says so, to every runtime. A swap limit moves with a memory limit.
     """
+    held, request = present or NO_RESOURCES, asked or NO_RESOURCES
     said = {name: value for name, value in changes.items() if name not in _NOT_IN_UPDATES}
-    cleared = {name for name, value in said.items() if not value and getattr(present or NO_RESOURCES, name)}
+    if said.get(_MEMORY) == _UNLIMITED and held.memory_limit_in_bytes <= 0:
+        said[_MEMORY] = 0
+    elif said.get(_MEMORY) == _UNLIMITED and not lifts_memory:
+        del said[_MEMORY]
+    if said.get(_MEMORY):
+        memory, swap = request.memory_limit_in_bytes or held.memory_limit_in_bytes, request.memory_swap_limit_in_bytes
+        if not swap:
+            memory, swap = held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes
+        said = {**_swap(memory, swap, _bytes(said[_MEMORY])), **said}
+    cleared = {name for name, value in said.items() if not value and getattr(held, name)}
     return Said(said, tuple(sorted(cleared | (changes.keys() - said.keys()))))
+
+
+def _swap(memory: int, swap: int, new_memory: int) -> Changes:
+    """Return the change of a swap limit that goes with one of the memory limit; one that is not set stays so."""
+    if swap <= 0:
+        return {}
+    new_swap = _UNLIMITED if new_memory == _UNLIMITED else swap_beside(memory, swap, new_memory)
+    return {} if new_swap == swap else {_SWAP: new_swap}
+
+
+def _bytes(value: ResourceValue) -> int:
+    assert isinstance(value, int)
+    return value
 
 
 def taken_in_update(resources: Resources | None) -> Resources | None:
@@ -93,7 +136,7 @@ def taken_in_update(resources: Resources | None) -> Resources | None:
     return None if resources is None else overlay(resources, dict.fromkeys(_NOT_IN_UPDATES, 0))
 
 
-def update_request(container_id: str, changes: Mapping[str, ResourceValue], base: Resources | None) -> bytes:
+def update_request(container_id: str, changes: Changes, base: Resources | None) -> bytes:
     """Make an UpdateContainerResourcesRequest that carries only the changed fields.
 
     ``base`` is what the container has: a map field is sent whole, as a runtime may merge it or replace it.
@@ -121,7 +164,7 @@ def _cgroup_parent(parent: str | None) -> Edits:
     return {} if parent is None else {_POD_LINUX.CGROUP_PARENT_FIELD_NUMBER: string_field(parent)}
 
 
-def _resources(number: int, changes: Mapping[str, ResourceValue]) -> Edits:
+def _resources(number: int, changes: Changes) -> Edits:
     """Edit a LinuxContainerResources in a field."""
     table = ((*RESOURCE_TABLE[name], value) for name, value in changes.items())
     return _inside(number, {inner: _TO_WIRE[kind](value) for inner, kind, value in table})

@@ -30,7 +30,7 @@ class State:
         self._version = VERSIONS[0]
 
     async def listed(self) -> Listed:
-        """List all pods and containers, and find out which version the runtime has."""
+        """List all pods and containers, and find out what the runtime is and which version it has."""
         try:
             return await self._listed(VERSIONS[0])
         except BackendError as error:
@@ -41,6 +41,7 @@ class State:
     async def _listed(self, version: str) -> Listed:
         pods = await self._backend.pods(version)
         self._version = version
+        await self._backend.learn(version)
         return Listed(await _ids(pods), await _ids(await self._backend.containers(version)))
 
     async def pod(self, pod_id: str) -> PodRecord | None:

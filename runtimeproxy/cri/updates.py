@@ -66,7 +66,7 @@ class StartCall(ContainerCall):
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Update the created container: that holds from its first instruction on (hook-api, PreStartContainer)."""
         present = records.container_of(subject).effective.resources
-        said = edit.said_in_update(adjustment.resources, present)
+        said = edit.said_in_update(adjustment.resources, present, lifts_memory=self._backend.lifts_memory)
         self._recorder.left_out(self.operation.value, said.left_out, by="an update")
         resources = {name: value for name, value in said.resources.items() if value}
         if not resources:
@@ -103,7 +103,10 @@ class UpdateCall(ContainerCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put in each field whose result differs from what the runtime would hold after these bytes alone."""
         differing = records.differing(subject, self.said.asked, adjustment)
-        said = edit.said_in_update(differing, records.container_of(subject).effective.resources)
+        present = records.container_of(subject).effective.resources
+        said = edit.said_in_update(
+            differing, present, self.said.asked.resources, lifts_memory=self._backend.lifts_memory
+        )
         self._recorder.left_out(self.operation.value, said.left_out, by="an update")
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
         self.said = replace(self.said, put_in=said.resources, annotations=adjustment.annotations)

@@ -16,7 +16,7 @@ from typing import Any
 
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.errors import WireError
-from runtimeproxy.model import Adjustment, Resources, ResourceValue
+from runtimeproxy.model import Adjustment, Resources, ResourceValue, swap_beside
 from runtimeproxy.wire.json import Chosen, Edit, Elements, Members, Object, Put, parse, rewrite
 
 Changes = Mapping[str, ResourceValue]
@@ -88,7 +88,7 @@ def _said_in_create(asked: Resources, changes: Changes) -> dict[str, ResourceVal
     if said.get(_MEMORY) == _UNLIMITED:
         said[_MEMORY] = 0
     if _MEMORY in said and _SWAP not in said:
-        said[_SWAP] = _swap(asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes, said[_MEMORY])
+        said[_SWAP] = swap_beside(asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes, _bytes(said[_MEMORY]))
     return said
 
 
@@ -104,7 +104,7 @@ def _said_in_update(asked: Resources, present: Resources, changes: Changes) -> d
         if present.memory_limit_in_bytes:
             del said[_MEMORY]
     if said.get(_MEMORY) and not said.get(_SWAP):
-        said[_SWAP] = _swap(*_limits(asked, present), said[_MEMORY])
+        said[_SWAP] = swap_beside(*_limits(asked, present), _bytes(said[_MEMORY]))
     elif _MEMORY in said and asked.memory_limit_in_bytes:
         said.setdefault(_SWAP, 0)
     return said
@@ -123,17 +123,9 @@ def _limits(asked: Resources, present: Resources) -> tuple[int, int]:
     return held, present.memory_swap_limit_in_bytes or 2 * held  # the daemon's default at create
 
 
-def _swap(memory: int, swap: int, new_memory: ResourceValue) -> int:
-    """Return the swap limit (memory included) for a new memory limit, from the two limits as they were.
-
-    Where they were equal there was no swap, and is none: so it is with the kubelet's.
-    """
-    assert isinstance(new_memory, int)
-    if swap == memory:
-        return new_memory
-    if swap <= 0:
-        return swap
-    return max(swap, new_memory) if new_memory else 0
+def _bytes(value: ResourceValue) -> int:
+    assert isinstance(value, int)
+    return value
 
 
 # -- the members of a body -------------------------------------------------------------------------------------------

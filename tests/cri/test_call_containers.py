@@ -249,8 +249,8 @@ UPDATES = [
         HookAnswer(resources=Resources(cpu_quota=-1, memory_limit_in_bytes=-1)),
         {"cpu_quota": 5000},
         CONTAINER,
-        {"cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_quota": -1, "memory_limit_in_bytes": -1},
+        {"cpu_quota": -1},
+        {"cpu_quota": -1},
         id="unlimited",
     ),
     pytest.param(

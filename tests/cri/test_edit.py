@@ -125,6 +125,64 @@ def test_what_an_update_can_say(
     assert edit.said_in_update(changes, Resources(cpuset_cpus="0-3", cpu_shares=7)) == (said, left_out)
 
 
+@pytest.mark.parametrize(
+    ("asked", "changes", "memory", "swap"),
+    [
+        pytest.param((0, 0), {"memory_limit_in_bytes": -1}, 0, 0, id="no limit is 0"),
+        pytest.param((5, 5), {"memory_limit_in_bytes": -1}, 0, 0, id="an equal swap limit goes with it"),
+        pytest.param((5, 9), {"memory_limit_in_bytes": -1}, 0, 0, id="a swap limit needs a memory limit"),
+        pytest.param((5, -1), {"memory_limit_in_bytes": -1}, 0, -1, id="unlimited swap stays"),
+        pytest.param((5, 5), {"memory_limit_in_bytes": 7}, 7, 7, id="an equal swap limit moves up"),
+        pytest.param((5, 5), {"memory_limit_in_bytes": 3}, 3, 3, id="an equal swap limit moves down"),
+        pytest.param((5, 9), {"memory_limit_in_bytes": 7}, 7, 9, id="another swap limit stays"),
+        pytest.param((5, 9), {"memory_limit_in_bytes": 10}, 10, 10, id="none is below the memory limit"),
+        pytest.param((5, 0), {"memory_limit_in_bytes": 7}, 7, 0, id="what is not set stays so"),
+        pytest.param((0, 0), {"memory_limit_in_bytes": 7}, 7, 0, id="what is not set stays so, without a limit"),
+        pytest.param((5, 5), {"memory_limit_in_bytes": 7, "memory_swap_limit_in_bytes": 8}, 7, 8, id="a hook's own"),
+        pytest.param((5, 5), {"memory_swap_limit_in_bytes": -1}, 5, -1, id="a hook's swap limit alone"),
+    ],
+)
+def test_memory_and_swap_of_a_create(
+    asked: tuple[int, int], changes: dict[str, ResourceValue], memory: int, swap: int
+) -> None:
+    resources = Resources(memory_limit_in_bytes=asked[0], memory_swap_limit_in_bytes=asked[1])
+    made = overlay(resources, edit.said_in_create(changes, resources))
+    assert made is not None
+    assert (made.memory_limit_in_bytes, made.memory_swap_limit_in_bytes) == (memory, swap)
+    assert edit.said_in_create({"memory_limit_in_bytes": -1}, None) == {"memory_limit_in_bytes": 0}
+
+
+@pytest.mark.parametrize("lifts", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "present", "change", "lifted", "not_lifted"),
+    [
+        pytest.param((0, 0), (0, 0), -1, {"memory": 0}, {"memory": 0}, id="there is no limit"),
+        pytest.param((9, 9), (0, 0), -1, {"memory": 0}, {"memory": 0}, id="there is none but the update's own"),
+        pytest.param((0, 0), (9, 0), -1, {"memory": -1}, {}, id="there is one"),
+        pytest.param((0, 0), (9, 9), -1, {"memory": -1, "swap": -1}, {}, id="and an equal swap limit"),
+        pytest.param((0, 0), (9, -1), -1, {"memory": -1}, {}, id="and unlimited swap"),
+        pytest.param((0, 0), (5, 5), 7, {"memory": 7, "swap": 7}, {"memory": 7, "swap": 7}, id="held, equal"),
+        pytest.param((6, 6), (5, 5), 7, {"memory": 7, "swap": 7}, {"memory": 7, "swap": 7}, id="asked, equal"),
+        pytest.param((6, 0), (5, 5), 7, {"memory": 7, "swap": 7}, {"memory": 7, "swap": 7}, id="held beside asked"),
+        pytest.param((0, 5), (5, 9), 7, {"memory": 7, "swap": 7}, {"memory": 7, "swap": 7}, id="asked, memory held"),
+        pytest.param((0, 0), (5, 9), 7, {"memory": 7}, {"memory": 7}, id="another swap limit"),
+        pytest.param((0, 0), (5, 0), 7, {"memory": 7}, {"memory": 7}, id="none set"),
+        pytest.param((0, 0), (5, 5), 0, {"memory": 0}, {"memory": 0}, id="0 leaves what is"),
+    ],
+)
+def test_memory_and_swap_of_an_update(
+    asked: tuple[int, int], present: tuple[int, int], change: int, lifted: object, not_lifted: object, lifts: bool
+) -> None:
+    request, held = (Resources(memory_limit_in_bytes=m, memory_swap_limit_in_bytes=s) for m, s in (asked, present))
+    said = edit.said_in_update({"memory_limit_in_bytes": change}, held, request, lifts_memory=lifts)
+    short = {
+        name.removesuffix("_limit_in_bytes").removeprefix("memory_"): value for name, value in said.resources.items()
+    }
+    assert short == (lifted if lifts else not_lifted)
+    left_out = (change == -1 and not short) or (change == 0 and bool(held.memory_limit_in_bytes))
+    assert said.left_out == (("memory_limit_in_bytes",) if left_out else ())
+
+
 def test_what_a_container_does_not_have_is_not_left_out_where_it_is_cleared() -> None:
     assert edit.said_in_update({"cpuset_cpus": ""}, None) == ({"cpuset_cpus": ""}, ())
 

@@ -184,16 +184,17 @@ async def test_an_update_without_an_answer_has_the_container_read_again(node: No
     assert node.told_container.resources == (replace(ASKED, cpu_shares=7) if done else ASKED)
 
 
-async def test_an_update_of_a_sandbox_has_no_hook_and_its_pod_is_read_again(node: Node) -> None:
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_an_update_of_a_sandbox_has_no_hook_and_its_pod_is_read_again(node: Node, by_name: bool) -> None:
     node.plugins.add("a", policy=FAIL)
     pod_id, _ = await node.made()
-    for reference in (pod_id, node.dockerd.container(pod_id).name):
-        assert (await node.act("update", reference, {"CpuShares": 77})).status == 200
-        assert node.points == []
-        await until(lambda: node.store.pod(pod_id) is None)
-        await node.act("stop", pod_id)
-        assert node.told.pod.resources == Resources(cpu_shares=77)
-        assert node.points == ["PostStopPodSandbox"]
+    reference = node.dockerd.container(pod_id).name if by_name else pod_id
+    assert (await node.act("update", reference, {"CpuShares": 77})).status == 200
+    assert node.points == []
+    await until(lambda: node.store.pod(pod_id) is None)
+    await node.act("stop", pod_id)
+    assert node.told.pod.resources == Resources(cpu_shares=77)
+    assert node.points == ["PostStopPodSandbox"]
 
 
 async def test_an_update_whose_call_has_ended_is_not_sent_and_not_waited_for(node: Node) -> None:

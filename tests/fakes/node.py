@@ -155,6 +155,7 @@ class FakeBackend:
     error: BackendError | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
     updates: list[tuple[str, bytes, float]] = field(default_factory=list)
+    lifts_memory: bool = True
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         self.asked.append((version, pod_id))

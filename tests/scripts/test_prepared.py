@@ -34,10 +34,10 @@ async def test_each_answer_is_that_of_the_fake_runtime_and_was_ready(
     monkeypatch.setattr(runtime.state, "answer", None)
     for pod_id in runtime.state.pods:
         told = answer("v1", "PodSandboxStatus", status.pod_status_request(pod_id))
-        assert await backend.pod("v1", pod_id) == status.read_pod_status(told)
+        assert await backend.pod("v1", pod_id) == status.read_pod_status(told, pod_id)
     for container_id in runtime.state.containers:
         told = answer("v1", "ContainerStatus", status.container_status_request(container_id))
-        assert await backend.container("v1", container_id) == status.read_container_status(told)
+        assert await backend.container("v1", container_id) == status.read_container_status(told, container_id)
     assert [pod.id for pod in await backend.pods("v1")] == list(runtime.state.pods)
     assert [container.id for container in await backend.containers("v1")] == list(runtime.state.containers)
 
