@@ -1,8 +1,8 @@
 """What a fake container runtime knows and answers: pods and containers in memory, one function a CRI method.
 
 Owns the records and the replies. Requests are kept as the raw bytes that came, so that tests compare byte for byte.
-Must not know: gRPC, sockets, clocks of the caller.
-Invariant: as containerd, a container's status shows its config as it was created and its runtimeSpec as it is now.
+Must not know: gRPC, sockets, clocks of the caller; in what one runtime differs from another (shapes has the table).
+Invariant: a status shows what runs as it is now; where the shape tells a config, that is the one of the create.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
-from tests.fakes import cri_pb2, inside, spec
+from tests.fakes import cri_pb2, inside
+from tests.fakes.shapes import CONTAINERD, CREATE, START, UPDATE, Shape
 
 IMAGE = "docker.io/library/runtimeproxy-busybox:1"
 IMAGE_REFERENCE = "sha256:" + "0" * 64
 STREAMING_URL = "http://127.0.0.1:10010"
 
 Record = TypeVar("Record")
+Mangle = Callable[[str, Any], Message | bytes]
+"""Takes a method and its reply, and returns what is answered instead."""
 
 
 class Refused(Exception):
@@ -33,6 +37,15 @@ class Refused(Exception):
         super().__init__(details)
         self.code = code
         self.details = details
+
+
+class Absent(Exception):
+    """An id that is not there; what the shape makes of it is the runtime's answer."""
+
+    def __init__(self, kind: str, subject_id: str) -> None:
+        super().__init__(kind, subject_id)
+        self.kind = kind
+        self.subject_id = subject_id
 
 
 @dataclass(slots=True)
@@ -59,6 +72,9 @@ class Container:
     pod_id: str
     request: bytes
     created_at: int
+    shape: Shape
+    cgroup_path: str
+    """The cgroup that it runs in."""
     state: cri_pb2.ContainerState = cri_pb2.CONTAINER_CREATED
     updates: list[bytes] = field(default_factory=list)
 
@@ -71,28 +87,28 @@ class Container:
     def resources(self) -> cri_pb2.LinuxContainerResources:
         """Return the resources as they are now: those of the create, overlaid by each update's set fields."""
         current = cri_pb2.LinuxContainerResources()
-        current.CopyFrom(self.config.linux.resources)
+        current.CopyFrom(self.shape.created(self.config.linux.resources))
         for update in self.updates:
-            current.MergeFrom(cri_pb2.UpdateContainerResourcesRequest.FromString(update).linux)
+            current.MergeFrom(self.shape.updated(cri_pb2.UpdateContainerResourcesRequest.FromString(update).linux))
         return current
-
-    @property
-    def cgroup_path(self) -> str:
-        """Return the cgroup that the container runs in."""
-        parent = cri_pb2.CreateContainerRequest.FromString(self.request).sandbox_config.linux.cgroup_parent
-        return f"{parent}/{self.id}"
 
 
 class RuntimeState:
-    """The pods and containers of a fake runtime; survives the server that shows it."""
+    """The pods and containers of a fake runtime; survives the server that shows it.
 
-    def __init__(self) -> None:
+    ``shape`` may be changed for what is asked from then on.
+    """
+
+    def __init__(self, shape: Shape = CONTAINERD) -> None:
+        self.shape = shape
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
         self.big_list: bytes | None = None
         """What ListContainers answers instead of the containers; see ``fill_list``."""
         self.verbose = True
         """False for a runtime whose statuses have no verbose part."""
+        self.mangle: Mangle | None = None
+        """Replaces replies, for a runtime that answers what none should; mangles has some."""
         self._numbers = itertools.count(1)
         self._methods: dict[str, Callable[[bytes], Any]] = {
             "Status": self._status,
@@ -130,8 +146,16 @@ class RuntimeState:
         Raises Refused.
         """
         if method == "Version":
-            return _version(api_version)
-        reply = self._methods[method](message)
+            return _version(api_version, self.shape.runtime_name)
+        try:
+            reply = self._methods[method](message)
+        except Absent as absent:
+            failure = self.shape.absence(method)
+            if failure is None:
+                return b""
+            raise Refused(failure.code, failure.details(absent.kind, absent.subject_id)) from None
+        if self.mangle is not None and isinstance(reply, Message):
+            reply = self.mangle(method, reply)
         return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
 
     def fill_list(self, count: int, total_bytes: int) -> None:
@@ -172,7 +196,8 @@ class RuntimeState:
 
     def _remove_pod(self, message: bytes) -> cri_pb2.RemovePodSandboxResponse:
         pod_id = cri_pb2.RemovePodSandboxRequest.FromString(message).pod_sandbox_id
-        self.pods.pop(pod_id, None)
+        if self.pods.pop(pod_id, None) is None:
+            raise Absent("sandbox", pod_id)
         self.containers = {key: value for key, value in self.containers.items() if value.pod_id != pod_id}
         return cri_pb2.RemovePodSandboxResponse()
 
@@ -184,26 +209,49 @@ class RuntimeState:
     def _pod_status(self, message: bytes) -> cri_pb2.PodSandboxStatusResponse:
         request = cri_pb2.PodSandboxStatusRequest.FromString(message)
         pod = self._pod(request.pod_sandbox_id)
-        listed = _listed_pod(pod)
+        listed, asked = self._listed_pod(pod), cri_pb2.RunPodSandboxRequest.FromString(pod.request).runtime_handler
         status = cri_pb2.PodSandboxStatus(labels=listed.labels, annotations=listed.annotations)
         status.id, status.state, status.created_at = pod.id, listed.state, pod.created_at
         status.metadata.CopyFrom(listed.metadata)
-        status.runtime_handler = listed.runtime_handler
+        status.runtime_handler = self.shape.status_handler(asked)
         if not (request.verbose and self.verbose):
             return cri_pb2.PodSandboxStatusResponse(status=status)
-        info = spec.pod_info(pod.id, pod.config, listed.runtime_handler)
+        if (failure := self.shape.verbose_pod_fails) is not None:
+            raise Refused(failure.code, failure.details("sandbox", pod.id))
+        info = self.shape.pod_info and self.shape.pod_info(pod.id, pod.config, asked)
         return cri_pb2.PodSandboxStatusResponse(status=status, info=_info(info))
 
     def _list_pods(self, message: bytes) -> cri_pb2.ListPodSandboxResponse:
         wanted = cri_pb2.ListPodSandboxRequest.FromString(message).filter
         pods = [pod for pod in self.pods.values() if pod.id.startswith(wanted.id)]
-        return cri_pb2.ListPodSandboxResponse(items=[_listed_pod(pod) for pod in pods])
+        return cri_pb2.ListPodSandboxResponse(items=[self._listed_pod(pod) for pod in pods])
+
+    def _listed_pod(self, pod: Pod) -> cri_pb2.PodSandbox:
+        request = cri_pb2.RunPodSandboxRequest.FromString(pod.request)
+        listed = cri_pb2.PodSandbox(labels=request.config.labels, annotations=request.config.annotations)
+        if listed.labels:
+            listed.labels.update(self.shape.pod_labels)
+        listed.id, listed.created_at = pod.id, pod.created_at
+        listed.state = pod.state
+        listed.metadata.CopyFrom(request.config.metadata)
+        listed.runtime_handler = self.shape.listed_handler(request.runtime_handler)
+        return listed
 
     # ---- containers
 
+    def _check(self, method: str, resources: cri_pb2.LinuxContainerResources, container_id: str) -> None:
+        refusal = self.shape.refusal(method, resources, container_id)
+        if refusal:
+            raise Refused(grpc.StatusCode.UNKNOWN, refusal)
+
     def _create(self, message: bytes) -> cri_pb2.CreateContainerResponse:
-        pod = self._pod(cri_pb2.CreateContainerRequest.FromString(message).pod_sandbox_id)
-        container = Container(self._new_id(), pod.id, message, time.time_ns())
+        request = cri_pb2.CreateContainerRequest.FromString(message)
+        pod = self._pod(request.pod_sandbox_id)
+        new_id = self._new_id()
+        self._check(CREATE, request.config.linux.resources, new_id)
+        config = pod.config if self.shape.own_parent else request.sandbox_config
+        path = self.shape.cgroup_path(config.linux.cgroup_parent, new_id)
+        container = Container(new_id, pod.id, message, time.time_ns(), self.shape, path)
         self.containers[container.id] = container
         return cri_pb2.CreateContainerResponse(container_id=container.id)
 
@@ -211,12 +259,15 @@ class RuntimeState:
         container = self._container(cri_pb2.StartContainerRequest.FromString(message).container_id)
         if container.state != cri_pb2.CONTAINER_CREATED:
             raise Refused(grpc.StatusCode.UNKNOWN, f"container {container.id!r} is not in created state")
+        self._check(START, container.config.linux.resources, container.id)
         container.state = cri_pb2.CONTAINER_RUNNING
         return cri_pb2.StartContainerResponse()
 
     def _update(self, message: bytes) -> cri_pb2.UpdateContainerResourcesResponse:
         request = cri_pb2.UpdateContainerResourcesRequest.FromString(message)
-        self._container(request.container_id).updates.append(message)
+        container = self._container(request.container_id)
+        self._check(UPDATE, request.linux, container.id)
+        container.updates.append(message)
         return cri_pb2.UpdateContainerResourcesResponse()
 
     def _stop(self, message: bytes) -> cri_pb2.StopContainerResponse:
@@ -225,7 +276,9 @@ class RuntimeState:
         return cri_pb2.StopContainerResponse()
 
     def _remove(self, message: bytes) -> cri_pb2.RemoveContainerResponse:
-        self.containers.pop(cri_pb2.RemoveContainerRequest.FromString(message).container_id, None)
+        container_id = cri_pb2.RemoveContainerRequest.FromString(message).container_id
+        if self.containers.pop(container_id, None) is None:
+            raise Absent("container", container_id)
         return cri_pb2.RemoveContainerResponse()
 
     def _container_status(self, message: bytes) -> cri_pb2.ContainerStatusResponse:
@@ -236,7 +289,8 @@ class RuntimeState:
         status.id, status.state, status.created_at = container.id, listed.state, container.created_at
         status.metadata.CopyFrom(listed.metadata)
         status.image.CopyFrom(listed.image)
-        status.resources.linux.CopyFrom(container.resources)
+        if self.shape.tells_resources:
+            status.resources.linux.CopyFrom(container.resources)
         asked = cri_pb2.CreateContainerRequest.FromString(container.request)
         status.image_ref = IMAGE_REFERENCE
         status.mounts.extend(asked.config.mounts)
@@ -245,7 +299,8 @@ class RuntimeState:
             status.started_at = container.created_at
         if not (request.verbose and self.verbose):
             return cri_pb2.ContainerStatusResponse(status=status)
-        info = spec.container_info(container.id, container.pod_id, asked, container.resources, container.cgroup_path)
+        tell = self.shape.container_info
+        info = tell and tell(container.id, container.pod_id, asked, container.resources, container.cgroup_path)
         return cri_pb2.ContainerStatusResponse(status=status, info=_info(info))
 
     def _list_containers(self, message: bytes) -> bytes | cri_pb2.ListContainersResponse:
@@ -282,8 +337,8 @@ class RuntimeState:
         return cri_pb2.PullImageResponse(image_ref=cri_pb2.PullImageRequest.FromString(message).image.image)
 
 
-def _version(api_version: str) -> bytes:
-    reply = cri_pb2.VersionResponse(version="0.1.0", runtime_name="fake", runtime_version="1.0.0")
+def _version(api_version: str, runtime_name: str) -> bytes:
+    reply = cri_pb2.VersionResponse(version="0.1.0", runtime_name=runtime_name, runtime_version="1.0.0")
     reply.runtime_api_version = api_version
     return reply.SerializeToString()
 
@@ -294,18 +349,8 @@ def _found(records: Mapping[str, Record], key: str, kind: str) -> Record:
         return records[key]
     found = [any_id for any_id in records if any_id.startswith(key)]
     if len(found) != 1 or not key:
-        raise Refused(grpc.StatusCode.NOT_FOUND, f"{kind} {key!r}: not found")
+        raise Absent(kind, key)
     return records[found[0]]
-
-
-def _listed_pod(pod: Pod) -> cri_pb2.PodSandbox:
-    request = cri_pb2.RunPodSandboxRequest.FromString(pod.request)
-    listed = cri_pb2.PodSandbox(labels=request.config.labels, annotations=request.config.annotations)
-    listed.id, listed.created_at = pod.id, pod.created_at
-    listed.state = pod.state
-    listed.metadata.CopyFrom(request.config.metadata)
-    listed.runtime_handler = request.runtime_handler
-    return listed
 
 
 def _listed_container(container: Container) -> cri_pb2.Container:
@@ -322,5 +367,5 @@ def _image() -> cri_pb2.Image:
     return cri_pb2.Image(id=IMAGE_REFERENCE, repo_tags=[IMAGE], size=1)
 
 
-def _info(values: Mapping[str, Any]) -> dict[str, str]:
-    return {"info": json.dumps(values, separators=(",", ":"))}  # as Go writes it
+def _info(values: Mapping[str, Any] | None) -> dict[str, str]:
+    return {} if values is None else {"info": json.dumps(values, separators=(",", ":"))}  # as Go writes it

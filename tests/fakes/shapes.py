@@ -1,0 +1,242 @@
+"""The shapes of container runtimes: what each tells of itself and its pods, which codes it answers, what it refuses.
+
+Owns the table of shapes, and the checks and texts that differ between them.
+Must not know: the runtime's records, gRPC's server.
+Invariant: a shape says only what differs; CONTAINERD is what a fake runtime is if no test asks for another.
+Sources: containerd's internal/cri, cri-o's server and internal/factory, Mirantis/cri-dockerd's core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import grpc
+
+from tests.fakes import cri_pb2, crio, spec
+from tests.fakes.spec import Json
+
+Resources = cri_pb2.LinuxContainerResources
+TellsPod = Callable[[str, cri_pb2.PodSandboxConfig, str], Json]
+TellsContainer = Callable[[str, str, cri_pb2.CreateContainerRequest, Resources, str], Json]
+Check = Callable[[Resources, str], str]
+"""Takes the resources of a request and the container's id; returns why it is refused, "" if it is not."""
+Takes = Callable[[Resources], Resources]
+"""Returns what a runtime makes of the resources of a request."""
+
+NOT_FOUND, UNKNOWN = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN
+CREATE, START, UPDATE = "CreateContainer", "StartContainer", "UpdateContainerResources"
+DOCKER_LEAST_MEMORY_BYTES = 6 << 20
+
+
+def as_asked(value: Resources) -> Resources:
+    """Return resources as they were asked for."""
+    return value
+
+
+def handler_as_asked(handler: str) -> str:
+    """Return a runtime handler as it was asked for."""
+    return handler
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error status; ``{kind}`` and ``{id}`` stand in the text for what was asked for."""
+
+    code: grpc.StatusCode
+    text: str
+
+    def details(self, kind: str, subject_id: str) -> str:
+        """Return the text for a subject."""
+        return self.text.format(kind=kind, id=subject_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a runtime is like."""
+
+    name: str
+    """Names the shape in a test's name."""
+    runtime_name: str = "containerd"
+    """What Version tells."""
+    pod_info: TellsPod | None = spec.pod_info
+    """Writes the verbose JSON of PodSandboxStatus; None if there is none."""
+    container_info: TellsContainer | None = spec.container_info
+    verbose_pod_fails: Failure | None = None
+    """How a verbose PodSandboxStatus fails although the pod is there and its plain status is answered."""
+    tells_resources: bool = True
+    """ContainerStatus has resources."""
+    status_handler: Callable[[str], str] = handler_as_asked
+    """What PodSandboxStatus tells of the runtime handler that was asked for."""
+    listed_handler: Callable[[str], str] = handler_as_asked
+    pod_labels: Mapping[str, str] = field(default_factory=dict)
+    """What is added to the labels of a pod that has any."""
+    absent: Failure = Failure(NOT_FOUND, "{kind} {id!r}: not found")
+    """The answer for an id that is not there."""
+    absent_by_method: Mapping[str, Failure | None] = field(default_factory=dict)
+    """Where it is another one; None if the method is content."""
+    refuses: Mapping[str, Sequence[Check]] = field(default_factory=dict)
+    """By method; the checks of a start see what the create asked for."""
+    created: Takes = as_asked
+    updated: Takes = as_asked
+    cgroup_path: Callable[[str, str], str] = "{}/{}".format
+    """The form of a container's cgroup, from its parent and its id."""
+    own_parent: bool = False
+    """A container runs below its pod's parent, whatever sandbox_config says in its create."""
+
+    def absence(self, method: str) -> Failure | None:
+        """Return the answer of a method for an id that is not there."""
+        return self.absent_by_method.get(method, self.absent)
+
+    def refusal(self, method: str, resources: Resources, container_id: str) -> str:
+        """Return why a method refuses resources, "" if it takes them."""
+        return next((text for check in self.refuses.get(method, ()) if (text := check(resources, container_id))), "")
+
+
+# ---- checks
+
+
+def swap_of_runc(resources: Resources, container_id: str) -> str:
+    """Refuse a swap limit below the memory limit as runc does."""
+    below = 0 < resources.memory_swap_limit_in_bytes < resources.memory_limit_in_bytes
+    return "OCI runtime failed: memory+swap limit must be >= memory limit: unknown" if below else ""
+
+
+def memory_of_crio(resources: Resources, container_id: str) -> str:
+    """Refuse a create's memory limit below CRI-O's least, "no limit" as -1 among them."""
+    limit, least = resources.memory_limit_in_bytes, crio.LEAST_MEMORY_BYTES
+    return f"set memory limit {limit} too low; should be at least {least} bytes" if limit and limit < least else ""
+
+
+def swap_of_crio(resources: Resources, container_id: str) -> str:
+    """Refuse a create's swap limit below the memory limit."""
+    limit, swap = resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes
+    why = f"memory swap limit ({swap}) cannot be lower than memory limit ({limit})"
+    return f"container {container_id} create failed because {why}" if 0 < swap < limit else ""
+
+
+def updated_memory_of_crio(resources: Resources, container_id: str) -> str:
+    """Refuse an update's memory limit below zero."""
+    limit = resources.memory_limit_in_bytes
+    why = f"invalid memory limit: {limit} bytes (cannot be negative)"
+    return f"memory validation failed: {why}" if limit < 0 else ""
+
+
+def memory_of_docker(resources: Resources, container_id: str) -> str:
+    """Refuse a memory limit below dockerd's least, "no limit" as -1 among them."""
+    limit = resources.memory_limit_in_bytes
+    low = limit and limit < DOCKER_LEAST_MEMORY_BYTES
+    return "Error response from daemon: Minimum memory limit allowed is 6MB" if low else ""
+
+
+def updated_memory_of_docker(resources: Resources, container_id: str) -> str:
+    """Refuse an update's memory limit below dockerd's least, in cri-dockerd's words."""
+    why = memory_of_docker(resources, container_id)
+    return f'failed to update container "{container_id}": {why}' if why else ""
+
+
+# ---- cri-dockerd
+
+
+def docker_container_info(
+    container_id: str, pod_id: str, request: cri_pb2.CreateContainerRequest, resources: Resources, path: str
+) -> Json:
+    """Return what cri-dockerd tells of a container."""
+    return {"sandboxID": pod_id, "pid": 1}
+
+
+def docker_created(asked: Resources) -> Resources:
+    """Return what cri-dockerd's create sets: no swap beyond the memory, and only what Docker's API has."""
+    kept = Resources()
+    kept.CopyFrom(asked)
+    kept.memory_swap_limit_in_bytes = asked.memory_limit_in_bytes
+    for name in ("hugepage_limits", "unified"):
+        kept.ClearField(name)
+    return kept
+
+
+def docker_updated(asked: Resources) -> Resources:
+    """Return what cri-dockerd's update sets: a create's fields but one."""
+    kept = docker_created(asked)
+    kept.ClearField("oom_score_adj")
+    return kept
+
+
+# ---- containerd's shim sandboxer
+
+
+def shim_pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
+    """Return what is told of a pod that a shim made: all the names of containerd 2's, and nothing in most of them."""
+    texts = dict.fromkeys(("image", "snapshotKey", "snapshotter", "runtimeType"), "")
+    nothing = dict.fromkeys(("runtimeOptions", "config", "runtimeSpec", "cniResult", "sandboxMetadata"))
+    return {"pid": 1, "processStatus": "running", "netNamespaceClosed": False, **texts, **nothing}
+
+
+# ---- the table
+
+_CONTENT = {"RemovePodSandbox": None, "RemoveContainer": None}
+
+CONTAINERD = Shape(
+    "containerd",
+    absent_by_method=_CONTENT,
+    refuses={START: (swap_of_runc,), UPDATE: (swap_of_runc,)},
+)
+CRIO = Shape(
+    "cri-o",
+    runtime_name="cri-o",
+    pod_info=crio.pod_info,
+    container_info=crio.container_info,
+    status_handler=lambda asked: "",
+    listed_handler=lambda asked: "",
+    pod_labels=crio.POD_LABELS,
+    absent=Failure(NOT_FOUND, 'could not find {kind} "{id}": ID starting with {id} not found: ID does not exist'),
+    absent_by_method={
+        "StopPodSandbox": None,
+        "RemovePodSandbox": None,
+        "StopContainer": None,
+        CREATE: Failure(UNKNOWN, "specified sandbox not found: {id}: ID does not exist"),
+        UPDATE: Failure(UNKNOWN, "container with ID starting with {id} not found: ID does not exist"),
+    },
+    refuses={CREATE: (memory_of_crio, swap_of_crio), UPDATE: (updated_memory_of_crio,)},
+    created=crio.created,
+    updated=crio.updated,
+    cgroup_path=crio.cgroup_path,
+    own_parent=True,
+)
+CRI_DOCKERD = Shape(
+    "cri-dockerd",
+    runtime_name="docker",
+    pod_info=None,
+    container_info=docker_container_info,
+    tells_resources=False,
+    status_handler=lambda asked: asked or "runc",
+    listed_handler=lambda asked: "",
+    absent=Failure(UNKNOWN, "Error response from daemon: No such container: {id}"),
+    absent_by_method={
+        "StopPodSandbox": None,
+        "RemovePodSandbox": None,
+        "StopContainer": Failure(NOT_FOUND, "Error response from daemon: No such container: {id}"),
+        UPDATE: Failure(
+            UNKNOWN, 'failed to update container "{id}": Error response from daemon: No such container: {id}'
+        ),
+    },
+    refuses={CREATE: (memory_of_docker,), UPDATE: (updated_memory_of_docker,)},
+    created=docker_created,
+    updated=docker_updated,
+)
+SHIM_SANDBOXER = replace(CONTAINERD, name="shim sandboxer", pod_info=shim_pod_info)
+SHIM_GONE = replace(
+    SHIM_SANDBOXER,
+    name="shim gone",
+    verbose_pod_fails=Failure(NOT_FOUND, "failed to query controller status: sandbox {id}: not found"),
+)
+NO_VERBOSE = replace(CONTAINERD, name="no verbose", runtime_name="fake", pod_info=None, container_info=None)
+UNKNOWN_CODE = replace(
+    CONTAINERD,
+    name="unknown code",
+    runtime_name="fake",
+    absent=Failure(UNKNOWN, "no {kind} has the id {id}"),
+    absent_by_method={},
+)
+
+SHAPES = (CONTAINERD, CRIO, CRI_DOCKERD, SHIM_SANDBOXER, SHIM_GONE, NO_VERBOSE, UNKNOWN_CODE)
