@@ -29,6 +29,7 @@ from tests.docker.daemon import until
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.dockerd_engines import ENGINE_20, Engine
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour, FakeClient, FakePlugins
 
@@ -121,13 +122,12 @@ class Node:
 
     folder: Path
     cgroup_driver: str = "cgroupfs"
-    api: str = "1.41"
-    minimum: str = "1.12"
+    engine: Engine = ENGINE_20
     away: bool = False
     synced: bool = False
     """The daemon's state is read and swept beside the calls, too."""
     prefix: str = "/v1.41"
-    """Of every path; "" leaves the version out."""
+    """Of every path; "" leaves the version out, and Engine 29 knows it from 1.44 on."""
     plugins: Plugins = field(default_factory=Plugins)
     stopped: bool = False
     faults: int = 0
@@ -136,7 +136,7 @@ class Node:
     def __post_init__(self) -> None:
         self._clients: list[Client] = []
         self.dockerd = FakeDockerd(
-            str(self.folder / "docker.sock"), cgroup_driver=self.cgroup_driver, api=self.api, minimum=self.minimum
+            str(self.folder / "docker.sock"), engine=self.engine, cgroup_driver=self.cgroup_driver
         )
         self.pod = replace(POD, cgroup_parent=SYSTEMD_PARENT) if self.cgroup_driver == "systemd" else POD
 

@@ -1,7 +1,8 @@
-"""A fake dockerd 20.10 on a unix socket: the part of its HTTP API that container runtimes' clients use.
+"""A fake dockerd, 20.10 if not newer, on a unix socket: the part of its HTTP API that runtimes' clients use.
 
 Owns the server, the record of what came in, and the injector of delays, hangs, errors, cuts and raw replies by route.
-Must not know: what a route does (dockerd_calls, dockerd_streams, dockerd_hijacks), what is known (dockerd_state).
+Must not know: what a route does (dockerd_calls, dockerd_streams, dockerd_hijacks), what is known (dockerd_state), what
+a newer Engine answers instead (dockerd_engines).
 Invariant: what is recorded is what came; requests of one connection are answered in order.
 It stands on plain asyncio streams: aiohttp's server can neither answer after a half-close nor send an unframed reply.
 
@@ -24,6 +25,7 @@ from typing import Any, Self
 
 import uvloop
 
+from tests.fakes.dockerd_engines import ENGINE_20, Engine
 from tests.fakes.dockerd_received import Injection, Received
 from tests.fakes.dockerd_records import Container
 from tests.fakes.dockerd_routes import ROUTES
@@ -43,8 +45,9 @@ __all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 class FakeDockerd:
     """The server; ``state`` may be handed to a later server on the same socket, as after a restart of dockerd.
 
-    ``api`` and ``minimum`` are the window of API versions. ``keep_received`` bounds the record of requests (None keeps
-    all), ``keep_body_bytes`` what is kept of each body; ``counts`` counts them by route, without bound.
+    ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the window of API versions, and
+    ``server_version`` are the engine's if they are not given. ``keep_received`` bounds the record of requests (None
+    keeps all), ``keep_body_bytes`` what is kept of each body; ``counts`` counts them by route, without bound.
     """
 
     def __init__(
@@ -52,18 +55,18 @@ class FakeDockerd:
         socket_path: str,
         state: DockerdState | None = None,
         *,
-        api: str = "1.41",
-        minimum: str = "1.12",
-        server_version: str = "20.10.24",
+        engine: Engine = ENGINE_20,
+        api: str | None = None,
+        minimum: str | None = None,
+        server_version: str | None = None,
         cgroup_driver: str = CGROUPFS,
         keep_received: int | None = None,
         keep_body_bytes: int = KEPT_BODY_BYTES,
     ) -> None:
         self.socket_path = socket_path
         self.state = state or DockerdState(cgroup_driver)
-        self.api = api
-        self.minimum = minimum
-        self.server_version = server_version
+        self.engine, self.server_version = engine, server_version or engine.version
+        self.api, self.minimum = api or engine.api, minimum or engine.minimum
         self.keep_body_bytes = keep_body_bytes
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
@@ -85,7 +88,7 @@ class FakeDockerd:
         self._detached: set[asyncio.Task[None]] = set()
         self._waiting: list[asyncio.Event] = []
         self._listener: socket.socket | None = None
-        self._service = Service(self, api, minimum, server_version)
+        self._service = Service(self, self.api, self.minimum, self.server_version)
 
     # ---- life
 
@@ -250,8 +253,8 @@ def main() -> None:
     parser.add_argument("--containers", type=int, default=0, help="containers that GET /containers/json answers")
     parser.add_argument("--list-bytes", type=int, default=1 << 20, help="size of that answer")
     parser.add_argument("--export-bytes", type=int, default=1 << 20, help="size of an exported archive")
-    parser.add_argument("--api", default="1.41", help="newest API version")
-    parser.add_argument("--minimum", default="1.12", help="oldest API version")
+    parser.add_argument("--api", default=ENGINE_20.api, help="newest API version")
+    parser.add_argument("--minimum", default=ENGINE_20.minimum, help="oldest API version")
     parser.add_argument("--cgroup-driver", choices=(CGROUPFS, SYSTEMD), default=CGROUPFS)
     arguments = parser.parse_args()
     dockerd = FakeDockerd(

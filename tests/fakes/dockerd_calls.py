@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tests.fakes import dockerd_engines as engines
 from tests.fakes.dockerd_checks import bad
 from tests.fakes.dockerd_events import labels_match, parse_filters
 from tests.fakes.dockerd_records import Container
@@ -69,33 +70,32 @@ async def version(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> N
 async def info(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     containers = list(dockerd.state.each())
     running = sum(container.running for container in containers)
-    await exchange.json(
-        {
-            "ID": "FAKE:DOCKERD",
-            "Containers": len(containers),
-            "ContainersRunning": running,
-            "ContainersPaused": 0,
-            "ContainersStopped": len(containers) - running,
-            "Images": len(dockerd.state.images.by_name),
-            "Driver": "vfs",
-            "LoggingDriver": "json-file",
-            "CgroupDriver": dockerd.state.cgroup_driver,
-            "CgroupVersion": "1",
-            "KernelVersion": "6.1.0",
-            "OperatingSystem": "fake",
-            "OSType": "linux",
-            "Architecture": "x86_64",
-            "NCPU": dockerd.state.cpus,
-            "MemTotal": 1 << 33,
-            "DockerRootDir": "/var/lib/docker",
-            "Name": "fake",
-            "ServerVersion": dockerd.server_version,
-            "Runtimes": {"runc": {"path": "runc"}},
-            "DefaultRuntime": "runc",
-            "SecurityOptions": [],
-            "Warnings": None,
-        }
-    )
+    told = {
+        "ID": "FAKE:DOCKERD",
+        "Containers": len(containers),
+        "ContainersRunning": running,
+        "ContainersPaused": 0,
+        "ContainersStopped": len(containers) - running,
+        "Images": len(dockerd.state.images.by_name),
+        "Driver": "vfs",
+        "LoggingDriver": "json-file",
+        "CgroupDriver": dockerd.state.cgroup_driver,
+        "CgroupVersion": "1",
+        "KernelVersion": "6.1.0",
+        "OperatingSystem": "fake",
+        "OSType": "linux",
+        "Architecture": "x86_64",
+        "NCPU": dockerd.state.cpus,
+        "MemTotal": 1 << 33,
+        "DockerRootDir": "/var/lib/docker",
+        "Name": "fake",
+        "ServerVersion": dockerd.server_version,
+        "Runtimes": {"runc": {"path": "runc"}},
+        "DefaultRuntime": "runc",
+        "SecurityOptions": [],
+        "Warnings": None,
+    }
+    await exchange.json(dockerd.engine.shown(engines.INFO, exchange.api, told))
 
 
 # ---- containers
@@ -155,7 +155,8 @@ async def prune(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> Non
 
 
 async def inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json(dockerd.state.find(reference).inspect(flag(exchange, "size")))
+    shown = dockerd.state.find(reference).inspect(flag(exchange, "size"))
+    await exchange.json(dockerd.engine.shown(engines.INSPECT, exchange.api, shown))
 
 
 async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -166,7 +167,8 @@ async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: s
     every = flag(exchange, "all") or "status" in filters
     shown = [c for c in dockerd.state.each() if (every or c.running) and _chosen(c, filters)]
     limit = int(text(exchange, "limit") or 0)
-    await exchange.json([container.listed() for container in shown[: limit if limit > 0 else None]])
+    rows = [container.listed() for container in shown[: limit if limit > 0 else None]]
+    await exchange.json([dockerd.engine.shown(engines.LISTED, exchange.api, row) for row in rows])
 
 
 def _chosen(container: Container, filters: Mapping[str, frozenset[str]]) -> bool:
@@ -207,7 +209,8 @@ async def exec_resize(dockerd: FakeDockerd, exchange: Exchange, reference: str) 
 
 
 async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.json(dockerd.state.images.find(reference).inspect())
+    shown = dockerd.state.images.find(reference).inspect()
+    await exchange.json(dockerd.engine.shown(engines.IMAGE, exchange.api, shown))
 
 
 async def list_images(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:

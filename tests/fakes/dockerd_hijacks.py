@@ -17,7 +17,7 @@ from tests.fakes.dockerd_checks import Refused, bad
 from tests.fakes.dockerd_events import Event
 from tests.fakes.dockerd_programs import Stdio, frame, run
 from tests.fakes.dockerd_records import Container, Exec, Output
-from tests.fakes.dockerd_routes import match, version_number
+from tests.fakes.dockerd_routes import version_number
 from tests.fakes.dockerd_state import KILLED
 from tests.fakes.dockerd_streams import hearing, until_event
 from tests.fakes.dockerd_wire import Exchange
@@ -52,12 +52,12 @@ def _spelt(container: Container, output: Output) -> bytes:
     return output[1] if container.tty else frame(*output)
 
 
-def _is_new(dockerd: FakeDockerd, exchange: Exchange) -> bool:
-    return version_number(match(exchange.head).version or dockerd.api) >= (1, 42)
+def _is_new(exchange: Exchange) -> bool:
+    return version_number(exchange.api) >= (1, 42)
 
 
-def _stream_type(dockerd: FakeDockerd, exchange: Exchange, tty: bool) -> str:
-    return RAW if tty or not _is_new(dockerd, exchange) else MULTIPLEXED
+def _stream_type(exchange: Exchange, tty: bool) -> str:
+    return RAW if tty or not _is_new(exchange) else MULTIPLEXED
 
 
 async def logs(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -68,11 +68,11 @@ async def logs(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
     tail = text(exchange, "tail")
     past = list(container.output)
     # 20.10 names no type, and Go finds none where the head is flushed before the first line.
-    kind = ("Content-Type", _stream_type(dockerd, exchange, container.tty))
+    kind = ("Content-Type", _stream_type(exchange, container.tty))
     with output_of(dockerd, container) as output:
         if not flag(exchange, "follow") or not container.running:
             output.put_nowait(None)
-        await exchange.begin(*([kind] if _is_new(dockerd, exchange) else []))
+        await exchange.begin(*([kind] if _is_new(exchange) else []))
         for line in past[len(past) - int(tail) if tail.isdecimal() and int(tail) < len(past) else 0 :]:
             if line[0] in streams:
                 await exchange.send(_spelt(container, line))
@@ -119,7 +119,7 @@ async def _take_stdin(dockerd: FakeDockerd, exchange: Exchange, container: Conta
 
 async def _hijack(dockerd: FakeDockerd, exchange: Exchange, tty: bool, common: bool) -> None:
     """Answer 101 to a request with Upgrade, else 200 without framing; ``common`` sends the common headers too."""
-    kind = f"Content-Type: {_stream_type(dockerd, exchange, tty)}\r\n"
+    kind = f"Content-Type: {_stream_type(exchange, tty)}\r\n"
     more = "".join(f"{key}: {value}\r\n" for key, value in sorted(exchange.common)) if common else ""
     if exchange.head.upgrade:
         head = f"HTTP/1.1 101 UPGRADED\r\n{kind}Connection: Upgrade\r\nUpgrade: tcp\r\n{more}\r\n"

@@ -30,17 +30,16 @@ if TYPE_CHECKING:
 LINGER_SECONDS = 0.5
 """So long a connection is only half closed at its end if bytes came that nobody read, as net/http does."""
 
-BUILDER = (("Builder-Version", "1"),)
-PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Pragma", "no-cache"), *BUILDER)
+PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Pragma", "no-cache"))
 EMPTY_PING = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", "0"))
 
 
 async def _ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.reply(200, b"OK", *PING_HEADERS)
+    await exchange.reply(200, b"OK", *PING_HEADERS, *dockerd.engine.ping)
 
 
 async def _ping_head(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.reply(200, b"", *PING_HEADERS, *EMPTY_PING)
+    await exchange.reply(200, b"", *PING_HEADERS, *dockerd.engine.ping, *EMPTY_PING)
 
 
 HANDLERS: Mapping[str, Handler] = {
@@ -109,7 +108,7 @@ class Service:
         second = int(time.time())
         if second != self._ping_second:
             self._ping_second = second
-            [self._ping_reply], _ = whole(head, 200, b"OK", [*self._common, *PING_HEADERS])
+            [self._ping_reply], _ = whole(head, 200, b"OK", [*self._common, *PING_HEADERS, *self._dockerd.engine.ping])
         return self._ping_reply
 
     async def _exchange(self, exchange: Exchange, found: Match) -> bool:
@@ -137,6 +136,7 @@ class Service:
                 raise Refused(HTTPStatus.NOT_FOUND, "page not found")
             exchange.common = self._versioned
             self._check_version(found.version)
+            exchange.api = found.version or self._api
             exchange.common = self._common
             if injection is not None:
                 await injection.wait()

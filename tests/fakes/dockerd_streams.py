@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.dockerd_calls import PATH_STAT, Handler, flag, text
 from tests.fakes.dockerd_checks import bad
+from tests.fakes.dockerd_engines import EVENT
 from tests.fakes.dockerd_events import Event, event_matches, parse_filters
 from tests.fakes.dockerd_records import Container
 from tests.fakes.dockerd_replies import JSON
@@ -29,6 +30,8 @@ LOAD_LINE_BYTES = 1 << 20
 
 TAR = ("Content-Type", "application/x-tar")
 OCTETS = ("Content-Type", "application/octet-stream")
+JSON_SEQUENCE = "application/json-seq"
+RECORD_SEPARATOR = b"\x1e"
 
 
 class Feed:
@@ -73,11 +76,17 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
     since, until = float(text(exchange, "since") or "inf"), float(text(exchange, "until") or "inf")
     with hearing(dockerd) as heard:
         past = [event for event in dockerd.state.events.kept if since <= event["timeNano"] / 1e9 <= until]
-        await exchange.begin(JSON)
+        kind = dockerd.engine.event_type(exchange.head.get("Accept"))
+        before = RECORD_SEPARATOR if kind == JSON_SEQUENCE else b""
+
+        async def send(event: Event) -> None:
+            await exchange.send(before + go_json(dockerd.engine.shown(EVENT, exchange.api, event)))
+
+        await exchange.begin(("Content-Type", kind))
         dockerd.watchers += 1
         try:
             async with asyncio.timeout(None if until == float("inf") else max(until - time.time(), 0.0)):
-                await _tell(exchange, past, heard, lambda event: event_matches(event, filters))
+                await _tell(past, heard, lambda event: event_matches(event, filters), send)
         except TimeoutError:
             pass  # that was asked for
         finally:
@@ -86,14 +95,17 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
 
 
 async def _tell(
-    exchange: Exchange, past: list[Event], heard: asyncio.Queue[Event], chosen: Callable[[Event], bool]
+    past: list[Event],
+    heard: asyncio.Queue[Event],
+    chosen: Callable[[Event], bool],
+    send: Callable[[Event], Awaitable[None]],
 ) -> None:
     for event in filter(chosen, past):
-        await exchange.send(go_json(event))
+        await send(event)
     while True:
         event = await heard.get()
         if chosen(event):
-            await exchange.send(go_json(event))
+            await send(event)
 
 
 async def wait(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:

@@ -77,13 +77,17 @@ class Reader(asyncio.StreamReader):
 
 
 class Exchange:
-    """What a handler has: the request, and the writer of its reply; ``common`` goes with every reply of a handler."""
+    """What a handler has: the request, and the writer of its reply; ``common`` goes with every reply of a handler.
+
+    ``api`` is the API version that the request names, else the daemon's newest.
+    """
 
     def __init__(self, head: Head, received: Received, reader: Reader, writer: asyncio.StreamWriter) -> None:
         self.head = head
         self.received = received
         self.reader = reader
         self.common: Sequence[Header] = ()
+        self.api = ""
         self.keep_alive = head.keep_alive
         self.hijacked = False
         self.cut_after_bytes: int | None = None

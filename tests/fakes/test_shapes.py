@@ -249,7 +249,7 @@ def code(runtime: Runtime, method: str, field: str) -> grpc.StatusCode | None:
 
 ENDLESS = {"memory_limit_in_bytes": -1}
 LOW = {"memory_limit_in_bytes": 8 * MIB}
-UNEQUAL = {"memory_limit_in_bytes": 64 * MIB, "memory_swap_limit_in_bytes": 32 * MIB}
+UNEQUAL: dict[str, Any] = {"memory_limit_in_bytes": 64 * MIB, "memory_swap_limit_in_bytes": 32 * MIB}
 
 
 @pytest.mark.parametrize(
