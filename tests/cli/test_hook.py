@@ -3,7 +3,9 @@
 import asyncio
 import io
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -234,7 +236,7 @@ def test_verify_tries_a_real_restart(hook: Hook, tmp_path: Path) -> None:
         assert "\nrestart            pass  " in out
         assert pid.read_text() != first
     finally:
-        subprocess.run(["kill", pid.read_text().strip()], check=True)
+        os.kill(int(pid.read_text()), signal.SIGTERM)
 
 
 def test_bench_prints_figures_and_tells_by_the_exit_code(hook: Hook, echoing: Path) -> None:

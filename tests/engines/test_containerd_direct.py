@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.engines import cgroups, cri, streaming
+from tests.engines import cgroups, cri, leftovers, streaming
 from tests.engines.containerd import Containerd, EngineError
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes.cri_pb2 import CONTAINER_RUNNING, LinuxContainerResources, PodSandboxConfig
@@ -138,5 +137,5 @@ def test_an_engine_leaves_nothing_behind() -> None:
     base = str(Path(engine.socket).parent)
     assert not Path(base).exists()
     assert base not in Path("/proc/self/mountinfo").read_text()
-    assert base not in subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout
+    assert not leftovers.processes(base)
     assert not list(cgroups.directories(parent.split("/")[1]))
