@@ -1,11 +1,9 @@
-"""Cgroup files of both versions: on directory trees, and on the kernel's own where this machine lets us make one."""
+"""Cgroup files of both versions, on directory trees; test_cgroups_kernel.py has them on the kernel's own."""
 
 import argparse
 import errno
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from runtimeproxy_hooks.cgroups import ROOT, SETTINGS, Cgroups, add_flag, overwrite, weight
 from runtimeproxy_hooks.sdk import Malformed
 from tests.amounts import examples
-from tests.engines.cgroups import remove
 
 POD = "/kubepods/podx"
 V1 = {
@@ -307,82 +304,3 @@ def test_the_flag_is_added_once() -> None:
     add_flag(parser)
     assert parser.parse_args([]).cgroup_root == ROOT
     assert parser.parse_args(["--cgroup-root", "/other"]).cgroup_root == Path("/other")
-
-
-TWO_THREADS = (
-    "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
-    "print('ready', flush=True); time.sleep(60)"
-)
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[str]]:
-    """A process of two threads."""
-    with subprocess.Popen([sys.executable, "-c", TWO_THREADS], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        yield child
-        child.kill()
-
-
-def hierarchies() -> list[Path]:
-    if Cgroups().v2:
-        return [ROOT]
-    return [top for top in ROOT.iterdir() if top.is_dir() and not top.is_symlink()]
-
-
-@pytest.fixture
-def own() -> Iterator[str]:
-    """A cgroup of the kernel's, made for the test in every hierarchy."""
-    if not ROOT.is_dir():
-        pytest.skip("no cgroups are mounted here")
-    path = f"/runtimeproxy-test-{os.getpid()}"
-    try:
-        for top in hierarchies():
-            Path(f"{top}{path}").mkdir()
-        yield path
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error.strerror}")
-    finally:
-        remove(path)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "v1_content", "v2_content"),
-    [
-        ("cpu_shares", 512, "512\n", "20\n"),
-        ("cpu_quota", 50000, "50000\n", "50000 100000\n"),
-        ("cpu_quota", -1, "-1\n", "max 100000\n"),
-        ("memory_limit_in_bytes", 1 << 26, "67108864\n", "67108864\n"),
-        ("memory_limit_in_bytes", -1, "9223372036854771712\n", "max\n"),
-        ("cpuset_cpus", "0", "0\n", "0\n"),
-        ("cpuset_cpus", "", "\n", "\n"),
-    ],
-)
-def test_the_kernel_takes_it(own: str, setting: str, value: int | str, v1_content: str, v2_content: str) -> None:
-    cgroups, row = Cgroups(), SETTINGS[setting]
-    file = cgroups.file(own, row.controller, row.v1_name, row.v2_name)
-    if not file.exists():
-        pytest.skip(f"no {row.controller} controller here")
-    cgroups.write(own, setting, value)
-    assert file.read_text() == (v2_content if cgroups.v2 else v1_content)
-
-
-@pytest.mark.parametrize("root", [ROOT, ROOT / "unified"])
-def test_the_kernel_lists_them(own: str, process: subprocess.Popen[str], root: Path) -> None:
-    if not root.is_dir():
-        pytest.skip("not mounted here")
-    tops = [root] if Cgroups(root).v2 else hierarchies()
-    try:
-        for top in tops:
-            if top.name != "cpuset":  # takes no process before it has CPUs
-                Path(f"{top}{own}/cgroup.procs").write_text(str(process.pid))
-        assert Cgroups(root).pids(own) == [process.pid]
-        tids = Cgroups(root).tids(own)
-        assert process.pid in tids
-        assert len(tids) == 2
-        assert Cgroups(root).container("/", own.strip("/")) == own
-    finally:
-        process.kill()
-        process.wait()
-    assert Cgroups(root).pids(own) == []
