@@ -1,8 +1,8 @@
-"""How Hypothesis works here, the engines that tests share, and what thousands of tests need not do again and again.
+"""How Hypothesis works here, the engines that tests share, what thousands of tests need not do again and again.
 
-Hypothesis has the same examples in every run of scripts/test, new ones in every run of scripts/soak. No deadline and
-no health check looks at the clock: how busy the machine is decides nothing. An engine is started once a session, with a
-root of its own.
+As root on Debian, where everything can run, a skipped test has failed. Hypothesis has the same examples in every run of
+scripts/test, new ones in every run of scripts/soak. No deadline and no health check looks at the clock: how busy the
+machine is decides nothing. An engine is started once a session, with a root of its own.
 """
 
 import faulthandler
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import amounts
+from tests import amounts, skips
+from tests.engines import machine
 
 if TYPE_CHECKING:
     from tests.engines.containerd import Containerd
@@ -58,7 +59,9 @@ class Watch:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the tests, and choose the profile before the test files say how many examples they want."""
+    """Watch and judge the tests, and choose the profile before their files say how many examples they want."""
+    if not machine.why_no_engine():
+        config.pluginmanager.register(skips)
     if amounts.SHARE_VARIABLE not in os.environ:
         config.pluginmanager.register(Watch(os.dup(2)))  # while nothing is captured yet
     amounts.quick = "not slow" in config.option.markexpr

@@ -6,7 +6,6 @@ Invariant: a fake runtime is never used without being named with the reason; a r
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from scripts.demonstration import cri, docker, processes
 from scripts.demonstration.interruption import interruption
 from scripts.demonstration.pods import Place
 from scripts.demonstration.scene import Kubelet
+from tests.engines import machine
 from tests.engines.containerd import Containerd
 from tests.engines.dockerd import PAUSE, Dockerd
 from tests.engines.images import PAUSE_IMAGE
@@ -51,18 +51,7 @@ class Mode:
 
 def why_fake(asked: bool) -> str:
     """Say why fake runtimes are used; "" if real ones must be."""
-    if asked:
-        return "--fake was given"
-    if os.geteuid() != 0:
-        return "not root, and a container runtime needs root"
-    return "" if _is_debian() else "not on Debian, where the runtimes' packages are known"
-
-
-def _is_debian() -> bool:
-    try:
-        return "ID=debian" in Path("/etc/os-release").read_text().splitlines()
-    except OSError:
-        return False
+    return "--fake was given" if asked else machine.why_no_engine()
 
 
 @contextmanager

@@ -1,0 +1,34 @@
+"""A skipped test has failed: tests/conftest.py loads this as a plugin where everything can run.
+
+Owns how such a report reads. A test that expects a failure (xfail) is none.
+Must not know: which tests there are, where it is loaded.
+"""
+
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
+
+WORDS = "as root on Debian that is a failure: scripts/install gives all that the tests need"
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Judge a test's report, and so a fixture's."""
+    return _judged((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Judge a file's report."""
+    return _judged((yield))
+
+
+def _judged(report: Report) -> Report:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        # In the process that ran it: under xdist that is a worker, and what it reports is only passed on.
+        report.outcome, report.longrepr = "failed", f"{reason}; {WORDS}"
+    return report
