@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 FIELDS_SHOWN = 20
 """The most fields that a line of the log names."""
 
-_IN_FOREIGN_WORDS = frozenset({Reason.REFUSED, Reason.RUNTIME_REJECTED})
-
 
 class Plugins(Protocol):
     """What the dispatcher needs of the Plugins Manager."""
@@ -83,7 +81,7 @@ class Dispatcher:
         for place, plugin in enumerate(plugins, 1):
             try:
                 share = self._share(end, plugins[place:])
-                with self._attempts.attempt(plugin, point, request.pod, share) as seconds:
+                with self._attempts.attempt(plugin, point, share) as seconds:
                     await self._call(plugin, point, request, seconds)
                 well.add(plugin.name)
             except HookError as error:
@@ -105,13 +103,13 @@ class Dispatcher:
     def rejected(self, point: HookPoint, adjustment: Adjustment, detail: str, name: str) -> None:
         """Apply the policies of the plugins that own an adjustment which the runtime rejected (relay-rules C9).
 
-        ``name`` is the container's. Raises HookError if one of them has policy Fail.
+        ``detail`` are the runtime's words, ``name`` is the container's. Raises HookError if one has policy Fail.
         """
         self.refused_with(f"the update before {point.operation.value}", name, adjustment.owners)
         owners = set(adjustment.owners.values())
         for plugin in self._plugins.plugins_for(point):
             if plugin.name in owners:
-                self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, detail), name)
+                self._failed(plugin, HookError(plugin.name, point.name, Reason.RUNTIME_REJECTED, said=detail), name)
 
     def refused_with(self, what: str, name: str, owners: Mapping[str, str]) -> None:
         """Log that the runtime refused what hook servers had a part in: its own words tell nothing of them.
@@ -133,7 +131,7 @@ class Dispatcher:
         return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
 
     async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
-        with self._attempts.attempt(plugin, point, request.pod, end) as seconds:
+        with self._attempts.attempt(plugin, point, end) as seconds:
             change = merge.difference(request, await self._call(plugin, point, request, seconds))
             try:
                 merge.check(change, request)
@@ -160,10 +158,8 @@ class Dispatcher:
         self._recorder.count("hook_failures", plugin=plugin.name, hook=error.hook, reason=error.reason.value)
         if error.reason is Reason.UNIMPLEMENTED:
             return  # logged once, when it was found out
-        # The words of a hook server or of the runtime may repeat values: told to the caller, never logged.
-        shown = HookError(error.plugin, error.hook, error.reason) if error.reason in _IN_FOREIGN_WORDS else error
         kind = (error.plugin, error.hook, error.reason.value, name)
         # The text alone: a record that is kept must not keep the call.
         log.warning(
-            "%s (policy %s), for %s", str(shown), plugin.policy.value, name or "one unknown", extra={"kind": kind}
+            "%s (policy %s), for %s", error.logged, plugin.policy.value, name or "one unknown", extra={"kind": kind}
         )

@@ -37,10 +37,15 @@ class Reason(Enum):
     """Why a hook call failed (hook-api, "Failures"); the value is the metrics label."""
 
     UNREACHABLE = "unreachable"
+    """Nobody is at the hook server's socket."""
     DEADLINE = "deadline"
+    """No answer came in time, whatever the hook server did instead."""
     BROKEN_ANSWER = "broken_answer"
+    """The connection or gRPC's framing broke: what came is no answer."""
     BAD_ANSWER = "bad_answer"
+    """An answer came that is no hook message, is too long, or sets a field to what no runtime takes."""
     ERROR_STATUS = "error_status"
+    """The hook server answered with a gRPC status that has no reason of its own."""
     REFUSED = "refused"
     """The hook server answered PERMISSION_DENIED: refuses the call under both policies."""
     UNIMPLEMENTED = "unimplemented"
@@ -58,12 +63,18 @@ class Reason(Enum):
 
 
 class HookError(RuntimeProxyError):
-    """One hook call failed: ``plugin`` at ``hook`` for ``reason``, with ``detail`` in words."""
+    """One hook call failed: ``plugin`` at ``hook`` for ``reason``, with ``detail`` in our words.
 
-    def __init__(self, plugin: str, hook: str, reason: Reason, detail: str = "") -> None:
+    ``said`` are the hook server's or the runtime's words, which may repeat values: the caller gets them with the text,
+    ``logged`` is the text without them.
+    """
+
+    def __init__(self, plugin: str, hook: str, reason: Reason, detail: str = "", said: str = "") -> None:
         self.plugin = plugin
         self.hook = hook
         self.reason = reason
         self.detail = detail
+        self.said = said
         text = f"hook server {plugin!r} at {hook}: {reason.value}"
-        super().__init__(f"{text}: {detail}" if detail else text)
+        self.logged = f"{text}: {detail}" if detail else text
+        super().__init__(f"{self.logged}: {said}" if said else self.logged)

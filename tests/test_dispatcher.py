@@ -177,14 +177,17 @@ async def test_a_bad_answer_under_fail_refuses_and_names_the_rule(desk: Desk) ->
         await desk.before()
 
 
-async def test_the_words_of_a_refusal_reach_the_caller_and_no_log(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.ERROR_STATUS])
+async def test_what_a_hook_server_said_reaches_the_caller_and_no_log(
+    desk: Desk, reason: Reason, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(request: HookRequest) -> HookAnswer:
-        raise HookError("a", CREATE.name, Reason.REFUSED, f"not with {CANARY}")
+        raise HookError("a", CREATE.name, reason, "status", said=f"not with {CANARY}")
 
-    desk.plugins.add("a", refuse)
-    with caplog.at_level(logging.DEBUG), pytest.raises(HookError, match=CANARY):
+    desk.plugins.add("a", refuse, policy=FAIL)
+    with caplog.at_level(logging.DEBUG), pytest.raises(HookError, match=f"status: not with {CANARY}"):
         await desk.before()
-    assert "hook server 'a' at PreCreateContainer: refused (policy Ignore)" in caplog.text
+    assert f"hook server 'a' at PreCreateContainer: {reason.value}: status (policy Fail)" in caplog.text
     assert CANARY not in caplog.text
 
 
@@ -333,14 +336,13 @@ async def test_after_does_not_ask_while_the_breaker_is_open(desk: Desk) -> None:
     assert desk.failures("a", Reason.BREAKER_OPEN, STOPPED.name) == 5
 
 
-async def test_bad_answers_of_many_pods_open_it_and_those_of_one_do_not(desk: Desk) -> None:
-    desk.plugins.add("a", HookAnswer(envs={"": "x"}))
-    for _ in range(20):
-        await desk.before()
-    assert len(desk.plugins.asked) == desk.failures("a", Reason.BAD_ANSWER) == 20
-    for number in range(10):
+@pytest.mark.parametrize("answer", [HookAnswer(envs={"": "x"}), Reason.BAD_ANSWER, Reason.ERROR_STATUS])
+async def test_what_is_answered_at_once_never_opens_it(desk: Desk, answer: HookAnswer | Reason) -> None:
+    desk.plugins.add("a", answer)
+    for number in range(20):
         await desk.dispatcher.before(CREATE, replace(REQUEST, pod=PodInfo(uid=str(number))), desk.now + 10)
-    assert desk.failures("a", Reason.BREAKER_OPEN) == 6
+    assert len(desk.plugins.asked) == desk.recorder.total("hook_failures") == 20
+    assert desk.failures("a", Reason.BREAKER_OPEN) == 0
 
 
 async def test_a_slow_plugin_does_not_take_the_next_one_out(desk: Desk) -> None:

@@ -49,7 +49,7 @@ class Server:
         try:
             return codec.decode(point, self._body)
         except WireError as error:
-            raise HookError("a", point.name, Reason.BROKEN_ANSWER, str(error)) from None
+            raise HookError("a", point.name, Reason.BAD_ANSWER, str(error)) from None
 
     def adjustment(self) -> Adjustment:
         """Ask, in one go: nothing waits here."""
@@ -244,7 +244,7 @@ def test_of_a_damaged_answer_everything_is_applied_or_nothing(answered: tuple[Ho
     adjustment, says = server.adjustment(), everything(*answered)
     if says is None:
         assert adjustment is NO_ADJUSTMENT
-        assert server.failures(Reason.BROKEN_ANSWER) == 1
+        assert server.failures(Reason.BAD_ANSWER) == 1
     elif server.recorder.total("hook_failures"):
         assert adjustment is NO_ADJUSTMENT
         assert server.failures(Reason.BAD_ANSWER) == 1

@@ -36,6 +36,13 @@ def test_a_hook_error_names_plugin_hook_point_and_reason(detail: str, text: str)
     )
 
 
+@pytest.mark.parametrize("detail", ["", "gRPC status 2"])
+def test_what_others_said_is_for_the_caller_and_not_for_the_log(detail: str) -> None:
+    error = HookError("koordlet", "PreRunPodSandbox", Reason.ERROR_STATUS, detail, said="PASSWORD=secret")
+    assert str(error) == f"{error.logged}: PASSWORD=secret"
+    assert error.logged == str(HookError("koordlet", "PreRunPodSandbox", Reason.ERROR_STATUS, detail))
+
+
 def test_reasons_are_metric_labels() -> None:
     values = [reason.value for reason in Reason]
     assert len(set(values)) == len(values) == 12

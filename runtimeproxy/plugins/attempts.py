@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import HookPoint
-from runtimeproxy.model import PodInfo
 from runtimeproxy.plugins.breaker import State
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.relay.unary import Peer
@@ -40,7 +39,7 @@ class Attempts:
         self._budget_seconds = budget_seconds
 
     @contextmanager
-    def attempt(self, plugin: Plugin, point: HookPoint, pod: PodInfo, end: float) -> Iterator[float]:
+    def attempt(self, plugin: Plugin, point: HookPoint, end: float) -> Iterator[float]:
         """Give the seconds that a plugin may take; the block asks it, and the block's HookError, or none, is noted.
 
         ``end`` is when its share of the budget of all is used up, on the clock. Raises HookError, without running the
@@ -66,7 +65,7 @@ class Attempts:
             raise
         finally:
             before = plugin.breaker.state
-            plugin.breaker.end(number, came, pod.uid or pod.id, self._clock())
+            plugin.breaker.end(number, came, self._clock())
             if plugin.breaker.state is not before:
                 self._tell(plugin, point)
 

@@ -1,4 +1,4 @@
-"""The breaker of one plugin: a hook server that keeps failing is not asked for a while (fault matrix H10).
+"""The breaker of one plugin: a hook server that hangs or breaks off is not asked for a while (fault matrix H10).
 
 Owns which failures count, how many in a row open the breaker, for how long, and who tries whether the server is well.
 Must not know: clocks, sockets, policies, what is done instead of asking.
@@ -6,7 +6,6 @@ Invariant: while it is open nobody is let in; while it is half open one at a tim
 changed, or before another server took the socket, says nothing about the time after it.
 """
 
-from collections import deque
 from collections.abc import Hashable
 from enum import Enum
 
@@ -14,18 +13,14 @@ from runtimeproxy.errors import Reason
 
 FAILURES_IN_A_ROW = 5
 OPEN_SECONDS = 30.0
-"""How long it is open at first; so many times longer with each time that it opens without a good answer between."""
+"""How long it is open at first; so many times longer with each time that it opens without an answer between."""
 LONGEST_SECONDS = 300.0
 
 _SICK = frozenset({Reason.DEADLINE, Reason.BROKEN_ANSWER})
 """These cost time or a connection, whatever was asked about."""
-_PERHAPS_THE_PODS = frozenset({Reason.ERROR_STATUS, Reason.BAD_ANSWER})
-"""These come from a server that answers, perhaps of one pod only. Until the next good answer they count once a pod: a
-kubelet that tries one bad pod again and again must not take the hooks from all the others."""
-_WELL = frozenset({None, Reason.REFUSED, Reason.UNIMPLEMENTED})
-"""An answer is an answer. All other reasons say nothing: a socket that is not there costs nothing, and the next call
-looks again by itself."""
-_PODS_KNOWN = 16
+_WELL = frozenset({None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER})
+"""An answer is an answer, whatever it says of one pod: it must not take the hooks from all the others. All other
+reasons say nothing: a socket that is not there costs nothing, and the next call looks again by itself."""
 
 
 class State(Enum):
@@ -46,7 +41,6 @@ class Breaker:
         self._until = 0.0
         self._failures = 0
         self._openings = 0
-        self._pods: deque[str] = deque(maxlen=_PODS_KNOWN)
         self._trying = False
         self._server: Hashable = None
         self._era = 0
@@ -66,17 +60,14 @@ class Breaker:
         self._trying = self.state is State.HALF_OPEN
         return self._era
 
-    def end(self, attempt: int, reason: Reason | None, pod: str, now: float) -> None:
-        """Take what came of an attempt for a pod: why it failed, None for a good answer."""
+    def end(self, attempt: int, reason: Reason | None, now: float) -> None:
+        """Take what came of an attempt: why it failed, None for a good answer."""
         if attempt != self._era:
             return
         self._trying = False
         if reason in _WELL:
             self._close()
         elif reason in _SICK:
-            self._fail(now)
-        elif reason in _PERHAPS_THE_PODS and pod not in self._pods:
-            self._pods.append(pod)
             self._fail(now)
 
     def seconds_left(self, now: float) -> float:
@@ -104,7 +95,6 @@ class Breaker:
 
     def _forget(self) -> None:
         self._failures = self._openings = 0
-        self._pods.clear()
 
     def _become(self, state: State) -> None:
         self.state = state

@@ -2,8 +2,8 @@
 
 Owns the way of a hook request to its hook server and back, and which reason a failure is counted under.
 Must not know: policies, budgets, what is done with an answer.
-Invariant: whatever the hook server does, a call ends in an answer or a HookError by its deadline; no error holds a text
-of the hook server but the one that it refuses the call with.
+Invariant: whatever the hook server does, a call ends in an answer or a HookError by its deadline; the hook server's own
+words are what the error says for its caller (``said``), never what is logged.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class HookClient:
             raise HookError(self._plugin, point.name, Reason.INTERNAL, shortage.text) from None
         except TooLong as failure:
             text = f"{failure.text}; let it answer less, or raise --hook-answer-limit"
-            raise HookError(self._plugin, point.name, Reason.BROKEN_ANSWER, text) from None
+            raise HookError(self._plugin, point.name, Reason.BAD_ANSWER, text) from None
         except Unprocessed:
             text = "the server sent every try back until the time was over"
             raise HookError(self._plugin, point.name, Reason.DEADLINE, text) from None
@@ -67,7 +67,7 @@ class HookClient:
         except UntrustedSocket as error:
             raise HookError(self._plugin, point.name, Reason.UNTRUSTED_SOCKET, str(error)) from None
         except WireError as error:
-            raise HookError(self._plugin, point.name, Reason.BROKEN_ANSWER, str(error)) from None
+            raise HookError(self._plugin, point.name, Reason.BAD_ANSWER, str(error)) from None
         except ValueError:
             text = "the request cannot be put into a hook message"
             raise HookError(self._plugin, point.name, Reason.INTERNAL, text) from None
@@ -77,16 +77,16 @@ class HookClient:
 
     def _error(self, point: HookPoint, failure: CallFailed, soon: bool) -> HookError:
         """Tell what a call ended in; a status that the time is over is one like others if it came ``soon``: what was
-        late is the server's own work, perhaps for one pod."""
+        late is the server's own work, perhaps for one pod. gRPC's client bounds the length of the server's words."""
         if failure.kind is not Kind.STATUS and not (failure.kind is Kind.DEADLINE and soon):
             return HookError(self._plugin, point.name, _REASONS[failure.kind], failure.text)
         if failure.code == grpc.PERMISSION_DENIED:
-            return HookError(self._plugin, point.name, Reason.REFUSED, failure.text)
+            return HookError(self._plugin, point.name, Reason.REFUSED, said=failure.text)
         if failure.code == grpc.UNIMPLEMENTED:
             text = "the server does not serve this hook point; take it out of the registration, or update the server"
             return HookError(self._plugin, point.name, Reason.UNIMPLEMENTED, text)
-        # The text is left out: a hook server may quote the request in it, and the error is logged.
-        return HookError(self._plugin, point.name, Reason.ERROR_STATUS, f"gRPC status {failure.code}")
+        status = f"gRPC status {failure.code}"
+        return HookError(self._plugin, point.name, Reason.ERROR_STATUS, status, said=failure.text)
 
     async def close(self) -> None:
         """Close the connection as soon as no call is in flight; a call that comes later is served all the same."""

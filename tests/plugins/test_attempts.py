@@ -7,7 +7,6 @@ import pytest
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import BY_NAME, HookPoint
-from runtimeproxy.model import PodInfo
 from runtimeproxy.plugins.attempts import Attempts
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS, State
 from runtimeproxy.plugins.manager import Plugin
@@ -17,7 +16,6 @@ from tests.fakes.plugins import ONE_PEER, FakeClient, FakePlugins
 
 CREATE = BY_NAME["PreCreateContainer"]
 START = BY_NAME["PreStartContainer"]
-POD = PodInfo(uid="uid", labels={"secret": "canary-4711"})
 CANARY = "canary-4711"
 
 
@@ -44,12 +42,11 @@ class Desk:
         *,
         point: HookPoint = CREATE,
         end: float | None = None,
-        pod: PodInfo = POD,
     ) -> Reason | None:
         """Make an attempt that ends so; return why it was not made, None if it was."""
         came = None if reason is None else HookError("a", point.name, reason, CANARY)
         try:
-            with self.attempts.attempt(self.plugin, point, pod, self.now + 10 if end is None else end):
+            with self.attempts.attempt(self.plugin, point, self.now + 10 if end is None else end):
                 if came is not None:
                     raise came
         except HookError as error:
@@ -107,9 +104,9 @@ def test_a_deadline_is_a_failure_of_whom_had_a_third_of_the_usual_time(
 
 
 def test_the_block_is_given_its_seconds(desk: Desk) -> None:
-    with desk.attempts.attempt(desk.plugin, CREATE, POD, desk.now + 0.5) as seconds:
+    with desk.attempts.attempt(desk.plugin, CREATE, desk.now + 0.5) as seconds:
         assert seconds == 0.5
-    with desk.attempts.attempt(desk.plugin, CREATE, POD, desk.now + 10) as seconds:
+    with desk.attempts.attempt(desk.plugin, CREATE, desk.now + 10) as seconds:
         assert seconds == desk.plugin.timeout_seconds
 
 
@@ -167,14 +164,14 @@ def test_who_is_not_asked_is_told_when_the_server_is_tried(desk: Desk) -> None:
         pytest.raises(
             HookError, match=r"'a' at PreCreateContainer: breaker_open: it keeps failing, .* tried again in 12 s"
         ),
-        desk.attempts.attempt(desk.plugin, CREATE, POD, end),
+        desk.attempts.attempt(desk.plugin, CREATE, end),
     ):
         pytest.fail("it was asked")
     desk.now += 12
-    with desk.attempts.attempt(desk.plugin, CREATE, POD, desk.now + 1):
+    with desk.attempts.attempt(desk.plugin, CREATE, desk.now + 1):
         with (
             pytest.raises(HookError, match="breaker_open: another call is trying it"),
-            desk.attempts.attempt(desk.plugin, START, POD, desk.now + 1),
+            desk.attempts.attempt(desk.plugin, START, desk.now + 1),
         ):
             pytest.fail("it was asked")
         assert desk.plugin.breaker.state is State.HALF_OPEN
@@ -185,7 +182,7 @@ def test_an_attempt_that_its_caller_gives_up_says_nothing(desk: Desk, error: typ
     desk.open()
     desk.now += OPEN_SECONDS
     for _ in range(3):
-        with pytest.raises(error), desk.attempts.attempt(desk.plugin, CREATE, POD, desk.now + 1):
+        with pytest.raises(error), desk.attempts.attempt(desk.plugin, CREATE, desk.now + 1):
             raise error
         assert desk.plugin.breaker.state is State.HALF_OPEN
     assert desk.ask() is None
@@ -199,21 +196,19 @@ def test_another_socket_is_tried_at_once(desk: Desk) -> None:
     assert desk.gauge == 0.0
 
 
-def test_a_bad_pod_is_known_by_its_uid_or_its_id(desk: Desk) -> None:
-    for _ in range(FAILURES_IN_A_ROW):
-        desk.ask(Reason.ERROR_STATUS, pod=PodInfo(uid="bad", id=f"sandbox-{desk.now}"))
-        desk.now += 1
-    assert desk.plugin.breaker.state is State.CLOSED
-    for number in range(FAILURES_IN_A_ROW - 1):
-        desk.ask(Reason.ERROR_STATUS, pod=PodInfo(id=f"sandbox-{number}"))
-    assert desk.plugin.breaker.state is State.OPEN
+@pytest.mark.parametrize("reason", [Reason.ERROR_STATUS, Reason.BAD_ANSWER, Reason.REFUSED, Reason.UNIMPLEMENTED])
+def test_what_is_answered_closes_it(desk: Desk, reason: Reason) -> None:
+    desk.open()
+    desk.now += OPEN_SECONDS
+    assert desk.ask(reason) is None
+    assert (desk.plugin.breaker.state, desk.gauge) == (State.CLOSED, 0.0)
 
 
 def test_of_a_plugin_that_has_gone_nothing_is_told(desk: Desk, log: pytest.LogCaptureFixture) -> None:
     plugin, end = desk.plugin, desk.now + 10
     desk.plugins.plugins.clear()
     for _ in range(FAILURES_IN_A_ROW):
-        with pytest.raises(HookError), desk.attempts.attempt(plugin, CREATE, POD, end):
+        with pytest.raises(HookError), desk.attempts.attempt(plugin, CREATE, end):
             raise HookError("a", CREATE.name, Reason.DEADLINE)
     assert plugin.breaker.state is State.OPEN
     assert (desk.gauge, log.records) == (None, [])
@@ -238,7 +233,7 @@ def test_a_point_that_is_not_served_is_not_asked_again_and_told_once(desk: Desk,
 
 
 def test_two_calls_that_find_it_out_at_once_tell_it_once(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    first = desk.attempts.attempt(desk.plugin, CREATE, POD, desk.now + 10)
+    first = desk.attempts.attempt(desk.plugin, CREATE, desk.now + 10)
     first.__enter__()
     assert desk.ask(Reason.UNIMPLEMENTED) is None
     error = HookError("a", CREATE.name, Reason.UNIMPLEMENTED)
@@ -260,7 +255,7 @@ def test_after_a_reconnect_it_is_asked_again(desk: Desk, log: pytest.LogCaptureF
 def test_what_a_server_said_is_not_held_against_the_one_that_took_its_socket(
     desk: Desk, log: pytest.LogCaptureFixture
 ) -> None:
-    first = desk.attempts.attempt(desk.plugin, CREATE, POD, desk.now + 10)
+    first = desk.attempts.attempt(desk.plugin, CREATE, desk.now + 10)
     first.__enter__()
     desk.client.there = Peer("another socket", 2)
     assert not first.__exit__(HookError, HookError("a", CREATE.name, Reason.UNIMPLEMENTED), None)

@@ -10,9 +10,8 @@ from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, LONGEST_SECONDS, OPE
 from tests.amounts import examples
 
 SICK = (Reason.DEADLINE, Reason.BROKEN_ANSWER)
-PERHAPS_THE_PODS = (Reason.ERROR_STATUS, Reason.BAD_ANSWER)
-WELL = (None, Reason.REFUSED, Reason.UNIMPLEMENTED)
-NOTHING = tuple(reason for reason in Reason if reason not in {*SICK, *PERHAPS_THE_PODS, *WELL})
+WELL = (None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER)
+NOTHING = tuple(reason for reason in Reason if reason not in {*SICK, *WELL})
 START = 1000.0
 SERVER = "a socket"
 
@@ -28,11 +27,11 @@ class Bench:
     def admit(self) -> int | None:
         return self.breaker.admit(self.server, self.now)
 
-    def ask(self, reason: Reason | None, pod: str = "pod") -> bool:
+    def ask(self, reason: Reason | None) -> bool:
         """Make an attempt that ends so; tell whether it was let in."""
         attempt = self.admit()
         if attempt is not None:
-            self.breaker.end(attempt, reason, pod, self.now)
+            self.breaker.end(attempt, reason, self.now)
         return attempt is not None
 
     def open(self) -> None:
@@ -66,7 +65,14 @@ def test_five_failures_in_a_row_open_it_and_nobody_is_asked(bench: Bench, reason
 
 
 @pytest.mark.parametrize("reason", WELL)
-def test_a_good_answer_between_begins_the_row_anew(bench: Bench, reason: Reason | None) -> None:
+def test_what_is_answered_never_counts(bench: Bench, reason: Reason | None) -> None:
+    for _ in range(100):
+        assert bench.ask(reason)
+        assert bench.breaker.state is State.CLOSED
+
+
+@pytest.mark.parametrize("reason", WELL)
+def test_an_answer_between_begins_the_row_anew(bench: Bench, reason: Reason | None) -> None:
     for ended in [*[Reason.DEADLINE] * (FAILURES_IN_A_ROW - 1), reason, *[Reason.DEADLINE] * (FAILURES_IN_A_ROW - 1)]:
         assert bench.ask(ended)
     assert bench.breaker.state is State.CLOSED
@@ -89,69 +95,18 @@ def test_a_socket_that_is_not_there_says_nothing() -> None:
     assert {Reason.UNREACHABLE, Reason.UNTRUSTED_SOCKET, Reason.INTERNAL} <= set(NOTHING)
 
 
-# -- failures that may be a pod's ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reason", PERHAPS_THE_PODS)
-def test_what_may_be_a_pods_fault_counts_once_a_pod(bench: Bench, reason: Reason) -> None:
-    for _ in range(100):
-        assert bench.ask(reason, "bad pod")
-    for number in range(FAILURES_IN_A_ROW - 1):
-        assert bench.breaker.state is State.CLOSED
-        bench.ask(reason, f"pod {number}")
-    assert bench.breaker.state is State.OPEN
-
-
-def test_both_kinds_of_failures_add_up(bench: Bench) -> None:
-    for number in range(FAILURES_IN_A_ROW):
-        assert bench.ask((*PERHAPS_THE_PODS, *SICK)[number % 4], f"pod {number}")
-    assert bench.breaker.state is State.OPEN
-
-
-def test_a_pod_counts_again_after_a_good_answer(bench: Bench) -> None:
-    for _ in range(FAILURES_IN_A_ROW):
-        bench.ask(Reason.ERROR_STATUS)
-        bench.ask(None, "good pod")
-    assert bench.breaker.state is State.CLOSED
-    for _ in range(FAILURES_IN_A_ROW - 1):
-        bench.ask(Reason.DEADLINE)
-    assert bench.breaker.state is State.CLOSED
-    bench.ask(Reason.ERROR_STATUS)
-    assert bench.breaker.state is State.OPEN
-
-
-def test_a_bad_pod_that_is_tried_again_and_again_does_not_keep_it_open(bench: Bench) -> None:
-    bench.open()
-    bench.wait(OPEN_SECONDS)
-    assert bench.ask(Reason.ERROR_STATUS, "bad pod")
-    assert (bench.breaker.state, bench.breaker.seconds) == (State.OPEN, 2 * OPEN_SECONDS)
-    bench.wait(2 * OPEN_SECONDS)
-    for _ in range(3):
-        assert bench.ask(Reason.ERROR_STATUS, "bad pod")
-        assert bench.breaker.state is State.HALF_OPEN
-    assert bench.ask(None, "good pod")
-    assert bench.breaker.state is State.CLOSED
-
-
-def test_no_more_than_some_pods_are_remembered(bench: Bench) -> None:
-    bench.open()
-    for number in range(100):
-        bench.wait(LONGEST_SECONDS)
-        assert bench.ask(Reason.BAD_ANSWER, f"pod {number}")
-    assert len(bench.breaker._pods) == 16
-
-
 # -- half open -------------------------------------------------------------------------------------------------------
 
 
-def test_one_at_a_time_tries_and_a_good_answer_closes_it(bench: Bench) -> None:
+@pytest.mark.parametrize("reason", WELL)
+def test_one_at_a_time_tries_and_an_answer_closes_it(bench: Bench, reason: Reason | None) -> None:
     bench.open()
     bench.wait(OPEN_SECONDS)
     probe = bench.admit()
     assert probe is not None
     assert (bench.breaker.state, bench.breaker.seconds_left(bench.now)) == (State.HALF_OPEN, 0.0)
     assert bench.admit() is None
-    bench.breaker.end(probe, None, "pod", bench.now)
+    bench.breaker.end(probe, reason, bench.now)
     assert bench.breaker.state is State.CLOSED
     assert None not in [bench.admit() for _ in range(10)]
 
@@ -188,7 +143,7 @@ def test_what_was_asked_before_it_opened_says_nothing_of_the_time_after(bench: B
     bench.open()
     for attempt in late:
         assert attempt is not None
-        bench.breaker.end(attempt, reason, "pod", bench.now)
+        bench.breaker.end(attempt, reason, bench.now)
     assert (bench.breaker.state, bench.breaker.seconds) == (State.OPEN, OPEN_SECONDS)
     bench.wait(OPEN_SECONDS)
     assert bench.admit() is not None
@@ -204,7 +159,7 @@ def test_another_server_is_tried_at_once_by_one_call(bench: Bench) -> None:
     probe = bench.admit()
     assert probe is not None
     assert bench.admit() is None
-    bench.breaker.end(probe, None, "pod", bench.now)
+    bench.breaker.end(probe, None, bench.now)
     assert bench.breaker.state is State.CLOSED
 
 
@@ -227,10 +182,10 @@ def test_a_try_of_the_server_before_says_nothing_of_this_one(bench: Bench) -> No
     new = bench.admit()
     assert new is not None
     for reason in (Reason.DEADLINE, None):
-        bench.breaker.end(old, reason, "pod", bench.now)
+        bench.breaker.end(old, reason, bench.now)
         assert bench.breaker.state is State.HALF_OPEN
         assert bench.admit() is None
-    bench.breaker.end(new, None, "pod", bench.now)
+    bench.breaker.end(new, None, bench.now)
     assert bench.breaker.state is State.CLOSED
 
 
@@ -254,7 +209,6 @@ def test_while_nobody_is_there_every_call_looks_again(bench: Bench) -> None:
 # -- whatever happens ------------------------------------------------------------------------------------------------
 
 REASONS = st.sampled_from([None, *Reason])
-PODS = st.sampled_from(["one", "two", "three", "four", "five", "six"])
 
 
 class Model(RuleBasedStateMachine):
@@ -269,8 +223,7 @@ class Model(RuleBasedStateMachine):
         """Attempts of this server that were let in since the state changed."""
         self.stale: list[int] = []
         self.row: list[Reason] = []
-        """The failures that count, since the last good answer."""
-        self.pods: set[str] = set()
+        """The failures that count, since the last answer."""
         self.openings = 0
         self.opened_at: float | None = None
         self.tried = False
@@ -281,7 +234,6 @@ class Model(RuleBasedStateMachine):
 
     def _forget(self) -> None:
         self.row.clear()
-        self.pods.clear()
         self.openings = 0
 
     @property
@@ -313,13 +265,13 @@ class Model(RuleBasedStateMachine):
             self.opened_at, self.tried = None, True
         self.attempt()
 
-    @rule(count=st.integers(1, 5), reason=st.sampled_from([*SICK, *PERHAPS_THE_PODS]), pod=PODS)
-    def fail(self, count: int, reason: Reason, pod: str) -> None:
+    @rule(count=st.integers(1, 5), reason=st.sampled_from(SICK))
+    def fail(self, count: int, reason: Reason) -> None:
         """Fail some times in a row: by chance alone that would be rare."""
         for _ in range(count):
             self.attempt()
             if self.running:
-                self._end(len(self.running) - 1, reason, pod)
+                self._end(len(self.running) - 1, reason)
 
     @precondition(lambda self: self.opened_at is not None)
     @rule(less=st.sampled_from([0.0, 0.0, 0.1]))
@@ -329,21 +281,19 @@ class Model(RuleBasedStateMachine):
         self.attempt()
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), reason=REASONS, pod=PODS)
-    def end(self, data: st.DataObject, reason: Reason | None, pod: str) -> None:
-        self._end(data.draw(st.integers(0, len(self.running) - 1)), reason, pod)
+    @rule(data=st.data(), reason=REASONS)
+    def end(self, data: st.DataObject, reason: Reason | None) -> None:
+        self._end(data.draw(st.integers(0, len(self.running) - 1)), reason)
 
-    def _end(self, which: int, reason: Reason | None, pod: str) -> None:
+    def _end(self, which: int, reason: Reason | None) -> None:
         number = self.running.pop(which)
-        self.breaker.end(number, reason, pod, self.now)
+        self.breaker.end(number, reason, self.now)
         if reason in WELL:
             self._forget()
             if self.tried:
                 self._changed()
             self.tried = False
-        elif reason in SICK or (reason in PERHAPS_THE_PODS and pod not in self.pods):
-            if reason in PERHAPS_THE_PODS:
-                self.pods.add(pod)
+        elif reason in SICK:
             assert reason is not None
             self.row.append(reason)
             if self.tried or len(self.row) == 5:
@@ -352,10 +302,10 @@ class Model(RuleBasedStateMachine):
                 self._changed()
 
     @precondition(lambda self: self.stale)
-    @rule(data=st.data(), reason=REASONS, pod=PODS)
-    def end_late(self, data: st.DataObject, reason: Reason | None, pod: str) -> None:
+    @rule(data=st.data(), reason=REASONS)
+    def end_late(self, data: st.DataObject, reason: Reason | None) -> None:
         number = self.stale.pop(data.draw(st.integers(0, len(self.stale) - 1)))
-        self.breaker.end(number, reason, pod, self.now)
+        self.breaker.end(number, reason, self.now)
 
     @invariant()
     def is_in_the_expected_state(self) -> None:

@@ -101,6 +101,7 @@ async def test_a_hook_server_whose_own_work_is_late_answers_all_the_same(
     server.default = hookanswers.status(grpc.StatusCode.DEADLINE_EXCEEDED, "SECRET=canary")
     error = await failing(client)
     assert (error.reason, error.detail) == (Reason.ERROR_STATUS, "gRPC status 4")
+    assert "canary" not in error.logged
     server.default = hookanswers.after(0.15, server.default)
     assert (await failing(client, 0.25)).reason is Reason.DEADLINE
 
@@ -132,14 +133,20 @@ async def test_a_hook_server_that_sends_every_call_back_costs_the_time_of_one_th
 async def test_a_refusal_comes_with_its_text(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, "not on this node")
     error = await failing(client)
-    assert (error.reason, error.detail) == (Reason.REFUSED, "not on this node")
+    assert (error.reason, error.detail, error.said) == (Reason.REFUSED, "", "not on this node")
 
 
-async def test_another_error_status_comes_without_its_text(client: HookClient, server: HookServer) -> None:
+async def test_the_text_of_another_error_status_is_for_the_caller_only(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.status(grpc.StatusCode.INTERNAL, "could not handle env SECRET=canary")
     error = await failing(client)
     assert (error.reason, error.detail) == (Reason.ERROR_STATUS, "gRPC status 13")
-    assert "canary" not in str(error)
+    assert str(error).endswith(": error_status: gRPC status 13: could not handle env SECRET=canary")
+    assert error.logged.endswith(": error_status: gRPC status 13")
+
+
+async def test_the_text_of_an_error_status_has_a_length(client: HookClient, server: HookServer) -> None:
+    server.default = hookanswers.status(grpc.StatusCode.UNKNOWN, "x" * 5000)
+    assert (await failing(client)).said == "x" * 2048
 
 
 async def test_a_method_that_the_hook_server_lacks(client: HookClient, server: HookServer) -> None:
@@ -176,14 +183,14 @@ async def test_who_is_at_the_socket(client: HookClient, path: str) -> None:
 
 async def test_a_message_that_is_none(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.garbage()
-    assert (await failing(client)).reason is Reason.BROKEN_ANSWER
+    assert (await failing(client)).reason is Reason.BAD_ANSWER
 
 
 async def test_an_answer_that_is_too_long(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.huge()
     error = await failing(client)
     advice = "the answer is longer than 4194304 bytes; let it answer less, or raise --hook-answer-limit"
-    assert (error.reason, error.detail) == (Reason.BROKEN_ANSWER, advice)
+    assert (error.reason, error.detail) == (Reason.BAD_ANSWER, advice)
 
 
 async def test_a_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:

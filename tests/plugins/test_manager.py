@@ -278,7 +278,7 @@ async def test_an_open_breaker_of_a_plugin_that_is_no_more_is_not_shown(rig: Rig
     for _ in range(FAILURES_IN_A_ROW):
         attempt = plugin.breaker.admit("socket", 0.0)
         assert attempt is not None
-        plugin.breaker.end(attempt, Reason.DEADLINE, "pod", 0.0)
+        plugin.breaker.end(attempt, Reason.DEADLINE, 0.0)
     rig.recorder.gauge("hook_breaker_open", 1.0, plugin="a")
     if change == "goes":
         (rig.folder / "a.json").unlink()

@@ -39,7 +39,7 @@ async def test_a_huge_answer_costs_no_more_than_three_times_the_longest_that_is_
         for _ in range(3):
             await caller.create(pod_id)
         assert _resident_bytes(proxy, "VmHWM") - before <= 3 * CAPS[limit]
-    assert f"broken_answer: the answer is longer than {CAPS[limit]} bytes; let it answer less" in proxy.output()
+    assert f"bad_answer: the answer is longer than {CAPS[limit]} bytes; let it answer less" in proxy.output()
     assert len(hooks.calls) == len(runtime.asked("create")) == 4
 
 

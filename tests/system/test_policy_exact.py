@@ -75,9 +75,9 @@ KINDS: list[tuple[str, Failing]] = [
     ("unreachable", away),
     ("unreachable", dead),
     ("broken_answer", crashing),
-    ("broken_answer", answering(hookanswers.garbage())),
-    ("broken_answer", answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
-    ("broken_answer", answering(hookanswers.huge())),
+    ("bad_answer", answering(hookanswers.garbage())),
+    ("bad_answer", answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
+    ("bad_answer", answering(hookanswers.huge())),
     ("error_status", answering(hookanswers.status(grpc.StatusCode.INTERNAL, "no"))),
     ("error_status", answering(hookanswers.status(grpc.StatusCode.UNAVAILABLE))),
     ("error_status", answering(hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED))),
@@ -125,7 +125,7 @@ async def test_every_failure_ends_as_the_policy_says_and_is_counted(
             injected[reason] += 1
             _forget_ended(hooks)
             expected += await _released(front, caller, pod_id, "Ignore")
-        with answering(hookanswers.garbage())(hooks):
+        with crashing(hooks):
             for _ in range(in_a_row):
                 expected += await _released(front, caller, pod_id, policy)
         injected += {"broken_answer": 5, "breaker_open": in_a_row - 5}

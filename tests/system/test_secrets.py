@@ -33,7 +33,7 @@ ANSWERS: dict[str, hookanswers.Answer] = {
     "echo": hookanswers.echo(),
     "changed": hookanswers.echo(lambda response: _plant(response)),
     "refused": hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, f"no {WORDS} here"),
-    "error": hookanswers.status(grpc.StatusCode.INTERNAL, f"{CANARY} failed", (("x-more", CANARY),)),
+    "error": hookanswers.status(grpc.StatusCode.INTERNAL, f"{WORDS} failed", (("x-more", CANARY),)),
     "garbage": hookanswers.raw(CANARY.encode()),
     "huge": hookanswers.huge(),
     "hang": lambda call: _hang_at_one_point(call),
@@ -95,7 +95,7 @@ async def test_no_line_no_figure_and_no_error_text_holds_a_value(
     assert "'plugin'" in figures
     assert not any(secret in figures for secret in (CANARY, WORDS))
     ours = [text for text in made.texts if text.startswith(OURS)]
-    assert any(WORDS in text for text in ours), "a refusal is told in the hook server's words"
+    assert any(WORDS in text for text in ours), "what the hook server says reaches the caller"
     assert CANARY not in "".join(ours)
 
 

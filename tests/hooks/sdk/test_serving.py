@@ -124,7 +124,7 @@ def test_an_exception_becomes_a_status(
 async def test_the_proxy_takes_a_rejection_as_one(serve: Serve) -> None:
     with pytest.raises(HookError) as raised:
         await call(serve(Obedient()), request("refuse"))
-    assert (raised.value.reason, raised.value.detail) == (Reason.REFUSED, "not on my node")
+    assert (raised.value.reason, raised.value.said) == (Reason.REFUSED, "not on my node")
 
 
 def test_bytes_that_are_no_request_are_refused(serve: Serve) -> None:
