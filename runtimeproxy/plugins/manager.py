@@ -70,6 +70,7 @@ FAULT_SECONDS = 1.0
 _RESULTS = {
     ChangeKind.ADDED: "ok",
     ChangeKind.CHANGED: "ok",
+    ChangeKind.RESTORED: "ok",
     ChangeKind.REMOVED: "removed",
     ChangeKind.REJECTED: "rejected",
 }
@@ -196,7 +197,7 @@ class Manager:
             self._tell_removed(change.name)
         else:
             log.info("registration %s %s: %s", change.name, change.kind.value, _summary(registration), extra=UNLIMITED)
-            for warning in registration.warnings:
+            for warning in registration.warnings if change.kind is not ChangeKind.RESTORED else ():
                 log.warning("registration %s", warning, extra={"kind": warning})
 
     def _tell_removed(self, file: str) -> None:

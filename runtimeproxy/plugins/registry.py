@@ -30,6 +30,7 @@ class ChangeKind(Enum):
 
     ADDED = "added"
     CHANGED = "changed"
+    RESTORED = "good again, unchanged"
     REMOVED = "removed"
     REJECTED = "rejected"
 
@@ -105,10 +106,11 @@ class Registry:
     def _accept(self, registration: Registration) -> Change | None:
         name = registration.name
         before = self._good.get(name)
-        # A file that was rejected and now says what it said before is told too: the operator waits for that line.
-        news = registration != before or name in self._rejected
+        kind = ChangeKind.ADDED if before is None else ChangeKind.CHANGED
+        if registration == before:
+            if name not in self._rejected:
+                return None
+            kind = ChangeKind.RESTORED  # the operator waits for that line
         self._good[name] = registration
         self._rejected.discard(name)
-        if not news:
-            return None
-        return Change(ChangeKind.ADDED if before is None else ChangeKind.CHANGED, name, registration)
+        return Change(kind, name, registration)

@@ -321,6 +321,22 @@ async def test_the_log_says_what_changed_once_and_no_more(rig: Rig, caplog: pyte
     ]
 
 
+async def test_a_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """koordlet writes its file in place at every start, and names a hook point that no proxy knows."""
+    rig.put("koordlet.json", points=(CREATE.name, "PreRemoveRunPodSandbox"))
+    await rig.manager.start()
+    caplog.set_level("INFO")
+    caplog.clear()
+    text = (rig.folder / "koordlet.json").read_text()
+    (rig.folder / "koordlet.json").write_text(text[:20])
+    await rig.until(lambda: rig.invalid == 1)
+    (rig.folder / "koordlet.json").write_text(text)
+    await rig.until(lambda: rig.invalid == 0)
+    *rejected, last = caplog.messages
+    assert all(line.startswith("registration rejected: koordlet.json: not JSON (yet?)") for line in rejected)
+    assert last.startswith("registration koordlet.json good again, unchanged: endpoint /run/a.sock, policy Ignore,")
+
+
 async def test_the_end_of_a_guard_is_warned_of(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     rig.put("a.json", policy="Fail", points=(START.name, CREATE.name))

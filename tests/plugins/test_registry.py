@@ -79,7 +79,16 @@ def test_a_file_that_recovers_is_told_even_if_it_says_what_it_said() -> None:
     registry = Registry()
     registry.update("a.json", GOOD)
     registry.update("a.json", HALF)
-    assert registry.update("a.json", GOOD) == Change(ChangeKind.CHANGED, "a.json", parse("a.json", GOOD))
+    assert registry.update("a.json", GOOD) == Change(ChangeKind.RESTORED, "a.json", parse("a.json", GOOD))
+    assert registry.invalid == 0
+    assert registry.update("a.json", GOOD + b"\n") is None
+
+
+def test_a_file_that_recovers_with_something_else_is_changed() -> None:
+    registry = Registry()
+    registry.update("a.json", GOOD)
+    registry.update("a.json", HALF)
+    assert registry.update("a.json", OTHER) == Change(ChangeKind.CHANGED, "a.json", parse("a.json", OTHER))
     assert registry.invalid == 0
 
 
