@@ -37,8 +37,10 @@ _OCI_FIELDS: dict[tuple[str, ...], dict[str, str]] = {
 
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
-_NO_PARENT = "/k8s.io"
-"""Where containerd puts a container whose pod names no cgroup parent: the folder of its own namespace."""
+_NO_PARENT = frozenset({"/k8s.io", "/crio"})
+"""Where containerd and CRI-O put a container whose pod names no cgroup parent."""
+_CRIO_LABEL = ("io.kubernetes.container.name", "POD")
+"""What CRI-O adds to the labels of a pod."""
 _CRIO_HANDLER = "io.kubernetes.cri-o.RuntimeHandler"
 """The annotation of the runtime spec in which CRI-O has a pod's runtime handler: its status has none."""
 _REPLACED = "\ufffd"
@@ -85,7 +87,7 @@ def read_pod_status(message: bytes, pod_id: str) -> PodInfo:
         namespace=status.metadata.namespace,
         attempt=status.metadata.attempt,
         runtime_handler=status.runtime_handler or _text(_object(spec, "annotations"), _CRIO_HANDLER) or "",
-        labels=dict(status.labels),
+        labels={key: value for key, value in status.labels.items() if (key, value) != _CRIO_LABEL},
         annotations=dict(status.annotations),
         cgroup_parent=_cgroup_parent(spec) if parent is None else parent,
         overhead=_updated(info, config, "overhead"),
@@ -204,7 +206,7 @@ def _cgroup_parent(spec: Json) -> str | None:
     slice_name, systemd, _ = cgroups_path.partition(":")
     if not systemd:
         parent = cgroups_path.rpartition("/")[0]
-        return "" if parent == _NO_PARENT else parent
+        return "" if parent in _NO_PARENT else parent
     names = slice_name.removesuffix(SLICE).split("-")
     return "".join(f"/{'-'.join(names[: depth + 1])}.slice" for depth in range(len(names)))
 

@@ -197,6 +197,7 @@ def test_pod_whose_resources_were_updated() -> None:
         ({"config": None, "runtimeSpec": {"linux": {"cgroupsPath": "/kube/u-1/crio-p1"}}}, "/kube/u-1"),
         ({"runtimeSpec": {"linux": {"cgroupsPath": "kube-u_1.slice:crio:p1"}}}, "/kube.slice/kube-u_1.slice"),
         ({"config": {}, "runtimeSpec": {"linux": {"cgroupsPath": "/k8s.io/p1"}}}, ""),
+        ({"runtimeSpec": {"linux": {"cgroupsPath": "/crio/crio-p1"}}}, ""),
     ],
 )
 def test_pod_of_a_runtime_that_tells_less(info: object, parent: str | None) -> None:
@@ -205,12 +206,13 @@ def test_pod_of_a_runtime_that_tells_less(info: object, parent: str | None) -> N
     assert (read.cgroup_parent, read.overhead, read.resources) == (parent, None, None)
 
 
-def test_the_runtime_handler_of_cri_o_stands_in_its_spec() -> None:
-    response = cri_pb2.PodSandboxStatusResponse()
+def test_the_handler_of_cri_o_stands_in_its_spec_and_its_label_is_left_out() -> None:
+    labels = {"io.kubernetes.container.name": "POD", "a": "b"}
+    response = cri_pb2.PodSandboxStatusResponse(status=cri_pb2.PodSandboxStatus(labels=labels))
     handler = {"io.kubernetes.cri-o.RuntimeHandler": "kata"}
     response.info["info"] = json.dumps({"runtimeSpec": {"annotations": handler}})
     assert status.read_pod_status(response.SerializeToString(), "p1") == PodInfo(
-        "p1", runtime_handler="kata", cgroup_parent=None
+        "p1", runtime_handler="kata", labels={"a": "b"}, cgroup_parent=None
     )
 
 
