@@ -2,7 +2,7 @@
 
 Owns whom to call, in which order, for how long, and what a failure means under the plugin's policy.
 Must not know: fronts, the Store, how a hook server is reached, who is not asked for a while.
-Invariant: an answer is taken whole or not at all; every failure is counted and logged, without values.
+Invariant: nothing that breaks a rule is ever in an adjustment; every failure is counted and logged, without values.
 """
 
 import logging
@@ -55,11 +55,14 @@ class Dispatcher:
         for place, plugin in enumerate(plugins, 1):
             seen = merge.applied(request, adjustment) if adjustment else request
             try:
-                change = await self._ask(plugin, point, seen, self._share(end, plugins[place:]))
+                answer = await self._ask(plugin, point, seen, self._share(end, plugins[place:]))
             except HookError as error:
                 self._failed(plugin, error, request.name)
                 continue
-            adjustment = merge.combine(adjustment, plugin.name, change)
+            change, broken = merge.judged(merge.difference(seen, answer), seen)
+            if broken:
+                self._broke_rules(plugin, point, broken, request.name)
+            adjustment = merge.combine(adjustment, plugin.name, merge.limited(point, change))
         for conflict in adjustment.conflicts:
             self._recorder.count("hook_conflicts", hook=point.name, loser=conflict.loser, winner=conflict.winner)
             log.warning(
@@ -80,9 +83,7 @@ class Dispatcher:
         well = set(told)
         for place, plugin in enumerate(plugins, 1):
             try:
-                share = self._share(end, plugins[place:])
-                with self._attempts.attempt(plugin, point, share) as seconds:
-                    await self._call(plugin, point, request, seconds)
+                await self._ask(plugin, point, request, self._share(end, plugins[place:]))
                 well.add(plugin.name)
             except HookError as error:
                 self._count_failure(plugin, error, request.name)
@@ -130,19 +131,35 @@ class Dispatcher:
         left = end - now
         return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
 
-    async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
+    async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
         with self._attempts.attempt(plugin, point, end) as seconds:
-            change = merge.difference(request, await self._call(plugin, point, request, seconds))
-            try:
-                merge.check(change, request)
-            except merge.BadAnswer as error:
-                raise HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(error)) from None
-        return merge.limited(point, change)
-
-    async def _call(self, plugin: Plugin, point: HookPoint, request: HookRequest, seconds: float) -> HookAnswer:
-        answer = await plugin.client.call(point, request, seconds)
+            answer = await plugin.client.call(point, request, seconds)
         self._recorder.count("hook_calls", plugin=plugin.name, hook=point.name)
         return answer
+
+    def _broke_rules(self, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule], name: str) -> None:
+        """Count the bad fields of an answer; under Ignore they alone are lost, and each is told once a hook server.
+
+        Raises HookError under policy Fail.
+        """
+        for field in {rule.field for rule in broken}:
+            self._recorder.count("hook_bad_fields", plugin=plugin.name, hook=point.name, field=field)
+        if plugin.policy is FailurePolicy.FAIL:
+            self._failed(plugin, HookError(plugin.name, point.name, Reason.BAD_ANSWER, str(broken[0])), name)
+        for figure in ("hook_failures", "hook_fail_open"):
+            self._recorder.count(figure, plugin=plugin.name, hook=point.name, reason=Reason.BAD_ANSWER.value)
+        for rule in broken:
+            if rule.field not in plugin.bad_fields:
+                plugin.bad_fields.add(rule.field)
+                log.warning(
+                    "hook server %r at %s: bad_answer: %s: left out, the rest of its answer is used (policy Ignore), "
+                    "for %s; of this field that is told once",
+                    plugin.name,
+                    point.name,
+                    str(rule),
+                    name,
+                    extra={"kind": (plugin.name, rule.field)},
+                )
 
     def _failed(self, plugin: Plugin, error: HookError, name: str) -> None:
         """Count a failed Pre call and raise it if it ends the call."""

@@ -1,16 +1,15 @@
 """Answers of hook servers -> one Adjustment (hook-api, "What an answer means").
 
-Owns what an answer changes, which answers are bad, how the answers of several plugins add up, and who owns each field.
-Must not know: how an answer came, whom to call next, how an adjustment gets into a request.
+Owns what an answer changes, what of it is bad, how the answers of several plugins add up, and who owns each field.
+Must not know: how an answer came, whom to call next, policies, how an adjustment gets into a request.
 Invariant: an answer that repeats what was sent changes nothing and is never bad, however odd the kubelet's values are.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hookpoints import HookPoint, Part
 from runtimeproxy.model import (
     HIGHEST_CPU,
@@ -24,17 +23,13 @@ from runtimeproxy.model import (
     HookAnswer,
     HookRequest,
     PodInfo,
-    Resources,
     ResourceValue,
     is_echo,
     overlay,
+    tidy,
 )
 
 V = TypeVar("V")
-
-
-class BadAnswer(RuntimeProxyError):
-    """An answer breaks a rule of hook-api; the text names the field and the rule, never the value."""
 
 
 def echo(request: HookRequest) -> HookAnswer:
@@ -88,25 +83,21 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
     if said.resources is None:
         return {}
     before, after = sent.resources or NO_RESOURCES, said.resources
-    return {"resources": _changed_fields(before, after), "confirmed": _repeated_fields(before, after)}
-
-
-def _changed_fields(before: Resources, after: Resources) -> dict[str, ResourceValue]:
-    """Return the fields to set; an empty one says something in an echo only, where it clears a cpuset."""
-    empty_counts = is_echo(before, after)
+    clears = is_echo(before, after)  # an empty cpuset says something in an echo only
     changed: dict[str, ResourceValue] = {}
+    repeated: list[str] = []
     for name in RESOURCE_FIELDS:
         old, new = getattr(before, name), getattr(after, name)
-        if name in MAP_FIELDS:
+        value = new if new == old or name in MAP_FIELDS else tidy(name, new)
+        if value == old:
+            if value:
+                repeated.append(name)
+        elif name in MAP_FIELDS:
             if entries := _entries(old, new):
                 changed[name] = entries
-        elif new != old and (new or empty_counts):
-            changed[name] = new
-    return changed
-
-
-def _repeated_fields(before: Resources, after: Resources) -> frozenset[str]:
-    return frozenset(n for n in RESOURCE_FIELDS if getattr(after, n) and getattr(after, n) == getattr(before, n))
+        elif value or (clears and not new):  # a text of which tidying leaves nothing is not set
+            changed[name] = value
+    return {"resources": changed, "confirmed": frozenset(repeated)}
 
 
 _COMPARE: Mapping[Part, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
@@ -128,52 +119,96 @@ _FIELDS: Mapping[Part, tuple[str, ...]] = {
 """The fields of an Adjustment that each part has."""
 
 
-# -- which answers are bad -------------------------------------------------------------------------------------------
+# -- what of an answer is bad ----------------------------------------------------------------------------------------
 
 
-def check(change: Adjustment, sent: HookRequest) -> None:
-    """Check what an answer to ``sent`` changes, in all its parts: it is taken whole or not at all.
+@dataclass(frozen=True, slots=True)
+class BrokenRule:
+    """A rule of hook-api that an answer breaks: ``field`` is a name such as "envs" or "resources.cpu_quota".
 
-    Raises BadAnswer naming the first broken rule.
+    Neither holds a key or a value.
     """
-    for field, entries in (("labels", change.labels), ("annotations", change.annotations)):
-        _check_keys(field, entries)
-    for key, value in change.envs.items():
-        _check_env(key, value)
-    if change.cgroup_parent is not None:
-        _check_cgroup_parent(change.cgroup_parent, echo(sent).cgroup_parent)
-    for name, changed in change.resources.items():
-        _check_resource(name, changed)
+
+    field: str
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.rule}"
 
 
-def _check_keys(field: str, entries: Mapping[str, object]) -> None:
-    if "" in entries:
-        raise BadAnswer(f"{field}: a key must not be empty")
+def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[BrokenRule, ...]]:
+    """Return what is good of a change of ``sent``, in all its parts, and each rule that the rest breaks.
+
+    Bad costs its own field, and what is one field with it; in a map its own entry.
+    """
+    broken: list[BrokenRule] = []
+    good: dict[str, Any] = {}
+    for name in ("labels", "annotations", "envs"):
+        good[name] = _good_entries(name, getattr(change, name), broken)
+    parent = change.cgroup_parent
+    if parent is not None and (rule := _parent_rule(parent, echo(sent).cgroup_parent)):
+        broken.append(BrokenRule("cgroup_parent", rule))
+        parent = None
+    resources: dict[str, ResourceValue] = {}
+    lost: set[str] = set()
+    for name, value in change.resources.items():
+        if isinstance(value, Mapping):
+            if entries := _good_entries(f"resources.{name}", value, broken):
+                resources[name] = entries
+            continue
+        holds, rule = _RESOURCE_RULES[name]
+        if holds(value):
+            resources[name] = value
+        else:
+            broken.append(BrokenRule(f"resources.{name}", f"must be {rule}"))
+            lost |= _TOGETHER.get(name, {name})
+    if not broken:
+        return change, ()
+    good["resources"] = {name: value for name, value in resources.items() if name not in lost}
+    good["confirmed"] = change.confirmed - lost
+    return replace(change, cgroup_parent=parent, **good), tuple(dict.fromkeys(broken))
 
 
-def _check_env(key: str, value: str) -> None:
+def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRule]) -> dict[str, Any]:
+    """Return the good entries of a map; what the others break is added to ``broken``."""
+    good: dict[str, Any] = {}
+    for key, value in entries.items():
+        if rule := _env_rule(key, value) if field == "envs" else _key_rule(key):
+            broken.append(BrokenRule(field, rule))
+        else:
+            good[key] = value
+    return good
+
+
+def _key_rule(key: str) -> str:
+    """Return the rule that a key breaks, "" if none."""
+    return "" if key else "a key must not be empty"
+
+
+def _env_rule(key: str, value: object) -> str:
     # A key with "=" most likely holds a value too, so a bad key is never named.
     if not key or "=" in key or "\0" in key:
-        raise BadAnswer('envs: a key must not be empty and must not contain "=" or NUL')
-    if "\0" in value:
-        raise BadAnswer("envs: a value must not contain NUL")
+        return 'a key must not be empty and must not contain "=" or NUL'
+    return "a value must not contain NUL" if "\0" in str(value) else ""
 
 
-def _check_cgroup_parent(path: str, sent: str) -> None:
+def _parent_rule(path: str, sent: str) -> str:
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise BadAnswer('cgroup_parent: must be an absolute path without ".." and NUL')
+        return 'must be an absolute path without ".." and NUL'
     if sent.rstrip("/").endswith(SLICE) and not path.rstrip("/").endswith(SLICE):
-        raise BadAnswer(f"cgroup_parent: must be a {SLICE} where one was sent: systemd makes the node's cgroups")
+        return f"must be a {SLICE} where one was sent: systemd makes the node's cgroups"
+    return ""
 
 
-def _check_resource(name: str, value: ResourceValue) -> None:
-    if isinstance(value, Mapping):
-        _check_keys(f"resources.{name}", value)
-        return
-    holds, rule = _RESOURCE_RULES[name]
-    if not holds(value):
-        raise BadAnswer(f"resources.{name}: must be {rule}")
-
+_TOGETHER: Mapping[str, frozenset[str]] = {
+    name: group
+    for group in (
+        frozenset({"cpu_period", "cpu_quota"}),
+        frozenset({"memory_limit_in_bytes", "memory_swap_limit_in_bytes"}),
+    )
+    for name in group
+}
+"""The fields that are one: the one limits nothing, or something else, without the other."""
 
 _CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 """Nine digits bound the work on a hostile text."""

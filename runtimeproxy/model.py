@@ -5,6 +5,7 @@ Must not know: any wire format, any front.
 Invariant: every value is frozen and absent is not empty: ``None`` means "not said", "" and 0 mean what they are.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
@@ -41,6 +42,8 @@ NUMBER_FIELDS = tuple(name for name in RESOURCE_FIELDS if name not in MAP_FIELDS
 HIGHEST_CPU = 8191
 """No kernel is built for more CPUs (NR_CPUS in Linux's arch/x86/Kconfig), or for more memory nodes: every runtime
 refuses a cpuset that names one above."""
+LEAST_QUOTA = 1000
+"""The kernel takes no quota below 1 ms (min_cfs_quota_period in kernel/sched/core.c)."""
 SLICE = ".slice"
 """The end of each cgroup parent where systemd makes the cgroups: every other one is refused there."""
 
@@ -222,3 +225,17 @@ def named(resources: Resources | None) -> dict[str, ResourceValue]:
     if resources is None:
         return {}
     return {name: value for name in RESOURCE_FIELDS if (value := getattr(resources, name))}
+
+
+_CPUSET_PARTS = re.compile(r"[^,\s]+", re.ASCII)
+
+
+def tidy(name: str, value: int | str) -> int | str:
+    """Return the normal form of a number or a text of ``Resources``; of a text that names nothing that is "".
+
+    In a cpuset the kernel takes commas and blanks as separators, as many as there are (lib/bitmap-str.c). A quota below
+    its least is one that scaling made.
+    """
+    if isinstance(value, str):
+        return ",".join(_CPUSET_PARTS.findall(value))
+    return LEAST_QUOTA if name == "cpu_quota" and 0 < value < LEAST_QUOTA else value

@@ -1,4 +1,4 @@
-"""Tables of answers: what each changes, whether it is bad, how two add up (hook-api, "What an answer means")."""
+"""Tables of answers: what each changes, what of it is bad, how two add up (hook-api, "What an answer means")."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -86,9 +86,34 @@ GOOD: list[HookAnswer] = [
     HookAnswer(resources=Resources(hugepage_limits={"2MB": 0}, unified={"cpu.weight": ""})),
 ]
 
+TIDY_CPUSETS: list[tuple[str, str]] = [
+    ("0-3,", "0-3"),
+    (",8-15", "8-15"),
+    ("0-3,,8", "0-3,8"),
+    ("0-3,8-11,", "0-3,8-11"),
+    (",,0-3,,", "0-3"),
+    (" 0-3", "0-3"),
+    ("0-3\n", "0-3"),
+    ("0, 2", "0,2"),
+    ("0 2", "0,2"),
+    ("\t0-1 ,\r\n2\v\f", "0-1,2"),
+    ("0,0", "0,0"),
+    (",", ""),
+    (" ", ""),
+    (" , ,\n", ""),
+]
+"""Odd texts of cpusets, and their normal forms: what koordlet makes of pools one of which is empty, and what the kernel
+takes besides. Of the last ones nothing is left: they are not set."""
+
+TIDY: list[tuple[str, int | str, int | str]] = [
+    *((name, odd, normal) for name in ("cpuset_cpus", "cpuset_mems") for odd, normal in TIDY_CPUSETS),
+    *(("cpu_quota", odd, 1000) for odd in (1, 834, 999)),
+]
+"""Field, an odd value, its normal form."""
+
 BAD_CPUSETS = [
-    *[",", "-", "0,", ",0", "0,,1", "0-", "-1", "-1-2", "3-2", "0-1,9-8", "0-1-2", "0-10:2/4"],
-    *["0 1", "0, 1", " 0", "0\n", "a", "0-a", "0x1", "1.5", "٣", "²", "all", "\0"],
+    *["-", "0-", "-1", "-1-2", "3-2", "0-1,9-8", "0-1-2", "0-10:2/4", "0 - 3", "0- 3", "0-3;8", "0\u00a01", "0\u20031"],
+    *["a", "0-a", "0x1", "1.5", "٣", "²", "all", "\0", "0,\0"],
     *["8192", "9999", "0-9999", "0,9999", "1234567890", "9" * 5000],
 ]
 
@@ -119,7 +144,7 @@ BAD: list[tuple[str, HookAnswer]] = [
         ("resources.cpu_period", HookAnswer(resources=Resources(cpu_period=us)))
         for us in [-1, 1, 999, 1_000_001, 2**62]
     ),
-    *(("resources.cpu_quota", HookAnswer(resources=Resources(cpu_quota=us))) for us in [-2, -1000, 1, 999]),
+    *(("resources.cpu_quota", HookAnswer(resources=Resources(cpu_quota=us))) for us in [-2, -7, -(2**40)]),
     *(("resources.cpu_shares", HookAnswer(resources=Resources(cpu_shares=n))) for n in [-1, -(2**40)]),
     *(
         ("resources.memory_limit_in_bytes", HookAnswer(resources=Resources(memory_limit_in_bytes=n)))

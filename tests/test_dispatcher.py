@@ -162,21 +162,6 @@ async def test_fail_refuses_the_call_and_a_refusal_does_under_both(
     assert desk.recorder.total("hook_fail_open") == 0
 
 
-async def test_a_bad_answer_is_taken_not_at_all(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    desk.plugins.add("a", HookAnswer(envs={"GOOD": "1", f"{CANARY}=": CANARY}, resources=Resources(cpu_shares=7)))
-    with caplog.at_level(logging.DEBUG):
-        assert await desk.before() == NO_ADJUSTMENT
-    assert desk.failures("a", Reason.BAD_ANSWER) == desk.fail_open("a", Reason.BAD_ANSWER) == 1
-    assert "hook server 'a' at PreCreateContainer: bad_answer: envs" in caplog.text
-    assert CANARY not in caplog.text
-
-
-async def test_a_bad_answer_under_fail_refuses_and_names_the_rule(desk: Desk) -> None:
-    desk.plugins.add("a", HookAnswer(resources=Resources(cpu_quota=5)), policy=FAIL)
-    with pytest.raises(HookError, match=r"'a' at PreCreateContainer: bad_answer: resources\.cpu_quota: must be"):
-        await desk.before()
-
-
 @pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.ERROR_STATUS])
 async def test_what_a_hook_server_said_reaches_the_caller_and_no_log(
     desk: Desk, reason: Reason, caplog: pytest.LogCaptureFixture

@@ -22,7 +22,9 @@ from runtimeproxy.model import (
     is_echo,
     named,
     overlay,
+    tidy,
 )
+from tests.merge_cases import BAD_CPUSETS, TIDY
 
 FULL = Resources(
     cpu_period=100_000,
@@ -141,3 +143,26 @@ def test_people_know_a_pod_and_a_container_by_their_names() -> None:
     pod = PodInfo(id="p1", uid="u-1", namespace="shop", name="web")
     assert HookRequest(pod).name == "shop/web"
     assert HookRequest(pod, ContainerInfo(id="c1", name="main")).name == "shop/web/main"
+
+
+@pytest.mark.parametrize(("name", "odd", "normal"), TIDY)
+def test_the_normal_form_of_a_value_stays_as_it_is(name: str, odd: int | str, normal: int | str) -> None:
+    assert tidy(name, odd) == normal
+    assert tidy(name, normal) == normal
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("cpu_quota", quota) for quota in (-1000, -7, -1, 0, 1000, 2**62)),
+        *((name, number) for name in NUMBER_FIELDS if name != "cpu_quota" for number in (-1, 0, 1, 834)),
+        *(("cpuset_cpus", text) for text in ("", "0", "0-3,8", "3-1", "all")),
+    ],
+)
+def test_what_has_no_other_form_stays_as_it_is(name: str, value: int | str) -> None:
+    assert tidy(name, value) == value
+
+
+@pytest.mark.parametrize("text", BAD_CPUSETS)
+def test_tidying_makes_nothing_good_that_is_bad(text: str) -> None:
+    assert tidy("cpuset_cpus", text) == ",".join(text.split(" "))

@@ -1,9 +1,9 @@
 """Values that a hook edits: maps and resources that know what was changed.
 
 Owns what an edit can say (hook-api, "What an answer means"): keys can be set and not deleted, numbers set and not
-unset, and nothing that the proxy would refuse as a bad answer.
+unset, and nothing that the proxy would leave out or refuse as bad; what has a normal form is set in that.
 Must not know: pods, containers, at which hook point it is.
-Invariant: an edit that the wire cannot carry, or that the proxy would refuse, raises NotSayable at once and changes
+Invariant: an edit that the wire cannot carry, or that the proxy would find bad, raises NotSayable at once and changes
 nothing; setting what was sent is never refused for its value, however odd the kubelet's values are.
 """
 
@@ -22,6 +22,7 @@ from runtimeproxy.model import (
     TEXT_FIELDS,
     Resources,
     is_echo,
+    tidy,
 )
 
 from .errors import NotSayable
@@ -131,7 +132,7 @@ _UNLIMITED, _MOST = range(-1, 0), 2**63
 _BYTES = ((_UNLIMITED, range(1, _MOST)), "a number of bytes, or -1 for unlimited")
 _NUMBERS: Mapping[str, tuple[tuple[range, ...], str]] = {
     "cpu_period": ((range(1000, 1_000_001),), "1000 to 1000000 microseconds"),
-    "cpu_quota": ((_UNLIMITED, range(1000, _MOST)), "at least 1000 microseconds a period, or -1 for unlimited"),
+    "cpu_quota": ((_UNLIMITED, range(1, _MOST)), "microseconds a period (below 1000 it is 1000), or -1 for unlimited"),
     "cpu_shares": ((range(1, _MOST),), "a relative weight of at least 1"),
     "memory_limit_in_bytes": _BYTES,
     "memory_swap_limit_in_bytes": _BYTES,
@@ -154,8 +155,10 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
         return "must be a text; None says 'not set' and can only be read, \"\" clears it"
     if value == getattr(sent, name):
         return ""
+    if value and is_cpuset(str(tidy(name, value))):
+        return ""
     if value:
-        return "" if is_cpuset(value) else f'must be a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"'
+        return f'must be a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"'
     # "" clears in an echo only, and the numbers that were sent tell an echo, whatever else the answer sets. All of them
     # are in the answer, for a number cannot be unset; but where none was sent the cpuset would stay.
     if any(getattr(sent, number) for number in NUMBER_FIELDS):
@@ -266,7 +269,7 @@ class EditableResources(Sealed):
         if why:
             raise NotSayable(f"{name}: {why}")
         if value or getattr(self._before, name):
-            self._set[name] = value
+            self._set[name] = value if value == getattr(self._before, name) else tidy(name, value)
         else:  # there is no cpuset to clear but one that a hook here set
             self._set.pop(name, None)
 

@@ -137,8 +137,8 @@ def _call(server: str, point: HookPoint, file: str | None, timeout: str | None) 
     """Ask a hook server as the proxy does, and print what its answer changes.
 
     The output is YAML. "applied" is what the proxy would change, "without-effect" what cannot be changed at this hook
-    point, "bad" the rules that the answer breaks, and "dropped" what is lost by that. The exit code is 1 if the server
-    refuses, fails or answers badly.
+    point, "bad" the rules that the answer breaks, and "dropped" what is lost by that under the failure policy Ignore;
+    under Fail the call would be refused. The exit code is 1 if the server refuses, fails or answers badly.
     """
     from runtimeproxy.hooktools import asking, call, request
 

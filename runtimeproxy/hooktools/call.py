@@ -8,7 +8,7 @@ Invariant: the text is YAML, whatever the hook server answers; what is applied i
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import uvloop
@@ -17,7 +17,7 @@ import yaml
 from runtimeproxy import merge
 from runtimeproxy.hookpoints import HookPoint, Stage
 from runtimeproxy.hooktools import asking, request
-from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookAnswer, HookRequest, named
+from runtimeproxy.model import Adjustment, HookAnswer, HookRequest, named
 from runtimeproxy.relay.unary import CallFailed
 
 APPLIED, WITHOUT_EFFECT, DROPPED, BAD = "applied", "without-effect", "dropped", "bad"
@@ -52,7 +52,7 @@ def call(server: asking.Server, point: HookPoint, given: HookRequest, timeout_se
         raise asking.HookCallFailed(server.endpoint, point.name, failure) from None
     heads = [f"{point.name} at {server.endpoint} answered in {seconds * 1000:.1f} ms", *_remarks(server, point, given)]
     sent = request.told(point, given)
-    faults = () if point.stage is Stage.POST else broken_rules(merge.difference(sent, answer), sent)
+    _, faults = _judged(point, sent, merge.difference(sent, answer))
     return Called("\n".join([*(f"# {head}" for head in heads), *shown(point, sent, answer)]), faults)
 
 
@@ -81,13 +81,13 @@ def _remarks(server: asking.Server, point: HookPoint, given: HookRequest) -> Ite
 def shown(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[str]:
     """Yield the lines that show what an answer changes of what was sent: YAML."""
     change = merge.difference(sent, answer)
-    effective = merge.limited(point, change)
-    faults = () if point.stage is Stage.POST else broken_rules(change, sent)
+    good, faults = _judged(point, sent, change)
+    effective = merge.limited(point, good)
     before = _tree(merge.echo(sent))
     sections = {
-        APPLIED: {} if faults else _changes(effective),
-        DROPPED: _changes(change) if faults else {},
-        WITHOUT_EFFECT: {} if faults else _changes(_rest(change, effective)),
+        APPLIED: _changes(effective),
+        DROPPED: _rest(_changes(change), _changes(good)),
+        WITHOUT_EFFECT: _rest(_changes(good), _changes(effective)),
     }
     for name, changes in sections.items():
         if changes:
@@ -100,25 +100,23 @@ def shown(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[s
         yield from (f"  - {_scalar(fault)}" for fault in faults)
 
 
-def broken_rules(change: Adjustment, sent: HookRequest) -> tuple[str, ...]:
-    """Return every rule that a change of what was sent breaks, each in words that name the field."""
-    pieces = [replace(NO_ADJUSTMENT, **{part: getattr(change, part)}) for part in _PARTS if part != "resources"]
-    pieces += [Adjustment(resources={name: value}) for name, value in change.resources.items()]
-    return tuple(fault for piece in pieces if (fault := _fault(piece, sent)))
+def _judged(point: HookPoint, sent: HookRequest, change: Adjustment) -> tuple[Adjustment, tuple[str, ...]]:
+    """Return what is good of a change, and every rule that it breaks; at a Post point nobody looks."""
+    if point.stage is Stage.POST:
+        return change, ()
+    good, broken = merge.judged(change, sent)
+    return good, tuple(map(str, broken))
 
 
-def _fault(piece: Adjustment, sent: HookRequest) -> str:
-    try:
-        merge.check(piece, sent)
-    except merge.BadAnswer as error:
-        return str(error)
-    return ""
-
-
-def _rest(change: Adjustment, effective: Adjustment) -> Adjustment:
-    """Return the parts of a change that are not in what has an effect."""
-    left = {part: getattr(change, part) for part in _PARTS if getattr(change, part) != getattr(effective, part)}
-    return Adjustment(**left)
+def _rest(changes: Tree, taken: Tree) -> dict[str, Any]:
+    """Return the changes that are not among those that are taken."""
+    left: dict[str, Any] = {}
+    for key, value in changes.items():
+        if not isinstance(value, Mapping):
+            left |= {} if key in taken else {key: value}
+        elif inner := _rest(value, taken.get(key, {})):
+            left[key] = inner
+    return left
 
 
 def _changes(change: Adjustment) -> Tree:

@@ -58,10 +58,10 @@ FIELD_NAMES: Mapping[SubjectKind, tuple[str, ...]] = {
 
 async def values(subject: Subject, point: HookPoint) -> None:
     """Check the answer to the plain request as the proxy does before it uses one."""
-    try:
-        merge.check(merge.difference(subject.told(point), _answer(subject, point)), subject.told(point))
-    except merge.BadAnswer as error:
-        raise Broken(str(error)) from None
+    sent = subject.told(point)
+    _, broken = merge.judged(merge.difference(sent, _answer(subject, point)), sent)
+    if broken:
+        raise Broken(str(broken[0]))
 
 
 def _answer(subject: Subject, point: HookPoint) -> HookAnswer:

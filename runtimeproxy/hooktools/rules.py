@@ -86,7 +86,7 @@ RULES: tuple[Rule, ...] = (
     Rule("plain", "A plain request is answered, or refused with PERMISSION_DENIED.", _plain, asks=False),
     Rule(
         "values",
-        "What an answer sets is valid: the proxy drops an answer with one bad value whole.",
+        "What an answer sets is valid: a bad field is lost, and under policy Fail the call with it.",
         _at_each_point(messages.values),
         asks=False,
     ),

@@ -61,6 +61,8 @@ class Plugin:
     breaker: Breaker = field(default_factory=Breaker)
     unserved: dict[str, int] = field(default_factory=dict)
     """The hook points that the server said it does not serve, and on which of its client's connections."""
+    bad_fields: set[str] = field(default_factory=set)
+    """The names of the fields that it answered badly, each of which was told."""
 
 
 PATIENCE_SECONDS = 5.0

@@ -343,7 +343,7 @@ def test_what_cannot_be_read_is_malformed_at_every_point(make: Make, value: Any)
         assert "canary" not in str(raised.value)
 
 
-@pytest.mark.parametrize("cpus", ["canary", "3-0", "0-", "0, 1", " "])
+@pytest.mark.parametrize("cpus", ["canary", "3-0", "0-", "0,a", " ", ","])
 def test_a_cpuset_that_is_none_is_malformed_and_changes_nothing(cpus: str) -> None:
     pod, sent = PodInfo(annotations=status({"cpuset": cpus})), Resources(cpu_quota=200000)
     container = ContainerContext(BY_NAME["PreCreateContainer"], HookRequest(pod, ContainerInfo(resources=sent)))

@@ -69,12 +69,30 @@ SHOWN = [
     (
         "every broken rule",
         PRE_CREATE,
-        HookAnswer(envs={"A": "\0"}, resources=Resources(cpu_period=5, cpu_shares=4, oom_score_adj=2000)),
-        'applied: {}\ndropped:\n  envs:\n    A: "\\0"  # was "1"\n'
-        "  resources:\n    cpu_period: 5\n    cpu_shares: 4  # was 2\n    oom_score_adj: 2000\n"
+        HookAnswer(
+            envs={"A": "\0", "C": "1"},
+            resources=Resources(cpu_period=5, cpu_quota=60000, cpu_shares=4, oom_score_adj=2000),
+        ),
+        'applied:\n  envs:\n    C: "1"\n  resources:\n    cpu_shares: 4  # was 2\n    cpuset_cpus: ""  # was "0-3"\n'
+        'dropped:\n  envs:\n    A: "\\0"  # was "1"\n'
+        "  resources:\n    cpu_period: 5\n    cpu_quota: 60000  # was 50000\n    oom_score_adj: 2000\n"
         'bad:\n  - "envs: a value must not contain NUL"\n'
         '  - "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"\n'
         '  - "resources.oom_score_adj: must be -1000..1000"',
+    ),
+    (
+        "bad and without effect",
+        PRE_START,
+        HookAnswer(envs={"A": "2", "": "3"}, annotations={"n": "c"}),
+        'applied: {}\ndropped:\n  envs:\n    "": "3"\n'
+        'without-effect:\n  annotations:\n    n: "c"  # was "a\\nb"\n  envs:\n    A: "2"  # was "1"\n'
+        'bad:\n  - "envs: a key must not be empty and must not contain \\"=\\" or NUL"',
+    ),
+    (
+        "normal forms",
+        PRE_CREATE,
+        HookAnswer(resources=Resources(cpu_quota=834, cpuset_cpus="4-7,", cpuset_mems=",")),
+        'applied:\n  resources:\n    cpu_quota: 1000  # was 50000\n    cpuset_cpus: "4-7"  # was "0-3"',
     ),
     (
         "a Post point ignores all, bad or not",
@@ -124,15 +142,21 @@ def test_what_is_shown_is_yaml_on_plain_lines_and_says_what_the_proxy_does(
     text = "\n".join(call.shown(point, asked, answer))
     assert all(line.isprintable() for line in text.split("\n"))
     read = yaml.safe_load(text)
-    if point.applies and call.broken_rules(change, asked):
-        with pytest.raises(merge.BadAnswer):
-            merge.check(change, asked)
-        assert (read["applied"], read["dropped"]) == ({}, _tree(change))
-        return
-    effective = merge.limited(point, change)
-    assert read["applied"] == _tree(effective)
-    rest = {part: value for part, value in _tree(change).items() if part not in _tree(effective)}
-    assert read.get("without-effect", {}) == rest
+    good, broken = merge.judged(change, asked) if point.applies else (change, ())
+    assert read.get("bad", []) == list(map(str, broken))
+    applied, dropped, idle = (read.get(part, {}) for part in ("applied", "dropped", "without-effect"))
+    assert applied == _tree(merge.limited(point, good))
+    assert {*_leaves(applied), *_leaves(idle)} == {*_leaves(_tree(good))}
+    assert sorted([*_leaves(applied), *_leaves(idle), *_leaves(dropped)]) == sorted(_leaves(_tree(change)))
+
+
+def _leaves(tree: dict[str, Any], path: str = "") -> list[str]:
+    nested = [(f"{path}/{key}", value) for key, value in tree.items()]
+    return [
+        leaf
+        for name, value in nested
+        for leaf in (_leaves(value, name) if isinstance(value, dict) else [f"{name}={value}"])
+    ]
 
 
 def _tree(change: Any) -> dict[str, Any]:
@@ -168,10 +192,10 @@ async def test_a_call_that_the_proxy_would_not_make_is_made_and_told(tmp_path: P
 
 
 async def test_a_bad_answer_is_shown_and_its_faults_are_told(tmp_path: Path) -> None:
-    found = await called(tmp_path, hookanswers.koordlet(cpu_quota=5))
+    found = await called(tmp_path, hookanswers.koordlet(cpu_quota=-5))
     assert found.faults == tuple(yaml.safe_load(found.text)["bad"])
     assert len(found.faults) == 1
-    assert (await called(tmp_path, hookanswers.koordlet(cpu_quota=5), POST_START)).faults == ()
+    assert (await called(tmp_path, hookanswers.koordlet(cpu_quota=-5), POST_START)).faults == ()
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ async def test_what_a_command_started_and_did_not_end_is_ended(tmp_path: Path, m
 
 async def test_the_table_shows_each_rule_and_the_sums(tmp_path: Path) -> None:
     shown: list[str] = []
-    async with answering(hookanswers.koordlet(cpu_quota=5))(str(tmp_path / "hooks.sock")):
+    async with answering(hookanswers.koordlet(cpu_quota=-5))(str(tmp_path / "hooks.sock")):
         subject = Subject(str(tmp_path / "hooks.sock"), request.example(), TWO_POINTS, 10.0)
         assert not await asyncio.to_thread(verify.verify, subject, shown.append)
     assert shown[0] == f"{tmp_path}/hooks.sock serves PreRunPodSandbox, PreCreateContainer\n"
@@ -318,8 +318,8 @@ async def test_the_table_shows_each_rule_and_the_sums(tmp_path: Path) -> None:
     assert shown[3].splitlines() == [
         "values             FAIL  PreRunPodSandbox: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or at "
         "least 1000 microseconds (and at PreCreateContainer)",
-        "                         the rule: What an answer sets is valid: the proxy drops an answer with one bad "
-        "value whole.",
+        "                         the rule: What an answer sets is valid: a bad field is lost, and under policy Fail "
+        "the call with it.",
     ]
     assert [row.split()[0] for row in shown[1:-1]] == [rule.name for rule in RULES]
     assert shown[-1] == "\n13 passed, 1 failed, 1 skipped"

@@ -267,6 +267,7 @@ async def test_a_plugin_stays_what_it_is_until_its_own_file_changes(rig: Rig) ->
     assert second.client is first.client
     assert second.breaker is not first.breaker
     assert second.unserved is not first.unserved
+    assert second.bad_fields is not first.bad_fields
 
 
 @pytest.mark.parametrize("change", ["goes", "changes", "stays"])

@@ -100,7 +100,7 @@ FAILURES: dict[str, tuple[Prepare, str]] = {
     "env with =": (bad(container_envs={"A=B": "x"}), "bad_answer"),
     "relative parent": (bad(pod_cgroup_parent="kubepods"), "bad_answer"),
     "cpuset": (bad(container_resources=RESOURCES(cpuset_cpus="3-1")), "bad_answer"),
-    "quota": (bad(container_resources=RESOURCES(cpu_quota=5)), "bad_answer"),
+    "quota": (bad(container_resources=RESOURCES(cpu_quota=-5)), "bad_answer"),
     "period": (bad(container_resources=RESOURCES(cpu_period=1)), "bad_answer"),
     "score": (bad(container_resources=RESOURCES(oom_score_adj=2000)), "bad_answer"),
 }

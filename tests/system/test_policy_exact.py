@@ -81,10 +81,10 @@ KINDS: list[tuple[str, Failing]] = [
     ("error_status", answering(hookanswers.status(grpc.StatusCode.INTERNAL, "no"))),
     ("error_status", answering(hookanswers.status(grpc.StatusCode.UNAVAILABLE))),
     ("error_status", answering(hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED))),
-    ("bad_answer", values(container_envs={"A=B": "x", "GOOD": "1"})),
-    ("bad_answer", values(pod_cgroup_parent="../..", container_annotations={"good": "1"})),
-    ("bad_answer", values(container_resources=RESOURCES(cpuset_cpus="3-1", cpu_shares=5))),
-    ("bad_answer", values(container_resources=RESOURCES(cpu_quota=5, cpu_shares=5))),
+    ("bad_answer", values(container_envs={"A=B": "x"})),
+    ("bad_answer", values(pod_cgroup_parent="../..")),
+    ("bad_answer", values(container_resources=RESOURCES(cpuset_cpus="3-1"))),
+    ("bad_answer", values(container_resources=RESOURCES(cpu_quota=-5, cpu_period=20_000))),
 ]
 """Why the hook call fails, and how."""
 WEIGHTS = [1, *[24] * (len(KINDS) - 1)]

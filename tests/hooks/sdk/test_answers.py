@@ -26,6 +26,7 @@ from runtimeproxy.model import (
     Resources,
     Subject,
     is_echo,
+    tidy,
 )
 from runtimeproxy.records import AskedUpdate, differing, told_of_update
 from runtimeproxy_hooks.sdk.context import ContainerContext
@@ -61,7 +62,7 @@ def edited(resources: EditableResources, edits: list[Edit]) -> dict[str, Any]:
                 made[name] = {**made.get(name, {}), **value}
             else:
                 resources.set(name, value)
-                made[name] = value
+                made[name] = value if value == getattr(resources.sent, name, None) else tidy(name, value)
         except NotSayable:
             continue
     return {name: value for name, value in made.items() if value != {}}

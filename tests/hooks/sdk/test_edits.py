@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.merge import BadAnswer, check
-from runtimeproxy.model import NUMBER_FIELDS, TEXT_FIELDS, Adjustment, HookRequest, PodInfo, Resources
+from runtimeproxy.merge import difference, judged
+from runtimeproxy.model import NUMBER_FIELDS, TEXT_FIELDS, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.amounts import examples
-from tests.merge_cases import BAD_CPUSETS, SENT
+from tests.merge_cases import BAD_CPUSETS, SENT, TIDY
 
 CANARY = "canary-value"
 
@@ -171,7 +171,15 @@ def test_a_cpuset_that_is_no_text(name: str, value: Any) -> None:
     assert resources.answer is None
 
 
-@pytest.mark.parametrize("text", BAD_CPUSETS)
+@pytest.mark.parametrize(("name", "odd", "normal"), [row for row in TIDY if row[2]])
+def test_an_odd_value_is_set_in_its_normal_form(name: str, odd: int | str, normal: int | str) -> None:
+    resources = EditableResources(None)
+    resources.set(name, odd)
+    assert resources.get(name) == normal
+    assert resources.answer == Resources(**{name: normal})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", [*BAD_CPUSETS, *(odd for name, odd, normal in TIDY if not normal)])
 @pytest.mark.parametrize("name", sorted(TEXT_FIELDS))
 def test_a_cpuset_that_the_proxy_would_refuse(name: str, text: str) -> None:
     resources = EditableResources(None)
@@ -196,11 +204,9 @@ def accepted(name: str, value: int | str) -> bool:
 
 
 def good(name: str, value: int | str) -> bool:
-    try:
-        check(Adjustment(resources={name: value}), HookRequest(PodInfo()))
-    except BadAnswer:
-        return False
-    return True
+    request = HookRequest(PodInfo())
+    change = difference(request, HookAnswer(resources=Resources(**{name: value})))  # type: ignore[arg-type]
+    return bool(change) and not judged(change, request)[1]
 
 
 EDGES = st.sampled_from([-1001, -1000, -2, -1, 1, 999, 1000, 1001, 1_000_000, 1_000_001, 2**63 - 1])
@@ -213,14 +219,25 @@ def test_the_numbers_that_can_be_set_are_those_that_the_proxy_takes(name: str, v
 
 
 @settings(max_examples=examples(200))
-@given(st.sampled_from(sorted(TEXT_FIELDS)), st.text("0123456789-,", max_size=8) | st.from_regex(r"\d+(-\d+)?"))
+@given(
+    st.sampled_from(sorted(TEXT_FIELDS)),
+    st.text("0123456789-, ", min_size=1, max_size=8) | st.from_regex(r"\d+(-\d+)?"),
+)
 def test_the_cpusets_that_can_be_set_are_those_that_the_proxy_takes(name: str, text: str) -> None:
     assert accepted(name, text) is good(name, text)
 
 
 @pytest.mark.parametrize(
     ("name", "odd"),
-    [("cpu_quota", 5), ("cpu_shares", -3), ("cpu_period", 1), ("oom_score_adj", 2000), ("cpuset_cpus", "3-1")],
+    [
+        ("cpu_quota", 5),
+        ("cpu_quota", -7),
+        ("cpuset_cpus", "0-3,"),
+        ("cpu_shares", -3),
+        ("cpu_period", 1),
+        ("oom_score_adj", 2000),
+        ("cpuset_cpus", "3-1"),
+    ],
 )
 def test_an_odd_value_of_the_kubelet_can_be_said_again(name: str, odd: int | str) -> None:
     sent = Resources(**{name: odd})  # type: ignore[arg-type]
