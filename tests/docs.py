@@ -8,7 +8,17 @@ import re
 import textwrap
 from pathlib import Path
 
-HOOKS = (Path(__file__).parents[1] / "docs" / "hooks.rst").read_text()
+HOOKS, KOORDLET = ((Path(__file__).parents[1] / "docs" / name).read_text() for name in ("hooks.rst", "koordlet.rst"))
+
+
+def table(document: str, heading: str) -> list[list[str]]:
+    """Return the rows of the list-table below a heading, without the head row."""
+    section = document.partition(f"\n{heading}\n{'-' * len(heading)}\n")[2]
+    body = re.split(r"\n\n(?=\S)", section.partition(".. list-table::")[2])[0]
+    return [
+        [" ".join(cell.split()) for cell in row.split("\n     - ")]
+        for row in body.partition(":header-rows: 1")[2].split("\n   * - ")[2:]
+    ]
 
 
 def code_blocks(language: str) -> list[str]:

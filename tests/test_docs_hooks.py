@@ -13,19 +13,14 @@ from runtimeproxy.hookpoints import HOOK_POINTS, Part
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks import node
 from runtimeproxy_hooks.sdk.hook import METHODS
-from tests.docs import CODE, HOOKS, code_blocks
+from tests.docs import CODE, HOOKS, code_blocks, table
 
 WORDS = {Part.ENVS: "env"}
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Return the rows of the list-table below a heading, without the head row."""
-    section = HOOKS.partition(f"\n{heading}\n{'-' * len(heading)}\n")[2]
-    body = re.split(r"\n\n(?=\S)", section.partition(".. list-table::")[2])[0]
-    return [
-        [" ".join(cell.split()) for cell in row.split("\n     - ")]
-        for row in body.partition(":header-rows: 1")[2].split("\n   * - ")[2:]
-    ]
+    """Return the rows of the table below a heading."""
+    return table(HOOKS, heading)
 
 
 def test_the_hook_server_has_ten_lines() -> None:

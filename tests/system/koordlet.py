@@ -6,9 +6,14 @@ Invariant: it does as the real one does (hook-api, "Registration files").
 """
 
 from itertools import count
+from typing import Protocol
 
+from tests.engines import cgroups
 from tests.fakes import hookanswers, registration
-from tests.system.node import Hooked
+from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
+from tests.system.koordlet_cases import CASES, POD, UPDATE, Case, Values, goes_out
+from tests.system.node import Hooked, inside
+from tests.system.node import Kubelet as Ending
 
 POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
 """What a koordlet with its defaults lists, beside the point that the protocol lacks."""
@@ -43,3 +48,59 @@ def registered(node: Hooked) -> Koordlet:
     koordlet.register()
     node.proxy.wait_for_registration("koordlet.json")
     return koordlet
+
+
+class Kubelet(Ending, Protocol):
+    """What is asked alike of a client of CRI and of one of dockerd."""
+
+    def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str: ...
+    def start(self, container_id: str) -> None: ...
+    def update(self, container_id: str, resources: LinuxContainerResources) -> None: ...
+
+
+def see_each_answer(
+    node: Hooked, client: Kubelet, pod_id: str, pod: PodSandboxConfig, config: ContainerConfig, *, lifts: bool
+) -> None:
+    """Give a container of a running pod each of a koordlet's answers, under policy Fail, and look inside.
+
+    ``lifts``: the runtime takes -1 in an update.
+    """
+    node.hooks.default = hookanswers.echo()
+    node.proxy.register("koordlet.json", node.hooks.socket_path, policy="Fail")
+    node.proxy.wait_for_registration("koordlet.json")
+    for number, case in enumerate(CASES):
+        if case.point == POD:
+            continue
+        of_update = case.point == UPDATE
+        config.metadata.name = f"c{number}"
+        config.linux.resources.CopyFrom(LinuxContainerResources(**(case.held if of_update else case.asked)))  # type: ignore[arg-type]
+        if config.linux.resources.memory_limit_in_bytes:
+            config.linux.resources.memory_swap_limit_in_bytes = config.linux.resources.memory_limit_in_bytes
+        node.hooks.answers.clear()
+        if not of_update:
+            node.hooks.on(case.point, case.answer)
+        container_id = client.create(pod_id, config, pod)
+        client.start(container_id)
+        if of_update:
+            node.hooks.on(case.point, case.answer)
+            client.update(container_id, LinuxContainerResources(**case.asked))  # type: ignore[arg-type]
+        _assert_inside(client, container_id, case, {**case.held, **goes_out(case, lifts=lifts)})
+    assert "refused" not in node.proxy.output()
+
+
+def _assert_inside(client: Kubelet, container_id: str, case: Case, values: Values) -> None:
+    for setting in ("cpu_shares", "cpu_quota", "memory_limit_in_bytes", "cpuset_cpus"):
+        seen = inside(client, container_id, setting)
+        if setting == "cpuset_cpus":
+            wanted = cpus(str(values.get(setting) or seen))
+            assert cpus(str(seen)) == wanted, case.name
+        else:
+            assert seen == cgroups.expected(setting, values.get(setting, -1)), (case.name, setting)
+    environment = client.exec_sync(container_id, "cat", "/proc/1/environ").stdout.split(b"\0")
+    assert {f"{key}={value}".encode() for key, value in case.envs.items()} <= set(environment), case.name
+
+
+def cpus(text: str) -> set[int]:
+    """Return the numbers of a cpuset."""
+    ends = [part.partition("-")[::2] for part in text.strip().split(",")]
+    return {cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1)}

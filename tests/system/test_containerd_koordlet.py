@@ -13,8 +13,8 @@ from tests.engines import cgroups, cri
 from tests.engines.containerd import Containerd
 from tests.fakes import hookanswers, registration
 from tests.fakes.cri_pb2 import LinuxContainerResources
-from tests.system.koordlet import POINTS, UNLIMITED, Koordlet, nobody, registered
-from tests.system.node import CPU, Node, end, inside, rich_container, rich_pod, running, told_by_first_act
+from tests.system.koordlet import POINTS, UNLIMITED, Koordlet, nobody, registered, see_each_answer
+from tests.system.node import CPU, Node, end, inside, plain_pod, rich_container, rich_pod, running, told_by_first_act
 
 pytestmark = pytest.mark.engine
 
@@ -45,7 +45,8 @@ def test_it_sets_unlimited_and_clears_the_cpuset(node: Node, koordlet: Koordlet,
 
     pod_id = client.run_pod(pod)
     sandbox = json.loads(client.pod_status(pod_id).info["info"])["config"]["linux"]["resources"]
-    assert (sandbox["cpu_quota"], sandbox["cpu_shares"], sandbox["memory_limit_in_bytes"]) == (-1, 700, -1)
+    assert (sandbox["cpu_quota"], sandbox["cpu_shares"]) == (-1, 700)
+    assert "memory_limit_in_bytes" not in sandbox, "no limit is 0"
     assert sandbox["cpu_period"] == 100000
 
     container_id = client.create(pod_id, container, pod)
@@ -113,3 +114,10 @@ def test_an_empty_file_keeps_the_last_good_state(node: Node, koordlet: Koordlet,
     end(client, client.run_pod(pod))
     assert [point for point, _ in node.told()] == ["PreRunPodSandbox"]
     assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
+
+
+def test_each_of_its_answers_holds_inside_the_container(node: Node) -> None:
+    pod = plain_pod(node.engine)
+    with node.client() as client:
+        pod_id = client.run_pod(pod)
+        see_each_answer(node, client, pod_id, pod, cri.container_config("c"), lifts=True)

@@ -13,8 +13,8 @@ from tests.engines.dockerd import Dockerd
 from tests.fakes import hookanswers, registration
 from tests.fakes.cri_pb2 import LinuxContainerResources
 from tests.system.docker_node import DockerNode, Kubelet, running
-from tests.system.docker_told import rich_container, rich_pod
-from tests.system.koordlet import POINTS, UNLIMITED, Koordlet, nobody, registered
+from tests.system.docker_told import plain_container, plain_pod, rich_container, rich_pod
+from tests.system.koordlet import POINTS, UNLIMITED, Koordlet, nobody, registered, see_each_answer
 from tests.system.node import CPU, end, inside
 
 pytestmark = pytest.mark.engine
@@ -105,3 +105,8 @@ def test_an_empty_file_keeps_the_last_good_state(node: DockerNode, koordlet: Koo
     end(client, client.run_pod(rich_pod(node.engine)))
     assert [point for point, _ in node.told()] == ["PreRunPodSandbox"]
     assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
+
+
+def test_each_of_its_answers_holds_inside_the_container(node: DockerNode, client: Kubelet) -> None:
+    pod = plain_pod(node.engine)
+    see_each_answer(node, client, client.run_pod(pod), pod, plain_container(), lifts=False)

@@ -1,0 +1,115 @@
+"""Each answer of a real koordlet, on each shape of a runtime under policy Fail: nothing is refused, and this goes out.
+
+docs/koordlet.rst has the same rows.
+"""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.docker.resources import RESOURCE_TABLE
+from tests.docs import KOORDLET, table
+from tests.fakes import cri_pb2, hookanswers
+from tests.fakes.dockerd_engines import ENGINE_20, ENGINE_28
+from tests.fakes.hookserver import HookServer
+from tests.fakes.runtime_state import RuntimeState
+from tests.fakes.shapes import CONTAINERD, SHAPES, Shape
+from tests.system.cri_front import CRI, CriRuntime
+from tests.system.docker_front import DOCKER, DockerRuntime
+from tests.system.fronts import CONTAINER, Caller, Front, Runtime
+from tests.system.koordlet_cases import CASES, CREATE, UPDATE, Case, goes_out
+from tests.system.koordlet_cases import POD as POD_POINT
+from tests.system.proxy import until
+
+PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
+"""What dockershim asks for each pod sandbox."""
+
+
+def shaped(shape: Shape) -> Front:
+    """Return the CRI front before a runtime of a shape."""
+    return replace(CRI, name=shape.name, runtime=lambda socket: CriRuntime(socket, RuntimeState(shape)))
+
+
+FRONTS = [
+    *((shaped(shape), shape.runtime_name == CONTAINERD.runtime_name) for shape in SHAPES),
+    *(
+        (replace(DOCKER, name=f"engine {engine.version}", runtime=partial(DockerRuntime, engine=engine)), False)
+        for engine in (ENGINE_20, ENGINE_28)
+    ),
+]
+
+
+async def request(runtime: Runtime, caller: Caller, hooks: HookServer, case: Case) -> bytes:
+    """Make the case's call; return the request as the runtime got it."""
+    hooks.answers.clear()
+    if case.point == POD_POINT:
+        hooks.on(case.point, case.answer)
+        await caller.run_pod()
+        return runtime.asked("run_pod")[-1]
+    pod_id = await caller.run_pod()
+    if case.point == CREATE:
+        hooks.on(case.point, case.answer)
+        container_id = await caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=case.asked))
+        await caller.act("start", container_id)
+        return runtime.asked("create")[-1]
+    container_id = await caller.create(pod_id, replace(CONTAINER, resources=case.held))
+    await caller.act("start", container_id)
+    hooks.on(case.point, case.answer)
+    await caller.update(container_id, case.asked)
+    return runtime.asked("update")[-1]
+
+
+def in_cri(case: Case, message: bytes) -> dict[str, Any]:
+    """Return the resources that a CRI request sets."""
+    if case.point == POD_POINT:
+        resources = cri_pb2.RunPodSandboxRequest.FromString(message).config.linux.resources
+    elif case.point == CREATE:
+        resources = cri_pb2.CreateContainerRequest.FromString(message).config.linux.resources
+    else:
+        resources = cri_pb2.UpdateContainerResourcesRequest.FromString(message).linux
+    return {field.name: value for field, value in resources.ListFields()}
+
+
+def in_docker(case: Case, message: bytes) -> dict[str, Any]:
+    """Return the resources that a Docker request sets, but for the swap limit, which equals the memory limit."""
+    body = json.loads(message.partition(b"\r\n\r\n")[2])
+    host = body if case.point == UPDATE else body["HostConfig"]
+    assert host["MemorySwap"] == host["Memory"], case.name
+    found = {name: host[key] for name, key in RESOURCE_TABLE.items() if host.get(key) and key != "MemorySwap"}
+    usual = PAUSE if case.point == POD_POINT else {}
+    return {name: value for name, value in found.items() if usual.get(name) != value}
+
+
+def envs(front: Front, message: bytes) -> dict[str, str]:
+    """Return the variables of a create."""
+    if front.caller is CRI.caller:
+        config = cri_pb2.CreateContainerRequest.FromString(message).config
+        return {entry.key: entry.value.decode() for entry in config.envs}
+    body = json.loads(message.partition(b"\r\n\r\n")[2])
+    return dict(entry.split("=", 1) for entry in body["Env"])
+
+
+@pytest.mark.parametrize(("front", "lifts"), FRONTS, ids=[front.name for front, _ in FRONTS])
+async def test_what_goes_out_for_each_of_its_answers(front: Front, lifts: bool, tmp_path: Path) -> None:
+    proxy = front.inside(tmp_path)
+    hooks = HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.echo())
+    proxy.register("koordlet.json", hooks.socket_path, policy="Fail")
+    async with front.runtime(str(proxy.runtime)) as runtime, hooks, proxy, front.caller(proxy.socket) as caller:
+        await until(lambda: "sync_seconds" in str(proxy.recorder.gauges), "the runtime is known")
+        for case in CASES:
+            message = await request(runtime, caller, hooks, case)
+            cri = front.caller is CRI.caller
+            released = in_cri(case, message) if cri else in_docker(case, message)
+            assert released == goes_out(case, lifts=lifts), case.name
+            if case.point == CREATE:
+                assert envs(front, message) == {"A": "1", **case.envs}, case.name
+        assert not proxy.recorder.total("hook_failures")
+        assert not proxy.recorder.total("calls_refused")
+
+
+def test_the_document_has_the_same_rows() -> None:
+    assert [row[0] for row in table(KOORDLET, "What goes out")] == [case.name for case in CASES]
