@@ -6,12 +6,12 @@ Invariant: nothing that breaks a rule is ever in an adjustment; every failure is
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from runtimeproxy import merge
 from runtimeproxy.errors import HookError, Reason
-from runtimeproxy.hookpoints import HookPoint, Stage
+from runtimeproxy.hookpoints import HookPoint, Operation, Stage
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookAnswer, HookRequest
 from runtimeproxy.plugins.attempts import Attempts
 from runtimeproxy.plugins.manager import Plugin
@@ -20,6 +20,8 @@ from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
 
+STOPPED_PODS = 10_000
+"""Of so many pods it is remembered who knows of their end: as many as there are records."""
 FIELDS_SHOWN = 20
 """The most fields that a line of the log names."""
 
@@ -39,6 +41,8 @@ class Dispatcher:
         self._recorder = recorder
         self._clock = clock
         self._attempts = Attempts(plugins.plugins_for, recorder, clock, budget_seconds)
+        self._know_of_stop: dict[str, set[str]] = {}
+        """The plugins that know that a pod was stopped, by its id."""
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
         """Tell whether any plugin is registered for one of the points."""
@@ -74,20 +78,26 @@ class Dispatcher:
             )
         return adjustment
 
-    async def after(self, point: HookPoint, request: HookRequest, end: float, told: Set[str] = frozenset()) -> set[str]:
+    async def after(self, point: HookPoint, request: HookRequest, end: float) -> None:
         """Tell the plugins of a Post point until ``end`` on the clock; their answers and failures change nothing.
 
-        Those named in ``told`` know it already. Returns the names of those that know it now.
+        The kubelet stops a pod several times: who was told well of that is not told again.
         """
-        plugins = [plugin for plugin in self._plugins.plugins_for(point) if plugin.name not in told]
-        well = set(told)
+        once = point.operation is Operation.STOP_POD_SANDBOX
+        know = self._know_of_stop.setdefault(request.pod.id, set()) if once else set()
+        plugins = [plugin for plugin in self._plugins.plugins_for(point) if plugin.name not in know]
         for place, plugin in enumerate(plugins, 1):
             try:
                 await self._ask(plugin, point, request, self._share(end, plugins[place:]))
-                well.add(plugin.name)
+                know.add(plugin.name)
             except HookError as error:
                 self._count_failure(plugin, error, request.name)
-        return well
+        if len(self._know_of_stop) > STOPPED_PODS:
+            del self._know_of_stop[next(iter(self._know_of_stop))]
+
+    def made(self, pod_id: str) -> None:
+        """Know that a pod was made; where one had its id before the runtime has lost its state."""
+        self._know_of_stop.pop(pod_id, None)
 
     def failed(self, point: HookPoint | None, reason: Reason, detail: str, name: str = "") -> None:
         """Count a failure of each plugin of a point that could not be asked; None is a point that does not exist.

@@ -34,9 +34,6 @@ UPDATE_GRACE_SECONDS = 0.5
 """PreStart's extra update ends this long after the budget, so that the hold is still there to judge who asked for it
 (relay-rules C9)."""
 
-STOPPED_PODS = 10_000
-"""Of how many pods is remembered who was told of their end: as many as there are records."""
-
 _REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
 
 
@@ -63,8 +60,6 @@ class Lifecycle:
         self._holds: set[CallTimes] = set()
         self._under_way: set[Call] = set()
         self._released = count(1)
-        self._told_of_stop: dict[str, set[str]] = {}
-        """Which plugins know that a pod was stopped, by its id: the kubelet stops each one several times."""
         self._unsettled = Unsettled(store, recorder, self._asked_again, self._forget)
 
     def holds(self) -> tuple[int, float]:
@@ -347,20 +342,9 @@ class Lifecycle:
         latest = asyncio.get_running_loop().call_later(self._budget(call), call.answer, reply)
         try:
             end = self._clock() + self._limits.budget_seconds
-            request = HookRequest(known.pod.effective, container)
-            if call.operation is Operation.STOP_POD_SANDBOX:
-                await self._tell_of_stop(point, request, end)
-            else:
-                await self._dispatcher.after(point, request, end)
+            await self._dispatcher.after(point, HookRequest(known.pod.effective, container), end)
         finally:
             latest.cancel()
-
-    async def _tell_of_stop(self, point: HookPoint, request: HookRequest, end: float) -> None:
-        """Tell those who do not know it yet: one who was told well is not told again."""
-        told, pod_id = self._told_of_stop, request.pod.id
-        told[pod_id] = await self._dispatcher.after(point, request, end, told.get(pod_id, frozenset()))
-        if len(told) > STOPPED_PODS:
-            del told[next(iter(told))]
 
     def _asked_point(self, call: Call, stage: Stage) -> HookPoint | None:
         """Return a call's hook point, if anybody is registered for it."""
@@ -370,7 +354,7 @@ class Lifecycle:
     def _keep(self, call: Call, known: Subject, reply: Reply) -> None:
         """Keep the subject as it is now, until the runtime has it no more."""
         if call.operation is Operation.RUN_POD_SANDBOX:
-            self._told_of_stop.pop(known.pod.effective.id, None)  # a runtime that lost its state uses ids anew
+            self._dispatcher.made(known.pod.effective.id)
         if call.operation not in _REMOVES and not reply.gone:
             self._commit(call, known)
         elif known.container is None:

@@ -34,11 +34,10 @@ DIFFERENCES = {
 }
 """What the same pod is not told of alike, and why."""
 
-READ_DIFFERENCES = {
-    "container's cgroup_parent": "read from a CRI runtime it is there also where it is the pod's; else that is ''",
-    "pod's original labels and annotations": "a container's create repeats them in CRI; in Docker nobody does",
-}
-"""What differs beside that in a record that was read from the runtime; hook servers are told the same."""
+READ_DIFFERENCES = {False: {"container's cgroup_parent"}}
+READ_DIFFERENCES[True] = READ_DIFFERENCES[False] | {"pod's original labels and annotations"}
+"""What differs beside that in a record that was read, without and with hooks' changes; hook servers are told the same.
+Read from a CRI runtime a container has a parent also where that is its pod's; its create repeats the pod's labels."""
 
 CRI_ONLY = {Operation.UPDATE_POD_SANDBOX_RESOURCES: "dockershim has no such call, and Docker nothing to make of it"}
 """Operations that one front does not have."""
@@ -394,10 +393,7 @@ async def test_every_front_tells_and_knows_the_same(
             differing = differences(fields, others)
             assert not {path: both for path, both in differing.items() if not reason(path)}, one.step
             found |= {reason(path) for path in differing}
-    read = READ_DIFFERENCES.keys() if forgetful else set()
-    if answers is not CHANGES:
-        read -= {"pod's original labels and annotations"}
-    expected = DIFFERENCES.keys() | read
+    expected = DIFFERENCES.keys() | (READ_DIFFERENCES[answers is CHANGES] if forgetful else set())
     assert found == (set() if front.mode == FRONTS[0].mode else expected), "the lists of differences are true"
     assert {point for seen in second.seen for point in seen.points} == {point.name for point in HOOK_POINTS}
     assert second.operations | (REMOVES if forgetful else set()) == set(Operation) - CRI_ONLY.keys()

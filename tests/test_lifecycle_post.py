@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtimeproxy import lifecycle
+from runtimeproxy import dispatcher
 from runtimeproxy.errors import Reason
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import PodRecord, Subject
@@ -136,7 +136,7 @@ async def test_a_pod_that_has_the_id_of_one_that_was_stopped_is_told_of() -> Non
 
 @virtual_time
 async def test_of_many_stopped_pods_the_oldest_may_be_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "STOPPED_PODS", 1)
+    monkeypatch.setattr(dispatcher, "STOPPED_PODS", 1)
     core = Core()
     core.plugins.add("a", points=("PostStopPodSandbox",))
     for pod_id in ("p1", "p2", "p2", "p1"):

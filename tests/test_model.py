@@ -22,6 +22,7 @@ from runtimeproxy.model import (
     is_echo,
     named,
     overlay,
+    swap_beside,
     tidy,
 )
 from tests.merge_cases import BAD_CPUSETS, TIDY
@@ -166,3 +167,21 @@ def test_what_has_no_other_form_stays_as_it_is(name: str, value: int | str) -> N
 @pytest.mark.parametrize("text", BAD_CPUSETS)
 def test_tidying_makes_nothing_good_that_is_bad(text: str) -> None:
     assert tidy("cpuset_cpus", text) == ",".join(text.split(" "))
+
+
+@pytest.mark.parametrize(
+    ("memory", "swap", "new_memory", "new_swap"),
+    [
+        (5, 5, 7, 7),
+        (5, 5, 0, 0),
+        (0, 0, 7, 7),
+        (5, 0, 7, 0),
+        (5, -1, 7, -1),
+        (5, -1, 0, -1),
+        (5, 9, 7, 9),
+        (5, 9, 10, 10),
+        (5, 9, 0, 0),
+    ],
+)
+def test_the_swap_limit_beside_a_new_memory_limit(memory: int, swap: int, new_memory: int, new_swap: int) -> None:
+    assert swap_beside(memory, swap, new_memory) == new_swap

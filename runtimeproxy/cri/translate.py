@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from runtimeproxy.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.errors import WireError
+from runtimeproxy.hookapi.codec import entries_of
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import Shape
@@ -68,7 +69,7 @@ def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
     if not request.pod_sandbox_id or not request.HasField("config"):
         raise Unreadable("CreateContainerRequest without a pod's id or without a config")
     config = request.config
-    pod_id, metadata, annotations = request.pod_sandbox_id, config.metadata, dict(config.annotations)
+    pod_id, metadata, annotations = request.pod_sandbox_id, config.metadata, entries_of(config.annotations)
     name, attempt, resources = metadata.name, metadata.attempt, resources_of(config.linux, "resources")
     pod = _repeated(request.sandbox_config) if request.HasField("sandbox_config") else None
     envs = {entry.key: entry.value for entry in config.envs}
@@ -98,7 +99,7 @@ def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
     Raises Unreadable.
     """
     request = _asked(api_pb2.UpdateContainerResourcesRequest, message)
-    return read_id(message), resources_of(request, "linux"), dict(request.annotations)
+    return read_id(message), resources_of(request, "linux"), entries_of(request.annotations)
 
 
 def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]:
@@ -138,7 +139,7 @@ def resources_of(owner: Message, name: str) -> Resources | None:
     return Resources(
         **{field: getattr(message, field) for field in _PLAIN},
         hugepage_limits={limit.page_size: limit.limit for limit in message.hugepage_limits},
-        unified=dict(message.unified),
+        unified=entries_of(message.unified),
     )
 
 
@@ -149,8 +150,8 @@ def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str) -> PodInfo:
         namespace=config.metadata.namespace,
         attempt=config.metadata.attempt,
         runtime_handler=runtime_handler,
-        labels=dict(config.labels),
-        annotations=dict(config.annotations),
+        labels=entries_of(config.labels),
+        annotations=entries_of(config.annotations),
         cgroup_parent=config.linux.cgroup_parent,
         overhead=resources_of(config.linux, "overhead"),
         resources=resources_of(config.linux, "resources"),
@@ -165,8 +166,8 @@ def _repeated(config: api_pb2.PodSandboxConfig) -> PodInfo:
         uid=metadata.uid,
         namespace=metadata.namespace,
         attempt=metadata.attempt,
-        labels=dict(config.labels),
-        annotations=dict(config.annotations),
+        labels=entries_of(config.labels),
+        annotations=entries_of(config.annotations),
         cgroup_parent=config.linux.cgroup_parent,
     )
 

@@ -79,8 +79,8 @@ def _read_pod_request(body: bytes) -> HookRequest:
             namespace=meta.namespace,
             attempt=meta.attempt,
             runtime_handler=message.runtime_handler,
-            labels=_entries(message.labels),
-            annotations=_entries(message.annotations),
+            labels=entries_of(message.labels),
+            annotations=entries_of(message.annotations),
             cgroup_parent=message.cgroup_parent,
             overhead=_read_resources(message.overhead) if message.HasField("overhead") else None,
             resources=_read_resources(message.resources) if message.HasField("resources") else None,
@@ -100,8 +100,8 @@ def _write_pod_answer(answer: HookAnswer) -> Message:
 def _read_pod_answer(body: bytes) -> HookAnswer:
     message = _parse(api_pb2.PodSandboxHookResponse, body)
     return HookAnswer(
-        labels=_entries(message.labels),
-        annotations=_entries(message.annotations),
+        labels=entries_of(message.labels),
+        annotations=entries_of(message.annotations),
         cgroup_parent=message.cgroup_parent,
         resources=_read_resources(message.resources) if message.HasField("resources") else None,
     )
@@ -138,8 +138,8 @@ def _read_container_request(body: bytes) -> HookRequest:
         uid=pod_meta.uid,
         namespace=pod_meta.namespace,
         attempt=pod_meta.attempt,
-        labels=_entries(message.pod_labels),
-        annotations=_entries(message.pod_annotations),
+        labels=entries_of(message.pod_labels),
+        annotations=entries_of(message.pod_annotations),
         cgroup_parent=message.pod_cgroup_parent,
         resources=_read_resources(message.pod_resources) if message.HasField("pod_resources") else None,
     )
@@ -147,9 +147,9 @@ def _read_container_request(body: bytes) -> HookRequest:
         id=meta.id,
         name=meta.name,
         attempt=meta.attempt,
-        annotations=_entries(message.container_annotations),
+        annotations=entries_of(message.container_annotations),
         resources=_read_resources(message.container_resources) if message.HasField("container_resources") else None,
-        envs=_entries(message.container_envs),
+        envs=entries_of(message.container_envs),
     )
     return HookRequest(pod, container)
 
@@ -166,8 +166,8 @@ def _write_container_answer(answer: HookAnswer) -> Message:
 def _read_container_answer(body: bytes) -> HookAnswer:
     message = _parse(api_pb2.ContainerResourceHookResponse, body)
     return HookAnswer(
-        annotations=_entries(message.container_annotations),
-        envs=_entries(message.container_envs),
+        annotations=entries_of(message.container_annotations),
+        envs=entries_of(message.container_envs),
         cgroup_parent=message.pod_cgroup_parent,
         resources=_read_resources(message.container_resources) if message.HasField("container_resources") else None,
     )
@@ -238,12 +238,12 @@ def _read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
         cpuset_cpus=message.cpuset_cpus,
         cpuset_mems=message.cpuset_mems,
         hugepage_limits={entry.page_size: entry.limit for entry in message.hugepage_limits},
-        unified=_entries(message.unified),
+        unified=entries_of(message.unified),
         memory_swap_limit_in_bytes=message.memory_swap_limit_in_bytes,
     )
 
 
-def _entries(entries: Mapping[str, str]) -> dict[str, str]:
+def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
     """Return a message's map as a dict, three times faster than ``dict`` does it."""
     return {key: entries[key] for key in entries} if entries else {}
 
