@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,6 +20,8 @@ from tests.engines import cri
 from tests.fakes import cri_pb2
 from tests.fakes.dockershim_bodies import Container, Pod, Values
 from tests.fakes.runtime import FakeRuntime, Injection, Received
+from tests.fakes.runtime_state import RuntimeState
+from tests.fakes.shapes import CONTAINERD, SHAPES, Shape
 from tests.system import clients
 from tests.system.clients import Client
 from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
@@ -43,7 +47,10 @@ CHAT = "/an.unknown.Service/Chat"
 
 
 class CriRuntime(FakeRuntime):
-    """A fake CRI runtime."""
+    """A fake CRI runtime of a shape."""
+
+    def __init__(self, socket_path: str, *, shape: Shape = CONTAINERD) -> None:
+        super().__init__(socket_path, RuntimeState(shape))
 
     def verbs(self) -> list[str]:
         """Return what callers asked for."""
@@ -240,3 +247,6 @@ CRI = Front(
     default_socket="run/containerd/containerd.sock",
     never_loaded=("grpc/_cython", "aiohttp"),
 )
+
+CRI_SHAPES = tuple(replace(CRI, name=f"cri {shape.name}", runtime=partial(CriRuntime, shape=shape)) for shape in SHAPES)
+"""The front before a runtime of each shape, containerd's first."""

@@ -10,6 +10,8 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.docker.client import Answer, Client, request
 from tests.engines.images import PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd, Injection, Received
+from tests.fakes.dockerd_engines import ENGINES, Engine
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockershim_bodies import Container, Pod, Values
 from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
@@ -91,7 +94,7 @@ class DockerRuntime(FakeDockerd):
     def reads(self) -> int:
         """Count the containers that the proxy inspected."""
         asked = self.requests(ROUTES["pod_status"])
-        return sum(not received.target.startswith(VERSION) for received in asked)
+        return sum(not received.target.startswith("/v") for received in asked)
 
     def vanish(self, subject_id: str) -> None:
         """Drop the record, and tell no event."""
@@ -248,10 +251,12 @@ def _checked(answer: Answer) -> Answer:
 
 
 @asynccontextmanager
-async def sent(socket: Path | str, verb: str = "ping", request: bytes | None = None) -> Connected:
+async def sent(
+    socket: Path | str, verb: str = "ping", request: bytes | None = None, *, version: str = VERSION
+) -> Connected:
     """Send a request on a connection of its own."""
     client = await Client.connect(str(socket))
-    client.send(request or DockerCaller(socket).request(verb))
+    client.send(request or DockerCaller(socket, version=version).request(verb))
 
     async def message() -> bytes:
         try:
@@ -281,3 +286,19 @@ DOCKER = Front(
     default_socket="run/docker.sock",
     never_loaded=("grpc/_cython",),
 )
+
+
+def _of(engine: Engine) -> Front:
+    """Return the front before an engine, whose newest API its clients speak."""
+    version = f"/v{engine.api}"
+    return replace(
+        DOCKER,
+        name=f"docker {engine.name}",
+        runtime=partial(DockerRuntime, engine=engine),
+        caller=partial(DockerCaller, version=version),
+        sent=partial(sent, version=version),
+    )
+
+
+DOCKER_ENGINES = tuple(map(_of, ENGINES))
+"""The front before each version of the daemon, the oldest first."""
