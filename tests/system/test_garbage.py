@@ -14,6 +14,7 @@ from types import FrameType
 import grpc
 import pytest
 
+import runtimeproxy
 from runtimeproxy.call import Call, Unreadable
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.model import HookRequest
@@ -25,6 +26,8 @@ from tests.system.proxy import ProxyInside, until
 pytestmark = pytest.mark.slow
 
 CALLS = 3
+PROGRAM = f"{Path(runtimeproxy.__file__).parent}/"
+"""Not by the folder's name: the checkout may have the same."""
 LATE = "no answer in time"
 UNREADABLE, CANCELLED, UNREACHABLE = "unreadable", "cancelled", "unreachable"
 """What no answer of the hook server brings about."""
@@ -60,7 +63,7 @@ def unreachable() -> Iterator[list[object]]:
 
 def _is_a_calls(one: object) -> bool:
     if isinstance(one, FrameType):
-        return "/runtimeproxy/" in one.f_code.co_filename
+        return one.f_code.co_filename.startswith(PROGRAM)
     return isinstance(one, RuntimeProxyError | Unreadable | HookRequest) or Call in type(one).__mro__
 
 
