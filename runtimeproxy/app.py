@@ -24,6 +24,7 @@ from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.lifecycle import Lifecycle, Limits
 from runtimeproxy.logs import UNLIMITED
+from runtimeproxy.originals import File, Originals, owner, path_of
 from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.acceptor import Acceptor
@@ -95,7 +96,7 @@ def _tell_listening(config: Config, listener: Listener) -> None:
 async def _serve(config: Config, listener: Listener) -> None:
     loop = asyncio.get_running_loop()
     supervisor = Supervisor(os.environ)
-    proxy = Proxy(config, loop)
+    proxy = Proxy(config, loop, listener.path)
     signals = Signals(loop, proxy.recorder)
     await proxy.start()
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
@@ -174,9 +175,11 @@ class Signals:
 class Proxy:
     """The parts behind the listener."""
 
-    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop, socket_path: str = "") -> None:
+        """Make the parts; ``socket_path`` is where the proxy listens, if that is not what the configuration says."""
         self.recorder = Recorder(loop.time)
         self.store = Store()
+        self.originals = Originals(_originals_file(config, socket_path), self.store, self.recorder)
         self.manager = Manager(
             config.hookserver_config_dir,
             timeout_seconds=config.hook_timeout_seconds,
@@ -203,7 +206,8 @@ class Proxy:
         )
 
     async def start(self) -> None:
-        """Read the registration files, so that the first call is hooked."""
+        """Read what is kept, and the registration files, so that the first call is hooked."""
+        await self.originals.start()
         await self.manager.start()
         await self.front.start()
         self._measure()
@@ -227,8 +231,15 @@ class Proxy:
         await self.lifecycle.stop()
         await self.front.close()
         await self.manager.stop()
+        await self.originals.stop()
         if self._gauges is not None:
             self._gauges.cancel()
+
+
+def _originals_file(config: Config, socket_path: str) -> File | None:
+    """Return the file of the kubelet's own values; None if there is to be none. An abstract socket has no directory."""
+    path = path_of(config.originals_dir, socket_path if os.path.isabs(socket_path) else config.listen_endpoint)
+    return None if path is None else File(path, owner(config.mode.value, config.runtime_endpoint))
 
 
 def _settle_memory() -> None:

@@ -31,7 +31,8 @@ __all__ = ["Config", "Mode", "file_named", "load", "parse_duration", "parse_endp
 class Config:
     """What the user asked for: socket paths without a scheme, times in seconds, ``socket_mode`` as a number.
 
-    In Docker mode ``image_endpoint`` is the runtime endpoint. ``warnings`` are lines for the log, one a finding.
+    In Docker mode ``image_endpoint`` is the runtime endpoint. ``originals_dir`` None is the directory of the listening
+    socket, "" none. ``warnings`` are lines for the log, one a finding.
     """
 
     mode: Mode
@@ -47,6 +48,7 @@ class Config:
     socket_mode: int
     socket_group: str | None
     drain_timeout_seconds: float
+    originals_dir: str | None
     admin_endpoint: str
     log_level: str
     log_format: str

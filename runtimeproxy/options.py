@@ -114,6 +114,10 @@ def _directory(text: str, origin: str) -> str:
     return text
 
 
+def _directory_or_none(text: str, origin: str) -> str:
+    return "" if text.lower() == "none" else _directory(text, origin)
+
+
 def _name(text: str, origin: str) -> str:
     if not text or text != text.strip():
         raise ConfigError(f"{origin}: {text!r} is no name: write one without spaces around it, or leave it out")
@@ -266,6 +270,15 @@ OPTIONS: tuple[Option, ...] = (
         parse_pause,
         "10s",
         "How long running calls may take to end when the proxy stops.",
+    ),
+    Option(
+        "originals-dir",
+        "originals_dir",
+        "DIR",
+        _directory_or_none,
+        None,
+        "The directory, on tmpfs, of the file in which the kubelet's own values outlive the proxy; none: no file.",
+        "the directory of --koord-runtimeproxy-endpoint",
     ),
     Option(
         "admin-endpoint",

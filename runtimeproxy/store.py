@@ -1,15 +1,18 @@
 """The Store: pods and containers by id, in memory, so that hook servers can be stateless (mission, "four components").
 
-Owns the records between a create and its remove (design section 6).
+Owns the records between a create and its remove (design section 6), and what is kept of the kubelet's own values for
+subjects whose record is to be read anew.
 Must not know: who writes or reads, when a record is due, any runtime; there is no disk behind it.
 Invariant: every record lies under its own non-empty id, and only frozen values come out. What is buried never returns.
+Of an id there is a record or something kept, not both.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from runtimeproxy.kept import Kept, kept_of, restored_container, restored_pod
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.texts import Texts
 
@@ -50,10 +53,13 @@ class Store:
         self._containers: dict[str, ContainerRecord] = {}
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
+        self._kept: dict[str, Kept] = {}
         self._moved: set[str] = set()
         self._buried: dict[str, None] = {}
         self._watches: list[Watch] = []
         self._texts = Texts()
+        self.on_change: Callable[[str], object] | None = None
+        """Is called with the id of what hooks may have replaced values of: there is more to keep of it, or less."""
 
     @property
     def has_moved_pods(self) -> bool:
@@ -87,14 +93,42 @@ class Store:
     # What the runtime tells.
 
     def read_pod(self, info: PodInfo) -> PodRecord:
-        """Return the record of a pod as the runtime tells it: the known one, else one made of it."""
-        return self._pods.get(info.id) or PodRecord(info, info, read=True)
+        """Return the record of a pod as the runtime tells it: the known one, else one of it and of what is kept."""
+        known, kept = self._pods.get(info.id), self._kept.get(info.id)
+        if known is None and kept is not None:
+            return restored_pod(info, kept)
+        return known or PodRecord(info, info, read=True)
 
     def read_container(self, info: ContainerInfo) -> ContainerRecord:
-        """Return the record of a container as the runtime tells it: the known one, else one made of it."""
-        return self._containers.get(info.id) or ContainerRecord(info, info)
+        """Return the record of a container as the runtime tells it, in the same way."""
+        known, kept = self._containers.get(info.id), self._kept.get(info.id)
+        if known is None and kept is not None:
+            return restored_container(info, kept)
+        return known or ContainerRecord(info, info)
 
-    # What is kept.
+    # What is kept of the kubelet's own values.
+
+    def keep(self, kept: Mapping[str, Kept]) -> None:
+        """Take over what an earlier process has kept, by id."""
+        self._kept.update(kept)
+
+    def kept(self, any_id: str) -> Kept | None:
+        """Return what is to be kept of an id, of its record or since that was forgotten; None if there is nothing."""
+        record = self._pods.get(any_id) or self._containers.get(any_id)
+        return self._kept.get(any_id) if record is None else kept_of(record)
+
+    def kept_ids(self) -> set[str]:
+        """Return the ids of which something is kept without a record."""
+        return set(self._kept)
+
+    def _changed(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
+        """Tell of an id if any of its records, the one before and the one now, is not just as the kubelet asked."""
+        kept = self._kept.pop(any_id, None)
+        hooked = kept is not None or any(record and record.original is not record.effective for record in records)
+        if hooked and self.on_change is not None:
+            self.on_change(any_id)
+
+    # What is committed.
 
     def commit(self, subject: Subject) -> None:
         """Keep what the runtime agreed to: the container if there is one, and the pod if it has an id.
@@ -115,10 +149,12 @@ class Store:
     def _keep_pod(self, pod_id: str, record: PodRecord) -> None:
         if pod_id in self._buried:
             return
-        self._kept(pod_id)
-        if self._pods.get(pod_id) is record:
+        self._seen(pod_id)
+        known = self._pods.get(pod_id)
+        if known is record:
             return
         self._pods[pod_id] = self._texts.pod(record)
+        self._changed(pod_id, known, record)
         parent = record.effective.cgroup_parent
         if parent != record.original.cgroup_parent or (record.read and parent):
             self._moved.add(pod_id)
@@ -131,14 +167,15 @@ class Store:
             raise ValueError("a container record without an id cannot be kept: commit it after the runtime gave the id")
         if container_id in self._buried:
             return
-        self._kept(container_id)
-        self._kept(pod_id)
+        self._seen(container_id)
+        self._seen(pod_id)
         known = self._containers.get(container_id)
         if known is record:
             return
         if known is not None and known.effective.pod_id != pod_id:
             self._leave_pod(known)
         self._containers[container_id] = self._texts.container(record)
+        self._changed(container_id, known, record)
         self._of_pod.setdefault(pod_id, {})[container_id] = None
 
     # What is dropped.
@@ -146,21 +183,31 @@ class Store:
     def forget(self, any_id: str) -> None:
         """Drop a container or a pod, to be read anew; an unknown id is no error.
 
-        A pod's containers stay: the runtime does not tell what the kubelet asked for where a hook replaced it.
+        A pod's containers stay. What the kubelet asked for where a hook replaced it is kept: no runtime tells it.
         """
+        kept = self.kept(any_id)
+        self._drop(any_id)
+        if kept is not None:
+            self._kept[any_id] = kept
+
+    def drop(self, any_id: str) -> None:
+        """Drop what the runtime has no more, and all that is kept of it."""
+        self._changed(any_id, *self._drop(any_id))
+
+    def _drop(self, any_id: str) -> tuple[PodRecord | None, ContainerRecord | None]:
         self.void(any_id)
-        self._pods.pop(any_id, None)
         self._moved.discard(any_id)
-        record = self._containers.pop(any_id, None)
-        if record is not None:
-            self._leave_pod(record)
+        pod, container = self._pods.pop(any_id, None), self._containers.pop(any_id, None)
+        if container is not None:
+            self._leave_pod(container)
+        return pod, container
 
     def bury(self, any_id: str) -> None:
         """Drop what the runtime destroyed for good, and keep nothing of that id any more.
 
         The word of it may come before a call that is under way commits what was true a moment ago.
         """
-        self.forget(any_id)
+        self.drop(any_id)
         self._buried[any_id] = None
         if len(self._buried) > BURIED:
             del self._buried[next(iter(self._buried))]
@@ -199,7 +246,7 @@ class Store:
         for watch in self._watches:
             watch.voided.add(any_id)
 
-    def _kept(self, any_id: str) -> None:
+    def _seen(self, any_id: str) -> None:
         for watch in self._watches:
             watch.kept.add(any_id)
 

@@ -135,7 +135,7 @@ class Sync:
             hooked = self._lifecycle.hooked
             self._filled &= hooked
             reason = self._asked.is_set() or (hooked and not self._filled) or self._now >= self._next
-            if reason and (hooked or any(self._store.counts())):
+            if reason and (hooked or any(self._store.counts()) or self._store.kept_ids()):
                 return
             if not hooked:
                 self._asked.clear()
@@ -174,7 +174,7 @@ class Sync:
         self._left_out = False
         self._late = 0
         with self._store.watch() as watch:
-            known = self._store.ids()
+            known = self._store.ids() | self._store.kept_ids()
             listed = await self._runtime.listed()
             self._sweep(known.difference(listed.pods, listed.containers), watch)
             for remembered in (self._passed_over, self._suspects):
@@ -191,7 +191,7 @@ class Sync:
     def _sweep(self, gone: set[str], watch: Watch) -> None:
         for one in gone - watch.kept - self._about_now():
             self._recorder.count("records_swept")
-            self._store.forget(one)
+            self._store.drop(one)
             if self._on_gone is not None:
                 self._on_gone(one)
 

@@ -53,6 +53,7 @@ class Folder:
             "remote-runtime-service-endpoint": str(self.runtime),
             "hookserver-config-dir": str(self.registrations),
             "admin-endpoint": str(self.admin),
+            "originals-dir": "none",  # else a test would go otherwise where its folder is on tmpfs
             "hook-timeout": "10s",  # on a machine that has a lot to do the default may pass
             "log-level": "debug",
         }

@@ -1,0 +1,256 @@
+"""What hooks replaced of a record is found, comes back as it was after what the runtime tells, and is nobody else's."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimeproxy.kept import BrokenKept, Kept, Pair, kept_of, read, restored_container, restored_pod, write
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources
+
+POD = PodInfo("p1", "web", "uid", "shop", 2, labels={"app": "web"}, annotations={"a.b/c": "1"}, cgroup_parent="/k/p")
+CONTAINER = ContainerInfo(
+    "c1",
+    "p1",
+    "main",
+    3,
+    annotations={"note": "kept"},
+    envs={"SECRET": "1"},
+    resources=Resources(cpu_quota=200_000, cpu_period=100_000, unified={"memory.high": "1"}),
+)
+POD_NAME, CONTAINER_NAME = ("shop", "web", "uid", 2), ("p1", "main", 3)
+
+
+def resources(**values: Any) -> ContainerInfo:
+    return replace(CONTAINER, resources=Resources(**values))
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hooked", "pairs"),
+    [
+        ({"labels": {"app": "hooked"}}, {"labels.app": ("web", "hooked")}),
+        ({"labels": {"app": "web", "new": ""}}, {"labels.new": (None, "")}),
+        ({"labels": {}}, {"labels.app": ("web", None)}),
+        ({"annotations": {"a.b/c": "2"}}, {"annotations.a.b/c": ("1", "2")}),
+        ({"cgroup_parent": "/k/q"}, {"cgroup_parent": ("/k/p", "/k/q")}),
+        ({"cgroup_parent": None}, {"cgroup_parent": ("/k/p", None)}),
+        ({"resources": Resources(cpu_shares=2)}, {"resources.cpu_shares": (None, 2)}),
+        ({}, None),
+        ({"runtime_handler": "kata"}, None),
+    ],
+)
+def test_of_a_pod(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+    record = PodRecord(POD, replace(POD, **hooked))
+    assert kept_of(record) == (None if pairs is None else Kept(POD_NAME, pairs))
+
+
+@pytest.mark.parametrize(
+    ("hooked", "pairs"),
+    [
+        ({"annotations": {"note": "hooked"}}, {"annotations.note": ("kept", "hooked")}),
+        ({"cgroup_parent": "/k/q"}, {"cgroup_parent": (None, "/k/q")}),
+        (
+            {"resources": Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2", "cpu.idle": "1"})},
+            {
+                "resources.cpu_period": (100_000, None),
+                "resources.cpu_quota": (200_000, -1),
+                "resources.cpuset_cpus": (None, "0-3"),
+                "resources.unified.cpu.idle": (None, "1"),
+                "resources.unified.memory.high": ("1", "2"),
+            },
+        ),
+        ({"envs": {"SECRET": "2", "NEW": "3"}}, None),
+    ],
+)
+def test_of_a_container_but_never_its_environment(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+    record = ContainerRecord(CONTAINER, replace(CONTAINER, **hooked))
+    assert kept_of(record) == (None if pairs is None else Kept(CONTAINER_NAME, pairs))
+
+
+def test_of_owners_those_of_what_differs() -> None:
+    owners = (("cpu_quota", "scaler"), ("cpu_period", "other"))
+    kept = kept_of(ContainerRecord(CONTAINER, resources(cpu_quota=1, cpu_period=100_000), owners))
+    assert kept is not None
+    assert kept.owners == (("cpu_quota", "scaler"),)
+
+
+# -- what comes back ---------------------------------------------------------------------------------------------------
+
+
+HOOKED_POD = replace(
+    POD,
+    labels={"app": "hooked", "new": "1"},
+    annotations={"a.b/c": "2"},
+    cgroup_parent="/k/q",
+    resources=Resources(cpu_shares=2, hugepage_limits={"2MB": 4}),
+)
+HOOKED_CONTAINER = replace(
+    CONTAINER,
+    annotations={"note": "hooked", "more": "1"},
+    cgroup_parent="/k/q",
+    resources=Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2"}),
+)
+OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"))
+
+
+def kept_pod(original: PodInfo = POD, effective: PodInfo = HOOKED_POD) -> Kept:
+    kept = kept_of(PodRecord(original, effective))
+    assert kept is not None
+    return kept
+
+
+def kept_container(original: ContainerInfo = CONTAINER, effective: ContainerInfo = HOOKED_CONTAINER) -> Kept:
+    kept = kept_of(ContainerRecord(original, effective, OWNERS))
+    assert kept is not None
+    return kept
+
+
+def test_what_the_runtime_tells_as_it_was_set_brings_the_record_back() -> None:
+    assert restored_pod(HOOKED_POD, kept_pod()) == PodRecord(POD, HOOKED_POD)
+    assert not restored_pod(HOOKED_POD, kept_pod()).read
+    again = restored_container(HOOKED_CONTAINER, kept_container())
+    assert again == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
+    assert again.owners == OWNERS
+
+
+def test_what_the_runtime_does_not_tell_is_as_it_was_set() -> None:
+    told = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
+    assert restored_pod(told, kept_pod()) == PodRecord(POD, HOOKED_POD)
+    partly = replace(HOOKED_CONTAINER, annotations={"more": "1"}, cgroup_parent="", resources=Resources(cpu_quota=-1))
+    assert restored_container(partly, kept_container()) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
+
+
+def test_what_somebody_else_changed_since_stands() -> None:
+    told = replace(HOOKED_POD, labels={"app": "other", "new": "1"}, cgroup_parent="/else")
+    original = replace(POD, labels={"app": "other"}, cgroup_parent="/else")
+    assert restored_pod(told, kept_pod()) == PodRecord(original, told)
+    other = resources(cpu_quota=7, cpuset_cpus="0-3", unified={"memory.high": "3"}, cpu_shares=5)
+    kept = kept_container(effective=resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2"}))
+    record = restored_container(other, kept)
+    asked = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
+    assert record == ContainerRecord(asked, other)
+    assert record.owners == (("cpuset_cpus", "pinner"),)
+
+
+def test_where_nothing_of_it_stands_the_runtime_tells_it_all() -> None:
+    told = resources(cpu_quota=7)
+    record = restored_container(told, Kept(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
+    assert record.original is record.effective is told
+    assert record.owners == ()
+
+
+def test_resources_that_only_hooks_set_are_none_of_the_kubelets() -> None:
+    bare, hooked = replace(CONTAINER, resources=None), resources(cpu_quota=9, unified={"cpu.idle": "1"})
+    record = restored_container(hooked, kept_container(bare, hooked))
+    assert record == ContainerRecord(bare, hooked)
+
+
+@pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}])
+def test_another_pod_under_the_id_has_nothing_of_it(change: Mapping[str, Any]) -> None:
+    other = replace(HOOKED_POD, **change)
+    record = restored_pod(other, kept_pod())
+    assert record.original is record.effective is other
+    assert record.read
+    assert restored_pod(other, kept_container()).read
+
+
+@pytest.mark.parametrize("change", [{"pod_id": "b"}, {"name": "b"}, {"attempt": 9}])
+def test_another_container_under_the_id_has_nothing_of_it(change: Mapping[str, Any]) -> None:
+    other = replace(HOOKED_CONTAINER, **change)
+    record = restored_container(other, kept_container())
+    assert record.original is record.effective is other
+    assert record.owners == ()
+
+
+TEXTS = st.text("ab.\ud800\0\n", max_size=4)
+MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)
+RESOURCES = st.builds(
+    Resources,
+    cpu_quota=st.integers(-1, 2),
+    cpuset_cpus=TEXTS,
+    unified=MAPS,
+    hugepage_limits=st.dictionaries(TEXTS, st.integers(-(2**63), 2**63 - 1), max_size=2),
+)
+VALUES = st.fixed_dictionaries({"annotations": MAPS, "cgroup_parent": TEXTS, "resources": RESOURCES})
+
+
+@given(asked=VALUES, hooked=VALUES, labels=st.tuples(MAPS, MAPS))
+def test_every_pod_comes_back_by_way_of_its_text(
+    asked: Mapping[str, Any], hooked: Mapping[str, Any], labels: tuple[Mapping[str, str], Mapping[str, str]]
+) -> None:
+    record = PodRecord(replace(POD, labels=labels[0], **asked), replace(POD, labels=labels[1], **hooked))
+    kept = kept_of(record)
+    if kept is None:
+        assert record.original == record.effective
+        return
+    again = restored_pod(record.effective, read(write(kept)))
+    assert again.effective == record.effective
+    tidy = replace(record.original, resources=again.original.resources)
+    assert again.original == tidy
+    assert again.original.resources or Resources() == asked["resources"]
+
+
+@given(asked=RESOURCES, hooked=RESOURCES)
+def test_every_container_comes_back_by_way_of_its_text(asked: Resources, hooked: Resources) -> None:
+    record = ContainerRecord(replace(CONTAINER, resources=asked), replace(CONTAINER, resources=hooked))
+    kept = kept_of(record)
+    again = record if kept is None else restored_container(record.effective, read(write(kept)))
+    assert again.effective == record.effective
+    assert (again.original.resources or Resources()) == asked
+
+
+# -- as JSON -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_says_it_all_and_no_more() -> None:
+    assert write(kept_container(effective=resources(cpu_quota=-1, cpu_period=100_000))) == (
+        b'[["p1","main",3],{"resources.cpu_quota":[200000,-1],"resources.unified.memory.high":["1",null]},'
+        b'[["cpu_quota","scaler"]]]'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "no list"),
+        (b"\xff", "no list"),
+        (b"[" * 100_000, "no list"),
+        (b"7", "no list"),
+        (b"null", "no list"),
+        (b"[]", "no list"),
+        (b'[["p","c",1],{}]', "no list"),
+        (b'[["p","c",1],{},[],0]', "no list"),
+        (b'[["p","c",1],[],[]]', "no list"),
+        (b'[["p","c",1],{"cgroup_parent":"/abc"},[]]', "no list"),
+        (b'[["p","c",1],{"cgroup_parent":["/a"]},[]]', "no list"),
+        (b'[["p","c",1],{},[1]]', "no list"),
+        (b"[1,{},[]]", "no list"),
+        (b"[[],{},[]]", "no subject"),
+        (b'["abc",{},[]]', "no subject"),
+        (b'[["p","c","1"],{},[]]', "no subject"),
+        (b'[["p","c",true],{},[]]', "no subject"),
+        (b'[["p","c",1],{"envs.SECRET":["a","b"]},[]]', "cannot have"),
+        (b'[["p","c",1],{"resources.other":[1,2]},[]]', "cannot have"),
+        (b'[["p","c",1],{"resources.unified":["a","b"]},[]]', "cannot have"),
+        (b'[["p","c",1],{"resources.cpu_quota":["1",2]},[]]', "cannot have"),
+        (b'[["p","c",1],{"resources.cpu_quota":[true,2]},[]]', "cannot have"),
+        (b'[["p","c",1],{"resources.cpu_quota":[1.5,2]},[]]', "cannot have"),
+        (b'[["p","c",1],{"resources.cpu_quota":[1,9223372036854775808]},[]]', "cannot have"),
+        (b'[["p","c",1],{"resources.cpuset_cpus":[1,"2"]},[]]', "cannot have"),
+        (b'[["p","c",1],{"resources.hugepage_limits.2MB":["1",2]},[]]', "cannot have"),
+        (b'[["p","c",1],{"annotations.a":[[],"b"]},[]]', "cannot have"),
+        (b'[["p","c",1],{"cgroup_parent":[{},"b"]},[]]', "cannot have"),
+        (b'[["p","c",1],{"labels.a":["a","b"]},[]]', "a label"),
+        (b'[["p","c",1],{},[["cpu_quota","x"]]]', "owns nothing"),
+        (b'[["p","c",1],{"resources.cpu_quota":[1,2]},[["cpu_quota",1]]]', "owns nothing"),
+    ],
+)
+def test_what_nobody_wrote_is_broken(text: bytes, why: str) -> None:
+    with pytest.raises(BrokenKept, match=why):
+        read(text)
