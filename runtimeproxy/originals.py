@@ -52,14 +52,17 @@ _MADE_ANEW = frozenset({FOREIGN, BROKEN})
 
 _IN_MEMORY = frozenset({0x01021994, 0x858458F6})
 """tmpfs and ramfs (statfs(2), linux/magic.h)."""
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BROKEN_CODES = frozenset({1, 11, 20, 24, 26})
-"""SQLITE_ERROR (there is no such table), _CORRUPT, _MISMATCH, _FORMAT, _NOTADB: other codes say nothing of a file."""
+"""SQLITE_ERROR (there is no such table), _CORRUPT, _MISMATCH, _FORMAT, _NOTADB."""
+_ELSEWHERE_CODES = frozenset({5, 6, 7, 13, 14})
+"""SQLITE_BUSY, _LOCKED, _NOMEM, _FULL, _CANTOPEN: they say nothing of the file."""
+_MOVED = 1032
+"""SQLITE_READONLY_DBMOVED: another process has made the file anew."""
 
 _PRAGMAS = ("auto_vacuum=FULL", "synchronous=OFF", "temp_store=MEMORY", f"cache_size=-{CACHE_KIB}")
 _TABLE = "CREATE TABLE kept (id BLOB PRIMARY KEY, text BLOB, sum INTEGER) WITHOUT ROWID"
-_OWNER, _ROWS = "SELECT id, text, sum FROM kept WHERE id = x''", "SELECT id, text, sum FROM kept WHERE id > x''"
+_OWNER, _ROWS = "SELECT id, text, sum FROM kept WHERE id = x''", "SELECT id, text, sum FROM kept WHERE id <> x''"
 _SET, _DROP = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", "DELETE FROM kept WHERE id = ?"
 
 _Row = tuple[bytes, bytes, int]
@@ -162,9 +165,9 @@ class File:
             self.close()
         failed = _meaning(error, otherwise)
         if failed.reason in _MADE_ANEW:
-            for path in (self.path, f"{self.path}-journal"):
+            for part in ("", "-journal", "-wal", "-shm"):
                 with suppress(OSError):
-                    os.unlink(path)
+                    os.unlink(self.path + part)
         return failed
 
     def _is_there(self) -> bool:
@@ -173,18 +176,14 @@ class File:
         if fault := folder_fault(os.stat(folder), None):
             raise Failed(NOT_OURS, f"{folder} {fault}")
         try:
-            opened = os.open(self.path, _OPEN)
+            found = os.lstat(self.path)
         except FileNotFoundError:
             return False
-        try:
-            found = os.fstat(opened)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
-                raise Failed(NOT_OURS, "it is no regular file of the proxy's own user")
-            if stat.S_IMODE(found.st_mode) != 0o600:
-                os.fchmod(opened, 0o600)
-            return found.st_size > 0
-        finally:
-            os.close(opened)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink > 1:
+            raise Failed(NOT_OURS, "it is no regular file of the proxy's own user")
+        if stat.S_IMODE(found.st_mode) != 0o600:
+            os.chmod(self.path, 0o600)
+        return found.st_size > 0
 
     def _opened(self) -> "sqlite3.Connection":
         """Return the file as a database, made if it is missing or empty."""
@@ -231,12 +230,12 @@ def _meaning(error: Exception, otherwise: str) -> Failed:
     """Return what an error says of the file; the text of a foreign one may hold what it was about."""
     if isinstance(error, Failed):
         return error
+    code, name = getattr(error, "sqlite_errorcode", 0), getattr(error, "sqlite_errorname", type(error).__name__)
     if isinstance(error, OSError | ImportError):
-        return Failed(UNUSABLE, getattr(error, "strerror", None) or type(error).__name__)
-    code = getattr(error, "sqlite_errorcode", None)
-    if code is None:
-        return Failed(otherwise, type(error).__name__)
-    return Failed(BROKEN if code & 0xFF in _BROKEN_CODES else UNUSABLE, error.sqlite_errorname)  # type: ignore[attr-defined]
+        return Failed(UNUSABLE, getattr(error, "strerror", None) or name)
+    if code == _MOVED or code & 0xFF in _ELSEWHERE_CODES:
+        return Failed(UNUSABLE, name)
+    return Failed(BROKEN if code & 0xFF in _BROKEN_CODES else otherwise, name)
 
 
 # -- when it is written ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from google.protobuf.json_format import MessageToDict
 
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.hookpoints import HOOK_POINTS, Operation
+from runtimeproxy.store import Store
 from tests.engines import cri
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import cri_pb2, dockershim_bodies, hookanswers
@@ -220,6 +221,7 @@ FRONTS = [
 
 Fields = dict[tuple[str, ...], Any]
 """Values by their path."""
+Forgets = Callable[[Store, str], None] | None
 
 
 @dataclass
@@ -234,12 +236,12 @@ class Seen:
 
 @dataclass
 class Life:
-    """A pod's life on one front; ``forgetful``: each step is done by a proxy that knows nothing yet."""
+    """A pod's life on one front; ``forgets``: by it each step is done as by a proxy that was just started."""
 
     front: Front
     folder: Path
     answers: Mapping[str, hookanswers.Answer]
-    forgetful: bool
+    forgets: Forgets
     seen: list[Seen] = field(default_factory=list)
     operations: set[Operation] = field(default_factory=set)
     _names: dict[str, str] = field(default_factory=dict)
@@ -287,9 +289,9 @@ class Life:
     async def _do(self, step: str, act: Callable[..., str | None], *arguments: str) -> str:
         """Do a step, see what it brought, and return the id that it made, if it made one."""
         store = self._proxy.store
-        if self.forgetful:
+        if self.forgets is not None:
             for one in store.ids():
-                store.forget(one)
+                self.forgets(store, one)
         self._hooks.calls.clear()
         made = await asyncio.to_thread(act, *arguments) or ""
         if made:
@@ -372,20 +374,24 @@ CHANGES: Mapping[str, hookanswers.Answer] = {
 """What a hook server answers that changes something at each Pre point."""
 
 
-FIRST_LIVES: dict[tuple[bool, bool], Life] = {}
+FIRST_LIVES: dict[tuple[bool, object], Life] = {}
 """Those on the first front so far: each is lived once, whatever it is compared with."""
+ENDS = {"one proxy": None, "a new proxy each step": Store.drop, "and it has the kubelet's own values": Store.forget}
 
 
-@pytest.mark.parametrize("forgetful", [False, True], ids=["one proxy", "a new proxy each step"])
+@pytest.mark.parametrize("forgets", ENDS.values(), ids=ENDS.keys())
 @pytest.mark.parametrize("answers", [{}, CHANGES], ids=["listens", "changes"])
 @pytest.mark.parametrize("front", FRONTS[1:], ids=str)
 async def test_every_front_tells_and_knows_the_same(
-    tmp_path: Path, front: Front, answers: Mapping[str, hookanswers.Answer], forgetful: bool
+    tmp_path: Path,
+    front: Front,
+    answers: Mapping[str, hookanswers.Answer],
+    forgets: Callable[[Store, str], None] | None,
 ) -> None:
-    which = answers is CHANGES, forgetful
-    first = FIRST_LIVES.get(which) or await Life(FRONTS[0], tmp_path / "first", answers, forgetful).live()
+    which = answers is CHANGES, forgets
+    first = FIRST_LIVES.get(which) or await Life(FRONTS[0], tmp_path / "first", answers, forgets).live()
     FIRST_LIVES[which] = first
-    second = await Life(front, tmp_path / "second", answers, forgetful).live()
+    second = await Life(front, tmp_path / "second", answers, forgets).live()
     found: set[str] = set()
     for one, other in zip(first.seen, second.seen, strict=True):
         assert (one.step, one.points) == (other.step, other.points)
@@ -393,7 +399,19 @@ async def test_every_front_tells_and_knows_the_same(
             differing = differences(fields, others)
             assert not {path: both for path, both in differing.items() if not reason(path)}, one.step
             found |= {reason(path) for path in differing}
-    expected = DIFFERENCES.keys() | (READ_DIFFERENCES[answers is CHANGES] if forgetful else set())
+    read = READ_DIFFERENCES[answers is CHANGES and forgets is not Store.forget]
+    expected = DIFFERENCES.keys() | (read if forgets else set())
     assert found == (set() if front.mode == FRONTS[0].mode else expected), "the lists of differences are true"
     assert {point for seen in second.seen for point in seen.points} == {point.name for point in HOOK_POINTS}
-    assert second.operations | (REMOVES if forgetful else set()) == set(Operation) - CRI_ONLY.keys()
+    assert second.operations | (REMOVES if forgets else set()) == set(Operation) - CRI_ONLY.keys()
+
+
+@pytest.mark.parametrize("front", FRONTS, ids=str)
+async def test_with_the_kubelets_own_values_a_new_proxy_each_step_tells_what_one_proxy_tells(
+    tmp_path: Path, front: Front
+) -> None:
+    one = await Life(front, tmp_path / "one", CHANGES, None).live()
+    new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
+    for seen, again in zip(one.seen, new.seen, strict=True):
+        if again.points or front.mode == FRONTS[0].mode:
+            assert (again.step, again.points, again.told) == (seen.step, seen.points, seen.told)

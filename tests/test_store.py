@@ -1,11 +1,13 @@
 """The Store keeps what was committed under its id, and nothing else."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from runtimeproxy import store as module
-from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.kept import Kept, kept_of
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.store import WHOLE_ID, Store
 
 
@@ -274,3 +276,114 @@ def test_nothing_longer_begins_with_a_whole_id() -> None:
     store.commit(Subject(PodRecord(pod, pod)))
     assert store.whole_pod_id(whole) == whole
     assert store.whole_pod_id(whole[1:]) == pod.id
+
+
+# -- what is kept of the kubelet's own values --------------------------------------------------------------------------
+
+
+ASKED_POD = PodInfo("p9", "web", labels={"app": "web"}, cgroup_parent="/kube")
+HOOKED_POD = replace(ASKED_POD, labels={"app": "hooked"}, cgroup_parent="/else")
+ASKED = ContainerInfo("c9", "p9", "main", resources=Resources(cpu_quota=200))
+HOOKED = replace(ASKED, resources=Resources(cpu_quota=100))
+MOVED, SCALED = PodRecord(ASKED_POD, HOOKED_POD), ContainerRecord(ASKED, HOOKED, (("cpu_quota", "scaler"),))
+
+
+def kept(record: PodRecord | ContainerRecord) -> Kept:
+    made = kept_of(record)
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """The ids that the store below told of."""
+    return []
+
+
+@pytest.fixture
+def hooked(told: list[str]) -> Store:
+    """A pod and a container of which hooks replaced something, and a container that is as the kubelet asked for it."""
+    store = Store()
+    store.on_change = told.append
+    plain = replace(ASKED, id="c8")
+    store.commit(Subject(MOVED, SCALED))
+    store.commit(Subject(MOVED, ContainerRecord(plain, plain)))
+    return store
+
+
+def test_it_tells_of_what_hooks_replaced_something_of(hooked: Store, told: list[str]) -> None:
+    assert told == ["c9", "p9"]
+    assert hooked.kept("p9") == kept(MOVED)
+    assert hooked.kept("c9") == kept(SCALED)
+    assert hooked.kept("c8") is hooked.kept("nobody") is None
+    assert hooked.kept_ids() == set(), "it is in the records"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda store: store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD))), ["p9"]),
+        (lambda store: store.commit(Subject(MOVED, SCALED)), ["c9"]),
+        (lambda store: store.commit(Subject(store.pod("p9"), store.container("c9"))), []),
+        (lambda store: store.bury("c9"), ["c9"]),
+        (lambda store: store.bury("c8"), []),
+        (lambda store: store.bury_pod("p9"), ["c9", "p9"]),
+        (lambda store: store.drop("p9"), ["p9"]),
+        (lambda store: store.drop("c8"), []),
+        (lambda store: store.drop("nobody"), []),
+        (lambda store: store.forget("c9"), []),
+    ],
+)
+def test_it_tells_when_there_is_more_to_keep_or_less(
+    hooked: Store, told: list[str], change: Callable[[Store], None], expected: list[str]
+) -> None:
+    told.clear()
+    change(hooked)
+    assert told == expected
+
+
+def test_what_is_forgotten_comes_back_with_what_the_kubelet_asked_for(hooked: Store) -> None:
+    for one in ("p9", "c9", "c8"):
+        hooked.forget(one)
+    assert hooked.ids() == set()
+    assert hooked.kept_ids() == {"p9", "c9"}
+    pod, container = hooked.read_pod(HOOKED_POD), hooked.read_container(HOOKED)
+    assert (pod, pod.read, container, container.owners) == (MOVED, False, SCALED, SCALED.owners)
+    hooked.forget("c9")
+    assert hooked.read_container(HOOKED) == SCALED, "nobody has committed it yet"
+    hooked.commit(Subject(pod, container))
+    assert hooked.kept_ids() == set()
+    assert hooked.has_moved_pods
+    assert hooked.read_pod(ASKED_POD) is hooked.pod("p9")
+    assert hooked.read_container(ASKED) is hooked.container("c9")
+
+
+def test_what_is_dropped_or_buried_is_not_kept_either(hooked: Store, told: list[str]) -> None:
+    for one in ("p9", "c9"):
+        hooked.forget(one)
+    told.clear()
+    hooked.drop("c9")
+    hooked.bury("p9")
+    assert (hooked.kept_ids(), told) == (set(), ["c9", "p9"])
+    record = hooked.read_container(HOOKED)
+    assert record.original is record.effective
+
+
+def test_what_an_earlier_process_kept_is_there_until_it_is_known(told: list[str]) -> None:
+    store = Store()
+    store.keep({"p9": kept(MOVED), "c9": kept(SCALED)})
+    assert store.kept_ids() == {"p9", "c9"}
+    assert store.kept("c9") == kept(SCALED)
+    assert store.read_pod(HOOKED_POD) == MOVED
+    store.on_change = told.append
+    store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD), store.read_container(HOOKED)))
+    assert store.kept_ids() == set()
+    assert told == ["c9", "p9"], "of the pod there is nothing to keep any more"
+
+
+def test_what_the_runtime_tells_of_the_unknown_is_all_that_is_known() -> None:
+    store = Store()
+    pod, container = store.read_pod(ASKED_POD), store.read_container(ASKED)
+    assert pod.original is pod.effective is ASKED_POD
+    assert pod.read
+    assert container.original is container.effective is ASKED

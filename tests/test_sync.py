@@ -9,6 +9,7 @@ import pytest
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.hookpoints import Operation
+from runtimeproxy.kept import Kept
 from runtimeproxy.model import Subject
 from runtimeproxy.sync import LEFT_SECONDS, PASS_SECONDS, READERS, Sync
 from tests.fakes.calls import FakeCall
@@ -272,6 +273,22 @@ async def test_what_was_committed_after_the_list_was_asked_for_stays() -> None:
         await asyncio.sleep(1)
         assert rig.known == {"p1", "c1", "pod of c1", "c3"}
         assert sorted(rig.gone) == ["c2", "pod of c2"]
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+@virtual_time
+async def test_what_is_kept_of_what_the_runtime_no_longer_has_is_dropped(hooked: bool) -> None:
+    """Also where no hook server is registered, and no record is known."""
+    rig = Synced("c1", hooked=hooked)
+    kept = Kept(("p1", "main", 0), {"cgroup_parent": (None, "/a")})
+    rig.store.keep({"c1": kept, "c2": kept})
+    async with rig.running():
+        await asyncio.sleep(0.5)
+        assert rig.store.kept_ids() == ({"c1"} if not hooked else set())
+        assert ("c1" in rig.known) is hooked
+        rig.state.lacks("c1")
+        await asyncio.sleep(PASS_SECONDS + 1)
+        assert rig.store.kept_ids() | rig.known == set()
 
 
 @virtual_time

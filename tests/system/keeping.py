@@ -1,0 +1,49 @@
+"""A place on tmpfs for the file of the kubelet's own values, and what is in such a file.
+
+Owns the directory, whose end is the test's end, and the reading of the file beside the proxy that writes it.
+Must not know: what a proxy does with it.
+Invariant: the file is read as sqlite3's own shell reads it, and not by the proxy's code.
+"""
+
+import json
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+SHARED_MEMORY = "/dev/shm"
+
+
+@contextmanager
+def on_tmpfs() -> Iterator[Path]:
+    """Lend a directory that is ours alone."""
+    folder = tempfile.mkdtemp(prefix="runtimeproxy-test-", dir=SHARED_MEMORY)
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def file_of(folder: Path, socket: Path) -> Path:
+    """Return the file of a proxy that listens on a socket, where --originals-dir names the folder."""
+    return folder / (str(socket).strip("/").replace("/", "-") + ".originals")
+
+
+def rows(file: Path) -> dict[str, dict[str, Any]]:
+    """Return what is kept: pairs of values by field, by id."""
+    if not file.exists() or not file.stat().st_size:
+        return {}
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=10)) as connection:
+        if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+            return {}
+        found = connection.execute("SELECT id, text FROM kept").fetchall()
+    return {any_id.decode(): json.loads(text)[1] for any_id, text in found if any_id}
+
+
+def mode_of(file: Path) -> int:
+    """Return the permissions of a file."""
+    return os.stat(file).st_mode & 0o777

@@ -1,0 +1,334 @@
+"""What the Store keeps of the kubelet's own values gets into the file and back; a failure is counted, and no more."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from runtimeproxy import originals
+from runtimeproxy.kept import Kept
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.originals import Failed, File, Originals
+from runtimeproxy.store import Store
+from runtimeproxy.telemetry import Recorder
+from tests.system.keeping import on_tmpfs, rows
+from tests.system.proxy import until
+
+POD = PodInfo("p1", "web", "uid", "shop", cgroup_parent="/kube")
+CONTAINER = ContainerInfo("c1", "p1", "main", resources=Resources(cpu_quota=200_000))
+SCALED = replace(CONTAINER, resources=Resources(cpu_quota=133_334))
+QUOTAS = {"c1": {"resources.cpu_quota": [200_000, 133_334]}}
+OWNER = "ours"
+
+
+def hooked(container_id: str = "c1", effective: ContainerInfo = SCALED) -> Subject:
+    original = replace(CONTAINER, id=container_id)
+    return Subject(PodRecord(POD, POD), ContainerRecord(original, replace(effective, id=container_id)))
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(originals, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(originals, "BUSY_SECONDS", 0.1)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with on_tmpfs() as folder:
+        yield folder / "a.originals"
+
+
+class Process:
+    """What of a proxy has to do with the file."""
+
+    def __init__(self, path: Path | None, owner: str = OWNER) -> None:
+        self.store = Store()
+        self.recorder = Recorder(asyncio.get_running_loop().time)
+        self.file = None if path is None else File(str(path), owner)
+        self.originals = Originals(self.file, self.store, self.recorder)
+
+    async def __aenter__(self) -> "Process":
+        await self.originals.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.originals.stop()
+
+    def failures(self, reason: str) -> int:
+        return self.recorder.counted("originals_failures", reason=reason)
+
+
+async def kept(path: Path, expected: object) -> None:
+    await until(lambda: rows(path) == expected, "it is kept", lambda: str(rows(path)))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# -- what gets there and back ------------------------------------------------------------------------------------------
+
+
+async def test_what_hooks_replaced_is_there_for_the_next_process(path: Path) -> None:
+    async with Process(path) as first:
+        first.store.commit(hooked())
+        await kept(path, QUOTAS)
+        await until(lambda: first.recorder.gauges.get(("originals_kept", ())) == 1, "it is told")
+    async with Process(path) as second:
+        assert second.store.kept_ids() == {"c1"}
+        record = second.store.read_container(SCALED)
+        assert record == hooked().container
+        second.store.commit(Subject(PodRecord(POD, POD), record))
+        assert second.store.kept_ids() == set()
+        await asyncio.sleep(0.05)
+        assert rows(path) == QUOTAS
+
+
+async def test_nothing_is_written_before_the_answer_and_little_later_it_is(path: Path) -> None:
+    async with Process(path) as process:
+        threads = threading.active_count()
+        process.store.commit(hooked())
+        await asyncio.sleep(0)
+        assert not path.exists()
+        assert threading.active_count() == threads
+        began = asyncio.get_running_loop().time()
+        await kept(path, QUOTAS)
+        assert asyncio.get_running_loop().time() - began < 5
+
+
+async def test_at_the_end_all_is_written(path: Path) -> None:
+    async with Process(path) as process:
+        for number in range(120):
+            process.store.commit(hooked(f"c{number}"))
+        await asyncio.sleep(originals.COLLECT_SECONDS)
+        for number in range(120, 240):
+            process.store.commit(hooked(f"c{number}"))
+    assert len(rows(path)) == 240
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda store: store.bury("c1"),
+        lambda store: store.bury_pod("p1"),
+        lambda store: store.drop("c1"),
+        lambda store: store.commit(hooked(effective=CONTAINER)),
+    ],
+    ids=["buried", "with its pod", "swept", "set back"],
+)
+@pytest.mark.parametrize("later", [False, True], ids=["same process", "next process"])
+async def test_a_row_goes_with_what_it_is_of(path: Path, end: Callable[[Store], None], later: bool) -> None:
+    async with Process(path) as process:
+        process.store.commit(hooked())
+        await kept(path, QUOTAS)
+        if not later:
+            end(process.store)
+            await kept(path, {})
+    async with Process(path) as process:
+        if later:
+            process.store.commit(Subject(PodRecord(POD, POD), process.store.read_container(SCALED)))
+            end(process.store)
+            await kept(path, {})
+    assert rows(path) == {}
+
+
+async def test_what_is_forgotten_stays_kept(path: Path) -> None:
+    async with Process(path) as process:
+        process.store.commit(hooked())
+        process.store.forget("c1")
+        await kept(path, QUOTAS)
+        assert process.store.read_container(SCALED) == hooked().container
+
+
+async def test_where_hooks_replace_nothing_there_is_no_file(path: Path) -> None:
+    async with Process(path) as process:
+        for number in range(3):
+            process.store.commit(hooked(f"c{number}", effective=replace(CONTAINER, envs={"A": "1"})))
+        process.store.bury("c1")
+        await asyncio.sleep(0.1)
+    assert list(path.parent.iterdir()) == []
+
+
+async def test_a_directory_that_is_missing_is_made(path: Path) -> None:
+    inner = path.parent / "made" / "a"
+    async with Process(inner) as process:
+        process.store.commit(hooked())
+        await kept(inner, QUOTAS)
+    assert inner.parent.stat().st_mode & 0o777 == 0o700
+
+
+async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> None:
+    async with Process(path) as old:
+        old.store.commit(hooked("c1"))
+        await kept(path, QUOTAS)
+        async with Process(path) as new:
+            new.store.commit(hooked("c2"))
+            old.store.commit(hooked("c3"))
+            await until(lambda: rows(path).keys() == {"c1", "c2", "c3"}, "all is kept")
+        old.store.bury("c3")
+    assert rows(path).keys() == {"c1", "c2"}
+    assert not old.recorder.total("originals_failures") + new.recorder.total("originals_failures")
+
+
+# -- where there is none -----------------------------------------------------------------------------------------------
+
+
+async def test_without_a_file_the_store_keeps_what_it_did(caplog: pytest.LogCaptureFixture) -> None:
+    async with Process(None) as process:
+        process.store.commit(hooked())
+        process.store.forget("c1")
+        assert process.store.read_container(SCALED) == hooked().container
+    assert caplog.messages == []
+
+
+async def test_what_is_not_on_tmpfs_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with Process(Path("/proc/a")) as process:
+        process.store.commit(hooked())
+        await asyncio.sleep(0.05)
+    assert caplog.messages == [
+        "the kubelet's own values do not outlive this process: /proc is not on tmpfs (--originals-dir)"
+    ]
+    assert not process.recorder.total("originals_failures")
+
+
+async def test_a_directory_that_cannot_be_had_is_told_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with Process(path / "a" / "b") as process:
+        process.store.commit(hooked())
+    assert process.failures("unusable") == 1
+    assert [text.partition(": ")[2] for text in warnings(caplog)] == [
+        "No such file or directory: it is not written; see --originals-dir"
+    ]
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason", "what"),
+    [
+        (lambda path: path.write_bytes(b"noise" * 4096), "broken", "SQLITE_NOTADB: it is made anew"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5000]), "broken", "SQLITE_CORRUPT: it is made anew"),
+    ],
+    ids=["noise", "cut"],
+)
+async def test_a_broken_file_is_told_once_and_made_anew(
+    path: Path, spoil: Callable[[Path], object], reason: str, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Process(path) as process:
+        process.store.commit(hooked())
+    spoil(path)
+    async with Process(path) as process:
+        assert process.store.kept_ids() == set()
+        process.store.commit(hooked("c2"))
+        await until(lambda: rows(path).keys() == {"c2"}, "it is made anew")
+    assert process.failures(reason) == 1
+    assert warnings(caplog) == [f"{path}: {what}; see --originals-dir"]
+
+
+async def test_another_runtimes_file_is_made_anew(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with Process(path, "another's") as process:
+        process.store.commit(hooked())
+    async with Process(path) as process:
+        assert process.store.kept_ids() == set()
+    assert process.failures("foreign") == 1
+    assert warnings(caplog) == [
+        f"{path}: it is of another runtime, boot or version: it is made anew; see --originals-dir"
+    ]
+    assert not path.exists()
+
+
+async def test_of_a_file_with_a_broken_row_the_others_are_written_again(path: Path) -> None:
+    async with Process(path) as process:
+        process.store.commit(hooked())
+        process.store.commit(hooked("c2"))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"[200000,", b"[200001,", 1))
+    async with Process(path) as process:
+        left = process.store.kept_ids()
+        assert len(left) == 1
+        await until(lambda: rows(path).keys() == left, "the good row is written again")
+    assert process.failures("broken") == 1
+
+
+async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with Process(path) as process:
+        process.store.commit(hooked())
+        await kept(path, QUOTAS)
+        process.file.close()  # type: ignore[union-attr]
+        with monkeypatch.context() as patch:
+            patch.setattr(originals, "_PRAGMAS", (*originals._PRAGMAS, "query_only=ON"))
+            process.store.bury("c1")
+            process.store.commit(hooked("c2"))
+            await until(lambda: process.failures("unusable") >= 2, "it is tried again")
+            process.store.commit(hooked("c3"))
+        await until(lambda: rows(path).keys() == {"c2", "c3"}, "all of it is written")
+        await asyncio.sleep(0.05)
+    assert caplog.messages == [
+        f"{path}: SQLITE_READONLY: it is not written; see --originals-dir",
+        f"{path} is written again",
+    ]
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: path.write_bytes(b"noise" * 4096)])
+async def test_a_file_that_is_spoilt_while_it_is_used_is_made_anew_whole(
+    path: Path, spoil: Callable[[Path], object]
+) -> None:
+    async with Process(path) as process:
+        for number in range(3):
+            process.store.commit(hooked(f"c{number}"))
+        await until(lambda: len(rows(path)) == 3, "they are kept")
+        spoil(path)
+        process.store.commit(hooked("c3"))
+        await until(lambda: process.recorder.total("originals_failures") == 1, "it fails")
+        await until(lambda: path.exists() and len(rows(path)) == 4, "all are kept again")
+
+
+async def test_a_lock_that_is_held_is_waited_for(path: Path) -> None:
+    async with Process(path) as process:
+        process.store.commit(hooked())
+        await kept(path, QUOTAS)
+        other = File(str(path), OWNER)
+        connection = other._opened()
+        connection.execute("BEGIN IMMEDIATE")
+        process.store.commit(hooked("c2"))
+        await until(lambda: process.failures("unusable") == 1, "it is waited for in vain")
+        async with Process(path) as late:
+            assert late.failures("unusable") == 1
+            connection.execute("ROLLBACK")
+            other.close()
+            await until(lambda: rows(path).keys() == {"c1", "c2"}, "all is kept")
+
+
+async def test_without_threads_it_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        process = Process(path)
+        await process.originals.start()
+        process.store.commit(hooked())
+        await until(lambda: process.failures("unusable") >= 2, "it fails")
+    await kept(path, QUOTAS)
+    await process.originals.stop()
+
+
+async def test_at_the_end_what_cannot_be_written_is_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: File, subjects: dict[str, Kept | None]) -> NoReturn:
+        raise Failed("unusable", "no")
+
+    monkeypatch.setattr(File, "write", fail)
+    async with Process(path) as process:
+        process.store.commit(hooked())
+        await until(lambda: process.failures("unusable") == 1, "it fails")
+    assert process.failures("unusable") == 2
+    assert not path.exists()

@@ -1,0 +1,371 @@
+"""The file of the kubelet's own values: what was written is read, what is broken is made anew, and nothing else."""
+
+import os
+import random
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy import originals
+from runtimeproxy.kept import Kept
+from runtimeproxy.originals import BROKEN, FOREIGN, NOT_OURS, UNUSABLE, Failed, File, is_in_memory, owner, path_of
+from tests.amounts import Amount
+from tests.system.keeping import mode_of, rows
+from tests.system.proxy import ROOT
+
+OURS = owner("Containerd", "/run/containerd.sock")
+LIFECYCLES = Amount(2_000, 100_000)
+KILLS = Amount(5, 500)
+
+
+def some(number: int, uid: str = "uid") -> Kept:
+    """Return what is kept of a pod."""
+    pairs = {"annotations.note": (None, f"{number}" * 20), "cgroup_parent": ("/kubepods/a", f"/kubepods/{number}")}
+    return Kept(("shop", f"web-{number}", uid, 0), pairs)
+
+
+SOME = {f"{number:064x}": some(number) for number in range(40)}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[File]:
+    made = File(str(tmp_path / "a.originals"), OURS)
+    yield made
+    made.close()
+
+
+def loaded(file: File) -> dict[str, Kept]:
+    kept: dict[str, Kept] = {}
+    file.load(kept)
+    return kept
+
+
+def failing(work: Callable[[], object]) -> str:
+    """Return for which reason it fails."""
+    with pytest.raises(Failed) as raised:
+        work()
+    return raised.value.reason
+
+
+def content(file: File) -> bytes:
+    """Return the bytes of a file that is closed."""
+    file.close()
+    return Path(file.path).read_bytes()
+
+
+# -- where it is -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("folder", "socket", "path"),
+    [
+        (None, "/run/rp/proxy.sock", "/run/rp/proxy.sock.originals"),
+        ("", "/run/rp/proxy.sock", None),
+        ("/run/kept", "/run/rp/proxy.sock", "/run/kept/run-rp-proxy.sock.originals"),
+        ("/run/kept/", "/run/rq/proxy.sock", "/run/kept/run-rq-proxy.sock.originals"),
+    ],
+)
+def test_each_socket_has_a_file_of_its_own(folder: str | None, socket: str, path: str | None) -> None:
+    assert path_of(folder, socket) == path
+
+
+def test_what_is_on_tmpfs() -> None:
+    assert is_in_memory("/dev/shm")
+    assert not is_in_memory("/proc")
+    with pytest.raises(FileNotFoundError):
+        is_in_memory("/nowhere")
+
+
+def test_it_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("/run/containerd.sock")
+    assert owner("Containerd", str(link)) == OURS
+    assert Path("/proc/sys/kernel/random/boot_id").read_text().strip() in OURS
+    assert OURS not in (owner("Docker", "/run/containerd.sock"), owner("Containerd", "/run/other.sock"))
+
+
+# -- what is in it -----------------------------------------------------------------------------------------------------
+
+
+def test_without_anything_to_keep_there_is_no_file_and_no_sqlite(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from runtimeproxy.originals import File
+file = File({str(tmp_path / "a")!r}, "")
+file.load(kept := {{}})
+assert kept == {{}} and "sqlite3" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_written_is_read(file: File) -> None:
+    umask = os.umask(0)
+    try:
+        file.write(SOME)
+    finally:
+        os.umask(umask)
+    assert mode_of(Path(file.path)) == 0o600
+    again = File(file.path, OURS)
+    assert loaded(again) == SOME
+    first, second, third, *_ = SOME
+    again.write({first: None, second: some(0), "more": some(1), "nobody": None})
+    again.close()
+    assert loaded(file) == {
+        **{one: kept for one, kept in SOME.items() if one != first},
+        second: some(0),
+        "more": some(1),
+    }
+    assert rows(Path(file.path))[third] == {name: list(pair) for name, pair in SOME[third].pairs.items()}
+
+
+def test_an_id_may_be_any_text(file: File) -> None:
+    odd = {"\ud800": some(1), "'; DROP TABLE kept": some(2), "a\0b": some(3)}
+    file.write(odd)
+    assert loaded(file) == odd
+
+
+def test_a_wider_mode_is_made_narrow(file: File) -> None:
+    file.write(SOME)
+    file.close()
+    os.chmod(file.path, 0o666)
+    assert loaded(file) == SOME
+    assert mode_of(Path(file.path)) == 0o600
+
+
+def test_an_empty_file_is_a_new_one(file: File) -> None:
+    Path(file.path).touch()
+    assert loaded(file) == {}
+    file.write(SOME)
+    assert loaded(file) == SOME
+
+
+def test_it_does_not_grow_over_lifecycles(file: File) -> None:
+    sizes = set()
+    for start in range(0, LIFECYCLES.now, 200):
+        batch: dict[str, Kept | None] = {f"{number:064x}": some(number) for number in range(start, start + 200)}
+        file.write(batch)
+        file.write(dict.fromkeys(batch))
+        sizes.add(os.stat(file.path).st_size)
+    assert loaded(file) == {}
+    assert len(sizes) == 1
+    assert max(sizes) <= 4 * 4096
+
+
+# -- what is no good ---------------------------------------------------------------------------------------------------
+
+
+def as_a_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def as_a_link(path: Path) -> None:
+    (path.parent / "target").touch()
+    path.symlink_to(path.parent / "target")
+
+
+def with_a_second_name(path: Path) -> None:
+    path.touch()
+    os.link(path, path.parent / "other")
+
+
+def in_a_directory_of_everybody(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [as_a_directory, as_a_link, with_a_second_name, in_a_directory_of_everybody],
+    ids=lambda made: made.__name__,
+)
+def test_only_a_regular_file_that_nobody_else_can_have_made_is_used(
+    file: File, prepare: Callable[[Path], None]
+) -> None:
+    path = Path(file.path)
+    prepare(path)
+    before = path.lstat() if path.exists() else None
+    assert failing(lambda: loaded(file)) == NOT_OURS
+    assert failing(lambda: file.write(SOME)) == NOT_OURS
+    assert before is None or path.lstat().st_ino == before.st_ino
+    path.parent.chmod(0o700)
+
+
+def test_another_users_file_is_not_used(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write(SOME)
+    file.close()
+    me = os.geteuid()
+    monkeypatch.setattr(originals, "folder_fault", lambda found, group: "")
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    assert failing(lambda: loaded(file)) == NOT_OURS
+
+
+def test_without_its_directory_it_cannot_be_used(tmp_path: Path) -> None:
+    file = File(str(tmp_path / "gone" / "a"), OURS)
+    assert failing(lambda: loaded(file)) == failing(lambda: file.write(SOME)) == UNUSABLE
+
+
+@pytest.mark.parametrize("other", [owner("Docker", "/run/docker.sock"), f"2 {OURS}", ""])
+def test_another_runtimes_file_is_made_anew(file: File, other: str) -> None:
+    theirs = File(file.path, other)
+    theirs.write(SOME)
+    theirs.close()
+    assert failing(lambda: loaded(file)) == FOREIGN
+    assert not os.path.exists(file.path)
+    made_anew(file)
+
+
+def test_a_database_of_something_else_is_made_anew(file: File) -> None:
+    with closing(sqlite3.connect(file.path)) as other:
+        other.execute("CREATE TABLE other (a)")
+    assert failing(lambda: loaded(file)) == BROKEN
+    made_anew(file)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [("id", b"[]", 0), (b"id", None, 0), (b"id", 1.5, 0), (b"\xff", b"[]", 0), (7, b"[]", 0), (b"id", b"[]", "x")],
+)
+def test_a_broken_row_costs_itself_alone(file: File, row: tuple[object, ...]) -> None:
+    file.write(SOME)
+    with closing(sqlite3.connect(file.path)) as other:
+        other.execute("INSERT INTO kept VALUES (?, ?, ?)", row)
+        other.commit()
+    kept: dict[str, Kept] = {}
+    assert failing(lambda: file.load(kept)) == BROKEN
+    assert kept == SOME
+    made_anew(file)
+
+
+def made_anew(file: File) -> None:
+    """Check that the next try finds nothing, and that what is written then is read."""
+    assert loaded(file) == {}
+    file.write({"new": some(7)})
+    assert loaded(file) == {"new": some(7)}
+
+
+def check_broken(file: File, data: bytes) -> None:
+    """Check that of broken bytes no wrong value comes, and that they are in nobody's way: a second try is none."""
+    Path(file.path).write_bytes(data)
+    os.chmod(file.path, 0o600)
+    kept: dict[str, Kept] = {}
+    reason = ""
+    try:
+        file.load(kept)
+    except Failed as error:
+        reason = error.reason
+    assert reason in ("", BROKEN, FOREIGN)
+    assert os.path.exists(file.path) == (not reason)
+    assert kept.items() <= SOME.items()
+    with suppress(Failed):
+        file.write({"new": some(6)})  # what is broken where nothing was read shows now
+    file.write({"new": some(7)})
+    assert loaded(file)["new"] == some(7)
+    file.close()
+    os.unlink(file.path)
+
+
+def test_a_file_that_is_cut_anywhere(file: File) -> None:
+    """At each of its bytes in a soak."""
+    file.write(SOME)
+    data = content(file)
+    step = Amount(97, 1)
+    for length in range(1, len(data), min(step.now, step.usual)):
+        check_broken(file, data[:length])
+
+
+def test_a_file_filled_with_noise(file: File) -> None:
+    file.write(SOME)
+    data = content(file)
+    noise = random.Random(0)
+    for _ in range(Amount(200, 20_000).now):
+        broken = bytearray(data)
+        for _ in range(noise.choice((1, 1, 3, 100))):
+            broken[noise.randrange(len(data))] = noise.randrange(256)
+        at, length = noise.randrange(len(data)), noise.choice((0, 0, 16, 5000))
+        broken[at : at + length] = noise.randbytes(len(broken[at : at + length]))
+        check_broken(file, bytes(broken))
+    check_broken(file, noise.randbytes(len(data)))
+    check_broken(file, bytes(len(data)))
+
+
+@pytest.mark.parametrize("pragma", ["query_only=ON", "max_page_count=3"])
+def test_what_cannot_be_written_changes_nothing(file: File, pragma: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write({"first": some(1)})
+    file.close()
+    monkeypatch.setattr(originals, "_PRAGMAS", (*originals._PRAGMAS, pragma))
+    assert failing(lambda: file.write(SOME)) == UNUSABLE
+    monkeypatch.undo()
+    assert loaded(file) == {"first": some(1)}
+    file.write(SOME)
+    assert loaded(file).keys() == {"first", *SOME}
+
+
+def test_a_file_that_is_gone_is_made_again(file: File) -> None:
+    file.write({"first": some(1)})
+    os.unlink(file.path)
+    assert failing(lambda: file.write(SOME)) == UNUSABLE
+    file.write(SOME)
+    assert loaded(file) == SOME
+
+
+def test_without_sqlite_it_cannot_be_used(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sqlite3", None)
+    assert failing(lambda: file.write(SOME)) == UNUSABLE
+
+
+# -- more processes ----------------------------------------------------------------------------------------------------
+
+WRITER = f"""
+import sys
+from itertools import count
+sys.path.insert(0, {str(ROOT)!r})
+from tests.test_originals_file import OURS, some, File
+path, name, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+file = File(path, OURS)
+for number in count() if not rounds else range(rounds):
+    file.write({{f"{{name}}-{{each}}": some(number) for each in range(50)}} | {{f"{{name}}-gone-{{number}}": None}})
+    print(number, flush=True)
+"""
+
+
+def writer(file: File, name: str, rounds: int = 0) -> "subprocess.Popen[bytes]":
+    """Start a process that writes some rows again and again, each time all of them with one number."""
+    command = [sys.executable, "-c", WRITER, file.path, name, str(rounds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+
+
+def test_two_processes_write_in_turn(file: File) -> None:
+    rounds = Amount(50, 1_000).now
+    both = [writer(file, name, rounds) for name in ("a", "b")]
+    for process in both:
+        process.communicate()
+    assert [process.returncode for process in both] == [0, 0]
+    assert loaded(file) == {f"{name}-{each}": some(rounds - 1) for name in ("a", "b") for each in range(50)}
+
+
+def test_a_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
+    pause = random.Random(0)
+    for _ in range(KILLS.now):
+        with writer(file, "a") as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(pause.uniform(0, 0.05))
+            process.send_signal(signal.SIGKILL)
+            written = process.stdout.read().split()
+        kept = loaded(file)
+        assert len(kept) == 50
+        (found,) = {kept_one.name[1] for kept_one in kept.values()}
+        last = int(written[-1]) if written else 0
+        assert found in (f"web-{last}", f"web-{last + 1}")
+        file.close()
+    assert stat.S_ISREG(os.stat(file.path).st_mode)
+    with suppress(FileNotFoundError):
+        assert not os.stat(f"{file.path}-journal").st_size
