@@ -2,7 +2,8 @@
 
 Owns whom to call, in which order, for how long, and what a failure means under the plugin's policy.
 Must not know: fronts, the Store, how a hook server is reached, who is not asked for a while.
-Invariant: nothing that breaks a rule is ever in an adjustment; every failure is counted and logged, without values.
+Invariant: nothing that breaks a rule is ever in an adjustment; every failure is counted, and logged without values (bad
+fields of an answer that is used once each).
 """
 
 import logging
