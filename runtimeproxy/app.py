@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -96,7 +97,8 @@ def _tell_listening(config: Config, listener: Listener) -> None:
 async def _serve(config: Config, listener: Listener) -> None:
     loop = asyncio.get_running_loop()
     supervisor = Supervisor(os.environ)
-    proxy = Proxy(config, loop, listener.path)
+    has_path = os.path.isabs(listener.path)  # an abstract socket that was handed over has none
+    proxy = Proxy(replace(config, listen_endpoint=listener.path) if has_path else config, loop)
     signals = Signals(loop, proxy.recorder)
     await proxy.start()
     acceptor = Acceptor(loop, listener.socket, proxy.front.accept)
@@ -175,11 +177,10 @@ class Signals:
 class Proxy:
     """The parts behind the listener."""
 
-    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop, socket_path: str = "") -> None:
-        """Make the parts; ``socket_path`` is where the proxy listens, if that is not what the configuration says."""
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
         self.recorder = Recorder(loop.time)
         self.store = Store()
-        self.originals = Originals(_originals_file(config, socket_path), self.store, self.recorder)
+        self.originals = Originals(_originals_file(config), self.store, self.recorder)
         self.manager = Manager(
             config.hookserver_config_dir,
             timeout_seconds=config.hook_timeout_seconds,
@@ -236,9 +237,9 @@ class Proxy:
             self._gauges.cancel()
 
 
-def _originals_file(config: Config, socket_path: str) -> File | None:
-    """Return the file of the kubelet's own values; None if there is to be none. An abstract socket has no directory."""
-    path = path_of(config.originals_dir, socket_path if os.path.isabs(socket_path) else config.listen_endpoint)
+def _originals_file(config: Config) -> File | None:
+    """Return the file of the kubelet's own values; None if there is to be none."""
+    path = path_of(config.originals_dir, config.listen_endpoint)
     return None if path is None else File(path, owner(config.mode.value, config.runtime_endpoint))
 
 

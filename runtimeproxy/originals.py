@@ -124,15 +124,15 @@ class File:
         self._owner = _row("", owner.encode())
         self._connection: sqlite3.Connection | None = None
 
-    def load(self, kept: dict[str, Kept]) -> None:
-        """Add what is kept, as much of it as can be read."""
+    def load(self, kept: dict[str, bytes]) -> None:
+        """Add what is kept, as texts by id: as much of it as can be read."""
         broken = 0
         try:
             if self._is_there():
                 for row in self._opened().execute(_ROWS):
                     try:
-                        any_id, one = _read(row)
-                        kept[any_id] = one
+                        any_id, text = _read(row)
+                        kept[any_id] = text
                     except (ValueError, TypeError, AttributeError):
                         broken += 1
             if broken:
@@ -218,12 +218,12 @@ def _row(any_id: str, text: bytes) -> _Row:
     return _id(any_id), text, crc32(text, crc32(_id(any_id)))
 
 
-def _read(row: _Row) -> tuple[str, Kept]:
+def _read(row: _Row) -> tuple[str, bytes]:
     """Read a row of a file in which anything may stand. Raises ValueError, TypeError, AttributeError."""
     any_id = row[0].decode(errors="surrogatepass")
     if row != _row(any_id, row[1]):
-        raise form.BrokenKept("its checksum is another one")
-    return any_id, form.read(row[1])
+        raise ValueError("its checksum is another one")
+    return any_id, row[1]
 
 
 def _meaning(error: Exception, otherwise: str) -> Failed:
@@ -259,7 +259,7 @@ class Originals:
         """Give the Store what earlier processes have kept; from now on what it keeps is written."""
         if self._file is None or not self._may_be_used(self._file):
             return
-        kept: dict[str, Kept] = {}
+        kept: dict[str, bytes] = {}
         if not await self._done(partial(self._file.load, kept)):
             self._changed.update(kept)
         self._store.keep(kept)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from runtimeproxy import kept as form
 from runtimeproxy.kept import Kept, kept_of, restored_container, restored_pod
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.texts import Texts
@@ -53,7 +54,8 @@ class Store:
         self._containers: dict[str, ContainerRecord] = {}
         self._of_pod: dict[str, dict[str, None]] = {}
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, bytes] = {}
+        """As texts: most are of containers that nobody asks for soon, and they take a quarter of the memory so."""
         self._moved: set[str] = set()
         self._buried: dict[str, None] = {}
         self._watches: list[Watch] = []
@@ -94,28 +96,34 @@ class Store:
 
     def read_pod(self, info: PodInfo) -> PodRecord:
         """Return the record of a pod as the runtime tells it: the known one, else one of it and of what is kept."""
-        known, kept = self._pods.get(info.id), self._kept.get(info.id)
-        if known is None and kept is not None:
+        known = self._pods.get(info.id)
+        if known is None and (kept := self.kept(info.id)) is not None:
             return restored_pod(info, kept)
         return known or PodRecord(info, info, read=True)
 
     def read_container(self, info: ContainerInfo) -> ContainerRecord:
         """Return the record of a container as the runtime tells it, in the same way."""
-        known, kept = self._containers.get(info.id), self._kept.get(info.id)
-        if known is None and kept is not None:
+        known = self._containers.get(info.id)
+        if known is None and (kept := self.kept(info.id)) is not None:
             return restored_container(info, kept)
         return known or ContainerRecord(info, info)
 
     # What is kept of the kubelet's own values.
 
-    def keep(self, kept: Mapping[str, Kept]) -> None:
-        """Take over what an earlier process has kept, by id."""
+    def keep(self, kept: Mapping[str, bytes]) -> None:
+        """Take over what an earlier process has kept, as texts by id."""
         self._kept.update(kept)
 
     def kept(self, any_id: str) -> Kept | None:
         """Return what is to be kept of an id, of its record or since that was forgotten; None if there is nothing."""
         record = self._pods.get(any_id) or self._containers.get(any_id)
-        return self._kept.get(any_id) if record is None else kept_of(record)
+        if record is not None:
+            return kept_of(record)
+        text = self._kept.get(any_id)
+        try:
+            return None if text is None else form.read(text)
+        except form.BrokenKept:
+            return None
 
     def kept_ids(self) -> set[str]:
         """Return the ids of which something is kept without a record."""
@@ -188,7 +196,7 @@ class Store:
         kept = self.kept(any_id)
         self._drop(any_id)
         if kept is not None:
-            self._kept[any_id] = kept
+            self._kept[any_id] = form.write(kept)
 
     def drop(self, any_id: str) -> None:
         """Drop what the runtime has no more, and all that is kept of it."""

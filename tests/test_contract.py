@@ -410,8 +410,13 @@ async def test_every_front_tells_and_knows_the_same(
 async def test_with_the_kubelets_own_values_a_new_proxy_each_step_tells_what_one_proxy_tells(
     tmp_path: Path, front: Front
 ) -> None:
+    """All but dockershim's swap limit after its update, which does not name it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
     for seen, again in zip(one.seen, new.seen, strict=True):
-        if again.points or front.mode == FRONTS[0].mode:
-            assert (again.step, again.points, again.told) == (seen.step, seen.points, seen.told)
+        if not again.points and front.mode != FRONTS[0].mode:
+            continue  # a remove, which the Docker front does not hold
+        assert (again.step, again.points) == (seen.step, seen.points)
+        for fields, others in zip(seen.told, again.told, strict=True):
+            differing = {path for path in differences(fields, others) if "memory_swap_limit_in_bytes" not in path}
+            assert not differing, again.step

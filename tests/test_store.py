@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy import store as module
-from runtimeproxy.kept import Kept, kept_of
+from runtimeproxy.kept import Kept, kept_of, write
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.store import WHOLE_ID, Store
 
@@ -371,8 +371,10 @@ def test_what_is_dropped_or_buried_is_not_kept_either(hooked: Store, told: list[
 
 def test_what_an_earlier_process_kept_is_there_until_it_is_known(told: list[str]) -> None:
     store = Store()
-    store.keep({"p9": kept(MOVED), "c9": kept(SCALED)})
-    assert store.kept_ids() == {"p9", "c9"}
+    store.keep({"p9": write(kept(MOVED)), "c9": write(kept(SCALED)), "c8": b"broken"})
+    assert store.kept_ids() == {"p9", "c9", "c8"}
+    assert store.kept("c8") is None
+    store.drop("c8")
     assert store.kept("c9") == kept(SCALED)
     assert store.read_pod(HOOKED_POD) == MOVED
     store.on_change = told.append

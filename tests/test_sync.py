@@ -9,7 +9,7 @@ import pytest
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.kept import Kept
+from runtimeproxy.kept import Kept, write
 from runtimeproxy.model import Subject
 from runtimeproxy.sync import LEFT_SECONDS, PASS_SECONDS, READERS, Sync
 from tests.fakes.calls import FakeCall
@@ -280,7 +280,7 @@ async def test_what_was_committed_after_the_list_was_asked_for_stays() -> None:
 async def test_what_is_kept_of_what_the_runtime_no_longer_has_is_dropped(hooked: bool) -> None:
     """Also where no hook server is registered, and no record is known."""
     rig = Synced("c1", hooked=hooked)
-    kept = Kept(("p1", "main", 0), {"cgroup_parent": (None, "/a")})
+    kept = write(Kept(("p1", "main", 0), {"cgroup_parent": (None, "/a")}))
     rig.store.keep({"c1": kept, "c2": kept})
     async with rig.running():
         await asyncio.sleep(0.5)
