@@ -150,7 +150,7 @@ class CreateContainerCall(CreateCall[AskedContainer]):
         if pod is None:
             return None
         asked = self.asked
-        repeated = PodInfo(cgroup_parent=cgroup.to_cri(asked.cgroup_parent, driver))
+        repeated = Lookup.pod_info(AskedPod(PodInfo(), asked.cgroup_parent), driver)
         subject = records.in_pod(pod, repeated, asked.container)
         container = Lookup.container_info(asked, subject.pod, driver)
         return replace(subject, container=ContainerRecord(container, container))

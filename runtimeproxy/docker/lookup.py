@@ -9,6 +9,7 @@ Invariant: an answer of "no pod's" is remembered by full id only, never by name 
 from collections import OrderedDict
 from dataclasses import replace
 
+from runtimeproxy import records
 from runtimeproxy.docker import cgroup, status, translate
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.cgroup import Driver
@@ -16,7 +17,7 @@ from runtimeproxy.docker.resources import CONTAINER_TYPE, POD_TYPE
 from runtimeproxy.docker.status import Shipped
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
 from runtimeproxy.model import ContainerInfo, PodInfo, PodRecord, Resources, Subject
-from runtimeproxy.store import Store
+from runtimeproxy.store import WHOLE_ID, Store
 from runtimeproxy.sync import Listed
 from runtimeproxy.wire.json import Object
 
@@ -88,9 +89,8 @@ class Lookup:
         reply = await self._backend.inspect(reference)
         if reply is None:
             return None
-        with translate.reading():
-            inspected = translate.document(reply)
-            full_id = translate.id_of(inspected)
+        inspected = status.told(reply, reference if len(reference) == WHOLE_ID else "")
+        full_id = translate.id_of(inspected)
         known = self.known(full_id)
         if known is not None:
             return full_id, known
@@ -105,7 +105,7 @@ class Lookup:
         if pod is None:
             return None
         # Its pod alone may be unknown.
-        return full_id, Subject(pod, self._store.read_container(self.container_info(asked, pod, driver)))
+        return full_id, records.was_read(pod, self._store.read_container(self.container_info(asked, pod, driver)))
 
     async def listed(self) -> Listed:
         """List all pods and containers of pods. Raises BackendError."""
@@ -138,9 +138,7 @@ class Lookup:
         reply = await self._backend.inspect(full_id)
         if reply is None:
             return None
-        with translate.reading():
-            inspected = translate.document(reply)
-        return await self._asked(reply, inspected)
+        return await self._asked(reply, status.told(reply, full_id))
 
     async def _asked(self, reply: bytes, inspected: Object) -> AskedPod | AskedContainer | None:
         """Read what an inspected container was made of; None if it is no pod's, for which the daemon is not asked more.
@@ -150,7 +148,7 @@ class Lookup:
         if not translate.is_pods(reply):
             return None
         await self.known_driver()
-        shipped = await self._image(status.image_of(inspected))
+        shipped = await self._image(translate.text_of(inspected, "Image"))
         return status.read_inspect(inspected, shipped, self._default_runtime).value
 
     async def _image(self, image_id: str) -> Shipped | None:
@@ -169,11 +167,16 @@ class Lookup:
     @staticmethod
     def pod_info(asked: AskedPod, driver: Driver) -> PodInfo:
         """Return a pod with its cgroup parent in CRI's form."""
-        return replace(asked.pod, cgroup_parent=cgroup.to_cri(asked.cgroup_parent, driver))
+        return replace(asked.pod, cgroup_parent=_in_cri(asked, driver))
 
     @staticmethod
     def container_info(asked: AskedContainer, pod: PodRecord, driver: Driver) -> ContainerInfo:
         """Return a container with its cgroup parent in CRI's form; one that is its pod's is not its own."""
-        parent = cgroup.to_cri(asked.cgroup_parent, driver)
-        shared = ("", pod.original.cgroup_parent, pod.effective.cgroup_parent)
+        parent = _in_cri(asked, driver) or ""
+        shared = (pod.original.cgroup_parent, pod.effective.cgroup_parent)
         return replace(asked.container, cgroup_parent="" if parent in shared else parent)
+
+
+def _in_cri(asked: AskedPod | AskedContainer, driver: Driver) -> str | None:
+    """Return a cgroup parent in CRI's form; None if it is unknown."""
+    return None if asked.cgroup_parent is None else cgroup.to_cri(asked.cgroup_parent, driver)

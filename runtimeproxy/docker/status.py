@@ -2,7 +2,8 @@
 
 Owns what inspect shows that the create did not ask for, and takes it off again (design.md, section 6).
 Must not know: the Store, the daemon's client, when something is inspected.
-Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them.
+Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. A part that is
+missing, null or of a wrong type is unknown, by itself: what else is told stands.
 
 What dockerd puts into a container when it is created (moby's daemon/commit.go and daemon/daemon_unix.go, 20.10 to 28):
 the image's env entries behind the request's own, where their keys are new; the image's labels, where their keys are
@@ -12,21 +13,32 @@ default cgroup parent, come at start and are not shown. Health checks, ports, IP
 not read here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import names, translate
-from runtimeproxy.docker.resources import LABEL_PREFIX
+from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.docker.translate import AskedContainer, AskedPod, Labels, reading
 from runtimeproxy.hookpoints import SubjectKind
-from runtimeproxy.model import ContainerInfo, PodInfo, Resources
+from runtimeproxy.model import TEXT_FIELDS, ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire.json import Object
 
 DEFAULT_RUNTIME = "runc"
 """The DefaultRuntime of a daemon that is not told another one."""
 
 _KUBELETS = ("io.kubernetes.", f"{LABEL_PREFIX}io.kubernetes.")
+
+_PARTS: Mapping[str, Any] = {
+    **dict.fromkeys(("Id", "Name", "Image"), str),
+    "Config": {"Labels": Object, "Env": list},
+    "HostConfig": {
+        **dict.fromkeys(("CgroupParent", "Runtime"), str),
+        **{key: str if name in TEXT_FIELDS else int for name, key in RESOURCE_TABLE.items()},
+    },
+}
+"""What is read of an inspected container or image, with its type; in a map and in a list there are texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +63,49 @@ class Shipped:
 
 
 @reading()
+def told(reply: bytes, full_id: str = "") -> Object:
+    """Return what is read of an inspected container or image, as far as it is known.
+
+    ``full_id`` is the one asked for, where the reply repeats none. Raises Unreadable.
+    """
+    known = _known(translate.document(reply), _PARTS)
+    if known.get("Id"):
+        return known
+    return Object((*(member for member in known.members if member[0] != "Id"), ("Id", full_id)))
+
+
+def _known(owner: Object, parts: Mapping[str, Any]) -> Object:
+    """Return the parts that are told in their type."""
+    members: list[tuple[str, Any]] = []
+    for name, kind in parts.items():
+        value = owner.get(name)
+        if isinstance(kind, Mapping):
+            members.append((name, _known(value if isinstance(value, Object) else _NOTHING, kind)))
+        elif type(value) is not kind or (kind is int and value not in translate.INT64):
+            continue
+        elif kind is Object:
+            members.append((name, Object([(key, text) for key, text in value.members if isinstance(text, str)])))
+        else:
+            members.append((name, [text for text in value if isinstance(text, str)] if kind is list else value))
+    return Object(members)
+
+
+_NOTHING = Object(())
+
+
 def read_image(reply: bytes) -> Shipped:
     """Read an inspected image. Raises Unreadable."""
-    config = translate.object_of(translate.document(reply), "Config")
+    config = translate.object_of(told(reply), "Config")
     return Shipped(translate.labels_of(config), translate.texts_of(config, "Env"))
 
 
 @reading()
 def read_inspect(inspected: Object, shipped: Shipped | None, default_runtime: str = DEFAULT_RUNTIME) -> Inspected:
-    """Read an inspected container. ``shipped`` is its image's part; None if that is gone: its part stays in.
+    """Read what is ``told`` of a container. ``shipped`` is its image's part; None if that is gone: its part stays in.
 
     ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
     """
-    config = translate.object_of(inspected, "Config")
+    config, host = (translate.object_of(inspected, name) for name in ("Config", "HostConfig"))
     shipped = shipped or Shipped()
     name = translate.text_of(inspected, "Name")
     labels = _own_labels(translate.labels_of(config), shipped.labels, name)
@@ -72,7 +114,9 @@ def read_inspect(inspected: Object, shipped: Shipped | None, default_runtime: st
     if kind is None:
         return Inspected(container_id, None, image_id, None)
     env = _own_env(translate.texts_of(config, "Env"), shipped.env)
-    value = translate.asked(name, labels, env, translate.object_of(inspected, "HostConfig"))
+    value = translate.asked(name, labels, env, host)
+    if host.get("CgroupParent") is None:
+        value = replace(value, cgroup_parent=None)
     if isinstance(value, AskedPod):
         pod = replace(_own_pod(value.pod, default_runtime), id=container_id)
         return Inspected(container_id, SubjectKind.POD, image_id, replace(value, pod=pod))
@@ -103,12 +147,6 @@ def read_life(reply: bytes) -> Life:
         return _LIVES[translate.text_of(state, "Status")]
     except KeyError:
         raise Unreadable("inspected container in a state that is not known") from None
-
-
-@reading()
-def image_of(inspected: Object) -> str:
-    """Return the id of the image of an inspected container. Raises Unreadable."""
-    return translate.text_of(inspected, "Image")
 
 
 def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:

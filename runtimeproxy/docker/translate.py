@@ -43,18 +43,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class AskedPod:
-    """A pod sandbox, and its cgroup parent in Docker's form; the pod's own is ""."""
+    """A pod sandbox, and its cgroup parent in Docker's form, None if unknown; the pod's own is ""."""
 
     pod: PodInfo
-    cgroup_parent: str
+    cgroup_parent: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class AskedContainer:
-    """A container of a pod, and its cgroup parent in Docker's form; the container's own is ""."""
+    """A container of a pod, and its cgroup parent in Docker's form, None if unknown; the container's own is ""."""
 
     container: ContainerInfo
-    cgroup_parent: str
+    cgroup_parent: str | None
 
 
 _NOT_UPDATED = "oom_score_adj"
@@ -62,7 +62,7 @@ _OF_PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 _OF_DOCKERSHIM = frozenset({TYPE_LABEL, CONTAINER_NAME_LABEL, SANDBOX_LABEL, LOGPATH_LABEL})
 _RESTARTS = "io.kubernetes.container.restartCount"
 
-_INT64 = range(-(2**63), 2**63)
+INT64 = range(-(2**63), 2**63)
 _UINT32 = range(2**32)
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -229,7 +229,7 @@ _EMPTY = Object(())
 
 def _number_of(owner: Object, name: str) -> int:
     value = _checked(owner.get(name, 0), int, name)
-    if value not in _INT64:
+    if value not in INT64:
         raise Unreadable(f"JSON document with a number out of range in {name}")
     return value
 

@@ -1,6 +1,7 @@
 """What the daemon tells of a container is the record that its create would have made; what is plain is remembered."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -305,12 +306,37 @@ async def test_the_daemons_default_runtime_is_no_handler(rig: Rig, runtime: str,
     assert found.pod.effective.runtime_handler == handler
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{}", b'{"Id":1}', b'{"Id":"x","Config":7,"n":"io.kubernetes.docker.type"}'])
+def answered(body: bytes) -> Injection:
+    return Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b'{"Id":"x","id":"y"}'])
 async def test_an_inspect_that_cannot_be_read(rig: Rig, body: bytes) -> None:
-    reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    rig.dockerd.inject(INSPECT, Injection(raw=reply))
+    rig.dockerd.inject(INSPECT, answered(body))
     with pytest.raises(Unreadable):
         await rig.lookup.read(rig.container_id)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'])
+async def test_an_inspect_without_labels_is_no_pods_and_is_remembered_by_a_whole_id_only(rig: Rig, body: bytes) -> None:
+    rig.dockerd.inject(INSPECT, answered(body))
+    assert await rig.lookup.read(rig.container_id) is None
+    with pytest.raises(Unreadable):
+        await rig.lookup.read("a-name")
+    assert (rig.lookup.is_plain(rig.container_id), rig.lookup.is_plain("a-name")) == (True, False)
+
+
+async def test_a_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Rig) -> None:
+    """Unknown is not empty, which is the daemon's default."""
+    pod = json.loads((await rig.backend.inspect(rig.pod_id)) or b"")
+    del pod["HostConfig"]["CgroupParent"]
+    rig.dockerd.inject(INSPECT, answered(json.dumps(pod).encode()))
+    found = await rig.lookup.read(rig.pod_id)
+    assert found is not None
+    assert found[1].pod.effective.cgroup_parent is None
+    rig.store.commit(found[1])
+    del rig.dockerd.injections[INSPECT]
+    assert (await rig.subject(rig.container_id)).pod.effective.cgroup_parent == told_pod(rig).cgroup_parent
 
 
 async def test_a_daemon_that_cannot_be_asked(rig: Rig) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import status
 from runtimeproxy.docker.status import Inspected, Life, read_image, read_life
-from runtimeproxy.docker.translate import AskedContainer, AskedPod, document, read_create, reading
+from runtimeproxy.docker.translate import AskedContainer, AskedPod, read_create
 from runtimeproxy.hookpoints import SubjectKind
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources
 
@@ -98,9 +98,8 @@ def inspected(create: Mapping[str, Any], name: str, shipped: bytes = image(), co
 
 def read_inspect(reply: bytes, image: bytes | None, *default_runtime: str) -> Inspected:
     """Read an inspected container and its image."""
-    with reading():
-        inspected = document(reply)
-    return status.read_inspect(inspected, None if image is None else read_image(image), *default_runtime)
+    shipped = None if image is None else read_image(image)
+    return status.read_inspect(status.told(reply, ID), shipped, *default_runtime)
 
 
 def asked(create: Mapping[str, Any], name: str) -> Inspected:
@@ -304,31 +303,52 @@ def test_container_of_nobodys_pod(labels: object) -> None:
     assert read_inspect(json.dumps(reply).encode(), None) == Inspected(ID, None, IMAGE_ID, None)
 
 
-def test_image_of() -> None:
-    assert status.image_of(document(inspected(POD_CREATE, POD_NAME))) == IMAGE_ID
-    assert status.image_of(document(b"{}")) == ""
+UNKNOWN = ("Id", "Name", "Image", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus")
+WRONG = [None, [5], {"canary": 5}, 7.5, 2**70, True, "\ud800"]
+"""None of these is right where a text, a number, a list or an object stands."""
 
 
+@pytest.mark.parametrize("value", WRONG, ids=repr)
+@pytest.mark.parametrize("path", UNKNOWN)
+def test_what_is_null_or_of_a_wrong_type_is_unknown_by_itself(path: str, value: object) -> None:
+    whole = json.loads(inspected(CONTAINER_CREATE, CONTAINER_NAME))
+    absent, wrong = (with_value(whole, path, each) for each in (None, value))
+    if not isinstance(value, str) or path in ("Config/Env", "HostConfig", "HostConfig/Memory"):
+        assert read_inspect(json.dumps(wrong).encode(), image()) == read_inspect(json.dumps(absent).encode(), image())
+    known = container_of(json.dumps(absent).encode(), image())
+    assert (known.id, known.pod_id) == (ID, "ab" * 32)
+    assert known.annotations == {"io.kubernetes.container.hash": "d464c1e4"}
+
+
+@pytest.mark.parametrize("host", [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []])
 @pytest.mark.parametrize(
-    ("path", "value", "problem"),
-    [
-        ("Id", "", "Id"),
-        ("Id", None, "Id"),
-        ("Name", 5, "Name"),
-        ("Image", [], "Image"),
-        ("Config", "canary", "Config"),
-        ("Config/Env", {"canary": 1}, "Env"),
-        ("Config/Labels", ["canary"], "Labels"),
-        ("Config/Labels/io.kubernetes.sandbox.id", "", "sandbox"),
-        ("HostConfig", "canary", "HostConfig"),
-        ("HostConfig/Memory", "canary", "Memory"),
-    ],
+    ("create", "name"), [(POD_CREATE, POD_NAME), (CONTAINER_CREATE, CONTAINER_NAME)], ids=["pod", "container"]
 )
-def test_unreadable_value(path: str, value: object, problem: str) -> None:
-    reply = with_value(json.loads(inspected(CONTAINER_CREATE, CONTAINER_NAME)), path, value)
-    with pytest.raises(Unreadable, match=problem) as raised:
+def test_a_cgroup_parent_that_is_not_told_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
+    reply = {**json.loads(inspected(create, name)), "HostConfig": host}
+    value = read_inspect(json.dumps(reply).encode(), image()).value
+    assert value is not None
+    assert value.cgroup_parent is None
+
+
+def test_a_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
+    reply = json.loads(inspected(CONTAINER_CREATE, CONTAINER_NAME))
+    reply["Config"]["Env"].insert(1, 5)
+    reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}
+    assert read_inspect(json.dumps(reply).encode(), image()) == asked(CONTAINER_CREATE, CONTAINER_NAME)
+
+
+@pytest.mark.parametrize("told", ["", None, 5])
+def test_an_id_that_is_not_told_is_the_one_asked_for(told: object) -> None:
+    assert status.told(json.dumps({"Id": told}).encode(), ID).get("Id") == ID
+
+
+@pytest.mark.parametrize("sandbox", ["", None, 5])
+def test_a_container_whose_pod_nobody_names_is_unreadable(sandbox: object) -> None:
+    reply = json.loads(inspected(CONTAINER_CREATE, CONTAINER_NAME))
+    reply["Config"]["Labels"]["io.kubernetes.sandbox.id"] = sandbox
+    with pytest.raises(Unreadable, match="sandbox"):
         read_inspect(json.dumps(reply).encode(), image())
-    assert "canary" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -341,12 +361,6 @@ def test_unreadable_document(text: bytes) -> None:
         assert "canary" not in str(raised.value)
 
 
-def test_image_of_something_unreadable() -> None:
-    for text in (b'{"Image": 5}', b'{"Image": "a", "IMAGE": "b"}'):
-        with pytest.raises(Unreadable):
-            status.image_of(document(text))
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -357,7 +371,7 @@ PATHS = ["Name", "Image", "Config", "Config/Env", "Config/Labels", "HostConfig",
 
 @settings(deadline=None)
 @given(st.sampled_from([POD_CREATE, CONTAINER_CREATE]), st.sampled_from(PATHS), JSON)
-def test_any_value_anywhere_is_read_or_unreadable(create: dict[str, Any], path: str, value: object) -> None:
+def test_any_value_anywhere_is_read(create: dict[str, Any], path: str, value: object) -> None:
     reply = with_value(json.loads(inspected(create, CONTAINER_NAME)), path, value)
     with suppress(Unreadable):
         assert read_inspect(json.dumps(reply).encode(), image()).id == ID

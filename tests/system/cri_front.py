@@ -49,8 +49,8 @@ CHAT = "/an.unknown.Service/Chat"
 class CriRuntime(FakeRuntime):
     """A fake CRI runtime of a shape."""
 
-    def __init__(self, socket_path: str, *, shape: Shape = CONTAINERD) -> None:
-        super().__init__(socket_path, RuntimeState(shape))
+    def __init__(self, socket_path: str, *, shape: Shape = CONTAINERD, keep_received: int | None = None) -> None:
+        super().__init__(socket_path, RuntimeState(shape), keep_received)
 
     def verbs(self) -> list[str]:
         """Return what callers asked for."""
