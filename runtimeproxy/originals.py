@@ -260,7 +260,8 @@ class Originals:
         if self._file is None or not self._may_be_used(self._file):
             return
         kept: dict[str, bytes] = {}
-        if not await self._done(partial(self._file.load, kept)):
+        self._store.remembers = await self._done(partial(self._file.load, kept))
+        if not self._store.remembers:
             self._changed.update(kept)
         self._store.keep(kept)
         self._rows.update(kept)

@@ -56,6 +56,8 @@ class Store:
         """The ids of the containers of each pod, oldest first; the pod itself may be unknown."""
         self._kept: dict[str, bytes] = {}
         """As texts: most are of containers that nobody asks for soon, and they take a quarter of the memory so."""
+        self.remembers = False
+        """Whether it is known what hooks have replaced in earlier processes, too: what is not kept is the kubelet's."""
         self._moved: set[str] = set()
         self._buried: dict[str, None] = {}
         self._watches: list[Watch] = []
@@ -99,7 +101,7 @@ class Store:
         known = self._pods.get(info.id)
         if known is None and (kept := self.kept(info.id)) is not None:
             return restored_pod(info, kept)
-        return known or PodRecord(info, info, read=True)
+        return known or PodRecord(info, info, read=not self.remembers)
 
     def read_container(self, info: ContainerInfo) -> ContainerRecord:
         """Return the record of a container as the runtime tells it, in the same way."""

@@ -89,6 +89,16 @@ async def test_what_hooks_replaced_is_there_for_the_next_process(path: Path) -> 
         assert rows(path) == QUOTAS
 
 
+async def test_where_all_is_remembered_what_is_not_kept_is_the_kubelets_own(path: Path) -> None:
+    async with Process(path) as first:
+        assert not first.store.read_pod(POD).read
+    async with Process(None) as off:
+        assert off.store.read_pod(POD).read, "nobody knows what an earlier process' hooks have set"
+    path.write_bytes(b"noise")
+    async with Process(path) as broken:
+        assert broken.store.read_pod(POD).read
+
+
 async def test_nothing_is_written_before_the_answer_and_little_later_it_is(path: Path) -> None:
     async with Process(path) as process:
         threads = threading.active_count()
