@@ -5,7 +5,6 @@ docs/koordlet.rst has the same rows.
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import pytest
 from runtimeproxy.docker.resources import RESOURCE_TABLE
 from tests.docs import KOORDLET, table
 from tests.fakes import cri_pb2, hookanswers
-from tests.fakes.dockerd_engines import ENGINE_20, ENGINE_28
 from tests.fakes.hookserver import HookServer
-from tests.fakes.runtime_state import RuntimeState
-from tests.fakes.shapes import CONTAINERD, SHAPES, Shape
-from tests.system.cri_front import CRI, CriRuntime
-from tests.system.docker_front import DOCKER, DockerRuntime
+from tests.fakes.shapes import CONTAINERD, SHAPES
+from tests.system.cri_front import CRI, CRI_SHAPES
+from tests.system.docker_front import DOCKER_ENGINES
 from tests.system.fronts import CONTAINER, Caller, Front, Runtime
 from tests.system.koordlet_cases import CASES, CREATE, UPDATE, Case, goes_out
 from tests.system.koordlet_cases import POD as POD_POINT
@@ -29,18 +26,8 @@ PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 """What dockershim asks for each pod sandbox."""
 
 
-def shaped(shape: Shape) -> Front:
-    """Return the CRI front before a runtime of a shape."""
-    return replace(CRI, name=shape.name, runtime=lambda socket: CriRuntime(socket, RuntimeState(shape)))
-
-
-FRONTS = [
-    *((shaped(shape), shape.runtime_name == CONTAINERD.runtime_name) for shape in SHAPES),
-    *(
-        (replace(DOCKER, name=f"engine {engine.version}", runtime=partial(DockerRuntime, engine=engine)), False)
-        for engine in (ENGINE_20, ENGINE_28)
-    ),
-]
+LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONTAINERD.runtime_name}
+"""The fronts before runtimes that take -1 in an update."""
 
 
 async def request(runtime: Runtime, caller: Caller, hooks: HookServer, case: Case) -> bytes:
@@ -93,8 +80,8 @@ def envs(front: Front, message: bytes) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in body["Env"])
 
 
-@pytest.mark.parametrize(("front", "lifts"), FRONTS, ids=[front.name for front, _ in FRONTS])
-async def test_what_goes_out_for_each_of_its_answers(front: Front, lifts: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("front", CRI_SHAPES + DOCKER_ENGINES, ids=lambda front: front.name)
+async def test_what_goes_out_for_each_of_its_answers(front: Front, tmp_path: Path) -> None:
     proxy = front.inside(tmp_path)
     hooks = HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.echo())
     proxy.register("koordlet.json", hooks.socket_path, policy="Fail")
@@ -102,9 +89,8 @@ async def test_what_goes_out_for_each_of_its_answers(front: Front, lifts: bool, 
         await until(lambda: "sync_seconds" in str(proxy.recorder.gauges), "the runtime is known")
         for case in CASES:
             message = await request(runtime, caller, hooks, case)
-            cri = front.caller is CRI.caller
-            released = in_cri(case, message) if cri else in_docker(case, message)
-            assert released == goes_out(case, lifts=lifts), case.name
+            released = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
+            assert released == goes_out(case, lifts=front.name in LIFTING), case.name
             if case.point == CREATE:
                 assert envs(front, message) == {"A": "1", **case.envs}, case.name
         assert not proxy.recorder.total("hook_failures")
