@@ -129,12 +129,15 @@ class File:
         broken = 0
         try:
             if self._is_there():
-                for row in self._opened().execute(_ROWS):
+                connection = self._opened()
+                for row in connection.execute(_ROWS):
                     try:
                         any_id, text = _read(row)
                         kept[any_id] = text
                     except (ValueError, TypeError, AttributeError):
                         broken += 1
+                if connection.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
+                    raise Failed(BROKEN, "it is damaged")
             if broken:
                 raise Failed(BROKEN, f"{broken} of its rows are broken")
         except Exception as error:

@@ -58,7 +58,7 @@ def _change_resources(message: Any) -> None:
     message.container_resources.cpuset_cpus = CPU
 
 
-def _kill(node: Hooked) -> None:
+def kill(node: Hooked) -> None:
     """Kill the proxy, start it again, and wait until it knows what there is."""
     node.proxy.kill()
     written = len(node.proxy.output())
@@ -100,7 +100,7 @@ def compare(
     lives = [_begin(node, client, pod_of(node, name), container) for name in names]
     pids = [pids_of(client, life.pod_id, life.container_id) for life in lives]
     assert len({pid for both in pids for pid in both} - {0}) == 2 * len(lives)
-    _kill(node)
+    kill(node)
     assert [pids_of(client, life.pod_id, life.container_id) for life in lives] == pids
     for life in lives:
         client.update(life.container_id, UPDATE)
@@ -112,7 +112,7 @@ def compare(
         told.append(node.told())
     assert [point for [(point, _)] in told] == ["PostStopPodSandbox"] * len(lives)
     assert {message.labels["label"] for [(_, message)] in told} == {"hooked"}
-    _kill(node)
+    kill(node)
     for life, seen in zip(lives, told, strict=True):
         client.stop_pod(life.pod_id)
         assert node.told() == seen

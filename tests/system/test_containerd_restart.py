@@ -10,7 +10,8 @@ import pytest
 from runtimeproxy import sync
 from tests.engines import cri
 from tests.engines.containerd import Containerd
-from tests.system import restarted
+from tests.system import restarted, scaled
+from tests.system.keeping import on_tmpfs
 from tests.system.node import Node, plain_pod, rich_container, rich_pod, running
 from tests.system.proxy import ProxyInside, until
 
@@ -44,6 +45,17 @@ def pids(client: cri.CriClient, pod_id: str, container_id: str) -> tuple[int, in
 def test_after_a_kill_pods_run_on_and_every_hook_message_is_as_the_one_before(node: Node) -> None:
     with node.client() as client:
         restarted.compare(node, client, lambda node, name: rich_pod(node.engine, name), rich_container(), pids)
+
+
+def test_a_quota_is_scaled_once_over_kills(containerd: Containerd, tmp_path: Path) -> None:
+    with (
+        on_tmpfs() as memory,
+        running(containerd, tmp_path, scaled.keeping(memory)) as node,
+        node.client() as client,
+    ):
+        scaled.over_kills(
+            node, client, memory, plain_pod(containerd), lambda name: rich_container(name, cpu_quota=scaled.QUOTA)
+        )
 
 
 def listed(containerd: Containerd) -> set[str]:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.engines.dockerd import Dockerd
-from tests.fakes.cri_pb2 import PodSandboxConfig
+from tests.fakes.cri_pb2 import ContainerConfig, PodSandboxConfig
 from tests.fakes.dockershim import Generation
-from tests.system import docker_told, restarted, told
+from tests.system import docker_told, restarted, scaled, told
 from tests.system.docker_node import GENERATIONS, DockerNode, Kubelet, running
+from tests.system.keeping import on_tmpfs
 from tests.system.node import end
 from tests.system.proxy import WAIT_SECONDS, answers, wait_until
 
@@ -46,6 +47,21 @@ def test_after_a_kill_pods_run_on_and_every_hook_message_is_as_the_one_before(
 
     with node.client(generation) as client:
         restarted.compare(node, client, pod_of, docker_told.rich_container(), pids)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS, ids=lambda generation: generation.host)
+def test_a_quota_is_scaled_once_over_kills(dockerd: Dockerd, tmp_path: Path, generation: Generation) -> None:
+    def container_of(name: str) -> ContainerConfig:
+        container = docker_told.rich_container()
+        container.metadata.name, container.linux.resources.cpu_quota = name, scaled.QUOTA
+        return container
+
+    with (
+        on_tmpfs() as memory,
+        running(dockerd, tmp_path, scaled.keeping(memory)) as node,
+        node.client(generation) as client,
+    ):
+        scaled.over_kills(node, client, memory, docker_told.rich_pod(dockerd), container_of)
 
 
 def test_pods_whose_dockerd_was_killed_are_told_of_as_before(node: DockerNode) -> None:
