@@ -12,10 +12,11 @@ The straight line of one intercepted call, the same for every front:
 4. The runtime's answer stays held until the Store is written and the Post hooks are done; then its own bytes go out.
    What became of a call whose answer never comes is asked of the runtime (``unsettled``).
 
-Beside the calls ``sync`` keeps the Store equal to what the runtime has, through ``cri.sync`` or ``docker.lookup``.
+Beside the calls ``sync`` keeps the Store equal to what the runtime has, through ``cri.sync`` or ``docker.lookup``, and
+``originals`` keeps in a file what no runtime tells: the kubelet's own values of what hooks replaced (``kept``).
 
 Layers, each importing only what stands to its right:
-``cli`` > ``app`` > ``cri`` | ``docker`` > ``sync`` > ``lifecycle`` > ``dispatcher`` | ``turns`` | ``unsettled`` >
-``plugins`` > ``hookapi`` > ``relay`` | ``call`` | ``heldbytes`` > ``wire`` > ``records`` > ``store`` | ``merge`` |
-``telemetry`` > ``texts`` > ``model`` > ``hookpoints`` | ``config`` > ``errors``.
+``cli`` > ``app`` > ``cri`` | ``docker`` > ``sync`` > ``lifecycle`` | ``originals`` > ``dispatcher`` | ``turns`` |
+``unsettled`` > ``plugins`` > ``hookapi`` > ``relay`` | ``call`` | ``heldbytes`` > ``wire`` > ``records`` > ``store`` |
+``merge`` | ``telemetry`` > ``texts`` | ``kept`` > ``model`` > ``hookpoints`` | ``config`` > ``errors``.
 """
