@@ -96,8 +96,8 @@ class Dispatcher:
         if len(self._know_of_stop) > STOPPED_PODS:
             del self._know_of_stop[next(iter(self._know_of_stop))]
 
-    def made(self, pod_id: str) -> None:
-        """Know that a pod was made; where one had its id before the runtime has lost its state."""
+    def forget_stop(self, pod_id: str) -> None:
+        """Take the stop that is told next for another pod's: this one is gone, or a new one was given its id."""
         self._know_of_stop.pop(pod_id, None)
 
     def failed(self, point: HookPoint | None, reason: Reason, detail: str, name: str = "") -> None:

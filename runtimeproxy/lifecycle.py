@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
 from runtimeproxy import hookpoints, records
 from runtimeproxy.call import Call, Reply, Unreadable
@@ -59,7 +58,6 @@ class Lifecycle:
         self._turns = Turns()
         self._holds: set[CallTimes] = set()
         self._under_way: set[Call] = set()
-        self._released = count(1)
         self._unsettled = Unsettled(store, recorder, self._asked_again, self._forget)
 
     def holds(self) -> tuple[int, float]:
@@ -146,7 +144,7 @@ class Lifecycle:
     async def _pass(self, call: Call, times: CallTimes) -> tuple[Subject | None, Adjustment, Reply]:
         """Release a call at once and read it while the runtime works."""
         times.released = self._clock()
-        call.number = next(self._released)
+        call.number = self.store.moment()
         reply = call.release(None, NO_ADJUSTMENT)
         return self._read(call), NO_ADJUSTMENT, await reply
 
@@ -264,7 +262,7 @@ class Lifecycle:
     ) -> tuple[Adjustment, Reply]:
         """Send the request on and wait; one that cannot be edited goes as it came if the policies let it (C4)."""
         times.released = self._clock()
-        call.number = next(self._released)
+        call.number = self.store.moment()
         try:
             return adjustment, await call.release(subject, adjustment)
         except Exception as error:
@@ -353,8 +351,8 @@ class Lifecycle:
 
     def _keep(self, call: Call, known: Subject, reply: Reply) -> None:
         """Keep the subject as it is now, until the runtime has it no more."""
-        if call.operation is Operation.RUN_POD_SANDBOX:
-            self._dispatcher.made(known.pod.effective.id)
+        if call.operation in (Operation.RUN_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX):
+            self._dispatcher.forget_stop(known.pod.effective.id)
         if call.operation not in _REMOVES and not reply.gone:
             self._commit(call, known)
         elif known.container is None:
@@ -364,7 +362,7 @@ class Lifecycle:
 
     def _commit(self, call: Call, known: Subject) -> None:
         if not call.unsure:
-            self.store.commit(known)
+            self.store.commit(known, call.number)
 
     # What goes wrong.
 

@@ -3,7 +3,8 @@
 Owns the records between a create and its remove (design section 6), and what is kept of the kubelet's own values for
 subjects whose record is to be read anew.
 Must not know: who writes or reads, when a record is due, any runtime; there is no disk behind it.
-Invariant: every record lies under its own non-empty id, and only frozen values come out. What is buried never returns.
+Invariant: every record lies under its own non-empty id, and only frozen values come out. What is buried never returns:
+its id does, where a later call shows that the runtime uses it anew.
 Of an id there is a record or something kept, not both.
 """
 
@@ -59,7 +60,9 @@ class Store:
         self.remembers = False
         """Whether it is known what hooks have replaced in earlier processes, too: what is not kept is the kubelet's."""
         self._moved: set[str] = set()
-        self._buried: dict[str, None] = {}
+        self._buried: dict[str, int] = {}
+        """The moment of each burial."""
+        self._moment = 0
         self._watches: list[Watch] = []
         self._texts = Texts()
         self.on_change: Callable[[str], object] | None = None
@@ -140,24 +143,35 @@ class Store:
 
     # What is committed.
 
-    def commit(self, subject: Subject) -> None:
+    def moment(self) -> int:
+        """Return a number for this moment, higher than those of earlier ones."""
+        self._moment += 1
+        return self._moment
+
+    def commit(self, subject: Subject, released: int = 0) -> None:
         """Keep what the runtime agreed to: the container if there is one, and the pod if it has an id.
 
         A container may come with a pod that nobody could read, so its pod's id may be empty; a pod that is known stays
         as it is unless the call renewed it: the container's call may hold an older value of it. What is buried is not
-        kept.
+        kept, but where the call was ``released`` at a later moment: a runtime that lost its state gives ids anew.
         Raises ValueError, keeping nothing, if what the subject is about has no id.
         """
         pod_id = subject.pod.effective.id
         if subject.container is not None:
-            self._keep_container(subject.container)
+            self._keep_container(subject.container, released)
         elif not pod_id:
             raise ValueError("a pod record without an id cannot be kept: commit it after the runtime gave the id")
         if pod_id and (subject.container is None or subject.renewed or pod_id not in self._pods):
-            self._keep_pod(pod_id, subject.pod)
+            self._keep_pod(pod_id, subject.pod, released)
 
-    def _keep_pod(self, pod_id: str, record: PodRecord) -> None:
-        if pod_id in self._buried:
+    def _is_buried(self, any_id: str, released: int) -> bool:
+        buried = self._buried.get(any_id, 0) > released
+        if not buried:
+            self._buried.pop(any_id, None)
+        return buried
+
+    def _keep_pod(self, pod_id: str, record: PodRecord, released: int) -> None:
+        if self._is_buried(pod_id, released):
             return
         self._seen(pod_id)
         known = self._pods.get(pod_id)
@@ -171,11 +185,11 @@ class Store:
         else:
             self._moved.discard(pod_id)
 
-    def _keep_container(self, record: ContainerRecord) -> None:
+    def _keep_container(self, record: ContainerRecord, released: int) -> None:
         container_id, pod_id = record.effective.id, record.effective.pod_id
         if not container_id:
             raise ValueError("a container record without an id cannot be kept: commit it after the runtime gave the id")
-        if container_id in self._buried:
+        if self._is_buried(container_id, released):
             return
         self._seen(container_id)
         self._seen(pod_id)
@@ -213,12 +227,12 @@ class Store:
         return pod, container
 
     def bury(self, any_id: str) -> None:
-        """Drop what the runtime destroyed for good, and keep nothing of that id any more.
+        """Drop what the runtime destroyed for good, and keep nothing of it any more.
 
         The word of it may come before a call that is under way commits what was true a moment ago.
         """
         self.drop(any_id)
-        self._buried[any_id] = None
+        self._buried[any_id] = self.moment()
         if len(self._buried) > BURIED:
             del self._buried[next(iter(self._buried))]
 

@@ -191,6 +191,17 @@ def test_what_is_buried_does_not_come_back(store: Store) -> None:
     assert (store.pod("p2"), store.container("c4")) == (None, container("c4", "p2"))
 
 
+def test_an_id_that_a_later_call_shows_in_use_is_a_new_ones(store: Store) -> None:
+    earlier = store.moment()
+    store.bury_pod("p2")
+    store.bury("c1")
+    store.commit(Subject(pod("p2")), earlier)
+    assert store.pod("p2") is None
+    later = store.moment()
+    store.commit(Subject(pod("p2"), container("c1", "p2")), later)
+    assert (store.pod("p2"), store.container("c1")) == (pod("p2"), container("c1", "p2"))
+
+
 def test_a_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BURIED", 2)
     store = Store()
