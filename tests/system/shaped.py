@@ -1,0 +1,146 @@
+"""A node whose runtime is of some shape, and whose proxy comes anew, as the tests of shapes use it.
+
+Owns the fronts that are tried, the hook servers that change nothing, and the restarts: of a proxy in the test's own
+loop, of one that is a program (kill -9), and of a runtime that has lost its state.
+Must not know: what a shape tells.
+Invariant: the policy is Fail, so that nothing is let through that could not be read; the registrations outlive a
+restart.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.fakes import cri_pb2, hookanswers, registration
+from tests.fakes.hookserver import HookServer
+from tests.system.cri_front import CRI_SHAPES
+from tests.system.docker_front import DOCKER_ENGINES
+from tests.system.fronts import POD, Caller, Front, Runtime
+from tests.system.proxy import ProxyInside, ProxyProcess, until
+
+FRONTS = (*CRI_SHAPES, *DOCKER_ENGINES)
+SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
+SKIPPED = replace(POD, name="skipped", labels={"runtimeproxy.koordinator.sh/skip-hookserver": "true"})
+
+Answers = Mapping[str, hookanswers.Answer]
+QUIET: Mapping[str, hookanswers.Answer | None] = {
+    "nobody": None,
+    "silent": hookanswers.empty(),
+    "koordlet": hookanswers.koordlet(),
+}
+"""Hook servers that change nothing: none at all, one that answers nothing, one that echoes."""
+
+
+class ShapedNode:
+    """A kubelet, the proxy, a hook server and a runtime; ``default`` None registers no hook server."""
+
+    def __init__(
+        self,
+        front: Front,
+        folder: Path,
+        default: hookanswers.Answer | None = QUIET["silent"],
+        *,
+        answers: Answers | None = None,
+        points: Sequence[str] = registration.ALL_POINTS,
+        program: bool = False,
+    ) -> None:
+        self.proxy: ProxyInside | ProxyProcess = front.process(folder) if program else front.inside(folder)
+        self.hooks = HookServer(str(folder / "hooks.sock"), answers, default=default or hookanswers.empty())
+        self.hooked = default is not None
+        if self.hooked:
+            self.proxy.register("tester.json", self.hooks.socket_path, points, policy="Fail")
+        self._front = front
+        self._stack = AsyncExitStack()
+        self._pods: dict[str, Any] = {}
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self.hooks)
+        self.runtime = self._runtime()
+        await self.runtime.__aenter__()
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.caller.close()
+        await self.proxy.__aexit__(kind, error, at)
+        await self.runtime.__aexit__(kind, error, at)
+        await self._stack.aclose()
+
+    def _runtime(self) -> Runtime:
+        return self._front.runtime(str(self.proxy.runtime))
+
+    async def _start(self) -> None:
+        await self.proxy.__aenter__()
+        self.caller = self.new_caller()
+
+    def new_caller(self, socket: Path | str = "") -> Caller:
+        """Return a kubelet that knows the pods that it ran: by the proxy, or by another socket."""
+        caller = self._front.caller(socket or self.proxy.socket)
+        caller.pods = self._pods
+        return caller
+
+    async def restart(self) -> None:
+        """Start a new proxy, that knows nothing but what it reads; a program is killed."""
+        await self.caller.close()
+        if isinstance(self.proxy, ProxyProcess):
+            self.proxy.kill()
+            await asyncio.to_thread(self.proxy.start)
+            self.caller = self.new_caller()
+        else:
+            await self.proxy.__aexit__(None, None, None)
+            await self._start()
+
+    async def lose_state(self) -> None:
+        """Start a new runtime, that has nothing and gives its ids anew."""
+        await self.runtime.__aexit__(None, None, None)
+        self.runtime = self._runtime()
+        await self.runtime.__aenter__()
+
+    async def known(self) -> None:
+        """Wait until the runtime's state has been read; only a proxy in the test's loop tells."""
+        assert isinstance(self.proxy, ProxyInside)
+        recorder = self.proxy.recorder
+        await until(lambda: recorder.counted("syncs", result="complete") > 0, "the state is known")
+
+    async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:
+        """Send a request; return the reply, and the request as it reached the runtime."""
+        reply = await self.caller.send(verb, request)
+        return reply, self.runtime.asked(verb)[-1]
+
+    async def created(self, pod_id: str, **changes: Any) -> str:
+        """Create a container, and see that its request went out as it came; return its id."""
+        request = self.caller.create_request(pod_id, **changes)
+        reply, released = await self.passed("create", request)
+        assert released == request
+        return self.caller.id_in("create", reply)
+
+    def told(self) -> list[tuple[str, Any]]:
+        """Return what the hook server was told since the last time: hook points and messages, in order."""
+        told = [(call.point.name, call.request) for call in self.hooks.calls]
+        self.hooks.calls.clear()
+        return told
+
+
+def limits(verb: str, request: bytes) -> tuple[int, int]:
+    """Return the memory limit and the swap limit that a create or an update asks for; 0 is none."""
+    if request.startswith(b"POST "):
+        body = json.loads(request.partition(b"\r\n\r\n")[2])
+        host = body["HostConfig"] if verb == "create" else body
+        return host.get("Memory", 0), host.get("MemorySwap", 0)
+    if verb == "create":
+        linux = cri_pb2.CreateContainerRequest.FromString(request).config.linux.resources
+    else:
+        linux = cri_pb2.UpdateContainerResourcesRequest.FromString(request).linux
+    return linux.memory_limit_in_bytes, linux.memory_swap_limit_in_bytes
+
+
+def named(front: Front) -> str:
+    """Name a front in a test's name."""
+    return front.name

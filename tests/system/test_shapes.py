@@ -1,0 +1,105 @@
+"""What a runtime does not tell never takes the place of the kubelet's word: on each shape, before and after restarts.
+
+Every request is compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.system.cri_front import CRI_SHAPES
+from tests.system.fronts import CONTAINER, PARENT, POD, Front
+from tests.system.shaped import FRONTS, QUIET, SKIPPED, SLICE_PARENT, ShapedNode, named
+
+PODS = {
+    "plain": (POD, PARENT),
+    "skipped": (SKIPPED, PARENT),
+    "moved": (replace(POD, name="moved"), SLICE_PARENT),
+    "skipped and moved": (SKIPPED, SLICE_PARENT),
+}
+"""The pod as it is run, and the cgroup parent that the kubelet asks for in its containers' creates."""
+
+
+async def changes_nothing(node: ShapedNode) -> None:
+    """Live with pods of every kind, over a restart; each request goes out as it came."""
+    pods, before = {}, {}
+    for kind, (pod, parent) in PODS.items():
+        pods[kind] = await node.caller.run_pod(pod)
+        before[kind] = await node.created(pods[kind])
+        node.caller.pods[pods[kind]] = replace(node.caller.pods[pods[kind]], cgroup_parent=parent)
+    for restarts in range(2):
+        if restarts:
+            await node.restart()
+        for kind, pod_id in pods.items():
+            new = await node.created(pod_id)
+            for container_id in (new, before[kind]) if restarts else (new,):
+                await passes(node, "start", node.caller.request("start", container_id))
+                await passes(node, "update", node.caller.update_request(container_id, {"cpu_shares": 5}, {}))
+    for kind, pod_id in pods.items():
+        await passes(node, "stop", node.caller.request("stop", before[kind]))
+        await passes(node, "stop_pod", node.caller.request("stop_pod", pod_id))
+
+
+async def passes(node: ShapedNode, verb: str, request: bytes) -> None:
+    assert (await node.passed(verb, request))[1] == request
+
+
+@pytest.mark.parametrize("hooks", QUIET)
+@pytest.mark.parametrize("front", FRONTS, ids=named)
+async def test_a_quiet_hook_server_changes_nothing(front: Front, hooks: str, tmp_path: Path) -> None:
+    """Rows 1 and 7: the kubelet's cgroup parent stands, also one that it asks for anew after a restart."""
+    async with ShapedNode(front, tmp_path, QUIET[hooks]) as node:
+        await changes_nothing(node)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("front", FRONTS, ids=named)
+async def test_a_quiet_hook_server_changes_nothing_over_a_kill(front: Front, tmp_path: Path) -> None:
+    async with ShapedNode(front, tmp_path, QUIET["koordlet"], program=True) as node:
+        await changes_nothing(node)
+
+
+@pytest.mark.parametrize("points", [["PostStopContainer"], ["PostStopPodSandbox"], ["PreRunPodSandbox"]], ids=str)
+@pytest.mark.parametrize("front", FRONTS, ids=named)
+async def test_one_that_is_registered_for_another_point_changes_nothing(
+    front: Front, points: list[str], tmp_path: Path
+) -> None:
+    async with ShapedNode(front, tmp_path, points=points) as node:
+        await changes_nothing(node)
+
+
+# -- ids used anew -----------------------------------------------------------------------------------------------------
+
+OTHER = replace(POD, name="other", uid="other-uid", labels={"of": "other"}, cgroup_parent="/kubepods/pod-other-uid")
+
+
+TOLD = ["PreCreateContainer", "PreStartContainer", "PostStartContainer", "PostStopContainer", "PostStopPodSandbox"]
+
+
+@pytest.mark.parametrize("way", ["by the proxy", "behind it"])
+@pytest.mark.parametrize("removed", [False, True], ids=["lost", "removed before"])
+@pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
+async def test_an_id_that_is_used_anew_is_another_pods(front: Front, way: str, removed: bool, tmp_path: Path) -> None:
+    """A runtime that has lost its state gives ids anew; dockerd's are random."""
+    async with ShapedNode(front, tmp_path) as node:
+        pod_id = await node.caller.run_pod()
+        container_id = await node.created(pod_id)
+        if removed:
+            for verb, subject in (("remove", container_id), ("stop_pod", pod_id), ("remove_pod", pod_id)):
+                await node.caller.act(verb, subject)
+        await node.lose_state()
+        runs = node.caller if way == "by the proxy" else node.new_caller(node.runtime.socket_path)
+        assert await runs.run_pod(OTHER) == pod_id
+        if runs is not node.caller:
+            await runs.close()
+        node.hooks.calls.clear()
+        assert await node.created(pod_id, container=replace(CONTAINER, name="another")) == container_id
+        for verb, subject in (("start", container_id), ("stop", container_id), ("stop_pod", pod_id)):
+            await node.caller.act(verb, subject)
+        told = [call.request for call in node.hooks.calls]
+        assert [call.point.name for call in node.hooks.calls] == TOLD
+        assert {request.pod_meta.uid for request in told} == {OTHER.uid}
+        assert {request.container_meta.name for request in told[:-1]} == {"another"}
+        assert {request.pod_cgroup_parent for request in told[:-1]} == {OTHER.cgroup_parent}
+        assert told[-1].cgroup_parent == OTHER.cgroup_parent
