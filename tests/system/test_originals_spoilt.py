@@ -14,8 +14,8 @@ import pytest
 from tests.amounts import Amount
 from tests.fakes import hookanswers
 from tests.system.fronts import Front
-from tests.system.keeping import file_of, on_tmpfs, rows
-from tests.system.proxy import PROGRAM, until
+from tests.system.keeping import on_tmpfs, rows
+from tests.system.proxy import PROGRAM, ProxyProcess, until
 from tests.system.test_originals import CHANGES, KILLS, QUOTA, SCALING, Node, scaled, with_quota
 from tests.system.test_process import SUPERVISED
 from tests.system.test_scarce import tiny_disk
@@ -138,50 +138,50 @@ async def test_a_disk_that_takes_nothing_fails_no_call(
             assert len(told(node)) == 1
 
 
-async def test_two_proxies_at_once_lose_no_call_and_nothing_that_is_kept(
-    front: Front, tmp_path: Path, memory: Path
-) -> None:
-    """A socket unit's next proxy serves while the one before finishes a call."""
+@pytest.fixture
+def two(front: Front, tmp_path: Path, memory: Path) -> Iterator[tuple[Node, ProxyProcess]]:
+    """A node, and its next proxy: their socket is a socket unit's."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "proxy.sock"))
         listener.listen(64)
         os.set_inheritable(listener.fileno(), True)
         program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
-        given = {"program": program, "pass_fds": [listener.fileno()], "originals_dir": str(memory)}
         node = Node(front, tmp_path, memory, SCALING)
-        node.proxy, new = (front.process(tmp_path, **given) for _ in range(2))  # type: ignore[arg-type]
+        node.proxy, new = (
+            front.process(tmp_path, program=program, pass_fds=[listener.fileno()], originals_dir=str(memory))
+            for _ in range(2)
+        )
         new.log = tmp_path / "new.log"
-        assert node.file == file_of(memory, new.socket)
-        async with node.runtime, node.hooks:
-            await asyncio.to_thread(node.proxy.start)
-            try:
-                async with node.caller() as caller:
-                    pod_id = await caller.run_pod()
-                    before = await caller.create(pod_id, with_quota(QUOTA))
-                    await node.kept(before)
-                    gate = asyncio.Event()
-                    node.hooks.on("PreCreateContainer", hookanswers.behind(gate, SCALING["PreCreateContainer"]))
-                    held = asyncio.create_task(caller.create(pod_id, with_quota(QUOTA)))
-                    await until(lambda: len(node.hooks.calls_of("PreCreateContainer")) == 2, "it is held")
-                    assert node.proxy.process is not None
-                    node.proxy.process.send_signal(signal.SIGTERM)
-                    await until(lambda: "stopping" in node.proxy.output(), "it drains")
-                    async with new:
-                        node.hooks.on("PreCreateContainer", SCALING["PreCreateContainer"])
-                        async with node.caller() as other:
-                            beside = await other.create(pod_id, with_quota(QUOTA))
-                            assert await node.quotas(other, before) == (QUOTA, scaled(QUOTA))
-                        gate.set()
-                        finished = await held
-                        await asyncio.to_thread(node.proxy.stop)
-                        await node.kept(before, beside, finished)
-                    for log in (node.proxy.output(), new.output()):
-                        assert " WARNING runtimeproxy.originals" not in log
-            finally:
-                await asyncio.to_thread(node.proxy.stop)
-            async with new, node.caller() as caller:
-                for one in (before, beside, finished):
-                    assert await node.quotas(caller, one) == (QUOTA, scaled(QUOTA))
+        yield node, new
+
+
+async def test_two_proxies_at_once_lose_no_call_and_nothing_that_is_kept(two: tuple[Node, ProxyProcess]) -> None:
+    """The next one serves while the one before finishes a call."""
+    node, new = two
+    gate = asyncio.Event()
+    async with node.runtime, node.hooks:
+        async with node.proxy, node.caller() as caller:
+            pod_id = await caller.run_pod()
+            before = await caller.create(pod_id, with_quota(QUOTA))
+            await node.kept(before)
+            node.hooks.on("PreCreateContainer", hookanswers.behind(gate, SCALING["PreCreateContainer"]))
+            held = asyncio.create_task(caller.create(pod_id, with_quota(QUOTA)))
+            await until(lambda: len(node.hooks.calls_of("PreCreateContainer")) == 2, "it is held")
+            os.kill(node.proxy.pid, signal.SIGTERM)
+            await until(lambda: "stopping" in node.proxy.output(), "it drains")
+            async with new:
+                node.hooks.on("PreCreateContainer", SCALING["PreCreateContainer"])
+                async with node.caller() as other:
+                    beside = await other.create(pod_id, with_quota(QUOTA))
+                    assert await node.quotas(other, before) == (QUOTA, scaled(QUOTA))
+                gate.set()
+                made = [before, beside, await held]
+                await node.kept(*made)
+        async with new, node.caller() as caller:
+            for one in made:
+                assert await node.quotas(caller, one) == (QUOTA, scaled(QUOTA))
+    for log in (node.proxy.output(), new.output()):
+        assert " WARNING runtimeproxy.originals" not in log
 
 
 async def test_kills_among_calls_leave_a_file_that_is_good(front: Front, tmp_path: Path, memory: Path) -> None:
