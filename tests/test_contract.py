@@ -237,9 +237,7 @@ async def test_every_front_tells_and_knows_the_same(
 
 
 @pytest.mark.parametrize("front", FRONTS, ids=str)
-async def test_with_the_kubelets_own_values_a_new_proxy_each_step_tells_what_one_proxy_tells(
-    tmp_path: Path, front: Front
-) -> None:
+async def test_with_the_kubelets_own_values_a_new_proxy_tells_the_same(tmp_path: Path, front: Front) -> None:
     """All but dockershim's swap limit after its update, which does not name it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()

@@ -340,7 +340,6 @@ def test_it_tells_of_what_hooks_replaced_something_of(hooked: Store, told: list[
         (lambda store: store.bury("c8"), []),
         (lambda store: store.bury_pod("p9"), ["c9", "p9"]),
         (lambda store: store.drop("p9"), ["p9"]),
-        (lambda store: store.drop("c8"), []),
         (lambda store: store.drop("nobody"), []),
         (lambda store: store.forget("c9"), []),
     ],
@@ -395,8 +394,7 @@ def test_what_an_earlier_process_kept_is_there_until_it_is_known(told: list[str]
 
 
 def test_what_the_runtime_tells_of_the_unknown_is_all_that_is_known() -> None:
-    store = Store()
-    pod, container = store.read_pod(ASKED_POD), store.read_container(ASKED)
+    pod, container = Store().read_pod(ASKED_POD), Store().read_container(ASKED)
     assert pod.original is pod.effective is ASKED_POD
     assert pod.read
     assert container.original is container.effective is ASKED

@@ -318,7 +318,7 @@ async def test_an_inspect_that_cannot_be_read(rig: Rig, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'])
-async def test_an_inspect_without_labels_is_no_pods_and_is_remembered_by_a_whole_id_only(rig: Rig, body: bytes) -> None:
+async def test_an_inspect_without_labels_is_no_pods(rig: Rig, body: bytes) -> None:
     rig.dockerd.inject(INSPECT, answered(body))
     assert await rig.lookup.read(rig.container_id) is None
     with pytest.raises(Unreadable):

@@ -204,7 +204,7 @@ async def told_of(node: Node, caller: Caller, number: int, pod_id: str, containe
     return told
 
 
-async def test_what_hooks_set_of_a_pod_is_the_pods_and_what_the_kubelet_set_is_its(
+async def test_what_hooks_set_is_the_pods_and_what_the_kubelet_set_is_its(
     front: Front, tmp_path: Path, memory: Path
 ) -> None:
     """A hook's cgroup parent goes into later creates; one that the kubelet changed stays changed."""
