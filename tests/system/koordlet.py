@@ -12,7 +12,7 @@ from tests.engines import cgroups
 from tests.fakes import hookanswers, registration
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 from tests.system.koordlet_cases import CASES, POD, UPDATE, Case, Values, goes_out
-from tests.system.node import Hooked, inside
+from tests.system.node import Hooked, end, inside
 from tests.system.node import Kubelet as Ending
 
 POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
@@ -68,6 +68,7 @@ def see_each_answer(
     node.hooks.default = hookanswers.echo()
     node.proxy.register("koordlet.json", node.hooks.socket_path, policy="Fail")
     node.proxy.wait_for_registration("koordlet.json")
+    made = []
     for number, case in enumerate(CASES):
         if case.point == POD:
             continue
@@ -80,12 +81,14 @@ def see_each_answer(
         if not of_update:
             node.hooks.on(case.point, case.answer)
         container_id = client.create(pod_id, config, pod)
+        made.append(container_id)
         client.start(container_id)
         if of_update:
             node.hooks.on(case.point, case.answer)
             client.update(container_id, LinuxContainerResources(**case.asked))  # type: ignore[arg-type]
         _assert_inside(client, container_id, case, {**case.held, **goes_out(case, lifts=lifts)})
     assert "refused" not in node.proxy.output()
+    end(client, pod_id, *made)
 
 
 def _assert_inside(client: Kubelet, container_id: str, case: Case, values: Values) -> None:

@@ -99,9 +99,11 @@ class ShapedNode:
 
     async def lose_state(self) -> None:
         """Start a new runtime, that has nothing and gives its ids anew."""
+        await self.caller.close()  # its connection ends with the runtime's, a moment later
         await self.runtime.__aexit__(None, None, None)
         self.runtime = self._runtime()
         await self.runtime.__aenter__()
+        self.caller = self.new_caller()
 
     async def known(self) -> None:
         """Wait until the runtime's state has been read; only a proxy in the test's loop tells."""

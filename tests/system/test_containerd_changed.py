@@ -13,6 +13,7 @@ from tests.engines.test_containerd_direct import upper_case_server
 from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import CONTAINER_EXITED
 from tests.system import told
+from tests.system.keeping import on_tmpfs
 from tests.system.node import (
     MIB,
     Node,
@@ -157,11 +158,19 @@ def test_a_pods_new_cgroup_parent_reaches_its_containers_without_a_hook(
         end(client, pod_id, container_id)
 
 
-def test_a_pods_new_cgroup_parent_outlives_a_restart(node: Node, client: cri.CriClient, scene: Scene) -> None:
-    pod_id = client.run_pod(scene.pod)
+def test_what_hooks_changed_of_a_pod_outlives_a_restart(node: Node, client: cri.CriClient, scene: Scene) -> None:
     node.proxy.stop()
-    node.proxy.start()
-    node.told()
+    with on_tmpfs() as folder:
+        node.proxy.command.append(f"--originals-dir={folder}")
+        node.proxy.start()
+        pod_id = client.run_pod(scene.pod)
+        node.proxy.stop()
+        node.proxy.start()
+        node.told()
+        _see_what_hooks_changed(node, client, scene, pod_id)
+
+
+def _see_what_hooks_changed(node: Node, client: cri.CriClient, scene: Scene, pod_id: str) -> None:
     container_id = client.create(pod_id, scene.container, scene.pod)
     client.start(container_id)
     assert node.told()[0] == ("PreCreateContainer", told.of_container(scene.pod_now, scene.container))
