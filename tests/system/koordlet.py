@@ -12,7 +12,7 @@ from tests.engines import cgroups
 from tests.fakes import hookanswers, registration
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 from tests.system.koordlet_cases import CASES, POD, UPDATE, Case, Values, goes_out
-from tests.system.node import Hooked, end, inside
+from tests.system.node import Hooked, end
 from tests.system.node import Kubelet as Ending
 
 POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
@@ -91,16 +91,19 @@ def see_each_answer(
     end(client, pod_id, *made)
 
 
+SETTINGS = ("cpu_shares", "cpu_quota", "memory_limit_in_bytes", "cpuset_cpus")
+_LOOK = "; echo @; ".join(f"cat {file}" for file in (*map(cgroups.inside_file, SETTINGS), "/proc/1/environ"))
+
+
 def _assert_inside(client: Kubelet, container_id: str, case: Case, values: Values) -> None:
-    for setting in ("cpu_shares", "cpu_quota", "memory_limit_in_bytes", "cpuset_cpus"):
-        seen = inside(client, container_id, setting)
+    *files, environment = client.exec_sync(container_id, "/bin/sh", "-c", _LOOK).stdout.split(b"@\n")
+    for setting, file in zip(SETTINGS, files, strict=True):
+        seen = cgroups.parse(setting, file.decode())
         if setting == "cpuset_cpus":
-            wanted = cpus(str(values.get(setting) or seen))
-            assert cpus(str(seen)) == wanted, case.name
+            assert cpus(str(seen)) == cpus(str(values.get(setting) or seen)), case.name
         else:
             assert seen == cgroups.expected(setting, values.get(setting, -1)), (case.name, setting)
-    environment = client.exec_sync(container_id, "cat", "/proc/1/environ").stdout.split(b"\0")
-    assert {f"{key}={value}".encode() for key, value in case.envs.items()} <= set(environment), case.name
+    assert {f"{key}={value}".encode() for key, value in case.envs.items()} <= set(environment.split(b"\0")), case.name
 
 
 def cpus(text: str) -> set[int]:
