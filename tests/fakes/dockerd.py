@@ -18,7 +18,7 @@ import os
 import signal
 import socket
 from collections import Counter, deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -83,6 +83,8 @@ class FakeDockerd:
         self.export_bytes = 1 << 20
         """How long the archives of export, get and cp are."""
         self.injections: dict[str, Injection] = {}
+        self.mangle: Callable[[Any], Any] | None = None
+        """Replaces what an inspected container shows, for a daemon that answers what none should."""
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
         """The socket until it is a stream."""
         self._detached: set[asyncio.Task[None]] = set()

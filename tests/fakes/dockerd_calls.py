@@ -155,8 +155,9 @@ async def prune(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> Non
 
 
 async def inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    shown = dockerd.state.find(reference).inspect(flag(exchange, "size"))
-    await exchange.json(dockerd.engine.shown(engines.INSPECT, exchange.api, shown))
+    inspected = dockerd.state.find(reference).inspect(flag(exchange, "size"))
+    shown = dockerd.engine.shown(engines.INSPECT, exchange.api, inspected)
+    await exchange.json(shown if dockerd.mangle is None else dockerd.mangle(shown))
 
 
 async def list_containers(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
