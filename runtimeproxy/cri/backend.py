@@ -6,6 +6,7 @@ Invariant: that there is no such thing is an answer (None); everything else that
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -58,9 +59,10 @@ class Backend:
         """Whether the runtime is known to take -1 in an update for no memory limit."""
 
     async def learn(self, version: str) -> None:
-        """Ask the runtime what it is. Raises BackendError, Unreadable."""
-        reply = translate.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
-        self.lifts_memory = reply.runtime_name in _LIFT_MEMORY
+        """Ask the runtime what it is; one that does not tell counts as it did before."""
+        with suppress(BackendError, Unreadable):
+            reply = translate.decode(api_pb2.VersionResponse, await self._ask(version, "Version", b""))
+            self.lifts_memory = reply.runtime_name in _LIFT_MEMORY
 
     async def pod(self, version: str, pod_id: str) -> PodInfo | None:
         """Read a pod sandbox; None if there is none. Raises BackendError, Unreadable."""

@@ -17,6 +17,7 @@ from runtimeproxy.wire import grpc as wire_grpc
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.descriptors import no_descriptors
 from tests.fakes.runtime import FakeRuntime, Injection
+from tests.fakes.shapes import SHAPES, Shape
 
 VERSIONS = ("v1", "v1alpha2")
 UPDATE = edit.update_request("c1", {"cpu_shares": 7}, None)
@@ -303,3 +304,16 @@ async def test_a_runtime_that_comes_back_is_reached_again(tmp_path: Path) -> Non
     async with FakeRuntime(path, first.state):
         assert await backend.pod("v1", pod_id) is not None
     await backend.close()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+async def test_only_containerd_is_known_to_take_no_memory_limit_in_an_update(
+    runtime: FakeRuntime, backend: Backend, shape: Shape
+) -> None:
+    runtime.state.shape = shape
+    assert not backend.lifts_memory
+    await backend.learn("v1")
+    assert backend.lifts_memory is (shape.runtime_name == "containerd")
+    runtime.inject("Version", Injection(code=grpc.StatusCode.UNKNOWN))
+    await backend.learn("v1")
+    assert backend.lifts_memory is (shape.runtime_name == "containerd"), "it does not tell"

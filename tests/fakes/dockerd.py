@@ -50,6 +50,9 @@ class FakeDockerd:
     keeps all), ``keep_body_bytes`` what is kept of each body; ``counts`` counts them by route, without bound.
     """
 
+    mangle: Callable[[Any], Any] | None = None
+    """Replaces what an inspected container shows, for a daemon that answers what none should."""
+
     def __init__(
         self,
         socket_path: str,
@@ -83,8 +86,6 @@ class FakeDockerd:
         self.export_bytes = 1 << 20
         """How long the archives of export, get and cp are."""
         self.injections: dict[str, Injection] = {}
-        self.mangle: Callable[[Any], Any] | None = None
-        """Replaces what an inspected container shows, for a daemon that answers what none should."""
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
         """The socket until it is a stream."""
         self._detached: set[asyncio.Task[None]] = set()
