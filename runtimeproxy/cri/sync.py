@@ -42,7 +42,17 @@ class State:
         pods = await self._backend.pods(version)
         self._version = version
         await self._backend.learn(version)
-        return Listed(await _ids(pods), await _ids(await self._backend.containers(version)))
+        return Listed(await _ids(self._told(pods)), await _ids(await self._backend.containers(version)))
+
+    def _told(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
+        """Drop what is known of a pod whose id is another one's by now: the runtime has lost its state."""
+        for pod in pods:
+            known = self._store.pod(pod.id)
+            if known is not None and pod.uid and known.effective.uid not in ("", pod.uid):
+                for container in self._store.containers_of(pod.id):
+                    self._store.drop(container.effective.id)
+                self._store.drop(pod.id)
+            yield pod
 
     async def pod(self, pod_id: str) -> PodRecord | None:
         """Read a pod."""

@@ -111,6 +111,14 @@ class ShapedNode:
         recorder = self.proxy.recorder
         await until(lambda: recorder.counted("syncs", result="complete") > 0, "the state is known")
 
+    async def read_anew(self) -> None:
+        """Have the proxy list what the runtime has, and wait for it."""
+        assert isinstance(self.proxy, ProxyInside)
+        recorder = self.proxy.recorder
+        before = recorder.counted("syncs", result="complete")
+        self.proxy.app.front.sync.soon()
+        await until(lambda: recorder.counted("syncs", result="complete") > before, "the state is read anew")
+
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:
         """Send a request; return the reply, and the request as it reached the runtime."""
         reply = await self.caller.send(verb, request)

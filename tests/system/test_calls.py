@@ -18,6 +18,7 @@ from tests.system.clients import Client
 from tests.system.fronts import Caller, Failed, Front, Runtime
 from tests.system.h2client import H2Client
 from tests.system.proxy import ProxyInside, until
+from tests.system.shaped import FRONTS, named
 from tests.system.times import judged, limit
 
 DETAILS = b"\x08\x05\x12\x07details\x1a\x02\n\0"
@@ -190,6 +191,13 @@ async def test_a_held_call_may_be_compressed(
 
 
 # ---- what holds on both fronts
+
+
+@pytest.fixture(params=FRONTS, ids=named)
+def front(request: pytest.FixtureRequest) -> Front:
+    """Return the front of each shape of a runtime in turn."""
+    made: Front = request.param
+    return made
 
 
 @pytest.fixture

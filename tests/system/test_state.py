@@ -17,10 +17,18 @@ from tests.fakes.runtime import Injection
 from tests.system.cri_front import CRI
 from tests.system.fronts import Caller, Failed, Front, Runtime
 from tests.system.proxy import ProxyInside, until
+from tests.system.shaped import FRONTS, named
 
 pytestmark = pytest.mark.slow
 
 HOOKED = api_pb2.ContainerResourceHookResponse(container_envs={"B": "hooked"})
+
+
+@pytest.fixture(params=FRONTS, ids=named)
+def front(request: pytest.FixtureRequest) -> Front:
+    """Return the front of each shape of a runtime in turn."""
+    made: Front = request.param
+    return made
 
 
 @pytest.fixture
