@@ -201,12 +201,13 @@ def overlay(base: Resources | None, changes: Mapping[str, ResourceValue]) -> Res
     return replace(start, **values)  # type: ignore[arg-type]
 
 
-def swap_beside(memory: int, swap: int, new_memory: int) -> int:
+def swap_beside(memory: int, swap: int, new_memory: ResourceValue) -> int:
     """Return the swap limit (memory included) for a new memory limit, from the two limits as they were.
 
     Where they were equal there was no swap, and is none: so it is with the kubelet's. None is below the memory limit,
     which kernel and runtimes refuse, and none is left where no memory is limited (0).
     """
+    assert isinstance(new_memory, int)
     if swap == memory:
         return new_memory
     if swap <= 0:

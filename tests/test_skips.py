@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 MACHINE = (
     "import os, platform; os.geteuid = lambda: {uid}; platform.freedesktop_os_release = lambda: dict(ID='{system}')"
 )
+# A test file that is run by itself, to see what becomes of each kind of skip: nothing of the suite is switched off.
 TESTS = """
 import unittest
 

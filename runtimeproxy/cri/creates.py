@@ -11,8 +11,14 @@ from runtimeproxy import records
 from runtimeproxy.call import Reply, read_once
 from runtimeproxy.cri import edit, fate, translate
 from runtimeproxy.cri.call import CriCall
-from runtimeproxy.model import Adjustment, ContainerInfo, PodInfo, PodRecord, Subject
+from runtimeproxy.model import Adjustment, ContainerInfo, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.store import Store
+
+
+def _said(adjustment: Adjustment, asked: Resources | None) -> Adjustment:
+    """Return the adjustment as a create that has ``asked`` can say it."""
+    said = edit.said_in_create(adjustment.resources, asked)
+    return adjustment if said is adjustment.resources else replace(adjustment, resources=said)
 
 
 class RunPodCall(CriCall):
@@ -37,14 +43,11 @@ class RunPodCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the sandbox config."""
-        return edit.edit_pod(self.message, self._said(adjustment))
-
-    def _said(self, adjustment: Adjustment) -> Adjustment:
-        return replace(adjustment, resources=edit.said_in_create(adjustment.resources, self.asked.resources))
+        return edit.edit_pod(self.message, _said(adjustment, self.asked.resources))
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        return records.created_pod(subject, self._said(adjustment), translate.read_id(reply.message))
+        return records.created_pod(subject, _said(adjustment, self.asked.resources), translate.read_id(reply.message))
 
     async def _fate(self, store: Store) -> Reply:
         """Look for the pod among those that the runtime has."""
@@ -91,15 +94,13 @@ class CreateCall(CriCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
         parent = records.parent_to_put_in(subject.pod, adjustment)
-        return edit.edit_container(self.message, self._said(adjustment), parent)
-
-    def _said(self, adjustment: Adjustment) -> Adjustment:
-        asked = self.asked[0].resources
-        return replace(adjustment, resources=edit.said_in_create(adjustment.resources, asked))
+        return edit.edit_container(self.message, _said(adjustment, self.asked[0].resources), parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        return records.created_container(subject, self._said(adjustment), translate.read_id(reply.message))
+        return records.created_container(
+            subject, _said(adjustment, self.asked[0].resources), translate.read_id(reply.message)
+        )
 
     async def _fate(self, store: Store) -> Reply:
         """Look for the container among those of its pod."""

@@ -89,7 +89,7 @@ def said_in_create(changes: Changes, asked: Resources | None) -> Changes:
     """
     if _MEMORY not in changes:
         return changes
-    memory = max(_bytes(changes[_MEMORY]), 0)
+    memory = 0 if changes[_MEMORY] == _UNLIMITED else changes[_MEMORY]
     held = asked or NO_RESOURCES
     return {**_swap(held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes, memory), **changes, _MEMORY: memory}
 
@@ -113,22 +113,17 @@ def said_in_update(
         memory, swap = request.memory_limit_in_bytes or held.memory_limit_in_bytes, request.memory_swap_limit_in_bytes
         if not swap:
             memory, swap = held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes
-        said = {**_swap(memory, swap, _bytes(said[_MEMORY])), **said}
+        said = {**_swap(memory, swap, said[_MEMORY]), **said}
     cleared = {name for name, value in said.items() if not value and getattr(held, name)}
     return Said(said, tuple(sorted(cleared | (changes.keys() - said.keys()))))
 
 
-def _swap(memory: int, swap: int, new_memory: int) -> Changes:
+def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
     """Return the change of a swap limit that goes with one of the memory limit; one that is not set stays so."""
     if swap <= 0:
         return {}
     new_swap = _UNLIMITED if new_memory == _UNLIMITED else swap_beside(memory, swap, new_memory)
     return {} if new_swap == swap else {_SWAP: new_swap}
-
-
-def _bytes(value: ResourceValue) -> int:
-    assert isinstance(value, int)
-    return value
 
 
 def taken_in_update(resources: Resources | None) -> Resources | None:

@@ -42,10 +42,10 @@ class State:
         pods = await self._backend.pods(version)
         self._version = version
         await self._backend.learn(version)
-        return Listed(await _ids(self._told(pods)), await _ids(await self._backend.containers(version)))
+        return Listed(await _ids(self._without_lost(pods)), await _ids(await self._backend.containers(version)))
 
-    def _told(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
-        """Drop what is known of a pod whose id is another one's by now: the runtime has lost its state."""
+    def _without_lost(self, pods: Iterator[PodInfo]) -> Iterator[PodInfo]:
+        """Drop the record of each pod whose id is another one's by now: the runtime has lost its state."""
         for pod in pods:
             known = self._store.pod(pod.id)
             if known is not None and pod.uid and known.effective.uid not in ("", pod.uid):

@@ -7,6 +7,7 @@ Numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is r
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from functools import cache
 from typing import TypeVar
@@ -144,15 +145,9 @@ def resources_of(owner: Message, name: str) -> Resources | None:
 
 
 def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str) -> PodInfo:
-    return PodInfo(
-        name=config.metadata.name,
-        uid=config.metadata.uid,
-        namespace=config.metadata.namespace,
-        attempt=config.metadata.attempt,
+    return replace(
+        _repeated(config),
         runtime_handler=runtime_handler,
-        labels=entries_of(config.labels),
-        annotations=entries_of(config.annotations),
-        cgroup_parent=config.linux.cgroup_parent,
         overhead=resources_of(config.linux, "overhead"),
         resources=resources_of(config.linux, "resources"),
     )

@@ -88,7 +88,7 @@ def _said_in_create(asked: Resources, changes: Changes) -> dict[str, ResourceVal
     if said.get(_MEMORY) == _UNLIMITED:
         said[_MEMORY] = 0
     if _MEMORY in said and _SWAP not in said:
-        said[_SWAP] = swap_beside(asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes, _bytes(said[_MEMORY]))
+        said[_SWAP] = swap_beside(asked.memory_limit_in_bytes, asked.memory_swap_limit_in_bytes, said[_MEMORY])
     return said
 
 
@@ -104,7 +104,7 @@ def _said_in_update(asked: Resources, present: Resources, changes: Changes) -> d
         if present.memory_limit_in_bytes:
             del said[_MEMORY]
     if said.get(_MEMORY) and not said.get(_SWAP):
-        said[_SWAP] = swap_beside(*_limits(asked, present), _bytes(said[_MEMORY]))
+        said[_SWAP] = swap_beside(*_limits(asked, present), said[_MEMORY])
     elif _MEMORY in said and asked.memory_limit_in_bytes:
         said.setdefault(_SWAP, 0)
     return said
@@ -121,11 +121,6 @@ def _limits(asked: Resources, present: Resources) -> tuple[int, int]:
     if asked.memory_swap_limit_in_bytes:
         return asked.memory_limit_in_bytes or held, asked.memory_swap_limit_in_bytes
     return held, present.memory_swap_limit_in_bytes or 2 * held  # the daemon's default at create
-
-
-def _bytes(value: ResourceValue) -> int:
-    assert isinstance(value, int)
-    return value
 
 
 # -- the members of a body -------------------------------------------------------------------------------------------
