@@ -34,12 +34,6 @@ def answer(**resources: Any) -> hookanswers.Answer:
 
 
 @pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
-
-
-@pytest.fixture
 async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
     async with HookServer(str(tmp_path / "hooks.sock"), keep_calls=False) as server:
         yield server

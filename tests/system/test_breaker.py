@@ -3,7 +3,6 @@
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -25,12 +24,6 @@ HOOKED = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_envs=
 SOON_SECONDS = 10.0
 """Far below the time for which it stays open, on a machine that has a lot to do."""
 AT_ONCE = 7
-
-
-@pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
 
 
 @pytest.fixture

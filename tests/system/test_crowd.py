@@ -26,12 +26,6 @@ TOGETHER_SECONDS = 1.0
 
 
 @pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
-
-
-@pytest.fixture
 async def proxy(front: Front, tmp_path: Path, runtime: Runtime) -> AsyncIterator[ProxyProcess]:
     """Run a proxy with a hook server that is asked about every call that is held; nothing may be left at the end."""
     async with HookServer(str(tmp_path / "hooks.sock")) as hooks:

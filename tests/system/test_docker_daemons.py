@@ -1,7 +1,6 @@
 """Daemons of other kinds work alike: a minimum API version above ours, the systemd cgroup driver."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,6 @@ SLICE = "kubepods-burstable-pod6f1c_7c9e.slice"
 PATH = f"/kubepods.slice/kubepods-burstable.slice/{SLICE}"
 MOVED = "/other.slice/other-deep.slice"
 IN_SYSTEMD = replace(POD, cgroup_parent=PATH)
-
-
-@pytest.fixture
-async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        yield server
 
 
 @pytest.mark.parametrize(("kind", "version"), DAEMONS.values(), ids=DAEMONS)

@@ -37,18 +37,6 @@ OTHER_POD = replace(POD, name="other")
 ANSWERED = "every call is answered"
 
 
-@pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
-
-
-@pytest.fixture
-async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        yield server
-
-
 @asynccontextmanager
 async def running(proxy: ProxyProcess) -> AsyncIterator[ProxyProcess]:
     """Run a proxy that a test ends."""

@@ -26,12 +26,6 @@ async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
 
 
 @pytest.fixture
-async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        yield server
-
-
-@pytest.fixture
 async def proxy(tmp_path: Path, runtime: FakeRuntime, hooks: HookServer) -> AsyncIterator[ProxyInside]:
     inside = ProxyInside(tmp_path)
     inside.register("plugin.json", hooks.socket_path, policy="Fail")

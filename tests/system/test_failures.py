@@ -107,12 +107,6 @@ FAILURES: dict[str, tuple[Prepare, str]] = {
 
 
 @pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
-
-
-@pytest.fixture
 def hooks(tmp_path: Path) -> HookServer:
     """Return a hook server that does not listen yet."""
     return HookServer(str(tmp_path / "hooks.sock"), faulty=True)

@@ -123,12 +123,6 @@ WAYS: dict[str, Hanging] = {
 
 
 @pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
-
-
-@pytest.fixture
 def without_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every call ask the hook server, also after many failures."""
     monkeypatch.setattr(breaker, "FAILURES_IN_A_ROW", 10**9)

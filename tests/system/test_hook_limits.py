@@ -1,6 +1,5 @@
 """What a hook server cannot do: fill the proxy's memory by an answer (H6), or keep its own pod from coming up (H12)."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +16,6 @@ POINT = "PreCreateContainer"
 CAPS = {"4MiB": 4 << 20, "2MiB": 2 << 20}
 """The longest answer that is taken: by default, and as it is set."""
 HUGE_BYTES = 40 << 20
-
-
-@pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
 
 
 @pytest.mark.parametrize("limit", CAPS)

@@ -17,12 +17,6 @@ NOBODY = 65534
 
 
 @pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
-
-
-@pytest.fixture
 async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
     (tmp_path / "hooks").mkdir(mode=0o755)
     async with HookServer(str(tmp_path / "hooks" / "hooks.sock")) as server:

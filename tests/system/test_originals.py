@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.hookapi import api_pb2
 from tests.amounts import RESTARTED_PODS
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Front, Runtime
 from tests.system.keeping import file_of, mode_of, on_tmpfs, rows
 from tests.system.proxy import STATE_KNOWN, ProxyProcess, until
+from tests.system.test_restart import CHANGES, HOOKED_PARENT
 
 pytestmark = pytest.mark.slow
 
 KILLS = 5
 QUOTA, CHANGED_QUOTA = 400_000, 300_000
-HOOKED_PARENT = "/kubepods/besteffort/pod-uid"
 
 
 def scaled(quota: int) -> int:
@@ -145,23 +144,6 @@ async def test_without_the_file_it_is_scaled_with_each_start(front: Front, tmp_p
 
 
 # -- all that is told --------------------------------------------------------------------------------------------------
-
-
-def changed(response: Any) -> None:
-    """Change what a hook server may change of a container at its create."""
-    response.container_envs.update({"B": "hooked", "NEW": "1"})
-    response.container_annotations["note"] = "hooked"
-    response.container_resources.cpu_shares //= 2
-
-
-CHANGES = {
-    "PreRunPodSandbox": hookanswers.reply(
-        api_pb2.PodSandboxHookResponse(
-            labels={"label": "hooked"}, annotations={"annotation": "hooked"}, cgroup_parent=HOOKED_PARENT
-        )
-    ),
-    "PreCreateContainer": hookanswers.echo(changed),
-}
 
 
 async def test_pods_are_told_of_field_by_field_as_before_a_kill(front: Front, tmp_path: Path, memory: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -25,12 +25,6 @@ pytestmark = pytest.mark.slow
 POINT = "PreCreateContainer"
 EFFECT_SECONDS = 0.5
 FIRST_CALL_SECONDS = 0.100
-
-
-@pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
 
 
 def sets(**fields: object) -> hookanswers.Answer:

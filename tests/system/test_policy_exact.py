@@ -3,7 +3,7 @@
 import random
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -98,12 +98,6 @@ def drawn(chance: random.Random, count: int) -> list[tuple[str, Failing]]:
     failures = [*KINDS, *chance.choices(KINDS, WEIGHTS, k=count - len(KINDS))]
     chance.shuffle(failures)
     return failures
-
-
-@pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])

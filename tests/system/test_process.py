@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,6 @@ from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, unt
 pytestmark = pytest.mark.slow
 
 DRAIN_SECONDS = 5
-
-
-@pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
 
 
 async def test_the_sockets_mode_is_0600_whatever_the_umask(front: Front, tmp_path: Path) -> None:

@@ -24,12 +24,6 @@ H2_CANCEL = 8
 
 
 @pytest.fixture
-async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        yield server
-
-
-@pytest.fixture
 async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
     async with front.runtime(str(tmp_path / "real.sock")) as fake:
         yield fake

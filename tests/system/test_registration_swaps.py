@@ -5,7 +5,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import count, cycle
 from pathlib import Path
 
@@ -27,12 +27,6 @@ OTHER_POINT = "PostStopPodSandbox"
 HOOKED = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_envs={"HOOKED": "yes"}))
 CALLERS = 4
 EFFECT_SECONDS = 0.5
-
-
-@pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
 
 
 # -- swaps -----------------------------------------------------------------------------------------------------------

@@ -164,12 +164,6 @@ class Dialler:
 
 
 @pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
-
-
-@pytest.fixture
 async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
     path = tmp_path / "hooks.sock"
     async with HookServer(str(path), default=hookanswers.after(HOOK_SECONDS), keep_calls=False) as server:

@@ -30,12 +30,6 @@ TRIES = 10
 PIPE_BYTES = 4096
 
 
-@pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
-
-
 async def test_at_the_limit_of_descriptors_old_clients_go_on_and_new_ones_wait(
     front: Front, tmp_path: Path, runtime: Runtime
 ) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,18 +54,6 @@ def _plant(response: object) -> None:
     else:
         assert isinstance(response, api_pb2.PodSandboxHookResponse)
         response.labels["hooked"] = CANARY
-
-
-@pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
-        yield fake
-
-
-@pytest.fixture
-async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        yield server
 
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
