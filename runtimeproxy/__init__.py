@@ -6,11 +6,12 @@ The straight line of one intercepted call, the same for every front:
    ``docker.reader`` the heads of HTTP/1.1.
 2. A head that names a held operation makes a ``cri.held`` stream or a held ``docker.exchange``; when its request is
    whole, a ``cri.call`` or a ``docker.call`` (``creates``, ``references``) stands for it.
-3. ``lifecycle`` runs the call: ``store`` knows the pod and container, ``dispatcher`` asks the hook servers
-   (``plugins``), ``merge`` makes one adjustment of their answers, the call edits its message (``cri.edit``,
-   ``docker.edit``) and releases it.
+3. ``lifecycle`` runs the call, without a task (``fiber``): ``store`` knows the pod and container, ``dispatcher`` asks
+   the hook servers (``plugins``), ``merge`` makes one adjustment of their answers, the call edits its message
+   (``cri.edit``, ``docker.edit``) and releases it.
 4. The runtime's answer stays held until the Store is written and the Post hooks are done; then its own bytes go out.
-   What became of a call whose answer never comes is asked of the runtime (``unsettled``).
+   Where nobody is told they go first. What became of a call whose answer never comes is asked of the runtime
+   (``unsettled``).
 
 Beside the calls ``sync`` keeps the Store equal to what the runtime has, through ``cri.sync`` or ``docker.lookup``, and
 ``originals`` keeps in a file what no runtime tells: the kubelet's own values of what hooks replaced (``kept``).
@@ -18,5 +19,6 @@ Beside the calls ``sync`` keeps the Store equal to what the runtime has, through
 Layers, each importing only what stands to its right:
 ``cli`` > ``app`` > ``cri`` | ``docker`` > ``sync`` > ``lifecycle`` | ``originals`` > ``dispatcher`` | ``turns`` |
 ``unsettled`` > ``plugins`` > ``hookapi`` > ``relay`` | ``call`` | ``heldbytes`` > ``wire`` > ``records`` > ``store`` |
-``merge`` | ``telemetry`` > ``texts`` | ``kept`` > ``model`` > ``hookpoints`` | ``config`` > ``errors``.
+``merge`` | ``telemetry`` > ``texts`` | ``kept`` > ``caches`` | ``envs`` > ``model`` > ``hookpoints`` | ``config`` |
+``deadlines`` | ``fiber`` > ``errors``.
 """

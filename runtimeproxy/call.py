@@ -5,11 +5,13 @@ Must not know: HTTP, protobuf, JSON, a front.
 Invariant: of HOLDING, RELEASED, REFUSED and ENDED only the first transition out of HOLDING counts (relay-rules C1).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from runtimeproxy import records
 from runtimeproxy.errors import HookError
 from runtimeproxy.hookpoints import HookPoint, Operation
 from runtimeproxy.model import Adjustment, HookRequest, ResourceValue, Subject
@@ -102,17 +104,19 @@ class read_once(Generic[_T]):  # a decorator, as property is
         instance.__dict__[self._kept_as] = value
 
 
-class Call(Protocol):
+class Call(ABC):
     """One intercepted call, held by its front."""
 
     operation: Operation
     """What it does; where only its subject tells, ``read_subject`` sets it."""
     concerned: tuple[HookPoint, ...]
     """The hook points for whose sake its subject must be known."""
-    deadline: float | None
+    deadline: float | None = None
     """Caller's deadline on the event loop's clock, in seconds; None if it gave none."""
     prepares: bool = False
     """True if something may have to be done at the runtime before its request is released."""
+    has_left: bool = False
+    """True if its request has left already, as it came: its front knew that nobody was to be asked."""
     number: int = 0
     """Counts the calls in the order in which they left for the runtime."""
     unsure: bool = False
@@ -120,25 +124,25 @@ class Call(Protocol):
     is needed."""
 
     @property
-    def has_left(self) -> bool:
-        """Tell whether its request has left already, as it came: its front knew that nobody was to be asked."""
-
-    @property
+    @abstractmethod
     def kept_bytes(self) -> int:
         """Return how many bytes of its request it keeps to the end."""
 
+    @abstractmethod
     def order_key(self) -> str:
         """Name the container or pod whose calls keep their order (relay-rules C6).
 
         Raises Unreadable.
         """
 
+    @abstractmethod
     def subject(self, store: Store) -> Subject | None:
         """Find what the call is about in the request and the Store; None if the Store does not know it.
 
         Raises Unreadable.
         """
 
+    @abstractmethod
     async def read_subject(self, store: Store) -> Subject | None:
         """Ask the runtime what the call is about; None if the runtime does not know it either.
 
@@ -146,7 +150,8 @@ class Call(Protocol):
         """
 
     def hook_request(self, subject: Subject) -> HookRequest:
-        """Return what the Pre hook is told."""
+        """Return what the Pre hook is told: what is known now."""
+        return records.told(subject)
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         """Do what must be done at the runtime before the request is released (PreStartContainer's extra update).
@@ -154,13 +159,17 @@ class Call(Protocol):
         Returns the resources that it set. Raises BackendError if the runtime rejects it; if nobody knows whether it was
         done, the call is ``unsure`` from then on.
         """
+        return {}
 
     def unedited(self, store: Store) -> bool:
         """Tell, without reading the message, that nothing in the Store changes it where no hook server is asked."""
+        return True
 
+    @abstractmethod
     def release(self, subject: Subject | None, adjustment: Adjustment) -> Awaitable[Reply]:
         """Edit the held request and send it on; the result is the runtime's answer, which stays held."""
 
+    @abstractmethod
     def refuse(self, error: HookError) -> None:
         """Answer the client in the runtime's place; the runtime never sees the request."""
 
@@ -169,18 +178,22 @@ class Call(Protocol):
 
         Raises Unreadable if the reply lacks what is needed.
         """
+        return subject
 
+    @abstractmethod
     def answer(self, reply: Reply) -> None:
         """Let the runtime's own bytes go to the client, if they have not gone."""
 
+    @abstractmethod
     def over(self) -> None:
-        """Know that nothing looks at the request any more."""
+        """Keep nothing of the request any more: nobody looks at it."""
 
     def superseded(self, by: "Call") -> bool:
-        """Know that the runtime agreed to a later call of the same operation on the same subject; True if nothing is
+        """Take that the runtime agreed to a later call of the same operation on the same subject; True if nothing is
         left to be found out of this one."""
         return True
 
+    @abstractmethod
     async def settle(self, store: Store) -> Reply:
         """Ask the runtime what became of a call that it has not answered (relay-rules C3).
 

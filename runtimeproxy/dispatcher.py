@@ -13,7 +13,7 @@ from typing import Protocol
 from runtimeproxy import merge
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import HookPoint, Operation, Stage
-from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookAnswer, HookRequest
+from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookRequest
 from runtimeproxy.plugins.attempts import Attempts
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
@@ -47,7 +47,7 @@ class Dispatcher:
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
         """Tell whether any plugin is registered for one of the points."""
-        return any(self._plugins.plugins_for(point) for point in points)
+        return any(map(self._plugins.plugins_for, points))
 
     async def before(self, point: HookPoint, request: HookRequest, end: float) -> Adjustment:
         """Ask the plugins of a Pre point, each seeing what the earlier ones changed.
@@ -58,9 +58,10 @@ class Dispatcher:
         adjustment = NO_ADJUSTMENT
         plugins = self._plugins.plugins_for(point)
         for place, plugin in enumerate(plugins, 1):
-            seen = merge.applied(request, adjustment) if adjustment else request
+            seen = merge.applied(request, adjustment) if place > 1 and adjustment else request
+            until = end if place == len(plugins) else self._share(end, plugins[place:])
             try:
-                answer = await self._ask(plugin, point, seen, self._share(end, plugins[place:]))
+                answer = await self._attempts.ask(plugin, point, seen, until)
             except HookError as error:
                 self._failed(plugin, error, request.name)
                 continue
@@ -88,8 +89,9 @@ class Dispatcher:
         know = self._know_of_stop.setdefault(request.pod.id, set()) if once else set()
         plugins = [plugin for plugin in self._plugins.plugins_for(point) if plugin.name not in know]
         for place, plugin in enumerate(plugins, 1):
+            until = end if place == len(plugins) else self._share(end, plugins[place:])
             try:
-                await self._ask(plugin, point, request, self._share(end, plugins[place:]))
+                await self._attempts.ask(plugin, point, request, until)
                 know.add(plugin.name)
             except HookError as error:
                 self._count_failure(plugin, error, request.name)
@@ -141,12 +143,6 @@ class Dispatcher:
         now = self._clock()
         left = end - now
         return now + max(left - sum(plugin.timeout_seconds for plugin in behind), left / 2)
-
-    async def _ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
-        with self._attempts.attempt(plugin, point, end) as seconds:
-            answer = await plugin.client.call(point, request, seconds)
-        self._recorder.count("hook_calls", plugin=plugin.name, hook=point.name)
-        return answer
 
     def _broke_rules(self, plugin: Plugin, point: HookPoint, broken: Sequence[merge.BrokenRule], name: str) -> None:
         """Count the bad fields of an answer; under Ignore they alone are lost, and each is told once a hook server.

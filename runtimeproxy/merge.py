@@ -8,15 +8,19 @@ Invariant: an answer that repeats what was sent changes nothing and is never bad
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, TypeVar
 
-from runtimeproxy.hookpoints import HookPoint, Part
+from runtimeproxy.envs import changed, found_in
+from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Part
 from runtimeproxy.model import (
     HIGHEST_CPU,
     MAP_FIELDS,
+    NO_ADJUSTMENT,
     NO_RESOURCES,
     RESOURCE_FIELDS,
     SLICE,
+    TEXT_FIELDS,
     Adjustment,
     Conflict,
     ContainerInfo,
@@ -60,34 +64,44 @@ def difference(request: HookRequest, answer: HookAnswer) -> Adjustment:
     """
     sent = echo(request)
     values: dict[str, Any] = {}
-    for compare in _COMPARE.values():
-        values |= compare(sent, answer)
+    for name, compare in _COMPARE.items():
+        if getattr(answer, name):
+            values |= compare(sent, answer)
     return Adjustment(**values)
 
 
 def limited(point: HookPoint, change: Adjustment) -> Adjustment:
     """Return what a change sets in the parts that have an effect at this hook point."""
-    return Adjustment(**{field: getattr(change, field) for part in point.applies for field in _FIELDS[part]})
+    for field in _WITHOUT_EFFECT[point.applies]:
+        if getattr(change, field):
+            return Adjustment(**{field: getattr(change, field) for part in point.applies for field in _FIELDS[part]})
+    return change
 
 
 def _entries(sent: Mapping[str, V], said: Mapping[str, V]) -> dict[str, V]:
     """Return the entries to set: new keys and new values; a key that is not named stays."""
-    return {key: value for key, value in said.items() if key not in sent or sent[key] != value}
+    entries = {}
+    for key, value in said.items():
+        if key not in sent or sent[key] != value:
+            entries[key] = value
+    return entries
 
 
 def _cgroup_parent(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
-    return {"cgroup_parent": said.cgroup_parent} if said.cgroup_parent not in ("", sent.cgroup_parent) else {}
+    return {} if said.cgroup_parent == sent.cgroup_parent else {"cgroup_parent": said.cgroup_parent}
 
 
 def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
-    if said.resources is None:
-        return {}
     before, after = sent.resources or NO_RESOURCES, said.resources
-    clears = is_echo(before, after)  # an empty cpuset says something in an echo only
+    assert after is not None
     changed: dict[str, ResourceValue] = {}
     repeated: list[str] = []
     for name in RESOURCE_FIELDS:
         old, new = getattr(before, name), getattr(after, name)
+        if not new:
+            if old and name in TEXT_FIELDS and is_echo(before, after):  # only there an empty cpuset says something
+                changed[name] = new
+            continue
         value = new if new == old or name in MAP_FIELDS else tidy(name, new)
         if value == old:
             if value:
@@ -95,19 +109,19 @@ def _resources(sent: HookAnswer, said: HookAnswer) -> dict[str, Any]:
         elif name in MAP_FIELDS:
             if entries := _entries(old, new):
                 changed[name] = entries
-        elif value or (clears and not new):  # a text of which tidying leaves nothing is not set
+        elif value:  # a text of which tidying leaves nothing is not set
             changed[name] = value
     return {"resources": changed, "confirmed": frozenset(repeated)}
 
 
-_COMPARE: Mapping[Part, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
-    Part.LABELS: lambda sent, said: {"labels": _entries(sent.labels, said.labels)},
-    Part.ANNOTATIONS: lambda sent, said: {"annotations": _entries(sent.annotations, said.annotations)},
-    Part.ENVS: lambda sent, said: {"envs": _entries(sent.envs, said.envs)},
-    Part.CGROUP_PARENT: _cgroup_parent,
-    Part.RESOURCES: _resources,
+_COMPARE: Mapping[str, Callable[[HookAnswer, HookAnswer], dict[str, Any]]] = {
+    "labels": lambda sent, said: {"labels": _entries(sent.labels, said.labels)},
+    "annotations": lambda sent, said: {"annotations": _entries(sent.annotations, said.annotations)},
+    "envs": lambda sent, said: {"envs": _entries(found_in(sent.envs, said.envs), said.envs)},
+    "cgroup_parent": _cgroup_parent,
+    "resources": _resources,
 }
-"""What differs in each part, as fields of an Adjustment."""
+"""What differs in each part of an answer, as fields of an Adjustment."""
 
 _FIELDS: Mapping[Part, tuple[str, ...]] = {
     Part.LABELS: ("labels",),
@@ -117,6 +131,12 @@ _FIELDS: Mapping[Part, tuple[str, ...]] = {
     Part.RESOURCES: ("resources", "confirmed"),
 }
 """The fields of an Adjustment that each part has."""
+
+_WITHOUT_EFFECT: Mapping[frozenset[Part], tuple[str, ...]] = {
+    point.applies: tuple(field for part, fields in _FIELDS.items() if part not in point.applies for field in fields)
+    for point in HOOK_POINTS
+}
+"""The other fields, by the parts that have an effect at a hook point."""
 
 
 # -- what of an answer is bad ----------------------------------------------------------------------------------------
@@ -144,7 +164,8 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
     broken: list[BrokenRule] = []
     good: dict[str, Any] = {}
     for name in ("labels", "annotations", "envs"):
-        good[name] = _good_entries(name, getattr(change, name), broken)
+        if entries := getattr(change, name):
+            good[name] = _good_entries(name, entries, broken)
     parent = change.cgroup_parent
     if parent is not None and (rule := _parent_rule(parent, echo(sent).cgroup_parent)):
         broken.append(BrokenRule("cgroup_parent", rule))
@@ -152,9 +173,9 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
     resources: dict[str, ResourceValue] = {}
     lost: set[str] = set()
     for name, value in change.resources.items():
-        if isinstance(value, Mapping):
-            if entries := _good_entries(f"resources.{name}", value, broken):
-                resources[name] = entries
+        if name in MAP_FIELDS:
+            if of_map := _good_entries(f"resources.{name}", _mapping(value), broken):
+                resources[name] = of_map
             continue
         holds, rule = _RESOURCE_RULES[name]
         if holds(value):
@@ -213,14 +234,13 @@ _TOGETHER: Mapping[str, frozenset[str]] = {
 _CPU_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
 """Nine digits bound the work on a hostile text."""
 _CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
+_CPU_RANGES = re.compile(_CPU_RANGE)
 
 
 def _is_cpuset(text: str) -> bool:
-    if not text:
-        return True
-    return _CPUSET.fullmatch(text) is not None and all(
-        int(first) <= int(last or first) <= HIGHEST_CPU for first, last in re.findall(_CPU_RANGE, text)
-    )
+    if text and _CPUSET.fullmatch(text) is None:
+        return False
+    return all(int(first) <= int(last or first) <= HIGHEST_CPU for first, last in _CPU_RANGES.findall(text))
 
 
 _BYTES_RULE = "-1 (unlimited), 0 (not set) or a number of bytes"
@@ -249,6 +269,17 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
     conflict.
     """
     fields = by_field(change)
+    if earlier is NO_ADJUSTMENT:
+        return Adjustment(
+            change.labels,
+            change.annotations,
+            change.envs,
+            change.cgroup_parent,
+            change.resources,
+            change.confirmed,
+            frozenset(zip(change.confirmed, repeat(plugin))),
+            dict.fromkeys(fields, plugin),
+        )
     return Adjustment(
         labels={**earlier.labels, **change.labels},
         annotations={**earlier.annotations, **change.annotations},
@@ -280,17 +311,17 @@ def by_field(adjustment: Adjustment) -> dict[str, object]:
     """Return the value of each field under the name that ``Adjustment.owners`` uses."""
     fields: dict[str, object] = {}
     for name in ("labels", "annotations", "envs"):
-        fields |= _prefixed(name, getattr(adjustment, name))
+        for key, entry in getattr(adjustment, name).items():
+            fields[f"{name}.{key}"] = entry
     if adjustment.cgroup_parent is not None:
         fields["cgroup_parent"] = adjustment.cgroup_parent
     for name, value in adjustment.resources.items():
-        field = f"resources.{name}"
-        fields |= _prefixed(field, _mapping(value)) if name in MAP_FIELDS else {field: value}
+        if name in MAP_FIELDS:
+            for key, entry in _mapping(value).items():
+                fields[f"resources.{name}.{key}"] = entry
+        else:
+            fields[f"resources.{name}"] = value
     return fields
-
-
-def _prefixed(name: str, entries: Mapping[str, object]) -> dict[str, object]:
-    return {f"{name}.{key}": value for key, value in entries.items()}
 
 
 def _mapping(value: ResourceValue | None) -> Mapping[str, Any]:
@@ -305,18 +336,42 @@ def applied(request: HookRequest, adjustment: Adjustment) -> HookRequest:
 
     At the container's hook points a new cgroup parent is the container's; the pod stays as it is.
     """
-    pod, container = request.pod, request.container
-    if container is None:
-        labels = {**pod.labels, **adjustment.labels}
-        return replace(request, pod=replace(pod, labels=labels, **_common(pod, adjustment)))
-    envs = {**container.envs, **adjustment.envs}
-    return replace(request, container=replace(container, envs=envs, **_common(container, adjustment)))
+    if request.container is None:
+        return HookRequest(adjusted_pod(request.pod, adjustment, request.pod.id))
+    return HookRequest(request.pod, adjusted_container(request.container, adjustment, request.container.id))
 
 
-def _common(info: PodInfo | ContainerInfo, adjustment: Adjustment) -> dict[str, Any]:
-    """Return the new values of the fields that a pod and a container both have."""
-    return {
-        "annotations": {**info.annotations, **adjustment.annotations},
-        "cgroup_parent": info.cgroup_parent if adjustment.cgroup_parent is None else adjustment.cgroup_parent,
-        "resources": overlay(info.resources, adjustment.resources),
-    }
+# A part that nothing changes is the same object: it is kept once.
+
+
+def adjusted_pod(pod: PodInfo, adjustment: Adjustment, pod_id: str) -> PodInfo:
+    """Return the pod with an adjustment in it, under this id."""
+    changes = adjustment
+    return PodInfo(
+        pod_id,
+        pod.name,
+        pod.uid,
+        pod.namespace,
+        pod.attempt,
+        pod.runtime_handler,
+        {**pod.labels, **changes.labels} if changes.labels else pod.labels,
+        {**pod.annotations, **changes.annotations} if changes.annotations else pod.annotations,
+        pod.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
+        pod.overhead,
+        overlay(pod.resources, changes.resources) if changes.resources else pod.resources,
+    )
+
+
+def adjusted_container(container: ContainerInfo, adjustment: Adjustment, container_id: str) -> ContainerInfo:
+    """Return the container with an adjustment in it, under this id."""
+    changes = adjustment
+    return ContainerInfo(
+        container_id,
+        container.pod_id,
+        container.name,
+        container.attempt,
+        {**container.annotations, **changes.annotations} if changes.annotations else container.annotations,
+        overlay(container.resources, changes.resources) if changes.resources else container.resources,
+        changed(container.envs, changes.envs) if changes.envs else container.envs,
+        container.cgroup_parent if changes.cgroup_parent is None else changes.cgroup_parent,
+    )

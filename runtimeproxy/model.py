@@ -7,7 +7,8 @@ Invariant: every value is frozen and absent is not empty: ``None`` means "not sa
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 ResourceValue = int | str | Mapping[str, int] | Mapping[str, str]
 """Value of one field of ``Resources``."""
@@ -193,12 +194,26 @@ def overlay(base: Resources | None, changes: Mapping[str, ResourceValue]) -> Res
     """Return ``base`` with ``changes`` set; map fields are merged key by key. None stays None if nothing changes."""
     if not changes:
         return base
-    start = base or NO_RESOURCES
-    values = {
-        name: {**getattr(start, name), **value} if name in MAP_FIELDS and isinstance(value, Mapping) else value
-        for name, value in changes.items()
-    }
-    return replace(start, **values)  # type: ignore[arg-type]
+    values: list[Any] = []
+    for name in RESOURCE_FIELDS:
+        value: Any = getattr(base or NO_RESOURCES, name)
+        if name in changes:
+            value = {**value, **_entries(changes[name])} if name in MAP_FIELDS else changes[name]
+        values.append(value)
+    return Resources(*values)
+
+
+def laid_over(fields: Mapping[str, ResourceValue], changes: Mapping[str, ResourceValue]) -> dict[str, ResourceValue]:
+    """Return fields by name with ``changes`` set; map fields are merged key by key."""
+    made = dict(fields)
+    for name, value in changes.items():
+        made[name] = {**_entries(made.get(name, {})), **_entries(value)} if name in MAP_FIELDS else value
+    return made
+
+
+def _entries(value: ResourceValue) -> Mapping[str, Any]:
+    assert not isinstance(value, (int, str))
+    return value
 
 
 def swap_beside(memory: int, swap: int, new_memory: ResourceValue) -> int:
@@ -225,7 +240,11 @@ def named(resources: Resources | None) -> dict[str, ResourceValue]:
     """Return the fields of a message that are set (not 0, "" or an empty map)."""
     if resources is None:
         return {}
-    return {name: value for name in RESOURCE_FIELDS if (value := getattr(resources, name))}
+    fields: dict[str, ResourceValue] = {}
+    for name in RESOURCE_FIELDS:
+        if value := getattr(resources, name):
+            fields[name] = value
+    return fields
 
 
 _CPUSET_PARTS = re.compile(r"[^,\s]+", re.ASCII)

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 COLLECT_SECONDS = 0.01
 """So long changes are collected for one transaction."""
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 2.0
 """Between two tries of a file that cannot be written."""
 BUSY_SECONDS = 1.0
 """How long a transaction waits for another process's."""

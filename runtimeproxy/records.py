@@ -9,9 +9,10 @@ Invariant: original values are the kubelet's alone, so that a hook that scales n
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from runtimeproxy.merge import applied, by_field, difference, echo
+from runtimeproxy.merge import adjusted_container, adjusted_pod, by_field, difference, echo
 from runtimeproxy.model import (
     MAP_FIELDS,
+    NO_ADJUSTMENT,
     NO_RESOURCES,
     SLICE,
     Adjustment,
@@ -23,6 +24,7 @@ from runtimeproxy.model import (
     Resources,
     ResourceValue,
     Subject,
+    laid_over,
     named,
     overlay,
 )
@@ -52,19 +54,16 @@ def container_of(subject: Subject) -> ContainerRecord:
 
 def created_pod(subject: Subject, adjustment: Adjustment, pod_id: str) -> Subject:
     """Return the pod that was made as the hooks adjusted it, with the id that the runtime gave."""
-    original = replace(subject.pod.original, id=pod_id)
-    effective = applied(HookRequest(original), adjustment).pod if adjustment else original
-    return Subject(PodRecord(original, effective))
+    original = adjusted_pod(subject.pod.original, NO_ADJUSTMENT, pod_id)
+    return Subject(PodRecord(original, adjusted_pod(original, adjustment, pod_id) if adjustment else original))
 
 
 def created_container(subject: Subject, adjustment: Adjustment, container_id: str) -> Subject:
     """Return the container that was made as the hooks adjusted it, with the id that the runtime gave."""
-    original = replace(container_of(subject).original, id=container_id)
-    request = HookRequest(subject.pod.effective, original)
-    effective = applied(request, adjustment).container if adjustment else original
-    assert effective is not None
-    container = ContainerRecord(original, effective, _owners({}, adjustment.resources, adjustment))
-    return replace(subject, container=container)
+    original = adjusted_container(container_of(subject).original, NO_ADJUSTMENT, container_id)
+    effective = adjusted_container(original, adjustment, container_id) if adjustment else original
+    owners = _owners({}, adjustment.resources, adjustment) if adjustment.resources else ()
+    return Subject(subject.pod, ContainerRecord(original, effective, owners), subject.renewed)
 
 
 def in_pod(pod: PodRecord, asked: PodInfo | None, container: ContainerInfo) -> Subject:
@@ -154,10 +153,23 @@ def _owners(
 def prepared(subject: Subject, resources: Mapping[str, ResourceValue], adjustment: Adjustment) -> Subject:
     """Return the container with what the extra update of PreStartContainer set."""
     container = container_of(subject)
-    overlaid = overlay(container.effective.resources, resources)
     owners = _owners(dict(container.owners), resources, adjustment)
-    effective = replace(container.effective, resources=overlaid)
+    effective = _with(container.effective, overlay(container.effective.resources, resources), {})
     return Subject(subject.pod, ContainerRecord(container.original, effective, owners))
+
+
+def _with(container: ContainerInfo, resources: Resources | None, annotations: Mapping[str, str]) -> ContainerInfo:
+    """Return a container with other resources, and with annotations set."""
+    return ContainerInfo(
+        container.id,
+        container.pod_id,
+        container.name,
+        container.attempt,
+        {**container.annotations, **annotations} if annotations else container.annotations,
+        resources,
+        container.envs,
+        container.cgroup_parent,
+    )
 
 
 # -- update ----------------------------------------------------------------------------------------------------------
@@ -187,18 +199,15 @@ class SaidUpdate:
     @property
     def wanted(self) -> dict[str, ResourceValue]:
         """Return the resource fields that the runtime holds once it has done this."""
-        return named(overlay(overlay(self.asked.resources, self.put_in), self.later))
+        fields = laid_over(laid_over(named(self.asked.resources), self.put_in), self.later)
+        return {name: value for name, value in fields.items() if value}
 
 
 def told_of_update(subject: Subject, asked: AskedUpdate) -> HookRequest:
     """Return the record's original values overlaid by what the request sets."""
     container = container_of(subject)
-    request = replace(
-        container.effective,
-        resources=overlay(container.original.resources, named(asked.resources)),
-        annotations={**container.effective.annotations, **asked.annotations},
-    )
-    return HookRequest(subject.pod.effective, request)
+    resources = overlay(container.original.resources, named(asked.resources))
+    return HookRequest(subject.pod.effective, _with(container.effective, resources, asked.annotations))
 
 
 def differing(subject: Subject, asked: AskedUpdate, adjustment: Adjustment) -> dict[str, ResourceValue]:
@@ -208,18 +217,24 @@ def differing(subject: Subject, asked: AskedUpdate, adjustment: Adjustment) -> d
     """
     container = container_of(subject)
     owners = dict(container.owners)
-    confirmed = {
-        name for name in adjustment.confirmed if name not in owners or (name, owners[name]) in adjustment.confirmers
-    }
-    request = named(asked.resources)
-    alone = overlay(container.effective.resources, request) or NO_RESOURCES
-    result = overlay(overlay(container.original.resources, request), adjustment.resources) or NO_RESOURCES
+    names = set(adjustment.resources)
+    for name in adjustment.confirmed:
+        if name not in owners or (name, owners[name]) in adjustment.confirmers:
+            names.add(name)
+    request, original = named(asked.resources), container.original.resources or NO_RESOURCES
+    present = container.effective.resources or NO_RESOURCES
     fields: dict[str, ResourceValue] = {}
-    for name in sorted(adjustment.resources.keys() | confirmed):
-        wanted, holds = getattr(result, name), getattr(alone, name)
+    for name in sorted(names):
+        asks, changes = request.get(name), adjustment.resources.get(name)
+        wanted, holds = getattr(original, name), getattr(present, name)
         if name in MAP_FIELDS:
+            asks, changes = asks or {}, changes or {}
+            wanted, holds = {**wanted, **asks, **changes}, {**holds, **asks}  # type: ignore[dict-item]
             wanted = {key: value for key, value in wanted.items() if holds.get(key) != value}
             holds = {}
+        else:
+            holds = holds if asks is None else asks
+            wanted = changes if changes is not None else wanted if asks is None else asks
         if wanted != holds:
             fields[name] = wanted
     return fields
@@ -230,19 +245,12 @@ def updated(subject: Subject, said: SaidUpdate, adjustment: Adjustment) -> Subje
 
     The kubelet's values and the runtime's stay apart; what was released empty left the runtime's as it was.
     """
-    before, asked = container_of(subject), said.asked
-    original = replace(
-        before.original,
-        resources=overlay(before.original.resources, named(asked.resources)),
-        annotations={**before.original.annotations, **asked.annotations},
-    )
-    effective = replace(
-        before.effective,
-        resources=overlay(before.effective.resources, said.wanted),
-        annotations={**before.effective.annotations, **asked.annotations, **said.annotations},
-    )
-    taken_over = named(asked.resources).keys() - said.later.keys()
-    owners = {name: plugin for name, plugin in before.owners if name not in taken_over}
+    before, asked = container_of(subject), named(said.asked.resources)
+    known, present, annotations = before.original, before.effective, said.asked.annotations
+    original = effective = _with(known, overlay(known.resources, asked), annotations)
+    if known is not present or said.put_in or said.annotations or said.later:
+        effective = _with(present, overlay(present.resources, said.wanted), {**annotations, **said.annotations})
+    owners = {name: plugin for name, plugin in before.owners if name not in asked or name in said.later}
     return Subject(subject.pod, ContainerRecord(original, effective, _owners(owners, said.put_in, adjustment)))
 
 

@@ -136,8 +136,9 @@ class Store:
 
     def _changed(self, any_id: str, *records: PodRecord | ContainerRecord | None) -> None:
         """Tell of an id if any of its records, the one before and the one now, is not just as the kubelet asked."""
-        kept = self._kept.pop(any_id, None)
-        hooked = kept is not None or any(record and record.original is not record.effective for record in records)
+        hooked = self._kept.pop(any_id, None) is not None
+        for record in records:
+            hooked |= record is not None and record.original is not record.effective
         if hooked and self.on_change is not None:
             self.on_change(any_id)
 

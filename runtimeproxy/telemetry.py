@@ -45,11 +45,11 @@ class Recorder:
 
     def count(self, name: str, **labels: str) -> None:
         """Add one to a counter."""
-        self.counters[_key(name, labels)] += 1
+        self.counters[name, tuple(sorted(labels.items()))] += 1
 
     def counted(self, name: str, **labels: str) -> int:
         """Return a counter; 0 if it was never counted."""
-        return self.counters[_key(name, labels)]
+        return self.counters[name, tuple(sorted(labels.items()))]
 
     def total(self, name: str) -> int:
         """Return the sum of a counter over all its labels."""
@@ -57,7 +57,7 @@ class Recorder:
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        self.gauges[_key(name, labels)] = value
+        self.gauges[name, tuple(sorted(labels.items()))] = value
 
     def figures(self) -> list[str]:
         """List the counters and gauges, one a line, as Prometheus spells them."""
@@ -83,7 +83,3 @@ def _figure(key: Key, value: float) -> str:
     name, labels = key
     spelt = ",".join(f'{label}="{text}"' for label, text in labels)
     return f"{name}{{{spelt}}} {value:g}" if spelt else f"{name} {value:g}"
-
-
-def _key(name: str, labels: dict[str, str]) -> Key:
-    return name, tuple(sorted(labels.items()))

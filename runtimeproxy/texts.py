@@ -10,6 +10,7 @@ each message that is read makes them anew.
 
 from collections.abc import Mapping
 
+from runtimeproxy.envs import Envs
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord
 
 TABLE_LIMIT = 16_384
@@ -17,7 +18,7 @@ TABLE_LIMIT = 16_384
 LONGEST_TEXT = 256
 """In characters; a longer value is hardly ever in two records."""
 
-_Maps = dict[int, dict[str, str]]
+_Maps = dict[int, Mapping[str, str]]
 """The maps of a record that were made already, by the identity of what they were made of."""
 
 
@@ -72,16 +73,16 @@ class Texts:
             info.attempt,
             self._map(info.annotations, maps),
             info.resources,
-            self._map(info.envs, maps),
+            info.envs if type(info.envs) is Envs else self._map(info.envs, maps),
             known(info.cgroup_parent, info.cgroup_parent),
         )
 
-    def _map(self, given: Mapping[str, str], maps: _Maps) -> dict[str, str]:
+    def _map(self, given: Mapping[str, str], maps: _Maps) -> Mapping[str, str]:
         made = maps.get(id(given))
         if made is None:
             known = self._known.setdefault
-            made = maps[id(given)] = {
-                known(key, key): known(value, value) if len(value) <= LONGEST_TEXT else value
-                for key, value in given.items()
-            }
+            shared = {}
+            for key, value in given.items():
+                shared[known(key, key)] = known(value, value) if len(value) <= LONGEST_TEXT else value
+            made = maps[id(given)] = shared
         return made

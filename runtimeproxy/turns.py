@@ -7,68 +7,66 @@ Invariant: different keys never wait for one another; nobody waits longer than i
 
 import asyncio
 
-
-class Turns:
-    """One queue a key; a key without anybody in it takes no memory."""
-
-    def __init__(self) -> None:
-        self._queues: dict[str, _Queue] = {}
-
-    def turn(self, key: str, seconds: float) -> "_Turn":
-        """Wait for everybody who came earlier for ``key``, at most some seconds, and hold the turn for the block."""
-        return _Turn(self._queues, key, seconds)
-
-    def __len__(self) -> int:
-        """Count the keys with somebody in them."""
-        return len(self._queues)
+from runtimeproxy.deadlines import Deadlines
 
 
-class _Turn:
-    """A place in the queue of a key, from the block's beginning to its end: small, as each held call has one.
+class Turn:
+    """A place in the queue of a key: small, as each held call has one.
 
     Who waits does so until it is the first: one that gave up its place does not let those behind it pass those before
     it. It knows nobody else, as ten thousand calls may be about one container.
     """
 
-    __slots__ = ("_first", "_key", "_queues", "_seconds")
+    __slots__ = ("first", "key")
 
-    def __init__(self, queues: "dict[str, _Queue]", key: str, seconds: float) -> None:
-        self._queues = queues
-        self._key = key
-        self._seconds = seconds
-        self._first: asyncio.Event | None = None
-        """Set once it is the first; most turns need not wait for that."""
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.first: asyncio.Future[None] | None = None
+        """Done once it is the first; None where it was from the beginning, as most are."""
 
-    async def __aenter__(self) -> None:
-        queue = self._queues.setdefault(self._key, {})
-        queue[self] = None
-        if len(queue) > 1:
-            try:
-                await self._wait()
-            except BaseException:
-                self._leave()
-                raise
 
-    async def __aexit__(self, *error: object) -> None:
-        self._leave()
+class Turns:
+    """One queue a key; a key without anybody in it takes no memory."""
 
-    async def _wait(self) -> None:
-        self._first = asyncio.Event()
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
+        self._queues: dict[str, dict[Turn, None]] = {}
+        """In the order in which they came."""
+
+    def __len__(self) -> int:
+        """Count the keys with somebody in them."""
+        return len(self._queues)
+
+    def take(self, key: str) -> Turn:
+        """Stand behind everybody who came earlier for a key, until ``leave``; ``first`` says what is to be awaited."""
+        turn = Turn(key)
+        queue = self._queues.setdefault(key, {})
+        if queue:
+            turn.first = asyncio.get_running_loop().create_future()
+        queue[turn] = None
+        return turn
+
+    async def wait(self, turn: Turn, seconds: float) -> None:
+        """Wait until a turn is the first, at most so long."""
+        if turn.first is None or seconds <= 0:
+            return
+        first = turn.first
+        late = self._deadlines.add(asyncio.get_running_loop().time() + seconds, lambda: _done(first))
         try:
-            async with asyncio.timeout(self._seconds):
-                await self._first.wait()
-        except TimeoutError:
-            pass
+            await first
+        finally:
+            self._deadlines.over(late)
 
-    def _leave(self) -> None:
-        queue = self._queues[self._key]
-        del queue[self]
-        first = next(iter(queue), None)
-        if first is None:
-            del self._queues[self._key]
-        elif first._first is not None:
-            first._first.set()
+    def leave(self, turn: Turn) -> None:
+        """Give up a place. The next one goes on in a later turn of the loop: thousands would run inside one another."""
+        queue = self._queues[turn.key]
+        del queue[turn]
+        if not queue:
+            del self._queues[turn.key]
+        elif (first := next(iter(queue)).first) is not None:
+            _done(first)
 
 
-_Queue = dict[_Turn, None]
-"""In the order in which they came."""
+def _done(first: "asyncio.Future[None]") -> None:
+    if not first.done():
+        first.set_result(None)

@@ -5,10 +5,13 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from runtimeproxy.call import Call, CallState, Reply, Unreadable, read_once
-from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy import records
+from runtimeproxy.call import DONE, Call, CallState, Reply, Unreadable, read_once
+from runtimeproxy.errors import HookError, RuntimeProxyError
 from runtimeproxy.hookpoints import Operation
-from tests.fakes.calls import FakeCall
+from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, Subject
+from runtimeproxy.store import Store
+from tests.fakes.calls import SUBJECT, FakeCall
 
 
 def test_a_call_is_held_released_refused_or_ended() -> None:
@@ -91,3 +94,52 @@ def test_what_cannot_be_read_is_not_tried_again() -> None:
 
 def test_its_docstring_is_that_of_what_reads() -> None:
     assert vars(Message)["id"].__doc__ == "Return the id."
+
+
+class Plain(Call):
+    """A call that does only what each has to."""
+
+    operation = Operation.STOP_CONTAINER
+    concerned = ()
+    kept_bytes = 0
+
+    def order_key(self) -> str:
+        return "c1"
+
+    def subject(self, store: Store) -> Subject | None:
+        return SUBJECT
+
+    async def read_subject(self, store: Store) -> Subject | None:
+        return SUBJECT
+
+    async def release(self, subject: Subject | None, adjustment: Adjustment) -> Reply:
+        return DONE
+
+    def refuse(self, error: HookError) -> None:
+        raise error
+
+    def answer(self, reply: Reply) -> None:
+        assert reply is DONE
+
+    def over(self) -> None:
+        self.kept_bytes = 0
+
+    async def settle(self, store: Store) -> Reply:
+        return DONE
+
+
+async def test_what_a_call_does_that_changes_nothing() -> None:
+    call, store = Plain(), Store()
+    assert call.hook_request(SUBJECT) == records.told(SUBJECT)
+    assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
+    assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
+    assert (call.unedited(store), call.superseded(call)) == (True, True)
+    assert (call.deadline, call.prepares, call.has_left, call.number, call.unsure) == (None, False, False, 0, False)
+
+
+def test_a_front_that_forgets_a_step_is_refused() -> None:
+    class Forgetful(Plain):
+        answer = Call.answer
+
+    with pytest.raises(TypeError, match="answer"):
+        Forgetful()

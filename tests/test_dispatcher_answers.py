@@ -26,6 +26,7 @@ from runtimeproxy.model import (
     Resources,
     tidy,
 )
+from runtimeproxy.relay.unary import Peer
 from runtimeproxy.telemetry import Recorder
 from tests.amounts import examples
 from tests.fakes.plugins import FakePlugins
@@ -54,7 +55,9 @@ class Server:
         self._plugins.add("a").call = self._call  # type: ignore[method-assign]
         self.recorder = Recorder(lambda: 0.0)
 
-    async def _call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+    async def _call(
+        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+    ) -> HookAnswer:
         try:
             return codec.decode(point, self._body)
         except WireError as error:

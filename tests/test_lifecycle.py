@@ -1,6 +1,7 @@
 """The straight line: order of the steps, what each failure leads to, and how long anything may take."""
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
@@ -360,3 +361,15 @@ async def test_no_call_that_was_under_way_brings_back_what_nobody_is_sure_of() -
     assert core.store.counts() == (1, 0)
     await other
     assert core.store.counts() == (1, 1), "a call of another container keeps what it has (the fake's are all c1)"
+
+
+@pytest.mark.filterwarnings("error")
+@virtual_time
+async def test_a_client_that_leaves_at_once_leaves_no_question_that_was_never_asked() -> None:
+    core = Core()
+    core.plugins.add("a")
+    call = FakeCall(Operation.START_CONTAINER, known=None)
+    core.start(call).cancel()
+    await asyncio.sleep(1)
+    gc.collect()
+    assert call.steps == []

@@ -67,6 +67,28 @@ async def test_nothing_is_answered_before_it_is_known() -> None:
     assert hook.asked
 
 
+@pytest.mark.parametrize("told", [False, True])
+@virtual_time
+async def test_the_commit_is_there_when_the_next_call_is_read(told: bool) -> None:
+    """Where nobody is told the answer goes first, but nothing else is looked at before the commit."""
+    core = Core()
+    if told:
+        core.plugins.add("a", points=("PostStartContainer",))
+    known: list[bool] = []
+
+    def look() -> None:
+        known.append(core.store.container("c1") is not None)
+
+    def answered() -> None:
+        look()
+        asyncio.get_running_loop().call_soon(look)
+
+    call = FakeCall(START)
+    call.told = answered
+    await core.run(call)
+    assert known == [told, True]
+
+
 @virtual_time
 async def test_post_hooks_have_their_time_from_their_turn_on() -> None:
     core = Core()

@@ -20,6 +20,7 @@ from runtimeproxy.model import (
     Resources,
     ResourceValue,
     is_echo,
+    laid_over,
     named,
     overlay,
     swap_beside,
@@ -185,3 +186,21 @@ def test_tidying_makes_nothing_good_that_is_bad(text: str) -> None:
 )
 def test_the_swap_limit_beside_a_new_memory_limit(memory: int, swap: int, new_memory: int, new_swap: int) -> None:
     assert swap_beside(memory, swap, new_memory) == new_swap
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "expected"),
+    [
+        ({}, {}, {}),
+        ({"cpu_shares": 2}, {}, {"cpu_shares": 2}),
+        ({"cpu_shares": 2, "cpuset_cpus": "0"}, {"cpuset_cpus": ""}, {"cpu_shares": 2, "cpuset_cpus": ""}),
+        ({}, {"unified": {"a": "1"}}, {"unified": {"a": "1"}}),
+        ({"unified": {"a": "1", "b": "1"}}, {"unified": {"a": "2"}}, {"unified": {"a": "2", "b": "1"}}),
+    ],
+)
+def test_fields_laid_over_others(
+    fields: dict[str, ResourceValue], changes: dict[str, ResourceValue], expected: dict[str, ResourceValue]
+) -> None:
+    before = dict(fields)
+    assert laid_over(fields, changes) == expected
+    assert fields == before

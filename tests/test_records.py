@@ -305,6 +305,33 @@ def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
     assert list(found) == sorted(found)
 
 
+def test_a_confirmed_value_that_another_one_owns_is_left_alone() -> None:
+    owned = ContainerRecord(CONTAINER, HALVED, (("cpu_shares", "one"),))
+    known = Subject(PodRecord(POD, POD), owned)
+    for plugin, differs in (("two", {}), ("one", {"cpu_shares": 1024})):
+        repeated = Adjustment(confirmed=frozenset({"cpu_shares"}), confirmers=frozenset({("cpu_shares", plugin)}))
+        assert records.differing(known, AskedUpdate("c1", None), repeated) == differs
+
+
+def test_what_an_update_wants_is_what_was_asked_under_what_was_put_in() -> None:
+    asked = AskedUpdate("c1", Resources(cpu_shares=2, cpuset_cpus="0", unified={"a": "1"}))
+    said = SaidUpdate(asked, {"cpuset_cpus": "", "unified": {"b": "2"}}, later={"cpu_shares": 5})
+    assert said.wanted == {"cpu_shares": 5, "unified": {"a": "1", "b": "2"}}
+    container = records.container_of(records.updated(subject(), said, NO_ADJUSTMENT))
+    resources = container.effective.resources
+    assert resources == replace(ASKED, cpu_shares=5, unified={"a": "1", "b": "2"})
+    assert container.original.resources == replace(ASKED, cpu_shares=2, cpuset_cpus="0", unified={"a": "1"})
+
+
+def test_what_no_hook_has_a_part_in_is_kept_once_after_an_update() -> None:
+    asked = SaidUpdate(AskedUpdate("c1", Resources(cpu_shares=2), {"n": "2"}))
+    container = records.container_of(records.updated(subject(), asked, NO_ADJUSTMENT))
+    assert container.original is container.effective
+    assert container.original == replace(
+        CONTAINER, resources=replace(ASKED, cpu_shares=2), annotations={"a": "1", "n": "2"}
+    )
+
+
 def test_a_confirmed_value_of_a_container_without_resources_is_put_in() -> None:
     bare = subject(CONTAINER, replace(CONTAINER, resources=None))
     adjustment = Adjustment(confirmed=frozenset({"cpu_shares"}))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy import texts as module
+from runtimeproxy.envs import Envs
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources
 from runtimeproxy.texts import LONGEST_TEXT, Texts
 from tests.amounts import examples
@@ -80,6 +81,12 @@ def test_what_original_and_effective_have_in_common_stays_in_common() -> None:
     assert alike.original is alike.effective
     moved = texts.pod(PodRecord(asked, replace(asked, cgroup_parent="/elsewhere")))
     assert moved.original.labels is moved.effective.labels
+
+
+def test_variables_that_stay_as_they_came_are_kept_so() -> None:
+    envs = Envs(b"A=1", lambda raw: dict([raw.decode().split("=")]), {"HOOK": "1"})
+    info = replace(container(), envs=envs)
+    assert Texts().container(ContainerRecord(info, info)).original.envs is envs
 
 
 def test_a_long_value_is_no_part_of_the_table() -> None:

@@ -39,8 +39,8 @@ LATE_RESETS = Bound("resets", "resets of streams that have ended", 10_000, 10_00
 CREDITS = Bound("window_updates", "WINDOW_UPDATE frames", 10_000, 10_000, 20)
 PRIORITIES = Bound("priorities", "PRIORITY frames", 10_000, 10_000, 20)
 UNKNOWN = Bound("unknown_frames", "frames of unknown types", 10_000, 10_000, 20)
-# The other end answers each: twice the work. The PINGs by which grpc-go measures may be as many as its DATA frames, but
-# it waits for the answer to one before it sends the next.
+# Each is answered, here or by the other end: twice the work. The PINGs by which grpc-go measures may be as many as its
+# DATA frames, but it waits for the answer to one before it sends the next.
 PINGS = Bound("pings", "PING frames", 1_000, 10_000, 20)
 # Envoy lets one empty frame in a row pass. The one that ends a stream is usual.
 EMPTY_DATA = Bound("empty_data", "DATA frames without data", 1_000, 1_000, 20)
@@ -94,7 +94,7 @@ def verdict(error: WireError) -> tuple[str, int]:
 class Budget:
     """What is left of a bound. The clock is looked at only when nothing is left."""
 
-    __slots__ = ("_bound", "_clock", "_left", "_opened", "_since", "_streams", "_times")
+    __slots__ = ("_bound", "_clock", "_opened", "_since", "_streams", "_times", "left")
 
     def __init__(
         self, bound: Bound, clock: Callable[[], float], opened: Callable[[], int] = int, times: int = 1
@@ -103,23 +103,24 @@ class Budget:
         self._clock = clock
         self._opened = opened
         self._times = times
-        self._left = bound.burst * times
+        self.left = bound.burst * times
         self._since = clock()
         self._streams = opened()
 
     def take(self) -> None:
         """Count one. Raises Excess."""
-        self._left -= 1
-        if self._left < 0:
-            self._refill()
+        self.left -= 1
+        if self.left < 0:
+            self.refill()
 
-    def _refill(self) -> None:
+    def refill(self) -> None:
+        """Count one more than was left. Raises Excess."""
         now, streams, bound = self._clock(), self._opened(), self._bound
         more = (now - self._since) * bound.a_second + (streams - self._streams) * bound.a_stream
         if more < 1:
             raise Excess(bound.kind, f"too many {bound.what}")
         self._since, self._streams = now, streams
-        self._left = int(min(more, bound.burst) * self._times) - 1
+        self.left = int(min(more, bound.burst) * self._times) - 1
 
 
 class Budgets:
@@ -136,7 +137,10 @@ class Budgets:
 
     def frame(self, kind: int) -> None:
         """Count a frame that only manages the connection. Raises Excess."""
-        self.frames.get(kind, self.other).take()
+        budget = self.frames.get(kind, self.other)
+        budget.left -= 1
+        if budget.left < 0:
+            budget.refill()
 
 
 _BY_FRAME = {

@@ -6,8 +6,7 @@ Invariant: a message that nobody changed is released as the very bytes that came
 """
 
 from abc import abstractmethod
-from asyncio import AbstractEventLoop, Future
-from collections.abc import Mapping
+from asyncio import AbstractEventLoop
 from contextlib import suppress
 
 from runtimeproxy import hookpoints, records
@@ -16,13 +15,12 @@ from runtimeproxy.cri import fate, translate
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.errors import HookError, Reason
+from runtimeproxy.fiber import Pending
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import (
     Adjustment,
     ContainerRecord,
-    HookRequest,
     PodRecord,
-    ResourceValue,
     Subject,
 )
 from runtimeproxy.store import Store
@@ -45,9 +43,10 @@ class CriCall(Call):
         self._recorder = recorder
         self._loop = loop
         self._version = held.route.version
-        seconds = grpc.read_timeout(held.fields.get(b"grpc-timeout", b""))
-        self.deadline: float | None = None if seconds is None else held.began + seconds
-        self._reply: Future[Reply] = loop.create_future()
+        seconds = held.fields.get(b"grpc-timeout")
+        if seconds is not None and (left := grpc.read_timeout(seconds)) is not None:
+            self.deadline = held.began + left
+        self._reply: Pending[Reply] = Pending(loop=loop)
         held.on_reply = self._take_reply
 
     @property
@@ -79,28 +78,11 @@ class CriCall(Call):
         """Name the subject by its id."""
         return self.id
 
-    def hook_request(self, subject: Subject) -> HookRequest:
-        """Tell what is known now."""
-        return records.told(subject)
-
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Need nothing; StartContainer does."""
-        return {}
-
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Return the message as it is released: the same object if nothing changes."""
         return self.message
 
-    @property
-    def has_left(self) -> bool:
-        """Tell that the request is here: none leaves before the lifecycle has looked at it."""
-        return False
-
-    def unedited(self, store: Store) -> bool:
-        """Know of nothing; CreateContainer does."""
-        return True
-
-    def release(self, subject: Subject | None, adjustment: Adjustment) -> Future[Reply]:
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> Pending[Reply]:
         """Edit and send on; the runtime's answer comes later."""
         message = self._held.message if subject is None else self.edited(subject, adjustment)
         if subject is None and message is not None and len(message) > READ_FIRST_BYTES:
@@ -113,10 +95,6 @@ class CriCall(Call):
         """Answer PERMISSION_DENIED for a refusal, INTERNAL for a failure under policy Fail."""
         code = grpc.PERMISSION_DENIED if error.reason is Reason.REFUSED else grpc.INTERNAL
         self._held.refuse(code, f"runtimeproxy: {self.operation.value} refused: {error}")
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Leave the subject as it is."""
-        return subject
 
     def answer(self, reply: Reply) -> None:
         """Let the kept frame go."""

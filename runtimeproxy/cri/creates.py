@@ -17,6 +17,8 @@ from runtimeproxy.store import Store
 
 def _said(adjustment: Adjustment, asked: Resources | None) -> Adjustment:
     """Return the adjustment as a create that has ``asked`` can say it."""
+    if not adjustment.resources:
+        return adjustment
     said = edit.said_in_create(adjustment.resources, asked)
     return adjustment if said is adjustment.resources else replace(adjustment, resources=said)
 

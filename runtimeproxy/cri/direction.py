@@ -1,13 +1,15 @@
 """One direction of a CRI connection: frames of one peer, read beside the bytes as they flow to the other.
 
-Owns frame boundaries, cutting DATA through, collecting header blocks, the checks that end a connection.
-Must not know: which methods are held, sockets, the clock.
+Owns frame boundaries, cutting DATA through, collecting header blocks, which PINGs are acknowledged here, the checks
+that end a connection.
+Must not know: which methods are held, sockets; the clock is handed in.
 Invariant: frames that nobody has a stake in leave as the very bytes that came, in order (relay-rules A1, A3, A8).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from runtimeproxy.cri import bounds
@@ -23,9 +25,19 @@ KNOWN_BLOCK_BYTES = 512
 SHORT_DATA_BYTES = 1_024
 """DATA frames that are no longer are counted one by one: calls have one, long answers many."""
 
-_SHAPE = http2.END_HEADERS | http2.PADDED | http2.PRIORITY_FLAG
+_AROUND = http2.PADDED | http2.PRIORITY_FLAG
+_SHAPE = http2.END_HEADERS | _AROUND
 _HEAD_BYTES, _MAX_STREAM_ID = http2.HEAD_BYTES, http2.MAX_STREAM_ID  # needed for every frame
 _DATA, _HEADERS, _END_HEADERS, _END_STREAM = http2.DATA, http2.HEADERS, http2.END_HEADERS, http2.END_STREAM
+_CONTINUATION, _USUAL_BYTES = http2.CONTINUATION, http2.DEFAULT_FRAME_SIZE  # every peer takes so much
+_PING_BYTES = 8
+
+
+ALIVE_SECONDS = 1.0
+"""A peer that was not heard of for so long may have hung: PINGs pass to it. Whoever keeps a connection alive by them
+sends one only behind a longer silence."""
+ACKS_AT_ONCE = 16
+"""Most ACKs of ours that wait; grpc-go has one PING under way at most."""
 
 
 class Stream(Protocol):
@@ -41,7 +53,7 @@ class Stream(Protocol):
     def runtime_window(self, increment: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Data:
     """A whole DATA frame: its payload without padding, its flow-controlled length, its own bytes."""
 
@@ -50,7 +62,7 @@ class Data:
     end: bool
     frame: bytes
 
-    def send(self, sink: Outlet, stream: int, source: Outlet | None) -> None:
+    def send(self, sink: Outlet, stream: int, source: Outlet | None = None) -> None:
         """Send the DATA on, split as the windows allow; with padding only whole (relay-rules A8)."""
         if len(self.payload) == self.length:
             sink.send_data(stream, self.payload, self.end, source, self.length)
@@ -70,29 +82,47 @@ class HeaderBlock:
     fragments: list[bytes]
     originals: list[bytes]
     size: int
+    end: bool
+    """Tells whether the block ends its half of the stream."""
     alone: bytes = b""
     """The block in the form that stands alone."""
 
-    @property
-    def end(self) -> bool:
-        """Tell whether the block ends its half of the stream."""
-        return bool(self.flags & http2.END_STREAM)
+    def send(self, sink: Outlet, stream: int, source: Outlet | None = None) -> None:
+        """Send the block on, behind what waits of its stream: its own frames if nothing has to change, else new ones.
 
-    def frames(self) -> bytes:
-        """Return the frames that go on now: its own if nothing has to change, else new ones (relay-rules A1)."""
-        direction = self.direction
-        may_be_dropped = direction.sink.congested or direction.sink.cut_through
-        block = headers.alone(self.alone) if may_be_dropped else direction.blocks.mark(self.alone)
+        One that may be dropped yet is not the one that counts (relay-rules A1).
+        """
+        blocks = self.direction.blocks
+        if blocks.standalone:
+            block = self.alone
+        elif sink.congested or sink.cut_through:
+            block = headers.alone(self.alone)
+        else:
+            block = blocks.mark(self.alone)
         if b"".join(self.fragments) == block:
-            return b"".join(self.originals)
-        return http2.block_frames(self.kind, self.flags, self.stream, self.prefix, block)
+            frames = b"".join(self.originals)
+        else:
+            frames = http2.block_frames(self.kind, self.flags, stream, self.prefix, block)
+        sink.send_frame(stream, frames)
 
 
 class Direction(ABC):
     """Frames from ``source`` (the peer that sends them) to ``sink``."""
 
-    def __init__(self, source: Outlet, sink: Outlet, streams: dict[int, Stream], budgets: Budgets) -> None:
+    side: str
+    """Whose frames they are, as the methods of ``Stream`` begin."""
+
+    def __init__(
+        self,
+        source: Outlet,
+        sink: Outlet,
+        streams: dict[int, Stream],
+        budgets: Budgets,
+        clock: Callable[[], float],
+    ) -> None:
         self.budgets = budgets
+        self._clock = clock
+        self._leaving = False
         self.source = source
         self.sink = sink
         self.streams = streams
@@ -107,17 +137,23 @@ class Direction(ABC):
         """True where any frame but CONTINUATION may come: after the first SETTINGS, outside a header block."""
         self._handlers: dict[int, Callable[[int, int, bytes, bytes], None]] = {
             http2.DATA: self._data,
-            http2.HEADERS: self._header_frame,
-            http2.PUSH_PROMISE: self._header_frame,
-            http2.CONTINUATION: self._continuation,
+            http2.HEADERS: self._block_frame,
+            http2.PUSH_PROMISE: self._block_frame,
+            http2.CONTINUATION: self._block_frame,
             http2.RST_STREAM: self._reset,
             http2.SETTINGS: self._settings,
+            http2.PING: self._ping,
             http2.GOAWAY: self._goaway,
             http2.WINDOW_UPDATE: self._window_update,
         }
+        self._special_headers: Callable[[Stream], Callable[[HeaderBlock], None]] = attrgetter(f"{self.side}_headers")
+        self._special_data: Callable[[Stream], Callable[[Data], None]] = attrgetter(f"{self.side}_data")
+        self._special_window: Callable[[Stream], Callable[[int], None]] = attrgetter(f"{self.side}_window")
+        self._special_reset: Callable[[Stream], Callable[[bytes], None]] = attrgetter(f"{self.side}_reset")
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the source in any split. Raises WireError if they break the protocol."""
+        self.source.heard = self._clock()
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._need:
@@ -125,7 +161,7 @@ class Direction(ABC):
             data, self._buffer = bytes(self._buffer), bytearray()
         at, start = self._continue_cut(data) if self._cut else (0, 0)
         end, need = len(data), _HEAD_BYTES
-        sink, streams, read_head = self.sink, self.streams, http2.read_head
+        source, sink, streams, read_head = self.source, self.sink, self.streams, http2.read_head
         try:
             while at + _HEAD_BYTES <= end:
                 high, low, kind, flags, stream = read_head(data, at)
@@ -136,7 +172,8 @@ class Direction(ABC):
                 if nobodys and (behind := self._passes(kind, flags, stream, data, after - length, after)):
                     at = behind
                     continue
-                self._check_frame(kind, length)
+                if length > _USUAL_BYTES or kind == _CONTINUATION or not self._orderly:
+                    self._check_frame(kind, length)
                 if after > end:
                     need = after - at
                     break
@@ -145,7 +182,8 @@ class Direction(ABC):
                 frame = data[at:after]
                 at = start = after
                 self._handlers.get(kind, self._other)(flags, stream, frame[_HEAD_BYTES:], frame)
-                self._check_queues()
+                if sink.overfull or source.overfull:
+                    raise Excess("queue", "too many frames wait for a peer's credit")
         finally:
             # Also before what breaks the protocol: an answer that came whole is not lost with it.
             if start < at:
@@ -153,7 +191,7 @@ class Direction(ABC):
                 if at > end:
                     self._cut = at - end
                     sink.cut_through = True
-        if at < end or self.source.widened:
+        if at < end or source.widened:
             self._leave_off(data[at:], need)
 
     def _leave_off(self, rest: bytes, need: int) -> None:
@@ -180,10 +218,6 @@ class Direction(ABC):
         self.source.relayed(sink.window - left)
         sink.window = left
         return at
-
-    def _check_queues(self) -> None:
-        if self.sink.overfull or self.source.overfull:
-            raise Excess("queue", "too many frames wait for a peer's credit")
 
     def _continue_cut(self, data: bytes) -> tuple[int, int]:
         """Return where the next frame starts, behind the data perhaps, and where what has not left yet starts.
@@ -252,7 +286,7 @@ class Direction(ABC):
             self._known.add(block)
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        """PRIORITY, PING and unknown types pass, also on special streams."""
+        """PRIORITY and unknown types pass, also on special streams."""
         self.budgets.frame(frame[3])
         self.sink.out.append(frame)
 
@@ -262,52 +296,45 @@ class Direction(ABC):
         self.source.received(len(payload))
         if not payload:
             self.budgets.empty.take()
-        end = bool(flags & http2.END_STREAM)
-        data = Data(http2.unpad(payload, flags), len(payload), end, frame)
+        end = bool(flags & _END_STREAM)
+        data = Data(http2.unpad(payload, flags) if flags & http2.PADDED else payload, len(payload), end, frame)
         special = self.streams.get(stream)
         if special is not None:
-            self.special_data(special, data)
+            self._special_data(special)(data)
             return
         if end:
             self.ended(stream)
         data.send(self.sink, stream, self.source)
 
-    def _header_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        prefix, fragment = http2.split_block(frame[3], flags, payload)
-        self._orderly = False
-        self._block = HeaderBlock(self, frame[3], flags, stream, prefix, [fragment], [frame], len(fragment))
-        self._grow_block(self._block, flags)
-
-    def _continuation(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        block = self._block
-        if block is None or stream != block.stream:
-            raise WireError("CONTINUATION of another stream")
-        block.fragments.append(payload)
-        block.originals.append(frame)
-        block.size += len(payload)
-        self._grow_block(block, flags)
-
-    def _grow_block(self, block: HeaderBlock, flags: int) -> None:
+    def _block_frame(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        """Collect a header block; it is handed on once it is whole."""
+        kind, block = frame[http2.TYPE_AT], self._block
+        if kind == _CONTINUATION:
+            if block is None or stream != block.stream:
+                raise WireError("CONTINUATION of another stream")
+            block.fragments.append(payload)
+            block.originals.append(frame)
+            block.size += len(payload)
+        else:
+            prefix = b""
+            if kind != _HEADERS or flags & _AROUND:
+                prefix, payload = http2.split_block(kind, flags, payload)
+            end = bool(flags & _END_STREAM)
+            block = HeaderBlock(self, kind, flags, stream, prefix, [payload], [frame], len(payload), end)
         if block.size > bounds.BLOCK_BYTES or len(block.originals) > bounds.BLOCK_FRAMES:
             raise Excess("header_block", "header block is too long")
-        if flags & http2.END_HEADERS:
-            self._finish_block(block)
-
-    def _finish_block(self, block: HeaderBlock) -> None:
-        self._block = None
-        self._orderly = True
+        self._orderly = bool(flags & _END_HEADERS)
+        self._block = None if self._orderly else block
+        if not self._orderly:
+            return
         block.alone = self.blocks.translate(b"".join(block.fragments))
+        special = self.streams.get(stream)
         if block.kind == http2.PUSH_PROMISE:
-            self.forward(block)
+            block.send(self.sink, stream)
+        elif special is not None:
+            self._special_headers(special)(block)
         else:
             self.headers(block)
-
-    def forward(self, block: HeaderBlock) -> None:
-        """Send a block on, behind what waits of its stream."""
-        if self.sink.waits(block.stream):
-            self.sink.send_frame(block.stream, block.frames())
-        else:
-            self.sink.out.append(block.frames())
 
     def _settings(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self.budgets.frame(http2.SETTINGS)
@@ -316,12 +343,15 @@ class Direction(ABC):
                 raise WireError("the first frame is no SETTINGS")
             self.blocks.acknowledge()
             self.sink.out.append(frame)
+            self.sink.settings_acknowledged()
+            if self.sink.widened:
+                self.sink.catch_up()
             return
         entries = http2.read_settings(payload)
         passed = [entry for entry in entries if entry[0] != http2.HEADER_TABLE_SIZE] + [(http2.HEADER_TABLE_SIZE, 0)]
         self.sink.out.append(http2.frame(http2.SETTINGS, flags, stream, http2.settings_payload(passed)))
         self._settings_seen = self._orderly = True
-        self.source.apply_settings(entries)
+        self.source.settings_announced(entries)
         self.settings(passed)
         self.sink.start()
 
@@ -329,11 +359,11 @@ class Direction(ABC):
         if len(payload) != 4:
             raise WireError("WINDOW_UPDATE of a wrong length")
         self.budgets.frame(http2.WINDOW_UPDATE)
-        increment = http2.read_u32(payload)
+        increment = int.from_bytes(payload, "big") & _MAX_STREAM_ID  # of as many bits
         if not stream:
             self.source.open_window(increment)
         elif stream in self.streams:
-            self.special_window(self.streams[stream], increment)
+            self._special_window(self.streams[stream])(increment)
         else:  # it passes, but others wait for the peer, so that it came here
             self.sink.out.append(frame)
 
@@ -342,7 +372,7 @@ class Direction(ABC):
         special = self.streams.get(stream)
         if special is not None:
             self.budgets.early.take()
-            self.special_reset(special, frame)
+            self._special_reset(special)(frame)
             return
         (self.budgets.early if self.reset(stream) else self.budgets.late).take()
         self.source.drop(stream)
@@ -352,7 +382,31 @@ class Direction(ABC):
             self.sink.drop(stream)
             self.sink.out.append(frame)
 
+    def _ping(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        """Acknowledge a PING in the place of a peer that is heard of; else it passes, and its ACK comes back.
+
+        grpc-go sends one behind most DATA, to measure: passed on, each would be two writes and two wake-ups. ACKs leave
+        in the order of their PINGs. Behind a GOAWAY PINGs pass: a server asks by one whether that has arrived.
+        """
+        self.budgets.frame(http2.PING)
+        source, sink = self.source, self.sink
+        if flags & http2.ACK:
+            sink.passed = max(sink.passed - 1, 0)
+            sink.acknowledge()
+        elif (
+            source.heard - sink.heard < ALIVE_SECONDS
+            and len(source.acks) < ACKS_AT_ONCE
+            and not (source.passed or self._leaving or stream)
+            and len(payload) == _PING_BYTES
+        ):
+            source.acks.append(http2.frame(http2.PING, http2.ACK, 0, payload))
+            return
+        else:
+            source.passed += 1
+        sink.out.append(frame)
+
     def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
+        self._leaving = True
         self.budgets.frame(http2.GOAWAY)
         self.sink.out.append(self.goaway(payload, frame))
 
@@ -368,7 +422,7 @@ class Direction(ABC):
 
     @abstractmethod
     def headers(self, block: HeaderBlock) -> None:
-        """Take a whole HEADERS block."""
+        """Take a whole HEADERS block of a stream that just passes, or of a new one."""
 
     @abstractmethod
     def settings(self, entries: list[tuple[int, int]]) -> None:
@@ -385,15 +439,3 @@ class Direction(ABC):
     @abstractmethod
     def goaway(self, payload: bytes, frame: bytes) -> bytes:
         """Return the GOAWAY frame that goes on."""
-
-    @abstractmethod
-    def special_data(self, special: Stream, data: Data) -> None:
-        """Hand DATA to its stream."""
-
-    @abstractmethod
-    def special_window(self, special: Stream, increment: int) -> None:
-        """Hand a WINDOW_UPDATE to its stream."""
-
-    @abstractmethod
-    def special_reset(self, special: Stream, frame: bytes) -> None:
-        """Hand an RST_STREAM to its stream."""

@@ -4,10 +4,24 @@ Owns which part of an adjustment goes to which field of which request, and the e
 Must not know: how a field is rewritten (``wire.protobuf``), who asked for a change.
 Invariant: a request differs in the changed fields only, and without a change it is the very same object
 (hook-api, "What an answer means"; design.md section 3). Raises WireError where a request is no protobuf.
+
+**Changes are appended where that says the same**: behind the request stands a second one that has nothing but the
+changes, and all bytes that came stay as they are. To a parser the two are one (protobuf.dev, "Last One Wins"): of a
+number or a text the last one counts, messages merge field by field, lists go on, of entries of a map with one key the
+last one counts. So parse all runtimes that there are. gogo/protobuf's generated code, which containerd, CRI-O and
+cri-dockerd have up to cri-api 0.33 (api.pb.go, ``func (m *ContainerConfig) Unmarshal``), makes a message only ``if
+m.Linux == nil``, then calls ``m.Linux.Unmarshal``, which resets nothing; it assigns numbers and texts, appends to
+lists, sets ``m.Annotations[mapkey]``. google.golang.org/protobuf, which newer ones have, does the same
+(internal/impl, ``consumeMessageInfo``); so do C++ (``MergePartialFromCodedStream``) and Rust's prost (``merge_field``).
+It does not say the same where a field is cleared, since 0 and "" are not written, and where an entry of a list (envs,
+huge pages) replaces one with its key. These requests are rewritten; also where a value, or a key, may stand there
+already, so that what changes nothing is still the very same object.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
 
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind
@@ -25,7 +39,6 @@ _CONTAINER_CONFIG = api_pb2.ContainerConfig
 _CONTAINER_LINUX = api_pb2.LinuxContainerConfig
 _UPDATE = api_pb2.UpdateContainerResourcesRequest
 
-
 _MEMORY = "memory_limit_in_bytes"
 _SWAP = "memory_swap_limit_in_bytes"
 _UNLIMITED = -1
@@ -42,16 +55,31 @@ class Said(NamedTuple):
 
 def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
     """Put labels, annotations, cgroup parent and resources into a RunPodSandboxRequest."""
-    linux = {
-        **_cgroup_parent(adjustment.cgroup_parent),
-        **_resources(_POD_LINUX.RESOURCES_FIELD_NUMBER, adjustment.resources),
+    labels, annotations, resources = adjustment.labels, adjustment.annotations, adjustment.resources
+    parent = adjustment.cgroup_parent
+    if not (labels or annotations or resources or parent is not None):
+        return message
+    more = _POD()
+    config = more.config
+    if (
+        _are_new(message, labels, annotations)
+        and _is_said(message, config.linux.resources, resources)
+        and (parent is None or _is_said(message, config.linux, {"cgroup_parent": parent}))
+    ):
+        for key, value in labels.items():
+            config.labels[key] = value
+        for key, value in annotations.items():
+            config.annotations[key] = value
+        return message + more.SerializeToString()
+    inside = {
+        **_texts(_POD_CONFIG.LABELS_FIELD_NUMBER, labels),
+        **_texts(_POD_CONFIG.ANNOTATIONS_FIELD_NUMBER, annotations),
+        **_inside(
+            _POD_CONFIG.LINUX_FIELD_NUMBER,
+            {**_cgroup_parent(parent), **_resources(_POD_LINUX.RESOURCES_FIELD_NUMBER, resources)},
+        ),
     }
-    config = {
-        **_texts(_POD_CONFIG.LABELS_FIELD_NUMBER, adjustment.labels),
-        **_texts(_POD_CONFIG.ANNOTATIONS_FIELD_NUMBER, adjustment.annotations),
-        **_inside(_POD_CONFIG.LINUX_FIELD_NUMBER, linux),
-    }
-    return _rewrite(message, _inside(_POD.CONFIG_FIELD_NUMBER, config))
+    return rewrite(message, _inside(_POD.CONFIG_FIELD_NUMBER, inside))
 
 
 def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | None) -> bytes:
@@ -60,26 +88,45 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
     ``cgroup_parent`` is the parent to create the container under, None to leave the kubelet's; the adjustment's own is
     not looked at, since it may also come from the pod's record.
     """
-    config = {
-        **_texts(_CONTAINER_CONFIG.ENVS_FIELD_NUMBER, adjustment.envs),
-        **_texts(_CONTAINER_CONFIG.ANNOTATIONS_FIELD_NUMBER, adjustment.annotations),
-        **_inside(
-            _CONTAINER_CONFIG.LINUX_FIELD_NUMBER,
-            _resources(_CONTAINER_LINUX.RESOURCES_FIELD_NUMBER, adjustment.resources),
-        ),
+    envs, annotations, resources = adjustment.envs, adjustment.annotations, adjustment.resources
+    if not (envs or annotations or resources or cgroup_parent is not None):
+        return message
+    more = _CREATE()
+    config = more.config
+    if (
+        _are_new(message, envs, annotations)
+        and _is_said(message, config.linux.resources, resources)
+        and (cgroup_parent is None or _is_said(message, more.sandbox_config.linux, {"cgroup_parent": cgroup_parent}))
+    ):
+        for key in sorted(envs):
+            config.envs.add(key=key.encode(), value=envs[key].encode())
+        for key, value in annotations.items():
+            config.annotations[key] = value
+        return message + more.SerializeToString()
+    inside = {
+        **_texts(_CONTAINER_CONFIG.ENVS_FIELD_NUMBER, envs),
+        **_texts(_CONTAINER_CONFIG.ANNOTATIONS_FIELD_NUMBER, annotations),
+        **_inside(_CONTAINER_CONFIG.LINUX_FIELD_NUMBER, _resources(_CONTAINER_LINUX.RESOURCES_FIELD_NUMBER, resources)),
     }
-    pod_config = _inside(_POD_CONFIG.LINUX_FIELD_NUMBER, _cgroup_parent(cgroup_parent))
-    edits = _inside(_CREATE.CONFIG_FIELD_NUMBER, config) | _inside(_CREATE.SANDBOX_CONFIG_FIELD_NUMBER, pod_config)
-    return _rewrite(message, edits)
+    in_pod = _inside(_POD_CONFIG.LINUX_FIELD_NUMBER, _cgroup_parent(cgroup_parent))
+    edits = {**_inside(_CREATE.CONFIG_FIELD_NUMBER, inside), **_inside(_CREATE.SANDBOX_CONFIG_FIELD_NUMBER, in_pod)}
+    return rewrite(message, edits)
 
 
 def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, str]) -> bytes:
     """Put resources and annotations into an UpdateContainerResourcesRequest; 0 and "" leave a field unset."""
+    if not (resources or annotations):
+        return message
+    more = _UPDATE()
+    if _are_new(message, annotations) and _is_said(message, more.linux, resources):
+        for key, value in annotations.items():
+            more.annotations[key] = value
+        return message + more.SerializeToString()
     edits = {
         **_resources(_UPDATE.LINUX_FIELD_NUMBER, resources),
         **_texts(_UPDATE.ANNOTATIONS_FIELD_NUMBER, annotations),
     }
-    return _rewrite(message, edits)
+    return rewrite(message, edits)
 
 
 def said_in_create(changes: Changes, asked: Resources | None) -> Changes:
@@ -128,7 +175,9 @@ def _swap(memory: int, swap: int, new_memory: ResourceValue) -> Changes:
 
 def taken_in_update(resources: Resources | None) -> Resources | None:
     """Return what a runtime makes of an update that names what none changes."""
-    return None if resources is None else overlay(resources, dict.fromkeys(_NOT_IN_UPDATES, 0))
+    if resources is None or not resources.oom_score_adj:
+        return resources
+    return overlay(resources, dict.fromkeys(_NOT_IN_UPDATES, 0))
 
 
 def update_request(container_id: str, changes: Changes, base: Resources | None) -> bytes:
@@ -141,9 +190,50 @@ def update_request(container_id: str, changes: Changes, base: Resources | None) 
     return edit_update(api_pb2.Identified(id=container_id).SerializeToString(), values, {})
 
 
-def _rewrite(message: bytes, edits: Edits) -> bytes:
-    """Save the walk through the message where there is nothing to do."""
-    return rewrite(message, edits) if edits else message
+# -- changes behind the request --------------------------------------------------------------------------------------
+
+
+def _are_new(message: bytes, *entries: Mapping[str, object]) -> bool:
+    """Tell whether a message has none of the keys: one that is no part of its bytes is none of its keys."""
+    for keys in entries:
+        for key in keys:
+            if key.encode() in message:
+                return False
+    return True
+
+
+def _is_said(message: bytes, more: Message, changes: Changes) -> bool:
+    """Say changes of fields in ``more``, which is to stand behind the message; False if that would not say it.
+
+    A value that the message has is found in its shortest form, with whatever else has the same bytes: to find too much
+    costs time, not truth.
+    """
+    for name, value in changes.items():
+        if not value:
+            return False
+        if isinstance(value, (int, str)):
+            setattr(more, name, value)
+            if type(more)(**{name: value}).SerializeToString() in message:
+                return False
+        elif not _are_new(message, value):
+            return False
+        else:
+            _ENTRIES[name](more, value)
+    return True
+
+
+def _add_limits(more: api_pb2.LinuxContainerResources, limits: Mapping[str, int]) -> None:
+    for page_size in sorted(limits):
+        more.hugepage_limits.add(page_size=page_size, limit=limits[page_size])
+
+
+_ENTRIES: dict[str, Callable[[Any, Any], None]] = {
+    "hugepage_limits": _add_limits,
+    "unified": lambda more, entries: more.unified.update(entries),
+}
+
+
+# -- changes within it -----------------------------------------------------------------------------------------------
 
 
 def _inside(number: int, edits: Edits) -> Edits:

@@ -1,17 +1,20 @@
 """The CRI front: every client connection is paired with one to the runtime, held calls go to the lifecycle.
 
-Owns the connections of the front and the tasks of its calls.
+Owns the connections of the front, and when its calls go on.
 Must not know: how hook servers are asked, what a message means.
-Invariant: a call's task is the lifecycle's: the client's leaving ends it only while the call is held (relay-rules C2).
+Invariant: a call is run by the lifecycle: the client's leaving ends it only while the call is held (relay-rules C2).
 """
 
 import asyncio
 import logging
 import socket
 from collections.abc import Sequence
+from functools import partial
 
+from runtimeproxy.call import CallState
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.bounds import EARLY_ENDS, IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
+from runtimeproxy.cri.direction import ALIVE_SECONDS
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
 from runtimeproxy.cri.kinds import KINDS
@@ -33,6 +36,9 @@ from runtimeproxy.wire import http2
 
 log = logging.getLogger(__name__)
 
+ACK_SECONDS = 0.02
+"""How long ACKs of PINGs wait for something that leaves anyway; whoever measures by one takes it for a long way."""
+
 
 class Front(Pairs):
     """All CRI connections of the proxy."""
@@ -46,7 +52,7 @@ class Front(Pairs):
         recorder: Recorder,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(runtime_endpoint, recorder, loop)
+        super().__init__(runtime_endpoint, recorder, loop, lifecycle.running)
         self.image_endpoint = image_endpoint
         self.image_apart = image_endpoint != runtime_endpoint
         self.lifecycle = lifecycle
@@ -84,10 +90,10 @@ class Connection:
         self._runtime_gone = False
         self._leaving = False
         self._parted = False
-        self._stepped = False
-        """True once bytes moved a held call on: its task has something to send next."""
         self._unread = Unread()
+        self._acks: asyncio.TimerHandle | None = None
         self.reader = Reader(self, front.held_bytes, front.image_apart, front.loop.time)
+        self._outlets = (self.reader.client_out, self.reader.runtime_out)
         self.pair = Pair(front.loop, client, backend, self)
 
     # The pair's flow.
@@ -96,13 +102,13 @@ class Connection:
         """Return the outlets' lists."""
         return self.reader.client_out.out, self.reader.runtime_out.out
 
-    def client_bytes(self, data: bytes) -> bool:
+    def client_bytes(self, data: bytes) -> None:
         """Read the client's bytes."""
-        self._stepped = False
         answers = self.reader.client_out.out
         before = len(answers)  # what the runtime sent may still be there
         try:
             self.reader.from_client.feed(data)
+            self._send_acks_along()
             if len(answers) > before:
                 self._count_unread(answers[before:])
             for image in self._images:
@@ -112,19 +118,17 @@ class Connection:
         if self._images:
             self._write_images()
         if self._runtime_gone:  # credit for an answer, or the end of the call that it is for
-            self.wake()
-        return self._stepped
+            self.pair.later(self.wake)
 
-    def backend_bytes(self, data: bytes) -> bool:
+    def backend_bytes(self, data: bytes) -> None:
         """Read the runtime's bytes."""
-        self._stepped = False
         try:
             self.reader.from_runtime.feed(data)
+            self._send_acks_along()
         except WireError as error:
             self._broken(error, "runtime", data)
         if self._images:  # an answer of theirs may have waited for the end of a frame of the runtime's
             self._write_images()
-        return self._stepped
 
     def _count_unread(self, answers: Sequence[bytes]) -> None:
         """Count what the client's own frames are answered; DATA that they give credit for is bounded by that."""
@@ -174,6 +178,8 @@ class Connection:
 
     def closed(self) -> None:
         """Forget the connection; calls that the runtime answered go on."""
+        if self._acks is not None:
+            self._acks.cancel()
         self.reader.runtime_gone()
         self.reader.closed()
         for image in list(self._images):
@@ -213,17 +219,20 @@ class Connection:
     # The reader's events.
 
     def held(self, stream: HeldStream) -> None:
-        """Run the call in a task of the lifecycle."""
-        self._stepped = True
-        front = self.front
-        call = KINDS[stream.route.operation](stream, front.backend, front.recorder, front.loop)
-        task = front.loop.create_task(front.lifecycle.run(call), name=stream.route.operation.value)
-        stream.on_ended = task.cancel
-        front.keep(task)
+        """Run the call behind what is being read."""
+        self.pair.later(partial(self._run, stream))
 
     def settled(self, stream: HeldStream) -> None:
-        """Know that the call's task goes on."""
-        self._stepped = True
+        """Have the call go on, likewise."""
+        self.pair.later(stream.go_on)
+
+    def _run(self, stream: HeldStream) -> None:
+        if stream.state is CallState.HOLDING:  # the client may have reset it in the same breath
+            front = self.front
+            call = KINDS[stream.route.operation](stream, front.backend, front.recorder, front.loop)
+            fiber = front.lifecycle.run(call)
+            if stream.state is CallState.HOLDING:
+                stream.on_ended = fiber.cancel
 
     def ambiguous(self) -> bool:
         """Refuse what cannot be read if any plugin has policy Fail."""
@@ -237,11 +246,35 @@ class Connection:
         image.connect()
 
     def wake(self) -> None:
-        """Write what waits."""
+        """Write what waits; what is being read is written for behind it."""
+        if self.pair.reading:
+            return
+        self._send_acks_along()
         self.pair.flush()
-        self._write_images()
+        if self._images:
+            self._write_images()
         if self._runtime_gone and not self.reader.keeps_answers:
             self._follow_runtime()
+
+    def _send_acks_along(self) -> None:
+        """Have ACKs of PINGs leave with what leaves anyway; where nothing does they wait ACK_SECONDS for it."""
+        waits = False
+        for outlet in self._outlets:
+            if outlet.acks and outlet.out:
+                outlet.acknowledge()
+            waits |= bool(outlet.acks)
+        if waits and self._acks is None:
+            self._acks = self.front.loop.call_later(ACK_SECONDS, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        """Send ACKs that nothing left with; whoever takes little of what it is sent is looked at again later."""
+        self._acks = None
+        for outlet, slow in zip(self._outlets, self.pair.slow, strict=True):
+            if not slow:
+                outlet.acknowledge()
+        self.pair.flush()
+        if any(outlet.acks for outlet in self._outlets):
+            self._acks = self.front.loop.call_later(ALIVE_SECONDS, self._acknowledge)
 
     def _follow_runtime(self) -> None:
         """Part behind the last answer; whoever gives no credit for it is waited for no longer than for the rest."""

@@ -29,6 +29,14 @@ _BROKEN_OFF = frozenset({b"1", b"4", b"14"})
 UNAVAILABLE: gRPC's own word where a connection ends; servers on its C core send it to one who half-closes (run)."""
 
 
+class Events(Protocol):
+    """What the front is told of a held call."""
+
+    def held(self, stream: "HeldStream") -> None: ...
+    def settled(self, stream: "HeldStream") -> None: ...
+    def wake(self) -> None: ...
+
+
 class Owner(Protocol):
     """What a held stream needs of its connection."""
 
@@ -37,135 +45,136 @@ class Owner(Protocol):
     held_bytes: HeldBytes
     clock: Callable[[], float]
 
-    def request_whole(self, held: "HeldStream") -> None: ...
-    def reply_settled(self, held: "HeldStream") -> None: ...
+    @property
+    def events(self) -> Events: ...
     def forget(self, stream: int) -> None: ...
     def drop(self, stream: int) -> None: ...
-    def wake(self) -> None: ...
+
+
+_END = Data(b"", 0, True, b"")
+"""Stands for the end of a request that comes without DATA."""
 
 
 def _nothing() -> None:
-    """Stand in for a listener that is not there yet."""
+    """Stand in for a listener that is not there yet, or no more.
+
+    Listeners lead to the call and its fiber, and these keep the stream: a cycle for the garbage collector.
+    """
 
 
 class HeldStream:
     """One held call. Its request's headers have gone to the runtime already; its DATA waits."""
 
-    def __init__(self, owner: Owner, route: Route, block: HeaderBlock) -> None:
+    # What most calls never need stands here, once for them all.
+    state = CallState.HOLDING
+    message: bytes | None = None
+    """The request's body once it is whole, its compression undone; None if it cannot be read: see ``problem``."""
+    problem = ""
+    reply: Reply | None = None
+    on_ended: Callable[[], object] = staticmethod(_nothing)
+    on_reply: Callable[[], object] = staticmethod(_nothing)
+    _request: bytes | bytearray = b""
+    """What has come of the request; nothing once ``message`` is all of it: a prefix can be made again."""
+    _counted = 0
+    _whole = False
+    _late: bytes | bytearray = b""
+    _late_length = 0
+    _trailers: HeaderBlock | None = None
+    _early: Sequence[Data | HeaderBlock] = ()
+    _early_bytes = 0
+    _reply_body: bytes | bytearray = b""
+    _kept: Data | HeaderBlock | None = None
+    _kept_reset = b""
+
+    def __init__(
+        self, owner: Owner, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
+    ) -> None:
         self.owner = owner
-        self.stream = block.stream
+        self.stream = stream
         self.route = route
         self.began = owner.clock()
         """When its headers came: the caller's time runs from then on, not from its message's end."""
-        self.fields = _some_fields(block, REQUEST_FIELDS)
-        self.state = CallState.HOLDING
-        self.message: bytes | None = None
-        """The request's body once it is whole, its compression undone; None if it cannot be read: see ``problem``."""
-        self.problem = ""
-        self.reply: Reply | None = None
-        self.on_ended: Callable[[], object] = _nothing
-        self.on_reply: Callable[[], object] = _nothing
-        self._request = bytearray()
-        """What has come of the request; nothing once ``message`` is all of it: a prefix can be made again."""
-        self._counted = 0
-        self._whole = False
-        self._late = bytearray()
-        self._late_length = 0
-        self._trailers: HeaderBlock | None = None
-        self._half_closed = block.end
-        self._has_body = not block.end
-        self._early: list[Data | HeaderBlock] = []
-        self._early_bytes = 0
-        self._reply_body = bytearray()
+        self.fields = dict(headers.find(fields, REQUEST_FIELDS, bounds.FIELD_BYTES))
+        self._half_closed = half_closed
+        self._has_body = not half_closed
         self._reply_fields: dict[bytes, bytes] = {}
-        self._kept: Data | HeaderBlock | None = None
-        self._kept_reset = b""
 
     # From the client.
 
     def client_data(self, data: Data) -> None:
-        """Collect the request, or queue what follows it."""
-        owner = self.owner
+        """Collect the request; it is handed on once it is whole, or cannot be read. Queue or send what follows it."""
+        owner, held_bytes = self.owner, self.owner.held_bytes
         self._half_closed |= data.end
+        if self._whole:
+            self._follow(data)
+            return
+        owner.client_out.credit(data.length)
+        if not self._half_closed:  # else the client needs none
+            self._credit_stream(data.length)
+        in_pieces = bool(self._counted)
+        self._request = _joined(self._request, data.payload) if in_pieces else data.payload
+        try:
+            self._count(len(data.payload))
+            if self.fields.get(b"content-type") not in grpc.CONTENT_TYPES:
+                raise WireError("content type is not application/grpc")
+            if grpc.missing(self._request, MESSAGE_LIMIT) > 0:
+                if self._half_closed:
+                    raise WireError("request ends inside its message")
+                if self._counted:
+                    held_bytes.comes(self, self._counted)
+                return
+            message = grpc.open_message(self._request, self.fields.get(b"grpc-encoding", b""), MESSAGE_LIMIT)
+            if self._request[0]:
+                self._count(len(message))
+            else:
+                self._request = b""
+            self.message = message
+        except WireError as error:
+            self.problem = str(error)
+        if in_pieces:
+            held_bytes.whole(self)
+        self._whole = True
+        owner.events.held(self)
+
+    def _follow(self, data: Data) -> None:
         if self.state is CallState.RELEASED:
-            owner.runtime_out.send_data(self.stream, data.payload, data.end, owner.client_out, data.length)
+            self.owner.runtime_out.send_data(self.stream, data.payload, data.end, self.owner.client_out, data.length)
             self._credit_stream(data.length)
-        elif self._whole:
-            self._late += data.payload  # without credit, so that it cannot grow without bound
-            self._late_length += data.length
         else:
-            owner.client_out.credit(data.length)
-            self._credit_stream(data.length)
-            self._collect(data.payload)
+            self._late = _joined(self._late, data.payload)  # without credit, so that it cannot grow without bound
+            self._late_length += data.length
 
     def _credit_stream(self, length: int) -> None:
         if length and not self._half_closed:
             self.owner.client_out.inject(http2.window_update(self.stream, length))
-
-    def _collect(self, payload: bytes) -> None:
-        self._request += payload
-        try:
-            self._count(len(payload))
-            if self._is_whole():
-                self._open()
-            else:
-                self.owner.held_bytes.comes(self, self._counted)
-        except WireError as error:
-            self.give_up(str(error))
 
     def _count(self, length: int) -> None:
         self._counted += length
         if not self.owner.held_bytes.add(self, length):
             raise WireError(NO_ROOM)
 
-    def _open(self) -> None:
-        message = grpc.open_message(self._request, self.fields.get(b"grpc-encoding", b""), MESSAGE_LIMIT)
-        if self._request[0]:
-            self._count(len(message))
-        else:
-            self._request = bytearray()
-        self.message = message
-        self._request_whole()
-
     def give_up(self, problem: str) -> None:
-        """Take the request as one that cannot be read."""
+        """Take the request as one that cannot be read; ``held_bytes`` says so, while more of it is to come."""
         self.problem = problem
-        self._request_whole()
-
-    def _request_whole(self) -> None:
         self._whole = True
-        self.owner.held_bytes.whole(self)
-        self.owner.request_whole(self)
-
-    def _is_whole(self) -> bool:
-        if self.fields.get(b"content-type") not in grpc.CONTENT_TYPES:
-            raise WireError("content type is not application/grpc")
-        if len(self._request) >= grpc.PREFIX_BYTES:
-            length = grpc.message_length(self._request)
-            if length > MESSAGE_LIMIT:
-                raise WireError("message is longer than the limit")
-            if len(self._request) >= grpc.PREFIX_BYTES + length:
-                return True
-        if self._half_closed:
-            raise WireError("request ends inside its message")
-        return False
+        self.owner.events.held(self)
 
     def start(self) -> None:
         """Take a request that ended with its headers: it has no message."""
         if self._half_closed:
-            self._collect(b"")
+            self.client_data(_END)
 
     def client_headers(self, block: HeaderBlock) -> None:
         """Queue the request's trailers behind its message."""
         self._half_closed = True
         if self.state is CallState.RELEASED:
-            self.owner.runtime_out.send_frame(self.stream, block.frames())
+            block.send(self.owner.runtime_out, self.stream)
             return
         if len(block.alone) + len(block.originals) * bounds.PIECE_BYTES > bounds.HELD_TRAILERS_BYTES:
             raise Excess("header_block", "trailers of a held call are too long")
         self._trailers = block
         if not self._whole:
-            self._collect(b"")
+            self.client_data(_END)
 
     def client_reset(self, frame: bytes) -> None:
         """Pass the client's cancel; it overtakes what waits."""
@@ -173,7 +182,7 @@ class HeldStream:
         self.owner.runtime_out.drop(self.stream)
         self.owner.runtime_out.inject(frame)
         self._kept = None
-        self._end(UNANSWERED)
+        self._end()
 
     def client_window(self, increment: int) -> None:
         """Pass the client's credit: replies are end to end."""
@@ -187,56 +196,48 @@ class HeldStream:
 
     def runtime_headers(self, block: HeaderBlock) -> None:
         """Pass the reply's headers, or keep the block that ends it."""
-        self._reply_fields.update(_some_fields(block, REPLY_FIELDS))
-        self._reply(block)
+        self._reply_fields.update(headers.find(headers.walk(block.alone), REPLY_FIELDS, bounds.FIELD_BYTES))
+        if self.state is CallState.RELEASED and not block.end:
+            block.send(self.owner.client_out, self.stream)
+        else:
+            self._keep(block)
 
     def runtime_data(self, data: Data) -> None:
-        """Pass the reply's DATA while copying it."""
+        """Pass the reply's DATA while copying it, or keep the frame that ends it."""
         if len(self._reply_body) <= bounds.REPLY_BYTES:
-            self._reply_body += data.payload
-        self._reply(data)
+            self._reply_body = _joined(self._reply_body, data.payload) if self._reply_body else data.payload
+        if self.state is CallState.RELEASED and not data.end:
+            data.send(self.owner.client_out, self.stream, self.owner.runtime_out)
+        else:
+            self.owner.runtime_out.credit(data.length)
+            self._keep(data)
 
-    def _reply(self, part: Data | HeaderBlock) -> None:
-        """Hold back what comes before the release, and the frame that ends the stream after it."""
+    def _keep(self, part: Data | HeaderBlock) -> None:
+        """Hold back the frame that ends the reply, which is read now; before the release whatever comes of it."""
         if self.state is CallState.HOLDING:
             self._keep_early(part)
-            self._credit(part)
-            if part.end:
-                self._flush_early()
-                self._end(UNANSWERED)
-        elif part.end:
-            self._kept = part
-            self._credit(part)
-            self._settle(self._read_reply())
-        else:
-            self._pass(part, self.owner.runtime_out)
+            return
+        self._kept = part
+        fields, reply = self._reply_fields, Reply(agreed=False)
+        status = fields.get(b"grpc-status")
+        if status == b"0" and fields.get(b":status", b"200") == b"200":
+            try:
+                encoding = fields.get(b"grpc-encoding", b"")
+                reply = Reply(agreed=True, message=grpc.open_message(self._reply_body, encoding, bounds.REPLY_BYTES))
+            except WireError:
+                pass  # what cannot be read is not known to be agreed
+        elif status in _BROKEN_OFF:
+            reply = UNANSWERED
+        self._settle(reply)
 
     def _keep_early(self, part: Data | HeaderBlock) -> None:
-        self._early.append(part)
+        self._early = (*self._early, part)
         self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
         if self._early_bytes > bounds.EARLY_BYTES:
             raise Excess("early_reply", "a call is answered at length that was not sent yet")
-
-    def _credit(self, part: Data | HeaderBlock) -> None:
-        if isinstance(part, Data):
-            self.owner.runtime_out.credit(part.length)
-
-    def _pass(self, part: Data | HeaderBlock, source: Outlet | None = None) -> None:
-        """Send a part of the reply to the client; ``source`` is credited for it unless it was before."""
-        if isinstance(part, Data):
-            part.send(self.owner.client_out, self.stream, source)
-        else:
-            self.owner.client_out.send_frame(self.stream, part.frames())
-
-    def _read_reply(self) -> Reply:
-        fields = self._reply_fields
-        if fields.get(b":status", b"200") != b"200" or fields.get(b"grpc-status") != b"0":
-            return UNANSWERED if fields.get(b"grpc-status") in _BROKEN_OFF else Reply(agreed=False)
-        try:
-            encoding = fields.get(b"grpc-encoding", b"")
-            return Reply(agreed=True, message=grpc.open_message(self._reply_body, encoding, bounds.REPLY_BYTES))
-        except WireError:
-            return Reply(agreed=False)
+        if part.end:
+            self._flush_early()
+            self._end()
 
     def runtime_reset(self, frame: bytes) -> None:
         """Pass the runtime's reset at once, or behind the whole answer that it follows (RFC 9113, 8.1)."""
@@ -246,51 +247,46 @@ class HeldStream:
         self._flush_early()
         self.owner.client_out.drop(self.stream)
         self.owner.client_out.inject(frame)
-        self._end(UNANSWERED)
+        self._end()
 
     def _flush_early(self) -> None:
         for part in self._early:
-            self._pass(part)
-        self._early.clear()
+            part.send(self.owner.client_out, self.stream)
+        self._early = ()
 
     # From the lifecycle.
 
     def release(self, message: bytes | None) -> bool:
         """Send the request on: its own bytes if ``message`` is None, else that message uncompressed.
 
-        Returns False if the call is no longer held; then nothing is sent.
+        Behind it goes what came behind it, and the end in DATA or trailers, if the headers were not the end. Returns
+        False if the call is no longer held; then nothing is sent.
         """
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
-        self._send_request(self._pieces() if message is None else grpc.pieces(message))
-        self._request = bytearray()
-        self._flush_early()
-        self.owner.wake()
-        return True
-
-    def _pieces(self) -> tuple[bytes, ...]:
-        """Return the request as it came; nothing if it has no message."""
-        if self.message is not None and not self._request:
-            return grpc.pieces(self.message)
-        return (bytes(self._request),) if self._request else ()
-
-    def _send_request(self, pieces: Sequence[bytes]) -> None:
-        """Send the message, what came behind it, and the end in DATA or trailers, if the headers were not the end."""
-        runtime = self.owner.runtime_out
+        runtime, late = self.owner.runtime_out, self._late_length
         end = self._half_closed and self._has_body and self._trailers is None
-        late = bool(self._late_length)
+        if message is None and self._request:
+            pieces: tuple[bytes, ...] = (bytes(self._request),)
+        else:
+            message = self.message if message is None else message
+            pieces = () if message is None else grpc.pieces(message)
+        self._request = b""
         for piece in pieces[:-1]:
             runtime.send_data(self.stream, piece, False, None, 0)
         for piece in pieces[-1:]:
-            unread = self if self.problem else None
-            runtime.send_data(self.stream, piece, end and not late, unread, self._counted)
+            runtime.send_data(self.stream, piece, end and not late, self if self.problem else None, self._counted)
         if late or (end and not pieces):
-            runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, self._late_length)
-            self._credit_stream(self._late_length)
-            self._late, self._late_length = bytearray(), 0
+            runtime.send_data(self.stream, bytes(self._late), end, self.owner.client_out, late)
+            self._credit_stream(late)
+            self._late, self._late_length = b"", 0
         if self._trailers is not None:
-            runtime.send_frame(self.stream, self._trailers.frames())
+            self._trailers.send(runtime, self.stream)
+        if self._early:
+            self._flush_early()
+        self.owner.events.wake()
+        return True
 
     def refuse(self, code: int, text: str) -> bool:
         """Answer the client with a status in the runtime's place (relay-rules A7). Returns False if no longer held."""
@@ -302,20 +298,20 @@ class HeldStream:
         owner.runtime_out.inject(http2.rst_stream(self.stream, http2.CANCEL))
         owner.client_out.inject(refusal(self.stream, code, text, self._half_closed))
         owner.drop(self.stream)
-        owner.wake()
-        self._forget_listeners()
+        owner.events.wake()
+        self.on_reply = self.on_ended = _nothing
         return True
 
     def answer(self) -> None:
         """Let the kept frame go; the stream just passes from here on."""
-        if self._kept is None:
+        kept, self._kept = self._kept, None
+        if kept is None:
             return
-        self._pass(self._kept)
-        self._kept = None
+        kept.send(self.owner.client_out, self.stream)
         if self._kept_reset:
             self.owner.client_out.send_frame(self.stream, self._kept_reset)
         self.owner.forget(self.stream)
-        self.owner.wake()
+        self.owner.events.wake()
 
     @property
     def kept(self) -> bool:
@@ -330,27 +326,26 @@ class HeldStream:
     def connection_lost(self) -> None:
         """Take the end of the client's or the runtime's connection."""
         if self._kept is None:
-            self._end(UNANSWERED)
+            self._end()
 
-    def _end(self, reply: Reply) -> None:
-        """End the call without the runtime's agreement."""
+    def _end(self) -> None:
+        """End the call without the runtime's answer."""
         ended: Callable[[], object] = _nothing
         if self.state is CallState.HOLDING:
             self.state, ended = CallState.ENDED, self.on_ended
             self._free_request()
         self.owner.forget(self.stream)
-        self._settle(reply)
+        self._settle(UNANSWERED)
         ended()
 
     def _settle(self, reply: Reply) -> None:
         if self.reply is None:
             self.reply = reply
-            self.on_reply()
-            self.owner.reply_settled(self)
-            self._forget_listeners()
+            self.owner.events.settled(self)
 
-    def _forget_listeners(self) -> None:
-        """Leave no cycle for the garbage collector: they lead to the call and its task, and these keep the stream."""
+    def go_on(self) -> None:
+        """Tell whoever waits for the reply."""
+        self.on_reply()
         self.on_reply = self.on_ended = _nothing
 
     def credit(self, length: int) -> None:
@@ -364,12 +359,13 @@ class HeldStream:
 
     def _free_request(self) -> None:
         self.free()
-        self._request = bytearray()
         self.owner.client_out.credit(self._late_length)
-        self._late = bytearray()
-        self._late_length = 0
+        self._request, self._late, self._late_length = b"", b"", 0
 
 
-def _some_fields(block: HeaderBlock, names: frozenset[bytes]) -> dict[bytes, bytes]:
-    limit = bounds.FIELD_BYTES
-    return {name: value[:limit] for name, value in headers.read(block.alone) if name in names}
+def _joined(kept: bytes | bytearray, more: bytes) -> bytes | bytearray:
+    """Put more behind what is kept."""
+    if not isinstance(kept, bytearray):
+        kept = bytearray(kept)
+    kept += more
+    return kept

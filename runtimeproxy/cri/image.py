@@ -65,6 +65,7 @@ class ImageLink(ClientConnection):
 
     def block(self, stream: int, block: bytes, end: bool) -> None:
         """Hand a header block to its stream."""
+        headers.check(block)
         if stream in self.streams:
             self.streams[stream].image_headers(headers.alone(block), end)
 

@@ -6,21 +6,22 @@ Invariant: bytes in by ``receive``, bytes out by ``Outlet.out``; whatever is not
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from runtimeproxy.call import CallState
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Budget, Budgets, Excess
-from runtimeproxy.cri.direction import Data, Direction, HeaderBlock, Stream
+from runtimeproxy.cri.direction import Direction, HeaderBlock, Stream
 from runtimeproxy.cri.farewell import ENDLESS, Farewell, Open
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import AWAY, ImageLink
 from runtimeproxy.cri.refused import DroppedStream, refusal
-from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES
+from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, Route
 from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import Outlet
+from runtimeproxy.wire.headers import Field
 
 RETIRED_LIMIT = 1_000
 """Ended streams that are remembered, so that late frames on them reach nobody who never saw them."""
@@ -39,7 +40,7 @@ class Events(Protocol):
         """Take a call whose request is whole, or cannot be read (``problem``)."""
 
     def settled(self, stream: HeldStream) -> None:
-        """Take that a call has its reply."""
+        """Have a call that has its reply ``go_on``."""
 
     def ambiguous(self) -> bool:
         """Tell whether a request without exactly one :path may pass."""
@@ -86,18 +87,6 @@ class Reader:
     def look_again(self) -> None:
         """Let no block pass unread because one like it has passed before."""
         self.from_client.look_again()
-
-    def reply_settled(self, held: HeldStream) -> None:
-        """Tell the front that a held call has its reply."""
-        self.events.settled(held)
-
-    def request_whole(self, held: HeldStream) -> None:
-        """Hand a held call to the front."""
-        self.events.held(held)
-
-    def wake(self) -> None:
-        """Have the outlets written."""
-        self.events.wake()
 
     def forget(self, stream: int) -> None:
         """Let a stream just pass from now on."""
@@ -187,8 +176,10 @@ class Reader:
 class FromClient(Direction):
     """Frames of the client."""
 
+    side = "client"
+
     def __init__(self, reader: Reader, budgets: Budgets) -> None:
-        super().__init__(reader.client_out, reader.runtime_out, reader.streams, budgets)
+        super().__init__(reader.client_out, reader.runtime_out, reader.streams, budgets, reader.clock)
         self._reader = reader
         self._preface = b""
         self.feed = self._greet  # type: ignore[method-assign]  # until the preface is whole, not a test a chunk for ever
@@ -210,16 +201,21 @@ class FromClient(Direction):
         if stream <= reader.highest:
             headers.check(block)
             return True
+        fields = headers.walk(block)
         try:
-            path = headers.find_path(block)
+            path = headers.path(fields)
         except headers.AmbiguousPath:
             return False
-        if stream > reader.farewell.last or path in HELD or path in ENDLESS:
+        route = HELD.get(path)
+        if stream > reader.farewell.last or path in ENDLESS or (end and route is not None):
             return False
         if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             return False
-        self.remember(block)
-        self.passed(stream, end)
+        if route is None:
+            self.remember(block)
+            self.passed(stream, end)
+        else:
+            self._hold(route, stream, fields, end)
         return True
 
     def passed(self, stream: int, end: bool) -> None:
@@ -237,11 +233,8 @@ class FromClient(Direction):
 
     def headers(self, block: HeaderBlock) -> None:
         """Take a request's headers or trailers."""
-        special = self.streams.get(block.stream)
-        if special is not None:
-            special.client_headers(block)
-        elif block.stream <= self._reader.highest:
-            self.forward(block)
+        if block.stream <= self._reader.highest:
+            block.send(self.sink, block.stream)
         else:
             self._request(block)
 
@@ -250,8 +243,9 @@ class FromClient(Direction):
         if block.stream > reader.farewell.last:
             reader.refuse_newer(block)
             return
+        fields = headers.walk(block.alone)
         try:
-            path = headers.find_path(block.alone)
+            path = headers.path(fields)
         except headers.AmbiguousPath:
             path = b""
             if not reader.events.ambiguous():
@@ -260,21 +254,25 @@ class FromClient(Direction):
         if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             reader.open_image(block)
         elif path in HELD:
-            self._hold(HeldStream(reader, HELD[path], block), block)
+            held = self._hold(HELD[path], block.stream, fields, block.end)
+            block.send(self.sink, block.stream)
+            held.start()
         else:
             reader.open[block.stream] = Open.ENDLESS if path in ENDLESS else _ASKED
             reader.highest = block.stream
-            self.forward(block)
+            block.send(self.sink, block.stream)
         reader.check_open()
 
-    def _hold(self, held: HeldStream, block: HeaderBlock) -> None:
-        """Send the headers on at once: streams must open in order, and the runtime's deadline starts."""
+    def _hold(self, route: Route, stream: int, fields: Sequence[Field], half_closed: bool) -> HeldStream:
+        """Hold a call. Its headers go on at once: streams must open in order, and the runtime's deadline starts."""
         reader = self._reader
-        reader.highest = block.stream
-        self.streams[block.stream] = held
-        self.sink.govern(block.stream)
-        self.forward(block)
-        held.start()
+        held = HeldStream(reader, route, stream, fields, half_closed)
+        reader.highest = stream
+        self.streams[stream] = held
+        self.sink.govern(stream)
+        if len(self.streams) > OPEN_STREAMS:
+            reader.check_open()
+        return held
 
     def settings(self, entries: list[tuple[int, int]]) -> None:
         """Keep the client's settings for the image endpoint."""
@@ -289,18 +287,6 @@ class FromClient(Direction):
         """Pass the client's GOAWAY."""
         return frame
 
-    def special_data(self, special: Stream, data: Data) -> None:
-        """Hand DATA to its stream."""
-        special.client_data(data)
-
-    def special_window(self, special: Stream, increment: int) -> None:
-        """Hand a WINDOW_UPDATE to its stream."""
-        special.client_window(increment)
-
-    def special_reset(self, special: Stream, frame: bytes) -> None:
-        """Hand an RST_STREAM to its stream."""
-        special.client_reset(frame)
-
     def reset(self, stream: int) -> bool:
         """Take the reset of a passing stream."""
         return self._reader.open.pop(stream, None) is not None
@@ -309,8 +295,10 @@ class FromClient(Direction):
 class FromRuntime(Direction):
     """Frames of the runtime."""
 
+    side = "runtime"
+
     def __init__(self, reader: Reader, budgets: Budgets) -> None:
-        super().__init__(reader.runtime_out, reader.client_out, reader.streams, budgets)
+        super().__init__(reader.runtime_out, reader.client_out, reader.streams, budgets, reader.clock)
         self._reader = reader
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
@@ -330,12 +318,8 @@ class FromRuntime(Direction):
 
     def headers(self, block: HeaderBlock) -> None:
         """Take a reply's headers or trailers."""
-        special = self.streams.get(block.stream)
-        if special is not None:
-            special.runtime_headers(block)
-            return
         self.passed(block.stream, block.end)
-        self.forward(block)
+        block.send(self.sink, block.stream)
 
     def settings(self, entries: list[tuple[int, int]]) -> None:
         """Pass the runtime's settings; the outlet toward it obeys them."""
@@ -347,18 +331,6 @@ class FromRuntime(Direction):
     def goaway(self, payload: bytes, frame: bytes) -> bytes:
         """Pass the runtime's GOAWAY with the image streams, and what was told before, in mind."""
         return self._reader.farewell.runtime_goaway(payload, frame)
-
-    def special_data(self, special: Stream, data: Data) -> None:
-        """Hand DATA to its stream."""
-        special.runtime_data(data)
-
-    def special_window(self, special: Stream, increment: int) -> None:
-        """Hand a WINDOW_UPDATE to its stream."""
-        special.runtime_window(increment)
-
-    def special_reset(self, special: Stream, frame: bytes) -> None:
-        """Hand an RST_STREAM to its stream."""
-        special.runtime_reset(frame)
 
     def reset(self, stream: int) -> bool:
         """Take the reset of a passing stream."""

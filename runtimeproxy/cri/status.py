@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from runtimeproxy.cri import api_pb2
-from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind, decode, resources_of
+from runtimeproxy.cri.translate import RESOURCE_TABLE, Kind, decode
+from runtimeproxy.hookapi.codec import resources_of
 from runtimeproxy.model import SLICE, ContainerInfo, PodInfo, Resources, named, overlay
 
 Json = Mapping[str, Any]
@@ -106,7 +107,8 @@ def read_container_status(message: bytes, container_id: str) -> ContainerInfo:
     info = _info(response.info)
     config, spec = _object(info, "config"), _object(info, "runtimeSpec")
     asked = _resources(_object(config, "linux"), "resources")
-    runs = resources_of(status.resources, "linux") or _spec_resources(spec)
+    told = status.resources
+    runs = resources_of(told.linux) if told.HasField("linux") else _spec_resources(spec)
     return ContainerInfo(
         id=status.id or container_id,
         pod_id=_text(info, "sandboxID") or "",

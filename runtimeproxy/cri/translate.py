@@ -7,10 +7,9 @@ Numbers: CRI's api.proto; runtime.v1 and runtime.v1alpha2 agree on all that is r
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
@@ -18,7 +17,8 @@ from google.protobuf.message import DecodeError, Message
 from runtimeproxy.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.errors import WireError
-from runtimeproxy.hookapi.codec import entries_of
+from runtimeproxy.hookapi import codec
+from runtimeproxy.hookapi.codec import entries_of, resources_of
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import Shape
@@ -49,7 +49,11 @@ RESOURCE_TABLE: dict[str, tuple[int, Kind]] = {
 }
 """Field number and kind of every field of LinuxContainerResources, by its name in CRI and in the model."""
 
-_PLAIN = tuple(name for name, (_, kind) in RESOURCE_TABLE.items() if kind in (Kind.NUMBER, Kind.TEXT))
+SHORT_BYTES = 2 * FIELDS_LIMIT
+"""No field is shorter than a tag and a length: a message up to here cannot have too many. A longer one is not to be
+there in two forms more."""
+
+_WITHOUT_ID = "CRI message without an id"
 
 
 def read_pod(message: bytes) -> PodInfo:
@@ -57,41 +61,52 @@ def read_pod(message: bytes) -> PodInfo:
     request = _asked(api_pb2.RunPodSandboxRequest, message)
     if not request.HasField("config"):
         raise Unreadable("RunPodSandboxRequest without a config")
-    return _pod(request.config, request.runtime_handler)
+    linux = request.config.linux
+    return _pod(
+        request.config,
+        request.runtime_handler,
+        resources_of(linux.overhead) if linux.HasField("overhead") else None,
+        resources_of(linux.resources) if linux.HasField("resources") else None,
+    )
 
 
 def read_container(message: bytes) -> tuple[ContainerInfo, PodInfo | None]:
     """Read a CreateContainerRequest: the container, which has no id yet, and what it repeats of its pod.
 
     That is the pod's names, labels, annotations and cgroup parent; None if there is no sandbox config. Raises
-    Unreadable.
+    Unreadable. The envs stay as they came unless they have to be looked into.
     """
-    request = _asked(api_pb2.CreateContainerRequest, message)
+    request: Any
+    envs: Mapping[str, str] | None = None
+    raw: Mapping[bytes, bytes] = {}
+    try:
+        if len(message) <= SHORT_BYTES:
+            request = api_pb2.CreateContainerRequestWithEntries.FromString(message)
+            envs = codec.envs_of(request.config.envs)
+    except DecodeError:
+        pass
+    if envs is None:
+        request = _asked(api_pb2.CreateContainerRequest, message)
+        raw = {entry.key: entry.value for entry in request.config.envs}
     if not request.pod_sandbox_id or not request.HasField("config"):
         raise Unreadable("CreateContainerRequest without a pod's id or without a config")
     config = request.config
-    pod_id, metadata, annotations = request.pod_sandbox_id, config.metadata, entries_of(config.annotations)
-    name, attempt, resources = metadata.name, metadata.attempt, resources_of(config.linux, "resources")
-    pod = _repeated(request.sandbox_config) if request.HasField("sandbox_config") else None
-    envs = {entry.key: entry.value for entry in config.envs}
-    del request, config, metadata  # else a long env would be there once more while it is decoded
-    container = ContainerInfo(
-        pod_id=pod_id,
-        name=name,
-        attempt=attempt,
-        annotations=annotations,
-        resources=resources,
-        envs=_decoded(envs),
-    )
-    return container, pod
+    pod_id, metadata, annotations, linux = request.pod_sandbox_id, config.metadata, config.annotations, config.linux
+    name, attempt, annotations = metadata.name, metadata.attempt, entries_of(annotations) if annotations else {}
+    resources = resources_of(linux.resources) if linux.HasField("resources") else None
+    pod = _pod(request.sandbox_config) if request.HasField("sandbox_config") else None
+    if envs is None:
+        del request, config, metadata, linux  # else a long env would be there once more while it is decoded
+        envs = _decoded(raw)
+    return ContainerInfo("", pod_id, name, attempt, annotations, resources, envs), pod
 
 
 def read_id(message: bytes) -> str:
     """Read the id in field 1 of a request or response of any other call. Raises Unreadable, also if it is empty."""
-    identified = _asked(api_pb2.Identified, message)
-    if not identified.id:
-        raise Unreadable("CRI message without an id")
-    return identified.id
+    found = _asked(api_pb2.Identified, message).id
+    if not found:
+        raise Unreadable(_WITHOUT_ID)
+    return found
 
 
 def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
@@ -100,22 +115,29 @@ def read_update(message: bytes) -> tuple[str, Resources | None, dict[str, str]]:
     Raises Unreadable.
     """
     request = _asked(api_pb2.UpdateContainerResourcesRequest, message)
-    return read_id(message), resources_of(request, "linux"), entries_of(request.annotations)
+    if not request.container_id:
+        raise Unreadable(_WITHOUT_ID)
+    resources = resources_of(request.linux) if request.HasField("linux") else None
+    return request.container_id, resources, entries_of(request.annotations)
 
 
 def read_pod_update(message: bytes) -> tuple[Resources | None, Resources | None]:
     """Read an UpdatePodSandboxResourcesRequest: the pod's overhead, its resources. Raises Unreadable."""
     request = _asked(api_pb2.UpdatePodSandboxResourcesRequest, message)
-    return resources_of(request, "overhead"), resources_of(request, "resources")
+    return (
+        resources_of(request.overhead) if request.HasField("overhead") else None,
+        resources_of(request.resources) if request.HasField("resources") else None,
+    )
 
 
 def _asked(kind: type[_M], message: bytes) -> _M:
     """Parse a request, unless too much would become of it. Raises Unreadable."""
-    try:
-        if protobuf.has_more_fields(message, FIELDS_LIMIT, _shape(kind.DESCRIPTOR)):
-            raise Unreadable(TOO_MANY_FIELDS)
-    except WireError as error:
-        raise Unreadable(str(error)) from None
+    if len(message) > SHORT_BYTES:
+        try:
+            if protobuf.has_more_fields(message, FIELDS_LIMIT, _shape(kind.DESCRIPTOR)):
+                raise Unreadable(TOO_MANY_FIELDS)
+        except WireError as error:
+            raise Unreadable(str(error)) from None
     return decode(kind, message)
 
 
@@ -132,38 +154,26 @@ def decode(kind: type[_M], message: bytes) -> _M:
         raise Unreadable(f"{kind.__name__} with a broken field, or with a text that is not UTF-8") from None
 
 
-def resources_of(owner: Message, name: str) -> Resources | None:
-    """Return the LinuxContainerResources in a field of a message, None if it is not set."""
-    if not owner.HasField(name):
-        return None
-    message = getattr(owner, name)
-    return Resources(
-        **{field: getattr(message, field) for field in _PLAIN},
-        hugepage_limits={limit.page_size: limit.limit for limit in message.hugepage_limits},
-        unified=entries_of(message.unified),
-    )
-
-
-def _pod(config: api_pb2.PodSandboxConfig, runtime_handler: str) -> PodInfo:
-    return replace(
-        _repeated(config),
-        runtime_handler=runtime_handler,
-        overhead=resources_of(config.linux, "overhead"),
-        resources=resources_of(config.linux, "resources"),
-    )
-
-
-def _repeated(config: api_pb2.PodSandboxConfig) -> PodInfo:
-    """Read what a container's create repeats of its pod; no more of it is looked at."""
-    metadata = config.metadata
+def _pod(
+    config: api_pb2.PodSandboxConfig,
+    runtime_handler: str = "",
+    overhead: Resources | None = None,
+    resources: Resources | None = None,
+) -> PodInfo:
+    """Read what a container's create repeats of its pod, too."""
+    metadata, labels, annotations = config.metadata, config.labels, config.annotations
     return PodInfo(
-        name=metadata.name,
-        uid=metadata.uid,
-        namespace=metadata.namespace,
-        attempt=metadata.attempt,
-        labels=entries_of(config.labels),
-        annotations=entries_of(config.annotations),
-        cgroup_parent=config.linux.cgroup_parent,
+        "",
+        metadata.name,
+        metadata.uid,
+        metadata.namespace,
+        metadata.attempt,
+        runtime_handler,
+        entries_of(labels) if labels else {},
+        entries_of(annotations) if annotations else {},
+        config.linux.cgroup_parent,
+        overhead,
+        resources,
     )
 
 

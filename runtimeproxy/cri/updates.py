@@ -109,7 +109,7 @@ class UpdateCall(ContainerCall):
         )
         self._recorder.left_out(self.operation.value, said.left_out, by="an update")
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
-        self.said = replace(self.said, put_in=said.resources, annotations=adjustment.annotations)
+        self.said = SaidUpdate(self.said.asked, said.resources, adjustment.annotations, self.said.later)
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
@@ -118,8 +118,9 @@ class UpdateCall(ContainerCall):
 
     @property
     def _taken(self) -> SaidUpdate:
-        asked = self.said.asked
-        return replace(self.said, asked=replace(asked, resources=edit.taken_in_update(asked.resources)))
+        said = self.said
+        taken = edit.taken_in_update(said.asked.resources)
+        return said if taken is said.asked.resources else replace(said, asked=replace(said.asked, resources=taken))
 
     def superseded(self, by: Call) -> bool:
         """Ask only for what a later update does not name."""

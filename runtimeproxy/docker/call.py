@@ -6,18 +6,18 @@ Invariant: a request that nobody changed is released as the very bytes that came
 """
 
 from abc import abstractmethod
-from asyncio import AbstractEventLoop, Future
-from collections.abc import Mapping
+from asyncio import AbstractEventLoop
 
-from runtimeproxy import hookpoints, records
+from runtimeproxy import hookpoints
 from runtimeproxy.call import NOT_DONE, Call, CallState, Reply, Unreadable
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.sync import Events
 from runtimeproxy.errors import HookError, WireError
+from runtimeproxy.fiber import Pending
 from runtimeproxy.hookpoints import HookPoint, Operation
-from runtimeproxy.model import Adjustment, HookRequest, ResourceValue, Subject
+from runtimeproxy.model import Adjustment, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
 
@@ -48,14 +48,13 @@ def body_of(exchange: HeldExchange) -> bytes:
 class DockerCall(Call):
     """A held call; the subclasses know their requests."""
 
-    deadline = None
-
     def __init__(self, exchange: HeldExchange, daemon: Daemon, operation: Operation) -> None:
         self.operation = operation
         self.concerned: tuple[HookPoint, ...] = hookpoints.concerned(operation)
         self._exchange = exchange
         self._daemon = daemon
-        self._reply: Future[Reply] = daemon.loop.create_future()
+        self.has_left = exchange.state is CallState.RELEASED
+        self._reply: Pending[Reply] = Pending(loop=daemon.loop)
         if exchange.reply is None:
             exchange.on_reply = self._take_reply
         else:
@@ -70,28 +69,11 @@ class DockerCall(Call):
         if not self._reply.done() and self._exchange.reply is not None:
             self._reply.set_result(self._exchange.reply)
 
-    def hook_request(self, subject: Subject) -> HookRequest:
-        """Tell what is known now."""
-        return records.told(subject)
-
-    async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
-        """Need nothing; start does."""
-        return {}
-
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes | None:
         """Return the body as it is released; None if nothing changes."""
         return None
 
-    @property
-    def has_left(self) -> bool:
-        """Tell whether the request has left already."""
-        return self._exchange.state is CallState.RELEASED
-
-    def unedited(self, store: Store) -> bool:
-        """Know of nothing; a container's create does."""
-        return True
-
-    def release(self, subject: Subject | None, adjustment: Adjustment) -> Future[Reply]:
+    def release(self, subject: Subject | None, adjustment: Adjustment) -> Pending[Reply]:
         """Edit and send on; the daemon's answer comes later."""
         self.send(None if subject is None else self.edited(subject, adjustment))
         return self._reply
@@ -103,10 +85,6 @@ class DockerCall(Call):
     def refuse(self, error: HookError) -> None:
         """Answer 500 with a message that names plugin, hook point and reason."""
         self._exchange.refuse(ERROR_STATUS, f"runtimeproxy: {self.operation.value} refused: {error}")
-
-    def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
-        """Leave the subject as it is."""
-        return subject
 
     def answer(self, reply: Reply) -> None:
         """Let the daemon's own answer go."""

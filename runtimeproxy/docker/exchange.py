@@ -278,12 +278,15 @@ class HeldExchange(Exchange):
 
     def _settle(self, reply: Reply) -> None:
         self.reply = reply
-        self.on_reply()
         self._owner.reply_settled(self)
+
+    def go_on(self) -> None:
+        """Tell whoever waits for the reply."""
+        self.on_reply()
         self._forget_listeners()
 
     def _forget_listeners(self) -> None:
-        """Leave no cycle for the garbage collector: they lead to the call and its task, and these keep the exchange."""
+        """Leave no cycle for the garbage collector: they lead to the call and its fiber, which keep the exchange."""
         self.on_reply = self.on_ended = _nothing
 
 

@@ -1,16 +1,17 @@
 """The Docker front: every client connection is paired with one to dockerd, held calls go to the lifecycle.
 
-Owns the connections of the front, the tasks of its calls, and which requests are held.
+Owns the connections of the front, when its calls go on, and which requests are held.
 Must not know: how hook servers are asked, what a body means.
-Invariant: a call's task is the lifecycle's: the client's leaving ends it only while the call is held (relay-rules C2).
+Invariant: a call is run by the lifecycle: the client's leaving ends it only while the call is held (relay-rules C2).
 """
 
 import asyncio
 import logging
 import socket
+from functools import partial
 
 from runtimeproxy import hookpoints
-from runtimeproxy.call import Unreadable
+from runtimeproxy.call import CallState, Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.away import Away
 from runtimeproxy.docker.backend import Backend
@@ -56,7 +57,7 @@ class Front(Pairs):
         recorder: Recorder,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(daemon_endpoint, recorder, loop)
+        super().__init__(daemon_endpoint, recorder, loop, lifecycle.running)
         self.lifecycle = lifecycle
         self.manager = manager
         self.held_bytes = HeldBytes()
@@ -163,8 +164,6 @@ class Connection:
     def __init__(self, front: Front, client: socket.socket, backend: socket.socket) -> None:
         self._front = front
         self.intercepts = front.intercepts
-        self._stepped = False
-        """True once bytes moved a held call on: its task has something to send next."""
         self._finished = False
         self._shut = False
         self._end_is_ours = False
@@ -179,17 +178,13 @@ class Connection:
         """Return what goes out."""
         return self.reader.to_client, self.reader.to_daemon
 
-    def client_bytes(self, data: bytes) -> bool:
+    def client_bytes(self, data: bytes) -> None:
         """Read the client's bytes."""
-        self._stepped = False
         self.reader.client_bytes(data)
-        return self._stepped
 
-    def backend_bytes(self, data: bytes) -> bool:
+    def backend_bytes(self, data: bytes) -> None:
         """Read the daemon's bytes."""
-        self._stepped = False
         self.reader.daemon_bytes(data)
-        return self._stepped
 
     def client_ended(self) -> bool:
         """Take the client's EOF; behind a held call it waits.
@@ -250,7 +245,7 @@ class Connection:
     # The reader's events.
 
     def held(self, exchange: HeldExchange) -> None:
-        """Run the call in a task of the lifecycle; what is not a pod's goes on at once."""
+        """Run the call behind what is being read; what is not a pod's goes on at once."""
         front = self._front
         call = front.call(exchange)
         if call is None:
@@ -259,14 +254,17 @@ class Connection:
             if exchange.reply is not None:  # it has left already, in vain
                 exchange.answer()
             return
-        self._stepped = True
-        task = front.loop.create_task(front.lifecycle.run(call), name=call.operation.value)
-        exchange.on_ended = task.cancel
-        front.keep(task)
+        self.pair.later(partial(self._run, call, exchange))
 
     def settled(self, exchange: HeldExchange) -> None:
-        """Know that the call's task goes on."""
-        self._stepped = True
+        """Have the call go on behind what is being read."""
+        self.pair.later(exchange.go_on)
+
+    def _run(self, call: DockerCall, exchange: HeldExchange) -> None:
+        if exchange.state is not CallState.ENDED:  # the client may have left in the same breath
+            fiber = self._front.lifecycle.run(call)
+            if exchange.state is CallState.HOLDING:
+                exchange.on_ended = fiber.cancel
 
     def speaks_http2(self) -> bool:
         """Let a client that speaks HTTP/2 pass, round the hooks, unless a plugin has policy Fail (relay-rules B4)."""

@@ -30,7 +30,7 @@ class Events(Protocol):
         """Take a held request that is whole, or cannot be read, and whose turn it is."""
 
     def settled(self, exchange: HeldExchange) -> None:
-        """Take the end of a held call's wait for the daemon."""
+        """Have a call that waits for the daemon no longer ``go_on``."""
 
     def speaks_http2(self) -> bool:
         """Take a client that speaks HTTP/2; False if it is not to pass."""
@@ -333,7 +333,7 @@ class Reader:
         self._events.wake()
 
     def reply_settled(self, exchange: HeldExchange) -> None:
-        """Tell that a held call waits for the daemon no longer."""
+        """Have a held call that waits for the daemon no longer go on."""
         self._events.settled(exchange)
 
     def answer(self, exchange: HeldExchange) -> None:

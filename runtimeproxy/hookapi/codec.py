@@ -3,27 +3,39 @@
 Owns which field of a message holds which field of the model, for the proxy's side and for the hook server's.
 Must not know: what an answer means (runtimeproxy.merge), how the bytes travel.
 Invariant: every field of a message that the model knows is filled; text that is not UTF-8 is left out, never altered.
+
+A container's message is two parts, one after the other: what it tells of the pod, and of the container. To a parser
+that is one message (protobuf.dev, "Last One Wins"), and each part is made once for a value.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from runtimeproxy.caches import ANSWERS, CONTAINER_PARTS, POD_PARTS
+from runtimeproxy.envs import NO_CHANGES, Envs
 from runtimeproxy.errors import WireError
-from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.hookpoints import HookPoint, SubjectKind
+from runtimeproxy.hookapi import api_pb2, entries_pb2
+from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, SubjectKind
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
+_GROWTH = 24
+"""A byte of an answer becomes at most so many of a value: an entry of a map has at least five."""
+
 M = TypeVar("M", bound=Message)
+
+_PATHS = {point.name: f"/{SERVICE}/{point.method}" for point in HOOK_POINTS}
+_V = TypeVar("_V", PodInfo, ContainerInfo, Resources, HookAnswer)
 
 
 def method_path(point: HookPoint) -> str:
     """Return the HTTP/2 path of the method that serves a hook point."""
-    return f"/{SERVICE}/{point.method}"
+    return _PATHS[point.name]
 
 
 def encode(point: HookPoint, request: HookRequest) -> bytes:
@@ -31,17 +43,30 @@ def encode(point: HookPoint, request: HookRequest) -> bytes:
 
     Raises ValueError if the request has no container at a container's point, or a number that its field cannot hold.
     """
-    return _CODECS[point.subject].write_request(request).SerializeToString()
+    pod, container = request.pod, request.container
+    if point.subject is SubjectKind.POD:
+        return _pod_request(pod)
+    if container is None:
+        raise ValueError("the request of a container's hook point has no container")
+    of_pod, own = POD_PARTS.get(id(pod)), CONTAINER_PARTS.get(id(container))
+    return (_pod_part(pod) if of_pod is None else of_pod[1]) + (_container_part(container) if own is None else own[1])
 
 
 def decode(point: HookPoint, body: bytes) -> HookAnswer:
-    """Return what a hook server answered at a hook point. Raises WireError if it cannot be parsed."""
-    return _CODECS[point.subject].read_answer(body)
+    """Return what a hook server answered at a hook point. Raises WireError if it cannot be parsed.
+
+    Equal bytes may give the same value, so nobody can change its maps.
+    """
+    key = point.subject, body
+    known = ANSWERS.get(key)
+    if known is None:
+        known = ANSWERS.keep(key, _frozen(_READ_ANSWER[point.subject](body)), _GROWTH * len(body))
+    return known
 
 
 def decode_request(point: HookPoint, body: bytes) -> HookRequest:
     """Return what the proxy told, for the hook server's side. Raises WireError if it cannot be parsed."""
-    return _CODECS[point.subject].read_request(body)
+    return _READ_REQUEST[point.subject](body)
 
 
 def encode_answer(point: HookPoint, answer: HookAnswer) -> bytes:
@@ -49,24 +74,27 @@ def encode_answer(point: HookPoint, answer: HookAnswer) -> bytes:
 
     Raises ValueError if a number is one that its field cannot hold.
     """
-    return _CODECS[point.subject].write_answer(answer).SerializeToString()
+    return _WRITE_ANSWER[point.subject](answer)
 
 
 # -- pod -------------------------------------------------------------------------------------------------------------
 
 
-def _write_pod_request(request: HookRequest) -> Message:
-    pod = request.pod
-    message = api_pb2.PodSandboxHookRequest(
-        pod_meta=_write_pod_meta(pod),
-        runtime_handler=_text(pod.runtime_handler),
-        cgroup_parent=_text(pod.cgroup_parent or ""),
-        overhead=_write_resources(pod.overhead),
-        resources=_write_resources(pod.resources),
-    )
-    _fill(message.labels, pod.labels)
-    _fill(message.annotations, pod.annotations)
-    return message
+def _pod_request(pod: PodInfo) -> bytes:
+    message = api_pb2.PodSandboxHookRequest()
+    try:
+        _write_pod_meta(message.pod_meta, pod)
+        message.runtime_handler = pod.runtime_handler
+        _write_entries(message.labels, pod.labels)
+        _write_entries(message.annotations, pod.annotations)
+        message.cgroup_parent = pod.cgroup_parent or ""
+        if pod.overhead is not None:
+            _write_resources(message.overhead, pod.overhead)
+        if pod.resources is not None:
+            _write_resources(message.resources, pod.resources)
+    except UnicodeEncodeError:
+        return _pod_request(_encodable(pod))
+    return message.SerializeToString()
 
 
 def _read_pod_request(body: bytes) -> HookRequest:
@@ -82,19 +110,23 @@ def _read_pod_request(body: bytes) -> HookRequest:
             labels=entries_of(message.labels),
             annotations=entries_of(message.annotations),
             cgroup_parent=message.cgroup_parent,
-            overhead=_read_resources(message.overhead) if message.HasField("overhead") else None,
-            resources=_read_resources(message.resources) if message.HasField("resources") else None,
+            overhead=resources_of(message.overhead) if message.HasField("overhead") else None,
+            resources=resources_of(message.resources) if message.HasField("resources") else None,
         )
     )
 
 
-def _write_pod_answer(answer: HookAnswer) -> Message:
-    message = api_pb2.PodSandboxHookResponse(
-        cgroup_parent=_text(answer.cgroup_parent), resources=_write_resources(answer.resources)
-    )
-    _fill(message.labels, answer.labels)
-    _fill(message.annotations, answer.annotations)
-    return message
+def _write_pod_answer(answer: HookAnswer) -> bytes:
+    message = api_pb2.PodSandboxHookResponse()
+    try:
+        _write_entries(message.labels, answer.labels)
+        _write_entries(message.annotations, answer.annotations)
+        message.cgroup_parent = answer.cgroup_parent
+        if answer.resources is not None:
+            _write_resources(message.resources, answer.resources)
+    except UnicodeEncodeError:
+        return _write_pod_answer(_encodable(answer))
+    return message.SerializeToString()
 
 
 def _read_pod_answer(body: bytes) -> HookAnswer:
@@ -103,31 +135,71 @@ def _read_pod_answer(body: bytes) -> HookAnswer:
         labels=entries_of(message.labels),
         annotations=entries_of(message.annotations),
         cgroup_parent=message.cgroup_parent,
-        resources=_read_resources(message.resources) if message.HasField("resources") else None,
+        resources=resources_of(message.resources) if message.HasField("resources") else None,
     )
 
 
 # -- container -------------------------------------------------------------------------------------------------------
 
 
-def _write_container_request(request: HookRequest) -> Message:
-    pod, container = request.pod, request.container
-    if container is None:
-        raise ValueError("the request of a container's hook point has no container")
-    message = api_pb2.ContainerResourceHookRequest(
-        pod_meta=_write_pod_meta(pod),
-        container_meta=api_pb2.ContainerMetadata(
-            name=_text(container.name), attempt=container.attempt, id=_text(container.id)
-        ),
-        container_resources=_write_resources(container.resources),
-        pod_resources=_write_resources(pod.resources),
-        pod_cgroup_parent=_text(container.cgroup_parent or pod.cgroup_parent or ""),
-    )
-    _fill(message.container_annotations, container.annotations)
-    _fill(message.pod_annotations, pod.annotations)
-    _fill(message.pod_labels, pod.labels)
-    _fill(message.container_envs, container.envs)
-    return message
+def _pod_part(pod: PodInfo) -> bytes:
+    """Write what a container's message tells of its pod; it is kept with the value, which takes about as much."""
+    message = api_pb2.ContainerResourceHookRequest()
+    try:
+        _write_pod_meta(message.pod_meta, pod)
+        if pod.resources is not None:
+            _write_resources(message.pod_resources, pod.resources)
+        _write_entries(message.pod_annotations, pod.annotations)
+        _write_entries(message.pod_labels, pod.labels)
+        message.pod_cgroup_parent = pod.cgroup_parent or ""
+    except UnicodeEncodeError:
+        return _pod_part(_encodable(pod))
+    part = message.SerializeToString()
+    POD_PARTS.keep(id(pod), (pod, part), 2 * len(part))
+    return part
+
+
+def _container_part(container: ContainerInfo) -> bytes:
+    """Write what is told of the container itself; a cgroup parent of its own comes behind the pod's, so it counts.
+
+    The value of one that is yet to be created comes once, so that is not kept.
+    """
+    message, envs = api_pb2.ContainerResourceHookRequest(), container.envs
+    try:
+        meta = message.container_meta
+        meta.SetInParent()
+        meta.name, meta.attempt, meta.id = container.name, container.attempt, container.id
+        _write_entries(message.container_annotations, container.annotations)
+        if container.resources is not None:
+            _write_resources(message.container_resources, container.resources)
+        message.pod_cgroup_parent = container.cgroup_parent
+        _write_entries(message.container_envs, envs.changes if type(envs) is Envs else envs)
+    except UnicodeEncodeError:
+        return _container_part(_encodable(container))
+    part = message.SerializeToString()
+    if type(envs) is Envs:
+        part = envs.raw + part
+    if container.id:
+        CONTAINER_PARTS.keep(id(container), (container, part), 2 * len(part))
+    return part
+
+
+def envs_of(entries: Sequence[bytes]) -> Envs | None:
+    """Return the variables of a container in entries of the field container_envs, which are told as they came.
+
+    None if hook servers may not take them for what they are: if any is not UTF-8, which Go refuses with the whole
+    message, has a field that nobody knows, or has the key of another one.
+    """
+    raw = entries_pb2.ContainerEnvs(container_envs=entries).SerializeToString()
+    try:
+        found = api_pb2.ContainerResourceHookRequest.FromString(raw).container_envs
+    except DecodeError:
+        return None
+    return Envs(raw, _read_envs, NO_CHANGES) if len(found) == len(entries) else None
+
+
+def _read_envs(raw: bytes) -> dict[str, str]:
+    return entries_of(api_pb2.ContainerResourceHookRequest.FromString(raw).container_envs)
 
 
 def _read_container_request(body: bytes) -> HookRequest:
@@ -141,26 +213,30 @@ def _read_container_request(body: bytes) -> HookRequest:
         labels=entries_of(message.pod_labels),
         annotations=entries_of(message.pod_annotations),
         cgroup_parent=message.pod_cgroup_parent,
-        resources=_read_resources(message.pod_resources) if message.HasField("pod_resources") else None,
+        resources=resources_of(message.pod_resources) if message.HasField("pod_resources") else None,
     )
     container = ContainerInfo(
         id=meta.id,
         name=meta.name,
         attempt=meta.attempt,
         annotations=entries_of(message.container_annotations),
-        resources=_read_resources(message.container_resources) if message.HasField("container_resources") else None,
+        resources=resources_of(message.container_resources) if message.HasField("container_resources") else None,
         envs=entries_of(message.container_envs),
     )
     return HookRequest(pod, container)
 
 
-def _write_container_answer(answer: HookAnswer) -> Message:
-    message = api_pb2.ContainerResourceHookResponse(
-        container_resources=_write_resources(answer.resources), pod_cgroup_parent=_text(answer.cgroup_parent)
-    )
-    _fill(message.container_annotations, answer.annotations)
-    _fill(message.container_envs, answer.envs)
-    return message
+def _write_container_answer(answer: HookAnswer) -> bytes:
+    message = api_pb2.ContainerResourceHookResponse()
+    try:
+        _write_entries(message.container_annotations, answer.annotations)
+        if answer.resources is not None:
+            _write_resources(message.container_resources, answer.resources)
+        message.pod_cgroup_parent = answer.cgroup_parent
+        _write_entries(message.container_envs, answer.envs)
+    except UnicodeEncodeError:
+        return _write_container_answer(_encodable(answer))
+    return message.SerializeToString()
 
 
 def _read_container_answer(body: bytes) -> HookAnswer:
@@ -169,26 +245,24 @@ def _read_container_answer(body: bytes) -> HookAnswer:
         annotations=entries_of(message.container_annotations),
         envs=entries_of(message.container_envs),
         cgroup_parent=message.pod_cgroup_parent,
-        resources=_read_resources(message.container_resources) if message.HasField("container_resources") else None,
+        resources=resources_of(message.container_resources) if message.HasField("container_resources") else None,
     )
 
 
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Codec:
-    write_request: Callable[[HookRequest], Message]
-    read_request: Callable[[bytes], HookRequest]
-    write_answer: Callable[[HookAnswer], Message]
-    read_answer: Callable[[bytes], HookAnswer]
-
-
-_CODECS: Mapping[SubjectKind, _Codec] = {
-    SubjectKind.POD: _Codec(_write_pod_request, _read_pod_request, _write_pod_answer, _read_pod_answer),
-    SubjectKind.CONTAINER: _Codec(
-        _write_container_request, _read_container_request, _write_container_answer, _read_container_answer
-    ),
+_READ_REQUEST: Mapping[SubjectKind, Callable[[bytes], HookRequest]] = {
+    SubjectKind.POD: _read_pod_request,
+    SubjectKind.CONTAINER: _read_container_request,
+}
+_WRITE_ANSWER: Mapping[SubjectKind, Callable[[HookAnswer], bytes]] = {
+    SubjectKind.POD: _write_pod_answer,
+    SubjectKind.CONTAINER: _write_container_answer,
+}
+_READ_ANSWER: Mapping[SubjectKind, Callable[[bytes], HookAnswer]] = {
+    SubjectKind.POD: _read_pod_answer,
+    SubjectKind.CONTAINER: _read_container_answer,
 }
 
 
@@ -201,71 +275,97 @@ def _parse(kind: type[M], body: bytes) -> M:
     return message
 
 
-def _write_pod_meta(pod: PodInfo) -> api_pb2.PodSandboxMetadata:
-    return api_pb2.PodSandboxMetadata(
-        name=_text(pod.name), uid=_text(pod.uid), namespace=_text(pod.namespace), attempt=pod.attempt
-    )
+def _write_pod_meta(message: api_pb2.PodSandboxMetadata, pod: PodInfo) -> None:
+    message.SetInParent()
+    message.name, message.uid, message.namespace, message.attempt = pod.name, pod.uid, pod.namespace, pod.attempt
 
 
-def _write_resources(resources: Resources | None) -> api_pb2.LinuxContainerResources | None:
-    if resources is None:
-        return None
-    # Field by field, here and in reading: in a process that was waiting, a loop over the names takes twice as long.
-    message = api_pb2.LinuxContainerResources(
-        cpu_period=resources.cpu_period,
-        cpu_quota=resources.cpu_quota,
-        cpu_shares=resources.cpu_shares,
-        memory_limit_in_bytes=resources.memory_limit_in_bytes,
-        oom_score_adj=resources.oom_score_adj,
-        cpuset_cpus=_text(resources.cpuset_cpus),
-        cpuset_mems=_text(resources.cpuset_mems),
-        memory_swap_limit_in_bytes=resources.memory_swap_limit_in_bytes,
-    )
-    for size, limit in resources.hugepage_limits.items():
-        if _encodable(size):
-            message.hugepage_limits.add(page_size=size, limit=limit)
-    _fill(message.unified, resources.unified)
-    return message
+# Field by field, and in few functions: in a process that was waiting, the first call of one costs as many fields do.
 
 
-def _read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
+def _write_resources(message: api_pb2.LinuxContainerResources, resources: Resources) -> None:
+    message.SetInParent()
+    message.cpu_period = resources.cpu_period
+    message.cpu_quota = resources.cpu_quota
+    message.cpu_shares = resources.cpu_shares
+    message.memory_limit_in_bytes = resources.memory_limit_in_bytes
+    message.oom_score_adj = resources.oom_score_adj
+    message.cpuset_cpus = resources.cpuset_cpus
+    message.cpuset_mems = resources.cpuset_mems
+    for page_size, limit in resources.hugepage_limits.items():
+        message.hugepage_limits.add(page_size=page_size, limit=limit)
+    if resources.unified:
+        _write_entries(message.unified, resources.unified)
+    message.memory_swap_limit_in_bytes = resources.memory_swap_limit_in_bytes
+
+
+def resources_of(message: Any) -> Resources:
+    """Read a LinuxContainerResources, of a hook message or of CRI: they have the same fields."""
     return Resources(
-        cpu_period=message.cpu_period,
-        cpu_quota=message.cpu_quota,
-        cpu_shares=message.cpu_shares,
-        memory_limit_in_bytes=message.memory_limit_in_bytes,
-        oom_score_adj=message.oom_score_adj,
-        cpuset_cpus=message.cpuset_cpus,
-        cpuset_mems=message.cpuset_mems,
-        hugepage_limits={entry.page_size: entry.limit for entry in message.hugepage_limits},
-        unified=entries_of(message.unified),
-        memory_swap_limit_in_bytes=message.memory_swap_limit_in_bytes,
+        message.cpu_period,
+        message.cpu_quota,
+        message.cpu_shares,
+        message.memory_limit_in_bytes,
+        message.oom_score_adj,
+        message.cpuset_cpus,
+        message.cpuset_mems,
+        {entry.page_size: entry.limit for entry in message.hugepage_limits} if message.hugepage_limits else {},
+        entries_of(message.unified) if message.unified else {},
+        message.memory_swap_limit_in_bytes,
     )
+
+
+def _write_entries(message: MutableMapping[str, str], entries: Mapping[str, str]) -> None:
+    for key, value in entries.items():
+        message[key] = value
 
 
 def entries_of(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return a message's map as a dict, three times faster than ``dict`` does it."""
-    return {key: entries[key] for key in entries} if entries else {}
+    """Return a message's map as a dict; ``dict`` itself goes through three functions of the abstract base class."""
+    found = {}
+    for key in entries:
+        found[key] = entries[key]
+    return found
 
 
-def _fill(entries: MutableMapping[str, str], values: Mapping[str, str]) -> None:
-    """Fill a message's map with what has a UTF-8 form."""
-    for key, value in values.items():
-        try:
-            entries[key] = value
-        except UnicodeEncodeError:
-            continue
+def _frozen(answer: HookAnswer) -> HookAnswer:
+    """Return an answer whose maps nobody can change: all who are answered so may be given the same."""
+    resources = answer.resources
+    if resources is not None:
+        limits, unified = MappingProxyType(resources.hugepage_limits), MappingProxyType(resources.unified)
+        resources = replace(resources, hugepage_limits=limits, unified=unified)
+    return HookAnswer(
+        labels=MappingProxyType(answer.labels),
+        annotations=MappingProxyType(answer.annotations),
+        envs=MappingProxyType(answer.envs),
+        cgroup_parent=answer.cgroup_parent,
+        resources=resources,
+    )
 
 
-def _text(value: str) -> str:
-    # "" rather than a replacement character: an echo of "" means "no change", an echo of something else would be one.
-    return value if _encodable(value) else ""
+# -- text that is not UTF-8 ------------------------------------------------------------------------------------------
 
 
-def _encodable(text: str) -> bool:
-    """Tell whether a text has a UTF-8 form; one with lone surrogates (bytes that were not UTF-8) has none."""
+def _encodable(value: _V) -> _V:
+    """Return a value without what has no UTF-8 form: of maps the entries, in the place of a text "".
+
+    Not a replacement character: an echo of "" means "no change", an echo of something else would be one.
+    """
+    return replace(value, **{field.name: _of_text(getattr(value, field.name)) for field in fields(value)})
+
+
+def _of_text(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        return {key: value for key, value in part.items() if _is_text(key) and _is_text(value)}
+    if isinstance(part, Resources):
+        return _encodable(part)
+    return part if _is_text(part) else ""
+
+
+def _is_text(part: object) -> bool:
+    """Tell no text with lone surrogates (bytes that were not UTF-8) from everything else."""
     try:
-        text.encode()
+        str(part).encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -13,7 +13,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from runtimeproxy.hookapi import codec
@@ -70,7 +70,7 @@ def _difference(outcome: Outcome) -> str:
 
 def _expect_own(number: int, outcome: Outcome) -> None:
     """Raise Broken if an answer holds the mark of another pod than its own."""
-    found = {int(mark) for mark in _MARK.findall(str(asdict(outcome)))} if isinstance(outcome, HookAnswer) else set()
+    found = {int(mark) for mark in _MARK.findall(str(outcome))} if isinstance(outcome, HookAnswer) else set()
     if found - {number}:
         raise Broken(f"{AT_ONCE} calls at once: the answer about one pod holds what another pod was sent")
 

@@ -7,11 +7,11 @@ Invariant: an attempt that was let in is ended whatever happens in it; a plugin 
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.plugins.breaker import State
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.relay.unary import Peer
@@ -38,24 +38,22 @@ class Attempts:
         self._clock = clock
         self._budget_seconds = budget_seconds
 
-    @contextmanager
-    def attempt(self, plugin: Plugin, point: HookPoint, end: float) -> Iterator[float]:
-        """Give the seconds that a plugin may take; the block asks it, and the block's HookError, or none, is noted.
+    async def ask(self, plugin: Plugin, point: HookPoint, request: HookRequest, end: float) -> HookAnswer:
+        """Ask a plugin, unless it is not to be asked now, and note what comes of it.
 
-        ``end`` is when its share of the budget of all is used up, on the clock. Raises HookError, without running the
-        block, if the plugin is not to be asked now.
+        ``end`` is when its share of the budget of all is used up, on the clock. Raises HookError.
         """
         seconds = min(plugin.timeout_seconds, end - self._clock())
-        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 3  # the first of several has a half
         if seconds <= 0:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)
+        fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 3  # the first of several has a half
         peer = plugin.client.peer()
         number = self._admitted(plugin, point, peer)
         # What ends in no other way was left by its caller, which says nothing of the server.
         came: Reason | None = Reason.INTERNAL
         try:
-            yield seconds
+            answer = await plugin.client.call(point, request, seconds, peer)
             came = None
         except HookError as error:
             if fair or error.reason is not Reason.DEADLINE:  # else a hurried caller, or the plugins before it
@@ -68,6 +66,8 @@ class Attempts:
             plugin.breaker.end(number, came, self._clock())
             if plugin.breaker.state is not before:
                 self._tell(plugin, point)
+        self._recorder.count("hook_calls", plugin=plugin.name, hook=point.name)
+        return answer
 
     def _admitted(self, plugin: Plugin, point: HookPoint, peer: Peer) -> int:
         now = self._clock()

@@ -66,7 +66,8 @@ class Breaker:
             return
         self._trying = False
         if reason in _WELL:
-            self._close()
+            if self._failures or self._openings or self.state is not State.CLOSED:
+                self._close()
         elif reason in _SICK:
             self._fail(now)
 

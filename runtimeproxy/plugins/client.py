@@ -39,21 +39,20 @@ class HookClient:
     def __init__(self, plugin: str, endpoint: str, max_answer_bytes: int = MAX_REPLY_BYTES) -> None:
         self._plugin = plugin
         self._unary = UnaryClient(endpoint, max_reply_bytes=max_answer_bytes, dialler=dial_trusted)
+        self.peer = self._unary.peer
         self._in_flight = 0
         self._closed = False
 
-    def peer(self) -> Peer:
-        """Look who is at the socket now."""
-        return self._unary.peer()
-
-    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
-        """Ask the hook server. Raises HookError."""
+    async def call(
+        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+    ) -> HookAnswer:
+        """Ask the hook server; ``peer`` is what was seen at its socket just now. Raises HookError."""
         self._in_flight += 1
         loop = asyncio.get_running_loop()
         half_time = loop.time() + timeout_seconds / 2
         try:
             body = codec.encode(point, request)
-            return codec.decode(point, await self._unary.call(codec.method_path(point), body, timeout_seconds))
+            return codec.decode(point, await self._unary.call(codec.method_path(point), body, timeout_seconds, peer))
         except Shortage as shortage:
             raise HookError(self._plugin, point.name, Reason.INTERNAL, shortage.text) from None
         except TooLong as failure:
@@ -73,7 +72,8 @@ class HookClient:
             raise HookError(self._plugin, point.name, Reason.INTERNAL, text) from None
         finally:
             self._in_flight -= 1
-            await self._close_if_idle()
+            if self._closed:
+                await self._close_if_idle()
 
     def _error(self, point: HookPoint, failure: CallFailed, soon: bool) -> HookError:
         """Tell what a call ended in; a status that the time is over is one like others if it came ``soon``: what was

@@ -34,8 +34,10 @@ class Client(Protocol):
     def peer(self) -> Peer:
         """Look who is at its socket now, without waiting."""
 
-    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
-        """Ask the hook server. Raises HookError."""
+    async def call(
+        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+    ) -> HookAnswer:
+        """Ask the hook server; ``peer`` is what was seen at its socket just now. Raises HookError."""
 
     async def close(self) -> None:
         """Let calls in flight end, then close the connection. A caller that asks later is still served."""

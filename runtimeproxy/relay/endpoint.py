@@ -49,8 +49,8 @@ Passes = Callable[["Endpoint", bytearray, int], bool]
 class Handler(Protocol):
     """Whoever reads an endpoint."""
 
-    def received(self, endpoint: "Endpoint", data: bytes) -> None:
-        """Take bytes."""
+    def received(self, endpoint: "Endpoint", data: bytes) -> bool | None:
+        """Take bytes; True if more was done than to read them: the time that this took says nothing of them."""
 
     def ended(self, endpoint: "Endpoint") -> None:
         """Take the end of what the peer sends (EOF, or the connection broke)."""
@@ -135,16 +135,16 @@ class Endpoint:
             self._handler.received(self, data)
             return
         began = thread_time()
-        self._take(data)
-        self._pace.took(len(data), thread_time() - began)
+        if not self._take(data):
+            self._pace.took(len(data), thread_time() - began)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> bool | None:
         if data:
-            self._handler.received(self, data)
-            return
+            return self._handler.received(self, data)
         self.pause()
         self._ended = True
         self._handler.ended(self)
+        return None
 
     def _read_shared(self, passes: Passes) -> None:
         """Read into the buffer that all share: what passes as it is needs no memory of its own."""
@@ -176,12 +176,13 @@ class Endpoint:
 
     def _hand_on(self, data: bytes) -> None:
         """Hand on a piece at least, and more until others should have their turn."""
-        began, spent, at = thread_time(), 0.0, 0
+        began, spent, at, more = thread_time(), 0.0, 0, False
         while self._reading and at < len(data) and spent < TURN_SECONDS:
-            self._take(data[at : at + self._most])
+            more |= bool(self._take(data[at : at + self._most]))
             at += self._most
             spent = thread_time() - began
-        self._pace.took(min(at, len(data)), spent)
+        if not more:
+            self._pace.took(min(at, len(data)), spent)
         if at < len(data) and not self.closed:
             self._wait_with(data[at:])
 

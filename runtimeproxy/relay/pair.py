@@ -8,6 +8,8 @@ Invariant: a side that does not read stops the other side's reading; EOF is pass
 import asyncio
 import logging
 import socket
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from runtimeproxy.errors import WireError
@@ -28,11 +30,11 @@ LINGER_SECONDS = 1.0
 class Flow(Protocol):
     """What reads the bytes of a pair."""
 
-    def client_bytes(self, data: bytes) -> bool:
-        """Take the client's bytes; True if more to send follows within this turn of the loop. Raises WireError."""
+    def client_bytes(self, data: bytes) -> None:
+        """Take the client's bytes. Raises WireError."""
 
-    def backend_bytes(self, data: bytes) -> bool:
-        """Take the backend's bytes; True if more to send follows within this turn of the loop. Raises WireError."""
+    def backend_bytes(self, data: bytes) -> None:
+        """Take the backend's bytes. Raises WireError."""
 
     def client_ended(self) -> bool:
         """Take the client's EOF. True if bytes for the backend are still to come: ``Pair.client_done`` follows."""
@@ -89,6 +91,9 @@ class Pair:
         self._client_gone = False
         self._client_held = False
         self._closed = False
+        self._later: deque[Callable[[], object]] = deque()
+        self.reading = False
+        """True while the flow reads bytes, behind which both sides are written."""
         self._client.resume()
         self._backend.resume()
 
@@ -109,21 +114,34 @@ class Pair:
         self.flush()
         return True
 
-    def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Hand bytes to the flow and send what it gives."""
+    def received(self, endpoint: Endpoint, data: bytes) -> bool:
+        """Hand bytes to the flow, have the calls go on that they are about, and send what that gives."""
         take = self._flow.client_bytes if endpoint is self._client else self._flow.backend_bytes
+        self.reading = True
         try:
-            follows = take(data)
+            take(data)
         except WireError as error:
             side = "client" if endpoint is self._client else "runtime"
             log.warning("connection closed: the %s broke the protocol: %s", side, error)
             self.flush()
             self.close()
-            return
-        if follows:
-            self._loop.call_soon(self.flush)  # one write takes it all
-        else:
-            self.flush()
+        finally:
+            self.reading = False
+        calls = bool(self._later)
+        if calls:
+            self._go_on()
+        self.flush()
+        return calls
+
+    def later(self, go_on: Callable[[], object]) -> None:
+        """Have a call go on once all is read that came with it, so that what it sends leaves in one write."""
+        self._later.append(go_on)
+        if not self.reading:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._later:
+            self._later.popleft()()
 
     def flush(self) -> None:
         """Send what the flow has for both sides."""
@@ -293,6 +311,11 @@ class Pair:
     def delivered(self) -> bool:
         """Tell whether the client has everything."""
         return not self._client.waiting
+
+    @property
+    def slow(self) -> tuple[bool, bool]:
+        """Tell of the client and of the backend whether much waits of what it is to be sent."""
+        return self._client.slow, self._backend.slow
 
     def close(self) -> None:
         """Close both sides at once."""

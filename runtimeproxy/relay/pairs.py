@@ -27,12 +27,19 @@ CANCEL_SECONDS = 1.0
 class Pairs(ABC):
     """The connections of a front."""
 
-    def __init__(self, backend_endpoint: str, recorder: Recorder, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        backend_endpoint: str,
+        recorder: Recorder,
+        loop: asyncio.AbstractEventLoop,
+        calls: set[asyncio.Future[None]],
+    ) -> None:
         self.backend_endpoint = backend_endpoint
         self.recorder = recorder
         self.loop = loop
         self.connections: set[Leaving] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = calls
+        """What is to end before the front does: the calls, and what else was to be kept."""
         self._told_away = False
 
     @abstractmethod
@@ -119,7 +126,7 @@ class Pairs(ABC):
         self.recorder.count("connections")
         self.connections.add(self.paired(client, backend))
 
-    def keep(self, task: asyncio.Task[None]) -> None:
+    def keep(self, task: asyncio.Future[None]) -> None:
         """Hold a task until it is done."""
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -129,10 +136,11 @@ class Pairs(ABC):
         await Drain(self.connections, self.tasks).run(seconds, at_once or asyncio.Event())
         for connection in tuple(self.connections):
             connection.close()
-        if self.tasks:
-            for task in tuple(self.tasks):
+        left = tuple(self.tasks)
+        if left:
+            for task in left:
                 task.cancel()
-            await asyncio.wait(tuple(self.tasks), timeout=CANCEL_SECONDS)
+            await asyncio.wait(left, timeout=CANCEL_SECONDS)
 
 
 class _Unpaired:

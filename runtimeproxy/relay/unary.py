@@ -12,8 +12,12 @@ import socket
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from runtimeproxy.deadlines import Deadline, Deadlines
 from runtimeproxy.errors import WireError
+from runtimeproxy.fiber import Pending
 from runtimeproxy.relay.dial import (
     RETRY_SECONDS,
     SCARCE,
@@ -30,6 +34,8 @@ __all__ = ["CallFailed", "Kind", "Peer", "Shortage", "TooLong", "UnaryClient", "
 
 MAX_REPLY_BYTES = 4 * 2**20
 
+ACK_SECONDS = 0.02
+"""So long the answer to a peer's PING waits for something else to be sent: each write wakes the peer."""
 LONGEST_RETRY_SECONDS = 0.1
 """A peer that sends a call back is asked again after RETRY_SECONDS, and each time after twice as long, up to this."""
 _AT_THE_DEADLINE_SECONDS = 0.005  # the peer has the deadline too, and may end the call a moment before our timer does
@@ -70,7 +76,8 @@ class UnaryClient:
         self._max_reply_bytes = max_reply_bytes
         self._dialler = dialler
         self._link: _Link | None = None
-        self._links: set[_Link] = set()
+        self.links: set[_Link] = set()
+        self.deadlines = Deadlines()
         self._connected_to: _Identity | None = None
         self._connections = 0
         self._lacking = ""
@@ -84,26 +91,40 @@ class UnaryClient:
                 self._dialled(asyncio.get_running_loop(), identity)
         except (OSError, UntrustedSocket):
             return Peer(None, 0)
-        usable = self._link is not None and self._link.identity == identity and self._link.alive
+        link = self._link
+        usable = link is not None and link.identity == identity and link.alive
         return Peer((identity, identity == self._connected_to), self._connections if usable else 0)
 
-    async def call(self, method_path: str, message: bytes, timeout_seconds: float) -> bytes:
+    async def call(self, method_path: str, message: bytes, timeout_seconds: float, peer: Peer | None = None) -> bytes:
         """Send a message to a method ("/package.Service/Method") and return the answer's.
 
-        Raises CallFailed, and what the dialler raises beside OSError.
+        ``peer`` is who was at the path just now, who need not be looked for again. Raises CallFailed, and what the
+        dialler raises beside OSError.
         """
         if timeout_seconds <= 0:
             raise _late()
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + timeout_seconds, RETRY_SECONDS
+        link = self._link
+        if peer is None or not peer.connection or link is None or not link.free:
+            link = None
         while True:
-            link = self._usable(loop) or await self._usable_until(loop, deadline)
+            link = link or self._usable(loop) or await self._usable_until(loop, deadline)
+            call = link.begin(method_path, message, deadline)
             try:
-                return await link.call(method_path, message, deadline)
+                return await call
             except Unprocessed:
                 left = deadline - loop.time()
                 if left <= RETRY_SECONDS:
                     raise
+            except CallFailed as failure:
+                if failure.kind is Kind.BROKEN and loop.time() > deadline - _AT_THE_DEADLINE_SECONDS:
+                    raise _late() from None
+                raise
+            finally:
+                link.leave(call)
+                del call  # it has the error, whose traceback has this frame: each would keep the other
+            link = None
             await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_RETRY_SECONDS)
 
@@ -136,24 +157,20 @@ class UnaryClient:
             self._link.retire()
         self._connected_to = identity
         self._connections += 1
-        self._link = _Link(loop, sock, identity, self._max_reply_bytes, self._links)
+        self._link = _Link(loop, sock, identity, self._max_reply_bytes, self)
         return self._link
 
     async def _usable_until(self, loop: asyncio.AbstractEventLoop, deadline: float) -> "_Link":
         """Try again until the listener's backlog has room, there is a descriptor, and the peer takes one more call."""
-        try:
-            async with asyncio.timeout_at(deadline):
-                while (link := self._usable(loop)) is None:
-                    await self._room()
-                return link
-        except TimeoutError:
-            raise (Shortage(self._lacking) if self._lacking else _late()) from None
-
-    async def _room(self) -> None:
-        if self._link is not None and self._link.alive and not self._link.free:
-            await self._link.room()
-        else:
-            await asyncio.sleep(SCARCE_RETRY_SECONDS if self._lacking else RETRY_SECONDS)
+        while (link := self._usable(loop)) is None:
+            left = deadline - loop.time()
+            if left <= 0:
+                raise Shortage(self._lacking) if self._lacking else _late()
+            if self._link is not None and self._link.alive and not self._link.free:
+                await self._link.room(deadline)
+            else:
+                await asyncio.sleep(min(left, SCARCE_RETRY_SECONDS if self._lacking else RETRY_SECONDS))
+        return link
 
     def _identity(self) -> _Identity:
         """Tell sockets at the path apart: an inode number may be used again, its time of change is not."""
@@ -162,9 +179,16 @@ class UnaryClient:
 
     async def close(self) -> None:
         """Close the connections at once; calls in flight fail. A later call dials anew."""
-        for link in list(self._links):
+        for link in list(self.links):
             link.end(CallFailed(grpc.UNAVAILABLE, "the connection was closed", Kind.UNREACHABLE))
         self._link = None
+
+
+class _Call(Pending[bytes]):
+    """An answer that is to come."""
+
+    stream = 0
+    deadline: Deadline
 
 
 class _Link:
@@ -176,18 +200,20 @@ class _Link:
         sock: socket.socket,
         identity: _Identity,
         max_reply_bytes: int,
-        links: "set[_Link]",
+        client: UnaryClient,
     ) -> None:
         self.identity = identity
         self._loop = loop
         self._calls = Calls(max_reply_bytes)
-        self._futures: dict[int, asyncio.Future[bytes]] = {}
+        self._open: dict[int, _Call] = {}
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._promised = 0
         """Calls that were told of room and have not used it yet."""
         self._retired = False
-        self._links = links
-        links.add(self)
+        self._deadlines = client.deadlines
+        self._links = client.links
+        self._links.add(self)
+        self._acks: asyncio.TimerHandle | None = None
         self._endpoint = Endpoint(loop, sock, self)
         self._endpoint.resume()
 
@@ -201,10 +227,14 @@ class _Link:
         """Tell whether the peer takes one more call now, beside those that have waited for that."""
         return self._calls.room > self._promised
 
-    async def room(self) -> None:
-        """Wait for room for one more call, in the order of coming, or for the end of the connection."""
+    async def room(self, deadline: float) -> None:
+        """Wait for room for one more call, in the order of coming, or for the end of the connection.
+
+        Raises CallFailed at the deadline.
+        """
         future = self._loop.create_future()
         self._waiting.append(future)
+        late = self._deadlines.add(deadline, partial(_end_late, future))
         try:
             await future
         except asyncio.CancelledError:
@@ -212,38 +242,35 @@ class _Link:
                 self._promised -= 1
                 self._wake()  # the room is another one's
             raise
+        finally:
+            self._deadlines.over(late)
         self._promised -= 1
 
-    async def call(self, method_path: str, message: bytes, deadline: float) -> bytes:
-        """Send a request and wait for its answer. Raises CallFailed."""
-        future: asyncio.Future[bytes] = self._loop.create_future()
-        stream = self._calls.open(method_path, message, deadline - self._loop.time())
-        self._futures[stream] = future
-        timer = self._loop.call_at(deadline, self._expire, future)
+    def begin(self, method_path: str, message: bytes, deadline: float) -> _Call:
+        """Send a request, whose answer may be awaited until a time; ``leave`` it whatever comes."""
+        call = _Call(loop=self._loop)
+        call.stream = self._calls.open(method_path, message, deadline - self._loop.time())
+        call.deadline = self._deadlines.add(deadline, partial(self._expire, call))
+        self._open[call.stream] = call
         self._flush()
-        try:
-            return await future
-        except CallFailed as failure:
-            if failure.kind is Kind.BROKEN and self._loop.time() > deadline - _AT_THE_DEADLINE_SECONDS:
-                raise _late() from None
-            raise
-        finally:
-            timer.cancel()
-            self._close_call(stream)
-            del future  # it has the error, whose traceback has this frame: each would keep the other
+        return call
 
-    def _expire(self, future: "asyncio.Future[bytes]") -> None:
-        """End a call at its deadline; later calls try a new connection, in case this one is dead."""
-        if not future.done():
-            future.set_exception(_late())
-            self.retire()
-
-    def _close_call(self, stream: int) -> None:
-        if self._futures.pop(stream, None) is not None and not self._endpoint.closed:
-            self._calls.cancel(stream)
+    def leave(self, call: _Call) -> None:
+        """Wait for an answer no longer."""
+        self._deadlines.over(call.deadline)
+        if self._open.pop(call.stream, None) is not None and not self._endpoint.closed:
+            self._calls.cancel(call.stream)
             self._flush()
-        self._wake()
-        self._close_if_done()
+        if self._waiting:
+            self._wake()
+        if not self.alive:
+            self._close_if_done()
+
+    def _expire(self, call: _Call) -> None:
+        """End a call at its deadline; later calls try a new connection, in case this one is dead."""
+        if not call.done():
+            self.retire()
+            _end_late(call)
 
     def retire(self) -> None:
         """Take no more calls; close when those in flight have ended."""
@@ -252,16 +279,16 @@ class _Link:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if not self.alive and not self._futures:
+        if not self.alive and not self._open:
             self._close()
 
     def end(self, failure: CallFailed) -> None:
         """Close at once; calls in flight fail."""
-        for future in self._futures.values():
-            if not future.done():
-                future.set_exception(CallFailed(failure.code, failure.text, failure.kind))
-        self._futures.clear()
+        calls, self._open = list(self._open.values()), {}
         self._close()
+        for call in calls:
+            if not call.done():
+                call.set_exception(CallFailed(failure.code, failure.text, failure.kind))
 
     def _close(self) -> None:
         self._endpoint.close()
@@ -277,39 +304,47 @@ class _Link:
                 future.set_result(None)
 
     def _flush(self) -> None:
+        """Send what there is, and with it the answers to the peer's PINGs."""
         out = self._calls.out
-        if out:
-            self._endpoint.write(b"".join(out))
-            out.clear()
-            if self._endpoint.slow:
-                self._endpoint.pause()
+        self._calls.outlet.acknowledge()
+        self._endpoint.write(b"".join(out))
+        out.clear()
+        if self._endpoint.waiting and self._endpoint.slow:
+            self._endpoint.pause()
 
-    def _settle(self) -> None:
-        """Hand the outcomes to their callers."""
-        for stream, outcome in self._calls.ended:
-            future = self._futures.pop(stream)
-            if future.done():
-                continue
-            if isinstance(outcome, CallFailed):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-        self._calls.ended.clear()
+    def _flush_acks(self) -> None:
+        self._acks = None
+        if self._calls.acks:
+            self._flush()
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Take the peer's bytes."""
+        """Take the peer's bytes, then hand the outcomes to their callers."""
+        calls = self._calls
+        failure = None
         try:
-            self._calls.receive(data)
+            calls.receive(data)
         except WireError as error:
-            self._settle()
-            self._calls.out.append(http2.goaway(0, http2.PROTOCOL_ERROR))
+            calls.out.append(http2.goaway(0, http2.PROTOCOL_ERROR))
+            failure = CallFailed(grpc.INTERNAL, f"the peer broke the protocol: {error}", Kind.BROKEN)
+        if calls.out:
             self._flush()
-            self.end(CallFailed(grpc.INTERNAL, f"the peer broke the protocol: {error}", Kind.BROKEN))
-            return
-        self._settle()
-        self._flush()
-        self._wake()
-        self._close_if_done()
+        elif calls.acks and self._acks is None:
+            self._acks = self._loop.call_later(ACK_SECONDS, self._flush_acks)
+        ended, calls.ended = calls.ended, []
+        for stream, outcome in ended:
+            call = self._open.pop(stream)
+            if call.done():
+                continue
+            if isinstance(outcome, CallFailed):
+                call.set_exception(outcome)
+            else:
+                call.set_result(outcome)
+        if failure is not None:
+            self.end(failure)
+        if self._waiting:
+            self._wake()
+        if not self.alive:
+            self._close_if_done()
 
     def ended(self, endpoint: Endpoint) -> None:
         """Take the peer's EOF."""
@@ -318,6 +353,11 @@ class _Link:
     def drained(self, endpoint: Endpoint) -> None:
         """Read on: the peer takes our bytes again."""
         endpoint.resume()
+
+
+def _end_late(future: "asyncio.Future[Any]") -> None:
+    if not future.done():
+        future.set_exception(_late())
 
 
 def _late() -> CallFailed:

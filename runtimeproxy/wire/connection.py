@@ -16,6 +16,8 @@ from runtimeproxy.wire.flow import Outlet
 HEADER_LIMIT = 64 * 1024
 """Longest header block that is taken, its frames' heads counted in."""
 
+_SHAPE = http2.END_HEADERS | http2.PADDED | http2.PRIORITY_FLAG
+
 
 @dataclass(slots=True, eq=False)
 class _Block:
@@ -42,11 +44,12 @@ class Connection(ABC):
         """True once the peer said that it takes no more streams."""
         self._told = False
         self._acknowledged = False
+        """True once each header block has to stand alone, which whoever reads it sees. Before, each is translated, also
+        one that nobody waits for: the peer's header table depends on it."""
         self._frames = http2.FrameBuffer(settings.get(http2.MAX_FRAME_SIZE, http2.DEFAULT_FRAME_SIZE))
         self._blocks = headers.Blocks()
         self._block: _Block | None = None
         self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
-            http2.DATA: self._data,
             http2.HEADERS: self._headers,
             http2.CONTINUATION: self._continuation,
             http2.RST_STREAM: self._reset,
@@ -66,15 +69,17 @@ class Connection(ABC):
                 raise WireError("CONTINUATION out of place")
             if not self._told and (kind != http2.SETTINGS or flags & http2.ACK):
                 raise WireError("the first frame is no SETTINGS")
-            handler = self._handlers.get(kind)
-            if handler is not None:
+            if kind == http2.DATA:
+                self.outlet.received(len(payload))
+                part = http2.unpad(payload, flags) if flags & http2.PADDED else payload
+                self.data(stream, part, len(payload), bool(flags & http2.END_STREAM))
+            elif kind == http2.HEADERS and flags & _SHAPE == http2.END_HEADERS:  # nearly all of them
+                block = payload if self._acknowledged else self._blocks.translate(payload)
+                self.block(stream, block, bool(flags & http2.END_STREAM))
+            elif (handler := self._handlers.get(kind)) is not None:
                 handler(flags, stream, payload)
         if self.outlet.widened:
             self.outlet.catch_up()
-
-    def _data(self, flags: int, stream: int, payload: bytes) -> None:
-        self.outlet.received(len(payload))
-        self.data(stream, http2.unpad(payload, flags), len(payload), bool(flags & http2.END_STREAM))
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
         _, fragment = http2.split_block(http2.HEADERS, flags, payload)
@@ -87,12 +92,8 @@ class Connection(ABC):
         block.add(stream, payload)
         if flags & http2.END_HEADERS:
             self._block = None
-            # Translated even if nobody waits for it: before the ACK the peer's header table depends on every block.
-            self.block(stream, self.translated(bytes(block.fragment)), block.end)
-
-    def translated(self, block: bytes) -> bytes:
-        """Return a header block that stands alone. Raises WireError."""
-        return self._blocks.translate(block)
+            fragment = bytes(block.fragment)
+            self.block(stream, fragment if self._acknowledged else self._blocks.translate(fragment), block.end)
 
     def _reset(self, flags: int, stream: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -117,7 +118,7 @@ class Connection(ABC):
         if len(payload) != 8:
             raise WireError("PING frame whose length is not 8")
         if not flags & http2.ACK:
-            self.outlet.inject(http2.frame(http2.PING, http2.ACK, 0, payload))
+            self.acknowledge(http2.frame(http2.PING, http2.ACK, 0, payload))
 
     def _goaway(self, flags: int, stream: int, payload: bytes) -> None:
         self.closing = True
@@ -129,6 +130,10 @@ class Connection(ABC):
             self.outlet.open_stream_window(stream, increment)
         else:
             self.outlet.open_window(increment)
+
+    def acknowledge(self, ack: bytes) -> None:
+        """Answer a PING."""
+        self.outlet.inject(ack)
 
     # What a kind of connection does with its streams.
 
@@ -142,7 +147,7 @@ class Connection(ABC):
 
     @abstractmethod
     def block(self, stream: int, block: bytes, end: bool) -> None:
-        """Take a whole header block that stands alone."""
+        """Take a whole header block, which is to stand alone. Raises WireError."""
 
     @abstractmethod
     def reset(self, stream: int, code: int) -> None:
@@ -187,7 +192,3 @@ class ServerConnection(Connection):
 
     def told(self, settings: dict[int, int], first: bool) -> None:
         """Take a client's SETTINGS, which say nothing more."""
-
-    def translated(self, block: bytes) -> bytes:
-        """Return a header block as it came once it has to stand alone: whoever reads it sees that. Raises WireError."""
-        return block if self._acknowledged else super().translated(block)

@@ -1,7 +1,8 @@
 """What goes to one peer of a relay, and what credit that peer has (RFC 9113, 5.2 and 6.9; relay-rules A3, A4, A8).
 
 Owns the connection window toward a peer, the frames that wait for it, the stream windows that are hop by hop, the
-moment at which a frame of our own may be put in, and the connection credit that the peer gets back.
+moment at which a frame of our own may be put in, the connection credit that the peer gets back, and what is known of
+its PINGs.
 Must not know: which stream is held and why, header compression, who writes to the socket.
 Invariant: bytes of one stream leave in the order they were given; nothing is put inside a frame that is being cut
 through, nor before the first SETTINGS; no more DATA leaves than the peer's windows allow.
@@ -9,6 +10,7 @@ through, nor before the first SETTINGS; no more DATA leaves than the peer's wind
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from runtimeproxy.errors import WireError
@@ -36,6 +38,7 @@ class Outlet:
     """Frames on their way to one peer, and what that peer may still send."""
 
     __slots__ = (
+        "_announced",
         "_between",
         "_owed",
         "_queued_bytes",
@@ -43,13 +46,16 @@ class Outlet:
         "_started",
         "_stream_windows",
         "_widest",
+        "acks",
         "cut_through",
         "frame_limit",
+        "heard",
         "initial_window",
         "max_frame",
         "out",
         "outstanding",
         "overfull",
+        "passed",
         "queues",
         "widened",
         "window",
@@ -61,6 +67,8 @@ class Outlet:
         self.window = http2.DEFAULT_WINDOW
         """What the peer still takes on the connection."""
         self.initial_window = http2.DEFAULT_WINDOW
+        self._announced = deque([(http2.DEFAULT_WINDOW, http2.DEFAULT_FRAME_SIZE)])
+        """INITIAL_WINDOW_SIZE and MAX_FRAME_SIZE as last acknowledged, then of each SETTINGS since."""
         self.max_frame = http2.DEFAULT_FRAME_SIZE
         """Longest frame that we send the peer."""
         self.frame_limit = http2.DEFAULT_FRAME_SIZE
@@ -69,6 +77,12 @@ class Outlet:
         """True while a DATA frame is only partly written."""
         self.outstanding = 0
         """DATA bytes received from the peer and not yet credited back."""
+        self.heard = -inf
+        """When bytes of the peer were read last, in seconds of whoever reads them."""
+        self.acks: list[bytes] = []
+        """Our ACKs of the peer's PINGs, which wait for something to be sent with."""
+        self.passed = 0
+        """How many PINGs of the peer have passed and were not acknowledged yet."""
         self._owed = 0
         self._started = False
         self._between: list[bytes] = []
@@ -102,9 +116,16 @@ class Outlet:
         if len(self._between) > QUEUED_FRAMES:
             self.overfull = True
 
+    def acknowledge(self) -> None:
+        """Send the ACKs that wait, if a frame of ours may be put in now."""
+        if self._started and not self.cut_through:
+            self.out += self.acks
+            self.acks.clear()
+
     def boundary(self) -> None:
         """Say that the frame that was cut through is whole now."""
         self.cut_through = False
+        self.acknowledge()
         self._put_between()
         self.drain()
 
@@ -116,7 +137,7 @@ class Outlet:
     @property
     def waiting(self) -> bool:
         """Tell whether anything is to be put in at the next frame boundary."""
-        return bool(self._between or self.queues)
+        return bool(self._between or self.queues or self.acks)
 
     @property
     def congested(self) -> bool:
@@ -132,25 +153,37 @@ class Outlet:
 
         ``charge`` bytes are credited to ``source`` once the payload has left (None: they were credited before).
         """
+        if self.take(stream, len(payload)):
+            self.out.append(http2.frame(http2.DATA, http2.END_STREAM if end else 0, stream, payload))
+            if source is not None:
+                source.credit(charge)
+            return
         waiting = _Waiting(memoryview(payload), end, False, charge, source)
         if stream not in self.queues or not self.queues[stream][-1].merge(waiting):
             self._append(stream, waiting)
 
     def take(self, stream: int, length: int) -> bool:
-        """Take credit for a DATA frame that the caller sends at once; False, and nothing is taken, if it has to wait.
-
-        The stream is hop by hop.
-        """
-        room = min(self.window, self.max_frame, self.initial_window + self._stream_windows[stream])
+        """Take credit for a DATA frame that the caller sends at once; False, and none is taken, if it has to wait."""
+        beyond = self._stream_windows.get(stream)
+        room = min(self.window, self.max_frame)
+        if beyond is not None:
+            room = min(room, self.initial_window + beyond)
         if length > room or stream in self.queues or self.cut_through or not self._started:
             return False
         self.window -= length
-        self._stream_windows[stream] -= length
+        if beyond is not None:
+            self._stream_windows[stream] = beyond - length
         return True
 
     def send_frame(self, stream: int, frames: bytes, cost: int = 0, source: Source | None = None) -> None:
         """Send whole frames behind what waits of their stream; ``cost`` is their flow-controlled length."""
-        self._append(stream, _Waiting(frames, False, True, cost, source))
+        if cost > self.window or stream in self.queues or self.cut_through or not self._started:
+            self._append(stream, _Waiting(frames, False, True, cost, source))
+            return
+        self.window -= cost
+        self.out.append(frames)
+        if source is not None:
+            source.credit(cost)
 
     def _append(self, stream: int, waiting: "_Waiting") -> None:
         self.queues.setdefault(stream, deque()).append(waiting)
@@ -187,11 +220,40 @@ class Outlet:
 
     def ungovern(self, stream: int) -> None:
         """Forget the window of a stream that has ended, and what still waits of it."""
-        self.drop(stream)
+        if stream in self.queues:
+            self.drop(stream)
         self._stream_windows.pop(stream, None)
 
+    def settings_announced(self, entries: list[tuple[int, int]]) -> None:
+        """Take SETTINGS of the peer that somebody else acknowledges: what they lessen holds on sight (relay-rules A4).
+
+        What they raise holds behind their ACK: gRPC's C core resets a stream whose DATA are ahead of it (run). Raises
+        WireError as ``apply_settings`` does.
+        """
+        initial, max_frame = self._announced[-1]
+        for identifier, value in entries:
+            if identifier == http2.INITIAL_WINDOW_SIZE:
+                initial = value
+            elif identifier == http2.MAX_FRAME_SIZE:
+                max_frame = value
+                self.frame_limit = max(self.frame_limit, value)
+        self._announced.append((initial, max_frame))
+        if len(self._announced) > QUEUED_FRAMES:
+            self.overfull = True
+        self._obey()
+
+    def settings_acknowledged(self) -> None:
+        """Take that the peer is given the ACK of the oldest SETTINGS that were announced."""
+        if len(self._announced) > 1:
+            self._announced.popleft()
+            self._obey()
+
+    def _obey(self) -> None:
+        initial, max_frame = map(min, zip(*self._announced, strict=True))
+        self.apply_settings([(http2.INITIAL_WINDOW_SIZE, initial), (http2.MAX_FRAME_SIZE, max_frame)])
+
     def apply_settings(self, entries: list[tuple[int, int]]) -> None:
-        """Obey the peer's SETTINGS on sight (relay-rules A4); ``catch_up`` sends what they let go.
+        """Obey SETTINGS of the peer; ``catch_up`` sends what they let go.
 
         Raises WireError if a window grows above 2^31-1.
         """
@@ -202,7 +264,8 @@ class Outlet:
         initial = dict(entries).get(http2.INITIAL_WINDOW_SIZE, self.initial_window)  # the last one counts
         if initial + self._widest > http2.MAX_WINDOW:
             self._widest = max(self._stream_windows.values(), default=0)  # whose it was may have ended
-            _grown(initial, self._widest)
+            if initial + self._widest > http2.MAX_WINDOW:
+                raise _too_wide()
         self.widened |= initial > self.initial_window
         self.initial_window = initial
 
@@ -219,14 +282,18 @@ class Outlet:
         """Take the peer's WINDOW_UPDATE on stream 0. Raises WireError."""
         if not increment:
             raise WireError("WINDOW_UPDATE of 0 on the connection")
-        self.window = _grown(self.window, increment)
+        self.window += increment
+        if self.window > http2.MAX_WINDOW:
+            raise _too_wide()
         if self.queues:
             self._take_turns(until_used_up=True)
 
     def open_stream_window(self, stream: int, increment: int) -> None:
         """Take the peer's WINDOW_UPDATE on a stream that is hop by hop. Raises WireError."""
         if stream in self._stream_windows:
-            beyond = _grown(self.initial_window + self._stream_windows[stream], increment) - self.initial_window
+            beyond = self._stream_windows[stream] + increment
+            if self.initial_window + beyond > http2.MAX_WINDOW:
+                raise _too_wide()
             self._stream_windows[stream] = beyond
             self._widest = max(self._widest, beyond)
             self._send_stream(stream)
@@ -354,8 +421,5 @@ def _unpaid() -> WireError:
     return WireError("DATA above the connection window")
 
 
-def _grown(window: int, increment: int) -> int:
-    window += increment
-    if window > http2.MAX_WINDOW:
-        raise WireError("flow control window above 2^31-1")
-    return window
+def _too_wide() -> WireError:
+    return WireError("flow control window above 2^31-1")

@@ -11,6 +11,8 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from runtimeproxy.errors import WireError
 
 PREFIX_BYTES = 5
+LONGEST = 2**32 - 1
+"""What a prefix can announce."""
 JOINED_BYTES = 2**20
 """A longer message is not copied to put its prefix before it: it has a frame of its own."""
 
@@ -44,17 +46,23 @@ def message(body: bytes, compressed: bool = False) -> bytes:
 
 def pieces(body: bytes) -> tuple[bytes, ...]:
     """Return the prefix and a message as what is sent one behind the other: a long message is not copied for it."""
-    return (message(body),) if len(body) <= JOINED_BYTES else (b"\0" + len(body).to_bytes(4, "big"), body)
+    prefix = b"\0" + len(body).to_bytes(4, "big")
+    return (prefix + body,) if len(body) <= JOINED_BYTES else (prefix, body)
 
 
-def message_length(prefix: bytes | bytearray) -> int:
-    """Return the length that a prefix of at least 5 bytes announces.
+def missing(framed: bytes | bytearray, limit: int = LONGEST) -> int:
+    """Return how many bytes a framed message lacks; none if it is whole, less if something is behind it.
 
-    Raises WireError if its compressed flag is neither 0 nor 1.
+    Raises WireError if its compressed flag is neither 0 nor 1, TooLong if it announces more than ``limit`` bytes.
     """
-    if prefix[0] > 1:
+    if len(framed) < PREFIX_BYTES:
+        return PREFIX_BYTES - len(framed)
+    if framed[0] > 1:
         raise WireError("gRPC message whose compressed flag is neither 0 nor 1")
-    return int.from_bytes(prefix[1:5], "big")
+    length = int.from_bytes(framed[1:PREFIX_BYTES], "big")
+    if length > limit:
+        raise TooLong("gRPC message is longer than the limit")
+    return PREFIX_BYTES + length - len(framed)
 
 
 def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> bytes:
@@ -63,7 +71,7 @@ def open_message(framed: bytes | bytearray, encoding: bytes, limit: int) -> byte
     ``encoding`` is the header grpc-encoding (b"" if absent). Raises WireError if it is not one whole message,
     if the compression is unknown, or if the body would be longer than ``limit`` bytes.
     """
-    if len(framed) < PREFIX_BYTES or len(framed) != PREFIX_BYTES + message_length(framed):
+    if missing(framed):
         raise WireError("not exactly one whole gRPC message")
     body = bytes(memoryview(framed)[PREFIX_BYTES:])  # one copy, also of a bytearray
     if framed[0] and encoding != b"gzip":

@@ -6,7 +6,7 @@ Huffman decoder, behind a bounded cache.
 Invariant: reading a block that uses the dynamic table raises; a block that we build never does.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache, partial, wraps
 from typing import TypeVar
 
@@ -17,6 +17,11 @@ from hpack.table import HeaderTable
 from runtimeproxy.errors import WireError
 
 Header = tuple[bytes, bytes]
+Field = tuple[int, list[tuple[bool, bytes]]]
+"""A field as it stands in a block: a static index or 0, and its strings: none, its value, or its name and value.
+
+Of each string: whether it is Huffman's, and its bytes.
+"""
 
 T = TypeVar("T")
 
@@ -30,8 +35,7 @@ _SIZE_UPDATES = 2  # RFC 7541, 4.2
 
 _STATIC: tuple[Header, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _STATIC_LAST = 61
-_PATH = b":path"
-_PATH_INDEXES = frozenset(index for index, (name, _) in enumerate(_STATIC) if name == _PATH)
+_PATH = frozenset({b":path"})
 _STATIC_NAMES = {name: index for index, (name, _) in reversed(list(enumerate(_STATIC))) if index}
 
 
@@ -62,26 +66,41 @@ def unhuffman(encoded: bytes) -> bytes:
 @_remembered
 def check(block: bytes) -> None:
     """Check that a block stands alone and is well formed in its lengths. Raises WireError."""
-    for _ in _walk(block):
-        pass
+    walk(block)
 
 
-@_remembered
-def find_path(block: bytes) -> bytes:
-    """Return the :path of a request block, walking every field.
+def path(fields: Sequence[Field]) -> bytes:
+    """Return the :path among a request's fields.
 
     One without its first slash is returned with it: grpc-go took both for the same method (CVE-2026-33186). Raises
-    AmbiguousPath if there is none or more than one, WireError if the block does not stand alone.
+    AmbiguousPath if there is none or more than one, WireError if it is broken.
     """
-    found: list[bytes] = []
-    for index, name, value in _walk(block):
-        if index in _PATH_INDEXES:
-            found.append(_STATIC[index][1] if value is None else _text(value))
-        elif name is not None and _text(name) == _PATH:
-            found.append(_text(value))  # type: ignore[arg-type]
+    found = find(fields, _PATH)
     if len(found) != 1:
         raise AmbiguousPath(f"request with {len(found)} :path headers")
-    return found[0] if found[0].startswith(b"/") else b"/" + found[0]
+    value = found[0][1]
+    return value if value.startswith(b"/") else b"/" + value
+
+
+def find(fields: Sequence[Field], names: Container[bytes] | None = None, limit: int | None = None) -> list[Header]:
+    """Return the (name, value) pairs of some names, or of all, in order, of each value at most ``limit`` bytes.
+
+    Raises WireError if one of them is broken.
+    """
+    found: list[Header] = []
+    for index, strings in fields:
+        name, value = _STATIC[index]
+        if len(strings) == 2:
+            huffman, name = strings[0]
+            if huffman:
+                name = unhuffman(name)
+        if names is None or name in names:
+            if strings:
+                huffman, value = strings[-1]
+                if huffman:
+                    value = unhuffman(value)
+            found.append((name, value[:limit]))
+    return found
 
 
 def read(block: bytes) -> list[Header]:
@@ -91,53 +110,42 @@ def read(block: bytes) -> list[Header]:
 
 @partial(_remembered, count=REMEMBERED_PAIRS)
 def _pairs(block: bytes) -> tuple[Header, ...]:
-    return tuple(
-        (_STATIC[index][0] if name is None else _text(name), _STATIC[index][1] if value is None else _text(value))
-        for index, name, value in _walk(block)
-    )
+    return tuple(find(walk(block)))
 
 
-_String = tuple[bool, bytes]
-
-
-def _text(string: _String) -> bytes:
-    huffman, raw = string
-    return unhuffman(raw) if huffman else raw
-
-
-def _walk(block: bytes) -> Iterator[tuple[int, _String | None, _String | None]]:
-    """Yield each field as (static index or 0, literal name or None, literal value or None)."""
-    at, end, first, left = 0, len(block), True, FIELDS_LIMIT
+def walk(block: bytes) -> list[Field]:
+    """Return the fields of a block as they stand in it. Raises WireError if it does not stand alone."""
+    fields: list[Field] = []
+    at, end, left = 0, len(block), FIELDS_LIMIT
     try:
         while at < end:
             byte = block[at]
             left -= 1
             if left < 0:
                 raise WireError("header block has too many fields")
-            if byte & 0x80:
-                index, at = _integer(block, at, 0x7F)
-                if not 0 < index <= _STATIC_LAST:
-                    raise WireError("header block refers to a dynamic table that is not there")
-                yield index, None, None
-            elif byte & 0xE0 == 0x20:
-                if not first:
+            if byte & 0xE0 == 0x20:
+                if fields:
                     raise WireError("table size update inside a header block")
                 size, at = _integer(block, at, 0x1F)
                 if size:
                     raise WireError("table size update above the limit of 0")
                 continue
-            else:
-                index, at = _integer(block, at, 0x3F if byte & 0x40 else 0x0F)
-                if index > _STATIC_LAST:
-                    raise WireError("header block refers to a dynamic table that is not there")
-                name = None
-                if not index:
-                    name, at = _string(block, at)
-                value, at = _string(block, at)
-                yield index, name, value
-            first = False
+            mask = 0x7F if byte & 0x80 else 0x3F if byte & 0x40 else 0x0F
+            index, at = (byte & mask, at + 1) if byte & mask < mask else _integer(block, at, mask)
+            if index > _STATIC_LAST or (byte & 0x80 and not index):
+                raise WireError("header block refers to a dynamic table that is not there")
+            strings: list[tuple[bool, bytes]] = []
+            for _ in range(0 if byte & 0x80 else 1 if index else 2):
+                byte = block[at]
+                length, at = (byte & 0x7F, at + 1) if byte & 0x7F < 0x7F else _integer(block, at, 0x7F)
+                if at + length > end:
+                    raise WireError("string runs over the end of a header block")
+                strings.append((byte >= 0x80, block[at : at + length]))
+                at += length
+            fields.append((index, strings))
     except IndexError:
         raise WireError("header block ends inside a field") from None
+    return fields
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
@@ -152,15 +160,6 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
     raise WireError("integer in a header block is too long")
-
-
-def _string(block: bytes, at: int) -> tuple[_String, int]:
-    huffman = block[at] >= 0x80
-    length, at = _integer(block, at, 0x7F)
-    end = at + length
-    if end > len(block):
-        raise WireError("string runs over the end of a header block")
-    return (huffman, block[at:end]), end
 
 
 def build(headers: Iterable[Header]) -> bytes:

@@ -155,7 +155,7 @@ def split_block(kind: int, flags: int, payload: bytes) -> tuple[bytes, bytes]:
 
     Raises WireError if they do not fit (RFC 9113, 6.2 and 6.6).
     """
-    fragment = unpad(payload, flags)
+    fragment = unpad(payload, flags) if flags & PADDED else payload
     if kind == PUSH_PROMISE:
         size = 4
     elif flags & PRIORITY_FLAG:

@@ -6,7 +6,7 @@ Invariant: every call that was opened ends exactly once, by an outcome or by ``c
 is bounded: ``HEADER_LIMIT`` for a header block, the reply's limit for a body.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
@@ -16,6 +16,9 @@ from runtimeproxy.wire.connection import ClientConnection
 
 STREAMS_UNTIL_TOLD = 1
 """How many streams are open at most before the peer's SETTINGS say how many it takes."""
+
+ACKS_AT_ONCE = 16
+"""So many answers to the peer's PINGs wait for something else to be sent at most."""
 
 _ENABLE_PUSH = 0x2
 _LONGEST_TEXT = 2048
@@ -67,23 +70,29 @@ def _broken(text: str, code: int = grpc.INTERNAL) -> CallFailed:
     return CallFailed(code, text, Kind.BROKEN)
 
 
-@dataclass(slots=True, eq=False)
 class _Call:
     """What came of an answer so far."""
 
-    body: bytearray = field(default_factory=bytearray)
-    encoding: bytes = b""
-    headed: bool = False
+    __slots__ = ("body", "encoding", "headed")
+
+    def __init__(self) -> None:
+        self.body: bytes | bytearray = b""
+        self.encoding = b""
+        self.headed = False
 
 
 class Calls(ClientConnection):
-    """The calls of one connection; ``out`` collects bytes for the peer, ``ended`` the outcomes by stream."""
+    """The calls of one connection.
+
+    ``out`` collects bytes for the peer, ``acks`` what may wait for them a while, ``ended`` the outcomes by stream.
+    """
 
     def __init__(self, max_reply_bytes: int) -> None:
         # A whole reply fits into the stream's window, so that no window of a stream is ever opened further.
         window = min(max_reply_bytes + grpc.PREFIX_BYTES + http2.DEFAULT_FRAME_SIZE, http2.MAX_WINDOW)
         super().__init__({_ENABLE_PUSH: 0, http2.INITIAL_WINDOW_SIZE: window}, STREAMS_UNTIL_TOLD)
         self.out = self.outlet.out
+        self.acks = self.outlet.acks
         self.ended: list[tuple[int, Outcome]] = []
         self._max_reply_bytes = max_reply_bytes
         self._calls: dict[int, _Call] = {}
@@ -94,19 +103,29 @@ class Calls(ClientConnection):
         """Return how many calls more the peer takes now."""
         return max(self.stream_limit - len(self._calls), 0)
 
+    def acknowledge(self, ack: bytes) -> None:
+        """Answer a PING of the peer behind what it is sent next; of a flood of them as soon as may be."""
+        self.acks.append(ack)
+        if len(self.acks) > ACKS_AT_ONCE:
+            self.outlet.acknowledge()
+
     def open(self, path: str, message: bytes, seconds: float) -> int:
         """Send a request that has so many seconds; return its stream."""
         stream = self._next_stream
         self._next_stream += 2
         self.closing |= self._next_stream > http2.MAX_STREAM_ID
         self._calls[stream] = _Call()
-        block = _request_head(path) + headers.literal(b"grpc-timeout", grpc.timeout(seconds))
+        timeout = grpc.timeout(seconds)
+        block = _request_head(path) + bytes((len(timeout),)) + timeout
         self.outlet.govern(stream)
-        self.out.append(http2.header_frames(stream, block, end=False))
-        pieces = grpc.pieces(message)
-        if len(pieces) > 1:
-            self.outlet.send_data(stream, pieces[0], False, None, 0)
-        self.outlet.send_data(stream, pieces[-1], True, None, 0)
+        self.out.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block))
+        if self.outlet.take(stream, grpc.PREFIX_BYTES + len(message)):
+            self.out.append(http2.frame(http2.DATA, http2.END_STREAM, stream, grpc.message(message)))
+            return stream
+        *first, last = grpc.pieces(message)
+        for piece in first:
+            self.outlet.send_data(stream, piece, False, None, 0)
+        self.outlet.send_data(stream, last, True, None, 0)
         return stream
 
     def cancel(self, stream: int) -> None:
@@ -124,42 +143,38 @@ class Calls(ClientConnection):
         call = self._calls.get(stream)
         if call is None:
             return
-        call.body += payload
+        if not call.body:
+            call.body = payload
+        else:  # of a long answer
+            call.body = call.body if isinstance(call.body, bytearray) else bytearray(call.body)
+            call.body += payload
+        prefix = call.body[: grpc.PREFIX_BYTES]
+        announced = int.from_bytes(prefix[1:]) if len(prefix) == grpc.PREFIX_BYTES else 0
         if not call.headed:
             self._abort(stream, _broken("the answer begins without headers"))
-        elif self._too_long(call.body):
+        elif max(announced, len(call.body) - grpc.PREFIX_BYTES) > self._max_reply_bytes:
             self._abort(stream, TooLong(self._max_reply_bytes))
         elif end:
             self._end(stream, _broken("the answer ends without grpc-status"))
 
-    def _too_long(self, body: bytearray) -> bool:
-        if len(body) < grpc.PREFIX_BYTES:
-            return False
-        announced = int.from_bytes(body[1 : grpc.PREFIX_BYTES], "big")
-        return max(announced, len(body) - grpc.PREFIX_BYTES) > self._max_reply_bytes
-
     def block(self, stream: int, block: bytes, end: bool) -> None:
         """Take an answer's headers or trailers."""
-        head = _read_head(block)
+        head = _cached_head(block) if len(block) <= _LONGEST_CACHED_BLOCK else _read_head(block)
         call = self._calls.get(stream)
-        if call is not None:
-            self._take_head(stream, call, head, end)
-
-    def _take_head(self, stream: int, call: _Call, head: "_Head", end: bool) -> None:
+        if call is None:
+            return
         if end:
             self._end(stream, self._outcome(call, head))
-        elif head.informational and not call.headed:
-            return
-        elif call.headed or head.fault:
-            self._abort(stream, head.fault or _broken("the answer has headers after its message"))
-        else:
+        elif head.good and not call.headed:
             call.headed = True
             call.encoding = head.encoding
+        elif call.headed or not head.informational:
+            self._abort(stream, head.fault() if not head.good else _broken("the answer has headers after its message"))
 
     def _outcome(self, call: _Call, head: "_Head") -> Outcome:
         """Read the answer of a stream that ends with these headers."""
         if head.status is None:
-            return (None if call.headed else head.fault) or _broken("the answer ends without grpc-status")
+            return _broken("the answer ends without grpc-status") if call.headed or head.good else head.fault()
         if head.status == grpc.OK:
             try:
                 return grpc.open_message(call.body, call.encoding, self._max_reply_bytes)
@@ -206,7 +221,7 @@ class Calls(ClientConnection):
 
 @lru_cache(maxsize=64)
 def _request_head(path: str) -> bytes:
-    """Build the header block of a request up to the deadline."""
+    """Build the header block of a request up to the deadline's value."""
     return headers.build(
         (
             (b":method", b"POST"),
@@ -216,52 +231,47 @@ def _request_head(path: str) -> bytes:
             (b"te", b"trailers"),
             (b"content-type", b"application/grpc"),
             (b"user-agent", b"runtimeproxy"),
+            (b"grpc-timeout", b""),
         )
-    )
+    )[:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What counts of a header block; ``status`` is None if it has no grpc-status."""
+    """What counts of a header block; ``status`` is None if it has no grpc-status.
+
+    ``good``: it begins an answer. ``informational``: such a beginning is still to come.
+    """
 
     http_status: bytes
-    content_type: bytes
     encoding: bytes
     status: int | None
     text: str
+    good: bool
+    informational: bool
 
-    @property
-    def informational(self) -> bool:
-        return self.http_status[:1] == b"1"
-
-    @property
-    def fault(self) -> CallFailed | None:
-        """Say why this is not the beginning of an answer, None if it is."""
+    def fault(self) -> CallFailed:
+        """Say why this is not the beginning of an answer."""
         if self.http_status != _HTTP_OK:
             shown = self.http_status.decode("ascii", "replace")[:3]
             return _broken(f"HTTP status {shown!r} in place of an answer", _CODES_OF_HTTP.get(self.http_status, 2))
-        if not self.content_type.startswith(b"application/grpc"):
-            return _broken("the answer is not gRPC", grpc.UNKNOWN)
-        return None
+        return _broken("the answer is not gRPC", grpc.UNKNOWN)
 
 
 def _read_head(block: bytes) -> _Head:
-    return _cached_head(block) if len(block) <= _LONGEST_CACHED_BLOCK else _head(block)
-
-
-def _head(block: bytes) -> _Head:
     fields = dict(headers.read(block))
-    status = fields.get(b"grpc-status")
+    http_status, status = fields.get(b":status", b""), fields.get(b"grpc-status")
     return _Head(
-        http_status=fields.get(b":status", b""),
-        content_type=fields.get(b"content-type", b""),
+        http_status=http_status,
         encoding=fields.get(b"grpc-encoding", b"identity"),
         status=None if status is None else _status(status),
         text=grpc.percent_decode(fields.get(b"grpc-message", b"")[: 3 * _LONGEST_TEXT])[:_LONGEST_TEXT],
+        good=http_status == _HTTP_OK and fields.get(b"content-type", b"").startswith(b"application/grpc"),
+        informational=http_status[:1] == b"1",
     )
 
 
-_cached_head = lru_cache(maxsize=256)(_head)
+_cached_head = lru_cache(maxsize=256)(_read_head)
 """A server's answers to good calls have few different header blocks."""
 
 

@@ -1,19 +1,18 @@
-"""CRI mode's requests, as the kubelet sends them.
+"""CRI mode's requests of a load, as the kubelet sends them.
 
 Owns their bodies and headers.
 Must not know: how they are sent, how many, what is measured.
-Invariant: a held create belongs to a pod that was made through the same socket, so the proxy knows it.
+Invariant: no two pods have the same uid.
 """
 
 import uuid
 
 from google.protobuf.message import Message
 
-from scripts.benchmark.cases import CREATE, Case
+from scripts.benchmark.cases import Case
 from scripts.benchmark.h2load import H2load
 from scripts.benchmark.served import Served
 from tests.engines import cri
-from tests.engines.cri import CriClient
 from tests.fakes import cri_pb2
 
 HEADERS = ("content-type: application/grpc", "te: trailers", "grpc-timeout: 120S")
@@ -21,19 +20,12 @@ HEADERS = ("content-type: application/grpc", "te: trailers", "grpc-timeout: 120S
 
 
 def prepare(served: Served, case: Case, way: str) -> H2load:
-    """Make what a case needs on a way: a create gets a pod of its own, made on the same way."""
-    socket, files = served.socket(way), served.client / f"{case.route}-{way}"
+    """Make what a case needs on a way."""
+    files = served.client / f"{case.route}-{way}"
     body = files.with_suffix(".body")
-    body.write_bytes(framed(_create_in_new_pod(str(socket)) if case is CREATE else cri_pb2.VersionRequest()))
+    body.write_bytes(framed(cri_pb2.VersionRequest()))
     target = f"/{cri.V1}.RuntimeService/{case.route}"
-    return H2load(case, socket, files, HEADERS, lambda calls: [target], body)
-
-
-def _create_in_new_pod(socket: str) -> cri_pb2.CreateContainerRequest:
-    config = pod()
-    with CriClient(socket) as client:
-        made = client.call("RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=config))
-    return create(made.pod_sandbox_id, config)
+    return H2load(case, served.socket(way), files, HEADERS, lambda calls: [target], body)
 
 
 def framed(message: Message) -> bytes:

@@ -37,10 +37,14 @@ Round = dict[tuple[Case, str], Figures]
 
 def one_round(mode: Mode, share: float) -> Round:
     """Start everything anew and measure every case; ``share`` of each case's calls is made. Raises DemoError."""
-    with programs.served(mode, programs.EVERY_PROGRAM, share=share) as served:
-        return {
-            (case, way): figures for case in mode.cases for way, figures in _case(served, mode, case, share).items()
-        }
+    measured: Round = {}
+    for names, peers in ((programs.OF_A_KUBELET, True), (programs.OF_A_LOAD, False)):
+        with programs.served(mode, names, peers=peers, share=share) as served:
+            for case in mode.cases:
+                if (case.pause is not None) is peers:
+                    found = _case(served, mode, case, share)
+                    measured |= {(case, way): figures for way, figures in found.items()}
+    return measured
 
 
 def _case(served: Served, mode: Mode, case: Case, share: float) -> dict[str, Figures]:
@@ -48,7 +52,7 @@ def _case(served: Served, mode: Mode, case: Case, share: float) -> dict[str, Fig
     portions = min(PORTIONS, case.calls)
     calls = max(int(case.calls * (1 if case.transfers else share) / portions), 1)
     for way in case.ways:
-        send(served, case, way, measured[way].load, 1 if case.transfers else WARM_UP_CALLS)
+        send(served, case, way, measured[way].load, min(WARM_UP_CALLS, max(case.calls // 10, 1)))
     for turn in range(portions):
         first = turn % len(case.ways)
         for way in case.ways[first:] + case.ways[:first]:
@@ -57,8 +61,9 @@ def _case(served: Served, mode: Mode, case: Case, share: float) -> dict[str, Fig
 
 
 def send(served: Served, case: Case, way: str, load: Load, calls: int) -> Run:
-    """Make calls on a way, and note how many."""
-    served.sent[way, case.route] += calls
+    """Make calls on a way, and note how many; a kubelet notes its own."""
+    if case.pause is None:
+        served.sent[way, case.route] += calls
     return load.run(calls)
 
 

@@ -1,6 +1,6 @@
 """What differs between a bench of CRI mode and one of Docker mode: one row a mode.
 
-Owns the servers, the proxy's flags, the hook points and their calls, what stands for a small call and for a create.
+Owns the servers, the proxy's flags, the hook points and their calls, what stands for a small call.
 Must not know: how anything is started or measured.
 Invariant: every case of ``cases`` is one mode's.
 """
@@ -9,16 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from scripts.benchmark import cri, docker
+from scripts.benchmark import cri, docker, kubelet
 from scripts.benchmark.cases import (
     CASES,
     CREATE,
     CRI,
     DOCKER,
     DOCKER_CREATE,
+    DOCKER_POD,
+    DOCKER_START,
+    DOCKER_UPDATE,
     PING_16,
+    RUN,
     SMALL_16,
     START,
+    UPDATE,
     Case,
 )
 from scripts.benchmark.h2load import Run
@@ -45,8 +50,12 @@ class Mode:
     libraries: Mapping[str, str]
     small: Case
     create: Case
-    prepare: Callable[[Served, Case, str], Load]
-    """Makes what a case needs on a way."""
+    load: Callable[[Served, Case, str], Load]
+    """Makes what a load's case needs on a way."""
+
+    def prepare(self, served: Served, case: Case, way: str) -> Load:
+        """Make what a case needs on a way."""
+        return (self.load if case.pause is None else kubelet.Kubelet)(served, case, way)
 
     @property
     def cases(self) -> tuple[Case, ...]:
@@ -60,24 +69,32 @@ MODES = {
         name=CRI,
         server="scripts.benchmark.runtime",
         flags=(),
-        points={"PreCreateContainer": CREATE.route},
+        points={
+            "PreRunPodSandbox": RUN.route,
+            "PreCreateContainer": CREATE.route,
+            "PreStartContainer": START.route,
+            "PostStartContainer": START.route,
+            "PreUpdateContainerResources": UPDATE.route,
+        },
         libraries={"aiohttp": "/aiohttp/", **_GRPCIO},
         small=SMALL_16,
         create=CREATE,
-        prepare=cri.prepare,
+        load=cri.prepare,
     ),
     DOCKER: Mode(
         name=DOCKER,
         server="scripts.benchmark.dockerd",
         flags=("--backend-runtime-mode=Docker",),
         points={
+            "PreRunPodSandbox": DOCKER_POD,
             "PreCreateContainer": DOCKER_CREATE.route,
-            "PreStartContainer": START.route,
-            "PostStartContainer": START.route,
+            "PreStartContainer": DOCKER_START.route,
+            "PostStartContainer": DOCKER_START.route,
+            "PreUpdateContainerResources": DOCKER_UPDATE.route,
         },
         libraries=_GRPCIO,  # aiohttp follows the daemon's events
         small=PING_16,
         create=DOCKER_CREATE,
-        prepare=docker.prepare,
+        load=docker.prepare,
     ),
 }

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from scripts.benchmark.cases import Case
-from scripts.benchmark.limits import MIB, Verdict
+from scripts.benchmark.limits import MIB, Check, Verdict
 from scripts.benchmark.measure import Figures, Round
-from scripts.benchmark.memory import RECORDS, Resident
 from scripts.demonstration.report import print_table
 
 HEADER = (
@@ -71,17 +70,10 @@ def _value(
     return value / other if other else None
 
 
-def show_resident(mode: str, resident: Resident) -> None:
-    """Print the resident proxy's memory."""
-    rows = [
-        ("the proxy", "resident"),
-        (f"with {RECORDS} records", f"{resident.with_records / MIB:.1f} MiB"),
-        (f"after {resident.calls} calls", f"{resident.after_first / MIB:.1f} MiB"),
-        (f"after {2 * resident.calls} calls", f"{resident.after_second / MIB:.1f} MiB"),
-        ("growth over the second half", f"{resident.growth / MIB:.2f} MiB"),
-        ("libraries that an idle proxy must not have", ", ".join(resident.loaded) or "not loaded"),
-    ]
-    print_table(f"{mode}, memory", rows)
+def show_checks(mode: str, checks: Sequence[Check]) -> None:
+    """Print what was found of the proxy by itself."""
+    rows = [(check.what, check.found, check.limit, _word(check.kept)) for check in checks]
+    print_table(f"{mode}, the proxy by itself", [("", "found", "limit", ""), *rows])
 
 
 def show_verdicts(mode: str, verdicts: Sequence[Verdict]) -> None:

@@ -13,19 +13,10 @@ from collections.abc import Callable
 
 import uvloop
 
-from scripts.benchmark.cases import CREATE
 from tests.fakes.runtime import Context, FakeRuntime, Received
 
 CLIENT = "h2load"
 """Only its calls are counted: a proxy may ask the runtime on its own account."""
-
-CREATE_TURNS = 30_000
-"""What a create costs this runtime more than a small call, in turns of an empty loop: no runtime makes a container for
-nothing.
-
-The limits for held creates were set where a direct create took 506 us and a small call 145; these turns took 0.3 ms of
-it there. They are work and not time, so that the proportion holds on a slower machine, too.
-"""
 
 
 class CountingRuntime(FakeRuntime):
@@ -38,16 +29,8 @@ class CountingRuntime(FakeRuntime):
     async def answer(self, received: Received, context: Context) -> bytes:
         """Answer and count; a refused call raises before it is counted."""
         message = await super().answer(received, context)
-        if received.method == CREATE.route:
-            _work()
         self.answered[received.method] += CLIENT in str(dict(received.metadata).get("user-agent"))
         return message
-
-
-def _work() -> None:
-    """Be busy."""
-    for _ in range(CREATE_TURNS):
-        pass
 
 
 async def serve(

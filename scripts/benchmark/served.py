@@ -7,6 +7,7 @@ Invariant: every call that a server is to count is noted here.
 
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,9 +26,11 @@ class Served:
     transfer_bytes: int = TRANSFER_BYTES
     programs: dict[str, Program] = field(default_factory=dict)
     sent: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Calls that were measured, by way and route."""
+    """Calls of a load, by way and route: the runtime counts them."""
     made: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Calls that hook servers are asked about beside these, by way and route."""
+    """A kubelet's calls, by way and route, those that hook servers are asked about among them."""
+    connections: ExitStack = field(default_factory=ExitStack)
+    """What is to be closed before the programs are ended."""
 
     def socket(self, name: str) -> Path:
         """Name the socket that a program listens on."""

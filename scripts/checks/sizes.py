@@ -1,6 +1,7 @@
-"""No Python file is longer than 400 lines, no function 40 lines or longer (its docstring not counted).
+"""No Python file is longer than 600 lines, no function than 60 (its docstring not counted).
 
-Generated code is left out. Prints what is too long; exit code 1 if anything is.
+A path is read in one piece up to that length: what is cut shorter hides it. Generated code is left out. Prints what is
+too long; exit code 1 if anything is.
 """
 
 import ast
@@ -8,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-LONGEST_FILE = 400
-LONGEST_FUNCTION = 39
+LONGEST_FILE = 600
+LONGEST_FUNCTION = 60
 FOLDERS = ("runtimeproxy", "hooks", "scripts", "tests")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

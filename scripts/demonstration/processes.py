@@ -19,6 +19,7 @@ from scripts.demonstration.interruption import interruption
 
 START_SECONDS = 20.0
 STOP_SECONDS = 20.0
+LOOK_SECONDS = 0.002
 REGISTRATION_SECONDS = 11.0
 """A registration takes effect within 500 ms, within 10 s on a machine whose inotify does not work."""
 
@@ -51,7 +52,7 @@ class Program:
         while not _answers(path):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise DemoError(f"{self.name} does not listen on {path}; its output ends: {self.output()[-1500:]}")
-            time.sleep(0.02)
+            time.sleep(LOOK_SECONDS)
 
     def output(self) -> str:
         """Return all that the program wrote."""

@@ -74,6 +74,7 @@ def _beside(served: Served, mode: Mode, way: str, calls: int) -> BesideCreates:
             create()
             served.made[way, mode.create.route] += 1
 
+        served.made[way, mode.points["PreRunPodSandbox"]] += 1
         turns = [_turn(served, case, loads, calls, counted) for _ in range(TURNS)]
     through, past = (median(turn[each].percentile(99) for turn in turns) for each in (way, DIRECT))
     return BesideCreates(way, through, past)

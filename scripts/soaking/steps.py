@@ -2,7 +2,7 @@
 
 Owns the steps, their full counts and what they find.
 Must not know: how the figures are shown.
-Invariant: a step's amount is its full amount times the share; below the full amount no ratio of the bench is judged.
+Invariant: a step's amount is its full amount times the share; below the full amount no figure of the bench is judged.
 """
 
 import time
@@ -53,31 +53,8 @@ class Step:
 
 def resident(mode: Mode, share: float) -> Found:
     """Measure the proxy's memory."""
-    found = memory.resident(mode, share)
-    calls = f"{found.calls:,} calls"
-    return Found(
-        [
-            Figure(
-                f"resident memory with {memory.RECORDS} records",
-                f"{found.with_records / MIB:.1f} MiB",
-                f"below {limits.RESIDENT_BYTES / MIB:.0f} MiB",
-                found.with_records < limits.RESIDENT_BYTES,
-            ),
-            Figure(f"after {calls}", f"{found.after_first / MIB:.1f} MiB"),
-            Figure(
-                f"growth over the second {calls}",
-                f"{found.growth / MIB:.2f} MiB",
-                f"below {limits.GROWTH_BYTES / MIB:.0f} MiB",
-                found.growth < limits.GROWTH_BYTES,
-            ),
-            Figure(
-                f"{' and '.join(mode.libraries)} while idle",
-                ", ".join(found.loaded) or "not loaded",
-                "not loaded",
-                not found.loaded,
-            ),
-        ]
-    )
+    checks = limits.check(mode.name, memory.resident(mode, share))
+    return Found([Figure(it.what, it.found, it.limit, it.kept if share == 1 and it.limit else None) for it in checks])
 
 
 def bench(mode: Mode, share: float) -> Found:

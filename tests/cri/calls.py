@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.cri.messages import METHODS, Method, messages
 from tests.cri.peer import REPLY, TRAILERS, Fields, Raw, block, grpc, refusal, request
 
-DATA, HEADERS, RESET, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 8, 9
+DATA, HEADERS, RESET, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 6, 8, 9
 END_STREAM, END_HEADERS, PADDED, PRIORITY = 0x1, 0x4, 0x8, 0x20
 FRAME_BYTES = 16_384
 

@@ -16,6 +16,7 @@ from typing import Self
 
 from hypothesis import strategies as st
 
+from runtimeproxy.call import CallState
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.routes import HELD
@@ -25,6 +26,7 @@ from tests.cri.calls import (
     END_STREAM,
     HEADERS,
     PADDED,
+    PING,
     PRIORITY,
     RESET,
     WINDOW_UPDATE,
@@ -42,7 +44,8 @@ from tests.fakes.plugins import Behaviour
 
 ORDER = st.lists(st.integers(0, 4), max_size=20)
 """Whose frames are next, among those that have any left."""
-PINGS = st.lists(st.integers(0, 9).map(lambda number: (Raw(6, number & 1, 0, b"%08d" % number),)), max_size=2)
+PINGS = st.lists(st.integers(0, 9).map(lambda number: (Raw(PING, number & 1, 0, b"%08d" % number),)), max_size=2)
+"""PINGs with even numbers, and with odd ones ACKs that nobody asked for."""
 FIRST_STREAM = 3
 """The warm-up has stream 1."""
 
@@ -165,9 +168,17 @@ class Core(FakeEvents):
         self.loop.close()
 
     def held(self, stream: HeldStream) -> None:
-        """Run the call as the front does."""
-        call = KINDS[stream.route.operation](stream, self.node.backend, self.node.recorder, self.loop)  # type: ignore[arg-type]
-        stream.on_ended = self.loop.create_task(self.node.lifecycle.run(call)).cancel
+        """Run the call as the front does, behind what is being read."""
+        self.loop.call_soon(self._run, stream)
+
+    def settled(self, stream: HeldStream) -> None:
+        """Have the call go on, likewise."""
+        self.loop.call_soon(stream.go_on)
+
+    def _run(self, stream: HeldStream) -> None:
+        if stream.state is CallState.HOLDING:
+            call = KINDS[stream.route.operation](stream, self.node.backend, self.node.recorder, self.loop)  # type: ignore[arg-type]
+            stream.on_ended = self.node.lifecycle.run(call).cancel
 
     def wait(self, seconds: float) -> None:
         """Let time pass, at least a turn of the loop."""
@@ -271,7 +282,12 @@ class Stage:
         """Check that each side got what the other one sent; ``same`` compares a held call's request with what came."""
         conversation, play = self.conversation, self.play
         assert (self._sent, self._replied) == (len(conversation.sent), len(conversation.replied))
-        for frames, came in zip(conversation.frames, (self.at_runtime, self.at_client), strict=True):
+        for frames, came, back, outlet in (
+            (conversation.frames[0], self.at_runtime, self.at_client, play.reader.client_out),
+            (conversation.frames[1], self.at_client, self.at_runtime, play.reader.runtime_out),
+        ):
+            last = [frame for ack in outlet.acks for frame in split(ack)]
+            assert acks([*back.frames, *last]) == acks([replace(frame, flags=1) for frame in frames])
             assert passing(came.frames, conversation.held) == passing(frames, conversation.held)
             for stream in conversation.held:
                 compare = same if came is self.at_runtime else equal
@@ -280,13 +296,20 @@ class Stage:
         assert not play.reader.held
 
 
+def acks(frames: list[Raw]) -> list[Raw]:
+    """Return the ACKs of PINGs that were asked for."""
+    return [frame for frame in frames if frame.kind == PING and frame.flags and not int(frame.body) & 1]
+
+
 def passing(frames: list[Raw], held: frozenset[int]) -> list[Raw]:
     """Return the frames that pass whatever becomes of the calls that are held."""
     hop_by_hop = {DATA, HEADERS, CONTINUATION, RESET, WINDOW_UPDATE}
     return [
         frame
         for frame in frames
-        if not (frame.stream in held and frame.kind in hop_by_hop) and (frame.kind, frame.stream) != (WINDOW_UPDATE, 0)
+        if not (frame.stream in held and frame.kind in hop_by_hop)
+        and (frame.kind, frame.stream) != (WINDOW_UPDATE, 0)
+        and not (frame.kind == PING and not int(frame.body) & 1)
     ]
 
 

@@ -206,7 +206,9 @@ class Side:
         self._feed(b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames))
 
     def got_bytes(self) -> bytes:
-        """Return the bytes that came since the last time."""
+        """Return the bytes that came since the last time; as the front does, ACKs that wait go with them."""
+        if self._outlet.out:
+            self._outlet.acknowledge()
         data = b"".join(self._outlet.out)
         self._outlet.out.clear()
         return data
@@ -294,6 +296,7 @@ class FakeEvents:
     def settled(self, stream: HeldStream) -> None:
         """Keep the call."""
         self.settled_calls.append(stream)
+        stream.go_on()
 
     def ambiguous(self) -> bool:
         """Answer as set."""
@@ -318,7 +321,8 @@ class Play:
         self.held_bytes = HeldBytes(process_limit)
         self.now = 0.0
         self.reader = Reader(self.events, self.held_bytes, image_apart, lambda: self.now)
-        self.client = Side(self.reader.from_client.feed, self.reader.client_out, preface=False)
+        # Behind the preface it has another ``feed``.
+        self.client = Side(lambda data: self.reader.from_client.feed(data), self.reader.client_out, preface=False)
         self.runtime = Side(self.reader.from_runtime.feed, self.reader.runtime_out, preface=True)
 
     def greet(self, client: Settings = Settings(), runtime: Settings = Settings()) -> "Play":

@@ -112,7 +112,12 @@ def _key(entry: bytes) -> bytes:
 
 
 def assert_rest_is_untouched(before: bytes, after: bytes, named: Named) -> None:
-    """Check that two messages are equal byte by byte but for the fields named; a new entry has its key and a value."""
+    """Check that two messages are equal byte by byte but for the fields named; a new entry has its key and a value.
+
+    Where one is the beginning of the other, what stands behind it is nothing but fields named.
+    """
+    if after.startswith(before):
+        before, after = b"", after[len(before) :]
     was, left = list(rest(before, named)), []
     places = {place for place, _ in was}
     for place, octets in rest(after, named):
@@ -136,8 +141,9 @@ def entries(values: Mapping[str, object], wire_type: int = LENGTH_DELIMITED) -> 
 
 
 def in_resources(changes: Mapping[str, ResourceValue]) -> Named:
-    """Name fields of LinuxContainerResources."""
-    return {_RESOURCES[name].number: _named_resource(name, value) for name, value in changes.items()}
+    """Name fields of LinuxContainerResources; a swap limit may move with a memory limit."""
+    swap = {"memory_swap_limit_in_bytes": 0} if "memory_limit_in_bytes" in changes else {}
+    return {_RESOURCES[name].number: _named_resource(name, value) for name, value in (swap | dict(changes)).items()}
 
 
 def _named_resource(name: str, value: ResourceValue) -> int | Entries:

@@ -151,7 +151,7 @@ async def test_the_end_of_a_held_call_ends_its_hooks_and_a_late_release_does_not
     client = node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), delay_seconds=1)
     held = node.held(Operation.START_CONTAINER)
     call = node.call(held)
-    task = asyncio.create_task(node.lifecycle.run(call))
+    task = node.lifecycle.run(call)
     held.on_ended = task.cancel
     await asyncio.sleep(0.5)
     held.end()
@@ -167,7 +167,7 @@ async def test_from_the_answer_on_the_clients_leaving_stops_nothing() -> None:
     node.plugins.add("a", delay_seconds=1, points=("PreCreateContainer", "PostStartContainer"))
     node.know()
     held = node.held(Operation.START_CONTAINER)
-    task = asyncio.create_task(node.lifecycle.run(node.call(held)))
+    task = node.lifecycle.run(node.call(held))
     held.on_ended = task.cancel
     await asyncio.sleep(0.5)
     held.settle(Reply(agreed=False, answered=False))

@@ -342,7 +342,7 @@ async def test_the_updates_of_two_clients_are_both_kept() -> None:
     node.know()
     first, second = node.held(UPDATE, update(cpu_shares=5)), node.held(UPDATE, update(cpu_quota=9000))
     first.given = second.given = None
-    tasks = [asyncio.create_task(node.lifecycle.run(node.call(held))) for held in (first, second)]
+    tasks = [node.lifecycle.run(node.call(held)) for held in (first, second)]
     await asyncio.sleep(1)
     for held in (second, first):
         held.settle(Reply(agreed=True))

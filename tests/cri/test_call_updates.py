@@ -260,7 +260,7 @@ async def test_a_request_that_cannot_be_read_is_tried_once(monkeypatch: pytest.M
     monkeypatch.setattr(translate, "read_container", broken)
     held = node.held(Operation.CREATE_CONTAINER)
     held.given = None  # the runtime takes its time
-    task = asyncio.create_task(node.lifecycle.run(node.call(held)))
+    task = node.lifecycle.run(node.call(held))
     await asyncio.sleep(1)
     for _ in range(100):
         assert node.lifecycle.under_way() == set()

@@ -17,6 +17,7 @@ from tests.cri.peer import (
     Ack,
     Credit,
     Data,
+    Frame,
     GoAway,
     Headers,
     Ping,
@@ -55,8 +56,8 @@ def test_a8_frames_of_our_own_wait_for_the_boundary_of_a_frame_that_is_cut_throu
     play.reader.runtime_out.inject(Ping(b"ourframe").wire())
     play.client.sends(frame[50:70])
     assert play.runtime.got_bytes() == frame[:70]
-    play.client.sends(frame[70:], Ping(b"theirs!!"))
-    assert play.runtime.got_bytes() == frame[70:] + Ping(b"ourframe").wire() + Ping(b"theirs!!").wire()
+    play.client.sends(frame[70:], Ping(b"theirs!!", ack=True))
+    assert play.runtime.got_bytes() == frame[70:] + Ping(b"ourframe").wire() + Ping(b"theirs!!", ack=True).wire()
 
 
 def test_a8_data_behind_the_receivers_credit_wait_and_are_split_but_padded_frames_leave_whole() -> None:
@@ -80,13 +81,14 @@ def test_a8_what_is_longer_than_the_whole_connection_window_is_split() -> None:
     assert play.runtime.got() == [Data(1, bytes(4_465), end=True)]
 
 
-def test_a8_trailers_stay_behind_their_streams_data_and_pings_overtake() -> None:
+def test_a8_trailers_stay_behind_their_streams_data_and_acks_overtake() -> None:
     play = greeted()
     play.runtime.sends(Headers(1, REPLY))
     play.client.got()
     play.runtime.sends(*[Data(1, bytes(16_383))] * 4, Data(1, b"abc" * 10), Headers(1, TRAILERS, end=True))
-    play.runtime.sends(Headers(3, TRAILERS, end=True), Ping(b"overtake"))
-    assert play.client.got()[5:] == [Headers(3, TRAILERS, end=True), Ping(b"overtake")]
+    overtaking = [Headers(3, TRAILERS, end=True), Ping(b"overtake", ack=True)]
+    play.runtime.sends(*overtaking)
+    assert play.client.got()[5:] == overtaking
     play.client.sends(Credit(0, 100))
     assert play.client.got() == [Data(1, (b"abc" * 10)[3:]), Headers(1, TRAILERS, end=True)]
 
@@ -123,7 +125,6 @@ def test_a8_a_reset_without_an_error_waits_behind_the_whole_answer() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        Ping(b"12345678"),
         Ping(b"12345678", ack=True),
         Ack(),
         Credit(1, 10),
@@ -341,9 +342,11 @@ def test_data_one_behind_the_other_pass_up_to_what_ends_their_stream_is_empty_or
     play = greeted()
     play.client.sends(Headers(1, VERSION), Headers(3, VERSION))
     play.runtime.got()
-    frames = [Data(1, b"a" * 20), Data(3, b"b"), Data(1, b""), Data(3, b"c", pad=2), Data(1, b"d"), Data(1, b"e", True)]
-    play.client.sends(*frames, Ping(b"between!"), Data(3, b"f"), Data(3, b"g" * 100).wire()[:-50])
-    sent = b"".join(frame.wire() for frame in (*frames, Ping(b"between!"), Data(3, b"f"), Data(3, b"g" * 100)))
+    frames: list[Frame] = [Data(1, b"a" * 20), Data(3, b"b"), Data(1, b""), Data(3, b"c", pad=2), Data(1, b"d")]
+    frames.append(Data(1, b"e", True))
+    frames += [Ping(b"between!", ack=True), Data(3, b"f")]
+    play.client.sends(*frames, Data(3, b"g" * 100).wire()[:-50])
+    sent = b"".join(frame.wire() for frame in (*frames, Data(3, b"g" * 100)))
     assert play.runtime.got_bytes() == sent[:-50]
     assert list(play.reader.open) == [1, 3]
     assert play.reader.client_out.outstanding == 128, "padding counts, too"

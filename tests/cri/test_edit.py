@@ -157,6 +157,93 @@ def test_without_edits_the_message_is_not_even_walked_through() -> None:
     assert edit.edit_update(broken, {}, {}) is broken
 
 
+# ---- behind the request, or within it
+
+KNOWN = cri_pb2.CreateContainerRequest(
+    pod_sandbox_id="p1",
+    config=cri_pb2.ContainerConfig(
+        envs=[cri_pb2.KeyValue(key="GPU", value=b"0"), cri_pb2.KeyValue(key="RAW", value=b"\xff")],
+        annotations={"note": "1"},
+        linux=cri_pb2.LinuxContainerConfig(
+            resources=wire_resources({"cpu_shares": 512, "cpuset_cpus": "0-3", "hugepage_limits": {"2MB": 1}})
+        ),
+    ),
+    sandbox_config=cri_pb2.PodSandboxConfig(linux=cri_pb2.LinuxPodSandboxConfig(cgroup_parent="/kube/pod1")),
+)
+
+
+@pytest.mark.parametrize(
+    ("adjustment", "parent"),
+    [
+        pytest.param(Adjustment(envs={"NEW": "1", "ANOTHER": ""}), None, id="envs"),
+        pytest.param(Adjustment(annotations={"new": ""}), None, id="annotation"),
+        pytest.param(Adjustment(resources={"cpuset_cpus": "0"}), None, id="text in the place of another"),
+        pytest.param(Adjustment(resources={"cpu_shares": 2, "cpu_quota": -1}), None, id="numbers"),
+        pytest.param(
+            Adjustment(resources={"hugepage_limits": {"1GB": 0}, "unified": {"cpu.idle": "1"}}), None, id="maps"
+        ),
+        pytest.param(NO_ADJUSTMENT, "/kube/other", id="cgroup parent"),
+        pytest.param(Adjustment(envs={"HOOKED": "1"}, resources={"cpuset_cpus": "0"}), "/x", id="all together"),
+    ],
+)
+def test_what_is_new_stands_behind_the_request_as_it_came(adjustment: Adjustment, parent: str | None) -> None:
+    message = KNOWN.SerializeToString() + UNKNOWN
+    result = edit.edit_container(message, adjustment, parent)
+    assert result.startswith(message)
+    more = cri_pb2.CreateContainerRequest.FromString(result[len(message) :])
+    assert more.HasField("sandbox_config") is (parent is not None)
+    assert more.HasField("config") is bool(adjustment)
+    assert edit.edit_container(result, adjustment, parent) is result
+
+
+@pytest.mark.parametrize(
+    ("adjustment", "more"),
+    [
+        (Adjustment(labels={"new": ""}), cri_pb2.PodSandboxConfig(labels={"new": ""})),
+        (
+            Adjustment(cgroup_parent="/x"),
+            cri_pb2.PodSandboxConfig(linux=cri_pb2.LinuxPodSandboxConfig(cgroup_parent="/x")),
+        ),
+        (
+            Adjustment(annotations={"new": "1"}, resources={"cpu_quota": -1}),
+            cri_pb2.PodSandboxConfig(
+                annotations={"new": "1"},
+                linux=cri_pb2.LinuxPodSandboxConfig(resources=wire_resources({"cpu_quota": -1})),
+            ),
+        ),
+    ],
+)
+def test_what_is_new_of_a_pod_stands_behind_its_request(adjustment: Adjustment, more: cri_pb2.PodSandboxConfig) -> None:
+    message = cri_pb2.RunPodSandboxRequest(config=KNOWN.sandbox_config).SerializeToString() + UNKNOWN
+    result = edit.edit_pod(message, adjustment)
+    assert result == message + cri_pb2.RunPodSandboxRequest(config=more).SerializeToString()
+    assert edit.edit_pod(result, adjustment) is result
+
+
+@pytest.mark.parametrize(
+    ("adjustment", "parent"),
+    [
+        pytest.param(Adjustment(envs={"GPU": "1"}), None, id="env that is there"),
+        pytest.param(Adjustment(envs={"G": "1"}), None, id="env whose key is a part of what is there"),
+        pytest.param(Adjustment(annotations={"note": "2"}), None, id="annotation that is there"),
+        pytest.param(Adjustment(envs={"NEW": "1"}, resources={"cpuset_cpus": ""}), None, id="text that is cleared"),
+        pytest.param(Adjustment(resources={"cpu_shares": 0}), None, id="number that is cleared"),
+        pytest.param(Adjustment(resources={"hugepage_limits": {"2MB": 2}}), None, id="huge page size that is there"),
+        pytest.param(NO_ADJUSTMENT, "", id="cgroup parent that is cleared"),
+        pytest.param(Adjustment(envs={"NEW": "1"}), "/kube/pod1", id="cgroup parent that is there"),
+        pytest.param(Adjustment(envs={"NEW": "1"}, resources={"cpu_shares": 512}), None, id="number that is there"),
+    ],
+)
+def test_what_is_there_already_or_cleared_is_changed_within(adjustment: Adjustment, parent: str | None) -> None:
+    message = KNOWN.SerializeToString() + UNKNOWN
+    result = edit.edit_container(message, adjustment, parent)
+    assert not result.startswith(message)
+    assert result.endswith(UNKNOWN)
+    assert len(cri_pb2.CreateContainerRequest.FromString(result).config.envs) == 2 + len(
+        adjustment.envs.keys() - {"GPU"}
+    )
+
+
 # ---- each change, by hand
 
 
@@ -244,6 +331,14 @@ def test_update() -> None:
 )
 def test_update_request(changes: dict[str, ResourceValue], base: Resources | None, expected: Resources | None) -> None:
     assert translate.read_update(edit.update_request("c1", changes, base)) == ("c1", expected, {})
+
+
+def test_what_is_new_of_an_update_stands_behind_it() -> None:
+    message = cri_pb2.UpdateContainerResourcesRequest(container_id="c1").SerializeToString() + UNKNOWN
+    result = edit.edit_update(message, {"cpu_quota": -1}, {"new": "1"})
+    more = cri_pb2.UpdateContainerResourcesRequest(annotations={"new": "1"}, linux=wire_resources({"cpu_quota": -1}))
+    assert cri_pb2.UpdateContainerResourcesRequest.FromString(result.removeprefix(message)) == more
+    assert result.startswith(message)
 
 
 def test_what_no_runtime_changes_is_not_taken_from_an_update() -> None:

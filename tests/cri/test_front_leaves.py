@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -215,8 +215,9 @@ async def test_the_other_calls_end_at_once_with_the_runtime(busy: Scene) -> None
     busy.runtime.close()
     await asyncio.sleep(WAIT_SECONDS)
     assert not busy.ended()
-    told = Side(lambda _: None, cast("Outlet", SimpleNamespace(out=[busy.bytes_that_came])), preface=False).got()
-    assert set(told) == {
+    outlet = Outlet()
+    outlet.out.append(busy.bytes_that_came)
+    assert set(Side(lambda _: None, outlet, preface=False).got()) == {
         *(Headers(stream, UNAVAILABLE, end=True) for stream in (3, 11, 13)),
         *(Reset(stream, 0) for stream in (3, 11, 13)),
         *(Reset(stream, 8) for stream in (5, 9, 15)),
@@ -254,8 +255,8 @@ async def test_the_runtimes_bytes_that_have_not_left_yet_are_none_of_the_answers
     await asyncio.sleep(WAIT_SECONDS)
     for stream, more in ((11, long[-2:]), (13, Headers(3, (*REPLY, (b"long", bytes(900)))).wire())):
         busy.runtime.send(more + Headers(stream, TRAILERS, end=True).wire())
-        busy.client.send(Ping(b"12345678").wire())
+        busy.client.send(Ping(b"12345678", ack=True).wire())
         await asyncio.sleep(WAIT_SECONDS)
     assert faults == []
     assert busy.front.connections
-    assert busy.runtime.recv(1 << 16).count(Ping(b"12345678").wire()) == 2
+    assert busy.runtime.recv(1 << 16).count(Ping(b"12345678", ack=True).wire()) == 2

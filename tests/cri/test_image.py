@@ -80,6 +80,8 @@ def test_a10_the_clients_later_settings_go_to_the_image_service_and_rule_what_it
     play, image = pulling()
     play.client.sends(Settings(((5, 20_000),)))
     assert image.got() == [Settings(((5, 20_000), (1, 0)))]
+    play.runtime.sends(Ack())
+    play.client.got()
     image.sends(Data(1, b""), Data(1, bytes(20_000)))
     assert play.client.got() == [Data(1, b""), Data(1, bytes(20_000))]
     play.client.sends(Settings(((3, 4),)))

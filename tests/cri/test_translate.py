@@ -3,18 +3,26 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from unittest import mock
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.cri import api_pb2, translate
-from runtimeproxy.model import RESOURCE_FIELDS, ContainerInfo, PodInfo, Resources
+from runtimeproxy.envs import Envs
+from runtimeproxy.hookapi import api_pb2 as hook_pb2
+from runtimeproxy.hookapi import codec
+from runtimeproxy.hookpoints import BY_NAME
+from runtimeproxy.model import RESOURCE_FIELDS, ContainerInfo, HookRequest, PodInfo, Resources
 from runtimeproxy.wire.protobuf import varint
+from tests.cri.messages import DECLARED, messages
 from tests.fakes import cri_pb2
 
+TYPE_BYTES = FieldDescriptor.TYPE_BYTES
 READERS = (
     translate.read_pod,
     translate.read_container,
@@ -83,12 +91,24 @@ def test_the_table_is_the_protocols_and_the_models() -> None:
     assert tuple(translate.RESOURCE_TABLE) == RESOURCE_FIELDS
 
 
-@pytest.mark.parametrize("name", sorted({*api_pb2.DESCRIPTOR.message_types_by_name} - {"Identified", "KeyValue"}))
+OURS = {"Identified", "KeyValue"}
+AS_CAME = "WithEntries"
+"""The end of the names of messages that have the envs as they came."""
+
+
+@pytest.mark.parametrize("name", sorted({*api_pb2.DESCRIPTOR.message_types_by_name} - OURS))
 def test_declared_fields_have_the_numbers_and_types_of_the_fakes(name: str) -> None:
-    wide = getattr(cri_pb2, name).DESCRIPTOR.fields_by_name
+    wide = getattr(cri_pb2, name.removesuffix(AS_CAME)).DESCRIPTOR.fields_by_name
     for field in getattr(api_pb2, name).DESCRIPTOR.fields:
         other = wide[field.name]
-        assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated)
+        assert (field.number, field.is_repeated) == (other.number, other.is_repeated)
+        assert field.type == (other.type if (name, field.name) != (f"ContainerConfig{AS_CAME}", "envs") else TYPE_BYTES)
+
+
+def test_an_env_has_the_form_of_an_entry_of_a_hook_message() -> None:
+    entry = hook_pb2.ContainerResourceHookRequest.DESCRIPTOR.fields_by_name["container_envs"].message_type
+    ours = api_pb2.KeyValue.DESCRIPTOR
+    assert [(field.name, field.number) for field in entry.fields] == [(f.name, f.number) for f in ours.fields]
 
 
 def test_pod() -> None:
@@ -137,6 +157,63 @@ def test_env_whose_key_is_not_utf8_is_left_out() -> None:
     config = b"\x32\x05\x0a\x01\xff\x12\x00" + b"\x32\x06\x0a\x01A\x12\x011"
     container, _ = translate.read_container(b"\x0a\x01p\x12" + bytes((len(config),)) + config)
     assert container.envs == {"A": "1"}
+
+
+def env(payload: bytes) -> bytes:
+    return b"\x32" + bytes((len(payload),)) + payload
+
+
+PLAIN = env(b"\x0a\x01A\x12\x011"), env(b"\x0a\x01B"), env(b"\x12\x02\xc3\xa9\x0a\x01C"), env(b"")
+ODD_ENVS = {
+    "bytes that are not UTF-8": (env(b"\x0a\x01Z\x12\x01\xff"), {}),
+    "a key twice": (env(b"\x0a\x01A\x12\x012"), {"A": "2"}),
+    "a field that nobody knows": (env(b"\x0a\x01Z\x12\x01z\x18\x01"), {"Z": "z"}),
+    "a number in the place of a text": (env(b"\x0a\x01Z\x10\x01"), {"Z": ""}),
+}
+
+
+@pytest.mark.parametrize("entries", [(), PLAIN], ids=["none", "some"])
+def test_envs_are_told_as_they_came(entries: tuple[bytes, ...]) -> None:
+    """No matter in which order key and value stand, and whether they are there."""
+    config = b"".join(entries)
+    container, _ = translate.read_container(b"\x0a\x01p\x12" + bytes((len(config),)) + config)
+    assert isinstance(container.envs, Envs)
+    assert container.envs == ({"A": "1", "B": "", "C": "é", "": ""} if entries else {})
+    told = codec.encode(BY_NAME["PreCreateContainer"], HookRequest(PodInfo(), container))
+    assert all(b"\x4a" + entry[1:] in told for entry in entries)
+
+
+@pytest.mark.parametrize(("odd", "means"), ODD_ENVS.values(), ids=ODD_ENVS.keys())
+def test_an_odd_env_has_all_of_them_looked_into(odd: bytes, means: dict[str, str]) -> None:
+    config = b"".join((*PLAIN, odd))
+    container, _ = translate.read_container(b"\x0a\x01p\x12" + bytes((len(config),)) + config)
+    assert type(container.envs) is dict
+    assert container.envs == {"A": "1", "B": "", "C": "é", "": "", **means}
+
+
+def test_a_broken_env_makes_the_request_unreadable() -> None:
+    config = PLAIN[0] + env(b"\x0a\x05A")
+    with pytest.raises(Unreadable, match="CreateContainerRequest with a broken field"):
+        translate.read_container(b"\x0a\x01p\x12" + bytes((len(config),)) + config)
+
+
+@settings(deadline=None)
+@given(messages(DECLARED["CreateContainerRequest"]))
+def test_a_container_is_the_same_whether_its_envs_are_looked_into_or_not(message: bytes) -> None:
+    def read() -> tuple[ContainerInfo, PodInfo | None] | str:
+        try:
+            return translate.read_container(message)
+        except Unreadable as error:
+            return str(error)
+
+    as_came = read()
+    with mock.patch.object(codec, "envs_of", return_value=None):
+        looked_into = read()
+    assert as_came == looked_into
+    if not isinstance(as_came, str) and not isinstance(looked_into, str):
+        point = BY_NAME["PreCreateContainer"]
+        told = [codec.encode(point, HookRequest(PodInfo(), read[0])) for read in (as_came, looked_into)]
+        assert codec.decode_request(point, told[0]) == codec.decode_request(point, told[1])
 
 
 def test_container_without_linux_and_without_its_pods_config() -> None:

@@ -22,6 +22,7 @@ from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen
+from runtimeproxy.relay.unary import Peer
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
 from tests.docker.client import Answer, Client
@@ -74,7 +75,9 @@ class GatedClient(FakeClient):
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0
 
-    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+    async def call(
+        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+    ) -> HookAnswer:
         self.waiting += 1
         try:
             await self.gate.wait()
@@ -83,7 +86,7 @@ class GatedClient(FakeClient):
             raise
         finally:
             self.waiting -= 1
-        return await super().call(point, request, timeout_seconds)
+        return await super().call(point, request, timeout_seconds, peer)
 
 
 @dataclass(eq=False)

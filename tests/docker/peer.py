@@ -151,6 +151,7 @@ class FakeEvents:
     def settled(self, exchange: HeldExchange) -> None:
         """Keep the call."""
         self.settled_calls.append(exchange)
+        exchange.go_on()
 
     def speaks_http2(self) -> bool:
         """Count, and answer as set."""

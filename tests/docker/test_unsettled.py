@@ -231,15 +231,17 @@ async def test_an_update_that_was_not_done_has_the_container_read_again_when_it_
 async def test_what_is_destroyed_before_its_create_is_answered_leaves_no_record(node: Node) -> None:
     """The event overtakes the commit, which waits for another one's turn; the answer goes to the client as it is."""
     pod_id = await node.create_pod()
-    answered = node.front.lifecycle._turns
-    key = f"{pod_id}/{CONTAINER.name}/{CONTAINER.attempt}"
-    async with answered.turn(key, 0):
+    turns = node.front.lifecycle._turns
+    turn = turns.take(f"{pod_id}/{CONTAINER.name}/{CONTAINER.attempt}")
+    try:
         creating = asyncio.create_task(node.create_container(pod_id))
         await until(lambda: len(node.dockerd.state.containers) == 2)
         (made,) = (one for one in node.dockerd.state.containers if one != pod_id)
         node.dockerd.state.remove(made, force=True)
         await node.event("destroy")
         assert not creating.done()
+    finally:
+        turns.leave(turn)
     assert await creating == made
     assert node.store.counts() == (1, 0)
 

@@ -75,6 +75,7 @@ class FakeCall(Call):
 
     def __post_init__(self) -> None:
         self.concerned = hookpoints.concerned(self.operation)
+        self.has_left = self.state is CallState.RELEASED
 
     def _step(self, name: str) -> None:
         self.steps.append((asyncio.get_running_loop().time(), name))
@@ -119,10 +120,6 @@ class FakeCall(Call):
             raise self.prepare_error
         self.unsure = not sure
         return adjustment.resources if self.operation is Operation.START_CONTAINER else {}
-
-    @property
-    def has_left(self) -> bool:
-        return self.state is CallState.RELEASED
 
     def unedited(self, store: Store) -> bool:
         return self.untouched

@@ -42,8 +42,8 @@ class Core:
         await self.lifecycle.run(call)
         return [name for _, name in call.steps]
 
-    def start(self, call: FakeCall) -> asyncio.Task[None]:
-        return asyncio.create_task(self.lifecycle.run(call))
+    def start(self, call: FakeCall) -> asyncio.Future[None]:
+        return self.lifecycle.run(call)
 
     def failures(self, plugin: str, point: str, reason: Reason) -> int:
         return self.recorder.counted("hook_failures", plugin=plugin, hook=point, reason=reason.value)

@@ -51,17 +51,18 @@ class FakeClient:
         """Tell."""
         return self.there
 
-    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+    async def call(
+        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+    ) -> HookAnswer:
         """Do as told."""
         self.asked.append(Asked(self.name, point.name, request, timeout_seconds))
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await asyncio.sleep(self.delay_seconds)
-        except TimeoutError:
-            raise HookError(self.name, point.name, Reason.DEADLINE, "no answer in time") from None
+            await asyncio.sleep(min(self.delay_seconds, timeout_seconds))
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        if self.delay_seconds > timeout_seconds:
+            raise HookError(self.name, point.name, Reason.DEADLINE, "no answer in time")
         match self.behaviour:
             case HookAnswer():
                 return self.behaviour
@@ -91,9 +92,10 @@ class FakePlugins:
         points: tuple[str, ...] = ALL_POINTS,
         delay_seconds: float = 0.0,
         timeout_seconds: float = 2.0,
+        client: FakeClient | None = None,
     ) -> FakeClient:
-        """Register a plugin behind those that are there."""
-        client = FakeClient(name, behaviour, self.asked, delay_seconds)
+        """Register a plugin behind those that are there; ``client`` is one that behaves by itself."""
+        client = client or FakeClient(name, behaviour, self.asked, delay_seconds)
         self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), timeout_seconds, client))
         return client
 

@@ -1,14 +1,17 @@
 """Hook messages on the wire: the numbers of hook-api, every field filled, both sides of the protocol."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimeproxy.caches import CONTAINER_PARTS, POD_PARTS
+from runtimeproxy.envs import changed
 from runtimeproxy.errors import WireError
-from runtimeproxy.hookapi import api_pb2, codec
+from runtimeproxy.hookapi import api_pb2, codec, entries_pb2
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 
@@ -127,6 +130,12 @@ def test_the_messages_have_the_names_numbers_and_types_of_the_protocol() -> None
     assert api_pb2.DESCRIPTOR.package == "runtime.v1alpha1"
 
 
+def test_envs_that_are_passed_on_stand_where_the_protocol_has_them() -> None:
+    [ours] = entries_pb2.ContainerEnvs.DESCRIPTOR.fields
+    theirs = api_pb2.ContainerResourceHookRequest.DESCRIPTOR.fields_by_name[ours.name]
+    assert (ours.number, ours.is_repeated, ours.type) == (theirs.number, theirs.is_repeated, ours.TYPE_BYTES)
+
+
 def test_the_service_has_one_method_for_each_hook_point() -> None:
     service = api_pb2.DESCRIPTOR.services_by_name["RuntimeHookService"]
     found = {method.name: (method.input_type.name, method.output_type.name) for method in service.methods}
@@ -197,6 +206,51 @@ def test_a_container_under_a_parent_of_its_own() -> None:
     assert message.pod_cgroup_parent == "/mine"
 
 
+def env(key: bytes, value: bytes) -> bytes:
+    return b"\x0a" + bytes((len(key),)) + key + b"\x12" + bytes((len(value),)) + value
+
+
+def test_envs_are_told_as_they_came_under_what_was_set_since() -> None:
+    known = codec.envs_of([env(b"A", b"1"), env(b"B", b"2")])
+    assert known is not None
+    container = replace(CONTAINER, envs=changed(known, {"B": "3", "C": "4"}))
+    body = codec.encode(CONTAINER_POINT, HookRequest(POD, container))
+    message = api_pb2.ContainerResourceHookRequest.FromString(body)
+    assert dict(message.container_envs) == {"A": "1", "B": "3", "C": "4"}
+    assert message.container_meta.name == "main"
+    odd = replace(container, envs=changed(known, {"B": ODD}), annotations={})
+    message = api_pb2.ContainerResourceHookRequest.FromString(codec.encode(CONTAINER_POINT, HookRequest(POD, odd)))
+    assert dict(message.container_envs) == {"A": "1"}
+
+
+@pytest.mark.parametrize(
+    "odd", [env(b"Z", b"\xff"), env(b"A", b"2"), env(b"Z", b"") + b"\x18\x01", b"\x08\x01", b"\x0a\x05Z"]
+)
+def test_envs_that_parsers_may_take_for_others_are_not_told_as_they_came(odd: bytes) -> None:
+    assert codec.envs_of([env(b"A", b"1"), odd]) is None
+
+
+def test_a_part_is_written_once_for_a_value() -> None:
+    """And anew for an equal one: a value is known by what it is, not by what it says."""
+    pod, container = replace(POD), replace(CONTAINER)
+    body = codec.encode(CONTAINER_POINT, HookRequest(pod, container))
+    kept = POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]
+    assert (kept[0][0] is pod, kept[1][0] is container, kept[0][1] + kept[1][1]) == (True, True, body)
+    assert codec.encode(CONTAINER_POINT, HookRequest(pod, container)) == body
+    assert (POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]) == kept
+    other = replace(pod, uid="u-2")
+    message = api_pb2.ContainerResourceHookRequest.FromString(
+        codec.encode(CONTAINER_POINT, HookRequest(other, container))
+    )
+    assert (message.pod_meta.uid, message.container_meta.name) == ("u-2", "main")
+
+
+def test_a_container_that_is_yet_to_be_created_is_told_once() -> None:
+    asked = replace(CONTAINER, id="")
+    codec.encode(CONTAINER_POINT, HookRequest(POD, asked))
+    assert id(asked) not in CONTAINER_PARTS
+
+
 def test_messages_that_are_not_known_stay_unset() -> None:
     pod = api_pb2.PodSandboxHookRequest.FromString(codec.encode(POD_POINT, HookRequest(PodInfo())))
     assert {field.name for field, _ in pod.ListFields()} == {"pod_meta"}
@@ -235,6 +289,33 @@ def test_an_empty_resources_message_is_not_an_absent_one(point: HookPoint) -> No
 @POINTS
 def test_fields_that_are_not_known_are_passed_over(point: HookPoint) -> None:
     assert codec.decode(point, b"\x9a\x06\x03abc") == HookAnswer()
+
+
+def maps_of(answer: HookAnswer) -> list[Any]:
+    assert answer.resources is not None
+    resources = answer.resources
+    return [answer.labels, answer.annotations, answer.envs, resources.hugepage_limits, resources.unified]
+
+
+@POINTS
+def test_a_small_answer_that_came_before_is_known_and_nobody_can_change_it(point: HookPoint) -> None:
+    answer = codec.decode(point, codec.encode_answer(point, ANSWER))
+    assert codec.decode(point, codec.encode_answer(point, ANSWER)) is answer
+    for entries in maps_of(answer):
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            entries["new"] = "1"
+    long = replace(ANSWER, annotations={"long": "x" * 20_000})
+    body = codec.encode_answer(point, long)
+    assert codec.decode(point, body) == codec.decode(point, body)
+    assert codec.decode(point, body) is not codec.decode(point, body)
+
+
+def test_equal_bytes_about_a_pod_and_a_container_are_two_answers() -> None:
+    body = b"\x1a\x02/x"
+    assert codec.decode(POD_POINT, body) == codec.decode(CONTAINER_POINT, body) == HookAnswer(cgroup_parent="/x")
+    body = b"\x0a\x06\x0a\x01l\x12\x011"
+    assert codec.decode(POD_POINT, body) == HookAnswer(labels={"l": "1"})
+    assert codec.decode(CONTAINER_POINT, body) == HookAnswer(annotations={"l": "1"})
 
 
 BROKEN = {
@@ -308,6 +389,18 @@ def test_entries_and_texts_that_are_not_utf8_are_left_out() -> None:
             resources=Resources(cpu_shares=2, hugepage_limits={"2MB": 1}, unified=kept),
         ),
     )
+
+
+def test_texts_of_a_pod_and_of_an_answer_that_are_not_utf8_are_left_out() -> None:
+    resources = Resources(cpu_shares=2, cpuset_mems=ODD, hugepage_limits={ODD: 1}, unified=ODD_MAP)
+    kept, left = {"good": "1"}, Resources(cpu_shares=2, unified={"good": "1"})
+    pod = PodInfo(name=ODD, runtime_handler=ODD, labels=ODD_MAP, cgroup_parent=None, overhead=resources)
+    back = codec.decode_request(POD_POINT, codec.encode(POD_POINT, HookRequest(pod)))
+    assert back == HookRequest(PodInfo(labels=kept, overhead=left))
+    answer = HookAnswer(ODD_MAP, ODD_MAP, ODD_MAP, ODD, resources)
+    assert codec.decode(POD_POINT, codec.encode_answer(POD_POINT, answer)) == HookAnswer(kept, kept, {}, "", left)
+    said = codec.decode(CONTAINER_POINT, codec.encode_answer(CONTAINER_POINT, answer))
+    assert said == HookAnswer({}, kept, kept, "", left)
 
 
 # -- for any value ---------------------------------------------------------------------------------------------------

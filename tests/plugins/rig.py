@@ -39,7 +39,9 @@ class FakeClient:
     def peer(self) -> Peer:
         return Peer(self.endpoint, 1)
 
-    async def call(self, point: HookPoint, request: HookRequest, timeout_seconds: float) -> HookAnswer:
+    async def call(
+        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+    ) -> HookAnswer:
         return HookAnswer()
 
     async def close(self) -> None:

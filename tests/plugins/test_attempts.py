@@ -2,11 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import Coroutine, Generator
+from types import coroutine
+from typing import Any
 
 import pytest
 
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.model import HookAnswer, HookRequest, PodInfo
 from runtimeproxy.plugins.attempts import Attempts
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS, State
 from runtimeproxy.plugins.manager import Plugin
@@ -19,6 +23,28 @@ START = BY_NAME["PreStartContainer"]
 CANARY = "canary-4711"
 
 
+Attempt = Coroutine[Any, None, HookAnswer]
+
+
+class Client(FakeClient):
+    """A hook server whose answer is sent, or thrown, into the attempt that asked it."""
+
+    seconds = 0.0
+
+    async def call(
+        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
+    ) -> HookAnswer:
+        assert peer == self.there
+        self.seconds = timeout_seconds
+        await _answered()
+        return HookAnswer()
+
+
+@coroutine
+def _answered() -> Generator[None, None, None]:
+    yield
+
+
 class Desk:
     """One plugin and a clock that is moved by hand."""
 
@@ -27,7 +53,8 @@ class Desk:
         self.plugins = FakePlugins()
         self.recorder = Recorder(self.clock)
         self.attempts = Attempts(self.plugins.plugins_for, self.recorder, self.clock, budget_seconds)
-        self.client: FakeClient = self.plugins.add("a")
+        self.client = Client("a", HookAnswer(), [])
+        self.plugins.add("a", client=self.client)
 
     def clock(self) -> float:
         return self.now
@@ -36,21 +63,20 @@ class Desk:
     def plugin(self) -> Plugin:
         return self.plugins.plugins[0]
 
-    def ask(
-        self,
-        reason: Reason | None = None,
-        *,
-        point: HookPoint = CREATE,
-        end: float | None = None,
-    ) -> Reason | None:
+    def begin(self, point: HookPoint = CREATE, seconds: float = 10.0, plugin: Plugin | None = None) -> Attempt:
+        """Make an attempt up to its answer. Raises HookError if nobody is asked."""
+        request = HookRequest(PodInfo())
+        attempt = self.attempts.ask(plugin or self.plugin, point, request, self.now + seconds)
+        attempt.send(None)
+        return attempt
+
+    def ask(self, reason: Reason | None = None, *, point: HookPoint = CREATE, seconds: float = 10.0) -> Reason | None:
         """Make an attempt that ends so; return why it was not made, None if it was."""
-        came = None if reason is None else HookError("a", point.name, reason, CANARY)
         try:
-            with self.attempts.attempt(self.plugin, point, self.now + 10 if end is None else end):
-                if came is not None:
-                    raise came
+            attempt = self.begin(point, seconds)
         except HookError as error:
-            return None if error is came else error.reason
+            return error.reason
+        end(attempt, None if reason is None else HookError("a", point.name, reason, CANARY))
         return None
 
     def open(self) -> None:
@@ -61,6 +87,17 @@ class Desk:
     @property
     def gauge(self) -> float | None:
         return self.recorder.gauges.get(("hook_breaker_open", (("plugin", "a"),)))
+
+
+def end(attempt: Attempt, by: BaseException | None = None) -> None:
+    """Let an attempt have its answer, or end it by an error, which whoever asked is told of."""
+    if by is None:
+        with pytest.raises(StopIteration):
+            attempt.send(None)
+    else:
+        with pytest.raises(type(by)) as raised:
+            attempt.throw(by)
+        assert raised.value is by
 
 
 @pytest.fixture
@@ -99,20 +136,20 @@ def test_a_deadline_is_a_failure_of_whom_had_a_third_of_the_usual_time(
     desk = Desk(budget_seconds)
     assert desk.plugin.timeout_seconds == 2.0
     for _ in range(FAILURES_IN_A_ROW):
-        assert desk.ask(Reason.DEADLINE, end=desk.now + left) is None
+        assert desk.ask(Reason.DEADLINE, seconds=left) is None
     assert desk.plugin.breaker.state is state
 
 
-def test_the_block_is_given_its_seconds(desk: Desk) -> None:
-    with desk.attempts.attempt(desk.plugin, CREATE, desk.now + 0.5) as seconds:
-        assert seconds == 0.5
-    with desk.attempts.attempt(desk.plugin, CREATE, desk.now + 10) as seconds:
-        assert seconds == desk.plugin.timeout_seconds
+def test_a_server_is_given_its_seconds(desk: Desk) -> None:
+    desk.ask(seconds=0.5)
+    assert desk.client.seconds == 0.5
+    desk.ask()
+    assert desk.client.seconds == desk.plugin.timeout_seconds
 
 
 def test_without_time_left_nobody_is_asked_and_the_breaker_is_told_nothing(desk: Desk) -> None:
     for _ in range(2 * FAILURES_IN_A_ROW):
-        assert desk.ask(end=desk.now) is Reason.DEADLINE
+        assert desk.ask(seconds=0) is Reason.DEADLINE
     assert desk.plugin.breaker.state is State.CLOSED
 
 
@@ -121,7 +158,7 @@ def test_who_had_little_time_left_by_others_is_not_to_blame_for_a_deadline(
     desk: Desk, reason: Reason, state: State
 ) -> None:
     for _ in range(FAILURES_IN_A_ROW):
-        assert desk.ask(reason, end=desk.now + 0.1) is None
+        assert desk.ask(reason, seconds=0.1) is None
     assert desk.plugin.breaker.state is state
 
 
@@ -159,22 +196,15 @@ def test_each_opening_is_counted_and_told(desk: Desk, log: pytest.LogCaptureFixt
 def test_who_is_not_asked_is_told_when_the_server_is_tried(desk: Desk) -> None:
     desk.open()
     desk.now += 18
-    end = desk.now + 1
-    with (
-        pytest.raises(
-            HookError, match=r"'a' at PreCreateContainer: breaker_open: it keeps failing, .* tried again in 12 s"
-        ),
-        desk.attempts.attempt(desk.plugin, CREATE, end),
-    ):
-        pytest.fail("it was asked")
+    told = r"'a' at PreCreateContainer: breaker_open: it keeps failing, .* tried again in 12 s"
+    with pytest.raises(HookError, match=told):
+        desk.begin(seconds=1)
     desk.now += 12
-    with desk.attempts.attempt(desk.plugin, CREATE, desk.now + 1):
-        with (
-            pytest.raises(HookError, match="breaker_open: another call is trying it"),
-            desk.attempts.attempt(desk.plugin, START, desk.now + 1),
-        ):
-            pytest.fail("it was asked")
-        assert desk.plugin.breaker.state is State.HALF_OPEN
+    first = desk.begin(seconds=1)
+    with pytest.raises(HookError, match="breaker_open: another call is trying it"):
+        desk.begin(START, seconds=1)
+    assert desk.plugin.breaker.state is State.HALF_OPEN
+    end(first)
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyError])
@@ -182,8 +212,7 @@ def test_an_attempt_that_its_caller_gives_up_says_nothing(desk: Desk, error: typ
     desk.open()
     desk.now += OPEN_SECONDS
     for _ in range(3):
-        with pytest.raises(error), desk.attempts.attempt(desk.plugin, CREATE, desk.now + 1):
-            raise error
+        end(desk.begin(seconds=1), error())
         assert desk.plugin.breaker.state is State.HALF_OPEN
     assert desk.ask() is None
     assert desk.plugin.breaker.state is State.CLOSED
@@ -205,11 +234,10 @@ def test_what_is_answered_closes_it(desk: Desk, reason: Reason) -> None:
 
 
 def test_of_a_plugin_that_has_gone_nothing_is_told(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    plugin, end = desk.plugin, desk.now + 10
+    plugin = desk.plugin
     desk.plugins.plugins.clear()
     for _ in range(FAILURES_IN_A_ROW):
-        with pytest.raises(HookError), desk.attempts.attempt(plugin, CREATE, end):
-            raise HookError("a", CREATE.name, Reason.DEADLINE)
+        end(desk.begin(plugin=plugin), HookError("a", CREATE.name, Reason.DEADLINE))
     assert plugin.breaker.state is State.OPEN
     assert (desk.gauge, log.records) == (None, [])
 
@@ -233,11 +261,9 @@ def test_a_point_that_is_not_served_is_not_asked_again_and_told_once(desk: Desk,
 
 
 def test_two_calls_that_find_it_out_at_once_tell_it_once(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    first = desk.attempts.attempt(desk.plugin, CREATE, desk.now + 10)
-    first.__enter__()
+    first = desk.begin()
     assert desk.ask(Reason.UNIMPLEMENTED) is None
-    error = HookError("a", CREATE.name, Reason.UNIMPLEMENTED)
-    assert not first.__exit__(HookError, error, None)
+    end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
     assert len(log.records) == 1
 
 
@@ -255,10 +281,9 @@ def test_after_a_reconnect_it_is_asked_again(desk: Desk, log: pytest.LogCaptureF
 def test_what_a_server_said_is_not_held_against_the_one_that_took_its_socket(
     desk: Desk, log: pytest.LogCaptureFixture
 ) -> None:
-    first = desk.attempts.attempt(desk.plugin, CREATE, desk.now + 10)
-    first.__enter__()
+    first = desk.begin()
     desk.client.there = Peer("another socket", 2)
-    assert not first.__exit__(HookError, HookError("a", CREATE.name, Reason.UNIMPLEMENTED), None)
+    end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
     assert log.records == []
     assert desk.ask() is None
 

@@ -6,6 +6,7 @@ Must not know: what is tested.
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.relay.hangups import Hangups
@@ -26,6 +27,8 @@ class Copy:
         """Whether the connection goes on behind the backend's EOF."""
         self.waits = False
         """Whether the client's EOF waits."""
+        self.call: Callable[[], object] | None = None
+        """Called while the client's bytes are read."""
         self.bulk = False
         """Whether big reads pass as they are."""
         self.passed = 0
@@ -34,18 +37,18 @@ class Copy:
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
         return self.to_client, self.to_backend
 
-    def client_bytes(self, data: bytes) -> bool:
+    def client_bytes(self, data: bytes) -> None:
         if data == b"nonsense":
             raise WireError("nonsense")
         self.to_backend += [data[:1], data[1:]] if len(data) > 1 else [data]
-        return data == b"more follows"
+        if self.call is not None:
+            self.call()
 
-    def backend_bytes(self, data: bytes) -> bool:
+    def backend_bytes(self, data: bytes) -> None:
         if data == b"nonsense":
             self.to_client.append(b"last words")
             raise WireError("nonsense")
         self.to_client.append(data)
-        return False
 
     def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
         return self._passes(size, send)

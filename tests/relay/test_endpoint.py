@@ -14,7 +14,7 @@ from runtimeproxy.relay.endpoint import (
     Endpoint,
 )
 from runtimeproxy.relay.hangups import Hangups
-from runtimeproxy.relay.pace import BYTE_SECONDS, LONG_SECONDS
+from runtimeproxy.relay.pace import BYTE_SECONDS, FIRST_BYTES, LONG_SECONDS
 
 TICK_SECONDS = 0.01
 
@@ -28,7 +28,7 @@ class Listener:
         self.drains = 0
         self.changed = asyncio.Event()
 
-    def received(self, endpoint: Endpoint, data: bytes) -> None:
+    def received(self, endpoint: Endpoint, data: bytes) -> bool | None:
         self.data += data
         self.changed.set()
 
@@ -55,11 +55,13 @@ class Dear(Listener):
         super().__init__()
         self.seconds = 0.0
         self.sizes: list[int] = []
+        self.calls = False
 
-    def received(self, endpoint: Endpoint, data: bytes) -> None:
+    def received(self, endpoint: Endpoint, data: bytes) -> bool:
         super().received(endpoint, data)
         self.sizes.append(len(data))
         self.seconds += len(data) * self.seconds_a_byte
+        return self.calls
 
 
 @pytest.fixture
@@ -125,6 +127,22 @@ async def test_of_what_takes_long_little_is_read_at_a_time(
     assert listener.data == sent
     following = max(listener.sizes[1:])
     assert following * listener.seconds_a_byte <= LONG_SECONDS + following * BYTE_SECONDS, "the first one tells"
+    endpoint.close()
+
+
+async def test_the_time_of_calls_says_nothing_of_the_bytes_they_came_in(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = sockets
+    listener = Dear()
+    listener.calls, listener.seconds_a_byte = True, 1e-3
+    monkeypatch.setattr(endpoint_module, "thread_time", lambda: listener.seconds)
+    endpoint = Endpoint(asyncio.get_running_loop(), near, listener)
+    far.sendall(bytes(4 * FIRST_BYTES))
+    endpoint.resume()
+    while len(listener.data) < 4 * FIRST_BYTES:
+        await listener.change()
+    assert listener.sizes == [FIRST_BYTES] * 4
     endpoint.close()
 
 

@@ -44,9 +44,19 @@ async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
     assert rig.flow.events == ["client ended", "backend ended", "closed"]
 
 
-async def test_what_follows_within_the_turn_goes_out_in_one_write(rig: Rig) -> None:
-    rig.client.send(b"more follows")
-    assert await rig.read(rig.backend) == b"more follows"
+async def test_a_call_goes_on_behind_what_is_read_and_leaves_in_one_write_with_it(rig: Rig) -> None:
+    seen: list[tuple[bool, bytes]] = []
+
+    def go_on() -> None:
+        seen.append((rig.pair.reading, b"".join(rig.flow.to_backend)))
+        rig.flow.to_backend.append(b" and more")
+
+    rig.flow.call = lambda: rig.pair.later(go_on)
+    rig.client.send(b"question")
+    assert await rig.read(rig.backend) == b"question and more"
+    assert seen == [(False, b"question")]
+    rig.pair.later(go_on)
+    assert len(seen) == 2
 
 
 async def test_an_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:

@@ -64,7 +64,7 @@ class Front(Pairs):
 
     def __init__(self, endpoint: str) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(endpoint, Recorder(loop.time), loop)
+        super().__init__(endpoint, Recorder(loop.time), loop, set())
         self.unfinished = Unfinished()
         """What each connection has open."""
         self.parted = 0

@@ -74,7 +74,7 @@ async def test_many_calls_at_once_on_one_connection(path: str, client: UnaryClie
     async with GrpcServer(path, echo):
         messages = [str(number).encode() * 1000 for number in range(300)]
         assert await asyncio.gather(*(client.call(METHOD, m, LONG_SECONDS) for m in messages)) == messages
-        assert len(client._links) == 1
+        assert len(client.links) == 1
 
 
 async def test_big_messages_both_ways(path: str, client: UnaryClient) -> None:
@@ -210,7 +210,7 @@ async def test_an_idle_connection_that_ended_is_replaced(path: str, client: Unar
             assert await call == b"x"
             connection.close()
             async with asyncio.timeout(20):
-                while client._links:
+                while client.links:
                     await asyncio.sleep(0.001)
 
 

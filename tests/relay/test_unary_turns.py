@@ -78,7 +78,7 @@ async def test_as_many_are_woken_as_there_is_room_for_in_their_order(path: str, 
         stream = await connection.request()
         calls += [start(client) for _ in range(5)]
         await asyncio.sleep(0.02)
-        (link,) = client._links
+        (link,) = client.links
         waits, room = 0, link.room
 
         async def counted() -> None:
@@ -105,7 +105,7 @@ async def test_who_gives_up_hands_its_turn_on(path: str, client: UnaryClient) ->
         await connection.next(http2.PING)
         second, third = start(client), start(client)
         await asyncio.sleep(0.02)
-        (link,) = client._links
+        (link,) = client.links
         woken, wake = link._waiting[0], link._wake
 
         def woken_and_cancelled() -> None:

@@ -1,7 +1,6 @@
 """The Docker half of the bench: its requests, its daemon's counts, and transfers that count only if they are whole."""
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -11,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from scripts.benchmark import docker
-from scripts.benchmark.cases import DIRECT, DOCKER, DOCKER_CREATE, EXPORT, IMPORT, PING, START, Case
+from scripts.benchmark.cases import DIRECT, DOCKER, EXPORT, IMPORT, PING, Case
 from scripts.benchmark.dockerd import CountingDockerd
-from scripts.benchmark.h2load import H2load
 from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
 from scripts.benchmark.transfers import BUFFER_BYTES, LAST_CHUNK, Export, Import, Transfer
 from scripts.demonstration.processes import DemoError
 from tests.fakes.dockerd import Injection
-from tests.fakes.dockershim import Dockershim
+from tests.fakes.dockershim import DockerError, Dockershim
 
 HEADERS = docker.HEADERS
 OK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -64,25 +62,11 @@ def answering(path: Path, end: bytes, reply: bytes) -> Iterator[None]:
         thread.join()
 
 
-async def test_a_create_is_of_a_pods_container_and_has_a_name_of_its_own(
-    served: Served, dockerd: CountingDockerd
-) -> None:
-    load = await prepared(served, DOCKER_CREATE)
-    assert isinstance(load, H2load)
-    assert load.body is not None
-    body = load.body.read_bytes()
-    assert 2048 <= len(body) <= 3072
-    labels, [sandbox] = json.loads(body)["Labels"], list(dockerd.state.each())
-    assert labels["io.kubernetes.docker.type"] == "container"
-    assert labels["io.kubernetes.sandbox.id"] == sandbox.id
-    targets = [*load.targets(2), *load.targets(1)]
-    assert [target.rpartition("_")[2] for target in targets] == ["0", "1", "2"]
-    assert dockerd.answered == {}
-
-
 @pytest.mark.slow  # as all tests that need h2load
 @pytest.mark.parametrize(
-    "case", [case for case in MODES[DOCKER].cases if not case.transfers], ids=lambda case: case.name
+    "case",
+    [case for case in MODES[DOCKER].cases if case.pause is None and not case.transfers],
+    ids=lambda case: case.name,
 )
 async def test_the_calls_of_a_case_are_counted_by_its_route(
     served: Served, dockerd: CountingDockerd, case: Case
@@ -91,7 +75,6 @@ async def test_the_calls_of_a_case_are_counted_by_its_route(
     run = await asyncio.to_thread(load.run, 3)
     assert len(run.microseconds) == 3
     assert dockerd.answered == {case.route: 3}
-    assert served.made == ({(DIRECT, DOCKER_CREATE.route): 1} if case is START else {})
 
 
 @pytest.mark.slow
@@ -106,15 +89,15 @@ async def test_only_good_answers_to_the_benchs_client_are_counted(served: Served
     assert dockerd.answered == {}
 
 
-@pytest.mark.slow
 async def test_a_name_that_is_taken_is_still_refused(served: Served, dockerd: CountingDockerd) -> None:
-    load = await prepared(served, DOCKER_CREATE)
-    assert isinstance(load, H2load)
-    targets = load.targets(1)
-    again = H2load(load.case, load.socket, load.files, load.headers, lambda calls: targets, load.body)
-    await asyncio.to_thread(again.run, 1)
-    with pytest.raises(DemoError, match="0 of them with status 201"):
-        await asyncio.to_thread(again.run, 1)
+    def create_twice() -> None:
+        with Dockershim(str(served.socket(DIRECT))) as shim:
+            pod = docker.run_pod(shim)
+            shim.create_container(pod, "main")
+            with pytest.raises(DockerError, match="already in use"):
+                shim.create_container(pod, "main")
+
+    await asyncio.to_thread(create_twice)
 
 
 @pytest.mark.parametrize("case", [EXPORT, IMPORT], ids=lambda case: case.name)

@@ -52,7 +52,7 @@ class Costly:
 def costly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Costly, Sequence[Beside]]:
     monkeypatch.setattr(beside, "PORTION", {SMALL: 3, LIST: 2})
     costly = Costly()
-    mode = replace(MODES[CRI], prepare=lambda served, case, way: costly.load(case, way))
+    mode = replace(MODES[CRI], load=lambda served, case, way: costly.load(case, way))
     return costly, beside.measure(Served(tmp_path), mode, {SMALL: 7, LIST: 2}, costly.situation, 2)
 
 

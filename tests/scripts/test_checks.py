@@ -18,12 +18,12 @@ def function(lines: int) -> str:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (function(39), []),
-        (function(40), ["f has 40 lines, 39 at most"]),
-        ("async " + function(41), ["f has 41 lines, 39 at most"]),
-        ("class A:\n" + "".join(f"    {line}\n" for line in function(40).splitlines()), ["f has 40 lines, 39 at most"]),
-        ("x = 1\n" * 400, []),
-        ("x = 1\n" * 401, ["401 lines, 400 at most"]),
+        (function(60), []),
+        (function(61), ["f has 61 lines, 60 at most"]),
+        ("async " + function(62), ["f has 62 lines, 60 at most"]),
+        ("class A:\n" + "".join(f"    {line}\n" for line in function(61).splitlines()), ["f has 61 lines, 60 at most"]),
+        ("x = 1\n" * 600, []),
+        ("x = 1\n" * 601, ["601 lines, 600 at most"]),
     ],
 )
 def test_files_and_functions_that_are_too_long(tmp_path: Path, text: str, found: list[str]) -> None:

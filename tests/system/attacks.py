@@ -89,6 +89,8 @@ def once(frame: bytes) -> Frames:
 class Attack:
     """``frames`` of a peer; ``kind`` is the bound that ends it, ``code`` what a client is told.
 
+    ``slow_kind`` is the bound that may end it before, where the runtime is slow to do its part.
+
     None: that the runtime's SETTINGS have not come yet; then a frame of ours may not stand there.
     """
 
@@ -96,6 +98,7 @@ class Attack:
     kind: str
     code: int | None = CALM
     greeting: bytes = GREETING
+    slow_kind: str = ""
     answered: bool = False
     """Each of its frames is answered: what it is told last may find no room in a socket that is full of answers."""
 
@@ -114,7 +117,7 @@ BY_CLIENT = {
     "HPACK bomb": Attack(bomb, "protocol", BROKEN, greeting=PREFACE + Settings().wire()),
     "rapid reset": Attack(resets(VERSION_BLOCK), "early_ends"),
     "rapid reset of held calls": Attack(resets(CREATE_BLOCK), "early_ends"),
-    "MadeYouReset": Attack(made_resets, "early_ends", answered=True),
+    "MadeYouReset": Attack(made_resets, "early_ends", slow_kind="open_streams", answered=True),
     "CONTINUATION": Attack(unfinished(b"\x00\x01a\x01b" * 20), "header_block"),
     "empty CONTINUATION": Attack(unfinished(b""), "header_block"),
     "empty DATA": Attack(lambda count: chain([OPEN], repeat(Data(1, b"").wire(), count)), "empty_data"),

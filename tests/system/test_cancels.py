@@ -229,7 +229,7 @@ def kept_for_hooks(rig: Rig) -> dict[str, Any]:
     outlet = link._calls.outlet
     return {
         "hook calls": client._in_flight,
-        "hook streams": [*link._futures, *link._calls._calls],
+        "hook streams": [*link._open, *link._calls._calls],
         **kept_of_outlet("hook server", outlet),
     }
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -122,10 +123,19 @@ async def test_a_quota_is_scaled_once_over_kills(front: Front, tmp_path: Path, m
         assert mode_of(node.file) == 0o600
 
 
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A directory on a disk: that of all temporary files may be on tmpfs."""
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("where", ["none", "not on tmpfs"])
-async def test_without_the_file_it_is_scaled_with_each_start(front: Front, tmp_path: Path, where: str) -> None:
+async def test_without_the_file_it_is_scaled_with_each_start(
+    front: Front, tmp_path: Path, disk: Path, where: str
+) -> None:
     """The runtime's value is all that is known then."""
-    folder = tmp_path / "disk"
+    folder = disk / "originals"
     node = Node(front, tmp_path, folder, SCALING)
     if where == "none":
         node.proxy.command.append("--originals-dir=none")

@@ -177,6 +177,7 @@ async def test_two_proxies_at_once_lose_no_call_and_nothing_that_is_kept(two: tu
                 gate.set()
                 made = [before, beside, await held]
                 await node.kept(*made)
+            await until(lambda: node.proxy.ended, "it has drained")  # one more signal would end it at once
         async with new, node.caller() as caller:
             for one in made:
                 assert await node.quotas(caller, one) == (QUOTA, scaled(QUOTA))

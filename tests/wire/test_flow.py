@@ -74,6 +74,25 @@ def test_a_first_settings_that_comes_while_a_frame_is_cut_through_opens_the_wind
     assert credited(outlet.out) == [PAIR_WINDOW - 65_535]
 
 
+def test_acks_of_pings_wait_until_they_are_sent_for_where_a_frame_of_ours_may_stand() -> None:
+    outlet = Outlet()
+    outlet.acks.append(PING)
+    outlet.acknowledge()
+    assert (outlet.out, outlet.waiting) == ([], True), "nothing stands before the first SETTINGS"
+    outlet.start()
+    outlet.out.clear()
+    outlet.cut_through = True
+    outlet.acknowledge()
+    assert (outlet.out, outlet.waiting) == ([], True)
+    outlet.inject(PING)
+    outlet.boundary()
+    assert (outlet.out, outlet.waiting) == ([PING, PING], False)
+    outlet.acks.append(PING)
+    assert (len(outlet.out), outlet.waiting) == (2, True)
+    outlet.acknowledge()
+    assert (len(outlet.out), outlet.waiting) == (3, False)
+
+
 # ---- DATA within the windows
 
 
@@ -137,6 +156,34 @@ def test_initial_window_size_is_obeyed_on_sight_and_can_make_a_window_negative()
     outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 65_535)])
     outlet.catch_up()
     assert data_of(outlet) == [(1, 20, True)]
+
+
+def test_what_settings_raise_holds_behind_their_ack_and_what_they_lessen_on_sight() -> None:
+    outlet = started()
+    outlet.govern(1)
+    outlet.send_data(1, bytes(100_000), True, None, 0)
+    assert sum(length for _, length, _ in data_of(outlet)) == http2.DEFAULT_WINDOW
+    outlet.open_window(1 << 20)
+    outlet.settings_announced([(http2.INITIAL_WINDOW_SIZE, 90_000), (http2.MAX_FRAME_SIZE, 20_000), (0x99, 1)])
+    outlet.settings_announced([(http2.INITIAL_WINDOW_SIZE, 80_000)])
+    assert (outlet.initial_window, outlet.max_frame, outlet.frame_limit) == (65_535, 16_384, 20_000)
+    assert not outlet.widened
+    outlet.settings_acknowledged()
+    assert (outlet.initial_window, outlet.max_frame, outlet.widened) == (80_000, 20_000, True)
+    outlet.settings_acknowledged()
+    outlet.settings_acknowledged()  # an ACK of nothing
+    outlet.catch_up()
+    assert data_of(outlet) == [(1, 80_000 - 65_535, False)]
+    outlet.settings_announced([(http2.INITIAL_WINDOW_SIZE, 0)])
+    assert (outlet.initial_window, outlet.widened) == (0, False)
+
+
+def test_settings_that_nobody_acknowledges_are_bounded() -> None:
+    outlet = started()
+    for _ in range(QUEUED_FRAMES):
+        assert not outlet.overfull
+        outlet.settings_announced([])
+    assert outlet.overfull
 
 
 def test_a_stream_governed_later_starts_with_the_latest_initial_window() -> None:
@@ -333,13 +380,14 @@ def test_the_source_is_credited_when_all_has_left(whole: bool) -> None:
     source, outlet = started(), started()
     outlet.window = CREDIT_STEP - 1
     outlet.apply_settings([(http2.MAX_FRAME_SIZE, 2**20)])
-    if whole:
-        outlet.send_frame(1, http2.frame(http2.DATA, 0, 1, bytes(CREDIT_STEP)), CREDIT_STEP, source)
-    else:
-        outlet.send_data(1, bytes(CREDIT_STEP), True, source, CREDIT_STEP)
-    assert credited(source.out) == []
-    outlet.open_window(1)
-    assert credited(source.out) == [CREDIT_STEP]
+    for missing in (1, 0):
+        if whole:
+            outlet.send_frame(1, http2.frame(http2.DATA, 0, 1, bytes(CREDIT_STEP)), CREDIT_STEP, source)
+        else:
+            outlet.send_data(1, bytes(CREDIT_STEP), True, source, CREDIT_STEP)
+        assert credited(source.out) == [CREDIT_STEP] * (not missing)
+        outlet.open_window(CREDIT_STEP + missing)
+        assert credited(source.out) == [CREDIT_STEP] * missing
 
 
 @pytest.mark.parametrize("forget", [Outlet.drop, Outlet.ungovern])
@@ -361,11 +409,23 @@ def test_what_is_dropped_is_credited_and_never_leaves(forget: object) -> None:
 def test_a_stream_that_has_ended_has_no_window_any_more() -> None:
     outlet = started()
     outlet.govern(1)
+    outlet.open_stream_window(1, http2.MAX_WINDOW - http2.DEFAULT_WINDOW)
     outlet.ungovern(1)
     outlet.open_stream_window(1, http2.MAX_WINDOW)
+    outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.DEFAULT_WINDOW + 1)])
     outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 0)])
     outlet.send_data(1, b"free", True, None, 0)
     assert data_of(outlet) == [(1, 4, True)]
+
+
+def test_what_leaves_at_once_uses_up_both_windows_of_a_governed_stream() -> None:
+    outlet = started()
+    outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 10)])
+    outlet.govern(1)
+    for _ in range(3):
+        outlet.send_data(1, bytes(6), False, None, 0)
+    assert data_of(outlet) == [(1, 6, False), (1, 4, False)]
+    assert outlet.window == http2.DEFAULT_WINDOW - 10
 
 
 def test_data_that_leaves_at_once_is_counted_and_credited_in_one_step() -> None:
@@ -390,9 +450,3 @@ def test_it_tells_whether_anything_waits_for_the_boundary() -> None:
     outlet.window = 0
     outlet.send_data(1, b"x", True, None, 0)
     assert outlet.waiting
-
-
-def test_credit_for_data_that_the_caller_sends_is_taken_whole_or_not_at_all() -> None:
-    outlet = started()
-    outlet.govern(1)
-    assert (outlet.take(1, 16_385), outlet.take(1, 16_384), outlet.window) == (False, True, 65_535 - 16_384)

@@ -19,7 +19,7 @@ LIMIT = 1000
 @given(st.binary(max_size=300))
 def test_a_message_reads_back(body: bytes) -> None:
     framed = grpc.message(body)
-    assert grpc.message_length(framed) == len(body) == len(framed) - grpc.PREFIX_BYTES
+    assert grpc.missing(framed) == 0
     assert grpc.open_message(framed, b"", LIMIT) == body
     assert grpc.open_message(bytearray(framed), b"gzip", LIMIT) == body
 
@@ -27,7 +27,6 @@ def test_a_message_reads_back(body: bytes) -> None:
 def test_the_prefix_is_a_flag_and_four_bytes_of_length() -> None:
     assert grpc.message(b"ab") == b"\0\0\0\0\2ab"
     assert grpc.message(b"ab", compressed=True) == b"\1\0\0\0\2ab"
-    assert grpc.message_length(b"\1\x01\x02\x03\x04 and more") == 0x01020304
 
 
 @pytest.mark.parametrize("size", [0, 1, grpc.JOINED_BYTES, grpc.JOINED_BYTES + 1])
@@ -38,10 +37,23 @@ def test_the_pieces_are_the_framed_message_and_a_long_one_is_not_copied(size: in
     assert (pieces[-1] is body) == (size > grpc.JOINED_BYTES)
 
 
+@pytest.mark.parametrize(
+    ("framed", "lacks"), [(b"", 5), (b"\0\0\0\0", 1), (b"\0\0\0\0\2", 2), (b"\1\0\0\0\2ab", 0), (b"\0\0\0\0\2ab!", -1)]
+)
+def test_it_is_known_how_much_a_message_lacks(framed: bytes, lacks: int) -> None:
+    assert grpc.missing(framed) == grpc.missing(bytearray(framed), 2) == lacks
+
+
+def test_what_announces_more_than_the_limit_is_not_waited_for() -> None:
+    assert grpc.missing(b"\0\x01\x02\x03\x04") == 0x01020304
+    with pytest.raises(grpc.TooLong, match="longer than the limit"):
+        grpc.missing(b"\0\x01\x02\x03\x04", 0x01020303)
+
+
 @pytest.mark.parametrize("flag", [2, 255])
 def test_a_compressed_flag_is_0_or_1(flag: int) -> None:
     with pytest.raises(WireError, match="flag"):
-        grpc.message_length(bytes((flag, 0, 0, 0, 0)))
+        grpc.missing(bytes((flag, 0, 0, 0, 0)))
     with pytest.raises(WireError, match="flag"):
         grpc.open_message(bytes((flag, 0, 0, 0, 0)), b"", LIMIT)
 

@@ -171,6 +171,7 @@ def test_padding_may_be_as_long_as_the_payload_and_no_longer(payload: bytes, exp
             http2.unpad(payload, http2.PADDED)
     else:
         assert http2.unpad(payload, http2.PADDED | http2.END_STREAM) == expected
+    assert http2.unpad(payload, http2.END_STREAM) is payload
 
 
 @given(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import HEADER_LIMIT
-from runtimeproxy.wire.unary import STREAMS_UNTIL_TOLD, Calls, Kind, TooLong, Unprocessed
+from runtimeproxy.wire.unary import ACKS_AT_ONCE, STREAMS_UNTIL_TOLD, Calls, Kind, TooLong, Unprocessed
 from tests.wire.unary_calls import (
     GOOD_END,
     HEAD,
@@ -148,6 +148,17 @@ def test_answers_in_any_order() -> None:
     for stream in reversed(streams):
         calls.receive(answer(stream, str(stream).encode()))
     assert calls.ended == [(5, b"5"), (3, b"3"), (1, b"1")]
+
+
+def test_pings_are_answered_behind_what_is_sent_next_and_a_flood_of_them_at_once() -> None:
+    calls = connected()
+    pings = [http2.frame(http2.PING, 0, 0, bytes([number] * 8)) for number in range(ACKS_AT_ONCE + 1)]
+    acks = [http2.frame(http2.PING, http2.ACK, 0, ping[http2.HEAD_BYTES :]) for ping in pings]
+    calls.out.clear()
+    calls.receive(b"".join(pings[:-1]))
+    assert (calls.out, calls.acks) == ([], acks[:-1])
+    calls.receive(pings[-1])
+    assert (calls.out, calls.acks) == (acks, [])
 
 
 @given(st.binary(max_size=LIMIT), st.lists(st.integers(1, 400)))
