@@ -5,11 +5,9 @@ scripts/test, new ones in every run of scripts/soak. No deadline and no health c
 machine is decides nothing. An engine is started once a session, with a root of its own.
 """
 
-import faulthandler
 import gc
 import os
 import sys
-import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
@@ -29,41 +27,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 CLOCKLESS = (HealthCheck.too_slow,)
 
-HANG_SECONDS = 300.0
-"""A test that takes about so long shows where it is, but in a soak, where tests may take longer."""
-
-
-class Watch:
-    """Shows all stacks on ``stderr`` if no test begins for a time.
-
-    pytest's own faulthandler_timeout starts a thread for each test and waits for its end: seconds a run, many on a
-    machine that is busy.
-    """
-
-    AGAIN_SECONDS = 30.0
-
-    def __init__(self, stderr: int) -> None:
-        self._stderr = stderr
-        self._again = 0.0
-
-    def pytest_runtest_logstart(self) -> None:
-        """Put the moment off, if it was not just now."""
-        if time.monotonic() >= self._again:
-            self._again = time.monotonic() + self.AGAIN_SECONDS
-            faulthandler.dump_traceback_later(HANG_SECONDS, file=self._stderr)
-
-    def pytest_unconfigure(self) -> None:
-        """Stop watching."""
-        faulthandler.cancel_dump_traceback_later()
-        os.close(self._stderr)
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Watch and judge the tests, and choose the profile before their files say how many examples they want."""
     if not machine.why_no_engine():
         config.pluginmanager.register(skips)
-    if amounts.SHARE_VARIABLE not in os.environ:
-        config.pluginmanager.register(Watch(os.dup(2)))  # while nothing is captured yet
+    if amounts.SHARE_VARIABLE in os.environ:
+        config.option.timeout = 0  # in a soak tests may take hours
     amounts.quick = "not slow" in config.option.markexpr
     settings.register_profile(
         "usual", max_examples=amounts.examples(), derandomize=True, deadline=None, suppress_health_check=CLOCKLESS

@@ -22,6 +22,8 @@ CREDIT_STEP = 2**18
 """Credit is given back in steps of this many bytes."""
 QUEUED_FRAMES = 16_384
 """Most items that wait for a peer, of all streams together: one costs far more than its bytes. Envoy: 10,000."""
+QUEUED_SETTINGS = 2_500
+"""Most SETTINGS that wait for their ACK: each one that comes costs a look at all of them. A burst may be 2,000."""
 QUEUED_BYTES = 4 << 20
 """Most bytes of frames that wait although they cost no credit: trailers and resets behind their stream's DATA."""
 MERGED_BYTES = 4_096
@@ -238,7 +240,7 @@ class Outlet:
                 max_frame = value
                 self.frame_limit = max(self.frame_limit, value)
         self._announced.append((initial, max_frame))
-        if len(self._announced) > QUEUED_FRAMES:
+        if len(self._announced) > QUEUED_SETTINGS:
             self.overfull = True
         self._obey()
 

@@ -16,6 +16,8 @@ import h2.config
 import h2.connection
 import h2.events
 
+from runtimeproxy.wire import http2
+
 Fields = Sequence[tuple[bytes | str, bytes | str]]
 PREFIX_BYTES = 5
 
@@ -106,18 +108,22 @@ class H2Client:
         self._writer.write(self._h2.data_to_send())
 
     async def _read(self) -> None:
+        frames = http2.FrameBuffer()
         try:
             while data := await self._reader.read(65536):
-                for event in self._h2.receive_data(data):
-                    self._take(event)
+                for kind, flags, stream, payload in frames.feed(data):
+                    if kind != http2.GOAWAY:  # h2 takes nothing more behind one; RFC 9113, 6.8: open streams go on
+                        for event in self._h2.receive_data(http2.frame(kind, flags, stream, payload)):
+                            self._take(event)
                 self._flush()
                 self._moved.set()
         except ConnectionError:
             pass  # an end like any other
-        self._ended = True
-        for _, future in self._answers.values():
-            if not future.done():
-                future.set_exception(_end())
+        finally:  # whatever ended it, nobody waits for more
+            self._ended = True
+            for _, future in self._answers.values():
+                if not future.done():
+                    future.set_exception(_end())
 
     def _take(self, event: h2.events.Event) -> None:
         answer, future = self._answers.get(getattr(event, "stream_id", None) or 0, (None, None))

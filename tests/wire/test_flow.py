@@ -7,7 +7,15 @@ from hyperframe.frame import DataFrame, HeadersFrame, PingFrame, WindowUpdateFra
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
-from runtimeproxy.wire.flow import CREDIT_STEP, MERGED_BYTES, PAIR_WINDOW, QUEUED_BYTES, QUEUED_FRAMES, Outlet
+from runtimeproxy.wire.flow import (
+    CREDIT_STEP,
+    MERGED_BYTES,
+    PAIR_WINDOW,
+    QUEUED_BYTES,
+    QUEUED_FRAMES,
+    QUEUED_SETTINGS,
+    Outlet,
+)
 from tests.wire.frames import credited, taken
 
 PING = http2.frame(http2.PING, 0, 0, b"injected")
@@ -180,7 +188,7 @@ def test_what_settings_raise_holds_behind_their_ack_and_what_they_lessen_on_sigh
 
 def test_settings_that_nobody_acknowledges_are_bounded() -> None:
     outlet = started()
-    for _ in range(QUEUED_FRAMES):
+    for _ in range(QUEUED_SETTINGS):
         assert not outlet.overfull
         outlet.settings_announced([])
     assert outlet.overfull
