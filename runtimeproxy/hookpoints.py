@@ -108,22 +108,17 @@ HOOK_POINTS: tuple[HookPoint, ...] = (
 
 BY_NAME: dict[str, HookPoint] = {point.name: point for point in HOOK_POINTS}
 
-_BY_OPERATION = {(point.operation, point.stage): point for point in HOOK_POINTS}
+UNRECORDED = frozenset({Operation.START_CONTAINER, Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX})
+"""The operations that change no record."""
+
+BY_CALL: dict[tuple[Operation, Stage], HookPoint] = {(point.operation, point.stage): point for point in HOOK_POINTS}
+"""An operation has no row here for a stage at which nobody is asked."""
 
 # What PreRunPodSandbox changed of the cgroup parent goes into the creates of the pod's containers (hook-api).
 _ALSO = {Operation.CREATE_CONTAINER: (BY_NAME["PreRunPodSandbox"],)}
 
-_CONCERNED = {
+CONCERNED: dict[Operation, tuple[HookPoint, ...]] = {
     operation: tuple(point for point in HOOK_POINTS if point.operation is operation) + _ALSO.get(operation, ())
     for operation in Operation
 }
-
-
-def find(operation: Operation, stage: Stage) -> HookPoint | None:
-    """Return the hook point of an operation at a stage, or None if it has none."""
-    return _BY_OPERATION.get((operation, stage))
-
-
-def concerned(operation: Operation) -> tuple[HookPoint, ...]:
-    """Return the hook points for whose sake the subject of an operation must be known."""
-    return _CONCERNED[operation]
+"""The hook points for whose sake the subject of an operation must be known."""

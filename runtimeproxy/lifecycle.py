@@ -78,6 +78,10 @@ class Lifecycle:
         """Tell whether any hook server is registered: only for its sake the runtime is asked about what is unknown."""
         return self._dispatcher.registered(HOOK_POINTS)
 
+    def passes_unrecorded(self) -> bool:
+        """Tell whether a call that changes no record need not be held: no hook server is registered, no call waits."""
+        return not self.hooked and not self._turns.queues
+
     def under_way(self) -> set[str]:
         """Name what calls are about now: ids, and what names that which has no id yet."""
         keys = set()
@@ -135,7 +139,7 @@ class Lifecycle:
             # before any other call is looked at.
             try:
                 if subject is not None:
-                    if reply.agreed and not len(self._turns) and self._asked(call, Stage.POST) is None:
+                    if reply.agreed and not self._turns.queues and self._asked(call, Stage.POST) is None:
                         call.answer(reply)
                     await self._follow(call, subject, adjustment, reply)
             finally:
@@ -159,7 +163,7 @@ class Lifecycle:
     def _nobody_asked(self, call: Call) -> bool:
         """Tell whether there is nobody to ask about a call, no earlier one to wait for, and nothing to put in."""
         wanted = self._dispatcher.registered(call.concerned)
-        return not wanted and not len(self._turns) and call.unedited(self.store)
+        return not wanted and not self._turns.queues and call.unedited(self.store)
 
     def _read(self, call: Call) -> Subject | None:
         try:
@@ -222,7 +226,7 @@ class Lifecycle:
 
     def _asked(self, call: Call, stage: Stage) -> HookPoint | None:
         """Return a call's hook point, if anybody is registered for it."""
-        point = hookpoints.find(call.operation, stage)
+        point = hookpoints.BY_CALL.get((call.operation, stage))
         return point if point is not None and self._dispatcher.registered((point,)) else None
 
     def _skipped(self, subject: Subject) -> bool:
@@ -362,9 +366,9 @@ class Lifecycle:
                 self._internal(call, error)
                 reason, detail = Reason.INTERNAL, type(error).__name__
         if subject is None:  # then the Post hooks cannot be told of it either
-            self._dispatcher.failed(hookpoints.find(call.operation, Stage.POST), reason, detail)
+            self._dispatcher.failed(hookpoints.BY_CALL.get((call.operation, Stage.POST)), reason, detail)
         name = records.told(subject).name if subject is not None else ""
-        self._dispatcher.failed(hookpoints.find(call.operation, Stage.PRE), reason, detail, name)
+        self._dispatcher.failed(hookpoints.BY_CALL.get((call.operation, Stage.PRE)), reason, detail, name)
 
     def _unreadable(self, call: Call, error: Unreadable) -> None:
         """Count a message of a peer that cannot be read; its text holds no values."""

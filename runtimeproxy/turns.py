@@ -30,17 +30,13 @@ class Turns:
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._queues: dict[str, dict[Turn, None]] = {}
-        """In the order in which they came."""
-
-    def __len__(self) -> int:
-        """Count the keys with somebody in them."""
-        return len(self._queues)
+        self.queues: dict[str, dict[Turn, None]] = {}
+        """Who is in the queue of each key that has one, in the order in which they came."""
 
     def take(self, key: str) -> Turn:
         """Stand behind everybody who came earlier for a key, until ``leave``; ``first`` says what is to be awaited."""
         turn = Turn(key)
-        queue = self._queues.setdefault(key, {})
+        queue = self.queues.setdefault(key, {})
         if queue:
             turn.first = asyncio.get_running_loop().create_future()
         queue[turn] = None
@@ -59,10 +55,10 @@ class Turns:
 
     def leave(self, turn: Turn) -> None:
         """Give up a place. The next one goes on in a later turn of the loop: thousands would run inside one another."""
-        queue = self._queues[turn.key]
+        queue = self.queues[turn.key]
         del queue[turn]
         if not queue:
-            del self._queues[turn.key]
+            del self.queues[turn.key]
         elif (first := next(iter(queue)).first) is not None:
             _done(first)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, Operation, Part, Stage, SubjectKind, concerned, find
+from runtimeproxy.hookpoints import BY_CALL, BY_NAME, CONCERNED, HOOK_POINTS, Operation, Part, Stage, SubjectKind
 
 TABLE = {
     "PreRunPodSandbox": ("RunPodSandbox", Stage.PRE, SubjectKind.POD),
@@ -48,7 +48,7 @@ def test_the_subject_is_what_the_rpc_method_takes(name: str) -> None:
 @pytest.mark.parametrize("stage", Stage)
 @pytest.mark.parametrize("operation", Operation)
 def test_a_point_is_found_by_operation_and_stage(operation: Operation, stage: Stage) -> None:
-    assert find(operation, stage) is BY_NAME.get(stage.value + operation.value)
+    assert BY_CALL.get((operation, stage)) is BY_NAME.get(stage.value + operation.value)
 
 
 @pytest.mark.parametrize("operation", Operation)
@@ -57,4 +57,4 @@ def test_a_subject_is_wanted_by_the_points_of_its_operation(operation: Operation
     expected = {point.name for point in HOOK_POINTS if point.operation is operation}
     if operation is Operation.CREATE_CONTAINER:
         expected.add("PreRunPodSandbox")
-    assert {point.name for point in concerned(operation)} == expected
+    assert {point.name for point in CONCERNED[operation]} == expected

@@ -105,6 +105,20 @@ async def test_what_its_front_has_released_is_not_held_though_a_plugin_came_mean
     assert core.plugins.told() == [("a", "PostStartContainer")]
 
 
+@virtual_time
+async def test_what_changes_no_record_passes_unless_one_is_asked_or_waits() -> None:
+    core = Core()
+    assert core.lifecycle.passes_unrecorded()
+    core.plugins.add("a", points=("PreUpdateContainerResources",), delay_seconds=1)
+    assert not core.lifecycle.passes_unrecorded()  # a start that the runtime refuses tells what a hook server set
+    waits = core.start(FakeCall(Operation.UPDATE_CONTAINER_RESOURCES, SUBJECT))
+    await asyncio.sleep(0.5)
+    core.plugins.plugins.clear()
+    assert not core.lifecycle.passes_unrecorded()
+    await waits
+    assert core.lifecycle.passes_unrecorded()
+
+
 @pytest.mark.parametrize("untouched", [True, False])
 @virtual_time
 async def test_without_plugins_an_unknown_subject_is_nobodys_business(untouched: bool) -> None:

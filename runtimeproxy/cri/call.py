@@ -37,7 +37,7 @@ class CriCall(Call):
 
     def __init__(self, held: HeldStream, backend: Backend, recorder: Recorder, loop: AbstractEventLoop) -> None:
         self.operation: Operation = held.route.operation
-        self.concerned = hookpoints.concerned(self.operation)
+        self.concerned = hookpoints.CONCERNED[self.operation]
         self._held = held
         self._backend = backend
         self._recorder = recorder

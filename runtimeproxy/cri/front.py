@@ -234,6 +234,10 @@ class Connection:
             if stream.state is CallState.HOLDING:
                 stream.on_ended = fiber.cancel
 
+    def passes_unrecorded(self) -> bool:
+        """Hold none of them where nobody is registered."""
+        return self.front.lifecycle.passes_unrecorded()
+
     def ambiguous(self) -> bool:
         """Refuse what cannot be read if any plugin has policy Fail."""
         self.front.recorder.count("requests_ambiguous")

@@ -19,6 +19,7 @@ from runtimeproxy.cri.image import AWAY, ImageLink
 from runtimeproxy.cri.refused import DroppedStream, refusal
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, Route
 from runtimeproxy.heldbytes import HeldBytes
+from runtimeproxy.hookpoints import UNRECORDED
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.flow import Outlet
 from runtimeproxy.wire.headers import Field
@@ -35,6 +36,9 @@ AMBIGUOUS = (
 
 class Events(Protocol):
     """What the front is told by its reader."""
+
+    def passes_unrecorded(self) -> bool:
+        """Tell whether a call that changes no record need not be held."""
 
     def held(self, stream: HeldStream) -> None:
         """Take a call whose request is whole, or cannot be read (``problem``)."""
@@ -83,6 +87,13 @@ class Reader:
     def held(self) -> list[HeldStream]:
         """List the held calls of the connection."""
         return [stream for stream in self.streams.values() if isinstance(stream, HeldStream)]
+
+    def held_route(self, path: bytes) -> Route | None:
+        """Return the route of a call that is held, None for one that passes."""
+        route = HELD.get(path)
+        if route is not None and route.operation in UNRECORDED and self.events.passes_unrecorded():
+            return None
+        return route
 
     def look_again(self) -> None:
         """Let no block pass unread because one like it has passed before."""
@@ -206,13 +217,14 @@ class FromClient(Direction):
             path = headers.path(fields)
         except headers.AmbiguousPath:
             return False
-        route = HELD.get(path)
+        route = reader.held_route(path)
         if stream > reader.farewell.last or path in ENDLESS or (end and route is not None):
             return False
         if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             return False
         if route is None:
-            self.remember(block)
+            if path not in HELD:
+                self.remember(block)
             self.passed(stream, end)
         else:
             self._hold(route, stream, fields, end)
@@ -253,8 +265,8 @@ class FromClient(Direction):
                 return
         if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             reader.open_image(block)
-        elif path in HELD:
-            held = self._hold(HELD[path], block.stream, fields, block.end)
+        elif (route := reader.held_route(path)) is not None:
+            held = self._hold(route, block.stream, fields, block.end)
             block.send(self.sink, block.stream)
             held.start()
         else:

@@ -50,7 +50,7 @@ class DockerCall(Call):
 
     def __init__(self, exchange: HeldExchange, daemon: Daemon, operation: Operation) -> None:
         self.operation = operation
-        self.concerned: tuple[HookPoint, ...] = hookpoints.concerned(operation)
+        self.concerned: tuple[HookPoint, ...] = hookpoints.CONCERNED[operation]
         self._exchange = exchange
         self._daemon = daemon
         self.has_left = exchange.state is CallState.RELEASED

@@ -26,7 +26,7 @@ from runtimeproxy.docker.sync import Events
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
 from runtimeproxy.errors import BackendError
 from runtimeproxy.heldbytes import HeldBytes
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, Operation
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, UNRECORDED, Operation
 from runtimeproxy.lifecycle import Lifecycle
 from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.dial import dial_now
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 _POINTS = {action: kind.points() for action, kind in BY_REFERENCE.items()}
 """The hook points for whose sake a reference that the Store does not know is looked up."""
-_CREATE_POINTS = hookpoints.concerned(Operation.CREATE_CONTAINER)
+_CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
 """The hook points of both kinds of create: what a pod's hooks changed goes into its containers' creates."""
 
 
@@ -122,10 +122,12 @@ class Front(Pairs):
         """Tell whether a request is held: it creates something, names what is known, or is to be looked up."""
         if route.action is Action.CREATE:
             return True
-        reference = route.reference
+        kind, reference = BY_REFERENCE[route.action], route.reference
+        if kind.container_operation in UNRECORDED and self.lifecycle.passes_unrecorded():
+            return False
         known = self._lookup.known(reference)
         if known is not None:
-            return known.container is not None or BY_REFERENCE[route.action].pod_operation is not None
+            return known.container is not None or kind.pod_operation is not None
         return not self._lookup.is_plain(reference) and self.manager.registered(_POINTS[route.action])
 
     def call(self, exchange: HeldExchange) -> DockerCall | None:

@@ -39,8 +39,8 @@ class ReferenceCall(DockerCall):
     @classmethod
     def points(cls) -> tuple[HookPoint, ...]:
         """Return the hook points for whose sake the daemon is asked what a reference names (relay-rules C4)."""
-        of_pod = () if cls.pod_operation is None else hookpoints.concerned(cls.pod_operation)
-        return hookpoints.concerned(cls.container_operation) + of_pod
+        of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
+        return hookpoints.CONCERNED[cls.container_operation] + of_pod
 
     def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
         super().__init__(exchange, daemon, self.container_operation)

@@ -12,7 +12,7 @@ a text is what Go makes of it, U+FFFD, so that a body and what inspect tells of 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -215,12 +215,15 @@ def text_of(owner: Object, name: str) -> str:
 
 def texts_of(owner: Object, name: str) -> list[str]:
     """Return a member that is a list of texts; an empty one if it is missing or null."""
-    return [_text(value, name) for value in _checked(owner.get(name, []), list, name)]
+    values = _checked(owner.get(name, []), list, name)
+    return values if _plain(values) else [_text(value, name) for value in values]
 
 
 def labels_of(config: Object) -> dict[str, str]:
     """Return the labels of a container's or an image's config."""
     labels = object_of(config, "Labels").map()
+    if _plain(labels) and _plain(labels.values()):
+        return labels
     return {_text(key, "Labels"): _text(value, "Labels") for key, value in labels.items()}
 
 
@@ -232,6 +235,14 @@ def _number_of(owner: Object, name: str) -> int:
     if value not in INT64:
         raise Unreadable(f"JSON document with a number out of range in {name}")
     return value
+
+
+def _plain(values: Iterable[Any]) -> bool:
+    """Tell whether all values are texts in ASCII: they are what Go reads, as they stand."""
+    try:
+        return all(map(str.isascii, values))
+    except TypeError:
+        return False
 
 
 def _text(value: Any, name: str) -> str:

@@ -213,6 +213,10 @@ class Elements:
         """Edit the elements that are there, and add the new ones."""
         if text[at] != "[":
             return _made_for_null(self, text, at, patches)
+        if not self.changed:  # in one step, however many there are
+            end = _scan(text, at)[1]
+            _add(text, len(text[at : end - 1].rstrip(_SPACES)) + at, self._added(), patches)
+            return end
         missing = dict(self.changed)
         at, last = _opened(text, at, "]"), at + 1
         index = 0
@@ -223,8 +227,11 @@ class Elements:
             at = _delimiter(text, last, "]")
             index += 1
         _all_found(missing)
-        _add(text, last, [_text(element) for element in self.added], patches)
+        _add(text, last, self._added(), patches)
         return at + 1
+
+    def _added(self) -> list[str]:
+        return [_text(element) for element in self.added]
 
     def made(self) -> str:
         """Return a list of the new elements."""
@@ -328,7 +335,8 @@ def _others(names: frozenset[str]) -> Callable[[str, int], re.Match[str] | None]
     return re.compile(rf'(?:{space}"(?!(?i:{wanted})"){text}{space}:{space}{value}{space},){{1,{_AT_ONCE}}}').match
 
 
-_SPACE = re.compile(r"[ \t\n\r]*").match
+_SPACES = " \t\n\r"
+_SPACE = re.compile(rf"[{_SPACES}]*").match
 
 
 def _opened(text: str, at: int, close: str) -> int:

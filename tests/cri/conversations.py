@@ -167,6 +167,10 @@ class Core(FakeEvents):
         self.loop.run_until_complete(self.node.lifecycle.stop())
         self.loop.close()
 
+    def passes_unrecorded(self) -> bool:
+        """Ask the core."""
+        return self.node.lifecycle.passes_unrecorded()
+
     def held(self, stream: HeldStream) -> None:
         """Run the call as the front does, behind what is being read."""
         self.loop.call_soon(self._run, stream)

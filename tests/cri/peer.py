@@ -287,6 +287,7 @@ class FakeEvents:
         self.links: list[ImageLink] = []
         self.wakes = 0
         self.may_pass = True
+        self.unrecorded_pass = False
         self.image_away = False
 
     def held(self, stream: HeldStream) -> None:
@@ -301,6 +302,10 @@ class FakeEvents:
     def ambiguous(self) -> bool:
         """Answer as set."""
         return self.may_pass
+
+    def passes_unrecorded(self) -> bool:
+        """Answer as set."""
+        return self.unrecorded_pass
 
     def image_link(self, link: ImageLink) -> None:
         """Keep the link, or fail to connect it."""

@@ -75,7 +75,7 @@ async def test_a_message_that_cannot_be_read_is_refused_under_fail_and_passes_el
     held = node.held(operation)
     held.message, held.problem = message, problem
     await node.run(held)
-    if policy is FAIL and hookpoints.find(operation, Stage.PRE):
+    if policy is FAIL and hookpoints.BY_CALL.get((operation, Stage.PRE)):
         assert (held.released, [code for code, _ in held.refused]) == ([], [grpc.INTERNAL])
     else:
         assert (held.released, held.refused) == ([None], [])

@@ -6,7 +6,9 @@ from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from runtimeproxy.cri import reader as reader_module
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.reader import AMBIGUOUS
+from runtimeproxy.cri.routes import HELD, Route
 from runtimeproxy.errors import WireError
+from runtimeproxy.hookpoints import UNRECORDED
 from tests.cri.peer import (
     CREATE,
     OPENED,
@@ -160,6 +162,22 @@ def test_a2_none_or_two_paths_pass_or_are_refused_as_the_front_says(fields: Fiel
     text = AMBIGUOUS.encode()
     answers = [Headers(5, refusal(13, text), end=True), Headers(7, refusal(13, text), end=True), Reset(7, 0)]
     assert play.client.got() == answers
+
+
+@pytest.mark.parametrize("route", HELD.items(), ids=lambda route: route[0].decode())
+def test_a_call_that_changes_no_record_passes_where_nobody_is_asked(route: tuple[bytes, Route]) -> None:
+    path, held = route
+    play = greeted()
+    fields = [(name, path if name == b":path" else value) for name, value in CREATE]
+    play.events.unrecorded_pass = True
+    for stream in (1, 3):  # the second block is one index each
+        play.client.sends(Headers(stream, fields), Data(stream, grpc(b"m"), end=True))
+    passes = held.operation in UNRECORDED
+    assert [call.stream for call in play.events.calls] == ([] if passes else [1, 3])
+    assert (Data(3, grpc(b"m"), end=True) in play.runtime.got()) is passes
+    play.events.unrecorded_pass = False
+    play.client.sends(Headers(5, fields), Data(5, grpc(b"m"), end=True))
+    assert play.events.calls[-1].stream == 5
 
 
 # ---- A3: connection windows

@@ -176,6 +176,19 @@ async def test_every_stop_that_the_daemon_agrees_to_is_told(node: Node) -> None:
 
 
 @pytest.mark.parametrize("registered", [True, False])
+async def test_a_start_and_a_stop_are_held_only_where_a_hook_server_is(node: Node, registered: bool) -> None:
+    if registered:
+        node.plugins.add("a", points=("PreUpdateContainerResources",))
+    _, container_id = await node.made()
+    for action in ("start", "stop"):
+        assert (await node.act(action, container_id)).status == 204
+    held = [
+        node.recorder.counted("calls", operation=name, outcome="agreed") for name in ("StartContainer", "StopContainer")
+    ]
+    assert held == [registered, registered]
+
+
+@pytest.mark.parametrize("registered", [True, False])
 @pytest.mark.parametrize("what", ["updated", "destroyed"])
 async def test_what_was_forgotten_during_a_stop_stays_forgotten(node: Node, what: str, registered: bool) -> None:
     _, container_id = await node.running()

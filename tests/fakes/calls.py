@@ -74,7 +74,7 @@ class FakeCall(Call):
     """Called when it is answered."""
 
     def __post_init__(self) -> None:
-        self.concerned = hookpoints.concerned(self.operation)
+        self.concerned = hookpoints.CONCERNED[self.operation]
         self.has_left = self.state is CallState.RELEASED
 
     def _step(self, name: str) -> None:

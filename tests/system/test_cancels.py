@@ -213,7 +213,7 @@ def kept(rig: Rig) -> list[str]:
         "tasks": len(front.tasks),
         "held calls": lifecycle.holds()[0],
         "calls under way": lifecycle.under_way(),
-        "turns": len(lifecycle._turns),
+        "turns": len(lifecycle._turns.queues),
         "only in the Store or at the runtime": rig.proxy.store.ids() ^ has,
     }
     of_each = kept_of_cri if rig.front is CRI else kept_of_docker
