@@ -29,7 +29,7 @@ CLOCKLESS = (HealthCheck.too_slow,)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch and judge the tests, and choose the profile before their files say how many examples they want."""
+    """Judge skips, let a soak take its time, and choose the profile before tests say how many examples they want."""
     if not machine.why_no_engine():
         config.pluginmanager.register(skips)
     if amounts.SHARE_VARIABLE in os.environ:

@@ -235,7 +235,7 @@ class Connection:
                 stream.on_ended = fiber.cancel
 
     def passes_unrecorded(self) -> bool:
-        """Hold none of them where nobody is registered."""
+        """Tell whether a start or a stop passes: nobody is to be asked or told, and no call waits."""
         return self.front.lifecycle.passes_unrecorded()
 
     def ambiguous(self) -> bool:

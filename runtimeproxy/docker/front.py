@@ -40,8 +40,6 @@ from runtimeproxy.wire.http1 import BadMessage
 
 log = logging.getLogger(__name__)
 
-_POINTS = {action: kind.points() for action, kind in BY_REFERENCE.items()}
-"""The hook points for whose sake a reference that the Store does not know is looked up."""
 _CREATE_POINTS = hookpoints.CONCERNED[Operation.CREATE_CONTAINER]
 """The hook points of both kinds of create: what a pod's hooks changed goes into its containers' creates."""
 
@@ -128,7 +126,7 @@ class Front(Pairs):
         known = self._lookup.known(reference)
         if known is not None:
             return known.container is not None or kind.pod_operation is not None
-        return not self._lookup.is_plain(reference) and self.manager.registered(_POINTS[route.action])
+        return not self._lookup.is_plain(reference) and self.manager.registered(kind.points)
 
     def call(self, exchange: HeldExchange) -> DockerCall | None:
         """Make the call of a held request; None if it is not a pod's."""

@@ -36,15 +36,17 @@ class ReferenceCall(DockerCall):
     if_gone = GONE
     """What became of the call where there is no such container any more."""
 
-    @classmethod
-    def points(cls) -> tuple[HookPoint, ...]:
-        """Return the hook points for whose sake the daemon is asked what a reference names (relay-rules C4)."""
+    points: tuple[HookPoint, ...]
+    """The hook points for whose sake the daemon is asked what a reference names (relay-rules C4)."""
+
+    def __init_subclass__(cls) -> None:
+        """Find the hook points of what such a call can be, once for all of them."""
         of_pod = () if cls.pod_operation is None else hookpoints.CONCERNED[cls.pod_operation]
-        return hookpoints.CONCERNED[cls.container_operation] + of_pod
+        cls.points = hookpoints.CONCERNED[cls.container_operation] + of_pod
 
     def __init__(self, exchange: HeldExchange, daemon: Daemon) -> None:
         super().__init__(exchange, daemon, self.container_operation)
-        self.concerned = self.points()
+        self.concerned = self.points
         self._reference = exchange.route.reference
         self._id = ""
         self._found = False
