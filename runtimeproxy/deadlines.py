@@ -17,10 +17,7 @@ Late = Callable[[], object]
 class Deadline:
     """Who is told; nobody once it is over."""
 
-    __slots__ = ("late",)
-
-    def __init__(self, late: Late) -> None:
-        self.late: Late | None = late
+    late: Late | None = None
 
 
 class Deadlines:
@@ -35,7 +32,8 @@ class Deadlines:
 
     def add(self, at: float, late: Late) -> Deadline:
         """Have ``late`` called at a time, unless that is ``over`` before."""
-        deadline = Deadline(late)
+        deadline = Deadline()
+        deadline.late = late
         heappush(self._due, (at, next(self._numbers), deadline))
         if at < self._timer_at:
             self._wait_until(at)

@@ -117,7 +117,8 @@ class Lifecycle:
         try:
             # Find and ask. Where there is nobody to ask, nothing to put in and no earlier call to wait for, the call is
             # released first, and read while the runtime works.
-            passes = call.has_left or self._nobody_asked(call)
+            wanted = self._dispatcher.registered(call.concerned)
+            passes = call.has_left or (not wanted and not self._turns.queues and call.unedited(self.store))
             if not passes:
                 subject, adjustment = await self._hold(call, times, fiber)
 
@@ -159,11 +160,6 @@ class Lifecycle:
             self._void(call)
 
     # Find and ask.
-
-    def _nobody_asked(self, call: Call) -> bool:
-        """Tell whether there is nobody to ask about a call, no earlier one to wait for, and nothing to put in."""
-        wanted = self._dispatcher.registered(call.concerned)
-        return not wanted and not self._turns.queues and call.unedited(self.store)
 
     def _read(self, call: Call) -> Subject | None:
         try:

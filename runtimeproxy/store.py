@@ -11,6 +11,7 @@ Of an id there is a record or something kept, not both.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 from runtimeproxy import kept as form
@@ -62,7 +63,8 @@ class Store:
         self._moved: set[str] = set()
         self._buried: dict[str, int] = {}
         """The moment of each burial."""
-        self._moment = 0
+        self.moment: Callable[[], int] = count(1).__next__
+        """Returns a number for this moment, higher than those of earlier ones."""
         self._watches: list[Watch] = []
         self._texts = Texts()
         self.on_change: Callable[[str], object] | None = None
@@ -143,11 +145,6 @@ class Store:
             self.on_change(any_id)
 
     # What is committed.
-
-    def moment(self) -> int:
-        """Return a number for this moment, higher than those of earlier ones."""
-        self._moment += 1
-        return self._moment
 
     def commit(self, subject: Subject, released: int = 0) -> None:
         """Keep what the runtime agreed to: the container if there is one, and the pod if it has an id.

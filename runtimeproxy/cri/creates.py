@@ -11,16 +11,8 @@ from runtimeproxy import records
 from runtimeproxy.call import Reply, read_once
 from runtimeproxy.cri import edit, fate, translate
 from runtimeproxy.cri.call import CriCall
-from runtimeproxy.model import Adjustment, ContainerInfo, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.model import Adjustment, ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.store import Store
-
-
-def _said(adjustment: Adjustment, asked: Resources | None) -> Adjustment:
-    """Return the adjustment as a create that has ``asked`` can say it."""
-    if not adjustment.resources:
-        return adjustment
-    said = edit.said_in_create(adjustment.resources, asked)
-    return adjustment if said is adjustment.resources else replace(adjustment, resources=said)
 
 
 class RunPodCall(CriCall):
@@ -45,11 +37,12 @@ class RunPodCall(CriCall):
 
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the sandbox config."""
-        return edit.edit_pod(self.message, _said(adjustment, self.asked.resources))
+        return edit.edit_pod(self.message, edit.said_in_create(adjustment, self.asked.resources))
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        return records.created_pod(subject, _said(adjustment, self.asked.resources), translate.read_id(reply.message))
+        said = edit.said_in_create(adjustment, self.asked.resources)
+        return records.created_pod(subject, said, translate.read_id(reply.message))
 
     async def _fate(self, store: Store) -> Reply:
         """Look for the pod among those that the runtime has."""
@@ -96,13 +89,13 @@ class CreateCall(CriCall):
     def edited(self, subject: Subject, adjustment: Adjustment) -> bytes:
         """Put the adjustment into the container config, and the pod's cgroup parent where a hook changed it."""
         parent = records.parent_to_put_in(subject.pod, adjustment)
-        return edit.edit_container(self.message, _said(adjustment, self.asked[0].resources), parent)
+        said = edit.said_in_create(adjustment, self.asked[0].resources)
+        return edit.edit_container(self.message, said, parent)
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Add the id that the runtime gave."""
-        return records.created_container(
-            subject, _said(adjustment, self.asked[0].resources), translate.read_id(reply.message)
-        )
+        said = edit.said_in_create(adjustment, self.asked[0].resources)
+        return records.created_container(subject, said, translate.read_id(reply.message))
 
     async def _fate(self, store: Store) -> Reply:
         """Look for the container among those of its pod."""

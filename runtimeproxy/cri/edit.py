@@ -19,6 +19,7 @@ already, so that what changes nothing is still the very same object.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
@@ -129,16 +130,18 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
     return rewrite(message, edits)
 
 
-def said_in_create(changes: Changes, asked: Resources | None) -> Changes:
-    """Return the changes to put into a create that has ``asked``.
+def said_in_create(adjustment: Adjustment, asked: Resources | None) -> Adjustment:
+    """Return the adjustment as a create that has ``asked`` can say it.
 
     Unlimited memory is 0 there: CRI-O and cri-dockerd refuse -1. A swap limit moves with a memory limit.
     """
+    changes = adjustment.resources
     if _MEMORY not in changes:
-        return changes
+        return adjustment
     memory = 0 if changes[_MEMORY] == _UNLIMITED else changes[_MEMORY]
     held = asked or NO_RESOURCES
-    return {**_swap(held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes, memory), **changes, _MEMORY: memory}
+    swap = _swap(held.memory_limit_in_bytes, held.memory_swap_limit_in_bytes, memory)
+    return replace(adjustment, resources={**swap, **changes, _MEMORY: memory})
 
 
 def said_in_update(

@@ -114,14 +114,14 @@ class HeldExchange(Exchange):
 
     # The request.
 
-    def collect(self, part: bytes) -> bool:
-        """Take a part of the body as it came; False if it is too much to be kept."""
+    def collect(self, part: bytes, more: bool) -> bool:
+        """Take a part of the body as it came, and whether more is to come; False if it is too much to be kept."""
         self._collected += part
         if len(self._collected) > MESSAGE_LIMIT:
             self.problem = "the request is longer than the limit"
         elif not self._count(len(part)):
             self.problem = NO_ROOM
-        else:
+        elif more:
             self._owner.held_bytes.comes(self, self._counted)
         return not self.problem
 

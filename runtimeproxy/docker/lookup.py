@@ -44,10 +44,7 @@ class Lookup:
 
         Raises BackendError, Unreadable.
         """
-        reply = await self._backend.info()
-        with translate.reading():
-            info = translate.document(reply)
-            driver, runtime = translate.text_of(info, "CgroupDriver"), translate.text_of(info, "DefaultRuntime")
+        driver, runtime = status.read_info(await self._backend.info())
         self.driver = cgroup.driver(driver)
         self._default_runtime = runtime or status.DEFAULT_RUNTIME
 

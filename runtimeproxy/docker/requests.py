@@ -61,6 +61,7 @@ class Requests:
         self._collecting: HeldExchange | None = None
         self._held_up_by: Exchange | None = None
         self._no_more = False
+        self._further = True
         self.end_waits = False
         """True while the client's EOF waits for what came before it."""
 
@@ -196,7 +197,7 @@ class Requests:
         part = data[at:end] if at or end < len(data) else data
         if self._collecting is None:
             self._taker.to_daemon.append(part)
-        elif not self._collecting.collect(part):
+        elif not self._collecting.collect(part, more=not body.done):
             self.hold_up(self._collecting)
         self._end_if_done(body)
         return end
@@ -265,7 +266,10 @@ class Requests:
 
     def _read_ahead(self) -> None:
         """Read the client further, unless enough waits behind a request that holds the reading up."""
-        self._taker.read_client(self._held_up_by is None or len(self._rest) <= READ_AHEAD_BYTES)
+        further = self._held_up_by is None or len(self._rest) <= READ_AHEAD_BYTES
+        if further != self._further:
+            self._further = further
+            self._taker.read_client(further)
 
     def end(self) -> bool:
         """Take the client's EOF; True if it must wait for what came before it (relay-rules B1).

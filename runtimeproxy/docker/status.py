@@ -20,7 +20,7 @@ from typing import Any
 from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import names, translate
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
-from runtimeproxy.docker.translate import AskedContainer, AskedPod, Labels, reading
+from runtimeproxy.docker.translate import AskedContainer, AskedPod, Labels, reads_json
 from runtimeproxy.hookpoints import SubjectKind
 from runtimeproxy.model import TEXT_FIELDS, ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire.json import Object
@@ -62,7 +62,14 @@ class Shipped:
     env: Sequence[str] = ()
 
 
-@reading()
+@reads_json
+def read_info(reply: bytes) -> tuple[str, str]:
+    """Read the daemon's cgroup driver and its default runtime in the answer to GET /info. Raises Unreadable."""
+    info = translate.document(reply)
+    return translate.text_of(info, "CgroupDriver"), translate.text_of(info, "DefaultRuntime")
+
+
+@reads_json
 def told(reply: bytes, full_id: str = "") -> Object:
     """Return what is read of an inspected container or image, as far as it is known.
 
@@ -99,7 +106,7 @@ def read_image(reply: bytes) -> Shipped:
     return Shipped(translate.labels_of(config), translate.texts_of(config, "Env"))
 
 
-@reading()
+@reads_json
 def read_inspect(inspected: Object, shipped: Shipped | None, default_runtime: str = DEFAULT_RUNTIME) -> Inspected:
     """Read what is ``told`` of a container. ``shipped`` is its image's part; None if that is gone: its part stays in.
 
@@ -139,7 +146,7 @@ _LIVES = {
 }
 
 
-@reading()
+@reads_json
 def read_life(reply: bytes) -> Life:
     """Read how far an inspected container is. Raises Unreadable."""
     state = translate.object_of(translate.document(reply), "State")

@@ -12,10 +12,10 @@ a text is what Go makes of it, U+FFFD, so that a body and what inspect tells of 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from runtimeproxy.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
 from runtimeproxy.docker import names
@@ -38,6 +38,7 @@ from runtimeproxy.wire import json
 from runtimeproxy.wire.json import Object
 
 Labels = Mapping[str, str]
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -69,13 +70,17 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _TYPE_TEXT = TYPE_LABEL.encode()
 
 
-@contextmanager
-def reading() -> Iterator[None]:
-    """Raise Unreadable where the JSON cannot be read, or can be read in two ways."""
-    try:
-        yield
-    except WireError as error:
-        raise Unreadable(str(error)) from None
+def reads_json(read: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Have a function raise Unreadable where the JSON cannot be read, or can be read in two ways."""
+
+    @wraps(read)
+    def reads(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return read(*args, **kwargs)
+        except WireError as error:
+            raise Unreadable(str(error)) from None
+
+    return reads
 
 
 def is_pods(body: bytes) -> bool:
@@ -83,7 +88,7 @@ def is_pods(body: bytes) -> bool:
     return _TYPE_TEXT in body or b"\\u" in body
 
 
-@reading()
+@reads_json
 def read_create(body: bytes, name: str) -> AskedPod | AskedContainer | None:
     """Read a create; None if it is not a pod's. ``name`` is the one that its query asks for. Raises Unreadable."""
     config = _asked(body)
@@ -93,13 +98,13 @@ def read_create(body: bytes, name: str) -> AskedPod | AskedContainer | None:
     return asked(name, labels, texts_of(config, "Env"), object_of(config, "HostConfig"))
 
 
-@reading()
+@reads_json
 def read_update(body: bytes) -> Resources:
     """Read the resources that an update sets; dockerd takes no OOM score there. Raises Unreadable."""
     return _resources(_asked(body), without=_NOT_UPDATED)
 
 
-@reading()
+@reads_json
 def read_created_id(reply: bytes) -> str:
     """Read the id in the answer to a create. Raises Unreadable, also if it is empty."""
     return id_of(document(reply))

@@ -43,13 +43,21 @@ class Attempts:
 
         ``end`` is when its share of the budget of all is used up, on the clock. Raises HookError.
         """
-        seconds = min(plugin.timeout_seconds, end - self._clock())
+        now = self._clock()
+        seconds = min(plugin.timeout_seconds, end - now)
         if seconds <= 0:
             text = "the budget of the call is used up (--hook-budget)"
             raise HookError(plugin.name, point.name, Reason.DEADLINE, text)
         fair = seconds >= min(plugin.timeout_seconds, self._budget_seconds) / 3  # the first of several has a half
         peer = plugin.client.peer()
-        number = self._admitted(plugin, point, peer)
+        if peer.connection and plugin.unserved.get(point.name) == peer.connection:
+            text = "the server said so, and is not asked again before it reconnects"
+            raise HookError(plugin.name, point.name, Reason.UNIMPLEMENTED, text)
+        number = plugin.breaker.admit(peer.socket, now)
+        if number is None:
+            wait = plugin.breaker.seconds_left(now)
+            text = f"it keeps failing, and is tried again in {wait:.0f} s" if wait else "another call is trying it"
+            raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
         # What ends in no other way was left by its caller, which says nothing of the server.
         came: Reason | None = Reason.INTERNAL
         try:
@@ -68,18 +76,6 @@ class Attempts:
                 self._tell(plugin, point)
         self._recorder.count("hook_calls", plugin=plugin.name, hook=point.name)
         return answer
-
-    def _admitted(self, plugin: Plugin, point: HookPoint, peer: Peer) -> int:
-        now = self._clock()
-        if peer.connection and plugin.unserved.get(point.name) == peer.connection:
-            text = "the server said so, and is not asked again before it reconnects"
-            raise HookError(plugin.name, point.name, Reason.UNIMPLEMENTED, text)
-        number = plugin.breaker.admit(peer.socket, now)
-        if number is None:
-            wait = plugin.breaker.seconds_left(now)
-            text = f"it keeps failing, and is tried again in {wait:.0f} s" if wait else "another call is trying it"
-            raise HookError(plugin.name, point.name, Reason.BREAKER_OPEN, text)
-        return number
 
     def _remember_unserved(self, plugin: Plugin, point: HookPoint, asked: Peer) -> None:
         now = plugin.client.peer()

@@ -125,7 +125,9 @@ class Connection(ABC):
         self.goaway(http2.read_u32(payload))
 
     def _window_update(self, flags: int, stream: int, payload: bytes) -> None:
-        increment = http2.read_u32(payload)
+        if len(payload) != 4:
+            raise WireError("WINDOW_UPDATE frame whose length is not 4")
+        increment = int.from_bytes(payload) & http2.MAX_STREAM_ID
         if stream:
             self.outlet.open_stream_window(stream, increment)
         else:

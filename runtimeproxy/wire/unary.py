@@ -73,12 +73,9 @@ def _broken(text: str, code: int = grpc.INTERNAL) -> CallFailed:
 class _Call:
     """What came of an answer so far."""
 
-    __slots__ = ("body", "encoding", "headed")
-
-    def __init__(self) -> None:
-        self.body: bytes | bytearray = b""
-        self.encoding = b""
-        self.headed = False
+    body: bytes | bytearray = b""
+    encoding = b""
+    headed = False
 
 
 class Calls(ClientConnection):
@@ -119,9 +116,6 @@ class Calls(ClientConnection):
         block = _request_head(path) + bytes((len(timeout),)) + timeout
         self.outlet.govern(stream)
         self.out.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, block))
-        if self.outlet.take(stream, grpc.PREFIX_BYTES + len(message)):
-            self.out.append(http2.frame(http2.DATA, http2.END_STREAM, stream, grpc.message(message)))
-            return stream
         *first, last = grpc.pieces(message)
         for piece in first:
             self.outlet.send_data(stream, piece, False, None, 0)

@@ -83,10 +83,11 @@ def test_memory_and_swap_of_a_create(
     asked: tuple[int, int], changes: dict[str, ResourceValue], memory: int, swap: int
 ) -> None:
     resources = Resources(memory_limit_in_bytes=asked[0], memory_swap_limit_in_bytes=asked[1])
-    made = overlay(resources, edit.said_in_create(changes, resources))
+    made = overlay(resources, edit.said_in_create(Adjustment(resources=changes), resources).resources)
     assert made is not None
     assert (made.memory_limit_in_bytes, made.memory_swap_limit_in_bytes) == (memory, swap)
-    assert edit.said_in_create({"memory_limit_in_bytes": -1}, None) == {"memory_limit_in_bytes": 0}
+    unlimited = Adjustment(resources={"memory_limit_in_bytes": -1})
+    assert edit.said_in_create(unlimited, None) == Adjustment(resources={"memory_limit_in_bytes": 0})
 
 
 @pytest.mark.parametrize("lifts", [True, False])

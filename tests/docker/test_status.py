@@ -398,3 +398,20 @@ def test_how_far_a_container_is_cannot_be_read(reply: bytes) -> None:
     with pytest.raises(Unreadable) as caught:
         read_life(reply)
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reply", "known"),
+    [
+        pytest.param(b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}', ("systemd", "runc"), id="both"),
+        pytest.param(b"{}", ("", ""), id="neither"),
+    ],
+)
+def test_what_the_daemon_says_of_itself(reply: bytes, known: tuple[str, str]) -> None:
+    assert status.read_info(reply) == known
+
+
+@pytest.mark.parametrize("reply", [b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}'])
+def test_what_the_daemon_says_of_itself_cannot_be_read(reply: bytes) -> None:
+    with pytest.raises(Unreadable):
+        status.read_info(reply)

@@ -132,6 +132,12 @@ def test_a_reset_has_a_code_of_32_bits_and_no_more(link: Noted) -> None:
         link.receive(http2.frame(http2.RST_STREAM, 0, 5, bytes(14)))
 
 
+@pytest.mark.parametrize("length", [0, 3, 5])
+def test_a_window_update_has_four_bytes(link: Noted, length: int) -> None:
+    with pytest.raises(WireError, match="WINDOW_UPDATE frame whose length is not 4"):
+        link.receive(http2.frame(http2.WINDOW_UPDATE, 0, 5, bytes(length)))
+
+
 def test_window_updates_open_the_connection_and_the_stream(link: Noted) -> None:
     link.outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 0)])
     link.outlet.govern(1)

@@ -353,7 +353,7 @@ def test_frames_of_unknown_types_mean_nothing() -> None:
         (http2.frame(http2.SETTINGS, 0, 0, b"x"), "SETTINGS frame"),
         (http2.frame(http2.GOAWAY, 0, 0, b""), "too short"),
         (http2.frame(http2.RST_STREAM, 0, 1, b""), "RST_STREAM frame whose length"),
-        (http2.frame(http2.WINDOW_UPDATE, 0, 1, b""), "too short"),
+        (http2.frame(http2.WINDOW_UPDATE, 0, 1, b""), "length is not 4"),
         (http2.window_update(0, 0), "WINDOW_UPDATE of 0"),
         (http2.window_update(0, http2.MAX_WINDOW), "above 2^31-1"),
         (http2.window_update(1, http2.MAX_WINDOW), "above 2^31-1"),
