@@ -1,19 +1,25 @@
 """docs/hooks.rst says what is so: its code runs as it stands there, its tables are the program's own."""
 
 import re
+import signal
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
+import grpc
 import pytest
 import yaml
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HOOK_POINTS, Part
 from runtimeproxy_hooks import __main__ as hooks_main
 from runtimeproxy_hooks import node
 from runtimeproxy_hooks.sdk.hook import METHODS
 from tests.docs import CODE, HOOKS, code_blocks, table
+from tests.hooks.sdk import callers
+from tests.hooks.sdk.processes import running
 
 WORDS = {Part.ENVS: "env"}
 
@@ -48,6 +54,17 @@ def test_the_tester_is_shown_as_it_works(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow  # it starts a hook server
+def test_the_interceptor_and_reflection_are_shown_as_they_work(tmp_path: Path) -> None:
+    program = tmp_path / "hello.py"
+    program.write_text(code_blocks("python")[2])
+    with running(tmp_path, program=(str(program),), file="hello.json") as server:
+        with grpc.insecure_channel(f"unix:{server.socket}") as channel:
+            assert codec.SERVICE in ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert callers.status(str(server.socket), callers.request()) == (grpc.StatusCode.OK, "")
+        assert server.end(signal.SIGTERM) == 0
 
 
 def test_the_nodes_settings_can_be_read_and_are_all_there() -> None:

@@ -1,8 +1,8 @@
 """The SDK: a class whose methods are named like the hook points, and ``main`` to serve it.
 
 ``hook`` has the class, ``context`` and ``edits`` what its methods are given. ``command`` is the life of a server, with
-``flags``, ``socket_path``, ``registering`` (the file), ``serving`` (who serves a call), ``statuses``, ``health`` and
-``background`` (``async``); ``threads``, ``connections``, ``connection`` and ``alarm`` (deadlines) are its gRPC.
+``flags``, ``socket_path``, ``registering`` (the file), ``serving`` (grpcio's server), ``statuses`` and ``background``
+(``async``). Only who serves needs grpcio, which the extra ``hooks`` installs.
 ``testing`` is a tester without sockets, ``pytest_plugin`` its fixture.
 """
 

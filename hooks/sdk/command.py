@@ -14,14 +14,17 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from runtimeproxy.errors import ConfigError
 
 from .flags import Parser, parser, server_name
 from .hook import METHODS, Hook, hook_name, points_of
 from .registering import FAIL, Registration, entry, file_name
+
+if TYPE_CHECKING:
+    import grpc
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +39,19 @@ GRACE_SECONDS = 1.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def main(*hooks: Hook, name: str = "", argv: Sequence[str] | None = None) -> NoReturn:
+def main(
+    *hooks: Hook,
+    name: str = "",
+    argv: Sequence[str] | None = None,
+    interceptors: "Sequence[grpc.ServerInterceptor]" = (),
+    prepare: "Callable[[grpc.Server], object]" = lambda server: None,
+) -> NoReturn:
     """Serve ``hooks``, each call in this order, as the command line says, until SIGTERM or SIGINT.
 
     ``name`` is the server's, in its files' names; the hooks' names joined by "-" if empty, cut where that is too long
-    for the socket's path. Exits with code 0 after a clean end, 2 for a wrong command line, 1 if the socket or the file
-    cannot be made: one line on stderr says why.
+    for the socket's path. ``interceptors`` see each call before the hooks do; ``prepare`` is given grpcio's server
+    before it starts, for reflection or more services. Exits with code 0 after a clean end, 2 for a wrong command line,
+    1 if grpcio is missing or the socket or the file cannot be made: one line on stderr says why.
     """
     name = name or server_name([hook_name(hook) for hook in hooks])
     made = parser(name)
@@ -51,7 +61,7 @@ def main(*hooks: Hook, name: str = "", argv: Sequence[str] | None = None) -> NoR
     _log_to_stderr(hooks, arguments.log_level)
     _configure(hooks, made, arguments)
     try:
-        _serve(hooks, name, arguments)
+        _serve(hooks, name, arguments, interceptors, prepare)
     except ConfigError as error:
         made.exit(SERVING_ERROR, f"{name}: error: {error}\n")
     sys.exit(0)
@@ -99,14 +109,23 @@ def _log_to_stderr(hooks: Sequence[Hook], level: str) -> None:
         logging.getLogger(module.partition(".")[0]).setLevel(level.upper())
 
 
-def _serve(hooks: Sequence[Hook], name: str, arguments: argparse.Namespace) -> None:
-    from .serving import HookServer  # only who serves pays for gRPC, no test of a hook
-
+def _serve(
+    hooks: Sequence[Hook],
+    name: str,
+    arguments: argparse.Namespace,
+    interceptors: "Sequence[grpc.ServerInterceptor]",
+    prepare: "Callable[[grpc.Server], object]",
+) -> None:
+    try:
+        from .serving import HookServer  # only who serves pays for gRPC, no test of a hook
+    except ModuleNotFoundError as missing:
+        why = f"the Python package {missing.name} is missing, which serves gRPC"
+        raise ConfigError(f"{why}; install runtimeproxy with its extra: 'runtimeproxy[hooks]'") from None
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may be called in a signal's handler
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.put(number))
     registration = _registration(hooks, name, arguments)
-    server = HookServer(hooks, name)
+    server = HookServer(hooks, name, interceptors, prepare)
     try:
         server.start(arguments.endpoint)
         if registration:

@@ -1,7 +1,7 @@
 """The gRPC server of hooks: calls come in, the hooks are asked, an answer or a status goes out.
 
-Owns which method is served by whom, the threads, and the server's end.
-Must not know: command lines, registration files, sockets, what hooks do, which exception becomes which status.
+Owns grpcio's server with its health service, the threads, and the server's end.
+Must not know: command lines, registration files, what hooks do, which exception becomes which status.
 Invariant: a call that comes in is answered, whatever a hook raises.
 """
 
@@ -9,67 +9,92 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
-from runtimeproxy.errors import WireError
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from runtimeproxy.errors import ConfigError, WireError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint
-from runtimeproxy.wire import grpc
+from runtimeproxy.model import HookRequest
 
-from .connection import Call
-from .connections import Connections
-from .health import Health
+from .background import BackgroundLoop
 from .hook import Hook, ask, points_of
-from .socket_path import SocketPath, place
+from .socket_path import FLAG, SocketPath, place
 from .statuses import status, subject
-from .threads import Threads
-
-if TYPE_CHECKING:
-    from .background import BackgroundLoop
 
 log = logging.getLogger(__name__)
 
 THREADS = 16
 """Calls that are served at the same time, an ``async`` method's too; more wait."""
+MAX_MESSAGE_BYTES = 16 << 20
 
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+_CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _LAST_CALLS_SECONDS = 0.1
 _LOOK_SECONDS = 0.005
 
 
-class HookServer:
-    """Serves the hook points that ``hooks`` have methods for, and the health service; ``name`` is what logs call it."""
+class HookServer(grpc.GenericRpcHandler):
+    """Serves the hook points that ``hooks`` have methods for, and the health service; ``name`` is what logs call it.
 
-    def __init__(self, hooks: Sequence[Hook], name: str) -> None:
+    ``interceptors`` see each call first; ``prepare`` is given grpcio's server before it starts, for more services.
+    """
+
+    def __init__(
+        self,
+        hooks: Sequence[Hook],
+        name: str,
+        interceptors: Sequence[grpc.ServerInterceptor] = (),
+        prepare: Callable[[grpc.Server], object] = lambda server: None,
+    ) -> None:
         self._hooks = tuple(hooks)
         self._name = name
-        self._health = Health(("", codec.SERVICE))
-        points = {codec.method_path(point): partial(self._submit, point) for point in points_of(self._hooks)}
-        self._methods: Mapping[str, Callable[[Call], None]] = {**points, **self._health.methods}
-        self._threads = Threads(THREADS, "hook-call")
-        self._connections = Connections(self._threads, self._begin)
+        self._handlers: Mapping[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            codec.method_path(point): grpc.unary_unary_rpc_method_handler(partial(self._serve, point))
+            for point in points_of(self._hooks)
+        }
+        self._running: set[object] = set()
+        """The calls that are being served: to add and to discard needs no lock."""
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hook-call")
         self._loop: BackgroundLoop | None = None
         self._loop_lock = threading.Lock()
+        self._health = health.HealthServicer()
+        self._health.set(codec.SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        self._server = grpc.server(self._threads, handlers=[self], interceptors=list(interceptors), options=_OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        prepare(self._server)
         self._path: SocketPath | None = None
 
     def start(self, path: str) -> None:
         """Listen on ``path`` with mode 0600. Raises ConfigError with what to do if that cannot be."""
-        self._path = place(path, self._connections.listen)
-        self._threads.start()
+        self._path = place(path, partial(self._listen, path))
+
+    def _listen(self, path: str, bound: str) -> None:
+        try:
+            self._server.add_insecure_port(f"unix:{bound}")
+        except RuntimeError:
+            raise ConfigError(f"cannot listen on {path}: gRPC could not bind there; set {FLAG}") from None
+        self._server.start()
 
     def stop(self, grace_seconds: float) -> int:
         """Stop listening, let calls in flight end or cut them off after ``grace_seconds``, remove the socket.
 
         Returns how many calls run on in their threads all the same: they can be cut off from their callers only.
         """
-        deadline = time.monotonic() + grace_seconds
-        self._health.leave()
-        self._connections.leave()
-        while self._connections.busy and time.monotonic() < deadline:
+        self._health.enter_graceful_shutdown()
+        self._server.stop(grace_seconds).wait()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + _LAST_CALLS_SECONDS
+        while self._running and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-        self._connections.close()
-        left = self._threads.quiet(_LAST_CALLS_SECONDS)
-        self._threads.close()
+        left = len(self._running)
         if self._loop is not None:
             self._loop.close(_LAST_CALLS_SECONDS)
         if self._path is not None:
@@ -78,49 +103,50 @@ class HookServer:
 
     # -- a call ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, call: Call) -> None:
-        method = self._methods.get(call.path)
-        if method is None:
-            call.end(grpc.UNIMPLEMENTED, "no hook here has a method for it")
-        else:
-            method(call)
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """Return the handler of a path, None (UNIMPLEMENTED) if no hook has a method for it."""
+        return self._handlers.get(details.method)
 
-    def _submit(self, point: HookPoint, call: Call) -> None:
-        job = partial(self._serve, point, call)
-        if call.on_cut(partial(self._threads.withdraw, job)):
-            self._threads.submit(job)
-
-    def _serve(self, point: HookPoint, call: Call) -> None:
-        if call.ended:
-            return
-        began = time.monotonic()
+    def _serve(self, point: HookPoint, body: bytes, context: grpc.ServicerContext) -> bytes:
+        if not context.is_active():  # it waited for a thread longer than its caller did
+            return b""
+        self._running.add(context)
         try:
-            request = codec.decode_request(point, call.message)
-        except WireError as error:
-            log.warning("%s was sent a %s", point.name, error)
-            call.end(grpc.INVALID_ARGUMENT, str(error))
-            return
-        try:
-            answer = ask(self._hooks, point, request, partial(self._wait, call))
-            answered = codec.encode_answer(point, answer)
-        except BaseException as error:  # SystemExit too: nobody else would answer
-            call.end(*status(error, self._name, point, request))
-            return
-        call.answer(answered)
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s: %s in %.3f ms", point.name, subject(request), 1000 * (time.monotonic() - began))
+            began = time.monotonic()
+            request = _decoded(point, body, context)
+            try:
+                answer = ask(self._hooks, point, request, partial(self._wait, context))
+                answered = codec.encode_answer(point, answer)
+            except BaseException as error:  # SystemExit too: gRPC would leave the call without an answer
+                code, text = status(error, self._name, point, request)
+                context.abort(_CODES[code], text)
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%s: %s in %.3f ms", point.name, subject(request), 1000 * (time.monotonic() - began))
+            return answered
+        finally:
+            self._running.discard(context)
 
-    def _wait(self, call: Call, awaitable: Awaitable[None]) -> None:
+    def _wait(self, context: grpc.ServicerContext, awaitable: Awaitable[None]) -> None:
         running = self._background().submit(awaitable)
-        if not call.on_cut(running.cancel):
+
+        def cut_off() -> None:
             running.cancel()
+
+        if not context.add_callback(cut_off):  # called when the call ends: also by its deadline, or as the server stops
+            cut_off()
         running.result()
 
-    def _background(self) -> "BackgroundLoop":
+    def _background(self) -> BackgroundLoop:
         """Return the event loop, made when the first awaitable is to be waited for: many hooks have none."""
         with self._loop_lock:
             if self._loop is None:
-                from .background import BackgroundLoop  # asyncio takes 5 MiB
-
                 self._loop = BackgroundLoop()
             return self._loop
+
+
+def _decoded(point: HookPoint, body: bytes, context: grpc.ServicerContext) -> HookRequest:
+    try:
+        return codec.decode_request(point, body)
+    except WireError as error:
+        log.warning("%s was sent a %s", point.name, error)
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

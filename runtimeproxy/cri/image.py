@@ -14,7 +14,7 @@ from runtimeproxy.cri.direction import Data, HeaderBlock
 from runtimeproxy.cri.refused import refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.connection import ClientConnection
+from runtimeproxy.wire.connection import Connection
 from runtimeproxy.wire.flow import Outlet
 
 AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and the service behind it"
@@ -28,7 +28,7 @@ class Owner(Protocol):
     def retire(self, stream: int) -> None: ...
 
 
-class ImageLink(ClientConnection):
+class ImageLink(Connection):
     """One connection to the image service."""
 
     def __init__(self, owner: Owner, client_settings: dict[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Either end of an HTTP/2 connection of our own (RFC 9113): what every such connection does alike.
+"""The client's end of an HTTP/2 connection of our own (RFC 9113): what every such connection does alike.
 
 Owns the preface, SETTINGS and their ACK, PING, connection windows, header blocks, and how a frame finds its handler.
 Must not know: sockets, what a stream carries.
@@ -36,10 +36,12 @@ class _Block:
 
 
 class Connection(ABC):
-    """A connection to a peer; ``outlet.out`` collects the bytes for it."""
+    """A connection to a server; ``outlet.out`` collects the bytes for it."""
 
-    def __init__(self, preface: bytes, settings: dict[int, int]) -> None:
+    def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
         self.outlet = Outlet()
+        self.stream_limit = streams_until_told
+        """How many streams may be open; the server's SETTINGS tell."""
         self.closing = False
         """True once the peer said that it takes no more streams."""
         self._told = False
@@ -59,7 +61,7 @@ class Connection(ABC):
             http2.GOAWAY: self._goaway,
             http2.WINDOW_UPDATE: self._window_update,
         }
-        self.outlet.out.append(preface + http2.settings({**settings, http2.HEADER_TABLE_SIZE: 0}))
+        self.outlet.out.append(http2.PREFACE + http2.settings({**settings, http2.HEADER_TABLE_SIZE: 0}))
         self.outlet.start()
 
     def receive(self, data: bytes) -> None:
@@ -106,7 +108,9 @@ class Connection(ABC):
             self._blocks.acknowledge()
             return
         entries = http2.read_settings(payload)
-        self.told(dict(entries), first=not self._told)
+        # No limit is the default (RFC 9113, 6.5.2).
+        unnamed = self.stream_limit if self._told else http2.MAX_STREAM_ID
+        self.stream_limit = dict(entries).get(http2.MAX_CONCURRENT_STREAMS, unnamed)
         self._told = True
         self.outlet.apply_settings(entries)
         self.outlet.inject(http2.SETTINGS_ACK)
@@ -140,10 +144,6 @@ class Connection(ABC):
     # What a kind of connection does with its streams.
 
     @abstractmethod
-    def told(self, settings: dict[int, int], first: bool) -> None:
-        """Take what the peer's SETTINGS say beside windows and frames."""
-
-    @abstractmethod
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
         """Take DATA without its padding; ``length`` is to be credited to the outlet when it is done with."""
 
@@ -158,39 +158,3 @@ class Connection(ABC):
     @abstractmethod
     def goaway(self, last_stream: int) -> None:
         """Take GOAWAY: streams above the last one were not processed."""
-
-
-class ClientConnection(Connection):
-    """A connection to a server."""
-
-    def __init__(self, settings: dict[int, int], streams_until_told: int) -> None:
-        self.stream_limit = streams_until_told
-        """How many streams may be open; the server's SETTINGS tell."""
-        super().__init__(http2.PREFACE, settings)
-
-    def told(self, settings: dict[int, int], first: bool) -> None:
-        """Learn how many streams may be open: no limit is the default (RFC 9113, 6.5.2)."""
-        unnamed = http2.MAX_STREAM_ID if first else self.stream_limit
-        self.stream_limit = settings.get(http2.MAX_CONCURRENT_STREAMS, unnamed)
-
-
-class ServerConnection(Connection):
-    """A connection to a client."""
-
-    def __init__(self, settings: dict[int, int]) -> None:
-        super().__init__(b"", settings)
-        self._preface = http2.PREFACE
-        """What is still to come of the preface."""
-
-    def receive(self, data: bytes) -> None:
-        """Take the client's bytes. Raises WireError: then the connection is of no more use."""
-        if self._preface:
-            size = min(len(data), len(self._preface))
-            if data[:size] != self._preface[:size]:
-                raise WireError("the client does not begin with HTTP/2's preface")
-            self._preface = self._preface[size:]
-            data = data[size:]
-        super().receive(data)
-
-    def told(self, settings: dict[int, int], first: bool) -> None:
-        """Take a client's SETTINGS, which say nothing more."""

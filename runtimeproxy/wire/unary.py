@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from runtimeproxy.errors import RuntimeProxyError, WireError
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.connection import ClientConnection
+from runtimeproxy.wire.connection import Connection
 
 STREAMS_UNTIL_TOLD = 1
 """How many streams are open at most before the peer's SETTINGS say how many it takes."""
@@ -78,7 +78,7 @@ class _Call:
     headed = False
 
 
-class Calls(ClientConnection):
+class Calls(Connection):
     """The calls of one connection.
 
     ``out`` collects bytes for the peer, ``acks`` what may wait for them a while, ``ended`` the outcomes by stream.

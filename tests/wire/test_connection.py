@@ -5,16 +5,18 @@ from hpack import Encoder
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import headers, http2
-from runtimeproxy.wire.connection import HEADER_LIMIT, ClientConnection, Connection, ServerConnection
+from runtimeproxy.wire.connection import HEADER_LIMIT, Connection
 from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW
 
 BLOCK = headers.build([(b":status", b"200")])
 
 
-class Noting(Connection):
+class Noted(Connection):
     """A connection that notes what its streams get."""
 
-    events: list[tuple[object, ...]]
+    def __init__(self, settings: dict[int, int] | None = None) -> None:
+        super().__init__(settings or {}, 7)
+        self.events: list[tuple[object, ...]] = []
 
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
         self.events.append(("data", stream, payload, length, end))
@@ -34,22 +36,6 @@ class Noting(Connection):
         data = b"".join(self.outlet.out)
         self.outlet.out.clear()
         return http2.FrameBuffer(PAIR_WINDOW).feed(data)
-
-
-class Noted(Noting, ClientConnection):
-    """The client's end."""
-
-    def __init__(self, settings: dict[int, int] | None = None) -> None:
-        super().__init__(settings or {}, 7)
-        self.events = []
-
-
-class Served(Noting, ServerConnection):
-    """The server's end."""
-
-    def __init__(self) -> None:
-        super().__init__({http2.INITIAL_WINDOW_SIZE: 5})
-        self.events = []
 
 
 @pytest.fixture
@@ -179,40 +165,3 @@ def test_what_a_wider_window_lets_go_is_sent_when_all_is_read(link: Noted) -> No
 def test_a_server_that_breaks_the_protocol_is_named(link: Noted, data: bytes) -> None:
     with pytest.raises(WireError):
         link.receive(data)
-
-
-# The server's end.
-
-
-def test_the_server_opens_with_its_settings_and_the_window() -> None:
-    settings, window = Served().sent()
-    assert http2.read_settings(settings[3]) == [(http2.INITIAL_WINDOW_SIZE, 5), (http2.HEADER_TABLE_SIZE, 0)]
-    assert window[:3] == (http2.WINDOW_UPDATE, 0, 0)
-
-
-def test_the_preface_may_come_in_pieces() -> None:
-    served = Served()
-    opening = http2.PREFACE + http2.settings({http2.MAX_FRAME_SIZE: 20_000}) + http2.rst_stream(1, 0)
-    served.sent()
-    for at in range(len(opening)):
-        served.receive(opening[at : at + 1])
-    assert (served.events, served.outlet.max_frame) == ([("reset", 1, 0)], 20_000)
-    assert served.sent() == [(http2.SETTINGS, http2.ACK, 0, b"")]
-
-
-@pytest.mark.parametrize("opening", [b"GET /", http2.settings({}), http2.PREFACE[:-1] + b"!"])
-def test_whoever_does_not_begin_with_the_preface_is_refused(opening: bytes) -> None:
-    with pytest.raises(WireError, match="preface"):
-        Served().receive(opening)
-
-
-def test_a_clients_blocks_are_decoded_until_its_ack_and_as_they_came_after_it() -> None:
-    served, encoder, fields = Served(), Encoder(), [(b":method", b"POST"), (b"x", b"y")]
-    served.receive(http2.PREFACE + http2.settings({}))
-    for stream in (1, 3):
-        served.receive(http2.header_frames(stream, encoder.encode(fields), end=False))
-    assert served.events == [("block", stream, fields, False) for stream in (1, 3)]
-    served.receive(http2.SETTINGS_ACK + http2.header_frames(5, headers.build(fields), end=True))
-    assert served.events[-1] == ("block", 5, fields, True)
-    with pytest.raises(WireError):
-        served.receive(http2.header_frames(7, encoder.encode(fields), end=False))

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import stat
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -307,3 +308,17 @@ def test_a_wrong_command_line_is_one_line(
     assert not empty
     assert line in said
     assert ": error: " in said
+
+
+def test_without_grpcio_one_line_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "runtimeproxy_hooks.sdk.serving", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(SystemExit) as exited:
+        main(Obedient(), argv=["--register-dir="])
+    assert exited.value.code == 1
+    assert capsys.readouterr().err == (
+        "obedient: error: the Python package grpc is missing, which serves gRPC; "
+        "install runtimeproxy with its extra: 'runtimeproxy[hooks]'\n"
+    )

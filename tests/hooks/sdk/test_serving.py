@@ -16,10 +16,12 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from runtimeproxy.errors import ConfigError, HookError, Reason
 from runtimeproxy.hookapi import codec
-from runtimeproxy.hookpoints import BY_NAME
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.model import HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.sdk import ContainerContext, Hook
 from runtimeproxy_hooks.sdk.serving import THREADS, HookServer
@@ -81,9 +83,44 @@ async def test_a_point_of_pods_is_served_too(serve: Serve) -> None:
     assert answer.labels == {"a": "b"}
 
 
-def test_a_server_of_plain_methods_loads_neither_asyncio_nor_grpcio() -> None:
-    script = "import sys, runtimeproxy_hooks.sdk.serving; sys.exit(bool({'asyncio', 'grpc'} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("module", "unloaded"), [("sdk", "aiohttp grpc uvloop"), ("sdk.testing", "grpc"), ("sdk.serving", "aiohttp uvloop")]
+)
+def test_the_sdk_loads_only_what_it_needs(module: str, unloaded: str) -> None:
+    script = f"import sys, runtimeproxy_hooks.{module}; sys.exit(bool({set(unloaded.split())} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_interceptors_see_each_call_first(tmp_path: Path) -> None:
+    class Counting(grpc.ServerInterceptor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
+            self.seen.append(details.method)
+            return continuation(details)
+
+    counting, path = Counting(), str(tmp_path / "a.sock")
+    server = HookServer([Obedient()], "server", interceptors=[counting])
+    server.start(path)
+    assert callers.status(path, request()) == (grpc.StatusCode.OK, "")
+    assert server.stop(0) == 0
+    assert counting.seen == [codec.method_path(CREATE)]
+
+
+def test_more_services_can_be_served_reflection_among_them(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.sock")
+    names = (codec.SERVICE, reflection.SERVICE_NAME)
+    server = HookServer(
+        [Obedient()], "server", prepare=lambda server: reflection.enable_server_reflection(names, server)
+    )
+    server.start(path)
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        described = ProtoReflectionDescriptorDatabase(channel)
+        assert set(described.get_services()) == set(names)
+        file = described.FindFileContainingSymbol(codec.SERVICE)
+    assert server.stop(0) == 0
+    assert {method.name for method in file.service[0].method} >= {point.method for point in HOOK_POINTS}
 
 
 async def test_large_messages_go_both_ways(serve: Serve) -> None:
@@ -278,7 +315,7 @@ def test_a_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
     server = HookServer([Obedient()], "server")
     (tmp_path / "a.sock.lock").touch()
     (tmp_path / f".{(tmp_path / 'a.sock.lock').stat().st_ino}.sock").mkdir()  # where the socket would be made
-    with pytest.raises(ConfigError, match="Address already in use; check its directory or set --endpoint"):
+    with pytest.raises(ConfigError, match="gRPC could not bind there; set --endpoint"):
         server.start(str(tmp_path / "a.sock"))
     assert server.stop(0) == 0
 
