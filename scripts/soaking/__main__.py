@@ -8,12 +8,13 @@ from datetime import date
 from pathlib import Path
 
 from scripts.demonstration.report import print_table
-from scripts.soaking import document, kept, machine
-from scripts.soaking.kept import Kept
-from scripts.soaking.plots import png
+from scripts.soaking import document, figures, machine
+from scripts.soaking.results import Result
 from scripts.soaking.steps import STEPS, Step
 
 RESULTS = Path("docs", "results.rst")
+PICTURES = RESULTS.with_suffix("")
+FIGURES_HEADER = ("figure", "found", "limit", "verdict")
 QUICK_SHARE = 0.01
 
 
@@ -48,21 +49,27 @@ def soak(chosen: Mapping[str, float], steps: Sequence[Step], *, written: bool) -
         day, described = date.today(), machine.describe()
         result = step.run(chosen[step.name])
         rows = [(figure.what, figure.found, figure.limit, figure.verdict) for figure in result.found.figures]
-        print_table(f"{step.name}, {result.seconds:.0f} s", [document.FIGURES_HEADER, *rows])
+        print_table(f"{step.name}, {result.seconds:.0f} s", [FIGURES_HEADER, *rows])
+        if result.found.table:
+            print_table(f"{step.name}, in all", result.found.table)
         if written:
-            write(Kept(day, described, result))
+            write(result, day, described)
         sys.stdout.flush()
         failures += result.failures
     return failures
 
 
-def write(found: Kept) -> None:
-    """Keep what a step found, with its picture, and write the document of all that is kept."""
-    folder, plot = RESULTS.with_suffix(""), found.result.found.plot
-    kept.save(folder, found)
-    if plot:
-        RESULTS.parent.joinpath(document.picture(found.result.step)).write_bytes(png(plot))
-    RESULTS.write_text(document.render(list(kept.load(folder, (step.name for step in STEPS)))))
+def write(result: Result, day: date, described: str) -> None:
+    """Put a step's row, and its picture, in the place of those of its last run."""
+    rows = dict(document.rows_of(RESULTS.read_text())) if RESULTS.exists() else {}
+    rows[result.step] = document.row(result, day, described)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    if result.found.plot is not None:
+        from scripts.soaking.plots import draw  # only who keeps a picture needs matplotlib
+
+        draw(result.found.plot, PICTURES / f"{result.step}.png")
+    drawn = [(step.name, figures.MEMORY_BELOW) for step in STEPS if (PICTURES / f"{step.name}.png").exists()]
+    RESULTS.write_text(document.render({step.name: rows[step.name] for step in STEPS if step.name in rows}, drawn))
 
 
 def main() -> int:

@@ -1,86 +1,64 @@
-"""docs/results.rst: what a soak found, as reStructuredText.
+"""docs/results.rst: what a soak found last of each step, one page.
 
-Owns the document's text.
+Owns the document's text, which is also where the rows of steps that were not run again are kept.
 Must not know: how anything is run.
-Invariant: each step says when it ran, on what, and how much of its full count.
+Invariant: each row says when the step ran, on what, and how much of its full count; an error's own text, which may name
+files of the machine, is not in it.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 
-from scripts.soaking.kept import Kept
-from scripts.soaking.plots import Plot
 from scripts.soaking.results import Figure, Result
 
-RULES = ("=", "-")
-STEPS_HEADER = ("step", "what runs", "what it shows", "count", "day", "took", "verdict")
-FIGURES_HEADER = ("figure", "found", "limit", "verdict")
+_HEADER = ("step", "count", "day and machine", "figures with a limit")
+_TOP = """\
+.. Written by scripts/soak: changes made here are lost with its next run.
+
+Results
+=======
+
+What ``scripts/soak`` found last, of each step; it prints more than stands here. The limit stands behind what was found.
+
+.. list-table::
+   :header-rows: 1
+
+"""
+_NOT_TO_ITS_END = "**It did not come to its end.**"
+_VERDICTS = {True: "", False: " **MISSED**", None: " not judged"}
 
 
-def render(kept: Sequence[Kept]) -> str:
-    """Return the whole document."""
-    lines = [
-        ".. Written by scripts/soak: changes made here are lost with its next run.",
-        "",
-        *heading("Results", 0),
-        "What ``scripts/soak`` found last, of each step.",
-        "",
-        *_reduced([each.result for each in kept]),
-        *table([STEPS_HEADER, *map(_step_row, kept)]),
-    ]
-    for each in kept:
-        lines += _section(each)
-    return "\n".join(lines)
+def row(result: Result, day: date, machine: str) -> str:
+    """Return a step's row."""
+    limited = [figure for figure in result.found.figures if figure.limit]
+    figures = [_NOT_TO_ITS_END] * bool(result.error) + [_figure(figure) for figure in limited]
+    return _row((result.step, result.count, f"{day.isoformat()}, {machine}", *figures))
 
 
-def heading(text: str, level: int) -> list[str]:
-    """Return the lines of a heading."""
-    return [text, RULES[level] * len(text), ""]
+def render(rows: Mapping[str, str], pictures: Sequence[tuple[str, str]]) -> str:
+    """Return the whole document: the rows by their steps, pictures of steps with the text below each."""
+    text = _TOP + "\n".join([_row(_HEADER), *rows.values()]) + "\n"
+    for step, below in pictures:
+        text += f"\n.. figure:: results/{step}.png\n   :alt: {step}\n\n   {step}: {below}\n"
+    return text
 
 
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table whose first row is the header."""
-    yield from (".. list-table::", "   :header-rows: 1", "")
-    for row in rows:
-        for number, cell in enumerate(row):
-            yield f"   {' ' if number else '*'} - {cell}".rstrip()
-    yield ""
+def rows_of(document: str) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a document by their steps."""
+    for found in re.finditer(r"^   \* - (\S+)\n(?:     .*\n)+", document, re.MULTILINE):
+        if found[1] != _HEADER[0]:
+            yield found[1], found[0].rstrip("\n")
 
 
-def picture(step: str) -> str:
-    """Return where a step's picture is, from the document's folder."""
-    return f"results/{step}.png"
+def _row(cells: Sequence[str]) -> str:
+    """Return a row of a list-table; each cell behind the third is a line of the last one."""
+    *first, last = cells[:4] if len(cells) > 3 else (*cells, "")
+    lines = [f"   * - {first[0]}", *(f"     - {cell}" for cell in first[1:])]
+    more = cells[4:]
+    lines.append(f"     - | {last}" if more else f"     - {last}".rstrip())
+    return "\n".join([*lines, *(f"       | {line}" for line in more)])
 
 
-def _reduced(results: Sequence[Result]) -> list[str]:
-    shares = [f"{result.step} {result.share:g}" for result in results if result.share != 1]
-    if not shares:
-        return []
-    return [f"**Not the full counts.** Of the full counts these shares were run: {', '.join(shares)}.", ""]
-
-
-def _step_row(kept: Kept) -> tuple[str, ...]:
-    result, day = kept.result, kept.day.isoformat()
-    verdict = "FAILED" if result.failures else "ok"
-    return (result.step, f"``{result.command}``", result.shows, result.count, day, f"{result.seconds:.0f} s", verdict)
-
-
-def _section(kept: Kept) -> list[str]:
-    result = kept.result
-    lines = [*heading(result.step, 1), f"On {kept.day.isoformat()}; {kept.machine}.", ""]
-    if result.error:
-        lines += [f"{result.error.capitalize()}.", ""]
-    if result.found.figures:
-        lines += table([FIGURES_HEADER, *map(_figure_row, result.found.figures)])
-    if result.found.table:
-        lines += table(result.found.table)
-    if result.found.plot:
-        lines += _plot(result.step, result.found.plot)
-    return lines
-
-
-def _plot(step: str, plot: Plot) -> list[str]:
-    return [f".. figure:: {picture(step)}", f"   :alt: {plot.text}", "", f"   {plot.text}", ""]
-
-
-def _figure_row(figure: Figure) -> tuple[str, ...]:
-    return (figure.what, figure.found, figure.limit, figure.verdict)
+def _figure(figure: Figure) -> str:
+    return f"{figure.what}: {figure.found}; {figure.limit}{_VERDICTS[figure.kept]}"

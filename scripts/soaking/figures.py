@@ -13,8 +13,7 @@ from scripts.benchmark.limits import MIB
 from scripts.benchmark.modes import MODES
 from scripts.soaking import day, lives
 from scripts.soaking.endurance import DESCRIPTORS, GROWTH_BYTES, Endured
-from scripts.soaking.plots import Plot
-from scripts.soaking.results import Figure, Found
+from scripts.soaking.results import Figure, Found, Plot
 from tests.amounts import Amount
 
 KIB = 1 << 10
@@ -22,6 +21,8 @@ READY_SECONDS, KNOWN_SECONDS = 1.0, 5.0
 """facts/reliability S1."""
 RECORDS_BYTES = 64 * MIB
 """Promise 13."""
+MEMORY_BELOW = "Resident memory in MiB over lifecycles; the warm-up ends at the upright line."
+"""What stands below a picture."""
 
 
 def lived(name: str, share: float) -> Found:
@@ -35,7 +36,11 @@ def lived(name: str, share: float) -> Found:
             *_rest(found.endured),
             Figure("times that the event loop hung", f"{found.endured.stalls}"),
         ],
-        plot=_plot(found.endured, "lifecycles"),
+        plot=Plot(
+            [(sample.done, sample.bytes / MIB) for sample in (*found.endured.warm_up, *found.endured.measured)],
+            found.endured.measured[0].done,
+            MEMORY_BELOW,
+        ),
     )
 
 
@@ -50,8 +55,7 @@ def played(name: str, share: float) -> Found:
             *_memory(found.endured, f"{found.endured.slope / KIB:.2f} KiB an hour of the day", share),
             *_rest(found.endured),
             Figure("times that the event loop hung", f"{stalls}", "0", not stalls if share == 1 else None),
-        ],
-        plot=_plot(found.endured, "hours of the day"),
+        ]
     )
 
 
@@ -95,14 +99,6 @@ def _memory(found: Endured, slope: str, share: float) -> list[Figure]:
         Figure("its slope, by least squares", slope),
         Figure("most resident memory", f"{found.most / MIB:.1f} MiB"),
     ]
-
-
-def _plot(found: Endured, done: str) -> Plot:
-    return Plot(
-        [(sample.done, sample.bytes / MIB) for sample in (*found.warm_up, *found.measured)],
-        found.measured[0].done,
-        f"Resident memory in MiB over {done}; the warm-up ends at the upright line.",
-    )
 
 
 def _rest(found: Endured) -> list[Figure]:

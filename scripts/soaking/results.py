@@ -8,7 +8,14 @@ Invariant: a step without a figure has failed.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scripts.soaking.plots import Plot
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Points in the order of their x; ``mark`` is an x at which a line stands upright, for what the text says of it."""
+
+    points: Sequence[tuple[float, float]]
+    mark: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,7 @@ from scripts.benchmark.hookservers import HOOK_SERVERS
 from scripts.benchmark.limits import Verdict
 from scripts.demonstration.processes import DemoError
 from scripts.soaking import __main__ as soaking
-from scripts.soaking import document, kept, machine, programs, steps, tested
-from scripts.soaking.kept import Kept
-from scripts.soaking.plots import Plot, png
+from scripts.soaking import document, machine, programs, steps, tested
 from scripts.soaking.results import Figure, Found, Result
 from scripts.soaking.steps import STEPS, Step
 from tests import amounts
@@ -36,23 +34,10 @@ RUN_BY_OTHERS = {
 }
 GOOD = Figure("growth", "0.01 MiB", "below 1 MiB", True)
 BAD = Figure("growth", "1.50 MiB", "below 1 MiB", False)
-PLOT = Plot([(0, 34), (100, 35)], 20, "Resident memory over calls.")
 
 
-def result(
-    *figures: Figure,
-    step: str = "memory",
-    share: float = 1,
-    error: str = "",
-    table: object = (),
-    plot: Plot | None = None,
-) -> Result:
-    found = Found(figures, table, plot)  # type: ignore[arg-type]
-    return Result(step, "scripts/bench", "memory stays small", "100,000 calls", share, 61.4, found, error)
-
-
-def kept_of(ended: Result) -> Kept:
-    return Kept(DAY, "2 cores", ended)
+def result(*figures: Figure, step: str = "memory", share: float = 1, error: str = "") -> Result:
+    return Result(step, "scripts/bench", "memory stays small", "100,000 calls", share, 61.4, Found(figures), error)
 
 
 def a_step(name: str, find: Callable[[float], Found]) -> Step:
@@ -156,16 +141,15 @@ def test_a_ratio_is_judged_by_its_median_if_at_all() -> None:
 
 
 def test_the_document() -> None:
-    table = [("case", "p50 us"), ("small call", "140")]
     results = [
-        result(GOOD, Figure("calls", "5"), table=table, plot=PLOT),
-        result(step="demo", share=0.3, error=kept.NOT_TO_ITS_END),
+        result(GOOD, BAD, Figure("calls", "5"), Figure("ratio", "9", "below 1.5", None)),
+        result(GOOD, step="streams"),
+        result(step="demo", share=0.3, error="see /run/x.sock"),
     ]
-    assert document.render([*map(kept_of, results)]) == (ROOT / "tests/scripts/soaked.rst").read_text()
-
-
-def test_full_counts_need_no_word_on_shares() -> None:
-    assert "Not the full counts" not in document.render([kept_of(result(GOOD))])
+    rows = {ended.step: document.row(ended, DAY, "2 cores") for ended in results}
+    written = document.render(rows, [("lives-cri", "Resident memory.")])
+    assert written == (ROOT / "tests/scripts/soaked.rst").read_text()
+    assert dict(document.rows_of(written)) == rows
 
 
 @pytest.mark.parametrize(
@@ -242,26 +226,14 @@ def test_a_step_runs_alone_and_leaves_the_results_as_they_are(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_step_found_is_kept_and_stands_in_the_document_beside_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its last run counts; the steps have their order in the table, whenever they ran."""
+def test_what_a_step_found_takes_the_place_of_its_last_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(soaking, "STEPS", [a_step(name, lambda _: Found(())) for name in ("memory", "other")])
-    soaking.write(kept_of(result(BAD, step="other", table=[["case"], ["ping"]])))
-    soaking.write(kept_of(result(GOOD, plot=PLOT)))
-    soaking.write(kept_of(result(step="other", error="see /run/x.sock", share=0.5)))
-    folder = tmp_path / "docs" / "results"
-    assert {file.name for file in folder.iterdir()} == {"memory.json", "memory.png", "other.json"}
-    assert (folder / "memory.png").read_bytes() == png(PLOT)
-    assert "/run/x.sock" not in (folder / "other.json").read_text()
-    assert [*kept.load(folder, ("memory", "none", "other"))] == [
-        kept_of(result(GOOD, table=[], plot=Plot([], PLOT.mark, PLOT.text))),
-        kept_of(result(step="other", error=kept.NOT_TO_ITS_END, share=0.5, table=[])),
-    ]
-    written = (tmp_path / "docs" / "results.rst").read_text()
-    assert re.findall(r"^(memory|other)$", written, re.MULTILINE) == ["memory", "other"]
-    assert "It did not come to its end" in written
+    for ended in (result(BAD, step="other"), result(GOOD), result(step="other", share=0.5, error="it hung")):
+        soaking.write(ended, DAY, "2 cores")
+    rows = dict(document.rows_of((tmp_path / "docs" / "results.rst").read_text()))
+    assert list(rows) == ["memory", "other"], "in the order of the steps"
+    assert rows["other"] == document.row(result(step="other", share=0.5, error="it hung"), DAY, "2 cores")
 
 
 @pytest.mark.parametrize(

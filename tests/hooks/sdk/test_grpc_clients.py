@@ -148,7 +148,7 @@ async def test_calls_of_before_the_end_are_answered_and_new_ones_refused(tmp_pat
         while code is grpc.StatusCode.OK:  # until the end has begun
             late = ask(channel, wait_for_ready=False)
             code = await late.code()
-        assert code is grpc.StatusCode.UNAVAILABLE
+        assert code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
         hook.release.set()
         assert answered(await waiting).envs == {"SEEN": "hang"}
         assert await ending == 0
