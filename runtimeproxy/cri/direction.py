@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from runtimeproxy.cri import bounds
-from runtimeproxy.cri.bounds import Budgets, Excess
+from runtimeproxy.cri.bounds import Excess
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import headers, http2
 from runtimeproxy.wire.flow import PAIR_WINDOW, Outlet
@@ -117,10 +117,8 @@ class Direction(ABC):
         source: Outlet,
         sink: Outlet,
         streams: dict[int, Stream],
-        budgets: Budgets,
         clock: Callable[[], float],
     ) -> None:
-        self.budgets = budgets
         self._clock = clock
         self._leaving = False
         self.source = source
@@ -259,8 +257,6 @@ class Direction(ABC):
             self.source.relayed(length)
             if flags & _END_STREAM:
                 self.ended(stream)
-            if not length:
-                self.budgets.empty.take()
             return after
         if after > len(data):
             return 0
@@ -273,10 +269,7 @@ class Direction(ABC):
                 self.passed(stream, end)
                 return after
             return after if len(block) <= bounds.BLOCK_BYTES and self.passes_block(stream, block, end) else 0
-        if kind in self._handlers and (kind != http2.WINDOW_UPDATE or not stream or after - at != 4):
-            return 0
-        self.budgets.frame(kind)
-        return after
+        return 0 if kind in self._handlers and (kind != http2.WINDOW_UPDATE or not stream or after - at != 4) else after
 
     def remember(self, block: bytes) -> None:
         """Remember a block that passes whatever stream it is on: peers repeat theirs, and walking costs more."""
@@ -287,15 +280,12 @@ class Direction(ABC):
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         """PRIORITY and unknown types pass, also on special streams."""
-        self.budgets.frame(frame[3])
         self.sink.out.append(frame)
 
     # Frames with a stake, one handler a type.
 
     def _data(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self.source.received(len(payload))
-        if not payload:
-            self.budgets.empty.take()
         end = bool(flags & _END_STREAM)
         data = Data(http2.unpad(payload, flags) if flags & http2.PADDED else payload, len(payload), end, frame)
         special = self.streams.get(stream)
@@ -337,7 +327,6 @@ class Direction(ABC):
             self.headers(block)
 
     def _settings(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
-        self.budgets.frame(http2.SETTINGS)
         if flags & http2.ACK:
             if not self._settings_seen:
                 raise WireError("the first frame is no SETTINGS")
@@ -358,7 +347,6 @@ class Direction(ABC):
     def _window_update(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         if len(payload) != 4:
             raise WireError("WINDOW_UPDATE of a wrong length")
-        self.budgets.frame(http2.WINDOW_UPDATE)
         increment = int.from_bytes(payload, "big") & _MAX_STREAM_ID  # of as many bits
         if not stream:
             self.source.open_window(increment)
@@ -371,10 +359,9 @@ class Direction(ABC):
         code = http2.read_u32(payload)
         special = self.streams.get(stream)
         if special is not None:
-            self.budgets.early.take()
             self._special_reset(special)(frame)
             return
-        (self.budgets.early if self.reset(stream) else self.budgets.late).take()
+        self.reset(stream)
         self.source.drop(stream)
         if code == http2.NO_ERROR and self.sink.waits(stream):
             self.sink.send_frame(stream, frame)  # it follows a complete answer, which must not be lost (RFC 9113, 8.1)
@@ -388,7 +375,6 @@ class Direction(ABC):
         grpc-go sends one behind most DATA, to measure: passed on, each would be two writes and two wake-ups. ACKs leave
         in the order of their PINGs. Behind a GOAWAY PINGs pass: a server asks by one whether that has arrived.
         """
-        self.budgets.frame(http2.PING)
         source, sink = self.source, self.sink
         if flags & http2.ACK:
             sink.passed = max(sink.passed - 1, 0)
@@ -407,7 +393,6 @@ class Direction(ABC):
 
     def _goaway(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         self._leaving = True
-        self.budgets.frame(http2.GOAWAY)
         self.sink.out.append(self.goaway(payload, frame))
 
     # What the two directions do differently.
@@ -433,8 +418,8 @@ class Direction(ABC):
         """Take the end of a passing stream's half."""
 
     @abstractmethod
-    def reset(self, stream: int) -> bool:
-        """Take the reset of a passing stream; tell whether it was open."""
+    def reset(self, stream: int) -> None:
+        """Take the reset of a passing stream."""
 
     @abstractmethod
     def goaway(self, payload: bytes, frame: bytes) -> bytes:

@@ -13,7 +13,7 @@ from functools import partial
 
 from runtimeproxy.call import CallState
 from runtimeproxy.cri.backend import Backend
-from runtimeproxy.cri.bounds import EARLY_ENDS, IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
+from runtimeproxy.cri.bounds import IMAGE_BYTES, PIECE_BYTES, Excess, Unread, verdict
 from runtimeproxy.cri.direction import ALIVE_SECONDS
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageLink
@@ -139,8 +139,6 @@ class Connection:
     def _broken(self, error: WireError, side: str, data: bytes = b"") -> None:
         """Count and log what a peer did wrong, tell it, and end its connection with the other one's."""
         kind, code = verdict(error)
-        if kind == EARLY_ENDS.kind:
-            side = "client"  # it opens the streams, whoever ends them
         self.front.recorder.count("connections_broken", side=side, kind=kind)
         what = f"{error}; it speaks HTTP/1: is --backend-runtime-mode right?" if data.startswith(b"HTTP/1.") else error
         log.warning("connection closed: the %s broke the protocol: %s", side, what, extra={"kind": (side, kind)})

@@ -103,7 +103,7 @@ class HeldStream:
 
     def client_data(self, data: Data) -> None:
         """Collect the request; it is handed on once it is whole, or cannot be read. Queue or send what follows it."""
-        owner, held_bytes = self.owner, self.owner.held_bytes
+        owner = self.owner
         self._half_closed |= data.end
         if self._whole:
             self._follow(data)
@@ -111,8 +111,7 @@ class HeldStream:
         owner.client_out.credit(data.length)
         if not self._half_closed:  # else the client needs none
             self._credit_stream(data.length)
-        in_pieces = bool(self._counted)
-        self._request = _joined(self._request, data.payload) if in_pieces else data.payload
+        self._request = _joined(self._request, data.payload) if self._request else data.payload
         try:
             self._count(len(data.payload))
             if self.fields.get(b"content-type") not in grpc.CONTENT_TYPES:
@@ -120,8 +119,6 @@ class HeldStream:
             if grpc.missing(self._request, MESSAGE_LIMIT) > 0:
                 if self._half_closed:
                     raise WireError("request ends inside its message")
-                if self._counted:
-                    held_bytes.comes(self, self._counted)
                 return
             message = grpc.open_message(self._request, self.fields.get(b"grpc-encoding", b""), MESSAGE_LIMIT)
             if self._request[0]:
@@ -131,8 +128,6 @@ class HeldStream:
             self.message = message
         except WireError as error:
             self.problem = str(error)
-        if in_pieces:
-            held_bytes.whole(self)
         self._whole = True
         owner.events.held(self)
 
@@ -150,14 +145,8 @@ class HeldStream:
 
     def _count(self, length: int) -> None:
         self._counted += length
-        if not self.owner.held_bytes.add(self, length):
+        if not self.owner.held_bytes.add(length):
             raise WireError(NO_ROOM)
-
-    def give_up(self, problem: str) -> None:
-        """Take the request as one that cannot be read; ``held_bytes`` says so, while more of it is to come."""
-        self.problem = problem
-        self._whole = True
-        self.owner.events.held(self)
 
     def start(self) -> None:
         """Take a request that ended with its headers: it has no message."""
@@ -354,7 +343,7 @@ class HeldStream:
 
     def free(self) -> None:
         """Count nothing of the request any more: it is not kept."""
-        self.owner.held_bytes.free(self, self._counted)
+        self.owner.held_bytes.free(self._counted)
         self._counted = 0
 
     def _free_request(self) -> None:

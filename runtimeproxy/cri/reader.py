@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from runtimeproxy.call import CallState
-from runtimeproxy.cri import bounds
-from runtimeproxy.cri.bounds import OPEN_STREAMS, Budget, Budgets, Excess
+from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
 from runtimeproxy.cri.direction import Direction, HeaderBlock, Stream
 from runtimeproxy.cri.farewell import ENDLESS, Farewell, Open
 from runtimeproxy.cri.held import HeldStream
@@ -73,15 +72,10 @@ class Reader:
         self.image_apart = image_apart
         self.client_settings: dict[int, int] = {}
         self.clock = clock
-        self.early = Budget(bounds.EARLY_ENDS, clock)
-        self.from_client = FromClient(self, Budgets(self.early, clock, self._opened))
-        self.from_runtime = FromRuntime(self, Budgets(self.early, clock, self._opened, bounds.RUNTIME_TIMES))
+        self.from_client = FromClient(self)
+        self.from_runtime = FromRuntime(self)
         self.farewell = Farewell(self)
         self._retired: deque[int] = deque()
-
-    def _opened(self) -> int:
-        """Return how many streams the client has opened so far."""
-        return (self.highest + 1) // 2
 
     @property
     def held(self) -> list[HeldStream]:
@@ -167,12 +161,10 @@ class Reader:
         elif self.image.closing:
             self._answer(block, refusal(block.stream, grpc.UNAVAILABLE, AWAY, block.end))
         else:
-            self.early.take()
             self._answer(block, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
 
     def refuse_request(self, block: HeaderBlock) -> None:
         """Refuse a request whose method cannot be read."""
-        self.early.take()
         self._answer(block, refusal(block.stream, grpc.INTERNAL, AMBIGUOUS, block.end))
 
     def _answer(self, block: HeaderBlock, frames: bytes) -> None:
@@ -189,8 +181,8 @@ class FromClient(Direction):
 
     side = "client"
 
-    def __init__(self, reader: Reader, budgets: Budgets) -> None:
-        super().__init__(reader.client_out, reader.runtime_out, reader.streams, budgets, reader.clock)
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader.client_out, reader.runtime_out, reader.streams, reader.clock)
         self._reader = reader
         self._preface = b""
         self.feed = self._greet  # type: ignore[method-assign]  # until the preface is whole, not a test a chunk for ever
@@ -299,9 +291,9 @@ class FromClient(Direction):
         """Pass the client's GOAWAY."""
         return frame
 
-    def reset(self, stream: int) -> bool:
+    def reset(self, stream: int) -> None:
         """Take the reset of a passing stream."""
-        return self._reader.open.pop(stream, None) is not None
+        self._reader.open.pop(stream, None)
 
 
 class FromRuntime(Direction):
@@ -309,8 +301,8 @@ class FromRuntime(Direction):
 
     side = "runtime"
 
-    def __init__(self, reader: Reader, budgets: Budgets) -> None:
-        super().__init__(reader.runtime_out, reader.client_out, reader.streams, budgets, reader.clock)
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader.runtime_out, reader.client_out, reader.streams, reader.clock)
         self._reader = reader
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
@@ -344,6 +336,6 @@ class FromRuntime(Direction):
         """Pass the runtime's GOAWAY with the image streams, and what was told before, in mind."""
         return self._reader.farewell.runtime_goaway(payload, frame)
 
-    def reset(self, stream: int) -> bool:
+    def reset(self, stream: int) -> None:
         """Take the reset of a passing stream."""
-        return self._reader.open.pop(stream, None) is not None
+        self._reader.open.pop(stream, None)

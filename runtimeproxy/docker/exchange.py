@@ -12,11 +12,9 @@ from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.errors import WireError
 from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
-from runtimeproxy.wire import bodies, http1
+from runtimeproxy.wire import JOINED_BYTES, bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
 
-JOINED_BYTES = 2**20
-"""A longer body is not copied to put its head before it: it is written by itself."""
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's own are some hundred bytes."""
 
@@ -66,7 +64,6 @@ class Owner(Protocol):
     def send_refusal(self, exchange: "HeldExchange", status: int, message: str, close: bool) -> None: ...
     def reply_settled(self, exchange: "HeldExchange") -> None: ...
     def answer(self, exchange: "HeldExchange") -> None: ...
-    def give_up(self, exchange: "HeldExchange") -> None: ...
 
 
 class HeldExchange(Exchange):
@@ -114,15 +111,13 @@ class HeldExchange(Exchange):
 
     # The request.
 
-    def collect(self, part: bytes, more: bool) -> bool:
-        """Take a part of the body as it came, and whether more is to come; False if it is too much to be kept."""
+    def collect(self, part: bytes) -> bool:
+        """Take a part of the body as it came; False if it is too much to be kept."""
         self._collected += part
         if len(self._collected) > MESSAGE_LIMIT:
             self.problem = "the request is longer than the limit"
         elif not self._count(len(part)):
             self.problem = NO_ROOM
-        elif more:
-            self._owner.held_bytes.comes(self, self._counted)
         return not self.problem
 
     def keep(self, payload: bytes | bytearray) -> None:
@@ -134,12 +129,7 @@ class HeldExchange(Exchange):
         assert self.head is not None
         length = 2 * length if self.head.framing is Framing.CHUNKED else length
         self._counted += length
-        return self._owner.held_bytes.add(self, length)
-
-    def give_up(self, problem: str) -> None:
-        """Take the request as one that cannot be read, though more of it is to come."""
-        self.problem = problem
-        self._owner.give_up(self)
+        return self._owner.held_bytes.add(length)
 
     def withdraw(self) -> bytes:
         """Hold a request no longer whose turn never came; return what came of it, b"" if it is not held."""
@@ -154,7 +144,6 @@ class HeldExchange(Exchange):
     def request_whole(self) -> None:
         """Know that nothing more of the request comes: it is kept once from here on, whoever reads it."""
         self._whole = True
-        self._owner.held_bytes.whole(self)
         self._body = bytes(self._collected)
         self._collected.clear()
         self._payload = bytes(self._payload)
@@ -215,7 +204,7 @@ class HeldExchange(Exchange):
 
     def _free(self) -> None:
         """Count nothing of the request any more: it is not kept."""
-        self._owner.held_bytes.free(self, self._counted)
+        self._owner.held_bytes.free(self._counted)
         self._counted = 0
         self._forget_body()
 

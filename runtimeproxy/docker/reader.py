@@ -168,10 +168,6 @@ class Reader:
         """Tell whether every earlier request has its answer."""
         return exchange is self._pending[0]
 
-    def give_up(self, exchange: HeldExchange) -> None:
-        """Read no more of a held request whose body is still coming: there is no room for it."""
-        self._requests.hold_up(exchange)
-
     def held_whole(self, exchange: HeldExchange) -> None:
         """Take a held request that is whole; the hook servers are asked when all before it are answered (B7)."""
         if self.is_turn_of(exchange):

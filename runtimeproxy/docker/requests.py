@@ -197,7 +197,7 @@ class Requests:
         part = data[at:end] if at or end < len(data) else data
         if self._collecting is None:
             self._taker.to_daemon.append(part)
-        elif not self._collecting.collect(part, more=not body.done):
+        elif not self._collecting.collect(part):
             self.hold_up(self._collecting)
         self._end_if_done(body)
         return end

@@ -11,18 +11,13 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable
-from time import thread_time
 from typing import Protocol
 
 from runtimeproxy.relay.hangups import Hangups, has_hung_up
-from runtimeproxy.relay.pace import SHORT_BYTES, Pace
 
-READ_BYTES = 8 * 1024
-"""Read at most at a time of a peer that may be hostile: a flood may begin behind what was cheap."""
-HANDED_BYTES = 2 * 1024
-"""Dealt with at a time where more is read, as much of that passes: the rest of it may be a flood."""
-TURN_SECONDS = 2e-4
-"""Of the processor's time: what of such a read is left then waits until the other connections have had their turn."""
+REQUEST_BYTES = 8 * 1024
+"""Read at a time of a peer that sends short requests, each of which costs more than its bytes: so the other connections
+have their turn soon."""
 HIGH_WATER = 256 * 1024
 """Bytes kept for a slow peer at which its other side is to be paused."""
 LOW_WATER = 64 * 1024
@@ -49,8 +44,8 @@ Passes = Callable[["Endpoint", bytearray, int], bool]
 class Handler(Protocol):
     """Whoever reads an endpoint."""
 
-    def received(self, endpoint: "Endpoint", data: bytes) -> bool | None:
-        """Take bytes; True if more was done than to read them: the time that this took says nothing of them."""
+    def received(self, endpoint: "Endpoint", data: bytes) -> None:
+        """Take bytes."""
 
     def ended(self, endpoint: "Endpoint") -> None:
         """Take the end of what the peer sends (EOF, or the connection broke)."""
@@ -60,9 +55,9 @@ class Handler(Protocol):
 
 
 class Endpoint:
-    """A connected socket whose bytes go to a handler; those of a big read to ``passes`` before, if there is one.
+    """A connected socket whose bytes go to a handler, at most ``most`` at a time.
 
-    ``most`` bytes are handed on at a time; where nothing passes no more are read, either.
+    Those of a big read are given to ``passes`` before, if there is one.
     """
 
     def __init__(
@@ -79,14 +74,10 @@ class Endpoint:
         self._handler = handler
         self._passes = passes
         self._most = most
-        self._pace = Pace(most) if passes is None else Pace(SHARED_BYTES, PASSING_BYTES)
         self._backlog: deque[bytes | memoryview] = deque()
         self.waiting = 0
         """Bytes that wait for the peer."""
         self._reading = False
-        self._rest = b""
-        """What was read and is still to be handed on."""
-        self._turn: asyncio.Handle | None = None
         self._ended = False
         self._finishing = False
         self.broken = False
@@ -100,98 +91,28 @@ class Endpoint:
         """Read from now on."""
         if not self._reading and not self._ended and not self.closed:
             self._reading = True
-            self._begin()
+            self._loop.add_reader(self._sock, self._readable)
 
     def pause(self) -> None:
         """Read no more until ``resume``."""
         if self._reading:
             self._reading = False
-            self._stop()
-
-    def _begin(self) -> None:
-        if self._rest:
-            self._turn = self._loop.call_soon(self._go_on)
-        else:
-            self._loop.add_reader(self._sock, self._readable)
-
-    def _stop(self) -> None:
-        if self._turn is None:
             self._loop.remove_reader(self._sock)
-        else:
-            self._turn.cancel()
-            self._turn = None
 
     def _readable(self) -> None:
-        if self._passes is not None:
-            self._read_shared(self._passes)
-            return
-        try:
-            data = self._sock.recv(self._pace.size)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if 0 < len(data) < SHORT_BYTES and len(data) < self._pace.size:
-            self._handler.received(self, data)
-            return
-        began = thread_time()
-        if not self._take(data):
-            self._pace.took(len(data), thread_time() - began)
-
-    def _take(self, data: bytes) -> bool | None:
-        if data:
-            return self._handler.received(self, data)
-        self.pause()
-        self._ended = True
-        self._handler.ended(self)
-        return None
-
-    def _read_shared(self, passes: Passes) -> None:
         """Read into the buffer that all share: what passes as it is needs no memory of its own."""
         try:
-            size = self._sock.recv_into(_shared, self._pace.size)
+            size = self._sock.recv_into(_shared, self._most)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             size = 0
-        if size >= PASSING_BYTES and passes(self, _shared, size):
-            self._pace.grow()  # what passes costs no more than its copying
-            return
-        if 0 < size < SHORT_BYTES and size < self._pace.size:
+        if not size:
+            self.pause()
+            self._ended = True
+            self._handler.ended(self)
+        elif size < PASSING_BYTES or self._passes is None or not self._passes(self, _shared, size):
             self._handler.received(self, bytes(_shared_view[:size]))
-            return
-        if size:
-            self._hand_on(bytes(_shared_view[:size]))  # whoever takes a piece may have others read
-        else:
-            self._take(b"")
-
-    def _go_on(self) -> None:
-        """Hand on what is left of a read, and read again once that was all."""
-        self._turn, rest, self._rest = None, self._rest, b""
-        try:
-            self._hand_on(rest)
-        finally:
-            if self._reading and not self._rest:
-                self._begin()
-
-    def _hand_on(self, data: bytes) -> None:
-        """Hand on a piece at least, and more until others should have their turn."""
-        began, spent, at, more = thread_time(), 0.0, 0, False
-        while self._reading and at < len(data) and spent < TURN_SECONDS:
-            more |= bool(self._take(data[at : at + self._most]))
-            at += self._most
-            spent = thread_time() - began
-        if not more:
-            self._pace.took(min(at, len(data)), spent)
-        if at < len(data) and not self.closed:
-            self._wait_with(data[at:])
-
-    def _wait_with(self, rest: bytes) -> None:
-        if self._reading:
-            self._stop()
-        self._rest = rest
-        if self._reading:
-            self._begin()
 
     def discard(self) -> None:
         """Drop what has come and was not read: the peer of a socket that is closed over it gets a reset for its EOF."""
@@ -317,7 +238,6 @@ class Endpoint:
             self._loop.remove_writer(self._sock)
             self._backlog.clear()
             self.waiting = 0
-        self._rest = b""
         self.closed = True
         if self._hangups is not None:
             self._hangups.forget(self._sock)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.relay.endpoint import HANDED_BYTES, READ_BYTES, SHARED_BYTES, Endpoint
+from runtimeproxy.relay.endpoint import REQUEST_BYTES, SHARED_BYTES, Endpoint
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.bodies import Send
 
@@ -77,8 +77,8 @@ class Pair:
         self._bulk = bulk
         self._client_socket = client
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
-        self._client = self._endpoint(loop, client, READ_BYTES if bulk is None else HANDED_BYTES)
-        self._backend = self._endpoint(loop, backend, SHARED_BYTES)  # its answers are long, and it is no attacker
+        self._client = self._endpoint(loop, client, REQUEST_BYTES if bulk is None else SHARED_BYTES)
+        self._backend = self._endpoint(loop, backend, SHARED_BYTES)  # its answers are long
         self._flow = flow
         self._loop = loop
         self._to_client, self._to_backend = flow.outputs()
@@ -114,7 +114,7 @@ class Pair:
         self.flush()
         return True
 
-    def received(self, endpoint: Endpoint, data: bytes) -> bool:
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
         """Hand bytes to the flow, have the calls go on that they are about, and send what that gives."""
         take = self._flow.client_bytes if endpoint is self._client else self._flow.backend_bytes
         self.reading = True
@@ -127,11 +127,9 @@ class Pair:
             self.close()
         finally:
             self.reading = False
-        calls = bool(self._later)
-        if calls:
+        if self._later:
             self._go_on()
         self.flush()
-        return calls
 
     def later(self, go_on: Callable[[], object]) -> None:
         """Have a call go on once all is read that came with it, so that what it sends leaves in one write."""

@@ -9,12 +9,11 @@ import zlib
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from runtimeproxy.errors import WireError
+from runtimeproxy.wire import JOINED_BYTES
 
 PREFIX_BYTES = 5
 LONGEST = 2**32 - 1
 """What a prefix can announce."""
-JOINED_BYTES = 2**20
-"""A longer message is not copied to put its prefix before it: it has a frame of its own."""
 
 OK = 0
 CANCELLED = 1

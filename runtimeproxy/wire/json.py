@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from json.scanner import make_scanner
 from typing import Any, Protocol
 
 from runtimeproxy.errors import WireError
@@ -25,8 +24,8 @@ Patch = tuple[int, int, str]
 """Start, end, and what stands there instead."""
 
 _TWICE = object()
-_BROKEN = (ValueError, RecursionError, StopIteration, IndexError)
-"""What Python's scanner raises: JSONDecodeError, UnicodeError and a number too long are ValueErrors. An IndexError is
+_BROKEN = (ValueError, RecursionError, IndexError)
+"""What Python's decoder raises: JSONDecodeError, UnicodeError and a number too long are ValueErrors. An IndexError is
 the text's end: nobody looks whether it has come."""
 
 
@@ -373,7 +372,7 @@ def _behind_space(text: str, at: int) -> int:
     return space.end()
 
 
-# -- Python's scanner and its errors ---------------------------------------------------------------------------------
+# -- Python's decoder and its errors ---------------------------------------------------------------------------------
 
 
 def _no_constant(name: str) -> None:
@@ -382,7 +381,7 @@ def _no_constant(name: str) -> None:
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder(object_pairs_hook=Object, parse_constant=_no_constant)
-_scan: Callable[[str, int], tuple[Any, int]] = make_scanner(_DECODER)  # type: ignore[arg-type]
+_scan = _DECODER.raw_decode
 """Return the value at a place and where it ends."""
 
 
@@ -397,8 +396,6 @@ def _no_json(error: Exception) -> WireError:
             problem = "cut short"
         case RecursionError():
             problem = "nested too deeply"
-        case StopIteration():
-            problem = f"Expecting value at character {error.value}"
         case _:
             problem = "number of too many digits"
     return WireError(f"body that is no JSON: {problem}")

@@ -1,4 +1,4 @@
-"""What calls cost beside something that hangs or attacks, in figures with their limits.
+"""What calls cost beside something that hangs, in figures with their limits.
 
 Owns the figures' words, and which limits are judged.
 Must not know: how anything is run.
@@ -6,7 +6,7 @@ Invariant: a ratio is judged only where all calls of its turns were made.
 """
 
 from scripts.benchmark.cases import HOOKED
-from scripts.soaking import attacked, big, hung, slow
+from scripts.soaking import big, hung, slow
 from scripts.soaking.beside import Beside
 from scripts.soaking.results import Figure, Found
 
@@ -21,17 +21,6 @@ def beside_slow(name: str, share: float) -> Found:
     """Measure other calls beside creates that the runtime does not answer."""
     what = f"p99 beside {slow.HELD} creates that the runtime does not answer to that at another proxy"
     return Found([_figure(f"{each.case.name}: {what}", each, slow.RATIO, share) for each in slow.measure(name, share)])
-
-
-def beside_attacks(name: str, share: float) -> Found:
-    """Measure calls beside each kind of attack on their proxy, and on another one."""
-    found = attacked.measure(name, share)
-    figures = [
-        _figure(f"{kind}: p99 of {each.case.name} to that at another proxy", each, attacked.RATIO, share)
-        for kind, measured in found.items()
-        for each in measured
-    ]
-    return Found(figures)
 
 
 def beside_creates(name: str, share: float) -> list[Figure]:

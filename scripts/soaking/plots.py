@@ -18,6 +18,6 @@ def draw(plot: Plot, file: Path) -> None:
     axes = picture.subplots()
     axes.plot(*zip(*plot.points, strict=True))
     axes.axvline(plot.mark, color="black")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(y for _, y in plot.points) or 1)
     axes.grid(color="lightgrey")
     picture.savefig(file, dpi=100)

@@ -18,7 +18,7 @@ from scripts.benchmark.limits import MIB, Verdict
 from scripts.benchmark.modes import MODES, Mode
 from scripts.demonstration.__main__ import why_fake
 from scripts.demonstration.processes import DemoError
-from scripts.soaking import attacked, attacks, beside_figures, crowd, figures, hung, slow, stalled, tested
+from scripts.soaking import beside_figures, crowd, figures, hung, slow, stalled, tested
 from scripts.soaking.day import DAY_SECONDS, HOUR_SECONDS
 from scripts.soaking.lives import LIVES
 from scripts.soaking.programs import run_module
@@ -223,16 +223,6 @@ STEPS = (
             "a runtime that is slow in one method does not slow other calls",
             f"{slow.HELD} calls that the runtime does not answer",
             partial(beside_figures.beside_slow, name),
-        )
-        for name in MODES
-    ),
-    *(
-        Step(
-            f"attacked-{name}",
-            f"scripts/soak --step attacked-{name}",
-            "a hostile client does not slow the calls of others",
-            f"{attacked.TURNS} turns beside {len(attacks.ATTACKS[name])} kinds of attack",
-            partial(beside_figures.beside_attacks, name),
         )
         for name in MODES
     ),

@@ -20,24 +20,6 @@ def test_a4_the_whole_process_holds_a_bounded_number_of_bytes() -> None:
     assert play.held_bytes.count == 0
 
 
-def test_a4_who_stalls_inside_a_long_request_keeps_no_shorter_one_from_being_read() -> None:
-    play = greeted(process_limit=4_000)
-    longer = grpc(bytes(5_000))
-    play.client.sends(Headers(1, CREATE), Data(1, longer[:1_700]), Headers(3, CREATE), Data(3, longer[:1_300]))
-    assert play.events.calls == []
-    play.client.sends(
-        *(frame for stream in (5, 7) for frame in (Headers(stream, CREATE), Data(stream, grpc(b"x" * 95))))
-    )
-    stalled, *shorter = play.events.calls
-    assert (stalled.stream, stalled.message, stalled.problem) == (1, None, NO_ROOM)
-    assert [(call.message, call.problem) for call in shorter] == [(b"x" * 95, "")] * 2
-    assert stalled.release(None)
-    play.client.sends(Data(1, longer[1_700:], end=True))
-    sent = [frame for frame in play.runtime.got() if isinstance(frame, Data)]
-    assert b"".join(frame.payload for frame in sent) == longer, "it passes as it came"
-    assert play.held_bytes.count == 1_300 + 200, "nothing is kept of what nobody has read"
-
-
 def test_a4_what_nobody_has_read_counts_until_it_has_left() -> None:
     play = greeted(process_limit=40)
     play.runtime.sends(Settings(((4, 0),)))

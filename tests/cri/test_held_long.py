@@ -4,11 +4,12 @@ import gzip
 
 import pytest
 
-from runtimeproxy.wire import grpc as messages
+from runtimeproxy.wire import JOINED_BYTES
+from runtimeproxy.wire.grpc import PREFIX_BYTES
 from tests.cri.peer import CREATE, VERSION, Credit, Data, Fields, Headers, Play, Settings, greeted, grpc
 
 FRAME_BYTES = 16_384
-LONG = bytes(range(256)) * (messages.JOINED_BYTES // 256) + b"x"
+LONG = bytes(range(256)) * (JOINED_BYTES // 256) + b"x"
 
 
 def holding(framed: bytes, fields: Fields = CREATE) -> Play:
@@ -31,7 +32,7 @@ def data_sent(play: Play) -> tuple[bytes, list[bool]]:
 @pytest.mark.parametrize("changed", [None, LONG[::-1], b"short"], ids=["unchanged", "changed", "shortened"])
 def test_a_long_message_leaves_whole(changed: bytes | None) -> None:
     play = holding(grpc(LONG))
-    assert (play.call.message, play.held_bytes.count) == (LONG, len(LONG) + messages.PREFIX_BYTES)
+    assert (play.call.message, play.held_bytes.count) == (LONG, len(LONG) + PREFIX_BYTES)
     assert play.call.release(changed)
     sent, ends = data_sent(play)
     assert sent == grpc(LONG if changed is None else changed)

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
-from runtimeproxy.docker.exchange import JOINED_BYTES, REPLY_LIMIT, HeldExchange
+from runtimeproxy.docker.exchange import REPLY_LIMIT, HeldExchange
 from runtimeproxy.errors import WireError
 from runtimeproxy.heldbytes import NO_ROOM
+from runtimeproxy.wire import JOINED_BYTES
 from tests.docker.peer import (
     CHUNKED,
     CLOSE,
@@ -109,15 +110,6 @@ def test_of_a_chunked_body_for_which_there_is_no_room_nothing_more_is_taken_out(
     play.client.sends(chunk * 2)
     assert play.call._payload == b""
     assert play.daemon.got() == request("POST", TARGET, CHUNKED) + 4 * chunk
-
-
-def test_a_request_for_which_there_is_no_room_gives_up_and_passes_as_it_came() -> None:
-    play = Play()
-    play.client.sends(CREATE[:-1])
-    next(iter(play.held_bytes._coming)).give_up(NO_ROOM)
-    assert play.call.problem == NO_ROOM
-    play.call.release(None)
-    assert play.daemon.got() == CREATE[:-1]
 
 
 LEAVING: dict[str, Callable[[HeldExchange], object]] = {

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtimeproxy.relay import endpoint as endpoint_module
 from runtimeproxy.relay.endpoint import (
     HIGH_WATER,
     LOW_WATER,
@@ -14,7 +13,6 @@ from runtimeproxy.relay.endpoint import (
     Endpoint,
 )
 from runtimeproxy.relay.hangups import Hangups
-from runtimeproxy.relay.pace import BYTE_SECONDS, FIRST_BYTES, LONG_SECONDS
 
 TICK_SECONDS = 0.01
 
@@ -28,7 +26,7 @@ class Listener:
         self.drains = 0
         self.changed = asyncio.Event()
 
-    def received(self, endpoint: Endpoint, data: bytes) -> bool | None:
+    def received(self, endpoint: Endpoint, data: bytes) -> None:
         self.data += data
         self.changed.set()
 
@@ -44,24 +42,6 @@ class Listener:
         async with asyncio.timeout(20):
             await self.changed.wait()
         self.changed.clear()
-
-
-class Dear(Listener):
-    """Takes a time for each byte."""
-
-    seconds_a_byte = 20e-9
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds = 0.0
-        self.sizes: list[int] = []
-        self.calls = False
-
-    def received(self, endpoint: Endpoint, data: bytes) -> bool:
-        super().received(endpoint, data)
-        self.sizes.append(len(data))
-        self.seconds += len(data) * self.seconds_a_byte
-        return self.calls
 
 
 @pytest.fixture
@@ -106,43 +86,6 @@ async def test_it_reads_only_while_resumed(sockets: tuple[socket.socket, socket.
     far.sendall(b"two")
     await asyncio.sleep(TICK_SECONDS)
     assert listener.data == b"one"
-    endpoint.close()
-
-
-@pytest.mark.parametrize("shared", [False, True])
-async def test_of_what_takes_long_little_is_read_at_a_time(
-    sockets: tuple[socket.socket, socket.socket], shared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then others have their turn between; nothing of it is lost (facts/reliability X1)."""
-    near, far = sockets
-    listener = Dear()
-    monkeypatch.setattr(endpoint_module, "thread_time", lambda: listener.seconds)
-    passes = (lambda *_: False) if shared else None
-    endpoint = Endpoint(asyncio.get_running_loop(), near, listener, passes)
-    sent = bytes(range(256)) * 256
-    far.sendall(sent)
-    endpoint.resume()
-    while len(listener.data) < len(sent):
-        await listener.change()
-    assert listener.data == sent
-    following = max(listener.sizes[1:])
-    assert following * listener.seconds_a_byte <= LONG_SECONDS + following * BYTE_SECONDS, "the first one tells"
-    endpoint.close()
-
-
-async def test_the_time_of_calls_says_nothing_of_the_bytes_they_came_in(
-    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    near, far = sockets
-    listener = Dear()
-    listener.calls, listener.seconds_a_byte = True, 1e-3
-    monkeypatch.setattr(endpoint_module, "thread_time", lambda: listener.seconds)
-    endpoint = Endpoint(asyncio.get_running_loop(), near, listener)
-    far.sendall(bytes(4 * FIRST_BYTES))
-    endpoint.resume()
-    while len(listener.data) < 4 * FIRST_BYTES:
-        await listener.change()
-    assert listener.sizes == [FIRST_BYTES] * 4
     endpoint.close()
 
 

@@ -115,7 +115,6 @@ async def test_a_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side:
 
 async def test_what_waits_goes_before_what_could_pass(rig: Rig) -> None:
     rig.flow.bulk = True
-    rig.pair._backend._pace.grow(1 << 10)
     rig.flow.to_client.append(b"before")
     rig.backend.send(b"z" * 50_000)
     got = b""

@@ -14,7 +14,7 @@ from scripts.benchmark.h2load import Run
 from scripts.benchmark.modes import MODES
 from scripts.benchmark.served import Served
 from scripts.demonstration.processes import DemoError
-from scripts.soaking import attacked, beside, beside_figures, hung, slow
+from scripts.soaking import beside, beside_figures, hung, slow
 from scripts.soaking.beside import Beside, held
 
 FOUND = Beside(SMALL, Run((100,) * 98 + (150, 900), 1.0), Run((80,) * 98 + (100, 5_000), 1.0))
@@ -123,13 +123,3 @@ def test_a_ratio_is_judged_where_all_of_it_was_run(
     monkeypatch.setattr(module, "measure", lambda name, share: [FOUND])
     [figure] = figures(CRI, share).figures  # type: ignore[operator]
     assert (figure.found, figure.verdict) == ("1.50 (150 us to 100 us)", verdict)
-
-
-def test_every_kind_of_attack_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    worse = Beside(SMALL, Run((201,), 1.0), Run((100,), 1.0))
-    monkeypatch.setattr(attacked, "measure", lambda name, share: {"PING": [FOUND], "GOAWAY": [worse]})
-    figures = beside_figures.beside_attacks(CRI, 1).figures
-    assert [(figure.what, figure.verdict) for figure in figures] == [
-        (f"PING: p99 of {SMALL.name} to that at another proxy", "ok"),
-        (f"GOAWAY: p99 of {SMALL.name} to that at another proxy", "MISSED"),
-    ]

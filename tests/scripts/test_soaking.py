@@ -30,7 +30,7 @@ RUN_BY_OTHERS = {
     "stalled",
     "demo",
     *(name for name, *_ in steps.FAULTS),
-    *(name for name in NAMES if name.startswith(("hung-", "slow-", "attacked-", "crowd-", "lives-", "day-"))),
+    *(name for name in NAMES if name.startswith(("hung-", "slow-", "crowd-", "lives-", "day-"))),
 }
 GOOD = Figure("growth", "0.01 MiB", "below 1 MiB", True)
 BAD = Figure("growth", "1.50 MiB", "below 1 MiB", False)
@@ -99,7 +99,7 @@ def test_shares_are_of_every_step_or_of_one_and_the_later_counts() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("none=0.1", "there is no step 'none': take one of attacked-cri, "),
+        ("none=0.1", "there is no step 'none': take one of bench-cri, "),
         ("demo=", "'' is no share"),
         ("0", "'0' is no share: take a number above 0, at most 1"),
         ("1.5", "'1.5' is no share"),

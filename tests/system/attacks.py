@@ -1,4 +1,4 @@
-"""What peers of a CRI connection send that break the protocol, or flood: one row a kind (facts/reliability X1).
+"""What peers of a CRI connection send that breaks the protocol, or would be kept: a row a kind (facts/reliability X1).
 
 Owns the frames of each kind, the bound that they meet and what a client is told of it.
 Must not know: who sends them, sockets.
@@ -16,7 +16,6 @@ from tests.cri.peer import (
     Ack,
     Credit,
     Data,
-    GoAway,
     Ping,
     Raw,
     Reset,
@@ -40,22 +39,6 @@ def again(frame: bytes) -> Frames:
     return lambda count: repeat(frame, count)
 
 
-def resets(fragment: bytes) -> Frames:
-    """Open a stream and reset it."""
-
-    def frames(count: int) -> Iterator[bytes]:
-        for stream in range(101, 101 + 2 * count, 2):
-            yield raw_headers(stream, fragment) + Reset(stream, 8).wire()
-
-    return frames
-
-
-def made_resets(count: int) -> Iterator[bytes]:
-    """Open a stream and make the runtime reset it."""
-    for stream in range(101, 101 + 2 * count, 2):
-        yield raw_headers(stream, VERSION_BLOCK) + Credit(stream, 0).wire()
-
-
 def unfinished(piece: bytes) -> Frames:
     """Begin a header block and never end it."""
     return lambda count: chain(
@@ -70,16 +53,6 @@ def bomb(count: int) -> Iterator[bytes]:
         yield raw_headers(stream, b"\xbe" * 16_000)
 
 
-def behind_long(frame: bytes) -> Frames:
-    """Repeat a frame, but let long frames be ahead, which cost nothing: much of what comes next is read at a time."""
-
-    def frames(count: int) -> Iterator[bytes]:
-        for _ in range(0, count, 10_000):
-            yield from chain(repeat(Raw(0xEE, 0, 0, bytes(16_384)).wire(), 10), repeat(frame, 10_000))
-
-    return frames
-
-
 def once(frame: bytes) -> Frames:
     """Send one frame."""
     return lambda _: iter([frame])
@@ -89,8 +62,6 @@ def once(frame: bytes) -> Frames:
 class Attack:
     """``frames`` of a peer; ``kind`` is the bound that ends it, ``code`` what a client is told.
 
-    ``slow_kind`` is the bound that may end it before, where the runtime is slow to do its part.
-
     None: that the runtime's SETTINGS have not come yet; then a frame of ours may not stand there.
     """
 
@@ -98,16 +69,8 @@ class Attack:
     kind: str
     code: int | None = CALM
     greeting: bytes = GREETING
-    slow_kind: str = ""
-    answered: bool = False
-    """Each of its frames is answered: what it is told last may find no room in a socket that is full of answers."""
-
-    def may_be_told(self, code: int | None) -> bool:
-        """Tell whether a client may find this error code at the end of its connection, None for none."""
-        return code == self.code or (self.answered and code is None)
 
 
-OPEN = raw_headers(1, VERSION_BLOCK)
 LONG = ((1 << 24) - 1).to_bytes(3, "big") + b"\xee\x00" + bytes(4)
 
 BY_CLIENT = {
@@ -115,22 +78,8 @@ BY_CLIENT = {
     "no SETTINGS": Attack(once(b""), "protocol", None, greeting=PREFACE + Ping(bytes(8)).wire()),
     "oversize frame": Attack(once(LONG), "frame_size", BROKEN),
     "HPACK bomb": Attack(bomb, "protocol", BROKEN, greeting=PREFACE + Settings().wire()),
-    "rapid reset": Attack(resets(VERSION_BLOCK), "early_ends"),
-    "rapid reset of held calls": Attack(resets(CREATE_BLOCK), "early_ends"),
-    "MadeYouReset": Attack(made_resets, "early_ends", slow_kind="open_streams", answered=True),
     "CONTINUATION": Attack(unfinished(b"\x00\x01a\x01b" * 20), "header_block"),
     "empty CONTINUATION": Attack(unfinished(b""), "header_block"),
-    "empty DATA": Attack(lambda count: chain([OPEN], repeat(Data(1, b"").wire(), count)), "empty_data"),
-    "PING": Attack(again(Ping(bytes(8)).wire()), "pings", answered=True),
-    "PING ACK": Attack(again(Ping(bytes(8), ack=True).wire()), "pings"),
-    "SETTINGS": Attack(again(Settings(((4, 1), (4, 2))).wire()), "settings", answered=True),
-    "SETTINGS ACK": Attack(again(Ack().wire()), "settings"),
-    "PRIORITY": Attack(again(Raw(2, 0, 1, bytes(5)).wire()), "priorities"),
-    "WINDOW_UPDATE": Attack(again(Credit(0, 1).wire()), "window_updates"),
-    "unknown frames": Attack(again(Raw(0xEE, 0, 0).wire()), "unknown_frames"),
-    "resets of no stream": Attack(again(Reset(1, 8).wire()), "resets"),
-    "resets behind long frames": Attack(behind_long(Reset(1, 8).wire()), "resets"),
-    "GOAWAY": Attack(again(GoAway(0).wire()), "goaways"),
     "open streams": Attack(
         lambda count: (raw_headers(stream, VERSION_BLOCK) for stream in range(101, 101 + 2 * count, 2)), "open_streams"
     ),
@@ -140,11 +89,15 @@ BY_RUNTIME = {
     "no HTTP/2": Attack(once(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(1 << 16)), "frame_size"),
     "HPACK bomb": Attack(lambda count: chain([Ack().wire()], bomb(count)), "protocol"),
     "CONTINUATION": Attack(unfinished(b""), "header_block"),
-    "empty DATA": Attack(again(Data(TARGET_STREAM, b"").wire()), "empty_data"),
-    "PING": Attack(again(Ping(bytes(8)).wire()), "pings"),
-    "SETTINGS": Attack(again(Settings(((4, 1), (4, 2))).wire()), "settings"),
-    "WINDOW_UPDATE": Attack(again(Credit(0, 1).wire()), "window_updates"),
-    "resets": Attack(again(Reset(1, 8).wire()), "resets"),
-    "GOAWAY": Attack(again(GoAway(2**31 - 1).wire()), "goaways"),
     "DATA above every window": Attack(again(Data(TARGET_STREAM, bytes(16_384)).wire()), "protocol"),
 }
+
+SERVE_NOBODY = {
+    "PING": Ping(bytes(8)),
+    "PING ACK": Ping(bytes(8), ack=True),
+    "PRIORITY": Raw(2, 0, 1, bytes(5)),
+    "WINDOW_UPDATE": Credit(0, 1),
+    "unknown frames": Raw(0xEE, 0, 0),
+    "resets of no stream": Reset(1, 8),
+}
+"""Frames that pass, however many there are, and of which nothing is kept."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.wire import grpc
+from runtimeproxy.wire import JOINED_BYTES, grpc
 
 LIMIT = 1000
 
@@ -29,12 +29,12 @@ def test_the_prefix_is_a_flag_and_four_bytes_of_length() -> None:
     assert grpc.message(b"ab", compressed=True) == b"\1\0\0\0\2ab"
 
 
-@pytest.mark.parametrize("size", [0, 1, grpc.JOINED_BYTES, grpc.JOINED_BYTES + 1])
+@pytest.mark.parametrize("size", [0, 1, JOINED_BYTES, JOINED_BYTES + 1])
 def test_the_pieces_are_the_framed_message_and_a_long_one_is_not_copied(size: int) -> None:
     body = bytes(size)
     pieces = grpc.pieces(body)
     assert b"".join(pieces) == grpc.message(body)
-    assert (pieces[-1] is body) == (size > grpc.JOINED_BYTES)
+    assert (pieces[-1] is body) == (size > JOINED_BYTES)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.wire import grpc, headers, http2
+from runtimeproxy.wire import JOINED_BYTES, grpc, headers, http2
 from runtimeproxy.wire.connection import HEADER_LIMIT
 from runtimeproxy.wire.unary import ACKS_AT_ONCE, STREAMS_UNTIL_TOLD, Calls, Kind, TooLong, Unprocessed
 from tests.wire.unary_calls import (
@@ -83,7 +83,7 @@ def test_a_request_waits_for_the_peers_windows_and_frame_size() -> None:
     assert (first[3] + rest[3], rest[1]) == (framed[10:], http2.END_STREAM)
 
 
-@pytest.mark.parametrize("size", [70_000, grpc.JOINED_BYTES + 1])
+@pytest.mark.parametrize("size", [70_000, JOINED_BYTES + 1])
 def test_a_request_waits_for_the_connection_window(size: int) -> None:
     calls = connected()
     calls.open(PATH, b"m" * size, 1.0)
