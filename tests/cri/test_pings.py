@@ -2,8 +2,6 @@
 
 import pytest
 
-from runtimeproxy.cri import bounds
-from runtimeproxy.cri.bounds import Excess
 from runtimeproxy.cri.direction import ACKS_AT_ONCE, ALIVE_SECONDS
 from tests.cri.peer import (
     CREATE,
@@ -208,21 +206,6 @@ def test_of_a_flood_a_few_acks_wait_and_the_rest_passes(from_client: bool) -> No
     assert peer.got() == numbered(100, ack=True)
     peer.sends(ASKED)
     assert other.got() == []
-
-
-@SIDES
-def test_pings_that_are_acknowledged_here_are_bounded_as_others_are(from_client: bool) -> None:
-    play = greeted()
-    peer, other = sides(play, from_client)
-    most = bounds.PINGS.burst * (1 if from_client else bounds.RUNTIME_TIMES)
-    for _ in range(most):
-        peer.sends(ASKED)
-        other.sends(Credit(1, 1)) if from_client else other.sends(Raw(2, 0, 1, bytes(5)))
-        assert other.got_bytes() == b""
-        assert peer.got_bytes().endswith(ACKNOWLEDGED.wire())
-    with pytest.raises(Excess) as raised:
-        peer.sends(ASKED)
-    assert raised.value.kind == "pings"
 
 
 def test_an_ack_of_settings_counts_as_a_word_of_the_runtime() -> None:

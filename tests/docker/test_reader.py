@@ -4,7 +4,6 @@ import pytest
 
 from runtimeproxy.call import CallState, Reply
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM
 from tests.docker.peer import (
     ATTACH,
     CHUNKED,
@@ -389,11 +388,3 @@ def test_what_is_not_finished() -> None:
     assert (play.reader.unfinished(), play.reader.asks_nothing) == ((1, 0, 0), False)
     play.daemon.sends(SWITCHING)
     assert (play.reader.unfinished(), play.reader.asks_nothing) == ((0, 0, 1), False)
-
-
-def test_of_a_held_request_that_gives_up_no_more_is_read() -> None:
-    play = Play()
-    play.client.sends(CREATE[:-1])
-    (coming,) = play.held_bytes._coming
-    coming.give_up(NO_ROOM)
-    assert play.call.problem == NO_ROOM

@@ -16,6 +16,7 @@ from tests.cri.peer import (
     Ack,
     Credit,
     Data,
+    GoAway,
     Ping,
     Raw,
     Reset,
@@ -37,6 +38,22 @@ Frames = Callable[[int], Iterator[bytes]]
 def again(frame: bytes) -> Frames:
     """Repeat a frame."""
     return lambda count: repeat(frame, count)
+
+
+def resets(fragment: bytes) -> Frames:
+    """Open a stream and reset it."""
+
+    def frames(count: int) -> Iterator[bytes]:
+        for stream in range(101, 101 + 2 * count, 2):
+            yield raw_headers(stream, fragment) + Reset(stream, 8).wire()
+
+    return frames
+
+
+def made_resets(count: int) -> Iterator[bytes]:
+    """Open a stream and make the runtime reset it."""
+    for stream in range(101, 101 + 2 * count, 2):
+        yield raw_headers(stream, VERSION_BLOCK) + Credit(stream, 0).wire()
 
 
 def unfinished(piece: bytes) -> Frames:
@@ -92,12 +109,18 @@ BY_RUNTIME = {
     "DATA above every window": Attack(again(Data(TARGET_STREAM, bytes(16_384)).wire()), "protocol"),
 }
 
-SERVE_NOBODY = {
-    "PING": Ping(bytes(8)),
-    "PING ACK": Ping(bytes(8), ack=True),
-    "PRIORITY": Raw(2, 0, 1, bytes(5)),
-    "WINDOW_UPDATE": Credit(0, 1),
-    "unknown frames": Raw(0xEE, 0, 0),
-    "resets of no stream": Reset(1, 8),
+FLOODS: dict[str, Frames] = {
+    "rapid reset": resets(VERSION_BLOCK),
+    "rapid reset of held calls": resets(CREATE_BLOCK),
+    "MadeYouReset": made_resets,
+    "empty DATA": lambda count: chain([raw_headers(1, VERSION_BLOCK)], repeat(Data(1, b"").wire(), count)),
+    "PING": again(Ping(bytes(8)).wire()),
+    "PING ACK": again(Ping(bytes(8), ack=True).wire()),
+    "SETTINGS": again(Settings(((4, 1), (4, 2))).wire()),
+    "PRIORITY": again(Raw(2, 0, 1, bytes(5)).wire()),
+    "WINDOW_UPDATE": again(Credit(0, 1).wire()),
+    "unknown frames": again(Raw(0xEE, 0, 0).wire()),
+    "resets of no stream": again(Reset(1, 8).wire()),
+    "GOAWAY": again(GoAway(0).wire()),
 }
-"""Frames that pass, however many there are, and of which nothing is kept."""
+"""What serves nobody: it passes, or that connection ends; nothing of it is kept."""

@@ -24,7 +24,7 @@ from tests.cri.peer import (
 from tests.engines import cri
 from tests.fakes import cri_pb2, hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.system.attacks import BY_CLIENT, BY_RUNTIME, CREATE_BLOCK, LONG, SERVE_NOBODY, VERSION_BLOCK
+from tests.system.attacks import BY_CLIENT, BY_RUNTIME, CREATE_BLOCK, FLOODS, LONG, VERSION_BLOCK
 from tests.system.h2client import H2Client
 from tests.system.hostile import TARGET_STREAM, HostileClient, HostileRuntime, Process, pieces
 from tests.system.proxy import ProxyInside, ProxyProcess, until
@@ -124,18 +124,23 @@ async def test_each_kind_is_counted_and_nothing_is_left_behind(
         await until(lambda: len(asyncio.all_tasks()) == tasks, "its tasks have ended")
 
 
-@pytest.mark.parametrize("name", SERVE_NOBODY)
-async def test_frames_that_serve_nobody_pass_and_cost_little(
-    name: str, tmp_path: Path, runtime: HostileRuntime
+@pytest.mark.parametrize("name", FLOODS)
+@pytest.mark.parametrize("side", ["client", "runtime"])
+async def test_a_flood_costs_little_and_the_others_live(
+    side: str, name: str, tmp_path: Path, runtime: HostileRuntime
 ) -> None:
-    async with ProxyProcess(tmp_path) as proxy, HostileClient.connected(proxy.socket) as client:
+    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
         process = Process(proxy.pid)
-        memory = process.start_peak()
-        await client.send(pieces(repeat(SERVE_NOBODY[name].wire(), FRAMES.now)))
-        await client.send([raw_headers(3, VERSION_BLOCK) + Data(3, b"\0\0\0\0\0", end=True).wire()])
-        await until(lambda: b"\x01\x05\0\0\0\x03" in client.got, "the call behind them is answered")
+        descriptors, memory = process.descriptors(), process.start_peak()
+        async with HostileClient.connected(proxy.socket) as client:
+            if side == "client":
+                await client.send(pieces(FLOODS[name](FRAMES.now)))
+            else:
+                runtime.flood = pieces(FLOODS[name](FRAMES.now))
+                await client.send([ASKED])
+            await asyncio.sleep(0.2)
+        await until(lambda: process.descriptors() == descriptors, "its descriptors are closed")
         assert process.peak() - memory <= GROWTH_BYTES
-        assert "broke the protocol" not in proxy.output()
 
 
 async def test_a_client_that_reads_nothing_and_makes_the_proxy_answer_is_ended(
