@@ -19,6 +19,7 @@ DEFAULT_FILE = "/etc/runtimeproxy/config.yaml"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
+SOCKET_FORMS = "/path, unix:/path or unix:///path"
 _LONGEST_SOCKET_PATH = 107
 """Bytes: what sun_path holds beside its closing NUL (unix(7))."""
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|)")
@@ -52,7 +53,7 @@ def parse_endpoint(text: str, origin: str) -> str:
     if path != text:
         path = path.removeprefix("//")
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise ConfigError(f"{origin}: {text!r} is no unix socket: write /path, unix:/path or unix:///path")
+        raise ConfigError(f"{origin}: {text!r} is no unix socket: write {SOCKET_FORMS}")
     if len(path.encode(errors="surrogateescape")) > _LONGEST_SOCKET_PATH:
         raise ConfigError(f"{origin}: {text!r} is too long: a socket's path has at most {_LONGEST_SOCKET_PATH} bytes")
     return path

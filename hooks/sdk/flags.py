@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
+from runtimeproxy.options import SOCKET_FORMS
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 
 from .registering import FAIL, IGNORE, LAST_ORDER, ORDER_FLAG, POLICIES, UNREGISTER_FLAG
@@ -100,7 +101,7 @@ def _add_policy(made: Parser) -> None:
 def _endpoint(text: str) -> str:
     path = text.removeprefix("unix://").removeprefix("unix:")
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise argparse.ArgumentTypeError(f"{text!r} is no unix socket: write /path, unix:/path or unix:///path")
+        raise argparse.ArgumentTypeError(f"{text!r} is no unix socket: write {SOCKET_FORMS}")
     return path
 
 

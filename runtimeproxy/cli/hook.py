@@ -14,6 +14,7 @@ import click
 from runtimeproxy.config import parse_duration
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
 from runtimeproxy.hookpoints import BY_NAME, HookPoint
+from runtimeproxy.options import SOCKET_FORMS
 
 if TYPE_CHECKING:
     from runtimeproxy.model import HookRequest
@@ -23,7 +24,7 @@ DEFAULT_POINT = "PreCreateContainer"
 
 _COUNT = click.IntRange(min=1)
 _ARGUMENTS = (
-    "SERVER is the hook server's socket (/path, unix:/path or unix:///path) or its registration file (*.json). "
+    f"SERVER is the hook server's socket ({SOCKET_FORMS}) or its registration file (*.json). "
     f"A POINT is one of {', '.join(BY_NAME)}, in any letter case. A DURATION is 500ms, 2s, 1m or a number of seconds."
 )
 

@@ -14,14 +14,14 @@ import click
 
 from runtimeproxy import config, logs
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
-from runtimeproxy.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, OPTIONS
+from runtimeproxy.options import DEFAULT_FILE, ENVIRONMENT_PREFIX, OPTIONS, SOCKET_FORMS
 
 FAILED = 1
 
 _EPILOG = (
     f"Each flag has an environment variable ({ENVIRONMENT_PREFIX} and its name in capitals with _) and a key of its "
     "own name in the YAML file. Flags win over the environment, the environment wins over the file. A SOCKET is spelt "
-    "/path, unix:/path or unix:///path; a DURATION 500ms, 2s, 1m or a number of seconds."
+    f"{SOCKET_FORMS}; a DURATION 500ms, 2s, 1m or a number of seconds."
 )
 
 _logger = logging.getLogger(__name__)
