@@ -45,7 +45,7 @@ def test_the_hook_points_are_all_there_and_say_which_answers_count() -> None:
         "koord-runtime-proxy --backend-runtime-mode=Docker --remote-runtime-service-endpoint=<docker sock>",
         "scripts/demo",
         "scripts/test",
-        "/opt/runtimeproxy/bin/pip install --use-pep517 .",  # without the flag Debian 12's pip warns
+        "/opt/runtimeproxy/bin/pip install --use-pep517 '.[hooks]'",  # without the flag Debian 12's pip warns
     ],
 )
 def test_the_documented_commands(command: str) -> None:

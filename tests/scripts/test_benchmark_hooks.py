@@ -142,11 +142,11 @@ def test_a_hook_server_that_does_not_do_its_work_is_no_measurement(server: HookS
 
 
 def test_the_median_of_the_rounds_decides() -> None:
-    rounds = [{"gpu": figures(p50, mib)} for p50, mib in ((2000, 60), (900, 49), (999, 48), (1000, 50), (3000, 70))]
+    rounds = [{"gpu": figures(p50, mib)} for p50, mib in ((2000, 74), (900, 63), (999, 62), (1000, 64), (3000, 84))]
     memory, answer = hookmode.judge(rounds)
-    assert (memory.name, memory.median, memory.best, memory.kept) == ("gpu: resident MiB", 50, 48, True)
+    assert (memory.name, memory.median, memory.best, memory.kept) == ("gpu: resident MiB", 64, 62, True)
     assert (answer.name, answer.median, answer.best, answer.kept) == ("gpu: p50 us of an answer", 1000, 900, True)
-    rounds[2] = {"gpu": figures(1001, 50.5)}
+    rounds[2] = {"gpu": figures(1001, 64.5)}
     assert [verdict.kept for verdict in hookmode.judge(rounds)] == [False, False]
 
 

@@ -68,12 +68,10 @@ def test_stalls_are_judged_in_a_whole_day(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_picture_shows_the_warm_up_and_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     left = endured((5, 34 << 20), (10, 35 << 20))
     monkeypatch.setattr(lives, "measure", lambda name, share: Lived({}, left))
-    monkeypatch.setattr(day, "measure", lambda name, share: Day({}, {}, left))
-    for find, done in ((figures.lived, "lifecycles"), (figures.played, "hours")):
-        plot = find(CRI, 1).plot
-        assert plot is not None
-        assert (plot.points, plot.mark) == ([(0, 1024), (5, 34), (10, 35)], 5)
-        assert done in plot.text
+    plot = figures.lived(CRI, 1).plot
+    assert plot is not None
+    assert (plot.points, plot.mark) == ([(0, 1024), (5, 34), (10, 35)], 5)
+    assert plot.text == figures.MEMORY_BELOW
 
 
 async def test_of_calls_at_one_time_the_first_failure_is_raised_and_the_others_end() -> None:
