@@ -32,13 +32,14 @@ _VERDICTS = {True: "", False: " **MISSED**", None: " not judged"}
 def row(result: Result, day: date, machine: str) -> str:
     """Return a step's row."""
     limited = [figure for figure in result.found.figures if figure.limit]
-    figures = [_NOT_TO_ITS_END] * bool(result.error) + [_figure(figure) for figure in limited]
-    return _row((result.step, result.count, f"{day.isoformat()}, {machine}", *figures))
+    failed = [_NOT_TO_ITS_END] if result.error or not result.found.figures else []
+    lines = [*failed, *map(_figure, limited)] or ["none has one"]
+    return _row((result.step, result.count, f"{day.isoformat()}, {machine}"), lines)
 
 
 def render(rows: Mapping[str, str], pictures: Sequence[tuple[str, str]]) -> str:
     """Return the whole document: the rows by their steps, pictures of steps with the text below each."""
-    text = _TOP + "\n".join([_row(_HEADER), *rows.values()]) + "\n"
+    text = _TOP + "\n".join([_row(_HEADER[:-1], _HEADER[-1:]), *rows.values()]) + "\n"
     for step, below in pictures:
         text += f"\n.. figure:: results/{step}.png\n   :alt: {step}\n\n   {step}: {below}\n"
     return text
@@ -51,13 +52,13 @@ def rows_of(document: str) -> Iterator[tuple[str, str]]:
             yield found[1], found[0].rstrip("\n")
 
 
-def _row(cells: Sequence[str]) -> str:
-    """Return a row of a list-table; each cell behind the third is a line of the last one."""
-    *first, last = cells[:4] if len(cells) > 3 else (*cells, "")
-    lines = [f"   * - {first[0]}", *(f"     - {cell}" for cell in first[1:])]
-    more = cells[4:]
-    lines.append(f"     - | {last}" if more else f"     - {last}".rstrip())
-    return "\n".join([*lines, *(f"       | {line}" for line in more)])
+def _row(cells: Sequence[str], lines: Sequence[str]) -> str:
+    """Return a row of a list-table; its last cell has these lines."""
+    head = [f"   * - {cells[0]}", *(f"     - {cell}" for cell in cells[1:])]
+    if len(lines) == 1:
+        return "\n".join([*head, f"     - {lines[0]}"])
+    first, *more = lines
+    return "\n".join([*head, f"     - | {first}", *(f"       | {line}" for line in more)])
 
 
 def _figure(figure: Figure) -> str:
