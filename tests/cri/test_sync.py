@@ -103,7 +103,7 @@ async def test_the_pod_of_a_container_is_that_of_the_store(rig: Rig) -> None:
     assert rig.runtime.requests("PodSandboxStatus") == []
 
 
-async def test_what_is_not_there_is_none(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_not_there_is_none(rig: Rig) -> None:
     pod_id, container_id = made(rig.runtime)
     assert await rig.state.pod("nobody") is None
     assert await rig.state.container("nobody") is None

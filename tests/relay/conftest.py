@@ -1,4 +1,4 @@
-"""A client of the unary kind, and the path at which its peer is to be."""
+"""A client of the unary kind, the path at which its peer is to be, and pairs between two socket pairs."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.relay.unary import UnaryClient
+from tests.relay.paired import Rig
 
 
 @pytest.fixture
@@ -18,3 +19,17 @@ async def client(path: str) -> AsyncIterator[UnaryClient]:
     made = UnaryClient(path)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def watching() -> AsyncIterator[Rig]:
+    made = Rig(watches=True)
+    yield made
+    made.close()

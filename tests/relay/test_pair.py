@@ -3,25 +3,11 @@
 import asyncio
 import socket
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
 from tests.relay.paired import MIB, Rig
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-async def watching() -> AsyncIterator[Rig]:
-    made = Rig(watches=True)
-    yield made
-    made.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -125,24 +111,9 @@ async def test_what_waits_goes_before_what_could_pass(rig: Rig) -> None:
 
 
 async def test_the_end_waits_for_a_slow_client(rig: Rig) -> None:
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(rig.backend, b"z" * 100_000)
-    rig.pair.flush()
-    rig.backend.setblocking(True)
-    sent = 100_000
-    rig.backend.setblocking(False)
-    while True:
-        try:
-            sent += rig.backend.send(b"z" * 65536)
-        except BlockingIOError:
-            await asyncio.sleep(0.01)
-            if rig.pair._client.slow:
-                break
+    sent = await rig.fill(rig.backend)
     rig.backend.close()
-    got = 0
-    while piece := await rig.read(rig.client, MIB):
-        got += len(piece)
-    assert got == sent
+    assert await rig.read_to_end(rig.client) == sent
     await rig.until("closed")
 
 

@@ -3,27 +3,11 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
 
 from runtimeproxy.relay import pair
 from tests.relay.paired import MIB, Rig
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    made = Rig()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-async def watching() -> AsyncIterator[Rig]:
-    made = Rig(watches=True)
-    yield made
-    made.close()
-
 
 # ---- hang-up
 

@@ -280,25 +280,6 @@ async def test_the_end_closes_every_connection(rig: Rig) -> None:
     assert await rig.read(backend) == b""
 
 
-async def test_the_end_lets_tasks_finish_first(rig: Rig) -> None:
-    client = rig.client()
-    done = Work()
-    rig.front.keep(asyncio.create_task(done.take(0.02)))
-    await rig.front.drain(LONG_SECONDS)
-    assert done
-    assert await rig.read(client) == b""
-
-
-async def test_the_end_lets_calls_finish_first(rig: Rig) -> None:
-    rig.client(), rig.backend()
-    rig.front.unfinished = Unfinished(calls=1)
-    stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS))
-    await asyncio.sleep(0.05)
-    assert not stopping.done()
-    rig.front.unfinished = Unfinished()
-    await asyncio.wait_for(stopping, SOON)
-
-
 async def test_the_end_comes_at_once_if_it_is_hurried(rig: Rig) -> None:
     rig.client(), rig.backend()
     rig.front.unfinished = Unfinished(calls=1)
