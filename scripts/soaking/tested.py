@@ -24,7 +24,7 @@ PEERS = (
     *_system("backends_broken", "bounds", "connections", "events"),
 )
 CANCELS = _system("calls", "cancels")
-RESTARTS = _system("restarts", "runtime_away", "containerd_gone", "containerd_restart", "dockerd_restart")
+RESTARTS = _system("restarts", "runtime_away", "engines_killed", "containerd")
 KILLS = (*_system("restart", "originals", "originals_spoilt"), "tests/test_originals_file.py")
 
 

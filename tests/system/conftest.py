@@ -10,8 +10,9 @@ from tests.system.between import between
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front, Runtime
+from tests.system.real import client, engine, lent, shared
 
-__all__ = ["between"]
+__all__ = ["between", "client", "engine", "lent", "shared"]
 
 
 @pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)

@@ -109,9 +109,9 @@ class Kubelet:
         """Change the resources of a container."""
         self.shim.update_container_resources(container_id, _values(resources))
 
-    def stop(self, container_id: str) -> None:
-        """Stop a container at once."""
-        self.shim.stop_container(container_id)
+    def stop(self, container_id: str, grace_seconds: int = 0) -> None:
+        """Stop a container."""
+        self.shim.stop_container(container_id, grace_seconds)
 
     def remove(self, container_id: str) -> None:
         """Remove a container."""
@@ -197,13 +197,4 @@ def running(
         engine.restored(),
         beside(proxy, folder, lambda hooks: DockerNode(proxy, hooks, engine), prepare) as node,
     ):
-        yield node
-
-
-@contextmanager
-def as_new(node: DockerNode) -> Iterator[DockerNode]:
-    """Lend a node that runs on to a test: no answer is chosen, nobody was told anything, no container is left over."""
-    node.hooks.answers.clear()
-    node.told()
-    with node.engine.restored():
         yield node

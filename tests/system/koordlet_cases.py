@@ -183,11 +183,6 @@ CASES = (
 )
 
 
-def of_point(point: str) -> list[Case]:
-    """Return the rows of a hook point."""
-    return [case for case in CASES if case.point == point]
-
-
 def goes_out(case: Case, *, lifts: bool) -> dict[str, int | str]:
     """Return the resources that are set in the request as it is released."""
     changes = case.lifted if lifts and case.lifted is not None else case.changes

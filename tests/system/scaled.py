@@ -14,7 +14,7 @@ from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSan
 from tests.system.keeping import file_of, rows
 from tests.system.node import CPU, Hooked, end, inside, register
 from tests.system.proxy import wait_until
-from tests.system.restarted import Kubelet, kill
+from tests.system.real import Kubelet, kill
 
 KILLS = 5
 QUOTA, CHANGED_QUOTA = 60_000, 45_000

@@ -12,9 +12,9 @@ from runtimeproxy.hookapi import api_pb2
 from tests.engines import cgroups
 from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
-from tests.fakes.hookserver import HookServer
 from tests.system import told
 from tests.system.node import CPU, MIB, Kubelet, inside
+from tests.system.real import RealNode
 
 Values = Mapping[str, int | str]
 PodAnswer = api_pb2.PodSandboxHookResponse
@@ -67,8 +67,10 @@ class Scene:
         return self.pod_now.linux.cgroup_parent
 
 
-def act(hooks: HookServer, pod: PodSandboxConfig, container: ContainerConfig, parent: str) -> Scene:
-    """Let a hook server act at every Pre point; it gives the pod the cgroup parent ``parent``."""
+def act(node: RealNode) -> Scene:
+    """Let a node's hook server act at every Pre point; it gives a new pod another cgroup parent."""
+    pod, container, hooks = node.rich_pod(), node.rich_container(), node.hooks
+    parent = node.engine.cgroup_parent(pod.metadata.uid, "burstable")
     for_pod = PodAnswer(
         labels={"app": "changed", "hook.example/label": "added"},
         annotations={"hook.example/pod": "added"},
@@ -84,7 +86,8 @@ def act(hooks: HookServer, pod: PodSandboxConfig, container: ContainerConfig, pa
     hooks.on("PreCreateContainer", hookanswers.reply(for_container))
     hooks.on("PreStartContainer", resources_answer(AT_START))
     hooks.on("PreUpdateContainerResources", resources_answer(AT_UPDATE))
-    return Scene(pod, container, told.changed_pod(pod, for_pod), told.changed_container(container, for_container))
+    container_now = node.sent(told.changed_container(container, for_container))
+    return Scene(pod, container, told.changed_pod(pod, for_pod), container_now)
 
 
 def of_update(scene: Scene, asked: Values) -> ContainerConfig:

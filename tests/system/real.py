@@ -1,0 +1,393 @@
+"""A real engine behind the proxy, whichever it is, so that one test shows that both fronts behave alike.
+
+Owns the kinds of a node (the APIs of containerd, the shims of dockerd), and what a test asks of all of them alike.
+Must not know: what is tested.
+Invariant: pods and containers are told in CRI's terms, as far as a kubelet's words get through to the engine.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import grpc
+import pytest
+
+from tests.engines import cri
+from tests.fakes import cri_pb2
+from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
+from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, DockerError
+from tests.system import docker_node, docker_told, node, told
+from tests.system.cri_front import CRI
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import Failed, Front
+from tests.system.node import Hooked, beside, end, register
+from tests.system.node import Kubelet as Ending
+from tests.system.proxy import STATE_KNOWN, wait_until
+
+RESIZED = {"example.com/resized": "yes"}
+
+
+class Kubelet(Ending, Protocol):
+    """What is asked alike of a client of CRI and of one of dockerd."""
+
+    def run_pod(self, config: PodSandboxConfig) -> str: ...
+    def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str: ...
+    def start(self, container_id: str) -> None: ...
+    def update(self, container_id: str, resources: LinuxContainerResources) -> None: ...
+
+
+def kill(node: Hooked) -> None:
+    """Kill the proxy, start it again, and wait until it knows what there is."""
+    node.proxy.kill()
+    written = len(node.proxy.output())
+    node.proxy.start()
+    wait_until(lambda: STATE_KNOWN in node.proxy.output()[written:], "the state is read", node.proxy.output)
+    node.told()
+
+
+@dataclass(frozen=True, slots=True)
+class RealNode(Hooked, ABC):
+    """A proxy, a hook server and an engine; the kubelet speaks a version of CRI, or as a generation of the shim."""
+
+    engine: Any
+    speaks: Any
+
+    front: ClassVar[Front]
+    handler: ClassVar[str] = ""
+    """The runtime handler of pods, where a kubelet may name one."""
+
+    @abstractmethod
+    def client_of(self, socket: str) -> Any:
+        """Return a kubelet that uses a socket."""
+
+    def client(self) -> Any:
+        """Return a kubelet that uses the proxy's socket."""
+        return self.client_of(str(self.proxy.socket))
+
+    def direct(self) -> Any:
+        """Return a kubelet that uses the engine's own socket."""
+        return self.client_of(self.engine.socket)
+
+    def restart(self) -> None:
+        """Kill the proxy and start it again, without waiting until it knows what there is."""
+        self.proxy.kill()
+        self.proxy.start()
+        self.told()
+
+    # ---- pods as a hook server is told of them
+
+    @abstractmethod
+    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
+        """Return a pod with all that a kubelet may say of one."""
+
+    @abstractmethod
+    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        """Return a pod with little more than a name."""
+
+    @abstractmethod
+    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
+        """Return a container with all that a kubelet may say of one; ``resources`` are set beside the usual ones."""
+
+    @abstractmethod
+    def plain_container(self, name: str = "main") -> ContainerConfig:
+        """Return a container with little more than a name."""
+
+    @abstractmethod
+    def sent(self, container: ContainerConfig) -> ContainerConfig:
+        """Return a container as this kubelet asks for it: dockershim gives a swap limit with each memory limit."""
+
+    @abstractmethod
+    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+        """Return a container as it is after an update."""
+
+    # ---- calls with all that may be said in them
+
+    def run(self, client: Any, pod: PodSandboxConfig) -> str:
+        """Run a pod, with a runtime handler if it may have one."""
+        return str(client.run_pod(pod))
+
+    def resize(self, client: Any, container_id: str, asked: LinuxContainerResources) -> None:
+        """Update a container, with annotations where there is a place for them."""
+        client.update(container_id, asked)
+
+    def resized(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+        """Return a container as it is after ``resize``."""
+        return self.updated(container, asked)
+
+    def failure(self, call: Callable[[], object]) -> Failed:
+        """Make a call that must fail; return how it did."""
+        with pytest.raises((grpc.RpcError, DockerError, ConnectionError)) as caught:
+            call()
+        error: Any = caught.value
+        if isinstance(error, grpc.RpcError):
+            return Failed(error.code(), str(error.details()))
+        return Failed(error.status, error.message) if isinstance(error, DockerError) else Failed(None, str(error))
+
+    # ---- what the engine tells
+
+    @abstractmethod
+    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
+        """Wait for the whole of the first act of the container ``main``; return its lines as names and values."""
+
+    @abstractmethod
+    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
+        """Return what the container ``main`` has written."""
+
+    @abstractmethod
+    def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Return a pod's labels and annotations."""
+
+    @abstractmethod
+    def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
+        """Return a container's annotations."""
+
+    @abstractmethod
+    def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
+        """Return the resources that are kept of a pod; what is missing, or 0, is not set."""
+
+    @abstractmethod
+    def cpuset(self, client: Any, container_id: str) -> str:
+        """Return the cpuset that is set for a container, "" if none is."""
+
+    @abstractmethod
+    def is_running(self, client: Any, container_id: str) -> bool:
+        """Tell whether a container runs."""
+
+    @abstractmethod
+    def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
+        """Return the process ids of a pod and a container."""
+
+    @abstractmethod
+    def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
+        """Return what is told of a pod and a container, but for what differs between two that were asked for alike."""
+
+    def lived(self, client: Any, pod: PodSandboxConfig, container: ContainerConfig, resources: Any) -> Any:
+        """Let a pod with a container live; return what was told of it while it ran."""
+        pod_id = client.run_pod(pod)
+        container_id = client.create(pod_id, container, pod)
+        client.start(container_id)
+        client.update(container_id, resources)
+        seen = self.inspected(client, pod_id, container_id)
+        end(client, pod_id, container_id)
+        return seen
+
+
+class CriNode(RealNode):
+    """A node with a containerd."""
+
+    front = CRI
+    handler = "runc"
+
+    def client_of(self, socket: str) -> cri.CriClient:
+        return cri.CriClient(socket, self.speaks)
+
+    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
+        return node.rich_pod(self.engine, name)
+
+    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        return node.plain_pod(self.engine, name)
+
+    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
+        return node.rich_container(name, **resources)
+
+    def plain_container(self, name: str = "main") -> ContainerConfig:
+        return cri.container_config(name)
+
+    def sent(self, container: ContainerConfig) -> ContainerConfig:
+        return container
+
+    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+        return told.updated(container, asked)
+
+    def run(self, client: Any, pod: PodSandboxConfig) -> str:
+        request = cri_pb2.RunPodSandboxRequest(config=pod, runtime_handler=self.handler)
+        return str(client.call("RunPodSandbox", request).pod_sandbox_id)
+
+    def resize(self, client: Any, container_id: str, asked: LinuxContainerResources) -> None:
+        request = cri_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=asked, annotations=RESIZED)
+        client.call("UpdateContainerResources", request)
+
+    def resized(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+        changed = told.updated(container, asked)
+        changed.annotations.update(RESIZED)
+        return changed
+
+    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
+        return node.told_by_first_act(pod)
+
+    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
+        return Path(pod.log_directory, "main.log").read_text()
+
+    def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        status = client.pod_status(pod_id).status
+        return status.labels, status.annotations
+
+    def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
+        return dict(client.status(container_id).status.annotations)
+
+    def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
+        return dict(_info(client.pod_status(pod_id))["config"]["linux"]["resources"])
+
+    def cpuset(self, client: Any, container_id: str) -> str:
+        return str(_info(client.status(container_id))["runtimeSpec"]["linux"]["resources"]["cpu"].get("cpus", ""))
+
+    def is_running(self, client: Any, container_id: str) -> bool:
+        return bool(client.status(container_id).status.state == cri_pb2.CONTAINER_RUNNING)
+
+    def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
+        return _info(client.pod_status(pod_id))["pid"], _info(client.status(container_id))["pid"]
+
+    def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
+        pod, container = _info(client.pod_status(pod_id)), _info(client.status(container_id))
+        spec = container["runtimeSpec"]
+        return pod["config"], container["config"], spec["linux"]["resources"], spec["process"]["env"]
+
+
+def _info(status: Any) -> Any:
+    return json.loads(status.info["info"])
+
+
+class ShimNode(RealNode):
+    """A node with a dockerd, whose kubelet's words go through dockershim."""
+
+    front = DOCKER
+
+    def client_of(self, socket: str) -> docker_node.Kubelet:
+        return docker_node.Kubelet(socket, self.speaks)
+
+    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
+        return docker_told.rich_pod(self.engine, name)
+
+    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        return docker_told.plain_pod(self.engine, name)
+
+    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
+        return docker_told.rich_container(name, **resources)
+
+    def plain_container(self, name: str = "main") -> ContainerConfig:
+        return docker_told.plain_container(name)
+
+    def sent(self, container: ContainerConfig) -> ContainerConfig:
+        return docker_told.without_swap(container)
+
+    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+        changed = told.updated(container, asked)
+        moves = self.speaks.moves_swap and asked.memory_limit_in_bytes
+        return docker_told.without_swap(changed) if moves else changed
+
+    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
+        return dict(client.told_by_first_act(container_id))
+
+    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
+        return str(self.engine.request("GET", f"/containers/{container_id}/logs?stdout=1").decode())
+
+    def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        labels = client.labels(pod_id)
+        of_the_shim = {labels.pop(f"io.kubernetes.{name}") for name in ("container.name", "docker.type")}
+        assert of_the_shim == {"POD", "podsandbox"}
+        annotations = self.annotations(client, pod_id)
+        return {key: value for key, value in labels.items() if not key.startswith("annotation.")}, annotations
+
+    def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
+        labels = client.labels(container_id).items()
+        return {key.removeprefix("annotation."): value for key, value in labels if key.startswith("annotation.")}
+
+    def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
+        host = client.host(pod_id)
+        names = {"cpu_quota": "CpuQuota", "cpu_shares": "CpuShares", "memory_limit_in_bytes": "Memory"}
+        return {name: host[key] for name, key in names.items()}
+
+    def cpuset(self, client: Any, container_id: str) -> str:
+        return str(client.host(container_id)["CpusetCpus"])
+
+    def is_running(self, client: Any, container_id: str) -> bool:
+        return bool(client.shim.inspect(container_id)["State"]["Running"])
+
+    def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
+        pod, container = (client.shim.inspect(one)["State"]["Pid"] for one in (pod_id, container_id))
+        return pod, container
+
+    def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
+        return client.inspected(pod_id, container_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of node; ``engine`` is the fixture of the whole session."""
+
+    name: str
+    engine: str
+    node: type[RealNode]
+    speaks: Any
+
+
+CONTAINERD = Kind("containerd", "containerd", CriNode, cri.V1)
+DOCKERD = Kind("dockerd", "dockerd", ShimNode, CRI_DOCKERD)
+OLD_CRI = Kind("containerd-v1alpha2", "containerd", CriNode, cri.V1ALPHA2)
+OLD_SHIM = Kind("dockerd-dockershim", "dockerd", ShimNode, DOCKERSHIM)
+
+
+def on(*kinds: Kind) -> pytest.MarkDecorator:
+    """Run tests on these kinds of nodes."""
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name, scope="module")
+
+
+@contextmanager
+def running(
+    kind: Kind,
+    engine: Any,
+    folder: Path,
+    prepare: Callable[[RealNode], None] = register,
+    *,
+    runtime: str = "",
+    **flags: str,
+) -> Iterator[RealNode]:
+    """Run a hook server, and then a proxy before an engine; ``prepare`` is called between the two.
+
+    ``runtime`` is a socket that stands for the engine's own. What was made is removed at the end.
+    """
+    endpoint = runtime or engine.socket
+    if kind.node is CriNode:
+        flags = {"remote_image_service_endpoint": endpoint, **flags}
+    proxy = kind.node.front.process(folder / "proxy", remote_runtime_service_endpoint=endpoint, **flags)
+    with (
+        engine.restored(),
+        beside(proxy, folder, lambda hooks: kind.node(proxy, hooks, engine, kind.speaks), prepare) as made,
+    ):
+        yield made
+
+
+# ---- fixtures, by conftest: a node for a module, which a test gets as new
+
+
+@pytest.fixture(scope="module")
+def engine(kind: Kind, request: pytest.FixtureRequest) -> Any:
+    """Return the engine of a kind of node."""
+    return request.getfixturevalue(kind.engine)
+
+
+@pytest.fixture(scope="module")
+def shared(kind: Kind, engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
+    """Run a node whose hook server is asked at every point."""
+    with running(kind, engine, tmp_path_factory.mktemp("node")) as made:
+        yield made
+
+
+@pytest.fixture(name="node")
+def lent(shared: RealNode) -> Iterator[RealNode]:
+    """Lend the node: no answer is chosen, nobody was told anything, nothing is left over."""
+    shared.hooks.answers.clear()
+    shared.told()
+    with shared.engine.restored():
+        yield shared
+
+
+@pytest.fixture
+def client(node: RealNode) -> Iterator[Any]:
+    """Return a kubelet that uses the proxy."""
+    with node.client() as made:
+        yield made

@@ -1,0 +1,203 @@
+"""What only dockerd has: names and ids as references, swap limits, its own errors, containers that are no kubelet's."""
+
+import http
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines import images
+from tests.engines.dockerd import BUSYBOX
+from tests.fakes.dockershim import DockerError
+from tests.system import told
+from tests.system.docker_node import Kubelet
+from tests.system.node import MIB, PLUGIN, inside, register
+from tests.system.real import DOCKERD, OLD_SHIM, Kind, RealNode, on, running
+from tests.system.scene import Values, assert_in_force, cri_resources, resources_answer
+
+pytestmark = pytest.mark.engine
+
+ONE = on(DOCKERD)
+BOTH = on(DOCKERD, OLD_SHIM)
+
+POINTS = {
+    "start": ("PreStartContainer", "PostStartContainer"),
+    "update": ("PreUpdateContainerResources",),
+    "stop": ("PostStopContainer",),
+}
+"""Command of the docker CLI -> what a hook server is told of it."""
+
+
+@ONE
+def test_any_reference_tells_the_same(node: RealNode) -> None:
+    pod, container = node.rich_pod(), node.rich_container()
+    with node.client() as client:
+        pod_id = client.run_pod(pod)
+        container_id = client.create(pod_id, container, pod)
+        name = client.shim.inspect(container_id)["Name"].removeprefix("/")
+        seen = told.of_container(pod, container, container_id)
+        after_update = told.of_container(pod, told.updated(container, cri_resources({"cpu_shares": 400})), container_id)
+        node.told()
+        for reference, is_known in ((name, True), (container_id[:12], True), (f"/{name}", True), (name, False)):
+            for command in (("start",), ("update", "--cpu-shares", "400"), ("stop", "-t", "0")):
+                if not is_known:
+                    node.restart()
+                client.docker(*command, reference)
+                if command[0] == "update":
+                    seen = after_update
+                assert node.told() == [(point, seen) for point in POINTS[command[0]]]
+        pod_name = client.shim.inspect(pod_id)["Name"].removeprefix("/")
+        for reference in (pod_name, pod_id[:12]):
+            node.restart()  # a proxy that has told of a pod's stop does not tell of it again
+            client.docker("stop", reference)
+            assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
+
+
+@ONE
+def test_a_renamed_container_is_still_the_kubelets(node: RealNode) -> None:
+    pod, container = node.rich_pod(), node.rich_container()
+    with node.client() as client:
+        container_id = client.create(client.run_pod(pod), container, pod)
+        client.docker("rename", container_id, "renamed")
+        created = told.of_container(pod, container, container_id)
+        for again in (False, True):
+            if again:
+                node.restart()
+            node.told()
+            client.docker("stop", "renamed")
+            assert node.told() == [("PostStopContainer", created)]
+
+
+@BOTH
+def test_a_name_that_is_taken(node: RealNode, client: Kubelet) -> None:
+    pod, container = node.rich_pod(), node.rich_container()
+    pod_id = client.run_pod(pod)
+    first_id = client.create(pod_id, container, pod)
+    with pytest.raises(DockerError, match="is already in use by container") as caught:
+        client.create(pod_id, container, pod)
+    assert first_id in caught.value.message
+    # The shim has removed the container that had the name, so the kubelet's next try is a good one.
+    node.told()
+    second_id = client.create(pod_id, container, pod)
+    client.stop(second_id)
+    assert node.told() == [
+        ("PreCreateContainer", told.of_container(pod, container)),
+        ("PostStopContainer", told.of_container(pod, container, second_id)),
+    ]
+
+
+@ONE
+def test_what_is_not_a_pods_is_not_handed_to_hook_servers(node: RealNode) -> None:
+    with node.client() as client:
+        client.docker("run", "--rm", BUSYBOX, "true")
+        client.docker("run", "-d", "--name", "plain", "--label", "app=web", BUSYBOX, "sleep", "1000")
+        container_id = client.shim.inspect("plain")["Id"]
+        for reference in ("plain", container_id, container_id[:12]):
+            client.docker("update", "--cpu-shares", "300", reference)
+            client.docker("stop", "-t", "0", reference)
+            client.docker("start", reference)
+        client.docker("rm", "-f", "plain")
+    assert node.told() == []
+
+
+@ONE
+def test_after_a_kill_an_env_that_equals_the_images_is_taken_for_the_images(node: RealNode) -> None:
+    pod, container = node.rich_pod(), node.rich_container()
+    container.envs.add(key="PATH", value=images.IMAGE_ENVIRONMENT[0].removeprefix("PATH=").encode())
+    with node.client() as client:
+        container_id = client.create(client.run_pod(pod), container, pod)
+        client.stop(container_id)
+        created = told.of_container(pod, container, container_id)
+        assert node.told()[-1] == ("PostStopContainer", created)
+        node.restart()
+        client.stop(container_id)
+        del created.container_envs["PATH"]
+        assert node.told() == [("PostStopContainer", created)]
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+# The kubelet's limit is 64 MiB, and its swap limit is that, too: no swap.
+MEMORY: dict[str, tuple[str, Values, tuple[int, int]]] = {
+    "more at create": ("PreCreateContainer", {"memory_limit_in_bytes": 80 * MIB}, (80, 80)),
+    "less at create": ("PreCreateContainer", {"memory_limit_in_bytes": 32 * MIB}, (32, 32)),
+    "unlimited at create": ("PreCreateContainer", {"memory_limit_in_bytes": -1}, (0, 0)),
+    "swap at create": ("PreCreateContainer", {"memory_swap_limit_in_bytes": 96 * MIB}, (64, 96)),
+    "both at create": (
+        "PreCreateContainer",
+        {"memory_limit_in_bytes": 32 * MIB, "memory_swap_limit_in_bytes": -1},
+        (32, -1),
+    ),
+    "more at start": ("PreStartContainer", {"memory_limit_in_bytes": 80 * MIB}, (80, 80)),
+    "less at start": ("PreStartContainer", {"memory_limit_in_bytes": 32 * MIB}, (32, 32)),
+    "unlimited at start": ("PreStartContainer", {"memory_limit_in_bytes": -1}, (64, 64)),
+    "swap at start": ("PreStartContainer", {"memory_swap_limit_in_bytes": 96 * MIB}, (64, 96)),
+    "more at update": ("PreUpdateContainerResources", {"memory_limit_in_bytes": 80 * MIB}, (80, 80)),
+    "less at update": ("PreUpdateContainerResources", {"memory_limit_in_bytes": 32 * MIB}, (32, 32)),
+    "unlimited at update": ("PreUpdateContainerResources", {"memory_limit_in_bytes": -1}, (48, 48)),
+}
+"""A change at a hook point -> what dockerd has in the end, memory and swap in MiB; the kubelet updates to 48 MiB."""
+
+
+@ONE
+def test_swap_goes_with_memory(node: RealNode, client: Kubelet) -> None:
+    pod = node.plain_pod()
+    pod_id = client.run_pod(pod)
+    for number, (point, values, (memory, swap)) in enumerate(MEMORY.values()):
+        node.hooks.answers.clear()
+        node.hooks.on(point, resources_answer(values))
+        container_id = client.create(pod_id, node.rich_container(f"main-{number}"), pod)
+        client.start(container_id)
+        if point == "PreUpdateContainerResources":
+            client.update(container_id, cri_resources({"memory_limit_in_bytes": 48 * MIB}))
+        host = client.host(container_id)
+        assert host["Memory"] == memory * MIB, (point, values)
+        if node.engine.get("/info")["SwapLimit"]:  # else the kernel does not account for swap
+            assert host["MemorySwap"] == (swap if swap < 0 else swap * MIB), (point, values)
+        assert_in_force(client, container_id, pod.linux.cgroup_parent, {"memory_limit_in_bytes": host["Memory"] or -1})
+        client.remove(container_id)
+
+
+@on(OLD_SHIM)
+def test_a_hook_raises_memory_where_dockershim_leaves_the_swap_limit(node: RealNode, client: Kubelet) -> None:
+    node.hooks.on("PreUpdateContainerResources", resources_answer({"memory_limit_in_bytes": 80 * MIB}))
+    pod = node.plain_pod()
+    container_id = client.create(client.run_pod(pod), node.rich_container(), pod)
+    client.update(container_id, cri_resources({"memory_limit_in_bytes": 48 * MIB}))
+    assert client.host(container_id)["Memory"] == 80 * MIB
+
+
+# -- what dockerd rejects ----------------------------------------------------------------------------------------------
+
+
+@ONE
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
+def test_what_dockerd_rejects_at_the_start_is_the_plugins_failure(
+    kind: Kind, engine: Any, tmp_path: Path, policy: str
+) -> None:
+    with running(kind, engine, tmp_path, lambda node: register(node, policy=policy)) as node, node.client() as client:
+        pod, container = node.rich_pod(), node.rich_container()
+        pod_id = client.run_pod(pod)
+        container_id = client.create(pod_id, container, pod)
+        node.hooks.on("PreStartContainer", resources_answer({"cpuset_cpus": "4095", "cpu_shares": 700}))
+        if policy == "Ignore":
+            client.start(container_id)
+            assert inside(client, container_id, "cpu_shares") == 512
+        else:
+            with pytest.raises(DockerError) as caught:
+                client.start(container_id)
+            for part in (PLUGIN, "PreStartContainer", "runtime_rejected"):
+                assert part in caught.value.message
+            assert client.shim.inspect(container_id)["State"]["Status"] == "created"
+
+
+@ONE
+def test_what_dockerd_refuses_of_a_hooks_create_is_told_in_its_words(node: RealNode, client: Kubelet) -> None:
+    """A hook's values stand in the request: the daemon's own error passes unchanged."""
+    pod = node.rich_pod()
+    pod_id = client.run_pod(pod)
+    node.hooks.on("PreCreateContainer", resources_answer({"cpuset_cpus": "4095"}))
+    with pytest.raises(DockerError) as caught:
+        client.create(pod_id, node.rich_container(), pod)
+    assert caught.value.status == http.HTTPStatus.BAD_REQUEST
+    assert "4095" in caught.value.message

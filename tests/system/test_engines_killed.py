@@ -1,0 +1,214 @@
+"""The proxy before a real engine is killed with pods running, and so is the engine itself (B1, B3)."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.hookapi import api_pb2
+from tests.amounts import REAL_RESTARTED_PODS
+from tests.fakes import hookanswers
+from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
+from tests.system import scaled, told
+from tests.system.keeping import on_tmpfs
+from tests.system.node import CPU, end
+from tests.system.proxy import WAIT_SECONDS, answers, wait_until
+from tests.system.real import CONTAINERD, DOCKERD, OLD_SHIM, Kind, RealNode, kill, on, running
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+GRACE_SECONDS = 3600
+UPDATE = LinuxContainerResources(cpu_quota=40_000)
+READY, ASKED_TO_END = "ready", "asked to end"
+DEAF = f"""
+trap 'trap "exit 0" TERM; echo {ASKED_TO_END}' TERM
+sleep {GRACE_SECONDS} & echo {READY}
+while :; do wait; done
+"""
+"""Takes a stop's signal, says so, and goes on; a second one ends it: a dockerd that starts ends what it finds."""
+
+
+# ---- the proxy
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A pod with a container that runs, and what a hook server is to be told of it by a later proxy.
+
+    A stop tells what the start has told. An update tells the kubelet's own values, and no engine knows them any more
+    where a hook has set others: those stand in their place.
+    """
+
+    pod_id: str
+    container_id: str
+    update: Any
+    stop: Any
+
+
+def change(response: Any) -> None:
+    response.container_envs.update({"LEVEL": "hooked", "NEW": "1"})
+    response.container_annotations["hook"] = "hooked"
+    change_resources(response)
+
+
+def change_resources(message: Any) -> None:
+    message.container_resources.cpu_shares //= 2
+    message.container_resources.cpuset_cpus = CPU
+
+
+def begin(node: RealNode, client: Any, pod: PodSandboxConfig) -> Life:
+    pod_id = client.run_pod(pod)
+    container_id = client.create(pod_id, node.rich_container(), pod)
+    node.told()
+    client.update(container_id, UPDATE)
+    client.start(container_id)
+    (_, update), _, (_, started) = node.told()
+    assert started.container_envs["LEVEL"] == "hooked"
+    assert started.container_resources.cpu_quota == UPDATE.cpu_quota
+    change_resources(update)
+    return Life(pod_id, container_id, update, started)
+
+
+@on(CONTAINERD, DOCKERD, OLD_SHIM)
+def test_after_a_kill_pods_run_on_and_are_told_of_as_before(node: RealNode, client: Any) -> None:
+    of_pod = api_pb2.PodSandboxHookResponse(labels={"label": "hooked"}, annotations={"hook": "hooked"})
+    node.hooks.on("PreRunPodSandbox", hookanswers.reply(of_pod))
+    node.hooks.on("PreCreateContainer", hookanswers.echo(change))
+    lives = [begin(node, client, node.rich_pod(f"pod-{number}")) for number in range(REAL_RESTARTED_PODS.now)]
+    pids = [node.pids(client, life.pod_id, life.container_id) for life in lives]
+    assert len({pid for both in pids for pid in both} - {0}) == 2 * len(lives)
+    kill(node)
+    assert [node.pids(client, life.pod_id, life.container_id) for life in lives] == pids
+    for life in lives:
+        client.update(life.container_id, UPDATE)
+        client.stop(life.container_id)
+        assert node.told() == [("PreUpdateContainerResources", life.update), ("PostStopContainer", life.stop)]
+    seen = []
+    for life in lives:
+        client.stop_pod(life.pod_id)
+        seen.append(node.told())
+    assert [point for [(point, _)] in seen] == ["PostStopPodSandbox"] * len(lives)
+    assert {message.labels["label"] for [(_, message)] in seen} == {"hooked"}
+    kill(node)
+    for life, before in zip(lives, seen, strict=True):
+        client.stop_pod(life.pod_id)
+        assert node.told() == before
+
+
+@on(CONTAINERD, DOCKERD, OLD_SHIM)
+def test_a_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    with on_tmpfs() as memory, running(kind, engine, tmp_path, scaled.keeping(memory)) as node, node.client() as client:
+
+        def container_of(name: str) -> ContainerConfig:
+            return node.rich_container(name, cpu_quota=scaled.QUOTA)
+
+        scaled.over_kills(node, client, memory, node.plain_pod(), container_of)
+
+
+# ---- the engine
+
+
+@pytest.fixture
+def caller() -> Iterator[ThreadPoolExecutor]:
+    """Lend a thread for a call that is under way."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+
+
+@on(CONTAINERD, DOCKERD)
+def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, caller: ThreadPoolExecutor) -> None:
+    """A stop is under way: the container has got its signal. It outlives containerd, and ends with dockerd.
+
+    If the proxy hears of its end before it is stopped again, that is told then.
+    """
+    outlives = node.front.name == "cri"
+    pod, container = node.rich_pod(), node.rich_container()
+    container.command[:] = ("/bin/sh", "-c", DEAF)
+    with node.client() as client:
+        pod_id = client.run_pod(pod)
+        container_id = client.create(pod_id, container, pod)
+        client.start(container_id)
+        wait_until(lambda: READY in node.written(pod, container_id), "the container runs")
+        its_own = node.pids(client, pod_id, container_id)
+        node.told()
+        stop = caller.submit(client.stop, container_id, GRACE_SECONDS)
+        wait_until(lambda: ASKED_TO_END in node.written(pod, container_id), "the engine stops it")
+        node.engine.kill()
+        try:
+            assert node.failure(lambda: stop.result(WAIT_SECONDS)).status == node.front.lost
+            assert answers(node.proxy.socket)
+        finally:
+            node.engine.launch()
+    ended = told.of_container(pod, container, container_id)
+    with node.client() as client:  # the first calls, and nobody tries again
+        if outlives:
+            assert node.pids(client, pod_id, container_id) == its_own
+            assert node.told() == [], "it was not stopped"
+            client.update(container_id, UPDATE)
+            ended = told.of_container(pod, told.updated(container, UPDATE), container_id)
+            assert node.told() == [("PreUpdateContainerResources", ended)]
+        end(client, pod_id, container_id)
+    *stops, pod_stop = node.told()
+    stopped = ("PostStopContainer", ended)
+    assert stops == [stopped] or (not outlives and stops == 2 * [stopped])
+    assert pod_stop == ("PostStopPodSandbox", told.of_pod(pod))
+
+
+@on(CONTAINERD)
+def test_a_create_that_the_engine_did_not_live_to_see_is_not_sent_again(
+    node: RealNode, caller: ThreadPoolExecutor
+) -> None:
+    """The kubelet's next one is good."""
+    pod, container = node.plain_pod(), node.rich_container()
+    with node.client() as client:
+        pod_id = client.run_pod(pod)
+        node.engine.halt()
+        create = caller.submit(client.create, pod_id, container, pod)
+        wait_until(lambda: bool(node.hooks.calls_of("PreCreateContainer")), "the hook server is asked")
+        node.engine.kill()
+        assert node.failure(lambda: create.result(WAIT_SECONDS)).status == node.front.lost
+        assert node.failure(client.version).status == node.front.lost
+    node.engine.launch()
+    node.told()
+    with node.client() as client:
+        assert not [made for made in client.containers() if made.pod_sandbox_id == pod_id]
+        container_id = client.create(pod_id, container, pod)
+        assert node.told() == [("PreCreateContainer", told.of_container(pod, container))]
+        end(client, pod_id, container_id)
+        assert ("PostStopContainer", told.of_container(pod, container, container_id)) in node.told()
+
+
+@on(DOCKERD, OLD_SHIM)
+def test_a_killed_dockerd_is_served_again(node: RealNode, client: Any) -> None:
+    """The sandbox ended with it: a kubelet makes another one."""
+    pod, container = node.rich_pod(), node.rich_container()
+    pod_id = client.run_pod(pod)
+    container_id = client.create(pod_id, container, pod)
+    node.engine.kill()
+    try:
+        # On a connection of its own: the other client's ends with the daemon's, sooner or later.
+        with node.client() as other:
+            assert node.failure(lambda: other.update(container_id, UPDATE)).status == 502
+    finally:
+        node.engine.launch()
+    node.told()
+    client.update(container_id, UPDATE)
+    updated = told.of_container(pod, node.updated(container, UPDATE), container_id)
+    assert node.told() == [("PreUpdateContainerResources", updated)]
+    client.stop_pod(pod_id)
+    assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
+
+    pod.metadata.attempt += 1
+    container.metadata.attempt += 1
+    container_id = client.create(client.run_pod(pod), container, pod)
+    client.start(container_id)
+    created = told.of_container(pod, container, container_id)
+    assert node.told() == [
+        ("PreRunPodSandbox", told.of_pod(pod)),
+        ("PreCreateContainer", told.of_container(pod, container)),
+        ("PreStartContainer", created),
+        ("PostStartContainer", created),
+    ]

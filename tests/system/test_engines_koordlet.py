@@ -1,0 +1,167 @@
+"""A stand-in koordlet works unchanged on real engines: its way to register, its echoes, its -1 and its empty cpuset.
+
+What it does is told in hook-api ("Registration files", "What an answer means").
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines import cgroups
+from tests.fakes import hookanswers, registration
+from tests.fakes.cri_pb2 import LinuxContainerResources
+from tests.system.fronts import Values
+from tests.system.koordlet_cases import CASES, POD, UPDATE, Case, goes_out
+from tests.system.node import CPU, end, inside
+from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, Kind, RealNode, on, running
+
+pytestmark = [pytest.mark.engine, on(CONTAINERD, OLD_CRI, DOCKERD)]
+
+POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
+"""What a koordlet with its defaults lists, beside the point that the protocol lacks."""
+UNLIMITED = {"cpu_shares": 700, "cpu_quota": -1, "memory_limit_in_bytes": -1}
+
+
+class Koordlet:
+    """Registers again and again, in place, each time in another order, and leaves its file there in the end."""
+
+    def __init__(self, node: RealNode) -> None:
+        self._node = node
+        self._seeds = count()
+
+    def register(self) -> None:
+        """Write the file."""
+        folder, socket_path = self._node.proxy.registrations, self._node.hooks.socket_path
+        registration.write_as_koordlet(folder, socket_path, POINTS, seed=next(self._seeds))
+
+    def truncate(self) -> None:
+        """Leave the file as a reader may find it in the middle of a write: empty."""
+        self._node.proxy.registrations.joinpath("koordlet.json").write_text("")
+
+
+@pytest.fixture
+def node(kind: Kind, engine: Any, tmp_path: Path) -> Iterator[RealNode]:
+    with running(kind, engine, tmp_path, lambda node: None) as made:
+        yield made
+
+
+@pytest.fixture
+def koordlet(node: RealNode) -> Koordlet:
+    """Let the node's hook server be a koordlet, which the proxy knows."""
+    node.hooks.default = hookanswers.koordlet()
+    koordlet = Koordlet(node)
+    koordlet.register()
+    node.proxy.wait_for_registration("koordlet.json")
+    return koordlet
+
+
+def test_it_sets_unlimited_and_clears_the_cpuset(node: RealNode, koordlet: Koordlet, client: Any) -> None:
+    pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
+    container.envs.add(key="LEVEL", value=b"debug")  # named twice: an echo must not change which one counts
+    for point in POINTS:
+        node.hooks.on(point, hookanswers.koordlet(**UNLIMITED, cpuset_cpus=""))
+
+    pod_id = client.run_pod(pod)
+    kept = node.pod_resources(client, pod_id)
+    assert (kept["cpu_quota"], kept["cpu_shares"], kept.get("memory_limit_in_bytes", 0)) == (-1, 700, 0)
+
+    container_id = client.create(pod_id, container, pod)
+    assert node.cpuset(client, container_id) == "", "the cpuset that the kubelet asked for is cleared"
+    client.start(container_id)
+    first = node.first_act(client, pod, container_id)
+    for setting, value in UNLIMITED.items():
+        assert cgroups.parse(setting, first[setting]) == cgroups.expected(setting, value), setting
+    assert first["LEVEL"] == "debug"
+
+    # The kubelet limits again, and koordlet lifts the limits again.
+    limits = LinuxContainerResources(cpu_quota=20000, cpu_shares=100, cpuset_cpus=CPU, memory_limit_in_bytes=1 << 26)
+    client.update(container_id, limits)
+    for setting, value in UNLIMITED.items():
+        assert inside(client, container_id, setting) == cgroups.expected(setting, value), setting
+    assert node.cpuset(client, container_id) == ""
+    assert [point for point, _ in node.told()] == list(POINTS)
+    assert "left out" not in node.proxy.output()
+
+
+def test_a_whole_echo_changes_nothing(node: RealNode, koordlet: Koordlet, client: Any) -> None:
+    pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
+    with node.direct() as direct:
+        asked = LinuxContainerResources(cpu_shares=300)
+        seen = [node.lived(each, pod, container, asked) for each in (client, direct)]
+    assert seen[0] == seen[1]
+    assert [point for point, _ in node.told()] == list(POINTS)
+
+
+def test_it_may_rewrite_its_file_at_any_time(node: RealNode, koordlet: Koordlet, client: Any) -> None:
+    node.hooks.on("PreCreateContainer", hookanswers.koordlet(cpu_shares=700))
+    pod = node.rich_pod()
+    koordlet.register()
+    pod_id = client.run_pod(pod)
+    for name in ("first", "second", "third"):
+        koordlet.truncate()
+        container_id = client.create(pod_id, node.rich_container(name), pod)
+        koordlet.register()
+        client.start(container_id)
+        assert inside(client, container_id, "cpu_shares") == cgroups.expected("cpu_shares", 700), name
+        client.update(container_id, LinuxContainerResources(cpu_shares=300))
+    assert [point for point, _ in node.told()] == [POINTS[0], *POINTS[1:] * 3]
+
+
+def test_an_empty_file_keeps_the_last_good_state(node: RealNode, koordlet: Koordlet, client: Any) -> None:
+    koordlet.truncate()
+    node.proxy.wait_for_log("registration rejected: koordlet.json")
+    end(client, client.run_pod(node.rich_pod()))
+    assert [point for point, _ in node.told()] == ["PreRunPodSandbox"]
+    assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
+
+
+def test_each_of_its_answers_holds_inside_the_container(node: RealNode, client: Any) -> None:
+    """Under policy Fail."""
+    node.hooks.default = hookanswers.echo()
+    node.proxy.register("koordlet.json", node.hooks.socket_path, policy="Fail")
+    node.proxy.wait_for_registration("koordlet.json")
+    pod, config = node.plain_pod(), node.plain_container()
+    pod_id = client.run_pod(pod)
+    for number, case in enumerate(CASES):
+        if case.point == POD:
+            continue
+        of_update = case.point == UPDATE
+        config.metadata.name = f"c{number}"
+        config.linux.resources.CopyFrom(LinuxContainerResources(**(case.held if of_update else case.asked)))  # type: ignore[arg-type]
+        config = node.sent(config)
+        node.hooks.answers.clear()
+        if not of_update:
+            node.hooks.on(case.point, case.answer)
+        container_id = client.create(pod_id, config, pod)
+        client.start(container_id)
+        if of_update:
+            node.hooks.on(case.point, case.answer)
+            client.update(container_id, LinuxContainerResources(**case.asked))  # type: ignore[arg-type]
+        lifts = node.front.name == "cri"  # containerd takes -1 in an update
+        _assert_inside(client, container_id, case, {**case.held, **goes_out(case, lifts=lifts)})
+        client.stop(container_id)
+    assert "refused" not in node.proxy.output()
+
+
+SETTINGS = ("cpu_shares", "cpu_quota", "memory_limit_in_bytes", "cpuset_cpus")
+_LOOK = "; echo @; ".join(f"cat {file}" for file in (*map(cgroups.inside_file, SETTINGS), "/proc/1/environ"))
+
+
+def _assert_inside(client: Any, container_id: str, case: Case, values: Values) -> None:
+    *files, environment = client.exec_sync(container_id, "/bin/sh", "-c", _LOOK).stdout.split(b"@\n")
+    for setting, file in zip(SETTINGS, files, strict=True):
+        seen = cgroups.parse(setting, file.decode())
+        if setting == "cpuset_cpus":
+            assert cpus(str(seen)) == cpus(str(values.get(setting) or seen)), case.name
+        else:
+            assert seen == cgroups.expected(setting, values.get(setting, -1)), (case.name, setting)
+    assert {f"{key}={value}".encode() for key, value in case.envs.items()} <= set(environment.split(b"\0")), case.name
+
+
+def cpus(text: str) -> set[int]:
+    """Return the numbers of a cpuset."""
+    ends = [part.partition("-")[::2] for part in text.strip().split(",")]
+    return {cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1)}
