@@ -18,7 +18,7 @@ from runtimeproxy.model import Adjustment, HookRequest, ResourceValue, Subject
 from runtimeproxy.store import Store
 
 MESSAGE_LIMIT = 16 * 2**20
-"""Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB (facts/reliability 1.1)."""
+"""Longest request that is held, in bytes: containerd and the kubelet allow 16 MiB."""
 FIELDS_LIMIT = 1 << 17
 """Most fields of a request that is read, JSON's texts, commas and opening brackets counted: each becomes an object of
 ours, and 16 MiB may hold millions. Not even the environment that the links to 5,000 services make has as many."""

@@ -1,7 +1,7 @@
 """The table of hook points: one row a point, read by every other part.
 
 Owns the names of operations, stages and hook points, and what an answer at each point may change
-(hook-api, "applied to").
+(hook-api, "Applied to").
 Must not know: how a hook server is called or how a change is applied.
 Invariant: an operation has at most one Pre and one Post point.
 """

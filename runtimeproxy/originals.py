@@ -1,4 +1,4 @@
-"""The file in which the kubelet's own values outlive the process (design.md, section 6).
+"""The file in which the kubelet's own values outlive the process (docs/architecture.rst).
 
 Owns where the file may be and whose it is, what is in it, and when it is written: some milliseconds after an answer, in
 one transaction in a thread beside the loop.

@@ -1,4 +1,4 @@
-"""What a call makes of a pod's or a container's record, the same for both fronts (hook-api, "applied to").
+"""What a call makes of a pod's or a container's record, the same for both fronts (hook-api, "Applied to").
 
 Owns how the kubelet's values and the hooks' become the record's original and effective ones, and what is put into a
 request beside the hooks' own changes.

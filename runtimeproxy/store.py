@@ -1,4 +1,4 @@
-"""The Store: pods and containers by id, in memory, so that hook servers can be stateless (mission, "four components").
+"""The Store: pods and containers by id, in memory, so that hook servers can be stateless (docs/architecture.rst).
 
 Owns the records between a create and its remove (design section 6), and what is kept of the kubelet's own values for
 subjects whose record is to be read anew.

@@ -26,7 +26,7 @@ from runtimeproxy.wire import grpc
 log = logging.getLogger(__name__)
 
 PASS_SECONDS = 60.0
-"""Between two passes (facts/reliability S9)."""
+"""Between two passes (fault matrix S9)."""
 SOONEST_SECONDS = 1.0
 """Between two passes, however often the runtime comes back; and how long a first plugin may wait for one."""
 LEFT_SECONDS = 5.0
@@ -35,7 +35,7 @@ READERS = 4
 """How many records are read at one time."""
 YIELD_SECONDS = 0.002
 """How long a reader waits before it reads on while calls are held: a call that is held waits for no more than what is
-read at one time, and a full node is known in 5 s even where calls are held all that time (facts/reliability S1)."""
+read at one time, and a full node is known in 5 s even where calls are held all that time (fault matrix S1)."""
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
 """Between two tries of a runtime that is away. One that is there and gives no list, perhaps because that is too long,

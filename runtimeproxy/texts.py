@@ -1,4 +1,4 @@
-"""One copy of each text that many records have, so that 10,000 records are small (design.md, section 6).
+"""One copy of each text that many records have, so that 10,000 records are small (docs/architecture.rst).
 
 Owns the table of texts, and which parts of a record are looked up in it.
 Must not know: whose records they are, how long they are kept.

@@ -1,6 +1,8 @@
-"""Whatever bytes a hook server answers, what is bad of it costs itself: all else that they say is applied (H5).
+"""Whatever bytes a hook server answers, what is bad of it costs itself: all else that they say is applied.
 
 The way is that of a real answer: the codec, the judgement, the merge, under policy Ignore.
+
+That is fault matrix H5.
 """
 
 from collections.abc import Coroutine, Mapping

@@ -1,4 +1,4 @@
-"""Tests of the table of hook points against the hook protocol's own description."""
+"""Tests of the table of hook points against the hook protocol's own description (hook-api, "Applied to")."""
 
 import pytest
 
@@ -20,7 +20,7 @@ APPLIES = {
     "PreStartContainer": {Part.RESOURCES},
     "PreUpdateContainerResources": {Part.RESOURCES, Part.ANNOTATIONS},
 }
-"""What an answer has an effect on; at every other point on nothing (hook-api, "applied to")."""
+"""What an answer has an effect on; at every other point on nothing (hook-api, "Applied to")."""
 
 
 def test_the_seven_hook_points_are_those_of_the_protocol() -> None:

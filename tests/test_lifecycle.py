@@ -1,4 +1,6 @@
-"""The straight line: order of the steps, what each failure leads to, and how long anything may take."""
+"""The straight line: order of the steps, what each failure leads to, and how long anything may take
+(relay-rules C9).
+"""
 
 import asyncio
 import gc

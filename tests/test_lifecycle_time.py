@@ -1,4 +1,6 @@
-"""The straight line in time: budgets, what follows the runtime's answer, order, and calls that end early."""
+"""The straight line in time: budgets, what follows the runtime's answer, order, and calls that end early
+(relay-rules C7).
+"""
 
 import asyncio
 import logging

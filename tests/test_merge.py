@@ -1,6 +1,7 @@
 """Answers of hook servers, judged and added up as hook-api's "What an answer means" says.
 
-What a bad value costs is in test_merge_judged.py.
+Two that set one field: hook-api, "Order and owners"; fault matrix H11. What a bad value costs is in
+test_merge_judged.py.
 """
 
 import re

@@ -1,4 +1,9 @@
-"""What a bad value in an answer costs: its own field, or its own entry, and nothing else (hook-api)."""
+"""What a bad value in an answer costs: its own field, or its own entry, and nothing else.
+
+That is fault matrix H7 and promise 3.
+
+That is hook-api, "Normal forms and checks".
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""10,000 records take at most 64 MiB beyond an idle proxy (facts/reliability, promise 13).
+"""10,000 records take at most 64 MiB beyond an idle proxy (promise 13).
 
 Run as a program, this file fills a Store and prints the bytes that became resident; with "cri" containers are read from
 CRI's requests, whose variables stay as they came, else they are made of texts, as Docker's are.

@@ -3,7 +3,7 @@
 Owns the limits and their sources.
 Must not know: bytes, sockets, what a frame is for.
 Invariant: what a broken peer can make us keep is bounded, and no legal use comes near a limit: one connection carries
-all probes of a node, and 1,000 streams at once (facts/reliability S3). How often a peer sends what serves nobody is not
+all probes of a node, and 1,000 streams at once (fault matrix S3). How often a peer sends what serves nobody is not
 counted: whoever can connect is root or the socket's group, and could stop the node in easier ways.
 
 ``wire.flow`` has the limits of what waits for a peer's credit, ``wire.headers`` that of a block's fields.

@@ -3,7 +3,7 @@
 Owns which part of an adjustment goes to which field of which request, and the extra update of PreStartContainer.
 Must not know: how a field is rewritten (``wire.protobuf``), who asked for a change.
 Invariant: a request differs in the changed fields only, and without a change it is the very same object
-(hook-api, "What an answer means"; design.md section 3). Raises WireError where a request is no protobuf.
+(hook-api, "What an answer means"). Raises WireError where a request is no protobuf.
 
 **Changes are appended where that says the same**: behind the request stands a second one that has nothing but the
 changes, and all bytes that came stay as they are. To a parser the two are one (protobuf.dev, "Last One Wins"): of a

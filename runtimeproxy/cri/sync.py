@@ -2,7 +2,7 @@
 
 Owns which CRI version the state is read in.
 Must not know: when it is read, what is kept.
-Invariant: the state is read in v1 wherever the runtime has that (design.md, section 6).
+Invariant: the state is read in v1 wherever the runtime has that (docs/architecture.rst).
 """
 
 import asyncio

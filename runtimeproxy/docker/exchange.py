@@ -20,7 +20,7 @@ REPLY_LIMIT = 1 << 20
 
 _NOT_MODIFIED = 304
 _ALSO_AGREED = {Action.STOP: frozenset({_NOT_MODIFIED, 404}), Action.REMOVE: frozenset({404})}
-"""Statuses beside 2xx with which the daemon agreed (hook-api, "Post points"); a start answered 304 started nothing."""
+"""Statuses beside 2xx with which the daemon agreed (hook-api, "Applied to"); a start answered 304 started nothing."""
 
 
 def _nothing() -> None:

@@ -1,6 +1,6 @@
 """The daemon's own word on a pod or a container: what inspect says, as values.
 
-Owns what inspect shows that the create did not ask for, and takes it off again (design.md, section 6).
+Owns what inspect shows that the create did not ask for, and takes it off again (docs/architecture.rst).
 Must not know: the Store, the daemon's client, when something is inspected.
 Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. A part that is
 missing, null or of a wrong type is unknown, by itself: what else is told stands.

@@ -2,7 +2,7 @@
 
 Owns accept(2) on the listening socket.
 Must not know: what is done with a connection.
-Invariant: running out of file descriptors pauses accepting and ends nothing (facts/reliability P8).
+Invariant: running out of file descriptors pauses accepting and ends nothing (fault matrix P8).
 """
 
 import asyncio

@@ -17,7 +17,7 @@ from runtimeproxy.relay.listener import folder_fault, peer_credentials
 
 RETRY_SECONDS = 0.005
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""What says nothing about who listens: descriptors or memory are short, which is waited for (facts/reliability P8)."""
+"""What says nothing about who listens: descriptors or memory are short, which is waited for (fault matrix P8)."""
 SCARCE_RETRY_SECONDS = 0.1
 
 

@@ -19,7 +19,7 @@ from runtimeproxy.telemetry import Recorder
 log = logging.getLogger(__name__)
 
 DIAL_SECONDS = 5.0
-"""How long a full backlog of the runtime is waited for: the kubelet's own connect timeout (facts/reliability 1.1)."""
+"""How long a full backlog of the runtime is waited for: the connect timeout of the kubelet's own client."""
 CANCEL_SECONDS = 1.0
 """How long what is cancelled may take to end."""
 

@@ -1,4 +1,4 @@
-"""Stalls of the event loop: seen while they last, with the place where it hangs (facts/reliability X7).
+"""Stalls of the event loop: seen while they last, with the place where it hangs (fault matrix X7).
 
 Owns the thread that watches the loop's, and the log line.
 Must not know: what runs on the loop.

@@ -4,7 +4,7 @@ Owns the datagrams to NOTIFY_SOCKET and the beat that WATCHDOG_USEC asks for.
 Must not know: what ready means, why the process stops.
 Invariant: without a supervisor nothing is sent; one that does not listen costs nothing. Telling never fails, and needs
 no new descriptor: it goes on where none is left (P8). The beat is the event loop's own: a loop that hangs is restarted
-(facts/reliability P7, X7).
+(fault matrix P7, X7).
 """
 
 import asyncio

@@ -3,8 +3,8 @@
 Owns what a key means to Go, and what a change of one value means for the bytes.
 Must not know: any message of Docker; callers give the names of members.
 Invariant: every byte outside a changed value stays as it came (order, white space, escapes, big numbers, letter case of
-keys, duplicates that nobody touches), and without a change the result is the very same object (relay-rules.md B5;
-design.md section 4). What could be read in two ways is refused, and no error's text holds a value.
+keys, duplicates that nobody touches), and without a change the result is the very same object (relay-rules B5).
+What could be read in two ways is refused, and no error's text holds a value.
 """
 
 import json

@@ -3,7 +3,7 @@
 Owns the encoding (protobuf.dev, "Encoding") and what a change of one field means for the bytes.
 Must not know: any message of CRI or of the hook protocol; callers give field numbers.
 Invariant: every byte outside a changed field stays as it came (unknown fields, order, long encodings, strings that are
-not UTF-8, unset messages), and without a change the result is the very same object (design.md section 3).
+not UTF-8, unset messages), and without a change the result is the very same object (docs/architecture.rst).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

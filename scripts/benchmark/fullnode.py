@@ -1,6 +1,6 @@
 """A proxy that starts on a full node: how soon it serves, how soon it knows all, what that takes of it and of others.
 
-Owns the measurement (facts/reliability S1 and promise 13).
+Owns the measurement (fault matrix S1 and promise 13).
 Must not know: limits, how figures are shown.
 Invariant: the idle proxy that memory is compared with is the same process, before a hook server is registered.
 Run alone: ``python -m scripts.benchmark.fullnode cri|docker PODS CONTAINERS_OF_EACH``.

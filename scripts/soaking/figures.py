@@ -18,7 +18,7 @@ from tests.amounts import Amount
 
 KIB = 1 << 10
 READY_SECONDS, KNOWN_SECONDS = 1.0, 5.0
-"""facts/reliability S1."""
+"""fault matrix S1."""
 RECORDS_BYTES = 64 * MIB
 """Promise 13."""
 MEMORY_BELOW = "Resident memory in MiB over lifecycles; the warm-up ends at the upright line."

@@ -1,4 +1,4 @@
-"""What is counted of a connection: its verdicts, and answers that nobody reads (facts/reliability X1)."""
+"""What is counted of a connection: its verdicts, and answers that nobody reads (fault matrix X1)."""
 
 import pytest
 

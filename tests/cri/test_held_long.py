@@ -1,4 +1,4 @@
-"""Long held calls: what the memory of a message is spent on (facts/reliability.md, promise 10)."""
+"""Long held calls: what the memory of a message is spent on (promise 10)."""
 
 import gzip
 

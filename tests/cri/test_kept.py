@@ -1,4 +1,4 @@
-"""What is kept of a peer is bounded, and a peer that breaks the protocol is told (facts/reliability X1)."""
+"""What is kept of a peer is bounded, and a peer that breaks the protocol is told (fault matrix X1)."""
 
 import weakref
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""PINGs go hop by hop while the other peer is heard of, and end to end once it is silent (docs/architecture.rst)."""
+"""PINGs go hop by hop while the other peer is heard of, and end to end once it is silent (relay-rules A9)."""
 
 import pytest
 

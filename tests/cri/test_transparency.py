@@ -1,4 +1,7 @@
-"""Real HTTP/2 traffic through the reader: what h2 writes on one side h2 reads on the other, in any split."""
+"""Real HTTP/2 traffic through the reader: what h2 writes on one side h2 reads on the other, in any split.
+
+That is promise 4.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Odd forms of HTTP/1.1 requests (facts/reliability.md X2), each with a second request hidden in its body.
+"""Odd forms of HTTP/1.1 requests (fault matrix X2), each with a second request hidden in its body.
 
 Owns the table of forms, the requests around them.
 Must not know: who reads them.

@@ -1,4 +1,7 @@
-"""Where requests begin and end, as others see it: h11 on whole connections, the fake dockerd by what came in (X2)."""
+"""Where requests begin and end, as others see it: h11 on whole connections, the fake dockerd by what came in.
+
+That is fault matrix X2.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence

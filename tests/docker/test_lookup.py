@@ -1,4 +1,6 @@
-"""What the daemon tells of a container is the record that its create would have made; what is plain is remembered."""
+"""What the daemon tells of a container is the record that its create would have made; what is plain is remembered
+(relay-rules B10).
+"""
 
 import asyncio
 import json

@@ -1,6 +1,8 @@
-"""What comes out of the Docker front's reader is what went in: on every route, with every framing, in any split (X2).
+"""What comes out of the Docker front's reader is what went in: on every route, with every framing, in any split.
 
 A held call that nobody changes passes so too; a changed one differs in what was changed (relay-rules B8).
+
+That is fault matrix X2.
 """
 
 import json

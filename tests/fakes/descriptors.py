@@ -1,4 +1,4 @@
-"""A process that has used all its file descriptors up (facts/reliability P8).
+"""A process that has used all its file descriptors up (fault matrix P8).
 
 Owns the limit, which is the test process's own.
 Must not know: who goes without.

@@ -1,4 +1,4 @@
-"""Hook messages on the wire: the numbers of hook-api, every field filled, both sides of the protocol."""
+"""Hook messages on the wire: the numbers of hook-api, "On the wire", every field filled, both sides of the protocol."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""The breaker: what opens it, how long, who tries whether the server is well, and what a new server changes (H10)."""
+"""The breaker: what opens it, how long, who tries whether the server is well, and what a new server changes.
+
+That is fault matrix H10.
+"""
 
 import pytest
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""One registration file: every key, every fault."""
+"""One registration file: every key, every fault (hook-api, "Registration files"; fault matrix C4)."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Accepting: every connection is handed on; running out of descriptors pauses and recovers (facts/reliability P8)."""
+"""Accepting: every connection is handed on; running out of descriptors pauses and recovers (fault matrix P8)."""
 
 import asyncio
 import errno

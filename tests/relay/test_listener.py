@@ -1,4 +1,7 @@
-"""The listening socket: one owner, the right mode at every moment, nothing else touched."""
+"""The listening socket: one owner, the right mode at every moment, nothing else touched.
+
+That is fault matrix P4, P6 and X5, promise 17.
+"""
 
 import grp
 import os

@@ -67,7 +67,7 @@ async def test_a_broken_protocol_ends_both_connections(rig: Rig, side: str) -> N
 @pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("slow", ["client", "backend"])
 async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk: bool) -> None:
-    """What waits stays bounded, and everything arrives once the slow side reads (facts/reliability S7)."""
+    """What waits stays bounded, and everything arrives once the slow side reads (fault matrix S7)."""
     rig.flow.bulk = bulk
     fast_socket, slow_socket = (rig.backend, rig.client) if slow == "client" else (rig.client, rig.backend)
     loop = asyncio.get_running_loop()

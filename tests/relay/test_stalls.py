@@ -1,4 +1,4 @@
-"""Stalls of the event loop are told with their place, counted, and what is no stall is not (facts/reliability X7)."""
+"""Stalls of the event loop are told with their place, counted, and what is no stall is not (fault matrix X7)."""
 
 import asyncio
 import logging

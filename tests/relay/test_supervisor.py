@@ -1,4 +1,4 @@
-"""What systemd is told: ready, alive, stopping (facts/reliability P7, X7)."""
+"""What systemd is told: ready, alive, stopping (fault matrix P7, X7)."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The unary client where the proxy has no descriptor left for a connection (facts/reliability P8)."""
+"""The unary client where the proxy has no descriptor left for a connection (fault matrix P8)."""
 
 import asyncio
 import errno

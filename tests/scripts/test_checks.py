@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.checks import citations
 from scripts.checks.pure import lacking, own_tests, pure_modules
 from scripts.checks.sizes import too_long
 
@@ -59,3 +60,52 @@ def test_tests_that_leave_a_branch_out_are_found(tmp_path: Path, monkeypatch: py
     assert "runtimeproxy.half: tests/test_half.py fails or does not cover it" in lacking("runtimeproxy.half")
     tests.write_text(tests.read_text() + "    assert f(0) == 2\n")
     assert lacking("runtimeproxy.half") == ""
+
+
+RULES = """Relay rules
+===========
+
+**A1 Header tables** are empty.
+
+**C3 An answer** is asked for.
+"""
+FAULTS = """Fault matrix and promises
+=========================
+
+**B1 The runtime is killed.** Calls fail. ``tests/test_a.py``, ``tests/test_b.py``.
+
+====  ======
+2     The policy is exact
+====  ======
+"""
+
+
+def test_rules_are_found_in_their_documents() -> None:
+    assert list(citations.rules_of(RULES)) == [("relay-rules", "A1"), ("relay-rules", "C3")]
+    assert list(citations.rules_of(FAULTS)) == [("fault matrix", "B1"), ("promise", "2")]
+    headings = "The hook protocol\n=================\n\nOn the wire\n-----------\n"
+    assert list(citations.rules_of(headings)) == [("hook-api", "On the wire")]
+
+
+@pytest.mark.parametrize(
+    ("text", "cited"),
+    [
+        ("see relay-rules A4", [("relay-rules", "A4")]),
+        ("(relay-rules A9 to A11, C1)", [("relay-rules", number) for number in ("A9", "A10", "A11", "C1")]),
+        ("fault\nmatrix H1 and H4", [("fault matrix", "H1"), ("fault matrix", "H4")]),
+        ("Promises 6, 15 and 19.", [("promise", "6"), ("promise", "15"), ("promise", "19")]),
+        ('(hook-api, "Registration files")', [("hook-api", "Registration files")]),
+        ("a promise of 3 ms, hook-api and the matrix", []),
+    ],
+)
+def test_citations_are_found_in_texts(text: str, cited: list[tuple[str, str]]) -> None:
+    assert list(citations.citations(text)) == cited
+
+
+def test_rules_without_tests_and_citations_without_rules_are_told() -> None:
+    rules = {("relay-rules", "A1"), ("relay-rules", "C3")}
+    cited = {Path("tests/test_a.py"): {("relay-rules", "A1")}, Path("runtimeproxy/b.py"): {("relay-rules", "C4")}}
+    assert [line.partition(":")[0] for line in citations.unknown(rules, cited)] == ["runtimeproxy/b.py"]
+    assert ["C3" in line for line in citations.unshown(rules, cited)] == [True]
+    [line] = citations.misnamed(FAULTS, {Path("tests/test_a.py"): {("fault matrix", "B1")}})
+    assert "B1 names tests/test_b.py" in line

@@ -1,4 +1,4 @@
-"""What peers of a CRI connection send that breaks the protocol, or would be kept: a row a kind (facts/reliability X1).
+"""What peers of a CRI connection send that breaks the protocol, or would be kept: a row a kind (fault matrix X1).
 
 Owns the frames of each kind, the bound that they meet and what a client is told of it.
 Must not know: who sends them, sockets.

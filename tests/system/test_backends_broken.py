@@ -1,4 +1,7 @@
-"""Runtimes that die, are away, stopped or talk nonsense: a call fails once, the next is fresh (rows B1, B3 to B5)."""
+"""Runtimes that die, are away, stopped or talk nonsense: a call fails once, the next is fresh.
+
+That is fault matrix B1, B3 to B5.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,9 @@
-"""Peers that break the protocol: their connection ends, what is kept of them is bounded, the others live (row X1)."""
+"""Peers that break the protocol: their connection ends, what is kept of them is bounded, the others live.
+
+That is promise 18 for HTTP/2.
+
+That is fault matrix X1.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

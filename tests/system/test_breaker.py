@@ -1,4 +1,7 @@
-"""A hook server that keeps failing is not asked for a while, and asked again as soon as it may be well (H8 to H10)."""
+"""A hook server that keeps failing is not asked for a while, and asked again as soon as it may be well.
+
+That is fault matrix H8 to H10.
+"""
 
 import asyncio
 import statistics

@@ -1,6 +1,6 @@
 """Clients leave at random moments of a call: everybody who works for it knows at once, and nothing is left of it.
 
-That is promise 9 and row S4 of the fault matrix. At the usual count the median of the times is judged, by a larger
+That is promise 9, fault matrix S4 and S5. At the usual count the median of the times is judged, by a larger
 limit, and what is left may take long: another program on the machine decides neither. In a soak it is their 99th
 percentile, and one second.
 """

@@ -1,5 +1,7 @@
 """Streams through Docker mode are pipes: every byte, at once, each way, in bounded memory, to each side's own end.
 
+That is promise 12.
+
 One proxy serves all tests, on the socket of a daemon that each test starts anew; scripts/soak runs the full amounts.
 Figures in milliseconds are taken by ``timely``, which says how a busy machine is allowed for.
 """

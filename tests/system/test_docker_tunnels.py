@@ -2,6 +2,8 @@
 
 One proxy serves all tests, on the socket of a daemon that each test starts anew.
 Figures in milliseconds are taken by ``timely``, which says how a busy machine is allowed for.
+
+That is fault matrix S6.
 """
 
 import asyncio

@@ -2,6 +2,8 @@
 
 Each row of SCENARIOS runs twice on the same daemon, in containers of its own: straight, and through ``between``. Exit
 codes, output and files must be equal; what dockerd draws anew is masked by the rules listed in ``docker_cli``.
+
+That is promise 20.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""A real dockerd and the proxy read requests alike: the same answers, or a refusal by a rule on the list (X2, X3)."""
+"""A real dockerd and the proxy read requests alike: the same answers, or a refusal by a rule on the list.
+
+That is fault matrix X2, X3.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""A proxy that is told to stop finishes what it was asked for, cuts streams last, and ends in time (P3, promise 19)."""
+"""A proxy that is told to stop finishes what it was asked for, cuts streams last, and ends in time (promise 19).
+
+That is fault matrix P3.
+"""
 
 import asyncio
 import os

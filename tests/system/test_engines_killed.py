@@ -1,4 +1,7 @@
-"""The proxy before a real engine is killed with pods running, and so is the engine itself (B1, B3)."""
+"""The proxy before a real engine is killed with pods running, and so is the engine itself (fault matrix B1, B3).
+
+That is promise 8.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

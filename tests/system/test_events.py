@@ -48,7 +48,7 @@ async def _slowest_event(runtime: FakeRuntime, proxy: ProxyProcess, version: str
 
 @pytest.mark.slow
 async def test_a_stream_that_was_silent_carries_the_next_event(tmp_path: Path) -> None:
-    """Nothing is cut for its silence (facts/reliability S8); that of Docker's streams is tested among them."""
+    """Nothing is cut for its silence (fault matrix S8); that of Docker's streams is tested among them."""
     async with (
         FakeRuntime(str(tmp_path / "runtime.sock")) as runtime,
         ProxyProcess(tmp_path) as proxy,

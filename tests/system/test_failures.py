@@ -1,4 +1,4 @@
-"""Every way in which a hook server fails, under both policies (hook-api, "Failures")."""
+"""Every way in which a hook server fails, under both policies (hook-api, "Failures"; fault matrix H2, promise 21)."""
 
 import asyncio
 import math

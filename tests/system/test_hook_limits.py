@@ -1,4 +1,7 @@
-"""What a hook server cannot do: fill the proxy's memory by an answer (H6), or keep its own pod from coming up (H12)."""
+"""What a hook server cannot do: fill the proxy's memory by an answer, or keep its own pod from coming up.
+
+That is fault matrix H6 and H12.
+"""
 
 from dataclasses import replace
 from pathlib import Path

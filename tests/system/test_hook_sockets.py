@@ -1,4 +1,7 @@
-"""A hook server's socket that somebody else could have made is not dialled: a failure under the policy (X6)."""
+"""A hook server's socket that somebody else could have made is not dialled: a failure under the policy.
+
+That is fault matrix X6.
+"""
 
 import os
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""Nothing is cut for its silence, however long that is (facts/reliability S8): a day passes within a second.
+"""Nothing is cut for its silence, however long that is (fault matrix S8): a day passes within a second.
 
 The clock of the proxy inside the test jumps from hour to hour; that real minutes cut nothing either is tested beside
 the other properties of streams.

@@ -1,4 +1,7 @@
-"""Registration files cannot hurt: whatever becomes of them, no call goes without its hook (promise 14, C1 to C3)."""
+"""Registration files cannot hurt: whatever becomes of them, no call goes without its hook (promise 14).
+
+That is fault matrix C1 to C3.
+"""
 
 import asyncio
 import os

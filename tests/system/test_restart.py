@@ -1,4 +1,7 @@
-"""The proxy is killed and started again, on each front: it knows what it knew, and no call waits for that."""
+"""The proxy is killed and started again, on each front: it knows what it knew, and no call waits for that.
+
+That is fault matrix P2 and promise 7.
+"""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
 """Restarts, kills and second starts under load: no call is lost or disturbed that need not be, none waits for long.
 
-Rows P1, P3, P5 and P7, promises 6, 15 and 19 of the fault matrix.
+That is fault matrix P1, P3, P5 and P7; promises 6, 15 and 19.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""The runtime is not there yet, is killed, and comes back: the proxy listens all the time (relay-rules A12)."""
+"""The runtime is not there yet, is killed, and comes back: the proxy listens all the time.
+
+That is relay-rules A12, fault matrix B2.
+"""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What runs short: descriptors, room on the disk, and somebody who reads the log (facts/reliability P8)."""
+"""What runs short: descriptors, room on the disk, and somebody who reads the log (fault matrix P8)."""
 
 import asyncio
 import fcntl

@@ -1,4 +1,7 @@
-"""No log line, figure or error text holds a value of a request (X4), and nothing heavy is loaded without need."""
+"""No log line, figure or error text holds a value of a request, and nothing heavy is loaded without need.
+
+That is fault matrix X4, promise 16.
+"""
 
 import asyncio
 import logging

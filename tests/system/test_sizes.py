@@ -1,4 +1,7 @@
-"""Long messages: 16 MiB arrive, 64 MiB too, the runtime's own limit is told in its own words (row S2, promise 10)."""
+"""Long messages: 16 MiB arrive, 64 MiB too, the runtime's own limit is told in its own words.
+
+That is fault matrix S2, promise 10.
+"""
 
 import re
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -1,4 +1,7 @@
-"""What a supervisor sees: readiness behind the socket, a beat as long as the loop turns, the end (P7, X7)."""
+"""What a supervisor sees: readiness behind the socket, a beat as long as the loop turns, the end.
+
+That is fault matrix P7, X7.
+"""
 
 import socket
 import sys

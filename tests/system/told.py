@@ -1,4 +1,4 @@
-"""What a hook server must be told (hook-api, "What the proxy fills"), made from what the kubelet sent.
+"""What a hook server must be told (hook-api, "What is sent"), made from what the kubelet sent.
 
 Owns the way from CRI messages to hook messages, written a second time and independently of the proxy's own.
 Must not know: the proxy.

@@ -1,4 +1,4 @@
-"""What a peer's INITIAL_WINDOW_SIZE costs where thousands of streams are hop by hop (facts/reliability.md, X1)."""
+"""What a peer's INITIAL_WINDOW_SIZE costs where thousands of streams are hop by hop (fault matrix X1)."""
 
 from collections.abc import Iterator
 from typing import Any

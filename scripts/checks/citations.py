@@ -1,0 +1,89 @@
+"""Each rule that code or tests cite stands in docs/, and each rule there is cited by a test or a step of the soak.
+
+A rule's number stands in bold at the beginning of its paragraph, a promise's in the first column of its table. A
+section of the hook protocol is cited by its heading. Prints what is wrong; exit code 1 if anything is.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+FOLDERS = ("runtimeproxy", "hooks", "scripts", "tests")
+SHOWING = ("tests", "scripts/soaking", "scripts/benchmark")
+"""Whose citations show a rule: tests, and what the soak runs and the bench measures."""
+NUMBERS = r"[A-Z]?\d+(?:(?:, | and | to )[A-Z]?\d+)*"
+CITATION = re.compile(
+    rf"\b(relay-rules|fault\s+matrix|promises?)\s+({NUMBERS})|\bhook-api,\s+\"([\w ]+)\"", re.IGNORECASE
+)
+RELAY_RULES, FAULTS, PROMISES, HOOK_API = "relay-rules", "fault matrix", "promise", "hook-api"
+
+
+def main() -> int:
+    """Check the checkout that is the current directory."""
+    rules = {rule for name in ("relay-rules", "fault-matrix", "hook-api") for rule in rules_of(_document(name))}
+    cited = {
+        path: set(citations(path.read_text())) for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py"))
+    }
+    findings = [*unknown(rules, cited), *unshown(rules, cited), *misnamed(_document("fault-matrix"), cited)]
+    print("\n".join(findings) or f"{len(rules)} rules, each cited by a test")
+    return bool(findings)
+
+
+def _document(name: str) -> str:
+    return Path("docs", f"{name}.rst").read_text()
+
+
+def rules_of(document: str) -> Iterator[tuple[str, str]]:
+    """Yield the rules of a document: the kind and the number, or the heading."""
+    title = document.partition("\n")[0]
+    if title == "The hook protocol":
+        for heading in re.findall(r"^(.+)\n-+$", document, re.MULTILINE):
+            yield HOOK_API, heading
+        return
+    kind = RELAY_RULES if title == "Relay rules" else FAULTS
+    for number in re.findall(r"^\*\*([A-Z]\d+) ", document, re.MULTILINE):
+        yield kind, number
+    for number in re.findall(r"^(\d+)  ", document, re.MULTILINE):
+        yield PROMISES, number
+
+
+def citations(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the rules that a text cites; "A4 to A7, C1" cites five."""
+    for kind, numbers, heading in CITATION.findall(text):
+        if heading:
+            yield HOOK_API, heading
+            continue
+        name = " ".join(kind.lower().split()).removesuffix("s") if kind.lower().startswith("promise") else kind.lower()
+        for part in re.split(r", | and ", numbers):
+            first, _, last = part.partition(" to ")
+            letter, begin = re.fullmatch(r"([A-Z]?)(\d+)", first).groups()  # type: ignore[union-attr]
+            for number in range(int(begin), int(last.lstrip(letter) or begin) + 1 if last else int(begin) + 1):
+                yield " ".join(name.split()), f"{letter}{number}"
+
+
+def unknown(rules: set[tuple[str, str]], cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
+    """Yield a line for each citation of a rule that does not stand in docs/."""
+    for path, found in cited.items():
+        for kind, number in sorted(found - rules):
+            yield f"{path}: cites {kind} {number}, which docs/ does not have: correct it, or write the rule"
+
+
+def unshown(rules: set[tuple[str, str]], cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
+    """Yield a line for each rule that no test cites."""
+    shown = {rule for path, found in cited.items() if path.as_posix().startswith(SHOWING) for rule in found}
+    for kind, number in sorted(rules - shown):
+        yield f"docs: no test cites {kind} {number}: name it in the docstring of the test that shows it"
+
+
+def misnamed(document: str, cited: Mapping[Path, set[tuple[str, str]]]) -> Iterator[str]:
+    """Yield a line for each file that a row of the fault matrix names and that does not cite the row."""
+    for row in document.split("\n\n"):
+        if number := re.match(r"\*\*([A-Z]\d+) ", row):
+            for name in re.findall(r"``((?:tests|scripts)/\S+\.py)``", row):
+                if (FAULTS, number[1]) not in cited.get(Path(name), set()):
+                    yield f"docs/fault-matrix.rst: {number[1]} names {name}, which does not cite it"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
