@@ -5,12 +5,10 @@ Must not know: how cgroup files are written, how the node's settings are read.
 Invariant: only pods of QoS class BE are touched, and what is set follows from the annotation and the node alone.
 """
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .cgroups import Cgroups
 from .koordinator import (
     BATCH_CPU,
     BATCH_MEMORY,
@@ -26,12 +24,9 @@ from .koordinator import (
     quantity,
     read_json,
 )
-from .node import Node, Settings
+from .node import Settings
 from .nodehook import NodeHook
-from .once import Once
 from .sdk import ContainerContext, Malformed, PodContext, main
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +40,6 @@ class _Batch:
 
 class BatchResource(NodeHook):
     """Sets the resources of containers and pods that run on what others leave."""
-
-    def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
-        super().__init__(node, cgroups)
-        self._once = Once(_LOG)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Set the pod's sums, in the answer and in the cgroup that the kubelet has made for it."""
@@ -73,7 +64,7 @@ class BatchResource(NodeHook):
         try:
             self.cgroups.write(path, field, value)
         except (OSError, Malformed) as error:
-            self._once.warn((field, type(error)), "%s of a pod's cgroup is not written: %s", field, error)
+            self.once.warn((field, type(error)), "%s of a pod's cgroup is not written: %s", field, error)
 
 
 def _containers(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Mapping[str, Any]:

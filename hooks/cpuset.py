@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .cgroups import Cgroups
 from .koordinator import (
     BATCH_CPU,
     RESOURCE_STATUS,
@@ -26,9 +25,8 @@ from .koordinator import (
     qos,
     read_json,
 )
-from .node import Node, Pool, Settings
+from .node import Pool, Settings
 from .nodehook import NodeHook
-from .once import Once
 from .sdk import ContainerContext, Malformed, NotSayable, PodContext, main
 
 _LOG = logging.getLogger(__name__)
@@ -40,10 +38,6 @@ _STATIC = "static"
 
 class Cpuset(NodeHook):
     """Give containers their CPUs. Source of the rules: koordlet's CPUSetAllocator."""
-
-    def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
-        super().__init__(node, cgroups)
-        self._once = Once(_LOG)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Take the quota off a pod with CPUs of its own, in the answer and in its cgroup. Raises Malformed.
@@ -77,7 +71,7 @@ class Cpuset(NodeHook):
         try:
             container.resources.cpuset_cpus = ""  # where none is set, this is no edit
         except NotSayable as error:
-            self._once.warn(container.hook_point, "a cpuset that should be cleared stays as it is: %s", error)
+            self.once.warn(container.hook_point, "a cpuset that should be cleared stays as it is: %s", error)
 
 
 def _give(container: ContainerContext, cpus: str, settings: Settings) -> None:

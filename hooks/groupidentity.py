@@ -9,11 +9,10 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from .cgroups import Cgroups, overwrite
+from .cgroups import overwrite
 from .koordinator import CPU_QOS, KubeQos, Qos, kube_qos, member, qos, read_json
-from .node import GroupIdentities, Node
+from .node import GroupIdentities
 from .nodehook import NodeHook
-from .once import Once
 from .sdk import Malformed, PodContext, main
 
 LOG = logging.getLogger(__name__)
@@ -47,10 +46,6 @@ class GroupIdentity(NodeHook):
     cgroups above the pods' (kubepods, besteffort, burstable) and kernel.sched_group_identity_enabled are koordlet's.
     """
 
-    def __init__(self, node: Node | None = None, cgroups: Cgroups | None = None) -> None:
-        super().__init__(node, cgroups)
-        self._once = Once(LOG)
-
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:
         """Write the pod's value. Raises Malformed if the annotation or the cgroup's path is."""
         value = bvt(self.node.settings.group_identity, pod.labels, pod.annotations, pod.cgroup_parent)
@@ -64,13 +59,13 @@ class GroupIdentity(NodeHook):
 
     def _tell(self, error: OSError, pod: PodContext, file: Path, value: int) -> None:
         if absent := self.cgroups.absent:
-            self._once.warn("root", "pods run without a group identity: %s", absent)
+            self.once.warn("root", "pods run without a group identity: %s", absent)
         elif not isinstance(error, FileNotFoundError):
             LOG.warning("%s/%s gets no %s: %s: %s; %s", pod.namespace, pod.name, FILE, file, error.strerror, _NEEDED)
         elif not file.parent.is_dir():
             LOG.warning("%s/%s gets no %s: its cgroup %s is not there", pod.namespace, pod.name, FILE, file.parent)
         elif value:
-            self._once.warn(FILE, _LACKING, FILE)
+            self.once.warn(FILE, _LACKING, FILE)
 
 
 def bvt(

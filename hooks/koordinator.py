@@ -13,6 +13,8 @@ from enum import StrEnum
 from functools import cache, lru_cache, partial
 from typing import Any, NoReturn
 
+from runtimeproxy.model import LEAST_QUOTA
+
 from .sdk import Malformed
 from .sdk.edits import is_text
 
@@ -39,8 +41,6 @@ MAX_INT64 = 2**63 - 1
 UNLIMITED = -1
 """A quota or a memory limit that is none."""
 MIN_SHARES, MAX_SHARES = 2, 262144
-MIN_QUOTA = 1000
-"""Microseconds a period; the kernel takes no less."""
 PERIOD = 100_000
 """Microseconds: the period that quotas are reckoned for."""
 
@@ -279,4 +279,4 @@ def cpu_shares(milli: int) -> int:
 
 def cpu_quota(milli: int) -> int:
     """Return the quota of a limit in milli cores, in microseconds of a PERIOD: at least 1000; -1 for no limit."""
-    return min(max(milli * PERIOD // 1000, MIN_QUOTA), MAX_INT64) if milli > 0 else UNLIMITED
+    return min(max(milli * PERIOD // 1000, LEAST_QUOTA), MAX_INT64) if milli > 0 else UNLIMITED

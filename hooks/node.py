@@ -22,9 +22,8 @@ from typing import Any
 import yaml
 
 from runtimeproxy.errors import ConfigError
-
-from .koordinator import MIN_QUOTA
-from .sdk.edits import is_cpuset
+from runtimeproxy.merge import is_cpuset
+from runtimeproxy.model import LEAST_QUOTA
 
 DEFAULT_FILE = Path("/etc/runtimeproxy/node.yaml")
 MAX_BYTES = 1024 * 1024
@@ -118,7 +117,7 @@ class Settings:
         What is not positive (-1, unlimited) stays, and no quota gets below the kernel's least.
         """
         ratio = self.cpu_normalization_ratio
-        return max(math.ceil(quota / ratio), min(quota, MIN_QUOTA)) if ratio > 1 and quota > 0 else quota
+        return max(math.ceil(quota / ratio), min(quota, LEAST_QUOTA)) if ratio > 1 and quota > 0 else quota
 
 
 _Rule = Callable[[Any, str], Any]
@@ -161,7 +160,7 @@ def _one_of(*words: str) -> _Rule:
 
 def _cpus(value: Any, name: str) -> str:
     text = str(value) if _is_whole(value, 0, sys.maxsize) else value  # to YAML, one CPU is a number
-    if not isinstance(text, str) or not (text == "" or is_cpuset(text)):
+    if not isinstance(text, str) or not is_cpuset(text):
         raise ConfigError(f'{name} must be a list of CPUs, n and n-m with n <= m, like "0-3,8"')
     return text
 

@@ -20,7 +20,6 @@ from typing import Any, TypeVar, cast
 
 from .koordinator import RESCTRL, KubeQos, Objects, Qos, kube_qos, member, qos, read_json
 from .nodehook import NodeHook
-from .once import Once
 from .resctrl import Machine, Range, Wish, schemata, unknown_ids
 from .resctrl_fs import ROOT, Resctrl
 from .sdk import ContainerContext, Malformed, PodContext, main
@@ -68,7 +67,6 @@ class Rdt(NodeHook):
         self.resctrl = resctrl or Resctrl()
         self.annotate = True
         self._machine = Machine()
-        self._once = Once(LOG)
         self._written: dict[str, Wish] = {}
         """What the limits of a group were last written for, as long as this server runs."""
 
@@ -238,7 +236,7 @@ class Rdt(NodeHook):
         self._say("rounds", None, f"new threads appeared in each of {ROUNDS} rounds; the last may be left out")
 
     def _say(self, what: str, number: int | None, text: str) -> None:
-        self._once.warn((what, number), "%s: %s. Pods run all the same", self.resctrl.root, text)
+        self.once.warn((what, number), "%s: %s. Pods run all the same", self.resctrl.root, text)
 
 
 def _pod_group(uid: str) -> str:

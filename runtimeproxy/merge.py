@@ -2,6 +2,7 @@
 
 Owns what an answer changes, what of it is bad, how the answers of several plugins add up, and who owns each field.
 Must not know: how an answer came, whom to call next, policies, how an adjustment gets into a request.
+The SDK's edits and its tester take these rules from here (hooks/sdk), so that both sides have one.
 Invariant: an answer that repeats what was sent changes nothing and is never bad, however odd the kubelet's values are.
 """
 
@@ -167,7 +168,7 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
         if entries := getattr(change, name):
             good[name] = _good_entries(name, entries, broken)
     parent = change.cgroup_parent
-    if parent is not None and (rule := _parent_rule(parent, echo(sent).cgroup_parent)):
+    if parent is not None and (rule := parent_rule(parent, echo(sent).cgroup_parent)):
         broken.append(BrokenRule("cgroup_parent", rule))
         parent = None
     resources: dict[str, ResourceValue] = {}
@@ -177,7 +178,7 @@ def judged(change: Adjustment, sent: HookRequest) -> tuple[Adjustment, tuple[Bro
             if of_map := _good_entries(f"resources.{name}", _mapping(value), broken):
                 resources[name] = of_map
             continue
-        holds, rule = _RESOURCE_RULES[name]
+        holds, rule = RESOURCE_RULES[name]
         if holds(value):
             resources[name] = value
         else:
@@ -194,26 +195,28 @@ def _good_entries(field: str, entries: Mapping[str, Any], broken: list[BrokenRul
     """Return the good entries of a map; what the others break is added to ``broken``."""
     good: dict[str, Any] = {}
     for key, value in entries.items():
-        if rule := _env_rule(key, value) if field == "envs" else _key_rule(key):
+        if rule := env_rule(key, value) if field == "envs" else key_rule(key):
             broken.append(BrokenRule(field, rule))
         else:
             good[key] = value
     return good
 
 
-def _key_rule(key: str) -> str:
+def key_rule(key: str) -> str:
     """Return the rule that a key breaks, "" if none."""
     return "" if key else "a key must not be empty"
 
 
-def _env_rule(key: str, value: object) -> str:
+def env_rule(key: str, value: object) -> str:
+    """Return the rule that a variable breaks, "" if none."""
     # A key with "=" most likely holds a value too, so a bad key is never named.
     if not key or "=" in key or "\0" in key:
         return 'a key must not be empty and must not contain "=" or NUL'
     return "a value must not contain NUL" if "\0" in str(value) else ""
 
 
-def _parent_rule(path: str, sent: str) -> str:
+def parent_rule(path: str, sent: str) -> str:
+    """Return the rule that a cgroup parent breaks in the place of the one that was sent, "" if none."""
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
         return 'must be an absolute path without ".." and NUL'
     if sent.rstrip("/").endswith(SLICE) and not path.rstrip("/").endswith(SLICE):
@@ -237,7 +240,8 @@ _CPUSET = re.compile(rf"{_CPU_RANGE}(?:,{_CPU_RANGE})*")
 _CPU_RANGES = re.compile(_CPU_RANGE)
 
 
-def _is_cpuset(text: str) -> bool:
+def is_cpuset(text: str) -> bool:
+    """Tell whether a text in its normal form names CPUs or memory nodes, or none ("")."""
     if text and _CPUSET.fullmatch(text) is None:
         return False
     return all(int(first) <= int(last or first) <= HIGHEST_CPU for first, last in _CPU_RANGES.findall(text))
@@ -246,15 +250,15 @@ def _is_cpuset(text: str) -> bool:
 _BYTES_RULE = "-1 (unlimited), 0 (not set) or a number of bytes"
 _CPUSET_RULE = f'empty or a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"'
 
-_RESOURCE_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+RESOURCE_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "cpu_period": (lambda us: us == 0 or 1000 <= us <= 1_000_000, "0 (not set) or 1000..1000000 microseconds"),
     "cpu_quota": (lambda us: us in (-1, 0) or us >= 1000, "-1 (unlimited), 0 (not set) or at least 1000 microseconds"),
     "cpu_shares": (lambda shares: shares >= 0, "0 (not set) or more"),
     "memory_limit_in_bytes": (lambda limit: limit >= -1, _BYTES_RULE),
     "memory_swap_limit_in_bytes": (lambda limit: limit >= -1, _BYTES_RULE),
     "oom_score_adj": (lambda score: -1000 <= score <= 1000, "-1000..1000"),
-    "cpuset_cpus": (_is_cpuset, _CPUSET_RULE),
-    "cpuset_mems": (_is_cpuset, _CPUSET_RULE),
+    "cpuset_cpus": (is_cpuset, _CPUSET_RULE),
+    "cpuset_mems": (is_cpuset, _CPUSET_RULE),
 }
 """What each number and text of Resources may be, as a test and in words."""
 

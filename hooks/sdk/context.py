@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtimeproxy.hookpoints import HookPoint, Operation, Part, Stage
-from runtimeproxy.model import SLICE, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.merge import parent_rule
+from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 
 from .edits import EditableResources, Entries, Environment, Sealed, is_text
 from .errors import NotSayable
@@ -28,14 +29,6 @@ def _fixed(point: HookPoint, part: Part) -> str:
         return f"{point.name} comes after the runtime's answer: nothing can be changed any more"
     parts = ", ".join(sorted(each.value for each in point.applies))
     return f"at {point.name} a hook server can change {parts} only"
-
-
-def _path_refusal(path: object, sent: str) -> str:
-    if not is_text(path) or not path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        return 'must be an absolute path without ".." and NUL; "" means no change and cannot be set'
-    if sent.rstrip("/").endswith(SLICE) and not path.rstrip("/").endswith(SLICE):
-        return f"must be a {SLICE}, as the one that was sent: systemd makes the node's cgroups"
-    return ""
 
 
 class _Context(Sealed):
@@ -62,8 +55,9 @@ class _Context(Sealed):
 
     @cgroup_parent.setter
     def cgroup_parent(self, path: str) -> None:
-        refusal = "" if path and path == self._sent_parent else _path_refusal(path, self._sent_parent)
-        if why := self._parent_fixed or refusal:
+        as_sent = bool(path) and path == self._sent_parent
+        rule = parent_rule(path, self._sent_parent) if is_text(path) else "must be a text in UTF-8"
+        if why := self._parent_fixed or ("" if as_sent else rule):
             raise NotSayable(f"cgroup_parent: {why}")
         self._parent = path
 

@@ -7,14 +7,13 @@ Invariant: an edit that the wire cannot carry, or that the proxy would find bad,
 nothing; setting what was sent is never refused for its value, however odd the kubelet's values are.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Generic, Never, TypeGuard, TypeVar
 
+from runtimeproxy.merge import RESOURCE_RULES, env_rule, key_rule
 from runtimeproxy.model import (
-    HIGHEST_CPU,
     MAP_FIELDS,
     NO_RESOURCES,
     NUMBER_FIELDS,
@@ -89,10 +88,10 @@ class Entries(MutableMapping[str, V], Generic[V]):
 
     def _refusal(self, key: object, value: object) -> str:
         """Say why an entry cannot be set, "" if it can."""
-        if not is_text(key) or not key:
-            return "a key is a text in UTF-8 and not empty"
+        if not is_text(key):
+            return "a key must be a text in UTF-8"
         holds, rule = _VALUES[self._kind]
-        return "" if holds(value) else f"the value of {key} must be {rule}"
+        return key_rule(key) or ("" if holds(value) else f"the value of {key} must be {rule}")
 
     def __delitem__(self, key: str) -> None:
         raise NotSayable(f"{self._name}: {self._fixed or 'a hook server can set a key, but not delete one'}")
@@ -117,35 +116,22 @@ class Environment(Entries[str]):
     """Environment variables by name."""
 
     def _refusal(self, key: object, value: object) -> str:
-        # A key with "=" most likely holds a value too, so a bad key is never named.
-        if isinstance(key, str) and ("=" in key or "\0" in key):
-            return 'a key has no "=" and no NUL'
-        if isinstance(value, str) and "\0" in value:
-            return "a value has no NUL"
-        return super()._refusal(key, value)
+        return (env_rule(key, value) if isinstance(key, str) else "") or super()._refusal(key, value)
 
 
 # -- resources -------------------------------------------------------------------------------------------------------
 
 
-_UNLIMITED, _MOST = range(-1, 0), 2**63
-_BYTES = ((_UNLIMITED, range(1, _MOST)), "a number of bytes, or -1 for unlimited")
-_NUMBERS: Mapping[str, tuple[tuple[range, ...], str]] = {
-    "cpu_period": ((range(1000, 1_000_001),), "1000 to 1000000 microseconds"),
-    "cpu_quota": ((_UNLIMITED, range(1, _MOST)), "microseconds a period (below 1000 it is 1000), or -1 for unlimited"),
-    "cpu_shares": ((range(1, _MOST),), "a relative weight of at least 1"),
-    "memory_limit_in_bytes": _BYTES,
-    "memory_swap_limit_in_bytes": _BYTES,
-    "oom_score_adj": ((range(-1000, 0), range(1, 1001)), "-1000 to 1000"),
-}
-"""What each number can be set to, and in words."""
-_CPU_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_INT64 = range(-(2**63), 2**63)
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value != 0 and value in _INT64
 
 
 def _number_refusal(name: str, sent: Resources, value: object) -> str:
-    ranges, rule = _NUMBERS[name]
-    is_number = isinstance(value, int) and not isinstance(value, bool) and value != 0
-    if is_number and (value == getattr(sent, name) or any(value in allowed for allowed in ranges)):
+    holds, rule = RESOURCE_RULES[name]
+    if _is_number(value) and (value == getattr(sent, name) or holds(tidy(name, value))):
         return ""
     return f"must be a whole number, {rule}; 0 and None say 'not set' and can only be read"
 
@@ -155,21 +141,14 @@ def _cpuset_refusal(name: str, sent: Resources, value: object) -> str:
         return "must be a text; None says 'not set' and can only be read, \"\" clears it"
     if value == getattr(sent, name):
         return ""
-    if value and is_cpuset(str(tidy(name, value))):
-        return ""
     if value:
-        return f'must be a list of n and n-m with n <= m <= {HIGHEST_CPU}, such as "0-3,8"'
+        holds, rule = RESOURCE_RULES[name]
+        return "" if (tidied := tidy(name, value)) and holds(tidied) else f"must be {rule}"
     # "" clears in an echo only, and the numbers that were sent tell an echo, whatever else the answer sets. All of them
     # are in the answer, for a number cannot be unset; but where none was sent the cpuset would stay.
     if any(getattr(sent, number) for number in NUMBER_FIELDS):
         return ""
     return "cannot be cleared where the request has no number: \"\" says 'not set' there; name all the CPUs instead"
-
-
-def is_cpuset(text: str) -> bool:
-    """Tell whether a text names CPUs or memory nodes as the proxy takes them."""
-    parts = [_CPU_RANGE.fullmatch(part) for part in text.split(",")]
-    return all(part and int(part[1]) <= int(part[2] or part[1]) <= HIGHEST_CPU for part in parts)
 
 
 _REFUSALS: Mapping[str, Callable[[str, Resources, object], str]] = {

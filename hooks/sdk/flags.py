@@ -6,11 +6,11 @@ Invariant: an error is one line that names the flag and what to write.
 """
 
 import argparse
-import re
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
-from runtimeproxy.options import SOCKET_FORMS
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.options import LOG_LEVELS, parse_duration, parse_endpoint
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 
 from .registering import FAIL, IGNORE, LAST_ORDER, ORDER_FLAG, POLICIES, UNREGISTER_FLAG
@@ -21,11 +21,10 @@ SOCKETS = "/var/run/runtimeproxy-hooks"
 _SOCKET = f"{SOCKETS}/{{}}.sock"
 _LONGEST_NAME = MAX_PATH_BYTES - len(_SOCKET.format(""))
 REGISTRATIONS = "/etc/runtime/hookserver.d"
-LOG_LEVELS = ("debug", "info", "warning", "error")
+TIMEOUT_FLAG = "--timeout"
 USE_ERROR = 2
 
-_DURATION = re.compile(r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|)")
-"""What the proxy reads in a registration file; zero is no time limit."""
+V = TypeVar("V")
 
 
 class Parser(argparse.ArgumentParser):
@@ -74,7 +73,7 @@ def parser(name: str) -> Parser:
         help=f"place among the hook servers, 0 to {LAST_ORDER}; it becomes part of the registration file's name",
     )
     made.add_argument(
-        "--timeout",
+        TIMEOUT_FLAG,
         type=_timeout,
         metavar="TIME",
         help="how long the proxy waits for an answer, like 500ms or 2s (default: what the proxy is set to)",
@@ -99,10 +98,7 @@ def _add_policy(made: Parser) -> None:
 
 
 def _endpoint(text: str) -> str:
-    path = text.removeprefix("unix://").removeprefix("unix:")
-    if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise argparse.ArgumentTypeError(f"{text!r} is no unix socket: write {SOCKET_FORMS}")
-    return path
+    return _read_by(parse_endpoint, text, ENDPOINT_FLAG)
 
 
 def _order(text: str) -> int:
@@ -112,6 +108,12 @@ def _order(text: str) -> int:
 
 
 def _timeout(text: str) -> str:
-    if not _DURATION.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time limit: write one above zero, like 500ms, 2s or 1m")
+    _read_by(parse_duration, text, TIMEOUT_FLAG)
     return text
+
+
+def _read_by(parse: Callable[[str, str], V], text: str, flag: str) -> V:
+    try:
+        return parse(text, flag)
+    except ConfigError as error:
+        raise argparse.ArgumentError(None, str(error)) from None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookpoints import HookPoint
+from runtimeproxy.options import parse_endpoint
 
 from .socket_path import listens
 
@@ -49,18 +50,9 @@ def entry(endpoint: str, points: Sequence[HookPoint], policy: str, timeout: str 
 def _endpoint(content: bytes) -> str:
     """Return the path of the socket that a registration file names, "" if it names none or cannot be read."""
     try:
-        said = json.loads(content)
-    except (ValueError, RecursionError):
+        return parse_endpoint(json.loads(content)["remote-endpoint"], "")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError, ConfigError):
         return ""
-    endpoint = said.get("remote-endpoint") if isinstance(said, dict) else None
-    return endpoint.removeprefix("unix://").removeprefix("unix:") if isinstance(endpoint, str) else ""
-
-
-def _real(path: str) -> str:
-    try:
-        return os.path.realpath(path)
-    except ValueError:  # NUL
-        return path
 
 
 def _read(path: str, most: int) -> bytes | None:
@@ -196,7 +188,7 @@ class Registration:
 
     def _is_own(self, found: bytes | None) -> bool:
         """Tell whether a file's content names this server's socket, whose path may be spelt otherwise."""
-        return _real(_endpoint(found or b"")) == _real(self._endpoint)
+        return os.path.realpath(_endpoint(found or b"")) == os.path.realpath(self._endpoint)
 
     def _other(self, found: bytes | None) -> str:
         """Return the socket of another hook server whose registration was found, "" if it is none's or this one's."""

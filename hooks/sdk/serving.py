@@ -24,7 +24,7 @@ from runtimeproxy.model import HookRequest
 from .background import BackgroundLoop
 from .hook import Hook, ask, points_of
 from .socket_path import FLAG, SocketPath, place
-from .statuses import status, subject
+from .statuses import status
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class HookServer(grpc.GenericRpcHandler):
                 code, text = status(error, self._name, point, request)
                 context.abort(_CODES[code], text)
             if log.isEnabledFor(logging.DEBUG):
-                log.debug("%s: %s in %.3f ms", point.name, subject(request), 1000 * (time.monotonic() - began))
+                log.debug("%s: %s in %.3f ms", point.name, request.name, 1000 * (time.monotonic() - began))
             return answered
         finally:
             self._running.discard(context)

@@ -34,12 +34,6 @@ _SPOKEN: Sequence[tuple[type[Exception], int]] = (
 """What is answered with its own text; everything else is INTERNAL."""
 
 
-def subject(request: HookRequest) -> str:
-    """Return what a call is about, for a log line."""
-    pod = f"{request.pod.namespace}/{request.pod.name}"
-    return f"{pod}/{request.container.name}" if request.container else pod
-
-
 def status(error: BaseException, server: str, point: HookPoint, request: HookRequest) -> tuple[int, str]:
     """Log what was raised at a hook point, and return the status that says so.
 
@@ -47,7 +41,7 @@ def status(error: BaseException, server: str, point: HookPoint, request: HookReq
     """
     hook, frames = _asked(list(traceback.walk_tb(error.__traceback__)))
     name = hook_name(hook) if hook else server
-    _log(error, f"{name} at {point.name}", subject(request), _place(hook, frames))
+    _log(error, f"{name} at {point.name}", request.name, _place(hook, frames))
     for kind, code in _SPOKEN:
         if isinstance(error, kind):
             return code, _sendable(str(error))

@@ -1,7 +1,7 @@
 """A tester for hooks, without sockets: a call's facts go in, what the hooks change comes out.
 
 Owns the made-up facts of a call, its way over the wire's two messages, and what counts as a difference.
-Must not know: test frameworks, servers, the proxy's merging.
+Must not know: test frameworks, servers.
 Invariant: hooks see what travels and nothing else, and a Difference is what the proxy makes of their answer.
 """
 
@@ -11,21 +11,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from json import dumps
-from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
+from typing import Any, TypedDict, Unpack, get_type_hints
 
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint, SubjectKind
+from runtimeproxy.merge import difference
 from runtimeproxy.model import (
-    MAP_FIELDS,
     NO_RESOURCES,
     RESOURCE_FIELDS,
     ContainerInfo,
-    HookAnswer,
     HookRequest,
     PodInfo,
     Resources,
-    ResourceValue,
-    is_echo,
 )
 
 from .hook import METHODS, Hook, ask, method_name, points_of
@@ -36,7 +33,6 @@ CONTAINER_ID = "c0ffee" * 10 + "0123"
 PATIENCE_SECONDS = 10.0
 """How long an ``async`` method may take."""
 
-V = TypeVar("V", int, str)
 ResourceFields = Mapping[str, Any]
 """Values by the names of LinuxContainerResources' fields: {"cpu_shares": 2, "unified": {"memory.high": "max"}}."""
 
@@ -159,7 +155,14 @@ class HookTester:
             raise LookupError(f"no hook here has the method {method}; they have {methods}")
         request = codec.decode_request(point, codec.encode(point, _request(point, call)))
         answer = ask(self._hooks, point, request, _finish)
-        return _difference(request, codec.decode(point, codec.encode_answer(point, answer)))
+        change = difference(request, codec.decode(point, codec.encode_answer(point, answer)))
+        return Difference(
+            env={**change.envs},
+            labels={**change.labels},
+            annotations={**change.annotations},
+            resources={**change.resources},
+            cgroup_parent=change.cgroup_parent,
+        )
 
 
 def _finish(waiting: Awaitable[None]) -> None:
@@ -244,36 +247,3 @@ def _resources(name: str, call: Mapping[str, Any]) -> Resources | None:
 def _instead(name: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(name, list(known), 1)
     return f", did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(known)}"
-
-
-# -- what comes back -------------------------------------------------------------------------------------------------
-
-
-def _difference(request: HookRequest, answer: HookAnswer) -> Difference:
-    """Return what an answer changes. Of maps it is an echo whose edits all count: whatever differs was changed."""
-    pod, container = request.pod, request.container
-    changed = container or pod
-    return Difference(
-        env=_set(container.envs if container else {}, answer.envs),
-        labels=_set({} if container else pod.labels, answer.labels),
-        annotations=_set(changed.annotations, answer.annotations),
-        resources=_changed(changed.resources or NO_RESOURCES, answer.resources or NO_RESOURCES),
-        cgroup_parent=None if answer.cgroup_parent == pod.cgroup_parent else answer.cgroup_parent,
-    )
-
-
-def _set(sent: Mapping[str, V], said: Mapping[str, V]) -> dict[str, V]:
-    return {key: value for key, value in said.items() if key not in sent or sent[key] != value}
-
-
-def _changed(sent: Resources, said: Resources) -> dict[str, ResourceValue]:
-    """Return the resources that an answer changes: what it leaves out stays, but for a cpuset in an echo."""
-    empty_counts = is_echo(sent, said)
-    changed: dict[str, ResourceValue] = {}
-    for name in RESOURCE_FIELDS:
-        before, after = getattr(sent, name), getattr(said, name)
-        if name in MAP_FIELDS:
-            changed |= {name: entries} if (entries := _set(before, after)) else {}
-        elif after != before and (after or empty_counts):
-            changed[name] = after
-    return changed

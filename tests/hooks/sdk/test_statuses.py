@@ -14,7 +14,7 @@ from runtimeproxy.model import HookRequest, PodInfo
 from runtimeproxy.wire import grpc
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, NotSayable, Rejected
 from runtimeproxy_hooks.sdk.hook import ask
-from runtimeproxy_hooks.sdk.statuses import MAX_TEXT, status, subject
+from runtimeproxy_hooks.sdk.statuses import MAX_TEXT, status
 from tests.hooks.sdk.callers import CREATE, request
 from tests.hooks.sdk.child import SECRET
 
@@ -165,10 +165,3 @@ def test_a_text_is_sent_as_it_is(text: str) -> None:
 )
 def test_a_text_that_cannot_be_sent_is_made_so(text: str, said: str) -> None:
     assert status(raised(Raising(Rejected(text))), "server", CREATE, request())[1] == said
-
-
-@pytest.mark.parametrize(
-    ("asked", "name"), [(request(), "ns/pod/main"), (HookRequest(PodInfo(name="p", namespace="n")), "n/p")]
-)
-def test_a_subject_is_named_without_values(asked: HookRequest, name: str) -> None:
-    assert subject(asked) == name
