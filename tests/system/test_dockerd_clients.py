@@ -1,4 +1,4 @@
-"""What other clients of dockerd get through a socket in between: the docker SDK, requests-unixsocket, a WebSocket.
+"""What other clients of dockerd get through a socket in between: the docker SDK, requests, curl, a WebSocket.
 
 Each scenario runs twice on the same daemon: straight, and through ``between``; what it returns must be equal.
 """
@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -154,32 +155,6 @@ def statistics(client: docker.DockerClient) -> Any:
     return [sorted(one) for one in streamed], streamed[-1]["pids_stats"]["current"]
 
 
-def update_and_rename(client: docker.DockerClient) -> Any:
-    box = running(client)
-    answer = box.update(cpu_shares=512, mem_limit="64m", memswap_limit="64m")
-    box.rename("other")
-    box.reload()
-    found = client.containers.get("other")
-    return answer, found.name, found.attrs["HostConfig"]["CpuShares"], found.attrs["HostConfig"]["Memory"]
-
-
-def stop_and_remove(client: docker.DockerClient) -> Any:
-    box = running(client, ["sh", "-c", "trap 'exit 5' TERM; echo ready; while true; do sleep 0.05; done"])
-    next(box.logs(stream=True, follow=True))
-    box.stop(timeout=20)
-    code = box.wait()
-    box.remove()
-    with pytest.raises(docker.errors.NotFound) as caught:
-        client.containers.get("box")
-    return code, caught.value.explanation
-
-
-def pull_a_missing_image(client: docker.DockerClient) -> Any:
-    with pytest.raises(docker.errors.APIError) as caught:
-        client.images.pull("127.0.0.1:1/missing", tag="1")
-    return caught.value.status_code, docker_cli.masked(str(caught.value.explanation).encode())
-
-
 SDK: tuple[Callable[[docker.DockerClient], Any], ...] = (
     ping,
     run_with_output,
@@ -192,9 +167,6 @@ SDK: tuple[Callable[[docker.DockerClient], Any], ...] = (
     build,
     save_and_load,
     statistics,
-    update_and_rename,
-    stop_and_remove,
-    pull_a_missing_image,
 )
 
 
@@ -293,6 +265,43 @@ def test_requests_unixsocket(dockerd: Dockerd, between: str, scenario: Callable[
         with dockerd.restored(), http.session:
             seen.append(scenario(http))
     assert seen[0] == seen[1]
+
+
+CURL = "/usr/bin/curl"
+"""Debian's, whatever else stands on the PATH."""
+JSON = ("-H", "Content-Type: application/json", "-d")
+OF_CURL: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    # Rows: the status, the path, the options.
+    ("200", "/_ping", ("-I",)),
+    ("200", "/v1.41/containers/json?all=1&filters={%22label%22:[%22a%22]}", ("-g",)),
+    ("200", "/info", ("--http1.0",)),
+    ("200", "/info", ("-H", "Connection: close")),
+    ("200", "/info", ("-H", "Host: docker")),
+    ("201", "/v1.41/containers/create?name=box", (*JSON, f'{{"Image":"{BUSYBOX}","Cmd":["sleep","9"]}}')),
+    ("204", "/v1.41/containers/box/start", ("-X", "POST")),
+    ("200", "/v1.41/containers/box/update", (*JSON, '{"CpuShares":512}')),
+    ("200", "/v1.41/containers/box/archive?path=/tmp", ("-T", "-")),
+    ("204", "/v1.41/containers/box/stop?t=0", ("-d", "")),
+    (
+        "200",
+        "/images/load",
+        ("-H", "Content-Type: application/x-tar", "-H", "Expect: 100-continue", "--data-binary", "@-"),
+    ),
+    ("204", "/v1.41/containers/box?force=1", ("-X", "DELETE")),
+    ("404", "/v1.41/containers/box/start", ("-X", "POST")),
+)
+
+
+def test_curl(dockerd: Dockerd, between: str) -> None:
+    """Also as HTTP/1.0, with a body in chunks, with one that waits for a 100, and without any."""
+    archive = tar({"file": bytes(2 << 20)})
+    with dockerd.restored():
+        for path in (dockerd.socket, between):
+            base = (CURL, "-sS", "--unix-socket", path, "-o", "/dev/null", "-w", "%{http_code}")
+            for status, target, options in OF_CURL:
+                command = [*base, *options, f"http://localhost{target}"]
+                done = subprocess.run(command, input=archive, capture_output=True, check=True, timeout=60)
+                assert done.stdout.decode() == status, (command, done)
 
 
 async def test_a_websocket_attaches(dockerd: Dockerd, between: str) -> None:

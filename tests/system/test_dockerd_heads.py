@@ -214,78 +214,18 @@ PREFIXES = (
     *("/v1.41/v1.41", "/v1%2E41", "/%761.41", "/", "/.", "/x/..", "/x", "/v1.41%2F", "/v1.41%0a"),
 )
 COLLECTIONS = ("containers", "containers", "containers", "%63ontainers", "Containers", "container", "containers%2F")
-REFERENCES = (
-    *(
-        "x",
-        "a.b",
-        "a-b",
-        "_",
-        "a/b",
-        "a%2Fb",
-        "a%2fb",
-        "%2Fx",
-        "x%2F",
-        "..",
-        ".",
-        "...",
-        "%2e%2e",
-        "%2E",
-        "",
-        "%20",
-        "a+b",
-    ),
-    *(
-        "%25",
-        "%2525",
-        "%c3%a9",
-        "%0a",
-        "%0d",
-        "%00",
-        "%ff",
-        "a;b",
-        "~",
-        "@",
-        ":x",
-        "*",
-        "{x}",
-        "a%zz",
-        "%",
-        "x#y",
-        "x\\y",
-    ),
-    *("start", "create", "stop", "create/start", "json", "containers/x", "v1.41", "f" * 64, "exec/y", "x/checkpoints"),
-)
-ENDS = (
-    *(
-        "start",
-        "stop",
-        "update",
-        "create",
-        "start",
-        "stop",
-        "update",
-        "kill",
-        "json",
-        "START",
-        "start/",
-        "start/.",
-        "stop/..",
-    ),
-    *(
-        "start%2F",
-        "sto%70",
-        "%73tart",
-        "",
-        "start?x=1",
-        "update?",
-        "stop?/../x",
-        "start;x",
-        "stop%0a",
-        "start%3F",
-        "start/x",
-    ),
-    *("stop#x", "start%20", "checkpoints/y", "update/%2e", "stop//", "?start", "start&x"),
-)
+_WORDS_REFERENCES = r"""
+    x a.b a-b _ a/b a%2Fb a%2fb %2Fx x%2F .. . ... %2e%2e %2E %20 a+b %25 %2525 %c3%a9 %0a %0d %00 %ff
+    a;b ~ @ :x * {x} a%zz % x#y x\y start create stop create/start json containers/x v1.41 exec/y
+    x/checkpoints
+"""
+REFERENCES = ("", "f" * 64, *_WORDS_REFERENCES.split())
+_WORDS_ENDS = r"""
+    start stop update create start stop update kill json START start/ start/. stop/.. start%2F sto%70
+    %73tart start?x=1 update? stop?/../x start;x stop%0a start%3F start/x stop#x start%20 checkpoints/y
+    update/%2e stop// ?start start&x
+"""
+ENDS = ("", *_WORDS_ENDS.split())
 JOINS = st.sampled_from(("/", "/", "/", "/", "/", "//", "%2F", "%2f", "/./", ""))
 
 
