@@ -1,11 +1,13 @@
 """A scripted peer for both sides of a Docker connection: a reader without sockets between a client and a daemon.
 
-Owns messages as bytes, the sides of a ``Reader`` and its fake ``Events``.
+Owns messages as bytes, the sides of a ``Reader``, its fake ``Events``, and the steps of which tests' tables are made.
 Must not know: how the reader works.
 Invariant: nothing that a side got is taken back, and nothing follows its EOF.
 """
 
+import re
 from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.reader import Reader
@@ -77,16 +79,6 @@ class Side:
         for piece in pieces:
             self._feed(piece)
 
-    def sends_cut(self, data: bytes, sizes: Iterable[int]) -> None:
-        """Send bytes in pieces of these sizes, what is left in one."""
-        at = 0
-        for size in sizes:
-            if data[at : at + size]:
-                self._feed(data[at : at + size])
-            at += size
-        if data[at:]:
-            self._feed(data[at:])
-
     def settle(self) -> None:
         """Take what has come out."""
         data = b"".join(self._out)
@@ -132,8 +124,6 @@ class FakeEvents:
         """How many times the daemon can be dialled anew."""
         self.redials = 0
         self.reading = True
-        self.ends: list[str] = []
-        """How the connection ended, each word that was said of it."""
         self.at_once: Callable[[HeldExchange], object] = lambda exchange: None
         """What is done with a held call within the turn in which it is told."""
         self.play: Play
@@ -190,12 +180,15 @@ class FakeEvents:
 class Play:
     """A reader between a scripted client and a scripted daemon; calls of the actions in ``holds`` are held."""
 
-    def __init__(self, holds: Iterable[Action] = tuple(Action), limit: int = PROCESS_LIMIT) -> None:
+    def __init__(
+        self, holds: Iterable[Action] = tuple(Action), limit: int = PROCESS_LIMIT, shared: bool = False
+    ) -> None:
         self.events = FakeEvents(holds)
         self.held_bytes = HeldBytes(limit)
         self.reader = Reader(self.events, self.held_bytes)
-        self.shared = False
+        self.shared = shared
         """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
+        self._told = (0, False, False)
         self.client = Side(self._of_client, self.reader.to_client)
         self.daemon = Side(self._of_daemon, self.reader.to_daemon)
         self.events.play = self
@@ -217,9 +210,8 @@ class Play:
 
     @property
     def call(self) -> HeldExchange:
-        """Return the one call that was told of."""
-        [call] = self.events.calls
-        return call
+        """Return the newest call that was told of."""
+        return self.events.calls[-1]
 
     def client_ends(self) -> None:
         """Play the client's EOF; the daemon sees it at once unless it waits."""
@@ -240,10 +232,105 @@ class Play:
         self.daemon.sends(replied)
         assert self.client.got() == replied
 
+    def came(self) -> tuple[bytes, bytes, int]:
+        """Return what has come since the last time: to the client, to the daemon, and how many calls were asked."""
+        asked, *ended = self._told
+        self._told = len(self.events.calls), self.client.ended, self.daemon.ended
+        outs = [
+            _OURS.sub(_told, side.got()) + EOF * (side.ended and not before)
+            for side, before in zip((self.client, self.daemon), ended, strict=True)
+        ]
+        return outs[0], outs[1], len(self.events.calls) - asked
 
-def nothing_held() -> Play:
-    """Return a connection of which nothing is held: no plugin is registered, nothing is known."""
-    return Play(holds=())
+    def leave(self) -> None:
+        """Have the client leave and each call end; nothing of a held request may be kept then."""
+        self.reader.client_gone()
+        for call in self.events.calls:
+            call.answer()
+        assert self.held_bytes.count == 0
+
+
+# ---- conversations as tables
+
+EOF = b"<EOF>"
+_OURS = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
+
+
+def ours(status: int, closes: bool = False) -> bytes:
+    """Return what stands in a table for an answer of ours."""
+    return b"<%d, close>" % status if closes else b"<%d>" % status
+
+
+def _told(found: re.Match[bytes]) -> bytes:
+    status, closes, _ = error(found[0])
+    return ours(status, closes)
+
+
+class Step(NamedTuple):
+    """What somebody does, and all that comes of it: what each side gets, and for how many calls hooks are asked."""
+
+    act: Callable[[Play], object]
+    to_client: bytes = b""
+    to_daemon: bytes = b""
+    asks: int = 0
+    reads: bool = True
+    """Whether the client is read further."""
+
+
+def client(*pieces: bytes) -> Callable[[Play], object]:
+    """Have the client send."""
+    return lambda play: play.client.sends(*pieces)
+
+
+def daemon(*pieces: bytes) -> Callable[[Play], object]:
+    """Have the daemon send."""
+    return lambda play: play.daemon.sends(*pieces)
+
+
+def release(play: Play) -> None:
+    """Release the newest call as it came."""
+    assert play.call.release(None)
+
+
+def refuse(play: Play) -> None:
+    """Refuse the newest call."""
+    assert play.call.refuse(500, "no")
+
+
+def answered(play: Play) -> None:
+    """Let the answer to the newest call go: its Post hooks are done."""
+    play.call.answer()
+
+
+def ends(side: str) -> Callable[[Play], object]:
+    """Have a side send EOF."""
+    return Play.client_ends if side == "client" else Play.daemon_ends
+
+
+def leaves(play: Play) -> None:
+    """Have the client be gone."""
+    play.reader.client_gone()
+
+
+def at_once(act: Callable[[HeldExchange], object], sends: Callable[[Play], object]) -> Callable[[Play], object]:
+    """Do something with each call from now on within the turn in which it is told, then have somebody send."""
+
+    def do(play: Play) -> None:
+        play.events.at_once = act
+        sends(play)
+
+    return do
+
+
+def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play:
+    """Play the steps, and check after each what came of it; the daemon can be dialled anew ``daemons`` times."""
+    play = Play(**options)
+    play.events.daemons = daemons
+    for number, step in enumerate(steps):
+        step.act(play)
+        came = (*play.came(), play.events.reading)
+        assert came == step[1:], f"step {number}: {came}"
+    return play
 
 
 def error(data: bytes) -> tuple[int, bool, bytes]:

@@ -1,5 +1,7 @@
 """The daemon's bytes: framing, interim answers, tunnels, answers that nobody asked for (relay-rules B2, B3, B6, B9)."""
 
+from collections.abc import Callable
+
 import pytest
 
 from runtimeproxy.docker import answers
@@ -11,6 +13,7 @@ from tests.docker.peer import (
     CONTINUE,
     CREATE,
     CREATED,
+    EOF,
     HIJACKED,
     INFO,
     NO_CONTENT,
@@ -20,16 +23,29 @@ from tests.docker.peer import (
     START,
     SWITCHING,
     Play,
+    Step,
     answer,
+    answered,
     chunks,
+    client,
+    converse,
+    daemon,
+    ends,
     head,
-    nothing_held,
+    leaves,
+    ours,
+    release,
     request,
 )
 
 HEAD = request("HEAD", "/_ping")
+BUILD = request("POST", "/build", CHUNKED) + chunks(b"tar" * 9, b"x")
 STREAM = answer(200, CHUNKED, body=None) + chunks(b'{"status":"Pulling"}', b"x" * 30, trailers=("Sum: 1",))
 UNFRAMED_404 = answer(404, "Content-Type: text/plain", CLOSE, body=None) + b"No such container: box\n"
+EARLY = head("HTTP/1.1 103 Early Hints", "Link: x")
+EXPECTING = CREATE.replace(b"Host", b"Expect: 100-continue\r\nHost")
+
+# ---- framing
 
 FRAMED = {
     "a body": (PING, OK),
@@ -41,30 +57,23 @@ FRAMED = {
     "HEAD": (HEAD, head("HTTP/1.1 200 OK", "Content-Length: 7")),
     "HEAD in chunks": (HEAD, answer(404, CHUNKED, body=None)),
     "HEAD without framing": (HEAD, answer(200, body=None)),
-    "behind 102": (INFO, head("HTTP/1.1 102 Processing") + head("HTTP/1.1 103 Early Hints", "Link: x") + OK),
+    "behind 102": (INFO, head("HTTP/1.1 102 Processing") + EARLY + OK),
     "behind 100": (INFO, CONTINUE + OK),
     "HTTP/1.0 kept alive": (INFO, head("HTTP/1.0 200 OK", "Connection: keep-alive", "Content-Length: 0")),
 }
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize(("sent", "replied"), FRAMED.values(), ids=FRAMED.keys())
-def test_the_next_answer_begins_behind_this_one_wherever_they_are_cut(
-    sent: bytes, replied: bytes, shared: bool
-) -> None:
-    """A body is neither waited for nor let through where there is none (HEAD, 1xx, 204, 304)."""
+@pytest.mark.parametrize(("sent", "replied"), FRAMED.values(), ids=FRAMED)
+def test_the_next_answer_begins_behind_this_one(sent: bytes, replied: bytes, shared: bool) -> None:
+    """Wherever they are cut; a body is neither waited for nor let through where there is none."""
     for place in range(1, len(replied) + 1):
-        play = nothing_held()
-        play.shared = shared
+        play = Play(holds=(), shared=shared)
         play.client.sends(sent + ATTACH)
         play.daemon.sends(replied[:place], replied[place:] + SWITCHING)
         assert play.client.got() == replied + SWITCHING
         assert play.reader.tunnel
-
-
-@pytest.mark.parametrize(("sent", "replied"), FRAMED.values(), ids=FRAMED.keys())
-def test_answers_may_come_byte_by_byte(sent: bytes, replied: bytes) -> None:
-    play = nothing_held()
+    play = Play(holds=(), shared=shared)
     play.client.sends(sent, sent)
     play.daemon.sends(*[bytes((octet,)) for octet in replied + replied])
     assert play.client.got() == replied + replied
@@ -73,34 +82,14 @@ def test_answers_may_come_byte_by_byte(sent: bytes, replied: bytes) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_stream_passes_piece_by_piece(shared: bool) -> None:
-    play = nothing_held()
-    play.shared = shared
-    play.client.sends(INFO)
-    for at in range(len(STREAM)):
+    play = converse([Step(client(INFO), to_daemon=INFO)], holds=(), shared=shared)
+    body = STREAM.index(b"\r\n\r\n") + 4
+    play.daemon.sends(STREAM[:body])
+    assert play.client.got() == STREAM[:body]
+    for at in range(body, len(STREAM)):
         play.daemon.sends(STREAM[at : at + 1])
-        at_once = at >= STREAM.index(b"\r\n\r\n") + 4
-        assert not at_once or play.client.got().endswith(STREAM[at : at + 1])
+        assert play.client.got() == STREAM[at : at + 1]
 
-
-def test_the_end_of_a_body_passes_before_the_answer_behind_it() -> None:
-    """The second request cannot be read, so our own answer follows the daemon's first at once."""
-    play = nothing_held()
-    play.shared = True
-    play.client.sends(INFO + b"GET / HTTP/1.1\r\n\r\n")
-    play.daemon.sends(OK[:-2], OK[-2:])
-    assert play.client.got().startswith(OK + b"HTTP/1.1 400 ")
-
-
-def test_the_answer_to_a_held_call_does_not_pass() -> None:
-    play = Play()
-    play.shared = True
-    play.client.sends(CREATE)
-    play.call.release(None)
-    play.daemon.sends(CREATED[:-5], CREATED[-5:-2])
-    assert play.client.got() == b""
-
-
-# ---- B2: replies without framing
 
 UNFRAMED = {
     "an unframed 404 to an attach": (ATTACH, UNFRAMED_404),
@@ -111,177 +100,176 @@ UNFRAMED = {
 }
 
 
-@pytest.mark.parametrize(("sent", "replied"), UNFRAMED.values(), ids=UNFRAMED.keys())
-def test_b2_a_reply_without_framing_is_a_tunnel_whatever_its_status(sent: bytes, replied: bytes) -> None:
+@pytest.mark.parametrize(("sent", "replied"), UNFRAMED.values(), ids=UNFRAMED)
+def test_b2_a_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> None:
     for place in range(1, len(replied) + 1):
-        play = nothing_held()
-        play.client.sends(sent)
-        play.daemon.sends(replied[:place], replied[place:], b"\0more\n")
-        assert play.client.got() == replied + b"\0more\n"
-        assert play.reader.tunnel
-        play.client.sends(START, b"\0")
-        assert play.daemon.got() == sent + START + b"\0"
+        steps = [
+            Step(client(sent), to_daemon=sent),
+            Step(daemon(replied[:place], replied[place:], b"\0more\n"), to_client=replied + b"\0more\n"),
+            Step(client(START, b"\0"), to_daemon=START + b"\0"),
+        ]
+        assert converse(steps, holds=()).reader.tunnel
 
 
-def test_b2_an_unframed_answer_to_a_held_call_passes_as_it_comes() -> None:
-    play = Play()
-    play.client.sends(START)
-    play.call.release(None)
-    play.daemon.sends(UNFRAMED_404[:-5], UNFRAMED_404[-5:])
-    assert play.client.got() == UNFRAMED_404
-    assert play.call.reply is not None
-    assert not play.call.reply.agreed
-    play.call.answer()
-    assert play.client.got() == b""
+# ---- conversations
+
+PASSING: dict[str, list[Step]] = {
+    "the end of a body passes before our own answer behind it": [
+        Step(client(INFO + b"GET / HTTP/1.1\r\n\r\n"), to_daemon=INFO),
+        Step(daemon(OK[:-2], OK[-2:]), to_client=OK + ours(400, closes=True) + EOF),
+    ],
+    "an answer before the end of the request passes, and both go on": [
+        Step(client(BUILD[:-20]), to_daemon=BUILD[:-20]),
+        Step(daemon(STREAM[:-9]), to_client=STREAM[:-9]),
+        Step(client(BUILD[-20:-10]), to_daemon=BUILD[-20:-10]),
+        Step(daemon(STREAM[-9:]), to_client=STREAM[-9:]),
+        Step(client(BUILD[-10:] + PING), to_daemon=BUILD[-10:] + PING),
+        Step(daemon(OK), to_client=OK),
+    ],
+    "a request that breaks while it is answered gets no second answer": [
+        Step(client(BUILD[:-20]), to_daemon=BUILD[:-20]),
+        Step(daemon(STREAM[:-9]), to_client=STREAM[:-9]),
+        Step(client(b"x" * 30), to_client=EOF),
+    ],
+    "the rest of an answer goes nowhere when its client has gone": [
+        Step(client(BUILD[:-20]), to_daemon=BUILD[:-20]),
+        Step(daemon(STREAM[:-9]), to_client=STREAM[:-9]),
+        Step(leaves),
+        Step(daemon(STREAM[-9:], OK)),
+    ],
+    "nothing of the daemon's is read behind our last answer": [
+        Step(client(PING + b"nonsense\r\n\r\n"), to_daemon=PING),
+        Step(
+            daemon(OK + NOT_FOUND, NOT_FOUND, b"nonsense\r\n\r\n"),
+            to_client=OK + ours(400, closes=True) + EOF,
+        ),
+    ],
+    "known answers stand for the requests in their order": [
+        Step(client(PING, PING), to_daemon=PING + PING),
+        Step(daemon(OK, NOT_FOUND), to_client=OK + NOT_FOUND),
+        Step(client(PING, PING), to_daemon=PING + PING),
+        Step(daemon(NOT_FOUND, OK), to_client=NOT_FOUND + OK),
+    ],
+    "a known answer is none inside another": [
+        Step(client(PING), to_daemon=PING),
+        Step(daemon(OK), to_client=OK),
+        Step(client(PING, PING), to_daemon=PING + PING),
+        Step(daemon(answer(200, body=OK + OK)[: -2 * len(OK)]), to_client=answer(200, body=OK + OK)[: -2 * len(OK)]),
+        Step(daemon(OK, OK, OK[:9], OK[9:]), to_client=OK + OK + OK),
+    ],
+    "a known answer is none where the method says otherwise": [
+        Step(client(HEAD), to_daemon=HEAD),
+        Step(daemon(answer(200, "Content-Length: 7", body=None)), answer(200, "Content-Length: 7", body=None)),
+        Step(client(PING), to_daemon=PING),
+        Step(daemon(answer(200, "Content-Length: 7", body=None)), answer(200, "Content-Length: 7", body=None)),
+        Step(daemon(b"1234567"), to_client=b"1234567"),
+    ],
+}
 
 
-def test_b2_what_is_held_behind_it_goes_into_the_tunnel_in_order() -> None:
-    play = Play()
-    play.client.sends(INFO + PING + CREATE[:-3])
-    assert play.daemon.got() == INFO + PING
-    play.daemon.sends(HIJACKED)
-    play.client.sends(CREATE[-3:])
-    assert play.daemon.got() == CREATE
-    assert not play.events.calls
-    assert play.held_bytes.count == 0
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("steps", PASSING.values(), ids=PASSING)
+def test_passing(steps: list[Step], shared: bool) -> None:
+    converse(steps, holds=(), shared=shared)
 
 
-def test_b2_what_is_held_whole_behind_it_goes_into_the_tunnel_with_what_follows() -> None:
-    play = Play()
-    play.client.sends(INFO + CREATE + PING)
-    play.client_ends()
-    assert not play.daemon.ended
-    play.daemon.sends(HIJACKED)
-    assert (play.daemon.got(), play.daemon.ended) == (INFO + CREATE + PING, True)
-    assert not play.events.calls
+HELD: dict[str, list[Step]] = {
+    "B2: an unframed answer to a held call passes as it comes": [
+        Step(client(START), asks=1),
+        Step(release, to_daemon=START),
+        Step(daemon(UNFRAMED_404[:-5], UNFRAMED_404[-5:]), to_client=UNFRAMED_404),
+        Step(answered),
+    ],
+    "B2: what is held and cut behind one goes into the tunnel in order": [
+        Step(client(INFO + PING + CREATE[:-3]), to_daemon=INFO + PING),
+        Step(daemon(HIJACKED), to_client=HIJACKED, to_daemon=CREATE[:-3]),
+        Step(client(CREATE[-3:]), to_daemon=CREATE[-3:]),
+    ],
+    "B2: what is held behind one goes into the tunnel with what follows": [
+        Step(client(INFO + CREATE + PING), to_daemon=INFO),
+        Step(ends("client")),
+        Step(daemon(HIJACKED), to_client=HIJACKED, to_daemon=CREATE + PING + EOF),
+    ],
+    "B6: the daemon's 100 is swallowed where we said it": [
+        Step(client(EXPECTING[:-3]), to_client=CONTINUE),
+        Step(client(EXPECTING[-3:]), asks=1),
+        Step(release, to_daemon=EXPECTING),
+        Step(daemon(CONTINUE, CREATED)),
+        Step(answered, to_client=CREATED),
+    ],
+    "B6: the daemon's 100 passes where we did not": [
+        Step(client(EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1)), asks=1),
+        Step(release, to_daemon=EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1)),
+        Step(daemon(CONTINUE), to_client=CONTINUE),
+    ],
+}
 
 
-# ---- early answers
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("steps", HELD.values(), ids=HELD)
+def test_held(steps: list[Step], shared: bool) -> None:
+    converse(steps, shared=shared).leave()
 
 
-def test_an_answer_before_the_end_of_the_request_passes_and_both_go_on() -> None:
-    play = nothing_held()
-    build = request("POST", "/build", CHUNKED) + chunks(b"tar" * 9, b"x")
-    play.client.sends(build[:-20])
-    play.daemon.sends(STREAM[:-9])
-    assert play.client.got() == STREAM[:-9]
-    play.client.sends(build[-20:-10])
-    play.daemon.sends(STREAM[-9:])
-    play.client.sends(build[-10:] + PING)
-    play.daemon.sends(OK)
-    assert play.daemon.got() == build + PING
-    assert play.client.got() == STREAM[-9:] + OK
-
-
-def test_a_request_that_breaks_while_it_is_answered_gets_no_second_answer() -> None:
-    play = nothing_held()
-    play.client.sends(request("POST", "/build", CHUNKED))
-    play.daemon.sends(STREAM[:-9])
-    play.client.sends(b"no size\r\n")
-    assert play.client.got() == STREAM[:-9]
-    assert play.client.ended
-
-
-def test_the_rest_of_an_answer_goes_nowhere_when_its_client_has_gone() -> None:
-    play = nothing_held()
-    play.client.sends(request("POST", "/build", CHUNKED))
-    play.daemon.sends(STREAM[:-9])
-    play.reader.client_gone()
-    play.daemon.sends(STREAM[-9:], OK)
-    assert play.client.got() == STREAM[:-9]
-
-
-# ---- of held calls
-
-
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("replied", [CREATED, STREAM, NO_CONTENT], ids=["a body", "chunks", "204"])
-def test_the_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes) -> None:
+def test_the_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes, shared: bool) -> None:
     for place in range(1, len(replied) + 1):
-        play = Play()
-        play.client.sends(CREATE)
-        play.call.release(None)
-        interim = head("HTTP/1.1 103 Early Hints")
-        play.daemon.sends(interim + replied[:place], replied[place:])
-        assert play.client.got() == interim
-        assert play.call.reply is not None
-        play.call.answer()
-        assert play.client.got() == replied
-
-
-def test_b6_one_hundred_of_the_daemon_passes_unless_we_said_it() -> None:
-    play = Play()
-    sent = CREATE.replace(b"Host", b"Expect: 100-continue\r\nHost")
-    play.client.sends(INFO + sent)
-    play.daemon.sends(OK)
-    play.call.release(None)
-    play.daemon.sends(CONTINUE + CREATED)
-    play.call.answer()
-    assert play.client.got() == OK + CONTINUE + CREATED, "the whole request had come before its turn"
-
-
-def test_b6_the_daemons_100_is_swallowed_where_we_said_it() -> None:
-    play = Play()
-    sent = CREATE.replace(b"Host", b"Expect: 100-continue\r\nHost")
-    play.client.sends(sent[:-3])
-    assert play.client.got() == CONTINUE
-    play.client.sends(sent[-3:])
-    play.call.release(None)
-    play.daemon.sends(CONTINUE, CREATED)
-    play.call.answer()
-    assert play.client.got() == CREATED
+        steps = [
+            Step(client(CREATE), asks=1),
+            Step(release, to_daemon=CREATE),
+            Step(daemon(EARLY + replied[:place], replied[place:]), to_client=EARLY),
+            Step(answered, to_client=replied),
+        ]
+        converse(steps, shared=shared)
 
 
 # ---- what is no answer
 
-
-@pytest.mark.parametrize("before", [b"", PING], ids=["at first", "behind an answer"])
-def test_an_answer_that_nobody_asked_for_breaks_the_protocol(before: bytes) -> None:
-    play = nothing_held()
-    if before:
-        play.passes(PING, OK)
-        play.passes(PING, OK)
-    with pytest.raises(WireError, match="without a request"):
-        play.daemon.sends(OK)
-
-
-def test_an_answer_before_the_release_breaks_the_protocol() -> None:
-    play = Play()
-    play.client.sends(START)
-    with pytest.raises(WireError, match="without a request"):
-        play.daemon.sends(NO_CONTENT)
-
-
-@pytest.mark.parametrize("cut", [1, 15, 40])
-def test_an_answer_that_cannot_be_read_breaks_the_protocol(cut: int) -> None:
-    play = nothing_held()
-    play.client.sends(PING)
-    broken = head("HTTP/1.1 200 OK", "Content-Length: 1", "Content-Length: 2")
-    with pytest.raises(WireError):
-        play.daemon.sends(broken[:cut], broken[cut:])
-
-
-def test_a_broken_chunk_of_an_answer_breaks_the_protocol_behind_what_passed() -> None:
-    play = nothing_held()
-    play.client.sends(PING)
-    begun = STREAM[: STREAM.index(b"0\r\nSum")]
-    play.daemon.sends(begun)
-    with pytest.raises(WireError):
-        play.daemon.sends(b"zz\r\n")
-    assert play.client.got() == begun
+BEGUN = STREAM[: STREAM.index(b"0\r\nSum")]
+TWO_LENGTHS = head("HTTP/1.1 200 OK", "Content-Length: 1", "Content-Length: 2")
+SETTINGS = bytes.fromhex("000006040000000000000300000064")
+MODE = r"; it speaks HTTP/2: is --backend-runtime-mode right\?$"
+NO_MODE = r"^(?!.*backend-runtime-mode)"
+BROKEN: dict[str, tuple[list[Step], Callable[[Play], object], str]] = {
+    # what was before, what breaks the protocol, and how the error reads
+    "nobody asked, at first": ([], daemon(OK), "without a request"),
+    "nobody asked, behind an answer": (
+        [Step(client(PING, PING), to_daemon=PING + PING), Step(daemon(OK, OK), to_client=OK + OK)],
+        daemon(OK),
+        "without a request",
+    ),
+    "a call that is not released": ([Step(client(START), asks=1)], daemon(NO_CONTENT), "without a request"),
+    "two lengths": ([Step(client(PING), to_daemon=PING)], daemon(TWO_LENGTHS), NO_MODE),
+    "cut after 1 byte": ([Step(client(PING), to_daemon=PING)], daemon(TWO_LENGTHS[:1], TWO_LENGTHS[1:]), NO_MODE),
+    "cut in a field": ([Step(client(PING), to_daemon=PING)], daemon(TWO_LENGTHS[:40], TWO_LENGTHS[40:]), NO_MODE),
+    "a broken chunk behind what passed": (
+        [Step(client(PING), to_daemon=PING), Step(daemon(BEGUN), to_client=BEGUN)],
+        daemon(b"zz\r\n"),
+        NO_MODE,
+    ),
+    "HTTP/2 behind a request": ([Step(client(PING), to_daemon=PING)], daemon(SETTINGS), MODE),
+    "HTTP/2 at once": ([], daemon(SETTINGS), MODE),
+    **{
+        f"another protocol, {sent!r}": ([Step(client(PING), to_daemon=PING)], daemon(sent), NO_MODE)
+        for sent in (b"\0" * 9, b"\0\0\6\4\0\0\0\0\1", b"\x16\x03\x01\2\0\0\0\0\0", b"HTTP/1.1 200\0")
+    },
+}
 
 
-def test_nothing_of_the_daemons_is_read_behind_our_last_answer() -> None:
-    play = nothing_held()
-    play.client.sends(PING + b"nonsense\r\n\r\n")
-    play.daemon.sends(OK + NOT_FOUND, NOT_FOUND, b"nonsense\r\n\r\n")
-    assert play.client.got().startswith(OK + b"HTTP/1.1 400 ")
+@pytest.mark.parametrize(("before", "act", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_is_no_answer_breaks_the_protocol(before: list[Step], act: Callable[[Play], object], message: str) -> None:
+    play = converse(before)
+    with pytest.raises(WireError, match=message):
+        act(play)
+    assert play.came() == (b"", b"", 0)
 
 
 # ---- the memory of answers
 
 
 def test_the_memory_of_answers_is_bounded() -> None:
-    play = nothing_held()
+    play = Play(holds=())
     play.client.sends(PING)
     for number in range(answers._WHOLE_ANSWERS + 10):
         play.daemon.sends(answer(200, f"Date: {number}", body=b"OK"))
@@ -290,74 +278,17 @@ def test_the_memory_of_answers_is_bounded() -> None:
 
 
 NOT_REMEMBERED = {
-    "in chunks": answer(200, CHUNKED, body=None) + chunks(b"x"),
-    "the last one": answer(200, CLOSE, body=b"x"),
-    "long": answer(200, body=b"x" * answers._WHOLE_BYTES),
-    "an interim one": head("HTTP/1.1 103 Early Hints"),
+    "in chunks": (PING, answer(200, CHUNKED, body=None) + chunks(b"x")),
+    "the last one": (PING, answer(200, CLOSE, body=b"x")),
+    "long": (PING, answer(200, body=b"x" * answers._WHOLE_BYTES)),
+    "an interim one": (PING, head("HTTP/1.1 103 Early Hints")),
+    "two in one piece": (PING + PING, OK + OK),
+    # Its method would be a part of what is kept.
+    "to what is not asked again": (request("M" * 10_000, "/"), answer(404, "Some: field", body=b"x")),
 }
 
 
-@pytest.mark.parametrize("replied", NOT_REMEMBERED.values(), ids=NOT_REMEMBERED.keys())
-def test_some_answers_are_not_remembered(replied: bytes) -> None:
-    play = nothing_held()
-    play.client.sends(PING)
-    play.daemon.sends(replied)
-    assert play.client.got() == replied
-    assert (replied, "GET") not in answers._WHOLE
-
-
-def test_an_answer_to_what_is_not_asked_again_is_not_remembered() -> None:
-    """The method would be a part of what is kept."""
-    play = nothing_held()
-    method = "M" * 10_000
-    play.client.sends(request(method, "/"))
-    play.daemon.sends(NOT_FOUND)
-    assert play.client.got() == NOT_FOUND
-    assert (NOT_FOUND, method) not in answers._WHOLE
-
-
-def test_two_answers_in_one_piece_are_not_remembered_as_one() -> None:
-    play = nothing_held()
-    play.client.sends(PING, PING)
-    play.daemon.sends(OK + OK)
-    assert play.client.got() == OK + OK
-    assert (OK + OK, "GET") not in answers._WHOLE
-
-
-def test_a_known_answer_is_none_where_the_method_says_otherwise() -> None:
-    play = nothing_held()
-    play.passes(PING, answer(200, body=b""))
-    short = head("HTTP/1.1 200 OK", "Content-Length: 7")
-    play.passes(HEAD, short)
-    play.client.sends(PING)
-    play.daemon.sends(short, b"1234567", b"")
-    assert play.client.got() == short + b"1234567"
-
-
-def test_a_known_answer_is_none_inside_another() -> None:
-    play = nothing_held()
-    play.passes(PING, OK)
-    around = answer(200, body=OK + OK)
-    play.client.sends(PING, PING)
-    play.daemon.sends(around[: -2 * len(OK)], OK, OK, OK[:9], OK[9:])
-    assert play.client.got() == around + OK
-
-
-SETTINGS = bytes.fromhex("000006040000000000000300000064")
-
-
-@pytest.mark.parametrize("asked", [PING, b""], ids=["behind a request", "at once"])
-def test_a_daemon_that_speaks_http_2_leads_to_the_mode(asked: bytes) -> None:
-    play = nothing_held()
-    play.client.sends(asked)
-    with pytest.raises(WireError, match=r"; it speaks HTTP/2: is --backend-runtime-mode right\?$"):
-        play.daemon.sends(SETTINGS)
-
-
-@pytest.mark.parametrize("sent", [b"\0" * 9, b"\0\0\6\4\0\0\0\0\1", b"\x16\x03\x01\2\0\0\0\0\0", b"HTTP/1.1 200\0"])
-def test_a_daemon_that_speaks_something_else_does_not(sent: bytes) -> None:
-    play = nothing_held()
-    play.client.sends(PING)
-    with pytest.raises(WireError) as caught:
-        play.daemon.sends(sent)
-    assert "backend-runtime-mode" not in str(caught.value)
+@pytest.mark.parametrize(("sent", "replied"), NOT_REMEMBERED.values(), ids=NOT_REMEMBERED)
+def test_some_answers_are_not_remembered(sent: bytes, replied: bytes) -> None:
+    converse([Step(client(sent), to_daemon=sent), Step(daemon(replied), to_client=replied)], holds=())
+    assert not [known for known, _ in answers._WHOLE if known == replied]

@@ -1,4 +1,7 @@
-"""Conversations step by step: nothing waits that could go, holds keep the order, what is known changes nothing."""
+"""Conversations step by step: nothing waits that could go, holds keep the order, what is known changes nothing.
+
+That is fault matrix X2.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,19 +13,116 @@ from hypothesis import strategies as st
 
 from runtimeproxy.docker import answers, requests
 from runtimeproxy.docker.exchange import HeldExchange
-from runtimeproxy.docker.routes import Action
+from runtimeproxy.docker.routes import Action, may_upgrade
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
 from tests.amounts import examples
 from tests.docker.peer import (
+    ATTACH,
+    CHUNKED,
+    CLOSE,
     CONTINUE,
+    CREATE,
+    EXEC,
+    EXPECT,
+    ID,
+    INFO,
+    NOT_FOUND,
+    OK,
+    PING,
+    START,
+    STOP,
+    UPGRADE,
     Play,
+    answer,
+    chunks,
     error,
-    nothing_held,
+    head,
+    request,
 )
-from tests.docker.turns import CONVERSATIONS, FAILED_UPGRADE, OF_HEAD, REPLIES, SIZES, TO_HOLD, USUAL, Turn
+from tests.docker.test_routes import API
 
 pytestmark = pytest.mark.slow
+
+EARLY = head("HTTP/1.1 103 Early Hints")
+
+
+@dataclass
+class Turn:
+    """A request and its answer; ``behind`` is what either side sends once the connection is a tunnel."""
+
+    sent: bytes
+    replied: bytes
+    may_tunnel: bool = False
+    behind: tuple[bytes, bytes] = (b"", b"")
+
+    @property
+    def head_length(self) -> int:
+        """Return the length of the request's head."""
+        return self.sent.index(b"\r\n\r\n") + 4
+
+
+# ---- what is generated
+
+FIELDS = st.lists(st.sampled_from(["X-Registry-Auth: e30=", "accept:  */*", "User-Agent: curl", "X-A:"]), max_size=3)
+BODY = st.binary(max_size=60) | st.sampled_from([PING, START, b"0\r\n\r\n", OK, b"x" * 3000])
+PIECES = st.lists(BODY.filter(bool), max_size=4).map(tuple)
+TRAILERS = st.lists(st.sampled_from(["Sum: 1", "Content-Sum: 9"]), max_size=2).map(tuple)
+INTERIM = st.sampled_from([b"", b"", EARLY, CONTINUE, EARLY + CONTINUE])
+ASKED = st.sampled_from([(method, path) for method, path in API if method != "HEAD" and not may_upgrade(method, path)])
+HELD = st.sampled_from([("POST", f"/containers/{path}") for path in ("create", "{ref}/start", "{ref}/stop")])
+REFERENCES = st.sampled_from([ID, ID[:12], "web-0.main_1", "a%2Fb", "127.0.0.1:5000/pause:1", "%C3%A9"])
+QUERIES = st.sampled_from(["", "", "?", "?a=b&a=c", "?%zz", "?name=k8s_POD_w_d_u_0"])
+PREFIXES = st.sampled_from(["/v1.41", "", "/v1.24", "/v1.100"])
+
+
+@st.composite
+def asked(draw: st.DrawFn, rows: st.SearchStrategy[tuple[str, str]] = ASKED) -> bytes:
+    """Return a request on one of the routes, with a body in one of the framings or without."""
+    method, path = draw(rows)
+    target = draw(PREFIXES) + path.replace("{ref}", draw(REFERENCES)) + draw(QUERIES)
+    fields, framing = draw(FIELDS), draw(st.sampled_from(["none", "sized", "chunked"]))
+    if framing == "sized":
+        return request(method, target, *fields, *draw(st.sampled_from([(), (EXPECT,)])), body=draw(BODY))
+    if framing == "chunked":
+        return request(method, target, *fields, CHUNKED) + chunks(*draw(PIECES), trailers=draw(TRAILERS))
+    return request(method, target, *fields)
+
+
+OLD = st.just(head("GET /_ping HTTP/1.0", "Connection: keep-alive"))
+REQUESTS = st.sampled_from([PING, PING, INFO]) | asked() | asked() | OLD
+TO_HOLD = st.sampled_from([CREATE, START, STOP]) | asked(HELD)
+REPLIES = (
+    st.sampled_from([OK, OK, NOT_FOUND, answer(204, body=None), answer(304, "Content-Length: 7", body=None)])
+    | st.builds(lambda fields, body: answer(200, *fields, body=body), FIELDS, BODY)
+    | st.builds(
+        lambda pieces, trailers: answer(200, CHUNKED, body=None) + chunks(*pieces, trailers=trailers), PIECES, TRAILERS
+    )
+)
+USUAL = st.builds(lambda sent, early, reply: Turn(sent, early + reply), REQUESTS, INTERIM, REPLIES)
+OF_HEAD = st.builds(
+    lambda reply: Turn(request("HEAD", "/_ping"), reply),
+    st.sampled_from([answer(200, "Content-Length: 9", body=None), answer(404, CHUNKED, body=None)]),
+)
+MAY_TUNNEL = st.sampled_from([ATTACH, EXEC, request("GET", "/nowhere", *UPGRADE)])
+FAILED_UPGRADE = st.builds(lambda sent, reply: Turn(sent, reply, may_tunnel=True), MAY_TUNNEL, REPLIES)
+TURNS = st.lists(USUAL | USUAL | OF_HEAD | FAILED_UPGRADE, max_size=5)
+
+RAW = BODY | st.just(b"GET / nonsense\n\0")
+UNFRAMED = st.sampled_from([answer(200, body=None), answer(404, CLOSE, body=None), head("HTTP/1.0 200 OK")])
+SWITCHES = UNFRAMED | st.just(head("HTTP/1.1 101 UPGRADED", *UPGRADE))
+UPGRADED = st.builds(
+    lambda sent, early, reply, behind: Turn(sent, early + reply, may_tunnel=True, behind=behind),
+    MAY_TUNNEL,
+    INTERIM,
+    SWITCHES,
+    st.tuples(RAW, RAW),
+)
+ENDLESS = st.builds(lambda sent, reply, body: Turn(sent, reply, behind=(b"", body)), REQUESTS, UNFRAMED, RAW)
+LAST = st.builds(lambda sent: Turn(sent, answer(200, CLOSE, body=b"last")), REQUESTS)
+CONVERSATIONS = st.builds(lambda turns, last: [*turns, *last], TURNS, st.lists(UPGRADED | ENDLESS | LAST, max_size=1))
+SIZES = st.lists(st.tuples(st.booleans(), st.integers(1, 60) | st.integers(1, 4000)), max_size=25)
+"""Who sends next, the client or the daemon, and how many bytes."""
 
 SHORT = 300
 """Bytes of both sides up to which a conversation is cut at every place."""
@@ -35,7 +135,7 @@ class Conversation:
     """A conversation that is played piece by piece, and what must have gone out by then."""
 
     turns: list[Turn]
-    play: Play = field(default_factory=nothing_held)
+    play: Play = field(default_factory=lambda: Play(holds=()))
     of_client: int = 0
     of_daemon: int = 0
     """How much each has sent."""
@@ -172,7 +272,7 @@ def test_the_memory_never_changes_what_goes_out(turns: list[Turn], order: list[i
 
 def told(turns: list[Turn]) -> list[tuple[bytes, bytes]]:
     """Return what goes out, step by step: two requests at once where there are two, then their answers."""
-    play, outs = nothing_held(), []
+    play, outs = Play(holds=()), []
     for at in range(0, len(turns), 2):
         for turn in turns[at : at + 2]:
             play.client.sends(turn.sent)

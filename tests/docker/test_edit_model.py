@@ -1,6 +1,10 @@
-"""Docker's bodies edited at random, against what the daemon's checks and a simple model say."""
+"""Docker's bodies edited at random, against what the daemon's checks and a simple model say.
+
+An edited body differs in what was changed only: members keep their order, numbers their spelling (relay-rules B8).
+"""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -23,6 +27,7 @@ CHANGES: st.SearchStrategy[dict[str, ResourceValue]] = st.fixed_dictionaries(
     {},
     optional={
         "cpu_shares": st.integers(0, 9),
+        "cpu_period": st.just(100_000),
         "cpu_quota": st.sampled_from([-1, 1000]),
         "memory_limit_in_bytes": LIMITS,
         "memory_swap_limit_in_bytes": LIMITS,
@@ -32,7 +37,7 @@ CHANGES: st.SearchStrategy[dict[str, ResourceValue]] = st.fixed_dictionaries(
     },
 )
 HOSTS = st.fixed_dictionaries(
-    {"Binds": st.none(), "Big": st.just(10**30)},
+    {"Binds": st.none(), "Big": st.just(10**30), "Deep": st.just([{"Env": None}, 1e3])},
     optional={
         "CpuShares": st.integers(0, 9),
         "NanoCpus": st.integers(0, 1),
@@ -77,6 +82,38 @@ def test_any_create(
         assert last_envs(after.pop("Env", None)) == last_envs(body.get("Env")) | new_envs
         check_host(body.get("HostConfig") or {}, after.pop("HostConfig", None) or {}, changes, parent)
         assert after == {"Cmd": body["Cmd"]}
+        host = touched(changes) | ({"CgroupParent"} if parent is not None else set())
+        changed = {"Labels": set(new_labels), "Env": set(new_envs), "HostConfig": host}
+        assert untouched(result, changed) == untouched(text, changed)
+
+
+class Members(list[tuple[str, Any]]):
+    """The members of an object, in order."""
+
+
+class Number(str):
+    """A number as it is spelled."""
+
+
+def touched(changes: Mapping[str, ResourceValue]) -> set[str]:
+    """Return the members that resources may change: the daemon's rules move some along."""
+    along = {"memory_limit_in_bytes": "MemorySwap", "cpu_quota": "NanoCpus", "cpu_period": "NanoCpus"}
+    return {RESOURCE_TABLE[name] for name in changes if name in RESOURCE_TABLE} | {
+        along.get(name, "") for name in changes
+    }
+
+
+def untouched(body: bytes, changed: Mapping[str, set[str]]) -> Members:
+    """Return all members of a create but what was to be changed; what is empty without that is left out."""
+    kept = Members()
+    for name, value in json.loads(body, object_pairs_hook=Members, parse_int=Number, parse_float=Number):
+        if name == "Env":
+            value = [entry for entry in value or () if entry.partition("=")[0] not in changed[name]]
+        elif name in changed:
+            value = Members((key, inner) for key, inner in value or () if key not in changed[name])
+        if value or name not in changed:
+            kept.append((name, value))
+    return kept
 
 
 def last_envs(elements: list[str] | None) -> dict[str, str | None]:
@@ -105,7 +142,7 @@ def check_host(
         assert (swap == memory) or old_swap != old_memory
     else:
         assert swap == old_swap
-    assert not (after.get("NanoCpus") and "cpu_quota" in changes)
+    assert not (after.get("NanoCpus") and {"cpu_quota", "cpu_period"} & changes.keys())
 
 
 @settings(deadline=None, max_examples=examples(300))
@@ -122,7 +159,7 @@ def test_any_update(body: dict[str, Any], changes: dict[str, ResourceValue], mem
         assert not update.resources[name]
         assert getattr(held, name)
     said = {RESOURCE_TABLE[name]: value for name, value in update.resources.items()}
-    cleared = {"NanoCpus": 0} if "CpuQuota" in said and body.get("NanoCpus") else {}
+    cleared = {"NanoCpus": 0} if {"CpuQuota", "CpuPeriod"} & said.keys() and body.get("NanoCpus") else {}
     assert after == body | said | cleared
     assert all(value or body[key] for key, value in said.items())
     assert list(after) == list(body) + [key for key in after if key not in body]

@@ -1,4 +1,4 @@
-"""A held call's request and answer: read, released, refused, ended, kept (relay-rules B5 to B9, C1 to C3)."""
+"""A held call's request and answer: read, kept, released, refused, ended (relay-rules A4, B5 to B9, C1 to C3)."""
 
 from collections.abc import Callable
 
@@ -14,6 +14,7 @@ from tests.docker.peer import (
     CLOSE,
     CREATE,
     CREATED,
+    EOF,
     EXPECT,
     ID,
     NO_CONTENT,
@@ -23,10 +24,20 @@ from tests.docker.peer import (
     START,
     STOP,
     Play,
+    Step,
     answer,
+    answered,
+    at_once,
     chunks,
+    client,
+    converse,
+    daemon,
+    ends,
     error,
     head,
+    ours,
+    refuse,
+    release,
     request,
 )
 
@@ -36,21 +47,19 @@ TARGET = "/v1.41/containers/create"
 IN_CHUNKS = request("POST", TARGET, CHUNKED, "Trailer: Sum", JSON) + chunks(BODY[:4], BODY[4:], trailers=("Sum: 1",))
 UPDATE = request("POST", f"/containers/{ID}/update", JSON, body=b'{"CpuShares":2}')
 REMOVE = request("DELETE", f"/containers/{ID}?force=1")
+LONG_ANSWER = answer(201, body=bytes(REPLY_LIMIT))
+LONG_CHUNKS = answer(201, CHUNKED, body=None) + chunks(bytes(REPLY_LIMIT), b"tail")
+ANSWER_IN_CHUNKS = answer(201, CHUNKED, body=None) + chunks(b'{"Id"', b':"1"}')
 
 
 def held(sent: bytes, *, limit: int = 1000) -> Play:
     """Return a connection on which a call is held."""
-    play = Play(limit=limit)
-    play.client.sends(sent)
-    return play
+    return converse([Step(client(sent), asks=1)], limit=limit)
 
 
 def released(sent: bytes) -> Play:
     """Return a connection on which a call was held and released, and the daemon has it."""
-    play = held(sent)
-    play.call.release(None)
-    assert play.daemon.got() == sent
-    return play
+    return converse([Step(client(sent), asks=1), Step(release, to_daemon=sent)])
 
 
 # ---- reading the request
@@ -58,95 +67,137 @@ def released(sent: bytes) -> Play:
 READABLE = {
     "sized": (CREATE, BODY),
     "in chunks": (IN_CHUNKS, BODY),
+    "an update": (UPDATE, b'{"CpuShares":2}'),
     "empty": (STOP, b""),
     "no length": (START, b""),
+    "a remove": (REMOVE, b""),
     "no chunks": (request("POST", TARGET, CHUNKED) + chunks(), b""),
 }
 
 
-@pytest.mark.parametrize(("sent", "body"), READABLE.values(), ids=READABLE.keys())
-def test_a_held_request_is_read_without_its_chunks_wherever_it_is_cut(sent: bytes, body: bytes) -> None:
+@pytest.mark.parametrize(("sent", "body"), READABLE.values(), ids=READABLE)
+def test_b8_a_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: bytes) -> None:
+    """It is read without its chunks, and keeps them."""
     for place in range(1, len(sent) + 1):
-        play = Play()
-        play.client.sends(sent[:place])
-        assert play.daemon.got() == b""
-        play.client.sends(sent[place:] + PING)
+        play = converse([Step(client(sent[:place], sent[place:] + PING), asks=1)])
         assert play.call.body() == body
-        play.call.release(None)
+        release(play)
         assert play.daemon.got() == sent
 
 
-def test_b5_an_encoded_body_cannot_be_read() -> None:
-    play = held(request("POST", TARGET, "Content-Encoding: gzip", body=b"\x1f\x8b"))
-    with pytest.raises(WireError, match="encoded"):
-        play.call.body()
-
-
-def test_a_request_that_ends_inside_its_body_cannot_be_read() -> None:
-    play = held(CREATE[:-1])
-    play.client_ends()
-    with pytest.raises(WireError, match="ends inside"):
-        play.call.body()
-
-
-def test_a_request_longer_than_a_message_may_be_cannot_be_read() -> None:
-    play = Play()
-    sent = request("POST", TARGET, body=bytes(MESSAGE_LIMIT + 1))
-    play.client.sends(sent[:-1])
-    assert not play.events.calls
-    play.client.sends(sent[-1:])
-    with pytest.raises(WireError, match="longer than the limit"):
-        play.call.body()
-    play.call.release(None)
-    assert play.daemon.got() == sent
-
-
-def test_of_a_chunked_body_for_which_there_is_no_room_nothing_more_is_taken_out() -> None:
-    play = Play(limit=100)
-    chunk = b"100\r\n" + b"x" * 256 + b"\r\n"
-    play.client.sends(request("POST", TARGET, CHUNKED), chunk, chunk)
-    assert play.call.problem == NO_ROOM
-    play.call.release(None)
-    play.client.sends(chunk * 2)
-    assert play.call._payload == b""
-    assert play.daemon.got() == request("POST", TARGET, CHUNKED) + 4 * chunk
-
-
-LEAVING: dict[str, Callable[[HeldExchange], object]] = {
-    "refused": lambda call: call.refuse(500, "no"),
-    "ended": lambda call: call.end(),
+UNREADABLE: dict[str, tuple[list[Step], str]] = {
+    "B5: an encoded body": (
+        [Step(client(request("POST", TARGET, "Content-Encoding: gzip", body=b"\x1f\x8b")), asks=1)],
+        "encoded",
+    ),
+    "one that ends inside its body": ([Step(client(CREATE[:-1])), Step(ends("client"), asks=1)], "ends inside"),
+    "one longer than a message may be": (
+        [
+            Step(client(request("POST", TARGET, body=bytes(MESSAGE_LIMIT + 1))[:-1])),
+            Step(client(b"\0"), asks=1),
+        ],
+        "longer than the limit",
+    ),
 }
 
 
-@pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING.keys())
-def test_a_call_that_is_held_no_longer_keeps_no_bytes(leave: Callable[[HeldExchange], object]) -> None:
+@pytest.mark.parametrize(("steps", "problem"), UNREADABLE.values(), ids=UNREADABLE)
+def test_what_cannot_be_read(steps: list[Step], problem: str) -> None:
+    play = converse(steps)
+    with pytest.raises(WireError, match=problem):
+        play.call.body()
+
+
+# ---- what is kept (A4)
+
+
+def test_all_held_requests_share_one_limit() -> None:
+    first, second = held(CREATE, limit=2 * len(BODY) - 1), Play()
+    second.reader.held_bytes = first.held_bytes
+    second.client.sends(CREATE[:-1])
+    assert not second.events.calls
+    second.client.sends(CREATE[-1:])
+    with pytest.raises(WireError, match=NO_ROOM):
+        second.call.body()
+    release(second)
+    assert first.held_bytes.count == len(BODY), "nothing is kept of what nobody has read"
+
+
+def test_a_chunked_body_is_kept_with_its_chunks_and_without() -> None:
+    play = converse([Step(client(IN_CHUNKS[:-2]))])
+    assert play.held_bytes.count == 2 * (len(IN_CHUNKS.partition(b"\r\n\r\n")[2]) - 2)
+    play.client.sends(IN_CHUNKS[-2:])
+    assert play.call.body() == BODY
+
+
+def test_of_a_chunked_body_without_room_nothing_more_is_taken_out() -> None:
+    top, chunk = request("POST", TARGET, CHUNKED), b"100\r\n" + b"x" * 256 + b"\r\n"
+    steps = [
+        Step(client(top, chunk, chunk), asks=1),
+        Step(release, to_daemon=top + chunk + chunk),
+        Step(client(chunk * 2), to_daemon=chunk * 2),
+    ]
+    play = converse(steps, limit=100)
+    assert play.call.problem == NO_ROOM
+    assert play.call._payload == b""
+
+
+@pytest.mark.parametrize("body", [None, b"{}"], ids=["released", "changed"])
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_released_call_counts_until_it_is_over(body: bytes | None, is_answered: bool) -> None:
+    """Whoever made something of its request keeps that until then."""
     play = held(CREATE)
+    play.call.release(body)
+    if is_answered:
+        play.daemon.sends(CREATED)
+    else:
+        play.call.end()
     assert play.held_bytes.count == len(BODY)
-    leave(play.call)
+    play.call.answer()
     assert play.held_bytes.count == 0
+
+
+WAITING = request("POST", "/containers/create", body=b"x" * 5_000)
+
+
+def test_what_waits_for_its_turn_is_not_kept() -> None:
+    events = request("GET", "/events")
+    steps = [
+        Step(client(events + WAITING[:-1_000]), to_daemon=events),
+        Step(daemon(answer(200, CHUNKED, body=None)), to_client=answer(200, CHUNKED, body=None)),
+        Step(client(WAITING[-1_000:] + PING)),
+    ]
+    assert converse(steps).held_bytes.count == 0
+
+
+@pytest.mark.parametrize("at", [1, 500, 4_999])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_body_is_kept_when_its_turn_has_come(at: int, ended: bool) -> None:
+    play = converse([Step(client(PING + WAITING[:-at]), to_daemon=PING)])
+    assert play.held_bytes.count == 0
+    if not ended:
+        play.daemon.sends(OK)
+        assert (play.held_bytes.count, play.events.calls) == (5_000 - at, [])
+    play.client.sends(WAITING[-at:])
+    if ended:
+        play.client_ends()
+        play.daemon.sends(OK)
+    assert play.call.body() == b"x" * 5_000
+    release(play)
+    assert play.came() == (OK, WAITING + EOF * ended, 1)
 
 
 # ---- B8: what is released
 
 
-@pytest.mark.parametrize("sent", [START, STOP, REMOVE])
-def test_b8_a_request_without_a_body_is_released_as_its_original_head(sent: bytes) -> None:
-    assert released(sent).daemon.got() == b""
-
-
-@pytest.mark.parametrize("sent", [CREATE, UPDATE, IN_CHUNKS])
-def test_b8_an_unchanged_request_keeps_its_bytes_and_chunking(sent: bytes) -> None:
-    assert released(sent).daemon.got() == b""
-
-
-def test_b8_a_long_body_is_not_copied_to_be_read_or_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b8_a_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     play, written = Play(), list[bytes]()
     play.client.sends(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)))
-    head, body = play.call.head, play.call.body()
+    top, body = play.call.head, play.call.body()
     monkeypatch.setattr(play.reader, "send_request", lambda call, *pieces: written.extend(pieces))
-    play.call.release(None)
-    assert head is not None
-    assert [id(piece) for piece in written] == [id(head.raw), id(body)]
+    release(play)
+    assert top is not None
+    assert [id(piece) for piece in written] == [id(top.raw), id(body)]
 
 
 CHANGED = {
@@ -159,20 +210,21 @@ CHANGED = {
         + chunks(BODY, trailers=("Sum: 1",)),
         head(f"POST {TARGET} HTTP/1.1", "Host: h", "X-A: 1", "Content-Length: 9", "X-A: 2"),
     ),
-    "with an expectation": (
-        request("POST", TARGET, EXPECT, body=BODY),
-        head(f"POST {TARGET} HTTP/1.1", "Host: docker", "Content-Length: 9", EXPECT),
-    ),
     "without a body": (
         head(f"POST {TARGET} HTTP/1.1", "Host: h"),
         head(f"POST {TARGET} HTTP/1.1", "Host: h", "Content-Length: 9"),
     ),
+    "with an expectation": (
+        request("POST", TARGET, EXPECT, body=BODY),
+        head(f"POST {TARGET} HTTP/1.1", "Host: docker", "Content-Length: 9", EXPECT),
+    ),
 }
 
 
-@pytest.mark.parametrize(("sent", "changed_head"), CHANGED.values(), ids=CHANGED.keys())
-def test_b8_a_changed_request_differs_in_the_three_lines_and_its_body_only(sent: bytes, changed_head: bytes) -> None:
-    play = held(sent + PING)
+@pytest.mark.parametrize(("sent", "changed_head"), CHANGED.values(), ids=CHANGED)
+def test_b8_a_changed_request_differs_in_three_lines_and_its_body(sent: bytes, changed_head: bytes) -> None:
+    play = Play()
+    play.client.sends(sent + PING)
     play.call.release(b'{"new":1}')
     assert play.daemon.got() == changed_head + b'{"new":1}'
 
@@ -189,21 +241,18 @@ STATES: dict[CallState, Callable[[HeldExchange], object]] = {
 @pytest.mark.parametrize("state", STATES)
 def test_c1_only_the_first_transition_counts(state: CallState) -> None:
     play = held(CREATE)
-    assert play.call.state is CallState.HOLDING
+    assert (play.call.state, play.held_bytes.count) == (CallState.HOLDING, len(BODY))
     STATES[state](play.call)
-    play.client.got()
-    play.daemon.got()
+    assert play.held_bytes.count == (len(BODY) if state is CallState.RELEASED else 0)
+    play.came()
     assert not play.call.release(b"late")
     assert not play.call.refuse(500, "late")
     assert play.call.withdraw() == b""
     play.call.end()
-    assert play.call.state is state
-    assert (play.client.got(), play.daemon.got()) == (b"", b"")
+    assert (play.call.state, play.came()) == (state, (b"", b"", 0))
 
 
-def test_c1_the_transition_that_counts_says_so() -> None:
-    assert held(START).call.release(None)
-    assert held(START).call.refuse(500, "no")
+def test_c1_what_is_withdrawn_is_the_request_as_it_came() -> None:
     assert held(CREATE).call.withdraw() == CREATE
 
 
@@ -218,62 +267,48 @@ def test_c1_a_call_that_ends_while_held_tells_it_once() -> None:
     assert play.call.reply == UNANSWERED
 
 
-def test_c2_a_call_that_was_released_ends_without_an_answer_and_its_task_goes_on() -> None:
+@pytest.mark.parametrize(
+    ("replied", "reply"),
+    [(b"", UNANSWERED), (CREATED, Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}'))],
+    ids=["no answer", "an answer"],
+)
+def test_c2_a_released_call_ends_with_what_the_daemon_said(replied: bytes, reply: Reply) -> None:
     play = released(CREATE)
     told: list[str] = []
     play.call.on_ended = lambda: told.append("ended")
+    play.daemon.sends(*[replied] * bool(replied))
     play.call.end()
-    assert told == []
-    assert play.call.reply == UNANSWERED
-    assert play.events.settled_calls == [play.call]
-
-
-def test_c2_what_the_daemon_answered_stays() -> None:
-    play = released(CREATE)
-    play.daemon.sends(CREATED)
-    play.call.end()
-    assert play.call.reply == Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}')
-    assert play.events.settled_calls == [play.call]
+    assert told == [], "its task goes on"
+    assert (play.call.reply, play.events.settled_calls) == (reply, [play.call])
 
 
 @pytest.mark.parametrize("sent", [CREATE, request("POST", TARGET, CLOSE)], ids=["kept alive", "closed"])
 def test_a_refused_call_waits_for_nothing(sent: bytes) -> None:
     play = held(sent)
-    play.call.refuse(500, "no")
-    play.reader.client_gone()
+    refuse(play)
+    play.leave()
     assert play.call.reply is None
     assert not play.events.settled_calls
 
 
 # ---- refusals
 
+KEPT_ALIVE = "Connection: keep-alive"
 CLOSING = {
     "kept alive": (CREATE, False),
     "Connection: close": (request("POST", TARGET, CLOSE, body=BODY), True),
     "HTTP/1.0": (head(f"POST {TARGET} HTTP/1.0", "Content-Length: 2") + b"{}", True),
-    "HTTP/1.0 kept alive": (
-        head(f"POST {TARGET} HTTP/1.0", "Connection: keep-alive", "Content-Length: 2") + b"{}",
-        False,
-    ),
+    "HTTP/1.0 kept alive": (head(f"POST {TARGET} HTTP/1.0", KEPT_ALIVE, "Content-Length: 2") + b"{}", False),
     "no body": (START, False),
 }
 
 
-@pytest.mark.parametrize(("sent", "closes"), CLOSING.values(), ids=CLOSING.keys())
+@pytest.mark.parametrize(("sent", "closes"), CLOSING.values(), ids=CLOSING)
 def test_a_refusal_keeps_the_connection_unless_the_client_closes_it(sent: bytes, closes: bool) -> None:
     play = held(sent + PING)
     play.call.refuse(500, "runtimeproxy: no")
     assert error(play.client.got()) == (500, closes, b'{"message": "runtimeproxy: no"}\n')
-    assert play.client.ended is closes
-    assert play.daemon.got() == (b"" if closes else PING)
-
-
-def test_b7_a_refusal_with_the_body_unread_closes() -> None:
-    play = held(CREATE[:-1], limit=5)
-    play.call.refuse(500, "no")
-    assert error(play.client.got())[:2] == (500, True)
-    play.client.sends(CREATE[-1:] + PING)
-    assert play.daemon.got() == b""
+    assert (play.client.ended, play.daemon.got()) == (closes, b"" if closes else PING)
 
 
 # ---- the answer
@@ -297,7 +332,7 @@ AGREED = {
 }
 
 
-@pytest.mark.parametrize(("sent", "replied", "agreed"), AGREED.values(), ids=AGREED.keys())
+@pytest.mark.parametrize(("sent", "replied", "agreed"), AGREED.values(), ids=AGREED)
 def test_with_which_answers_the_daemon_agreed(sent: bytes, replied: bytes, agreed: bool) -> None:
     play = released(sent)
     play.daemon.sends(replied)
@@ -307,86 +342,100 @@ def test_with_which_answers_the_daemon_agreed(sent: bytes, replied: bytes, agree
     assert play.client.got() == replied
 
 
-def test_an_answer_in_chunks_is_read_without_them_and_passes_with_them() -> None:
-    play = released(CREATE)
-    replied = answer(201, CHUNKED, body=None) + chunks(b'{"Id"', b':"1"}')
-    play.daemon.sends(replied)
-    assert play.call.reply == Reply(agreed=True, message=b'{"Id":"1"}')
-    play.call.answer()
-    assert play.client.got() == replied
+ANSWERS: dict[str, tuple[Reply, list[Step]]] = {
+    "in chunks it is read without them, and passes with them": (
+        Reply(agreed=True, message=b'{"Id":"1"}'),
+        [Step(daemon(ANSWER_IN_CHUNKS)), Step(answered, to_client=ANSWER_IN_CHUNKS)],
+    ),
+    **{
+        f"of a long one the last byte is kept, {framed}": (
+            Reply(agreed=True),
+            [
+                Step(daemon(long[:REPLY_LIMIT])),
+                Step(daemon(long[REPLY_LIMIT : REPLY_LIMIT + 1]), to_client=long[:REPLY_LIMIT]),
+                Step(daemon(long[REPLY_LIMIT + 1 : -3], long[-3:]), to_client=long[REPLY_LIMIT:-1]),
+                Step(answered, to_client=long[-1:]),
+            ],
+        )
+        for framed, long in (("sized", LONG_ANSWER), ("chunked", LONG_CHUNKS))
+    },
+    "it goes once, and not before it came": (
+        Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}'),
+        [
+            Step(daemon(CREATED[:-1])),
+            Step(answered),
+            Step(daemon(CREATED[-1:])),
+            Step(answered, to_client=CREATED),
+            Step(answered),
+            Step(client(PING), to_daemon=PING),
+        ],
+    ),
+}
 
 
-@pytest.mark.parametrize("framed", ["sized", "in chunks"])
-def test_of_a_long_answer_the_last_byte_is_kept(framed: str) -> None:
-    play = released(CREATE)
-    body = bytes(REPLY_LIMIT)
-    replied = answer(201, body=body) if framed == "sized" else answer(201, CHUNKED, body=None) + chunks(body, b"tail")
-    play.daemon.sends(replied[:REPLY_LIMIT])
-    assert play.client.got() == b""
-    play.daemon.sends(replied[REPLY_LIMIT : REPLY_LIMIT + 1])
-    assert play.client.got() == replied[:REPLY_LIMIT]
-    play.daemon.sends(replied[REPLY_LIMIT + 1 : -3], replied[-3:])
-    assert play.client.got() == replied[REPLY_LIMIT:-1]
-    assert play.call.reply == Reply(agreed=True)
-    play.call.answer()
-    assert play.client.got() == replied[-1:]
+@pytest.mark.parametrize(("reply", "steps"), ANSWERS.values(), ids=ANSWERS)
+def test_the_answer_is_kept_until_the_post_hooks_are_done(reply: Reply, steps: list[Step]) -> None:
+    assert converse([Step(client(CREATE), asks=1), Step(release, to_daemon=CREATE), *steps]).call.reply == reply
 
 
-def test_the_answer_goes_once_and_not_before_it_came() -> None:
-    play = released(CREATE)
-    play.daemon.sends(CREATED[:-1])
-    play.call.answer()
-    assert play.client.got() == b""
-    play.daemon.sends(CREATED[-1:])
-    play.call.answer()
-    play.call.answer()
-    assert play.client.got() == CREATED
-    play.passes(PING, OK)
+def _pass_on(call: HeldExchange) -> None:
+    call.on_reply = call.answer
+    call.release(None)
 
 
-def test_an_answer_may_go_within_the_turn_in_which_it_came() -> None:
-    """As that of a create that is not a pod's."""
-    play = Play()
+WAYS: dict[str, tuple[list[Step], Reply | None]] = {
+    "an answer may go within the turn in which it came": (  # as that of a create that is not a pod's
+        [
+            Step(at_once(_pass_on, client(CREATE + CREATE + PING)), to_daemon=CREATE, asks=1),
+            Step(daemon(CREATED), to_client=CREATED, to_daemon=CREATE, asks=1),
+            Step(daemon(NOT_FOUND), to_client=NOT_FOUND, to_daemon=PING),
+        ],
+        Reply(agreed=False, message=NOT_FOUND.partition(b"\r\n\r\n")[2]),
+    ),
+    "B9: a request that could not be sent did nothing": (
+        [
+            Step(client(CREATE), asks=1),
+            Step(ends("daemon")),
+            Step(release, to_client=ours(502, closes=True) + EOF),
+        ],
+        Reply(agreed=False, faultless=True),
+    ),
+}
+CUT_SHORT: dict[str, tuple[list[Step], Reply | None]] = {
+    "B7: a refusal with the body unread closes": (
+        [
+            Step(client(CREATE[:-1]), asks=1),
+            Step(refuse, to_client=ours(500, closes=True) + EOF),
+            Step(client(CREATE[-1:] + PING)),
+        ],
+        None,
+    ),
+    "B7: a request that breaks behind what was kept of it ends unanswered": (
+        [
+            Step(client(IN_CHUNKS[:-12]), asks=1),
+            Step(release, to_daemon=IN_CHUNKS[:-12]),
+            Step(client(b"no chunk\r\n"), to_client=ours(400, closes=True) + EOF),
+        ],
+        UNANSWERED,
+    ),
+    "B7: a request that breaks while it is answered gets no second answer": (
+        [
+            Step(client(IN_CHUNKS[:-12]), asks=1),
+            Step(release, to_daemon=IN_CHUNKS[:-12]),
+            Step(daemon(CREATED[:-1])),
+            Step(client(b"no chunk\r\n"), to_client=EOF),
+            Step(answered),
+        ],
+        UNANSWERED,
+    ),
+}
 
-    def pass_on(exchange: HeldExchange) -> None:
-        exchange.on_reply = exchange.answer
-        exchange.release(None)
 
-    play.events.at_once = pass_on
-    play.client.sends(CREATE + CREATE + PING)
-    assert play.daemon.got() == CREATE
-    play.daemon.sends(CREATED)
-    assert (play.daemon.got(), play.client.got()) == (CREATE, CREATED)
-    play.daemon.sends(NOT_FOUND)
-    assert (play.daemon.got(), play.client.got()) == (PING, NOT_FOUND)
+@pytest.mark.parametrize(("steps", "reply"), WAYS.values(), ids=WAYS)
+def test_how_a_call_goes(steps: list[Step], reply: Reply | None) -> None:
+    assert converse(steps).call.reply == reply
 
 
-# ---- what goes wrong on the way
-
-
-def test_b9_a_request_that_could_not_be_sent_did_nothing() -> None:
-    play = held(CREATE)
-    assert play.daemon_ends()
-    assert play.call.release(None)
-    assert play.call.reply == Reply(agreed=False, faultless=True)
-    assert error(play.client.got())[:2] == (502, True)
-    assert play.daemon.got() == b""
-
-
-def test_b7_a_request_that_breaks_behind_what_was_kept_of_it_ends_unanswered() -> None:
-    play = held(IN_CHUNKS[:-12], limit=5)
-    play.call.release(None)
-    play.client.sends(b"no chunk\r\n")
-    assert play.call.reply == UNANSWERED
-    assert error(play.client.got())[:2] == (400, True)
-
-
-@pytest.mark.parametrize("end", [1, len(CREATED)], ids=["begun", "whole"])
-def test_b7_a_request_that_breaks_when_it_has_an_answer_gets_no_second_one(end: int) -> None:
-    play = held(IN_CHUNKS[:-12], limit=5)
-    play.call.release(None)
-    play.daemon.sends(CREATED[:-end], CREATED[-end:])
-    play.client.sends(b"no chunk\r\n")
-    assert play.client.ended
-    play.call.answer()
-    assert play.client.got() == b""
+@pytest.mark.parametrize(("steps", "reply"), CUT_SHORT.values(), ids=CUT_SHORT)
+def test_what_becomes_of_a_body_that_is_not_kept_whole(steps: list[Step], reply: Reply | None) -> None:
+    assert converse(steps, limit=5).call.reply == reply

@@ -1,4 +1,4 @@
-"""The client's bytes: HTTP/2, bodies in any split, what cannot be read, what is known (relay-rules B4, B6, B8, B9)."""
+"""The client's bytes: HTTP/2, bodies in any split, what waits, what is known (relay-rules B1, B3, B4, B6, B8, B9)."""
 
 import pytest
 
@@ -9,10 +9,14 @@ from runtimeproxy.heldbytes import NO_ROOM
 from tests.docker.peer import (
     ATTACH,
     CHUNKED,
+    CLOSE,
     CONTINUE,
     CREATE,
     CREATED,
+    EOF,
+    EXEC,
     EXPECT,
+    HIJACKED,
     INFO,
     NO_CONTENT,
     NOT_FOUND,
@@ -21,140 +25,183 @@ from tests.docker.peer import (
     PREFACE,
     START,
     STOP,
+    SWITCHING,
+    UPGRADE,
     Play,
+    Step,
+    answer,
+    answered,
+    at_once,
     chunks,
-    error,
+    client,
+    converse,
+    daemon,
+    ends,
     head,
-    nothing_held,
+    ours,
+    refuse,
+    release,
     request,
 )
+
+LOAD = request("POST", "/images/load", EXPECT, body=b"tar")
+UPLOAD = request("POST", "/images/load", body=b"i" * READ_AHEAD_BYTES)
+PINGS = request("POST", "/images/load", body=PING + PING)
+LAST_ERROR = answer(404, CLOSE, body=b"no\n")
+LONG_STDIN = b"s" * (READ_AHEAD_BYTES + 1)
+MANY = PING * (READ_AHEAD_BYTES // len(PING) + 1)
 
 # ---- B4: HTTP/2
 
 
 @pytest.mark.parametrize("step", [1, 5, len(PREFACE)])
-def test_b4_http2_is_a_tunnel_however_it_comes(step: int) -> None:
+@pytest.mark.parametrize("passes", [True, False])
+def test_b4_http2_is_a_tunnel_or_closed_however_it_comes(step: int, passes: bool) -> None:
     play = Play()
+    play.events.http2_may_pass = passes
     play.client.sends(*[PREFACE[at : at + step] for at in range(0, len(PREFACE), step)], b"\0\0\0\4\0")
-    assert play.daemon.got() == PREFACE + b"\0\0\0\4\0"
+    assert play.came() == ((b"", PREFACE + b"\0\0\0\4\0", 0) if passes else (EOF, b"", 0))
+    play.daemon.sends(*[b"\0\0\0\4\1"] * passes)
+    assert play.client.got() == b"\0\0\0\4\1" * passes
     assert play.events.http2_clients == 1
-    play.daemon.sends(b"\0\0\0\4\1")
-    assert play.client.got() == b"\0\0\0\4\1"
-
-
-@pytest.mark.parametrize("step", [1, 5, len(PREFACE)])
-def test_b4_http2_is_closed_where_it_may_not_pass(step: int) -> None:
-    play = Play()
-    play.events.http2_may_pass = False
-    play.client.sends(*[PREFACE[at : at + step] for at in range(0, len(PREFACE), step)], b"\0\0\0\4\0")
-    assert play.daemon.got() == b""
-    assert play.client.ended
-    assert play.client.got() == b""
-    assert play.events.http2_clients == 1
-
-
-def test_b4_a_request_that_begins_like_it_is_none() -> None:
-    play = nothing_held()
-    request_like_it = head("PRI * HTTP/1.1", "Host: h")
-    play.client.sends(*[request_like_it[at : at + 1] for at in range(len(request_like_it))])
-    assert play.daemon.got() == request_like_it
-    assert not play.events.http2_clients
-
-
-@pytest.mark.parametrize("times", [1, 2], ids=["a new request", "one that is known"])
-def test_b4_it_begins_a_connection_only(times: int) -> None:
-    """Also where the first request is remembered, and passes unread."""
-    for _ in range(times):
-        play = nothing_held()
-        play.client.sends(PING)
-        play.daemon.sends(OK)
-        play.client.got()
-        play.client.sends(PREFACE)
-        assert error(play.client.got())[:2] == (505, True)
-        assert play.daemon.got() == PING
-        assert not play.events.http2_clients
 
 
 # ---- B8 and bodies: what passes, in any split
 
-PASSING = {
+SPLIT = {
     "no body": PING,
     "an empty body": STOP,
     "a body": CREATE,
     "chunks": request("POST", "/build", CHUNKED) + chunks(b"tar", b"x" * 20, trailers=("Sum: 1",)),
     "no chunks": request("POST", "/build", CHUNKED) + chunks(),
+    "what begins as HTTP/2 does": head("PRI * HTTP/1.1", "Host: h"),
 }
 
 
-@pytest.mark.parametrize("sent", PASSING.values(), ids=PASSING.keys())
-def test_a_request_may_be_cut_at_every_place(sent: bytes) -> None:
-    for place in range(1, len(sent)):
-        play = nothing_held()
-        play.client.sends(sent[:place])
-        begun = play.daemon.got()
-        assert begun == (sent[:place] if place >= len(sent.partition(b"\r\n\r\n")[0]) + 4 else b"")
-        play.client.sends(sent[place:] + PING)
-        assert begun + play.daemon.got() == sent + PING
-
-
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("sent", PASSING.values(), ids=PASSING.keys())
-def test_a_request_may_come_byte_by_byte(sent: bytes, shared: bool) -> None:
-    play = nothing_held()
-    play.shared = shared
-    play.client.sends(*[bytes((octet,)) for octet in sent + sent])
-    assert play.daemon.got() == sent + sent
+@pytest.mark.parametrize("sent", SPLIT.values(), ids=SPLIT)
+def test_a_request_may_be_cut_anywhere(sent: bytes, shared: bool) -> None:
+    for place in range(1, len(sent)):
+        begun = sent[:place] if place >= sent.index(b"\r\n\r\n") + 4 else b""
+        steps = [
+            Step(client(sent[:place]), to_daemon=begun),
+            Step(client(sent[place:] + PING), to_daemon=sent.removeprefix(begun) + PING),
+        ]
+        converse(steps, holds=(), shared=shared)
+    bytewise = client(*[bytes((octet,)) for octet in sent + sent])
+    assert not converse([Step(bytewise, to_daemon=sent + sent)], holds=(), shared=shared).events.http2_clients
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_body_in_pieces_passes_piece_by_piece(shared: bool) -> None:
-    play = nothing_held()
-    play.shared = shared
-    play.client.sends(CREATE[:-10])
-    assert play.daemon.got() == CREATE[:-10]
-    for at in range(-10, -1):
-        play.client.sends(CREATE[at : at + 1])
-        assert play.daemon.got() == CREATE[at : at + 1]
-
-
-def test_a_read_that_holds_the_end_of_a_body_and_more_does_not_pass_as_one() -> None:
-    play = nothing_held()
-    play.shared = True
-    play.client.sends(CREATE[:-10])
-    play.daemon.settle()
-    play.client.sends(CREATE[-10:] + PING[:5], PING[5:])
-    assert play.daemon.got() == CREATE + PING
-
-
-@pytest.mark.parametrize("sent", [CREATE[:-10], ATTACH + CREATE[:-10]])
-def test_a_body_that_is_held_or_waits_does_not_pass(sent: bytes) -> None:
-    play = Play()
-    play.shared = True
-    play.client.sends(sent)
-    began = play.daemon.got()
-    play.client.sends(CREATE[-10:-3])
-    assert began + play.daemon.got() == sent.removesuffix(CREATE[:-10])
-
-
-def test_a_body_too_long_to_be_held_does_not_pass_before_its_release() -> None:
-    play = Play(limit=10)
-    play.shared = True
-    play.client.sends(CREATE[:-3], CREATE[-3:-1])
-    assert play.daemon.got() == b""
-    play.call.release(None)
-    play.client.sends(CREATE[-1:])
-    assert play.daemon.got() == CREATE
+    pieces = [CREATE[:-10], *(CREATE[at : at + 1] for at in range(-10, -1))]
+    converse([Step(client(piece), to_daemon=piece) for piece in pieces], holds=(), shared=shared)
 
 
 def test_b8_a_request_without_length_and_chunks_is_whole_at_its_head() -> None:
-    play = Play()
-    play.client.sends(START)
-    assert play.call.body() == b""
-    play.call.release(None)
-    assert play.daemon.got() == START
+    assert converse([Step(client(START), asks=1), Step(release, to_daemon=START)]).call.body() == b""
 
 
-# ---- what cannot be read
+# ---- what is not held
+
+PASSING: dict[str, list[Step]] = {
+    "B4: HTTP/2 begins a connection only, also behind a known request": [
+        Step(client(PING), to_daemon=PING),
+        Step(daemon(OK), to_client=OK),
+        Step(client(PREFACE), to_client=ours(505, closes=True) + EOF),
+    ],
+    "a read that holds the end of a body and more": [
+        Step(client(CREATE[:-10]), to_daemon=CREATE[:-10]),
+        Step(client(CREATE[-10:] + PING[:5], PING[5:]), to_daemon=CREATE[-10:] + PING),
+    ],
+    "a bad beginning is refused before its head has ended": [
+        Step(client(b"GET / HTTP/1.1\r\n", b"X: \0"), to_client=ours(400, closes=True) + EOF),
+    ],
+    "B6: of a passing request the expectation and the daemon's 100 pass": [
+        Step(client(LOAD[:-3]), to_daemon=LOAD[:-3]),
+        Step(daemon(CONTINUE), to_client=CONTINUE),
+        Step(client(b"tar"), to_daemon=b"tar"),
+        Step(daemon(CREATED), to_client=CREATED),
+    ],
+    "known requests are answered in their order": [
+        Step(client(PING, INFO, PING), to_daemon=PING + INFO + PING),
+        Step(daemon(OK, NOT_FOUND, OK), to_client=OK + NOT_FOUND + OK),
+    ],
+    # B9: an answer that closes
+    "B9: behind an answer that closes no request is read": [
+        Step(client(PING), to_daemon=PING),
+        Step(daemon(LAST_ERROR), to_client=LAST_ERROR),
+        Step(client(PING, START[:20], b"\0 nonsense")),
+    ],
+    "B9: a body goes on behind an answer that closes, and nothing follows it": [
+        Step(client(CREATE[:-9]), to_daemon=CREATE[:-9]),
+        Step(daemon(LAST_ERROR), to_client=LAST_ERROR),
+        Step(client(CREATE[-9:-6], CREATE[-6:] + PING, PING), to_daemon=CREATE[-9:]),
+    ],
+    "B9: what waits behind an upgrade that fails and closes is dropped": [
+        Step(client(ATTACH, b"\0 no request"), to_daemon=ATTACH),
+        Step(daemon(LAST_ERROR[:-3]), to_client=LAST_ERROR[:-3]),
+        Step(client(b"\0 nor this")),
+        Step(ends("client"), to_daemon=EOF),
+        Step(daemon(b"no\n"), to_client=b"no\n"),
+    ],
+    # B1: EOF in order
+    "B1: EOF passes at once behind what passed": [
+        Step(client(PING), to_daemon=PING),
+        Step(ends("client"), to_daemon=EOF),
+        Step(daemon(OK), to_client=OK),
+    ],
+    "B1: EOF inside a passing body passes": [
+        Step(client(CREATE[:-3]), to_daemon=CREATE[:-3]),
+        Step(ends("client"), to_daemon=EOF),
+    ],
+    "B1: the beginning of a head goes nowhere": [
+        Step(client(PING + PING[:-1]), to_daemon=PING),
+        Step(ends("client"), to_daemon=EOF),
+    ],
+    "B1: EOF behind an upgrade passes at once if nothing waits": [
+        Step(client(ATTACH), to_daemon=ATTACH),
+        Step(ends("client"), to_daemon=EOF),
+        Step(daemon(SWITCHING + b"output"), to_client=SWITCHING + b"output"),
+    ],
+    "B1: EOF waits for the bytes behind an upgrade": [
+        Step(client(ATTACH, PING), to_daemon=ATTACH),
+        Step(ends("client")),
+        Step(daemon(SWITCHING), to_client=SWITCHING, to_daemon=PING + EOF),
+    ],
+    "B1: EOF waits for the bytes behind an upgrade that fails": [
+        Step(client(ATTACH, PING), to_daemon=ATTACH),
+        Step(ends("client")),
+        Step(daemon(NOT_FOUND), to_client=NOT_FOUND, to_daemon=PING + EOF),
+    ],
+    "B1: reading stops and goes on around an upgrade": [
+        Step(client(ATTACH, LONG_STDIN), to_daemon=ATTACH, reads=False),
+        Step(daemon(SWITCHING), to_client=SWITCHING, to_daemon=LONG_STDIN),
+    ],
+    # B3: a possible upgrade
+    "B3: an interim answer decides nothing": [
+        Step(client(ATTACH + PING), to_daemon=ATTACH),
+        Step(daemon(CONTINUE), to_client=CONTINUE),
+        Step(daemon(SWITCHING), to_client=SWITCHING, to_daemon=PING),
+    ],
+    "B3: an error before the body has come holds nothing up": [
+        Step(client(EXEC[:-3]), to_daemon=EXEC[:-3]),
+        Step(daemon(NOT_FOUND), to_client=NOT_FOUND),
+        Step(client(EXEC[-3:] + PING), to_daemon=EXEC[-3:] + PING),
+    ],
+    "B3: a tunnel may begin before the body has come": [
+        Step(client(EXEC[:-3]), to_daemon=EXEC[:-3]),
+        Step(daemon(SWITCHING), to_client=SWITCHING),
+        Step(client(EXEC[-3:] + b"stdin"), to_daemon=EXEC[-3:] + b"stdin"),
+    ],
+}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("steps", PASSING.values(), ids=PASSING)
+def test_passing(steps: list[Step], shared: bool) -> None:
+    converse(steps, holds=(), shared=shared)
+
 
 UNREADABLE = {
     "a bad head": (head("GET / HTTP/1.1", "Host: h", "Content-Length: +5"), 400),
@@ -166,235 +213,233 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize(("sent", "status"), UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_what_cannot_be_read_is_answered_and_nothing_behind_it_is_read(sent: bytes, status: int, cut: bool) -> None:
-    play = nothing_held()
-    play.client.sends(*(sent[:14], sent[14:]) if cut else (sent,))
-    play.client.sends(PING, START)
-    assert error(play.client.got())[:2] == (status, True)
-    assert play.client.ended
-    assert play.daemon.got() == b""
+@pytest.mark.parametrize(("sent", "status"), UNREADABLE.values(), ids=UNREADABLE)
+def test_what_cannot_be_read_is_answered_and_is_the_last(sent: bytes, status: int, cut: bool) -> None:
+    pieces = (sent[:14], sent[14:]) if cut else (sent,)
+    play = converse([Step(client(*pieces, PING, START), to_client=ours(status, closes=True) + EOF)], holds=())
     assert len(play.events.refusals) == 1
 
 
-def test_a_bad_beginning_is_refused_before_the_head_has_ended() -> None:
-    play = nothing_held()
-    play.client.sends(b"GET / HTTP/1.1\r\n", b"X: \0")
-    assert error(play.client.got())[:2] == (400, True)
+UPGRADING = {
+    "attach": ATTACH,
+    "attach without the fields": request("POST", "/containers/box/attach?stream=1", body=b""),
+    "exec": EXEC,
+    "session": request("POST", "/session", "Connection: Upgrade", "Upgrade: h2c"),
+    "anything with Upgrade": request("GET", "/nowhere", *UPGRADE),
+}
 
 
-# ---- B6 where it is not ours
+@pytest.mark.parametrize("sent", UPGRADING.values(), ids=UPGRADING)
+@pytest.mark.parametrize("reply", [SWITCHING, HIJACKED], ids=["101", "200"])
+def test_b3_bytes_behind_an_upgrade_wait_and_are_the_tunnels(sent: bytes, reply: bytes) -> None:
+    steps = [
+        Step(client(sent + b"POST /contain", b"ers/create HTTP/1.1\n"), to_daemon=sent),
+        Step(daemon(reply + b"output"), to_client=reply + b"output", to_daemon=b"POST /containers/create HTTP/1.1\n"),
+        Step(client(START, b"\0\n"), to_daemon=START + b"\0\n"),
+        Step(daemon(OK, b"\0\n"), to_client=OK + b"\0\n"),
+    ]
+    converse(steps)
 
 
-def test_b6_of_a_passing_request_the_expectation_and_the_daemons_100_pass() -> None:
-    play = nothing_held()
-    sent = request("POST", "/images/load", EXPECT, body=b"tar")
-    play.client.sends(sent[:-3])
-    assert (play.daemon.got(), play.client.got()) == (sent[:-3], b"")
-    play.daemon.sends(CONTINUE)
-    assert play.client.got() == CONTINUE
-    play.client.sends(b"tar")
-    play.daemon.sends(CREATED)
-    assert (play.daemon.got(), play.client.got()) == (b"tar", CREATED)
+@pytest.mark.parametrize("sent", UPGRADING.values(), ids=UPGRADING)
+def test_b3_behind_a_framed_error_they_are_the_next_requests(sent: bytes) -> None:
+    steps = [
+        Step(client(sent, PING + START), to_daemon=sent),
+        Step(daemon(NOT_FOUND), to_client=NOT_FOUND, to_daemon=PING),
+        Step(daemon(OK), to_client=OK, asks=1),
+    ]
+    converse(steps)
+
+
+# ---- what is held
+
+HELD: dict[str, list[Step]] = {
+    "a held body does not pass": [Step(client(CREATE[:-10])), Step(client(CREATE[-10:-3]))],
+    "a body that waits does not pass": [
+        Step(client(ATTACH + CREATE[:-10]), to_daemon=ATTACH),
+        Step(client(CREATE[-10:-3])),
+    ],
+    "a known request is none inside a body, or behind a hold": [
+        Step(client(PING), to_daemon=PING),
+        Step(daemon(OK), to_client=OK),
+        Step(client(PINGS[: -2 * len(PING)], PING, PING), to_daemon=PINGS),
+        Step(daemon(OK), to_client=OK),
+        Step(client(START, PING), asks=1),
+        Step(refuse, to_client=ours(500), to_daemon=PING),
+    ],
+    # B1: EOF waits
+    "B1: EOF waits behind a held call, and does not end it": [
+        Step(client(START), asks=1),
+        Step(ends("client")),
+        Step(release, to_daemon=START + EOF),
+        Step(daemon(NO_CONTENT)),
+        Step(answered, to_client=NO_CONTENT),
+    ],
+    "B1: EOF waits for requests that wait behind a held call": [
+        Step(client(START + PING), asks=1),
+        Step(ends("client")),
+        Step(release, to_daemon=START),
+        Step(daemon(NO_CONTENT)),
+        Step(answered, to_client=NO_CONTENT, to_daemon=PING + EOF),
+    ],
+    "B1: EOF waits for each held call in its turn": [
+        Step(client(START + STOP), asks=1),
+        Step(ends("client")),
+        Step(refuse, to_client=ours(500), asks=1),
+        Step(release, to_daemon=STOP + EOF),
+    ],
+    "B1: EOF waits for calls that go on within the turn": [
+        Step(client(START + STOP + CREATE), asks=1),
+        Step(ends("client")),
+        Step(
+            at_once(lambda call: call.release(None), lambda play: play.events.calls[0].refuse(500, "no")),
+            to_client=ours(500),
+            to_daemon=STOP,
+            asks=1,
+        ),
+        Step(daemon(NO_CONTENT)),
+        Step(answered, to_client=NO_CONTENT, to_daemon=CREATE + EOF, asks=1),
+    ],
+    "B1: EOF inside a held body passes behind it": [  # or the daemon waits for the rest for ever
+        Step(client(CREATE[:-3])),
+        Step(ends("client"), asks=1),
+        Step(release, to_daemon=CREATE[:-3] + EOF),
+    ],
+    "B1: a held body that was cut is refused with the end of the connection": [
+        Step(client(CREATE[:-3])),
+        Step(ends("client"), asks=1),
+        Step(refuse, to_client=ours(500, closes=True) + EOF),
+    ],
+    "B1: a cut held body waits for its turn": [
+        Step(client(PING + CREATE[:-3]), to_daemon=PING),
+        Step(ends("client")),
+        Step(daemon(OK), to_client=OK, asks=1),
+        Step(release, to_daemon=CREATE[:-3] + EOF),
+    ],
+    # B1: reading ahead
+    "B1: a held call may be refused within the turn, and the next is read": [
+        Step(
+            at_once(lambda call: call.refuse(500, "no"), client(START + PING)),
+            to_client=ours(500),
+            to_daemon=PING,
+            asks=1,
+        ),
+    ],
+    "B1: behind a held call reading goes on up to the limit": [
+        Step(client(START), asks=1),
+        Step(client(LONG_STDIN[:-1])),
+        Step(client(b"s"), reads=False),
+    ],
+    "B1: what comes in one piece with the held call counts too": [
+        Step(client(START + LONG_STDIN), asks=1, reads=False)
+    ],
+    "B1: reading goes on once the held call is answered": [
+        Step(client(START, MANY), asks=1, reads=False),
+        Step(release, to_daemon=START, reads=False),
+        Step(daemon(NO_CONTENT), reads=False),
+        Step(answered, to_client=NO_CONTENT, to_daemon=MANY),
+    ],
+    "B1: reading goes on behind the next held call if little waits": [
+        Step(client(START, UPLOAD + STOP + PING), asks=1, reads=False),
+        Step(refuse, to_client=ours(500), to_daemon=UPLOAD),
+    ],
+}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("steps", HELD.values(), ids=HELD)
+def test_held(steps: list[Step], shared: bool) -> None:
+    converse(steps, shared=shared).leave()
+
+
+# ---- a body that is too long to be kept
+
+LONG = request("POST", "/containers/create", body=b'{"Image":"i", "Cmd":[]}')
+HUGE = request("POST", "/containers/create", body=b"{" + bytes(2 * READ_AHEAD_BYTES))
+HALF = len(HUGE) // 2
+
+TOO_LONG: dict[str, list[Step]] = {
+    "the rest is still to come, and passes as it comes": [
+        Step(client(LONG[:-8]), asks=1),
+        Step(release, to_daemon=LONG[:-8]),
+        *(Step(client(LONG[at : at + 1]), to_daemon=LONG[at : at + 1]) for at in range(-8, -1)),
+        Step(client(LONG[-1:]), to_daemon=LONG[-1:]),
+    ],
+    "what follows waits for the answer": [
+        Step(client(LONG[:-1]), asks=1),
+        Step(client(LONG[-1:] + PING)),
+        Step(release, to_daemon=LONG),
+        Step(daemon(CREATED)),
+        Step(answered, to_client=CREATED, to_daemon=PING),
+    ],
+    "it may be whole": [
+        Step(client(LONG + PING), asks=1),
+        Step(release, to_daemon=LONG),
+        Step(daemon(CREATED)),
+        Step(answered, to_client=CREATED, to_daemon=PING),
+    ],
+    "it may be released within the turn": [
+        Step(at_once(lambda call: call.release(None), client(LONG[:-8])), to_daemon=LONG[:-8], asks=1),
+        Step(client(LONG[-8:] + PING), to_daemon=LONG[-8:]),
+        Step(daemon(CREATED)),
+        Step(answered, to_client=CREATED, to_daemon=PING),
+    ],
+    "one that was answered before its end holds nothing up": [
+        Step(client(LONG[:-8]), asks=1),
+        Step(release, to_daemon=LONG[:-8]),
+        Step(daemon(NOT_FOUND)),
+        Step(answered, to_client=NOT_FOUND),
+        Step(client(LONG[-8:] + PING), to_daemon=LONG[-8:] + PING),
+    ],
+    "B1: reading stops inside it until it is released": [
+        Step(client(HUGE[:HALF], HUGE[HALF:]), asks=1, reads=False),
+        Step(ends("client"), reads=False),
+        Step(release, to_daemon=HUGE + EOF),
+    ],
+}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("steps", TOO_LONG.values(), ids=TOO_LONG)
+def test_a_held_body_above_the_limit_passes_as_it_came(steps: list[Step], shared: bool) -> None:
+    play = converse(steps, limit=10, shared=shared)
+    assert play.call.problem == NO_ROOM
+    play.leave()
+
+
+@pytest.mark.parametrize(("sent", "inside"), [(INFO, False), (CREATE[:-3], True), (CREATE, False)])
+def test_a_client_inside_a_body_outlives_the_daemon(sent: bytes, inside: bool) -> None:
+    assert converse([Step(client(sent), to_daemon=sent)], holds=()).daemon_ends() is inside
+
+
+def test_a_client_is_inside_a_request_until_it_is_whole() -> None:
+    play = Play(holds=())
+    assert not play.reader.was_asked
+    for piece, whole in ((INFO[:3], False), (INFO[3:], True), (CREATE[:-3], False), (CREATE[-3:] + START, True)):
+        play.client.sends(piece)
+        assert (play.reader.was_asked, play.reader.asks_nothing) == (True, whole)
 
 
 # ---- the memory of requests
 
 
 def test_the_memory_of_requests_is_bounded() -> None:
-    play = nothing_held()
+    play = Play(holds=())
     for number in range(requests._PLAIN_REQUESTS + 10):
         play.passes(request("GET", f"/info?number={number}"), OK)
         assert 0 < len(requests._PLAIN) <= requests._PLAIN_REQUESTS
 
 
 def test_a_long_head_is_not_remembered() -> None:
-    play = nothing_held()
     sent = request("GET", "/info", "X-Long: " + "x" * requests._PLAIN_BYTES)
-    play.passes(sent, OK)
-    play.passes(sent, OK)
+    converse([Step(client(sent, sent), to_daemon=sent + sent)], holds=())
     assert sent not in requests._PLAIN
 
 
 def test_what_may_be_held_is_not_remembered() -> None:
-    play = nothing_held()
+    play = Play(holds=())
     play.passes(START, NO_CONTENT)
     play.events.holds = frozenset(Action)
     play.client.sends(START)
-    assert play.daemon.got() == b""
+    assert play.came() == (b"", b"", 1)
     assert play.call.route.action is Action.START
-
-
-def test_a_known_request_is_none_inside_a_body_or_behind_a_hold() -> None:
-    play = Play(holds=[Action.START])
-    play.passes(PING, OK)
-    upload = request("POST", "/images/load", body=PING + PING)
-    play.client.sends(upload[: -2 * len(PING)], PING, PING)
-    play.daemon.sends(OK)
-    play.client.sends(START, PING)
-    assert play.daemon.got() == upload
-    play.call.refuse(500, "no")
-    assert play.daemon.got() == PING
-
-
-def test_known_requests_are_answered_in_their_order() -> None:
-    play = nothing_held()
-    play.passes(PING, OK)
-    play.passes(INFO, NOT_FOUND)
-    play.client.sends(PING, INFO, PING)
-    assert play.daemon.got() == PING + INFO + PING
-    play.daemon.sends(OK, NOT_FOUND, OK)
-    assert play.client.got() == OK + NOT_FOUND + OK
-
-
-# ---- a body that is too long to be kept
-
-LIMIT = 10
-LONG_CREATE = request("POST", "/containers/create", body=b'{"Image":"i", "Cmd":[]}')
-
-
-def too_long(*pieces: bytes) -> Play:
-    """Return a connection on which a create was held that is too long to be kept."""
-    play = Play(limit=LIMIT)
-    play.client.sends(*pieces)
-    return play
-
-
-@pytest.mark.parametrize("at", [8, 1], ids=["with the rest to come", "all but the last byte"])
-def test_a_held_body_above_the_limit_cannot_be_read_and_passes_as_it_came(at: int) -> None:
-    play = too_long(LONG_CREATE[:-at])
-    assert play.call.problem == NO_ROOM
-    play.client.sends(LONG_CREATE[-at:] + PING)
-    assert play.daemon.got() == b""
-    play.call.release(None)
-    assert play.daemon.got() == LONG_CREATE, "what follows waits for the answer of a held call"
-    play.daemon.sends(CREATED)
-    play.call.answer()
-    assert play.daemon.got() == PING
-    assert play.held_bytes.count == 0
-
-
-def test_a_held_body_above_the_limit_may_be_whole() -> None:
-    play = too_long(LONG_CREATE + PING)
-    assert play.call.problem == NO_ROOM
-    play.call.release(None)
-    assert play.daemon.got() == LONG_CREATE
-    play.daemon.sends(CREATED)
-    play.call.answer()
-    assert play.daemon.got() == PING
-
-
-def test_the_rest_of_a_long_body_passes_as_it_comes() -> None:
-    play = too_long(LONG_CREATE[:-8])
-    play.call.release(None)
-    play.client.sends(*[LONG_CREATE[at : at + 1] for at in range(-8, -1)], LONG_CREATE[-1:])
-    assert play.daemon.got() == LONG_CREATE
-
-
-def test_a_long_body_may_be_released_within_the_turn() -> None:
-    play = Play(limit=LIMIT)
-    play.events.at_once = lambda exchange: exchange.release(None)
-    play.client.sends(LONG_CREATE[:-8], LONG_CREATE[-8:] + PING)
-    assert play.daemon.got() == LONG_CREATE
-    play.daemon.sends(CREATED)
-    play.call.answer()
-    assert play.daemon.got() == PING
-
-
-def test_a_long_body_that_was_answered_before_its_end_holds_nothing_up() -> None:
-    play = too_long(LONG_CREATE[:-8])
-    play.call.release(None)
-    play.daemon.sends(NOT_FOUND)
-    play.call.answer()
-    play.client.sends(LONG_CREATE[-8:] + PING)
-    assert play.daemon.got() == LONG_CREATE + PING
-    assert play.client.got() == NOT_FOUND
-
-
-def test_b1_reading_stops_inside_a_long_body_until_it_is_released() -> None:
-    play = Play(limit=LIMIT)
-    sent = request("POST", "/containers/create", body=b"{" + bytes(2 * READ_AHEAD_BYTES))
-    half = len(sent) // 2
-    play.client.sends(sent[:half], sent[half:])
-    assert not play.events.reading
-    play.client_ends()
-    play.call.release(None)
-    assert play.events.reading
-    assert (play.daemon.got(), play.daemon.ended) == (sent, True)
-
-
-# ---- B9: nothing is read behind an answer that closes
-
-LAST_ERROR = head("HTTP/1.1 404 Not Found", "Connection: close", "Content-Length: 3")
-
-
-def test_b9_behind_an_answer_that_closes_no_request_is_read() -> None:
-    play = nothing_held()
-    play.client.sends(PING)
-    play.daemon.sends(LAST_ERROR + b"no\n")
-    play.client.sends(PING, START[:20], b"\0 nonsense")
-    assert play.daemon.got() == PING
-    assert play.client.got() == LAST_ERROR + b"no\n"
-
-
-def test_b9_a_body_goes_on_behind_an_answer_that_closes_and_nothing_follows_it() -> None:
-    play = nothing_held()
-    play.client.sends(CREATE[:-9])
-    play.daemon.sends(LAST_ERROR + b"no\n")
-    play.client.sends(CREATE[-9:-6], CREATE[-6:] + PING, PING)
-    assert play.daemon.got() == CREATE
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_b9_what_waits_behind_an_upgrade_that_fails_and_closes_is_dropped(cut: bool) -> None:
-    play = nothing_held()
-    play.client.sends(ATTACH, b"\0 no request")
-    play.daemon.sends(LAST_ERROR)
-    if cut:
-        play.client.sends(b"\0 nor this")
-        play.client_ends()
-    play.daemon.sends(b"no\n")
-    assert play.daemon.got() == ATTACH
-    assert play.client.got() == LAST_ERROR + b"no\n"
-    assert not play.events.refusals
-
-
-# ---- B1: EOF inside a body
-
-
-def test_b1_eof_inside_a_held_body_makes_it_unreadable_and_passes_behind_it() -> None:
-    """The daemon must see the end, or it waits for the rest of the body for ever."""
-    play = Play()
-    play.client.sends(CREATE[:-3])
-    play.client_ends()
-    assert play.call.problem
-    assert not play.daemon.ended
-    play.call.release(None)
-    assert (play.daemon.got(), play.daemon.ended) == (CREATE[:-3], True)
-
-
-def test_a_client_is_inside_a_request_until_it_is_whole() -> None:
-    play = nothing_held()
-    assert not play.reader.was_asked
-    seen = []
-    for piece in (INFO[:3], INFO[3:], CREATE[:-3], CREATE[-3:], START + INFO[:3]):
-        play.client.sends(piece)
-        seen.append(play.reader.asks_nothing)
-    assert seen == [False, True, False, True, False]
-    assert play.reader.was_asked
-
-
-@pytest.mark.parametrize(("sent", "inside"), [(INFO, False), (CREATE[:-3], True), (CREATE, False)])
-def test_a_client_inside_a_body_outlives_the_daemon(sent: bytes, inside: bool) -> None:
-    play = nothing_held()
-    play.client.sends(sent)
-    assert play.daemon_ends() is inside
-
-
-def test_the_body_of_a_held_request_is_read_in_its_turn() -> None:
-    play = Play()
-    play.client.sends(PING + CREATE[:-3])
-    assert play.held_bytes.count == 0
-    play.daemon.sends(OK)
-    play.client.sends(CREATE[-3:])
-    assert play.held_bytes.count > 0

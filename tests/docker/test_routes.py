@@ -156,6 +156,54 @@ PASSING = [
 ]
 
 
+ROUTES = {
+    "GET": """
+        /_ping /auth /configs /configs/{ref} /containers/json /containers/{ref}/archive /containers/{ref}/attach/ws
+        /containers/{ref}/changes /containers/{ref}/checkpoints /containers/{ref}/export /containers/{ref}/json
+        /containers/{ref}/logs /containers/{ref}/stats /containers/{ref}/top /debug/pprof/ /debug/pprof/{ref}
+        /debug/pprof/cmdline /debug/pprof/profile /debug/pprof/symbol /debug/pprof/trace /debug/vars
+        /distribution/{ref}/json /events /exec/{ref}/json /images/get /images/json /images/search /images/{ref}/get
+        /images/{ref}/history /images/{ref}/json /info /networks /networks/ /networks/{ref} /nodes /nodes/{ref} /plugins
+        /plugins/privileges /plugins/{ref}/json /secrets /secrets/{ref} /services /services/{ref} /services/{ref}/logs
+        /swarm /swarm/unlockkey /system/df /tasks /tasks/{ref} /tasks/{ref}/logs /version /volumes /volumes/{ref}
+    """,
+    "HEAD": "/_ping /containers/{ref}/archive",
+    "POST": """
+        /auth /build /build/cancel /build/prune /commit /configs/create /configs/{ref}/update /containers/create
+        /containers/prune /containers/{ref}/attach /containers/{ref}/checkpoints /containers/{ref}/copy
+        /containers/{ref}/exec /containers/{ref}/kill /containers/{ref}/pause /containers/{ref}/rename
+        /containers/{ref}/resize /containers/{ref}/restart /containers/{ref}/start /containers/{ref}/stop
+        /containers/{ref}/unpause /containers/{ref}/update /containers/{ref}/wait /exec/{ref}/resize /exec/{ref}/start
+        /grpc /images/create /images/load /images/prune /images/{ref}/push /images/{ref}/tag /networks/create
+        /networks/prune /networks/{ref}/connect /networks/{ref}/disconnect /nodes/{ref}/update /plugins/create
+        /plugins/pull /plugins/{ref}/disable /plugins/{ref}/enable /plugins/{ref}/push /plugins/{ref}/set
+        /plugins/{ref}/upgrade /secrets/create /secrets/{ref}/update /services/create /services/{ref}/update /session
+        /swarm/init /swarm/join /swarm/leave /swarm/unlock /swarm/update /volumes/create /volumes/prune
+    """,
+    "PUT": "/containers/{ref}/archive",
+    "DELETE": """
+        /configs/{ref} /containers/{ref} /containers/{ref}/checkpoints/{ref} /images/{ref} /networks/{ref} /nodes/{ref}
+        /plugins/{ref} /secrets/{ref} /services/{ref} /volumes/{ref}
+    """,
+    "OPTIONS": "/{ref}",
+}
+API = tuple((method, path) for method, paths in ROUTES.items() for path in paths.split())
+"""Every route of moby 20.10: api/server/router, every initRoutes."""
+
+
+@pytest.mark.parametrize(("method", "path"), API)
+def test_of_all_routes_of_the_api_these_five_are_held(method: str, path: str) -> None:
+    held = {
+        ("POST", "/containers/create"): Action.CREATE,
+        ("POST", "/containers/{ref}/start"): Action.START,
+        ("POST", "/containers/{ref}/stop"): Action.STOP,
+        ("POST", "/containers/{ref}/update"): Action.UPDATE,
+        ("DELETE", "/containers/{ref}"): Action.REMOVE,
+    }
+    decided = route(method, f"/v1.41{path}")
+    assert (decided.action if decided else None) is held.get((method, path))
+
+
 def test_the_table_is_long_enough_to_mean_something() -> None:
     targets = [row[:2] for row in HELD] + [row[:2] for row in PASSING]
     assert len(targets) == len(set(targets)) >= 100
