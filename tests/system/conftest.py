@@ -1,18 +1,18 @@
 """What system tests share."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.engines.dockerd import Dockerd
 from tests.fakes.hookserver import HookServer
-from tests.system.between import between
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front, Runtime
 from tests.system.real import client, engine, lent, shared
 
-__all__ = ["between", "client", "engine", "lent", "shared"]
+__all__ = ["client", "engine", "lent", "shared"]
 
 
 @pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)
@@ -34,3 +34,11 @@ async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
     """Run a hook server that changes nothing."""
     async with HookServer(str(tmp_path / "hooks.sock")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def between(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return a socket of a proxy without a hook server in front of the private dockerd."""
+    folder = tmp_path_factory.mktemp("between")
+    with DOCKER.process(folder, remote_runtime_service_endpoint=dockerd.socket) as proxy:
+        yield str(proxy.socket)

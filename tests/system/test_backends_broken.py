@@ -24,7 +24,7 @@ from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
 from tests.system.hostile import HostileRuntime, Process
 from tests.system.mutations import BrokenRuntime
-from tests.system.proxy import ROOT, WAIT_SECONDS, answers, until
+from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess, answers, until
 from tests.system.times import FEW_TIMES, judged, limit
 
 pytestmark = pytest.mark.slow
@@ -190,17 +190,7 @@ async def test_a_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, 
     call = mutations.calls()[name]
     proxy = call.front.process(tmp_path)  # its end finds tracebacks and errors in the log
     async with BrokenRuntime(proxy.runtime, call).serving() as runtime, proxy:
-        process = Process(proxy.pid)
-        for number in range(MUTATIONS.now):
-            runtime.answer = call.answer(number)
-            came = await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
-            assert seen.PASSED_ON[call.front.name](runtime.answer, came), (number, runtime.answer, came)
-            if number % 10 == 0:
-                runtime.answer = call.answers[0]
-                assert call.good in await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
-            if number == 10:
-                before = process.descriptors()
-        await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
+        await _survives(proxy, call, runtime, mutations.ask, seen.PASSED_ON[call.front.name])
 
 
 async def test_an_image_service_that_talks_nonsense_costs_its_own_call_only(tmp_path: Path) -> None:
@@ -208,17 +198,27 @@ async def test_an_image_service_that_talks_nonsense_costs_its_own_call_only(tmp_
     call, images = mutations.calls()["cri-image"], tmp_path / "images.sock"
     proxy = CRI.process(tmp_path, remote_image_service_endpoint=str(images))
     async with HostileRuntime(proxy.runtime).serving(), BrokenRuntime(images, call).serving() as service, proxy:
-        process = Process(proxy.pid)
-        for number in range(MUTATIONS.now):
-            service.answer = call.answer(number)
-            came = await asyncio.wait_for(mutations.ask_image(proxy.socket, call.request), 20)
-            assert seen.image_passed_on(service.answer, came), (number, service.answer, came)
-            if number % 10 == 0:
-                service.answer = call.answers[0]
-                assert call.good in await asyncio.wait_for(mutations.ask_image(proxy.socket, call.request), 20)
-            if number == 10:
-                before = process.descriptors()
-        await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
+        await _survives(proxy, call, service, mutations.ask_image, seen.image_passed_on)
+
+
+async def _survives(
+    proxy: ProxyProcess,
+    call: mutations.Call,
+    runtime: BrokenRuntime,
+    ask: Callable[[Path, bytes], Awaitable[bytes]],
+    passed_on: Callable[[bytes, bytes], bool],
+) -> None:
+    process = Process(proxy.pid)
+    for number in range(MUTATIONS.now):
+        runtime.answer = call.answer(number)
+        came = await asyncio.wait_for(ask(proxy.socket, call.request), 20)
+        assert passed_on(runtime.answer, came), (number, runtime.answer, came)
+        if number % 10 == 0:
+            runtime.answer = call.answers[0]
+            assert call.good in await asyncio.wait_for(ask(proxy.socket, call.request), 20)
+        if number == 10:
+            before = process.descriptors()
+    await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
 
 
 # ---- the runtime of the other mode

@@ -77,17 +77,32 @@ async def calls_going_on(socket: Path) -> AsyncIterator[None]:
         await calling
 
 
+@asynccontextmanager
+async def cheap(proxy: ProxyProcess, most_bytes: int = GROWTH_BYTES) -> AsyncIterator[None]:
+    """Check at the end of the block that the proxy has taken no more memory than this meanwhile."""
+    process = Process(proxy.pid)
+    memory = process.start_peak()
+    yield
+    assert process.peak() - memory <= most_bytes
+
+
+@asynccontextmanager
+async def cheap_and_closed(proxy: ProxyProcess) -> AsyncIterator[None]:
+    """Check that, and wait at the end of the block until its descriptors are closed."""
+    process = Process(proxy.pid)
+    descriptors = process.descriptors()
+    async with cheap(proxy):
+        yield
+        await until(lambda: process.descriptors() == descriptors, "its descriptors are closed")
+
+
 @pytest.mark.parametrize("name", BY_CLIENT)
 async def test_a_hostile_client_ends_its_own_connection(name: str, tmp_path: Path, runtime: HostileRuntime) -> None:
     attack = BY_CLIENT[name]
     async with ProxyProcess(tmp_path, log_level="info") as proxy, calls_going_on(proxy.socket):
-        process = Process(proxy.pid)
-        descriptors, memory = process.descriptors(), process.start_peak()
-        async with HostileClient.connected(proxy.socket, attack.greeting) as client:
+        async with cheap_and_closed(proxy), HostileClient.connected(proxy.socket, attack.greeting) as client:
             await client.send(pieces(attack.frames(FRAMES.now)))
             assert await client.told() == attack.code
-        await until(lambda: process.descriptors() == descriptors, "its descriptors are closed")
-        assert process.peak() - memory <= GROWTH_BYTES
         await until(lambda: proxy.output().count("the client broke the protocol") == 1, "it is logged")
 
 
@@ -95,13 +110,9 @@ async def test_a_hostile_client_ends_its_own_connection(name: str, tmp_path: Pat
 async def test_a_hostile_runtime_ends_that_connection_only(name: str, tmp_path: Path, runtime: HostileRuntime) -> None:
     runtime.flood = pieces(BY_RUNTIME[name].frames(FROM_THE_RUNTIME.now))
     async with ProxyProcess(tmp_path, log_level="info") as proxy, calls_going_on(proxy.socket):
-        process = Process(proxy.pid)
-        descriptors, memory = process.descriptors(), process.start_peak()
-        async with HostileClient.connected(proxy.socket) as client:
+        async with cheap_and_closed(proxy), HostileClient.connected(proxy.socket) as client:
             await client.send([raw_headers(1, VERSION_BLOCK), raw_headers(TARGET_STREAM, VERSION_BLOCK, end=True)])
             assert not await client.told()
-        await until(lambda: process.descriptors() == descriptors, "its descriptors are closed")
-        assert process.peak() - memory <= GROWTH_BYTES
         await until(lambda: proxy.output().count("the runtime broke the protocol") == 1, "it is logged")
 
 
@@ -134,18 +145,18 @@ async def test_each_kind_is_counted_and_nothing_is_left_behind(
 async def test_a_flood_costs_little_and_the_others_live(
     side: str, name: str, tmp_path: Path, runtime: HostileRuntime
 ) -> None:
-    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
-        process = Process(proxy.pid)
-        descriptors, memory = process.descriptors(), process.start_peak()
-        async with HostileClient.connected(proxy.socket) as client:
-            if side == "client":
-                await client.send(pieces(FLOODS[name](FRAMES.now)))
-            else:
-                runtime.flood = pieces(FLOODS[name](FRAMES.now))
-                await client.send([ASKED])
-            await asyncio.sleep(0.2)
-        await until(lambda: process.descriptors() == descriptors, "its descriptors are closed")
-        assert process.peak() - memory <= GROWTH_BYTES
+    async with (
+        ProxyProcess(tmp_path) as proxy,
+        calls_going_on(proxy.socket),
+        cheap_and_closed(proxy),
+        HostileClient.connected(proxy.socket) as client,
+    ):
+        if side == "client":
+            await client.send(pieces(FLOODS[name](FRAMES.now)))
+        else:
+            runtime.flood = pieces(FLOODS[name](FRAMES.now))
+            await client.send([ASKED])
+        await asyncio.sleep(0.2)
 
 
 async def test_a_client_that_reads_nothing_and_makes_the_proxy_answer_is_ended(
@@ -154,12 +165,9 @@ async def test_a_client_that_reads_nothing_and_makes_the_proxy_answer_is_ended(
     """Each byte of a long held request is credited by a frame of ours."""
     begun = raw_headers(1, CREATE_BLOCK) + Data(1, b"\0\0\xff\xff\xff").wire()
     async with ProxyProcess(tmp_path, log_level="info") as proxy, calls_going_on(proxy.socket):
-        process = Process(proxy.pid)
-        memory = process.start_peak()
-        async with HostileClient.connected(proxy.socket, reads=False) as client:
+        async with cheap(proxy), HostileClient.connected(proxy.socket, reads=False) as client:
             await client.send(chain([begun], pieces(repeat(Data(1, b"x").wire(), UNREAD.now))))
             await client.told()
-        assert process.peak() - memory <= GROWTH_BYTES
         await until(lambda: "it reads nothing of what its own frames are answered" in proxy.output(), "it is logged")
 
 
@@ -171,25 +179,24 @@ async def test_a_client_that_reads_nothing_of_what_it_asked_for_costs_little(
     tmp_path: Path, runtime: HostileRuntime
 ) -> None:
     runtime.flood = pieces(repeat(Data(TARGET_STREAM, bytes(16_384)).wire(), 4_096))
-    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
-        process = Process(proxy.pid)
-        memory = process.start_peak()
-        async with HostileClient.connected(proxy.socket, EVERYTHING, reads=False) as client:
-            await client.send([ASKED])
-            await asyncio.sleep(0.5)
-            assert process.peak() - memory <= GROWTH_BYTES
+    async with (
+        ProxyProcess(tmp_path) as proxy,
+        calls_going_on(proxy.socket),
+        cheap(proxy),
+        HostileClient.connected(proxy.socket, EVERYTHING, reads=False) as client,
+    ):
+        await client.send([ASKED])
+        await asyncio.sleep(0.5)
 
 
 async def test_a_hundred_clients_that_read_nothing_cost_little_each(tmp_path: Path, runtime: HostileRuntime) -> None:
     runtime.flood = [Data(TARGET_STREAM, bytes(16_384)).wire() * 4] * 64
     async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket), AsyncExitStack() as stack:
-        process = Process(proxy.pid)
-        memory = process.start_peak()
+        await stack.enter_async_context(cheap(proxy, UNREADING * UNREAD_BYTES))
         for _ in range(UNREADING):
             client = await stack.enter_async_context(HostileClient.connected(proxy.socket, EVERYTHING, reads=False))
             await client.send([ASKED])
         await asyncio.sleep(1)
-        assert process.peak() - memory <= UNREADING * UNREAD_BYTES
 
 
 async def test_a_client_that_opens_no_window_waits_as_long_as_it_likes_and_costs_little(
@@ -198,31 +205,33 @@ async def test_a_client_that_opens_no_window_waits_as_long_as_it_likes_and_costs
     """The runtime sends all that the pair's window allows, byte by byte: of that 65,535 are the client's own."""
     count = 2**20
     runtime.flood = pieces(repeat(Data(TARGET_STREAM, b"x").wire(), count))
-    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
-        process = Process(proxy.pid)
-        memory = process.start_peak()
-        async with HostileClient.connected(proxy.socket) as client:
-            await client.send([ASKED])
-            await until(lambda: client.came > 65_535 * 10, "the first window is used up")
-            await asyncio.sleep(2)
-            assert process.peak() - memory <= GROWTH_BYTES
-            assert not client.ended
-            before = client.came
-            await client.send([Credit(0, count).wire()])
-            await until(lambda: client.came > before + count - 65_535, "the rest has come")
+    async with (
+        ProxyProcess(tmp_path) as proxy,
+        calls_going_on(proxy.socket),
+        cheap(proxy),
+        HostileClient.connected(proxy.socket) as client,
+    ):
+        await client.send([ASKED])
+        await until(lambda: client.came > 65_535 * 10, "the first window is used up")
+        await asyncio.sleep(2)
+        assert not client.ended
+        before = client.came
+        await client.send([Credit(0, count).wire()])
+        await until(lambda: client.came > before + count - 65_535, "the rest has come")
 
 
 async def test_a_runtime_that_opens_no_window_costs_little(tmp_path: Path, runtime: HostileRuntime) -> None:
     runtime.credits = False
     data = Data(1, bytes(16_384)).wire()
-    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
-        process = Process(proxy.pid)
-        memory = process.start_peak()
-        async with HostileClient.connected(proxy.socket) as client:
-            await client.send([raw_headers(1, VERSION_BLOCK), *[data] * 64])
-            await asyncio.sleep(0.5)
-            assert process.peak() - memory <= GROWTH_BYTES
-            assert not client.ended
+    async with (
+        ProxyProcess(tmp_path) as proxy,
+        calls_going_on(proxy.socket),
+        cheap(proxy),
+        HostileClient.connected(proxy.socket) as client,
+    ):
+        await client.send([raw_headers(1, VERSION_BLOCK), *[data] * 64])
+        await asyncio.sleep(0.5)
+        assert not client.ended
 
 
 @pytest.mark.parametrize("answer", ["hang", "refuse"])
@@ -233,16 +242,19 @@ async def test_held_calls_that_a_hook_server_of_policy_fail_is_asked_about_cost_
     proxy = ProxyProcess(tmp_path, log_level="info")
     hooks = HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.BY_NAME[answer](), keep_calls=False)
     proxy.register("a.json", hooks.socket_path, ["PreRunPodSandbox"], policy="Fail", timeout="20s")
-    async with hooks, proxy, calls_going_on(proxy.socket), HostileClient.connected(proxy.socket) as client:
-        process = Process(proxy.pid)
-        memory = process.start_peak()
+    async with (
+        hooks,
+        proxy,
+        calls_going_on(proxy.socket),
+        HostileClient.connected(proxy.socket) as client,
+        cheap(proxy),
+    ):
         for turn in range(10):
             opened = range(1 + 2_000 * turn, 1 + 2_000 * (turn + 1), 2)
             await client.send(pieces(map(run_pod, opened)))
             await client.send(pieces(Reset(stream, 8).wire() for stream in opened))
         await client.send([raw_headers(20_001, VERSION_BLOCK) + Data(20_001, b"\0\0\0\0\0", end=True).wire()])
         await until(lambda: b"\x01\x05\0\0\x4e\x21" in client.got, "the call behind them is answered")
-        assert process.peak() - memory <= GROWTH_BYTES
 
 
 def run_pod(stream: int) -> bytes:
@@ -255,14 +267,15 @@ def run_pod(stream: int) -> bytes:
 async def test_a_long_header_of_a_held_call_is_not_kept(tmp_path: Path, runtime: HostileRuntime) -> None:
     """A thousand calls that wait for their message, each with a field of 15 KiB that the proxy reads."""
     long = block([*request(b"/runtime.v1.RuntimeService/RunPodSandbox"), (b"grpc-encoding", b"a" * 24_000)])
-    async with ProxyProcess(tmp_path) as proxy, calls_going_on(proxy.socket):
-        process = Process(proxy.pid)
-        memory = process.start_peak()
-        async with HostileClient.connected(proxy.socket) as client:
-            await client.send(raw_headers(stream, long) for stream in range(1, 2_001, 2))
-            await client.send([raw_headers(2_001, VERSION_BLOCK) + Data(2_001, b"\0\0\0\0\0", end=True).wire()])
-            await until(lambda: b"\x01\x05\0\0\x07\xd1" in client.got, "the call behind them is answered")
-            assert process.peak() - memory <= GROWTH_BYTES
+    async with (
+        ProxyProcess(tmp_path) as proxy,
+        calls_going_on(proxy.socket),
+        cheap(proxy),
+        HostileClient.connected(proxy.socket) as client,
+    ):
+        await client.send(raw_headers(stream, long) for stream in range(1, 2_001, 2))
+        await client.send([raw_headers(2_001, VERSION_BLOCK) + Data(2_001, b"\0\0\0\0\0", end=True).wire()])
+        await until(lambda: b"\x01\x05\0\0\x07\xd1" in client.got, "the call behind them is answered")
 
 
 async def test_many_hostile_connections_write_few_lines(tmp_path: Path, runtime: HostileRuntime) -> None:

@@ -155,22 +155,6 @@ async def test_a_deadline_that_passes_ends_both_sides_soon(
     assert judged(added) < limit(added, LATE_SECONDS), added
 
 
-async def test_a_deadline_that_passes_reaches_both_ends(client: Client, runtime: FakeRuntime) -> None:
-    requests = {method: await request_of(method, client) for method in METHODS}
-
-    async def overdue(method: str) -> None:
-        runtime.inject(method, Injection(delay_seconds=60))
-        for seconds in (0.5, 5):  # a server drops, unseen, what comes to it when its deadline has passed
-            with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await client.call(method, requests[method], timeout=seconds)
-            assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if runtime.requests(method):
-                break
-        await until(lambda: runtime.requests(method)[0].cancelled, "the runtime's call has ended")
-
-    await asyncio.gather(*map(overdue, METHODS))
-
-
 @pytest.mark.parametrize("changed", [False, True])
 async def test_a_held_call_may_be_compressed(
     client: Client, proxy: ProxyInside, runtime: FakeRuntime, changed: bool

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import POD, Failed, Front, Runtime
-from tests.system.proxy import ProxyProcess
+from tests.system.hostile import Process
 
 pytestmark = pytest.mark.slow
 
@@ -30,19 +30,14 @@ async def test_a_huge_answer_costs_no_more_than_three_times_the_longest_that_is_
     async with hooks, proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
         await caller.create(pod_id)
-        before = _resident_bytes(proxy, "VmRSS")
+        process = Process(proxy.pid)
+        before = process.start_peak()
         hooks.default = hookanswers.huge(HUGE_BYTES)
         for _ in range(3):
             await caller.create(pod_id)
-        assert _resident_bytes(proxy, "VmHWM") - before <= 3 * CAPS[limit]
+        assert process.peak() - before <= 3 * CAPS[limit]
     assert f"bad_answer: the answer is longer than {CAPS[limit]} bytes; let it answer less" in proxy.output()
     assert len(hooks.calls) == len(runtime.asked("create")) == 4
-
-
-def _resident_bytes(proxy: ProxyProcess, figure: str) -> int:
-    """Read the memory that is resident (VmRSS), or the most that ever was (VmHWM)."""
-    status = Path(f"/proc/{proxy.pid}/status").read_text()
-    return int(status.partition(f"{figure}:")[2].split()[0]) * 1024
 
 
 async def test_a_hook_servers_own_pod_comes_up_while_it_is_down(front: Front, tmp_path: Path, runtime: Runtime) -> None:
