@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes import dockerd_engines as engines
-from tests.fakes.dockerd_checks import bad
+from tests.fakes.dockerd_checks import Refused, bad
 from tests.fakes.dockerd_events import labels_match, parse_filters
 from tests.fakes.dockerd_records import Container
 from tests.fakes.dockerd_replies import JSON
@@ -43,7 +43,7 @@ def text(exchange: Exchange, name: str) -> str:
 
 
 async def read_json(exchange: Exchange) -> tuple[bytes, dict[str, Any]]:
-    """Return a body of JSON, as it came and parsed. Raises Refused: 400."""
+    """Return a body of JSON, as it came and parsed. Raises Refused."""
     kind = exchange.head.get("Content-Type")
     if (kind or exchange.head.length != 0) and kind.partition(";")[0].strip() != "application/json":
         raise bad(f"Content-Type specified ({kind}) must be 'application/json'")
@@ -210,7 +210,10 @@ async def exec_resize(dockerd: FakeDockerd, exchange: Exchange, reference: str) 
 
 
 async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    shown = dockerd.state.images.find(reference).inspect()
+    try:
+        shown = dockerd.state.images.find(reference).inspect()
+    except Refused as refused:
+        raise Refused(refused.status, f"no such image: {reference}: {refused.message}") from None
     await exchange.json(dockerd.engine.shown(engines.IMAGE, exchange.api, shown))
 
 

@@ -71,7 +71,7 @@ def check(host: Values, *, systemd: bool, cpus: int, update: bool) -> None:
 
 def _problems(host: Values, systemd: bool, cpus: int, update: bool) -> Iterator[str]:
     yield from _memory(host, update)
-    yield from _cpu(host, cpus)
+    yield from _cpu(host, cpus, update)
     yield from _cpusets(host, cpus)
     if not -1000 <= host["OomScoreAdj"] <= 1000:
         yield f"Invalid value {host['OomScoreAdj']}, range for oom score adj is [-1000, 1000]"
@@ -90,7 +90,7 @@ def _memory(host: Values, update: bool) -> Iterator[str]:
         yield "You should always set the Memory limit when using Memoryswap limit, see usage"
 
 
-def _cpu(host: Values, cpus: int) -> Iterator[str]:
+def _cpu(host: Values, cpus: int, update: bool) -> Iterator[str]:
     nano, period, quota = host["NanoCpus"], host["CpuPeriod"], host["CpuQuota"]
     if nano > 0 and period > 0:
         yield "Conflicting options: Nano CPUs and CPU Period cannot both be set"
@@ -98,7 +98,7 @@ def _cpu(host: Values, cpus: int) -> Iterator[str]:
         yield "Conflicting options: Nano CPUs and CPU Quota cannot both be set"
     if not 0 <= nano <= cpus * 10**9:
         yield f"Range of CPUs is from 0.01 to {cpus}.00, as there are only {cpus} CPUs available"
-    if host["CpuShares"] < 0:
+    if update and host["CpuShares"] < 0:
         yield "shares: invalid argument"
     if period != 0 and not 1000 <= period <= 1_000_000:
         yield "CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s (i.e. 1000000)"

@@ -118,7 +118,10 @@ async def exchange(path: str, data: bytes, end: bool = False) -> bytes:
         raw.send(data)
         if end:
             raw.end()
-        return await raw.rest()
+        try:
+            return await raw.rest()
+        finally:
+            raw.writer.transport.abort()  # what the other side does not take would keep it open
 
 
 async def until(condition: Callable[[], object]) -> None:

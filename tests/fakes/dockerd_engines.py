@@ -159,7 +159,7 @@ _NEGOTIATED = {
     "*/*": "application/x-ndjson",
 }
 
-ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", (("Builder-Version", "1"),))
+ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", ())
 ENGINE_28 = Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT, _SINCE_20)
 ENGINE_29 = Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT, (*_SINCE_20, *_SINCE_28), _NEGOTIATED)
 

@@ -249,7 +249,8 @@ class DockerdState:
         if not made.container.running:
             raise Refused(HTTPStatus.CONFLICT, f"Container {made.container.id} is not running")
         if made.running or made.exit_code is not None:
-            raise Refused(HTTPStatus.CONFLICT, f"Error: Exec command {made.id} has already run")
+            why = "is already running" if made.running else "has already run"
+            raise Refused(HTTPStatus.CONFLICT, f"Error: Exec command {made.id} {why}")
         made.running = True
         self._tell(made.container, f"exec_start: {' '.join(made.config['Cmd'])}", execID=made.id)
 

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.dockerd_calls import PATH_STAT, Handler, flag, text
-from tests.fakes.dockerd_checks import bad
 from tests.fakes.dockerd_engines import EVENT
 from tests.fakes.dockerd_events import Event, event_matches, parse_filters
 from tests.fakes.dockerd_records import Container
@@ -110,14 +109,12 @@ async def _tell(
 
 async def wait(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     condition = text(exchange, "condition") or "not-running"
-    ends = {"not-running": ("die", "destroy"), "next-exit": ("die",), "removed": ("destroy",)}
-    if condition not in ends:
-        raise bad(f'invalid condition: "{condition}"')
+    ends = {"next-exit": ("die",), "removed": ("destroy",)}
     container = dockerd.state.find(reference)
     with hearing(dockerd) as heard:
         await exchange.begin(JSON)
-        if condition != "not-running" or container.running:
-            await until_event(heard, container, *ends[condition])
+        if condition in ends or container.running:
+            await until_event(heard, container, *ends.get(condition, ("die", "destroy")))
     await exchange.send(go_json({"Error": None, "StatusCode": container.exit_code}, html=False))
     await exchange.finish()
 

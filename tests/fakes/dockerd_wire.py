@@ -106,7 +106,7 @@ class Exchange:
     async def piece(self) -> bytes:
         """Return the next bytes of the body, b"" at its end.
 
-        Raises Refused with status 400 if the body is cut or broken.
+        Raises Refused if the body is cut or broken.
         """
         if self.body_over.is_set():
             return b""

@@ -1,5 +1,11 @@
-"""The fake dockerd answers as dockerd 20.10 does: containers, images, checks, versions, injections."""
+"""What the fake dockerd has beyond a real one: its record, what goes wrong as told, other versions, said streams.
 
+That it answers as a real one does is in test_dockerd_contract.py.
+"""
+
+import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,10 +13,16 @@ from typing import Any
 import pytest
 
 from tests.fakes.dockerd import DockerdState, FakeDockerd, Injection
-from tests.fakes.dockerd_client import Raw, Reply, ask, exchange
+from tests.fakes.dockerd_client import Raw, Reply, ask, exchange, until
+from tests.fakes.dockerd_engines import ENGINE_20, ENGINE_28, ENGINE_29, Engine
+from tests.fakes.dockerd_programs import frame
+from tests.fakes.dockerd_records import Container
 
 IMAGE = "runtimeproxy-busybox:1"
 MIB = 1 << 20
+START = "POST /containers/{ref}/start"
+CREATE = "POST /containers/create"
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: tcp\r\n"
 
 
 @pytest.fixture
@@ -19,334 +31,331 @@ async def dockerd(tmp_path: Path) -> AsyncIterator[FakeDockerd]:
         yield fake
 
 
-async def created(dockerd: FakeDockerd, name: str = "", **body: Any) -> str:
-    query = f"?name={name}" if name else ""
-    reply = await ask(dockerd.socket_path, "POST", f"/containers/create{query}", {"Image": IMAGE, **body})
-    assert (reply.status, reply.json["Warnings"]) == (201, []), reply
-    return str(reply.json["Id"])
+@pytest.fixture
+async def running(dockerd: FakeDockerd) -> Container:
+    container = dockerd.state.create("c1", b"", {"Image": IMAGE})
+    dockerd.state.start("c1")
+    return container
 
 
-async def post(dockerd: FakeDockerd, target: str, body: Any = None) -> Reply:
-    return await ask(dockerd.socket_path, "POST", target, body)
+async def call(dockerd: FakeDockerd, line: str, body: Any = None, **headers: str) -> Reply:
+    method, target = line.split(" ", 1)
+    return await ask(dockerd.socket_path, method, target, body, headers)
 
 
-async def get(dockerd: FakeDockerd, target: str) -> Reply:
-    return await ask(dockerd.socket_path, "GET", target)
+def request(line: str, *headers: bytes, body: bytes = b"") -> bytes:
+    length = b"Content-Length: %d\r\nContent-Type: application/json\r\n" % len(body) if body else b""
+    return f"{line} HTTP/1.1\r\nHost: d\r\n".encode() + b"".join(headers) + length + b"\r\n" + body
 
 
-# ---- the system
+# ---- what came in
 
 
-async def test_a_ping_is_go_s_reply_byte_for_byte(dockerd: FakeDockerd) -> None:
-    async with await Raw.connect(dockerd.socket_path) as raw:
-        raw.send(b"GET /_ping HTTP/1.1\r\nHost: docker\r\n\r\n")
-        head, date = (await raw.head()).split(b"Date: ")
-        assert head == (
-            b"HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\nBuilder-Version: 1\r\n"
-            b"Cache-Control: no-cache, no-store, must-revalidate\r\nDocker-Experimental: false\r\nOstype: linux\r\n"
-            b"Pragma: no-cache\r\nServer: Docker/20.10.24 (linux)\r\n"
-        )
-        assert date.endswith(b" GMT\r\nContent-Length: 2\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n")
-        assert await raw.exactly(2) == b"OK"
-        # The slow way, which an injection takes, answers the same.
-        dockerd.inject("GET /_ping", Injection(times=1))
-        raw.send(b"GET /_ping HTTP/1.1\r\nHost: docker\r\n\r\n")
-        assert (await raw.head()).split(b"Date: ")[0] == head
-        assert await raw.exactly(2) == b"OK"
-        raw.send(b"HEAD /v1.41/_ping HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n")
-        reply = await raw.rest()
-        assert b"\r\nContent-Length: 0\r\n" in reply
-        assert reply.endswith(b"\r\nConnection: close\r\n\r\n")
-    assert [received.route for received in dockerd.received] == ["GET /_ping", "GET /_ping", "HEAD /_ping"]
+async def test_requests_are_kept_as_they_came(tmp_path: Path) -> None:
+    path = str(tmp_path / "docker.sock")
+    sent = (
+        b"POST /containers/create?name=one&name=two HTTP/1.1\r\nhOst: docker\r\nX-Twice: 1\r\nX-Twice:  2\r\n"
+        b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        b'9;ext=1\r\n{"Image":\r\n1A\r\n"runtimeproxy-busybox:1"}\n\r\n0\r\nTrailer: x\r\n\r\n'
+    )
+    async with FakeDockerd(path, keep_received=2, keep_body_bytes=20) as fake:
+        waiting = asyncio.create_task(fake.wait_for_requests(CREATE, 2))
+        await call(fake, "GET /version")
+        assert b" 201 Created" in await exchange(path, sent)
+        assert not waiting.done()
+        assert b" 201 Created" in await exchange(path, sent.replace(b"name=one&", b""))
+        first, second = await waiting
+        assert (first.method, first.target) == ("POST", "/containers/create?name=one&name=two")
+        assert first.headers[:3] == (("hOst", "docker"), ("X-Twice", "1"), ("X-Twice", "2"))
+        assert (first.head.query["name"], second.head.query["name"]) == ("one", "two")
+        assert (first.body_bytes, len(first.body), len(first.wire_body), first.status) == (35, 20, 20, 201)
+        assert (fake.counts[CREATE], list(fake.received)) == (2, [first, second])
+        assert fake.container("one").request == b'{"Image":"runtimeproxy-busybox:1"}\n'
+    async with FakeDockerd(path) as fake:
+        await exchange(path, sent)
+        assert fake.received[0].raw == sent
+
+
+async def test_pipelined_requests_are_answered_in_order(dockerd: FakeDockerd) -> None:
+    dockerd.inject("GET /version", Injection(delay_seconds=0.05))
+    names = ("version", "info", "none", "_ping")
+    requests = [request(f"GET /{name}") for name in names[:-1]]
+    reply = await exchange(dockerd.socket_path, b"".join(requests) + request("GET /_ping", b"Connection: close\r\n"))
+    starts = [reply.index(part) for part in (b'"Platform"', b'"CgroupDriver"', b"not found", b"\r\n\r\nOK")]
+    assert starts == sorted(starts)
+    assert [received.target for received in dockerd.received] == [f"/{name}" for name in names]
     assert {received.connection for received in dockerd.received} == {0}
 
 
-async def test_version_and_info(tmp_path: Path) -> None:
-    path = str(tmp_path / "docker.sock")
-    async with FakeDockerd(path, cgroup_driver="systemd", api="1.51", minimum="1.44", server_version="29.0.0") as fake:
-        version = (await get(fake, "/v1.45/version")).json
-        assert (version["Version"], version["ApiVersion"], version["MinAPIVersion"]) == ("29.0.0", "1.51", "1.44")
-        container = await created(fake, HostConfig={"CgroupParent": "kubepods-podx.slice"})
-        await post(fake, f"/containers/{container}/start")
-        info = (await get(fake, "/info")).json
-        assert (info["CgroupDriver"], info["Containers"], info["ContainersRunning"]) == ("systemd", 1, 1)
+async def test_bytes_that_came_before_an_upgrade_are_counted(dockerd: FakeDockerd, running: Container) -> None:
+    made = (await call(dockerd, "POST /containers/c1/exec", {"Cmd": ["cat"], "AttachStdin": True})).json["Id"]
+    async with await Raw.connect(dockerd.socket_path) as raw:
+        raw.send(request(f"POST /exec/{made}/start", UPGRADE, body=b"{}") + b"early")
+        await raw.head()
+        assert await raw.exactly(13) == frame(1, b"early")
+    assert dockerd.received[-1].early_bytes == 5
 
 
-@pytest.mark.parametrize(
-    ("window", "target", "message"),
-    [
-        (("1.41", "1.12"), "/v1.42/info", "client version 1.42 is too new. Maximum supported API version is 1.41"),
-        (
-            ("1.51", "1.44"),
-            "/v1.41/info",
-            "client version 1.41 is too old. Minimum supported API version is 1.44, "
-            "please upgrade your client to a newer version",
-        ),
-        (("1.41", "1.12"), "/v1.41/nothing", "page not found"),
-        (("1.41", "1.12"), "/nothing", "page not found"),
-    ],
-)
-async def test_versions_and_routes_that_are_refused(
-    tmp_path: Path, window: tuple[str, str], target: str, message: str
-) -> None:
-    async with FakeDockerd(str(tmp_path / "docker.sock"), api=window[0], minimum=window[1]) as fake:
-        reply = await get(fake, target)
-        assert (reply.status, reply.message) == (400 if "version" in message else 404, message)
-        assert reply.headers["Content-Type"] == "application/json"
-        assert (await ask(fake.socket_path, "DELETE", "/info")).status == 404
+async def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
+    path, state = str(tmp_path / "docker.sock"), DockerdState()
+    async with FakeDockerd(path, state) as fake:
+        made = (await call(fake, "POST /containers/create?name=c1", {"Image": IMAGE})).json["Id"]
+    assert not Path(path).exists()
+    async with FakeDockerd(path, state) as fake:
+        assert (await call(fake, "GET /containers/c1/json")).json["Id"] == made
 
 
-async def test_errors_of_old_versions_are_plain_text(dockerd: FakeDockerd) -> None:
-    reply = await get(dockerd, "/v1.23/containers/x/json")
-    assert (reply.status, reply.body) == (404, b"No such container: x\n")
-    assert reply.headers["X-Content-Type-Options"] == "nosniff"
+# ---- injections
 
 
-@pytest.mark.parametrize(
-    ("target", "location"),
-    [
-        ("/v1.41//containers/json?all=1&x=%2F", "/v1.41/containers/json?all=1&x=%2F"),
-        ("/containers/%2Fc1/json", "/containers/c1/json"),
-        ("/containers/../images/a%20b%3F/json", "/images/a%20b%3F/json"),
-        ("/containers/./json/", "/containers/json/"),
-    ],
-)
-async def test_an_unclean_path_is_redirected_as_gorilla_does(dockerd: FakeDockerd, target: str, location: str) -> None:
-    reply = await get(dockerd, target)
-    assert (reply.status, reply.headers["Location"], reply.body) == (301, location, b"")
-    assert "Api-Version" not in reply.headers
+async def test_an_injected_error_has_the_daemons_form(dockerd: FakeDockerd) -> None:
+    dockerd.state.create("c1", b"", {"Image": IMAGE})
+    dockerd.inject(START, Injection(0.01, status=500, message='no "space" <left>', times=1))
+    reply = await call(dockerd, "POST /v1.41/containers/c1/start")
+    assert (reply.status, reply.body) == (500, b'{"message":"no \\"space\\" <left>"}\n')
+    assert reply.headers["Api-Version"] == "1.41"
+    assert (await call(dockerd, "POST /containers/c1/start")).status == 204
+    with pytest.raises(KeyError, match="no such route"):
+        dockerd.inject("POST /start", Injection())
 
 
-# ---- containers
+async def test_a_call_hangs_until_it_is_released(dockerd: FakeDockerd) -> None:
+    dockerd.state.create("c1", b"", {"Image": IMAGE})
+    injection = dockerd.inject(START, Injection(hang=True))
+    hanging = asyncio.create_task(call(dockerd, "POST /containers/c1/start"))
+    await until(lambda: injection.hanging == 1)
+    assert dockerd.container("c1").status == "created"
+    injection.release()
+    assert (await hanging).status == 204
 
 
-async def test_a_container_lives(dockerd: FakeDockerd) -> None:
-    container = await created(dockerd, "c1", Cmd=["sleep", "9"], Labels={"a": "1"}, Env=["A=1", "PATH=/x"])
-    shown = (await get(dockerd, "/containers/c1/json?size=1")).json
-    assert (shown["Id"], shown["Name"], shown["State"]["Status"]) == (container, "/c1", "created")
-    assert (shown["Config"]["Env"], shown["Config"]["Labels"]) == (["A=1", "PATH=/x"], {"a": "1"})
-    assert (shown["HostConfig"]["ShmSize"], shown["HostConfig"]["NetworkMode"], shown["SizeRw"]) == (
-        64 * MIB,
-        "default",
-        0,
-    )
-    statuses = []
-    for method, call in (
-        *(("POST", "start"), ("POST", "start"), ("POST", "restart"), ("POST", "kill?signal=HUP")),
-        *(("DELETE", ""), ("POST", "stop?t=1"), ("POST", "stop"), ("POST", "kill"), ("POST", "restart")),
-        *(("POST", "rename?name=c2"), ("DELETE", "?force=1&v=1"), ("DELETE", "?force=1"), ("POST", "stop")),
-    ):
-        target = f"/v1.41/containers/{container}" + (call if call.startswith("?") or not call else f"/{call}")
-        reply = await ask(dockerd.socket_path, method, target)
-        statuses.append(reply.status)
-        assert bool(reply.body) == (reply.status not in (204, 304))
-    assert statuses == [204, 304, 204, 204, 409, 204, 304, 409, 204, 204, 204, 404, 404]
-    assert not dockerd.state.containers
+@pytest.mark.parametrize("count", [0, 1, 20, 10_000])
+async def test_a_reply_is_cut(dockerd: FakeDockerd, count: int) -> None:
+    dockerd.inject(CREATE, Injection(cut_after_bytes=count))
+    sent = request(CREATE, b"Connection: close\r\n", body=b'{"Image":"%b"}' % IMAGE.encode())
+    assert len(await exchange(dockerd.socket_path, sent)) == count or count == 10_000
+    assert len(dockerd.state.containers) == 1
 
 
-@pytest.mark.parametrize(
-    ("call", "status", "message"),
-    [
-        ("x/kill", 404, "Cannot kill container: x: No such container: x"),
-        ("c1/kill?signal=NO", 400, "Invalid signal: NO"),
-        ("c1/stop?t=x", 400, 'strconv.Atoi: parsing "x": invalid syntax'),
-    ],
-)
-async def test_calls_that_are_wrong(dockerd: FakeDockerd, call: str, status: int, message: str) -> None:
-    container = await created(dockerd, "c1", HostConfig={"AutoRemove": True})
-    dockerd.state.start(container)
-    reply = await post(dockerd, f"/containers/{call}")
-    assert (reply.status, reply.message) == (status, message)
-    assert (await ask(dockerd.socket_path, "DELETE", "/containers/c1?force=1")).status == 204
-    assert not dockerd.state.containers
-
-
-async def test_a_container_is_found_by_id_name_and_prefix(dockerd: FakeDockerd) -> None:
-    first = await created(dockerd, "k8s_a_b")
-    second = await created(dockerd, first[:4])
-    for reference in (first, "k8s_a_b", first[:20], "k8s%5Fa_b"):
-        assert (await get(dockerd, f"/containers/{reference}/json")).json["Id"] == first
-    assert (await get(dockerd, f"/containers/{first[:4]}/json")).json["Id"] == second
-    missing = await get(dockerd, "/containers/a/b/json")
-    assert (missing.status, missing.message) == (404, "No such container: a/b")
-    for container in (first, second):
-        dockerd.state.containers["ff" + container[2:]] = dockerd.state.containers.pop(container)
-    several = await get(dockerd, "/containers/f/json")
-    assert (several.status, several.message) == (500, "Multiple IDs found with provided prefix: f")
-
-
-async def test_a_name_is_taken_once(dockerd: FakeDockerd) -> None:
-    container = await created(dockerd, "one")
-    taken = (
-        f'Conflict. The container name "/one" is already in use by container "{container}". '
-        "You have to remove (or rename) that container to be able to reuse that name."
-    )
-    again = await post(dockerd, "/containers/create?name=one", {"Image": IMAGE})
-    assert (again.status, again.message) == (409, taken)
-    await created(dockerd, "two")
-    renamed = await post(dockerd, "/containers/two/rename?name=/one")
-    assert (renamed.status, renamed.message) == (409, f"Error when allocating new name: {taken}")
-    assert (await post(dockerd, "/containers/two/rename")).status == 400
-    assert (await post(dockerd, "/containers/two/rename?name=two")).status == 400
-    assert (await post(dockerd, "/containers/create?name=a%20b", {"Image": IMAGE})).status == 400
-
-
-@pytest.mark.parametrize(
-    ("host", "part"),
-    [
-        ({"Memory": 6 * MIB - 1}, "Minimum memory limit allowed is 6MB"),
-        ({"Memory": -1}, "Minimum memory limit allowed is 6MB"),
-        ({"Memory": 8 * MIB, "MemorySwap": 7 * MIB}, "Minimum memoryswap limit"),
-        ({"MemorySwap": 8 * MIB}, "You should always set the Memory limit"),
-        ({"NanoCpus": 1, "CpuPeriod": 1000}, "Nano CPUs and CPU Period"),
-        ({"NanoCpus": 1, "CpuQuota": 1000}, "Nano CPUs and CPU Quota"),
-        ({"NanoCpus": -1}, "Range of CPUs"),
-        ({"CpuPeriod": 999}, "CPU cfs period"),
-        ({"CpuPeriod": 1_000_001}, "CPU cfs period"),
-        ({"CpuQuota": 999}, "CPU cfs quota"),
-        ({"CpuShares": -1}, "shares: invalid argument"),
-        ({"OomScoreAdj": 1001}, "range for oom score adj"),
-        ({"CpusetCpus": "0-5000"}, "Requested CPUs are not available - requested 0-5000, available: 0-1023"),
-        ({"CpusetCpus": "x"}, "Invalid value x for cpuset cpus"),
-        ({"CpusetMems": "1"}, "Requested memory nodes are not available - requested 1, available: 0"),
-        ({"CgroupParent": "/kubepods/podx"}, "should be a valid slice"),
-        ({"CgroupParent": ".slice"}, "should be a valid slice"),
-        ({"Memory": "1"}, "json: cannot unmarshal string into Go struct field HostConfig.Memory of type int64"),
-        ([1], "json: cannot unmarshal array into Go value"),
-    ],
-)
-async def test_what_the_daemon_does_not_take(tmp_path: Path, host: Any, part: str) -> None:
-    async with FakeDockerd(str(tmp_path / "docker.sock"), cgroup_driver="systemd") as fake:
-        reply = await post(fake, "/containers/create", {"Image": IMAGE, "HostConfig": host})
-        assert reply.status == 400
-        assert part in reply.message
-        assert not fake.state.containers
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "status", "message"),
-    [
-        (b"{}", "text/plain", 400, "Content-Type specified (text/plain) must be 'application/json'"),
-        (b"{}", "application/json", 400, "Config cannot be empty in order to create a container"),
-        (b"", "application/json", 400, "EOF"),
-        (b"{", "application/json; charset=utf-8", 400, "invalid JSON"),
-        (b"[1]", "application/json", 400, "json: cannot unmarshal"),
-        (b'{"Image":"none","Cmd":["a"]}', "application/json", 404, "No such image: none:latest"),
-        (b'{"Image":""}', "application/json", 400, "No command specified"),
-        (b'{"Image":1}', "application/json", 400, "json: cannot unmarshal number into Go struct field"),
-    ],
-)
-async def test_creates_without_sense(dockerd: FakeDockerd, body: bytes, kind: str, status: int, message: str) -> None:
-    reply = await ask(dockerd.socket_path, "POST", "/containers/create", body, {"Content-Type": kind})
-    assert reply.status == status
-    assert reply.message.startswith(message)
-    assert not dockerd.state.containers
-
-
-async def test_values_that_are_unusual_but_good(dockerd: FakeDockerd) -> None:
-    host = {"Memory": 8 * MIB, "CpuQuota": -1, "CgroupParent": "/kubepods/podx", "CpusetCpus": "0-1,3", "Unknown": 1}
-    container = await created(dockerd, HostConfig={**host, "Devices": None, "OomScoreAdj": None})
-    shown = dockerd.container(container).host
-    assert shown["MemorySwap"] == 16 * MIB
-    assert {key: shown[key] for key in host if key != "Unknown"} == {
-        key: value for key, value in host.items() if key != "Unknown"
-    }
-    assert (await get(dockerd, f"/containers/{container}/json")).json["HostConfig"] == shown
-
-
-async def test_updates(dockerd: FakeDockerd) -> None:
-    host = {"Memory": 64 * MIB, "MemorySwap": 64 * MIB, "CpuShares": 512, "CpusetCpus": "0-1", "CpuQuota": 50000}
-    container = await created(dockerd, "c1", HostConfig=host)
-    target = f"/v1.41/containers/{container}/update"
-    zeros = {"Memory": 0, "CpusetCpus": "", "CpuShares": 0, "RestartPolicy": {"Name": "", "MaximumRetryCount": 0}}
-    for body, changed in (
-        (zeros, {}),
-        ({"CpuShares": 100, "CgroupParent": "/x", "OomScoreAdj": 5}, {"CpuShares": 100}),
-        ({"Memory": 32 * MIB}, {"Memory": 32 * MIB}),
-        ({"Memory": 128 * MIB, "MemorySwap": 128 * MIB}, {"Memory": 128 * MIB, "MemorySwap": 128 * MIB}),
-        ({"CpuQuota": -1, "CpusetCpus": "1"}, {"CpuQuota": -1, "CpusetCpus": "1"}),
-        ({"RestartPolicy": {"Name": "always"}}, {"RestartPolicy": {"Name": "always"}}),
-    ):
-        before = dockerd.container(container).host
-        reply = await post(dockerd, target, body)
-        assert (reply.status, reply.json) == (200, {"Warnings": None})
-        assert dockerd.container(container).host == {**before, **changed}
-    above = await post(dockerd, target, {"Memory": 256 * MIB})
-    assert (above.status, above.message) == (
-        409,
-        f"Cannot update container {container}: Memory limit should be smaller than already set memoryswap limit, "
-        "update the memoryswap at the same time",
-    )
-    assert (await post(dockerd, target, {"CpuQuota": 10})).status == 400
-    assert (await post(dockerd, "/containers/none/update", {})).status == 404
-    await post(dockerd, target, {"CpuQuota": 50000})
-    assert (await post(dockerd, target, {"NanoCpus": 1})).status == 409
-
-
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [
-        (b"Content-Length: 7\r\n\r\n       ", 204),
-        (b"Content-Length: 8\r\n\r\n        ", 400),
-        (b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-    ],
-)
-async def test_a_start_has_no_body(dockerd: FakeDockerd, head: bytes, status: int) -> None:
-    await created(dockerd, "c1")
-    start = b"POST /v1.41/containers/c1/start HTTP/1.1\r\nHost: d\r\nConnection: close\r\n"
-    assert (await exchange(dockerd.socket_path, start + head)).startswith(b"HTTP/1.1 %d " % status)
-
-
-async def test_lists_and_their_filters(dockerd: FakeDockerd) -> None:
-    first = await created(dockerd, "first", Labels={"kind": "pod", "n": "1"})
-    second = await created(dockerd, "second", Labels={"kind": "pod", "n": "2"})
-    await post(dockerd, f"/containers/{second}/start")
-
-    async def listed(query: str) -> list[str]:
-        return [shown["Id"] for shown in (await get(dockerd, f"/containers/json?{query}")).json]
-
-    assert await listed("") == [second]
-    assert await listed("all=1") == [second, first]
-    assert await listed("all=1&limit=1") == [second]
-    assert await listed('all=1&filters={"label":{"kind=pod":true,"n=1":true}}') == [first]
-    assert await listed('all=1&filters={"label":["kind"],"id":["' + second[:9] + '"]}') == [second]
-    assert await listed('filters={"status":{"created":true}}') == [first]
-    assert await listed('all=1&filters={"name":{"fir":true}}') == [first]
-    assert (await get(dockerd, '/containers/json?filters={"x":{"y":true}}')).message == "Invalid filter 'x'"
-    assert (await get(dockerd, "/containers/json?filters=[")).status == 400
-    pruned = (await post(dockerd, "/containers/prune")).json
-    assert (pruned["ContainersDeleted"], list(dockerd.state.containers)) == ([first], [second])
+async def test_raw_bytes_and_a_close_are_injected(dockerd: FakeDockerd) -> None:
+    dockerd.inject("GET /info", Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"))
+    dockerd.inject("GET /version", Injection(close=True))
+    info, version = request("GET /info"), request("GET /version")
+    reply = await exchange(dockerd.socket_path, info + version + info)
+    assert reply.startswith(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxHTTP/1.1 200 OK\r\nApi-Version")
+    assert b"\r\nConnection: close\r\n" in reply
+    assert len(dockerd.received) == 2
 
 
 async def test_a_list_is_as_big_as_told(dockerd: FakeDockerd) -> None:
     dockerd.fill_list(200, 400_000)
-    reply = await get(dockerd, "/v1.41/containers/json?all=1")
+    reply = await call(dockerd, "GET /v1.41/containers/json?all=1")
     assert abs(len(reply.body) - 400_000) < 400
     assert len({container["Id"] for container in reply.json}) == 200
-    assert reply.headers["Transfer-Encoding"] == "chunked"
 
 
-async def test_images(dockerd: FakeDockerd) -> None:
-    image = dockerd.state.images.add(
-        "docker.io/library/web", env=["PATH=/p", "X=1"], labels={"a": "image", "b": "image"}
-    )
-    for reference in ("web", "docker.io/library/web:latest", image.id, image.id[7:20]):
-        shown = (await get(dockerd, f"/images/{reference}/json")).json
-        assert (shown["Id"], shown["RepoTags"], shown["Config"]["Env"]) == (image.id, ["web:latest"], image.env)
-    assert "web:latest" in [tag for shown in (await get(dockerd, "/images/json")).json for tag in shown["RepoTags"]]
-    missing = await get(dockerd, "/v1.41/images/127.0.0.1:5000/none/json")
-    assert (missing.status, missing.message) == (404, "No such image: 127.0.0.1:5000/none:latest")
-    container = dockerd.container(await created(dockerd, Image="web", Env=["X=2", "Y=3", "PATH"], Labels={"a": "own"}))
-    assert container.config["Env"] == ["X=2", "Y=3", "PATH"]
-    assert container.config["Labels"] == {"a": "own", "b": "image"}
-    assert container.image_id == image.id
+# ---- streams
 
 
-async def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
-    path = str(tmp_path / "docker.sock")
-    state = DockerdState()
-    async with FakeDockerd(path, state) as fake:
-        container = await created(fake, "c1")
-    assert not Path(path).exists()
-    async with FakeDockerd(path, state) as fake:
-        assert (await get(fake, "/containers/c1/json")).json["Id"] == container
+@pytest.mark.parametrize("line", ["POST /images/create?fromImage=web&tag=2", "POST /build?t=web:2"])
+async def test_progress_comes_as_it_is_said(dockerd: FakeDockerd, line: str) -> None:
+    feed = dockerd.feed(line.partition("?")[0])
+    async with await Raw.connect(dockerd.socket_path) as raw:
+        raw.send(request(line))
+        await raw.head()
+        for said in (b'{"status":"1"}\r\n', b'{"status":"2"}\r\n'):
+            feed.say(said)
+            assert await raw.chunk() == said
+        feed.end()
+        assert await raw.chunk() == b""
+        raw.send(request(line))  # without a feed: three lines
+        await raw.head()
+        assert [len(await raw.chunk()) > 0 for _ in range(4)] == [True, True, True, False]
+    assert ("web:2" in dockerd.state.images.by_name) == ("images" in line)
+
+
+async def test_a_load_reads_and_writes_at_once(dockerd: FakeDockerd) -> None:
+    async with await Raw.connect(dockerd.socket_path) as raw:
+        raw.send(request("POST /images/load", b"Transfer-Encoding: chunked\r\n"))
+        raw.send(b"100000\r\n" + bytes(MIB) + b"\r\n")
+        await raw.head()
+        assert json.loads(await raw.chunk())["progressDetail"] == {"current": MIB}
+        raw.send(b"3\r\nabc\r\n0\r\n\r\n")
+        assert await raw.chunk() == b'{"stream":"Loaded %d bytes\\n"}\n' % (MIB + 3)
+    assert dockerd.received[0].body_bytes == MIB + 3
+
+
+@pytest.mark.parametrize("path", ["images/get?names=web", "images/web/get", "containers/c1/export"])
+async def test_archives_are_as_long_as_told(dockerd: FakeDockerd, running: Container, path: str) -> None:
+    dockerd.export_bytes = (32 << 10) * 9 + 5
+    assert len((await call(dockerd, f"GET /{path}")).body) == dockerd.export_bytes
+
+
+@pytest.mark.parametrize(
+    ("command", "stdin", "output", "code"),
+    [
+        (["true"], b"", b"", 0),
+        (["sink"], bytes(300_000), frame(1, b"300000\n"), 0),
+        (["source", "40000"], b"", frame(1, bytes(32768)) + frame(1, bytes(7232)), 0),
+        (["cat", "/sys/fs/cgroup/cpu/cpu.shares"], b"", frame(1, b"1024\n"), 0),
+        (["cat", "/proc/1/environ"], b"", frame(1, b"PATH=/bin\0HOSTNAME=fake\0PATH=/bin\0"), 0),
+        (["rm"], b"", frame(2, b"no such command in a fake container\n"), 127),
+    ],
+)
+async def test_what_execs_do(
+    dockerd: FakeDockerd, running: Container, command: list[str], stdin: bytes, output: bytes, code: int
+) -> None:
+    config = {"Cmd": command, "AttachStdin": bool(stdin)}
+    made = (await call(dockerd, "POST /containers/c1/exec", config)).json["Id"]
+    sent = request(f"POST /exec/{made}/start", UPGRADE, body=b"{}") + stdin
+    _, _, came = (await exchange(dockerd.socket_path, sent, end=True)).partition(b"\r\n\r\n")
+    assert (came, dockerd.state.execs[made].exit_code) == (output, code)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GET /events",
+        "GET /containers/c1/logs?stdout=1&follow=1",
+        "GET /containers/c1/stats",
+        "POST /containers/c1/wait",
+        "POST /images/create?fromImage=web",
+        "POST /build",
+    ],
+)
+async def test_a_stream_ends_with_its_client(dockerd: FakeDockerd, running: Container, line: str) -> None:
+    dockerd.feed("POST /images/create")
+    dockerd.feed("POST /build")
+    assert (await exchange(dockerd.socket_path, request(line), end=True)).endswith(b"0\r\n\r\n")
+    assert (dockerd.received[0].client_ended, dockerd.received[0].cancelled) == (True, True)
+    await until(lambda: dockerd.connections == 0)
+
+
+async def test_a_half_closed_create_is_answered(dockerd: FakeDockerd) -> None:
+    injection = dockerd.inject(CREATE, Injection(hang=True))
+    sent = request(CREATE, body=json.dumps({"Image": IMAGE}).encode())
+    asked = asyncio.create_task(exchange(dockerd.socket_path, sent, end=True))
+    [received] = await dockerd.wait_for_requests(CREATE)
+    await until(lambda: received.client_ended)
+    injection.release()
+    assert (await asked).startswith(b"HTTP/1.1 201 Created\r\n")
+    assert not received.cancelled
+
+
+async def test_a_dying_dockerd_ends_no_stream_well(dockerd: FakeDockerd) -> None:
+    async with await Raw.connect(dockerd.socket_path) as raw:
+        raw.send(request("GET /events"))
+        await raw.head()
+        await dockerd.stop()
+        assert await raw.rest() == b""
+
+
+# ---- the systemd driver, and the versions that no test machine has
+
+
+@pytest.mark.parametrize("parent", ["/kubepods/podx", ".slice"])
+async def test_the_systemd_driver_takes_slices_only(tmp_path: Path, parent: str) -> None:
+    async with FakeDockerd(str(tmp_path / "docker.sock"), cgroup_driver="systemd") as fake:
+        assert (await call(fake, "GET /info")).json["CgroupDriver"] == "systemd"
+        reply = await call(fake, CREATE, {"Image": IMAGE, "HostConfig": {"CgroupParent": parent}})
+        assert (reply.status, "should be a valid slice" in reply.message) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "window", "swarm"),
+    [
+        (ENGINE_20, ("1.41", "1.12", "1.11", "1.42"), None),
+        (ENGINE_28, ("1.51", "1.24", "1.23", "1.52"), "inactive"),
+        (ENGINE_29, ("1.52", "1.44", "1.43", "1.53"), "inactive"),
+    ],
+    ids=["20.10", "28", "29"],
+)
+async def test_a_ping_and_the_window_of_versions(
+    tmp_path: Path, engine: Engine, window: tuple[str, ...], swarm: str | None
+) -> None:
+    newest, oldest, too_old, too_new = window
+    async with FakeDockerd(str(tmp_path / "docker.sock"), engine=engine) as dockerd:
+        for line in ("GET /_ping", "HEAD /_ping", f"GET /v{oldest}/_ping"):
+            headers = (await call(dockerd, line)).headers
+            assert (headers["Api-Version"], headers.get("Swarm")) == (newest, swarm)
+        version = (await call(dockerd, "GET /version")).json
+        assert [version[key] for key in ("Version", "ApiVersion", "MinAPIVersion")] == [engine.version, newest, oldest]
+        for refused, why in ((too_old, "is too old. Minimum"), (too_new, "is too new. Maximum")):
+            reply = await call(dockerd, f"GET /v{refused}/info")
+            assert (reply.status, f"client version {refused} {why}".encode() in reply.body) == (400, True)
+
+
+def at(document: Any, path: str) -> Any:
+    for name in path.split("."):
+        document = document.get(name, "away") if isinstance(document, dict) else "away"
+    return document
+
+
+OLD = {"Config.OnBuild": None, "NetworkSettings.Bridge": ""}
+C1 = "containers/c1/json"
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "shown"),
+    [
+        (ENGINE_20, "info", {"CgroupVersion": "1", "DefaultRuntime": "runc", "Runtimes.runc.status": "away"}),
+        (ENGINE_28, "info", {"CgroupVersion": "2", "DefaultRuntime": "runc", "Runtimes.runc.status": {}}),
+        (ENGINE_28, "v1.48/info", {"FirewallBackend": "away", "CgroupDriver": "cgroupfs"}),
+        (ENGINE_29, "info", {"Driver": "overlayfs", "DiscoveredDevices": [], "CgroupDriver": "cgroupfs"}),
+        (ENGINE_20, C1, {**OLD, "HostConfig.NetworkMode": "default"}),
+        (ENGINE_28, C1, {**OLD, "HostConfig.NetworkMode": "bridge", "HostConfig.CgroupnsMode": "private"}),
+        (
+            ENGINE_29,
+            C1,
+            {**dict.fromkeys((*OLD, "GraphDriver"), "away"), "Storage.RootFS.Snapshot.Name": "overlayfs"},
+        ),
+        (ENGINE_29, f"v1.44/{C1}", {**OLD, "GraphDriver.Name": "overlayfs", "ImageManifestDescriptor": "away"}),
+        (ENGINE_28, f"v1.48/images/{IMAGE}/json", {"Config.Hostname": "", "Config.Env": ["PATH=/bin"]}),
+        (ENGINE_28, f"images/{IMAGE}/json", {"Config.Hostname": "away", "Config.User": "", "Config.Volumes": None}),
+        (ENGINE_29, f"v1.44/images/{IMAGE}/json", {"Config.Hostname": "", "Config.Tty": False}),
+        (ENGINE_29, f"images/{IMAGE}/json", {"Config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]}, "Parent": "away"}),
+        (ENGINE_29, "images/bare:1/json", {"Config": None}),
+        (ENGINE_29, "v1.44/images/bare:1/json", {"Config.Env": []}),
+    ],
+)
+async def test_what_an_answer_has_in_each_version(
+    tmp_path: Path, engine: Engine, target: str, shown: dict[str, Any]
+) -> None:
+    async with FakeDockerd(str(tmp_path / "docker.sock"), engine=engine) as dockerd:
+        dockerd.state.create("c1", b"", {"Image": IMAGE})
+        dockerd.state.images.add("bare:1", env=()).command = []
+        document = (await call(dockerd, f"GET /{target}")).json
+        assert {path: at(document, path) for path in shown} == shown
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "accept", "kind", "old"),
+    [
+        (ENGINE_20, "", "*/*", "application/json", True),
+        (ENGINE_28, "", "application/x-ndjson", "application/json", True),
+        (ENGINE_29, "", "*/*", "application/x-ndjson", False),
+        (ENGINE_29, "", "application/json-seq, application/x-ndjson", "application/json-seq", False),
+        (ENGINE_29, "", "text/html", "application/json", False),
+        (ENGINE_29, "/v1.51", "*/*", "application/x-ndjson", True),
+    ],
+)
+async def test_events_in_each_version(
+    tmp_path: Path, engine: Engine, version: str, accept: str, kind: str, old: bool
+) -> None:
+    async with FakeDockerd(str(tmp_path / "docker.sock"), engine=engine) as dockerd:
+        dockerd.state.create("c1", b"", {"Image": IMAGE})
+        line = f"GET {version}/events?since=1&until={time.time():.9f}"
+        reply = await call(dockerd, line, Accept=accept)
+        separator = b"\x1e" if kind == "application/json-seq" else b""
+        assert (reply.headers["Content-Type"], reply.body[:1]) == (kind, separator or b"{")
+        event = json.loads(reply.body.removeprefix(separator))
+        assert (event["Action"], "status" in event, "from" in event) == ("create", old, old)
+
+
+@pytest.mark.parametrize(("version", "kind"), [("", b"multiplexed"), ("/v1.41", b"raw")])
+async def test_newer_versions_name_multiplexed_streams(tmp_path: Path, version: str, kind: bytes) -> None:
+    async with FakeDockerd(str(tmp_path / "docker.sock"), api="1.45") as dockerd:
+        dockerd.state.create("c1", b"", {"Image": IMAGE})
+        async with await Raw.connect(dockerd.socket_path) as raw:
+            raw.send(request(f"POST {version}/containers/c1/attach", UPGRADE))
+            assert b"vnd.docker.%b-stream" % kind in await raw.head()
