@@ -126,55 +126,22 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _from_file(text: str | None, origin: str) -> dict[str, _Given]:
+    """Return the texts of a file as they are written: 0600 stays octal, true stays the label value that it is."""
     if text is None:
         return {}
+    from runtimeproxy import yamltext  # only whoever has a file pays for it
+
+    root = yamltext.compose(text, origin)
     known = {option.name for _, option in SETTINGS}
     found: dict[str, _Given] = {}
-    for key, value in _pairs(text, origin):
+    place = yamltext.Place(origin)
+    for key, value in () if root is None else yamltext.pairs(root, place):
         if key not in known:
             raise ConfigError(f"{origin}: unknown key {key!r}{_nearest(key, known)}")
-        if key in found:
-            raise ConfigError(f"{origin}: {key} stands there twice: remove one of them")
-        if value is None:
-            raise ConfigError(f"{origin}: {key}: write one text or number, not a list or mapping")
-        found[key] = _Given(value, f"{origin}: {key}")
+        if yamltext.is_nothing(value):
+            raise ConfigError(f'{origin}: {key} has no value: write one ("" for an empty one), or take it out')
+        found[key] = _Given(yamltext.scalar(value, place.inside(key)), f"{origin}: {key}")
     return found
-
-
-def _pairs(text: str, origin: str) -> Iterator[tuple[str, str | None]]:
-    """Yield keys and values as they are written: 0600 stays octal, true stays the label value that it is.
-
-    A value is None if it is no scalar.
-    """
-    import yaml  # only whoever has a file pays for it
-
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: this is no YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise ConfigError(f"{origin}: this is nested too deeply: {_ONE_A_LINE}") from None
-    except (ValueError, OverflowError):  # what the parser makes of an escape for a character that does not exist
-        raise ConfigError(f"{origin}: an escape stands for no character: \\UXXXXXXXX ends at \\U0010FFFF") from None
-    if root is None or _is_nothing(root):
-        return
-    if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{origin}: {_ONE_A_LINE}")
-    for key, value in root.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise ConfigError(f"{origin}: line {key.start_mark.line + 1}: a key is a list or mapping: {_ONE_A_LINE}")
-        if _is_nothing(value):
-            raise ConfigError(f'{origin}: {key.value} has no value: write one ("" for an empty one), or take it out')
-        yield key.value, value.value if isinstance(value, yaml.ScalarNode) else None
-
-
-_ONE_A_LINE = "write one 'flag-name: value' a line"
-_NULL = "tag:yaml.org,2002:null"
-
-
-def _is_nothing(node: Any) -> bool:
-    """Tell whether nothing is written where a value could stand; null is a text like others, "" is one, too."""
-    return bool(node.tag == _NULL and not node.value)
 
 
 def _nearest(name: str, known: set[str], prefix: str = "") -> str:

@@ -19,33 +19,16 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint, SubjectKind
 from runtimeproxy.model import NUMBER_FIELDS, TEXT_FIELDS, ContainerInfo, HookRequest, PodInfo, Resources
+from runtimeproxy.yamltext import NULL, Place, compose, pairs, scalar
 
 STANDARD_INPUT = "-"
 _EXAMPLE = "example.yaml"
 _BEFORE_CREATE = "PreCreateContainer"
-_NULL = "tag:yaml.org,2002:null"
 _INT64 = (-(2**63), 2**63 - 1)
 _UINT32 = (0, 2**32 - 1)
 _UINT64 = (0, 2**64 - 1)
 
-Reader = Callable[[yaml.Node, "Place"], Any]
-
-
-class Place:
-    """Where a value stands, for errors: the file and the keys that lead there."""
-
-    def __init__(self, origin: str, keys: tuple[str, ...] = ()) -> None:
-        self._origin = origin
-        self._keys = keys
-
-    def inside(self, key: str) -> "Place":
-        """Return the place of a key of this one."""
-        return Place(self._origin, (*self._keys, key))
-
-    def fault(self, node: yaml.Node, text: str) -> ConfigError:
-        """Return the error of a node at this place."""
-        path = f"{'.'.join(self._keys)}: " if self._keys else ""
-        return ConfigError(f"{self._origin}:{node.start_mark.line + 1}: {path}{text}")
+Reader = Callable[[yaml.Node, Place], Any]
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -75,30 +58,18 @@ def example() -> HookRequest:
 
 def parse(text: str, origin: str) -> HookRequest:
     """Return the request that a YAML text holds. Raises ConfigError, naming ``origin``, the line and the key."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: this is no YAML: {_reason(error)}") from None
-    except RecursionError:
-        raise ConfigError(f"{origin}: nested too deep; a request has four levels") from None
-    values = {} if root is None or root.tag == _NULL else _fields(root, Place(origin), _REQUEST)
+    root = compose(text, origin)
+    values = {} if root is None or root.tag == NULL else _fields(root, Place(origin), _REQUEST)
     return HookRequest(values.get("pod", PodInfo()), values.get("container"))
-
-
-def _reason(error: yaml.YAMLError) -> str:
-    """Say what the parser says without the lines of the file that it quotes."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem} in line {error.problem_mark.line + 1}"
-    return "it holds characters that YAML does not allow"
 
 
 def _fields(node: yaml.Node, place: Place, known: Mapping[str, Reader]) -> dict[str, Any]:
     """Return the values of a message's keys; a key without a value is not said."""
     values: dict[str, Any] = {}
-    for key, value in _pairs(node, place):
+    for key, value in pairs(node, place):
         if key not in known:
             raise place.inside(key).fault(value, f"unknown key; {_nearest(key, known)}")
-        if value.tag != _NULL:
+        if value.tag != NULL:
             values[key] = known[key](value, place.inside(key))
     return values
 
@@ -108,30 +79,10 @@ def _nearest(key: str, known: Mapping[str, Reader]) -> str:
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
-def _pairs(node: yaml.Node, place: Place) -> Iterator[tuple[str, yaml.Node]]:
-    if not isinstance(node, yaml.MappingNode):
-        raise place.fault(node, "write 'key: value' lines here")
-    seen: set[str] = set()
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise place.fault(key, "a key is one text")
-        if key.value in seen:
-            raise place.inside(key.value).fault(key, "stands there twice: remove one of them")
-        seen.add(key.value)
-        yield key.value, value
-
-
-def _text(node: yaml.Node, place: Place) -> str:
-    """Read a text as it is written: 0600, true and 1e3 stay what they are."""
-    if not isinstance(node, yaml.ScalarNode):
-        raise place.fault(node, "write one text, in quotes if it is JSON")
-    return str(node.value)
-
-
 def _number(span: tuple[int, int]) -> Reader:
     def read_number(node: yaml.Node, place: Place) -> int:
         try:
-            number = int(_text(node, place))
+            number = int(scalar(node, place))
         except ValueError:
             raise place.fault(node, "write a whole number, without a unit") from None
         if not span[0] <= number <= span[1]:
@@ -142,7 +93,7 @@ def _number(span: tuple[int, int]) -> Reader:
 
 
 def _entries(reader: Reader) -> Reader:
-    return lambda node, place: {key: reader(value, place.inside(key)) for key, value in _pairs(node, place)}
+    return lambda node, place: {key: reader(value, place.inside(key)) for key, value in pairs(node, place)}
 
 
 def _message(kind: type[PodInfo | ContainerInfo | Resources], known: Mapping[str, Reader]) -> Reader:
@@ -151,26 +102,26 @@ def _message(kind: type[PodInfo | ContainerInfo | Resources], known: Mapping[str
 
 _RESOURCES: Mapping[str, Reader] = {
     **{name: _number(_INT64) for name in NUMBER_FIELDS},
-    **dict.fromkeys(sorted(TEXT_FIELDS), _text),
+    **dict.fromkeys(sorted(TEXT_FIELDS), scalar),
     "hugepage_limits": _entries(_number(_UINT64)),
-    "unified": _entries(_text),
+    "unified": _entries(scalar),
 }
 _COMMON: Mapping[str, Reader] = {
-    "name": _text,
+    "name": scalar,
     "attempt": _number(_UINT32),
-    "annotations": _entries(_text),
-    "cgroup_parent": _text,
+    "annotations": _entries(scalar),
+    "cgroup_parent": scalar,
     "resources": _message(Resources, _RESOURCES),
 }
 _POD: Mapping[str, Reader] = {
     **_COMMON,
-    "uid": _text,
-    "namespace": _text,
-    "runtime_handler": _text,
-    "labels": _entries(_text),
+    "uid": scalar,
+    "namespace": scalar,
+    "runtime_handler": scalar,
+    "labels": _entries(scalar),
     "overhead": _message(Resources, _RESOURCES),
 }
-_CONTAINER: Mapping[str, Reader] = {**_COMMON, "id": _text, "envs": _entries(_text)}
+_CONTAINER: Mapping[str, Reader] = {**_COMMON, "id": scalar, "envs": _entries(scalar)}
 _REQUEST: Mapping[str, Reader] = {"pod": _message(PodInfo, _POD), "container": _message(ContainerInfo, _CONTAINER)}
 
 

@@ -128,7 +128,7 @@ def test_a_server_that_is_away_is_one_line_and_exit_code_1(hook: Hook, tmp_path:
 
 def test_a_request_that_is_nested_too_deep_is_the_users_mistake(hook: Hook) -> None:
     code, out, err = hook("call", "/x", "PreCreateContainer", "-f", "-", stdin="[" * 5000)
-    words = "standard input: nested too deep; a request has four levels"
+    words = "standard input: this is nested too deeply: write 'key: value' lines"
     assert (code, out, err) == (2, "", f"runtimeproxy: error: {words}\n")
 
 

@@ -80,10 +80,7 @@ def test_a_request_is_read_as_it_is_written(text: str, read: HookRequest) -> Non
 
 REFUSED = [
     ("pod: {\n", "f: this is no YAML: "),
-    ("a: \x00", "f: this is no YAML: it holds characters that YAML does not allow"),
-    ("pod: *who", "f: this is no YAML: found undefined alias 'who' in line 1"),
-    ("[" * 5000, "f: nested too deep; a request has four levels"),
-    ("{a: " * 5000, "f: nested too deep"),
+    ("[" * 5000, "f: this is nested too deeply: write 'key: value' lines"),
     ("- pod", "f:1: write 'key: value' lines here"),
     ("pods: {}", "f:1: pods: unknown key; did you mean pod?"),
     ("pod:\n  labls: {secret: canary}", "f:2: pod.labls: unknown key; did you mean labels?"),

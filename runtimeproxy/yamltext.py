@@ -1,0 +1,80 @@
+"""YAML that people write, read strictly: mappings of keys that stand there once, and texts as they are written.
+
+Owns what is no YAML, no mapping, no text and no key, for the configuration file and for the requests of hook calls.
+Must not know: which keys there are, what their values mean.
+Invariant: every error is one line that names the file, the line, the keys that lead there and what to do, and no value.
+"""
+
+from collections.abc import Iterator
+
+import yaml
+
+from runtimeproxy.errors import ConfigError
+
+NULL = "tag:yaml.org,2002:null"
+
+
+class Place:
+    """Where a value stands, for errors: the file and the keys that lead there."""
+
+    def __init__(self, origin: str, keys: tuple[str, ...] = ()) -> None:
+        self._origin = origin
+        self._keys = keys
+
+    def inside(self, key: str) -> "Place":
+        """Return the place of a key of this one."""
+        return Place(self._origin, (*self._keys, key))
+
+    def fault(self, node: yaml.Node, text: str) -> ConfigError:
+        """Return the error of a node at this place."""
+        path = f"{'.'.join(self._keys)}: " if self._keys else ""
+        return ConfigError(f"{self._origin}:{node.start_mark.line + 1}: {path}{text}")
+
+
+def compose(text: str, origin: str) -> yaml.Node | None:
+    """Return what a text says, None if it says nothing. Raises ConfigError, naming ``origin``.
+
+    Nothing is built of the nodes: an alias is the node that it names, and costs what its reader makes of it.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin}: this is no YAML: {_reason(error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{origin}: this is nested too deeply: write 'key: value' lines") from None
+    except (ValueError, OverflowError):  # what the parser makes of an escape for a character that does not exist
+        raise ConfigError(f"{origin}: an escape stands for no character: \\UXXXXXXXX ends at \\U0010FFFF") from None
+    return None if root is None or is_nothing(root) else root
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    """Say what the parser says without the lines of the file that it quotes."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem} in line {error.problem_mark.line + 1}"
+    return "it holds characters that YAML does not allow"
+
+
+def is_nothing(node: yaml.Node) -> bool:
+    """Tell whether nothing is written where a value could stand; null is a text like others, "" is one, too."""
+    return bool(node.tag == NULL and not node.value)
+
+
+def pairs(node: yaml.Node, place: Place) -> Iterator[tuple[str, yaml.Node]]:
+    """Yield a mapping's keys with their values' nodes."""
+    if not isinstance(node, yaml.MappingNode):
+        raise place.fault(node, "write 'key: value' lines here")
+    seen: set[str] = set()
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise place.fault(key, "a key is one text")
+        if key.value in seen:
+            raise place.inside(key.value).fault(key, "stands there twice: remove one of them")
+        seen.add(key.value)
+        yield key.value, value
+
+
+def scalar(node: yaml.Node, place: Place) -> str:
+    """Read a text as it is written: 0600, true and 1e3 stay what they are."""
+    if not isinstance(node, yaml.ScalarNode):
+        raise place.fault(node, "write one text, in quotes if it is JSON")
+    return str(node.value)
