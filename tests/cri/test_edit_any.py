@@ -1,15 +1,17 @@
 """Any CRI request, any change: what was not named stays, byte for byte, and nothing but WireError comes out."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
+from unittest import mock
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.call import Unreadable
-from runtimeproxy.cri import edit, translate
+from runtimeproxy.cri import api_pb2, edit, translate
 from runtimeproxy.errors import WireError
 from runtimeproxy.model import Adjustment, ContainerInfo, PodInfo, Resources, ResourceValue, overlay
 from tests.cri import rest
@@ -112,6 +114,63 @@ UPDATE_REQUESTS = st.builds(
     st.booleans(),
 ) | messages(DECLARED["UpdateContainerResourcesRequest"])
 """As a client writes them, and with their fields in any order and number."""
+
+
+# ---- behind the request or within it
+
+
+def parsed(message: bytes, name: str) -> list[bytes]:
+    """Return what parsers make of a message, in a form that can be compared: also what they do not know.
+
+    That of the runtime's side refuses more: all that is a text is UTF-8 there.
+    """
+    kinds: list[type[Message]] = [getattr(api, name) for api in (api_pb2, cri_pb2)]
+    with suppress(DecodeError):
+        return [kind.FromString(message).SerializeToString(deterministic=True) for kind in kinds]
+    return [kinds[0].FromString(message).SerializeToString(deterministic=True)]
+
+
+def assert_both_say_the_same(change: Callable[[], bytes], message: bytes, name: str) -> None:
+    """Check that a change behind the message, where it stands there, says what it says within the message."""
+    result = change()
+    with mock.patch.object(edit, "_are_new", return_value=False):
+        rewritten = change()
+    assert parsed(result, name) == parsed(rewritten, name)
+    assert result.startswith(message) or result == rewritten
+
+
+@settings(deadline=None)
+@given(POD_REQUESTS, ADJUSTMENTS)
+def test_what_is_said_behind_a_pods_request_is_what_is_said_within(message: bytes, adjustment: Adjustment) -> None:
+    readable(translate.read_pod, message)
+    assert_both_say_the_same(lambda: edit.edit_pod(message, adjustment), message, "RunPodSandboxRequest")
+
+
+@settings(deadline=None)
+@given(CREATE_REQUESTS, ADJUSTMENTS)
+def test_what_is_said_behind_a_containers_request_is_what_is_said_within(
+    message: bytes, adjustment: Adjustment
+) -> None:
+    readable(translate.read_container, message)
+    assert_both_say_the_same(
+        lambda: edit.edit_container(message, adjustment, adjustment.cgroup_parent),
+        message,
+        "CreateContainerRequest",
+    )
+
+
+@settings(deadline=None)
+@given(UPDATE_REQUESTS, RESOURCE_CHANGES, MAPS)
+def test_what_is_said_behind_an_update_is_what_is_said_within(
+    message: bytes, changes: dict[str, ResourceValue], annotations: dict[str, str]
+) -> None:
+    readable(translate.read_update, message)
+    assert_both_say_the_same(
+        lambda: edit.edit_update(message, changes, annotations), message, "UpdateContainerResourcesRequest"
+    )
+
+
+# ---- what is changed, what is not
 
 
 @settings(deadline=None)

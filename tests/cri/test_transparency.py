@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.amounts import examples
-from tests.cri.peer import Play
+from tests.cri.peer import CREATE, PREFACE, Play, Raw, grpc, split
 
 pytestmark = pytest.mark.slow
 
@@ -70,21 +70,34 @@ class Wire:
         self.play = Play()
         self.client, self.runtime = End(client=True), End(client=False)
         self.sizes = sizes
+        self.sent: dict[str, bytearray] = {"client": bytearray(), "runtime": bytearray()}
+        self.out: dict[str, bytearray] = {"client": bytearray(), "runtime": bytearray()}
 
     def settle(self) -> None:
         """Move bytes until nobody has any."""
         while self._move("client") | self._move("runtime"):
             pass
 
+    def flush(self) -> None:
+        """Send the ACKs that wait, as the front does in time."""
+        self.play.reader.client_out.acknowledge()
+        self.play.reader.runtime_out.acknowledge()
+        self.settle()
+        for name in ("client", "runtime"):
+            self.out[name] += getattr(self.play, name).got_bytes()
+
     def _move(self, name: str) -> bool:
         data = getattr(self, name).h2.data_to_send()
+        self.sent[name] += data
         at = turn = 0
         while at < len(data):
             size = self.sizes[turn % len(self.sizes)]
             getattr(self.play, name).sends(data[at : at + size])
             at, turn = at + size, turn + 1
         for other in ("client", "runtime"):
-            getattr(self, other).receives(getattr(self.play, other).got_bytes())
+            got = getattr(self.play, other).got_bytes()
+            self.out[other] += got
+            getattr(self, other).receives(got)
         return bool(data)
 
 
@@ -188,3 +201,102 @@ def test_each_end_sees_what_the_other_sent(calls: list[Call], sizes: list[int]) 
     wire = played(calls, sizes)
     for stream, call in zip(range(1, 2 * len(calls), 2), calls, strict=True):
         assert (wire.runtime.seen[stream], wire.client.seen[stream]) == expected(call)
+
+
+def pings(data: bytearray, flags: int) -> list[bytes]:
+    """Return the payloads of the PINGs, or of their ACKs."""
+    frames = split(bytes(data).removeprefix(PREFACE))
+    return [frame.body for frame in frames if (frame.kind, frame.flags) == (6, flags)]
+
+
+def without_pings(data: bytearray) -> bytes:
+    """Return all other frames."""
+    return b"".join(frame.wire() for frame in split(bytes(data).removeprefix(PREFACE)) if frame.kind != 6)
+
+
+def own(data: bytearray) -> bytes:
+    """Return all frames but SETTINGS, PINGs and the connection's WINDOW_UPDATEs; blocks without their 0x20.
+
+    Those are hop by hop.
+    """
+    kept = []
+    for frame in split(bytes(data).removeprefix(PREFACE)):
+        if frame.kind in (4, 6) or (frame.kind, frame.stream) == (8, 0):
+            continue
+        body = frame.body.replace(b"\x20", b"", 1) if frame.kind == 1 and b"\x20" in frame.body[:6] else frame.body
+        kept.append(Raw(frame.kind, frame.flags, frame.stream, body).wire())
+    return b"".join(kept)
+
+
+SHORT = st.builds(
+    Call, CALLS, EXTRA, EXTRA, st.just(0), SIZE, st.none() | st.integers(0, 255), st.sampled_from(["data", "reset"])
+)
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(st.lists(SHORT, min_size=1, max_size=4), SIZES)
+def test_after_the_ack_all_frames_but_the_connections_own_are_the_very_bytes(
+    calls: list[Call], sizes: list[int]
+) -> None:
+    wire = played(calls, sizes)
+    assert own(wire.out["runtime"]) == own(wire.sent["client"])
+    assert own(wire.out["client"]) == own(wire.sent["runtime"])
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(st.lists(CALL, min_size=1, max_size=4), SIZES)
+def test_the_split_does_not_change_the_output(calls: list[Call], sizes: list[int]) -> None:
+    whole, pieces = played(calls, [2**20]), played(calls, sizes)
+    for name, out in whole.out.items():
+        assert without_pings(out) == without_pings(pieces.out[name])
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(st.lists(CALL, min_size=1, max_size=4), SIZES)
+def test_each_end_has_its_pings_acknowledged_in_order_and_sees_none_of_the_other(
+    calls: list[Call], sizes: list[int]
+) -> None:
+    wire = played(calls, sizes)
+    wire.flush()
+    for name, other in (("client", "runtime"), ("runtime", "client")):
+        assert pings(wire.out[name], 1) == pings(wire.sent[name], 0) != []
+        assert pings(wire.out[name], 0) == pings(wire.sent[other], 1) == []
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    st.binary(max_size=300),
+    st.none() | st.binary(max_size=300),
+    EXTRA,
+    SIZES,
+    st.sampled_from(["data", "late", "trailers"]),
+)
+def test_a_held_call_differs_in_its_message_only(
+    message: bytes, changed: bytes | None, extra: list[tuple[bytes, bytes, bool]], sizes: list[int], ending: str
+) -> None:
+    wire = Wire(sizes)
+    wire.settle()
+    client, runtime = wire.client.h2, wire.runtime.h2
+    client.send_headers(1, [*CREATE, *marked(extra, 0)])
+    client.send_data(1, grpc(message)[:3])
+    client.send_data(1, grpc(message)[3:], end_stream=ending == "data")
+    if ending == "late":
+        client.end_stream(1)
+    if ending == "trailers":
+        client.send_headers(1, [(b"x-trailer", b"t")], end_stream=True)
+    wire.settle()
+    assert wire.runtime.seen[1].body == b""
+    wire.play.call.release(changed)
+    wire.settle()
+    fields = [[(bytes(name), bytes(value)) for name, value in [*CREATE, *marked(extra, 0)]]]
+    trailers = [[(b"x-trailer", b"t")]] * (ending == "trailers")
+    assert wire.runtime.seen[1] == Seen(fields + trailers, grpc(message if changed is None else changed), "END_STREAM")
+    runtime.send_headers(1, [(b":status", b"200"), *marked(extra, 0)])
+    runtime.send_data(1, grpc(b"reply"))
+    runtime.send_headers(1, [(b"grpc-status", b"0")], end_stream=True)
+    wire.settle()
+    reply = [[(b":status", b"200"), *((name, value) for name, value, _ in extra)]]
+    assert wire.client.seen[1] == Seen(reply, grpc(b"reply"))
+    wire.play.call.answer()
+    wire.settle()
+    assert wire.client.seen[1] == Seen([*reply, [(b"grpc-status", b"0")]], grpc(b"reply"), "END_STREAM")
