@@ -120,11 +120,23 @@ def names(name: str, answer: HookAnswer) -> rest.Named:
     }[name]()
 
 
-def assert_said(name: str, message: bytes, answer: HookAnswer) -> None:
-    """Check that a changed request says what the answer says; in a create no memory limit is 0."""
+ASKED_MEMORY: Mapping[str, Callable[[bytes], int]] = {
+    "RunPodSandbox": lambda request: (translate.read_pod(request).resources or Resources()).memory_limit_in_bytes,
+    "CreateContainer": lambda request: (
+        (translate.read_container(request)[0].resources or Resources()).memory_limit_in_bytes
+    ),
+}
+"""What the create of a pod or container asks for itself."""
+
+
+def assert_said(name: str, before: bytes, message: bytes, answer: HookAnswer) -> None:
+    """Check that a changed request says what the answer says.
+
+    In a create no memory limit is 0; a -1 that the request has itself is no change and stays.
+    """
     resources: Resources | None = None
     wanted = named(answer.resources)
-    if wanted.get("memory_limit_in_bytes") == -1:
+    if wanted.get("memory_limit_in_bytes") == -1 and name in ASKED_MEMORY and ASKED_MEMORY[name](before) != -1:
         wanted["memory_limit_in_bytes"] = 0
     if name == "RunPodSandbox":
         pod = translate.read_pod(message)
@@ -153,7 +165,7 @@ def changed_by(answer: HookAnswer) -> Callable[[Call, Half, Half], None]:
         assert others(came) == others(sent)
         before, after = body(sent), body(came)
         rest.assert_rest_is_untouched(before, after, names(call.method.name, answer))
-        assert_said(call.method.name, after, answer)
+        assert_said(call.method.name, before, after, answer)
 
     return check
 
