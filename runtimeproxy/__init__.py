@@ -10,8 +10,8 @@ The straight line of one intercepted call, the same for every front:
    the hook servers (``plugins``), ``merge`` makes one adjustment of their answers, the call edits its message
    (``cri.edit``, ``docker.edit``) and releases it.
 4. The runtime's answer stays held until the Store is written and the Post hooks are done; then its own bytes go out.
-   Where nobody is told they go first. What became of a call whose answer never comes is asked of the runtime
-   (``unsettled``).
+   Where nobody is told they go first. What became of a start or a stop whose answer never comes is asked of the runtime
+   (``unsettled``); what other such calls are about is read anew.
 
 Beside the calls ``sync`` keeps the Store equal to what the runtime has, through ``cri.sync`` or ``docker.lookup``, and
 ``originals`` keeps in a file what no runtime tells: the kubelet's own values of what hooks replaced (``kept``).

@@ -123,11 +123,6 @@ class Call(ABC):
     """True once nobody knows what the runtime holds of its subject: no record of that is kept, it is read anew when it
     is needed."""
 
-    @property
-    @abstractmethod
-    def kept_bytes(self) -> int:
-        """Return how many bytes of its request it keeps to the end."""
-
     @abstractmethod
     def order_key(self) -> str:
         """Name the container or pod whose calls keep their order (relay-rules C6).
@@ -188,15 +183,10 @@ class Call(ABC):
     def over(self) -> None:
         """Keep nothing of the request any more: nobody looks at it."""
 
-    def superseded(self, by: "Call") -> bool:
-        """Take that the runtime agreed to a later call of the same operation on the same subject; True if nothing is
-        left to be found out of this one."""
-        return True
-
-    @abstractmethod
-    async def settle(self, store: Store) -> Reply:
-        """Ask the runtime what became of a call that it has not answered (relay-rules C3).
+    async def settle(self) -> Reply:
+        """Ask the runtime what became of a start or a stop that it has not answered (relay-rules C3).
 
         The result is what it would have answered by now: UNANSWERED if it has not done it, or not yet.
         Raises BackendError if the runtime cannot be asked, Unreadable if its answer cannot be read.
         """
+        return UNANSWERED

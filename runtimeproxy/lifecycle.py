@@ -3,7 +3,7 @@
 Owns the order of these steps and what happens when one of them fails.
 Must not know: HTTP, protobuf, JSON, a front.
 Invariant: a call is answered whatever happens; what the runtime agreed to is committed even if the client has gone
-(relay-rules C), and what it did without an answer is asked of it (``unsettled``).
+(relay-rules C), and what became of a call without an answer is asked of it, or the record read anew (relay-rules C3).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from runtimeproxy.deadlines import Deadlines
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import BackendError, HookError, Reason
 from runtimeproxy.fiber import Fiber
-from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Operation, Stage
+from runtimeproxy.hookpoints import HOOK_POINTS, UNRECORDED, HookPoint, Operation, Stage
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import CallTimes, Recorder
@@ -36,7 +36,11 @@ UPDATE_GRACE_SECONDS = 0.5
 """PreStart's extra update ends this long after the budget, so that the hold is still there to judge who asked for it
 (relay-rules C9)."""
 
+LOST_SECONDS = 1.0
+"""How long after a call without an answer the runtime is listed: by then it has mostly done what it goes on with."""
+
 _REMOVES = frozenset({Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX})
+_CREATES = frozenset({Operation.RUN_POD_SANDBOX, Operation.CREATE_CONTAINER})
 
 T = TypeVar("T")
 
@@ -58,6 +62,8 @@ class Lifecycle:
         self.store = store
         self.running: set[asyncio.Future[None]] = set()
         """The calls that are not over."""
+        self.on_lost: Callable[[], object] = lambda: None
+        """Is called where the Store may lack what the runtime has, or have what it has no more."""
         self._dispatcher = dispatcher
         self._recorder = recorder
         self._limits = limits
@@ -66,7 +72,7 @@ class Lifecycle:
         self._turns = Turns(self._deadlines)
         self._holds: set[CallTimes] = set()
         self._under_way: set[Call] = set()
-        self._unsettled = Unsettled(store, recorder, self._asked_again, self._forget)
+        self._unsettled = Unsettled(recorder, self._asked_again)
 
     def holds(self) -> tuple[int, float]:
         """Return how many calls are held and the age of the oldest in seconds."""
@@ -254,8 +260,10 @@ class Lifecycle:
         try:
             if reply.agreed:
                 await self._agreed(call, subject, adjustment, reply)
-            elif not reply.answered:
+            elif not reply.answered and call.operation in UNRECORDED:
                 self._unsettled.add(call.order_key(), call, partial(self._settled, call, subject, adjustment))
+            elif not reply.answered:
+                self._lost(call, adjustment)
             elif not reply.faultless:
                 self._tell_refused(call, subject, adjustment)
         except Unreadable as error:
@@ -276,7 +284,7 @@ class Lifecycle:
                 call.unsure = False  # what it names holds, whether the rest was read anew before it was done or after
             known = call.outcome(present or subject, adjustment, reply)
             self._keep(call, known, reply)
-            self._unsettled.answered(turn.key, call)
+            self._unsettled.answered(turn.key, call.operation)
             point = self._asked(call, Stage.POST)
             if point is not None and not self._skipped(known):
                 await self._tell(call, point, known, reply)
@@ -311,10 +319,7 @@ class Lifecycle:
             self._deadlines.over(latest)
 
     async def _settled(self, call: Call, subject: Subject, adjustment: Adjustment, reply: Reply) -> None:
-        """Do what follows from an answer that was found out later; until then the call is under way again.
-
-        One that is cut off, since a later one says it all, leaves the record as that one made it.
-        """
+        """Do what follows from an answer that was found out later; until then the call is under way again."""
         self._under_way.add(call)
         try:
             await self._follow(call, subject, adjustment, reply)
@@ -331,6 +336,14 @@ class Lifecycle:
 
     # What nobody is sure of.
 
+    def _lost(self, call: Call, adjustment: Adjustment) -> None:
+        """Have the runtime's word count where nobody knows whether it carried a call out (relay-rules C3)."""
+        if call.operation not in _CREATES:  # what they made has an id of which nobody has heard
+            call.unsure = True
+        elif adjustment.cgroup_parent is not None:
+            self.store.remembers = False  # the pod that is read may be where a hook put it
+        asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
+
     def _void(self, call: Call) -> None:
         """Forget what nobody is sure of any more, and tell who reads the runtime meanwhile: what it read of the call's
         subject may be older than the call."""
@@ -341,8 +354,7 @@ class Lifecycle:
     def _forget(self, key: str) -> None:
         """Have a subject read anew; calls of it that are under way know it as it was."""
         self.store.forget(key)
-        self._unsettled.unsure(key)
-        for other in self._under_way:
+        for other in (*self._under_way, *self._unsettled.calls()):
             with suppress(Unreadable):
                 other.unsure |= other.order_key() == key
 

@@ -186,20 +186,16 @@ class AskedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SaidUpdate:
-    """What an update says: what its caller asked for, and what was put in for the hook servers.
-
-    ``later`` was put into later updates that the runtime agreed to: it holds that whatever becomes of this one.
-    """
+    """What an update says: what its caller asked for, and what was put in for the hook servers."""
 
     asked: AskedUpdate
     put_in: Mapping[str, ResourceValue] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    later: Mapping[str, ResourceValue] = field(default_factory=dict)
 
     @property
     def wanted(self) -> dict[str, ResourceValue]:
         """Return the resource fields that the runtime holds once it has done this."""
-        fields = laid_over(laid_over(named(self.asked.resources), self.put_in), self.later)
+        fields = laid_over(named(self.asked.resources), self.put_in)
         return {name: value for name, value in fields.items() if value}
 
 
@@ -248,31 +244,7 @@ def updated(subject: Subject, said: SaidUpdate, adjustment: Adjustment) -> Subje
     before, asked = container_of(subject), named(said.asked.resources)
     known, present, annotations = before.original, before.effective, said.asked.annotations
     original = effective = _with(known, overlay(known.resources, asked), annotations)
-    if known is not present or said.put_in or said.annotations or said.later:
+    if known is not present or said.put_in or said.annotations:
         effective = _with(present, overlay(present.resources, said.wanted), {**annotations, **said.annotations})
-    owners = {name: plugin for name, plugin in before.owners if name not in asked or name in said.later}
+    owners = {name: plugin for name, plugin in before.owners if name not in asked}
     return Subject(subject.pod, ContainerRecord(original, effective, _owners(owners, said.put_in, adjustment)))
-
-
-# -- calls without an answer -----------------------------------------------------------------------------------------
-
-
-def same_pod(one: PodInfo, other: PodInfo) -> bool:
-    """Tell whether two pods are the same one by what the kubelet calls them: a runtime has no two of these."""
-    return (one.namespace, one.name, one.uid, one.attempt) == (other.namespace, other.name, other.uid, other.attempt)
-
-
-def same_container(one: ContainerInfo, other: ContainerInfo) -> bool:
-    """Tell whether two containers are the same one by what the kubelet calls them."""
-    return (one.pod_id, one.name, one.attempt) == (other.pod_id, other.name, other.attempt)
-
-
-def made_earlier(known: PodRecord | ContainerRecord | None) -> bool:
-    """Tell whether a record comes of an earlier create and not of the runtime's own word: there are hooks' changes."""
-    return known is not None and known.original != known.effective
-
-
-def holds(resources: Resources | None, wanted: Mapping[str, ResourceValue]) -> bool:
-    """Tell whether setting ``wanted`` would change nothing any more."""
-    held = resources or NO_RESOURCES
-    return overlay(held, wanted) == held

@@ -72,6 +72,7 @@ class Sync:
     ) -> None:
         self._runtime = runtime
         self._lifecycle = lifecycle
+        lifecycle.on_lost = self.soon
         self._store = lifecycle.store
         self._recorder = recorder
         self._on_gone = on_gone
@@ -101,7 +102,7 @@ class Sync:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def soon(self) -> None:
-        """Make a pass as soon as may be: the runtime is there, or there again, or may have said what nobody heard."""
+        """Make a pass as soon as may be: the runtime is there again, or has done or said what nobody heard."""
         self._asked.set()
 
     async def _run(self) -> None:

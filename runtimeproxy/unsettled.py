@@ -1,4 +1,4 @@
-"""Calls that ended without the runtime's answer: the runtime is asked what became of them (relay-rules C3).
+"""Starts and stops that ended without the runtime's answer: it is asked what became of them (relay-rules C3).
 
 Owns which calls are unsettled, and when the runtime is asked about each.
 Must not know: how a front asks, what is done with what comes out.
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from runtimeproxy.call import UNANSWERED, Call, Reply, Unreadable
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
@@ -23,14 +22,9 @@ ASKED_AFTER_SECONDS = (0.1, 0.4, 0.9, 3.0, 10.0, 30.0, 60.0, 125.0)
 """When the runtime is asked, from the end of the call on: most of what it goes on with it has done within a second; a
 stop takes as long as its grace period, and dockershim gives one up after 119 s."""
 MOST_CALLS = 1000
-"""How many calls are unsettled at one time; then the oldest is given up. What it made is found by the next list."""
-MOST_BYTES = 16 * 2**20
-"""How much of their requests they may keep; the oldest are given up as well then."""
+"""How many calls are unsettled at one time; then the oldest is given up."""
 MOST_QUESTIONS = 4
 """How many calls the runtime is asked about at one time."""
-
-_EACH_ANOTHER = frozenset({Operation.UPDATE_CONTAINER_RESOURCES, Operation.UPDATE_POD_SANDBOX_RESOURCES})
-"""Two calls of these on one subject need not ask for the same."""
 
 Finish = Callable[[Reply], Awaitable[None]]
 """Does what is owed for an answer that is known at last."""
@@ -42,69 +36,42 @@ class _Entry:
     call: Call
     finish: Finish
     ended: float
-    size: int
     timer: asyncio.TimerHandle = field(init=False)
     task: asyncio.Task[None] | None = None
 
 
-def _nobody(key: str, operation: Operation) -> bool:
-    """Know of no call that asks for the same."""
-    return False
-
-
 class Unsettled:
-    """The calls whose answer never came.
-
-    ``asked_again`` tells whether a call for the same is under way. ``on_unknown`` is called with the key of a container
-    of which nobody will know whether it was updated.
-    """
+    """The calls whose answer never came; ``asked_again`` tells whether a call for the same is under way."""
 
     def __init__(
-        self,
-        store: Store,
-        recorder: Recorder,
-        asked_again: Callable[[str, Operation], bool] = _nobody,
-        on_unknown: Callable[[str], object] = str,
+        self, recorder: Recorder, asked_again: Callable[[str, Operation], bool], most_calls: int = MOST_CALLS
     ) -> None:
-        self._store = store
         self._recorder = recorder
         self._asked_again = asked_again
-        self._on_unknown = on_unknown
+        self._most_calls = most_calls
         self._entries: dict[_Entry, None] = {}
-        self._bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._questions = asyncio.Semaphore(MOST_QUESTIONS)
         self._stopped = False
 
-    def __len__(self) -> int:
-        """Count the calls of which it is not known yet what became of them."""
-        return len(self._entries)
+    def calls(self) -> list[Call]:
+        """Return the calls of which it is not known yet what became of them."""
+        return [entry.call for entry in self._entries]
 
     def add(self, key: str, call: Call, finish: Finish) -> None:
         """Ask the runtime about a call that has just ended; ``finish`` is awaited if the runtime did it."""
         if self._stopped:
             return
-        entry = _Entry(key, call, finish, asyncio.get_running_loop().time(), call.kept_bytes)
-        while self._entries and (len(self._entries) >= MOST_CALLS or self._bytes + entry.size > MOST_BYTES):
+        if len(self._entries) >= self._most_calls:
             self._end(next(iter(self._entries)), "given_up")
+        entry = _Entry(key, call, finish, asyncio.get_running_loop().time())
         self._entries[entry] = None
-        self._bytes += entry.size
-        self._later(entry)
+        self._wait(entry)
 
-    def answered(self, key: str, later: Call) -> None:
-        """Know that the runtime agreed to a later call: nothing is owed any more for one that asked for the same."""
-        operation = later.operation
+    def answered(self, key: str, operation: Operation) -> None:
+        """End what asked for the same as a call that the runtime has now agreed to: nothing is owed for it."""
         for entry in [entry for entry in self._entries if (entry.key, entry.call.operation) == (key, operation)]:
-            if operation in _EACH_ANOTHER and entry.call.number >= later.number:
-                continue  # it is no later one
-            if entry.call.superseded(later):
-                self._end(entry, "repeated")
-
-    def unsure(self, key: str) -> None:
-        """Have nothing kept of a subject that nobody is sure of any more, whatever is found out."""
-        for entry in self._entries:
-            if entry.key == key:
-                entry.call.unsure = True
+            self._end(entry, "repeated")
 
     async def stop(self) -> None:
         """Ask no more."""
@@ -116,7 +83,7 @@ class Unsettled:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _later(self, entry: _Entry) -> None:
+    def _wait(self, entry: _Entry) -> None:
         """Wait for the next time to ask, or give the call up."""
         loop = asyncio.get_running_loop()
         at = next((at for after in ASKED_AFTER_SECONDS if (at := entry.ended + after) > loop.time()), None)
@@ -133,27 +100,19 @@ class Unsettled:
 
     async def _ask(self, entry: _Entry) -> None:
         async with self._questions:
-            if entry not in self._entries:
-                return
             reply = await self._reply(entry)
-        if entry not in self._entries:
-            return
         # What is seen now may be the work of a call that will tell of it itself, or else leave it to be seen again.
-        operation = entry.call.operation
-        if not reply.answered or (operation not in _EACH_ANOTHER and self._asked_again(entry.key, operation)):
-            self._later(entry)
+        if not reply.answered or self._asked_again(entry.key, entry.call.operation):
+            self._wait(entry)
             return
-        if not reply.agreed or operation not in _EACH_ANOTHER:
-            self._end(entry, "agreed" if reply.agreed else "failed")
-        if reply.agreed:  # while one of those waits for its turn a later one may still have the runtime agree
+        self._end(entry, "agreed" if reply.agreed else "failed")
+        if reply.agreed:
             await entry.finish(reply)
-        if entry in self._entries:
-            self._end(entry, "agreed")
 
     async def _reply(self, entry: _Entry) -> Reply:
         """Ask the runtime; what cannot be asked or read now may be so later."""
         try:
-            return await entry.call.settle(self._store)
+            return await entry.call.settle()
         except (BackendError, Unreadable):
             return UNANSWERED
         except Exception as error:  # its text may hold values
@@ -163,10 +122,7 @@ class Unsettled:
 
     def _end(self, entry: _Entry, result: str) -> None:
         del self._entries[entry]
-        self._bytes -= entry.size
         entry.timer.cancel()
         if entry.task is not None and entry.task is not asyncio.current_task():
             entry.task.cancel()  # it would keep the call until its question has its turn
         self._recorder.count("unsettled", operation=entry.call.operation.value, result=result)
-        if result == "given_up" and entry.call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
-            self._on_unknown(entry.key)

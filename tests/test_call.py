@@ -6,12 +6,12 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from runtimeproxy import records
-from runtimeproxy.call import DONE, Call, CallState, Reply, Unreadable, read_once
+from runtimeproxy.call import DONE, UNANSWERED, Call, CallState, Reply, Unreadable, read_once
 from runtimeproxy.errors import HookError, RuntimeProxyError
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, Subject
 from runtimeproxy.store import Store
-from tests.fakes.calls import SUBJECT, FakeCall
+from tests.fakes.calls import SUBJECT
 
 
 def test_a_call_is_held_released_refused_or_ended() -> None:
@@ -47,15 +47,9 @@ def test_only_what_waits_for_the_runtime_or_a_hook_is_awaited() -> None:
         "release",
         "refuse",
         "outcome",
-        "superseded",
         "answer",
         "over",
     }
-
-
-def test_nothing_is_left_to_be_found_out_of_a_call_that_a_later_one_repeats() -> None:
-    later = FakeCall(Operation.STOP_CONTAINER)
-    assert Call.superseded(FakeCall(Operation.STOP_CONTAINER), later)
 
 
 class Message:
@@ -101,7 +95,6 @@ class Plain(Call):
 
     operation = Operation.STOP_CONTAINER
     concerned = ()
-    kept_bytes = 0
 
     def order_key(self) -> str:
         return "c1"
@@ -122,10 +115,7 @@ class Plain(Call):
         assert reply is DONE
 
     def over(self) -> None:
-        self.kept_bytes = 0
-
-    async def settle(self, store: Store) -> Reply:
-        return DONE
+        pass
 
 
 async def test_what_a_call_does_that_changes_nothing() -> None:
@@ -133,7 +123,8 @@ async def test_what_a_call_does_that_changes_nothing() -> None:
     assert call.hook_request(SUBJECT) == records.told(SUBJECT)
     assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}
     assert call.outcome(SUBJECT, NO_ADJUSTMENT, DONE) is SUBJECT
-    assert (call.unedited(store), call.superseded(call)) == (True, True)
+    assert call.unedited(store)
+    assert await call.settle() == UNANSWERED
     assert (call.deadline, call.prepares, call.has_left, call.number, call.unsure) == (None, False, False, 0, False)
 
 

@@ -315,7 +315,7 @@ def test_a_confirmed_value_that_another_one_owns_is_left_alone() -> None:
 
 def test_what_an_update_wants_is_what_was_asked_under_what_was_put_in() -> None:
     asked = AskedUpdate("c1", Resources(cpu_shares=2, cpuset_cpus="0", unified={"a": "1"}))
-    said = SaidUpdate(asked, {"cpuset_cpus": "", "unified": {"b": "2"}}, later={"cpu_shares": 5})
+    said = SaidUpdate(asked, {"cpu_shares": 5, "cpuset_cpus": "", "unified": {"b": "2"}})
     assert said.wanted == {"cpu_shares": 5, "unified": {"a": "1", "b": "2"}}
     container = records.container_of(records.updated(subject(), said, NO_ADJUSTMENT))
     resources = container.effective.resources
@@ -338,61 +338,6 @@ def test_a_confirmed_value_of_a_container_without_resources_is_put_in() -> None:
     assert records.differing(bare, AskedUpdate("c1", None), adjustment) == {"cpu_shares": 1024}
     nothing = subject(replace(CONTAINER, resources=None))
     assert records.differing(nothing, AskedUpdate("c1", None), adjustment) == {}
-
-
-# -- calls without an answer -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        ({"id": "p7", "labels": {}, "cgroup_parent": "/elsewhere"}, True),
-        ({"name": "other"}, False),
-        ({"uid": "u-2"}, False),
-        ({"namespace": "other"}, False),
-        ({"attempt": 1}, False),
-    ],
-)
-def test_a_pod_is_the_same_by_what_the_kubelet_calls_it(other: dict[str, Any], same: bool) -> None:
-    assert records.same_pod(POD, replace(POD, **other)) is same
-
-
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        ({"id": "c7", "envs": {}, "resources": None}, True),
-        ({"name": "other"}, False),
-        ({"pod_id": "p2"}, False),
-        ({"attempt": 1}, False),
-    ],
-)
-def test_a_container_is_the_same_by_what_the_kubelet_calls_it(other: dict[str, Any], same: bool) -> None:
-    assert records.same_container(CONTAINER, replace(CONTAINER, **other)) is same
-
-
-def test_what_hooks_have_changed_was_made_earlier() -> None:
-    assert not records.made_earlier(None)
-    assert not records.made_earlier(PodRecord(POD, replace(POD)))
-    assert records.made_earlier(PodRecord(POD, replace(POD, cgroup_parent="/hooked")))
-    assert records.made_earlier(ContainerRecord(CONTAINER, HALVED))
-
-
-@pytest.mark.parametrize(
-    ("resources", "wanted", "holds"),
-    [
-        (ASKED, {}, True),
-        (None, {}, True),
-        (ASKED, {"cpu_shares": 1024}, True),
-        (ASKED, {"cpu_shares": 1024, "cpuset_cpus": "0"}, False),
-        (None, {"cpu_shares": 1024}, False),
-        (replace(ASKED, unified={"a": "1", "b": "2"}), {"unified": {"a": "1"}}, True),
-        (replace(ASKED, unified={"a": "1"}), {"unified": {"a": "2"}}, False),
-    ],
-)
-def test_what_holds_already_changes_nothing(
-    resources: Resources | None, wanted: dict[str, ResourceValue], holds: bool
-) -> None:
-    assert records.holds(resources, wanted) is holds
 
 
 def test_what_hooks_have_changed_is_named_without_its_value() -> None:

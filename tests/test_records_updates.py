@@ -51,8 +51,6 @@ def test_the_owners_of_what_a_container_has_follow_what_is_set() -> None:
     assert owners(records.updated(started, of_kubelet, NO_ADJUSTMENT)) == {"cpu_shares": "one"}
     taken_back = SaidUpdate(AskedUpdate("c1", None), {"cpu_shares": 1024})
     assert owners(records.updated(started, taken_back, NO_ADJUSTMENT)) == {"cpuset_cpus": "two"}
-    outlived = replace(of_kubelet, later={"cpuset_cpus": "6"})
-    assert owners(records.updated(started, outlived, NO_ADJUSTMENT)) == owners(started)
 
 
 def test_an_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:

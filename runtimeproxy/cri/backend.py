@@ -8,7 +8,6 @@ Invariant: that there is no such thing is an answer (None); everything else that
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.cri import api_pb2, listing, status, translate
@@ -45,7 +44,7 @@ _CONTAINER_STATUS = _Kind(
     "ContainerStatus",
     status.container_status_request,
     "ListContainers",
-    partial(listing.containers_request, ""),
+    listing.containers_request,
     listing.containers,
 )
 
@@ -79,7 +78,7 @@ class Backend:
 
     async def _with_pod(self, version: str, info: ContainerInfo) -> ContainerInfo | None:
         """Look in the list for a container's pod: a status need not name it, its verbose part is the runtime's own."""
-        request = listing.containers_request(container_id=info.id)
+        request = listing.containers_request(info.id)
         for listed in listing.containers(await self._ask(version, "ListContainers", request)):
             if listed.id == info.id and not listed.pod_id:
                 raise Unreadable("neither ContainerStatus nor ListContainers names the container's pod")
@@ -101,12 +100,9 @@ class Backend:
         """List all pod sandboxes, by id and metadata. Raises BackendError; the iterator raises Unreadable."""
         return listing.pods(await self._ask(version, "ListPodSandbox", listing.pods_request()))
 
-    async def containers(self, version: str, pod_id: str = "") -> Iterator[ContainerInfo]:
-        """List all containers, or those of a pod, by id and metadata.
-
-        Raises BackendError; the iterator raises Unreadable.
-        """
-        return listing.containers(await self._ask(version, "ListContainers", listing.containers_request(pod_id)))
+    async def containers(self, version: str) -> Iterator[ContainerInfo]:
+        """List all containers, by id and metadata. Raises BackendError; the iterator raises Unreadable."""
+        return listing.containers(await self._ask(version, "ListContainers", listing.containers_request()))
 
     async def _status(self, version: str, kind: _Kind, any_id: str, *, verbose: bool = True) -> bytes | None:
         """Ask for a status, verbose first; None if there is no such pod or container.

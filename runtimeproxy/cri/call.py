@@ -5,13 +5,12 @@ Must not know: frames, windows, hook servers.
 Invariant: a message that nobody changed is released as the very bytes that came.
 """
 
-from abc import abstractmethod
 from asyncio import AbstractEventLoop
 from contextlib import suppress
 
 from runtimeproxy import hookpoints, records
-from runtimeproxy.call import NOT_DONE, Call, CallState, Reply, Unreadable, read_once
-from runtimeproxy.cri import fate, translate
+from runtimeproxy.call import DONE, GONE, NOT_DONE, UNANSWERED, Call, CallState, Reply, Unreadable, read_once
+from runtimeproxy.cri import api_pb2, translate
 from runtimeproxy.cri.backend import Backend
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.errors import HookError, Reason
@@ -56,11 +55,6 @@ class CriCall(Call):
             raise Unreadable(self._held.problem)
         return self._held.message
 
-    @property
-    def kept_bytes(self) -> int:
-        """Return the message's length."""
-        return len(self._held.message or b"")
-
     def _take_reply(self) -> None:
         if not self._reply.done() and self._held.reply is not None:
             self._reply.set_result(self._held.reply)
@@ -101,16 +95,10 @@ class CriCall(Call):
         self._held.answer()
 
     def over(self) -> None:
-        """Count nothing of the request any more."""
+        """Count nothing of the request any more; of what may be asked about for minutes nothing is kept."""
         self._held.free()
-
-    async def settle(self, store: Store) -> Reply:
-        """Ask the runtime, if it was given the request at all."""
-        return await self._fate(store) if self._held.state is CallState.RELEASED else NOT_DONE
-
-    @abstractmethod
-    async def _fate(self, store: Store) -> Reply:
-        """Ask the runtime what became of the call."""
+        if self.operation in hookpoints.UNRECORDED:
+            self._held.message = None
 
     async def read_pod(self, pod_id: str, store: Store) -> PodRecord | None:
         """Read a pod from the runtime; what the Store knows under its whole id stands."""
@@ -142,9 +130,14 @@ class PodCall(CriCall):
         self.id = pod.effective.id
         return Subject(pod)
 
-    async def _fate(self, store: Store) -> Reply:
-        """Tell by the pod's state."""
-        return fate.of_pod(self.operation, await self._backend.pod_state(self._version, self.id))
+    async def settle(self) -> Reply:
+        """Tell what became of a stop by the pod's state."""
+        if self._held.state is not CallState.RELEASED:
+            return NOT_DONE
+        state = await self._backend.pod_state(self._version, self.id)
+        if state is None:
+            return GONE
+        return DONE if state == api_pb2.SANDBOX_NOTREADY else UNANSWERED
 
 
 class ContainerCall(CriCall):
@@ -169,6 +162,13 @@ class ContainerCall(CriCall):
         pod = store.pod(pod_id) or await self.read_pod(pod_id, store)
         return None if pod is None else records.was_read(pod, container)
 
-    async def _fate(self, store: Store) -> Reply:
-        """Tell by the container's state."""
-        return fate.of_container(self.operation, await self._backend.container_state(self._version, self.id))
+    async def settle(self) -> Reply:
+        """Tell what became of a start or a stop by the container's state."""
+        if self._held.state is not CallState.RELEASED:
+            return NOT_DONE
+        starts = self.operation is Operation.START_CONTAINER
+        state = await self._backend.container_state(self._version, self.id)
+        if state is None:
+            return NOT_DONE if starts else GONE
+        ran = state == api_pb2.CONTAINER_EXITED or (starts and state == api_pb2.CONTAINER_RUNNING)
+        return DONE if ran else UNANSWERED

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from runtimeproxy import records
 from runtimeproxy.call import Reply, read_once
-from runtimeproxy.cri import edit, fate, translate
+from runtimeproxy.cri import edit, translate
 from runtimeproxy.cri.call import CriCall
 from runtimeproxy.model import Adjustment, ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.store import Store
@@ -43,10 +43,6 @@ class RunPodCall(CriCall):
         """Add the id that the runtime gave."""
         said = edit.said_in_create(adjustment, self.asked.resources)
         return records.created_pod(subject, said, translate.read_id(reply.message))
-
-    async def _fate(self, store: Store) -> Reply:
-        """Look for the pod among those that the runtime has."""
-        return fate.of_run_pod(self.asked, await self._backend.pods(self._version), store)
 
 
 class CreateCall(CriCall):
@@ -96,8 +92,3 @@ class CreateCall(CriCall):
         """Add the id that the runtime gave."""
         said = edit.said_in_create(adjustment, self.asked[0].resources)
         return records.created_container(subject, said, translate.read_id(reply.message))
-
-    async def _fate(self, store: Store) -> Reply:
-        """Look for the container among those of its pod."""
-        container, _ = self.asked
-        return fate.of_create(container, await self._backend.containers(self._version, container.pod_id), store)

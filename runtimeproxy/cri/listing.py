@@ -26,15 +26,14 @@ _M = TypeVar("_M", bound=Message)
 
 def pods_request(pod_id: str = "") -> bytes:
     """Make a ListPodSandboxRequest: of all pods, or of one; its filter has a container's fields, in their places."""
-    return containers_request(container_id=pod_id)
+    return containers_request(pod_id)
 
 
-def containers_request(pod_id: str = "", container_id: str = "") -> bytes:
-    """Make a ListContainersRequest: of all containers, of those of a pod, or of one."""
-    if not pod_id and not container_id:
+def containers_request(container_id: str = "") -> bytes:
+    """Make a ListContainersRequest: of all containers, or of one."""
+    if not container_id:
         return b""
-    wanted = api_pb2.ContainerFilter(id=container_id, pod_sandbox_id=pod_id)
-    return api_pb2.ListContainersRequest(filter=wanted).SerializeToString()
+    return api_pb2.ListContainersRequest(filter=api_pb2.ContainerFilter(id=container_id)).SerializeToString()
 
 
 def pods(message: bytes) -> Iterator[PodInfo]:

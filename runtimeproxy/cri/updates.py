@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from runtimeproxy import records
-from runtimeproxy.call import Call, Reply, read_once
-from runtimeproxy.cri import edit, fate, translate
+from runtimeproxy.call import Reply, read_once
+from runtimeproxy.cri import edit, translate
 from runtimeproxy.cri.call import ContainerCall, PodCall
 from runtimeproxy.errors import BackendError
 from runtimeproxy.model import Adjustment, HookRequest, PodInfo, PodRecord, Resources, ResourceValue, Subject
 from runtimeproxy.records import AskedUpdate, SaidUpdate
-from runtimeproxy.store import Store
-from runtimeproxy.superseded import outlived
 from runtimeproxy.wire import grpc
 
 UPDATE_SECONDS = 10.0
@@ -45,17 +43,6 @@ class UpdatePodCall(PodCall):
 
         pod = subject.pod
         return Subject(PodRecord(updated(pod.original), updated(pod.effective), pod.read))
-
-    def superseded(self, by: Call) -> bool:
-        """Ask only for what a later update does not name."""
-        assert isinstance(by, UpdatePodCall)
-        (overhead, resources), (later_overhead, later_resources) = self.asked, by.asked
-        self.asked = None if later_overhead else overhead, None if later_resources else resources
-        return self.asked == (None, None)
-
-    async def _fate(self, store: Store) -> Reply:
-        """Tell by the pod's resources."""
-        return fate.of_pod_update(await self._backend.pod(self._version, self.id), *self.asked)
 
 
 class StartCall(ContainerCall):
@@ -109,27 +96,13 @@ class UpdateCall(ContainerCall):
         )
         self._recorder.left_out(self.operation.value, said.left_out, by="an update")
         message = edit.edit_update(self.message, said.resources, adjustment.annotations)
-        self.said = SaidUpdate(self.said.asked, said.resources, adjustment.annotations, self.said.later)
+        self.said = SaidUpdate(self.said.asked, said.resources, adjustment.annotations)
         return message
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Keep the kubelet's values and the runtime's apart."""
-        return records.updated(subject, self._taken, adjustment)
-
-    @property
-    def _taken(self) -> SaidUpdate:
         said = self.said
         taken = edit.taken_in_update(said.asked.resources)
-        return said if taken is said.asked.resources else replace(said, asked=replace(said.asked, resources=taken))
-
-    def superseded(self, by: Call) -> bool:
-        """Ask only for what a later update does not name."""
-        assert isinstance(by, UpdateCall)
-        left = outlived(self.said, by.said)
-        if left is not None:
-            self.said = left
-        return left is None
-
-    async def _fate(self, store: Store) -> Reply:
-        """Tell by the container's resources."""
-        return fate.of_update(await self._backend.container(self._version, self.id), self._taken.wanted)
+        if taken is not said.asked.resources:
+            said = replace(said, asked=replace(said.asked, resources=taken))
+        return records.updated(subject, said, adjustment)

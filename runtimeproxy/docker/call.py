@@ -5,11 +5,10 @@ Must not know: heads, chunks, connections, hook servers, what a body means.
 Invariant: a request that nobody changed is released as the very bytes that came.
 """
 
-from abc import abstractmethod
 from asyncio import AbstractEventLoop
 
 from runtimeproxy import hookpoints
-from runtimeproxy.call import NOT_DONE, Call, CallState, Reply, Unreadable
+from runtimeproxy.call import Call, CallState, Reply, Unreadable
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.lookup import Lookup
@@ -18,7 +17,6 @@ from runtimeproxy.errors import HookError, WireError
 from runtimeproxy.fiber import Pending
 from runtimeproxy.hookpoints import HookPoint, Operation
 from runtimeproxy.model import Adjustment, Subject
-from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
 
 ERROR_STATUS = 500
@@ -60,11 +58,6 @@ class DockerCall(Call):
         else:
             self._take_reply()
 
-    @property
-    def kept_bytes(self) -> int:
-        """Keep nothing; calls with a body do."""
-        return 0
-
     def _take_reply(self) -> None:
         if not self._reply.done() and self._exchange.reply is not None:
             self._reply.set_result(self._exchange.reply)
@@ -92,14 +85,6 @@ class DockerCall(Call):
 
     def over(self) -> None:
         """Need nothing: what has a body has no Post hooks, and is over with its answer."""
-
-    async def settle(self, store: Store) -> Reply:
-        """Ask the daemon, if it was given the request at all."""
-        return await self._fate(store) if self._exchange.state is CallState.RELEASED else NOT_DONE
-
-    @abstractmethod
-    async def _fate(self, store: Store) -> Reply:
-        """Ask the daemon what became of the call."""
 
     def leave_out(self, names: tuple[str, ...]) -> None:
         """Tell of the fields that a hook server set and that Docker's API cannot carry."""

@@ -5,13 +5,11 @@ Must not know: heads, chunks, connections, hook servers.
 Invariant: the record says what the daemon was asked for; the kubelet's own values stay beside it.
 """
 
-import json
-from abc import abstractmethod
 from dataclasses import replace
 from typing import Generic, TypeVar
 
 from runtimeproxy import records
-from runtimeproxy.call import NOT_DONE, UNANSWERED, Reply, Unreadable
+from runtimeproxy.call import Reply, Unreadable
 from runtimeproxy.docker import cgroup, edit, translate
 from runtimeproxy.docker.call import Daemon, DockerCall
 from runtimeproxy.docker.cgroup import Driver
@@ -43,11 +41,6 @@ class CreateCall(DockerCall, Generic[_A]):
         self._asked: _A | str = asked
 
     @property
-    def kept_bytes(self) -> int:
-        """Return the length of the body, and of the one in its place."""
-        return len(self.body) + len(self._released or b"")
-
-    @property
     def asked(self) -> _A:
         """Return what the request asks for. Raises Unreadable."""
         if isinstance(self._asked, str):
@@ -66,20 +59,6 @@ class CreateCall(DockerCall, Generic[_A]):
         made = translate.read_create(self._released, self._name)
         assert isinstance(made, type(self.asked))
         return made
-
-    async def _fate(self, store: Store) -> Reply:
-        """Look for what was asked for under its name; what has none is found by the next list."""
-        found = await self._daemon.lookup.read(self._name) if self._name else None
-        if found is None or not self._is(found[1]):
-            return UNANSWERED
-        made_id, subject = found
-        if records.made_earlier(subject.container or subject.pod):
-            return NOT_DONE
-        return Reply(agreed=True, message=json.dumps({"Id": made_id}).encode())
-
-    @abstractmethod
-    def _is(self, subject: Subject) -> bool:
-        """Tell whether this is what was asked for."""
 
 
 class CreatePodCall(CreateCall[AskedPod]):
@@ -118,10 +97,6 @@ class CreatePodCall(CreateCall[AskedPod]):
         made = records.created_pod(subject, adjustment, translate.read_created_id(reply.message)).pod
         effective = replace(made.effective, resources=self.released.pod.resources)
         return Subject(PodRecord(made.original, effective))
-
-    def _is(self, subject: Subject) -> bool:
-        """Tell by what the kubelet calls it."""
-        return subject.container is None and records.same_pod(subject.pod.effective, self.asked.pod)
 
 
 class CreateContainerCall(CreateCall[AskedContainer]):
@@ -172,8 +147,3 @@ class CreateContainerCall(CreateCall[AskedContainer]):
         container = records.container_of(made)
         effective = replace(container.effective, resources=self.released.container.resources)
         return replace(made, container=replace(container, effective=effective))
-
-    def _is(self, subject: Subject) -> bool:
-        """Tell by what the kubelet calls it."""
-        found = subject.container
-        return found is not None and records.same_container(found.effective, self.asked.container)

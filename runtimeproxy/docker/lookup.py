@@ -16,7 +16,7 @@ from runtimeproxy.docker.cgroup import Driver
 from runtimeproxy.docker.resources import CONTAINER_TYPE, POD_TYPE
 from runtimeproxy.docker.status import Shipped
 from runtimeproxy.docker.translate import AskedContainer, AskedPod
-from runtimeproxy.model import ContainerInfo, PodInfo, PodRecord, Resources, Subject
+from runtimeproxy.model import ContainerInfo, PodInfo, PodRecord, Subject
 from runtimeproxy.store import WHOLE_ID, Store
 from runtimeproxy.sync import Listed
 from runtimeproxy.wire.json import Object
@@ -124,11 +124,6 @@ class Lookup:
         if not isinstance(asked, AskedPod):
             return None
         return self._store.read_pod(self.pod_info(asked, await self.known_driver()))
-
-    async def resources(self, container_id: str) -> Resources | None:
-        """Read what limits a container now; None if it is no pod's, or not there. Raises BackendError, Unreadable."""
-        asked = await self._inspected(container_id)
-        return asked.container.resources if isinstance(asked, AskedContainer) else None
 
     async def _inspected(self, full_id: str) -> AskedPod | AskedContainer | None:
         """Read what a container was made of; None if it is no pod's, or not there."""

@@ -10,18 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from runtimeproxy import hookpoints, records
-from runtimeproxy.call import DONE, GONE, NOT_DONE, UNANSWERED, Call, CallState, Reply, Unreadable, read_once
+from runtimeproxy.call import DONE, GONE, NOT_DONE, UNANSWERED, CallState, Reply, Unreadable, read_once
 from runtimeproxy.docker import edit, status, translate
 from runtimeproxy.docker.call import Daemon, DockerCall, body_of
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.docker.routes import Action
-from runtimeproxy.docker.status import Life
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import HookPoint, Operation
 from runtimeproxy.model import NO_RESOURCES, Adjustment, HookRequest, ResourceValue, Subject
 from runtimeproxy.records import AskedUpdate, SaidUpdate
 from runtimeproxy.store import Store
-from runtimeproxy.superseded import outlived
 
 UPDATE_SECONDS = 10.0
 """Time of the extra update of PreStartContainer: Docker's clients send no deadline."""
@@ -33,9 +31,6 @@ class ReferenceCall(DockerCall):
     container_operation: Operation
     pod_operation: Operation | None = None
     """What it is where the reference names a pod sandbox; None = nothing that anybody is asked about."""
-    if_gone = GONE
-    """What became of the call where there is no such container any more."""
-
     points: tuple[HookPoint, ...]
     """The hook points for whose sake the daemon is asked what a reference names (relay-rules C4)."""
 
@@ -86,16 +81,16 @@ class ReferenceCall(DockerCall):
         self._id, self.operation = full_id, operation
         return subject
 
-    async def _fate(self, store: Store) -> Reply:
-        """Tell by how far the container is."""
+    async def settle(self) -> Reply:
+        """Tell what became of a start or a stop by how far the container is."""
+        if self._exchange.state is not CallState.RELEASED:
+            return NOT_DONE
+        starts = self.operation is Operation.START_CONTAINER
         reply = await self._daemon.backend.inspect(self._id)
         if reply is None:
-            return self.if_gone
-        return DONE if self._is_done(status.read_life(reply)) else UNANSWERED
-
-    def _is_done(self, life: Life) -> bool:
-        """Tell whether the call was carried out on what is still there."""
-        return False
+            return NOT_DONE if starts else GONE
+        life = status.read_life(reply)
+        return DONE if (life.started if starts else not life.running) else UNANSWERED
 
 
 class StopCall(ReferenceCall):
@@ -103,10 +98,6 @@ class StopCall(ReferenceCall):
 
     container_operation = Operation.STOP_CONTAINER
     pod_operation = Operation.STOP_POD_SANDBOX
-
-    def _is_done(self, life: Life) -> bool:
-        """Tell whether it runs no more."""
-        return not life.running
 
 
 class RemoveCall(ReferenceCall):
@@ -120,7 +111,6 @@ class StartCall(ReferenceCall):
     """StartContainer: a Pre hook's resources go ahead of it in an update of their own."""
 
     container_operation = Operation.START_CONTAINER
-    if_gone = NOT_DONE
     prepares = True
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
@@ -139,10 +129,6 @@ class StartCall(ReferenceCall):
             raise
         return update.resources
 
-    def _is_done(self, life: Life) -> bool:
-        """Tell whether it ever ran."""
-        return life.started
-
 
 class UpdateCall(ReferenceCall):
     """UpdateContainerResources: hooks see the kubelet's originals, the daemon gets what differs (hook-api)."""
@@ -158,11 +144,6 @@ class UpdateCall(ReferenceCall):
             self._body = body_of(exchange)
         except Unreadable as error:
             self._body = str(error)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return the body's length."""
-        return len(self._body)
 
     @property
     def body(self) -> bytes:
@@ -213,37 +194,16 @@ class UpdateCall(ReferenceCall):
             return False
 
     def _take_reply(self) -> None:
-        """Take the reply; without the daemon's word on it the container is read anew when it is needed."""
+        """Take the reply: the event of an update that the daemon did not agree to is not our own."""
         super()._take_reply()
         reply = self._exchange.reply
-        if not self._expecting or reply is None or reply.agreed:
-            return
-        self._expecting = False
-        if reply.answered:
+        if self._expecting and reply is not None and not reply.agreed:
+            self._expecting = False
             self._daemon.events.no_update(self._id)
-        else:
-            self._daemon.events.unsettled_update(self._id)
-            self._found, self._changes_seen = False, None  # what is found out of it later is kept
 
     def outcome(self, subject: Subject, adjustment: Adjustment, reply: Reply) -> Subject:
         """Keep the kubelet's values and the daemon's apart."""
         return records.updated(subject, self.said, adjustment)
-
-    def superseded(self, by: Call) -> bool:
-        """Ask only for what a later update does not name."""
-        assert isinstance(by, UpdateCall)
-        left = outlived(self.said, by.said)
-        if left is not None:
-            self.said = left
-            self._found = True  # as the later one's commit left it: what was forgotten since is not made of this one
-        return left is None
-
-    async def _fate(self, store: Store) -> Reply:
-        """Tell by the container's resources."""
-        held = await self._daemon.lookup.resources(self._id)
-        if held is None:
-            return NOT_DONE
-        return DONE if records.holds(held, self.said.wanted) else UNANSWERED
 
 
 BY_REFERENCE: dict[Action, type[ReferenceCall]] = {

@@ -72,11 +72,6 @@ class Events:
             if expected[container_id] <= 0:
                 del expected[container_id]
 
-    def unsettled_update(self, container_id: str) -> None:
-        """Take back an expectation where nobody knows whether the daemon agreed, and forget the container."""
-        self.no_update(container_id)
-        self.forget(container_id)
-
     def forget(self, container_id: str) -> None:
         """Forget what was changed behind our back; it is read anew when it is needed."""
         self.changes += 1

@@ -10,19 +10,16 @@ from typing import Any
 import pytest
 
 from runtimeproxy import call as calls
-from runtimeproxy.call import UNANSWERED
-from runtimeproxy.cri import api_pb2, translate
+from runtimeproxy.call import DONE, UNANSWERED
+from runtimeproxy.cri import translate
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import HookAnswer, HookRequest, PodRecord, Resources, Subject
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.clock import virtual_time
 from tests.fakes.node import ASKED, CONTAINER, POD, UPDATE, Node
-from tests.fakes.plugins import FAIL
 
 START, UPDATE_POD = Operation.START_CONTAINER, Operation.UPDATE_POD_SANDBOX_RESOURCES
-LONG_AGO_SECONDS = 300
-"""By then nobody asks about an update any more."""
 
 
 def update(**resources: Any) -> cri.UpdateContainerResourcesRequest:
@@ -41,168 +38,74 @@ async def unanswered(node: Node, operation: Operation, message: Any = None) -> N
 
 
 @virtual_time
-async def test_an_update_that_is_found_out_late_takes_nothing_back_from_a_later_one() -> None:
+async def test_a_container_is_read_anew_after_a_lost_update() -> None:
+    """The kubelet's own values stay where the runtime still has what the hook put in their place."""
     node = Node()
-    node.know()
-    node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="7")), points=("PreUpdateContainerResources",))
-    node.backend.known_containers["c1"] = CONTAINER
-    await unanswered(node, UPDATE, update(cpuset_cpus="0-1", cpu_shares=333))
-    await asyncio.sleep(2)
-    await node.run(node.held(UPDATE, update(cpuset_cpus="4-5")))
-    held = replace(ASKED, cpuset_cpus="7", cpu_shares=333)
-    node.backend.known_containers["c1"] = replace(CONTAINER, resources=held)
-    await asyncio.sleep(LONG_AGO_SECONDS)
-    assert node.record.original.resources == replace(held, cpuset_cpus="4-5")
-    assert node.record.effective.resources == held
-    assert node.recorder.counted("unsettled", operation=UPDATE.value, result="agreed") == 1
-
-
-@virtual_time
-async def test_an_update_that_a_later_one_repeats_is_not_asked_about() -> None:
-    node = Node()
-    node.know()
-    node.plugins.add("a", points=("PreUpdateContainerResources",))
-    await unanswered(node, UPDATE, update(cpuset_cpus="0-1"))
-    await node.run(node.held(UPDATE, update(cpuset_cpus="4-5")))
-    assert node.recorder.counted("unsettled", operation=UPDATE.value, result="repeated") == 1
-    assert node.backend.asked == []
-
-
-@pytest.mark.parametrize(
-    ("later", "result"),
-    [({"resources": Resources(cpu_quota=5000)}, "agreed"), ({"overhead": Resources(cpu_quota=5000)}, "agreed")],
-)
-@virtual_time
-async def test_a_pods_update_is_found_out_beside_one_that_says_less(later: dict[str, Resources], result: str) -> None:
-    node = Node()
-    node.know()
-    both = {"overhead": Resources(cpu_quota=3000), "resources": Resources(cpu_quota=3000)}
-    await unanswered(node, UPDATE_POD, pod_update(**both))
-    await node.run(node.held(UPDATE_POD, pod_update(**later)))
-    assert node.recorder.counted("unsettled", operation=UPDATE_POD.value, result="repeated") == 0
-    await unanswered(node, UPDATE_POD, pod_update(**later))
-    await node.run(node.held(UPDATE_POD, pod_update(**both)))
-    assert node.recorder.counted("unsettled", operation=UPDATE_POD.value, result="repeated") == 2
-
-
-@virtual_time
-async def test_a_pods_update_that_is_found_out_late_takes_nothing_back_from_a_later_one() -> None:
-    node = Node()
-    node.know()
-    await unanswered(node, UPDATE_POD, pod_update(overhead=Resources(cpu_quota=1), resources=Resources(cpu_quota=10)))
-    await node.run(node.held(UPDATE_POD, pod_update(resources=Resources(cpu_quota=20))))
-    node.backend.known_pods["p1"] = replace(POD, overhead=Resources(cpu_quota=1), resources=Resources(cpu_quota=20))
-    await asyncio.sleep(LONG_AGO_SECONDS)
-    assert node.recorder.counted("unsettled", operation=UPDATE_POD.value, result="agreed") == 1
-    assert (node.pod.effective.overhead, node.pod.effective.resources) == (
-        Resources(cpu_quota=1),
-        Resources(cpu_quota=20),
-    )
-
-
-@virtual_time
-async def test_of_two_lost_updates_the_later_one_counts_whichever_is_found_out_first() -> None:
-    node = Node()
-    node.know()
-    node.backend.known_containers["c1"] = CONTAINER
-    for quota in (50_000, 60_000):
-        await unanswered(node, UPDATE, update(cpu_quota=quota))
-    for quota in (50_000, 60_000):
-        node.backend.known_containers["c1"] = replace(CONTAINER, resources=replace(ASKED, cpu_quota=quota))
-        await asyncio.sleep(0.15)
-    await asyncio.sleep(LONG_AGO_SECONDS)
-    assert node.recorder.counted("unsettled", operation=UPDATE.value, result="agreed") == 2
-    assert node.record.effective.resources == replace(ASKED, cpu_quota=60_000)
-
-
-@virtual_time
-async def test_a_hook_that_scales_never_scales_twice_beside_an_update_that_is_found_out_late() -> None:
-    def half(request: HookRequest) -> HookAnswer:
-        assert request.container is not None
-        assert request.container.resources is not None
-        quota = request.container.resources.cpu_quota
-        return HookAnswer(resources=Resources(cpu_quota=quota // 2) if quota else None)
-
-    node = Node()
-    node.know(replace(POD), replace(CONTAINER, resources=replace(ASKED, cpu_quota=0)))
-    node.backend.known_pods["p1"] = POD
-    node.backend.known_containers["c1"] = replace(CONTAINER, resources=replace(ASKED, cpu_quota=0))
-    node.plugins.add("half", half, points=("PreUpdateContainerResources",))
-    await unanswered(node, UPDATE, update(memory_limit_in_bytes=1))  # never done, so it is forgotten in the end
-    await asyncio.sleep(100)
-    await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
-    await asyncio.sleep(26)
+    node.know(container=replace(CONTAINER, resources=replace(ASKED, cpu_shares=512)), resources=ASKED)
+    await unanswered(node, UPDATE, update(cpu_quota=7000))
     assert node.store.container("c1") is None
-    await node.run(node.held(UPDATE, update(cpu_quota=100_000)))
-    held = replace(ASKED, cpu_quota=50_000, cpuset_cpus="4-5")
-    node.backend.known_containers["c1"] = replace(CONTAINER, resources=held)
-    await asyncio.sleep(LONG_AGO_SECONDS)
-    assert node.record.original.resources == replace(held, cpu_quota=100_000)
-    assert node.record.effective.resources == held
+    now = Resources(cpu_shares=512, cpuset_cpus="0-3", cpu_quota=7000)
+    node.backend.known_containers["c1"] = replace(CONTAINER, resources=now)
+    node.plugins.add("a", points=("PostStopContainer",))
+    await node.do(Operation.STOP_CONTAINER)
+    assert node.record.effective.resources == now
+    assert node.record.original.resources == replace(now, cpu_shares=1024)
 
 
 @virtual_time
-async def test_a_pods_update_that_cannot_be_read_is_nothing_to_ask_about() -> None:
+async def test_a_pod_is_read_anew_after_a_lost_update() -> None:
     node = Node()
     node.know()
-    message = pod_update(resources=Resources(cpu_quota=5000)).SerializeToString()
-    await unanswered(node, UPDATE_POD, message + b"\x1a\x03\x32\x01\xff")
-    await node.run(node.held(UPDATE_POD, message))
-    assert node.recorder.counted("calls_unreadable", operation=UPDATE_POD.value) == 1
-    await asyncio.sleep(LONG_AGO_SECONDS)
-    assert node.backend.asked == []
+    await unanswered(node, UPDATE_POD, pod_update(resources=Resources(cpu_quota=5000)))
+    assert node.store.pod("p1") is None
+    node.backend.known_pods["p1"] = replace(POD, resources=Resources(cpu_quota=5000))
+    node.plugins.add("a", points=("PostStopPodSandbox",))
+    await node.do(Operation.STOP_POD_SANDBOX)
+    assert node.pod.original.resources == Resources(cpu_quota=5000)
 
 
-@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("done_first", [False, True])
 @virtual_time
-async def test_the_oom_score_of_an_update_is_not_what_the_container_has(answered: bool) -> None:
+async def test_an_update_beside_a_lost_one_keeps_nothing_older(done_first: bool) -> None:
+    """Both were held on the same record; of the lost one nobody knows whether it was done before."""
+    node = Node()
+    node.know()
+    lost, other = node.held(UPDATE, update(cpuset_cpus="4-5")), node.held(UPDATE, update(cpu_shares=333))
+    lost.given = other.given = None
+    running = [node.lifecycle.run(node.call(held)) for held in (lost, other)]
+    replies = [(lost, UNANSWERED), (other, DONE)]
+    for held, reply in reversed(replies) if done_first else replies:
+        held.settle(reply)
+    await asyncio.gather(*running)
+    assert node.store.container("c1") is None
+
+
+@virtual_time
+async def test_an_update_is_kept_upon_what_was_read_behind_a_lost_one() -> None:
+    """What it names holds, whether the rest was read before it was done or after."""
+    node = Node()
+    node.know()
+    other = node.held(UPDATE, update(cpu_shares=333))
+    other.given = None
+    running = node.lifecycle.run(node.call(other))
+    await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
+    node.know(container=replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="4-5")))
+    other.settle(DONE)
+    await running
+    assert node.record.effective.resources == replace(ASKED, cpuset_cpus="4-5", cpu_shares=333)
+
+
+@virtual_time
+async def test_the_oom_score_of_an_update_is_not_what_the_container_has() -> None:
     """As real containerd: it takes the update, and the process keeps its score."""
     node = Node()
     node.know()
     node.plugins.add("a", points=("PreUpdateContainerResources",))
-    held = node.held(UPDATE, update(cpu_shares=2, oom_score_adj=900))
-    if not answered:
-        held.given = UNANSWERED
-    await node.run(held)
-    node.backend.known_containers["c1"] = replace(CONTAINER, resources=replace(ASKED, cpu_shares=2))
-    await asyncio.sleep(LONG_AGO_SECONDS)
+    await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
     told = node.plugins.asked[0].request.container
     assert told is not None
     assert told.resources == replace(ASKED, cpu_shares=2, oom_score_adj=900), "it is what the kubelet asks for"
     assert node.record.original.resources == node.record.effective.resources == replace(ASKED, cpu_shares=2)
-
-
-@virtual_time
-async def test_a_container_of_which_nobody_knows_is_read_anew() -> None:
-    """The runtime may spell what it was given in a way of its own, so that it is never found again."""
-    node = Node()
-    node.know()
-    node.backend.known_containers["c1"] = replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="0-1"))
-    await unanswered(node, UPDATE, update(cpuset_cpus="0,1"))
-    await asyncio.sleep(LONG_AGO_SECONDS)
-    assert node.store.container("c1") is None
-    node.plugins.add("a", points=("PostStopContainer",))
-    await node.do(Operation.STOP_CONTAINER)
-    assert node.record.effective.resources == replace(ASKED, cpuset_cpus="0-1")
-
-
-@virtual_time
-async def test_a_start_that_is_found_out_late_brings_back_nothing_that_nobody_is_sure_of() -> None:
-    node = Node()
-    node.know()
-    node.backend.known_containers["c1"] = CONTAINER
-    node.backend.container_is = api_pb2.CONTAINER_CREATED
-    await unanswered(node, START)
-    answer = HookAnswer(resources=Resources(cpu_shares=77))
-    node.plugins.add("pre", answer, points=("PreStartContainer",), policy=FAIL)
-    node.backend.error = BackendError("no answer")
-    held = node.held(START)
-    await node.run(held)
-    assert held.refused
-    node.backend.container_is = api_pb2.CONTAINER_RUNNING
-    await asyncio.sleep(10)
-    assert node.recorder.counted("unsettled", operation=START.value, result="agreed") == 1
-    assert node.store.container("c1") is None
 
 
 @virtual_time
@@ -216,34 +119,6 @@ async def test_an_update_that_failed_ahead_of_a_start_makes_nobody_sure_again() 
     await node.lifecycle.run(call)
     assert node.recorder.total("hook_fail_open") == 1
     assert node.store.container("c1") is None
-
-
-@virtual_time
-async def test_what_hook_servers_set_at_a_later_update_stays_theirs() -> None:
-    asked = 0
-
-    def note(request: HookRequest) -> HookAnswer:
-        nonlocal asked
-        asked += 1
-        return HookAnswer(annotations={"asked": str(asked)})
-
-    def at_the_second(request: HookRequest) -> HookAnswer:
-        return HookAnswer(resources=Resources(cpu_quota=99_000) if asked == 2 else None)
-
-    node = Node()
-    node.know()
-    node.backend.known_containers["c1"] = CONTAINER
-    for name, answer in (("notes", note), ("sets", at_the_second)):
-        node.plugins.add(name, answer, points=("PreUpdateContainerResources",))
-    await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
-    await node.run(node.held(UPDATE, update(cpu_shares=333)))
-    held = replace(ASKED, cpuset_cpus="4-5", cpu_shares=333, cpu_quota=99_000)
-    node.backend.known_containers["c1"] = replace(CONTAINER, resources=held)
-    await asyncio.sleep(LONG_AGO_SECONDS)
-    assert node.recorder.counted("unsettled", operation=UPDATE.value, result="agreed") == 1
-    assert node.record.effective.resources == held
-    assert node.record.effective.annotations["asked"] == "2"
-    assert dict(node.record.owners) == {"cpu_quota": "sets"}
 
 
 @virtual_time

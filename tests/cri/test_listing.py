@@ -89,8 +89,8 @@ def test_an_item_is_read_when_it_is_asked_for() -> None:
         next(items)
 
 
-def test_the_list_of_a_pods_containers_asks_for_those_of_the_pod() -> None:
-    wanted = cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id="p1"))
-    assert cri.ListContainersRequest.FromString(listing.containers_request("p1")) == wanted
+def test_a_list_asks_for_all_or_for_one() -> None:
+    wanted = cri.ListContainersRequest(filter=cri.ContainerFilter(id="c1"))
+    assert cri.ListContainersRequest.FromString(listing.containers_request("c1")) == wanted
     assert cri.ListContainersRequest.FromString(listing.containers_request()) == cri.ListContainersRequest()
     assert cri.ListPodSandboxRequest.FromString(listing.pods_request()) == cri.ListPodSandboxRequest()

@@ -213,15 +213,6 @@ async def test_an_image_that_is_gone_is_asked_for_each_time(rig: Rig) -> None:
     assert rig.asked(IMAGE) == 2
 
 
-async def test_what_limits_a_container_now_is_read(rig: Rig) -> None:
-    rig.dockerd.state.update(rig.container_id, {"CpuShares": 7})
-    found = await rig.lookup.resources(rig.container_id)
-    assert found is not None
-    assert (found.cpu_shares, found.memory_limit_in_bytes) == (7, 64 * MIB)
-    assert await rig.lookup.resources(rig.pod_id) is None
-    assert await rig.lookup.resources("f" * 64) is None
-
-
 # -- what is no pod's --------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ import pytest
 from runtimeproxy.call import NOT_DONE, UNANSWERED
 from runtimeproxy.docker.call import DockerCall
 from runtimeproxy.docker.exchange import HeldExchange
-from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources
 from tests.docker.client import request
 from tests.docker.daemon import until
@@ -217,7 +216,7 @@ async def test_an_update_whose_call_has_ended_is_not_sent_and_not_waited_for(nod
     exchange.end()
     assert await call.release(None, NO_ADJUSTMENT) == UNANSWERED
     assert (node.dockerd.requests(UPDATE), node.front._events.expected_updates) == ([], {})
-    assert await call.settle(node.store) == NOT_DONE
+    assert await call.settle() == NOT_DONE
     await until(lambda: hook.cancelled == 1)
 
 
@@ -270,19 +269,3 @@ async def test_what_a_lost_update_leaves_unsure_is_not_kept_by_a_call_that_had_r
     gated.gate.set()
     assert (await started).status == 204
     assert node.store.container(container_id) is None
-
-
-async def test_a_lost_update_that_is_found_out_beside_a_later_one_brings_no_older_record_back(node: Node) -> None:
-    _, container_id = await node.made()
-    node.plugins.add("a", points=("PreUpdateContainerResources",))
-    node.dockerd.inject(UPDATE, Injection(raw=b"", cut_after_bytes=0, times=1))
-    client = await node.client()
-    client.send(request("POST", f"{node.prefix}/containers/{container_id}/update", b'{"CpusetCpus": "0"}'))
-    assert await client.ended() == b""
-    assert (await node.act("update", container_id, {"CpuShares": 7})).status == 200
-    node.dockerd.state.update(container_id, {"CpusetCpus": "0"})  # now the daemon does what nobody waits for any more
-    done = {"operation": Operation.UPDATE_CONTAINER_RESOURCES.value, "result": "agreed"}
-    await until(lambda: node.recorder.counted("unsettled", **done) == 1)
-    await until(lambda: not node.front.lifecycle.under_way())
-    known = node.store.container(container_id)
-    assert known is None or known.effective.resources == replace(ASKED, cpu_shares=7, cpuset_cpus="0")

@@ -59,9 +59,6 @@ class FakeCall(Call):
     outcome_error: Exception | None = None
     fates: list[Reply | Exception] = field(default_factory=list)
     """What the runtime tells each time it is asked what became of the call; the last one stays."""
-    size: int = 0
-    is_superseded: bool = True
-    superseded_by: Call | None = None
     state: CallState = CallState.HOLDING
     steps: list[tuple[float, str]] = field(default_factory=list)
     released_with: tuple[Subject | None, Adjustment] | None = None
@@ -79,14 +76,6 @@ class FakeCall(Call):
 
     def _step(self, name: str) -> None:
         self.steps.append((asyncio.get_running_loop().time(), name))
-
-    def superseded(self, by: Call) -> bool:
-        self.superseded_by = by
-        return self.is_superseded
-
-    @property
-    def kept_bytes(self) -> int:
-        return self.size
 
     def order_key(self) -> str:
         if isinstance(self.key, Exception):
@@ -164,7 +153,7 @@ class FakeCall(Call):
         assert self.answered
         self.over_at = asyncio.get_running_loop().time()
 
-    async def settle(self, store: Store) -> Reply:
+    async def settle(self) -> Reply:
         self._step("settle")
         await asyncio.sleep(self.read_seconds)
         fate = self.fates[0] if len(self.fates) == 1 else self.fates.pop(0)

@@ -6,7 +6,7 @@ Invariant: the held stream has the interface of cri.held.HeldStream and is relea
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -168,14 +168,6 @@ class FakeBackend:
     async def container_state(self, version: str, container_id: str) -> api_pb2.ContainerState | None:
         self.asked.append((version, container_id))
         return self.container_is if container_id in self.known_containers else None
-
-    async def pods(self, version: str) -> Iterator[PodInfo]:
-        self.asked.append((version, "all pods"))
-        return iter(self.known_pods.values())
-
-    async def containers(self, version: str, pod_id: str = "") -> Iterator[ContainerInfo]:
-        self.asked.append((version, f"containers of {pod_id}"))
-        return (found for found in self.known_containers.values() if found.pod_id == pod_id)
 
     async def container(self, version: str, container_id: str) -> ContainerInfo | None:
         self.asked.append((version, container_id))
