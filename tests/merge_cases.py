@@ -68,39 +68,44 @@ ENTRY_CASES: list[tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]
 ]
 """Entries sent, entries answered, entries to set."""
 
+
+def of(**fields: Any) -> HookAnswer:
+    """Return an answer with these fields of resources."""
+    return HookAnswer(resources=Resources(**fields))
+
+
+GOOD_FIELDS: dict[str, list[Any]] = {
+    "cpu_period": [1000, 100_000, 1_000_000],
+    "cpu_quota": [-1, 1000, 2**40],
+    "cpu_shares": [1, 2, 262_144, 2**40],
+    "memory_limit_in_bytes": [-1, 1, 2**50],
+    "memory_swap_limit_in_bytes": [-1, 1, 2**50],
+    "oom_score_adj": [-1000, -1, 1, 1000],
+    "cpuset_cpus": ["0", "0-0", "0-3,8", "1,0", "8191", "00-01"],
+    "cpuset_mems": ["0", "0-1", "0,1"],
+}
 GOOD: list[HookAnswer] = [
     HookAnswer(),
     HookAnswer(labels={"koordinator.sh/qosClass": ""}, annotations={"a=b": "c\0d"}),
     *(HookAnswer(envs={key: value}) for key, value in [("A", "="), ("a.b-c", ""), ("1", "é\n"), (" ", " ")]),
     *(HookAnswer(cgroup_parent=path) for path in ["/", "/a/b", "/a..b", "/kubepods.slice/x.slice", "/a/.../b"]),
-    *(HookAnswer(resources=Resources(cpu_period=us)) for us in [1000, 100_000, 1_000_000]),
-    *(HookAnswer(resources=Resources(cpu_quota=us)) for us in [-1, 1000, 2**40]),
-    *(HookAnswer(resources=Resources(cpu_shares=shares)) for shares in [1, 2, 262_144, 2**40]),
-    *(HookAnswer(resources=Resources(memory_limit_in_bytes=limit)) for limit in [-1, 1, 2**50]),
-    *(HookAnswer(resources=Resources(memory_swap_limit_in_bytes=limit)) for limit in [-1, 1, 2**50]),
-    *(HookAnswer(resources=Resources(oom_score_adj=score)) for score in [-1000, -1, 1, 1000]),
-    *(HookAnswer(resources=Resources(cpuset_cpus=cpus)) for cpus in ["0", "0-0", "0-3,8", "1,0", "8191", "00-01"]),
-    *(HookAnswer(resources=Resources(cpuset_mems=mems)) for mems in ["0", "0-1", "0,1"]),
-    HookAnswer(resources=Resources()),
+    *(of(**{name: value}) for name, values in GOOD_FIELDS.items() for value in values),
+    of(),
     HookAnswer(resources=replace(SENT, cpuset_cpus="", cpuset_mems="")),
-    HookAnswer(resources=Resources(hugepage_limits={"2MB": 0}, unified={"cpu.weight": ""})),
+    of(hugepage_limits={"2MB": 0}, unified={"cpu.weight": ""}),
 ]
 
 TIDY_CPUSETS: list[tuple[str, str]] = [
-    ("0-3,", "0-3"),
-    (",8-15", "8-15"),
-    ("0-3,,8", "0-3,8"),
-    ("0-3,8-11,", "0-3,8-11"),
-    (",,0-3,,", "0-3"),
-    (" 0-3", "0-3"),
-    ("0-3\n", "0-3"),
-    ("0, 2", "0,2"),
-    ("0 2", "0,2"),
-    ("\t0-1 ,\r\n2\v\f", "0-1,2"),
-    ("0,0", "0,0"),
-    (",", ""),
-    (" ", ""),
-    (" , ,\n", ""),
+    *[("0-3,", "0-3"), (",8-15", "8-15"), ("0-3,,8", "0-3,8"), ("0-3,8-11,", "0-3,8-11"), (",,0-3,,", "0-3")],
+    *[
+        (" 0-3", "0-3"),
+        ("0-3\n", "0-3"),
+        ("0, 2", "0,2"),
+        ("0 2", "0,2"),
+        ("\t0-1 ,\r\n2\v\f", "0-1,2"),
+        ("0,0", "0,0"),
+    ],
+    *[(",", ""), (" ", ""), (" , ,\n", "")],
 ]
 """Odd texts of cpusets, and their normal forms: what koordlet makes of pools one of which is empty, and what the kernel
 takes besides. Of the last ones nothing is left: they are not set."""
@@ -117,124 +122,73 @@ BAD_CPUSETS = [
     *["8192", "9999", "0-9999", "0,9999", "1234567890", "9" * 5000],
 ]
 
+BAD_PATHS = ["a", ".", "..", "./a", "../a", "/..", "/../a", "/a/..", "/a/../b", " /a", "a/b", "/a\0b", "x.slice"]
+BAD_FIELDS: dict[str, list[Any]] = {
+    "cpu_period": [-1, 1, 999, 1_000_001, 2**62],
+    "cpu_quota": [-2, -7, -(2**40)],
+    "cpu_shares": [-1, -(2**40)],
+    "memory_limit_in_bytes": [-2, -(2**62)],
+    "memory_swap_limit_in_bytes": [-2, -(2**62)],
+    "oom_score_adj": [-1001, 1001, 2**40],
+    "cpuset_cpus": BAD_CPUSETS,
+    "cpuset_mems": ["1-0", "node0", "0;1"],
+    "hugepage_limits": [{"": 1}],
+    "unified": [{"": "1"}],
+}
 BAD: list[tuple[str, HookAnswer]] = [
     ("labels", HookAnswer(labels={"": "x"})),
     ("annotations", HookAnswer(annotations={"": "x"})),
     *(("envs", HookAnswer(envs={key: "x"})) for key in ["", "=", "A=B", "=A", "A=", "\0", "A\0", "A\0B"]),
     *(("envs", HookAnswer(envs={"A": value})) for value in ["\0", "x\0", "\0x"]),
-    *(
-        ("cgroup_parent", HookAnswer(cgroup_parent=path))
-        for path in [
-            "a",
-            ".",
-            "..",
-            "./a",
-            "../a",
-            "/..",
-            "/../a",
-            "/a/..",
-            "/a/../b",
-            " /a",
-            "a/b",
-            "/a\0b",
-            "x.slice",
-        ]
-    ),
-    *(
-        ("resources.cpu_period", HookAnswer(resources=Resources(cpu_period=us)))
-        for us in [-1, 1, 999, 1_000_001, 2**62]
-    ),
-    *(("resources.cpu_quota", HookAnswer(resources=Resources(cpu_quota=us))) for us in [-2, -7, -(2**40)]),
-    *(("resources.cpu_shares", HookAnswer(resources=Resources(cpu_shares=n))) for n in [-1, -(2**40)]),
-    *(
-        ("resources.memory_limit_in_bytes", HookAnswer(resources=Resources(memory_limit_in_bytes=n)))
-        for n in [-2, -(2**62)]
-    ),
-    *(
-        ("resources.memory_swap_limit_in_bytes", HookAnswer(resources=Resources(memory_swap_limit_in_bytes=n)))
-        for n in [-2, -(2**62)]
-    ),
-    *(("resources.oom_score_adj", HookAnswer(resources=Resources(oom_score_adj=n))) for n in [-1001, 1001, 2**40]),
-    *(("resources.cpuset_cpus", HookAnswer(resources=Resources(cpuset_cpus=cpus))) for cpus in BAD_CPUSETS),
-    *(("resources.cpuset_mems", HookAnswer(resources=Resources(cpuset_mems=mems))) for mems in ["1-0", "node0", "0;1"]),
-    ("resources.hugepage_limits", HookAnswer(resources=Resources(hugepage_limits={"": 1}))),
-    ("resources.unified", HookAnswer(resources=Resources(unified={"": "1"}))),
+    *(("cgroup_parent", HookAnswer(cgroup_parent=path)) for path in BAD_PATHS),
+    *((f"resources.{name}", of(**{name: value})) for name, values in BAD_FIELDS.items() for value in values),
 ]
 """The field that is at fault, and an answer with this one fault."""
 
-MERGE_CASES: list[tuple[str, Adjustment, Adjustment, Adjustment, tuple[str, ...]]] = [
-    (
-        "label",
-        Adjustment(labels={"a": "1"}),
-        Adjustment(labels={"a": "2"}),
-        Adjustment(labels={"a": "2"}),
-        ("labels.a",),
-    ),
-    (
-        "annotation",
-        Adjustment(annotations={"a": "1"}),
-        Adjustment(annotations={"a": ""}),
-        Adjustment(annotations={"a": ""}),
-        ("annotations.a",),
-    ),
-    ("env", Adjustment(envs={"a": "1"}), Adjustment(envs={"a": "2"}), Adjustment(envs={"a": "2"}), ("envs.a",)),
-    ("same env", Adjustment(envs={"a": "1"}), Adjustment(envs={"a": "1"}), Adjustment(envs={"a": "1"}), ()),
-    ("other env", Adjustment(envs={"a": "1"}), Adjustment(envs={"b": "2"}), Adjustment(envs={"a": "1", "b": "2"}), ()),
-    (
-        "cgroup parent",
-        Adjustment(cgroup_parent="/a"),
-        Adjustment(cgroup_parent="/b"),
-        Adjustment(cgroup_parent="/b"),
-        ("cgroup_parent",),
-    ),
-    (
-        "same cgroup parent",
-        Adjustment(cgroup_parent="/a"),
-        Adjustment(cgroup_parent="/a"),
-        Adjustment(cgroup_parent="/a"),
-        (),
-    ),
+
+def says(cgroup_parent: str | None = None, **fields: Any) -> Adjustment:
+    return Adjustment(cgroup_parent=cgroup_parent, **fields)
+
+
+CPUS_1, NO_CPUS = says(resources={"cpuset_cpus": "1"}), says(resources={"cpuset_cpus": ""})
+
+MERGE_CASES: list[tuple[str, Adjustment, Adjustment, Adjustment | None, tuple[str, ...]]] = [
+    ("label", says(labels={"a": "1"}), says(labels={"a": "2"}), None, ("labels.a",)),
+    ("annotation", says(annotations={"a": "1"}), says(annotations={"a": ""}), None, ("annotations.a",)),
+    ("env", says(envs={"a": "1"}), says(envs={"a": "2"}), None, ("envs.a",)),
+    ("same env", says(envs={"a": "1"}), says(envs={"a": "1"}), None, ()),
+    ("other env", says(envs={"a": "1"}), says(envs={"b": "2"}), says(envs={"a": "1", "b": "2"}), ()),
+    ("cgroup parent", says("/a"), says("/b"), None, ("cgroup_parent",)),
+    ("same cgroup parent", says("/a"), says("/a"), None, ()),
     (
         "number",
-        Adjustment(resources={"cpu_quota": -1, "cpu_shares": 2}),
-        Adjustment(resources={"cpu_quota": 1000, "cpu_shares": 2}),
-        Adjustment(resources={"cpu_quota": 1000, "cpu_shares": 2}),
+        says(resources={"cpu_quota": -1, "cpu_shares": 2}),
+        says(resources={"cpu_quota": 1000, "cpu_shares": 2}),
+        None,
         ("resources.cpu_quota",),
     ),
-    (
-        "cpuset cleared",
-        Adjustment(resources={"cpuset_cpus": "1"}),
-        Adjustment(resources={"cpuset_cpus": ""}),
-        Adjustment(resources={"cpuset_cpus": ""}),
-        ("resources.cpuset_cpus",),
-    ),
-    (
-        "cleared cpuset set",
-        Adjustment(resources={"cpuset_cpus": ""}),
-        Adjustment(resources={"cpuset_cpus": "1"}),
-        Adjustment(resources={"cpuset_cpus": "1"}),
-        ("resources.cpuset_cpus",),
-    ),
+    ("cpuset cleared", CPUS_1, NO_CPUS, None, ("resources.cpuset_cpus",)),
+    ("cleared cpuset set", NO_CPUS, CPUS_1, None, ("resources.cpuset_cpus",)),
     (
         "huge pages key by key",
-        Adjustment(resources={"hugepage_limits": {"2MB": 1, "1GB": 1}}),
-        Adjustment(resources={"hugepage_limits": {"2MB": 2, "4MB": 3}}),
-        Adjustment(resources={"hugepage_limits": {"2MB": 2, "1GB": 1, "4MB": 3}}),
+        says(resources={"hugepage_limits": {"2MB": 1, "1GB": 1}}),
+        says(resources={"hugepage_limits": {"2MB": 2, "4MB": 3}}),
+        says(resources={"hugepage_limits": {"2MB": 2, "1GB": 1, "4MB": 3}}),
         ("resources.hugepage_limits.2MB",),
     ),
     (
         "unified key by key",
-        Adjustment(resources={"unified": {"a": "1"}}),
-        Adjustment(resources={"unified": {"b": "2"}}),
-        Adjustment(resources={"unified": {"a": "1", "b": "2"}}),
+        says(resources={"unified": {"a": "1"}}),
+        says(resources={"unified": {"b": "2"}}),
+        says(resources={"unified": {"a": "1", "b": "2"}}),
         (),
     ),
     (
         "different parts",
-        Adjustment(labels={"a": "1"}, envs={"a": "1"}),
-        Adjustment(annotations={"a": "2"}, cgroup_parent="/x"),
-        Adjustment(labels={"a": "1"}, envs={"a": "1"}, annotations={"a": "2"}, cgroup_parent="/x"),
+        says(labels={"a": "1"}, envs={"a": "1"}),
+        says("/x", annotations={"a": "2"}),
+        says("/x", labels={"a": "1"}, envs={"a": "1"}, annotations={"a": "2"}),
         (),
     ),
 ]
-"""Name, what two plugins change, both together, fields in conflict."""
+"""Name, what two plugins change, both together where that is not the second, fields in conflict."""
