@@ -1,6 +1,4 @@
-"""The straight line: order of the steps, what each failure leads to, and how long anything may take
-(relay-rules C9).
-"""
+"""The straight line: order of its steps, and what each failure leads to (relay-rules C9)."""
 
 import asyncio
 import gc
@@ -20,7 +18,8 @@ from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core, moments
 from tests.fakes.plugins import FAIL, IGNORE
 
-START, STOP = Operation.START_CONTAINER, Operation.STOP_CONTAINER
+CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
+STOP = Operation.STOP_CONTAINER
 POD_SUBJECT = Subject(SUBJECT.pod)
 CANARY = "canary-4711"
 ENVS = HookAnswer(envs={"A": "1"})
@@ -33,12 +32,9 @@ def call_for(point: HookPoint) -> FakeCall:
     return FakeCall(point.operation, POD_SUBJECT if point.subject is SubjectKind.POD else SUBJECT)
 
 
-# -- the seven points and the straight line --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("point", PRE_POINTS, ids=lambda point: point.name)
 @virtual_time
-async def test_a_pre_hook_is_asked_before_the_release_and_its_change_released(point: HookPoint) -> None:
+async def test_a_pre_hooks_change_is_released(point: HookPoint) -> None:
     core = Core()
     core.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)), points=(point.name,), delay_seconds=0.5)
     call = call_for(point)
@@ -54,7 +50,7 @@ async def test_a_pre_hook_is_asked_before_the_release_and_its_change_released(po
 
 @pytest.mark.parametrize("point", POST_POINTS, ids=lambda point: point.name)
 @virtual_time
-async def test_a_post_hook_is_told_what_is_known_before_the_answer_goes(point: HookPoint) -> None:
+async def test_a_post_hook_is_told_before_the_answer_goes(point: HookPoint) -> None:
     core = Core()
     core.plugins.add("a", HookAnswer(envs={"NEVER": "1"}), points=(point.name,), delay_seconds=0.5)
     call = call_for(point)
@@ -68,22 +64,10 @@ async def test_a_post_hook_is_told_what_is_known_before_the_answer_goes(point: H
     assert all(record.effective.envs == {} for record in core.store.snapshot().containers)
 
 
-@virtual_time
-async def test_all_four_moments_follow_one_another_with_hooks_on_both_sides() -> None:
-    core = Core()
-    core.plugins.add("a", delay_seconds=0.25)
-    core.plugins.add("b", delay_seconds=0.25)
-    await core.run(FakeCall(START))
-    assert core.plugins.told() == [
-        (name, point) for point in ("PreStartContainer", "PostStartContainer") for name in "ab"
-    ]
-    assert moments(core.times) == (0, 0.5, 1.5, 2.0)
-
-
 @pytest.mark.parametrize("untouched", [True, False])
 @pytest.mark.parametrize("operation", list(Operation))
 @virtual_time
-async def test_without_plugins_every_call_goes_through_without_a_wait(operation: Operation, untouched: bool) -> None:
+async def test_no_call_waits_without_plugins(operation: Operation, untouched: bool) -> None:
     """It is released before it is read, unless something in the Store is to be put in."""
     core = Core()
     call = FakeCall(operation, untouched=untouched)
@@ -96,7 +80,7 @@ async def test_without_plugins_every_call_goes_through_without_a_wait(operation:
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @virtual_time
-async def test_what_its_front_has_released_is_not_held_though_a_plugin_came_meanwhile(policy: FailurePolicy) -> None:
+async def test_a_call_released_by_its_front_is_not_held(policy: FailurePolicy) -> None:
     """Nobody can be asked before it: it is told of afterwards, as what the runtime did is."""
     core = Core()
     core.plugins.add("a", Reason.DEADLINE, policy=policy)
@@ -108,12 +92,12 @@ async def test_what_its_front_has_released_is_not_held_though_a_plugin_came_mean
 
 
 @virtual_time
-async def test_what_changes_no_record_passes_unless_one_is_asked_or_waits() -> None:
+async def test_unrecorded_calls_pass_unless_somebody_is_asked_or_waits() -> None:
     core = Core()
     assert core.lifecycle.passes_unrecorded()
     core.plugins.add("a", points=("PreUpdateContainerResources",), delay_seconds=1)
     assert not core.lifecycle.passes_unrecorded()  # a start that the runtime refuses tells what a hook server set
-    waits = core.start(FakeCall(Operation.UPDATE_CONTAINER_RESOURCES, SUBJECT))
+    waits = core.start(FakeCall(UPDATE))
     await asyncio.sleep(0.5)
     core.plugins.plugins.clear()
     assert not core.lifecycle.passes_unrecorded()
@@ -123,7 +107,7 @@ async def test_what_changes_no_record_passes_unless_one_is_asked_or_waits() -> N
 
 @pytest.mark.parametrize("untouched", [True, False])
 @virtual_time
-async def test_without_plugins_an_unknown_subject_is_nobodys_business(untouched: bool) -> None:
+async def test_an_unknown_subject_is_not_read_without_plugins(untouched: bool) -> None:
     core = Core()
     call = FakeCall(START, None, untouched=untouched)
     assert await core.run(call) == ["release", "answer"]
@@ -134,7 +118,7 @@ async def test_without_plugins_an_unknown_subject_is_nobodys_business(untouched:
     ("error", "counter"), [(Unreadable("broken"), "calls_unreadable"), (ValueError("a value"), "internal_errors")]
 )
 @virtual_time
-async def test_without_plugins_what_cannot_be_read_passes_and_is_counted(error: Exception, counter: str) -> None:
+async def test_an_unreadable_call_passes_without_plugins(error: Exception, counter: str) -> None:
     core = Core()
     call = FakeCall(START, known_error=error)
     assert await core.run(call) == ["release", "answer"]
@@ -143,17 +127,17 @@ async def test_without_plugins_what_cannot_be_read_passes_and_is_counted(error: 
 
 
 @virtual_time
-async def test_a_call_waits_its_turn_behind_one_whose_hooks_are_asked() -> None:
+async def test_a_call_waits_behind_one_whose_hooks_are_asked() -> None:
     """Nobody is asked about a Stop here, but an Update of the same container is (relay-rules C6)."""
     core = Core()
     core.plugins.add("a", points=("PreUpdateContainerResources",), delay_seconds=0.5)
-    update, stop = FakeCall(Operation.UPDATE_CONTAINER_RESOURCES), FakeCall(Operation.STOP_CONTAINER)
+    update, stop = FakeCall(UPDATE), FakeCall(STOP)
     await asyncio.gather(core.lifecycle.run(update), core.lifecycle.run(stop))
     released = [at for call in (update, stop) for at, step in call.steps if step == "release"]
     assert released == [0.5, 0.5]
 
 
-# -- who is not asked ------------------------------------------------------------------------------------------------
+# -- who is not asked --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("label", "skipped"), [("true", True), ("True", False), ("", False)])
@@ -170,9 +154,7 @@ async def test_a_pod_with_the_skip_label_is_never_handed_to_hook_servers(label: 
 
 @pytest.mark.parametrize(("points", "asked"), [(("PostStartContainer",), True), (("PreCreateContainer",), False)])
 @virtual_time
-async def test_the_runtime_is_asked_only_if_a_plugin_wants_one_of_the_calls_points(
-    points: tuple[str, ...], asked: bool
-) -> None:
+async def test_the_runtime_is_asked_only_for_a_plugin_of_the_call(points: tuple[str, ...], asked: bool) -> None:
     core = Core()
     core.plugins.add("a", points=points)
     call = FakeCall(START, known=None, read=SUBJECT)
@@ -182,7 +164,7 @@ async def test_the_runtime_is_asked_only_if_a_plugin_wants_one_of_the_calls_poin
 
 
 @virtual_time
-async def test_what_the_runtime_does_not_know_passes_without_hooks_and_is_nobodys_failure() -> None:
+async def test_a_subject_the_runtime_does_not_know_passes_without_hooks() -> None:
     core = Core()
     core.plugins.add("a", policy=FAIL)
     call = FakeCall(START, known=None, read=None)
@@ -193,37 +175,33 @@ async def test_what_the_runtime_does_not_know_passes_without_hooks_and_is_nobody
     assert core.store.counts() == (0, 0)
 
 
-# -- failures of the hold, by the policy -----------------------------------------------------------------------------
+# -- failures of the hold, by the policy -------------------------------------------------------------------------------
 
+
+def fault(reason: Reason, counter: str = "", *, of: str, **fields: Any) -> Any:
+    return pytest.param(fields, reason, counter, id=of)
+
+
+CUT, OUR_OWN = Unreadable("cut"), KeyError(CANARY)
 FAULTS = [
-    pytest.param(FakeCall(START, key=Unreadable("cut")), Reason.UNREADABLE, "calls_unreadable", id="message"),
-    pytest.param(
-        FakeCall(START, known=None, read=Unreadable("cut")), Reason.UNREADABLE, "calls_unreadable", id="status"
-    ),
-    pytest.param(FakeCall(START, known=None, read=BackendError("away")), Reason.UNREADABLE, "", id="runtime away"),
-    pytest.param(
-        FakeCall(START, known=None, read=KeyError(CANARY)), Reason.INTERNAL, "internal_errors", id="our fault"
-    ),
-    pytest.param(FakeCall(START, known=None, read=SUBJECT, read_seconds=60), Reason.DEADLINE, "", id="runtime hangs"),
-    pytest.param(FakeCall(START, prepare_seconds=60), Reason.RUNTIME_REJECTED, "", id="the extra update hangs"),
-    pytest.param(FakeCall(START, edit_error=KeyError(CANARY)), Reason.INTERNAL, "internal_errors", id="edit"),
+    fault(Reason.UNREADABLE, "calls_unreadable", of="message", key=CUT),
+    fault(Reason.UNREADABLE, "calls_unreadable", of="status", known=None, read=CUT),
+    fault(Reason.UNREADABLE, of="runtime away", known=None, read=BackendError("away")),
+    fault(Reason.INTERNAL, "internal_errors", of="our fault", known=None, read=OUR_OWN),
+    fault(Reason.DEADLINE, of="runtime hangs", known=None, read=SUBJECT, read_seconds=60),
+    fault(Reason.RUNTIME_REJECTED, of="the extra update hangs", prepare_seconds=60),
+    fault(Reason.INTERNAL, "internal_errors", of="edit", edit_error=OUR_OWN),
 ]
 
 
-def fresh(call: FakeCall) -> FakeCall:
-    """Copy a call of a table, which is never run itself."""
-    fields = ("key", "known", "read", "read_seconds", "prepare_seconds", "edit_error")
-    return FakeCall(call.operation, **{name: getattr(call, name) for name in fields})
-
-
-@pytest.mark.parametrize(("template", "reason", "counter"), FAULTS)
+@pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
 @virtual_time
-async def test_under_ignore_a_failed_hold_is_released_unchanged(
-    template: FakeCall, reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
+async def test_a_failed_hold_is_released_unchanged_under_ignore(
+    fields: dict[str, Any], reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     core = Core()
     core.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)), policy=IGNORE)
-    call = fresh(template)
+    call = FakeCall(START, **fields)
     with caplog.at_level(logging.DEBUG):
         assert (await core.run(call))[-2:] == ["release", "answer"]
     assert call.released_with is not None
@@ -237,12 +215,12 @@ async def test_under_ignore_a_failed_hold_is_released_unchanged(
     assert f"hook server 'a' at PreStartContainer: {reason.value}" in caplog.text
 
 
-@pytest.mark.parametrize(("template", "reason", "counter"), FAULTS)
+@pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
 @virtual_time
-async def test_under_fail_a_failed_hold_is_refused(template: FakeCall, reason: Reason, counter: str) -> None:
+async def test_a_failed_hold_is_refused_under_fail(fields: dict[str, Any], reason: Reason, counter: str) -> None:
     core = Core()
-    core.plugins.add("a", SHARES if template.prepare_seconds else ENVS, policy=FAIL)
-    call = fresh(template)
+    core.plugins.add("a", SHARES if "prepare_seconds" in fields else ENVS, policy=FAIL)
+    call = FakeCall(START, **fields)
     assert (await core.run(call))[-1] == "refuse"
     assert call.refused_with is not None
     assert (call.refused_with.plugin, call.refused_with.reason) == ("a", reason)
@@ -257,7 +235,7 @@ async def test_under_fail_a_failed_hold_is_refused(template: FakeCall, reason: R
 
 
 @virtual_time
-async def test_an_unreadable_subject_is_a_failure_of_the_post_hooks_too_that_cannot_be_told() -> None:
+async def test_an_unreadable_subject_is_a_post_hooks_failure_too() -> None:
     core = Core()
     core.plugins.add("a", policy=FAIL)
     call = FakeCall(STOP, known=None, read=BackendError("away"))
@@ -267,18 +245,9 @@ async def test_an_unreadable_subject_is_a_failure_of_the_post_hooks_too_that_can
 
 
 @virtual_time
-async def test_post_hooks_that_will_be_told_have_not_failed() -> None:
-    core = Core()
-    core.plugins.add("a")
-    await core.run(FakeCall(START, edit_error=KeyError("x")))
-    assert core.plugins.told() == [("a", "PreStartContainer"), ("a", "PostStartContainer")]
-    assert core.failures("a", "PostStartContainer", Reason.INTERNAL) == 0
-
-
-@virtual_time
 async def test_an_edit_that_fails_without_any_plugin_changes_nothing() -> None:
     core = Core()
-    call = FakeCall(Operation.CREATE_CONTAINER, edit_error=KeyError("x"))
+    call = FakeCall(CREATE, edit_error=KeyError("x"))
     assert await core.run(call) == ["release", "answer"]
     assert call.released_with == (None, NO_ADJUSTMENT)
     assert call.changed_by == NO_ADJUSTMENT
@@ -292,18 +261,6 @@ async def test_a_plugin_that_raises_anything_is_an_internal_error() -> None:
     call = FakeCall(START)
     assert await core.run(call) == ["refuse"]
     assert str(call.refused_with) == "hook server 'a' at PreStartContainer: internal: RuntimeError"
-
-
-@pytest.mark.parametrize("policy", [FAIL, IGNORE])
-@virtual_time
-async def test_a_refusal_counts_under_both_policies(policy: FailurePolicy) -> None:
-    core = Core()
-    core.plugins.add("a", Reason.REFUSED, policy=policy)
-    call = FakeCall(Operation.CREATE_CONTAINER)
-    assert await core.run(call) == ["refuse"]
-    assert call.refused_with is not None
-    assert call.refused_with.reason is Reason.REFUSED
-    assert core.store.counts() == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -324,12 +281,12 @@ async def test_a_rejected_extra_update_is_the_failure_of_the_owners(owner: str, 
     assert call.changed_by in (None, NO_ADJUSTMENT)
 
 
-# -- what the extra update leaves in the record ----------------------------------------------------------------------
+# -- the extra update of PreStartContainer -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reply", [AGREED, Reply(agreed=False), UNANSWERED])
 @virtual_time
-async def test_what_the_extra_update_set_is_known_whatever_becomes_of_the_start(reply: Reply) -> None:
+async def test_the_extra_update_is_recorded_whatever_becomes_of_the_start(reply: Reply) -> None:
     core = Core()
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=("PreStartContainer",))
@@ -341,7 +298,7 @@ async def test_what_the_extra_update_set_is_known_whatever_becomes_of_the_start(
 @pytest.mark.parametrize("fault", [{"prepare_seconds": 60}, {"prepare_error": BackendError("broke off")}])
 @pytest.mark.parametrize("unsure", [False, True])
 @virtual_time
-async def test_what_nobody_knows_the_extra_update_of_is_read_anew(
+async def test_a_container_is_read_anew_after_a_lost_extra_update(
     policy: FailurePolicy, fault: dict[str, Any], unsure: bool
 ) -> None:
     core = Core()
@@ -352,7 +309,7 @@ async def test_what_nobody_knows_the_extra_update_of_is_read_anew(
 
 
 @virtual_time
-async def test_a_client_that_leaves_during_the_extra_update_leaves_nothing_that_is_not_sure() -> None:
+async def test_a_client_leaving_in_the_extra_update_leaves_no_record() -> None:
     core = Core()
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=("PreStartContainer",))
@@ -364,7 +321,7 @@ async def test_a_client_that_leaves_during_the_extra_update_leaves_nothing_that_
 
 
 @virtual_time
-async def test_no_call_that_was_under_way_brings_back_what_nobody_is_sure_of() -> None:
+async def test_a_call_under_way_brings_no_forgotten_record_back() -> None:
     core = Core()
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=("PreStartContainer",))
@@ -381,10 +338,10 @@ async def test_no_call_that_was_under_way_brings_back_what_nobody_is_sure_of() -
 
 @pytest.mark.filterwarnings("error")
 @virtual_time
-async def test_a_client_that_leaves_at_once_leaves_no_question_that_was_never_asked() -> None:
+async def test_a_client_leaving_at_once_leaves_no_question() -> None:
     core = Core()
     core.plugins.add("a")
-    call = FakeCall(Operation.START_CONTAINER, known=None)
+    call = FakeCall(START, known=None)
     core.start(call).cancel()
     await asyncio.sleep(1)
     gc.collect()

@@ -1,33 +1,19 @@
-"""The straight line in time: budgets, what follows the runtime's answer, order, and calls that end early
-(relay-rules C7).
-"""
+"""The straight line in time: budgets, the end of a hold, and the order of calls (relay-rules C7)."""
 
 import asyncio
-import logging
 
 import pytest
 
-from runtimeproxy.call import UNANSWERED, Reply, Unreadable
 from runtimeproxy.errors import Reason
-from runtimeproxy.hookpoints import HOOK_POINTS, Operation, Stage
-from runtimeproxy.model import HookAnswer, Resources, Subject
+from runtimeproxy.hookpoints import Operation
+from runtimeproxy.model import HookAnswer, Resources
 from tests.fakes.calls import SUBJECT, FakeCall
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL
 
-CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
-STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
-RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
-
-POD_SUBJECT = Subject(SUBJECT.pod)
-REFUSED_BY_RUNTIME = Reply(agreed=False)
-CANARY = "canary-4711"
+START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
 ENVS = HookAnswer(envs={"A": "1"})
-POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
-
-
-# -- time ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,7 +48,7 @@ async def test_the_budget_is_never_more_than_half_of_the_callers_time(
     ],
 )
 @virtual_time
-async def test_a_hook_server_that_hangs_leaves_those_behind_it_their_time_or_half_of_what_is_left(
+async def test_a_hanging_hook_server_leaves_time_to_those_behind_it(
     timeouts: tuple[float, ...], deadline: float | None, given_seconds: list[float], point: str
 ) -> None:
     core = Core()
@@ -76,27 +62,13 @@ async def test_a_hook_server_that_hangs_leaves_those_behind_it_their_time_or_hal
 
 @pytest.mark.parametrize("deadline", [0.0, -5.0])
 @virtual_time
-async def test_a_caller_without_time_has_no_pre_hooks_but_what_happened_is_told(deadline: float) -> None:
+async def test_a_caller_without_time_has_post_hooks_only(deadline: float) -> None:
     core = Core()
     core.plugins.add("a", ENVS, delay_seconds=1)
     await core.run(FakeCall(START, deadline=deadline))
     assert core.plugins.told() == [("a", "PostStartContainer")]
     assert core.plugins.asked[0].timeout_seconds == 2.0
     assert core.times.released == 0
-
-
-@virtual_time
-async def test_who_names_a_container_otherwise_waits_for_its_turn_once_it_is_known() -> None:
-    core = Core()
-    core.plugins.add("a", delay_seconds=1, points=("PreUpdateContainerResources",))
-    first = core.start(FakeCall(UPDATE))
-    named, behind = (
-        FakeCall(UPDATE, known=None, read=SUBJECT, read_seconds=0.25, key="name", whole_key="c1", prepares=False)
-        for _ in range(2)
-    )
-    await asyncio.gather(first, core.start(named), core.start(behind))
-    assert named.steps[:2] == [(0, "read"), (2, "release")]
-    assert behind.steps[:2] == [(0.25, "read"), (3, "release")]
 
 
 @virtual_time
@@ -160,116 +132,31 @@ async def test_number_and_age_of_holds_are_known() -> None:
     assert core.lifecycle.holds() == (0, 0.0)
 
 
-# -- after the answer ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("operation", "reply", "outcome"),
-    [
-        *[(operation, REFUSED_BY_RUNTIME, "failed") for operation in (CREATE, START, STOP, REMOVE)],
-        *[(operation, UNANSWERED, "unsettled") for operation in (CREATE, START, STOP)],
-    ],
-)
 @virtual_time
-async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
-    operation: Operation, reply: Reply, outcome: str
-) -> None:
+async def test_a_call_that_ends_while_held_cancels_its_pre_hooks() -> None:
     core = Core()
-    core.store.commit(SUBJECT)
-    before = core.store.snapshot()
-    core.plugins.add("a", ENVS, points=tuple(point.name for point in POST_POINTS))
-    call = FakeCall(operation, reply=reply)
-    assert await core.run(call) == ["release", "answer"]
-    assert core.plugins.told() == []
-    assert core.store.snapshot() == before
-    assert core.times.outcome == outcome
-    assert core.recorder.counted("calls", operation=operation.value, outcome=outcome) == 1
-
-
-@virtual_time
-async def test_the_store_is_written_only_after_the_runtime_agreed() -> None:
-    core = Core()
-    core.plugins.add("a", ENVS, points=("PreCreateContainer",))
-    task = core.start(FakeCall(CREATE))
-    await asyncio.sleep(0.9)
-    assert core.store.counts() == (0, 0)
+    client = core.plugins.add("a", delay_seconds=1, policy=FAIL)
+    call = FakeCall(START)
+    task = core.start(call)
+    await asyncio.sleep(0.5)
+    task.cancel()
     await task
-    record = core.store.container("c1")
-    assert record is not None
-    assert (record.original.envs, record.effective.envs) == ({}, {"A": "1"})
-
-
-@pytest.mark.parametrize(
-    ("operation", "known", "left"),
-    [
-        (REMOVE, SUBJECT, (1, 0)),
-        (REMOVE_POD, POD_SUBJECT, (0, 0)),
-        (STOP, SUBJECT, (1, 1)),
-        (STOP_POD, POD_SUBJECT, (1, 1)),
-    ],
-)
-@virtual_time
-async def test_records_are_kept_until_remove(operation: Operation, known: Subject, left: tuple[int, int]) -> None:
-    core = Core()
-    core.store.commit(SUBJECT)
-    await core.run(FakeCall(operation, known))
-    assert core.store.counts() == left
-
-
-@pytest.mark.parametrize(("operation", "known"), [(REMOVE, SUBJECT), (REMOVE_POD, POD_SUBJECT)])
-@virtual_time
-async def test_what_was_removed_does_not_come_back_with_an_earlier_call(operation: Operation, known: Subject) -> None:
-    core = Core()
-    core.store.commit(SUBJECT)
-    stop = core.start(FakeCall(STOP, runtime_seconds=5))
-    await asyncio.sleep(1)
-    await core.run(FakeCall(operation, known))
-    left = core.store.counts()
-    await stop
-    assert core.store.counts() == left == ((1, 0) if operation is REMOVE else (0, 0))
-
-
-@virtual_time
-async def test_a_failing_post_hook_changes_nothing() -> None:
-    core = Core()
-    core.plugins.add("a", Reason.ERROR_STATUS, policy=FAIL, points=("PostStopContainer",))
-    call = FakeCall(STOP)
-    assert await core.run(call) == ["release", "answer"]
-    assert core.failures("a", "PostStopContainer", Reason.ERROR_STATUS) == 1
-    assert core.times.outcome == "agreed"
-
-
-@pytest.mark.parametrize(
-    ("error", "counter"), [(KeyError(CANARY), "internal_errors"), (Unreadable("no id"), "calls_unreadable")]
-)
-@virtual_time
-async def test_the_answer_goes_whatever_fails_behind_it(
-    error: Exception, counter: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    core = Core()
-    call = FakeCall(RUN_POD, POD_SUBJECT, outcome_error=error)
-    with caplog.at_level(logging.DEBUG):
-        assert await core.run(call) == ["release", "answer"]
-    assert core.recorder.counted(counter, operation="RunPodSandbox") == 1
+    assert client.cancelled == 1
+    assert call.steps == []
+    assert core.times.outcome == "ended"
+    assert core.recorder.counted("calls_ended", operation="StartContainer") == 1
+    assert core.recorder.total("hook_failures") == 0
+    assert core.lifecycle.holds() == (0, 0.0)
     assert core.store.counts() == (0, 0)
-    assert CANARY not in caplog.text
-    assert "RunPodSandbox" in caplog.text
+    await core.run(FakeCall(START))
+    assert core.times.held == 0.5
+
+
+# -- order and waiting -------------------------------------------------------------------------------------------------
 
 
 @virtual_time
-async def test_an_internal_error_is_logged_with_class_and_place_only(caplog: pytest.LogCaptureFixture) -> None:
-    core = Core()
-    await core.run(FakeCall(STOP, outcome_error=KeyError(CANARY)))
-    assert "internal error in StopContainer: KeyError at " in caplog.text
-    assert "calls.py:" in caplog.text
-    assert CANARY not in caplog.text
-
-
-# -- order and waiting -----------------------------------------------------------------------------------------------
-
-
-@virtual_time
-async def test_hooks_of_one_container_are_called_in_order_and_of_others_at_once() -> None:
+async def test_hooks_of_one_container_are_called_in_order() -> None:
     core = Core()
     core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", "PreUpdateContainerResources"))
     same = [FakeCall(START, key="c1"), FakeCall(UPDATE, key="c1")]
@@ -277,6 +164,20 @@ async def test_hooks_of_one_container_are_called_in_order_and_of_others_at_once(
     await asyncio.gather(*(core.start(call) for call in (*same, other)))
     released = {id(call): when for call in (*same, other) for when, step in call.steps if step == "release"}
     assert [released[id(call)] for call in (*same, other)] == [1, 2, 1]
+
+
+@virtual_time
+async def test_a_call_by_another_name_waits_for_its_turn_once_it_is_known() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1, points=("PreUpdateContainerResources",))
+    first = core.start(FakeCall(UPDATE))
+    named, behind = (
+        FakeCall(UPDATE, known=None, read=SUBJECT, read_seconds=0.25, key="name", whole_key="c1", prepares=False)
+        for _ in range(2)
+    )
+    await asyncio.gather(first, core.start(named), core.start(behind))
+    assert named.steps[:2] == [(0, "read"), (2, "release")]
+    assert behind.steps[:2] == [(0.25, "read"), (3, "release")]
 
 
 @virtual_time
@@ -318,23 +219,3 @@ async def test_a_commit_keeps_what_other_calls_committed_meanwhile() -> None:
     record = core.store.container("c1")
     assert record is not None
     assert record.effective.annotations == {"A": "1"}
-
-
-@virtual_time
-async def test_a_call_that_ends_while_held_takes_its_pre_hooks_with_it_and_releases_nothing() -> None:
-    core = Core()
-    client = core.plugins.add("a", delay_seconds=1, policy=FAIL)
-    call = FakeCall(START)
-    task = core.start(call)
-    await asyncio.sleep(0.5)
-    task.cancel()
-    await task
-    assert client.cancelled == 1
-    assert call.steps == []
-    assert core.times.outcome == "ended"
-    assert core.recorder.counted("calls_ended", operation="StartContainer") == 1
-    assert core.recorder.total("hook_failures") == 0
-    assert core.lifecycle.holds() == (0, 0.0)
-    assert core.store.counts() == (0, 0)
-    await core.run(FakeCall(START))
-    assert core.times.held == 0.5

@@ -1,11 +1,11 @@
-"""Calls that end without the runtime's answer, and what others may know of calls while they are under way."""
+"""Calls that end without the runtime's answer, and what others know of calls under way (relay-rules C3)."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
 
-from runtimeproxy.call import DONE, GONE, NOT_DONE, UNANSWERED, Unreadable
+from runtimeproxy.call import DONE, GONE, NOT_DONE, UNANSWERED, Reply, Unreadable
 from runtimeproxy.hookpoints import HOOK_POINTS, Operation, Stage
 from runtimeproxy.model import HookAnswer, Subject
 from tests.fakes.calls import SUBJECT, FakeCall
@@ -19,12 +19,10 @@ RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SA
 UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
 
 POD_SUBJECT = Subject(SUBJECT.pod)
+REFUSED, FAULTLESS = Reply(agreed=False), Reply(agreed=False, faultless=True)
 CANARY = "canary-4711"
 ENVS = HookAnswer(envs={"A": "1"})
-POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
-
-
-# -- calls that the runtime has not answered -------------------------------------------------------------------------
+POST_POINTS = tuple(point.name for point in HOOK_POINTS if point.stage is Stage.POST)
 
 
 @pytest.mark.parametrize(("operation", "known"), [(START, SUBJECT), (STOP, SUBJECT), (STOP_POD, POD_SUBJECT)])
@@ -102,7 +100,7 @@ async def test_a_start_settled_late_keeps_no_record_of_what_was_lost_since() -> 
 
 @pytest.mark.parametrize(("operation", "told"), [(STOP, ["a"]), (START, ["a", "a"])])
 @virtual_time
-async def test_a_stop_that_is_asked_for_again_is_told_of_once(operation: Operation, told: list[str]) -> None:
+async def test_a_stop_asked_for_again_is_told_of_once(operation: Operation, told: list[str]) -> None:
     core = Core()
     core.plugins.add("a", points=("PostStopContainer", "PostStartContainer"))
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
@@ -114,11 +112,11 @@ async def test_a_stop_that_is_asked_for_again_is_told_of_once(operation: Operati
 
 @pytest.mark.parametrize("operation", [START, STOP])
 @virtual_time
-async def test_what_the_runtime_did_not_do_changes_nothing(operation: Operation) -> None:
+async def test_a_call_the_runtime_did_not_carry_out_changes_nothing(operation: Operation) -> None:
     core = Core()
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
-    core.plugins.add("a", points=tuple(point.name for point in POST_POINTS))
+    core.plugins.add("a", points=POST_POINTS)
     await core.run(FakeCall(operation, reply=UNANSWERED, fates=[UNANSWERED, NOT_DONE]))
     await asyncio.sleep(300)
     assert core.plugins.told() == []
@@ -133,7 +131,7 @@ async def test_what_the_runtime_did_not_do_changes_nothing(operation: Operation)
     ],
 )
 @virtual_time
-async def test_what_is_gone_is_told_and_forgotten(
+async def test_a_stop_of_what_is_gone_is_told_and_forgotten(
     operation: Operation, known: Subject, told: list[tuple[str, str]], left: tuple[int, int]
 ) -> None:
     core = Core()
@@ -146,17 +144,7 @@ async def test_what_is_gone_is_told_and_forgotten(
 
 
 @virtual_time
-async def test_a_repeated_stop_settles_the_first_one() -> None:
-    core = Core()
-    core.plugins.add("a")
-    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE], runtime_seconds=0.01))
-    await core.run(FakeCall(STOP, runtime_seconds=0.01))
-    await asyncio.sleep(300)
-    assert core.plugins.told() == [("a", "PostStopContainer")]
-
-
-@virtual_time
-async def test_what_nobody_knew_is_not_settled() -> None:
+async def test_an_unknown_subject_is_not_settled() -> None:
     core = Core()
     call = FakeCall(STOP, None, reply=UNANSWERED)
     await core.run(call)
@@ -168,9 +156,7 @@ async def test_what_nobody_knew_is_not_settled() -> None:
     ("error", "counter"), [(KeyError(CANARY), "internal_errors"), (Unreadable("no id"), "calls_unreadable")]
 )
 @virtual_time
-async def test_what_fails_behind_an_answer_that_never_came_is_counted(
-    error: Exception, counter: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_fault_in_settling_is_counted(error: Exception, counter: str, caplog: pytest.LogCaptureFixture) -> None:
     core = Core()
     core.plugins.add("a")
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE], outcome_error=error))
@@ -192,6 +178,21 @@ async def test_after_the_end_nothing_is_settled() -> None:
 
 
 @virtual_time
+async def test_a_call_is_under_way_again_while_it_is_settled() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1, points=("PostStopContainer",))
+    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
+    assert core.lifecycle.under_way() == set()
+    await asyncio.sleep(0.5)
+    assert core.lifecycle.under_way() == {"c1"}
+    await asyncio.sleep(1)
+    assert core.lifecycle.under_way() == set()
+
+
+# -- what others may know of calls -------------------------------------------------------------------------------------
+
+
+@virtual_time
 async def test_calls_are_numbered_as_they_leave() -> None:
     core = Core()
     passed, held, refused, last = (FakeCall(STOP), FakeCall(START), FakeCall(CREATE), FakeCall(STOP))
@@ -205,22 +206,7 @@ async def test_calls_are_numbered_as_they_leave() -> None:
 
 
 @virtual_time
-async def test_a_call_is_under_way_again_while_it_is_settled() -> None:
-    core = Core()
-    core.plugins.add("a", delay_seconds=1, points=("PostStopContainer",))
-    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
-    assert core.lifecycle.under_way() == set()
-    await asyncio.sleep(0.5)
-    assert core.lifecycle.under_way() == {"c1"}
-    await asyncio.sleep(1)
-    assert core.lifecycle.under_way() == set()
-
-
-# -- what others may know of the calls -------------------------------------------------------------------------------
-
-
-@virtual_time
-async def test_what_calls_are_about_is_known_from_their_hold_to_their_answer() -> None:
+async def test_a_calls_key_is_known_from_its_hold_to_its_answer() -> None:
     core = Core()
     core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", "PostStartContainer"))
     tasks = [core.start(FakeCall(START)), core.start(FakeCall(STOP, key="c2")), core.start(FakeCall(STOP, key="c2"))]
@@ -246,11 +232,3 @@ async def test_a_call_that_ends_voids_what_was_read_meanwhile() -> None:
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
     assert watch.voided == {"c7", "c8"}
-
-
-@virtual_time
-async def test_whether_any_hook_server_is_registered_is_known() -> None:
-    core = Core()
-    assert not core.lifecycle.hooked
-    core.plugins.add("a", points=("PostStopPodSandbox",))
-    assert core.lifecycle.hooked

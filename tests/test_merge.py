@@ -1,7 +1,7 @@
 """Answers of hook servers are judged and added up (hook-api, "What an answer means").
 
-Two that set one field: hook-api, "Order and owners"; fault matrix H11. A bad value costs its own field or entry alone: hook-api,
-"Normal forms and checks"; fault matrix H7, promise 3.
+Two that set one field: hook-api, "Order and owners"; fault matrix H11. A bad value costs its own field or
+entry alone: hook-api, "Normal forms and checks"; fault matrix H7, promise 3.
 """
 
 import re

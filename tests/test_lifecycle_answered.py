@@ -1,0 +1,309 @@
+"""The straight line behind the runtime's answer: commit, Post hooks, answer, and the log of what it refused."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from runtimeproxy import dispatcher
+from runtimeproxy.call import UNANSWERED, Reply, Unreadable
+from runtimeproxy.dispatcher import FIELDS_SHOWN
+from runtimeproxy.errors import Reason
+from runtimeproxy.hookpoints import HOOK_POINTS, Operation, Stage
+from runtimeproxy.model import ContainerRecord, HookAnswer, PodRecord, Resources, Subject
+from tests.fakes.calls import AGREED, CONTAINER, SUBJECT, FakeCall
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core
+from tests.fakes.plugins import NOTHING
+
+CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
+STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
+RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
+
+POD_SUBJECT = Subject(SUBJECT.pod)
+REFUSED, FAULTLESS = Reply(agreed=False), Reply(agreed=False, faultless=True)
+CANARY = "canary-4711"
+ENVS = HookAnswer(envs={"A": "1"})
+POST_POINTS = tuple(point.name for point in HOOK_POINTS if point.stage is Stage.POST)
+
+
+@pytest.mark.parametrize(
+    ("operation", "reply", "outcome"),
+    [
+        *[(operation, REFUSED, "failed") for operation in (CREATE, START, STOP, REMOVE)],
+        *[(operation, UNANSWERED, "unsettled") for operation in (CREATE, START, STOP)],
+    ],
+)
+@virtual_time
+async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
+    operation: Operation, reply: Reply, outcome: str
+) -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    before = core.store.snapshot()
+    core.plugins.add("a", ENVS, points=POST_POINTS)
+    call = FakeCall(operation, reply=reply)
+    assert await core.run(call) == ["release", "answer"]
+    assert core.plugins.told() == []
+    assert core.store.snapshot() == before
+    assert core.times.outcome == outcome
+    assert core.recorder.counted("calls", operation=operation.value, outcome=outcome) == 1
+
+
+@virtual_time
+async def test_the_store_is_written_only_after_the_runtime_agreed() -> None:
+    core = Core()
+    core.plugins.add("a", ENVS, points=("PreCreateContainer",))
+    task = core.start(FakeCall(CREATE))
+    await asyncio.sleep(0.9)
+    assert core.store.counts() == (0, 0)
+    await task
+    record = core.store.container("c1")
+    assert record is not None
+    assert (record.original.envs, record.effective.envs) == ({}, {"A": "1"})
+
+
+@pytest.mark.parametrize(
+    ("operation", "known", "left"),
+    [
+        (REMOVE, SUBJECT, (1, 0)),
+        (REMOVE_POD, POD_SUBJECT, (0, 0)),
+        (STOP, SUBJECT, (1, 1)),
+        (STOP_POD, POD_SUBJECT, (1, 1)),
+    ],
+)
+@virtual_time
+async def test_records_are_kept_until_remove(operation: Operation, known: Subject, left: tuple[int, int]) -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    await core.run(FakeCall(operation, known))
+    assert core.store.counts() == left
+
+
+@pytest.mark.parametrize(("operation", "known"), [(REMOVE, SUBJECT), (REMOVE_POD, POD_SUBJECT)])
+@virtual_time
+async def test_an_earlier_call_brings_nothing_removed_back(operation: Operation, known: Subject) -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    stop = core.start(FakeCall(STOP, runtime_seconds=5))
+    await asyncio.sleep(1)
+    await core.run(FakeCall(operation, known))
+    left = core.store.counts()
+    await stop
+    assert core.store.counts() == left == ((1, 0) if operation is REMOVE else (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("error", "counter", "told"),
+    [
+        (KeyError(CANARY), "internal_errors", "internal error in RunPodSandbox: KeyError at "),
+        (Unreadable("no id"), "calls_unreadable", "RunPodSandbox cannot be read: no id"),
+    ],
+)
+@virtual_time
+async def test_the_answer_goes_whatever_fails_behind_it(
+    error: Exception, counter: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = Core()
+    assert await core.run(FakeCall(RUN_POD, POD_SUBJECT, outcome_error=error)) == ["release", "answer"]
+    assert core.recorder.counted(counter, operation="RunPodSandbox") == 1
+    assert core.store.counts() == (0, 0)
+    assert CANARY not in caplog.text
+    assert told in caplog.text
+
+
+# -- when the answer goes ----------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_an_answer_waits_at_most_half_of_the_callers_time() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=100, points=("PostStartContainer",))
+    call = FakeCall(START, deadline=2.0)
+    await core.run(call)
+    assert (call.steps, call.over_at) == ([(0, "release"), (1.5, "answer")], 3)
+    assert core.failures("a", "PostStartContainer", Reason.DEADLINE) == 1
+
+
+@virtual_time
+async def test_a_post_hook_has_its_own_time_beside_a_short_deadline() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
+    call = FakeCall(START, deadline=1.02)
+    await core.run(call)
+    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(1.01), "answer")], 2.5)
+    assert core.recorder.counted("hook_calls", plugin="a", hook="PostStartContainer") == 1
+    assert core.plugins.asked[0].timeout_seconds == 2.0
+
+
+@virtual_time
+async def test_an_answer_does_not_outwait_an_earlier_calls_post_hooks() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
+    first = core.start(FakeCall(START))
+    await asyncio.sleep(0.5)
+    behind = FakeCall(REMOVE, deadline=2.5, runtime_seconds=1.0)
+    await core.run(behind)
+    await first
+    assert (behind.steps, behind.over_at) == ([(0.5, "release"), (2.0, "answer")], 2.0)
+
+
+@virtual_time
+async def test_a_create_is_answered_behind_its_commit() -> None:
+    core = Core()
+    hook = core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
+    held = core.start(FakeCall(CREATE))
+    await asyncio.sleep(0.5)
+    core.plugins.plugins.clear()
+    behind = FakeCall(CREATE, deadline=4.5)
+    known: list[bool] = []
+    behind.told = lambda: known.append(core.store.container("c1") is not None)
+    await core.run(behind)
+    assert (behind.steps[-1], known) == ((4.0, "answer"), [True])
+    await held
+    assert hook.asked
+
+
+@pytest.mark.parametrize("told", [False, True])
+@virtual_time
+async def test_the_commit_is_there_when_the_next_call_is_read(told: bool) -> None:
+    """Where nobody is told the answer goes first, but nothing else is looked at before the commit."""
+    core = Core()
+    if told:
+        core.plugins.add("a", points=("PostStartContainer",))
+    known: list[bool] = []
+
+    def look() -> None:
+        known.append(core.store.container("c1") is not None)
+
+    def answered() -> None:
+        look()
+        asyncio.get_running_loop().call_soon(look)
+
+    call = FakeCall(START)
+    call.told = answered
+    await core.run(call)
+    assert known == [told, True]
+
+
+@virtual_time
+async def test_post_hooks_have_their_time_from_their_turn_on() -> None:
+    core = Core()
+    core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=("PostStartContainer",))
+    core.plugins.add("b", points=("PostStopContainer",))
+    first = core.start(FakeCall(START))
+    await asyncio.sleep(0.5)
+    await core.run(FakeCall(STOP, deadline=60.0))
+    await first
+    assert core.plugins.told() == [("a", "PostStartContainer"), ("b", "PostStopContainer")]
+
+
+@pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
+@virtual_time
+async def test_a_subject_for_post_hooks_is_read_in_the_holds_time(deadline: float) -> None:
+    core = Core()
+    core.plugins.add("a", points=("PostStopContainer",))
+    await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
+    assert len(core.plugins.asked) == 1
+
+
+# -- a pod that is stopped several times -------------------------------------------------------------------------------
+
+
+async def stop_pod(core: Core) -> None:
+    call = FakeCall(STOP_POD, known=POD_SUBJECT, key="p1")
+    assert (await core.run(call))[-1] == "answer"
+
+
+@virtual_time
+async def test_a_repeated_stop_of_a_pod_is_told_once() -> None:
+    core = Core()
+    core.plugins.add("a")
+    for _ in range(3):
+        await stop_pod(core)
+    assert core.plugins.told() == [("a", "PostStopPodSandbox")]
+    core.plugins.add("late")
+    await stop_pod(core)
+    assert core.plugins.told() == [("a", "PostStopPodSandbox"), ("late", "PostStopPodSandbox")]
+
+
+@virtual_time
+async def test_a_repeated_stop_is_told_again_to_who_failed() -> None:
+    core = Core()
+    core.plugins.add("a")
+    failing = core.plugins.add("b", Reason.ERROR_STATUS)
+    await stop_pod(core)
+    failing.behaviour = NOTHING
+    for _ in range(2):
+        await stop_pod(core)
+    assert [plugin for plugin, _ in core.plugins.told()] == ["a", "b", "b"]
+
+
+@virtual_time
+async def test_a_new_pod_with_the_id_of_a_stopped_one_is_told_of() -> None:
+    core = Core()
+    core.plugins.add("a", points=("PostStopPodSandbox",))
+    await stop_pod(core)
+    await core.run(FakeCall(RUN_POD, known=POD_SUBJECT, key="new"))
+    await stop_pod(core)
+    assert len(core.plugins.asked) == 2
+
+
+@virtual_time
+async def test_of_many_stopped_pods_the_oldest_may_be_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "STOPPED_PODS", 1)
+    core = Core()
+    core.plugins.add("a", points=("PostStopPodSandbox",))
+    for pod_id in ("p1", "p2", "p2", "p1"):
+        pod = replace(SUBJECT.pod.effective, id=pod_id)
+        await core.run(FakeCall(STOP_POD, known=Subject(PodRecord(pod, pod)), key=pod_id))
+    assert [asked.request.pod.id for asked in core.plugins.asked] == ["p1", "p2", "p1"]
+
+
+# -- what the log says of a call that the runtime refuses --------------------------------------------------------------
+
+
+HOOKED = Subject(
+    SUBJECT.pod,
+    ContainerRecord(CONTAINER, replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus="77"))),
+)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was said of refused calls."""
+    assert CANARY not in caplog.text
+    return [line.partition(" failed in the runtime; hook servers had set ")[2] for line in caplog.messages]
+
+
+@pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)])
+@virtual_time
+async def test_what_hook_servers_set_is_named_with_them(
+    reply: Reply, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = Core()
+    core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
+    core.plugins.add("b", HookAnswer(resources=Resources(cpuset_cpus="77")))
+    await core.run(FakeCall(CREATE, reply=reply, fates=[UNANSWERED]))
+    assert said(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if told else [])
+    assert not told or caplog.messages[0].startswith("CreateContainer of /web/main failed")
+
+
+@pytest.mark.parametrize(("operation", "told"), [(START, True), (STOP, False)])
+@virtual_time
+async def test_a_start_shows_what_the_create_was_given(
+    operation: Operation, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = Core()
+    await core.run(FakeCall(operation, HOOKED, reply=REFUSED))
+    earlier = "envs.A (at an earlier call), resources.cpuset_cpus (at an earlier call)"
+    assert said(caplog) == ([earlier] if told else [])
+
+
+@virtual_time
+async def test_a_line_names_so_many_fields_at_the_most(caplog: pytest.LogCaptureFixture) -> None:
+    core = Core()
+    core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
+    await core.run(FakeCall(CREATE, reply=REFUSED))
+    (line,) = said(caplog)
+    assert line.count("(a)") == FIELDS_SHOWN
+    assert line.endswith(", 5 more")
