@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -27,11 +26,19 @@ CREATE = BY_NAME["PreCreateContainer"]
 START = BY_NAME["PreStartContainer"]
 STOPPED = BY_NAME["PostStopContainer"]
 REQUEST = HookRequest(
-    PodInfo(id="p1", namespace="n", name="web"),
-    ContainerInfo(id="c1", name="main", resources=Resources(cpu_shares=1024), envs={"A": "1"}),
+    PodInfo("p1", "web", namespace="n"),
+    ContainerInfo("c1", name="main", resources=Resources(cpu_shares=1024), envs={"A": "1"}),
 )
-OTHER_REQUEST = HookRequest(PodInfo(id="p2", namespace="n", name="other"))
+OTHER_REQUEST = HookRequest(PodInfo("p2", "other", namespace="n"))
 CANARY = "canary-4711"
+FAILURES = (Reason.UNREACHABLE, Reason.DEADLINE, Reason.BROKEN_ANSWER, Reason.ERROR_STATUS)
+GPU = {"NVIDIA_VISIBLE_DEVICES": "0"}
+BAD_QUOTA = HookAnswer(envs=GPU, resources=Resources(cpu_period=100_000, cpu_quota=-7, cpu_shares=5))
+TOLD = (
+    "hook server 'a' at PreCreateContainer: bad_answer: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or at "
+    "least 1000 microseconds: left out, the rest of its answer is used (policy Ignore), for n/web/main; of this field "
+    "that is told once"
+)
 
 
 class Desk:
@@ -117,9 +124,7 @@ async def test_only_the_plugins_of_the_point_are_asked(desk: Desk) -> None:
     assert desk.plugins.told() == [("b", CREATE.name)]
 
 
-async def test_a_conflict_is_won_by_the_later_one_counted_and_named(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_later_plugin_wins_a_conflict(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.plugins.add("a", HookAnswer(envs={"A": CANARY + "1"}))
     desk.plugins.add("b", HookAnswer(envs={"A": CANARY + "2"}))
     with caplog.at_level(logging.DEBUG):
@@ -131,11 +136,8 @@ async def test_a_conflict_is_won_by_the_later_one_counted_and_named(
     assert CANARY not in caplog.text
 
 
-FAILURES = (Reason.UNREACHABLE, Reason.DEADLINE, Reason.BROKEN_ANSWER, Reason.ERROR_STATUS)
-
-
 @pytest.mark.parametrize("reason", FAILURES)
-async def test_under_ignore_the_others_go_on_without_the_one_that_fails(desk: Desk, reason: Reason) -> None:
+async def test_the_others_go_on_without_a_failed_one_under_ignore(desk: Desk, reason: Reason) -> None:
     desk.plugins.add("a", shares(5))
     desk.plugins.add("b", reason)
     desk.plugins.add("c", HookAnswer(envs={"C": "1"}))
@@ -149,9 +151,7 @@ async def test_under_ignore_the_others_go_on_without_the_one_that_fails(desk: De
 @pytest.mark.parametrize(
     ("reason", "policy"), [*((reason, FAIL) for reason in (*FAILURES, Reason.REFUSED)), (Reason.REFUSED, IGNORE)]
 )
-async def test_fail_refuses_the_call_and_a_refusal_does_under_both(
-    desk: Desk, reason: Reason, policy: FailurePolicy
-) -> None:
+async def test_a_call_is_refused_under_fail_or_by_a_refusal(desk: Desk, reason: Reason, policy: FailurePolicy) -> None:
     desk.plugins.add("a", reason, policy=policy)
     desk.plugins.add("b")
     with pytest.raises(HookError) as caught:
@@ -163,7 +163,7 @@ async def test_fail_refuses_the_call_and_a_refusal_does_under_both(
 
 
 @pytest.mark.parametrize("reason", [Reason.REFUSED, Reason.ERROR_STATUS])
-async def test_what_a_hook_server_said_reaches_the_caller_and_no_log(
+async def test_a_hook_servers_words_reach_the_caller_and_no_log(
     desk: Desk, reason: Reason, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(request: HookRequest) -> HookAnswer:
@@ -176,7 +176,7 @@ async def test_what_a_hook_server_said_reaches_the_caller_and_no_log(
     assert CANARY not in caplog.text
 
 
-async def test_a_plugin_has_its_own_timeout_and_never_more_than_is_left_of_the_budget(desk: Desk) -> None:
+async def test_a_plugin_has_its_timeout_within_the_budget(desk: Desk) -> None:
     desk.plugins.add("a", desk.taking(2.0, shares(5)), timeout_seconds=2.0)
     desk.plugins.add("b", desk.taking(1.0, shares(6)), timeout_seconds=0.5)
     desk.plugins.add("c", timeout_seconds=2.0)
@@ -185,9 +185,7 @@ async def test_a_plugin_has_its_own_timeout_and_never_more_than_is_left_of_the_b
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_with_the_budget_used_up_nobody_is_asked_and_the_policy_decides(
-    desk: Desk, policy: FailurePolicy
-) -> None:
+async def test_the_policy_decides_where_the_budget_is_used_up(desk: Desk, policy: FailurePolicy) -> None:
     desk.plugins.add("a", desk.taking(4.0, shares(5)))
     desk.plugins.add("b", policy=policy)
     if policy is FAIL:
@@ -211,14 +209,6 @@ async def test_after_tells_everybody_whatever_fails(desk: Desk) -> None:
     assert desk.failures("b", Reason.REFUSED, STOPPED.name) == 1
     assert desk.recorder.total("hook_failures") == 2
     assert desk.recorder.total("hook_fail_open") == 0
-
-
-async def test_after_keeps_to_its_budget(desk: Desk) -> None:
-    desk.plugins.add("a", desk.taking(3.0, HookAnswer()))
-    desk.plugins.add("b")
-    await desk.dispatcher.after(STOPPED, REQUEST, desk.now + 3.0)
-    assert desk.plugins.told() == [("a", STOPPED.name)]
-    assert desk.failures("b", Reason.DEADLINE, STOPPED.name) == 1
 
 
 async def test_each_failure_is_logged_with_whom_it_was_about(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
@@ -282,80 +272,96 @@ def test_a_rejection_is_a_failure_of_the_owners_only(
     assert desk.recorder.total("hook_failures") == 1
 
 
-# -- who is not asked for a while ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_an_open_breaker_is_a_failure_of_its_own_and_costs_no_call(
-    desk: Desk, policy: FailurePolicy, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk.plugins.add("a", Reason.DEADLINE, policy=policy)
-    calls = 20
-    with caplog.at_level(logging.INFO):
-        for _ in range(calls):
-            if policy is FAIL:
-                with pytest.raises(HookError, match=r"'a' at PreCreateContainer: (deadline|breaker_open): "):
-                    await desk.before()
-            else:
-                assert await desk.before() is NO_ADJUSTMENT
-    assert len(desk.plugins.asked) == desk.failures("a", Reason.DEADLINE) == 5
-    assert desk.failures("a", Reason.BREAKER_OPEN) == calls - 5
-    assert desk.recorder.total("hook_fail_open") == (calls if policy is IGNORE else 0)
-    assert desk.fail_open("a", Reason.BREAKER_OPEN) == (calls - 5 if policy is IGNORE else 0)
-    assert caplog.text.count("hook server a keeps failing: not asked for 30 s") == 1
-
-
 async def test_an_open_breaker_leaves_the_other_plugins(desk: Desk) -> None:
     desk.plugins.add("a", Reason.BROKEN_ANSWER)
     desk.plugins.add("b", shares(5))
     for _ in range(10):
         assert (await desk.before()).resources == {"cpu_shares": 5}
+    assert desk.failures("a", Reason.BREAKER_OPEN) == desk.fail_open("a", Reason.BREAKER_OPEN) == 5
     assert desk.plugins.told() == [("a", CREATE.name), ("b", CREATE.name)] * 5 + [("b", CREATE.name)] * 5
 
 
-async def test_after_does_not_ask_while_the_breaker_is_open(desk: Desk) -> None:
-    desk.plugins.add("a", Reason.DEADLINE, policy=FAIL)
-    for _ in range(10):
-        await desk.dispatcher.after(STOPPED, REQUEST, desk.now + 10)
-    assert len(desk.plugins.asked) == 5
-    assert desk.failures("a", Reason.BREAKER_OPEN, STOPPED.name) == 5
-
-
-@pytest.mark.parametrize("answer", [HookAnswer(envs={"": "x"}), Reason.BAD_ANSWER, Reason.ERROR_STATUS])
-async def test_what_is_answered_at_once_never_opens_it(desk: Desk, answer: HookAnswer | Reason) -> None:
-    desk.plugins.add("a", answer)
-    for number in range(20):
-        await desk.dispatcher.before(CREATE, replace(REQUEST, pod=PodInfo(uid=str(number))), desk.now + 10)
-    assert len(desk.plugins.asked) == desk.recorder.total("hook_failures") == 20
-    assert desk.failures("a", Reason.BREAKER_OPEN) == 0
-
-
-async def test_a_slow_plugin_does_not_take_the_next_one_out(desk: Desk) -> None:
-    """The first takes nearly all of the budget and answers; the second, which is well, has no time."""
-    desk.plugins.add("a", desk.taking(1.95, HookAnswer()))
-    well = desk.plugins.add("b", Reason.DEADLINE)
-    for _ in range(10):
-        await desk.before(seconds=2.0)
-    assert desk.failures("b", Reason.DEADLINE) == 10
-    well.behaviour = shares(5)
-    assert (await desk.before()).resources == {"cpu_shares": 5}
-
-
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
-async def test_a_point_that_is_not_served_is_a_failure_each_time_and_one_line(
+async def test_an_unserved_point_is_a_failure_each_time_and_one_line(
     desk: Desk, policy: FailurePolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.plugins.add("a", Reason.UNIMPLEMENTED, policy=policy)
-    for _ in range(10):
+    for _ in range(3):
         if policy is FAIL:
             with pytest.raises(HookError, match="'a' at PreCreateContainer: unimplemented: "):
                 await desk.before()
         else:
             await desk.before()
     assert desk.plugins.told() == [("a", CREATE.name)]
-    assert desk.failures("a", Reason.UNIMPLEMENTED) == 10
-    assert desk.fail_open("a", Reason.UNIMPLEMENTED) == (10 if policy is IGNORE else 0)
-    assert [record.getMessage() for record in caplog.records] == [
-        "hook server a does not serve PreCreateContainer although its registration lists it: take it out of "
-        "runtime-hooks, or update the server; it is not asked again before it reconnects"
-    ]
+    assert desk.failures("a", Reason.UNIMPLEMENTED) == 3
+    assert desk.fail_open("a", Reason.UNIMPLEMENTED) == (3 if policy is IGNORE else 0)
+    (line,) = caplog.messages
+    assert line.startswith("hook server a does not serve PreCreateContainer although its registration lists it: ")
+
+
+# -- answers with bad fields -------------------------------------------------------------------------------------------
+
+
+def bad_fields(desk: Desk, field: str) -> int:
+    return desk.recorder.counted("hook_bad_fields", plugin="a", hook=CREATE.name, field=field)
+
+
+async def test_a_bad_field_costs_itself_under_ignore(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.plugins.add("a", BAD_QUOTA)
+    desk.plugins.add("b")
+    with caplog.at_level(logging.DEBUG):
+        adjustment = await desk.before()
+    assert (adjustment.envs, adjustment.resources) == (GPU, {"cpu_shares": 5})
+    assert adjustment.owners == {"envs.NVIDIA_VISIBLE_DEVICES": "a", "resources.cpu_shares": "a"}
+    seen = desk.plugins.asked[1].request.container
+    assert seen is not None
+    assert (seen.envs, seen.resources) == ({"A": "1", **GPU}, Resources(cpu_shares=5))
+    assert caplog.messages == [TOLD]
+    assert caplog.records[0].levelname == "WARNING"
+
+
+async def test_a_bad_answer_is_one_failure_and_counts_each_bad_field(desk: Desk) -> None:
+    desk.plugins.add("a", HookAnswer(envs={"": "x", "A=B": "y", "C": "z"}, resources=Resources(oom_score_adj=7777)))
+    assert (await desk.before()).envs == {"C": "z"}
+    assert desk.failures("a", Reason.BAD_ANSWER) == desk.fail_open("a", Reason.BAD_ANSWER) == 1
+    assert desk.recorder.total("hook_failures") == desk.recorder.total("hook_fail_open") == 1
+    assert bad_fields(desk, "envs") == bad_fields(desk, "resources.oom_score_adj") == 1
+    assert desk.recorder.total("hook_bad_fields") == 2
+    assert desk.recorder.total("hook_calls") == 1
+
+
+async def test_a_hook_servers_bad_field_is_told_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    client = desk.plugins.add("a", BAD_QUOTA)
+    await desk.before()
+    await desk.before()
+    client.behaviour = HookAnswer(cgroup_parent=CANARY, resources=Resources(cpu_quota=-8))
+    await desk.before()
+    assert [line.split(": ")[2] for line in caplog.messages] == ["resources.cpu_quota", "cgroup_parent"]
+    assert len({vars(record)["kind"] for record in caplog.records}) == 2
+    assert CANARY not in caplog.text
+    assert desk.failures("a", Reason.BAD_ANSWER) == 3
+    desk.plugins.plugins.clear()
+    desk.plugins.add("a", BAD_QUOTA)  # its registration was changed
+    await desk.before()
+    assert len(caplog.messages) == 3
+
+
+async def test_a_bad_field_refuses_the_call_each_time_under_fail(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.plugins.add("a", BAD_QUOTA, policy=FAIL)
+    desk.plugins.add("b")
+    rule = "'a' at PreCreateContainer: bad_answer: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or at least"
+    for times in range(1, 8):
+        with pytest.raises(HookError) as raised:
+            await desk.before()
+        assert rule in str(raised.value)
+        assert desk.failures("a", Reason.BAD_ANSWER) == bad_fields(desk, "resources.cpu_quota") == times
+    assert desk.recorder.total("hook_fail_open") == 0
+    assert [asked.plugin for asked in desk.plugins.asked] == ["a"] * 7, "and never opens the breaker"
+    assert all(rule in line and line.endswith("(policy Fail), for n/web/main") for line in caplog.messages)
+    assert len(caplog.messages) == 7
+
+
+async def test_a_tidied_answer_is_no_bad_one(desk: Desk) -> None:
+    desk.plugins.add("a", HookAnswer(resources=Resources(cpu_quota=834, cpuset_cpus="0-3,")), policy=FAIL)
+    assert (await desk.before()).resources == {"cpu_quota": 1000, "cpuset_cpus": "0-3"}
+    assert desk.recorder.total("hook_failures") == desk.recorder.total("hook_bad_fields") == 0

@@ -1,8 +1,6 @@
-"""Whatever bytes a hook server answers, what is bad of it costs itself: all else that they say is applied.
+"""Whatever bytes a hook server answers, what is bad of it costs itself: all else is applied (fault matrix H5).
 
 The way is that of a real answer: the codec, the judgement, the merge, under policy Ignore.
-
-That is fault matrix H5.
 """
 
 from collections.abc import Coroutine, Mapping
@@ -38,13 +36,8 @@ SENT = Resources(cpuset_cpus="0-3")
 """Without a number, so that no answer is an echo: what is 0 or empty in it says nothing."""
 POD = PodInfo(uid="u", labels={"kept": "1"}, annotations={"kept": "1"}, cgroup_parent="/pod", resources=SENT)
 CONTAINER = ContainerInfo(annotations={"kept": "1"}, envs={"KEPT": "1"}, resources=SENT)
-SENT_VALUES = {
-    "labels.kept": "1",
-    "annotations.kept": "1",
-    "envs.KEPT": "1",
-    "cgroup_parent": "/pod",
-    "resources.cpuset_cpus": "0-3",
-}
+SENT_VALUES = {**dict.fromkeys(("labels.kept", "annotations.kept", "envs.KEPT"), "1"), "cgroup_parent": "/pod"}
+SENT_VALUES["resources.cpuset_cpus"] = "0-3"
 REQUESTS = {SubjectKind.POD: HookRequest(POD), SubjectKind.CONTAINER: HookRequest(POD, CONTAINER)}
 
 
@@ -72,11 +65,8 @@ class Server:
 
     def bad_fields(self) -> set[str]:
         """Return the names of the bad fields, as they are counted: each once."""
-        found = {
-            dict(labels)["field"]: n
-            for (name, labels), n in self.recorder.counters.items()
-            if name == "hook_bad_fields"
-        }
+        counted = self.recorder.counters.items()
+        found = {dict(labels)["field"]: n for (name, labels), n in counted if name == "hook_bad_fields"}
         assert set(found.values()) <= {1}
         return {field.removeprefix("resources.") for field in found}
 
@@ -126,10 +116,7 @@ def pieces(field: str, good: st.SearchStrategy[Any], bad: st.SearchStrategy[Any]
     )
 
 
-def numbers(low: int, high: int) -> st.SearchStrategy[int]:
-    return st.integers(low, high)
-
-
+numbers = st.integers
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=4)
 NAME = st.text(alphabet="abcXYZ_.-/", min_size=1, max_size=4).map("n".__add__)
 PATH = NAME.filter(lambda name: ".." not in name.split("/")).map("/new/".__add__)
@@ -153,7 +140,11 @@ PIECES = [
     pieces("cpu_shares", numbers(1, 2**62), numbers(-(2**63), -1)),
     pieces("memory_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
     pieces("memory_swap_limit_in_bytes", LIMIT | st.just(-1), BELOW_MINUS_1),
-    pieces("oom_score_adj", numbers(1, 1000) | numbers(-1000, -1), numbers(1001, 2**62) | numbers(-(2**63), -1001)),
+    pieces(
+        "oom_score_adj",
+        numbers(1, 1000) | numbers(-1000, -1),
+        numbers(1001, 2**62) | numbers(-(2**63), -1001),
+    ),
     pieces("cpuset_cpus", CPUS, NO_CPUS),
     pieces("cpuset_mems", CPUS, NO_CPUS),
     pieces("hugepage_limits", st.tuples(NAME, LIMIT), st.tuples(st.just(""), LIMIT)),
