@@ -93,96 +93,58 @@ def test_what_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
     assert container.original is container.effective
 
 
-@pytest.mark.parametrize(
-    ("kubelets", "runs", "said", "put_in"),
-    [
-        pytest.param("/kube", "/kube", None, None, id="nobody changed it"),
-        pytest.param("/kube", "/hooked", None, "/hooked", id="the pod's hooks did"),
-        pytest.param("/kube", "/kube", "/own", "/own", id="this call's hooks did"),
-        pytest.param("/kube", "/hooked", "/own", "/own", id="this call's hooks come last"),
-        pytest.param("", "/hooked", None, "/hooked", id="the kubelet named none"),
-    ],
-)
+PARENTS: dict[str, tuple[str, str, str | None, str | None]] = {
+    "nobody changed it": ("/kube", "/kube", None, None),
+    "the pod's hooks did": ("/kube", "/hooked", None, "/hooked"),
+    "this call's hooks did": ("/kube", "/kube", "/own", "/own"),
+    "this call's hooks come last": ("/kube", "/hooked", "/own", "/own"),
+    "the kubelet named none": ("", "/hooked", None, "/hooked"),
+}
+
+
+@pytest.mark.parametrize(("kubelets", "runs", "said", "put_in"), PARENTS.values(), ids=PARENTS)
 def test_the_parent_that_is_put_into_a_create(kubelets: str, runs: str, said: str | None, put_in: str | None) -> None:
     pod = PodRecord(replace(POD, cgroup_parent=kubelets), replace(POD, cgroup_parent=runs))
     assert records.parent_to_put_in(pod, Adjustment(cgroup_parent=said)) == put_in
 
 
-ASKED_POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
-"""What a container's create repeats of POD."""
 HOOKED_POD = replace(POD, labels={"qos": "LS", "h": "1"}, annotations={"n": "1", "m": "2"}, cgroup_parent="/hooked")
 
 
-@pytest.mark.parametrize(
-    ("pod", "asked", "original", "effective"),
-    [
-        pytest.param(PodRecord(POD, POD), None, POD, POD, id="it tells nothing"),
-        pytest.param(PodRecord(POD, POD), PodInfo(), POD, POD, id="it tells no names and no parent"),
-        pytest.param(
-            PodRecord(POD, POD),
-            PodInfo(cgroup_parent="/new"),
-            replace(POD, cgroup_parent="/new"),
-            replace(POD, cgroup_parent="/new"),
-            id="Docker tells a parent alone",
-        ),
-        pytest.param(
-            PodRecord(POD, POD),
-            replace(ASKED_POD, labels={}, annotations={"n": "2"}),
-            replace(POD, labels={}, annotations={"n": "2"}),
-            replace(POD, labels={}, annotations={"n": "2"}),
-            id="the kubelet's newest word",
-        ),
-        pytest.param(
-            PodRecord(POD, HOOKED_POD),
-            replace(ASKED_POD, labels={"qos": "LSR"}, annotations={"n": "2"}, cgroup_parent="/new"),
-            replace(POD, labels={"qos": "LSR"}, annotations={"n": "2"}, cgroup_parent="/new"),
-            replace(HOOKED_POD, annotations={"n": "2", "m": "2"}),
-            id="under what hooks have set",
-        ),
-        pytest.param(
-            PodRecord(replace(POD, cgroup_parent=None), replace(POD, cgroup_parent=None)),
-            ASKED_POD,
-            POD,
-            POD,
-            id="an unknown parent is filled",
-        ),
-        pytest.param(
-            PodRecord(replace(POD, cgroup_parent=None), replace(POD, cgroup_parent="/hooked")),
-            ASKED_POD,
-            POD,
-            replace(POD, cgroup_parent="/hooked"),
-            id="an unknown parent that a hook has set",
-        ),
-        pytest.param(
-            PodRecord(replace(POD, cgroup_parent=None), replace(POD, cgroup_parent=None), read=True),
-            ASKED_POD,
-            POD,
-            POD,
-            id="read, and its parent is unknown",
-        ),
-        pytest.param(
-            PodRecord(HOOKED_POD, HOOKED_POD, read=True),
-            ASKED_POD,
-            POD,
-            replace(HOOKED_POD, labels={"qos": "BE", "h": "1"}),
-            id="read: what the kubelet does not name may be a hook's",
-        ),
-        pytest.param(
-            PodRecord(POD, POD, read=True),
-            replace(ASKED_POD, cgroup_parent="/kube.slice/u_1.slice"),
-            replace(POD, cgroup_parent="/kube.slice/u_1.slice"),
-            replace(POD, cgroup_parent="/kube.slice/u_1.slice"),
-            id="read, and the node's cgroup driver is another one now",
-        ),
-        pytest.param(
-            PodRecord(POD, HOOKED_POD),
-            replace(ASKED_POD, uid="u-2", cgroup_parent=""),
-            PodInfo("p1", "web", "u-2", labels={"qos": "BE"}, annotations={"n": "1"}),
-            PodInfo("p1", "web", "u-2", labels={"qos": "BE"}, annotations={"n": "1"}),
-            id="the id is another pod's now",
-        ),
-    ],
-)
+def at(parent: str | None, pod: PodInfo = POD, **fields: Any) -> PodInfo:
+    return replace(pod, cgroup_parent=parent, **fields)
+
+
+AS_KUBELET, AS_HOOKED, AS_READ = PodRecord(POD, POD), PodRecord(POD, HOOKED_POD), PodRecord(POD, POD, read=True)
+UNKNOWN, SLICE = at(None), "/kube.slice/u_1.slice"
+OTHER_POD = PodInfo("p1", "web", "u-2", labels={"qos": "BE"}, annotations={"n": "1"})
+NEWEST = {"labels": {}, "annotations": {"n": "2"}}
+IN_POD: dict[str, tuple[PodRecord, PodInfo | None, PodInfo, PodInfo]] = {
+    "it tells nothing": (AS_KUBELET, None, POD, POD),
+    "it tells no names and no parent": (AS_KUBELET, PodInfo(), POD, POD),
+    "Docker tells a parent alone": (AS_KUBELET, PodInfo(cgroup_parent="/new"), at("/new"), at("/new")),
+    "the kubelet's newest word": (AS_KUBELET, replace(POD, **NEWEST), replace(POD, **NEWEST), replace(POD, **NEWEST)),
+    "under what hooks have set": (
+        AS_HOOKED,
+        at("/new", labels={"qos": "LSR"}, annotations={"n": "2"}),
+        at("/new", labels={"qos": "LSR"}, annotations={"n": "2"}),
+        replace(HOOKED_POD, annotations={"n": "2", "m": "2"}),
+    ),
+    "an unknown parent is filled": (PodRecord(UNKNOWN, UNKNOWN), POD, POD, POD),
+    "an unknown parent that a hook has set": (PodRecord(UNKNOWN, at("/hooked")), POD, POD, at("/hooked")),
+    "read, and its parent is unknown": (PodRecord(UNKNOWN, UNKNOWN, read=True), POD, POD, POD),
+    "read: what the kubelet does not name may be a hook's": (
+        PodRecord(HOOKED_POD, HOOKED_POD, read=True),
+        POD,
+        POD,
+        replace(HOOKED_POD, labels={"qos": "BE", "h": "1"}),
+    ),
+    "read, and the node's cgroup driver is another one now": (AS_READ, at(SLICE), at(SLICE), at(SLICE)),
+    "the id is another pod's now": (AS_HOOKED, at("", uid="u-2"), OTHER_POD, OTHER_POD),
+}
+
+
+@pytest.mark.parametrize(("pod", "asked", "original", "effective"), IN_POD.values(), ids=IN_POD)
 def test_the_pod_of_a_container_that_is_created(
     pod: PodRecord, asked: PodInfo | None, original: PodInfo, effective: PodInfo
 ) -> None:
@@ -246,49 +208,35 @@ def test_an_update_without_resources_of_a_container_without_any() -> None:
     assert records.updated(bare, SaidUpdate(asked), NO_ADJUSTMENT) == bare
 
 
-DIFFERING: list[tuple[str, ContainerInfo, Resources | None, Mapping[str, Any] | None, Mapping[str, ResourceValue]]] = [
-    ("the hook says nothing", HALVED, Resources(cpu_shares=800), None, {}),
-    ("an echo of what runs", CONTAINER, Resources(cpu_quota=5000), {}, {}),
-    ("an echo of what does not run", HALVED, Resources(cpu_quota=5000), {}, {"cpu_shares": 1024}),
-    ("an echo of what the request sets", HALVED, Resources(cpu_shares=800), {}, {}),
-    ("a change", CONTAINER, Resources(cpu_quota=5000), {"cpu_quota": 9000}, {"cpu_quota": 9000}),
-    ("a change to what runs already", HALVED, None, {"cpu_shares": 512}, {}),
-    (
-        "a change of what the request sets to what runs",
-        HALVED,
-        Resources(cpu_shares=800),
-        {"cpu_shares": 512},
-        {"cpu_shares": 512},
-    ),
-    (
-        "two changes, in the order of names",
-        CONTAINER,
-        None,
-        {"oom_score_adj": 1, "cpu_quota": -1},
-        {"cpu_quota": -1, "oom_score_adj": 1},
-    ),
-    ("a cleared cpuset", CONTAINER, None, {"cpuset_cpus": ""}, {"cpuset_cpus": ""}),
-    (
-        "a cleared cpuset that is clear",
-        replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="")),
-        None,
-        {"cpuset_cpus": ""},
-        {},
-    ),
-    (
-        "entries of maps",
-        replace(CONTAINER, resources=replace(ASKED, unified={"a": "1"}, hugepage_limits={"2MB": 4})),
+def held(**fields: Any) -> ContainerInfo:
+    """Return a container that runs with other resources."""
+    return replace(CONTAINER, resources=replace(ASKED, **fields))
+
+
+CHANGED_MAPS = {"unified": {"a": "1", "b": "3", "c": "4"}, "hugepage_limits": {"2MB": 4}}
+TWO = {"cpu_quota": -1, "oom_score_adj": 1}
+DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | None, Mapping[str, ResourceValue]]] = {
+    "the hook says nothing": (HALVED, Resources(cpu_shares=800), None, {}),
+    "an echo of what runs": (CONTAINER, Resources(cpu_quota=5000), {}, {}),
+    "an echo of what does not run": (HALVED, Resources(cpu_quota=5000), {}, {"cpu_shares": 1024}),
+    "an echo of what the request sets": (HALVED, Resources(cpu_shares=800), {}, {}),
+    "a change": (CONTAINER, Resources(cpu_quota=5000), {"cpu_quota": 9000}, {"cpu_quota": 9000}),
+    "a change to what runs already": (HALVED, None, {"cpu_shares": 512}, {}),
+    "a change of what is set to what runs": (HALVED, Resources(cpu_shares=8), {"cpu_shares": 512}, {"cpu_shares": 512}),
+    "two changes, in the order of names": (CONTAINER, None, dict(reversed(TWO.items())), TWO),
+    "a cleared cpuset": (CONTAINER, None, {"cpuset_cpus": ""}, {"cpuset_cpus": ""}),
+    "a cleared cpuset that is clear": (held(cpuset_cpus=""), None, {"cpuset_cpus": ""}, {}),
+    "entries of maps": (
+        held(unified={"a": "1"}, hugepage_limits={"2MB": 4}),
         Resources(unified={"b": "2"}),
-        {"unified": {"a": "1", "b": "3", "c": "4"}, "hugepage_limits": {"2MB": 4}},
+        CHANGED_MAPS,
         {"unified": {"b": "3", "c": "4"}},
     ),
-]
-"""Name, how the container runs, what is asked for, what a whole echo is changed in (None: no answer), what differs."""
+}
+"""How the container runs, what is asked for, what a whole echo is changed in (None: no answer), what differs."""
 
 
-@pytest.mark.parametrize(
-    ("runs", "asked", "changes", "differs"), [case[1:] for case in DIFFERING], ids=[case[0] for case in DIFFERING]
-)
+@pytest.mark.parametrize(("runs", "asked", "changes", "differs"), DIFFERING.values(), ids=DIFFERING)
 def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
     runs: ContainerInfo,
     asked: Resources | None,
@@ -303,14 +251,6 @@ def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
     found = records.differing(known, update, difference(told, answer))
     assert found == differs
     assert list(found) == sorted(found)
-
-
-def test_a_confirmed_value_that_another_one_owns_is_left_alone() -> None:
-    owned = ContainerRecord(CONTAINER, HALVED, (("cpu_shares", "one"),))
-    known = Subject(PodRecord(POD, POD), owned)
-    for plugin, differs in (("two", {}), ("one", {"cpu_shares": 1024})):
-        repeated = Adjustment(confirmed=frozenset({"cpu_shares"}), confirmers=frozenset({("cpu_shares", plugin)}))
-        assert records.differing(known, AskedUpdate("c1", None), repeated) == differs
 
 
 def test_what_an_update_wants_is_what_was_asked_under_what_was_put_in() -> None:
@@ -346,3 +286,73 @@ def test_what_hooks_have_changed_is_named_without_its_value() -> None:
     )
     assert records.hooked(subject(effective=hooked)) == ["annotations.b", "envs.A", "resources.cpu_shares"]
     assert records.hooked(subject()) == records.hooked(Subject(subject().pod)) == []
+
+
+# -- whose a field is, over time ---------------------------------------------------------------------------------------
+
+BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one"}
+SET_BY_ONE = Adjustment(resources={"cpu_shares": 512, "cpuset_cpus": "7", "unified": {"a": "1"}}, owners=BY_ONE)
+
+
+def owned() -> Subject:
+    """Return a container that hook server "one" set something of."""
+    return records.created_container(subject(), SET_BY_ONE, "c1")
+
+
+@pytest.mark.parametrize(
+    ("confirmers", "taken_back"),
+    [({"two"}, {}), ({"one"}, {"cpu_shares": 1024}), ({"one", "two"}, {"cpu_shares": 1024})],
+)
+def test_who_repeats_what_was_sent_takes_back_only_what_it_set(
+    confirmers: set[str], taken_back: dict[str, ResourceValue]
+) -> None:
+    repeated = Adjustment(
+        confirmed=frozenset({"cpu_shares"}), confirmers=frozenset(("cpu_shares", name) for name in confirmers)
+    )
+    assert records.differing(owned(), AskedUpdate("c1", None), repeated) == taken_back
+
+
+def test_the_owners_of_what_a_container_has_follow_what_is_set() -> None:
+    def owners(made: Subject) -> dict[str, str]:
+        return dict(records.container_of(made).owners)
+
+    assert owners(owned()) == {"cpu_shares": "one", "cpuset_cpus": "one"}
+    by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
+    started = records.prepared(owned(), {"cpuset_cpus": "6"}, by_two)
+    assert owners(started) == {"cpu_shares": "one", "cpuset_cpus": "two"}
+    of_kubelet = SaidUpdate(AskedUpdate("c1", Resources(cpuset_cpus="1")))
+    assert owners(records.updated(started, of_kubelet, NO_ADJUSTMENT)) == {"cpu_shares": "one"}
+    taken_back = SaidUpdate(AskedUpdate("c1", None), {"cpu_shares": 1024})
+    assert owners(records.updated(started, taken_back, NO_ADJUSTMENT)) == {"cpuset_cpus": "two"}
+
+
+def test_an_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
+    known = subject(effective=HALVED)
+    asked = AskedUpdate("c1", Resources(cpu_shares=800, cpuset_cpus="0-1"), {"n": "2"})
+    said = SaidUpdate(asked, {"cpu_shares": 400, "cpuset_cpus": ""}, {"hook": "3"})
+    made = records.updated(known, said, Adjustment())
+    assert made.pod is known.pod
+    container = records.container_of(made)
+    assert container.original == replace(
+        CONTAINER, resources=replace(ASKED, cpu_shares=800, cpuset_cpus="0-1"), annotations={"a": "1", "n": "2"}
+    )
+    # "" was released in the place of the request's "0-1": in CRI that is "not set", so the runtime's stays.
+    assert container.effective == replace(
+        CONTAINER, resources=replace(ASKED, cpu_shares=400), annotations={"a": "1", "n": "2", "hook": "3"}
+    )
+
+
+def test_a_hook_that_scales_never_scales_twice() -> None:
+    known = subject()
+    for asked in (Resources(cpu_shares=1024), Resources(memory_limit_in_bytes=5), None, Resources(cpu_shares=1024)):
+        update = AskedUpdate("c1", asked)
+        told = records.told_of_update(known, update)
+        assert told.container is not None
+        assert told.container.resources is not None
+        half = replace(told.container.resources, cpu_shares=told.container.resources.cpu_shares // 2)
+        adjustment = difference(told, HookAnswer(resources=half))
+        said = SaidUpdate(update, records.differing(known, update, adjustment))
+        known = records.updated(known, said, adjustment)
+        resources = records.container_of(known).effective.resources
+        assert resources is not None
+        assert resources.cpu_shares == 512

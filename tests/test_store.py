@@ -12,37 +12,35 @@ from runtimeproxy.store import WHOLE_ID, Store
 
 
 def pod(pod_id: str, name: str = "web") -> PodRecord:
-    info = PodInfo(id=pod_id, name=name)
-    return PodRecord(PodInfo(name=name), info)
+    return PodRecord(PodInfo(name=name), PodInfo(pod_id, name))
 
 
 def container(container_id: str, pod_id: str, name: str = "main") -> ContainerRecord:
-    info = ContainerInfo(id=container_id, pod_id=pod_id, name=name)
-    return ContainerRecord(ContainerInfo(pod_id=pod_id, name=name), info)
+    return ContainerRecord(ContainerInfo("", pod_id, name), ContainerInfo(container_id, pod_id, name))
+
+
+def of(container_id: str, pod_id: str) -> Subject:
+    return Subject(pod(pod_id), container(container_id, pod_id))
 
 
 @pytest.fixture
 def store() -> Store:
     """Two pods, of one and of two containers."""
     store = Store()
-    store.commit(Subject(pod("p1")))
-    store.commit(Subject(pod("p2")))
-    store.commit(Subject(pod("p1"), container("c1", "p1")))
-    store.commit(Subject(pod("p2"), container("c2", "p2")))
-    store.commit(Subject(pod("p2"), container("c3", "p2")))
+    for subject in (Subject(pod("p1")), Subject(pod("p2")), of("c1", "p1"), of("c2", "p2"), of("c3", "p2")):
+        store.commit(subject)
     return store
 
 
 def test_a_new_store_knows_nothing() -> None:
     store = Store()
-    assert store.pod("p1") is None
-    assert store.container("c1") is None
-    assert store.containers_of("p1") == ()
-    assert store.snapshot() == ((), ())
-    assert store.counts() == (0, 0)
+    assert (store.pod("p1"), store.container("c1"), store.containers_of("p1")) == (None, None, ())
+    assert (store.snapshot(), store.counts(), store.ids()) == (((), ()), (0, 0), set())
 
 
 def test_records_are_found_by_their_exact_id(store: Store) -> None:
+    assert store.ids() == {"p1", "p2", "c1", "c2", "c3"}
+    assert store.containers_of("p2") == (container("c2", "p2"), container("c3", "p2"))
     assert store.pod("p1") == pod("p1")
     assert store.container("c1") == container("c1", "p1")
     for near in ("p", "P1", "p1 ", "p11", "", "c1"):
@@ -81,43 +79,25 @@ def test_a_record_without_an_id_is_refused_whole(store: Store, subject: Subject,
     assert store.snapshot() == before
 
 
-def test_containers_of_a_pod_come_oldest_first(store: Store) -> None:
-    assert store.containers_of("p2") == (container("c2", "p2"), container("c3", "p2"))
-    assert store.containers_of("p1") == (container("c1", "p1"),)
-
-
-def test_forgetting_a_pod_keeps_its_containers(store: Store) -> None:
-    """What the kubelet asked for them, where a hook replaced it, nobody else tells."""
+@pytest.mark.parametrize(
+    ("gone", "left", "of_p2"),
+    [
+        ("c2", {"p1", "c1", "p2", "c3"}, ["c3"]),
+        ("p2", {"p1", "c1", "c2", "c3"}, ["c2", "c3"]),
+        ("x", {"p1", "p2", "c1", "c2", "c3"}, ["c2", "c3"]),
+    ],
+)
+def test_an_id_is_forgotten_alone_whatever_it_is_of(store: Store, gone: str, left: set[str], of_p2: list[str]) -> None:
+    """A pod's containers stay: what the kubelet asked for them, where a hook replaced it, nobody else tells."""
     before = store.snapshot()
-    store.forget("p2")
-    assert store.snapshot() == ((pod("p1"),), before.containers)
-    assert store.containers_of("p2") == (container("c2", "p2"), container("c3", "p2"))
+    store.forget(gone)
+    assert store.ids() == left
+    assert [record.effective.id for record in store.containers_of("p2")] == of_p2
+    assert [record.effective.id for record in before.pods + before.containers] == ["p1", "p2", "c1", "c2", "c3"]
+    assert store.counts() == (len(left & {"p1", "p2"}), len(left - {"p1", "p2"}))
 
 
-def test_forgetting_a_container_keeps_its_pod(store: Store) -> None:
-    store.forget("c2")
-    assert store.container("c2") is None
-    assert store.pod("p2") == pod("p2")
-    assert store.containers_of("p2") == (container("c3", "p2"),)
-
-
-def test_forgetting_what_is_not_known_changes_nothing(store: Store) -> None:
-    before = store.snapshot()
-    store.forget("nobody")
-    store.forget("nothing")
-    assert store.snapshot() == before
-
-
-def test_a_snapshot_does_not_change_with_the_store(store: Store) -> None:
-    before = store.snapshot()
-    store.forget("p1")
-    assert before.pods == (pod("p1"), pod("p2"))
-    assert [record.effective.id for record in before.containers] == ["c1", "c2", "c3"]
-    store.forget("c1")
-    assert store.counts() == (1, 2)
-
-
-def test_it_tells_whether_a_hook_gave_any_pod_another_cgroup_parent(store: Store) -> None:
+def test_a_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
     asked = pod("p3")
     moved = PodRecord(asked.original, replace(asked.effective, cgroup_parent="/elsewhere"))
     assert not store.has_moved_pods
@@ -131,7 +111,7 @@ def test_it_tells_whether_a_hook_gave_any_pod_another_cgroup_parent(store: Store
 
 
 @pytest.mark.parametrize(("parent", "moved"), [("/kube", True), ("", False)])
-def test_of_a_pod_that_was_read_nobody_knows_whether_it_was_moved(parent: str, moved: bool) -> None:
+def test_a_read_pod_with_a_parent_may_have_been_moved(parent: str, moved: bool) -> None:
     store = Store()
     info = PodInfo(id="p1", cgroup_parent=parent)
     store.commit(Subject(PodRecord(info, info, read=True)))
@@ -140,7 +120,7 @@ def test_of_a_pod_that_was_read_nobody_knows_whether_it_was_moved(parent: str, m
     assert not store.has_moved_pods
 
 
-def test_a_record_that_is_committed_again_as_it_is_stays_the_same_object(store: Store) -> None:
+def test_a_record_committed_again_stays_the_same_object(store: Store) -> None:
     known, owner = store.container("c1"), store.pod("p1")
     assert known is not None
     assert owner is not None
@@ -158,18 +138,22 @@ def test_a_container_that_changes_its_pod_is_one_of_the_new_pod_alone(store: Sto
     assert store.counts() == (1, 2)
 
 
-def test_ids_are_those_of_pods_and_containers(store: Store) -> None:
-    assert store.ids() == {"p1", "p2", "c1", "c2", "c3"}
-    assert Store().ids() == set()
+def test_the_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
+    store = Store()
+    for pod_id, container_id in (("pa1", "ca1"), ("pa2", "ca2"), ("pb", "cb")):
+        store.commit(of(container_id, pod_id))
+    whole = {"pb": "pb", "p": "p", "pa": "pa", "pa1": "pa1", "ca1": "ca1", "x": "x", "": ""}
+    assert {text: store.whole_pod_id(text) for text in whole} == whole
+    assert [store.whole_container_id(text) for text in ("c", "ca2", "pb")] == ["c", "ca2", "pb"]
+    store.bury_pod("pa2")
+    assert (store.whole_pod_id("pa"), store.whole_container_id("ca")) == ("pa1", "ca1")
 
 
-@pytest.mark.parametrize(
-    ("gone", "left"),
-    [("c2", {"p1", "c1", "p2", "c3"}), ("p2", {"p1", "c1", "c2", "c3"}), ("x", {"p1", "p2", "c1", "c2", "c3"})],
-)
-def test_an_id_is_forgotten_whatever_it_is_of(store: Store, gone: str, left: set[str]) -> None:
-    store.forget(gone)
-    assert store.ids() == left
+def test_nothing_longer_begins_with_a_whole_id() -> None:
+    store, whole = Store(), "a" * WHOLE_ID
+    store.commit(Subject(pod(f"{whole}b")))
+    assert store.whole_pod_id(whole) == whole
+    assert store.whole_pod_id(whole[1:]) == f"{whole}b"
 
 
 # -- what is buried ----------------------------------------------------------------------------------------------------
@@ -178,20 +162,14 @@ def test_an_id_is_forgotten_whatever_it_is_of(store: Store, gone: str, left: set
 def test_what_is_buried_does_not_come_back(store: Store) -> None:
     for one in ("c1", "c2", "c3", "p2", "unknown"):
         store.bury(one)
-    assert store.ids() == {"p1"}
-    for subject in (
-        Subject(pod("p1"), container("c1", "p1")),
-        Subject(pod("p2")),
-        Subject(pod("unknown")),
-        Subject(pod("p1"), container("unknown", "p1")),
-    ):
+    for subject in (of("c1", "p1"), Subject(pod("p2")), Subject(pod("unknown")), of("unknown", "p1")):
         store.commit(subject)
     assert store.ids() == {"p1"}
-    store.commit(Subject(pod("p2"), container("c4", "p2")))
+    store.commit(of("c4", "p2"))
     assert (store.pod("p2"), store.container("c4")) == (None, container("c4", "p2"))
 
 
-def test_an_id_that_a_later_call_shows_in_use_is_a_new_ones(store: Store) -> None:
+def test_a_buried_id_that_a_later_call_uses_is_a_new_one(store: Store) -> None:
     earlier = store.moment()
     store.bury_pod("p2")
     store.bury("c1")
@@ -214,14 +192,11 @@ def test_a_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_pod_is_buried_with_its_containers(store: Store) -> None:
-    subjects = [Subject(pod("p1"), container(name, "p1")) for name in ("c1", "c2")]
-    for subject in (*subjects, Subject(pod("p2"), container("c3", "p2"))):
-        store.commit(subject)
-    store.bury_pod("p1")
-    assert store.ids() == {"p2", "c3"}
-    for subject in subjects:
-        store.commit(subject)
-    assert store.ids() == {"p2", "c3"}
+    store.bury_pod("p2")
+    assert store.ids() == {"p1", "c1"}
+    for container_id in ("c2", "c3"):
+        store.commit(of(container_id, "p2"))
+    assert store.ids() == {"p1", "c1"}
 
 
 # -- who watches -------------------------------------------------------------------------------------------------------
@@ -237,18 +212,15 @@ def test_nobody_watches_a_store_at_first(store: Store) -> None:
 
 
 def test_a_watch_notes_what_is_kept_with_the_pods_of_containers(store: Store) -> None:
+    store.commit(of("c1", "p1"))
     with store.watch() as watch:
         store.commit(Subject(pod("p3")))
-        known, owner = store.container("c1"), store.pod("p1")
-        assert known is not None
-        assert owner is not None
-        store.commit(Subject(owner, known))
+        store.commit(of("c1", "p1"))
         assert watch.kept == {"p3", "c1", "p1"}
         store.commit(Subject(pod("p2")))
         assert watch.kept == {"p3", "c1", "p1", "p2"}
-    assert watch.voided == set()
     store.commit(Subject(pod("p4")))
-    assert "p4" not in watch.kept
+    assert (watch.kept, watch.voided) == ({"p3", "c1", "p1", "p2"}, set())
 
 
 def test_a_watch_notes_what_is_dropped_or_told_to_have_changed(store: Store) -> None:
@@ -264,29 +236,6 @@ def test_a_watch_ends_with_its_context_whatever_happens(store: Store) -> None:
     with pytest.raises(KeyError), store.watch():
         raise KeyError
     assert not store.watched
-
-
-def test_the_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
-    store = Store()
-    for pod_id, container_id in (("pa1", "ca1"), ("pa2", "ca2"), ("pb", "cb")):
-        pod, container = PodInfo(id=pod_id), ContainerInfo(id=container_id, pod_id=pod_id)
-        store.commit(Subject(PodRecord(pod, pod), ContainerRecord(container, container)))
-    assert [store.whole_pod_id(text) for text in ("pb", "p", "pa", "pa1", "ca1", "x", "")] == [
-        *("pb", "p", "pa", "pa1", "ca1", "x", "")
-    ]
-    assert (store.whole_container_id("c"), store.whole_container_id("ca2"), store.whole_container_id("pb")) == (
-        *("c", "ca2", "pb"),
-    )
-    store.bury_pod("pa2")
-    assert (store.whole_pod_id("pa"), store.whole_container_id("ca")) == ("pa1", "ca1")
-
-
-def test_nothing_longer_begins_with_a_whole_id() -> None:
-    store, whole = Store(), "a" * WHOLE_ID
-    pod = PodInfo(id=f"{whole}b")
-    store.commit(Subject(PodRecord(pod, pod)))
-    assert store.whole_pod_id(whole) == whole
-    assert store.whole_pod_id(whole[1:]) == pod.id
 
 
 # -- what is kept of the kubelet's own values --------------------------------------------------------------------------
@@ -322,7 +271,7 @@ def hooked(told: list[str]) -> Store:
     return store
 
 
-def test_it_tells_of_what_hooks_replaced_something_of(hooked: Store, told: list[str]) -> None:
+def test_the_store_tells_of_records_that_hooks_changed(hooked: Store, told: list[str]) -> None:
     assert told == ["c9", "p9"]
     assert hooked.kept("p9") == kept(MOVED)
     assert hooked.kept("c9") == kept(SCALED)
@@ -344,7 +293,7 @@ def test_it_tells_of_what_hooks_replaced_something_of(hooked: Store, told: list[
         (lambda store: store.forget("c9"), []),
     ],
 )
-def test_it_tells_when_there_is_more_to_keep_or_less(
+def test_the_store_tells_when_there_is_more_to_keep_or_less(
     hooked: Store, told: list[str], change: Callable[[Store], None], expected: list[str]
 ) -> None:
     told.clear()
@@ -352,7 +301,7 @@ def test_it_tells_when_there_is_more_to_keep_or_less(
     assert told == expected
 
 
-def test_what_is_forgotten_comes_back_with_what_the_kubelet_asked_for(hooked: Store) -> None:
+def test_a_forgotten_record_comes_back_with_the_kubelets_values(hooked: Store) -> None:
     for one in ("p9", "c9", "c8"):
         hooked.forget(one)
     assert hooked.ids() == set()
