@@ -12,15 +12,8 @@ from runtimeproxy.kept import BrokenKept, Kept, Pair, kept_of, read, restored_co
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources
 
 POD = PodInfo("p1", "web", "uid", "shop", 2, labels={"app": "web"}, annotations={"a.b/c": "1"}, cgroup_parent="/k/p")
-CONTAINER = ContainerInfo(
-    "c1",
-    "p1",
-    "main",
-    3,
-    annotations={"note": "kept"},
-    envs={"SECRET": "1"},
-    resources=Resources(cpu_quota=200_000, cpu_period=100_000, unified={"memory.high": "1"}),
-)
+LIMITS = Resources(cpu_quota=200_000, cpu_period=100_000, unified={"memory.high": "1"})
+CONTAINER = ContainerInfo("c1", "p1", "main", 3, {"note": "kept"}, resources=LIMITS, envs={"SECRET": "1"})
 POD_NAME, CONTAINER_NAME = ("shop", "web", "uid", 2), ("p1", "main", 3)
 
 
@@ -90,11 +83,9 @@ HOOKED_POD = replace(
     cgroup_parent="/k/q",
     resources=Resources(cpu_shares=2, hugepage_limits={"2MB": 4}),
 )
+HOOKED_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2"})
 HOOKED_CONTAINER = replace(
-    CONTAINER,
-    annotations={"note": "hooked", "more": "1"},
-    cgroup_parent="/k/q",
-    resources=Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2"}),
+    CONTAINER, annotations={"note": "hooked", "more": "1"}, cgroup_parent="/k/q", resources=HOOKED_LIMITS
 )
 OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"))
 
@@ -215,42 +206,30 @@ def test_a_text_says_it_all_and_no_more() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (b"", "no list"),
-        (b"\xff", "no list"),
-        (b"[" * 100_000, "no list"),
-        (b"7", "no list"),
-        (b"null", "no list"),
-        (b"[]", "no list"),
-        (b'[["p","c",1],{}]', "no list"),
-        (b'[["p","c",1],{},[],0]', "no list"),
-        (b'[["p","c",1],[],[]]', "no list"),
-        (b'[["p","c",1],{"cgroup_parent":"/abc"},[]]', "no list"),
-        (b'[["p","c",1],{"cgroup_parent":["/a"]},[]]', "no list"),
-        (b'[["p","c",1],{},[1]]', "no list"),
-        (b"[1,{},[]]", "no list"),
-        (b"[[],{},[]]", "no subject"),
-        (b'["abc",{},[]]', "no subject"),
-        (b'[["p","c","1"],{},[]]', "no subject"),
-        (b'[["p","c",true],{},[]]', "no subject"),
-        (b'[["p","c",1],{"envs.SECRET":["a","b"]},[]]', "cannot have"),
-        (b'[["p","c",1],{"resources.other":[1,2]},[]]', "cannot have"),
-        (b'[["p","c",1],{"resources.unified":["a","b"]},[]]', "cannot have"),
-        (b'[["p","c",1],{"resources.cpu_quota":["1",2]},[]]', "cannot have"),
-        (b'[["p","c",1],{"resources.cpu_quota":[true,2]},[]]', "cannot have"),
-        (b'[["p","c",1],{"resources.cpu_quota":[1.5,2]},[]]', "cannot have"),
-        (b'[["p","c",1],{"resources.cpu_quota":[1,9223372036854775808]},[]]', "cannot have"),
-        (b'[["p","c",1],{"resources.cpuset_cpus":[1,"2"]},[]]', "cannot have"),
-        (b'[["p","c",1],{"resources.hugepage_limits.2MB":["1",2]},[]]', "cannot have"),
-        (b'[["p","c",1],{"annotations.a":[[],"b"]},[]]', "cannot have"),
-        (b'[["p","c",1],{"cgroup_parent":[{},"b"]},[]]', "cannot have"),
-        (b'[["p","c",1],{"labels.a":["a","b"]},[]]', "a label"),
-        (b'[["p","c",1],{},[["cpu_quota","x"]]]', "owns nothing"),
-        (b'[["p","c",1],{"resources.cpu_quota":[1,2]},[["cpu_quota",1]]]', "owns nothing"),
+WITH = b'[["p","c",1],{%s},[%s]]'
+"""What is kept of a container: its pairs and their owners."""
+BROKEN: dict[str, list[bytes]] = {
+    "no list": [
+        *[b"", b"\xff", b"[" * 100_000, b"7", b"null", b"[]", b"[1,{},[]]", b'[["p","c",1],{}]'],
+        *[b'[["p","c",1],[],[]]', b'[["p","c",1],{},[],0]', WITH % (b'"cgroup_parent":"/abc"', b"")],
+        *[WITH % (b'"cgroup_parent":["/a"]', b""), WITH % (b"", b"1")],
     ],
-)
+    "no subject": [b"[[],{},[]]", b'["abc",{},[]]', b'[["p","c","1"],{},[]]', b'[["p","c",true],{},[]]'],
+    "cannot have": [
+        WITH % (pair, b"")
+        for pair in [
+            *[b'"envs.SECRET":["a","b"]', b'"resources.other":[1,2]', b'"resources.unified":["a","b"]'],
+            *[b'"resources.cpu_quota":["1",2]', b'"resources.cpu_quota":[true,2]', b'"resources.cpu_quota":[1.5,2]'],
+            *[b'"resources.cpu_quota":[1,9223372036854775808]', b'"resources.cpuset_cpus":[1,"2"]'],
+            *[b'"resources.hugepage_limits.2MB":["1",2]', b'"annotations.a":[[],"b"]', b'"cgroup_parent":[{},"b"]'],
+        ]
+    ],
+    "a label": [WITH % (b'"labels.a":["a","b"]', b"")],
+    "owns nothing": [WITH % (b"", b'["cpu_quota","x"]'), WITH % (b'"resources.cpu_quota":[1,2]', b'["cpu_quota",1]')],
+}
+
+
+@pytest.mark.parametrize(("text", "why"), [(text, why) for why, texts in BROKEN.items() for text in texts])
 def test_what_nobody_wrote_is_broken(text: bytes, why: str) -> None:
     with pytest.raises(BrokenKept, match=why):
         read(text)

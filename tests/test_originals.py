@@ -67,6 +67,10 @@ async def kept(path: Path, expected: object) -> None:
     await until(lambda: rows(path) == expected, "it is kept", lambda: str(rows(path)))
 
 
+async def kept_ids(path: Path, *ids: str) -> None:
+    await until(lambda: path.exists() and rows(path).keys() == {*ids}, "all are kept", lambda: str(rows(path)))
+
+
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -75,9 +79,13 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_what_hooks_replaced_is_there_for_the_next_process(path: Path) -> None:
+    path = path.parent / "made" / "a"
     async with Process(path) as first:
         first.store.commit(hooked())
+        await asyncio.sleep(0)
+        assert not path.exists(), "the answer goes first"
         await kept(path, QUOTAS)
+        assert path.parent.stat().st_mode & 0o777 == 0o700
         await until(lambda: first.recorder.gauges.get(("originals_kept", ())) == 1, "it is told")
     async with Process(path) as second:
         assert second.store.kept_ids() == {"c1"}
@@ -99,16 +107,6 @@ async def test_where_all_is_remembered_what_is_not_kept_is_the_kubelets_own(path
         assert broken.store.read_pod(POD).read
 
 
-async def test_nothing_is_written_before_the_answer_and_little_later_it_is(path: Path) -> None:
-    async with Process(path) as process:
-        process.store.commit(hooked())
-        await asyncio.sleep(0)
-        assert not path.exists()
-        began = asyncio.get_running_loop().time()
-        await kept(path, QUOTAS)
-        assert asyncio.get_running_loop().time() - began < 5
-
-
 async def test_at_the_end_all_is_written(path: Path) -> None:
     async with Process(path) as process:
         for number in range(120):
@@ -121,16 +119,12 @@ async def test_at_the_end_all_is_written(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "end",
-    [
-        lambda store: store.bury("c1"),
-        lambda store: store.bury_pod("p1"),
-        lambda store: store.drop("c1"),
-        lambda store: store.commit(hooked(effective=CONTAINER)),
-    ],
-    ids=["buried", "with its pod", "swept", "set back"],
+    [lambda store: store.bury("c1"), lambda store: store.commit(hooked(effective=CONTAINER))],
+    ids=["gone", "set back"],
 )
 @pytest.mark.parametrize("later", [False, True], ids=["same process", "next process"])
-async def test_a_row_goes_with_what_it_is_of(path: Path, end: Callable[[Store], None], later: bool) -> None:
+async def test_a_row_goes_with_its_subject(path: Path, end: Callable[[Store], None], later: bool) -> None:
+    """Which changes of the Store are told of is in test_store.py."""
     async with Process(path) as process:
         process.store.commit(hooked())
         await kept(path, QUOTAS)
@@ -145,14 +139,6 @@ async def test_a_row_goes_with_what_it_is_of(path: Path, end: Callable[[Store], 
     assert rows(path) == {}
 
 
-async def test_what_is_forgotten_stays_kept(path: Path) -> None:
-    async with Process(path) as process:
-        process.store.commit(hooked())
-        process.store.forget("c1")
-        await kept(path, QUOTAS)
-        assert process.store.read_container(SCALED) == hooked().container
-
-
 async def test_where_hooks_replace_nothing_there_is_no_file(path: Path) -> None:
     async with Process(path) as process:
         for number in range(3):
@@ -162,14 +148,6 @@ async def test_where_hooks_replace_nothing_there_is_no_file(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-async def test_a_directory_that_is_missing_is_made(path: Path) -> None:
-    inner = path.parent / "made" / "a"
-    async with Process(inner) as process:
-        process.store.commit(hooked())
-        await kept(inner, QUOTAS)
-    assert inner.parent.stat().st_mode & 0o777 == 0o700
-
-
 async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> None:
     async with Process(path) as old:
         old.store.commit(hooked("c1"))
@@ -177,21 +155,13 @@ async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> N
         async with Process(path) as new:
             new.store.commit(hooked("c2"))
             old.store.commit(hooked("c3"))
-            await until(lambda: rows(path).keys() == {"c1", "c2", "c3"}, "all is kept")
+            await kept_ids(path, "c1", "c2", "c3")
         old.store.bury("c3")
     assert rows(path).keys() == {"c1", "c2"}
     assert not old.recorder.total("originals_failures") + new.recorder.total("originals_failures")
 
 
 # -- where there is none -----------------------------------------------------------------------------------------------
-
-
-async def test_without_a_file_the_store_keeps_what_it_did(caplog: pytest.LogCaptureFixture) -> None:
-    async with Process(None) as process:
-        process.store.commit(hooked())
-        process.store.forget("c1")
-        assert process.store.read_container(SCALED) == hooked().container
-    assert caplog.messages == []
 
 
 async def test_what_is_not_on_tmpfs_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -218,37 +188,27 @@ async def test_a_directory_that_cannot_be_had_is_told_once(path: Path, caplog: p
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason", "what"),
+    ("spoil", "owner", "reason", "what"),
     [
-        (lambda path: path.write_bytes(b"noise" * 4096), "broken", "SQLITE_NOTADB: it is made anew"),
-        (lambda path: path.write_bytes(path.read_bytes()[:5000]), "broken", "SQLITE_CORRUPT: it is made anew"),
+        (lambda path: path.write_bytes(b"noise" * 4096), OWNER, "broken", "SQLITE_NOTADB"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5000]), OWNER, "broken", "SQLITE_CORRUPT"),
+        (lambda path: None, "another's", "foreign", "it is of another runtime, boot or version"),
     ],
-    ids=["noise", "cut"],
+    ids=["noise", "cut", "another runtime's"],
 )
-async def test_a_broken_file_is_told_once_and_made_anew(
-    path: Path, spoil: Callable[[Path], object], reason: str, what: str, caplog: pytest.LogCaptureFixture
+async def test_a_useless_file_is_told_of_once_and_made_anew(
+    path: Path, spoil: Callable[[Path], object], owner: str, reason: str, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Process(path) as process:
+    async with Process(path, owner) as process:
         process.store.commit(hooked())
     spoil(path)
     async with Process(path) as process:
         assert process.store.kept_ids() == set()
+        assert not path.exists()
         process.store.commit(hooked("c2"))
-        await until(lambda: rows(path).keys() == {"c2"}, "it is made anew")
+        await kept_ids(path, "c2")
     assert process.failures(reason) == 1
-    assert warnings(caplog) == [f"{path}: {what}; see --originals-dir"]
-
-
-async def test_another_runtimes_file_is_made_anew(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with Process(path, "another's") as process:
-        process.store.commit(hooked())
-    async with Process(path) as process:
-        assert process.store.kept_ids() == set()
-    assert process.failures("foreign") == 1
-    assert warnings(caplog) == [
-        f"{path}: it is of another runtime, boot or version: it is made anew; see --originals-dir"
-    ]
-    assert not path.exists()
+    assert warnings(caplog) == [f"{path}: {what}: it is made anew; see --originals-dir"]
 
 
 async def test_of_a_file_with_a_broken_row_the_others_are_written_again(path: Path) -> None:
@@ -260,7 +220,7 @@ async def test_of_a_file_with_a_broken_row_the_others_are_written_again(path: Pa
     async with Process(path) as process:
         left = process.store.kept_ids()
         assert len(left) == 1
-        await until(lambda: rows(path).keys() == left, "the good row is written again")
+        await kept_ids(path, *left)
     assert process.failures("broken") == 1
 
 
@@ -278,7 +238,7 @@ async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be(
             process.store.commit(hooked("c2"))
             await until(lambda: process.failures("unusable") >= 2, "it is tried again")
             process.store.commit(hooked("c3"))
-        await until(lambda: rows(path).keys() == {"c2", "c3"}, "all of it is written")
+        await kept_ids(path, "c2", "c3")
         await asyncio.sleep(0.05)
     assert caplog.messages == [
         f"{path}: SQLITE_READONLY: it is not written; see --originals-dir",
@@ -291,13 +251,13 @@ async def test_a_file_that_is_spoilt_while_it_is_used_is_made_anew_whole(
     path: Path, spoil: Callable[[Path], object]
 ) -> None:
     async with Process(path) as process:
-        for number in range(3):
-            process.store.commit(hooked(f"c{number}"))
-        await until(lambda: len(rows(path)) == 3, "they are kept")
+        process.store.commit(hooked("c1"))
+        process.store.commit(hooked("c2"))
+        await kept_ids(path, "c1", "c2")
         spoil(path)
         process.store.commit(hooked("c3"))
         await until(lambda: process.recorder.total("originals_failures") == 1, "it fails")
-        await until(lambda: path.exists() and len(rows(path)) == 4, "all are kept again")
+        await kept_ids(path, "c1", "c2", "c3")
 
 
 async def test_a_lock_that_is_held_is_waited_for(path: Path) -> None:
@@ -313,7 +273,7 @@ async def test_a_lock_that_is_held_is_waited_for(path: Path) -> None:
             assert late.failures("unusable") == 1
             connection.execute("ROLLBACK")
             other.close()
-            await until(lambda: rows(path).keys() == {"c1", "c2"}, "all is kept")
+            await kept_ids(path, "c1", "c2")
 
 
 async def test_without_threads_it_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

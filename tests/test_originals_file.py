@@ -124,11 +124,8 @@ def test_what_was_written_is_read(file: File) -> None:
     first, second, third, *_ = SOME
     again.write({first: None, second: some(0), "more": some(1), "nobody": None})
     again.close()
-    assert loaded(file) == {
-        **{one: kept for one, kept in SOME.items() if one != first},
-        second: some(0),
-        "more": some(1),
-    }
+    others = {one: kept for one, kept in SOME.items() if one != first}
+    assert loaded(file) == {**others, second: some(0), "more": some(1)}
     assert rows(Path(file.path))[third] == {name: list(pair) for name, pair in SOME[third].pairs.items()}
 
 
@@ -168,29 +165,20 @@ def test_it_does_not_grow_over_lifecycles(file: File) -> None:
 # -- what is no good ---------------------------------------------------------------------------------------------------
 
 
-def as_a_directory(path: Path) -> None:
-    path.mkdir()
-
-
-def as_a_link(path: Path) -> None:
-    (path.parent / "target").touch()
-    path.symlink_to(path.parent / "target")
-
-
 def with_a_second_name(path: Path) -> None:
     path.touch()
     os.link(path, path.parent / "other")
 
 
-def in_a_directory_of_everybody(path: Path) -> None:
-    path.parent.chmod(0o777)
+NOT_OURS_BY: dict[str, Callable[[Path], None]] = {
+    "a directory": Path.mkdir,
+    "a link": lambda path: path.symlink_to("/dev/null"),
+    "a file with a second name": with_a_second_name,
+    "in a directory of everybody": lambda path: path.parent.chmod(0o777),
+}
 
 
-@pytest.mark.parametrize(
-    "prepare",
-    [as_a_directory, as_a_link, with_a_second_name, in_a_directory_of_everybody],
-    ids=lambda made: made.__name__,
-)
+@pytest.mark.parametrize("prepare", NOT_OURS_BY.values(), ids=NOT_OURS_BY)
 def test_only_a_regular_file_that_nobody_else_can_have_made_is_used(
     file: File, prepare: Callable[[Path], None]
 ) -> None:
