@@ -115,7 +115,9 @@ class DockerKubelet:
     """A kubelet behind a shim."""
 
     def __init__(self, socket: str, generation: Generation) -> None:
-        self._shim = Dockershim(socket, generation)
+        shim = self._shim = Dockershim(socket, generation)
+        self.start, self.stop, self.remove = shim.start_container, shim.stop_container, shim.remove_container
+        self.stop_pod, self.remove_pod, self.close = shim.stop_pod_sandbox, shim.remove_pod_sandbox, shim.close
 
     def run_pod(self) -> str:
         return self._shim.run_pod_sandbox(**_arguments(POD))
@@ -123,26 +125,8 @@ class DockerKubelet:
     def create(self, pod_id: str) -> str:
         return self._shim.create_container(pod_id, **_arguments(CONTAINER))
 
-    def start(self, container_id: str) -> None:
-        self._shim.start_container(container_id)
-
     def update(self, container_id: str) -> None:
         self._shim.update_container_resources(container_id, UPDATE)
-
-    def stop(self, container_id: str) -> None:
-        self._shim.stop_container(container_id)
-
-    def stop_pod(self, pod_id: str) -> None:
-        self._shim.stop_pod_sandbox(pod_id)
-
-    def remove(self, container_id: str) -> None:
-        self._shim.remove_container(container_id)
-
-    def remove_pod(self, pod_id: str) -> None:
-        self._shim.remove_pod_sandbox(pod_id)
-
-    def close(self) -> None:
-        self._shim.close()
 
 
 def _arguments(value: dockershim_bodies.Pod | dockershim_bodies.Container) -> dict[str, Any]:

@@ -1,12 +1,9 @@
-"""Tests of what fronts and core say to each other: the states of a held call, and what a reply claims."""
-
-import inspect
-from dataclasses import FrozenInstanceError
+"""What fronts and core say to each other: what a call does by itself, and what is read once of its message."""
 
 import pytest
 
 from runtimeproxy import records
-from runtimeproxy.call import DONE, UNANSWERED, Call, CallState, Reply, Unreadable, read_once
+from runtimeproxy.call import DONE, UNANSWERED, Call, Reply, Unreadable, read_once
 from runtimeproxy.errors import HookError, RuntimeProxyError
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, Subject
@@ -14,42 +11,9 @@ from runtimeproxy.store import Store
 from tests.fakes.calls import SUBJECT
 
 
-def test_a_call_is_held_released_refused_or_ended() -> None:
-    assert [state.name for state in CallState] == ["HOLDING", "RELEASED", "REFUSED", "ENDED"]
-
-
-@pytest.mark.parametrize("agreed", [True, False])
-def test_a_reply_is_an_answer_without_a_body_unless_told_otherwise(agreed: bool) -> None:
-    assert Reply(agreed) == Reply(agreed=agreed, message=b"", answered=True)
-
-
-def test_a_reply_is_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        Reply(True).agreed = False  # type: ignore[misc]
-
-
-def test_a_message_that_cannot_be_read_is_no_fault_of_the_proxy() -> None:
-    # The lifecycle answers it by the plugins' policy: a handler of the proxy's own errors must not take it.
+def test_an_unreadable_message_is_no_fault_of_the_proxy() -> None:
+    """The lifecycle answers it by the plugins' policy: a handler of the proxy's own errors must not take it."""
     assert not issubclass(Unreadable, RuntimeProxyError)
-    assert str(Unreadable("the request holds two ids")) == "the request holds two ids"
-
-
-def test_only_what_waits_for_the_runtime_or_a_hook_is_awaited() -> None:
-    members = {name: member for name, member in vars(Call).items() if inspect.isfunction(member) and name[0] != "_"}
-    awaited = {name for name, member in members.items() if inspect.iscoroutinefunction(member)}
-    assert awaited == {"read_subject", "prepare", "settle"}
-    assert "Awaitable" in str(inspect.signature(Call.release).return_annotation)
-    assert set(members) - awaited == {
-        "order_key",
-        "subject",
-        "hook_request",
-        "unedited",
-        "release",
-        "refuse",
-        "outcome",
-        "answer",
-        "over",
-    }
 
 
 class Message:
@@ -68,26 +32,22 @@ class Message:
         return "c1"
 
 
-def test_what_can_be_read_is_read_once() -> None:
+def test_a_readable_message_is_read_once() -> None:
     message = Message(readable=True)
     assert [message.id, message.id] == ["c1", "c1"]
     assert message.reads == 1
     message.id = "c1-whole"
     assert (message.id, message.reads) == ("c1-whole", 1)
-    assert Message(readable=True).reads == 0
+    assert (Message(readable=True).reads, vars(Message)["id"].__doc__) == (0, "Return the id.")
 
 
-def test_what_cannot_be_read_is_not_tried_again() -> None:
+def test_an_unreadable_message_is_not_tried_again() -> None:
     message = Message(readable=False)
     for _ in range(3):
         with pytest.raises(Unreadable, match="broken") as caught:
             _ = message.id
     assert message.reads == 1
     assert caught.value.__context__ is None, "nothing keeps the frames of the first time"
-
-
-def test_its_docstring_is_that_of_what_reads() -> None:
-    assert vars(Message)["id"].__doc__ == "Return the id."
 
 
 class Plain(Call):
@@ -118,7 +78,7 @@ class Plain(Call):
         pass
 
 
-async def test_what_a_call_does_that_changes_nothing() -> None:
+async def test_a_call_changes_nothing_by_itself() -> None:
     call, store = Plain(), Store()
     assert call.hook_request(SUBJECT) == records.told(SUBJECT)
     assert await call.prepare(SUBJECT, NO_ADJUSTMENT) == {}

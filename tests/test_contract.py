@@ -42,7 +42,6 @@ CRI_ONLY = {Operation.UPDATE_POD_SANDBOX_RESOURCES: "dockershim has no such call
 REMOVES = {Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX}
 """The Docker front does not hold the removal of what it does not know: there is nothing to forget."""
 
-
 HOOKED_PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod6f1c.slice"
 
 
@@ -93,26 +92,19 @@ class Life:
                 await self._steps(kubelet)
             finally:
                 kubelet.close()
-            agreed = [
-                operation
-                for operation in Operation
-                if recorder.counted("calls", operation=operation.value, outcome="agreed")
-            ]
-            self.operations.update(agreed)
+            agreed = {one: recorder.counted("calls", operation=one.value, outcome="agreed") for one in Operation}
+            self.operations.update(one for one, count in agreed.items() if count)
         return self
 
     async def _steps(self, kubelet: Kubelet) -> None:
         pod_id = await self._do("run pod", kubelet.run_pod)
         container_id = await self._do("create", kubelet.create, pod_id)
-        for step, act in (
-            ("start", kubelet.start),
-            ("update", kubelet.update),
-            ("stop", kubelet.stop),
-            ("stop again", kubelet.stop),
-        ):
-            await self._do(step, act, container_id)
-        for step in ("stop pod", "stop pod again"):
-            await self._do(step, kubelet.stop_pod, pod_id)
+        await self._do("start", kubelet.start, container_id)
+        await self._do("update", kubelet.update, container_id)
+        for again in ("", " again"):
+            await self._do(f"stop{again}", kubelet.stop, container_id)
+        for again in ("", " again"):
+            await self._do(f"stop pod{again}", kubelet.stop_pod, pod_id)
         await self._do("remove", kubelet.remove, container_id)
         await self._do("remove pod", kubelet.remove_pod, pod_id)
 
@@ -127,10 +119,7 @@ class Life:
         if made:
             self._names[made] = f"the id of {step}"
         calls = self._hooks.calls
-        known = {
-            "pods": [asdict(record) for record in store.snapshot().pods],
-            "containers": [asdict(record) for record in store.snapshot().containers],
-        }
+        known = {kind: [asdict(record) for record in of] for kind, of in store.snapshot()._asdict().items()}
         told = [self._fields(MessageToDict(call.request, preserving_proto_field_name=True)) for call in calls]
         self.seen.append(Seen(step, [call.point.name for call in calls], told, self._fields(known)))
         return made
@@ -191,14 +180,11 @@ def halved_and_more(response: Any) -> None:
     response.container_annotations.update({"note": "changed"})
 
 
+AT_START = api_pb2.LinuxContainerResources(cpuset_cpus="1", cpu_quota=20_000)
 CHANGES: Mapping[str, hookanswers.Answer] = {
     "PreRunPodSandbox": changed(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent=HOOKED_PARENT),
     "PreCreateContainer": hookanswers.echo(halved_and_more),
-    "PreStartContainer": hookanswers.reply(
-        api_pb2.ContainerResourceHookResponse(
-            container_resources=api_pb2.LinuxContainerResources(cpuset_cpus="1", cpu_quota=20_000)
-        )
-    ),
+    "PreStartContainer": hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=AT_START)),
     "PreUpdateContainerResources": hookanswers.echo(halved),
 }
 """What a hook server answers that changes something at each Pre point."""
@@ -213,10 +199,7 @@ ENDS = {"one proxy": None, "a new proxy each step": Store.drop, "and it has the 
 @pytest.mark.parametrize("answers", [{}, CHANGES], ids=["listens", "changes"])
 @pytest.mark.parametrize("front", FRONTS[1:], ids=str)
 async def test_every_front_tells_and_knows_the_same(
-    tmp_path: Path,
-    front: Front,
-    answers: Mapping[str, hookanswers.Answer],
-    forgets: Callable[[Store, str], None] | None,
+    tmp_path: Path, front: Front, answers: Mapping[str, hookanswers.Answer], forgets: Forgets
 ) -> None:
     which = answers is CHANGES, forgets
     first = FIRST_LIVES.get(which) or await Life(FRONTS[0], tmp_path / "first", answers, forgets).live()
@@ -237,7 +220,7 @@ async def test_every_front_tells_and_knows_the_same(
 
 
 @pytest.mark.parametrize("front", FRONTS, ids=str)
-async def test_with_the_kubelets_own_values_a_new_proxy_tells_the_same(tmp_path: Path, front: Front) -> None:
+async def test_a_new_proxy_with_the_kubelets_values_tells_the_same(tmp_path: Path, front: Front) -> None:
     """All but dockershim's swap limit after its update, which does not name it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
