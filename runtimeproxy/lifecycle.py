@@ -72,7 +72,7 @@ class Lifecycle:
         self._turns = Turns(self._deadlines)
         self._holds: set[CallTimes] = set()
         self._under_way: set[Call] = set()
-        self._unsettled = Unsettled(recorder, self._asked_again)
+        self._unsettled = Unsettled(recorder, self.under_way)
 
     def holds(self) -> tuple[int, float]:
         """Return how many calls are held and the age of the oldest in seconds."""
@@ -88,21 +88,14 @@ class Lifecycle:
         """Tell whether a call that changes no record need not be held: no hook server is registered, no call waits."""
         return not self.hooked and not self._turns.queues
 
-    def under_way(self) -> set[str]:
-        """Name what calls are about now: ids, and what names that which has no id yet."""
+    def under_way(self, operation: Operation | None = None) -> set[str]:
+        """Name what calls, or those of one operation, are about now: ids, and what names that which has no id yet."""
         keys = set()
         for call in self._under_way:
             with suppress(Unreadable):
-                keys.add(call.order_key())
+                if operation is None or call.operation is operation:
+                    keys.add(call.order_key())
         return keys
-
-    def _asked_again(self, key: str, operation: Operation) -> bool:
-        """Tell whether a call that is under way asks for the same."""
-        for call in self._under_way:
-            with suppress(Unreadable):
-                if (call.operation, call.order_key()) == (operation, key):
-                    return True
-        return False
 
     async def stop(self) -> None:
         """Ask the runtime no more about calls that it has not answered."""
@@ -152,7 +145,8 @@ class Lifecycle:
             finally:
                 call.answer(reply)
                 call.over()
-            times.done, times.outcome = self._clock(), _outcome(reply)
+            times.done = self._clock()
+            times.outcome = "agreed" if reply.agreed else "failed" if reply.answered else "unsettled"
             self._recorder.count("calls", operation=call.operation.value, outcome=times.outcome)
         except HookError as error:
             times.outcome = "refused"
@@ -163,7 +157,8 @@ class Lifecycle:
         finally:
             self.running.discard(fiber)
             self._under_way.discard(call)
-            self._void(call)
+            if call.unsure or self.store.watched:
+                self._void(call)
 
     # Find and ask.
 
@@ -248,8 +243,9 @@ class Lifecycle:
             late = "the runtime has not answered the extra update in time"
             self._dispatcher.rejected(point, adjustment, late, records.told(subject).name)
         else:
-            if held:
-                self._commit(call, records.prepared(call.subject(self.store) or subject, held, adjustment))
+            if held and not call.unsure:
+                known = records.prepared(call.subject(self.store) or subject, held, adjustment)
+                self.store.commit(known, call.number)
             return adjustment
         return NO_ADJUSTMENT
 
@@ -264,8 +260,10 @@ class Lifecycle:
                 self._unsettled.add(call.order_key(), call, partial(self._settled, call, subject, adjustment))
             elif not reply.answered:
                 self._lost(call, adjustment)
-            elif not reply.faultless:
-                self._tell_refused(call, subject, adjustment)
+            elif not reply.faultless:  # a start shows what a create was given that the kernel does not take
+                earlier = records.hooked(subject) if call.operation is Operation.START_CONTAINER else ()
+                owners = {**dict.fromkeys(earlier, "at an earlier call"), **adjustment.owners}
+                self._dispatcher.refused_with(call.operation.value, records.told(subject).name, owners)
         except Unreadable as error:
             self._unreadable(call, error)
         except Exception as error:
@@ -283,28 +281,21 @@ class Lifecycle:
             if present is not None and call.operation is Operation.UPDATE_CONTAINER_RESOURCES:
                 call.unsure = False  # what it names holds, whether the rest was read anew before it was done or after
             known = call.outcome(present or subject, adjustment, reply)
-            self._keep(call, known, reply)
+            if call.operation in (Operation.RUN_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX):
+                self._dispatcher.forget_stop(known.pod.effective.id)
+            if call.operation in _REMOVES or reply.gone:
+                if known.container is None:
+                    self.store.bury_pod(known.pod.effective.id)
+                else:
+                    self.store.bury(known.container.effective.id)
+            elif not call.unsure:
+                self.store.commit(known, call.number)
             self._unsettled.answered(turn.key, call.operation)
             point = self._asked(call, Stage.POST)
             if point is not None and not self._skipped(known):
                 await self._tell(call, point, known, reply)
         finally:
             self._turns.leave(turn)
-
-    def _keep(self, call: Call, known: Subject, reply: Reply) -> None:
-        """Keep the subject as it is now, until the runtime has it no more."""
-        if call.operation in (Operation.RUN_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX):
-            self._dispatcher.forget_stop(known.pod.effective.id)
-        if call.operation not in _REMOVES and not reply.gone:
-            self._commit(call, known)
-        elif known.container is None:
-            self.store.bury_pod(known.pod.effective.id)
-        else:
-            self.store.bury(known.container.effective.id)
-
-    def _commit(self, call: Call, known: Subject) -> None:
-        if not call.unsure:
-            self.store.commit(known, call.number)
 
     async def _tell(self, call: Call, point: HookPoint, known: Subject, reply: Reply) -> None:
         """Tell the Post hooks, who have the whole budget: what happened is told even if nobody waits (relay-rules C2).
@@ -327,13 +318,6 @@ class Lifecycle:
             self._under_way.discard(call)
         self._void(call)
 
-    def _tell_refused(self, call: Call, subject: Subject, adjustment: Adjustment) -> None:
-        """Have the log name the hook servers' part in what the runtime refused; a start shows what a create was given
-        that the kernel does not take."""
-        earlier = records.hooked(subject) if call.operation is Operation.START_CONTAINER else ()
-        owners = {**dict.fromkeys(earlier, "at an earlier call"), **adjustment.owners}
-        self._dispatcher.refused_with(call.operation.value, records.told(subject).name, owners)
-
     # What nobody is sure of.
 
     def _lost(self, call: Call, adjustment: Adjustment) -> None:
@@ -347,16 +331,14 @@ class Lifecycle:
     def _void(self, call: Call) -> None:
         """Forget what nobody is sure of any more, and tell who reads the runtime meanwhile: what it read of the call's
         subject may be older than the call."""
-        if call.unsure or self.store.watched:
-            with suppress(Unreadable):
-                (self._forget if call.unsure else self.store.void)(call.order_key())
-
-    def _forget(self, key: str) -> None:
-        """Have a subject read anew; calls of it that are under way know it as it was."""
-        self.store.forget(key)
-        for other in (*self._under_way, *self._unsettled.calls()):
-            with suppress(Unreadable):
-                other.unsure |= other.order_key() == key
+        with suppress(Unreadable):
+            key = call.order_key()
+            self.store.void(key)
+            if call.unsure:
+                self.store.forget(key)
+                for other in (*self._under_way, *self._unsettled.calls()):  # they know it as it was
+                    with suppress(Unreadable):
+                        other.unsure |= other.order_key() == key
 
     # What goes wrong.
 
@@ -391,12 +373,6 @@ class Lifecycle:
             place = place.tb_next
         where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else "unknown"
         log.error("internal error in %s: %s at %s", call.operation.value, type(error).__name__, where)
-
-
-def _outcome(reply: Reply) -> str:
-    if not reply.answered:
-        return "unsettled"
-    return "agreed" if reply.agreed else "failed"
 
 
 async def _aside(ask: Callable[[], Coroutine[object, object, T]], seconds: float | None) -> T:

@@ -60,20 +60,19 @@ class Store:
         """As texts: most are of containers that nobody asks for soon, and they take a quarter of the memory so."""
         self.remembers = False
         """Whether it is known what hooks have replaced in earlier processes, too: what is not kept is the kubelet's."""
+        self.has_moved_pods = False
+        """Whether any pod's cgroup parent is not the one that the kubelet asked for, or nobody knows that."""
         self._moved: set[str] = set()
         self._buried: dict[str, int] = {}
         """The moment of each burial."""
         self.moment: Callable[[], int] = count(1).__next__
         """Returns a number for this moment, higher than those of earlier ones."""
+        self.watched = False
+        """Whether anybody watches."""
         self._watches: list[Watch] = []
         self._texts = Texts()
         self.on_change: Callable[[str], object] | None = None
         """Is called with the id of what hooks may have replaced values of: there is more to keep of it, or less."""
-
-    @property
-    def has_moved_pods(self) -> bool:
-        """Tell whether any pod's cgroup parent is not the one that the kubelet asked for, or nobody knows that."""
-        return bool(self._moved)
 
     def pod(self, pod_id: str) -> PodRecord | None:
         """Return the pod of this id, or None if it is not known."""
@@ -182,6 +181,7 @@ class Store:
             self._moved.add(pod_id)
         else:
             self._moved.discard(pod_id)
+        self.has_moved_pods = bool(self._moved)
 
     def _keep_container(self, record: ContainerRecord, released: int) -> None:
         container_id, pod_id = record.effective.id, record.effective.pod_id
@@ -219,6 +219,7 @@ class Store:
     def _drop(self, any_id: str) -> tuple[PodRecord | None, ContainerRecord | None]:
         self.void(any_id)
         self._moved.discard(any_id)
+        self.has_moved_pods = bool(self._moved)
         pod, container = self._pods.pop(any_id, None), self._containers.pop(any_id, None)
         if container is not None:
             self._leave_pod(container)
@@ -253,15 +254,12 @@ class Store:
         """Note what is kept and dropped for as long as the context lasts."""
         watch = Watch()
         self._watches.append(watch)
+        self.watched = True
         try:
             yield watch
         finally:
             self._watches.remove(watch)
-
-    @property
-    def watched(self) -> bool:
-        """Tell whether anybody watches."""
-        return bool(self._watches)
+            self.watched = bool(self._watches)
 
     def void(self, any_id: str) -> None:
         """Tell those who watch that what they have read of this id may hold no longer."""

@@ -8,7 +8,7 @@ questions there is no task, only a timer.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field
 
 from runtimeproxy.call import UNANSWERED, Call, Reply, Unreadable
@@ -41,13 +41,13 @@ class _Entry:
 
 
 class Unsettled:
-    """The calls whose answer never came; ``asked_again`` tells whether a call for the same is under way."""
+    """The calls whose answer never came; ``under_way`` names what calls of an operation are about now."""
 
     def __init__(
-        self, recorder: Recorder, asked_again: Callable[[str, Operation], bool], most_calls: int = MOST_CALLS
+        self, recorder: Recorder, under_way: Callable[[Operation], Set[str]], most_calls: int = MOST_CALLS
     ) -> None:
         self._recorder = recorder
-        self._asked_again = asked_again
+        self._under_way = under_way
         self._most_calls = most_calls
         self._entries: dict[_Entry, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,7 +102,7 @@ class Unsettled:
         async with self._questions:
             reply = await self._reply(entry)
         # What is seen now may be the work of a call that will tell of it itself, or else leave it to be seen again.
-        if not reply.answered or self._asked_again(entry.key, entry.call.operation):
+        if not reply.answered or entry.key in self._under_way(entry.call.operation):
             self._wait(entry)
             return
         self._end(entry, "agreed" if reply.agreed else "failed")

@@ -23,12 +23,17 @@ class Rig:
     def __init__(self, most_calls: int = 1000) -> None:
         self.loop = asyncio.get_running_loop()
         self.recorder = Recorder(self.loop.time)
-        self.again: set[tuple[str, Operation]] = set()
-        """What calls that are under way ask for."""
+        self.stopping: set[str] = set()
+        """What stops are about now."""
         self.finish_seconds = 0.0
         """How long it takes until a call's turn comes."""
-        self.unsettled = Unsettled(self.recorder, lambda *asked: asked in self.again, most_calls)
+        self.unsettled = Unsettled(
+            self.recorder, lambda operation: self.stopping if operation is STOP else set(), most_calls
+        )
         self.finished: list[tuple[float, str, Reply]] = []
+
+    def under_way(self, operation: Operation) -> set[str]:
+        return self.stopping if operation is STOP else set()
 
     def add(self, *fates: Reply | Exception, key: str = "c1", read_seconds: float = 0.0) -> FakeCall:
         call = FakeCall(STOP, fates=list(fates), read_seconds=read_seconds)
@@ -77,11 +82,11 @@ async def test_the_runtimes_first_word_counts(fate: Reply, finished: int, result
 @virtual_time
 async def test_a_call_under_way_for_the_same_goes_first() -> None:
     rig = Rig()
-    rig.again.add(("c1", STOP))
+    rig.stopping.add("c1")
     call, other = rig.add(DONE), rig.add(DONE, key="c2")
     await asyncio.sleep(0.2)
     assert [key for _, key, _ in rig.finished] == ["c2"]
-    rig.again.clear()  # it failed
+    rig.stopping.clear()  # it failed
     await asyncio.sleep(300)
     assert (asked(call), asked(other)) == ([0.1, 0.4], [0.1])
     assert [key for _, key, _ in rig.finished] == ["c2", "c1"]
