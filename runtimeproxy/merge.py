@@ -30,6 +30,7 @@ from runtimeproxy.model import (
     PodInfo,
     ResourceValue,
     is_echo,
+    laid_over,
     overlay,
     tidy,
 )
@@ -289,17 +290,12 @@ def combine(earlier: Adjustment, plugin: str, change: Adjustment) -> Adjustment:
         annotations={**earlier.annotations, **change.annotations},
         envs={**earlier.envs, **change.envs},
         cgroup_parent=earlier.cgroup_parent if change.cgroup_parent is None else change.cgroup_parent,
-        resources=_joined(earlier.resources, change.resources),
+        resources=laid_over(earlier.resources, change.resources),
         confirmed=earlier.confirmed | change.confirmed,
         confirmers=earlier.confirmers | {(name, plugin) for name in change.confirmed},
         owners={**earlier.owners, **dict.fromkeys(fields, plugin)},
         conflicts=earlier.conflicts + _conflicts(earlier, plugin, fields),
     )
-
-
-def _joined(earlier: Mapping[str, ResourceValue], later: Mapping[str, ResourceValue]) -> Mapping[str, ResourceValue]:
-    maps = {name: {**_mapping(earlier.get(name)), **_mapping(later.get(name))} for name in MAP_FIELDS}
-    return {**earlier, **later, **{name: entries for name, entries in maps.items() if entries}}
 
 
 def _conflicts(earlier: Adjustment, plugin: str, fields: Mapping[str, object]) -> tuple[Conflict, ...]:

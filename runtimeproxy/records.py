@@ -192,12 +192,6 @@ class SaidUpdate:
     put_in: Mapping[str, ResourceValue] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def wanted(self) -> dict[str, ResourceValue]:
-        """Return the resource fields that the runtime holds once it has done this."""
-        fields = laid_over(named(self.asked.resources), self.put_in)
-        return {name: value for name, value in fields.items() if value}
-
 
 def told_of_update(subject: Subject, asked: AskedUpdate) -> HookRequest:
     """Return the record's original values overlaid by what the request sets."""
@@ -245,6 +239,7 @@ def updated(subject: Subject, said: SaidUpdate, adjustment: Adjustment) -> Subje
     known, present, annotations = before.original, before.effective, said.asked.annotations
     original = effective = _with(known, overlay(known.resources, asked), annotations)
     if known is not present or said.put_in or said.annotations:
-        effective = _with(present, overlay(present.resources, said.wanted), {**annotations, **said.annotations})
+        held = {name: value for name, value in laid_over(asked, said.put_in).items() if value}
+        effective = _with(present, overlay(present.resources, held), {**annotations, **said.annotations})
     owners = {name: plugin for name, plugin in before.owners if name not in asked}
     return Subject(subject.pod, ContainerRecord(original, effective, _owners(owners, said.put_in, adjustment)))
