@@ -330,10 +330,24 @@ async def test_a_call_under_way_brings_no_forgotten_record_back() -> None:
     stop, other = (core.start(FakeCall(STOP, key=key, runtime_seconds=at)) for key, at in (("c1", 5), ("c2", 6)))
     await start
     assert core.store.counts() == (1, 0)
-    await stop
-    assert core.store.counts() == (1, 0)
+    with core.store.watch() as watch:
+        await stop
+    assert (core.store.counts(), watch.kept) == ((1, 0), set())
     await other
     assert core.store.counts() == (1, 1), "a call of another container keeps what it has (the fake's are all c1)"
+
+
+@virtual_time
+async def test_an_extra_update_beside_a_lost_update_keeps_no_record() -> None:
+    core = Core()
+    core.store.commit(SUBJECT)
+    lost = core.start(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=1))
+    core.plugins.add("a", SHARES, points=("PreStartContainer",))
+    start = core.start(FakeCall(START, prepare_seconds=2))
+    await lost
+    with core.store.watch() as watch:
+        await start
+    assert (core.store.counts(), watch.kept) == ((1, 0), set())
 
 
 @pytest.mark.filterwarnings("error")

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from runtimeproxy.call import Unreadable
+from runtimeproxy.call import UNANSWERED, Unreadable
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import Operation
 from runtimeproxy.kept import Kept, write
@@ -107,6 +107,17 @@ async def test_the_first_hook_server_brings_a_pass() -> None:
         rig.plugins.add("c", points=("PreRunPodSandbox",))
         await asyncio.sleep(1.1)
         assert rig.known == {"p1", "p2"}
+
+
+@virtual_time
+async def test_a_create_without_an_answer_brings_a_pass() -> None:
+    rig = Synced("p1")
+    async with rig.running():
+        await asyncio.sleep(5)
+        await rig.run(FakeCall(Operation.CREATE_CONTAINER, reply=UNANSWERED))
+        rig.state.has("c2")
+        await asyncio.sleep(1.5)
+        assert rig.known == {"p1", "c2"}
 
 
 @virtual_time

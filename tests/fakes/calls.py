@@ -103,11 +103,13 @@ class FakeCall(Call):
 
     async def prepare(self, subject: Subject, adjustment: Adjustment) -> Mapping[str, ResourceValue]:
         self._step("prepare")
-        sure, self.unsure = not self.unsure, self.unsure or self.prepare_unsure
-        await asyncio.sleep(self.prepare_seconds)
-        if self.prepare_error is not None:
-            raise self.prepare_error
-        self.unsure = not sure
+        try:
+            await asyncio.sleep(self.prepare_seconds)
+            if self.prepare_error is not None:
+                raise self.prepare_error
+        except BaseException:
+            self.unsure |= self.prepare_unsure
+            raise
         return adjustment.resources if self.operation is Operation.START_CONTAINER else {}
 
     def unedited(self, store: Store) -> bool:
