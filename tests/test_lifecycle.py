@@ -28,14 +28,18 @@ PRE_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.PRE]
 POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
 
 
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
 def call_for(point: HookPoint) -> FakeCall:
     return FakeCall(point.operation, POD_SUBJECT if point.subject is SubjectKind.POD else SUBJECT)
 
 
 @pytest.mark.parametrize("point", PRE_POINTS, ids=lambda point: point.name)
 @virtual_time
-async def test_a_pre_hooks_change_is_released(point: HookPoint) -> None:
-    core = Core()
+async def test_a_pre_hooks_change_is_released(core: Core, point: HookPoint) -> None:
     core.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)), points=(point.name,), delay_seconds=0.5)
     call = call_for(point)
     assert await core.run(call) == ["prepare", "release", "answer"]
@@ -50,8 +54,7 @@ async def test_a_pre_hooks_change_is_released(point: HookPoint) -> None:
 
 @pytest.mark.parametrize("point", POST_POINTS, ids=lambda point: point.name)
 @virtual_time
-async def test_a_post_hook_is_told_before_the_answer_goes(point: HookPoint) -> None:
-    core = Core()
+async def test_a_post_hook_is_told_before_the_answer_goes(core: Core, point: HookPoint) -> None:
     core.plugins.add("a", HookAnswer(envs={"NEVER": "1"}), points=(point.name,), delay_seconds=0.5)
     call = call_for(point)
     assert await core.run(call) == ["release", "answer"]
@@ -67,9 +70,8 @@ async def test_a_post_hook_is_told_before_the_answer_goes(point: HookPoint) -> N
 @pytest.mark.parametrize("untouched", [True, False])
 @pytest.mark.parametrize("operation", list(Operation))
 @virtual_time
-async def test_no_call_waits_without_plugins(operation: Operation, untouched: bool) -> None:
+async def test_no_call_waits_without_plugins(core: Core, operation: Operation, untouched: bool) -> None:
     """It is released before it is read, unless something in the Store is to be put in."""
-    core = Core()
     call = FakeCall(operation, untouched=untouched)
     assert await core.run(call) == ["release", "answer"]
     assert call.released_with == (None if untouched else SUBJECT, NO_ADJUSTMENT)
@@ -80,9 +82,8 @@ async def test_no_call_waits_without_plugins(operation: Operation, untouched: bo
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @virtual_time
-async def test_a_call_released_by_its_front_is_not_held(policy: FailurePolicy) -> None:
+async def test_a_call_released_by_its_front_is_not_held(core: Core, policy: FailurePolicy) -> None:
     """Nobody can be asked before it: it is told of afterwards, as what the runtime did is."""
-    core = Core()
     core.plugins.add("a", Reason.DEADLINE, policy=policy)
     call = FakeCall(START, state=CallState.RELEASED)
     assert await core.run(call) == ["release", "answer"]
@@ -92,8 +93,7 @@ async def test_a_call_released_by_its_front_is_not_held(policy: FailurePolicy) -
 
 
 @virtual_time
-async def test_unrecorded_calls_pass_unless_somebody_is_asked_or_waits() -> None:
-    core = Core()
+async def test_unrecorded_calls_pass_unless_somebody_is_asked_or_waits(core: Core) -> None:
     assert core.lifecycle.passes_unrecorded()
     core.plugins.add("a", points=("PreUpdateContainerResources",), delay_seconds=1)
     assert not core.lifecycle.passes_unrecorded()  # a start that the runtime refuses tells what a hook server set
@@ -107,8 +107,7 @@ async def test_unrecorded_calls_pass_unless_somebody_is_asked_or_waits() -> None
 
 @pytest.mark.parametrize("untouched", [True, False])
 @virtual_time
-async def test_an_unknown_subject_is_not_read_without_plugins(untouched: bool) -> None:
-    core = Core()
+async def test_an_unknown_subject_is_not_read_without_plugins(core: Core, untouched: bool) -> None:
     call = FakeCall(START, None, untouched=untouched)
     assert await core.run(call) == ["release", "answer"]
     assert (call.changed_by, core.store.counts()) == (None, (0, 0))
@@ -118,8 +117,7 @@ async def test_an_unknown_subject_is_not_read_without_plugins(untouched: bool) -
     ("error", "counter"), [(Unreadable("broken"), "calls_unreadable"), (ValueError("a value"), "internal_errors")]
 )
 @virtual_time
-async def test_an_unreadable_call_passes_without_plugins(error: Exception, counter: str) -> None:
-    core = Core()
+async def test_an_unreadable_call_passes_without_plugins(core: Core, error: Exception, counter: str) -> None:
     call = FakeCall(START, known_error=error)
     assert await core.run(call) == ["release", "answer"]
     assert core.recorder.counted(counter, operation="StartContainer") == 1
@@ -127,9 +125,8 @@ async def test_an_unreadable_call_passes_without_plugins(error: Exception, count
 
 
 @virtual_time
-async def test_a_call_waits_behind_one_whose_hooks_are_asked() -> None:
+async def test_a_call_waits_behind_one_whose_hooks_are_asked(core: Core) -> None:
     """Nobody is asked about a Stop here, but an Update of the same container is (relay-rules C6)."""
-    core = Core()
     core.plugins.add("a", points=("PreUpdateContainerResources",), delay_seconds=0.5)
     update, stop = FakeCall(UPDATE), FakeCall(STOP)
     await asyncio.gather(core.lifecycle.run(update), core.lifecycle.run(stop))
@@ -142,8 +139,7 @@ async def test_a_call_waits_behind_one_whose_hooks_are_asked() -> None:
 
 @pytest.mark.parametrize(("label", "skipped"), [("true", True), ("True", False), ("", False)])
 @virtual_time
-async def test_a_pod_with_the_skip_label_is_never_handed_to_hook_servers(label: str, skipped: bool) -> None:
-    core = Core()
+async def test_a_pod_with_the_skip_label_is_never_handed_to_hook_servers(core: Core, label: str, skipped: bool) -> None:
     core.plugins.add("a", policy=FAIL)
     pod = PodInfo(id="p1", labels={"skip": label})
     call = FakeCall(START, Subject(PodRecord(pod, pod), SUBJECT.container))
@@ -154,8 +150,9 @@ async def test_a_pod_with_the_skip_label_is_never_handed_to_hook_servers(label: 
 
 @pytest.mark.parametrize(("points", "asked"), [(("PostStartContainer",), True), (("PreCreateContainer",), False)])
 @virtual_time
-async def test_the_runtime_is_asked_only_for_a_plugin_of_the_call(points: tuple[str, ...], asked: bool) -> None:
-    core = Core()
+async def test_the_runtime_is_asked_only_for_a_plugin_of_the_call(
+    core: Core, points: tuple[str, ...], asked: bool
+) -> None:
     core.plugins.add("a", points=points)
     call = FakeCall(START, known=None, read=SUBJECT)
     assert await core.run(call) == (["read", "release", "answer"] if asked else ["release", "answer"])
@@ -164,8 +161,7 @@ async def test_the_runtime_is_asked_only_for_a_plugin_of_the_call(points: tuple[
 
 
 @virtual_time
-async def test_a_subject_the_runtime_does_not_know_passes_without_hooks() -> None:
-    core = Core()
+async def test_a_subject_the_runtime_does_not_know_passes_without_hooks(core: Core) -> None:
     core.plugins.add("a", policy=FAIL)
     call = FakeCall(START, known=None, read=None)
     assert await core.run(call) == ["read", "release", "answer"]
@@ -197,9 +193,8 @@ FAULTS = [
 @pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
 @virtual_time
 async def test_a_failed_hold_is_released_unchanged_under_ignore(
-    fields: dict[str, Any], reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
+    core: Core, fields: dict[str, Any], reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    core = Core()
     core.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=7)), policy=IGNORE)
     call = FakeCall(START, **fields)
     with caplog.at_level(logging.DEBUG):
@@ -217,8 +212,9 @@ async def test_a_failed_hold_is_released_unchanged_under_ignore(
 
 @pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
 @virtual_time
-async def test_a_failed_hold_is_refused_under_fail(fields: dict[str, Any], reason: Reason, counter: str) -> None:
-    core = Core()
+async def test_a_failed_hold_is_refused_under_fail(
+    core: Core, fields: dict[str, Any], reason: Reason, counter: str
+) -> None:
     core.plugins.add("a", SHARES if "prepare_seconds" in fields else ENVS, policy=FAIL)
     call = FakeCall(START, **fields)
     assert (await core.run(call))[-1] == "refuse"
@@ -235,8 +231,7 @@ async def test_a_failed_hold_is_refused_under_fail(fields: dict[str, Any], reaso
 
 
 @virtual_time
-async def test_an_unreadable_subject_is_a_post_hooks_failure_too() -> None:
-    core = Core()
+async def test_an_unreadable_subject_is_a_post_hooks_failure_too(core: Core) -> None:
     core.plugins.add("a", policy=FAIL)
     call = FakeCall(STOP, known=None, read=BackendError("away"))
     assert await core.run(call) == ["read", "release", "answer"]
@@ -245,8 +240,7 @@ async def test_an_unreadable_subject_is_a_post_hooks_failure_too() -> None:
 
 
 @virtual_time
-async def test_an_edit_that_fails_without_any_plugin_changes_nothing() -> None:
-    core = Core()
+async def test_an_edit_that_fails_without_any_plugin_changes_nothing(core: Core) -> None:
     call = FakeCall(CREATE, edit_error=KeyError("x"))
     assert await core.run(call) == ["release", "answer"]
     assert call.released_with == (None, NO_ADJUSTMENT)
@@ -255,8 +249,7 @@ async def test_an_edit_that_fails_without_any_plugin_changes_nothing() -> None:
 
 
 @virtual_time
-async def test_a_plugin_that_raises_anything_is_an_internal_error() -> None:
-    core = Core()
+async def test_a_plugin_that_raises_anything_is_an_internal_error(core: Core) -> None:
     core.plugins.add("a", RuntimeError(CANARY), policy=FAIL, points=("PreStartContainer",))
     call = FakeCall(START)
     assert await core.run(call) == ["refuse"]
@@ -268,8 +261,9 @@ async def test_a_plugin_that_raises_anything_is_an_internal_error() -> None:
 )
 @pytest.mark.parametrize("hangs", [False, True])
 @virtual_time
-async def test_a_rejected_extra_update_is_the_failure_of_the_owners(owner: str, steps: list[str], hangs: bool) -> None:
-    core = Core()
+async def test_a_rejected_extra_update_is_the_failure_of_the_owners(
+    core: Core, owner: str, steps: list[str], hangs: bool
+) -> None:
     for name, policy in (("fail", FAIL), ("ignore", IGNORE)):
         core.plugins.add(name, SHARES if name == owner else HookAnswer(), policy=policy, points=("PreStartContainer",))
     call = FakeCall(START, **({"prepare_seconds": 60} if hangs else {"prepare_error": BackendError("no such cpu")}))
@@ -286,8 +280,7 @@ async def test_a_rejected_extra_update_is_the_failure_of_the_owners(owner: str, 
 
 @pytest.mark.parametrize("reply", [AGREED, Reply(agreed=False), UNANSWERED])
 @virtual_time
-async def test_the_extra_update_is_recorded_whatever_becomes_of_the_start(reply: Reply) -> None:
-    core = Core()
+async def test_the_extra_update_is_recorded_whatever_becomes_of_the_start(core: Core, reply: Reply) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=("PreStartContainer",))
     await core.run(FakeCall(START, reply=reply, fates=[UNANSWERED]))
@@ -299,9 +292,8 @@ async def test_the_extra_update_is_recorded_whatever_becomes_of_the_start(reply:
 @pytest.mark.parametrize("unsure", [False, True])
 @virtual_time
 async def test_a_container_is_read_anew_after_a_lost_extra_update(
-    policy: FailurePolicy, fault: dict[str, Any], unsure: bool
+    core: Core, policy: FailurePolicy, fault: dict[str, Any], unsure: bool
 ) -> None:
-    core = Core()
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, policy=policy, points=("PreStartContainer",))
     await core.run(FakeCall(START, prepare_unsure=unsure, **fault))
@@ -309,8 +301,7 @@ async def test_a_container_is_read_anew_after_a_lost_extra_update(
 
 
 @virtual_time
-async def test_a_client_leaving_in_the_extra_update_leaves_no_record() -> None:
-    core = Core()
+async def test_a_client_leaving_in_the_extra_update_leaves_no_record(core: Core) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=("PreStartContainer",))
     task = core.start(FakeCall(START, prepare_seconds=60, prepare_unsure=True))
@@ -321,8 +312,7 @@ async def test_a_client_leaving_in_the_extra_update_leaves_no_record() -> None:
 
 
 @virtual_time
-async def test_a_call_under_way_brings_no_forgotten_record_back() -> None:
-    core = Core()
+async def test_a_call_under_way_brings_no_forgotten_record_back(core: Core) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=("PreStartContainer",))
     start = core.start(FakeCall(START, prepare_unsure=True, prepare_error=BackendError("broke off"), runtime_seconds=2))
@@ -338,8 +328,7 @@ async def test_a_call_under_way_brings_no_forgotten_record_back() -> None:
 
 
 @virtual_time
-async def test_an_extra_update_beside_a_lost_update_keeps_no_record() -> None:
-    core = Core()
+async def test_an_extra_update_beside_a_lost_update_keeps_no_record(core: Core) -> None:
     core.store.commit(SUBJECT)
     lost = core.start(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=1))
     core.plugins.add("a", SHARES, points=("PreStartContainer",))
@@ -352,8 +341,7 @@ async def test_an_extra_update_beside_a_lost_update_keeps_no_record() -> None:
 
 @pytest.mark.filterwarnings("error")
 @virtual_time
-async def test_a_client_leaving_at_once_leaves_no_question() -> None:
-    core = Core()
+async def test_a_client_leaving_at_once_leaves_no_question(core: Core) -> None:
     core.plugins.add("a")
     call = FakeCall(START, known=None)
     core.start(call).cancel()
@@ -371,9 +359,8 @@ async def test_a_client_leaving_at_once_leaves_no_question() -> None:
 )
 @virtual_time
 async def test_the_budget_is_never_more_than_half_of_the_callers_time(
-    deadline: float | None, given_seconds: float
+    core: Core, deadline: float | None, given_seconds: float
 ) -> None:
-    core = Core()
     for name in ("a", "b"):
         core.plugins.add(name, delay_seconds=100, timeout_seconds=100, points=("PreStartContainer",))
     await core.run(FakeCall(START, deadline=deadline))
@@ -398,9 +385,8 @@ async def test_the_budget_is_never_more_than_half_of_the_callers_time(
 )
 @virtual_time
 async def test_a_hanging_hook_server_leaves_time_to_those_behind_it(
-    timeouts: tuple[float, ...], deadline: float | None, given_seconds: list[float], point: str
+    core: Core, timeouts: tuple[float, ...], deadline: float | None, given_seconds: list[float], point: str
 ) -> None:
-    core = Core()
     for number, seconds in enumerate(timeouts):
         core.plugins.add(f"p{number}", delay_seconds=100, timeout_seconds=seconds, points=(point,))
     if point == "PostStartContainer" and deadline is not None:
@@ -411,8 +397,7 @@ async def test_a_hanging_hook_server_leaves_time_to_those_behind_it(
 
 @pytest.mark.parametrize("deadline", [0.0, -5.0])
 @virtual_time
-async def test_a_caller_without_time_has_post_hooks_only(deadline: float) -> None:
-    core = Core()
+async def test_a_caller_without_time_has_post_hooks_only(core: Core, deadline: float) -> None:
     core.plugins.add("a", ENVS, delay_seconds=1)
     await core.run(FakeCall(START, deadline=deadline))
     assert core.plugins.told() == [("a", "PostStartContainer")]
@@ -421,16 +406,14 @@ async def test_a_caller_without_time_has_post_hooks_only(deadline: float) -> Non
 
 
 @virtual_time
-async def test_reading_the_subject_is_paid_from_the_same_budget() -> None:
-    core = Core()
+async def test_reading_the_subject_is_paid_from_the_same_budget(core: Core) -> None:
     core.plugins.add("a", timeout_seconds=100, points=("PreStartContainer",))
     await core.run(FakeCall(START, known=None, read=SUBJECT, read_seconds=4))
     assert core.plugins.asked[0].timeout_seconds == 6.0
 
 
 @virtual_time
-async def test_a_subject_is_read_no_longer_than_the_budget() -> None:
-    core = Core()
+async def test_a_subject_is_read_no_longer_than_the_budget(core: Core) -> None:
     core.plugins.add("a", points=("PreStartContainer",))
     call = FakeCall(START, known=None, read_seconds=1000, deadline=4.0)
     await core.run(call)
@@ -444,8 +427,9 @@ async def _hang(*_: object) -> HookAnswer:
 
 
 @virtual_time
-async def test_a_hold_ends_a_second_after_its_budget_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = Core()
+async def test_a_hold_ends_a_second_after_its_budget_whatever_happens(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = core.plugins.add("a", points=("PreStartContainer",))
     monkeypatch.setattr(client, "call", _hang)
     call = FakeCall(START)
@@ -456,8 +440,7 @@ async def test_a_hold_ends_a_second_after_its_budget_whatever_happens(monkeypatc
 
 @pytest.mark.parametrize(("deadline", "released"), [(None, 10.5), (8.0, 4.5)])
 @virtual_time
-async def test_the_extra_update_ends_before_the_hold_does(deadline: float | None, released: float) -> None:
-    core = Core()
+async def test_the_extra_update_ends_before_the_hold_does(core: Core, deadline: float | None, released: float) -> None:
     core.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreStartContainer",))
     call = FakeCall(START, prepare_seconds=1000, deadline=deadline)
     await core.run(call)
@@ -466,8 +449,7 @@ async def test_the_extra_update_ends_before_the_hold_does(deadline: float | None
 
 
 @virtual_time
-async def test_number_and_age_of_holds_are_known() -> None:
-    core = Core()
+async def test_number_and_age_of_holds_are_known(core: Core) -> None:
     core.plugins.add("a", delay_seconds=2, points=("PreStartContainer",))
     assert core.lifecycle.holds() == (0, 0.0)
     first = core.start(FakeCall(START, key="c1"))
@@ -482,8 +464,7 @@ async def test_number_and_age_of_holds_are_known() -> None:
 
 
 @virtual_time
-async def test_a_call_that_ends_while_held_cancels_its_pre_hooks() -> None:
-    core = Core()
+async def test_a_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> None:
     client = core.plugins.add("a", delay_seconds=1, policy=FAIL)
     call = FakeCall(START)
     task = core.start(call)
@@ -505,8 +486,7 @@ async def test_a_call_that_ends_while_held_cancels_its_pre_hooks() -> None:
 
 
 @virtual_time
-async def test_hooks_of_one_container_are_called_in_order() -> None:
-    core = Core()
+async def test_hooks_of_one_container_are_called_in_order(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", "PreUpdateContainerResources"))
     same = [FakeCall(START, key="c1"), FakeCall(UPDATE, key="c1")]
     other = FakeCall(UPDATE, key="c2")
@@ -516,8 +496,7 @@ async def test_hooks_of_one_container_are_called_in_order() -> None:
 
 
 @virtual_time
-async def test_a_call_by_another_name_waits_for_its_turn_once_it_is_known() -> None:
-    core = Core()
+async def test_a_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=("PreUpdateContainerResources",))
     first = core.start(FakeCall(UPDATE))
     named, behind = (
@@ -530,8 +509,7 @@ async def test_a_call_by_another_name_waits_for_its_turn_once_it_is_known() -> N
 
 
 @virtual_time
-async def test_no_call_waits_for_another_calls_runtime_answer() -> None:
-    core = Core()
+async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> None:
     core.plugins.add("a")
     slow, quick = FakeCall(STOP, runtime_seconds=100), FakeCall(UPDATE)
     task = core.start(slow)
@@ -543,8 +521,7 @@ async def test_no_call_waits_for_another_calls_runtime_answer() -> None:
 
 
 @virtual_time
-async def test_a_turn_is_waited_for_at_most_the_budget() -> None:
-    core = Core()
+async def test_a_turn_is_waited_for_at_most_the_budget(core: Core) -> None:
     core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreStartContainer",))
     core.plugins.add("b", points=("PreUpdateContainerResources",))
     first = core.start(FakeCall(START))
@@ -557,8 +534,7 @@ async def test_a_turn_is_waited_for_at_most_the_budget() -> None:
 
 
 @virtual_time
-async def test_a_commit_keeps_what_other_calls_committed_meanwhile() -> None:
-    core = Core()
+async def test_a_commit_keeps_what_other_calls_committed_meanwhile(core: Core) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", HookAnswer(annotations={"A": "1"}), points=("PreUpdateContainerResources",))
     slow = core.start(FakeCall(STOP, runtime_seconds=5))

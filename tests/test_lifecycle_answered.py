@@ -28,6 +28,11 @@ ENVS = HookAnswer(envs={"A": "1"})
 POST_POINTS = tuple(point.name for point in HOOK_POINTS if point.stage is Stage.POST)
 
 
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
 @pytest.mark.parametrize(
     ("operation", "reply", "outcome"),
     [
@@ -37,9 +42,8 @@ POST_POINTS = tuple(point.name for point in HOOK_POINTS if point.stage is Stage.
 )
 @virtual_time
 async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
-    operation: Operation, reply: Reply, outcome: str
+    core: Core, operation: Operation, reply: Reply, outcome: str
 ) -> None:
-    core = Core()
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
     core.plugins.add("a", ENVS, points=POST_POINTS)
@@ -52,8 +56,7 @@ async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
 
 
 @virtual_time
-async def test_the_store_is_written_only_after_the_runtime_agreed() -> None:
-    core = Core()
+async def test_the_store_is_written_only_after_the_runtime_agreed(core: Core) -> None:
     core.plugins.add("a", ENVS, points=("PreCreateContainer",))
     task = core.start(FakeCall(CREATE))
     await asyncio.sleep(0.9)
@@ -74,8 +77,9 @@ async def test_the_store_is_written_only_after_the_runtime_agreed() -> None:
     ],
 )
 @virtual_time
-async def test_records_are_kept_until_remove(operation: Operation, known: Subject, left: tuple[int, int]) -> None:
-    core = Core()
+async def test_records_are_kept_until_remove(
+    core: Core, operation: Operation, known: Subject, left: tuple[int, int]
+) -> None:
     core.store.commit(SUBJECT)
     await core.run(FakeCall(operation, known))
     assert core.store.counts() == left
@@ -83,8 +87,7 @@ async def test_records_are_kept_until_remove(operation: Operation, known: Subjec
 
 @pytest.mark.parametrize(("operation", "known"), [(REMOVE, SUBJECT), (REMOVE_POD, POD_SUBJECT)])
 @virtual_time
-async def test_an_earlier_call_brings_nothing_removed_back(operation: Operation, known: Subject) -> None:
-    core = Core()
+async def test_an_earlier_call_brings_nothing_removed_back(core: Core, operation: Operation, known: Subject) -> None:
     core.store.commit(SUBJECT)
     stop = core.start(FakeCall(STOP, runtime_seconds=5))
     await asyncio.sleep(1)
@@ -103,9 +106,8 @@ async def test_an_earlier_call_brings_nothing_removed_back(operation: Operation,
 )
 @virtual_time
 async def test_the_answer_goes_whatever_fails_behind_it(
-    error: Exception, counter: str, told: str, caplog: pytest.LogCaptureFixture
+    core: Core, error: Exception, counter: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    core = Core()
     assert await core.run(FakeCall(RUN_POD, POD_SUBJECT, outcome_error=error)) == ["release", "answer"]
     assert core.recorder.counted(counter, operation="RunPodSandbox") == 1
     assert core.store.counts() == (0, 0)
@@ -117,8 +119,7 @@ async def test_the_answer_goes_whatever_fails_behind_it(
 
 
 @virtual_time
-async def test_an_answer_waits_at_most_half_of_the_callers_time() -> None:
-    core = Core()
+async def test_an_answer_waits_at_most_half_of_the_callers_time(core: Core) -> None:
     core.plugins.add("a", delay_seconds=100, points=("PostStartContainer",))
     call = FakeCall(START, deadline=2.0)
     await core.run(call)
@@ -127,8 +128,7 @@ async def test_an_answer_waits_at_most_half_of_the_callers_time() -> None:
 
 
 @virtual_time
-async def test_a_post_hook_has_its_own_time_beside_a_short_deadline() -> None:
-    core = Core()
+async def test_a_post_hook_has_its_own_time_beside_a_short_deadline(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
     call = FakeCall(START, deadline=1.02)
     await core.run(call)
@@ -138,8 +138,7 @@ async def test_a_post_hook_has_its_own_time_beside_a_short_deadline() -> None:
 
 
 @virtual_time
-async def test_an_answer_does_not_outwait_an_earlier_calls_post_hooks() -> None:
-    core = Core()
+async def test_an_answer_does_not_outwait_an_earlier_calls_post_hooks(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
     first = core.start(FakeCall(START))
     await asyncio.sleep(0.5)
@@ -150,8 +149,7 @@ async def test_an_answer_does_not_outwait_an_earlier_calls_post_hooks() -> None:
 
 
 @virtual_time
-async def test_a_create_is_answered_behind_its_commit() -> None:
-    core = Core()
+async def test_a_create_is_answered_behind_its_commit(core: Core) -> None:
     hook = core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
     held = core.start(FakeCall(CREATE))
     await asyncio.sleep(0.5)
@@ -167,9 +165,8 @@ async def test_a_create_is_answered_behind_its_commit() -> None:
 
 @pytest.mark.parametrize("told", [False, True])
 @virtual_time
-async def test_the_commit_is_there_when_the_next_call_is_read(told: bool) -> None:
+async def test_the_commit_is_there_when_the_next_call_is_read(core: Core, told: bool) -> None:
     """Where nobody is told the answer goes first, but nothing else is looked at before the commit."""
-    core = Core()
     if told:
         core.plugins.add("a", points=("PostStartContainer",))
     known: list[bool] = []
@@ -188,8 +185,7 @@ async def test_the_commit_is_there_when_the_next_call_is_read(told: bool) -> Non
 
 
 @virtual_time
-async def test_post_hooks_have_their_time_from_their_turn_on() -> None:
-    core = Core()
+async def test_post_hooks_have_their_time_from_their_turn_on(core: Core) -> None:
     core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=("PostStartContainer",))
     core.plugins.add("b", points=("PostStopContainer",))
     first = core.start(FakeCall(START))
@@ -201,8 +197,7 @@ async def test_post_hooks_have_their_time_from_their_turn_on() -> None:
 
 @pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
 @virtual_time
-async def test_a_subject_for_post_hooks_is_read_in_the_holds_time(deadline: float) -> None:
-    core = Core()
+async def test_a_subject_for_post_hooks_is_read_in_the_holds_time(core: Core, deadline: float) -> None:
     core.plugins.add("a", points=("PostStopContainer",))
     await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
     assert len(core.plugins.asked) == 1
@@ -217,8 +212,7 @@ async def stop_pod(core: Core) -> None:
 
 
 @virtual_time
-async def test_a_repeated_stop_of_a_pod_is_told_once() -> None:
-    core = Core()
+async def test_a_repeated_stop_of_a_pod_is_told_once(core: Core) -> None:
     core.plugins.add("a")
     for _ in range(3):
         await stop_pod(core)
@@ -229,8 +223,7 @@ async def test_a_repeated_stop_of_a_pod_is_told_once() -> None:
 
 
 @virtual_time
-async def test_a_repeated_stop_is_told_again_to_who_failed() -> None:
-    core = Core()
+async def test_a_repeated_stop_is_told_again_to_who_failed(core: Core) -> None:
     core.plugins.add("a")
     failing = core.plugins.add("b", Reason.ERROR_STATUS)
     await stop_pod(core)
@@ -241,8 +234,7 @@ async def test_a_repeated_stop_is_told_again_to_who_failed() -> None:
 
 
 @virtual_time
-async def test_a_new_pod_with_the_id_of_a_stopped_one_is_told_of() -> None:
-    core = Core()
+async def test_a_new_pod_with_the_id_of_a_stopped_one_is_told_of(core: Core) -> None:
     core.plugins.add("a", points=("PostStopPodSandbox",))
     await stop_pod(core)
     await core.run(FakeCall(RUN_POD, known=POD_SUBJECT, key="new"))
@@ -251,9 +243,8 @@ async def test_a_new_pod_with_the_id_of_a_stopped_one_is_told_of() -> None:
 
 
 @virtual_time
-async def test_of_many_stopped_pods_the_oldest_may_be_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_many_stopped_pods_the_oldest_may_be_told_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "STOPPED_PODS", 1)
-    core = Core()
     core.plugins.add("a", points=("PostStopPodSandbox",))
     for pod_id in ("p1", "p2", "p2", "p1"):
         pod = replace(SUBJECT.pod.effective, id=pod_id)
@@ -279,9 +270,8 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)])
 @virtual_time
 async def test_what_hook_servers_set_is_named_with_them(
-    reply: Reply, told: bool, caplog: pytest.LogCaptureFixture
+    core: Core, reply: Reply, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    core = Core()
     core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
     core.plugins.add("b", HookAnswer(resources=Resources(cpuset_cpus="77")))
     await core.run(FakeCall(CREATE, reply=reply, fates=[UNANSWERED]))
@@ -292,17 +282,15 @@ async def test_what_hook_servers_set_is_named_with_them(
 @pytest.mark.parametrize(("operation", "told"), [(START, True), (STOP, False)])
 @virtual_time
 async def test_a_start_shows_what_the_create_was_given(
-    operation: Operation, told: bool, caplog: pytest.LogCaptureFixture
+    core: Core, operation: Operation, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    core = Core()
     await core.run(FakeCall(operation, HOOKED, reply=REFUSED))
     earlier = "envs.A (at an earlier call), resources.cpuset_cpus (at an earlier call)"
     assert said(caplog) == ([earlier] if told else [])
 
 
 @virtual_time
-async def test_a_line_names_so_many_fields_at_the_most(caplog: pytest.LogCaptureFixture) -> None:
-    core = Core()
+async def test_a_line_names_so_many_fields_at_the_most(core: Core, caplog: pytest.LogCaptureFixture) -> None:
     core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
     await core.run(FakeCall(CREATE, reply=REFUSED))
     (line,) = said(caplog)
@@ -315,8 +303,7 @@ async def test_a_line_names_so_many_fields_at_the_most(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize(("operation", "known"), [(START, SUBJECT), (STOP, SUBJECT), (STOP_POD, POD_SUBJECT)])
 @virtual_time
-async def test_a_post_hook_owed_for_a_lost_answer_is_told(operation: Operation, known: Subject) -> None:
-    core = Core()
+async def test_a_post_hook_owed_for_a_lost_answer_is_told(core: Core, operation: Operation, known: Subject) -> None:
     core.plugins.add("a", ENVS)
     call = FakeCall(operation, known, reply=UNANSWERED, fates=[UNANSWERED, DONE])
     await core.run(call)
@@ -341,9 +328,10 @@ async def test_a_post_hook_owed_for_a_lost_answer_is_told(operation: Operation, 
     ],
 )
 @virtual_time
-async def test_a_lost_answer_has_the_subject_read_anew(operation: Operation, known: Subject, left: set[str]) -> None:
+async def test_a_lost_answer_has_the_subject_read_anew(
+    core: Core, operation: Operation, known: Subject, left: set[str]
+) -> None:
     """A create's subject has an id that nobody knows: another call for the same name keeps what it makes."""
-    core = Core()
     lists: list[float] = []
     core.lifecycle.on_lost = lambda: lists.append(core.now)
     core.store.commit(SUBJECT)
@@ -366,8 +354,9 @@ async def test_a_lost_answer_has_the_subject_read_anew(operation: Operation, kno
 
 @pytest.mark.parametrize(("answer", "remembers"), [(HookAnswer(cgroup_parent="/hooked"), False), (ENVS, True)])
 @virtual_time
-async def test_a_lost_pod_that_a_hook_moved_is_not_taken_for_the_kubelets(answer: HookAnswer, remembers: bool) -> None:
-    core = Core()
+async def test_a_lost_pod_that_a_hook_moved_is_not_taken_for_the_kubelets(
+    core: Core, answer: HookAnswer, remembers: bool
+) -> None:
     core.store.remembers = True
     core.plugins.add("a", answer, points=("PreRunPodSandbox",))
     await core.run(FakeCall(RUN_POD, POD_SUBJECT, reply=UNANSWERED))
@@ -376,8 +365,7 @@ async def test_a_lost_pod_that_a_hook_moved_is_not_taken_for_the_kubelets(answer
 
 
 @virtual_time
-async def test_a_start_settled_late_keeps_no_record_of_what_was_lost_since() -> None:
-    core = Core()
+async def test_a_start_settled_late_keeps_no_record_of_what_was_lost_since(core: Core) -> None:
     core.plugins.add("a", points=("PostStartContainer",))
     await core.run(FakeCall(START, reply=UNANSWERED, fates=[UNANSWERED, DONE]))
     await core.run(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=0.2))
@@ -388,8 +376,7 @@ async def test_a_start_settled_late_keeps_no_record_of_what_was_lost_since() -> 
 
 @pytest.mark.parametrize(("operation", "told"), [(STOP, ["a"]), (START, ["a", "a"])])
 @virtual_time
-async def test_a_stop_asked_for_again_is_told_of_once(operation: Operation, told: list[str]) -> None:
-    core = Core()
+async def test_a_stop_asked_for_again_is_told_of_once(core: Core, operation: Operation, told: list[str]) -> None:
     core.plugins.add("a", points=("PostStopContainer", "PostStartContainer"))
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
     again = core.start(FakeCall(operation, runtime_seconds=0.2))
@@ -400,8 +387,7 @@ async def test_a_stop_asked_for_again_is_told_of_once(operation: Operation, told
 
 @pytest.mark.parametrize("operation", [START, STOP])
 @virtual_time
-async def test_a_call_the_runtime_did_not_carry_out_changes_nothing(operation: Operation) -> None:
-    core = Core()
+async def test_a_call_the_runtime_did_not_carry_out_changes_nothing(core: Core, operation: Operation) -> None:
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
     core.plugins.add("a", points=POST_POINTS)
@@ -420,9 +406,8 @@ async def test_a_call_the_runtime_did_not_carry_out_changes_nothing(operation: O
 )
 @virtual_time
 async def test_a_stop_of_what_is_gone_is_told_and_forgotten(
-    operation: Operation, known: Subject, told: list[tuple[str, str]], left: tuple[int, int]
+    core: Core, operation: Operation, known: Subject, told: list[tuple[str, str]], left: tuple[int, int]
 ) -> None:
-    core = Core()
     core.store.commit(SUBJECT)
     core.plugins.add("a")
     await core.run(FakeCall(operation, known, reply=UNANSWERED, fates=[GONE]))
@@ -432,8 +417,7 @@ async def test_a_stop_of_what_is_gone_is_told_and_forgotten(
 
 
 @virtual_time
-async def test_an_unknown_subject_is_not_settled() -> None:
-    core = Core()
+async def test_an_unknown_subject_is_not_settled(core: Core) -> None:
     call = FakeCall(STOP, None, reply=UNANSWERED)
     await core.run(call)
     await asyncio.sleep(300)
@@ -444,8 +428,9 @@ async def test_an_unknown_subject_is_not_settled() -> None:
     ("error", "counter"), [(KeyError(CANARY), "internal_errors"), (Unreadable("no id"), "calls_unreadable")]
 )
 @virtual_time
-async def test_a_fault_in_settling_is_counted(error: Exception, counter: str, caplog: pytest.LogCaptureFixture) -> None:
-    core = Core()
+async def test_a_fault_in_settling_is_counted(
+    core: Core, error: Exception, counter: str, caplog: pytest.LogCaptureFixture
+) -> None:
     core.plugins.add("a")
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE], outcome_error=error))
     await asyncio.sleep(1)
@@ -455,8 +440,7 @@ async def test_a_fault_in_settling_is_counted(error: Exception, counter: str, ca
 
 
 @virtual_time
-async def test_after_the_end_nothing_is_settled() -> None:
-    core = Core()
+async def test_after_the_end_nothing_is_settled(core: Core) -> None:
     core.plugins.add("a")
     call = FakeCall(STOP, reply=UNANSWERED, fates=[DONE])
     await core.run(call)
@@ -466,8 +450,7 @@ async def test_after_the_end_nothing_is_settled() -> None:
 
 
 @virtual_time
-async def test_a_call_is_under_way_again_while_it_is_settled() -> None:
-    core = Core()
+async def test_a_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=("PostStopContainer",))
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
     assert core.lifecycle.under_way() == set()
@@ -481,8 +464,7 @@ async def test_a_call_is_under_way_again_while_it_is_settled() -> None:
 
 
 @virtual_time
-async def test_calls_are_numbered_as_they_leave() -> None:
-    core = Core()
+async def test_calls_are_numbered_as_they_leave(core: Core) -> None:
     passed, held, refused, last = (FakeCall(STOP), FakeCall(START), FakeCall(CREATE), FakeCall(STOP))
     await core.run(passed)
     core.plugins.add("a", points=("PreStartContainer",))
@@ -494,8 +476,7 @@ async def test_calls_are_numbered_as_they_leave() -> None:
 
 
 @virtual_time
-async def test_a_calls_key_is_known_from_its_hold_to_its_answer() -> None:
-    core = Core()
+async def test_a_calls_key_is_known_from_its_hold_to_its_answer(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", "PostStartContainer"))
     tasks = [core.start(FakeCall(START)), core.start(FakeCall(STOP, key="c2")), core.start(FakeCall(STOP, key="c2"))]
     tasks.append(core.start(FakeCall(STOP, key=Unreadable("cut"))))
@@ -509,8 +490,7 @@ async def test_a_calls_key_is_known_from_its_hold_to_its_answer() -> None:
 
 
 @virtual_time
-async def test_a_call_that_ends_voids_what_was_read_meanwhile() -> None:
-    core = Core()
+async def test_a_call_that_ends_voids_what_was_read_meanwhile(core: Core) -> None:
     with core.store.watch() as watch:
         await core.run(FakeCall(STOP, None, key="c7"))
         await core.run(FakeCall(STOP, None, key=Unreadable("cut")))

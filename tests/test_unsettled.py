@@ -17,12 +17,15 @@ START, STOP = Operation.START_CONTAINER, Operation.STOP_CONTAINER
 CANARY = "canary-4711"
 
 
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class Rig:
     """Unsettled calls and what was finished, with the time."""
 
     def __init__(self, most_calls: int = 1000) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.recorder = Recorder(self.loop.time)
+        self.recorder = Recorder(now)
         self.stopping: set[str] = set()
         """What stops are about now."""
         self.finish_seconds = 0.0
@@ -40,7 +43,7 @@ class Rig:
 
         async def finish(reply: Reply) -> None:
             await asyncio.sleep(self.finish_seconds)
-            self.finished.append((self.loop.time(), key, reply))
+            self.finished.append((now(), key, reply))
 
         self.unsettled.add(key, call, finish)
         return call
@@ -49,14 +52,18 @@ class Rig:
         return self.recorder.counted("unsettled", operation=STOP.value, result=result)
 
 
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
 def asked(call: FakeCall) -> list[float]:
     assert {name for _, name in call.steps} <= {"settle"}
     return [at for at, _ in call.steps]
 
 
 @virtual_time
-async def test_a_call_is_finished_within_a_second_of_its_end() -> None:
-    rig = Rig()
+async def test_a_call_is_finished_within_a_second_of_its_end(rig: Rig) -> None:
     await asyncio.sleep(5)
     call = rig.add(UNANSWERED, UNANSWERED, DONE)
     assert rig.unsettled.calls() == [call]
@@ -70,8 +77,7 @@ async def test_a_call_is_finished_within_a_second_of_its_end() -> None:
     ("fate", "finished", "result"), [(DONE, 1, "agreed"), (GONE, 1, "agreed"), (NOT_DONE, 0, "failed")]
 )
 @virtual_time
-async def test_the_runtimes_first_word_counts(fate: Reply, finished: int, result: str) -> None:
-    rig = Rig()
+async def test_the_runtimes_first_word_counts(rig: Rig, fate: Reply, finished: int, result: str) -> None:
     call = rig.add(fate)
     await asyncio.sleep(300)
     assert asked(call) == [0.1]
@@ -80,8 +86,7 @@ async def test_the_runtimes_first_word_counts(fate: Reply, finished: int, result
 
 
 @virtual_time
-async def test_a_call_under_way_for_the_same_goes_first() -> None:
-    rig = Rig()
+async def test_a_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
     rig.stopping.add("c1")
     call, other = rig.add(DONE), rig.add(DONE, key="c2")
     await asyncio.sleep(0.2)
@@ -94,8 +99,7 @@ async def test_a_call_under_way_for_the_same_goes_first() -> None:
 
 @pytest.mark.parametrize("fate", [UNANSWERED, BackendError("away"), Unreadable("half a list")])
 @virtual_time
-async def test_an_unknown_outcome_is_asked_for_ever_more_rarely(fate: Reply | Exception) -> None:
-    rig = Rig()
+async def test_an_unknown_outcome_is_asked_for_ever_more_rarely(rig: Rig, fate: Reply | Exception) -> None:
     call = rig.add(fate)
     await asyncio.sleep(1000)
     assert asked(call) == list(ASKED_AFTER_SECONDS)
@@ -104,16 +108,14 @@ async def test_an_unknown_outcome_is_asked_for_ever_more_rarely(fate: Reply | Ex
 
 
 @virtual_time
-async def test_a_slow_runtime_is_not_asked_again_at_once() -> None:
-    rig = Rig()
+async def test_a_slow_runtime_is_not_asked_again_at_once(rig: Rig) -> None:
     call = rig.add(UNANSWERED, read_seconds=5)
     await asyncio.sleep(1000)
     assert asked(call) == [0.1, 10.0, 30.0, 60.0, 125.0]
 
 
 @virtual_time
-async def test_there_is_no_task_between_two_questions() -> None:
-    rig = Rig()
+async def test_there_is_no_task_between_two_questions(rig: Rig) -> None:
     rig.add(UNANSWERED)
     for _ in range(100):
         await asyncio.sleep(1.05)
@@ -121,8 +123,7 @@ async def test_there_is_no_task_between_two_questions() -> None:
 
 
 @virtual_time
-async def test_a_fault_of_our_own_ends_it_and_tells_no_value(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
+async def test_a_fault_of_our_own_ends_it_and_tells_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     call = rig.add(KeyError(CANARY))
     with caplog.at_level(logging.DEBUG):
         await asyncio.sleep(300)
@@ -133,8 +134,7 @@ async def test_a_fault_of_our_own_ends_it_and_tells_no_value(caplog: pytest.LogC
 
 @pytest.mark.parametrize(("key", "operation", "left"), [("c1", STOP, 0), ("c2", STOP, 1), ("c1", START, 1)])
 @virtual_time
-async def test_a_later_answer_to_the_same_settles_it(key: str, operation: Operation, left: int) -> None:
-    rig = Rig()
+async def test_a_later_answer_to_the_same_settles_it(rig: Rig, key: str, operation: Operation, left: int) -> None:
     call = rig.add(DONE)
     rig.unsettled.answered(key, operation)
     assert len(rig.unsettled.calls()) == left
@@ -143,8 +143,7 @@ async def test_a_later_answer_to_the_same_settles_it(key: str, operation: Operat
 
 
 @virtual_time
-async def test_a_later_answer_counts_while_the_runtime_is_asked() -> None:
-    rig = Rig()
+async def test_a_later_answer_counts_while_the_runtime_is_asked(rig: Rig) -> None:
     call = rig.add(DONE, read_seconds=1)
     await asyncio.sleep(0.5)
     rig.unsettled.answered("c1", STOP)
@@ -153,8 +152,7 @@ async def test_a_later_answer_counts_while_the_runtime_is_asked() -> None:
 
 
 @virtual_time
-async def test_few_questions_are_asked_at_one_time() -> None:
-    rig = Rig()
+async def test_few_questions_are_asked_at_one_time(rig: Rig) -> None:
     calls = [rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(10)]
     await asyncio.sleep(300)
     begun = sorted(at for call in calls for at in asked(call))
@@ -163,8 +161,7 @@ async def test_few_questions_are_asked_at_one_time() -> None:
 
 
 @virtual_time
-async def test_a_call_settled_while_its_question_waits_is_not_asked_about() -> None:
-    rig = Rig()
+async def test_a_call_settled_while_its_question_waits_is_not_asked_about(rig: Rig) -> None:
     calls = {f"c{number}": rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(5)}
     await asyncio.sleep(0.5)
     (waiting,) = (key for key, call in calls.items() if not asked(call))
@@ -206,8 +203,7 @@ async def test_a_call_that_is_given_up_waits_for_no_question() -> None:
 
 
 @virtual_time
-async def test_nothing_is_left_or_taken_after_the_stop() -> None:
-    rig = Rig()
+async def test_nothing_is_left_or_taken_after_the_stop(rig: Rig) -> None:
     rig.finish_seconds = 1.0
     finishing, slow = rig.add(DONE), rig.add(DONE, read_seconds=1)
     await asyncio.sleep(0.2)

@@ -16,21 +16,24 @@ from tests.fakes.calls import FakeCall
 from tests.fakes.plugins import FakePlugins
 
 
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 class Core:
     """A lifecycle with a budget of 10 s on fake plugins, on the running loop's clock."""
 
     def __init__(self) -> None:
         self.plugins = FakePlugins()
         self.store = Store()
-        self._loop = asyncio.get_running_loop()
-        self.recorder = Recorder(self._loop.time)
-        dispatcher = Dispatcher(self.plugins, self.recorder, self._loop.time, 10.0)
+        self.recorder = Recorder(_now)
+        dispatcher = Dispatcher(self.plugins, self.recorder, _now, 10.0)
         limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
-        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, self._loop.time)
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, _now)
 
     @property
     def now(self) -> float:
-        return self._loop.time()
+        return _now()
 
     @property
     def times(self) -> CallTimes:
