@@ -8,14 +8,13 @@ fields of an answer that is used once each).
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from runtimeproxy import merge
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import HookPoint, Operation, Stage
 from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, HookRequest
 from runtimeproxy.plugins.attempts import Attempts
-from runtimeproxy.plugins.manager import Plugin
+from runtimeproxy.plugins.manager import Manager, Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.telemetry import Recorder
 
@@ -27,17 +26,10 @@ FIELDS_SHOWN = 20
 """The most fields that a line of the log names."""
 
 
-class Plugins(Protocol):
-    """What the dispatcher needs of the Plugins Manager."""
-
-    def plugins_for(self, point: HookPoint) -> tuple[Plugin, ...]:
-        """Return the plugins of a hook point in file-name order."""
-
-
 class Dispatcher:
     """Asks every matching plugin and makes one adjustment of the answers."""
 
-    def __init__(self, plugins: Plugins, recorder: Recorder, clock: Callable[[], float], budget_seconds: float) -> None:
+    def __init__(self, plugins: Manager, recorder: Recorder, clock: Callable[[], float], budget_seconds: float) -> None:
         self._plugins = plugins
         self._recorder = recorder
         self._clock = clock

@@ -64,7 +64,7 @@ class HookPoint:
     operation: Operation
     stage: Stage
     subject: SubjectKind
-    applies: frozenset[Part] = frozenset()
+    applies: frozenset[Part]
 
     @property
     def method(self) -> str:
@@ -72,38 +72,21 @@ class HookPoint:
         return self.name + "Hook"
 
 
+def _point(name: str, subject: SubjectKind, *applies: Part) -> HookPoint:
+    stage = Stage.PRE if name.startswith(Stage.PRE.value) else Stage.POST
+    return HookPoint(name, Operation(name.removeprefix(stage.value)), stage, subject, frozenset(applies))
+
+
 HOOK_POINTS: tuple[HookPoint, ...] = (
-    HookPoint(
-        "PreRunPodSandbox",
-        Operation.RUN_POD_SANDBOX,
-        Stage.PRE,
-        SubjectKind.POD,
-        frozenset({Part.LABELS, Part.ANNOTATIONS, Part.CGROUP_PARENT, Part.RESOURCES}),
+    _point("PreRunPodSandbox", SubjectKind.POD, Part.LABELS, Part.ANNOTATIONS, Part.CGROUP_PARENT, Part.RESOURCES),
+    _point(
+        "PreCreateContainer", SubjectKind.CONTAINER, Part.ANNOTATIONS, Part.RESOURCES, Part.ENVS, Part.CGROUP_PARENT
     ),
-    HookPoint(
-        "PreCreateContainer",
-        Operation.CREATE_CONTAINER,
-        Stage.PRE,
-        SubjectKind.CONTAINER,
-        frozenset({Part.ANNOTATIONS, Part.RESOURCES, Part.ENVS, Part.CGROUP_PARENT}),
-    ),
-    HookPoint(
-        "PreStartContainer",
-        Operation.START_CONTAINER,
-        Stage.PRE,
-        SubjectKind.CONTAINER,
-        frozenset({Part.RESOURCES}),
-    ),
-    HookPoint("PostStartContainer", Operation.START_CONTAINER, Stage.POST, SubjectKind.CONTAINER),
-    HookPoint(
-        "PreUpdateContainerResources",
-        Operation.UPDATE_CONTAINER_RESOURCES,
-        Stage.PRE,
-        SubjectKind.CONTAINER,
-        frozenset({Part.RESOURCES, Part.ANNOTATIONS}),
-    ),
-    HookPoint("PostStopContainer", Operation.STOP_CONTAINER, Stage.POST, SubjectKind.CONTAINER),
-    HookPoint("PostStopPodSandbox", Operation.STOP_POD_SANDBOX, Stage.POST, SubjectKind.POD),
+    _point("PreStartContainer", SubjectKind.CONTAINER, Part.RESOURCES),
+    _point("PostStartContainer", SubjectKind.CONTAINER),
+    _point("PreUpdateContainerResources", SubjectKind.CONTAINER, Part.RESOURCES, Part.ANNOTATIONS),
+    _point("PostStopContainer", SubjectKind.CONTAINER),
+    _point("PostStopPodSandbox", SubjectKind.POD),
 )
 
 BY_NAME: dict[str, HookPoint] = {point.name: point for point in HOOK_POINTS}
