@@ -11,7 +11,7 @@ ROOM = 16 * ENTRY_BYTES
 """For eight values that take as much as an entry does besides."""
 
 
-def test_what_is_kept_is_found_until_there_is_no_room_for_it() -> None:
+def test_a_kept_value_is_found_until_there_is_no_room_for_it() -> None:
     cache: Cache[int, str] = Cache(ROOM)
     assert cache.keep(0, "none", ENTRY_BYTES) == "none"
     for number in range(1, 9):

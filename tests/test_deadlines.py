@@ -19,7 +19,7 @@ class Log:
 
 
 @virtual_time
-async def test_who_is_late_is_told_in_time_and_in_order() -> None:
+async def test_late_callers_are_told_in_time_and_in_order() -> None:
     log = Log()
     for at, name in ((3, "c"), (1, "a"), (2, "b"), (3, "d")):
         log.deadlines.add(at, lambda name=name: log.late(name))
@@ -31,7 +31,7 @@ async def test_who_is_late_is_told_in_time_and_in_order() -> None:
 
 
 @virtual_time
-async def test_who_is_over_is_not_told() -> None:
+async def test_a_deadline_that_is_over_tells_nobody() -> None:
     log = Log()
     first = log.deadlines.add(1, lambda: log.late("a"))
     last = log.deadlines.add(2, lambda: log.late("b"))

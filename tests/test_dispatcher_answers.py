@@ -184,7 +184,7 @@ def expected(part: Piece) -> tuple[str, object]:
 @pytest.mark.slow
 @settings(max_examples=examples(1000))
 @given(st.sampled_from([RUN_POD, CREATE, START]), ANSWERS)
-def test_what_is_bad_costs_itself_and_all_else_is_applied(point: HookPoint, parts: list[Piece]) -> None:
+def test_bad_fields_cost_themselves_and_all_else_is_applied(point: HookPoint, parts: list[Piece]) -> None:
     said = [part for part in parts if part.field not in ABSENT[point.subject]]
     server = Server(point, codec.encode_answer(point, answer(parts)))
     adjustment = server.adjustment()
@@ -261,7 +261,7 @@ def everything(point: HookPoint, body: bytes) -> dict[str, object] | None:
 @pytest.mark.slow
 @settings(max_examples=examples(1000))
 @given(DAMAGED | st.tuples(POINTS, st.binary(max_size=60)))
-def test_of_a_damaged_answer_all_is_applied_that_is_not_bad(answered: tuple[HookPoint, bytes]) -> None:
+def test_all_that_is_not_bad_of_a_damaged_answer_is_applied(answered: tuple[HookPoint, bytes]) -> None:
     server = Server(*answered)
     adjustment, says = server.adjustment(), everything(*answered)
     if says is None:

@@ -55,7 +55,7 @@ def test_changes_of_what_came_alike_are_compared_without_reading_it() -> None:
     assert read.times == 0
 
 
-def test_who_goes_through_all_of_them_has_them_read_once() -> None:
+def test_variables_are_read_once_for_who_goes_through_all() -> None:
     read = Reader()
     known = envs(read=read, changes={"A": "2"})
     expected = {**CAME, "A": "2"}

@@ -32,7 +32,7 @@ async def noted(steps: Steps, awaited: Any) -> str:
     return "ended"
 
 
-async def test_it_runs_at_once_and_goes_on_within_what_it_waits_for() -> None:
+async def test_a_fiber_runs_at_once_and_goes_on_within_what_it_awaits() -> None:
     steps: Steps = []
     first, second = pending(), pending()
 
@@ -48,7 +48,7 @@ async def test_it_runs_at_once_and_goes_on_within_what_it_waits_for() -> None:
     assert (steps[-1], made.result()) == (2, "ended")
 
 
-async def test_what_has_come_is_not_waited_for() -> None:
+async def test_a_result_that_has_come_is_not_waited_for() -> None:
     steps: Steps = []
     come = pending()
     come.set_result(1)
@@ -66,7 +66,7 @@ async def test_an_error_is_raised_where_it_waits_and_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("awaits", ["task", "turn of the loop", "future"])
-async def test_it_waits_for_all_that_a_task_waits_for(awaits: str) -> None:
+async def test_a_fiber_awaits_all_that_a_task_awaits(awaits: str) -> None:
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     loop.call_soon(future.set_result, None)
@@ -111,7 +111,7 @@ async def test_a_task_that_it_waits_for_ends_before_it_is_interrupted() -> None:
     assert steps == ["begun", "begun", asyncio.CancelledError, TimeoutError]
 
 
-async def test_it_is_cancelled_as_a_task_is() -> None:
+async def test_a_fiber_is_cancelled_as_a_task_is() -> None:
     steps: Steps = []
     made = fiber(noted(steps, pending()))
     assert made.cancel()
@@ -120,7 +120,7 @@ async def test_it_is_cancelled_as_a_task_is() -> None:
     assert steps == ["begun", asyncio.CancelledError]
 
 
-async def test_who_interrupts_it_from_inside_does_so_where_it_waits_next() -> None:
+async def test_an_interruption_from_inside_is_raised_where_it_waits_next() -> None:
     steps: Steps = []
     made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
 

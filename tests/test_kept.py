@@ -38,7 +38,7 @@ def resources(**values: Any) -> ContainerInfo:
         ({"runtime_handler": "kata"}, None),
     ],
 )
-def test_of_a_pod(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+def test_a_pods_replaced_values_are_kept(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
     record = PodRecord(POD, replace(POD, **hooked))
     assert kept_of(record) == (None if pairs is None else Kept(POD_NAME, pairs))
 
@@ -61,12 +61,14 @@ def test_of_a_pod(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -
         ({"envs": {"SECRET": "2", "NEW": "3"}}, None),
     ],
 )
-def test_of_a_container_but_never_its_environment(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+def test_a_containers_replaced_values_are_kept_but_no_environment(
+    hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None
+) -> None:
     record = ContainerRecord(CONTAINER, replace(CONTAINER, **hooked))
     assert kept_of(record) == (None if pairs is None else Kept(CONTAINER_NAME, pairs))
 
 
-def test_of_owners_those_of_what_differs() -> None:
+def test_owners_of_replaced_values_are_kept() -> None:
     owners = (("cpu_quota", "scaler"), ("cpu_period", "other"))
     kept = kept_of(ContainerRecord(CONTAINER, resources(cpu_quota=1, cpu_period=100_000), owners))
     assert kept is not None
@@ -102,7 +104,7 @@ def kept_container(original: ContainerInfo = CONTAINER, effective: ContainerInfo
     return kept
 
 
-def test_what_the_runtime_tells_as_it_was_set_brings_the_record_back() -> None:
+def test_a_record_comes_back_where_the_runtime_tells_the_hooked_value() -> None:
     assert restored_pod(HOOKED_POD, kept_pod()) == PodRecord(POD, HOOKED_POD)
     assert not restored_pod(HOOKED_POD, kept_pod()).read
     again = restored_container(HOOKED_CONTAINER, kept_container())
@@ -110,14 +112,14 @@ def test_what_the_runtime_tells_as_it_was_set_brings_the_record_back() -> None:
     assert again.owners == OWNERS
 
 
-def test_what_the_runtime_does_not_tell_is_as_it_was_set() -> None:
+def test_a_value_the_runtime_does_not_tell_is_as_it_was_set() -> None:
     told = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
     assert restored_pod(told, kept_pod()) == PodRecord(POD, HOOKED_POD)
     partly = replace(HOOKED_CONTAINER, annotations={"more": "1"}, cgroup_parent="", resources=Resources(cpu_quota=-1))
     assert restored_container(partly, kept_container()) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
 
 
-def test_what_somebody_else_changed_since_stands() -> None:
+def test_a_value_somebody_else_changed_since_stands() -> None:
     told = replace(HOOKED_POD, labels={"app": "other", "new": "1"}, cgroup_parent="/else")
     original = replace(POD, labels={"app": "other"}, cgroup_parent="/else")
     assert restored_pod(told, kept_pod()) == PodRecord(original, told)
@@ -230,6 +232,6 @@ BROKEN: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize(("text", "why"), [(text, why) for why, texts in BROKEN.items() for text in texts])
-def test_what_nobody_wrote_is_broken(text: bytes, why: str) -> None:
+def test_a_text_that_nobody_wrote_is_broken(text: bytes, why: str) -> None:
     with pytest.raises(BrokenKept, match=why):
         read(text)

@@ -243,7 +243,7 @@ async def test_a_new_pod_with_the_id_of_a_stopped_one_is_told_of(core: Core) -> 
 
 
 @virtual_time
-async def test_of_many_stopped_pods_the_oldest_may_be_told_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_of_many_stopped_pods_may_be_told_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "STOPPED_PODS", 1)
     core.plugins.add("a", points=("PostStopPodSandbox",))
     for pod_id in ("p1", "p2", "p2", "p1"):
@@ -269,7 +269,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)])
 @virtual_time
-async def test_what_hook_servers_set_is_named_with_them(
+async def test_fields_that_hook_servers_set_are_named_with_them(
     core: Core, reply: Reply, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     core.plugins.add("a", HookAnswer(envs={"A": CANARY}))

@@ -244,7 +244,7 @@ def test_a_bad_entry_costs_that_entry_and_is_told_once_a_rule() -> None:
 
 
 @pytest.mark.parametrize("bad", PARTNERS)
-def test_what_is_one_field_with_a_bad_one_is_confirmed_no_more(bad: str) -> None:
+def test_a_field_that_belongs_to_a_bad_one_is_confirmed_no_more(bad: str) -> None:
     change = Adjustment(resources={bad: -7}, confirmed=frozenset({PARTNERS[bad], "cpu_shares"}))
     assert after(change) == (Adjustment(confirmed=frozenset({"cpu_shares"})), [f"resources.{bad}"])
 
@@ -394,7 +394,7 @@ def test_an_echo_changes_nothing_and_is_never_bad(question: tuple[HookPoint, Hoo
 
 
 @given(QUESTIONS, ANSWERS)
-def test_what_was_applied_is_what_is_echoed(question: tuple[HookPoint, HookRequest], answer: HookAnswer) -> None:
+def test_an_applied_answer_is_what_is_echoed(question: tuple[HookPoint, HookRequest], answer: HookAnswer) -> None:
     point, request = question
     change = changes(point, request, answer)
     then = applied(request, change)
@@ -421,7 +421,7 @@ def test_three_plugins_give_the_same_result_every_time(
 
 
 @given(QUESTIONS, ANSWERS)
-def test_what_is_good_of_any_answer_is_a_part_of_it_that_breaks_no_rule(
+def test_the_good_part_of_any_answer_breaks_no_rule(
     question: tuple[HookPoint, HookRequest], answer: HookAnswer
 ) -> None:
     _, request = question

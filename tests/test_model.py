@@ -143,7 +143,7 @@ def test_the_normal_form_of_a_value_stays_as_it_is(name: str, odd: int | str, no
         *(("cpuset_cpus", text) for text in ("", "0", "0-3,8", "3-1", "all")),
     ],
 )
-def test_what_has_no_other_form_stays_as_it_is(name: str, value: int | str) -> None:
+def test_a_value_without_another_form_stays_as_it_is(name: str, value: int | str) -> None:
     assert tidy(name, value) == value
 
 

@@ -78,7 +78,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 # -- what gets there and back ------------------------------------------------------------------------------------------
 
 
-async def test_what_hooks_replaced_is_there_for_the_next_process(path: Path) -> None:
+async def test_replaced_values_are_there_for_the_next_process(path: Path) -> None:
     path = path.parent / "made" / "a"
     async with Process(path) as first:
         first.store.commit(hooked())
@@ -164,7 +164,7 @@ async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> N
 # -- where there is none -----------------------------------------------------------------------------------------------
 
 
-async def test_what_is_not_on_tmpfs_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_directory_that_is_not_on_tmpfs_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with Process(Path("/proc/a")) as process:
         process.store.commit(hooked())
@@ -211,7 +211,7 @@ async def test_a_useless_file_is_told_of_once_and_made_anew(
     assert warnings(caplog) == [f"{path}: {what}: it is made anew; see --originals-dir"]
 
 
-async def test_of_a_file_with_a_broken_row_the_others_are_written_again(path: Path) -> None:
+async def test_the_good_rows_of_a_broken_file_are_written_again(path: Path) -> None:
     async with Process(path) as process:
         process.store.commit(hooked())
         process.store.commit(hooked("c2"))
@@ -224,7 +224,7 @@ async def test_of_a_file_with_a_broken_row_the_others_are_written_again(path: Pa
     assert process.failures("broken") == 1
 
 
-async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be(
+async def test_a_failed_write_is_done_as_soon_as_it_can_be(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -82,14 +82,14 @@ def test_each_socket_has_a_file_of_its_own(folder: str | None, socket: str, path
     assert path_of(folder, socket) == path
 
 
-def test_what_is_on_tmpfs() -> None:
+def test_tmpfs_is_known() -> None:
     assert is_in_memory("/dev/shm")
     assert not is_in_memory("/proc")
     with pytest.raises(FileNotFoundError):
         is_in_memory("/nowhere")
 
 
-def test_it_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
+def test_a_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("/run/containerd.sock")
     assert owner("Containerd", str(link)) == OURS
@@ -112,7 +112,7 @@ assert kept == {{}} and "sqlite3" not in sys.modules
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_written_is_read(file: File) -> None:
+def test_written_values_are_read(file: File) -> None:
     umask = os.umask(0)
     try:
         file.write(SOME)
@@ -150,7 +150,7 @@ def test_an_empty_file_is_a_new_one(file: File) -> None:
     assert loaded(file) == SOME
 
 
-def test_it_does_not_grow_over_lifecycles(file: File) -> None:
+def test_the_file_does_not_grow_over_lifecycles(file: File) -> None:
     sizes = set()
     for start in range(0, LIFECYCLES.now, 200):
         batch: dict[str, Kept | None] = {f"{number:064x}": some(number) for number in range(start, start + 200)}
@@ -288,7 +288,7 @@ def test_a_file_filled_with_noise(file: File) -> None:
 
 
 @pytest.mark.parametrize("pragma", ["query_only=ON", "max_page_count=3"])
-def test_what_cannot_be_written_changes_nothing(file: File, pragma: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_changes_nothing(file: File, pragma: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write({"first": some(1)})
     file.close()
     monkeypatch.setattr(originals, "_PRAGMAS", (*originals._PRAGMAS, pragma))

@@ -63,7 +63,7 @@ def test_a_created_pod_is_kept_as_asked_and_as_it_is() -> None:
     assert made.pod.effective == replace(POD, id="p1", labels={"qos": "BE", "l": "2"}, cgroup_parent="/hooked")
 
 
-def test_a_created_container_is_kept_as_asked_and_as_it_is_and_its_pod_stays() -> None:
+def test_a_created_container_is_kept_as_asked_and_as_it_is() -> None:
     asked = subject(replace(CONTAINER, id=""))
     adjustment = Adjustment(
         envs={"B": "2"},
@@ -86,7 +86,7 @@ def test_a_created_container_is_kept_as_asked_and_as_it_is_and_its_pod_stays() -
 
 
 @pytest.mark.parametrize("adjustment", [NO_ADJUSTMENT, Adjustment(confirmed=frozenset({"cpu_shares"}))])
-def test_what_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
+def test_a_record_that_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
     pod = records.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
     assert pod.original is pod.effective
     container = records.container_of(records.created_container(subject(), adjustment, "c1"))
@@ -172,7 +172,7 @@ def test_a_pod_runs_where_its_container_does_if_nobody_tells(
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_went_ahead_of_a_start_is_the_runtimes_alone() -> None:
+def test_an_extra_update_is_in_the_runtimes_values_alone() -> None:
     made = records.prepared(subject(), {"cpu_shares": 2}, NO_ADJUSTMENT)
     container = records.container_of(made)
     assert container.original == CONTAINER
@@ -187,7 +187,7 @@ HALVED = replace(CONTAINER, resources=replace(ASKED, cpu_shares=512))
 """The container as it runs after a hook has halved its shares."""
 
 
-def test_hooks_of_an_update_are_told_the_kubelets_values_overlaid_by_the_request() -> None:
+def test_hooks_of_an_update_are_told_the_kubelets_values() -> None:
     effective = replace(HALVED, annotations={"a": "hook"}, envs={"A": "hook"})
     asked = AskedUpdate("c1", Resources(memory_limit_in_bytes=5), {"n": "2"})
     told = records.told_of_update(subject(effective=effective), asked)
@@ -253,7 +253,7 @@ def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
     assert list(found) == sorted(found)
 
 
-def test_what_an_update_wants_is_what_was_asked_under_what_was_put_in() -> None:
+def test_an_update_holds_what_was_put_in_over_what_was_asked() -> None:
     asked = AskedUpdate("c1", Resources(cpu_shares=2, cpuset_cpus="0", unified={"a": "1"}))
     said = SaidUpdate(asked, {"cpu_shares": 5, "cpuset_cpus": "", "unified": {"b": "2"}})
     container = records.container_of(records.updated(subject(), said, NO_ADJUSTMENT))
@@ -262,7 +262,7 @@ def test_what_an_update_wants_is_what_was_asked_under_what_was_put_in() -> None:
     assert container.original.resources == replace(ASKED, cpu_shares=2, cpuset_cpus="0", unified={"a": "1"})
 
 
-def test_what_no_hook_has_a_part_in_is_kept_once_after_an_update() -> None:
+def test_a_record_without_hooks_is_kept_once_after_an_update() -> None:
     asked = SaidUpdate(AskedUpdate("c1", Resources(cpu_shares=2), {"n": "2"}))
     container = records.container_of(records.updated(subject(), asked, NO_ADJUSTMENT))
     assert container.original is container.effective
@@ -279,7 +279,7 @@ def test_a_confirmed_value_of_a_container_without_resources_is_put_in() -> None:
     assert records.differing(nothing, AskedUpdate("c1", None), adjustment) == {}
 
 
-def test_what_hooks_have_changed_is_named_without_its_value() -> None:
+def test_hooked_fields_are_named_without_their_values() -> None:
     hooked = replace(
         CONTAINER, envs={"A": "2"}, annotations={"a": "1", "b": "2"}, resources=replace(ASKED, cpu_shares=5)
     )
@@ -302,7 +302,7 @@ def owned() -> Subject:
     ("confirmers", "taken_back"),
     [({"two"}, {}), ({"one"}, {"cpu_shares": 1024}), ({"one", "two"}, {"cpu_shares": 1024})],
 )
-def test_who_repeats_what_was_sent_takes_back_only_what_it_set(
+def test_a_plugin_that_repeats_takes_back_only_what_it_set(
     confirmers: set[str], taken_back: dict[str, ResourceValue]
 ) -> None:
     repeated = Adjustment(

@@ -159,7 +159,7 @@ def test_nothing_longer_begins_with_a_whole_id() -> None:
 # -- what is buried ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_buried_does_not_come_back(store: Store) -> None:
+def test_a_buried_record_does_not_come_back(store: Store) -> None:
     for one in ("c1", "c2", "c3", "p2", "unknown"):
         store.bury(one)
     for subject in (of("c1", "p1"), Subject(pod("p2")), Subject(pod("unknown")), of("unknown", "p1")):
@@ -317,7 +317,7 @@ def test_a_forgotten_record_comes_back_with_the_kubelets_values(hooked: Store) -
     assert hooked.read_container(ASKED) is hooked.container("c9")
 
 
-def test_what_is_dropped_or_buried_is_not_kept_either(hooked: Store, told: list[str]) -> None:
+def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, told: list[str]) -> None:
     for one in ("p9", "c9"):
         hooked.forget(one)
     told.clear()
@@ -328,7 +328,7 @@ def test_what_is_dropped_or_buried_is_not_kept_either(hooked: Store, told: list[
     assert record.original is record.effective
 
 
-def test_what_an_earlier_process_kept_is_there_until_it_is_known(told: list[str]) -> None:
+def test_an_earlier_process_kept_values_stay_until_the_record_is_known(told: list[str]) -> None:
     store = Store()
     store.keep({"p9": write(kept(MOVED)), "c9": write(kept(SCALED)), "c8": b"broken"})
     assert store.kept_ids() == {"p9", "c9", "c8"}
@@ -342,7 +342,7 @@ def test_what_an_earlier_process_kept_is_there_until_it_is_known(told: list[str]
     assert told == ["c9", "p9"], "of the pod there is nothing to keep any more"
 
 
-def test_what_the_runtime_tells_of_the_unknown_is_all_that_is_known() -> None:
+def test_an_unknown_record_is_as_the_runtime_tells_it() -> None:
     pod, container = Store().read_pod(ASKED_POD), Store().read_container(ASKED)
     assert pod.original is pod.effective is ASKED_POD
     assert pod.read

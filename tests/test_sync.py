@@ -51,7 +51,7 @@ async def test_nothing_is_asked_before_the_runtime_is_there() -> None:
 
 
 @virtual_time
-async def test_what_is_known_is_not_read() -> None:
+async def test_a_known_record_is_not_read() -> None:
     rig = Synced("p1", "c1", "c2")
     rig.store.commit(container("c1", name="committed"))
     async with rig.running():
@@ -178,7 +178,7 @@ async def while_read(rig: Synced, one: str, act: Callable[[], object]) -> None:
 
 
 @virtual_time
-async def test_what_a_call_committed_meanwhile_is_not_replaced() -> None:
+async def test_a_record_committed_meanwhile_is_not_replaced() -> None:
     rig = Synced("p1", "c1")
     await while_read(rig, "c1", lambda: rig.store.commit(container("c1", name="committed")))
     assert rig.name("c1") == "committed"
@@ -191,7 +191,7 @@ async def test_what_a_call_committed_meanwhile_is_not_replaced() -> None:
 
 @pytest.mark.parametrize("gone", ["c1", "p1"])
 @virtual_time
-async def test_what_was_dropped_meanwhile_does_not_come_back(gone: str) -> None:
+async def test_a_record_dropped_meanwhile_does_not_come_back(gone: str) -> None:
     rig = Synced("p1", "c1")
     await while_read(rig, "c1", lambda: rig.store.forget(gone))
     assert "c1" not in rig.known
@@ -199,7 +199,7 @@ async def test_what_was_dropped_meanwhile_does_not_come_back(gone: str) -> None:
 
 
 @virtual_time
-async def test_what_a_call_was_about_meanwhile_is_left_to_a_soon_pass() -> None:
+async def test_a_subject_of_a_call_meanwhile_is_left_to_a_soon_pass() -> None:
     """An update of an unknown container passes while that is read: the status may be older than the update."""
     rig = Synced("p1", "c1")
     rig.plugins.plugins.clear()
@@ -218,7 +218,7 @@ async def test_what_a_call_was_about_meanwhile_is_left_to_a_soon_pass() -> None:
 
 
 @virtual_time
-async def test_what_a_call_is_about_now_is_left_to_a_next_pass() -> None:
+async def test_a_subject_of_a_call_under_way_is_left_to_a_next_pass() -> None:
     rig = Synced("p1", "c1")
     rig.plugins.plugins.clear()
     rig.plugins.add("a", points=("PreRunPodSandbox",))
@@ -250,7 +250,7 @@ async def test_an_unreadable_call_holds_up_nothing() -> None:
 
 
 @virtual_time
-async def test_what_the_runtime_no_longer_has_is_swept() -> None:
+async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
     rig = Synced("p1", "c1", "c2", "p2")
     async with rig.running():
         await asyncio.sleep(1)
@@ -268,7 +268,7 @@ async def test_what_the_runtime_no_longer_has_is_swept() -> None:
 
 
 @virtual_time
-async def test_what_was_committed_after_the_list_was_asked_for_stays() -> None:
+async def test_a_record_committed_after_the_list_was_asked_for_stays() -> None:
     """Also where it was known before: a runtime that answers of it has it."""
     rig = Synced("p1")
     for one in ("c1", "c2"):
@@ -300,7 +300,7 @@ async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) 
 
 
 @virtual_time
-async def test_what_a_call_is_about_is_not_swept_nor_is_its_pod() -> None:
+async def test_a_calls_subject_is_not_swept_nor_is_its_pod() -> None:
     rig = Synced("p9")
     for one in ("c1", "c2"):
         rig.store.commit(container(one, f"pod of {one}"))
@@ -568,5 +568,5 @@ async def test_a_stop_at_any_moment_leaves_nothing(missing: str) -> None:
 
 
 @virtual_time
-async def test_what_was_never_started_can_be_stopped() -> None:
+async def test_a_sync_that_never_started_can_be_stopped() -> None:
     await Synced().sync.stop()

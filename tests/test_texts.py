@@ -60,7 +60,7 @@ def test_keys_and_values_of_many_records_are_there_once() -> None:
     assert first.pod_id is second.pod_id
 
 
-def test_what_original_and_effective_have_in_common_stays_in_common() -> None:
+def test_original_and_effective_keep_what_they_share() -> None:
     texts = Texts()
     info = container()
     same = texts.container(ContainerRecord(info, info))

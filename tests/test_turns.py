@@ -47,7 +47,7 @@ async def test_different_keys_never_wait_for_one_another() -> None:
 
 
 @virtual_time
-async def test_who_has_waited_for_its_time_goes_ahead() -> None:
+async def test_a_waiter_whose_time_is_over_goes_ahead() -> None:
     log = Log()
     await asyncio.gather(log.start("a", "c1", 10, 5), log.start("b", "c1", 2, 1))
     assert log.lines == [(0, "a in"), (2, "b in"), (3, "b out"), (5, "a out")]
@@ -86,7 +86,7 @@ async def test_a_key_without_anybody_takes_no_memory() -> None:
 
 
 @virtual_time
-async def test_what_a_waiter_takes_does_not_grow_with_those_before_it() -> None:
+async def test_a_waiters_memory_does_not_grow_with_those_before_it() -> None:
     """Ten thousand calls may be about one container; each would hold ten thousand places else."""
     log = Log()
     tracemalloc.start()

@@ -180,7 +180,7 @@ async def test_the_oldest_of_too_many_is_given_up() -> None:
 
 
 @virtual_time
-async def test_what_is_being_finished_is_not_given_up() -> None:
+async def test_a_call_being_finished_is_not_given_up() -> None:
     rig = Rig(most_calls=1)
     rig.finish_seconds = 1.0
     rig.add(DONE)
