@@ -61,9 +61,7 @@ def test_a_pods_replaced_values_are_kept(hooked: Mapping[str, Any], pairs: Mappi
         ({"envs": {"SECRET": "2", "NEW": "3"}}, None),
     ],
 )
-def test_a_containers_replaced_values_are_kept_but_no_environment(
-    hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None
-) -> None:
+def test_a_containers_replaced_values_are_kept(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
     record = ContainerRecord(CONTAINER, replace(CONTAINER, **hooked))
     assert kept_of(record) == (None if pairs is None else Kept(CONTAINER_NAME, pairs))
 

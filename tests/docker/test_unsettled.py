@@ -1,22 +1,18 @@
-"""Docker's calls that end without the daemon's answer: inspect tells what became of each."""
+"""Docker's starts and stops that end without the daemon's answer: inspect tells what became of each."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from runtimeproxy import unsettled as module
-from runtimeproxy.hookpoints import Operation
 from runtimeproxy.model import ContainerRecord, HookRequest
 from tests.docker.client import request
 from tests.docker.daemon import until
-from tests.docker.node import CONTAINER, INSPECT, START, STOP, Node, written
+from tests.docker.node import CONTAINER, INSPECT, START, STOP, Node
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
-
-HOOKED_PARENT = "/kubepods/besteffort/pod6f1c7c9e"
 
 
 @pytest.fixture
@@ -28,45 +24,38 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         yield node
 
 
-async def unanswered(node: Node, route: str, method: str, target: str, body: Any = None, *, done: bool = True) -> None:
-    """Send a request that the daemon carries out, or not yet, and never answers."""
-    node.dockerd.inject(
-        route, Injection(cut_after_bytes=0, times=1) if done else Injection(raw=b"", cut_after_bytes=0, times=1)
-    )
+async def unanswered(node: Node, route: str, action: str, container_id: str, *, done: bool = True) -> None:
+    """Send a start or a stop that the daemon carries out, or not yet, and never answers."""
+    node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
     client = await node.client()
-    client.send(request(method, f"{node.prefix}{target}", written(body)))
+    client.send(request("POST", f"{node.prefix}/containers/{container_id}/{action}"))
     assert await client.ended() == b""
-
-
-def settled(node: Node, operation: Operation, result: str = "agreed") -> int:
-    return node.recorder.counted("unsettled", operation=operation.value, result=result)
 
 
 @pytest.mark.parametrize(
     ("route", "action", "point"),
-    [(START, "start", "PostStartContainer"), (STOP, "stop", "PostStopContainer")],
+    [
+        (START, "start", "PostStartContainer"),
+        (STOP, "stop", "PostStopContainer"),
+        (STOP, "stop", "PostStopPodSandbox"),
+    ],
 )
 @pytest.mark.parametrize("done", [True, False])
-async def test_what_is_owed_of_a_container_is_told_once_it_is_so(
+async def test_a_post_hook_owed_for_a_lost_answer_is_told(
     node: Node, route: str, action: str, point: str, done: bool
 ) -> None:
-    node.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
+    node.plugins.add("a", points=(point,))
     pod_id, container_id = await (node.running() if action == "stop" else node.made())
-    await unanswered(node, route, "POST", f"/containers/{container_id}/{action}", done=done)
+    of_pod = point == "PostStopPodSandbox"
+    subject = pod_id if of_pod else container_id
+    await unanswered(node, route, action, subject, done=done)
     if not done:
         await until(lambda: len(node.dockerd.requests(INSPECT)) >= 3)
         assert node.plugins.asked == []
-        getattr(node.dockerd.state, action)(container_id)
+        getattr(node.dockerd.state, action)(subject)
     await until(lambda: bool(node.plugins.asked))
-    known = HookRequest(node.pod_of(pod_id).effective, node.container(container_id).effective)
+    known = HookRequest(node.pod_of(pod_id).effective, None if of_pod else node.container(container_id).effective)
     assert [(asked.point, asked.request) for asked in node.plugins.asked] == [(point, known)]
-
-
-async def test_what_is_owed_of_a_pod_is_told(node: Node) -> None:
-    node.plugins.add("a", points=("PostStopPodSandbox",))
-    pod_id, _ = await node.running()
-    await unanswered(node, STOP, "POST", f"/containers/{pod_id}/stop")
-    await until(lambda: node.points == ["PostStopPodSandbox"])
 
 
 async def test_a_stop_whose_container_removes_itself_is_told_and_leaves_no_record(node: Node) -> None:
@@ -77,7 +66,7 @@ async def test_a_stop_whose_container_removes_itself_is_told_and_leaves_no_recor
     name = bodies.container_name(node.pod, CONTAINER)
     container_id = str((await node.create(name, body)).json["Id"])
     await node.act("start", container_id)
-    await unanswered(node, STOP, "POST", f"/containers/{container_id}/stop")
+    await unanswered(node, STOP, "stop", container_id)
     await until(lambda: node.points == ["PostStopContainer"])
     assert node.store.counts() == (1, 0)
 
@@ -85,10 +74,10 @@ async def test_a_stop_whose_container_removes_itself_is_told_and_leaves_no_recor
 async def test_a_start_of_what_is_gone_never_was(node: Node) -> None:
     node.plugins.add("a")
     _, container_id = await node.made()
-    await unanswered(node, START, "POST", f"/containers/{container_id}/start", done=False)
+    await unanswered(node, START, "start", container_id, done=False)
     node.plugins.asked.clear()
     node.dockerd.state.remove(container_id, force=True)
-    await until(lambda: settled(node, Operation.START_CONTAINER, "failed") == 1)
+    await until(lambda: node.recorder.counted("unsettled", operation="StartContainer", result="failed") == 1)
     assert node.points == []
 
 
