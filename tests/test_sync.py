@@ -28,8 +28,7 @@ CANARY = "canary-4711"
 
 @virtual_time
 async def test_at_the_start_all_is_read_pods_before_containers() -> None:
-    rig = Synced("p1", "p2", "c1", "c2", "c3")
-    async with rig.running():
+    async with Synced("p1", "p2", "c1", "c2", "c3").running() as rig:
         await asyncio.sleep(0.5)
         assert rig.known == {"p1", "p2", "c1", "c2", "c3"}
         assert rig.state.reads == ["p1", "p2", "c1", "c2", "c3"]
@@ -63,8 +62,7 @@ async def test_a_known_record_is_not_read() -> None:
 @virtual_time
 async def test_a_pass_is_made_every_minute() -> None:
     assert PASS_SECONDS == 60
-    rig = Synced("p1")
-    async with rig.running():
+    async with Synced("p1").running() as rig:
         await asyncio.sleep(5)
         rig.state.has("c1")
         await asyncio.sleep(3 * PASS_SECONDS)
@@ -76,8 +74,7 @@ async def test_a_pass_is_made_every_minute() -> None:
 
 @virtual_time
 async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
-    rig = Synced("p1", "c1", hooked=False)
-    async with rig.running():
+    async with Synced("p1", "c1", hooked=False).running() as rig:
         await asyncio.sleep(1000)
         assert rig.state.asked == [], "nothing is known"
         rig.store.commit(container("c2", "p2"))
@@ -92,8 +89,7 @@ async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
 
 @virtual_time
 async def test_the_first_hook_server_brings_a_pass() -> None:
-    rig = Synced("p1", hooked=False)
-    async with rig.running():
+    async with Synced("p1", hooked=False).running() as rig:
         await asyncio.sleep(10)
         rig.plugins.add("a")
         await asyncio.sleep(1.1)
@@ -111,8 +107,7 @@ async def test_the_first_hook_server_brings_a_pass() -> None:
 
 @virtual_time
 async def test_a_create_without_an_answer_brings_a_pass() -> None:
-    rig = Synced("p1")
-    async with rig.running():
+    async with Synced("p1").running() as rig:
         await asyncio.sleep(5)
         await rig.run(FakeCall(Operation.CREATE_CONTAINER, reply=UNANSWERED))
         rig.state.has("c2")
@@ -251,8 +246,7 @@ async def test_an_unreadable_call_holds_up_nothing() -> None:
 
 @virtual_time
 async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
-    rig = Synced("p1", "c1", "c2", "p2")
-    async with rig.running():
+    async with Synced("p1", "c1", "c2", "p2").running() as rig:
         await asyncio.sleep(1)
         rig.state.lacks("p2", "c2")
         await asyncio.sleep(PASS_SECONDS)
@@ -440,8 +434,7 @@ async def test_the_first_retry_is_soon_again_after_a_pass() -> None:
 
 @virtual_time
 async def test_a_runtime_that_comes_back_is_listed_at_most_once_a_second() -> None:
-    rig = Synced("p1")
-    async with rig.running():
+    async with Synced("p1").running() as rig:
         for _ in range(50):
             rig.sync.soon()
             await asyncio.sleep(0.1)

@@ -7,6 +7,7 @@ Invariant: all of it runs on the running loop's clock.
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Self
 
 from runtimeproxy.sync import Sync
 from tests.fakes.core import Core
@@ -26,12 +27,12 @@ class Synced(Core):
         self.sync = Sync(self.state, self.lifecycle, self.recorder, self.gone.append)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[Self]:
         """Follow; at the end nothing is left of it."""
         self.sync.start()
         self.sync.soon()
         try:
-            yield
+            yield self
         finally:
             await self.sync.stop()
         assert not self.store.watched
