@@ -49,8 +49,8 @@ async def test_different_keys_never_wait_for_one_another() -> None:
 @virtual_time
 async def test_a_waiter_whose_time_is_over_goes_ahead() -> None:
     log = Log()
-    await asyncio.gather(log.start("a", "c1", 10, 5), log.start("b", "c1", 2, 1))
-    assert log.lines == [(0, "a in"), (2, "b in"), (3, "b out"), (5, "a out")]
+    await asyncio.gather(log.start("a", "c1", 10, 5), log.start("b", "c1", 2, 4))
+    assert log.lines == [(0, "a in"), (2, "b in"), (5, "a out"), (6, "b out")]
 
 
 @virtual_time
