@@ -170,7 +170,8 @@ class Store:
     def _keep_pod(self, pod_id: str, record: PodRecord, released: int) -> None:
         if self._is_buried(pod_id, released):
             return
-        self._seen(pod_id)
+        for watch in self._watches:
+            watch.kept.add(pod_id)
         known = self._pods.get(pod_id)
         if known is record:
             return
@@ -189,8 +190,8 @@ class Store:
             raise ValueError("a container record without an id cannot be kept: commit it after the runtime gave the id")
         if self._is_buried(container_id, released):
             return
-        self._seen(container_id)
-        self._seen(pod_id)
+        for watch in self._watches:
+            watch.kept.update((container_id, pod_id))
         known = self._containers.get(container_id)
         if known is record:
             return
@@ -265,10 +266,6 @@ class Store:
         """Tell those who watch that what they have read of this id may hold no longer."""
         for watch in self._watches:
             watch.voided.add(any_id)
-
-    def _seen(self, any_id: str) -> None:
-        for watch in self._watches:
-            watch.kept.add(any_id)
 
     # All records.
 

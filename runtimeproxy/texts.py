@@ -30,7 +30,8 @@ class Texts:
 
     def pod(self, record: PodRecord) -> PodRecord:
         """Return the record made of shared texts."""
-        self._bound()
+        if len(self._known) > TABLE_LIMIT:
+            self._known.clear()
         maps: _Maps = {}
         original = self._pod(record.original, maps)
         same = record.effective is record.original
@@ -38,15 +39,12 @@ class Texts:
 
     def container(self, record: ContainerRecord) -> ContainerRecord:
         """Return the record made of shared texts."""
-        self._bound()
+        if len(self._known) > TABLE_LIMIT:
+            self._known.clear()
         maps: _Maps = {}
         original = self._container(record.original, maps)
         same = record.effective is record.original
         return ContainerRecord(original, original if same else self._container(record.effective, maps), record.owners)
-
-    def _bound(self) -> None:
-        if len(self._known) > TABLE_LIMIT:
-            self._known.clear()
 
     def _pod(self, info: PodInfo, maps: _Maps) -> PodInfo:
         known = self._known.setdefault

@@ -94,6 +94,8 @@ def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         info = replace(container(), envs={f"KEY_{number}": "x"})
         assert texts.container(ContainerRecord(info, info)).effective == info
+        assert len(texts._known) <= 20 + 16
+    for number in range(50):
         asked = pod(labels={f"label-{number}": "x"})
         assert texts.pod(PodRecord(asked, asked)).effective == asked
         assert len(texts._known) <= 20 + 16
