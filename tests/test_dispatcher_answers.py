@@ -3,7 +3,7 @@
 The way is that of a real answer: the codec, the judgement, the merge, under policy Ignore.
 """
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.hookpoints import BY_NAME, HookPoint, SubjectKind
+from runtimeproxy.merge import by_field
 from runtimeproxy.model import (
     NO_ADJUSTMENT,
     Adjustment,
@@ -86,14 +87,7 @@ def _result(coroutine: Coroutine[Any, Any, Adjustment]) -> Adjustment:
 
 def changed(adjustment: Adjustment) -> dict[str, object]:
     """Return what is set, by the names of ``Adjustment.owners``; all of it must be the plugin's."""
-    fields: dict[str, object] = {}
-    for name in ("labels", "annotations", "envs"):
-        fields |= {f"{name}.{key}": value for key, value in getattr(adjustment, name).items()}
-    if adjustment.cgroup_parent is not None:
-        fields["cgroup_parent"] = adjustment.cgroup_parent
-    for name, value in adjustment.resources.items():
-        entries = {f".{key}": entry for key, entry in value.items()} if isinstance(value, Mapping) else {"": value}
-        fields |= {f"resources.{name}{key}": entry for key, entry in entries.items()}
+    fields = by_field(adjustment)
     assert adjustment.owners == dict.fromkeys(fields, "a")
     return fields
 
