@@ -324,8 +324,8 @@ class Lifecycle:
         """Have the runtime's word count where nobody knows whether it carried a call out (relay-rules C3)."""
         if call.operation not in _CREATES:  # what they made has an id of which nobody has heard
             call.unsure = True
-        elif adjustment.cgroup_parent is not None:
-            self.store.remembers = False  # the pod that is read may be where a hook put it
+        elif adjustment and call.operation is Operation.RUN_POD_SANDBOX:
+            self.store.remembers = False  # what is read of a pod may be a hook's
         asyncio.get_running_loop().call_later(LOST_SECONDS, self.on_lost)
 
     def _void(self, call: Call) -> None:

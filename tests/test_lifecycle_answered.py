@@ -352,16 +352,23 @@ async def test_a_lost_answer_has_the_subject_read_anew(
     assert core.recorder.total("unsettled") == 0
 
 
-@pytest.mark.parametrize(("answer", "remembers"), [(HookAnswer(cgroup_parent="/hooked"), False), (ENVS, True)])
+@pytest.mark.parametrize(
+    ("operation", "answer", "remembers"),
+    [
+        (RUN_POD, HookAnswer(cgroup_parent="/hooked"), False),
+        (RUN_POD, HookAnswer(labels={"a": "1"}), False),
+        (RUN_POD, ENVS, True),
+        (CREATE, HookAnswer(cgroup_parent="/hooked"), True),
+    ],
+)
 @virtual_time
-async def test_a_lost_pod_that_a_hook_moved_is_not_taken_for_the_kubelets(
-    core: Core, answer: HookAnswer, remembers: bool
+async def test_a_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
+    core: Core, operation: Operation, answer: HookAnswer, remembers: bool
 ) -> None:
     core.store.remembers = True
-    core.plugins.add("a", answer, points=("PreRunPodSandbox",))
-    await core.run(FakeCall(RUN_POD, POD_SUBJECT, reply=UNANSWERED))
-    assert core.store.remembers is remembers
-    assert core.store.read_pod(replace(SUBJECT.pod.effective, cgroup_parent="/hooked")).read is not remembers
+    core.plugins.add("a", answer)
+    await core.run(FakeCall(operation, POD_SUBJECT if operation is RUN_POD else SUBJECT, reply=UNANSWERED))
+    assert core.store.read_pod(SUBJECT.pod.effective).read is not remembers
 
 
 @virtual_time
