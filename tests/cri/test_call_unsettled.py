@@ -4,14 +4,17 @@ The held stream and the runtime's state are fakes; messages are real ones.
 """
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from runtimeproxy.call import UNANSWERED
 from runtimeproxy.cri import api_pb2
 from runtimeproxy.hookpoints import Operation
+from runtimeproxy.model import HookAnswer
+from tests.fakes import cri_pb2 as cri
 from tests.fakes.clock import virtual_time
-from tests.fakes.node import CONTAINER, POD, FakeHeld, Node
+from tests.fakes.node import CONTAINER, POD, FakeHeld, Node, changes
 
 START, STOP, STOP_POD = Operation.START_CONTAINER, Operation.STOP_CONTAINER, Operation.STOP_POD_SANDBOX
 
@@ -96,3 +99,15 @@ async def test_the_request_of_an_unsettled_call_is_not_kept() -> None:
     node.backend.container_is = api_pb2.CONTAINER_EXITED
     await asyncio.sleep(1)
     assert node.plugins.told() == [("a", "PostStopContainer")]
+
+
+@virtual_time
+async def test_a_lost_pods_hooked_parent_goes_into_its_creates() -> None:
+    node = Node()
+    node.store.remembers = True
+    node.plugins.add("a", HookAnswer(cgroup_parent="/hooked"), points=("PreRunPodSandbox",))
+    await unanswered(node, Operation.RUN_POD_SANDBOX)
+    node.backend.known_pods["p1"] = replace(POD, cgroup_parent="/hooked")
+    held = await node.do(Operation.CREATE_CONTAINER)
+    released = changes(held.released[0], cri.CreateContainerRequest)
+    assert released.sandbox_config.linux.cgroup_parent == "/hooked"
