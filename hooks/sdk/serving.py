@@ -32,10 +32,7 @@ THREADS = 16
 """Calls that are served at the same time, an ``async`` method's too; more wait."""
 MAX_MESSAGE_BYTES = 16 << 20
 
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-)
+_OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES))
 _CODES: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _LAST_CALLS_SECONDS = 0.1
 _LOOK_SECONDS = 0.005

@@ -16,14 +16,7 @@ from typing import Any, TypedDict, Unpack, get_type_hints
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint, SubjectKind
 from runtimeproxy.merge import difference
-from runtimeproxy.model import (
-    NO_RESOURCES,
-    RESOURCE_FIELDS,
-    ContainerInfo,
-    HookRequest,
-    PodInfo,
-    Resources,
-)
+from runtimeproxy.model import NO_RESOURCES, RESOURCE_FIELDS, ContainerInfo, HookRequest, PodInfo, Resources
 
 from .hook import METHODS, Hook, ask, method_name, points_of
 

@@ -32,15 +32,7 @@ _UNKNOWN_FIELDS = (
 _POD_META_TAG = protobuf.varint(1 << 3 | protobuf.LENGTH_DELIMITED)
 
 FIELD_NAMES: Mapping[SubjectKind, tuple[str, ...]] = {
-    SubjectKind.POD: (
-        "pod_meta",
-        "runtime_handler",
-        "labels",
-        "annotations",
-        "cgroup_parent",
-        "overhead",
-        "resources",
-    ),
+    SubjectKind.POD: ("pod_meta", "runtime_handler", "labels", "annotations", "cgroup_parent", "overhead", "resources"),
     SubjectKind.CONTAINER: (
         "pod_meta",
         "container_meta",

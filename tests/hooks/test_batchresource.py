@@ -1,30 +1,24 @@
 """batchresource: every formula and edge case of best-effort resources, for containers, pods and the pod's cgroup."""
 
-import argparse
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtimeproxy_hooks.batchresource import BatchResource
-from runtimeproxy_hooks.cgroups import ROOT, Cgroups
-from runtimeproxy_hooks.koordinator import BATCH_CPU, BATCH_MEMORY, EXTENDED_RESOURCE_SPEC, MAX_INT64, QOS_CLASS
-from runtimeproxy_hooks.node import DEFAULT_FILE, Node
+from runtimeproxy_hooks.cgroups import Cgroups
+from runtimeproxy_hooks.koordinator import BATCH_CPU, BATCH_MEMORY, EXTENDED_RESOURCE_SPEC, MAX_INT64
 from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import NO_DIFFERENCE, HookTester
+from tests.hooks.nodes import annotation, node, qos, tree
 
-BE = {QOS_CLASS: "BE"}
+BE = qos("BE")
 POD = "/kubepods/besteffort/pod1"
-V1_FILES = ("cpu/{}/cpu.shares", "cpu/{}/cpu.cfs_quota_us", "memory/{}/memory.limit_in_bytes")
-V2_FILES = ("{}/cpu.weight", "{}/cpu.max", "{}/memory.max")
 GIB = 1 << 30
 
 
 def spec(**containers: Any) -> dict[str, str]:
-    return {EXTENDED_RESOURCE_SPEC: json.dumps({"containers": containers})}
+    return annotation(EXTENDED_RESOURCE_SPEC, {"containers": containers})
 
 
 def amounts(request: Any = None, cpu: Any = None, memory: Any = None) -> dict[str, Any]:
@@ -35,15 +29,9 @@ def fields(shares: int, quota: int, memory: int) -> dict[str, int]:
     return {"cpu_shares": shares, "cpu_quota": quota, "memory_limit_in_bytes": memory}
 
 
-def node(path: Path, text: str) -> Node:
-    file = path / "node.yaml"
-    file.write_text(text)
-    return Node(file)
-
-
 @pytest.fixture
 def tester(tmp_path: Path) -> HookTester:
-    return HookTester(BatchResource(cgroups=Cgroups(tmp_path / "no-cgroups")))
+    return HookTester(BatchResource(cgroups=Cgroups(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -57,20 +45,18 @@ def tester(tmp_path: Path) -> HookTester:
         (amounts("500"), fields(512, -1, -1)),
         (amounts(None, "500"), fields(2, 50_000, -1)),
         (amounts(None, None, "16Gi"), fields(2, -1, 16 * GIB)),
-        (amounts(), fields(2, -1, -1)),
         (amounts(0, 0, 0), fields(2, -1, -1)),
         (amounts("-1", "-1", "-1"), fields(2, -1, -1)),
         (amounts(1, 1, 1), fields(2, 1000, 1)),
         (amounts("1M", "1M", "7Ei"), fields(262144, 100_000_000, 7 << 60)),
         (amounts(1, MAX_INT64, MAX_INT64), fields(2, MAX_INT64, MAX_INT64)),
-        ({}, fields(2, -1, -1)),
         (None, fields(2, -1, -1)),
         ({"requests": None, "limits": {}}, fields(2, -1, -1)),
         ({"Requests": {BATCH_CPU: "500"}, "LIMITS": {BATCH_MEMORY: "1Ki"}}, fields(512, -1, 1024)),
         ({"requests": {BATCH_CPU.upper(): "500", "cpu": "1"}}, fields(2, -1, -1)),
     ],
 )
-def test_a_container_is_given_what_the_annotation_says(tester: HookTester, main: Any, expected: dict[str, int]) -> None:
+def test_container_gets_the_annotations_amounts(tester: HookTester, main: Any, expected: dict[str, int]) -> None:
     call: dict[str, Any] = {"labels": BE, "annotations": spec(main=main), "container": "main"}
     assert tester.pre_create_container(**call).resources == expected
     assert tester.pre_update_container_resources(**call, resources={"cpu_quota": 7000}).resources == expected
@@ -92,7 +78,7 @@ def test_a_container_is_given_what_the_annotation_says(tester: HookTester, main:
         ({"a": amounts("1M", MAX_INT64, MAX_INT64), "b": amounts("1M", 1, 1)}, fields(262144, MAX_INT64, MAX_INT64)),
     ],
 )
-def test_a_pod_is_given_the_sums(tester: HookTester, containers: Any, expected: dict[str, int]) -> None:
+def test_pod_gets_the_sums(tester: HookTester, containers: Any, expected: dict[str, int]) -> None:
     assert tester.pre_run_pod_sandbox(labels=BE, annotations=spec(**containers)).resources == expected
 
 
@@ -102,50 +88,44 @@ LISTED = spec(main=amounts(500, 500, 500))
 @pytest.mark.parametrize(
     ("labels", "annotations"),
     [
-        *(({QOS_CLASS: other}, LISTED) for other in ("LSE", "LSR", "LS", "SYSTEM", "", "be", "other")),
-        ({}, LISTED),
-        ({}, {EXTENDED_RESOURCE_SPEC: "{"}),
+        *((qos(other), LISTED) for other in ("LSE", "LSR", "LS", "SYSTEM", "", "be", "other")),
+        ({}, annotation(EXTENDED_RESOURCE_SPEC, "{")),
         (BE, {}),
-        (BE, {EXTENDED_RESOURCE_SPEC: ""}),
-        (BE, {EXTENDED_RESOURCE_SPEC: "null"}),
-        (BE, {EXTENDED_RESOURCE_SPEC: "{}"}),
-        (BE, {EXTENDED_RESOURCE_SPEC: '{"containers": null}'}),
-        (BE, {EXTENDED_RESOURCE_SPEC: '{"containers": {}}'}),
+        *((BE, annotation(EXTENDED_RESOURCE_SPEC, text)) for text in ("", "null", "{}")),
+        *((BE, annotation(EXTENDED_RESOURCE_SPEC, {"containers": containers})) for containers in (None, {})),
     ],
 )
-def test_other_classes_and_pods_without_a_list_are_left_alone(
-    tester: HookTester, labels: dict[str, str], annotations: dict[str, str]
-) -> None:
+def test_other_pods_are_left_alone(tester: HookTester, labels: dict[str, str], annotations: dict[str, str]) -> None:
     assert tester.pre_run_pod_sandbox(labels=labels, annotations=annotations) == NO_DIFFERENCE
     assert tester.pre_create_container(labels=labels, annotations=annotations) == NO_DIFFERENCE
 
 
 @pytest.mark.parametrize("container", ["other", "MAIN", ""])
-def test_a_container_that_is_not_listed_is_left_alone(tester: HookTester, container: str) -> None:
+def test_unlisted_container_is_left_alone(tester: HookTester, container: str) -> None:
     assert not tester.pre_create_container(labels=BE, annotations=LISTED, container=container)
     assert not tester.pre_update_container_resources(labels=BE, annotations=LISTED, container=container)
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("value", "why"),
     [
         ("{", "not JSON"),
-        ("[]", "the value must be a JSON object"),
-        ('{"containers": []}', "containers must be a JSON object"),
-        ('{"containers": {"main": []}}', "main must be a JSON object"),
-        ('{"containers": {"main": {"requests": []}}}', "requests must be a JSON object"),
-        ('{"containers": {"main": {"limits": "canary"}}}', "limits must be a JSON object"),
-        (f'{{"containers": {{"main": {{"limits": {{"{BATCH_CPU}": "canary"}}}}}}}}', "not a quantity"),
-        (f'{{"containers": {{"main": {{"limits": {{"{BATCH_CPU}": true}}}}}}}}', f"{BATCH_CPU} must be a text or"),
-        (f'{{"containers": {{"main": {{"limits": {{"{BATCH_MEMORY}": "8Ei"}}}}}}}}', "beyond 64 bits"),
-        (f'{{"containers": {{"main": {{"requests": {{"{BATCH_CPU}": "1e999999999"}}}}}}}}', "beyond 64 bits"),
-        (f'{{"containers": {{"main": {{"requests": {{"{BATCH_CPU}": NaN}}}}}}}}', "NaN"),
+        ([], "the value must be a JSON object"),
+        ({"containers": []}, "containers must be a JSON object"),
+        ({"containers": {"main": []}}, "main must be a JSON object"),
+        ({"containers": {"main": {"requests": []}}}, "requests must be a JSON object"),
+        ({"containers": {"main": {"limits": "canary"}}}, "limits must be a JSON object"),
+        ({"containers": {"main": amounts(cpu="canary")}}, "not a quantity"),
+        ({"containers": {"main": amounts(cpu=True)}}, f"{BATCH_CPU} must be a text or"),
+        ({"containers": {"main": amounts(memory="8Ei")}}, "beyond 64 bits"),
+        ({"containers": {"main": amounts("1e999999999")}}, "beyond 64 bits"),
+        ({"containers": {"main": amounts(float("nan"))}}, "NaN"),
     ],
 )
-def test_a_malformed_annotation_is_an_error(tester: HookTester, text: str, why: str) -> None:
+def test_malformed_annotation_is_an_error(tester: HookTester, value: Any, why: str) -> None:
     for ask in (tester.pre_run_pod_sandbox, tester.pre_create_container, tester.pre_update_container_resources):
         with pytest.raises(Malformed, match=why) as caught:
-            ask(labels=BE, annotations={EXTENDED_RESOURCE_SPEC: text})  # type: ignore[operator]
+            ask(labels=BE, annotations=annotation(EXTENDED_RESOURCE_SPEC, value))
         assert "canary" not in str(caught.value)
         assert EXTENDED_RESOURCE_SPEC in str(caught.value)
 
@@ -153,40 +133,29 @@ def test_a_malformed_annotation_is_an_error(tester: HookTester, text: str, why: 
 @pytest.mark.parametrize(
     ("settings", "limit", "quota"),
     [
-        ("{}", 500, 50_000),
         ("cpu-suppress-policy: cfsQuota", 500, -1),
         ("cpu-suppress-policy: cpuset", 500, 50_000),
         ("cpu-normalization-ratio: 3", 500, 16_667),
-        ("cpu-normalization-ratio: 0.5", 500, 50_000),
         ("cpu-normalization-ratio: 3", 20, 1000),
         ("cpu-normalization-ratio: 3", None, -1),
         ("{cpu-normalization-ratio: 3, cpu-suppress-policy: cfsQuota}", 500, -1),
     ],
 )
-def test_the_node_decides_on_quotas(tmp_path: Path, settings: str, limit: int | None, quota: int) -> None:
+def test_node_decides_on_quotas(tmp_path: Path, settings: str, limit: int | None, quota: int) -> None:
     tester = HookTester(BatchResource(node(tmp_path, settings), Cgroups(tmp_path)))
-    annotations = spec(main=amounts(500, limit, 2 * GIB))
-    expected = fields(512, quota, 2 * GIB)
-    assert tester.pre_create_container(labels=BE, annotations=annotations).resources == expected
-    assert tester.pre_update_container_resources(labels=BE, annotations=annotations).resources == expected
-    assert tester.pre_run_pod_sandbox(labels=BE, annotations=annotations).resources == expected
-
-
-def tree(root: Path, names: tuple[str, ...]) -> list[Path]:
-    files = [root / name.format(POD.strip("/")) for name in names]
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("old\n")
-    return files
+    for ask in (tester.pre_run_pod_sandbox, tester.pre_create_container, tester.pre_update_container_resources):
+        changed = ask(labels=BE, annotations=spec(main=amounts(500, limit, 2 * GIB)))
+        assert changed.resources == fields(512, quota, 2 * GIB)
 
 
 def v1(root: Path) -> list[Path]:
-    return tree(root, V1_FILES)
+    names = (f"cpu{POD}/cpu.shares", f"cpu{POD}/cpu.cfs_quota_us", f"memory{POD}/memory.limit_in_bytes")
+    return tree(root, dict.fromkeys(names, "old\n"))
 
 
 def v2(root: Path) -> list[Path]:
-    (root / "cgroup.controllers").write_text("cpu memory\n")
-    return tree(root, V2_FILES)
+    tree(root, {"cgroup.controllers": "cpu memory\n"})
+    return tree(root / POD.strip("/"), dict.fromkeys(("cpu.weight", "cpu.max", "memory.max"), "old\n"))
 
 
 @pytest.mark.parametrize(
@@ -196,14 +165,12 @@ def v2(root: Path) -> list[Path]:
         (v1, amounts(), ["2", "-1", "-1"]),
         (v2, amounts(500, 500, "1Ki"), ["20", "50000 100000", "1024"]),
         (v2, amounts(), ["1", "max 100000", "max"]),
-        (v2, amounts("1M", 10, 1), ["10000", "1000 100000", "1"]),
     ],
 )
-def test_the_pods_cgroup_is_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Any, main: Any, contents: list[str]
+def test_pods_cgroup_is_written(
+    tester: HookTester, tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Any, main: Any, contents: list[str]
 ) -> None:
     files = make(tmp_path)
-    tester = HookTester(BatchResource(cgroups=Cgroups(tmp_path)))
     assert tester.pre_create_container(labels=BE, annotations=spec(main=main), cgroup_parent=POD)
     assert [file.read_text() for file in files] == ["old\n"] * 3, "a container's hook writes nothing"
     assert tester.pre_run_pod_sandbox(labels=BE, annotations=spec(main=main), cgroup_parent=POD)
@@ -211,14 +178,13 @@ def test_the_pods_cgroup_is_written(
     assert not caplog.records
 
 
-def test_what_cannot_be_written_is_logged_once_a_kind_and_the_rest_is_done(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_each_kind_of_failed_write_is_logged_once(
+    tester: HookTester, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shares, quota, memory = v1(tmp_path)
     quota.unlink()
     memory.unlink()
     memory.mkdir()
-    tester = HookTester(BatchResource(cgroups=Cgroups(tmp_path)))
     for _ in range(2):
         difference = tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent=POD)
         assert difference.resources == fields(512, 50_000, 500)
@@ -230,42 +196,18 @@ def test_what_cannot_be_written_is_logged_once_a_kind_and_the_rest_is_done(
     assert len(caplog.records) == 3, "another kind of error is another line"
 
 
-@pytest.mark.parametrize("parent", ["/", "relative/pod1", "/kubepods/../..", "/a\0b"])
-def test_a_path_that_is_no_pods_is_not_written_and_fails_no_call(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, parent: str
+def test_path_of_no_pod_is_not_written_and_fails_no_call(
+    tester: HookTester, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.shares").write_text("old")
-    tester = HookTester(BatchResource(cgroups=Cgroups(tmp_path)))
-    difference = tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent=parent)
-    assert difference.resources == fields(512, 50_000, 500)
-    assert (tmp_path / "cpu" / "cpu.shares").read_text() == "old"
+    [shares] = tree(tmp_path, {"cpu/cpu.shares": "old"})
+    assert tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent="/kubepods/../..").resources
+    assert shares.read_text() == "old"
     assert len(caplog.records) == 3
 
 
-def test_a_malformed_pod_is_not_written_in_part(tmp_path: Path) -> None:
+def test_malformed_pod_is_not_written_in_part(tester: HookTester, tmp_path: Path) -> None:
     files = v1(tmp_path)
-    tester = HookTester(BatchResource(cgroups=Cgroups(tmp_path)))
+    annotations = spec(a=amounts(500, 500, 1), b=amounts(500, 500, "x"))
     with pytest.raises(Malformed):
-        tester.pre_run_pod_sandbox(
-            labels=BE, annotations=spec(a=amounts(500, 500, 1), b=amounts(500, 500, "x")), cgroup_parent=POD
-        )
+        tester.pre_run_pod_sandbox(labels=BE, annotations=annotations, cgroup_parent=POD)
     assert [file.read_text() for file in files] == ["old\n"] * 3
-
-
-def test_the_flags_say_where_the_node_and_its_cgroups_are(tmp_path: Path) -> None:
-    [shares, *_] = v1(tmp_path)
-    node(tmp_path, "cpu-suppress-policy: cfsQuota")
-    hook, parser = BatchResource(), argparse.ArgumentParser()
-    hook.add_arguments(parser)
-    BatchResource().add_arguments(parser)
-    assert (parser.parse_args([]).node_config.path, parser.parse_args([]).cgroup_root) == (DEFAULT_FILE, ROOT)
-    hook.configure(parser.parse_args([f"--node-config={tmp_path}/node.yaml", f"--cgroup-root={tmp_path}"]))
-    difference = HookTester(hook).pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent=POD)
-    assert difference.resources["cpu_quota"] == -1
-    assert shares.read_text() == "512\n"
-
-
-def test_it_is_a_program() -> None:
-    command = [sys.executable, "-m", "runtimeproxy_hooks.batchresource", "--help"]
-    assert "--node-config" in subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout

@@ -1,8 +1,8 @@
 """``python -m runtimeproxy_hooks``: which hooks it serves, in which order, and what it says of a wrong name."""
 
-import importlib.util
 import os
 import re
+import runpy
 import signal
 import sys
 from itertools import chain, combinations
@@ -13,28 +13,49 @@ import pytest
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 from runtimeproxy_hooks import Hook
 from runtimeproxy_hooks import __main__ as hosting
+from runtimeproxy_hooks.koordinator import DEVICE_ALLOCATED, RESOURCE_STATUS
 from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
 from tests.hooks.sdk.callers import call, request
 from tests.hooks.sdk.processes import running
 
 NAMES = sorted(hosting.HOOKS)
+KNOWN = ", ".join(NAMES)
 
 
+POD, CREATE, UPDATE = "PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"
+STARTED, STOPPED = "PostStartContainer", "PostStopPodSandbox"
+POINTS = {
+    "batchresource": [POD, CREATE, UPDATE],
+    "coresched": [STARTED, STOPPED],
+    "cpunormalization": [CREATE, UPDATE],
+    "cpuset": [POD, CREATE, UPDATE],
+    "gpu": [CREATE],
+    "groupidentity": [POD],
+    "oomscoreadj": [CREATE],
+    "rdt": [POD, CREATE, STARTED, STOPPED],
+}
+
+
+def test_each_hook_has_its_name_and_points() -> None:
+    hooks = [hosting.load(name) for name in NAMES]
+    assert {hook_name(hook): [point.name for point in hook.points] for hook in hooks} == POINTS
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
 @pytest.mark.parametrize("name", NAMES)
-def test_each_name_is_its_hooks_own(name: str) -> None:
-    hook = hosting.load(name)
-    assert hook_name(hook) == name
-    assert hook.points
+def test_each_hook_is_a_program(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as exited:
+        runpy.run_module(f"runtimeproxy_hooks.{name}", run_name="__main__")
+    assert not exited.value.code
+    assert f"/{name}.sock" in capsys.readouterr().out
 
 
 def test_every_hook_in_the_folder_stands_in_the_table() -> None:
-    package = importlib.util.find_spec("runtimeproxy_hooks")
-    assert package is not None
-    assert package.origin is not None
-    files = Path(package.origin).parent.glob("*.py")
+    files = Path(str(hosting.__file__)).parent.glob("*.py")
     served = {file.stem for file in files if "    main(" in file.read_text()}
-    assert served - {"demo", "__main__"} == set(NAMES)
+    assert served - {"__main__"} == set(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +67,7 @@ def test_every_hook_in_the_folder_stands_in_the_table() -> None:
         (["all", "--help"], NAMES, "all", ["--help"]),
     ],
 )
-def test_the_named_hooks_are_served_in_this_order(
+def test_named_hooks_are_served_in_this_order(
     monkeypatch: pytest.MonkeyPatch, words: list[str], hooks: list[str], name: str, flags: list[str]
 ) -> None:
     served: list[object] = []
@@ -60,7 +81,7 @@ def test_the_named_hooks_are_served_in_this_order(
     assert served == [hooks, name, flags]
 
 
-def test_any_of_them_together_have_a_name_of_their_own_and_a_socket() -> None:
+def test_any_hooks_together_have_their_own_name_and_socket() -> None:
     together = list(chain.from_iterable(combinations(NAMES, count) for count in range(1, len(NAMES) + 1)))
     servers = {server_name(names) for names in together}
     assert len(servers) == len(together)
@@ -68,7 +89,7 @@ def test_any_of_them_together_have_a_name_of_their_own_and_a_socket() -> None:
         assert len(os.fsencode(parser(name).parse_args([]).endpoint)) <= MAX_PATH_BYTES
 
 
-def test_a_name_is_cut_only_where_it_must_be() -> None:
+def test_server_name_is_cut_only_where_it_must_be() -> None:
     assert server_name(NAMES[:6]) == "batchresource-coresched-cpunormalization-cpuset-gpu-groupidentity"
     assert server_name(NAMES) == "batchres-coresche-cpunorma-cpuset-gpu-groupide-oomscore-rdt"
 
@@ -76,15 +97,18 @@ def test_a_name_is_cut_only_where_it_must_be() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], f"name the hooks to serve first: {', '.join(NAMES)}, or all"),
-        (["--order=5"], f"name the hooks to serve first: {', '.join(NAMES)}, or all"),
-        (["--help", "gpu"], f"name the hooks to serve first: {', '.join(NAMES)}, or all"),
-        (["gpu", "gppu"], f"there is no hook 'gppu'; there are {', '.join(NAMES)}; all stands alone"),
-        (["gpu", "all"], f"there is no hook 'all'; there are {', '.join(NAMES)}; all stands alone"),
+        *(
+            (words, f"name the hooks to serve first: {KNOWN}, or all")
+            for words in ([], ["--order=5"], ["--help", "gpu"])
+        ),
+        *(
+            (["gpu", name], f"there is no hook {name!r}; there are {KNOWN}; all stands alone")
+            for name in ("gppu", "all")
+        ),
         (["gpu", "cpuset", "gpu"], "gpu is named twice"),
     ],
 )
-def test_a_wrong_name_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+def test_wrong_name_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
     with pytest.raises(SystemExit) as exited:
         hosting.run(words)
     assert exited.value.code == 2
@@ -96,7 +120,7 @@ def test_help_lists_the_hooks(capsys: pytest.CaptureFixture[str], flag: str) -> 
     with pytest.raises(SystemExit) as exited:
         hosting.run([flag])
     assert not exited.value.code
-    assert f"hooks: {', '.join(NAMES)}\n" in capsys.readouterr().out
+    assert f"hooks: {KNOWN}\n" in capsys.readouterr().out
 
 
 def test_all_hooks_bear_each_others_flags(capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,13 +130,9 @@ def test_all_hooks_bear_each_others_flags(capsys: pytest.CaptureFixture[str]) ->
     assert "/all.sock" in capsys.readouterr().out
 
 
-DEVICES = "scheduling.koordinator.sh/device-allocated"
-STATUS = "scheduling.koordinator.sh/resource-status"
-
-
-async def test_it_serves_several_as_a_process(tmp_path: Path) -> None:
+async def test_process_serves_several_hooks(tmp_path: Path) -> None:
     program = ("-m", "runtimeproxy_hooks", "gpu", "cpuset")
-    annotations = {DEVICES: '{"gpu": [{"minor": 1}]}', STATUS: '{"cpuset": "0-1"}'}
+    annotations = {DEVICE_ALLOCATED: '{"gpu": [{"minor": 1}]}', RESOURCE_STATUS: '{"cpuset": "0-1"}'}
     with running(tmp_path, program=program, file="gpu-cpuset.json") as server:
         answer = await call(str(server.socket), request(**annotations))
         assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "1"
@@ -121,7 +141,7 @@ async def test_it_serves_several_as_a_process(tmp_path: Path) -> None:
         assert server.end(signal.SIGTERM) == 0
 
 
-async def test_the_nodes_settings_are_read_at_the_start_and_once_for_all_hooks(tmp_path: Path) -> None:
+async def test_nodes_settings_are_read_once_for_all_hooks(tmp_path: Path) -> None:
     file = tmp_path / "node.yaml"
     file.write_text("rdt: 7")
     program = ("-m", "runtimeproxy_hooks", "cpuset", "batchresource", "cpunormalization", f"--node-config={file}")
@@ -132,7 +152,7 @@ async def test_the_nodes_settings_are_read_at_the_start_and_once_for_all_hooks(t
     assert " ERROR " in said[0]
 
 
-async def test_what_a_hook_says_at_its_start_is_logged_like_all_else(tmp_path: Path) -> None:
+async def test_hooks_words_at_its_start_are_logged_like_all_else(tmp_path: Path) -> None:
     program = ("-m", "runtimeproxy_hooks", "rdt", f"--resctrl-root={tmp_path}")
     with running(tmp_path, program=program, file="rdt.json") as server:
         said = next(line for line in server.log.splitlines() if "rdt:" in line)

@@ -13,30 +13,20 @@ from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import HookTester
 from tests.amounts import examples
 
-LOGGER = "runtimeproxy_hooks.oomscoreadj"
-
 
 @pytest.mark.parametrize(
     ("annotations", "value"),
     [
         ({SPEC: '{"main": -500, "other": 200}'}, -500),
         ({SPEC: '{"main": 200}', POD: "100"}, 200),
-        ({SPEC: '{"other": 200}', POD: "100"}, 100),
-        ({SPEC: '{"MAIN": 200}', POD: "100"}, 100),
-        ({SPEC: '{"other": null}', POD: "100"}, 100),
-        ({SPEC: "{}", POD: "100"}, 100),
-        ({SPEC: "null", POD: "100"}, 100),
-        ({SPEC: "", POD: "100"}, 100),
-        ({SPEC: '{"main": 1000}'}, 1000),
-        ({SPEC: '{"main": -1000}'}, -1000),
-        ({POD: "1000"}, 1000),
-        ({POD: "-1000"}, -1000),
+        *(({SPEC: spec, POD: "100"}, 100) for spec in ('{"other": 200}', '{"MAIN": 200}', '{"other": null}')),
+        *(({SPEC: spec, POD: "100"}, 100) for spec in ("{}", "null", "")),
         ({POD: "+7"}, 7),
         ({POD: "00000007"}, 7),
         ({POD: "-" + "0" * 5000 + "5"}, -5),
     ],
 )
-def test_what_is_asked_for_is_set(annotations: dict[str, str], value: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_asked_value_is_set(annotations: dict[str, str], value: int, caplog: pytest.LogCaptureFixture) -> None:
     for before in (None, {}, {"oom_score_adj": 968, "cpu_shares": 2}):
         changed = HookTester(OomScoreAdj()).pre_create_container(annotations=annotations, resources=before)
         assert changed.resources == {"oom_score_adj": value}
@@ -44,74 +34,60 @@ def test_what_is_asked_for_is_set(annotations: dict[str, str], value: int, caplo
 
 
 @pytest.mark.parametrize("annotations", [{}, {POD: ""}, {SPEC: ""}, {SPEC: '{"other": 5}'}])
-def test_nothing_asked_for_is_nothing_changed(annotations: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_asked_is_nothing_changed(annotations: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     resources = {"oom_score_adj": 968}
     assert not HookTester(OomScoreAdj()).pre_create_container(annotations=annotations, resources=resources)
     assert not caplog.records
 
 
+UNREADABLE_SPECS = (
+    *("{", "[77123]", "77123", '{"main": 77123}', '{"main": 77123.0}', '{"main": true}', '{"main": 1e2}'),
+    *('{"main": 5, "other": "77123"}', '{"main": ' + "77123" * 2000 + "}", "[" * 100_000),
+)
+UNREADABLE_NUMBERS = ("77123", "77123" * 2000, "100.0", "1e2", " 100", "1_0", "٣", "-")
+
+
 @pytest.mark.parametrize(
     ("annotations", "key"),
     [
-        ({SPEC: "{"}, SPEC),
-        ({SPEC: "[77123]"}, SPEC),
-        ({SPEC: "77123"}, SPEC),
-        ({SPEC: '{"main": 77123}'}, SPEC),
+        *(({SPEC: text}, SPEC) for text in UNREADABLE_SPECS),
         ({SPEC: '{"main": 1001}', POD: "100"}, SPEC),
-        ({SPEC: '{"main": -1001}', POD: "100"}, SPEC),
         ({SPEC: '{"main": "77123"}', POD: "100"}, SPEC),
-        ({SPEC: '{"main": 77123.0}'}, SPEC),
-        ({SPEC: '{"main": true}'}, SPEC),
-        ({SPEC: '{"main": 1e2}'}, SPEC),
-        ({SPEC: '{"main": 5, "other": "77123"}'}, SPEC),
-        ({SPEC: '{"main": ' + "77123" * 2000 + "}"}, SPEC),
-        ({SPEC: "[" * 100_000}, SPEC),
-        ({POD: "1001"}, POD),
-        ({POD: "-1001"}, POD),
-        ({POD: "77123"}, POD),
-        ({POD: "77123" * 2000}, POD),
-        ({POD: "100.0"}, POD),
-        ({POD: "1e2"}, POD),
-        ({POD: " 100"}, POD),
-        ({POD: "1_0"}, POD),
-        ({POD: "٣"}, POD),
-        ({POD: "-"}, POD),
+        *(({POD: text}, POD) for text in UNREADABLE_NUMBERS),
         ({SPEC: '{"other": 5}', POD: "x77123"}, POD),
     ],
 )
-def test_what_cannot_be_read_is_logged_without_its_value(
+def test_unreadable_value_is_logged_and_not_shown(
     annotations: dict[str, str], key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tester = HookTester(OomScoreAdj())
     assert not tester.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968}, pod="web")
     (record,) = caplog.records
-    assert (record.name, record.levelno) == (LOGGER, logging.WARNING)
+    assert (record.name, record.levelno) == ("runtimeproxy_hooks.oomscoreadj", logging.WARNING)
     assert f"default/web main keeps its oom_score_adj: annotation {key}: " in record.getMessage()
     assert "77123" not in caplog.text
 
 
 @pytest.mark.parametrize("annotations", [{POD: "0"}, {POD: "-0"}, {SPEC: '{"main": 0}'}, {SPEC: '{"main": null}'}])
-def test_0_cannot_be_said(annotations: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_zero_cannot_be_asked_for(annotations: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     tester = HookTester(OomScoreAdj())
     assert not tester.pre_create_container(annotations=annotations)  # it is 0, or the runtime's own, as it stands
     assert not caplog.records
     for _ in range(2):
         assert not tester.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968})
-    assert caplog.messages == [
-        "an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds; said once only"
-    ]
+    words = "an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds; said once only"
+    assert caplog.messages == [words]
 
 
-@given(st.integers(), st.integers())
+NUMBERS = st.integers() | st.sampled_from([LEAST - 1, LEAST, MOST, MOST + 1])
+
+
+@given(NUMBERS, NUMBERS)
 @settings(max_examples=examples())
-def test_a_number_is_taken_in_range_only(own: int, pods: int) -> None:
+def test_number_is_taken_in_range_only(own: int, pods: int) -> None:
     for annotations, value in (({POD: f"{pods}"}, pods), ({SPEC: f'{{"main": {own}}}', POD: f"{pods}"}, own)):
         if LEAST <= value <= MOST:
             assert asked(annotations, "main") == value
         else:
             with pytest.raises(Malformed):
                 asked(annotations, "main")
-
-
-def test_only_create_is_hooked() -> None:
-    assert [point.name for point in OomScoreAdj().points] == ["PreCreateContainer"]

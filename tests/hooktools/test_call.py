@@ -124,12 +124,7 @@ def test_a_bad_answer_is_shown_as_bad(answer: HookAnswer) -> None:
 
 
 ANSWERS = st.builds(
-    HookAnswer,
-    labels=ENTRIES,
-    annotations=ENTRIES,
-    envs=ENTRIES,
-    cgroup_parent=TEXTS,
-    resources=st.none() | RESOURCES,
+    HookAnswer, labels=ENTRIES, annotations=ENTRIES, envs=ENTRIES, cgroup_parent=TEXTS, resources=st.none() | RESOURCES
 )
 
 

@@ -134,13 +134,7 @@ COMMON: dict[str, Any] = {
     "resources": st.none() | RESOURCES,
 }
 PODS = st.builds(
-    PodInfo,
-    **COMMON,
-    uid=TEXTS,
-    namespace=TEXTS,
-    runtime_handler=TEXTS,
-    labels=ENTRIES,
-    overhead=st.none() | RESOURCES,
+    PodInfo, **COMMON, uid=TEXTS, namespace=TEXTS, runtime_handler=TEXTS, labels=ENTRIES, overhead=st.none() | RESOURCES
 )
 CONTAINERS = st.builds(ContainerInfo, **COMMON, id=TEXTS, envs=ENTRIES)
 REQUESTS = st.builds(HookRequest, PODS, st.none() | CONTAINERS)

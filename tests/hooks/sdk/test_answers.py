@@ -150,11 +150,7 @@ def test_in_the_kubelets_update_an_answer_is_what_was_set() -> None:
     resources = EditableResources(SENT, update=True)
     edit(resources)
     assert resources.answer == Resources(
-        cpu_quota=-1,
-        cpu_shares=SENT.cpu_shares,
-        cpuset_cpus="7",
-        unified={"io.max": "x"},
-        hugepage_limits={"2MB": 1},
+        cpu_quota=-1, cpu_shares=SENT.cpu_shares, cpuset_cpus="7", unified={"io.max": "x"}, hugepage_limits={"2MB": 1}
     )
 
 

@@ -34,12 +34,7 @@ def registration(folder: Path) -> Registration:
 
 @pytest.mark.parametrize(
     ("name", "order", "file"),
-    [
-        ("gpu", None, "gpu.json"),
-        ("gpu", 0, "00-gpu.json"),
-        ("gpu", 7, "07-gpu.json"),
-        ("a-b", 99, "99-a-b.json"),
-    ],
+    [("gpu", None, "gpu.json"), ("gpu", 0, "00-gpu.json"), ("gpu", 7, "07-gpu.json"), ("a-b", 99, "99-a-b.json")],
 )
 def test_the_files_name_has_the_order(name: str, order: int | None, file: str) -> None:
     assert file_name(name, order) == file

@@ -67,12 +67,7 @@ async def test_an_answer_is_an_echo_with_the_edits(serve: Serve) -> None:
 
 @pytest.mark.parametrize(
     ("hooks", "marks"),
-    [
-        ([Obedient()], "o"),
-        ([Dreamy()], "d"),
-        ([Obedient(), Dreamy()], "od"),
-        ([Dreamy(), Obedient(), Dreamy()], "dod"),
-    ],
+    [([Obedient()], "o"), ([Dreamy()], "d"), ([Obedient(), Dreamy()], "od"), ([Dreamy(), Obedient(), Dreamy()], "dod")],
 )
 async def test_each_hook_sees_what_the_ones_before_it_edited(serve: Serve, hooks: list[Hook], marks: str) -> None:
     assert (await call(serve(*hooks), request())).envs == {"MARKS": marks}

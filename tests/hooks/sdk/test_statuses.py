@@ -99,10 +99,7 @@ def test_a_subclass_is_answered_like_its_class() -> None:
     class Busy(Rejected):
         pass
 
-    assert status(raised(Raising(Busy("busy"))), "server", CREATE, request()) == (
-        grpc.PERMISSION_DENIED,
-        "busy",
-    )
+    assert status(raised(Raising(Busy("busy"))), "server", CREATE, request()) == (grpc.PERMISSION_DENIED, "busy")
 
 
 def test_the_traceback_at_debug_level_has_places_and_no_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,46 @@
+"""What tests of the hooks share: a node's settings and cgroups in a directory, and what Koordinator writes to a pod."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from runtimeproxy_hooks.koordinator import QOS_CLASS
+from runtimeproxy_hooks.node import Node
+from runtimeproxy_hooks.sdk import Hook
+
+H = TypeVar("H", bound=Hook)
+
+
+def node(folder: Path, settings: str) -> Node:
+    """Write the node's settings into node.yaml, and return what reads them."""
+    file = folder / "node.yaml"
+    file.write_text(settings)
+    return Node(file)
+
+
+def tree(root: Path, files: dict[str, str]) -> list[Path]:
+    """Write files under a directory, with the directories that they need."""
+    made = [root / name for name in files]
+    for file, content in zip(made, files.values(), strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return made
+
+
+def configured(hook: H, *flags: str) -> H:
+    """Return the hook after it has taken the flags, as ``main`` gives them."""
+    parser = argparse.ArgumentParser()
+    hook.add_arguments(parser)
+    hook.configure(parser.parse_args(flags))
+    return hook
+
+
+def qos(name: str) -> dict[str, str]:
+    """Return the labels of a pod of a QoS class, none for ""."""
+    return {QOS_CLASS: name} if name else {}
+
+
+def annotation(key: str, value: Any) -> dict[str, str]:
+    """Return annotations with one key: a text as it is, anything else as JSON."""
+    return {key: value if isinstance(value, str) else json.dumps(value)}

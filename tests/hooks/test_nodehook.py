@@ -1,0 +1,52 @@
+"""What hooks that look at the node have in common: their flags, and what they say once."""
+
+import argparse
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy_hooks.batchresource import BatchResource
+from runtimeproxy_hooks.cgroups import ROOT
+from runtimeproxy_hooks.cpuset import Cpuset
+from runtimeproxy_hooks.groupidentity import GroupIdentity
+from runtimeproxy_hooks.node import DEFAULT_FILE
+from runtimeproxy_hooks.nodehook import NodeHook
+from runtimeproxy_hooks.once import Once
+from runtimeproxy_hooks.rdt import Rdt
+from tests.hooks.nodes import node
+
+
+@pytest.mark.parametrize("kind", [BatchResource, Cpuset, GroupIdentity, Rdt])
+def test_flags_name_settings_and_cgroups(tmp_path: Path, kind: type[NodeHook]) -> None:
+    node(tmp_path, "system-cpuset: 0-1")
+    hook, other, parser = kind(), BatchResource(), argparse.ArgumentParser()
+    other.add_arguments(parser)
+    hook.add_arguments(parser)  # the same flags, for both
+    assert (parser.parse_args([]).node_config.path, parser.parse_args([]).cgroup_root) == (DEFAULT_FILE, ROOT)
+    arguments = parser.parse_args([f"--node-config={tmp_path}/node.yaml", f"--cgroup-root={tmp_path}"])
+    hook.configure(arguments)
+    other.configure(arguments)
+    assert hook.node is other.node
+    assert (hook.node.settings.system_cpuset, hook.cgroups.root) == ("0-1", tmp_path)
+
+
+def test_trouble_is_told_the_first_time_only(caplog: pytest.LogCaptureFixture) -> None:
+    one, two = (Once(logging.getLogger(name)) for name in ("one", "two"))
+    for number in (1, 2):
+        one.warn("file", "%s is not there, time %d", "x", number)
+        one.warn(("file", None), "100 % of it is gone")
+    two.warn("file", "not there either")
+    assert [(each.name, each.getMessage()) for each in caplog.records] == [
+        ("one", "x is not there, time 1; said once only"),
+        ("one", "100 % of it is gone; said once only"),
+        ("two", "not there either; said once only"),
+    ]
+
+
+def test_trouble_is_told_once_whichever_threads_meet_it(caplog: pytest.LogCaptureFixture) -> None:
+    once = Once(logging.getLogger("hook"))
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda number: once.warn(number % 2, "trouble"), range(200)))
+    assert len(caplog.records) == 2
