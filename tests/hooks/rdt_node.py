@@ -1,13 +1,6 @@
-"""A node for tests of the RDT hook: resctrl, cgroups and settings in a directory, and threads to move.
+"""A node for tests of rdt: resctrl, cgroups and settings in a directory, stand-ins for resctrl, and real threads."""
 
-Owns how the hook is configured there, and stand-ins for resctrl that watch or refuse.
-Must not know: what the hook should do.
-Invariant: every thread is a real one of this process.
-"""
-
-import argparse
 import errno
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +15,7 @@ from runtimeproxy_hooks.rdt import Rdt
 from runtimeproxy_hooks.resctrl_fs import Resctrl
 from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, HookTester
 from tests.fakes.resctrl import StandIn, until_gone
+from tests.hooks.nodes import annotation, configured
 
 POD_GROUP = f"koordlet-{UID}"
 FULL = "L3:0=7ff;1=7ff\nMB:0=100;1=100\n"
@@ -45,11 +39,7 @@ class Node:
         config = self._directory / "node.yaml"
         config.write_text(yaml.safe_dump({"rdt": dict(classes or {})}))
         hook = Rdt(resctrl or self.resctrl)
-        parser = argparse.ArgumentParser()
-        hook.add_arguments(parser)
-        given = ["--node-config", str(config), "--cgroup-root", str(self.cgroup_root), *flags]
-        hook.configure(parser.parse_args(given))
-        return HookTester(hook)
+        return HookTester(configured(hook, f"--node-config={config}", f"--cgroup-root={self.cgroup_root}", *flags))
 
     def schemata(self, group: str) -> str:
         return (self.root / group / "schemata").read_text()
@@ -66,7 +56,7 @@ class Node:
 
 
 def annotated(said: object) -> dict[str, str]:
-    return {RESCTRL: said if isinstance(said, str) else json.dumps(said)}
+    return annotation(RESCTRL, said)
 
 
 @contextmanager
@@ -99,21 +89,25 @@ class Watching(StandIn):
 
 
 class Refusing(StandIn):
-    """A stand-in that refuses to write some files, as for a user who is not root."""
+    """A stand-in that refuses to write some files, or to make or remove groups, as for a user who is not root."""
 
-    refused: tuple[str, ...] = ()
+    def __init__(self, root: Path, *refused: str) -> None:
+        super().__init__(root)
+        self._refused = refused
+
+    def _look(self, request: str) -> None:
+        if request in self._refused:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     def _write(self, file: Path, text: str) -> None:
-        if file.name in self.refused and file.exists():  # the kernel finds a file before it looks who may write it
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        if file.exists():  # the kernel finds a file before it looks who may write it
+            self._look(file.name)
         super()._write(file, text)
 
     def _rmdir(self, directory: Path) -> None:
-        if "rmdir" in self.refused:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        self._look("rmdir")
         super()._rmdir(directory)
 
     def _mkdir(self, directory: Path) -> None:
-        if "mkdir" in self.refused:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        self._look("mkdir")
         super()._mkdir(directory)

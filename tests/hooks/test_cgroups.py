@@ -1,6 +1,5 @@
 """Cgroup files of both versions, on directory trees; test_cgroups_kernel.py has them on the kernel's own."""
 
-import argparse
 import errno
 import os
 from collections.abc import Callable
@@ -10,22 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy_hooks.cgroups import ROOT, SETTINGS, Cgroups, add_flag, overwrite, weight
+from runtimeproxy_hooks.cgroups import SETTINGS, Cgroups, overwrite, weight
 from runtimeproxy_hooks.sdk import Malformed
 from tests.amounts import examples
+from tests.hooks.nodes import tree
 
 POD = "/kubepods/podx"
+CPU, MEMORY, CPUSET = (f"{top}{POD}" for top in ("cpu,cpuacct", "memory", "cpuset"))
 V1 = {
-    "cpu,cpuacct/kubepods/podx/cpu.shares": "1024\n",
-    "cpu,cpuacct/kubepods/podx/cpu.cfs_quota_us": "-1\n",
-    "cpu,cpuacct/kubepods/podx/cgroup.procs": "17\n18\n0\n",
-    "cpu,cpuacct/kubepods/podx/tasks": "17\n18\n19\n0\n",
-    "cpu,cpuacct/kubepods/podx/c1/cgroup.procs": "20\n",
-    "cpu,cpuacct/kubepods/podx/c1/tasks": "20\n21\n",
-    "memory/kubepods/podx/memory.limit_in_bytes": "9223372036854771712\n",
-    "memory/kubepods/podx/cgroup.procs": "17\n18\n22\n",
-    "cpuset/kubepods/podx/cpuset.cpus": "0-1\n",
-    "unified/kubepods/podx/cgroup.threads": "23\n",
+    f"{CPU}/cpu.shares": "1024\n",
+    f"{CPU}/cpu.cfs_quota_us": "-1\n",
+    f"{CPU}/cgroup.procs": "17\n18\n0\n",
+    f"{CPU}/tasks": "17\n18\n19\n0\n",
+    f"{CPU}/c1/cgroup.procs": "20\n",
+    f"{CPU}/c1/tasks": "20\n21\n",
+    f"{MEMORY}/memory.limit_in_bytes": "9223372036854771712\n",
+    f"{MEMORY}/cgroup.procs": "17\n18\n22\n",
+    f"{CPUSET}/cpuset.cpus": "0-1\n",
+    f"unified{POD}/cgroup.threads": "23\n",
 }
 V2 = {
     "cgroup.controllers": "cpu memory cpuset\n",
@@ -38,34 +39,21 @@ V2 = {
     "kubepods/podx/c1/cgroup.procs": "20\n",
     "kubepods/podx/c1/cgroup.threads": "20\n21\n",
 }
-BAD_PATHS = [
-    "",
-    "/",
-    "//",
-    "/.",
-    "/./",
-    "kubepods/podx",
-    "../x",
-    "/..",
-    "/kubepods/../../etc",
-    "/kubepods/..",
-    "/kubepods\0/podx",
-]
+ELSEWHERE = "cgroup path: it must be absolute and below the root"
+THROUGH_LINK = "cgroup path: it leads through a symbolic link"
+
+
+def shares_file(cgroups: Cgroups, path: str = POD) -> Path:
+    return cgroups.file(path, "cpu", "cpu.shares", "cpu.weight")
+
+
 USES: dict[str, Callable[[Cgroups, str], object]] = {
-    "file": lambda cgroups, path: cgroups.file(path, "cpu", "cpu.shares", "cpu.weight"),
+    "file": shares_file,
     "write": lambda cgroups, path: cgroups.write(path, "cpu_shares", 2),
-    "container": lambda cgroups, path: cgroups.container(path, "c1") if path.strip("/.") else cgroups.pids(path),
+    "container": lambda cgroups, path: cgroups.container(path, "c1"),
     "pids": Cgroups.pids,
     "tids": Cgroups.tids,
 }
-
-
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for path, content in files.items():
-        file = root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
-    return root
 
 
 @pytest.fixture
@@ -78,17 +66,15 @@ def v1(tmp_path: Path) -> Cgroups:
 
 @pytest.fixture
 def v2(tmp_path: Path) -> Cgroups:
-    return Cgroups(tree(tmp_path, V2))
+    tree(tmp_path, V2)
+    return Cgroups(tmp_path)
 
 
 @pytest.fixture(params=["v1", "v2"])
 def cgroups(request: pytest.FixtureRequest) -> Cgroups:
     found: Cgroups = request.getfixturevalue(request.param)
+    assert found.v2 == (request.param == "v2")
     return found
-
-
-def test_the_version_is_what_is_mounted(cgroups: Cgroups, request: pytest.FixtureRequest) -> None:
-    assert cgroups.v2 == ("v2" in request.node.name)
 
 
 def test_cgroups_that_are_not_mounted_are_looked_for_again(tmp_path: Path) -> None:
@@ -105,13 +91,13 @@ def test_cgroups_that_are_not_mounted_are_looked_for_again(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("setting", "value", "name", "content"),
     [
-        ("cpu_shares", 512, "cpu,cpuacct/kubepods/podx/cpu.shares", "512\n"),
-        ("cpu_quota", 50000, "cpu,cpuacct/kubepods/podx/cpu.cfs_quota_us", "50000\n"),
-        ("cpu_quota", -1, "cpu,cpuacct/kubepods/podx/cpu.cfs_quota_us", "-1\n"),
-        ("memory_limit_in_bytes", 1 << 30, "memory/kubepods/podx/memory.limit_in_bytes", "1073741824\n"),
-        ("memory_limit_in_bytes", -1, "memory/kubepods/podx/memory.limit_in_bytes", "-1\n"),
-        ("cpuset_cpus", "2-3,8", "cpuset/kubepods/podx/cpuset.cpus", "2-3,8\n"),
-        ("cpuset_cpus", "", "cpuset/kubepods/podx/cpuset.cpus", "\n"),
+        ("cpu_shares", 512, f"{CPU}/cpu.shares", "512\n"),
+        ("cpu_quota", 50000, f"{CPU}/cpu.cfs_quota_us", "50000\n"),
+        ("cpu_quota", -1, f"{CPU}/cpu.cfs_quota_us", "-1\n"),
+        ("memory_limit_in_bytes", 1 << 30, f"{MEMORY}/memory.limit_in_bytes", "1073741824\n"),
+        ("memory_limit_in_bytes", -1, f"{MEMORY}/memory.limit_in_bytes", "-1\n"),
+        ("cpuset_cpus", "2-3,8", f"{CPUSET}/cpuset.cpus", "2-3,8\n"),
+        ("cpuset_cpus", "", f"{CPUSET}/cpuset.cpus", "\n"),
     ],
 )
 def test_version_1_takes_values_as_cri_has_them(
@@ -125,7 +111,6 @@ def test_version_1_takes_values_as_cri_has_them(
     ("setting", "value", "before", "content"),
     [
         ("cpu_shares", 1024, "100\n", "39\n"),
-        ("cpu_shares", 2, "100\n", "1\n"),
         ("cpu_quota", 50000, "max 100000\n", "50000 100000\n"),
         ("cpu_quota", 50000, "2000 20000\n", "50000 20000\n"),
         ("cpu_quota", -1, "2000 20000\n", "max 20000\n"),
@@ -145,9 +130,9 @@ def test_version_2_has_words_of_its_own(v2: Cgroups, setting: str, value: int | 
 
 @pytest.mark.parametrize(
     ("shares", "expected"),
-    [(-1, 1), (0, 1), (2, 1), (3, 1), (28, 1), (29, 2), (1024, 39), (262143, 9999), (262144, 10000), (1 << 40, 10000)],
+    [(-1, 1), (2, 1), (28, 1), (29, 2), (1024, 39), (262143, 9999), (262144, 10000), (1 << 40, 10000)],
 )
-def test_weight(shares: int, expected: int) -> None:
+def test_weight_of_shares_is_runcs(shares: int, expected: int) -> None:
     assert weight(shares) == expected
 
 
@@ -157,14 +142,14 @@ def test_more_shares_never_weigh_less(one: int, other: int) -> None:
     assert 1 <= weight(min(one, other)) <= weight(max(one, other)) <= 10000
 
 
-def test_any_file_by_controller(v1: Cgroups) -> None:
-    inside = v1.root / "cpu,cpuacct/kubepods/podx"
+def test_file_is_found_by_its_controller(v1: Cgroups) -> None:
+    inside = v1.root / CPU
     assert v1.file(POD, "cpu", "cpu.bvt_warp_ns", "other") == inside / "cpu.bvt_warp_ns"
     assert v1.file(f"{POD}//c1/.", "cpuacct", "cpuacct.usage", "other") == inside / "c1/cpuacct.usage"
     assert v1.file(POD, "net_cls", "net_cls.classid", "other") == v1.root / "net_cls/kubepods/podx/net_cls.classid"
 
 
-def test_any_file_of_version_2(v2: Cgroups) -> None:
+def test_file_of_version_2_needs_no_controller(v2: Cgroups) -> None:
     assert v2.file(POD, "cpu", "other", "cpu.idle") == v2.root / "kubepods/podx/cpu.idle"
 
 
@@ -177,117 +162,112 @@ def test_nothing_is_ever_made(cgroups: Cgroups) -> None:
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("path", BAD_PATHS)
-def test_a_path_that_leads_elsewhere(cgroups: Cgroups, path: str, use: str) -> None:
-    with pytest.raises(Malformed, match="cgroup path: it must be absolute and below the root"):
+@pytest.mark.parametrize("path", ["../x", "kubepods/podx", "/kubepods/../../etc", "/kubepods/..", "/kubepods\0/podx"])
+def test_path_that_leads_elsewhere_is_malformed(cgroups: Cgroups, path: str, use: str) -> None:
+    with pytest.raises(Malformed, match=ELSEWHERE):
+        USES[use](cgroups, path)
+
+
+@pytest.mark.parametrize("use", ["file", "write", "pids", "tids"])
+@pytest.mark.parametrize("path", ["", "/", "//", "/.", "/./"])
+def test_root_itself_is_malformed(cgroups: Cgroups, path: str, use: str) -> None:
+    with pytest.raises(Malformed, match=ELSEWHERE):
         USES[use](cgroups, path)
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_link_leads_nowhere(cgroups: Cgroups, use: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_link_leads_nowhere(cgroups: Cgroups, use: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside")
-    (outside / "c1").mkdir()
-    for name in ("cpu.shares", "cpu.weight", "cgroup.procs", "tasks"):
-        (outside / name).write_text("1\n")
+    files = tree(outside, dict.fromkeys(("cpu.shares", "cpu.weight", "cgroup.procs", "tasks", "c1/tasks"), "1\n"))
     for top in [cgroups.root] if cgroups.v2 else [path for path in cgroups.root.iterdir() if not path.is_symlink()]:
         (top / "link").symlink_to(outside)
     for path in ("/link", "/link/c1", "/kubepods/podx/../../link"):
         with pytest.raises(Malformed, match="cgroup path"):
             USES[use](cgroups, path)
-    assert (outside / "cpu.shares").read_text() == (outside / "cpu.weight").read_text() == "1\n"
+    assert {file.read_text() for file in files} == {"1\n"}
 
 
-def test_a_link_to_what_is_not_there(cgroups: Cgroups) -> None:
-    link = cgroups.file("/dangling", "cpu", "cpu.shares", "cpu.weight").parent
-    link.symlink_to("/not/there")
-    with pytest.raises(Malformed, match="cgroup path: it leads through a symbolic link"):
-        cgroups.file("/dangling", "cpu", "cpu.shares", "cpu.weight")
+def test_dangling_link_leads_nowhere(cgroups: Cgroups) -> None:
+    shares_file(cgroups, "/dangling").parent.symlink_to("/not/there")
+    with pytest.raises(Malformed, match=THROUGH_LINK):
+        shares_file(cgroups, "/dangling")
 
 
-def test_where_there_is_no_descriptor_a_path_is_judged_all_the_same(
-    v1: Cgroups, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_path_is_judged_without_a_descriptor_too(v1: Cgroups, monkeypatch: pytest.MonkeyPatch) -> None:
     (v1.root / "cpu,cpuacct/link").symlink_to("/etc")
 
     def too_many(*_: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "open", too_many)
-    assert v1.file(POD, "cpu", "cpu.shares", "cpu.weight").is_file()
-    with pytest.raises(Malformed, match="cgroup path: it leads through a symbolic link"):
-        v1.file("/link", "cpu", "cpu.shares", "cpu.weight")
+    assert shares_file(v1).is_file()
+    with pytest.raises(Malformed, match=THROUGH_LINK):
+        shares_file(v1, "/link")
 
 
-def test_a_hierarchy_that_is_a_link(v1: Cgroups, tmp_path_factory: pytest.TempPathFactory) -> None:
-    outside = tree(tmp_path_factory.mktemp("outside"), {"kubepods/podx/cgroup.procs": "99\n"})
+def test_hierarchy_that_is_a_link_is_none(v1: Cgroups, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    tree(outside, {"kubepods/podx/cgroup.procs": "99\n"})
     (v1.root / "net_cls").symlink_to(outside)
     assert 99 not in v1.pids(POD)
-    with pytest.raises(Malformed, match="cgroup path: it leads through a symbolic link"):
+    with pytest.raises(Malformed, match=THROUGH_LINK):
         v1.file(POD, "net_cls", "net_cls.classid", "other")
 
 
-def test_the_root_may_be_a_link(cgroups: Cgroups, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_root_may_be_a_link(cgroups: Cgroups, tmp_path_factory: pytest.TempPathFactory) -> None:
     link = tmp_path_factory.mktemp("links") / "root"
     link.symlink_to(cgroups.root)
     assert Cgroups(link).pids(POD) == cgroups.pids(POD) != []
 
 
-def test_a_link_to_itself(cgroups: Cgroups) -> None:
-    loop = cgroups.file("/loop", "cpu", "cpu.shares", "cpu.weight").parent
+def test_link_to_itself_leads_nowhere(cgroups: Cgroups) -> None:
+    loop = shares_file(cgroups, "/loop").parent
     loop.symlink_to(loop)
     assert cgroups.pids("/loop") == []
     with pytest.raises(OSError, match="symbolic links"):
         cgroups.write("/loop", "cpu_shares", 2)
 
 
-def test_a_linked_file_is_not_written(tmp_path: Path) -> None:
-    (tmp_path / "target").write_text("before")
-    (tmp_path / "file").symlink_to(tmp_path / "target")
+def test_linked_file_is_not_written(tmp_path: Path) -> None:
+    [target] = tree(tmp_path, {"target": "before"})
+    (tmp_path / "file").symlink_to(target)
     with pytest.raises(OSError, match="symbolic links"):
         overwrite(tmp_path / "file", "after")
-    assert (tmp_path / "target").read_text() == "before"
+    assert target.read_text() == "before"
 
 
-@pytest.mark.parametrize(
-    "name", ["ab12", "cri-containerd-ab12.scope", "docker-ab12.scope", "crio-ab12.scope", "pouch-ab12.scope"]
-)
+SCOPES = ("ab12", "cri-containerd-ab12.scope", "docker-ab12.scope", "crio-ab12.scope", "pouch-ab12.scope")
+
+
+@pytest.mark.parametrize("name", SCOPES)
 @pytest.mark.parametrize("top", ["cpu,cpuacct", "memory", "unified"])
-def test_a_container_is_found_in_any_hierarchy(v1: Cgroups, top: str, name: str) -> None:
+def test_container_is_found_in_any_hierarchy(v1: Cgroups, top: str, name: str) -> None:
     assert v1.container(POD, "ab12") is None
     (v1.root / top / "kubepods/podx" / name).mkdir(parents=True)
     assert v1.container(POD, "ab12") == v1.container(f"{POD}/", "ab12") == f"{POD}/{name}"
 
 
-def test_a_container_of_version_2(v2: Cgroups) -> None:
-    assert v2.container(POD, "c1") == f"{POD}/c1"
-    assert v2.container(POD, "c2") is None
+def test_container_of_version_2_is_found(v2: Cgroups) -> None:
+    assert (v2.container(POD, "c1"), v2.container(POD, "c2")) == (f"{POD}/c1", None)
     assert v2.container("/", "kubepods") == "/kubepods"
-
-
-def test_no_id_is_no_container(cgroups: Cgroups) -> None:
-    assert cgroups.container(POD, "") is None
+    assert v2.container(POD, "") is None
 
 
 @pytest.mark.parametrize("container_id", ["..", "a/b", "../c1", "/c1", "c\0"])
-def test_an_id_that_is_a_path(cgroups: Cgroups, container_id: str) -> None:
+def test_id_that_is_a_path_is_malformed(cgroups: Cgroups, container_id: str) -> None:
     with pytest.raises(Malformed):
         cgroups.container(POD, container_id)
 
 
-def test_processes_and_threads(v1: Cgroups) -> None:
-    assert v1.pids(POD) == [17, 18, 20]
-    assert v1.tids(POD) == [17, 18, 19, 20, 21]
-    assert v1.pids(f"{POD}/c1") == [20]
+def test_processes_and_threads_are_listed_with_those_below(cgroups: Cgroups) -> None:
+    assert (cgroups.pids(POD), cgroups.tids(POD)) == ([17, 18, 20], [17, 18, 19, 20, 21])
+    assert (cgroups.pids(f"{POD}/c1"), cgroups.tids(f"{POD}/c1")) == ([20], [20, 21])
+
+
+def test_next_hierarchy_is_listed_where_the_first_has_none(v1: Cgroups) -> None:
     for name in ("cgroup.procs", "tasks", "c1/cgroup.procs", "c1/tasks"):
-        (v1.root / "cpu,cpuacct/kubepods/podx" / name).write_text("0\n")
-    assert v1.pids(POD) == [17, 18, 22]  # the next hierarchy's
-    assert v1.tids(POD) == [23]
-
-
-def test_processes_and_threads_of_version_2(v2: Cgroups) -> None:
-    assert v2.pids(POD) == [17, 18, 20]
-    assert v2.tids(POD) == [17, 18, 19, 20, 21]
-    assert v2.tids(f"{POD}/c1") == [20, 21]
+        (v1.root / CPU / name).write_text("0\n")
+    assert (v1.pids(POD), v1.tids(POD)) == ([17, 18, 22], [23])
 
 
 def test_what_is_gone_has_no_processes(cgroups: Cgroups) -> None:
@@ -296,11 +276,3 @@ def test_what_is_gone_has_no_processes(cgroups: Cgroups) -> None:
     file.unlink()
     file.symlink_to("gone")  # listed, and not there when it is read
     assert 20 not in cgroups.pids(POD)
-
-
-def test_the_flag_is_added_once() -> None:
-    parser = argparse.ArgumentParser()
-    add_flag(parser)
-    add_flag(parser)
-    assert parser.parse_args([]).cgroup_root == ROOT
-    assert parser.parse_args(["--cgroup-root", "/other"]).cgroup_root == Path("/other")

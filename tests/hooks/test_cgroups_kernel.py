@@ -15,7 +15,7 @@ import pytest
 
 from runtimeproxy_hooks.cgroups import ROOT, SETTINGS, Cgroups
 from tests.engines import cgroups as in_force
-from tests.hooks.test_cgroups import tree
+from tests.hooks.nodes import tree
 
 TWO_THREADS = (
     "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
@@ -91,25 +91,18 @@ def owns(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Own]]:
             in_force.remove(made[0].path, root)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("cpu_shares", 512),
-        ("cpu_quota", 50000),
-        ("cpu_quota", -1),
-        ("memory_limit_in_bytes", 1 << 26),
-        ("memory_limit_in_bytes", -1),
-        ("cpuset_cpus", "0"),
-        ("cpuset_cpus", ""),
-    ],
-)
-def test_what_is_written_is_in_force(owns: list[Own], setting: str, value: int | str) -> None:
+QUOTAS = [("cpu_shares", 512), ("cpu_quota", 50000), ("cpu_quota", -1)]
+LIMITS = [("memory_limit_in_bytes", 1 << 26), ("memory_limit_in_bytes", -1), ("cpuset_cpus", "0"), ("cpuset_cpus", "")]
+
+
+@pytest.mark.parametrize(("setting", "value"), [*QUOTAS, *LIMITS])
+def test_written_value_is_in_force(owns: list[Own], setting: str, value: int | str) -> None:
     own = next(own for own in owns if own.takes(setting))
     Cgroups(own.root).write(own.path, setting, value)
     assert in_force.read(own.path, setting, own.root) == in_force.expected(setting, value, own.root)
 
 
-def test_a_process_is_listed(owns: list[Own], process: subprocess.Popen[str]) -> None:
+def test_process_is_listed_with_its_threads(owns: list[Own], process: subprocess.Popen[str]) -> None:
     own, *_ = owns
     cgroups = Cgroups(own.root)
     try:

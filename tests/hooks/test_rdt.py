@@ -1,10 +1,15 @@
-"""Which group a pod gets, what is in it, and when it is made and removed.
+"""rdt: which group a pod gets and what is in it, how a container gets into it, and that no trouble stops a pod.
 
 The kernel's part is the stand-in's: see tests/fakes/resctrl.py for what it can and cannot show.
 """
 
+import os
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +17,19 @@ import pytest
 import yaml
 
 from runtimeproxy_hooks import rdt
-from runtimeproxy_hooks.koordinator import QOS_CLASS, RESCTRL
-from runtimeproxy_hooks.rdt import RDT_CLASS
+from runtimeproxy_hooks.koordinator import RESCTRL
+from runtimeproxy_hooks.rdt import RDT_CLASS, ROUNDS, Rdt
+from runtimeproxy_hooks.resctrl_fs import Resctrl
 from runtimeproxy_hooks.sdk import Malformed
-from runtimeproxy_hooks.sdk.testing import UID
+from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, Difference
+from tests.engines import cgroups
 from tests.fakes.resctrl import AMD, Hardware, StandIn
-from tests.hooks.rdt_node import EVERY_CLASS, FULL, POD_GROUP, SMALL, Node, annotated, threads
+from tests.hooks.nodes import configured, qos
+from tests.hooks.rdt_node import EVERY_CLASS, FULL, POD_GROUP, SMALL, Node, Refusing, Watching, annotated, threads
+
+ASKED: dict[str, Any] = {"annotations": annotated(SMALL)}
+"""What a pod with limits of its own is sent with."""
+SMALL_LINES, MB_100, L3_FULL = "L3:0=00f;1=00f\nMB:0= 20;1= 20\n", "MB:0=100;1=100\n", "L3:0=7ff;1=7ff\n"
 
 
 @pytest.fixture
@@ -28,39 +40,37 @@ def node(tmp_path: Path) -> Node:
 # -- the group of a pod ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("said", "schemata"),
-    [
-        (SMALL, "L3:0=00f;1=00f\nMB:0= 20;1= 20\n"),
-        ({"llc": {"schemata": {"range": [20, 80]}}}, "L3:0=1f8;1=1f8\nMB:0=100;1=100\n"),
-        ({"llc": {"schemata": {"range": [95, 100]}}}, "L3:0=400;1=400\nMB:0=100;1=100\n"),
-        ({"mb": {"schemata": {"percent": 15}}}, "L3:0=7ff;1=7ff\nMB:0= 20;1= 20\n"),
-        ({"llc": {"schemataPerCache": [{"cacheID": 1, "range": [20, 50]}]}}, "L3:0=7ff;1=038\nMB:0=100;1=100\n"),
-        ({"mb": {"schemataPerCache": [{"cacheID": 1, "percent": 40}]}}, "L3:0=7ff;1=7ff\nMB:0=100;1= 40\n"),
-        (
-            {
-                "llc": {"schemata": {"range": [20, 80]}, "schemataPerCache": [{"cacheID": 0, "range": [20, 50]}]},
-                "mb": {"schemata": {"percent": 20}, "schemataPerCache": [{"cacheID": 1, "percent": 40}]},
-            },
-            "L3:0=038;1=1f8\nMB:0= 20;1= 40\n",
-        ),
-        # the proposal's spelling; keys match in any case
-        (
-            {"LLC": {"Schemata": {"Range": [0, 30]}}, "MB": {"schematapercache": [{"cacheid": 0, "Percent": 50}]}},
-            "L3:0=00f;1=00f\nMB:0= 50;1=100\n",
-        ),
-        # a percentage of the cache and a range of the bandwidth are not used
-        (
-            {"llc": {"schemata": {"percent": 5, "range": [0, 30]}}, "mb": {"schemata": {"range": [5, 6]}}},
-            "L3:0=00f;1=00f\nMB:0=100;1=100\n",
-        ),
-        # nulls and unknown keys say nothing
-        ({"llc": {"schemata": {"range": [0, 30]}, "schemataPerCache": None}, "mb": None, "l2": 1}, "L3:0=00f;1=00f\n"),
-    ],
-)
-def test_a_pods_annotation_makes_its_group(node: Node, said: object, schemata: str) -> None:
-    tester = node.hook()
-    assert not tester.pre_run_pod_sandbox(annotations=annotated(said))
+def llc(*ends: Any, **by_cache: Any) -> dict[str, Any]:
+    """Return a wish for cache ways, common or by cache id."""
+    per_cache = [{"cacheID": int(cache[1:]), "range": range_} for cache, range_ in by_cache.items()]
+    return {"llc": {"schemata": {"range": list(ends)}} if ends else {"schemataPerCache": per_cache}}
+
+
+BOTH = {
+    "llc": {"schemata": {"range": [20, 80]}, "schemataPerCache": [{"cacheID": 0, "range": [20, 50]}]},
+    "mb": {"schemata": {"percent": 20}, "schemataPerCache": [{"cacheID": 1, "percent": 40}]},
+}
+ANY_CASE = {"LLC": {"Schemata": {"Range": [0, 30]}}, "MB": {"schematapercache": [{"cacheid": 0, "Percent": 50}]}}
+UNUSED = {"llc": {"schemata": {"percent": 5, "range": [0, 30]}}, "mb": {"schemata": {"range": [5, 6]}}}
+NULLS = {"llc": {"schemata": {"range": [0, 30]}, "schemataPerCache": None}, "mb": None, "l2": 1}
+ONE_CACHES_MB = {"mb": {"schemataPerCache": [{"cacheID": 1, "percent": 40}]}}
+WISHES = [
+    ("both", SMALL, SMALL_LINES),
+    ("cache", llc(20, 80), f"L3:0=1f8;1=1f8\n{MB_100}"),
+    ("last ways", llc(95, 100), f"L3:0=400;1=400\n{MB_100}"),
+    ("bandwidth", {"mb": {"schemata": {"percent": 15}}}, f"{L3_FULL}MB:0= 20;1= 20\n"),
+    ("one cache", llc(_1=[20, 50]), f"L3:0=7ff;1=038\n{MB_100}"),
+    ("one cache's bandwidth", ONE_CACHES_MB, f"{L3_FULL}MB:0=100;1= 40\n"),
+    ("common and own", BOTH, "L3:0=038;1=1f8\nMB:0= 20;1= 40\n"),
+    ("keys in any case", ANY_CASE, "L3:0=00f;1=00f\nMB:0= 50;1=100\n"),
+    ("percent of the cache and range of the bandwidth are unused", UNUSED, f"L3:0=00f;1=00f\n{MB_100}"),
+    ("nulls and unknown keys say nothing", NULLS, "L3:0=00f;1=00f\n"),
+]
+
+
+@pytest.mark.parametrize(("said", "schemata"), [row[1:] for row in WISHES], ids=[row[0] for row in WISHES])
+def test_pods_annotation_makes_its_group(node: Node, said: object, schemata: str) -> None:
+    assert not node.hook().pre_run_pod_sandbox(annotations=annotated(said))
     assert node.groups() == [POD_GROUP]
     assert node.schemata(POD_GROUP).startswith(schemata)
 
@@ -68,71 +78,66 @@ def test_a_pods_annotation_makes_its_group(node: Node, said: object, schemata: s
 @pytest.mark.parametrize(
     "said", ["", "null", "{}", '{"llc":{}}', '{"llc":{"schemataPerCache":[]},"mb":{"schemata":{}}}']
 )
-def test_an_annotation_that_asks_for_nothing_makes_no_group(node: Node, said: str) -> None:
+def test_annotation_that_asks_for_nothing_makes_no_group(node: Node, said: str) -> None:
     tester = node.hook()
     tester.pre_run_pod_sandbox(annotations=annotated(said))
     assert not tester.pre_create_container(annotations=annotated(said))
     assert node.groups() == []
 
 
-def test_an_annotation_that_asks_for_nothing_still_wins_over_the_class(node: Node) -> None:
+def test_annotation_that_asks_for_nothing_wins_over_the_class(node: Node) -> None:
     tester = node.hook(classes=EVERY_CLASS)
-    assert not tester.pre_create_container(annotations=annotated({}), labels={QOS_CLASS: "LS"})
-    assert tester.pre_create_container(annotations=annotated("null"), labels={QOS_CLASS: "LS"})
+    assert not tester.pre_create_container(annotations=annotated({}), labels=qos("LS"))
+    assert tester.pre_create_container(annotations=annotated("null"), labels=qos("LS"))
+
+
+def per_cache(resource: str, entry: Any) -> dict[str, Any]:
+    return {resource: {"schemataPerCache": [entry]}}
+
+
+NO_RANGES = ([61], [1, 2, 61], [0, 61.5], [False, True], ["0", "61"])
+NO_PERCENTS = ({"mb": {"schemata": {"percent": percent}}} for percent in (0, 161))
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("{", "not JSON"),
-        ("[]", "must be a JSON object"),
-        ('"x"', "must be a JSON object"),
+        *(("{", "not JSON"), ("[]", "must be a JSON object"), ('"x"', "must be a JSON object")),
         ({"llc": []}, "llc must be a JSON object"),
         ({"llc": {"schemata": []}}, "schemata must be a JSON object"),
         ({"llc": {"schemata": {"range": "0-61"}}}, "range must be a list"),
-        ({"llc": {"schemata": {"range": [61]}}}, "two whole percentages"),
-        ({"llc": {"schemata": {"range": [1, 2, 61]}}}, "two whole percentages"),
-        ({"llc": {"schemata": {"range": [0, 61.5]}}}, "two whole percentages"),
-        ({"llc": {"schemata": {"range": [False, True]}}}, "two whole percentages"),
-        ({"llc": {"schemata": {"range": ["0", "61"]}}}, "two whole percentages"),
-        ({"llc": {"schemata": {"range": [61, 61]}}}, "from a lower to a higher percentage"),
-        ({"llc": {"schemata": {"range": [0, 161]}}}, "from a lower to a higher percentage"),
-        ({"llc": {"schemata": {"range": [-61, 5]}}}, "from a lower to a higher percentage"),
+        *((llc(*ends), "two whole percentages") for ends in NO_RANGES),
+        *((llc(*ends), "from a lower to a higher percentage") for ends in ((61, 61), (0, 161), (-61, 5))),
         ({"llc": {"schemataPerCache": {}}}, "schemataPerCache must be a list"),
-        ({"llc": {"schemataPerCache": [61]}}, "schemataPerCache must be a list of JSON objects"),
-        ({"llc": {"schemataPerCache": [None]}}, "needs cacheID"),
-        ({"llc": {"schemataPerCache": [{"range": [0, 61]}]}}, "needs cacheID"),
-        ({"llc": {"schemataPerCache": [{"cacheID": 0}]}}, "and range"),
-        ({"llc": {"schemataPerCache": [{"cacheID": "61", "range": [0, 61]}]}}, "cacheID must be a whole number"),
-        ({"mb": {"schemata": {"percent": "61"}}}, "percent must be a whole number"),
-        ({"mb": {"schemata": {"percent": 61.5}}}, "percent must be a whole number"),
-        ({"mb": {"schemata": {"percent": 0}}}, "1 to 100 percent"),
-        ({"mb": {"schemata": {"percent": 161}}}, "1 to 100 percent"),
-        ({"mb": {"schemataPerCache": [{"cacheID": 0, "percent": 161}]}}, "1 to 100 percent"),
-        ({"mb": {"schemataPerCache": [{"cacheID": 0}]}}, "or percent"),
+        (per_cache("llc", 61), "schemataPerCache must be a list of JSON objects"),
+        *((per_cache("llc", entry), "needs cacheID") for entry in (None, {"range": [0, 61]})),
+        (per_cache("llc", {"cacheID": 0}), "and range"),
+        (per_cache("llc", {"cacheID": "61", "range": [0, 61]}), "cacheID must be a whole number"),
+        *(({"mb": {"schemata": {"percent": value}}}, "percent must be a whole number") for value in ("61", 61.5)),
+        *((said, "1 to 100 percent") for said in (*NO_PERCENTS, per_cache("mb", {"cacheID": 0, "percent": 161}))),
+        (per_cache("mb", {"cacheID": 0}), "or percent"),
     ],
 )
-def test_an_annotation_that_cannot_be_read_is_an_error_without_its_value(node: Node, said: object, why: str) -> None:
+def test_unreadable_annotation_is_an_error_without_its_value(node: Node, said: object, why: str) -> None:
     tester = node.hook()
     for ask in (tester.pre_run_pod_sandbox, tester.pre_create_container, tester.post_start_container):
         with pytest.raises(Malformed) as caught:
             ask(annotations=annotated(said))
+        assert f"annotation {RESCTRL}: " in str(caught.value)
         assert why in str(caught.value)
         assert "61" not in str(caught.value)
     assert node.groups() == []
 
 
-def test_cache_ids_that_the_node_does_not_have_are_told_once_a_pod(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    per_cache = [{"cacheID": 1, "range": [20, 50]}, {"cacheID": 77, "range": [20, 50]}]
-    tester, annotations = node.hook(), annotated({"llc": {"schemataPerCache": per_cache}})
-    tester.pre_run_pod_sandbox(annotations=annotations, namespace="shop", pod="cart")
-    tester.pre_create_container(annotations=annotations, namespace="shop", pod="cart")
-    assert node.schemata(POD_GROUP) == "L3:0=7ff;1=038\nMB:0=100;1=100\n"
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "shop/cart" in caplog.text
-    assert RESCTRL in caplog.text
+def test_unknown_cache_ids_are_told_once_a_pod(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    call: dict[str, Any] = {"annotations": annotated(llc(_1=[20, 50], _77=[20, 50])), "namespace": "shop"}
+    tester = node.hook()
+    tester.pre_run_pod_sandbox(**call, pod="cart")
+    tester.pre_create_container(**call, pod="cart")
+    assert node.schemata(POD_GROUP) == f"L3:0=7ff;1=038\n{MB_100}"
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"shop/cart: the annotation {RESCTRL} names cache ids" in caplog.text
     assert "77" not in caplog.text.replace(UID, "")
 
 
@@ -148,133 +153,106 @@ def test_cache_ids_that_the_node_does_not_have_are_told_once_a_pod(
 )
 def test_each_node_limits_what_it_can(node: Node, tmp_path: Path, hardware: Hardware, schemata: str) -> None:
     resctrl = StandIn(tmp_path / "other", hardware)
-    node.hook(resctrl=resctrl).pre_run_pod_sandbox(annotations=annotated(SMALL))
+    node.hook(resctrl=resctrl).pre_run_pod_sandbox(**ASKED)
     assert (resctrl.root / POD_GROUP / "schemata").read_text() == schemata
 
 
 @pytest.mark.parametrize("uid", ["", "a/b", "a\nb", "a\0b"])
-def test_a_uid_that_cannot_name_a_group_is_an_error(node: Node, uid: str) -> None:
+def test_uid_that_cannot_name_a_group_is_an_error(node: Node, uid: str) -> None:
     with pytest.raises(Malformed, match="pod uid"):
-        node.hook().pre_run_pod_sandbox(annotations=annotated(SMALL), uid=uid)
+        node.hook().pre_run_pod_sandbox(**ASKED, uid=uid)
 
 
-def test_a_sandbox_that_ended_takes_its_group_with_it(node: Node) -> None:
+def test_stopped_sandbox_takes_its_own_group_with_it(node: Node) -> None:
     tester = node.hook()
-    tester.pre_run_pod_sandbox(annotations=annotated(SMALL))
-    tester.post_stop_pod_sandbox(annotations=annotated(SMALL))
-    assert node.groups() == []
-    tester.post_stop_pod_sandbox(annotations=annotated(SMALL))
-    tester.post_stop_pod_sandbox()
+    tester.pre_run_pod_sandbox(**ASKED)
+    tester.post_stop_pod_sandbox(**ASKED, uid="another")
+    assert node.groups() == [POD_GROUP]
+    for _ in range(2):
+        tester.post_stop_pod_sandbox(**ASKED)
+        assert node.groups() == []
 
 
-def test_a_dead_sandbox_that_is_stopped_again_does_not_take_the_group_of_the_new_one(node: Node) -> None:
+def test_second_stop_of_a_dead_sandbox_spares_the_new_ones_group(node: Node) -> None:
     tester = node.hook()
     with threads(1) as (tid,):
         node.container(tid)
-        tester.pre_run_pod_sandbox(annotations=annotated(SMALL), attempt=1)
-        tester.post_start_container(annotations=annotated(SMALL), pod_attempt=1)
-        tester.post_stop_pod_sandbox(annotations=annotated(SMALL), attempt=0)
+        tester.pre_run_pod_sandbox(**ASKED, attempt=1)
+        tester.post_start_container(**ASKED, pod_attempt=1)
+        tester.post_stop_pod_sandbox(**ASKED, attempt=0)
         assert node.resctrl.tasks(POD_GROUP) == {tid}
-    tester.post_stop_pod_sandbox(annotations=annotated(SMALL), attempt=1)
+    tester.post_stop_pod_sandbox(**ASKED, attempt=1)
     assert node.groups() == []
-
-
-def test_another_pods_group_stays(node: Node) -> None:
-    tester = node.hook()
-    tester.pre_run_pod_sandbox(annotations=annotated(SMALL))
-    tester.post_stop_pod_sandbox(annotations=annotated(SMALL), uid="another")
-    assert node.groups() == [POD_GROUP]
 
 
 # -- the group of a class --------------------------------------------------------------------------------------------
 
-GUARANTEED, BURSTABLE, BEST_EFFORT = (
-    f"/kubepods/pod{UID}",
-    f"/kubepods/burstable/pod{UID}",
-    f"/kubepods/besteffort/p{UID}",
-)
+GUARANTEED, BURSTABLE, BEST_EFFORT = f"/kubepods/pod{UID}", "/kubepods/burstable/podu", "/kubepods/besteffort/podu"
+SLICE = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.slice"
 
 
 @pytest.mark.parametrize(
-    ("label", "cgroup_parent", "group"),
+    ("name", "cgroup_parent", "group"),
     [
-        ("LSE", GUARANTEED, "LSR"),
-        ("LSR", GUARANTEED, "LSR"),
-        ("LS", BURSTABLE, "LS"),
-        ("BE", BEST_EFFORT, "BE"),
-        ("LS", BEST_EFFORT, "LS"),
-        ("SYSTEM", GUARANTEED, None),
-        ("SYSTEM", "", None),
-        (None, GUARANTEED, "LSR"),
-        (None, BURSTABLE, "LS"),
-        (None, BEST_EFFORT, "BE"),
-        (None, "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.slice", "LS"),
-        ("unknown", BURSTABLE, "LS"),
-        (None, "", None),
-        ("unknown", "", None),
-        ("BE", "", "BE"),
+        *(("LSE", GUARANTEED, "LSR"), ("LSR", GUARANTEED, "LSR"), ("LS", BURSTABLE, "LS"), ("BE", BEST_EFFORT, "BE")),
+        *(("LS", BEST_EFFORT, "LS"), ("SYSTEM", GUARANTEED, ""), ("SYSTEM", "", ""), ("BE", "", "BE")),
+        *(("", GUARANTEED, "LSR"), ("", BURSTABLE, "LS"), ("", BEST_EFFORT, "BE"), ("", SLICE, "LS"), ("", "", "")),
+        *(("unknown", BURSTABLE, "LS"), ("unknown", "", "")),
     ],
 )
-def test_a_pods_class_is_its_group(node: Node, label: str | None, cgroup_parent: str, group: str | None) -> None:
-    labels = {} if label is None else {QOS_CLASS: label}
-    changed = node.hook(classes=EVERY_CLASS).pre_create_container(labels=labels, cgroup_parent=cgroup_parent)
-    assert changed.annotations == ({} if group is None else {RDT_CLASS: group})
-    assert node.groups() == ([] if group is None else [group])
+def test_pods_class_is_its_group(node: Node, name: str, cgroup_parent: str, group: str) -> None:
+    changed = node.hook(classes=EVERY_CLASS).pre_create_container(labels=qos(name), cgroup_parent=cgroup_parent)
+    assert changed.annotations == ({RDT_CLASS: group} if group else {})
+    assert node.groups() == ([group] if group else [])
 
 
 @pytest.mark.parametrize(
-    ("qos", "settings", "schemata"),
+    ("name", "settings", "schemata"),
     [
         ("LSR", {}, FULL),
-        ("BE", {}, "L3:0=00f;1=00f\nMB:0=100;1=100\n"),
+        ("BE", {}, f"L3:0=00f;1=00f\n{MB_100}"),
         ("BE", {"l3": [0, 50], "mb": 35}, "L3:0=03f;1=03f\nMB:0= 40;1= 40\n"),
-        ("LS", {"l3": [20, 100]}, "L3:0=7f8;1=7f8\nMB:0=100;1=100\n"),
-        ("LSR", {"l3": [95, 100]}, "L3:0=400;1=400\nMB:0=100;1=100\n"),
+        ("LS", {"l3": [20, 100]}, f"L3:0=7f8;1=7f8\n{MB_100}"),
     ],
 )
-def test_a_class_has_what_the_nodes_settings_say(node: Node, qos: str, settings: dict[str, Any], schemata: str) -> None:
-    tester = node.hook(classes={qos: {"enable": True, **settings}})
-    tester.pre_create_container(labels={QOS_CLASS: qos})
-    assert node.schemata(qos) == schemata
+def test_class_has_what_the_settings_say(node: Node, name: str, settings: dict[str, Any], schemata: str) -> None:
+    node.hook(classes={name: {"enable": True, **settings}}).pre_create_container(labels=qos(name))
+    assert node.schemata(name) == schemata
 
 
 @pytest.mark.parametrize("classes", [{}, {"LS": {"enable": False, "l3": [0, 50]}}, {"BE": {"enable": True}}])
-def test_a_class_that_is_not_enabled_is_not_used(node: Node, classes: dict[str, Any]) -> None:
+def test_class_that_is_not_enabled_is_not_used(node: Node, classes: dict[str, Any]) -> None:
     tester = node.hook(classes=classes)
     node.resctrl.make("LS")
     with threads(1) as tids:
         node.container(*tids)
-        assert not tester.pre_create_container(labels={QOS_CLASS: "LS"})
-        tester.post_start_container(labels={QOS_CLASS: "LS"})
+        assert not tester.pre_create_container(labels=qos("LS"))
+        tester.post_start_container(labels=qos("LS"))
     assert node.schemata("LS") == FULL
     assert (node.root / "LS/tasks").read_text() == ""
 
 
-def test_the_annotation_wins_over_the_class(node: Node) -> None:
+def test_annotation_wins_over_the_class(node: Node) -> None:
     tester = node.hook(classes=EVERY_CLASS)
-    tester.pre_run_pod_sandbox(annotations=annotated(SMALL), labels={QOS_CLASS: "BE"})
-    changed = tester.pre_create_container(annotations=annotated(SMALL), labels={QOS_CLASS: "BE"})
-    assert changed.annotations == {RDT_CLASS: POD_GROUP}
+    tester.pre_run_pod_sandbox(**ASKED, labels=qos("BE"))
+    assert tester.pre_create_container(**ASKED, labels=qos("BE")).annotations == {RDT_CLASS: POD_GROUP}
     assert node.groups() == [POD_GROUP]
 
 
-def test_containers_that_are_made_at_the_same_time_share_the_class(node: Node) -> None:
+def test_containers_made_at_the_same_time_share_the_class(node: Node) -> None:
     tester = node.hook(classes=EVERY_CLASS)
     with ThreadPoolExecutor(8) as pool:
-        made = [pool.submit(tester.pre_create_container, labels={QOS_CLASS: "BE"}) for _ in range(32)]
+        made = [pool.submit(tester.pre_create_container, labels=qos("BE")) for _ in range(32)]
         assert all(each.result().annotations == {RDT_CLASS: "BE"} for each in made)
     assert node.groups() == ["BE"]
-    assert node.schemata("BE") == "L3:0=00f;1=00f\nMB:0=100;1=100\n"
 
 
-def test_a_class_outlives_its_pods_and_takes_new_settings(node: Node) -> None:
+def test_class_outlives_its_pods_and_takes_new_settings(node: Node) -> None:
     tester = node.hook(classes=EVERY_CLASS)
-    tester.pre_create_container(labels={QOS_CLASS: "LS"})
-    tester.post_stop_pod_sandbox(labels={QOS_CLASS: "LS"})
-    assert node.groups() == ["LS"]
+    tester.pre_create_container(labels=qos("LS"))
+    tester.post_stop_pod_sandbox(labels=qos("LS"))
     assert node.schemata("LS") == FULL
-    again = node.hook(classes={"LS": {"enable": True, "l3": [0, 50], "mb": 50}})
-    again.pre_create_container(labels={QOS_CLASS: "LS"})
+    node.hook(classes={"LS": {"enable": True, "l3": [0, 50], "mb": 50}}).pre_create_container(labels=qos("LS"))
     assert node.schemata("LS") == "L3:0=03f;1=03f\nMB:0= 50;1= 50\n"
 
 
@@ -290,35 +268,312 @@ class Counting(StandIn):
         self.limited[group] += 1
 
 
-def test_the_limits_of_a_pods_group_are_written_once_a_sandbox(node: Node) -> None:
+def test_limits_of_a_pods_group_are_written_once_a_sandbox(node: Node) -> None:
     resctrl = Counting(node.root)
     tester = node.hook(resctrl=resctrl)
     for sandbox in (1, 2):
-        tester.pre_run_pod_sandbox(annotations=annotated(SMALL))
+        tester.pre_run_pod_sandbox(**ASKED)
         for _ in range(2):
-            assert tester.pre_create_container(annotations=annotated(SMALL)).annotations == {RDT_CLASS: POD_GROUP}
+            assert tester.pre_create_container(**ASKED).annotations == {RDT_CLASS: POD_GROUP}
         assert resctrl.limited == {POD_GROUP: sandbox}
 
 
-def test_the_limits_of_a_class_are_written_when_its_settings_change(node: Node, tmp_path: Path) -> None:
+def test_limits_of_a_class_are_written_when_its_settings_change(node: Node, tmp_path: Path) -> None:
     resctrl = Counting(node.root)
     tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
     for times, mb in ((1, 50), (2, 70)):
         (tmp_path / "node.yaml").write_text(yaml.safe_dump({"rdt": {"LS": {"enable": True, "mb": mb}}}))
         for _ in range(2):
-            tester.pre_create_container(labels={QOS_CLASS: "LS"})
+            tester.pre_create_container(labels=qos("LS"))
         assert resctrl.limited == {"LS": times}
-        assert node.schemata("LS") == f"L3:0=7ff;1=7ff\nMB:0= {mb};1= {mb}\n"
+        assert node.schemata("LS") == f"{L3_FULL}MB:0= {mb};1= {mb}\n"
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_what_was_written_is_remembered_of_so_many_groups(
+def test_written_limits_are_remembered_of_so_many_groups(
     node: Node, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rdt, "MOST_WRITTEN", most)
     resctrl = Counting(node.root)
     tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
     for _ in range(2):
-        for qos in ("LS", "BE"):
-            assert tester.pre_create_container(labels={QOS_CLASS: qos}).annotations == {RDT_CLASS: qos}
+        for name in ("LS", "BE"):
+            assert tester.pre_create_container(labels=qos(name)).annotations == {RDT_CLASS: name}
     assert resctrl.limited == dict.fromkeys(("LS", "BE"), 2 if most == 1 else 1)
+
+
+# -- into the group: by the runtime before the start, by moving threads after it -------------------------------------
+
+
+def test_runtime_is_told_before_the_container_starts(node: Node) -> None:
+    """Of a group that was removed meanwhile, too: it is made again."""
+    changed = node.hook().pre_create_container(**ASKED, env={"A": "b"}, resources={"cpu_shares": 2})
+    assert changed == Difference(annotations={RDT_CLASS: POD_GROUP})
+    assert node.schemata(POD_GROUP) == SMALL_LINES
+
+
+def test_runtime_is_not_told_where_the_flag_says_so(node: Node) -> None:
+    tester = node.hook("--no-rdt-class-annotation", classes=EVERY_CLASS)
+    assert not tester.pre_create_container(labels=qos("LS"))
+    with threads(1) as tids:
+        node.container(*tids)
+        tester.post_start_container(labels=qos("LS"))
+        assert node.resctrl.tasks("LS") == set(tids)
+
+
+def test_restarted_server_finds_groups_on_disk(node: Node) -> None:
+    node.hook().pre_run_pod_sandbox(**ASKED)
+    with threads(2) as tids:
+        node.container(*tids)
+        node.hook(resctrl=StandIn(node.root)).post_start_container(**ASKED)
+        assert node.resctrl.tasks(POD_GROUP) == set(tids)
+    node.hook(resctrl=StandIn(node.root)).post_stop_pod_sandbox(**ASKED)
+    assert node.groups() == []
+
+
+def test_group_that_a_late_second_stop_took_is_made_again(node: Node) -> None:
+    """The kubelet may stop it once more when the pod's new sandbox has a container that is not started yet."""
+    tester = node.hook()
+    tester.pre_run_pod_sandbox(**ASKED)
+    tester.pre_create_container(**ASKED)
+    tester.post_stop_pod_sandbox(**ASKED)
+    assert node.groups() == []
+    with threads(2) as tids:
+        node.container(*tids)
+        tester.post_start_container(**ASKED)
+        assert node.resctrl.tasks(POD_GROUP) == set(tids)
+    assert node.schemata(POD_GROUP) == SMALL_LINES
+
+
+def test_every_thread_is_moved_also_one_that_appears_meanwhile(node: Node) -> None:
+    with threads(4) as tids:
+        acts = (lambda: None, lambda: node.container(*tids[:3]), lambda: node.container(*tids))
+        resctrl = Watching(node.root, *acts)
+        node.container(*tids[:2])
+        node.hook(resctrl=resctrl).post_start_container(**ASKED)
+        assert resctrl.tasks(POD_GROUP) == set(tids)
+        assert sorted(resctrl.moved) == sorted(tids), "each once"
+
+
+def test_thread_that_the_runtime_put_in_is_not_moved_again(node: Node) -> None:
+    resctrl = Watching(node.root)
+    tester = node.hook(resctrl=resctrl)
+    tester.pre_run_pod_sandbox(**ASKED)
+    with threads(2) as tids:
+        node.container(*tids)
+        StandIn(node.root).move(POD_GROUP, tids[0])
+        tester.post_start_container(**ASKED)
+        assert resctrl.moved == [tids[1]]
+
+
+def test_thread_that_ends_meanwhile_is_no_error(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    with threads(1) as ended:
+        pass
+    with threads(1) as tids:
+        node.container(*ended, *tids)
+        node.hook().post_start_container(**ASKED)
+        assert node.resctrl.tasks(POD_GROUP) == set(tids)
+    assert not caplog.records
+
+
+def test_threads_without_end_are_not_waited_for(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    with threads(ROUNDS + 5) as tids:
+        resctrl = Watching(node.root, *(partial(node.container, *tids[:n]) for n in range(2, len(tids) + 1)))
+        node.container(tids[0])
+        node.hook(resctrl=resctrl).post_start_container(**ASKED)
+        assert len(resctrl.moved) == ROUNDS
+    assert f"each of {ROUNDS} rounds" in caplog.text
+
+
+PROGRAM = """
+import sys, threading
+for _ in range(3):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("ready", flush=True)
+for _ in sys.stdin:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    print("started", flush=True)
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    """A process of four threads that starts one more for each line that it is sent."""
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        yield child
+        child.kill()
+
+
+@pytest.mark.engine
+def test_every_thread_of_a_real_process_ends_up_in_the_group(node: Node, process: subprocess.Popen[str]) -> None:
+    def start_thread() -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "started\n"
+
+    parent, top = f"/rdt-test-{os.getpid()}", cgroups.ROOT if cgroups.is_v2() else cgroups.ROOT / "freezer"
+    directory = top / parent[1:] / f"cri-containerd-{CONTAINER_ID}.scope"
+    directory.mkdir(parents=True)
+    try:
+        (directory / "cgroup.procs").write_text(f"{process.pid}\n")
+        tester = node.hook("--cgroup-root", str(cgroups.ROOT), resctrl=Watching(node.root, start_thread))
+        tester.post_start_container(**ASKED, cgroup_parent=parent)
+        tids = {int(each.name) for each in Path("/proc", str(process.pid), "task").iterdir()}
+        assert len(tids) == 5, "one was started between the first listing and the first move"
+        assert {int(tid) for tid in (node.root / POD_GROUP / "tasks").read_text().split()} == tids
+    finally:
+        process.kill()
+        process.wait()
+        cgroups.remove(parent)
+
+
+# -- trouble: each is told once, and pods run ------------------------------------------------------------------------
+
+
+def told(caplog: pytest.LogCaptureFixture) -> str:
+    """Return the one warning that was logged."""
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    return record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Resctrl, "offers neither L3 nor MB"),
+        (lambda root: StandIn(root, Hardware(l3_ids=(), mb_ids=())), "offers neither L3 nor MB"),
+        (lambda root: StandIn(root, Hardware(cbm_mask=0b1011, mb_ids=())), "cbm_mask is no unbroken row of ones"),
+    ],
+)
+def test_node_without_rdt_says_so_at_its_start_and_runs_pods(
+    node: Node, tmp_path: Path, make: Callable[[Path], Resctrl], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "none"
+    tester = node.hook(classes=EVERY_CLASS, resctrl=make(root))
+    assert words in caplog.text
+    assert f"mount -t resctrl resctrl {root}" in caplog.text
+    caplog.clear()
+    for annotations in (annotated(SMALL), annotated("no JSON"), {}):
+        call: dict[str, Any] = {"annotations": annotations, "labels": qos("LS")}
+        assert not tester.pre_run_pod_sandbox(**call)
+        assert not tester.pre_create_container(**call)
+        tester.post_start_container(**call)
+        tester.post_stop_pod_sandbox(**call)
+    assert not caplog.records
+    assert not list(root.glob("koordlet-*"))
+
+
+def test_node_that_can_limit_says_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.hook()
+    assert not caplog.records
+
+
+def test_flag_names_the_root_of_resctrl(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert configured(Rdt(), f"--resctrl-root={tmp_path}/here").resctrl.root == tmp_path / "here"
+    assert str(tmp_path / "here") in caplog.text
+
+
+def test_resctrl_that_is_mounted_later_is_used(node: Node, tmp_path: Path) -> None:
+    root = tmp_path / "later"
+    resctrl = StandIn(root)
+    hidden = root.rename(tmp_path / "hidden")
+    tester = node.hook(resctrl=resctrl)
+    tester.pre_run_pod_sandbox(**ASKED)
+    hidden.rename(root)
+    tester.pre_run_pod_sandbox(**ASKED)
+    assert resctrl.exists(POD_GROUP)
+
+
+def test_classes_that_have_run_out_are_told_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    tester, uids = node.hook(classes=EVERY_CLASS), [f"pod-{number}" for number in range(5)]
+    for uid in uids:
+        tester.pre_run_pod_sandbox(**ASKED, uid=uid)
+    changed = [tester.pre_create_container(**ASKED, uid=uid).annotations for uid in uids]
+    assert changed == [{RDT_CLASS: f"koordlet-{uid}"} for uid in uids[:3]] + [{}, {}]
+    assert not tester.pre_create_container(labels=qos("LS"))
+    with threads(1) as tids:
+        node.container(*tids)
+        tester.post_start_container(labels=qos("LS"))
+    assert "no class of service is free" in told(caplog)
+    tester.post_stop_pod_sandbox(uid="pod-0")
+    assert tester.pre_create_container(labels=qos("LS")).annotations == {RDT_CLASS: "LS"}
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (("mkdir",), "no group can be made: Operation not permitted"),
+        (("schemata",), "limits are refused: Operation not permitted"),
+        (("schemata", "rmdir"), "limits are refused: Operation not permitted"),
+    ],
+)
+def test_refused_group_is_told_once(
+    node: Node, refused: tuple[str, ...], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tester = node.hook(resctrl=Refusing(node.root, *refused))
+    for _ in range(2):
+        tester.pre_run_pod_sandbox(**ASKED)
+        tester.pre_create_container(**ASKED)
+    assert words in told(caplog)
+    assert node.groups() == ([POD_GROUP] if "rmdir" in refused else []), "no class is wasted on a group without limits"
+
+
+def test_class_keeps_its_limits_where_new_ones_are_refused(node: Node) -> None:
+    node.hook(classes={"LS": {"enable": True, "mb": 50}}).pre_create_container(labels=qos("LS"))
+    tester = node.hook(classes={"LS": {"enable": True, "mb": 70}}, resctrl=Refusing(node.root, "schemata"))
+    assert tester.pre_create_container(labels=qos("LS")).annotations == {RDT_CLASS: "LS"}
+    assert node.schemata("LS") == f"{L3_FULL}MB:0= 50;1= 50\n"
+
+
+class Overtaken(Refusing):
+    """A stand-in where somebody else makes the group between the look for it and the making."""
+
+    def make(self, group: str) -> bool:
+        super().make(group)
+        return super().make(group)
+
+
+@pytest.mark.parametrize("refused", [(), ("schemata",)])
+def test_group_that_another_thread_made_is_used_and_kept(node: Node, refused: tuple[str, ...]) -> None:
+    changed = node.hook(resctrl=Overtaken(node.root, *refused)).pre_create_container(**ASKED)
+    assert changed.annotations == {RDT_CLASS: POD_GROUP}
+    assert node.groups() == [POD_GROUP]
+
+
+def test_refused_threads_are_told_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    tester = node.hook(resctrl=Refusing(node.root, "tasks"))
+    with threads(2) as tids:
+        node.container(*tids)
+        for _ in range(2):
+            tester.post_start_container(**ASKED)
+    assert "threads of a container stay where they are: Operation not permitted" in told(caplog)
+
+
+def test_group_that_cannot_be_removed_is_told_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    tester = node.hook(resctrl=Refusing(node.root, "rmdir"))
+    tester.pre_run_pod_sandbox(**ASKED)
+    for _ in range(2):
+        tester.post_stop_pod_sandbox(**ASKED)
+    assert "the group of a pod that has ended stays" in told(caplog)
+
+
+@pytest.mark.parametrize("cgroup_parent", [GUARANTEED, "/elsewhere"])
+def test_container_that_has_ended_is_told_once(
+    node: Node, cgroup_parent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tester = node.hook()
+    for _ in range(2):
+        tester.post_start_container(**ASKED, cgroup_parent=cgroup_parent)
+    assert "a container has ended already" in told(caplog)
+
+
+def test_missing_cgroups_are_told_once(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tester = node.hook("--cgroup-root", str(tmp_path / "nothing"))
+    for _ in range(2):
+        tester.post_start_container(**ASKED)
+    assert f"{tmp_path}/nothing holds no cgroups: mount the node's there, or set --cgroup-root" in told(caplog)
