@@ -1,6 +1,5 @@
 """coresched: who shares a cookie with whom, over restarts too, on a kernel in memory and on this machine's."""
 
-import argparse
 import ctypes
 import errno
 import logging
@@ -17,9 +16,10 @@ import pytest
 from runtimeproxy_hooks import coresched
 from runtimeproxy_hooks.cgroups import Cgroups
 from runtimeproxy_hooks.coresched import CREATE, GET, ITSELF, PROCESS, SHARE_FROM, SHARE_TO, THREAD, CoreSched
-from runtimeproxy_hooks.koordinator import CORE_SCHED_GROUP, CORE_SCHED_POLICY, QOS_CLASS
+from runtimeproxy_hooks.koordinator import CORE_SCHED_GROUP, CORE_SCHED_POLICY
 from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import HookTester
+from tests.hooks.nodes import configured, qos, tree
 
 EXCLUSIVE = {CORE_SCHED_POLICY: "exclusive"}
 BLUE, RED = {CORE_SCHED_GROUP: "blue"}, {CORE_SCHED_GROUP: "red"}
@@ -71,8 +71,7 @@ class Machine:
     """A tree of cgroups with containers in it, their processes, and a hook server that can be started again."""
 
     def __init__(self, root: Path) -> None:
-        (root / "cgroups").mkdir()
-        (root / "cgroups/cgroup.controllers").write_text("cpu\n")
+        tree(root, {"cgroups/cgroup.controllers": "cpu\n"})
         self.root = root / "cgroups"
         self.state = root / "run/coresched.json"
         self.kernel = Kernel()
@@ -83,9 +82,7 @@ class Machine:
 
     def processes(self, path: str, *pids: int) -> None:
         """Make a container's cgroup and say which processes are in it."""
-        file = self.root / path / "cgroup.procs"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(f"{pid}\n" for pid in pids))
+        tree(self.root, {f"{path}/cgroup.procs": "".join(f"{pid}\n" for pid in pids)})
         for pid in pids:
             self.kernel.cookies.setdefault(pid, 0)
 
@@ -105,7 +102,8 @@ class Machine:
     def hooked(self, pid: int, labels: dict[str, str], uid: str = "p") -> None:
         call = {"labels": labels, "uid": uid, "cgroup_parent": f"/pod{uid}", "container_id": f"c{pid}"}
         assert not self.tester.post_start_container(pod="web", **call)
-        assert self.kernel(GET, ITSELF, THREAD) == 0  # the thread of the call has nothing of it
+        if not self.kernel.refuses:
+            assert self.kernel(GET, ITSELF, THREAD) == 0  # the thread of the call has nothing of it
 
     def stop_pod(self, uid: str = "p") -> None:
         assert not self.tester.post_stop_pod_sandbox(cgroup_parent=f"/pod{uid}", uid=uid)
@@ -118,19 +116,18 @@ def machine(tmp_path: Path) -> Machine:
 
 UNNAMED = {CORE_SCHED_GROUP: ""}
 DEFAULT, OTHER = {CORE_SCHED_POLICY: ""}, {CORE_SCHED_POLICY: "other"}
-LS, BE = {QOS_CLASS: "LS"}, {QOS_CLASS: "BE"}
 PAIRS = (
     (BLUE, BLUE, "pp", True), (BLUE, BLUE, "pq", True), (BLUE, RED, "pp", False), (BLUE, RED, "pq", False),
     (EXCLUSIVE, EXCLUSIVE, "pp", True), (EXCLUSIVE, EXCLUSIVE, "pq", False),
     (EXCLUSIVE | BLUE, EXCLUSIVE | RED, "pp", True), (EXCLUSIVE | BLUE, BLUE, "pp", False),
     (EXCLUSIVE, {CORE_SCHED_GROUP: "p"}, "pq", False),  # another pod's uid as a name lets nobody in
     (UNNAMED, UNNAMED, "pq", True), (UNNAMED, BLUE, "pq", False),
-    (BLUE | DEFAULT, BLUE | OTHER, "pq", True), (BLUE | LS, BLUE | BE, "pq", True),
+    (BLUE | DEFAULT, BLUE | OTHER, "pq", True), (BLUE | qos("LS"), BLUE | qos("BE"), "pq", True),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("one", "other", "uids", "together"), PAIRS)
-def test_who_shares_a_cookie(
+def test_group_shares_a_cookie(
     machine: Machine, one: dict[str, str], other: dict[str, str], uids: str, together: bool
 ) -> None:
     cookies = machine.start(11, one, uids[0]), machine.start(12, other, uids[1])
@@ -138,11 +135,11 @@ def test_who_shares_a_cookie(
     assert (cookies[0] == cookies[1]) == together
 
 
-NONE, SYSTEM = {CORE_SCHED_POLICY: "none"}, {QOS_CLASS: "SYSTEM"}
+NONE, SYSTEM = {CORE_SCHED_POLICY: "none"}, qos("SYSTEM")
 
 
 @pytest.mark.parametrize("labels", [{}, DEFAULT, NONE, BLUE | NONE, BLUE | SYSTEM, EXCLUSIVE | SYSTEM])
-def test_who_has_none(machine: Machine, labels: dict[str, str]) -> None:
+def test_other_pods_have_no_cookie(machine: Machine, labels: dict[str, str]) -> None:
     machine.processes("podp/c11", 11)
     machine.tester.post_start_container(labels=labels, uid="p", cgroup_parent="/podp", container_id="c11")
     assert machine.kernel.calls == 0
@@ -150,13 +147,13 @@ def test_who_has_none(machine: Machine, labels: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("call", [{"cgroup_parent": "/.."}, {"container_id": "a/b"}, {"labels": EXCLUSIVE, "uid": ""}])
-def test_what_is_malformed(machine: Machine, call: dict[str, Any]) -> None:
+def test_malformed_path_id_or_uid_is_an_error(machine: Machine, call: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         machine.tester.post_start_container(**{"labels": BLUE, **call})
     assert machine.kernel.calls == 0
 
 
-def test_every_process_of_a_container(machine: Machine) -> None:
+def test_every_process_of_a_container_has_the_cookie(machine: Machine) -> None:
     machine.processes("podp/c11", 11, 12)
     machine.processes("podp/c11/inner", 13)
     machine.processes("podp/c14", 14)
@@ -166,7 +163,7 @@ def test_every_process_of_a_container(machine: Machine) -> None:
     assert cookies[14] == 0
 
 
-def test_a_process_that_is_forked_meanwhile(machine: Machine) -> None:
+def test_process_that_is_forked_meanwhile_has_the_cookie(machine: Machine) -> None:
     machine.processes("podp/c11", 11, 12)
     machine.kernel.on_share = lambda pid: machine.processes("podp/c11", 11, 12, 13, 14) if pid == 12 else None
     machine.hooked(11, BLUE)
@@ -174,7 +171,7 @@ def test_a_process_that_is_forked_meanwhile(machine: Machine) -> None:
     assert set(machine.kernel.cookies) == {11, 12, 13, 14}
 
 
-def test_one_that_forks_on_and_on_is_left(machine: Machine) -> None:
+def test_container_that_forks_on_and_on_is_left(machine: Machine) -> None:
     machine.processes("podp/c11", 11)
     machine.kernel.on_share = lambda pid: machine.processes("podp/c11", pid, pid + 1)
     machine.hooked(11, BLUE)
@@ -182,7 +179,7 @@ def test_one_that_forks_on_and_on_is_left(machine: Machine) -> None:
     assert machine.kernel.cookies[11 + coresched.ROUNDS] == 0
 
 
-def test_a_process_that_ends_meanwhile(machine: Machine) -> None:
+def test_process_that_ends_meanwhile_is_passed_over(machine: Machine) -> None:
     machine.processes("podp/c11", 11, 12, 13)
     del machine.kernel.cookies[12]
     machine.hooked(11, BLUE)
@@ -191,7 +188,7 @@ def test_a_process_that_ends_meanwhile(machine: Machine) -> None:
     assert machine.start(14, BLUE) == machine.kernel.cookies[13]
 
 
-def test_a_group_lives_as_long_as_one_of_its_containers(machine: Machine) -> None:
+def test_group_lives_as_long_as_one_of_its_containers(machine: Machine) -> None:
     first = machine.start(11, BLUE)
     assert machine.start(12, BLUE) == first
     machine.end("podp/c11")
@@ -202,7 +199,7 @@ def test_a_group_lives_as_long_as_one_of_its_containers(machine: Machine) -> Non
 
 
 @pytest.mark.parametrize("foreign", [0, 77])
-def test_a_cookie_of_somebody_else_is_not_taken(machine: Machine, foreign: int) -> None:
+def test_foreign_cookie_is_not_taken(machine: Machine, foreign: int) -> None:
     cookie = machine.start(11, BLUE)
     machine.kernel.cookies[5] = foreign
     machine.processes("podp/c11", 5, 11)
@@ -210,7 +207,7 @@ def test_a_cookie_of_somebody_else_is_not_taken(machine: Machine, foreign: int) 
     assert machine.kernel.cookies[5] == foreign
 
 
-def test_a_cookie_that_came_with_the_container_is_replaced(machine: Machine) -> None:
+def test_cookie_that_came_with_the_container_is_replaced(machine: Machine) -> None:
     cookie = machine.start(11, BLUE)
     machine.kernel.cookies[12] = 77
     assert machine.start(12, BLUE) == cookie
@@ -224,13 +221,13 @@ def test_calls_at_the_same_time_make_one_group(machine: Machine) -> None:
     assert machine.start(99, BLUE) == cookies[0]
 
 
-def test_a_restart_splits_no_group(machine: Machine) -> None:
+def test_restart_splits_no_group(machine: Machine) -> None:
     cookies = machine.start(11, BLUE), machine.start(12, EXCLUSIVE)
     machine.start_server()
     assert (machine.start(13, BLUE, uid="q"), machine.start(14, EXCLUSIVE)) == cookies
 
 
-def test_a_restart_forgets_who_ended_meanwhile(machine: Machine) -> None:
+def test_restart_forgets_containers_that_ended(machine: Machine) -> None:
     machine.start(11, EXCLUSIVE)
     cookie = machine.start(12, BLUE, uid="q")
     machine.end("podp/c11")
@@ -248,7 +245,9 @@ NO_STATE = (
 
 
 @pytest.mark.parametrize("content", NO_STATE)
-def test_a_file_of_something_else(machine: Machine, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_of_something_else_is_told_and_replaced(
+    machine: Machine, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     machine.state.parent.mkdir()
     machine.state.write_bytes(content)
     cookie = machine.start(11, BLUE)
@@ -259,7 +258,7 @@ def test_a_file_of_something_else(machine: Machine, content: bytes, caplog: pyte
     assert machine.start(13, BLUE) == cookie  # the file is a good one again
 
 
-def test_a_file_that_cannot_be_written(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_that_cannot_be_written_is_told_once(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     machine.state.mkdir(parents=True)
     cookies = {machine.start(pid, BLUE) for pid in (11, 12, 13)}
     assert len(cookies) == 1
@@ -270,13 +269,13 @@ def test_a_file_that_cannot_be_written(machine: Machine, caplog: pytest.LogCaptu
     ]
 
 
-def test_without_a_file_all_is_kept_in_memory(machine: Machine) -> None:
+def test_without_a_file_groups_are_kept_in_memory(machine: Machine) -> None:
     machine.tester = HookTester(CoreSched(Cgroups(machine.root), None, machine.kernel))
     assert machine.start(11, BLUE) == machine.start(12, BLUE) != 0
     assert not machine.state.exists()
 
 
-def test_a_stopped_pod_is_forgotten(machine: Machine) -> None:
+def test_stopped_pod_is_forgotten(machine: Machine) -> None:
     machine.stop_pod("never-seen")
     assert not machine.state.exists()
     machine.start(11, EXCLUSIVE)
@@ -294,7 +293,7 @@ def test_a_stopped_pod_is_forgotten(machine: Machine) -> None:
     assert machine.state.read_text() == "{}"
 
 
-def test_a_refusal_fails_the_call_and_nobody_reads_a_name(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+def test_refusal_fails_the_call_and_shows_no_name(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     machine.start(11, {CORE_SCHED_GROUP: "secret-group"})
     machine.kernel.refuses = errno.EPERM
@@ -305,18 +304,17 @@ def test_a_refusal_fails_the_call_and_nobody_reads_a_name(machine: Machine, capl
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENODEV])
-def test_a_kernel_without_it_is_said_once(machine: Machine, number: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_kernel_without_it_is_said_once(machine: Machine, number: int, caplog: pytest.LogCaptureFixture) -> None:
     machine.kernel.refuses = number
     for pid in (11, 12):
-        machine.processes(f"podp/c{pid}", pid)
-        machine.tester.post_start_container(labels=BLUE, cgroup_parent="/podp", container_id=f"c{pid}")
+        assert machine.start(pid, BLUE) == 0
     machine.stop_pod()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "pods run without core scheduling, this kernel or machine has none: " in record.getMessage()
 
 
-def test_a_container_without_processes(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+def test_container_without_processes_is_told(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     machine.processes("podp/c11")
     for pid in (11, 12):
@@ -326,12 +324,31 @@ def test_a_container_without_processes(machine: Machine, caplog: pytest.LogCaptu
     assert not machine.state.exists()
 
 
-def test_the_flags(tmp_path: Path) -> None:
-    parser, made = argparse.ArgumentParser(), CoreSched()
-    made.add_arguments(parser)
-    assert parser.parse_args([]).core_sched_state == coresched.STATE
-    made.configure(parser.parse_args(["--cgroup-root", str(tmp_path), "--core-sched-state", str(tmp_path / "state")]))
-    assert made.cgroups.root == tmp_path
+def test_absent_cgroups_are_said_once_and_containers_run(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.root = machine.root / "nothing"
+    machine.start_server()
+    for _ in range(2):
+        machine.hooked(11, BLUE)
+        machine.stop_pod()
+    absent = f"{machine.root} holds no cgroups: mount the node's there, or set --cgroup-root"
+    assert caplog.messages == [f"containers get no cookie: {absent}; said once only"]
+    assert not machine.state.exists()
+
+
+def test_cgroups_that_are_mounted_later_are_seen(machine: Machine) -> None:
+    cookie = machine.start(11, BLUE)
+    hidden = machine.root.rename(machine.root.with_name("hidden"))
+    machine.start_server()
+    machine.stop_pod()
+    assert "/podp/c11" in machine.state.read_text()
+    hidden.rename(machine.root)
+    assert machine.start(12, BLUE) == cookie
+
+
+def test_flags_name_cgroups_and_state(tmp_path: Path) -> None:
+    assert configured(CoreSched())._state == coresched.STATE
+    hook = configured(CoreSched(), f"--cgroup-root={tmp_path}", f"--core-sched-state={tmp_path}/state")
+    assert (hook.cgroups.root, hook._state) == (tmp_path, tmp_path / "state")
 
 
 class Libc:
@@ -359,7 +376,7 @@ class Libc:
         (GET, 17, THREAD, (62, 0, 17, 0), 0xFEDCBA9876543210),
     ],
 )
-def test_the_call_as_the_kernel_reads_it(
+def test_prctl_is_called_as_the_kernel_reads_it(
     command: int, pid: int, scope: int, raw: tuple[int, ...], cookie: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     libc = Libc(0)
@@ -369,7 +386,7 @@ def test_the_call_as_the_kernel_reads_it(
     assert len(libc.call) == 5
 
 
-def test_a_refused_call_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_prctl_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coresched, "LIBC", Libc(-1))
     with pytest.raises(PermissionError, match=r"PR_SCHED_CORE: Operation not permitted; .* CAP_SYS_PTRACE"):
         coresched.sched_core(CREATE, ITSELF, THREAD)
@@ -384,7 +401,9 @@ def sleepers() -> Iterator[list[int]]:
         each.wait()
 
 
-def test_the_kernel_of_this_machine(machine: Machine, sleepers: list[int], caplog: pytest.LogCaptureFixture) -> None:
+def test_kernel_of_this_machine_has_groups_or_says_why(
+    machine: Machine, sleepers: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     """Real processes under a tree of cgroups: one group of two, one of its own; or one log line and no failure."""
     machine.tester = HookTester(CoreSched(Cgroups(machine.root), machine.state))
     for pid, labels in zip(sleepers, (BLUE, BLUE, RED), strict=True):

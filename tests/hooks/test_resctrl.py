@@ -1,6 +1,9 @@
-"""Masks, bandwidth numbers and schemata lines: what koordlet writes, and what the kernel takes."""
+"""resctrl: masks, bandwidth numbers and schemata lines, then groups and tasks on disk."""
 
+import errno
+import os
 from math import ceil
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +22,12 @@ from runtimeproxy_hooks.resctrl import (
     schemata,
     unknown_ids,
 )
+from runtimeproxy_hooks.resctrl_fs import ROOT, Resctrl
 from tests.amounts import examples
+from tests.fakes.resctrl import AMD, Hardware, StandIn
+from tests.hooks.rdt_node import Refusing
 
-INTEL, AMD = "GenuineIntel", "AuthenticAMD"
+INTEL, ME = "GenuineIntel", os.getpid()
 
 L3 = Cache((0, 1), ways=11, min_bits=1)
 MB = Bandwidth((0, 1), INTEL, minimum=10, step=10)
@@ -32,35 +38,18 @@ MB_INFO = {"min_bandwidth": "10", "bandwidth_gran": "10"}
 @pytest.mark.parametrize(
     ("ways", "min_bits", "wanted", "mask"),
     [
-        (11, 1, (0, 100), "7ff"),
-        (11, 1, (0, 30), "f"),
-        (11, 1, (0, 1), "1"),
-        (11, 1, (20, 80), "1f8"),
-        (11, 1, (20, 50), "38"),
-        (11, 1, (90, 100), "400"),
-        (20, 1, (0, 100), "fffff"),
-        (20, 1, (0, 25), "1f"),
-        (20, 1, (20, 50), "3f0"),
-        (12, 1, (50, 100), "fc0"),
-        (16, 0, (0, 100), "ffff"),
+        *((11, 1, (0, 100), "7ff"), (11, 1, (0, 30), "f"), (11, 1, (0, 1), "1"), (11, 1, (20, 80), "1f8")),
+        *((11, 1, (20, 50), "38"), (11, 1, (90, 100), "400"), (12, 1, (50, 100), "fc0"), (16, 0, (0, 100), "ffff")),
+        *((20, 1, (0, 100), "fffff"), (20, 1, (0, 25), "1f"), (20, 1, (20, 50), "3f0")),
         # koordlet's line is dropped: both ends round up to the same way
-        (11, 1, (95, 100), "400"),
-        (11, 1, (91, 100), "400"),
-        (11, 1, (99, 100), "400"),
-        (11, 1, (50, 51), "20"),
-        (16, 0, (99, 100), "8000"),
-        (1, 1, (40, 60), "1"),
+        *((11, 1, (start, 100), "400") for start in (91, 95, 99)),
+        *((11, 1, (50, 51), "20"), (16, 0, (99, 100), "8000"), (1, 1, (40, 60), "1")),
         # the kernel refuses what is narrower than min_cbm_bits
-        (20, 2, (0, 1), "3"),
-        (20, 2, (99, 100), "c0000"),
-        (20, 2, (5, 10), "3"),
-        (20, 3, (50, 52), "700"),
-        (20, 20, (40, 45), "fffff"),
-        (11, 2, (95, 100), "600"),
-        (11, 4, (0, 10), "f"),
+        *((20, 2, (0, 1), "3"), (20, 2, (99, 100), "c0000"), (20, 2, (5, 10), "3"), (20, 3, (50, 52), "700")),
+        *((20, 20, (40, 45), "fffff"), (11, 2, (95, 100), "600"), (11, 4, (0, 10), "f")),
     ],
 )
-def test_a_range_becomes_a_mask(ways: int, min_bits: int, wanted: Range, mask: str) -> None:
+def test_range_becomes_a_mask(ways: int, min_bits: int, wanted: Range, mask: str) -> None:
     assert f"{cache_mask(wanted, Cache((0,), ways, min_bits)):x}" == mask
 
 
@@ -69,7 +58,7 @@ RANGES = st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda ends: 
 
 @given(ways=st.integers(1, 32), bits=st.integers(0, 32), wanted=RANGES)
 @settings(max_examples=examples(200))
-def test_the_kernel_takes_every_mask_and_koordlets_own_is_kept(ways: int, bits: int, wanted: Range) -> None:
+def test_every_mask_is_one_of_the_kernels_and_koordlets_if_it_can(ways: int, bits: int, wanted: Range) -> None:
     bits = min(bits, ways)
     mask = cache_mask(wanted, Cache((0,), ways, bits))
     ones = f"{mask:b}".strip("0")
@@ -84,26 +73,18 @@ def test_the_kernel_takes_every_mask_and_koordlets_own_is_kept(ways: int, bits: 
 @pytest.mark.parametrize(
     ("vendor", "minimum", "step", "percentage", "value"),
     [
-        (INTEL, 10, 10, 1, 10),
-        (INTEL, 10, 10, 10, 10),
-        (INTEL, 10, 10, 11, 20),
-        (INTEL, 10, 10, 90, 90),
-        (INTEL, 10, 10, 91, 100),
-        (INTEL, 10, 10, 100, 100),
-        (INTEL, 20, 10, 5, 20),
-        (INTEL, 5, 5, 12, 15),
-        (INTEL, 1, 1, 37, 37),
-        (INTEL, 10, 30, 95, 100),
-        (AMD, 0, 1, 1, 1),
-        (AMD, 0, 1, 50, 80),
-        (AMD, 0, 1, 33, 52),
-        (AMD, 0, 1, 99, 158),
-        (AMD, 0, 1, 100, 2048),
+        *((INTEL, 10, 10, *row) for row in ((1, 10), (10, 10), (11, 20), (90, 90), (91, 100), (100, 100))),
+        *((INTEL, 20, 10, 5, 20), (INTEL, 5, 5, 12, 15), (INTEL, 1, 1, 37, 37), (INTEL, 10, 30, 95, 100)),
+        *((AMD, 0, 1, *row) for row in ((1, 1), (50, 80), (33, 52), (99, 158), (100, 2048))),
         (AMD, 8, 1, 1, 8),
     ],
 )
-def test_a_percentage_becomes_a_number(vendor: str, minimum: int, step: int, percentage: int, value: int) -> None:
+def test_percentage_becomes_a_number(vendor: str, minimum: int, step: int, percentage: int, value: int) -> None:
     assert bandwidth_value(percentage, Bandwidth((0,), vendor, minimum, step)) == value
+
+
+OTHER_IDS = {"L3": Cache((8, 16), 4, 1)}
+CODE_AND_DATA = {"L3CODE": L3, "L3DATA": L3}
 
 
 @pytest.mark.parametrize(
@@ -125,17 +106,14 @@ def test_a_percentage_becomes_a_number(vendor: str, minimum: int, step: int, per
         ({"L3": L3}, MB, Wish(l3_of={7: (0, 50)}), ""),
         ({"L3": L3}, MB, Wish(l3_of={0: (0, 50), 7: (0, 50)}, mb_of={7: 50}), "L3:0=3f\n"),
         # code and data have a line each
-        ({"L3CODE": L3, "L3DATA": L3}, None, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n"),
+        (CODE_AND_DATA, None, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n"),
         # ids need not be 0 and 1, nor the same
-        (
-            {"L3": Cache((8, 16), 4, 1)},
-            Bandwidth((16,), AMD, 0, 1),
-            Wish(l3=(0, 50), mb=100),
-            "L3:8=3;16=3\nMB:16=2048\n",
-        ),
+        (OTHER_IDS, Bandwidth((16,), AMD, 0, 1), Wish(l3=(0, 50), mb=100), "L3:8=3;16=3\nMB:16=2048\n"),
     ],
 )
-def test_the_lines_of_a_group(caches: dict[str, Cache], bandwidth: Bandwidth | None, wish: Wish, lines: str) -> None:
+def test_group_has_a_line_for_each_resource(
+    caches: dict[str, Cache], bandwidth: Bandwidth | None, wish: Wish, lines: str
+) -> None:
     assert schemata(Machine(caches, bandwidth), wish) == lines
 
 
@@ -150,12 +128,12 @@ def test_the_lines_of_a_group(caches: dict[str, Cache], bandwidth: Bandwidth | N
         (Machine({}, MB), Wish(l3_of={2: (0, 9)}), False),
     ],
 )
-def test_ids_that_a_resource_does_not_have_are_noticed(machine: Machine, wish: Wish, unknown: bool) -> None:
+def test_ids_that_a_resource_lacks_are_noticed(machine: Machine, wish: Wish, unknown: bool) -> None:
     assert unknown_ids(machine, wish) is unknown
 
 
 @pytest.mark.parametrize("wanted", [(-1, 50), (0, 101), (50, 50), (60, 50), (100, 100), (0, 0)])
-def test_a_range_out_of_order_is_an_error(wanted: Range) -> None:
+def test_range_out_of_order_is_an_error(wanted: Range) -> None:
     with pytest.raises(ValueError, match=r"^a range goes from a lower to a higher percentage, both from 0 to 100$"):
         Wish(l3=wanted)
     with pytest.raises(ValueError, match="a range goes from a lower"):
@@ -163,7 +141,7 @@ def test_a_range_out_of_order_is_an_error(wanted: Range) -> None:
 
 
 @pytest.mark.parametrize("percentage", [0, -1, 101])
-def test_a_bandwidth_out_of_range_is_an_error(percentage: int) -> None:
+def test_bandwidth_out_of_range_is_an_error(percentage: int) -> None:
     with pytest.raises(ValueError, match=r"^a memory bandwidth is 1 to 100 percent$"):
         Wish(mb=percentage)
     with pytest.raises(ValueError, match="a memory bandwidth is 1 to 100 percent"):
@@ -181,8 +159,13 @@ def test_a_bandwidth_out_of_range_is_an_error(percentage: int) -> None:
         ("no line\nL3:x=1;1=3\n", {"L3": {1: "3"}}),
     ],
 )
-def test_schemata_files_are_read(text: str, values: dict[str, dict[int, str]]) -> None:
+def test_schemata_file_is_read(text: str, values: dict[str, dict[int, str]]) -> None:
     assert parse_schemata(text) == values
+
+
+CODE_AND_DATA_ROOT = "L3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n"
+AMD_ROOT = "    MB:0=2048\nSMBA:0=2048\n    L3:0=ffff\n"
+AMD_INFO = {"L3": {"cbm_mask": "ffff", "min_cbm_bits": "0"}, "MB": {"min_bandwidth": "0", "bandwidth_gran": "0"}}
 
 
 @pytest.mark.parametrize(
@@ -191,46 +174,38 @@ def test_schemata_files_are_read(text: str, values: dict[str, dict[int, str]]) -
         ("L3:0=7ff;1=7ff\nMB:0=100;1=100\n", {"L3": L3_INFO, "MB": MB_INFO}, INTEL, Machine({"L3": L3}, MB)),
         ("L3:1=3;0=7ff\n", {"L3": L3_INFO}, INTEL, Machine({"L3": L3})),
         ("MB:0=  50;1= 100\n", {"MB": MB_INFO}, INTEL, Machine({}, MB)),
-        (
-            "L3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n",
-            {"L3CODE": L3_INFO, "L3DATA": L3_INFO},
-            INTEL,
-            Machine({"L3CODE": L3, "L3DATA": L3}),
-        ),
-        (
-            "    MB:0=2048\nSMBA:0=2048\n    L3:0=ffff\n",
-            {"L3": {"cbm_mask": "ffff", "min_cbm_bits": "0"}, "MB": {"min_bandwidth": "0", "bandwidth_gran": "0"}},
-            AMD,
-            Machine({"L3": Cache((0,), 16, 0)}, Bandwidth((0,), AMD, 0, 1)),
-        ),
+        (CODE_AND_DATA_ROOT, {"L3CODE": L3_INFO, "L3DATA": L3_INFO}, INTEL, Machine(CODE_AND_DATA)),
+        (AMD_ROOT, AMD_INFO, AMD, Machine({"L3": Cache((0,), 16, 0)}, Bandwidth((0,), AMD, 0, 1))),
         # neither a line without its info nor an info without its line is of use
         ("L3:0=7ff\n", {}, INTEL, Machine()),
         ("L2:0=ff\n", {"L3": L3_INFO}, INTEL, Machine()),
         ("", {"L3": L3_INFO, "MB": MB_INFO}, INTEL, Machine()),
     ],
 )
-def test_what_a_node_can_limit(root: str, info: dict[str, dict[str, str]], vendor: str, machine: Machine) -> None:
+def test_machine_has_what_lines_and_info_say(
+    root: str, info: dict[str, dict[str, str]], vendor: str, machine: Machine
+) -> None:
     assert machine_of(root, info, vendor) == machine
+
+
+NO_ROW = "L3 is not used: its cbm_mask is no unbroken row"
+FOREIGN = "MB is not used: how its numbers count is known for GenuineIntel"
+MEGABYTES = "MB is not used: its numbers are no percentages; mount resctrl"
 
 
 @pytest.mark.parametrize(
     ("root", "info", "vendor", "note"),
     [
-        ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": "7fd"}}, INTEL, "L3 is not used: its cbm_mask is no unbroken row"),
-        ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": "7fe"}}, INTEL, "L3 is not used: its cbm_mask is no unbroken row"),
-        ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": "0"}}, INTEL, "L3 is not used: its cbm_mask is no unbroken row"),
+        *(("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": mask}}, INTEL, NO_ROW) for mask in ("7fd", "7fe", "0")),
         ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": ""}}, INTEL, "L3 is not used: invalid literal"),
         ("L3:0=1", {"L3": {**L3_INFO, "min_cbm_bits": "12"}}, INTEL, "L3 is not used: its min_cbm_bits is wider"),
-        (
-            "MB:0=100",
-            {"MB": MB_INFO},
-            "HygonGenuine",
-            "MB is not used: how its numbers count is known for GenuineIntel",
-        ),
-        ("MB:0=4294967295", {"MB": MB_INFO}, INTEL, "MB is not used: its numbers are no percentages; mount resctrl"),
+        ("MB:0=100", {"MB": MB_INFO}, "HygonGenuine", FOREIGN),
+        ("MB:0=4294967295", {"MB": MB_INFO}, INTEL, MEGABYTES),
     ],
 )
-def test_what_makes_no_sense_is_noted(root: str, info: dict[str, dict[str, str]], vendor: str, note: str) -> None:
+def test_resource_that_makes_no_sense_is_noted(
+    root: str, info: dict[str, dict[str, str]], vendor: str, note: str
+) -> None:
     machine = machine_of(root, info, vendor)
     assert not machine
     assert [each.startswith(note) for each in machine.notes] == [True]
@@ -240,3 +215,136 @@ def test_one_bad_resource_leaves_the_other_in_use() -> None:
     machine = machine_of("L3:0=7ff;1=7ff\nMB:0=100\n", {"L3": L3_INFO, "MB": MB_INFO}, "")
     assert (dict(machine.caches), machine.bandwidth, len(machine.notes)) == ({"L3": L3}, None, 1)
     assert machine
+
+
+# -- groups and tasks on disk: which requests reach the kernel, and which of its refusals mean nothing ----------------
+
+
+@pytest.fixture
+def resctrl(tmp_path: Path) -> StandIn:
+    return StandIn(tmp_path / "resctrl")
+
+
+WIDE = Hardware(cdp=True, mb_ids=(), cbm_mask=0xFFFFF, min_cbm_bits=2)
+ONE_AMD = Hardware(l3_ids=(), mb_ids=(5,), vendor=AMD, min_bandwidth=0, bandwidth_gran=1)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "machine"),
+    [
+        (Hardware(), Machine({"L3": L3}, MB)),
+        (Hardware(mb_ids=()), Machine({"L3": L3})),
+        (Hardware(l3_ids=()), Machine({}, MB)),
+        (Hardware(l3_ids=(), mb_ids=()), Machine()),
+        (WIDE, Machine({"L3CODE": Cache((0, 1), 20, 2), "L3DATA": Cache((0, 1), 20, 2)})),
+        (ONE_AMD, Machine({}, Bandwidth((5,), AMD, 0, 1))),
+    ],
+)
+def test_machine_is_read_from_the_tree(tmp_path: Path, hardware: Hardware, machine: Machine) -> None:
+    assert StandIn(tmp_path, hardware).machine() == machine
+
+
+def test_vendor_is_this_machines_own(tmp_path: Path) -> None:
+    StandIn(tmp_path, Hardware(l3_ids=()))
+    said = Path("/proc/cpuinfo").read_text()
+    machine = Resctrl(tmp_path).machine()
+    known = "GenuineIntel" in said or "AuthenticAMD" in said
+    assert (machine.bandwidth is not None and machine.bandwidth.vendor in said) if known else machine.notes
+
+
+@pytest.mark.parametrize("below", ["", "nothing"])
+def test_missing_mount_limits_nothing(tmp_path: Path, below: str) -> None:
+    assert Resctrl(tmp_path / below).machine() == Machine()
+
+
+def test_root_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert Resctrl(file).machine() == Machine(notes=("it cannot be read: Not a directory",))
+
+
+def test_group_is_made_once_and_removed_once(resctrl: StandIn) -> None:
+    assert not resctrl.exists("LS")
+    assert resctrl.make("LS") is True
+    assert resctrl.exists("LS")
+    assert resctrl.make("LS") is False
+    resctrl.remove("LS")
+    assert not resctrl.exists("LS")
+    resctrl.remove("LS")
+
+
+def test_no_free_class_is_an_error(tmp_path: Path) -> None:
+    resctrl = StandIn(tmp_path, Hardware(closids=1))
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - the number is looked at
+        resctrl.make("LS")
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_limits_are_written_as_they_are(resctrl: StandIn) -> None:
+    resctrl.make("LS")
+    resctrl.limit("LS", "L3:1=3\nMB:0=40\n")
+    assert (resctrl.root / "LS/schemata").read_text() == "L3:0=7ff;1=003\nMB:0= 40;1=100\n"
+
+
+def test_thread_is_moved_and_one_that_has_ended_is_no_error(resctrl: StandIn) -> None:
+    resctrl.make("LS")
+    assert resctrl.tasks("LS") == frozenset()
+    resctrl.move("LS", ME)
+    resctrl.move("LS", int(Path("/proc/sys/kernel/pid_max").read_text()) + 1)
+    assert resctrl.tasks("LS") == {ME}
+
+
+@pytest.mark.parametrize("tid", [0, -1])
+def test_writer_itself_is_never_moved(resctrl: StandIn, tid: int) -> None:
+    resctrl.make("LS")
+    with pytest.raises(ValueError, match="above 0"):
+        resctrl.move("LS", tid)
+    assert resctrl.tasks("LS") == frozenset()
+
+
+def test_other_refusals_are_raised(tmp_path: Path) -> None:
+    resctrl = Refusing(tmp_path, "tasks", "schemata")
+    resctrl.make("LS")
+    with pytest.raises(PermissionError):
+        resctrl.move("LS", ME)
+    with pytest.raises(PermissionError):
+        resctrl.limit("LS", "L3:0=3\n")
+
+
+NO_GROUPS = ["", ".", "..", "info", "mon_groups", "mon_data", "LS/mon_groups", "/LS", "../LS", "L\nS", "L\0S"]
+
+
+@pytest.mark.parametrize("group", NO_GROUPS)
+def test_name_of_no_group_is_not_touched(resctrl: StandIn, group: str) -> None:
+    before = sorted(resctrl.root.rglob("*"))
+    for act in (resctrl.make, resctrl.remove, resctrl.exists, resctrl.tasks):
+        with pytest.raises(ValueError, match="a group's name"):
+            act(group)
+    assert sorted(resctrl.root.rglob("*")) == before
+
+
+def test_kernels_words_are_one_line(resctrl: StandIn, tmp_path: Path) -> None:
+    (resctrl.root / "info/last_cmd_status").write_text("Mask out of range\nand more\n")
+    assert resctrl.last_status() == "Mask out of range and more"
+    (resctrl.root / "info/last_cmd_status").write_text("ok\n")
+    assert resctrl.last_status() == ""
+    assert Resctrl(tmp_path / "nothing").last_status() == ""
+
+
+def test_requests_are_plain_mkdir_write_and_rmdir(tmp_path: Path) -> None:
+    """What a real mount is asked: here on a bare directory, where each of the three shows."""
+    resctrl = Resctrl(tmp_path)
+    resctrl.make("LS")
+    assert (tmp_path / "LS").is_dir()
+    with pytest.raises(FileNotFoundError):
+        resctrl.limit("LS", "L3:0=3\n")
+    resctrl.remove("LS")
+    assert not (tmp_path / "LS").exists()
+    (tmp_path / "BE").mkdir()
+    (tmp_path / "BE/tasks").touch()
+    resctrl.move("BE", ME)
+    assert (tmp_path / "BE/tasks").read_text() == f"{ME}\n"
+
+
+def test_root_is_where_resctrl_is_mounted() -> None:
+    assert Resctrl().root == ROOT == Path("/sys/fs/resctrl")
