@@ -19,7 +19,7 @@ def loop() -> Iterator[BackgroundLoop]:
     made.close(LONG_SECONDS)
 
 
-def test_what_is_ended_runs_on_the_loops_thread(loop: BackgroundLoop) -> None:
+def test_coroutine_runs_on_the_loops_thread(loop: BackgroundLoop) -> None:
     threads = []
 
     async def run() -> None:
@@ -31,23 +31,10 @@ def test_what_is_ended_runs_on_the_loops_thread(loop: BackgroundLoop) -> None:
     assert threads == ["hook-event-loop"] * 2
 
 
-def test_whatever_can_be_ended_is(loop: BackgroundLoop) -> None:
-    class Awaitable:
-        ended = False
-
-        def __await__(self) -> Iterator[None]:
-            yield
-            self.ended = True
-
-    it = Awaitable()
-    loop.submit(it).result(LONG_SECONDS)
-    assert it.ended
-
-
 @pytest.mark.parametrize(
     ("error", "seen"), [(KeyError("a"), KeyError), (SystemExit(3), RuntimeError), (KeyboardInterrupt(), RuntimeError)]
 )
-def test_an_error_comes_back_and_the_loop_goes_on(
+def test_error_comes_back_and_the_loop_goes_on(
     loop: BackgroundLoop, error: BaseException, seen: type[Exception]
 ) -> None:
     async def fail() -> None:
@@ -58,7 +45,7 @@ def test_an_error_comes_back_and_the_loop_goes_on(
             loop.submit(fail()).result(LONG_SECONDS)
 
 
-def test_what_is_cancelled_wakes_its_waiter_and_is_told(loop: BackgroundLoop) -> None:
+def test_cancelled_coroutine_is_told_and_wakes_its_waiter(loop: BackgroundLoop) -> None:
     began, told = threading.Event(), threading.Event()
 
     async def wait() -> None:
@@ -76,7 +63,7 @@ def test_what_is_cancelled_wakes_its_waiter_and_is_told(loop: BackgroundLoop) ->
     assert told.wait(LONG_SECONDS)
 
 
-def test_its_end_cancels_what_runs_and_closes_generators() -> None:
+def test_end_cancels_what_runs_and_closes_generators() -> None:
     loop = BackgroundLoop()
     began, closed = threading.Event(), threading.Event()
 
@@ -100,7 +87,7 @@ def test_its_end_cancels_what_runs_and_closes_generators() -> None:
     assert closed.is_set()
 
 
-def test_a_method_that_blocks_the_loop_does_not_hold_its_end_up() -> None:
+def test_blocked_loop_does_not_hold_its_end_up() -> None:
     loop = BackgroundLoop()
     began, released = threading.Event(), threading.Event()
 
@@ -118,7 +105,7 @@ def test_a_method_that_blocks_the_loop_does_not_hold_its_end_up() -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_who_comes_while_the_loop_ends_is_not_left_waiting(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+def test_late_coroutine_is_not_left_waiting(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
     """The loop may have looked for the last time: then it never sees what it is handed."""
     loop = BackgroundLoop()
     unseen: Future[None] = Future()

@@ -9,7 +9,7 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy_hooks.sdk.flags import parser
 
 
-def test_without_flags_the_defaults_hold() -> None:
+def test_defaults_hold_without_flags() -> None:
     assert vars(parser("gpu").parse_args([])) == {
         "endpoint": "/var/run/runtimeproxy-hooks/gpu.sock",
         "register_dir": "/etc/runtime/hookserver.d",
@@ -24,23 +24,14 @@ def test_without_flags_the_defaults_hold() -> None:
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("--endpoint=/run/a.sock", "/run/a.sock"),
-        ("--endpoint=unix:/run/a.sock", "/run/a.sock"),
-        ("--endpoint=unix:///run/a.sock", "/run/a.sock"),
-        ("--register-dir=", ""),
-        ("--register-dir=/a", "/a"),
-        ("--failure-policy=Fail", "Fail"),
-        ("--unregister", True),
-        ("--order=0", 0),
-        ("--order=07", 7),
-        ("--order=99", 99),
-        ("--timeout=500ms", "500ms"),
-        ("--timeout=1.5s", "1.5s"),
-        ("--timeout=2", "2"),
+        *((f"--endpoint={scheme}/run/a.sock", "/run/a.sock") for scheme in ("", "unix:", "unix://")),
+        *(("--register-dir=", ""), ("--register-dir=/a", "/a"), ("--failure-policy=Fail", "Fail")),
+        *(("--order=0", 0), ("--order=07", 7), ("--order=99", 99), ("--unregister", True)),
+        *((f"--timeout={text}", text) for text in ("500ms", "1.5s", "2")),
         ("--log-level=debug", "debug"),
     ],
 )
-def test_a_flag_gives_its_value(flag: str, value: object) -> None:
+def test_flag_gives_its_value(flag: str, value: object) -> None:
     name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
     assert vars(parser("gpu").parse_args([flag]))[name] == value
 
@@ -49,13 +40,11 @@ def test_a_flag_gives_its_value(flag: str, value: object) -> None:
     ("flags", "line"),
     [
         (["--endpoint=a.sock"], "--endpoint: 'a.sock' is no unix socket: write /path, unix:/path or "),
-        (["--endpoint=/run/"], "--endpoint: '/run/' is no unix socket: write /path, unix:/path or "),
-        (["--endpoint=/r\0n"], "--endpoint: '/r\\x00n' is no unix socket: write /path, unix:/path or "),
-        (["--endpoint=tcp://1.2.3.4:5"], "--endpoint: 'tcp://1.2.3.4:5' is no unix socket: write /path, "),
         (["--failure-policy=fail"], "argument --failure-policy: invalid choice: 'fail' (choose from "),
-        (["--order=100"], "argument --order: '100' is no place: write a number from 0 to 99"),
-        (["--order=-1"], "argument --order: '-1' is no place: write a number from 0 to 99"),
-        (["--order=\N{SUPERSCRIPT TWO}"], "argument --order: '²' is no place: write a number from 0 to 99"),
+        *(
+            ([f"--order={text}"], f"argument --order: '{text}' is no place: write a number from 0 to 99")
+            for text in ("100", "-1", "\N{SUPERSCRIPT TWO}")
+        ),
         (["--timeout=0s"], "--timeout: '0s' is no time limit: write one above zero, like 500ms, 2s or 1m"),
         (["--timeout=1h"], "--timeout: '1h' is no duration: write one like 500ms, 2s, 1m, or a number of seconds"),
         (["--log-level=trace"], "argument --log-level: invalid choice: 'trace' (choose from "),
@@ -64,7 +53,7 @@ def test_a_flag_gives_its_value(flag: str, value: object) -> None:
         (["--order"], "argument --order: expected one argument"),
     ],
 )
-def test_what_is_wrong_is_said_on_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], line: str) -> None:
+def test_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], line: str) -> None:
     with pytest.raises(SystemExit) as exited:
         parser("gpu").parse_args(flags)
     assert exited.value.code == 2
@@ -79,9 +68,8 @@ def test_help_names_every_flag_and_default(capsys: pytest.CaptureFixture[str]) -
         parser("gpu").parse_args(["--help"])
     assert not exited.value.code
     said = " ".join(capsys.readouterr().out.split())
-    for words in ("--endpoint SOCKET", "gpu.sock)", "--register-dir FOLDER", "hookserver.d); ", "(default Ignore)"):
-        assert words in said
-    for words in ("--order NUMBER", "0 to 99", "--timeout TIME", "--log-level", "default info", "--unregister remove"):
+    flags = ("--endpoint SOCKET", "--register-dir FOLDER", "--order NUMBER", "--timeout TIME", "--unregister remove")
+    for words in (*flags, "--log-level", "gpu.sock)", "hookserver.d); ", "(default Ignore)", "0 to 99", "default info"):
         assert words in said
 
 
@@ -90,7 +78,7 @@ _PARTS = st.sampled_from(["0", "1", "9", "000000000", "1234567890", ".", "ms", "
 
 # argparse takes "--" for the end of the flags, wherever it stands, before any type sees it.
 @given(st.lists(_PARTS, max_size=5).map("".join).filter(lambda text: text != "--"))
-def test_a_timeout_is_taken_just_when_the_proxy_reads_it(text: str) -> None:
+def test_timeout_is_taken_just_when_the_proxy_reads_it(text: str) -> None:
     try:
         parse_duration(text, "")
         read = True

@@ -30,7 +30,7 @@ def test_a_difference_is_shown(hook_tester):
 hook_tester = pytest_plugin.hook_tester
 
 
-def test_the_fixture_is_the_class(hook_tester: type[HookTester]) -> None:
+def test_fixture_is_the_class(hook_tester: type[HookTester]) -> None:
     assert hook_tester is HookTester
 
 
@@ -41,7 +41,7 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_fixture_gives_the_tester(tmp_path: Path) -> None:
+def test_fixture_gives_the_tester(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(USE)
     ended = run("-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "-W", "error", "test_mine.py", cwd=tmp_path)
     assert ended.returncode == pytest.ExitCode.TESTS_FAILED
@@ -50,13 +50,13 @@ def test_the_fixture_gives_the_tester(tmp_path: Path) -> None:
     assert 'A: "web"' in ended.stdout
 
 
-def test_the_fixture_is_listed_with_what_it_gives(tmp_path: Path) -> None:
+def test_fixture_is_listed_with_what_it_gives(tmp_path: Path) -> None:
     ended = run("-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--fixtures", cwd=tmp_path)
     assert "hook_tester [session scope]" in ended.stdout
     assert "Return the class HookTester" in ended.stdout
 
 
-def test_loading_the_plugin_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_plugin_loads_nothing_heavy(tmp_path: Path) -> None:
     heavy = ("grpc", "google.protobuf", "yaml", "runtimeproxy.hookapi", "runtimeproxy_hooks.sdk.testing")
     program = (
         f"import pytest, sys; before = set(sys.modules); import {PLUGIN}; print(sorted(set(sys.modules) - before))"

@@ -1,4 +1,4 @@
-"""The gRPC server of hooks, on real sockets: answers, statuses, health, async methods, and its end."""
+"""The gRPC server of hooks, on real sockets: answers, statuses, threads, limits, health, and its end."""
 
 import asyncio
 import logging
@@ -22,24 +22,34 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from runtimeproxy.errors import ConfigError, HookError, Reason
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
-from runtimeproxy.model import HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.sdk import ContainerContext, Hook
 from runtimeproxy_hooks.sdk.serving import THREADS, HookServer
 from tests.hooks.sdk import callers
-from tests.hooks.sdk.callers import CREATE, bare, call, request
+from tests.hooks.sdk.callers import CREATE, LONG_SECONDS, bare, call, request
 from tests.hooks.sdk.child import SECRET, Dreamy, Obedient
+from tests.hooks.sdk.processes import eventually
+
+METHOD = codec.method_path(CREATE)
+OK = (grpc.StatusCode.OK, "")
+ENDED = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 Serve = Callable[..., str]
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start a server of hooks and return its socket's path; it is stopped in the end."""
-    servers = []
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "a.sock")
 
-    def started(*hooks: Hook) -> str:
-        path = str(tmp_path / f"{len(servers)}.sock")
-        servers.append(HookServer(hooks, "server"))
+
+@pytest.fixture
+def serve(path: str) -> Iterator[Serve]:
+    """Start a server of hooks and return its socket's path; it is stopped in the end."""
+    servers: list[HookServer] = []
+
+    def started(*hooks: Hook, **more: Any) -> str:
+        servers.append(HookServer(hooks, "server", **more))
         servers[-1].start(path)
         return path
 
@@ -48,32 +58,69 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         assert server.stop(0) == 0
 
 
-# Answers.
+class Told(Hook):
+    """Does what the pod's annotations say, and tells when a call came in and when it was cut off."""
+
+    def __init__(self) -> None:
+        self.entered, self.release, self.cut_off = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def pre_create_container(self, container: ContainerContext) -> Any:
+        told = container.pod.annotations
+        container.env["SEEN"] = told["do"]
+        container.annotations["blob"] = told.get("blob", "")
+        if told["do"] == "hang":
+            self.entered.release()
+            assert self.release.wait(LONG_SECONDS)
+        return self.dream() if told["do"] == "dream" else None
+
+    async def dream(self) -> None:
+        self.entered.release()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cut_off.set()
+
+    async def is_entered(self) -> None:
+        assert await asyncio.to_thread(self.entered.acquire, timeout=LONG_SECONDS)
 
 
-async def test_an_answer_is_an_echo_with_the_edits(serve: Serve) -> None:
+@pytest.fixture
+def told(serve: Serve) -> Iterator[Told]:
+    made = Told()
+    serve(made)
+    yield made
+    made.release.set()
+
+
+def channel(path: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"unix:{path}", options=UNLIMITED)
+
+
+def ask(channel: grpc.aio.Channel, do: str = "nothing", *, blob: str = "", **more: Any) -> Any:
+    """Make a call at PreCreateContainer."""
+    unary: Any = channel.unary_unary(METHOD)
+    return unary(codec.encode(CREATE, request(do, blob=blob)), **({"timeout": LONG_SECONDS} | more))
+
+
+def seen(body: bytes) -> str:
+    return codec.decode(CREATE, body).envs["SEEN"]
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+async def test_answer_is_an_echo_with_the_edits_of_all_hooks(serve: Serve) -> None:
     class Edits(Hook):
         def pre_create_container(self, container: ContainerContext) -> None:
             container.resources.cpu_shares = 2
-            container.env["B"] = "2"
 
-    asked = request()
-    assert asked.container is not None
-    object.__setattr__(asked.container, "envs", {"A": "1"})
-    object.__setattr__(asked.container, "resources", Resources(cpu_quota=5000))
-    expected = HookAnswer(envs={"A": "1", "B": "2"}, resources=Resources(cpu_quota=5000, cpu_shares=2))
-    assert await call(serve(Edits()), asked) == expected
+    asked = HookRequest(PodInfo(), ContainerInfo(envs={"A": "1"}, resources=Resources(cpu_quota=5000)))
+    resources = Resources(cpu_quota=5000, cpu_shares=2)
+    expected = HookAnswer(envs={"A": "1", "MARKS": "dod"}, resources=resources)
+    assert await call(serve(Dreamy(), Edits(), Obedient(), Dreamy()), asked) == expected
 
 
-@pytest.mark.parametrize(
-    ("hooks", "marks"),
-    [([Obedient()], "o"), ([Dreamy()], "d"), ([Obedient(), Dreamy()], "od"), ([Dreamy(), Obedient(), Dreamy()], "dod")],
-)
-async def test_each_hook_sees_what_the_ones_before_it_edited(serve: Serve, hooks: list[Hook], marks: str) -> None:
-    assert (await call(serve(*hooks), request())).envs == {"MARKS": marks}
-
-
-async def test_a_point_of_pods_is_served_too(serve: Serve) -> None:
+async def test_hook_point_of_pods_is_served_too(serve: Serve) -> None:
     answer = await call(serve(Dreamy()), HookRequest(PodInfo(labels={"a": "b"})), BY_NAME["PostStopPodSandbox"])
     assert answer.labels == {"a": "b"}
 
@@ -81,53 +128,36 @@ async def test_a_point_of_pods_is_served_too(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("module", "unloaded"), [("sdk", "aiohttp grpc uvloop"), ("sdk.testing", "grpc"), ("sdk.serving", "aiohttp uvloop")]
 )
-def test_the_sdk_loads_only_what_it_needs(module: str, unloaded: str) -> None:
+def test_sdk_loads_only_what_it_needs(module: str, unloaded: str) -> None:
     script = f"import sys, runtimeproxy_hooks.{module}; sys.exit(bool({set(unloaded.split())} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-def test_interceptors_see_each_call_first(tmp_path: Path) -> None:
-    class Counting(grpc.ServerInterceptor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.seen: list[str] = []
+def test_interceptors_see_each_call_first(serve: Serve) -> None:
+    seen: list[str] = []
 
+    class Noting(grpc.ServerInterceptor):  # type: ignore[misc]
         def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
-            self.seen.append(details.method)
+            seen.append(details.method)
             return continuation(details)
 
-    counting, path = Counting(), str(tmp_path / "a.sock")
-    server = HookServer([Obedient()], "server", interceptors=[counting])
-    server.start(path)
-    assert callers.status(path, request()) == (grpc.StatusCode.OK, "")
-    assert server.stop(0) == 0
-    assert counting.seen == [codec.method_path(CREATE)]
+    assert callers.status(serve(Obedient(), interceptors=[Noting()]), request()) == OK
+    assert seen == [METHOD]
 
 
-def test_more_services_can_be_served_reflection_among_them(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.sock")
+def test_more_services_can_be_served_reflection_among_them(serve: Serve) -> None:
     names = (codec.SERVICE, reflection.SERVICE_NAME)
-    server = HookServer(
-        [Obedient()], "server", prepare=lambda server: reflection.enable_server_reflection(names, server)
-    )
-    server.start(path)
+    path = serve(Obedient(), prepare=lambda server: reflection.enable_server_reflection(names, server))
     with grpc.insecure_channel(f"unix:{path}") as channel:
         described = ProtoReflectionDescriptorDatabase(channel)
         assert set(described.get_services()) == set(names)
         file = described.FindFileContainingSymbol(codec.SERVICE)
-    assert server.stop(0) == 0
     assert {method.name for method in file.service[0].method} >= {point.method for point in HOOK_POINTS}
 
 
-async def test_large_messages_go_both_ways(serve: Serve) -> None:
-    class Large(Hook):
-        def pre_create_container(self, container: ContainerContext) -> None:
-            container.annotations["large"] = container.pod.annotations["large"][: 3 << 20]
+# -- failures --------------------------------------------------------------------------------------------------------
 
-    answer = await call(serve(Large()), request(large="x" * (12 << 20)))
-    assert answer.annotations["large"] == "x" * (3 << 20)
-
-
-# Failures.
+RAISED = "{} at PreCreateContainer raised {}; its log says where"
 
 
 @pytest.mark.parametrize(
@@ -135,45 +165,43 @@ async def test_large_messages_go_both_ways(serve: Serve) -> None:
     [
         ("refuse", grpc.StatusCode.PERMISSION_DENIED, "not on my node"),
         ("malformed", grpc.StatusCode.INVALID_ARGUMENT, "annotation do: must be a verb"),
-        ("boom", grpc.StatusCode.INTERNAL, "{} at PreCreateContainer raised Unprintable; its log says where"),
-        ("leave", grpc.StatusCode.INTERNAL, "{} at PreCreateContainer raised {}; its log says where"),
-        ("unsayable", grpc.StatusCode.INTERNAL, "{} at PreCreateContainer raised NotSayable; its log says where"),
-        ("no action", grpc.StatusCode.INTERNAL, "{} at PreCreateContainer raised KeyError; its log says where"),
+        ("boom", grpc.StatusCode.INTERNAL, RAISED.format("{}", "Unprintable")),
+        ("leave", grpc.StatusCode.INTERNAL, RAISED),
+        ("unsayable", grpc.StatusCode.INTERNAL, RAISED.format("{}", "NotSayable")),
     ],
 )
 @pytest.mark.parametrize(("hook", "exit"), [(Obedient(), "SystemExit"), (Dreamy(), "RuntimeError")])
-def test_an_exception_becomes_a_status(
+def test_exception_becomes_a_status(
     serve: Serve, caplog: pytest.LogCaptureFixture, hook: Hook, exit: str, do: str, code: grpc.StatusCode, text: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    path = serve(hook)
-    name = type(hook).__name__.lower()
+    path, name = serve(hook), type(hook).__name__.lower()
     assert callers.status(path, request(do, other=SECRET)) == (code, text.format(name, exit))
-    assert callers.status(path, request()) == (grpc.StatusCode.OK, "")
+    assert callers.status(path, request()) == OK
     assert SECRET not in caplog.text
 
 
-async def test_the_proxy_takes_a_rejection_as_one(serve: Serve) -> None:
+async def test_proxy_takes_a_rejection_as_one(serve: Serve) -> None:
     with pytest.raises(HookError) as raised:
         await call(serve(Obedient()), request("refuse"))
     assert (raised.value.reason, raised.value.said) == (Reason.REFUSED, "not on my node")
 
 
 def test_bytes_that_are_no_request_are_refused(serve: Serve) -> None:
-    code, text, _ = bare(serve(Obedient()), codec.method_path(CREATE), b"\xff\xff\xff")
+    code, text, _ = bare(serve(Obedient()), METHOD, b"\xff\xff\xff")
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert text == "ContainerResourceHookRequest that is no well-formed protobuf message"
 
 
-@pytest.mark.parametrize(
-    "method",
-    [codec.method_path(BY_NAME["PreStartContainer"]), f"/{codec.SERVICE}/PreRemoveRunPodSandboxHook", "/other/Method"],
-)
-def test_what_no_hook_has_a_method_for_is_unimplemented(serve: Serve, method: str) -> None:
+UNSERVED = (codec.method_path(BY_NAME["PreStartContainer"]), f"/{codec.SERVICE}/PreRemoveRunPodSandboxHook", "/a/B")
+
+
+@pytest.mark.parametrize("method", UNSERVED)
+def test_point_without_a_method_is_unimplemented(serve: Serve, method: str) -> None:
     assert bare(serve(Obedient()), method, b"")[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
-# Threads and the event loop.
+# -- threads, the event loop, limits ---------------------------------------------------------------------------------
 
 
 async def test_plain_methods_run_at_the_same_time(serve: Serve) -> None:
@@ -181,7 +209,7 @@ async def test_plain_methods_run_at_the_same_time(serve: Serve) -> None:
         barrier = threading.Barrier(THREADS)
 
         def pre_create_container(self, container: ContainerContext) -> None:
-            self.barrier.wait(callers.LONG_SECONDS)
+            self.barrier.wait(LONG_SECONDS)
 
     path = serve(Meeting())
     await asyncio.gather(*(call(path, request()) for _ in range(THREADS)))
@@ -201,112 +229,116 @@ async def test_async_methods_run_at_the_same_time_on_one_loop(serve: Serve) -> N
     assert len({answer.envs["THREAD"] for answer in answers}) == 1
 
 
-class Waiting(Hook):
-    """Waits for ever, and tells when it began and when it was cut off."""
-
-    name = "waiting"
-
-    def __init__(self) -> None:
-        self.began, self.cut_off = threading.Event(), threading.Event()
-
-    async def pre_create_container(self, container: ContainerContext) -> None:
-        self.began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.cut_off.set()
+async def test_ten_mebibytes_go_both_ways_and_seventeen_are_refused(told: Told, path: str) -> None:
+    blob = "x" * (10 << 20)
+    async with channel(path) as opened:
+        assert codec.decode(CREATE, await ask(opened, blob=blob)).annotations == {"blob": blob}
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await ask(opened, blob="x" * (17 << 20))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert seen(await ask(opened)) == "nothing"
 
 
-def late(path: str, began: threading.Event) -> None:
-    """Make a call whose deadline passes in its method; a busy machine may need a longer one to begin that."""
-    seconds = 0.2
-    while not began.is_set():
-        assert callers.status(path, request(), seconds)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
-        seconds *= 2
+async def test_two_hundred_calls_at_once_on_one_channel_are_served(told: Told, path: str) -> None:
+    async with channel(path) as opened:
+        answers = await asyncio.gather(*(ask(opened, f"{number}") for number in range(200)))
+    assert list(map(seen, answers)) == [f"{number}" for number in range(200)]
 
 
-def test_an_async_method_is_cut_off_with_its_call(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    hook = Waiting()
-    late(serve(hook), hook.began)
-    assert hook.cut_off.wait(callers.LONG_SECONDS)
-    eventually(lambda: "waiting at PreCreateContainer: cut off" in caplog.text)
+@pytest.mark.parametrize("way", ["the deadline", "a cancel", "a closed channel"])
+async def test_call_that_nobody_waits_for_has_its_method_cut_off(
+    told: Told, path: str, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    async with channel(path) as opened:
+        while True:  # a busy machine may need longer than the deadline to begin the method
+            waiting = asyncio.ensure_future(call := ask(opened, "dream", timeout=1.0 if "dead" in way else None))
+            if await asyncio.to_thread(told.entered.acquire, timeout=LONG_SECONDS):
+                break
+        if way == "a cancel":
+            call.cancel()
+        if way == "a closed channel":
+            await opened.close()
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+            await waiting
+    assert await asyncio.to_thread(told.cut_off.wait, LONG_SECONDS)
+    await asyncio.to_thread(eventually, lambda: "told at PreCreateContainer: cut off" in caplog.text)
 
 
-def test_a_method_whose_caller_has_gone_already_is_cut_off(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_method_whose_caller_has_gone_already_is_cut_off(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     began, gone = threading.Event(), threading.Event()
 
     class Late(Hook):
         def pre_create_container(self, container: ContainerContext) -> Any:
             began.set()
-            assert gone.wait(callers.LONG_SECONDS)
+            assert gone.wait(LONG_SECONDS)
             time.sleep(0.1)  # until the server has noticed, too
             return asyncio.Event().wait()
 
-    late(serve(Late()), began)
+    path, seconds = serve(Late()), 0.2
+    while not began.is_set():  # a busy machine may need a longer deadline to begin the method
+        assert callers.status(path, request(), seconds)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+        seconds *= 2
     gone.set()
     eventually(lambda: "late at PreCreateContainer: cut off" in caplog.text)
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + callers.LONG_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+async def test_deadlines_and_cancels_work_while_all_threads_hang(told: Told, path: str) -> None:
+    async with channel(path) as opened:
+        hanging = [asyncio.ensure_future(ask(opened, "hang")) for _ in range(THREADS)]
+        for _ in hanging:
+            await told.is_entered()
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await ask(opened, "hang", timeout=0.2)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        cancelled, waiting = ask(opened, "hang"), asyncio.ensure_future(ask(opened, "last"))
+        cancelled.cancel()
+        told.release.set()
+        assert {seen(body) for body in await asyncio.gather(*hanging)} == {"hang"}
+        assert seen(await waiting) == "last"
+    assert not told.entered.acquire(blocking=False), "a call began that nobody waited for"
 
 
-# Health.
+# -- health ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_health_service_says_serving(serve: Serve) -> None:
+def test_health_service_says_serving(serve: Serve) -> None:
     with grpc.insecure_channel(f"unix:{serve(Obedient())}") as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         for service in ("", codec.SERVICE):
-            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=callers.LONG_SECONDS)
+            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=LONG_SECONDS)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as raised:
-            health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=callers.LONG_SECONDS)
+            health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=LONG_SECONDS)
         failed: Any = raised.value
         assert failed.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_whoever_watches_its_health_is_told_of_the_end(tmp_path: Path) -> None:
-    server, path = HookServer([Obedient()], "server"), str(tmp_path / "a.sock")
+def test_watcher_of_its_health_is_told_of_the_end(path: str) -> None:
+    server = HookServer([Obedient()], "server")
     server.start(path)
-    with grpc.insecure_channel(f"unix:{path}") as channel:
+    with grpc.insecure_channel(f"unix:{path}") as channel, ThreadPoolExecutor(1) as ending:
         health: Any = health_pb2_grpc.HealthStub(channel)
-        told = health.Watch(health_pb2.HealthCheckRequest(), timeout=callers.LONG_SECONDS)
+        told = health.Watch(health_pb2.HealthCheckRequest(), timeout=LONG_SECONDS)
         assert next(told).status == health_pb2.HealthCheckResponse.SERVING
-        with ThreadPoolExecutor(1) as ending:
-            left = ending.submit(server.stop, callers.LONG_SECONDS)
-            assert next(told).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            told.cancel()
-            assert left.result() == 0
+        left = ending.submit(server.stop, LONG_SECONDS)
+        assert next(told).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        told.cancel()
+        assert left.result() == 0
 
 
-# Start and end.
+# -- start and end ---------------------------------------------------------------------------------------------------
 
 
-def test_the_socket_is_narrow_and_gone_in_the_end(tmp_path: Path) -> None:
-    server, path = HookServer([Obedient()], "server"), tmp_path / "a.sock"
-    server.start(str(path))
-    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+def test_socket_is_narrow_and_gone_in_the_end(path: str) -> None:
+    server = HookServer([Obedient()], "server")
+    server.start(path)
+    assert stat.S_IMODE(os.lstat(path).st_mode) == 0o600
     assert server.stop(0) == 0
-    assert os.listdir(tmp_path) == ["a.sock.lock"]
+    assert os.listdir(os.path.dirname(path)) == ["a.sock.lock"]
     assert server.stop(0) == 0
 
 
-def test_a_start_that_fails_can_be_stopped_and_another_one_works(tmp_path: Path) -> None:
-    (tmp_path / "a.sock").write_text("mine")
-    first = HookServer([Obedient()], "server")
-    with pytest.raises(ConfigError, match="is no socket; remove it"):
-        first.start(str(tmp_path / "a.sock"))
-    assert first.stop(0) == 0
-    second = HookServer([Obedient()], "server")
-    second.start(str(tmp_path / "b.sock"))
-    assert second.stop(0) == 0
-
-
-def test_a_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
+def test_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
     server = HookServer([Obedient()], "server")
     (tmp_path / "a.sock.lock").touch()
     (tmp_path / f".{(tmp_path / 'a.sock.lock').stat().st_ino}.sock").mkdir()  # where the socket would be made
@@ -315,33 +347,31 @@ def test_a_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
     assert server.stop(0) == 0
 
 
-def test_the_end_cuts_off_what_hangs_and_counts_it(tmp_path: Path) -> None:
-    released = threading.Event()
-    entered = threading.Barrier(2)
+async def test_end_answers_the_calls_of_before_and_refuses_new_ones(path: str) -> None:
+    server = HookServer([hook := Told()], "server")
+    server.start(path)
+    async with channel(path) as opened:
+        waiting = asyncio.ensure_future(ask(opened, "hang"))
+        await hook.is_entered()
+        ending = asyncio.ensure_future(asyncio.to_thread(server.stop, LONG_SECONDS))
+        code = grpc.StatusCode.OK
+        while code is grpc.StatusCode.OK:  # until the end has begun
+            code = await ask(opened, wait_for_ready=False).code()
+        assert code in ENDED
+        hook.release.set()
+        assert seen(await waiting) == "hang"
+        assert await ending == 0
 
-    class Hanging(Hook):
-        def pre_create_container(self, container: ContainerContext) -> None:
-            entered.wait(callers.LONG_SECONDS)
-            released.wait(callers.LONG_SECONDS)
 
-    server, path = HookServer([Hanging()], "server"), str(tmp_path / "a.sock")
+@pytest.mark.parametrize(("do", "left"), [("hang", 1), ("dream", 0)])
+def test_end_cuts_off_what_hangs_and_counts_what_runs_on(path: str, do: str, left: int) -> None:
+    server = HookServer([hook := Told()], "server")
     server.start(path)
     with ThreadPoolExecutor(1) as caller:
-        waiting = caller.submit(callers.status, path, request())
-        entered.wait(callers.LONG_SECONDS)
-        assert server.stop(0.1) == 1
-        assert waiting.result()[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
-    released.set()
+        waiting = caller.submit(callers.status, path, request(do))
+        assert hook.entered.acquire(timeout=LONG_SECONDS)
+        assert server.stop(0.1) == left
+        assert waiting.result()[0] in ENDED
+    assert hook.cut_off.wait(LONG_SECONDS if do == "dream" else 0) == (do == "dream")
+    hook.release.set()
     eventually(lambda: server.stop(0) == 0)
-
-
-def test_the_end_cuts_off_async_methods(tmp_path: Path) -> None:
-    hook = Waiting()
-    server, path = HookServer([hook], "server"), str(tmp_path / "a.sock")
-    server.start(path)
-    with ThreadPoolExecutor(1) as caller:
-        waiting = caller.submit(callers.status, path, request())
-        assert hook.began.wait(callers.LONG_SECONDS)
-        assert server.stop(0.1) == 0
-        assert waiting.result()[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
-    assert hook.cut_off.wait(callers.LONG_SECONDS)
