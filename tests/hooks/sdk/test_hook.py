@@ -12,7 +12,7 @@ import pytest
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.model import ContainerInfo, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
-from runtimeproxy_hooks.sdk.errors import Malformed, NotSayable, Rejected, reject
+from runtimeproxy_hooks.sdk.errors import Malformed, Rejected, reject
 from runtimeproxy_hooks.sdk.hook import METHODS, Hook, ask, hook_name, method_name, points_of
 
 CREATE, START, RUN_POD = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"], BY_NAME["PreRunPodSandbox"]
@@ -20,14 +20,20 @@ REQUEST = HookRequest(PodInfo(name="web", labels={"app": "web"}), ContainerInfo(
 
 
 class Create(Hook):
-    def pre_create_container(self, container: ContainerContext) -> None:
+    def pre_create_container(self, container: ContainerContext) -> Any:
         container.env["SEEN"] = container.env.get("SEEN", "") + type(self).__name__
+        return {"A": "ignored"}
 
 
 class Start(Hook):
     async def pre_start_container(self, container: ContainerContext) -> None:
         await asyncio.sleep(0)
         container.resources.cpu_shares = 2
+
+
+def made(*parents: type, **members: Any) -> Any:
+    """Make a class of hooks."""
+    return type("Made", parents or (Hook,), members)
 
 
 def names(hook: Hook) -> list[str]:
@@ -54,6 +60,7 @@ def test_methods_are_named_like_the_hook_points() -> None:
     assert [method_name(point) for point in HOOK_POINTS] == list(METHODS)
 
 
+@pytest.mark.parametrize("kind", [lambda method: method, staticmethod, classmethod], ids=["plain", "static", "class"])
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -69,35 +76,35 @@ def test_methods_are_named_like_the_hook_points() -> None:
         ("pre_remove_run_pod_sandbox", "pre_run_pod_sandbox"),
     ],
 )
-def test_a_misspelt_method_is_a_mistake_when_the_class_is_made(name: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=rf"^Wrong\.{name} is no hook point, did you mean {meant}\? There are pre_run"):
-        type("Wrong", (Hook,), {name: lambda self, context: None})
+def test_misspelt_method_is_a_mistake_when_the_class_is_made(name: str, meant: str, kind: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^Made\.{name} is no hook point, did you mean {meant}\? There are pre_run"):
+        made(**{name: kind(lambda *_: None)})
 
 
-def test_a_name_that_is_near_to_none_is_a_mistake_too() -> None:
-    with pytest.raises(
-        TypeError, match=r"^Wrong\.pre_x is no hook point: There are .*post_stop_pod_sandbox\. Give a method"
-    ):
-        type("Wrong", (Hook,), {"pre_x": lambda self, context: None})
+def test_name_near_to_none_is_a_mistake_too() -> None:
+    words = r"^Made\.pre_x is no hook point: There are .*post_stop_pod_sandbox\. Give a method"
+    with pytest.raises(TypeError, match=words):
+        made(pre_x=lambda self, context: None)
 
 
-@pytest.mark.parametrize("kind", [staticmethod, classmethod])
-def test_a_misspelt_method_of_any_kind_is_a_mistake(kind: Any) -> None:
-    with pytest.raises(TypeError, match="did you mean pre_create_container"):
-        type("Wrong", (Hook,), {"pre_create_containers": kind(lambda *_: None)})
-
-
-@pytest.mark.parametrize(
-    "name", ["prepare", "present", "postpone", "_pre_create", "_pre_create_container", "create_container", "prefix_of"]
+NO_MISTAKES = (
+    "prepare",
+    "present",
+    "postpone",
+    "_pre_create",
+    "_pre_create_container",
+    "create_container",
+    "prefix_of",
 )
+
+
+@pytest.mark.parametrize("name", NO_MISTAKES)
 def test_other_methods_are_no_mistake(name: str) -> None:
-    made = type("Right", (Hook,), {name: lambda self, context: None})
-    assert made().points == ()
+    assert made(**{name: lambda self, context: None})().points == ()
 
 
 def test_values_that_are_no_methods_may_begin_as_they_like() -> None:
-    made = type("Right", (Hook,), {"post_url": "/x", "pre_shared": None})
-    assert made().points == ()
+    assert made(post_url="/x", pre_shared=None)().points == ()
 
 
 def sync_generator(self: Hook, container: ContainerContext) -> Iterator[None]:
@@ -109,27 +116,22 @@ async def async_generator(self: Hook, container: ContainerContext) -> AsyncItera
 
 
 @pytest.mark.parametrize("value", ["x", {}, property(lambda self: None), sync_generator, async_generator])
-def test_what_is_no_method_cannot_have_a_hook_points_name(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^Wrong\.pre_start_container must be a method, plain or async"):
-        type("Wrong", (Hook,), {"pre_start_container": value})
+def test_hook_points_name_is_for_methods_only(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^Made\.pre_start_container must be a method, plain or async"):
+        made(pre_start_container=value)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        lambda self: None,
-        lambda self, container, more: None,
-        lambda self, *, container: None,
-        lambda: None,
-        staticmethod(lambda: None),
-        staticmethod(lambda self, container: None),
-        classmethod(lambda cls: None),
-    ],
-)
-def test_a_method_without_one_parameter_is_a_mistake_when_the_class_is_made(value: Any) -> None:
-    words = r"^Wrong\.pre_start_container must have one parameter: def pre_start_container\(self, container\)$"
+WITHOUT_ONE_PARAMETER = [
+    *(lambda self: None, lambda self, container, more: None, lambda self, *, container: None, lambda: None),
+    *(staticmethod(lambda: None), staticmethod(lambda self, container: None), classmethod(lambda cls: None)),
+]
+
+
+@pytest.mark.parametrize("value", WITHOUT_ONE_PARAMETER)
+def test_method_without_one_parameter_is_a_mistake(value: Any) -> None:
+    words = r"^Made\.pre_start_container must have one parameter: def pre_start_container\(self, container\)$"
     with pytest.raises(TypeError, match=words):
-        type("Wrong", (Hook,), {"pre_start_container": value})
+        made(pre_start_container=value)
 
 
 class Given:
@@ -144,93 +146,53 @@ class Given:
     def __call__(self, hook: Hook, container: ContainerContext) -> None: ...
 
 
-def with_more(method: Any) -> Any:
-    """Return what gives a method one argument more than it has."""
+def wrapped(method: Any, *more: Any) -> Any:
+    """Return what gives a method some arguments more than it has."""
 
     @wraps(method)
     def wrapper(self: Hook, container: ContainerContext) -> Any:
-        return method(self, container, "more")
+        return method(self, container, *more)
 
     return wrapper
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        with_more(lambda self, container, more: None),
-        Given(lambda self: None),
-        lru_cache(lambda self, container: None),
-        partialmethod(lambda self, more, container: None, "more"),
-    ],
-)
-def test_what_is_called_counts_and_not_what_it_wraps(value: Any) -> None:
-    assert type("Right", (Hook,), {"pre_start_container": value})
+CALLABLE = [
+    *(lambda self, container: None, lambda self, container, more=3: None, lambda self, *all, **more: None, repr, bool),
+    *(staticmethod(lambda container: None), classmethod(lambda cls, container: None)),
+    *(partialmethod(lambda self, container, more: None, more=3), partial(lambda container, more: None, more=3)),
+    # what is called counts, and not what it wraps
+    *(wrapped(lambda self, container: None), wrapped(lambda self, container, more: None, "more")),
+    *(Given(lambda self: None), lru_cache(lambda self, container: None)),
+    partialmethod(lambda self, more, container: None, "more"),
+]
 
 
-def wrapped(method: Any) -> Any:
-    @wraps(method)
-    def wrapper(*arguments: Any) -> Any:
-        return method(*arguments)
-
-    return wrapper
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        lambda self, container: None,
-        lambda self, container, more=3: None,
-        lambda self, *all, **more: None,
-        wrapped(lambda self, container: None),
-        staticmethod(lambda container: None),
-        classmethod(lambda cls, container: None),
-        partialmethod(lambda self, container, more: None, more=3),
-        partial(lambda container, more: None, more=3),
-        repr,
-        bool,
-    ],
-)
+@pytest.mark.parametrize("value", CALLABLE)
 def test_whatever_can_be_called_with_a_context_is_a_method(value: Any) -> None:
-    made = type("Right", (Hook,), {"pre_start_container": value})()
-    ask([made], START, REQUEST, unused)
+    ask([made(pre_start_container=value)()], START, REQUEST, unused)
 
 
 # -- inheritance -----------------------------------------------------------------------------------------------------
 
 
-def test_methods_are_inherited() -> None:
-    class Both(Create):
-        def post_stop_container(self, container: ContainerContext) -> None: ...
-
-    assert names(Both()) == ["PreCreateContainer", "PostStopContainer"]
+def test_methods_are_inherited_also_from_a_parent_that_is_no_hook() -> None:
+    mixin = type("Mixin", (), {"pre_run_pod_sandbox": lambda self, pod: None})
+    both = made(mixin, Create, post_stop_container=lambda self, container: None)
+    assert names(both()) == ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
     assert names(Create()) == ["PreCreateContainer"]
 
 
-def test_a_method_comes_from_a_parent_that_is_no_hook() -> None:
-    class Mixin:
-        def pre_run_pod_sandbox(self, pod: PodContext) -> None: ...
-
-    class Mixed(Mixin, Create): ...
-
-    assert names(Mixed()) == ["PreRunPodSandbox", "PreCreateContainer"]
-
-
-def test_a_misspelt_method_of_a_parent_that_is_no_hook_is_a_mistake() -> None:
-    class Mixin:
-        def pre_run_pod(self, pod: PodContext) -> None: ...
-
-    with pytest.raises(TypeError, match=r"^Mixed\.pre_run_pod is no hook point"):
-        type("Mixed", (Mixin, Hook), {})
+def test_misspelt_method_of_a_parent_that_is_no_hook_is_a_mistake() -> None:
+    mixin = type("Mixin", (), {"pre_run_pod": lambda self, pod: None})
+    with pytest.raises(TypeError, match=r"^Made\.pre_run_pod is no hook point"):
+        made(mixin, Hook)
 
 
 def test_none_leaves_out_a_point_of_the_parent() -> None:
-    class Without(Create, Start):
-        pre_create_container = None  # type: ignore[assignment]
-
-    assert names(Without()) == ["PreStartContainer"]
+    assert names(made(Create, Start, pre_create_container=None)()) == ["PreStartContainer"]
 
 
-def test_an_abstract_hook_can_have_concrete_children() -> None:
+def test_abstract_hook_can_have_concrete_children() -> None:
     class Base(Hook, abc.ABC):
         @abc.abstractmethod
         def cpus(self) -> str: ...
@@ -238,11 +200,7 @@ def test_an_abstract_hook_can_have_concrete_children() -> None:
         def pre_create_container(self, container: ContainerContext) -> None:
             container.resources.cpuset_cpus = self.cpus()
 
-    class Concrete(Base):
-        def cpus(self) -> str:
-            return "3"
-
-    answer = ask([Concrete()], CREATE, REQUEST, unused)
+    answer = ask([made(Base, cpus=lambda self: "3")()], CREATE, REQUEST, unused)
     assert answer.resources == Resources(cpuset_cpus="3")
 
 
@@ -262,41 +220,37 @@ def test_arguments_of_the_class_statement_reach_other_parents() -> None:
 # -- what a hook says of itself --------------------------------------------------------------------------------------
 
 
-def test_a_hook_is_called_by_its_name_or_its_class() -> None:
-    named = Create()
-    named.name = "other"
-    assert [hook_name(Create()), hook_name(named)] == ["create", "other"]
+def test_hook_is_called_by_its_name_or_its_class() -> None:
+    assert [hook_name(Create()), hook_name(made(Create, name="other")())] == ["create", "other"]
 
 
 def test_points_of_several_hooks_are_in_the_tables_order_and_there_once() -> None:
-    hooks = [Start(), Create(), Create()]
-    assert [point.name for point in points_of(hooks)] == ["PreCreateContainer", "PreStartContainer"]
+    assert [point.name for point in points_of([Start(), Create(), Create()])] == [
+        "PreCreateContainer",
+        "PreStartContainer",
+    ]
     assert points_of([]) == points_of([Hook()]) == ()
 
 
-def test_a_hook_has_no_flags_by_default() -> None:
+def test_hook_has_no_flags_by_default() -> None:
     parser = argparse.ArgumentParser()
     Hook().add_arguments(parser)
-    arguments = parser.parse_args([])
-    Hook().configure(arguments)
-    assert vars(arguments) == {}
+    Hook().configure(parser.parse_args([]))
+    assert vars(parser.parse_args([])) == {}
 
 
 # -- asking ----------------------------------------------------------------------------------------------------------
 
 
 def test_each_hook_sees_what_the_ones_before_it_edited() -> None:
-    class Last(Create): ...
-
-    answer = ask([Create(), Start(), Last()], CREATE, REQUEST, unused)
-    assert answer.envs == {"A": "sent", "SEEN": "CreateLast"}
-    answer = ask([Last(), Create()], CREATE, REQUEST, unused)
-    assert answer.envs == {"A": "sent", "SEEN": "LastCreate"}
+    last = type("Last", (Create,), {})()
+    assert ask([Create(), Start(), last], CREATE, REQUEST, unused).envs == {"A": "sent", "SEEN": "CreateLast"}
+    assert ask([last, Create()], CREATE, REQUEST, unused).envs == {"A": "sent", "SEEN": "LastCreate"}
     assert REQUEST.container is not None
     assert REQUEST.container.envs == {"A": "sent"}
 
 
-def test_an_async_method_is_run_to_its_end() -> None:
+def test_async_method_is_run_to_its_end() -> None:
     def run(waiting: Awaitable[None]) -> None:
         async def whole() -> None:
             await waiting
@@ -308,51 +262,26 @@ def test_an_async_method_is_run_to_its_end() -> None:
     assert "SEEN" not in answer.envs
 
 
-def test_what_a_method_returns_is_ignored() -> None:
-    class Returning(Hook):
-        def pre_create_container(self, container: ContainerContext) -> dict[str, str]:
-            return {"A": "returned"}
-
-    assert ask([Returning()], CREATE, REQUEST, unused).envs == {"A": "sent"}
-
-
-def test_after_a_hook_that_raised_no_other_is_asked() -> None:
-    asked = []
-
-    class Refusing(Hook):
-        def pre_create_container(self, container: ContainerContext) -> None:
-            reject("not today")
-
-    class After(Hook):
-        def pre_create_container(self, container: ContainerContext) -> None:
-            asked.append(container.name)
-
+def test_no_other_hook_is_asked_after_one_that_raised() -> None:
+    asked: list[str] = []
+    refusing = made(pre_create_container=lambda self, container: reject("not today"))()
+    after = made(pre_create_container=lambda self, container: asked.append(container.name))()
     with pytest.raises(Rejected, match=r"^not today$"):
-        ask([Refusing(), After()], CREATE, REQUEST, unused)
+        ask([refusing, after], CREATE, REQUEST, unused)
     assert asked == []
-    ask([After()], CREATE, REQUEST, unused)
+    ask([after], CREATE, REQUEST, unused)
     assert asked == ["main"]
 
 
-def test_a_pods_point_has_a_pods_context() -> None:
-    class Pods(Hook):
-        def pre_run_pod_sandbox(self, pod: PodContext) -> None:
-            pod.labels["seen"] = pod.labels["app"]
+def test_pods_point_has_a_pods_context() -> None:
+    def method(self: Hook, pod: PodContext) -> None:
+        pod.labels["seen"] = pod.labels["app"]
 
-    assert ask([Pods()], RUN_POD, REQUEST, unused).labels == {"app": "web", "seen": "web"}
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if name.startswith("post_")])
-def test_an_edit_at_a_post_point_is_refused(name: str) -> None:
-    def method(self: Hook, context: PodContext | ContainerContext) -> None:
-        context.resources.cpu_shares = 2
-
-    hook = type("Late", (Hook,), {name: method})()
-    with pytest.raises(NotSayable, match="comes after the runtime's answer"):
-        ask([hook], METHODS[name], REQUEST, unused)
+    hook = made(pre_run_pod_sandbox=method)()
+    assert ask([hook], RUN_POD, REQUEST, unused).labels == {"app": "web", "seen": "web"}
 
 
-def test_what_cannot_be_read_is_named_with_the_rule() -> None:
+def test_malformed_names_what_and_the_rule() -> None:
     error = Malformed("annotation a.b/c", "must be JSON")
     assert (str(error), error.what, error.why) == ("annotation a.b/c: must be JSON", "annotation a.b/c", "must be JSON")
     assert isinstance(error, ValueError)
