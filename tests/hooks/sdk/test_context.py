@@ -22,16 +22,14 @@ from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.merge_cases import BAD, GOOD
 
-RUN_POD, CREATE = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
+RUN_POD, CREATE, UPDATE = (
+    BY_NAME[f"Pre{name}"] for name in ("RunPodSandbox", "CreateContainer", "UpdateContainerResources")
+)
 POINTS = pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
 CANARY = "canary-value"
 
 POD = PodInfo(
-    name="web",
-    uid="u-1",
-    namespace="shop",
-    attempt=2,
-    runtime_handler="kata",
+    **{"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 2, "runtime_handler": "kata"},
     labels={"app": "web"},
     annotations={"note": CANARY},
     cgroup_parent="/kubepods/podu-1",
@@ -39,9 +37,7 @@ POD = PodInfo(
     resources=Resources(cpu_shares=512),
 )
 CONTAINER = ContainerInfo(
-    id="c1",
-    name="main",
-    attempt=3,
+    **{"id": "c1", "name": "main", "attempt": 3},
     annotations={"hash": "1"},
     resources=Resources(cpu_quota=50_000, cpuset_cpus="0-3"),
     envs={"PATH": "/bin", "SECRET": CANARY},
@@ -54,37 +50,37 @@ def request_at(point: HookPoint) -> HookRequest:
     return HookRequest(POD, CONTAINER if point.subject is SubjectKind.CONTAINER else None)
 
 
-def context_at(point: HookPoint) -> Context:
+def context_at(point: HookPoint) -> Any:
     kind: Any = ContainerContext if point.subject is SubjectKind.CONTAINER else PodContext
-    context: Context = kind(point, request_at(point))
-    return context
+    return kind(point, request_at(point))
+
+
+def unedited(point: HookPoint) -> HookAnswer:
+    return replace(echo(request_at(point)), resources=None)
+
+
+def change_at(point: HookPoint, context: Context) -> Adjustment:
+    """Return what the proxy makes of the answer; all of it has an effect."""
+    change = difference(request_at(point), context.answer())
+    assert judged(change, request_at(point))[1] == ()
+    assert replace(limited(point, change), confirmed=change.confirmed) == change
+    return replace(change, confirmed=frozenset())
 
 
 # -- what is seen ----------------------------------------------------------------------------------------------------
 
 
-def test_a_pod_as_it_was_sent() -> None:
-    pod = PodContext(RUN_POD, HookRequest(POD))
-    assert (pod.hook_point, pod.name, pod.namespace, pod.uid, pod.attempt) == (
-        "PreRunPodSandbox",
-        "web",
-        "shop",
-        "u-1",
-        2,
-    )
+def test_pod_is_seen_as_it_was_sent() -> None:
+    pod = context_at(RUN_POD)
+    assert (pod.hook_point, pod.name, pod.namespace, pod.uid, pod.attempt) == (RUN_POD.name, "web", "shop", "u-1", 2)
     assert (pod.runtime_handler, pod.cgroup_parent) == ("kata", "/kubepods/podu-1")
     assert (dict(pod.labels), dict(pod.annotations)) == (POD.labels, POD.annotations)
     assert (pod.resources.cpu_shares, pod.resources.cpu_quota, pod.overhead.cpu_shares) == (512, None, 7)
 
 
-def test_a_container_and_its_pod_as_they_were_sent() -> None:
-    container = ContainerContext(CREATE, HookRequest(POD, CONTAINER))
-    assert (container.hook_point, container.name, container.id, container.attempt) == (
-        "PreCreateContainer",
-        "main",
-        "c1",
-        3,
-    )
+def test_container_and_its_pod_are_seen_as_they_were_sent() -> None:
+    container = context_at(CREATE)
+    assert (container.hook_point, container.name, container.id, container.attempt) == (CREATE.name, "main", "c1", 3)
     assert (dict(container.env), dict(container.annotations)) == (CONTAINER.envs, CONTAINER.annotations)
     assert (container.resources.cpu_quota, container.resources.cpu_shares) == (50_000, None)
     pod = container.pod
@@ -93,12 +89,12 @@ def test_a_container_and_its_pod_as_they_were_sent() -> None:
 
 
 @pytest.mark.parametrize(("own", "seen"), [("", "/kubepods/podu-1"), ("/mine", "/mine")])
-def test_the_cgroup_parent_of_a_container_is_its_pods_unless_it_has_its_own(own: str, seen: str) -> None:
+def test_containers_cgroup_parent_is_its_own_or_its_pods(own: str, seen: str) -> None:
     request = HookRequest(POD, replace(CONTAINER, cgroup_parent=own))
     assert ContainerContext(CREATE, request).cgroup_parent == seen
 
 
-def test_a_request_without_anything_can_be_read() -> None:
+def test_empty_request_can_be_read() -> None:
     container = ContainerContext(CREATE, HookRequest(PodInfo()))
     assert (container.name, container.id, dict(container.env), container.resources.cpu_shares) == ("", "", {}, None)
     assert container.answer() == HookAnswer()
@@ -106,7 +102,7 @@ def test_a_request_without_anything_can_be_read() -> None:
 
 
 @POINTS
-def test_the_text_of_a_context_has_no_value(point: HookPoint) -> None:
+def test_text_of_a_context_has_no_value(point: HookPoint) -> None:
     context = context_at(point)
     assert repr(context).startswith(f"<{point.name} of ")
     assert "shop/web" in repr(context)
@@ -117,98 +113,84 @@ def test_the_text_of_a_context_has_no_value(point: HookPoint) -> None:
 
 # -- what can be edited ----------------------------------------------------------------------------------------------
 
-EDITS: Mapping[Part, tuple[str, Callable[[Any], None]]] = {
-    Part.LABELS: ("labels", lambda context: context.labels.update(new="1")),
-    Part.ANNOTATIONS: ("annotations", lambda context: context.annotations.update(new="1")),
-    Part.ENVS: ("env", lambda context: context.env.update(NEW="1")),
-    Part.CGROUP_PARENT: ("cgroup_parent", lambda context: setattr(context, "cgroup_parent", "/new")),
-    Part.RESOURCES: ("cpu_shares", lambda context: setattr(context.resources, "cpu_shares", 2)),
+EDITS: Mapping[Part, tuple[str, Callable[[Any], None], Adjustment]] = {
+    Part.LABELS: ("labels", lambda c: c.labels.update(new="1"), Adjustment(labels={"new": "1"})),
+    Part.ANNOTATIONS: ("annotations", lambda c: c.annotations.update(new="1"), Adjustment(annotations={"new": "1"})),
+    Part.ENVS: ("env", lambda c: c.env.update(NEW="1"), Adjustment(envs={"NEW": "1"})),
+    Part.CGROUP_PARENT: (
+        "cgroup_parent",
+        lambda c: setattr(c, "cgroup_parent", "/new"),
+        Adjustment(cgroup_parent="/new"),
+    ),
+    Part.RESOURCES: (
+        "cpu_shares",
+        lambda c: setattr(c.resources, "cpu_shares", 2),
+        Adjustment(resources={"cpu_shares": 2}),
+    ),
 }
-CHANGED: Mapping[Part, Adjustment] = {
-    Part.LABELS: Adjustment(labels={"new": "1"}),
-    Part.ANNOTATIONS: Adjustment(annotations={"new": "1"}),
-    Part.ENVS: Adjustment(envs={"NEW": "1"}),
-    Part.CGROUP_PARENT: Adjustment(cgroup_parent="/new"),
-    Part.RESOURCES: Adjustment(resources={"cpu_shares": 2}),
-}
-
-
-def unedited(request: HookRequest) -> HookAnswer:
-    return replace(echo(request), resources=None)
-
-
-@POINTS
-def test_an_answer_without_edits_is_an_echo_without_resources(point: HookPoint) -> None:
-    assert context_at(point).answer() == unedited(request_at(point))
-
-
 SUBJECTS_WITHOUT = {Part.LABELS: SubjectKind.CONTAINER, Part.ENVS: SubjectKind.POD}
 """A container has no labels, a pod no environment."""
 PARTS = [(point, part) for point in HOOK_POINTS for part in EDITS if SUBJECTS_WITHOUT.get(part) is not point.subject]
-HAVE_AN_EFFECT = [(point, part) for point, part in PARTS if part in point.applies]
-HAVE_NONE = [(point, part) for point, part in PARTS if part not in point.applies]
+
+
+@POINTS
+def test_answer_without_edits_is_an_echo_without_resources(point: HookPoint) -> None:
+    assert context_at(point).answer() == unedited(point)
 
 
 def test_every_part_that_has_an_effect_can_be_edited_somewhere() -> None:
-    assert len(HAVE_AN_EFFECT) == sum(len(point.applies) for point in HOOK_POINTS)
+    assert {(point, part) for point in HOOK_POINTS for part in point.applies} <= set(PARTS)
+    answered = [context_at(RUN_POD), context_at(CREATE)]
+    for context, point in zip(answered, (RUN_POD, CREATE), strict=True):
+        for part in point.applies:
+            EDITS[part][1](context)
+    assert all(any(getattr(each.answer(), field.name) for each in answered) for field in fields(HookAnswer))
 
 
-@pytest.mark.parametrize(("point", "part"), HAVE_AN_EFFECT, ids=lambda value: str(getattr(value, "name", value)))
-def test_what_has_an_effect_can_be_edited(point: HookPoint, part: Part) -> None:
+@pytest.mark.parametrize(("point", "part"), PARTS, ids=lambda value: str(getattr(value, "name", value)))
+def test_part_can_be_edited_where_that_has_an_effect(point: HookPoint, part: Part) -> None:
+    name, edit, change = EDITS[part]
     context = context_at(point)
-    EDITS[part][1](context)
-    change = limited(point, difference(request_at(point), context.answer()))
-    assert replace(change, confirmed=frozenset()) == CHANGED[part]
-
-
-@pytest.mark.parametrize(("point", "part"), HAVE_NONE, ids=lambda value: str(getattr(value, "name", value)))
-def test_what_has_no_effect_cannot_be_edited(point: HookPoint, part: Part) -> None:
-    name, edit = EDITS[part]
-    context = context_at(point)
+    if part in point.applies:
+        edit(context)
+        assert change_at(point, context) == change
+        return
     why = "can be changed any more" if point.stage is Stage.POST else "can change .* only"
     with pytest.raises(NotSayable, match=rf"^{name}: .*{point.name} .*{why}$"):
         edit(context)
-    assert context.answer() == unedited(request_at(point))
+    assert context.answer() == unedited(point)
 
 
 @pytest.mark.parametrize("name", ["PreRunPodSandbox", "PreCreateContainer"])
-def test_what_only_a_create_can_say_is_said_where_something_is_made(name: str) -> None:
+def test_oom_score_can_be_said_where_something_is_made(name: str) -> None:
     context = context_at(BY_NAME[name])
     context.resources.oom_score_adj = 5
-    assert limited(BY_NAME[name], difference(request_at(BY_NAME[name]), context.answer())).resources == {
-        "oom_score_adj": 5
-    }
+    assert change_at(BY_NAME[name], context).resources == {"oom_score_adj": 5}
 
 
 @pytest.mark.parametrize("name", ["PreStartContainer", "PreUpdateContainerResources"])
-def test_what_only_a_create_can_say_is_refused_where_the_container_exists(name: str) -> None:
-    resources = context_at(BY_NAME[name]).resources
+def test_oom_score_is_refused_where_the_container_exists(name: str) -> None:
     with pytest.raises(NotSayable, match=r"^oom_score_adj: no runtime changes it once the container exists"):
-        resources.oom_score_adj = 5
+        context_at(BY_NAME[name]).resources.oom_score_adj = 5
 
 
-def test_a_cpuset_can_be_taken_out_of_the_kubelets_update_and_not_be_cleared_by_one_of_its_own() -> None:
+def test_cpuset_is_taken_out_of_the_kubelets_update_only() -> None:
     with pytest.raises(NotSayable, match=r"^cpuset_cpus: no runtime clears it once the container exists"):
         context_at(BY_NAME["PreStartContainer"]).resources.cpuset_cpus = ""
-    point = BY_NAME["PreUpdateContainerResources"]
-    context = context_at(point)
+    context = context_at(UPDATE)
     context.resources.cpuset_cpus = ""
-    assert limited(point, difference(request_at(point), context.answer())).resources == {"cpuset_cpus": ""}
+    assert change_at(UPDATE, context).resources == {"cpuset_cpus": ""}
 
 
-def test_the_refusal_names_what_can_be_changed() -> None:
-    with pytest.raises(
-        NotSayable, match="at PreUpdateContainerResources a hook server can change annotations, resources only"
-    ):
-        ContainerContext(BY_NAME["PreUpdateContainerResources"], HookRequest(POD, CONTAINER)).env["A"] = "1"
+def test_refusal_names_what_can_be_changed() -> None:
+    with pytest.raises(NotSayable, match=rf"at {UPDATE.name} a hook server can change annotations, resources only"):
+        context_at(UPDATE).env["A"] = "1"
 
 
-@pytest.mark.parametrize(
-    "point", [p for p in HOOK_POINTS if p.subject is SubjectKind.CONTAINER], ids=lambda p: str(p.name)
-)
-def test_the_pod_of_a_container_can_only_be_read(point: HookPoint) -> None:
-    container = ContainerContext(point, HookRequest(POD, CONTAINER))
-    pod: Any = container.pod
+@pytest.mark.parametrize("point", [point for point in HOOK_POINTS if point.subject is SubjectKind.CONTAINER])
+def test_pod_of_a_container_can_only_be_read(point: HookPoint) -> None:
+    container = context_at(point)
+    pod = container.pod
     for edit in (
         lambda: pod.labels.update(a="1"),
         lambda: pod.annotations.update(a="1"),
@@ -219,12 +201,12 @@ def test_the_pod_of_a_container_can_only_be_read(point: HookPoint) -> None:
             edit()
     with pytest.raises(AttributeError):
         pod.name = "other"
-    assert container.answer() == unedited(HookRequest(POD, CONTAINER))
+    assert container.answer() == unedited(point)
 
 
-def test_the_overhead_of_a_pod_can_only_be_read() -> None:
+def test_overhead_of_a_pod_can_only_be_read() -> None:
     with pytest.raises(NotSayable, match="overhead can only be read"):
-        PodContext(RUN_POD, HookRequest(POD)).overhead.cpu_shares = 2
+        context_at(RUN_POD).overhead.cpu_shares = 2
 
 
 @POINTS
@@ -233,18 +215,18 @@ def test_attributes_are_edited_and_not_replaced(point: HookPoint, name: str) -> 
     context = context_at(point)
     with pytest.raises(NotSayable, match=rf"^{name} cannot be assigned; cgroup_parent can, and maps entry by entry"):
         setattr(context, name, {})
-    assert context.answer() == unedited(request_at(point))
+    assert context.answer() == unedited(point)
 
 
 @pytest.mark.parametrize("path", ["", None, 3, "/a\udcff", "a", "/a/../b", "/a\0"])
-def test_a_cgroup_parent_that_cannot_be_said(path: Any) -> None:
-    container = ContainerContext(CREATE, HookRequest(POD, CONTAINER))
+def test_bad_cgroup_parent_is_refused(path: Any) -> None:
+    container = context_at(CREATE)
     with pytest.raises(NotSayable, match=r"^cgroup_parent: must be (an absolute path|a text in UTF-8)"):
         container.cgroup_parent = path
     assert container.cgroup_parent == "/kubepods/podu-1"
 
 
-def test_where_a_slice_was_sent_the_cgroup_parent_is_a_slice() -> None:
+def test_cgroup_parent_is_a_slice_where_one_was_sent() -> None:
     pod = PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent="/kubepods.slice/pod1.slice")))
     with pytest.raises(NotSayable, match=r"^cgroup_parent: must be a \.slice where one was sent"):
         pod.cgroup_parent = "/kubepods/pod1"
@@ -253,7 +235,7 @@ def test_where_a_slice_was_sent_the_cgroup_parent_is_a_slice() -> None:
 
 
 @pytest.mark.parametrize("odd", ["kubepods", "/kubepods/../x"])
-def test_an_odd_cgroup_parent_of_the_kubelet_can_be_said_again(odd: str) -> None:
+def test_odd_cgroup_parent_of_the_kubelet_can_be_said_again(odd: str) -> None:
     pod = PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent=odd)))
     pod.cgroup_parent = "/other"
     pod.cgroup_parent = odd
@@ -283,24 +265,12 @@ def apply(answer: HookAnswer) -> None:
 
 
 @pytest.mark.parametrize("answer", GOOD, ids=range(len(GOOD)))
-def test_what_the_proxy_takes_can_be_said(answer: HookAnswer) -> None:
+def test_answer_that_the_proxy_takes_can_be_said(answer: HookAnswer) -> None:
     apply(answer)
 
 
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
-def test_what_the_proxy_refuses_cannot_be_said(field: str, answer: HookAnswer) -> None:
+def test_answer_that_the_proxy_refuses_cannot_be_said(field: str, answer: HookAnswer) -> None:
     name = field.removeprefix("resources.").replace("envs", "env")
     with pytest.raises(NotSayable, match=rf"^{name}: "):
         apply(answer)
-
-
-def test_every_field_of_an_answer_is_answered() -> None:
-    pod, container = context_at(RUN_POD), context_at(CREATE)
-    for part, (_, edit) in EDITS.items():
-        for context, point in ((pod, RUN_POD), (container, CREATE)):
-            if part in point.applies:
-                edit(context)
-    answers = {RUN_POD: pod.answer(), CREATE: container.answer()}
-    for point, answer in answers.items():
-        assert judged(difference(request_at(point), answer), request_at(point))[1] == ()
-    assert all(any(getattr(answer, field.name) for answer in answers.values()) for field in fields(HookAnswer))

@@ -1,64 +1,93 @@
-"""Edits of maps and resources: what can be said, what is refused at once, and that a refusal changes nothing."""
+"""Edits of maps and resources: what can be said, what is refused at once and changes nothing, and what is answered."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.merge import difference, judged
-from runtimeproxy.model import NUMBER_FIELDS, TEXT_FIELDS, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.hookpoints import BY_NAME
+from runtimeproxy.merge import combine, difference, judged
+from runtimeproxy.model import (
+    MAP_FIELDS,
+    NO_ADJUSTMENT,
+    NO_RESOURCES,
+    NUMBER_FIELDS,
+    RESOURCE_FIELDS,
+    TEXT_FIELDS,
+    Adjustment,
+    ContainerInfo,
+    ContainerRecord,
+    HookAnswer,
+    HookRequest,
+    PodInfo,
+    PodRecord,
+    Resources,
+    Subject,
+    is_echo,
+    tidy,
+)
+from runtimeproxy.records import AskedUpdate, differing, told_of_update
+from runtimeproxy_hooks.sdk.context import ContainerContext
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.amounts import examples
 from tests.merge_cases import BAD_CPUSETS, SENT, TIDY
 
 CANARY = "canary-value"
+CPUSETS = sorted(TEXT_FIELDS)
 
 
 def entries(**sent: str) -> Entries[str]:
     return Entries(sent, str, "labels")
 
 
+def one(name: str, value: Any) -> Resources:
+    return Resources(**{name: value})
+
+
+def edited(sent: Resources | None, *edits: tuple[str, Any], **more: Any) -> EditableResources:
+    """Return resources after edits; those of a map are the entries to set."""
+    resources = EditableResources(sent, **more)
+    for name, value in edits:
+        if name in MAP_FIELDS:
+            getattr(resources, name).update(value)
+        else:
+            resources.set(name, value)
+    return resources
+
+
 # -- maps ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_map_reads_as_what_was_sent_with_the_changes_over_it() -> None:
-    labels = entries(a="1", b="2")
-    labels["b"] = "3"
-    labels["c"] = ""
+def test_map_reads_as_what_was_sent_with_the_changes_over_it() -> None:
+    sent = {"a": "1", "b": "2"}
+    labels = Entries(sent, str, "labels")
+    labels.update(b="3", c="")
     assert dict(labels) == {"a": "1", "b": "3", "c": ""}
-    assert len(labels) == 3
-    assert labels.said == {"b": "3", "c": ""}
-    assert labels.get("d") is None
+    assert (len(labels), labels.said, labels.get("d")) == (3, {"b": "3", "c": ""}, None)
+    assert sent == {"a": "1", "b": "2"}, "what was sent is never written to"
     with pytest.raises(KeyError):
         labels["d"]
 
 
 @pytest.mark.parametrize("between", ["2", "1"])
-def test_a_key_set_back_to_what_was_sent_is_said_again(between: str) -> None:
+def test_key_set_back_to_what_was_sent_is_said_again(between: str) -> None:
     labels = entries(a="1", b="2")
     labels["a"] = between
     labels["a"] = "1"
-    assert labels.said == {"a": "1"}
-    assert dict(labels) == {"a": "1", "b": "2"}
+    assert (labels.said, dict(labels)) == ({"a": "1"}, {"a": "1", "b": "2"})
 
 
-def test_a_number_that_equals_what_was_sent_is_said_as_it_was_sent() -> None:
+def test_number_that_equals_what_was_sent_is_said_as_it_was_sent() -> None:
     limits: Entries[Any] = Entries({"2MB": 1}, int, "hugepage_limits")
     limits["2MB"] = 1.0
     assert type(limits["2MB"]) is int
 
 
-def test_what_was_sent_is_never_written_to() -> None:
-    sent = {"a": "1"}
-    Entries(sent, str, "labels").update(a="2", b="3")
-    assert sent == {"a": "1"}
-
-
 @pytest.mark.parametrize("delete", [lambda m: m.pop("a"), lambda m: m.clear(), lambda m: m.popitem()])
-def test_a_key_cannot_be_deleted(delete: Any) -> None:
+def test_key_cannot_be_deleted(delete: Any) -> None:
     labels = entries(a="1")
     with pytest.raises(NotSayable, match="labels: a hook server can set a key, but not delete one"):
         delete(labels)
@@ -66,25 +95,37 @@ def test_a_key_cannot_be_deleted(delete: Any) -> None:
     assert labels.pop("not there", None) is None
 
 
+NO_TEXT, NO_NUMBER = "the value of a must be a text in UTF-8", "the value of 2MB must be a whole number from 0"
+NO_KEY = "a key must not be empty and must not contain"
+
+
+def texts() -> Any:
+    return Entries({}, str, "map")
+
+
+def numbers() -> Any:
+    return Entries({}, int, "map")
+
+
+def variables() -> Any:
+    return Environment({}, str, "map")
+
+
 @pytest.mark.parametrize(
-    ("kind", "key", "value", "why"),
+    ("made", "key", "value", "why"),
     [
-        (str, "", "x", "a key must not be empty"),
-        (str, "\ud800", "x", "a key must be a text"),
-        (str, 3, "x", "a key must be a text"),
-        (str, ["unhashable"], "x", "a key must be a text"),
-        (str, "a", None, "the value of a must be a text in UTF-8"),
-        (str, "a", 3, "the value of a must be a text in UTF-8"),
-        (str, "a", b"x", "the value of a must be a text in UTF-8"),
-        (str, "a", f"{CANARY}\udcff", "the value of a must be a text in UTF-8"),
-        (int, "2MB", "3", "the value of 2MB must be a whole number"),
-        (int, "2MB", 1.5, "the value of 2MB must be a whole number"),
-        (int, "2MB", -1, "the value of 2MB must be a whole number from 0"),
-        (int, "2MB", 2**64, "the value of 2MB must be a whole number from 0"),
+        (texts, "", "x", "a key must not be empty"),
+        *((texts, key, "x", "a key must be a text") for key in ("\ud800", 3, ["unhashable"])),
+        *((texts, "a", value, NO_TEXT) for value in (None, 3, b"x", f"{CANARY}\udcff")),
+        *((numbers, "2MB", value, NO_NUMBER) for value in ("3", 1.5, -1, 2**64)),
+        *((variables, key, "x", NO_KEY) for key in (f"A={CANARY}", f"{CANARY}\0", "")),
+        (variables, "A", f"{CANARY}\0", "a value must not contain NUL"),
+        (variables, 3, "x", "a key must be a text"),
+        (variables, "a", 3, NO_TEXT),
     ],
 )
-def test_an_entry_that_cannot_be_said(kind: Any, key: Any, value: Any, why: str) -> None:
-    editable: Entries[Any] = Entries({}, kind, "map")
+def test_entry_that_cannot_be_said_is_refused(made: Any, key: Any, value: Any, why: str) -> None:
+    editable = made()
     with pytest.raises(NotSayable, match=rf"^map: {why}") as raised:
         editable[key] = value
     assert CANARY not in str(raised.value)
@@ -92,14 +133,14 @@ def test_an_entry_that_cannot_be_said(kind: Any, key: Any, value: Any, why: str)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2**64 - 1])
-def test_a_huge_page_limit_is_an_unsigned_number(limit: int) -> None:
+def test_huge_page_limit_is_an_unsigned_number(limit: int) -> None:
     limits: Entries[int] = Entries({"1GB": 3}, int, "hugepage_limits")
     limits["2MB"] = limit
     assert limits.said == {"2MB": limit}
 
 
 @pytest.mark.parametrize(("key", "value"), [("a", "1"), ("a", "2"), ("b", "1")])
-def test_a_fixed_map_says_why(key: str, value: str) -> None:
+def test_fixed_map_says_why(key: str, value: str) -> None:
     labels: Entries[str] = Entries({"a": "1"}, str, "labels", "not here")
     with pytest.raises(NotSayable, match=r"^labels: not here$"):
         labels[key] = value
@@ -108,267 +149,298 @@ def test_a_fixed_map_says_why(key: str, value: str) -> None:
     assert dict(labels) == {"a": "1"}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "why"),
-    [
-        (f"A={CANARY}", "x", "a key must not be empty and must not contain"),
-        (f"{CANARY}\0", "x", "a key must not be empty and must not contain"),
-        ("A", f"{CANARY}\0", "a value must not contain NUL"),
-        ("", "x", "a key must not be empty"),
-        (3, "x", "a key must be a text"),
-        ("A", 3, "the value of A must be a text"),
-    ],
-)
-def test_a_variable_that_the_proxy_would_refuse(key: Any, value: Any, why: str) -> None:
-    env = Environment({}, str, "env")
-    with pytest.raises(NotSayable, match=rf"^env: {why}") as raised:
-        env[key] = value
-    assert CANARY not in str(raised.value)
-    assert dict(env) == {}
-
-
-def test_an_odd_entry_of_the_kubelet_can_be_said_again() -> None:
+def test_odd_entry_of_the_kubelet_can_be_said_again() -> None:
     env = Environment({"A=B": "x\0", "": "y"}, str, "env")
     env.update(dict(env))
     assert env.said == {"A=B": "x\0", "": "y"}
 
 
-def test_the_text_of_a_map_has_no_value() -> None:
+def test_text_of_a_map_has_no_value() -> None:
     assert repr(entries(a=CANARY, b="2")) == str(entries(a=CANARY, b="2")) == "<labels: 2 entries>"
 
 
 # -- numbers and cpusets ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sent", [None, Resources()])
-@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *sorted(TEXT_FIELDS)])
-def test_a_field_that_is_not_set_reads_as_none(name: str, sent: Resources | None) -> None:
-    assert getattr(EditableResources(sent), name) is None
-    assert EditableResources(sent).get(name) is None
-
-
-@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *sorted(TEXT_FIELDS)])
-def test_a_field_that_is_set_reads_as_its_value(name: str) -> None:
+@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *CPUSETS])
+def test_field_reads_as_its_value_or_none(name: str) -> None:
     sent = replace(SENT, oom_score_adj=-998, memory_swap_limit_in_bytes=-1)
     assert getattr(EditableResources(sent), name) == getattr(sent, name)
+    for nothing in (None, Resources()):
+        assert getattr(EditableResources(nothing), name) is EditableResources(nothing).get(name) is None
 
 
-@pytest.mark.parametrize("name", NUMBER_FIELDS)
-@pytest.mark.parametrize("value", [0, None, True, False, "1000", 1000.0, 2**63, -(2**63) - 1])
-def test_a_number_that_cannot_be_said(name: str, value: Any) -> None:
+NOT_SET = "must be a whole number, .*0 and None say 'not set'"
+NO_NUMBERS = (0, None, True, False, "1000", 1000.0, 2**63, -(2**63) - 1, CANARY)
+BAD_VALUES = [
+    *((name, value, NOT_SET) for name in NUMBER_FIELDS for value in NO_NUMBERS),
+    *((name, value, "must be a text") for name in CPUSETS for value in (None, 3, b"0", ["0"])),
+    *((name, text, "must be empty or a list of n and n-m") for name in CPUSETS for text in (*BAD_CPUSETS, CANARY)),
+    *((name, odd, "must be empty or a list of n and n-m") for name, odd, normal in TIDY if not normal),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "why"), BAD_VALUES)
+def test_value_that_cannot_be_said_is_refused_and_not_shown(name: str, value: Any, why: str) -> None:
     resources = EditableResources(SENT)
-    with pytest.raises(NotSayable, match=rf"^{name}: must be a whole number, .*0 and None say 'not set'"):
+    with pytest.raises(NotSayable, match=rf"^{name}: {why}") as raised:
         setattr(resources, name, value)
-    assert resources.answer is None
-
-
-@pytest.mark.parametrize("value", [None, 3, b"0", ["0"]])
-@pytest.mark.parametrize("name", sorted(TEXT_FIELDS))
-def test_a_cpuset_that_is_no_text(name: str, value: Any) -> None:
-    resources = EditableResources(SENT)
-    with pytest.raises(NotSayable, match=rf"^{name}: must be a text"):
-        setattr(resources, name, value)
+    assert CANARY not in str(raised.value)  # it may come from an annotation
     assert resources.answer is None
 
 
 @pytest.mark.parametrize(("name", "odd", "normal"), [row for row in TIDY if row[2]])
-def test_an_odd_value_is_set_in_its_normal_form(name: str, odd: int | str, normal: int | str) -> None:
-    resources = EditableResources(None)
-    resources.set(name, odd)
+def test_odd_value_is_set_in_its_normal_form(name: str, odd: int | str, normal: int | str) -> None:
+    resources = edited(None, (name, odd))
     assert resources.get(name) == normal
-    assert resources.answer == Resources(**{name: normal})  # type: ignore[arg-type]
+    assert resources.answer == one(name, normal)
 
 
-@pytest.mark.parametrize("text", [*BAD_CPUSETS, *(odd for name, odd, normal in TIDY if not normal)])
-@pytest.mark.parametrize("name", sorted(TEXT_FIELDS))
-def test_a_cpuset_that_the_proxy_would_refuse(name: str, text: str) -> None:
-    resources = EditableResources(None)
-    with pytest.raises(NotSayable, match=rf"^{name}: must be empty or a list of n and n-m"):
-        setattr(resources, name, text)
-    assert resources.answer is None
+ODD = [("cpu_quota", 5), ("cpu_quota", -7), ("cpu_shares", -3), ("cpu_period", 1), ("oom_score_adj", 2000)]
 
 
-@pytest.mark.parametrize("name", [*NUMBER_FIELDS, *sorted(TEXT_FIELDS)])
-def test_a_refused_value_is_not_told(name: str) -> None:
-    with pytest.raises(NotSayable) as raised:
-        setattr(EditableResources(None), name, CANARY)  # it may come from an annotation
-    assert CANARY not in str(raised.value)
-
-
-def accepted(name: str, value: int | str) -> bool:
-    try:
-        EditableResources(None).set(name, value)
-    except NotSayable:
-        return False
-    return True
-
-
-def good(name: str, value: int | str) -> bool:
-    request = HookRequest(PodInfo())
-    change = difference(request, HookAnswer(resources=Resources(**{name: value})))  # type: ignore[arg-type]
-    return bool(change) and not judged(change, request)[1]
+@pytest.mark.parametrize(("name", "odd"), [*ODD, ("cpuset_cpus", "0-3,"), ("cpuset_cpus", "3-1")])
+def test_odd_value_of_the_kubelet_can_be_said_again(name: str, odd: int | str) -> None:
+    assert edited(one(name, odd), (name, odd)).answer == one(name, odd)
 
 
 EDGES = st.sampled_from([-1001, -1000, -2, -1, 1, 999, 1000, 1001, 1_000_000, 1_000_001, 2**63 - 1])
+INT64 = st.integers(-(2**63), 2**63 - 1).filter(bool)
+CPU_LISTS = st.text("0123456789-, ", min_size=1, max_size=8) | st.from_regex(r"\A\d{1,4}(-\d{1,4})?\Z")
 
 
 @settings(max_examples=examples(200))
-@given(st.sampled_from(NUMBER_FIELDS), st.integers(-(2**63), 2**63 - 1).filter(bool) | EDGES)
-def test_the_numbers_that_can_be_set_are_those_that_the_proxy_takes(name: str, value: int) -> None:
-    assert accepted(name, value) is good(name, value)
-
-
-@settings(max_examples=examples(200))
-@given(
-    st.sampled_from(sorted(TEXT_FIELDS)),
-    st.text("0123456789-, ", min_size=1, max_size=8) | st.from_regex(r"\d+(-\d+)?"),
-)
-def test_the_cpusets_that_can_be_set_are_those_that_the_proxy_takes(name: str, text: str) -> None:
-    assert accepted(name, text) is good(name, text)
-
-
-@pytest.mark.parametrize(
-    ("name", "odd"),
-    [
-        ("cpu_quota", 5),
-        ("cpu_quota", -7),
-        ("cpuset_cpus", "0-3,"),
-        ("cpu_shares", -3),
-        ("cpu_period", 1),
-        ("oom_score_adj", 2000),
-        ("cpuset_cpus", "3-1"),
-    ],
-)
-def test_an_odd_value_of_the_kubelet_can_be_said_again(name: str, odd: int | str) -> None:
-    sent = Resources(**{name: odd})  # type: ignore[arg-type]
-    resources = EditableResources(sent)
-    resources.set(name, odd)
-    assert resources.answer == sent
+@given(st.tuples(st.sampled_from(NUMBER_FIELDS), INT64 | EDGES) | st.tuples(st.sampled_from(CPUSETS), CPU_LISTS))
+def test_values_that_can_be_set_are_those_that_the_proxy_takes(asked: tuple[str, int | str]) -> None:
+    request = HookRequest(PodInfo())
+    change = difference(request, HookAnswer(resources=one(*asked)))
+    if change and not judged(change, request)[1]:
+        edited(None, asked)
+        return
+    with pytest.raises(NotSayable):
+        edited(None, asked)
 
 
 # -- clearing a cpuset -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(TEXT_FIELDS))
+@pytest.mark.parametrize("name", CPUSETS)
 @pytest.mark.parametrize("number", NUMBER_FIELDS)
 def test_one_number_of_the_request_is_enough_to_clear_a_cpuset(name: str, number: str) -> None:
-    sent = Resources(**{name: "0-3", number: -1})  # type: ignore[arg-type]
-    resources = EditableResources(sent)
-    setattr(resources, name, "")
+    sent = Resources(**{name: "0-3", number: -1})
+    resources = edited(sent, (name, ""))
     assert getattr(resources, name) is None
-    assert resources.answer == replace(sent, **{name: ""})  # type: ignore[arg-type]
+    assert resources.answer == replace(sent, **{name: ""})
 
 
 @pytest.mark.parametrize("more", [{}, {"unified": {"a": "b"}}, {"hugepage_limits": {"2MB": 3}}, {"cpuset_mems": "0"}])
-def test_without_a_number_in_the_request_a_cpuset_cannot_be_cleared(more: dict[str, Any]) -> None:
+def test_cpuset_cannot_be_cleared_without_a_number_in_the_request(more: dict[str, Any]) -> None:
     sent = Resources(cpuset_cpus="0-3", **more)
     resources = EditableResources(sent)
-    with pytest.raises(NotSayable, match=r"^cpuset_cpus: cannot be cleared where the request has no number"):
-        resources.cpuset_cpus = ""
-    assert resources.answer is None
+    for _ in range(2):
+        with pytest.raises(NotSayable, match=r"^cpuset_cpus: cannot be cleared where the request has no number"):
+            resources.cpuset_cpus = ""
+        resources.cpu_quota = -1  # a number that the hook sets does not help
+    assert resources.answer == replace(sent, cpu_quota=-1)
     resources.cpuset_cpus = "1"
     assert resources.cpuset_cpus == "1"
 
 
-def test_numbers_that_the_hook_sets_do_not_help_to_clear_a_cpuset() -> None:
-    resources = EditableResources(Resources(cpuset_cpus="0-3"))
-    resources.cpu_quota = -1
-    with pytest.raises(NotSayable, match="cannot be cleared"):
-        resources.cpuset_cpus = ""
-    assert resources.answer == Resources(cpuset_cpus="0-3", cpu_quota=-1)
-
-
 @pytest.mark.parametrize("sent", [None, Resources(), Resources(cpu_shares=2)])
-def test_clearing_what_is_not_set_changes_nothing(sent: Resources | None) -> None:
-    resources = EditableResources(sent)
-    resources.cpuset_cpus = ""
-    assert resources.answer is None
-
-
-@pytest.mark.parametrize("sent", [None, Resources(), Resources(cpu_shares=2)])
-def test_a_cpuset_that_only_a_hook_set_can_be_cleared_again(sent: Resources | None) -> None:
-    resources = EditableResources(sent)
-    resources.cpuset_cpus = "5"
-    resources.cpuset_cpus = ""
-    assert resources.answer is None
+def test_clearing_a_cpuset_that_was_not_sent_is_no_edit(sent: Resources | None) -> None:
+    assert edited(sent, ("cpuset_cpus", "")).answer is None
+    assert edited(sent, ("cpuset_cpus", "5"), ("cpuset_cpus", "")).answer is None
 
 
 # -- what no update can say ------------------------------------------------------------------------------------------
 
+FIXED = [
+    ("oom_score_adj", 5, "no runtime changes it once the container exists: set it at PreCreateContainer"),
+    ("cpuset_cpus", "", "no runtime clears it once the container exists: clear it at PreCreateContainer, or name"),
+    ("cpuset_mems", "", "no runtime clears it once the container exists"),
+]
 
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
-        ("oom_score_adj", 5, "no runtime changes it once the container exists: set it at PreCreateContainer"),
-        ("cpuset_cpus", "", "no runtime clears it once the container exists: clear it at PreCreateContainer, or name"),
-        ("cpuset_mems", "", "no runtime clears it once the container exists"),
-    ],
-)
-def test_what_no_update_can_say_is_refused_in_one(name: str, value: Any, why: str) -> None:
+
+@pytest.mark.parametrize(("name", "value", "why"), FIXED)
+def test_edit_that_no_update_can_say_is_refused_in_one(name: str, value: Any, why: str) -> None:
     sent = replace(SENT, oom_score_adj=-998, cpuset_cpus="0-3", cpuset_mems="0")
     resources = EditableResources(sent, update=True, alone=True)
     with pytest.raises(NotSayable, match=rf"^{name}: {why}"):
         resources.set(name, value)
     assert resources.answer is None
-    EditableResources(sent).set(name, value)
+    edited(sent, (name, value))
     if value == "":
-        EditableResources(sent, update=True).set(name, value)
+        edited(sent, (name, value), update=True)
 
 
 @pytest.mark.parametrize("sent", [None, Resources(), Resources(cpu_shares=2)])
-def test_an_oom_score_that_was_not_sent_is_none_to_be_set_in_an_update(sent: Resources | None) -> None:
+def test_oom_score_that_was_not_sent_cannot_be_set_in_an_update(sent: Resources | None) -> None:
     with pytest.raises(NotSayable, match=r"^oom_score_adj: no runtime changes it"):
-        EditableResources(sent, update=True).oom_score_adj = 5
+        edited(sent, ("oom_score_adj", 5), update=True)
 
 
-def test_in_an_update_what_was_sent_can_be_said_again_and_the_rest_be_set() -> None:
-    resources = EditableResources(Resources(oom_score_adj=5, cpuset_cpus="0-3"), update=True)
-    resources.oom_score_adj = 5
-    resources.cpuset_cpus = "1"
-    resources.cpuset_mems = "1"
-    resources.cpuset_mems = ""  # none was sent
-    resources.cpu_shares = 2
+def test_update_can_say_again_what_was_sent_and_set_the_rest() -> None:
+    cpusets = (("cpuset_cpus", "1"), ("cpuset_mems", "1"), ("cpuset_mems", ""))
+    resources = edited(
+        Resources(oom_score_adj=5, cpuset_cpus="0-3"), ("oom_score_adj", 5), *cpusets, ("cpu_shares", 2), update=True
+    )
     assert resources.answer == Resources(oom_score_adj=5, cpuset_cpus="1", cpu_shares=2)
 
 
-# -- the message -----------------------------------------------------------------------------------------------------
+# -- names and texts -------------------------------------------------------------------------------------------------
 
 
 def test_fixed_resources_say_why() -> None:
-    resources = EditableResources(SENT, "not here")
-    for name, value in (("cpu_shares", 2), ("cpu_shares", 0), ("cpuset_cpus", "")):
+    edits = (("cpu_shares", 2), ("cpu_shares", 0), ("cpuset_cpus", ""))
+    for name, value in (*edits, ("unified", {"a": "b"}), ("hugepage_limits", {"2MB": 1})):
         with pytest.raises(NotSayable, match=rf"^{name}: not here$"):
-            resources.set(name, value)
-    with pytest.raises(NotSayable, match=r"^unified: not here$"):
-        resources.unified["a"] = "b"
-    with pytest.raises(NotSayable, match=r"^hugepage_limits: not here$"):
-        resources.hugepage_limits["2MB"] = 1
-    assert resources.answer is None
+            edited(SENT, (name, value), fixed="not here")
 
 
-@pytest.mark.parametrize("name", ["cpu_share", "unified", "hugepage_limits", "value", ""])
-def test_set_knows_the_numbers_and_cpusets_only(name: str) -> None:
-    with pytest.raises(NotSayable, match=rf"^{name}: no such field; there are .*cpu_shares"):
-        EditableResources(None).set(name, 2)
-
-
-@pytest.mark.parametrize("name", ["cpu_share", "unified", "hugepage_limits", "value", "sent", "get"])
-def test_a_misspelt_field_is_not_lost_without_a_word(name: str) -> None:
+@pytest.mark.parametrize("name", ["cpu_share", "unified", "hugepage_limits", "value", "", "sent", "get"])
+def test_misspelt_field_is_not_lost_without_a_word(name: str) -> None:
     resources = EditableResources(SENT)
+    with pytest.raises(NotSayable, match=rf"^{name}: no such field; there are .*cpu_shares"):
+        resources.set(name, 2)
     with pytest.raises(NotSayable, match=rf"^{name} cannot be assigned; .*cpu_shares"):
         setattr(resources, name, 2)
     assert resources.answer is None
 
 
+def test_text_of_resources_has_numbers_and_cpusets_only() -> None:
+    sent = Resources(cpu_shares=2, cpuset_cpus="0-3", unified={"a": CANARY})
+    assert repr(EditableResources(sent)) == "<resources: cpu_shares=2, cpuset_cpus=0-3>"
+    assert repr(EditableResources(None)) == "<resources: nothing set>"
+
+
+# -- the answer: the proxy makes of it what was set, and in an update it repeats nothing else -----------------------
+
+Edit = tuple[str, Any]
+NUMBERS = st.sampled_from([-1000, -1, 1, 500, 1000, 100_000])
+FIELDS = {
+    **dict.fromkeys(NUMBER_FIELDS, NUMBERS),
+    **dict.fromkeys(CPUSETS, st.sampled_from(["", "0", "0-3"])),
+    "hugepage_limits": st.dictionaries(st.sampled_from(["2MB", "1GB"]), st.integers(0, 2)),
+    "unified": st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["", "1"])),
+}
+MESSAGES = st.none() | st.fixed_dictionaries({}, optional=FIELDS).map(lambda values: Resources(**values))
+EDITS = st.lists(st.sampled_from(RESOURCE_FIELDS).flatmap(lambda name: st.tuples(st.just(name), FIELDS[name])))
+
+
+def made(resources: EditableResources, edits: list[Edit]) -> dict[str, Any]:
+    """Make the edits that can be said; return what then was set last."""
+    done: dict[str, Any] = {}
+    for name, value in edits:
+        try:
+            if name in MAP_FIELDS:
+                getattr(resources, name).update(value)
+                done[name] = {**done.get(name, {}), **value}
+            else:
+                resources.set(name, value)
+                done[name] = value if value == getattr(resources.sent, name, None) else tidy(name, value)
+        except NotSayable:
+            continue
+    return {name: value for name, value in done.items() if value != {}}
+
+
+def changes(sent: Resources, done: dict[str, Any]) -> dict[str, Any]:
+    """Return the edits that differ from what was sent."""
+    changed: dict[str, Any] = {}
+    for name, value in done.items():
+        before = getattr(sent, name)
+        if name in MAP_FIELDS:
+            value = {key: entry for key, entry in value.items() if key not in before or before[key] != entry}
+            changed |= {name: value} if value else {}
+        elif value != before:
+            changed[name] = value
+    return changed
+
+
+def proxys(sent: Resources | None, answer: Resources | None) -> Adjustment:
+    return difference(HookRequest(PodInfo(), ContainerInfo(resources=sent)), HookAnswer(resources=answer))
+
+
+@settings(max_examples=examples(400))
+@given(MESSAGES, EDITS, st.booleans(), st.booleans())
+@example(Resources(cpu_quota=1000, cpuset_cpus="0"), [("cpu_quota", 500), ("cpu_quota", 1000)], True, False)
+def test_answer_changes_what_was_set_and_nothing_else(
+    sent: Resources | None, edits: list[Edit], update: bool, alone: bool
+) -> None:
+    resources = EditableResources(sent, update=update, alone=update and alone)
+    done = made(resources, edits)
+    assert proxys(sent, resources.answer).resources == changes(sent or NO_RESOURCES, done)
+
+
+@settings(max_examples=examples(400))
+@given(MESSAGES, EDITS)
+@example(Resources(cpu_quota=1000, cpuset_cpus="0"), [("cpu_quota", 1000)])
+@example(Resources(cpu_quota=1000, cpuset_cpus="0"), [("cpuset_cpus", "")])
+def test_answer_to_an_update_confirms_what_was_set_only(sent: Resources | None, edits: list[Edit]) -> None:
+    before = sent or NO_RESOURCES
+    resources = EditableResources(sent, update=True)
+    done = made(resources, edits)
+    confirmed = proxys(sent, resources.answer).confirmed
+    as_sent = {name for name, value in done.items() if value and value == getattr(before, name)}
+    assert as_sent <= confirmed
+    if any(done.get(name) == "" != getattr(before, name) for name in TEXT_FIELDS):
+        assert resources.answer == resources.value  # a cpuset is cleared: a whole echo
+    else:
+        spared = TEXT_FIELDS if is_echo(before, Resources(**done)) else set()
+        assert confirmed <= as_sent | spared
+
+
+@pytest.mark.parametrize("sent", [None, Resources(), SENT])
+@pytest.mark.parametrize("update", [False, True])
+def test_nothing_set_is_no_message(sent: Resources | None, update: bool) -> None:
+    resources = EditableResources(sent, update=update)
+    assert resources.cpu_shares != 2  # what is only read is not set
+    assert dict(resources.unified) == (sent.unified if sent else {})
+    assert resources.answer is None
+
+
+SET = (("cpu_quota", -1), ("cpu_shares", SENT.cpu_shares), ("cpuset_cpus", "7"))
+SET_MAPS = (("unified", {"io.max": "x"}), ("hugepage_limits", {"2MB": 1}))
+
+
+@pytest.mark.parametrize("alone", [{}, {"update": True, "alone": True}], ids=["create", "start"])
+def test_answer_is_the_whole_message_but_in_the_kubelets_update(alone: Any) -> None:
+    resources = edited(SENT, *SET, *SET_MAPS, **alone)
+    maps: Any = {"unified": {"memory.high": "max", "io.max": "x"}, "hugepage_limits": {"2MB": 1, "1GB": 2**30}}
+    assert resources.answer == resources.value == replace(SENT, cpu_quota=-1, cpuset_cpus="7", **maps)
+    assert resources.sent == SENT
+
+
+def test_answer_to_the_kubelets_update_is_what_was_set() -> None:
+    assert edited(SENT, *SET, *SET_MAPS, update=True).answer == Resources(**dict(SET + SET_MAPS))
+
+
+@pytest.mark.parametrize("quota", [1000, 2000])
+def test_answer_that_sets_all_numbers_says_the_cpusets_again(quota: int) -> None:
+    sent = Resources(cpu_quota=2000, cpuset_cpus="0-3", cpuset_mems="0")
+    resources = edited(sent, ("cpu_quota", quota), ("cpuset_mems", "1"), update=True)
+    assert resources.answer == Resources(cpu_quota=quota, cpuset_cpus="0-3", cpuset_mems="1")
+
+
+def test_edit_makes_a_message_where_none_was_sent() -> None:
+    assert edited(None, ("unified", {"a": "b"})).answer == Resources(unified={"a": "b"})
+
+
 @pytest.mark.parametrize(
-    ("sent", "text"),
+    ("edits", "released"),
     [
-        (None, "<resources: nothing set>"),
-        (
-            Resources(cpu_shares=2, cpuset_cpus="0-3", unified={"a": CANARY}),
-            "<resources: cpu_shares=2, cpuset_cpus=0-3>",
-        ),
+        ([], {}),
+        ([("cpu_quota", 2000)], {"cpu_quota": 2000}),
+        ([("cpu_shares", 2)], {"cpu_shares": 2}),  # as the kubelet asked for it
     ],
 )
-def test_the_text_of_resources(sent: Resources | None, text: str) -> None:
-    assert repr(EditableResources(sent)) == text
+def test_value_set_at_create_stays_unless_a_method_sets_what_was_sent(edits: list[Edit], released: Any) -> None:
+    asked = ContainerInfo(resources=Resources(cpu_shares=2, memory_limit_in_bytes=1000))
+    holds = ContainerInfo(resources=Resources(cpu_shares=512, memory_limit_in_bytes=500))
+    owners = (("cpu_shares", "mine"), ("memory_limit_in_bytes", "mine"))
+    subject = Subject(PodRecord(PodInfo(), PodInfo()), ContainerRecord(asked, holds, owners))
+    update = AskedUpdate("c1", Resources(cpu_quota=1000))
+    request = told_of_update(subject, update)
+    container = ContainerContext(BY_NAME["PreUpdateContainerResources"], request)
+    made(container.resources, edits)
+    change = combine(NO_ADJUSTMENT, "mine", difference(request, container.answer()))
+    assert differing(subject, update, change) == released
