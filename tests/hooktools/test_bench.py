@@ -20,40 +20,25 @@ POINT = BY_NAME["PreCreateContainer"]
 
 
 @pytest.mark.parametrize(
-    ("ordered", "percent", "value"),
+    ("count", "percent", "value"),
     [
-        ([7], 50, 7),
-        ([7], 99, 7),
-        ([1, 2], 50, 1),
-        ([1, 2], 51, 2),
-        ([1, 2, 3], 50, 2),
-        (list(range(1, 11)), 90, 9),
-        (list(range(1, 11)), 99, 10),
-        (list(range(1, 101)), 99, 99),
-        (list(range(1, 102)), 99, 100),
-        (list(range(1, 1001)), 99, 990),
-        ([1, 2], 100, 2),
+        *((1, 50, 1), (1, 99, 1), (2, 50, 1), (2, 51, 2), (2, 100, 2), (3, 50, 2)),
+        *((10, 90, 9), (10, 99, 10), (100, 99, 99), (101, 99, 100), (1000, 99, 990)),
     ],
 )
-def test_a_percentile_is_the_value_of_the_nearest_rank(ordered: list[int], percent: int, value: int) -> None:
-    assert percentile(ordered, percent) == value
+def test_percentile_is_the_value_of_the_nearest_rank(count: int, percent: int, value: int) -> None:
+    assert percentile(list(range(1, count + 1)), percent) == value
 
 
-def test_the_figures_are_shown_in_milliseconds() -> None:
+def test_figures_are_shown_in_milliseconds() -> None:
     figures = Figures([0.002, 0.001], 0.5, Counter({"no answer in time": 3, "INTERNAL: x": 1}))
-    assert [line.split() for line in figures.lines] == [
-        ["p50", "1.000", "ms"],
-        ["p90", "2.000", "ms"],
-        ["p99", "2.000", "ms"],
-        ["longest", "2.000", "ms"],
-        ["calls/s", "4"],
-        ["failures", "4"],
-        ["3", "x", "no", "answer", "in", "time"],
-        ["1", "x", "INTERNAL:", "x"],
+    assert [" ".join(line.split()) for line in figures.lines] == [
+        *("p50 1.000 ms", "p90 2.000 ms", "p99 2.000 ms", "longest 2.000 ms", "calls/s 4"),
+        *("failures 4", "3 x no answer in time", "1 x INTERNAL: x"),
     ]
 
 
-def test_where_nothing_was_answered_nothing_is_made_up() -> None:
+def test_no_answers_are_no_percentiles() -> None:
     lines = [line.split() for line in Figures([], 1.0, Counter({"x": 2})).lines]
     assert lines == [["calls/s", "0"], ["failures", "2"], ["2", "x", "x"]]
 
@@ -64,7 +49,7 @@ async def measured(server: HookServer, **more: Any) -> Figures:
 
 
 @pytest.mark.parametrize("concurrency", [1, 7, 300])
-async def test_so_many_calls_are_made_after_a_warm_up(tmp_path: Path, concurrency: int) -> None:
+async def test_calls_are_made_after_a_warm_up(tmp_path: Path, concurrency: int) -> None:
     async with HookServer(str(tmp_path / "hooks.sock")) as server:
         figures = await measured(server, calls=150, concurrency=concurrency)
         assert len(server.calls) == 1 + WARM_UP_CALLS + 150
@@ -98,7 +83,7 @@ async def test_failures_are_counted_by_their_reason(tmp_path: Path) -> None:
     assert (len(figures.seconds), figures.failures) == (5, Counter({"INTERNAL: odd": 5}))
 
 
-async def test_a_server_that_fails_at_once_is_not_measured(tmp_path: Path) -> None:
+async def test_server_that_fails_at_once_is_not_measured(tmp_path: Path) -> None:
     async with HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.BY_NAME["refuse"]()) as server:
         with pytest.raises(HookCallFailed, match="PreCreateContainer: refused"):
             await measured(server, calls=10, concurrency=1)

@@ -1,6 +1,7 @@
 """What an answer changes, as it is shown: YAML, whatever is answered."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +39,23 @@ def lines(answer: HookAnswer, point: Any = PRE_CREATE) -> str:
     return "\n".join(call.shown(point, SENT, answer))
 
 
-SHOWN = [
+ENTRIES_SET = HookAnswer(envs={"A": "2", "B": "x y", "EMPTY": "1", "on": "off"}, annotations={"n": "c"})
+NUMBERS_SET = Resources(cpu_quota=-1, cpu_shares=2, hugepage_limits={"2MB": 0, "1GB": 8192})
+BAD_NUMBERS = Resources(cpu_period=5, cpu_quota=60000, cpu_shares=4, oom_score_adj=2000)
+SHOWN: list[tuple[str, Any, HookAnswer, str]] = [
     ("nothing", PRE_CREATE, HookAnswer(), "applied: {}"),
     ("an echo", PRE_CREATE, merge.echo(SENT), "applied: {}"),
     (
         "new and changed entries",
         PRE_CREATE,
-        HookAnswer(envs={"A": "2", "B": "x y", "EMPTY": "1", "on": "off"}, annotations={"n": "c"}),
-        "applied:\n"
-        '  annotations:\n    n: "c"  # was "a\\nb"\n'
+        ENTRIES_SET,
+        'applied:\n  annotations:\n    n: "c"  # was "a\\nb"\n'
         '  envs:\n    A: "2"  # was "1"\n    B: "x y"\n    EMPTY: "1"\n    "on": "off"',
     ),
     (
         "resources and the cgroup parent",
         PRE_CREATE,
-        HookAnswer(
-            cgroup_parent="/other",
-            resources=Resources(cpu_quota=-1, cpu_shares=2, hugepage_limits={"2MB": 0, "1GB": 8192}),
-        ),
+        HookAnswer(cgroup_parent="/other", resources=NUMBERS_SET),
         'applied:\n  cgroup_parent: "/other"  # was "/pod"\n'
         '  resources:\n    cpu_quota: -1  # was 50000\n    cpuset_cpus: ""  # was "0-3"\n'
         '    hugepage_limits:\n      "2MB": 0  # was 4096\n      "1GB": 8192',
@@ -69,10 +69,7 @@ SHOWN = [
     (
         "every broken rule",
         PRE_CREATE,
-        HookAnswer(
-            envs={"A": "\0", "C": "1"},
-            resources=Resources(cpu_period=5, cpu_quota=60000, cpu_shares=4, oom_score_adj=2000),
-        ),
+        HookAnswer(envs={"A": "\0", "C": "1"}, resources=BAD_NUMBERS),
         'applied:\n  envs:\n    C: "1"\n  resources:\n    cpu_shares: 4  # was 2\n    cpuset_cpus: ""  # was "0-3"\n'
         'dropped:\n  envs:\n    A: "\\0"  # was "1"\n'
         "  resources:\n    cpu_period: 5\n    cpu_quota: 60000  # was 50000\n    oom_score_adj: 2000\n"
@@ -104,20 +101,20 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("point", "answer", "text"), [row[1:] for row in SHOWN], ids=[row[0] for row in SHOWN])
-def test_an_answer_is_shown_as_what_it_changes(point: Any, answer: HookAnswer, text: str) -> None:
+def test_answer_is_shown_as_what_it_changes(point: Any, answer: HookAnswer, text: str) -> None:
     assert lines(answer, point) == text
 
 
 @pytest.mark.parametrize("letter", ["k", "\n", "é", "\x80"])
 @pytest.mark.parametrize("length", [100, 102, 103, 511, 512, 1021, 1022, 1023, 1024, 1025, 5000])
-def test_a_key_of_any_length_is_shown_as_yaml(letter: str, length: int) -> None:
+def test_key_of_any_length_is_shown_as_yaml(letter: str, length: int) -> None:
     envs = {letter * length: "1", "B": "2"}
     assert yaml.safe_load(lines(HookAnswer(envs=envs))) == {"applied": {"envs": envs}}
     assert yaml.load(lines(HookAnswer(envs=envs)), yaml.CSafeLoader) == {"applied": {"envs": envs}}
 
 
 @pytest.mark.parametrize("answer", [answer for _, answer in BAD], ids=[field for field, _ in BAD])
-def test_a_bad_answer_is_shown_as_bad(answer: HookAnswer) -> None:
+def test_bad_answer_is_shown_as_bad(answer: HookAnswer) -> None:
     read = yaml.safe_load("\n".join(call.shown(PRE_CREATE, HookRequest(PodInfo(), ContainerInfo()), answer)))
     assert read["applied"] == {}
     assert read["bad"]
@@ -130,7 +127,7 @@ ANSWERS = st.builds(
 
 @given(st.sampled_from(HOOK_POINTS), REQUESTS, ANSWERS)
 @settings(max_examples=examples(50))
-def test_what_is_shown_is_yaml_on_plain_lines_and_says_what_the_proxy_does(
+def test_shown_yaml_is_on_plain_lines_and_says_what_the_proxy_does(
     point: Any, asked: HookRequest, answer: HookAnswer
 ) -> None:
     change = merge.difference(asked, answer)
@@ -145,13 +142,12 @@ def test_what_is_shown_is_yaml_on_plain_lines_and_says_what_the_proxy_does(
     assert sorted([*_leaves(applied), *_leaves(idle), *_leaves(dropped)]) == sorted(_leaves(_tree(change)))
 
 
-def _leaves(tree: dict[str, Any], path: str = "") -> list[str]:
-    nested = [(f"{path}/{key}", value) for key, value in tree.items()]
-    return [
-        leaf
-        for name, value in nested
-        for leaf in (_leaves(value, name) if isinstance(value, dict) else [f"{name}={value}"])
-    ]
+def _leaves(tree: dict[str, Any], path: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}/{key}")
+        else:
+            yield f"{path}/{key}={value}"
 
 
 def _tree(change: Any) -> dict[str, Any]:
@@ -169,7 +165,7 @@ async def called(path: Path, answer: hookanswers.Answer, point: Any = PRE_CREATE
         return await asyncio.to_thread(call.call, named, point, request.example(), 10.0)
 
 
-async def test_a_call_tells_what_was_asked_and_what_is_changed(tmp_path: Path) -> None:
+async def test_call_tells_what_was_asked_and_what_is_changed(tmp_path: Path) -> None:
     found = await called(tmp_path, hookanswers.koordlet(cpu_quota=-1))
     heads = [line for line in found.text.splitlines() if line.startswith("#")]
     assert heads[0].startswith(f"# PreCreateContainer at {tmp_path}/hooks.sock answered in ")
@@ -178,7 +174,7 @@ async def test_a_call_tells_what_was_asked_and_what_is_changed(tmp_path: Path) -
     assert found.faults == ()
 
 
-async def test_a_call_that_the_proxy_would_not_make_is_made_and_told(tmp_path: Path) -> None:
+async def test_call_that_the_proxy_would_not_make_is_made_and_told(tmp_path: Path) -> None:
     found = await called(tmp_path, hookanswers.echo(), POST_START, points=frozenset({"PreStartContainer"}))
     assert "# the proxy would not ask: the registration file does not name PostStartContainer" in found.text
     assert "# the proxy ignores what is answered at this hook point" in found.text
@@ -186,7 +182,7 @@ async def test_a_call_that_the_proxy_would_not_make_is_made_and_told(tmp_path: P
     assert "would not ask" not in asked.text
 
 
-async def test_a_bad_answer_is_shown_and_its_faults_are_told(tmp_path: Path) -> None:
+async def test_faults_of_a_bad_answer_are_told(tmp_path: Path) -> None:
     found = await called(tmp_path, hookanswers.koordlet(cpu_quota=-5))
     assert found.faults == tuple(yaml.safe_load(found.text)["bad"])
     assert len(found.faults) == 1
@@ -197,12 +193,12 @@ async def test_a_bad_answer_is_shown_and_its_faults_are_told(tmp_path: Path) -> 
     ("answer", "words"),
     [("refuse", "refused (PERMISSION_DENIED): refused by the fake hook server"), ("fail", "INTERNAL: failed as told")],
 )
-async def test_a_refusal_and_a_failure_are_errors_in_the_servers_words(tmp_path: Path, answer: str, words: str) -> None:
+async def test_failure_is_an_error_in_the_servers_words(tmp_path: Path, answer: str, words: str) -> None:
     with pytest.raises(HookCallFailed) as caught:
         await called(tmp_path, hookanswers.BY_NAME[answer]())
     assert str(caught.value) == f"{tmp_path}/hooks.sock: PreCreateContainer: {words}"
 
 
-def test_a_request_that_cannot_be_told_is_not_sent(tmp_path: Path) -> None:
+def test_request_that_cannot_be_told_is_not_sent(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is about a container"):
         call.call(Server(str(tmp_path / "nobody.sock")), PRE_CREATE, HookRequest(PodInfo()), 1.0)

@@ -7,7 +7,6 @@ import re
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookpoints import BY_NAME
 from runtimeproxy.hooktools import new
 from runtimeproxy.plugins import registration
+from tests.hooks.sdk.processes import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
     ("name", "module"),
     [("gpu", "gpu"), ("gpu-env", "gpu_env"), ("gpu_env2", "gpu_env2"), ("a-b_c", "a_b_c"), ("x" * 40, "x" * 40)],
 )
-def test_a_name_becomes_a_modules(name: str, module: str) -> None:
+def test_name_becomes_a_modules(name: str, module: str) -> None:
     assert new.checked(name) == module
 
 
@@ -37,7 +37,7 @@ def test_a_name_becomes_a_modules(name: str, module: str) -> None:
         ("runtimeproxy-hooks", "'runtimeproxy_hooks' is the name of another module, which runtimeproxy_hooks.py would"),
     ],
 )
-def test_what_cannot_be_a_module_of_its_own_is_no_name(tmp_path: Path, name: str, words: str) -> None:
+def test_name_of_no_module_of_its_own_is_refused(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         new.new(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -51,14 +51,12 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert list(kept.iterdir()) == []
 
 
-def test_the_directory_must_be_there(tmp_path: Path) -> None:
+def test_directory_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no/gpu can not be made: No such file or directory; name a folder"):
         new.new("gpu", tmp_path / "no")
 
 
-def test_what_cannot_be_written_whole_is_named_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, write = [], Path.write_text
 
     def until_the_disk_is_full(path: Path, text: str, **more: str) -> int:
@@ -103,7 +101,7 @@ def test_every_file_is_whole_and_named_after_the_hook(tmp_path: Path) -> None:
         ("/a b/100%/python3", "'/a b/100%/python3'", "'/a b/100%%/python3'"),
     ],
 )
-def test_the_python_is_the_one_that_runtimeproxy_is_installed_in(
+def test_python_is_the_one_that_runtimeproxy_is_installed_in(
     monkeypatch: pytest.MonkeyPatch, python: str, word: str, in_unit: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", python)
@@ -119,7 +117,7 @@ def test_every_template_is_used() -> None:
     assert {path.name for path in folder.iterdir()} == set(new._FILES)
 
 
-def test_the_registration_file_is_one_without_warnings(tmp_path: Path) -> None:
+def test_registration_file_is_one_without_warnings(tmp_path: Path) -> None:
     folder = new.new("gpu-env", tmp_path)
     entry = registration.parse("gpu_env.json", (folder / "gpu_env.json").read_bytes())
     assert entry.warnings == ()
@@ -130,50 +128,46 @@ def test_the_registration_file_is_one_without_warnings(tmp_path: Path) -> None:
 # -- as it stands there ----------------------------------------------------------------------------------------------
 
 
-def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, with the project to import."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def run_tests(folder: Path) -> tuple[int, str]:
+    """Run the tests in a folder, with the project to import; return the exit code and the sums."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    done = subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
     )
+    return done.returncode, done.stdout.splitlines()[-1].partition(" in ")[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hook_tester", "hook", "container_context", "main", "path", "ld_preload"])
-def test_no_name_hides_what_the_files_import_or_sets_a_variable_with_a_meaning(tmp_path: Path, name: str) -> None:
+def test_no_name_hides_an_import_or_sets_a_variable_of_others(tmp_path: Path, name: str) -> None:
     folder = new.new(name, tmp_path)
-    done = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
-    assert (done.returncode, done.stdout.splitlines()[-1][:8]) == (0, "2 passed"), done.stdout + done.stderr
+    assert run_tests(folder) == (0, "2 passed")
     assert f'"HOOK_{name.upper()}"' in (folder / f"{name}.py").read_text()
 
 
 @pytest.mark.slow
 def test_its_own_tests_pass_and_would_not_without_the_hook(tmp_path: Path) -> None:
     folder = new.new("gpu-env", tmp_path)
-    done = python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
-    assert (done.returncode, done.stdout.splitlines()[-1][:8]) == (0, "2 passed"), done.stdout + done.stderr
+    assert run_tests(folder) == (0, "2 passed")
     module = folder / "gpu_env.py"
     module.write_text(module.read_text().replace('.get("example.com/gpu-env")', '.get("another")'))
-    assert python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".").returncode == 1
+    assert run_tests(folder) == (1, "1 failed, 1 passed")
 
 
 @pytest.mark.slow
-def test_the_readmes_commands_work_as_they_stand_there(tmp_path: Path) -> None:
+def test_readmes_commands_work_as_they_stand_there(tmp_path: Path) -> None:
     """The first block serves, the second calls, verifies and measures; at the end nothing is left."""
     folder = new.new("gpu-env", tmp_path)
     blocks = re.findall(r"::\n\n((?: {4}.*\n)+)", (folder / "README.rst").read_text())
     serve, try_out = blocks
     path = f"{_programs(tmp_path)}:{os.environ['PATH']}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    environment = {**ENVIRONMENT, "PATH": path}
     serving = subprocess.Popen(["bash", "-c", f"exec {serve.strip()}"], cwd=folder, env=environment)
     try:
-        _wait_for(folder / "gpu_env.sock")
+        eventually((folder / "gpu_env.sock").exists)
         done = subprocess.run(
             ["bash", "-euc", try_out], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
         )
@@ -198,24 +192,15 @@ def _programs(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_registers_as_its_registration_file_says(tmp_path: Path) -> None:
+def test_server_registers_as_its_registration_file_says(tmp_path: Path) -> None:
     folder = new.new("gpu-env", tmp_path)
     socket, register = folder / "x.sock", tmp_path / "hookserver.d"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     arguments = [sys.executable, "gpu_env.py", f"--endpoint={socket}", f"--register-dir={register}"]
-    with subprocess.Popen(arguments, cwd=folder, env=environment) as serving:
+    with subprocess.Popen(arguments, cwd=folder, env=ENVIRONMENT) as serving:
         try:
-            _wait_for(register / "gpu_env.json")
+            eventually((register / "gpu_env.json").exists)
             written = json.loads((register / "gpu_env.json").read_text())
         finally:
             serving.terminate()
     assert written == json.loads((folder / "gpu_env.json").read_text()) | {"remote-endpoint": str(socket)}
     assert set(written["runtime-hooks"]) <= BY_NAME.keys()
-
-
-def _wait_for(path: Path) -> None:
-    for _ in range(600):
-        if path.exists():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{path.name} does not appear")
