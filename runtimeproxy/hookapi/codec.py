@@ -38,6 +38,12 @@ def method_path(point: HookPoint) -> str:
     return _PATHS[point.name]
 
 
+def request_fields(point: HookPoint) -> dict[int, str]:
+    """Return the fields of a hook point's request: their names by their numbers."""
+    kinds = (api_pb2.PodSandboxHookRequest, api_pb2.ContainerResourceHookRequest)
+    return {field.number: field.name for field in kinds[point.subject is SubjectKind.CONTAINER].DESCRIPTOR.fields}
+
+
 def encode(point: HookPoint, request: HookRequest) -> bytes:
     """Return what a hook server is told at a hook point.
 

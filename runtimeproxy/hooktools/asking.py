@@ -21,26 +21,11 @@ from runtimeproxy.wire import grpc
 
 DEFAULT_TIMEOUT_SECONDS = 2.0
 """The proxy's own (--hook-timeout)."""
-INVALID_ARGUMENT, FAILED_PRECONDITION = 3, 9
 
 _STATUS_NAMES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
+    *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
+    *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
 """The names of gRPC's status codes, in their order from 0."""
 
@@ -108,15 +93,11 @@ async def ask(client: UnaryClient, point: HookPoint, body: bytes, timeout_second
 
 def words(failure: CallFailed) -> str:
     """Say in one line why a call failed, in words that are safe to print; the hook server's own text is part of it."""
-    text = _printable(failure.text)
+    # A hook server must not write to the terminal what is no text.
+    text = "".join(letter if letter.isprintable() else " " for letter in failure.text).strip()
     if failure.kind is Kind.UNREACHABLE:
         text = text.rpartition(": ")[2]  # the client puts the socket's path before it
     if failure.kind is not Kind.STATUS:
         return _WORDS[failure.kind].format(text=text)
     by_status = _STATUS_WORDS.get(failure.code, f"{_STATUS_NAMES[failure.code]}: {{text}}")
     return by_status.replace("{text}", text or "without a text")
-
-
-def _printable(text: str) -> str:
-    """Keep a hook server from writing to the terminal what is no text."""
-    return "".join(letter if letter.isprintable() else " " for letter in text).strip()

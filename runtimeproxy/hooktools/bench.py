@@ -8,14 +8,14 @@ Invariant: a call that failed counts as a failure and in no percentile.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import uvloop
 
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.hooktools import asking
-from runtimeproxy.relay.unary import CallFailed, UnaryClient
+from runtimeproxy.relay.unary import CallFailed
 
 WARM_UP_CALLS = 100
 _PERCENTS = (50, 90, 99)
@@ -54,43 +54,37 @@ def bench(
 
     Raises HookCallFailed if the very first call fails.
     """
-    return uvloop.run(_bench(server.endpoint, _Calls(point, body, timeout_seconds), calls, concurrency))
+
+    async def whole() -> Figures:
+        async with asking.connection(server.endpoint) as client:
+
+            async def one() -> None:
+                await asking.ask(client, point, body, timeout_seconds)
+
+            try:
+                await one()
+            except CallFailed as failure:
+                raise asking.HookCallFailed(server.endpoint, point.name, failure) from None
+            await _many(one, min(calls, WARM_UP_CALLS), concurrency)
+            return await _many(one, calls, concurrency)
+
+    return uvloop.run(whole())
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """The call that is made again and again."""
+async def _many(one: Callable[[], Awaitable[None]], count: int, concurrency: int) -> Figures:
+    figures, left = Figures(), iter(range(count))
 
-    point: HookPoint
-    body: bytes
-    timeout_seconds: float
-
-    async def one(self, client: UnaryClient) -> None:
-        await asking.ask(client, self.point, self.body, self.timeout_seconds)
-
-    async def many(self, client: UnaryClient, count: int, concurrency: int) -> Figures:
-        figures, left = Figures(), iter(range(count))
-        began = time.perf_counter()
-        await asyncio.gather(*(self._in_turn(client, left, figures) for _ in range(concurrency)))
-        figures.elapsed_seconds = time.perf_counter() - began
-        return figures
-
-    async def _in_turn(self, client: UnaryClient, left: Iterator[int], figures: Figures) -> None:
+    async def in_turn() -> None:
         for _ in left:
             began = time.perf_counter()
             try:
-                await self.one(client)
+                await one()
             except CallFailed as failure:
                 figures.failures[asking.words(failure)] += 1
             else:
                 figures.seconds.append(time.perf_counter() - began)
 
-
-async def _bench(endpoint: str, made: _Calls, calls: int, concurrency: int) -> Figures:
-    async with asking.connection(endpoint) as client:
-        try:
-            await made.one(client)
-        except CallFailed as failure:
-            raise asking.HookCallFailed(endpoint, made.point.name, failure) from None
-        await made.many(client, min(calls, WARM_UP_CALLS), concurrency)
-        return await made.many(client, calls, concurrency)
+    began = time.perf_counter()
+    await asyncio.gather(*(in_turn() for _ in range(concurrency)))
+    figures.elapsed_seconds = time.perf_counter() - began
+    return figures

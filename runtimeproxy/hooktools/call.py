@@ -83,7 +83,8 @@ def shown(point: HookPoint, sent: HookRequest, answer: HookAnswer) -> Iterator[s
     change = merge.difference(sent, answer)
     good, faults = _judged(point, sent, change)
     effective = merge.limited(point, good)
-    before = _tree(merge.echo(sent))
+    echo = merge.echo(sent)
+    before = {part: getattr(echo, part) for part in _PARTS} | {"resources": named(echo.resources)}
     sections = {
         APPLIED: _changes(effective),
         DROPPED: _rest(_changes(change), _changes(good)),
@@ -124,11 +125,6 @@ def _changes(change: Adjustment) -> Tree:
     return {part: value for part in _PARTS if (value := getattr(change, part)) not in (None, {})}
 
 
-def _tree(sent: HookAnswer) -> Tree:
-    texts = {part: getattr(sent, part) for part in _PARTS if part != "resources"}
-    return {**texts, "resources": named(sent.resources)}
-
-
 def _lines(changes: Tree, before: Tree, depth: int) -> Iterator[str]:
     indent = "  " * depth
     for key, value in changes.items():
@@ -148,10 +144,7 @@ def _key(key: str) -> str:
 
 def _scalar(value: object) -> str:
     """Write a number as it is, and a text in quotes on one line, without what a terminal would act on."""
-    return f'"{"".join(map(_escaped, value))}"' if isinstance(value, str) else str(value)
-
-
-def _escaped(letter: str) -> str:
-    if letter in _ESCAPES:
-        return _ESCAPES[letter]
-    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
+    if not isinstance(value, str):
+        return str(value)
+    escaped = (_ESCAPES.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in value)
+    return f'"{"".join(escaped)}"'

@@ -11,14 +11,13 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TypeVar
 
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint
-from runtimeproxy.hooktools.subject import PLAIN, Broken, Late, Outcome, Skipped, Status, Subject, code, expect
+from runtimeproxy.hooktools.subject import PLAIN, Broken, Late, Skipped, Status, Subject, code, expect
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.relay.dial import dial
 from runtimeproxy.relay.unary import MAX_REPLY_BYTES, UnaryClient
@@ -46,29 +45,18 @@ async def concurrency(subject: Subject, point: HookPoint) -> None:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(subject.connection()) for _ in range(CONNECTIONS)]
         alone = [await subject.ask(clients[0], point, body) for body in bodies]
-        together = await _at_once(subject, point, bodies, clients)
+        calls = [subject.ask(clients[number % len(clients)], point, body) for number, body in enumerate(bodies)]
+        together = await asyncio.gather(*calls, return_exceptions=True)
+        if failed := [outcome for outcome in together if isinstance(outcome, BaseException)]:
+            raise failed[0]
         for number, outcome in enumerate(together):
             _expect_own(number, outcome)
             if outcome != alone[number] and await subject.ask(clients[0], point, bodies[number]) == alone[number]:
-                raise Broken(f"{AT_ONCE} calls at once: {_difference(outcome)}")
+                other = "an answer is another one than to the same request alone"
+                raise Broken(f"{AT_ONCE} calls at once: {outcome.words if isinstance(outcome, Status) else other}")
 
 
-async def _at_once(
-    subject: Subject, point: HookPoint, bodies: Sequence[bytes], clients: Sequence[UnaryClient]
-) -> list[Outcome]:
-    calls = [subject.ask(clients[number % len(clients)], point, body) for number, body in enumerate(bodies)]
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
-
-
-def _difference(outcome: Outcome) -> str:
-    return outcome.words if isinstance(outcome, Status) else "an answer is another one than to the same request alone"
-
-
-def _expect_own(number: int, outcome: Outcome) -> None:
+def _expect_own(number: int, outcome: object) -> None:
     """Raise Broken if an answer holds the mark of another pod than its own."""
     found = {int(mark) for mark in _MARK.findall(str(outcome))} if isinstance(outcome, HookAnswer) else set()
     if found - {number}:
@@ -110,7 +98,9 @@ async def cancelled(subject: Subject, point: HookPoint) -> None:
 
 async def broken_connection(subject: Subject, point: HookPoint) -> None:
     """Break connections in the middle of a call: in its head, in its message, and while it is answered."""
-    sent = _bytes_of_a_call(subject, point)
+    calls = Calls(MAX_REPLY_BYTES)
+    calls.open(codec.method_path(point), subject.body(point), subject.timeout_seconds)
+    sent = b"".join(calls.out)  # all that a client sends on a new connection to make one call
     for length in (len(sent) // 2, len(sent) - 1, len(sent)):
         try:
             await _send_and_close(subject, sent[:length])
@@ -129,13 +119,6 @@ async def _send_and_close(subject: Subject, data: bytes) -> None:
         await asyncio.sleep(_TIME_TO_READ_SECONDS)
     finally:
         sock.close()
-
-
-def _bytes_of_a_call(subject: Subject, point: HookPoint) -> bytes:
-    """Return all that a client sends on a new connection to make one call."""
-    calls = Calls(MAX_REPLY_BYTES)
-    calls.open(codec.method_path(point), subject.body(point), subject.timeout_seconds)
-    return b"".join(calls.out)
 
 
 async def _still_answers(subject: Subject, point: HookPoint, client: UnaryClient, after: str) -> None:

@@ -5,13 +5,13 @@ Must not know: the table of the rules, how connections break.
 Invariant: each function raises Broken, Late or Skipped, or the rule is kept at that hook point.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from runtimeproxy import merge
 from runtimeproxy.hookapi import codec
-from runtimeproxy.hookpoints import HookPoint, Operation, SubjectKind
+from runtimeproxy.hookpoints import HookPoint, Operation
 from runtimeproxy.hooktools.subject import NO_SUCH_METHOD, ODD, PLAIN, Broken, Skipped, Subject, expect
 from runtimeproxy.model import NO_RESOURCES, NUMBER_FIELDS, HookAnswer, HookRequest
 from runtimeproxy.relay.unary import CallFailed
@@ -30,22 +30,6 @@ _UNKNOWN_FIELDS = (
     + b"later"
 )
 _POD_META_TAG = protobuf.varint(1 << 3 | protobuf.LENGTH_DELIMITED)
-
-FIELD_NAMES: Mapping[SubjectKind, tuple[str, ...]] = {
-    SubjectKind.POD: ("pod_meta", "runtime_handler", "labels", "annotations", "cgroup_parent", "overhead", "resources"),
-    SubjectKind.CONTAINER: (
-        "pod_meta",
-        "container_meta",
-        "container_annotations",
-        "container_resources",
-        "pod_resources",
-        "pod_annotations",
-        "pod_labels",
-        "pod_cgroup_parent",
-        "container_envs",
-    ),
-}
-"""The fields of the two requests by their numbers, from 1 (hook-api)."""
 
 
 async def values(subject: Subject, point: HookPoint) -> None:
@@ -79,7 +63,7 @@ async def missing(subject: Subject, point: HookPoint) -> None:
 
 def _without_each_field(point: HookPoint, body: bytes) -> Iterator[tuple[str, bytes]]:
     found = list(protobuf.fields(body))
-    for number, name in enumerate(FIELD_NAMES[point.subject], 1):
+    for number, name in codec.request_fields(point).items():
         kept = [body[field.start : field.end] for field in found if field.number != number]
         if len(kept) < len(found):
             yield name, b"".join(kept)
@@ -179,14 +163,10 @@ def mixed(sent: HookRequest, said: HookAnswer) -> Mixture:
 def with_others(sent: HookRequest, names: Sequence[str]) -> HookRequest:
     """Return a request with other numbers in some fields of the resources that an answer may change."""
     resources = merge.echo(sent).resources or NO_RESOURCES
-    numbers: dict[str, Any] = {name: _other(getattr(resources, name)) for name in names}
+    # Nearer to 0, but not 0 itself: that one is not sent.
+    sent_numbers = {name: getattr(resources, name) for name in names}
+    numbers: dict[str, Any] = {name: n - (1 if n > 0 else -1) or 2 * n for name, n in sent_numbers.items()}
     others = replace(resources, **numbers)
     if sent.container is None:
         return replace(sent, pod=replace(sent.pod, resources=others))
     return replace(sent, container=replace(sent.container, resources=others))
-
-
-def _other(number: int) -> int:
-    """Return a number nearer to 0, but not 0 itself: that one is not sent."""
-    nearer = number - 1 if number > 0 else number + 1
-    return nearer or 2 * number

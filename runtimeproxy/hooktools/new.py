@@ -5,7 +5,6 @@ Must not know: what the templates say.
 Invariant: nothing that exists is written over.
 """
 
-import importlib.metadata
 import json
 import keyword
 import re
@@ -14,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from importlib import resources
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from string import Template
 
@@ -69,29 +69,16 @@ def checked(name: str) -> str:
             f"NAME: {name!r} is no name: write small letters, digits and '_' between them, like cpu_pinning, "
             f"{_LONGEST_NAME} at most"
         )
-    if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _installed():
+    if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in packages_distributions():
         raise ConfigError(f"NAME: {module!r} is the name of another module, which {module}.py would hide: take another")
     return module
 
 
-def _installed() -> Mapping[str, object]:
-    return importlib.metadata.packages_distributions()
-
-
 def files(name: str) -> Mapping[str, str]:
     """Return the texts of the files by their names."""
-    words = _words(name)
-    folder = resources.files("runtimeproxy.hooktools") / "template"
-    return {
-        file.format(name=name): Template((folder / template).read_text(encoding="utf-8")).substitute(words)
-        for template, file in _FILES.items()
-    }
-
-
-def _words(name: str) -> Mapping[str, str]:
     endpoint = f"{SOCKETS}/{name}.sock"
     python = shlex.quote(sys.executable)  # runtimeproxy is installed there, and so is what the hook imports
-    return {
+    words = {
         "name": name,
         # With "Hook" and "HOOK_" no name is one that the files import (HookTester) or that has a meaning (PATH).
         "class_name": "".join(part.capitalize() for part in name.split("_")) + "Hook",
@@ -102,4 +89,9 @@ def _words(name: str) -> Mapping[str, str]:
         "underline": "=" * len(name),
         "python": python,
         "python_in_unit": python.replace("%", "%%"),
+    }
+    folder = resources.files("runtimeproxy.hooktools") / "template"
+    return {
+        file.format(name=name): Template((folder / template).read_text(encoding="utf-8")).substitute(words)
+        for template, file in _FILES.items()
     }

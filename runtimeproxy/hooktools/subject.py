@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint, Stage
 from runtimeproxy.hooktools import asking, request
-from runtimeproxy.hooktools.asking import FAILED_PRECONDITION, INVALID_ARGUMENT
 from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.relay.dial import dial
 from runtimeproxy.relay.unary import CallFailed, Kind, UnaryClient
 from runtimeproxy.wire import grpc
 
+FAILED_PRECONDITION = 9
 NO_STATUS = -1
 """Stands for a status where there is none: the server is away, or broke the protocol."""
 
@@ -34,7 +34,7 @@ Outcome = HookAnswer | Status
 
 PLAIN = frozenset({grpc.OK, grpc.PERMISSION_DENIED})
 """What a request may come to that a kubelet could have caused: an answer, or a refusal by policy."""
-ODD = PLAIN | {INVALID_ARGUMENT, FAILED_PRECONDITION, grpc.UNIMPLEMENTED}
+ODD = PLAIN | {grpc.INVALID_ARGUMENT, FAILED_PRECONDITION, grpc.UNIMPLEMENTED}
 """What a request may come to that lacks what every pod has: also a status that says so. Not UNKNOWN or INTERNAL, which
 are what a crashed handler becomes, and no broken connection."""
 NO_SUCH_METHOD = frozenset({grpc.UNIMPLEMENTED})
@@ -89,21 +89,20 @@ class Subject:
 
     async def probe(self) -> None:
         """Ask every hook point the plain request. Raises HookCallFailed if nobody listens at the socket."""
-        await self._reach()
+        try:
+            (await dial(self.endpoint, self.timeout_seconds)).close()
+        except OSError as error:
+            failure = CallFailed(grpc.UNAVAILABLE, error.strerror or "it takes no connection", Kind.UNREACHABLE)
+            raise asking.HookCallFailed(self.endpoint, "verify", failure) from None
         await self._ask_plain(self._bodies)
         if not self.served:
-            others = self._others()
+            others: dict[HookPoint, bytes] = {}
+            for point in HOOK_POINTS:
+                if point not in self._bodies:
+                    with suppress(ConfigError):  # the plain request may not be fit for it
+                        others[point] = request.encoded(point, self.given)
             self._bodies |= others
             await self._ask_plain(others)
-
-    def _others(self) -> dict[HookPoint, bytes]:
-        """Return the plain request of the hook points that are not named, as far as it is fit for them."""
-        others: dict[HookPoint, bytes] = {}
-        for point in HOOK_POINTS:
-            if point not in self._bodies:
-                with suppress(ConfigError):
-                    others[point] = request.encoded(point, self.given)
-        return others
 
     async def _ask_plain(self, points: Iterable[HookPoint]) -> None:
         for point in points:
@@ -112,14 +111,6 @@ class Subject:
                     self.plain[point] = await self.ask(client, point)
             except Late:
                 self.late.append(f"{point.name} (a plain request)")
-
-    async def _reach(self) -> None:
-        try:
-            sock = await dial(self.endpoint, self.timeout_seconds)
-        except OSError as error:
-            failure = CallFailed(grpc.UNAVAILABLE, error.strerror or "it takes no connection", Kind.UNREACHABLE)
-            raise asking.HookCallFailed(self.endpoint, "verify", failure) from None
-        sock.close()
 
     @property
     def served(self) -> tuple[HookPoint, ...]:

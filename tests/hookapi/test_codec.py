@@ -94,6 +94,8 @@ def test_messages_have_the_protocols_names_numbers_and_types() -> None:
         for name, message in api_pb2.DESCRIPTOR.message_types_by_name.items()
     }
     assert found == {name: dict(enumerate(fields, 1)) for name, fields in MESSAGES.items()}
+    for point, name in ((POD_POINT, "PodSandboxHookRequest"), (CONTAINER_POINT, "ContainerResourceHookRequest")):
+        assert codec.request_fields(point) == {number: text.split()[0] for number, text in found[name].items()}
     assert api_pb2.DESCRIPTOR.package == "runtime.v1alpha1"
 
 
