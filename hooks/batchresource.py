@@ -49,7 +49,10 @@ class BatchResource(NodeHook):
         batch = _sum(_batch(containers, name) for name in containers)
         for field, value in _fields(batch, self.node.settings).items():
             pod.resources.set(field, value)
-            self._write(pod.cgroup_parent, field, value)
+            try:
+                self.cgroups.write(pod.cgroup_parent, field, value)
+            except (OSError, Malformed) as error:
+                self.warn_once((field, type(error)), "%s of a pod's cgroup is not written: %s", field, error)
 
     def pre_create_container(self, container: ContainerContext) -> None:
         """Set what the annotation says for this container; one that it does not list stays as it is."""
@@ -59,12 +62,6 @@ class BatchResource(NodeHook):
                 container.resources.set(field, value)
 
     pre_update_container_resources = pre_create_container
-
-    def _write(self, path: str, field: str, value: int) -> None:
-        try:
-            self.cgroups.write(path, field, value)
-        except (OSError, Malformed) as error:
-            self.once.warn((field, type(error)), "%s of a pod's cgroup is not written: %s", field, error)
 
 
 def _containers(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Mapping[str, Any]:

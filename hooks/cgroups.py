@@ -5,7 +5,6 @@ Must not know: hooks, annotations, what a value is for.
 Invariant: a path from a request never leads out of the hierarchy, and no file or directory is ever made.
 """
 
-import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,15 +63,6 @@ SETTINGS: Mapping[str, Setting] = {
     "memory_limit_in_bytes": Setting("memory", "memory.limit_in_bytes", "memory.max", _max),
     "cpuset_cpus": Setting("cpuset", "cpuset.cpus", "cpuset.cpus"),
 }
-
-
-def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Add FLAG, unless another hook of the same server did."""
-    said = "where cgroups are mounted (default %(default)s)"
-    try:
-        parser.add_argument(FLAG, type=Path, default=ROOT, metavar="DIR", help=said)
-    except argparse.ArgumentError:
-        return  # it is there
 
 
 def overwrite(file: Path, content: str) -> None:
@@ -197,13 +187,9 @@ def _ids_below(directory: str, names: Sequence[str]) -> set[int]:
     for below, _, files in os.walk(directory):
         for name in names:
             if name in files:
-                ids.update(_read_ids(f"{below}/{name}"))
+                try:
+                    with open(f"{below}/{name}", "rb", buffering=0) as listed:
+                        ids.update(int(number) for number in listed.read().split())
+                except OSError:
+                    pass  # the cgroup went away meanwhile; a threaded one (version 2) is listed by the one above it
     return ids - {0}  # what the kernel says for a process of another PID namespace
-
-
-def _read_ids(file: str) -> list[int]:
-    try:
-        with open(file, "rb", buffering=0) as listed:
-            return [int(number) for number in listed.read().split()]
-    except OSError:
-        return []  # the cgroup went away meanwhile; a threaded one (version 2) is listed by the one above it

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .cgroups import Cgroups, add_flag
+from .cgroups import Cgroups
 from .koordinator import CORE_SCHED_GROUP, CORE_SCHED_POLICY, Qos, qos
-from .once import Once
-from .sdk import ContainerContext, Hook, Malformed, PodContext, main
+from .nodehook import NodeHook
+from .sdk import ContainerContext, Malformed, PodContext, main
 
 LOG = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Group:
     members: list[str] = field(default_factory=list)
 
 
-class CoreSched(Hook):
+class CoreSched(NodeHook):
     """Give the containers of a group one core scheduling cookie. Source of the rules: koordlet's CoreSched.
 
     The label koordinator.sh/core-sched-group-id names a pod's group; koordinator.sh/core-sched-policy "exclusive" makes
@@ -89,25 +89,27 @@ class CoreSched(Hook):
     Needs the node's PID namespace, and CAP_SYS_PTRACE or root.
     """
 
+    reads_settings = False
+
     def __init__(
         self, cgroups: Cgroups | None = None, state: Path | None = None, prctl: SchedCore = sched_core
     ) -> None:
-        self.cgroups = cgroups or Cgroups()
+        super().__init__(cgroups=cgroups)
         self._prctl = prctl
         self._state = state
         self._groups: dict[str, Group] | None = None
-        self._lock = threading.Lock()
-        self._once = Once(LOG)
+        self._groups_lock = threading.Lock()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the flags of the cgroups and of the file that outlives a restart."""
-        add_flag(parser)
+        super().add_arguments(parser)
         said = "where the groups' containers are kept over a restart (default: %(default)s)"
         parser.add_argument("--core-sched-state", metavar="FILE", type=Path, default=STATE, help=said)
 
     def configure(self, arguments: argparse.Namespace) -> None:
         """Take the root of the cgroups and the file."""
-        self.cgroups, self._state = Cgroups(arguments.cgroup_root), arguments.core_sched_state
+        super().configure(arguments)
+        self._state = arguments.core_sched_state
 
     def post_start_container(self, container: ContainerContext) -> None:
         """Give the container its group's cookie.
@@ -120,13 +122,13 @@ class CoreSched(Hook):
             return
         who = f"{container.pod.namespace}/{container.pod.name} {container.name}"
         if absent := self.cgroups.absent:
-            self._once.warn("root", "containers get no cookie: %s", absent)
+            self.warn_once("root", "containers get no cookie: %s", absent)
             return
         path = self.cgroups.container(container.cgroup_parent, container.id)
         if path is None or not self.cgroups.pids(path):
             LOG.info("%s gets no cookie: %s", who, UNSEEN)
             return
-        with self._lock:
+        with self._groups_lock:
             try:
                 self._prctl(GET, ITSELF, THREAD)  # a kernel without core scheduling says so here: no thread is made
                 self._admit(path, name)
@@ -135,7 +137,7 @@ class CoreSched(Hook):
                     LOG.error("%s gets no cookie: %s", who, error.strerror)
                     raise
                 text = "pods run without core scheduling, this kernel or machine has none: %s"
-                self._once.warn("kernel", text, error.strerror)
+                self.warn_once("kernel", text, error.strerror)
 
     def post_stop_pod_sandbox(self, pod: PodContext) -> None:
         """Forget the pod's containers that have no processes any more.
@@ -145,7 +147,7 @@ class CoreSched(Hook):
         if self.cgroups.absent:
             return  # which of them have processes is not to be seen
         below = f"{pod.cgroup_parent.rstrip('/')}/"
-        with self._lock:
+        with self._groups_lock:
             groups = self._known()
             kept = {name: self._without_gone(group, below) for name, group in groups.items()}
             self._keep({name: group for name, group in kept.items() if group.members})
@@ -157,22 +159,24 @@ class CoreSched(Hook):
     def _admit(self, path: str, name: str) -> None:
         group = self._without_gone(self._known().get(name, Group()))
         given: Future[int] = Future()
-        thread = threading.Thread(target=self._hand_over, args=(group, path, given), name="cookie")
+
+        def hand_over() -> None:
+            try:
+                given.set_result(self._share(group, path))
+            except BaseException as error:
+                given.set_exception(error)
+
+        thread = threading.Thread(target=hand_over, name="cookie")
         thread.start()
         thread.join()  # it ends here, and the cookie that it held with it
         group.cookie = given.result()
         group.members = sorted({*group.members, path})
         self._keep({**self._known(), name: group})
 
-    def _hand_over(self, group: Group, path: str, given: Future[int]) -> None:
-        """Give a container's processes the group's cookie, and its id to who waits; runs in a thread that ends soon."""
-        try:
-            given.set_result(self._share(group, path))
-        except BaseException as error:
-            given.set_exception(error)
-
     def _share(self, group: Group, path: str) -> int:
-        if not self._take(group):
+        """Give a container's processes the group's cookie; return its id. Runs in a thread that ends soon."""
+        members = (pid for member in group.members for pid in self.cgroups.pids(member))
+        if not any(self._take_from(pid, group.cookie) for pid in members):
             self._prctl(CREATE, ITSELF, THREAD)
         done: set[int] = set()
         for _ in range(ROUNDS):
@@ -185,12 +189,8 @@ class CoreSched(Hook):
             done |= new
         return self._prctl(GET, ITSELF, THREAD)
 
-    def _take(self, group: Group) -> bool:
-        """Take the group's cookie from the first of its processes that has it; tell whether there is one."""
-        pids = (pid for path in group.members for pid in self.cgroups.pids(path))
-        return any(self._take_from(pid, group.cookie) for pid in pids)
-
     def _take_from(self, pid: int, cookie: int) -> bool:
+        """Take the cookie of a process; tell whether it is the group's."""
         try:
             self._prctl(SHARE_FROM, pid, THREAD)
         except ProcessLookupError:
@@ -210,7 +210,7 @@ class CoreSched(Hook):
             return {}
         except (OSError, ValueError, RecursionError) as error:
             text = "%s cannot be read, running containers' groups are not known: %s"
-            self._once.warn("read", text, self._state, error)
+            self.warn_once("read", text, self._state, error)
             return {}
 
     def _keep(self, groups: dict[str, Group]) -> None:
@@ -227,7 +227,7 @@ class CoreSched(Hook):
             os.replace(beside, self._state)
         except OSError as error:
             text = "%s cannot be written, a restart will split groups: %s"
-            self._once.warn("write", text, self._state, error.strerror)
+            self.warn_once("write", text, self._state, error.strerror)
 
 
 def group_of(labels: Mapping[str, str], uid: str) -> str | None:

@@ -57,30 +57,24 @@ class Cpuset(NodeHook):
         """Set or clear the container's CPUs. Raises Malformed."""
         allocation, settings = _allocation(container.pod.annotations), self.node.settings
         if allocation.cpus:
-            _give(container, allocation.cpus, settings)
+            try:
+                container.resources.cpuset_cpus = allocation.cpus
+            except NotSayable as error:
+                raise Malformed(_ANNOTATION, f"its cpuset cannot be used: {error}") from None
+            if settings.unset_cpu_quota:
+                container.resources.cpu_quota = UNLIMITED
             return
         cpus = pool_cpus(settings, qos(container.pod.labels), kube_qos(container.cgroup_parent), allocation.nodes)
-        if cpus:
-            container.resources.cpuset_cpus = cpus
-        elif cpus is not None:
-            self._clear(container)
+        if cpus is None:
+            return
+        try:
+            container.resources.cpuset_cpus = cpus  # "" where none is set is no edit
+        except NotSayable as error:
+            if cpus:
+                raise
+            self.warn_once(container.hook_point, "a cpuset that should be cleared stays as it is: %s", error)
 
     pre_update_container_resources = pre_create_container
-
-    def _clear(self, container: ContainerContext) -> None:
-        try:
-            container.resources.cpuset_cpus = ""  # where none is set, this is no edit
-        except NotSayable as error:
-            self.once.warn(container.hook_point, "a cpuset that should be cleared stays as it is: %s", error)
-
-
-def _give(container: ContainerContext, cpus: str, settings: Settings) -> None:
-    try:
-        container.resources.cpuset_cpus = cpus
-    except NotSayable as error:
-        raise Malformed(_ANNOTATION, f"its cpuset cannot be used: {error}") from None
-    if settings.unset_cpu_quota:
-        container.resources.cpu_quota = UNLIMITED
 
 
 def pool_cpus(settings: Settings, qos_class: Qos, kube_class: KubeQos, nodes: Collection[int]) -> str | None:
@@ -90,8 +84,9 @@ def pool_cpus(settings: Settings, qos_class: Qos, kube_class: KubeQos, nodes: Co
     from koordlet: there pools are measured, here a person writes them down. So if there are no shared pools at all,
     they are not known, and nothing is cleared for the lack of them.
     """
-    if not _says_something(settings):
-        return None
+    static = settings.kubelet_cpu_manager_policy == _STATIC
+    if not (static or settings.shared_pools or settings.be_shared_pools or settings.system_cpuset):
+        return None  # the settings say nothing of CPUs
     is_be = qos_class == Qos.BE
     shared = _joined(settings.shared_pools)
     rows: tuple[tuple[object, str | None], ...] = (
@@ -100,15 +95,9 @@ def pool_cpus(settings: Settings, qos_class: Qos, kube_class: KubeQos, nodes: Co
         (qos_class == Qos.SYSTEM and settings.system_cpuset, settings.system_cpuset),
         (qos_class == Qos.LS, shared),
         (kube_class == KubeQos.BEST_EFFORT, ""),  # these are held down all together, elsewhere
-        (settings.kubelet_cpu_manager_policy == _STATIC, None),
+        (static, None),
     )
     return next((cpus for holds, cpus in rows if holds), shared)
-
-
-def _says_something(settings: Settings) -> bool:
-    """Tell whether the node's settings say anything of CPUs; if not, pods without an annotation are left alone."""
-    static = settings.kubelet_cpu_manager_policy == _STATIC
-    return bool(static or settings.shared_pools or settings.be_shared_pools or settings.system_cpuset)
 
 
 def _joined(pools: Collection[Pool], nodes: Collection[int] | None = None) -> str | None:

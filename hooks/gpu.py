@@ -75,7 +75,10 @@ class Gpu(Hook):
         devices = entry(read_json(container.pod.annotations, DEVICE_ALLOCATED, dict), "gpu", Objects)
         if not devices:
             return
-        variables = {"NVIDIA_VISIBLE_DEVICES": ",".join(str(_minor(device)) for device in devices)}
+        minors = [member(device, "minor", int) for device in devices]
+        if None in minors:  # to koordlet a missing one is 0, but that may be another pod's GPU
+            raise Malformed(_ANNOTATION, "each gpu needs its minor number")
+        variables = {"NVIDIA_VISIBLE_DEVICES": ",".join(map(str, minors))}
         if container.pod.labels.get(GPU_ISOLATION_PROVIDER) == HAMI_CORE:
             # The first device speaks for all, as in koordlet: a share is of one GPU, or the same of each.
             variables |= self._share(container, member(devices[0], "resources", dict, {}))
@@ -100,14 +103,6 @@ def _absolute(flag: str, path: str) -> str:
     if not path.startswith("/"):
         raise ValueError(f"{flag} must be an absolute path, as containers see it")
     return path
-
-
-def _minor(device: Any) -> int:
-    """Return a device's number. To koordlet a missing one is 0, but that may be another pod's GPU."""
-    minor: int | None = member(device, "minor", int)
-    if minor is None:
-        raise Malformed(_ANNOTATION, "each gpu needs its minor number")
-    return minor
 
 
 def _needed(resources: Mapping[str, Any], name: str) -> int:

@@ -59,13 +59,13 @@ class GroupIdentity(NodeHook):
 
     def _tell(self, error: OSError, pod: PodContext, file: Path, value: int) -> None:
         if absent := self.cgroups.absent:
-            self.once.warn("root", "pods run without a group identity: %s", absent)
+            self.warn_once("root", "pods run without a group identity: %s", absent)
         elif not isinstance(error, FileNotFoundError):
             LOG.warning("%s/%s gets no %s: %s: %s; %s", pod.namespace, pod.name, FILE, file, error.strerror, _NEEDED)
         elif not file.parent.is_dir():
             LOG.warning("%s/%s gets no %s: its cgroup %s is not there", pod.namespace, pod.name, FILE, file.parent)
         elif value:
-            self.once.warn(FILE, _LACKING, FILE)
+            self.warn_once(FILE, _LACKING, FILE)
 
 
 def bvt(
@@ -79,14 +79,12 @@ def bvt(
     name = _CLASSES.get(qos_class) or _CLASSES[kube_qos(cgroup_parent)]
     value: int = getattr(settings, name) if settings.enable else 0
     own = read_json(annotations, CPU_QOS, dict) if qos_class is Qos.LS else None
-    return value if own is None else _own(own, value)
-
-
-def _own(asked: Mapping[str, object], otherwise: int) -> int:
-    value: int = member(asked, "groupIdentity", int, otherwise)
-    if not LEAST <= value <= MOST:
+    if own is None:
+        return value
+    asked: int = member(own, "groupIdentity", int, value)
+    if not LEAST <= asked <= MOST:
         raise Malformed(f"annotation {CPU_QOS}", f"groupIdentity must be {LEAST} to {MOST}")
-    return value if member(asked, "enable", bool, False) else 0
+    return asked if member(own, "enable", bool, False) else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Must not know: hook points, cgroups; what follows from a setting is the hook's.
 Invariant: ``Node.settings`` always gives settings that keep every rule: the last good ones if the file is bad.
 """
 
-import argparse
 import logging
 import math
 import os
@@ -300,20 +299,17 @@ class Node:
             return  # another thread was faster, and may know better
         try:
             if state is None:
-                self._take(Settings(), _DEFAULTS_HOLD)
+                self._settings, self._holds = Settings(), _DEFAULTS_HOLD
                 usual = path == DEFAULT_FILE and self._seen == _NOT_LOOKED  # most nodes have none, and need none
                 _LOG.log(logging.INFO if usual else logging.WARNING, "%s is not there: %s", path, _DEFAULTS_HOLD)
             elif content := _content(path):
-                self._take(parse(content, str(path)), "the last good settings hold")
+                self._settings, self._holds = parse(content, str(path)), "the last good settings hold"
                 _LOG.info("%s: the node's settings are taken", path)
             else:  # somebody is writing it in its place
                 _LOG.info("%s is empty: %s", path, self._holds)
         except (OSError, ConfigError) as error:
             _LOG.error("%s; %s", error, self._holds)
         self._seen = state
-
-    def _take(self, settings: Settings, holds: str) -> None:
-        self._settings, self._holds = settings, holds
 
 
 def _state(path: Path) -> _State:
@@ -331,21 +327,3 @@ def _content(path: Path) -> bytes:
         raise ConfigError(f"{path}: not a regular file; write the settings into one")
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)
-
-
-def _node(text: str) -> Node:
-    return Node(Path(text))
-
-
-def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --node-config, unless another hook of the server has added it."""
-    try:
-        parser.add_argument(
-            "--node-config",
-            metavar="FILE",
-            type=_node,  # one for all hooks of the server
-            default=str(DEFAULT_FILE),
-            help="the node's settings, read again when they change (default: %(default)s)",
-        )
-    except argparse.ArgumentError:
-        pass  # the same flag, from this function

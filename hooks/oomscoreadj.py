@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 
 from .koordinator import OOM_SCORE_ADJ, OOM_SCORE_ADJ_SPEC, read_json
-from .once import Once
-from .sdk import ContainerContext, Hook, Malformed, main
+from .nodehook import NodeHook
+from .sdk import ContainerContext, Malformed, main
 
 LOG = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _RULE = f"must be a whole number from {LEAST} to {MOST}"
 _NUMBER = re.compile(r"([+-]?)0*([0-9]{1,4})")
 
 
-class OomScoreAdj(Hook):
+class OomScoreAdj(NodeHook):
     """Set oom_score_adj of containers. Source of the rules: koordlet's OOMScoreAdj.
 
     koordlet writes it into /proc every ten seconds; here the runtime does, once, when it makes the container. The
@@ -31,8 +31,7 @@ class OomScoreAdj(Hook):
     the wire it means "not set".
     """
 
-    def __init__(self) -> None:
-        self._once = Once(LOG)
+    reads_settings = reads_cgroups = False
 
     def pre_create_container(self, container: ContainerContext) -> None:
         """Set the value that an annotation asks for; one that cannot be read is logged, and changes nothing."""
@@ -45,7 +44,7 @@ class OomScoreAdj(Hook):
         if value:
             container.resources.oom_score_adj = value
         elif value == 0 and container.resources.oom_score_adj is not None:
-            self._once.warn(0, "an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds")
+            self.warn_once(0, "an oom_score_adj of 0 cannot be asked for on the wire, the kubelet's holds")
 
 
 def asked(annotations: Mapping[str, str], container: str) -> int | None:

@@ -236,7 +236,7 @@ class Rdt(NodeHook):
         self._say("rounds", None, f"new threads appeared in each of {ROUNDS} rounds; the last may be left out")
 
     def _say(self, what: str, number: int | None, text: str) -> None:
-        self.once.warn((what, number), "%s: %s. Pods run all the same", self.resctrl.root, text)
+        self.warn_once((what, number), "%s: %s. Pods run all the same", self.resctrl.root, text)
 
 
 def _pod_group(uid: str) -> str:
@@ -260,11 +260,11 @@ def _wish(annotations: Mapping[str, str]) -> Wish | None:
     if said is None:
         return None
     cache, bandwidth = member(said, "llc", dict), member(said, "mb", dict)
-    common = _range(member(cache, "schemata", dict)), _percent(member(bandwidth, "schemata", dict))
+    common = _range(member(cache, "schemata", dict)), member(member(bandwidth, "schemata", dict), "percent", int)
     ranges = {_cache_id(each): _needed(_range(each)) for each in member(cache, _PER_CACHE, Objects, [])}
-    percentages = {_cache_id(each): _needed(_percent(each)) for each in member(bandwidth, _PER_CACHE, Objects, [])}
+    percents = {_cache_id(each): _percent(each) for each in member(bandwidth, _PER_CACHE, Objects, [])}
     try:
-        return Wish(*common, ranges, percentages)
+        return Wish(*common, ranges, percents)
     except ValueError as error:
         raise Malformed(_ANNOTATION, str(error)) from None
 
@@ -278,13 +278,12 @@ def _range(value: Any) -> Range | None:
     return ends[0], ends[1]
 
 
-def _percent(value: Any) -> int | None:
-    percentage: int | None = member(value, "percent", int)
-    return percentage
-
-
 def _cache_id(value: Any) -> int:
     return _needed(cast("int | None", member(value, "cacheID", int)))
+
+
+def _percent(value: Any) -> int:
+    return _needed(cast("int | None", member(value, "percent", int)))
 
 
 def _needed(value: _T | None) -> _T:

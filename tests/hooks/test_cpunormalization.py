@@ -112,4 +112,4 @@ def test_flag_names_the_settings(tmp_path: Path) -> None:
     node(tmp_path, "cpu-normalization-ratio: 4")
     tester = HookTester(configured(CpuNormalization(), f"--node-config={tmp_path}/node.yaml"))
     assert tester.pre_create_container(resources={"cpu_quota": 8000}).resources == {"cpu_quota": 2000}
-    assert configured(CpuNormalization())._node.path == DEFAULT_FILE
+    assert configured(CpuNormalization()).node.path == DEFAULT_FILE
