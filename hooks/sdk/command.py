@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from runtimeproxy.errors import ConfigError
 
-from .flags import Parser, parser, server_name
+from .flags import parser, server_name
 from .hook import METHODS, Hook, hook_name, points_of
 from .registering import FAIL, Registration, entry, file_name
 
@@ -57,9 +57,18 @@ def main(
     made = parser(name)
     if fault := _fault(hooks, name):
         made.refuse(fault)
-    arguments = _parsed(hooks, made, argv)
+    try:
+        for hook in hooks:
+            hook.add_arguments(made)
+    except argparse.ArgumentError as error:
+        made.refuse(f"two hooks, or a hook and the SDK, have the same flag: {error}; rename one")
+    arguments = made.parse_args(argv)
     _log_to_stderr(hooks, arguments.log_level)
-    _configure(hooks, made, arguments)
+    try:
+        for hook in hooks:
+            hook.configure(arguments)
+    except (ValueError, OSError) as error:
+        made.refuse(str(error))
     try:
         _serve(hooks, name, arguments, interceptors, prepare)
     except ConfigError as error:
@@ -79,23 +88,6 @@ def _fault(hooks: Sequence[Hook], name: str) -> str:
     if not _NAME.fullmatch(name):
         return f"{name!r} cannot be in a file's name; use letters, digits, '.', '_' and '-' in the hook's name"
     return ""
-
-
-def _parsed(hooks: Sequence[Hook], made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
-    try:
-        for hook in hooks:
-            hook.add_arguments(made)
-    except argparse.ArgumentError as error:
-        made.refuse(f"two hooks, or a hook and the SDK, have the same flag: {error}; rename one")
-    return made.parse_args(argv)
-
-
-def _configure(hooks: Sequence[Hook], made: Parser, arguments: argparse.Namespace) -> None:
-    try:
-        for hook in hooks:
-            hook.configure(arguments)
-    except (ValueError, OSError) as error:
-        made.refuse(str(error))
 
 
 def _log_to_stderr(hooks: Sequence[Hook], level: str) -> None:
@@ -124,7 +116,10 @@ def _serve(
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put may be called in a signal's handler
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.put(number))
-    registration = _registration(hooks, name, arguments)
+    registration = None
+    if arguments.register_dir:
+        content = entry(arguments.endpoint, points_of(hooks), arguments.failure_policy, arguments.timeout)
+        registration = Registration(arguments.register_dir, file_name(name, arguments.order), content)
     server = HookServer(hooks, name, interceptors, prepare)
     try:
         server.start(arguments.endpoint)
@@ -133,45 +128,22 @@ def _serve(
         points = ", ".join(point.name for point in points_of(hooks))
         where = f"registered in {registration.path}" if registration else "not registered"
         log.info("%s serves %s on %s, %s", name, points, arguments.endpoint, where)
-        _until_signalled(signals, registration)
-        if registration:
-            _end(registration, stays=arguments.failure_policy == FAIL and not arguments.unregister)
+        while True:
+            try:
+                came = signals.get(timeout=LOOK_SECONDS)
+                break
+            except queue.Empty:
+                if registration:
+                    registration.look_after()
+        log.info("%s: ending", signal.Signals(came).name)
+        if registration and arguments.failure_policy == FAIL and not arguments.unregister:
+            registration.leave()
+        elif registration:
+            registration.remove()
+            time.sleep(LEAVING_SECONDS)
     finally:
         left = server.stop(GRACE_SECONDS)
-    if left:
-        _leave(left)
-
-
-def _registration(hooks: Sequence[Hook], name: str, arguments: argparse.Namespace) -> Registration | None:
-    if not arguments.register_dir:
-        return None
-    content = entry(arguments.endpoint, points_of(hooks), arguments.failure_policy, arguments.timeout)
-    return Registration(arguments.register_dir, file_name(name, arguments.order), content)
-
-
-def _until_signalled(signals: queue.SimpleQueue[int], registration: Registration | None) -> None:
-    """Look after the file until a signal comes."""
-    while True:
-        try:
-            number = signals.get(timeout=LOOK_SECONDS)
-            break
-        except queue.Empty:
-            if registration:
-                registration.look_after()
-    log.info("%s: ending", signal.Signals(number).name)
-
-
-def _end(registration: Registration, *, stays: bool) -> None:
-    """Remove the file and let the proxy notice, or leave it."""
-    if stays:
-        registration.leave()
-        return
-    registration.remove()
-    time.sleep(LEAVING_SECONDS)
-
-
-def _leave(left: int) -> NoReturn:
-    """End the process although calls still run: Python itself would wait for their threads, for ever if they hang."""
-    log.warning("%d calls did not end in time and are left behind", left)
-    logging.shutdown()
-    os._exit(0)
+    if left:  # end although calls still run: Python itself would wait for their threads, for ever if they hang
+        log.warning("%d calls did not end in time and are left behind", left)
+        logging.shutdown()
+        os._exit(0)

@@ -12,7 +12,7 @@ from typing import Final
 
 from runtimeproxy.hookpoints import HookPoint, Operation, Part, Stage
 from runtimeproxy.merge import parent_rule
-from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, Resources
 
 from .edits import EditableResources, Entries, Environment, Sealed, is_text
 from .errors import NotSayable
@@ -104,19 +104,6 @@ class Pod:
     resources: EditableResources
 
 
-def _read_only(pod: PodInfo) -> Pod:
-    fixed = "a container's hook cannot change its pod"
-    return Pod(
-        name=pod.name,
-        namespace=pod.namespace,
-        uid=pod.uid,
-        attempt=pod.attempt,
-        labels=Entries(pod.labels, str, "labels", fixed),
-        annotations=Entries(pod.annotations, str, "annotations", fixed),
-        resources=EditableResources(pod.resources, fixed),
-    )
-
-
 class ContainerContext(_Context):
     """A container and its pod, at the hook points of containers; ``id`` is "" at PreCreateContainer."""
 
@@ -126,7 +113,16 @@ class ContainerContext(_Context):
         self.name: Final = container.name
         self.id: Final = container.id
         self.attempt: Final = container.attempt
-        self.pod: Final = _read_only(pod)
+        fixed = "a container's hook cannot change its pod"
+        self.pod: Final = Pod(
+            name=pod.name,
+            namespace=pod.namespace,
+            uid=pod.uid,
+            attempt=pod.attempt,
+            labels=Entries(pod.labels, str, "labels", fixed),
+            annotations=Entries(pod.annotations, str, "annotations", fixed),
+            resources=EditableResources(pod.resources, fixed),
+        )
         self.annotations: Final = Entries(container.annotations, str, "annotations", _fixed(point, Part.ANNOTATIONS))
         self.env: Final = Environment(container.envs, str, "env", _fixed(point, Part.ENVS))
         self._sealed = True

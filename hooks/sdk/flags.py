@@ -6,8 +6,8 @@ Invariant: an error is one line that names the flag and what to write.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import NoReturn
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.options import LOG_LEVELS, parse_duration, parse_endpoint
@@ -23,8 +23,6 @@ _LONGEST_NAME = MAX_PATH_BYTES - len(_SOCKET.format(""))
 REGISTRATIONS = "/etc/runtime/hookserver.d"
 TIMEOUT_FLAG = "--timeout"
 USE_ERROR = 2
-
-V = TypeVar("V")
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,7 +63,18 @@ def parser(name: str) -> Parser:
         metavar="FOLDER",
         help='directory that the proxy watches (default %(default)s); "" to register nowhere',
     )
-    _add_policy(made)
+    made.add_argument(
+        "--failure-policy",
+        choices=POLICIES,
+        default=IGNORE,
+        help="whether a pod starts all the same when this server fails or is away (default %(default)s)",
+    )
+    made.add_argument(
+        UNREGISTER_FLAG,
+        action="store_true",
+        help=f"remove the registration file at the end under policy {FAIL}, too, where it stays otherwise, so that no "
+        "pod starts while this server is restarted",
+    )
     made.add_argument(
         ORDER_FLAG,
         type=_order,
@@ -82,23 +91,11 @@ def parser(name: str) -> Parser:
     return made
 
 
-def _add_policy(made: Parser) -> None:
-    made.add_argument(
-        "--failure-policy",
-        choices=POLICIES,
-        default=IGNORE,
-        help="whether a pod starts all the same when this server fails or is away (default %(default)s)",
-    )
-    made.add_argument(
-        UNREGISTER_FLAG,
-        action="store_true",
-        help=f"remove the registration file at the end under policy {FAIL}, too, where it stays otherwise, so that no "
-        "pod starts while this server is restarted",
-    )
-
-
 def _endpoint(text: str) -> str:
-    return _read_by(parse_endpoint, text, ENDPOINT_FLAG)
+    try:
+        return parse_endpoint(text, ENDPOINT_FLAG)
+    except ConfigError as error:
+        raise argparse.ArgumentError(None, str(error)) from None
 
 
 def _order(text: str) -> int:
@@ -108,12 +105,8 @@ def _order(text: str) -> int:
 
 
 def _timeout(text: str) -> str:
-    _read_by(parse_duration, text, TIMEOUT_FLAG)
-    return text
-
-
-def _read_by(parse: Callable[[str, str], V], text: str, flag: str) -> V:
     try:
-        return parse(text, flag)
+        parse_duration(text, TIMEOUT_FLAG)
     except ConfigError as error:
         raise argparse.ArgumentError(None, str(error)) from None
+    return text

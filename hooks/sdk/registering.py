@@ -71,15 +71,6 @@ def _read(path: str, most: int) -> bytes | None:
         os.close(file)
 
 
-def _remove_left_over(path: str) -> None:
-    try:
-        os.unlink(path)
-        log.warning("%s named this server's socket, too, and was left over: removed", path)
-    except OSError as error:
-        twice = "names this server's socket, too, so each call would be asked twice, and cannot be removed"
-        log.error("%s %s: %s; remove it by hand", path, twice, error.strerror)
-
-
 class Registration:
     """One registration file; ``content`` stands in it between ``write`` and ``remove``."""
 
@@ -183,8 +174,14 @@ class Registration:
             log.warning("cannot look for older registrations of this server in %s: %s", self._folder, error.strerror)
             return
         for path in sorted(paths):
-            if path != self.path and self._is_own(_read(path, _MAX_BYTES)):
-                _remove_left_over(path)
+            if path == self.path or not self._is_own(_read(path, _MAX_BYTES)):
+                continue
+            try:
+                os.unlink(path)
+                log.warning("%s named this server's socket, too, and was left over: removed", path)
+            except OSError as error:
+                twice = "names this server's socket, too, so each call would be asked twice, and cannot be removed"
+                log.error("%s %s: %s; remove it by hand", path, twice, error.strerror)
 
     def _is_own(self, found: bytes | None) -> bool:
         """Tell whether a file's content names this server's socket, whose path may be spelt otherwise."""

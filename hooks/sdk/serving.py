@@ -19,7 +19,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from runtimeproxy.errors import ConfigError, WireError
 from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import HookPoint
-from runtimeproxy.model import HookRequest
 
 from .background import BackgroundLoop
 from .hook import Hook, ask, points_of
@@ -110,7 +109,11 @@ class HookServer(grpc.GenericRpcHandler):
         self._running.add(context)
         try:
             began = time.monotonic()
-            request = _decoded(point, body, context)
+            try:
+                request = codec.decode_request(point, body)
+            except WireError as error:
+                log.warning("%s was sent a %s", point.name, error)
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             try:
                 answer = ask(self._hooks, point, request, partial(self._wait, context))
                 answered = codec.encode_answer(point, answer)
@@ -124,7 +127,10 @@ class HookServer(grpc.GenericRpcHandler):
             self._running.discard(context)
 
     def _wait(self, context: grpc.ServicerContext, awaitable: Awaitable[None]) -> None:
-        running = self._background().submit(awaitable)
+        with self._loop_lock:
+            if self._loop is None:  # made when the first awaitable is to be waited for: many hooks have none
+                self._loop = BackgroundLoop()
+        running = self._loop.submit(awaitable)
 
         def cut_off() -> None:
             running.cancel()
@@ -132,18 +138,3 @@ class HookServer(grpc.GenericRpcHandler):
         if not context.add_callback(cut_off):  # called when the call ends: also by its deadline, or as the server stops
             cut_off()
         running.result()
-
-    def _background(self) -> BackgroundLoop:
-        """Return the event loop, made when the first awaitable is to be waited for: many hooks have none."""
-        with self._loop_lock:
-            if self._loop is None:
-                self._loop = BackgroundLoop()
-            return self._loop
-
-
-def _decoded(point: HookPoint, body: bytes, context: grpc.ServicerContext) -> HookRequest:
-    try:
-        return codec.decode_request(point, body)
-    except WireError as error:
-        log.warning("%s was sent a %s", point.name, error)
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

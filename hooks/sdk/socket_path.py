@@ -9,8 +9,8 @@ one; the socket has its mode and is served before it has its name.
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from runtimeproxy.relay.listener import claimed, identity
 
@@ -58,8 +58,11 @@ def place(path: str, serve: Callable[[str], None]) -> SocketPath:
         # name; reached through /proc, so that the path is short and plain whatever the directory is called.
         name = f".{os.fstat(lock).st_ino}.sock"
         try:
-            with _umask(_NARROW):
+            before = os.umask(_NARROW)
+            try:
                 serve(f"/proc/self/fd/{folder}/{name}")
+            finally:
+                os.umask(before)
             os.link(name, os.path.basename(path), src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         finally:
             with suppress(OSError):  # mostly because serve failed and there is none
@@ -77,12 +80,3 @@ def listens(path: str) -> bool:
         except (OSError, ValueError):
             return False  # nothing is there, what is there is left over, or it is the path of no socket
     return True
-
-
-@contextmanager
-def _umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)

@@ -44,7 +44,8 @@ def status(error: BaseException, server: str, point: HookPoint, request: HookReq
     _log(error, f"{name} at {point.name}", request.name, _place(hook, frames))
     for kind, code in _SPOKEN:
         if isinstance(error, kind):
-            return code, _sendable(str(error))
+            text = str(error).encode(errors="replace").decode()
+            return code, text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
     return grpc.INTERNAL, f"{name} at {point.name} raised {type(error).__name__}; its log says where"
 
 
@@ -76,8 +77,3 @@ def _log(error: BaseException, who: str, what: str, place: str) -> None:
         case _:
             log.error("%s: %s at %s for %s", who, type(error).__name__, place, what)
             log.debug("%s", "".join(traceback.format_tb(error.__traceback__)))  # places and code, no values
-
-
-def _sendable(text: str) -> str:
-    text = text.encode(errors="replace").decode()
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

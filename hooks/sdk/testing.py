@@ -7,7 +7,7 @@ Invariant: hooks see what travels and nothing else, and a Difference is what the
 
 import asyncio
 import difflib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from json import dumps
@@ -178,19 +178,14 @@ def _finish(waiting: Awaitable[None]) -> None:
 
 
 def _request(point: HookPoint, call: Mapping[str, Any]) -> HookRequest:
-    kind, request = _REQUESTS[point.subject]
-    known = get_type_hints(kind)
+    of_pod = point.subject is SubjectKind.POD
+    known = get_type_hints(PodCall if of_pod else ContainerCall)
     for name in call:
         if name not in known:
             raise TypeError(f"{name} is nothing that is sent at {point.name}{_instead(name, known)}")
-    return request({"uid": UID, **call})
-
-
-def _pod_request(call: Mapping[str, Any]) -> HookRequest:
-    return HookRequest(_pod(call, attempt="attempt", resources="resources"))
-
-
-def _container_request(call: Mapping[str, Any]) -> HookRequest:
+    call = {"uid": UID, **call}
+    if of_pod:
+        return HookRequest(_pod(call, attempt="attempt", resources="resources"))
     container = ContainerInfo(
         id=call.get("container_id", CONTAINER_ID),
         name=call.get("container", "main"),
@@ -200,12 +195,6 @@ def _container_request(call: Mapping[str, Any]) -> HookRequest:
         envs=call.get("env", {}),
     )
     return HookRequest(_pod(call, attempt="pod_attempt", resources="pod_resources"), container)
-
-
-_REQUESTS: Mapping[SubjectKind, tuple[type, Callable[[Mapping[str, Any]], HookRequest]]] = {
-    SubjectKind.POD: (PodCall, _pod_request),
-    SubjectKind.CONTAINER: (ContainerCall, _container_request),
-}
 
 
 def _pod(call: Mapping[str, Any], attempt: str, resources: str) -> PodInfo:
