@@ -3,7 +3,6 @@
 import os
 import re
 import runpy
-import signal
 import sys
 from itertools import chain, combinations
 from pathlib import Path
@@ -13,10 +12,8 @@ import pytest
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 from runtimeproxy_hooks import Hook
 from runtimeproxy_hooks import __main__ as hosting
-from runtimeproxy_hooks.koordinator import DEVICE_ALLOCATED, RESOURCE_STATUS
 from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
-from tests.hooks.sdk.callers import call, request
 from tests.hooks.sdk.processes import running
 
 NAMES = sorted(hosting.HOOKS)
@@ -128,28 +125,6 @@ def test_all_hooks_bear_each_others_flags(capsys: pytest.CaptureFixture[str]) ->
         hosting.run(["all", "--help"])
     assert not exited.value.code
     assert "/all.sock" in capsys.readouterr().out
-
-
-async def test_process_serves_several_hooks(tmp_path: Path) -> None:
-    program = ("-m", "runtimeproxy_hooks", "gpu", "cpuset")
-    annotations = {DEVICE_ALLOCATED: '{"gpu": [{"minor": 1}]}', RESOURCE_STATUS: '{"cpuset": "0-1"}'}
-    with running(tmp_path, program=program, file="gpu-cpuset.json") as server:
-        answer = await call(str(server.socket), request(**annotations))
-        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "1"
-        assert answer.resources is not None
-        assert answer.resources.cpuset_cpus == "0-1"
-        assert server.end(signal.SIGTERM) == 0
-
-
-async def test_nodes_settings_are_read_once_for_all_hooks(tmp_path: Path) -> None:
-    file = tmp_path / "node.yaml"
-    file.write_text("rdt: 7")
-    program = ("-m", "runtimeproxy_hooks", "cpuset", "batchresource", "cpunormalization", f"--node-config={file}")
-    with running(tmp_path, program=program, file="cpuset-batchresource-cpunormalization.json") as server:
-        said = [line for line in server.log.splitlines() if str(file) in line]
-    assert len(said) == 1
-    assert said[0].endswith("; the default settings hold")
-    assert " ERROR " in said[0]
 
 
 async def test_hooks_words_at_its_start_are_logged_like_all_else(tmp_path: Path) -> None:

@@ -1,13 +1,10 @@
 """rdt: which group a pod gets and what is in it, how a container gets into it, and that no trouble stops a pod.
 
-The kernel's part is the stand-in's: see tests/fakes/resctrl.py for what it can and cannot show.
+The kernel's part is the stand-in's (tests/fakes/resctrl.py); tests/system/test_reference_rdt.py has real containers.
 """
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,8 +18,7 @@ from runtimeproxy_hooks.koordinator import RESCTRL
 from runtimeproxy_hooks.rdt import RDT_CLASS, ROUNDS, Rdt
 from runtimeproxy_hooks.resctrl_fs import Resctrl
 from runtimeproxy_hooks.sdk import Malformed
-from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, Difference
-from tests.engines import cgroups
+from runtimeproxy_hooks.sdk.testing import UID, Difference
 from tests.fakes.resctrl import AMD, Hardware, StandIn
 from tests.hooks.nodes import configured, qos
 from tests.hooks.rdt_node import EVERY_CLASS, FULL, POD_GROUP, SMALL, Node, Refusing, Watching, annotated, threads
@@ -383,53 +379,6 @@ def test_threads_without_end_are_not_waited_for(node: Node, caplog: pytest.LogCa
         node.hook(resctrl=resctrl).post_start_container(**ASKED)
         assert len(resctrl.moved) == ROUNDS
     assert f"each of {ROUNDS} rounds" in caplog.text
-
-
-PROGRAM = """
-import sys, threading
-for _ in range(3):
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-print("ready", flush=True)
-for _ in sys.stdin:
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-    print("started", flush=True)
-"""
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[str]]:
-    """A process of four threads that starts one more for each line that it is sent."""
-    command = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        yield child
-        child.kill()
-
-
-@pytest.mark.engine
-def test_every_thread_of_a_real_process_ends_up_in_the_group(node: Node, process: subprocess.Popen[str]) -> None:
-    def start_thread() -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "started\n"
-
-    parent, top = f"/rdt-test-{os.getpid()}", cgroups.ROOT if cgroups.is_v2() else cgroups.ROOT / "freezer"
-    directory = top / parent[1:] / f"cri-containerd-{CONTAINER_ID}.scope"
-    directory.mkdir(parents=True)
-    try:
-        (directory / "cgroup.procs").write_text(f"{process.pid}\n")
-        tester = node.hook("--cgroup-root", str(cgroups.ROOT), resctrl=Watching(node.root, start_thread))
-        tester.post_start_container(**ASKED, cgroup_parent=parent)
-        tids = {int(each.name) for each in Path("/proc", str(process.pid), "task").iterdir()}
-        assert len(tids) == 5, "one was started between the first listing and the first move"
-        assert {int(tid) for tid in (node.root / POD_GROUP / "tasks").read_text().split()} == tids
-    finally:
-        process.kill()
-        process.wait()
-        cgroups.remove(parent)
 
 
 # -- trouble: each is told once, and pods run ------------------------------------------------------------------------

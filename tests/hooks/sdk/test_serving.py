@@ -16,12 +16,10 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from runtimeproxy.errors import ConfigError, HookError, Reason
 from runtimeproxy.hookapi import codec
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.hookpoints import BY_NAME
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.sdk import ContainerContext, Hook
 from runtimeproxy_hooks.sdk.serving import THREADS, HookServer
@@ -143,16 +141,6 @@ def test_interceptors_see_each_call_first(serve: Serve) -> None:
 
     assert callers.status(serve(Obedient(), interceptors=[Noting()]), request()) == OK
     assert seen == [METHOD]
-
-
-def test_more_services_can_be_served_reflection_among_them(serve: Serve) -> None:
-    names = (codec.SERVICE, reflection.SERVICE_NAME)
-    path = serve(Obedient(), prepare=lambda server: reflection.enable_server_reflection(names, server))
-    with grpc.insecure_channel(f"unix:{path}") as channel:
-        described = ProtoReflectionDescriptorDatabase(channel)
-        assert set(described.get_services()) == set(names)
-        file = described.FindFileContainingSymbol(codec.SERVICE)
-    assert {method.name for method in file.service[0].method} >= {point.method for point in HOOK_POINTS}
 
 
 # -- failures --------------------------------------------------------------------------------------------------------
