@@ -198,20 +198,18 @@ class CoreSched(NodeHook):
         return self._prctl(GET, ITSELF, THREAD) == cookie
 
     def _known(self) -> dict[str, Group]:
-        if self._groups is None:
-            self._groups = self._read()
-        return self._groups
-
-    def _read(self) -> dict[str, Group]:
+        if self._groups is not None:
+            return self._groups
+        self._groups = {}
         try:
             groups = parse(self._state.read_bytes()) if self._state else {}
-            return {name: self._without_gone(group) for name, group in groups.items()}
+            self._groups = {name: self._without_gone(group) for name, group in groups.items()}
         except FileNotFoundError:
-            return {}
+            pass  # the first start on this node
         except (OSError, ValueError, RecursionError) as error:
             text = "%s cannot be read, running containers' groups are not known: %s"
             self.warn_once("read", text, self._state, error)
-            return {}
+        return self._groups
 
     def _keep(self, groups: dict[str, Group]) -> None:
         if groups == self._groups:

@@ -65,14 +65,13 @@ class Cpuset(NodeHook):
                 container.resources.cpu_quota = UNLIMITED
             return
         cpus = pool_cpus(settings, qos(container.pod.labels), kube_qos(container.cgroup_parent), allocation.nodes)
-        if cpus is None:
-            return
-        try:
-            container.resources.cpuset_cpus = cpus  # "" where none is set is no edit
-        except NotSayable as error:
-            if cpus:
-                raise
-            self.warn_once(container.hook_point, "a cpuset that should be cleared stays as it is: %s", error)
+        if cpus:
+            container.resources.cpuset_cpus = cpus
+        elif cpus is not None:
+            try:
+                container.resources.cpuset_cpus = ""  # where none is set, this is no edit
+            except NotSayable as error:
+                self.warn_once(container.hook_point, "a cpuset that should be cleared stays as it is: %s", error)
 
     pre_update_container_resources = pre_create_container
 

@@ -7,7 +7,7 @@ Invariant: what is made here is what the kernel takes: masks without holes and a
 only cache ids that it has.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 Range = tuple[int, int]
@@ -119,11 +119,15 @@ def schemata(machine: Machine, wish: Wish) -> str:
 
     Only what is wished for is named; the kernel keeps the rest. Ids that the machine does not have are left out.
     """
-    lines = [
-        *(_line(name, _masks(cache, wish)) for name, cache in machine.caches.items()),
-        _line(MB_NAME, {} if machine.bandwidth is None else _bandwidths(machine.bandwidth, wish)),
-    ]
-    return "".join(lines)
+    values: dict[str, dict[int, str]] = {}
+    for name, cache in machine.caches.items():
+        ranges = {each: wish.l3_of.get(each, wish.l3) for each in cache.ids}
+        values[name] = {each: f"{cache_mask(range_, cache):x}" for each, range_ in ranges.items() if range_ is not None}
+    if (bandwidth := machine.bandwidth) is not None:
+        percents = {each: wish.mb_of.get(each, wish.mb) for each in bandwidth.ids}
+        values[MB_NAME] = {each: str(bandwidth_value(mb, bandwidth)) for each, mb in percents.items() if mb is not None}
+    lines = {name: ";".join(f"{each}={value}" for each, value in ids.items()) for name, ids in values.items()}
+    return "".join(f"{name}:{line}\n" for name, line in lines.items() if line)
 
 
 def unknown_ids(machine: Machine, wish: Wish) -> bool:
@@ -132,35 +136,19 @@ def unknown_ids(machine: Machine, wish: Wish) -> bool:
     return caches or (machine.bandwidth is not None and bool(wish.mb_of.keys() - set(machine.bandwidth.ids)))
 
 
-def _masks(cache: Cache, wish: Wish) -> dict[int, str]:
-    wanted = {each: wish.l3_of.get(each, wish.l3) for each in cache.ids}
-    return {each: f"{cache_mask(range_, cache):x}" for each, range_ in wanted.items() if range_ is not None}
-
-
-def _bandwidths(bandwidth: Bandwidth, wish: Wish) -> dict[int, str]:
-    wanted = {each: wish.mb_of.get(each, wish.mb) for each in bandwidth.ids}
-    return {each: str(bandwidth_value(percent, bandwidth)) for each, percent in wanted.items() if percent is not None}
-
-
-def _line(name: str, values: Mapping[int, str]) -> str:
-    return f"{name}:" + ";".join(f"{each}={value}" for each, value in values.items()) + "\n" if values else ""
-
-
 def parse_schemata(text: str) -> dict[str, dict[int, str]]:
     """Read a schemata file: values by cache id by resource.
 
     Lines without ids ("L3:uninitialized") say nothing and are left out, whatever their resource.
     """
-    lines = (line.partition(":") for line in text.splitlines())
-    found = {name.strip(): dict(_pairs(values)) for name, _, values in lines}
-    return {name: values for name, values in found.items() if values}
-
-
-def _pairs(values: str) -> Iterator[tuple[int, str]]:
-    for pair in values.split(";"):
-        each, equals, value = pair.partition("=")
-        if equals and each.strip().isdecimal():
-            yield int(each), value.strip()
+    found: dict[str, dict[int, str]] = {}
+    for line in text.splitlines():
+        name, _, values = line.partition(":")
+        pairs = (pair.partition("=") for pair in values.split(";"))
+        ids = {int(each): value.strip() for each, equals, value in pairs if equals and each.strip().isdecimal()}
+        if ids:
+            found[name.strip()] = ids
+    return found
 
 
 def machine_of(root_schemata: str, info: Mapping[str, Mapping[str, str]], vendor: str) -> Machine:

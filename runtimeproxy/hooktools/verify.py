@@ -72,7 +72,8 @@ async def judge(
             verdict = await _judged(rule, subject)
             if rule.asks and (gone := await _gone(subject)):
                 gone_since = rule.name
-                verdict = _with_the_end(verdict, gone)
+                words = f"{verdict.words}; " if verdict.mark is Mark.BROKEN else ""
+                verdict = Verdict(rule, Mark.BROKEN, f"{words}afterwards a plain request: {gone}")
         verdicts.append(verdict)
         told(verdict)
     return verdicts
@@ -102,8 +103,3 @@ async def _gone(subject: Subject) -> str:
         if isinstance(outcome, Status) and code(outcome) not in PLAIN:
             return outcome.words
     return ""
-
-
-def _with_the_end(verdict: Verdict, gone: str) -> Verdict:
-    words = f"{verdict.words}; " if verdict.mark is Mark.BROKEN else ""
-    return Verdict(verdict.rule, Mark.BROKEN, f"{words}afterwards a plain request: {gone}")

@@ -169,6 +169,12 @@ async def test_server_that_hangs_after_a_rule_is_told(tmp_path: Path) -> None:
     assert (found["harm"].mark, found["harm"].words) == (Mark.BROKEN, words)
 
 
+async def test_other_points_are_tried_where_no_named_one_is_served(tmp_path: Path) -> None:
+    found = await verdicts(tmp_path, one_point, points=TWO_POINTS[:1], tried=RULES[:4])
+    assert marked(found, Mark.BROKEN) == {"serves"}
+    assert marked(found, Mark.KEPT) == {"plain", "values", "echo"}
+
+
 async def test_named_hook_points_are_tried_and_no_others(tmp_path: Path) -> None:
     async with HookServer(str(tmp_path / "hooks.sock")) as server:
         subject = Subject(server.socket_path, request.example(), TWO_POINTS[:1], 10.0)
