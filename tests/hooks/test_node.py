@@ -189,72 +189,57 @@ def ratio(node: Node) -> float:
     return node.settings.cpu_normalization_ratio
 
 
-def test_without_a_file_the_defaults_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert Node(None).settings == DEFAULTS
-    assert not caplog.records
-    file = tmp_path / "none" / "node.yaml"
-    node = Node(file)
-    assert node.settings == node.settings == DEFAULTS
-    assert caplog.messages == [f"{file} is not there: the default settings hold"]
+RATIO_IS = "cpu-normalization-ratio:"
+TAKEN, NOT_THERE = ": the node's settings are taken", " is not there: the default settings hold"
+LIFE = [
+    ("", 1, "INFO", " is empty: the default settings hold"),  # somebody is writing it in its place
+    ("rdt: 7", 1, "ERROR", ": rdt must be a mapping with some of the keys LSR, LS, BE; the default settings hold"),
+    (f"{RATIO_IS} 2", 2, "INFO", TAKEN),
+    (f"{RATIO_IS} 2.5", 2.5, "INFO", TAKEN),
+    ("", 2.5, "INFO", " is empty: the last good settings hold"),
+    (f"{RATIO_IS} x", 2.5, "ERROR", f": {RATIO}; the last good settings hold"),
+    (
+        "3",
+        2.5,
+        "ERROR",
+        f": the file must be a mapping with some of the keys {SETTINGS_KEYS}; the last good settings hold",
+    ),
+    ("{}", 1, "INFO", TAKEN),
+    (None, 1, "WARNING", NOT_THERE),
+    (f"{RATIO_IS} 3", 3, "INFO", TAKEN),
+]
 
 
-def test_missing_usual_file_is_no_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("usual", [True, False])
+def test_file_is_followed_and_each_change_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, usual: bool
 ) -> None:
     file = tmp_path / "node.yaml"
-    monkeypatch.setattr(node_module, "DEFAULT_FILE", file)
+    monkeypatch.setattr(node_module, "DEFAULT_FILE", file if usual else tmp_path / "other")
     caplog.set_level(logging.INFO)
     node = Node(file)
-    node.look()
-    file.touch()
-    node.look()
-    file.write_text("rdt: 7")
-    node.look()
-    file.write_text("{}")
-    node.look()
-    file.unlink()
-    node.look()
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", f"{file} is not there: the default settings hold"),
-        ("INFO", f"{file} is empty: the default settings hold"),
-        ("ERROR", f"{file}: rdt must be a mapping with some of the keys LSR, LS, BE; the default settings hold"),
-        ("INFO", f"{file}: the node's settings are taken"),
-        ("WARNING", f"{file} is not there: the default settings hold"),
-    ]
+    for text, expected, level, words in [(None, 1, "INFO" if usual else "WARNING", NOT_THERE), *LIFE]:
+        if text is not None:
+            file.write_text(text)
+        elif file.exists():
+            file.unlink()
+        assert [ratio(node) for _ in range(3)] == [expected] * 3
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [(level, f"{file}{words}")]
+        caplog.clear()
+    assert Node(None).settings == DEFAULTS
+    assert not caplog.records
 
 
-def test_file_that_comes_changes_and_goes_is_followed(tmp_path: Path) -> None:
+def test_file_of_the_same_time_in_its_place_is_seen(tmp_path: Path) -> None:
     file, other = tmp_path / "node.yaml", tmp_path / "other"
+    file.write_text(f"{RATIO_IS} 2.5")
     node = Node(file)
-    assert ratio(node) == 1
-    file.write_text("cpu-normalization-ratio: 2")
-    assert ratio(node) == 2
-    assert node.settings is node.settings
-    file.write_text("cpu-normalization-ratio: 2.5")
     assert ratio(node) == 2.5
-    other.write_text("cpu-normalization-ratio: 3.5")
+    assert node.settings is node.settings
+    other.write_text(f"{RATIO_IS} 3.5")
     os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
     other.rename(file)
     assert ratio(node) == 3.5
-    file.unlink()
-    assert ratio(node) == 1
-
-
-def test_empty_file_is_one_that_is_being_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever writes a file in its place empties it first."""
-    file = tmp_path / "node.yaml"
-    file.touch()
-    node = Node(file)
-    assert ratio(node) == 1
-    file.write_text("cpu-normalization-ratio: 2")
-    assert ratio(node) == 2
-    file.write_text("")
-    assert ratio(node) == 2
-    file.write_text("cpu-normalization-ratio: 3")
-    assert ratio(node) == 3
-    file.write_text("{}")
-    assert ratio(node) == 1
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_thread_that_looked_too_early_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,24 +264,6 @@ def test_config_map_is_followed(tmp_path: Path) -> None:
     (tmp_path / "new").symlink_to("2.5")
     (tmp_path / "new").rename(tmp_path / "..data")
     assert ratio(node) == 2.5
-
-
-@pytest.mark.parametrize("bad", ["cpu-normalization-ratio: x", "{", "cpu-normalisation-ratio: 3"])
-def test_bad_file_is_logged_once_and_changes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: str
-) -> None:
-    file = tmp_path / "node.yaml"
-    node = Node(file)
-    file.write_text("cpu-normalization-ratio: 2")
-    assert ratio(node) == 2
-    file.write_text(bad)
-    assert [ratio(node) for _ in range(3)] == [2, 2, 2]
-    [record] = caplog.records
-    assert record.levelno == logging.ERROR
-    assert record.message.startswith(f"{file}: ")
-    assert record.message.endswith("; the last good settings hold")
-    file.write_text("cpu-normalization-ratio: 4")
-    assert ratio(node) == 4
 
 
 def make_loop(path: Path) -> None:
