@@ -158,6 +158,7 @@ def test_every_process_of_a_container_has_the_cookie(machine: Machine) -> None:
     machine.processes("podp/c11/inner", 13)
     machine.processes("podp/c14", 14)
     machine.hooked(11, BLUE)
+    assert "cookie" not in {thread.name for thread in threading.enumerate()}, "who held it has ended"
     cookies = machine.kernel.cookies
     assert cookies[11] == cookies[12] == cookies[13] != 0
     assert cookies[14] == 0

@@ -1,6 +1,7 @@
 """What hooks that look at the node have in common: their flags, and what they say once."""
 
 import argparse
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +22,10 @@ from tests.hooks.nodes import configured, node
 
 
 @pytest.mark.parametrize("kind", [BatchResource, Cpuset, GroupIdentity, Rdt])
-def test_flags_name_settings_and_cgroups(tmp_path: Path, kind: type[NodeHook]) -> None:
+def test_flags_name_settings_and_cgroups(
+    tmp_path: Path, kind: type[NodeHook], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     node(tmp_path, "system-cpuset: 0-1")
     hook, other, parser = kind(), BatchResource(), argparse.ArgumentParser()
     other.add_arguments(parser)
@@ -31,6 +35,8 @@ def test_flags_name_settings_and_cgroups(tmp_path: Path, kind: type[NodeHook]) -
     hook.configure(arguments)
     other.configure(arguments)
     assert hook.node is other.node
+    taken = f"{tmp_path}/node.yaml: the node's settings are taken"
+    assert [message for message in caplog.messages if "node.yaml" in message] == [taken], "at the start, and once"
     assert (hook.node.settings.system_cpuset, hook.cgroups.root) == ("0-1", tmp_path)
 
 
