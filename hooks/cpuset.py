@@ -8,7 +8,6 @@ is one, and where the wire cannot say it the log does.
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from .koordinator import (
@@ -45,7 +44,8 @@ class Cpuset(NodeHook):
         The kubelet has made that cgroup, quota and all, and writes it itself: the answer alone would not reach it. What
         cannot be written there is logged and stops no pod.
         """
-        if not _allocation(pod.annotations).cpus or not self.node.settings.unset_cpu_quota:
+        own, _ = _allocation(pod.annotations)
+        if not own or not self.node.settings.unset_cpu_quota:
             return
         pod.resources.cpu_quota = UNLIMITED
         try:
@@ -55,16 +55,16 @@ class Cpuset(NodeHook):
 
     def pre_create_container(self, container: ContainerContext) -> None:
         """Set or clear the container's CPUs. Raises Malformed."""
-        allocation, settings = _allocation(container.pod.annotations), self.node.settings
-        if allocation.cpus:
+        (own, nodes), settings = _allocation(container.pod.annotations), self.node.settings
+        if own:
             try:
-                container.resources.cpuset_cpus = allocation.cpus
+                container.resources.cpuset_cpus = own
             except NotSayable as error:
                 raise Malformed(_ANNOTATION, f"its cpuset cannot be used: {error}") from None
             if settings.unset_cpu_quota:
                 container.resources.cpu_quota = UNLIMITED
             return
-        cpus = pool_cpus(settings, qos(container.pod.labels), kube_qos(container.cgroup_parent), allocation.nodes)
+        cpus = pool_cpus(settings, qos(container.pod.labels), kube_qos(container.cgroup_parent), nodes)
         if cpus:
             container.resources.cpuset_cpus = cpus
         elif cpus is not None:
@@ -105,20 +105,13 @@ def _joined(pools: Collection[Pool], nodes: Collection[int] | None = None) -> st
     return ",".join(filter(None, chosen)) if pools else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Allocation:
-    """What the annotation says: CPUs of the pod's own, "" for none; NUMA nodes that it was given shared CPUs of."""
-
-    cpus: str
-    nodes: frozenset[int]
-
-
-def _allocation(annotations: Mapping[str, str]) -> _Allocation:
+def _allocation(annotations: Mapping[str, str]) -> tuple[str, frozenset[int]]:
+    """Return the CPUs of a pod's own, "" for none, and the NUMA nodes that it was given shared CPUs of."""
     status = read_json(annotations, RESOURCE_STATUS, dict)
     given = member(status, "numaNodeResources", Objects, [])
     nodes = frozenset(member(each, "node", int, 0) for each in given)
     with_cpus = [each for each in given if _has_cpus(each)]
-    return _Allocation(member(status, "cpuset", str, ""), nodes if with_cpus else frozenset())
+    return member(status, "cpuset", str, ""), nodes if with_cpus else frozenset()
 
 
 def _has_cpus(given: Any) -> bool:

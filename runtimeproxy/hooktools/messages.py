@@ -6,7 +6,7 @@ Invariant: each function raises Broken, Late or Skipped, or the rule is kept at 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from runtimeproxy import merge
@@ -127,7 +127,7 @@ async def echo(subject: Subject, point: HookPoint) -> None:
     if point.operation is Operation.UPDATE_CONTAINER_RESOURCES:
         return
     sent = subject.told(point)
-    repeated = mixed(sent, _answer(subject, point)).repeated
+    repeated, _ = mixed(sent, _answer(subject, point))
     if not repeated:
         return
     changed = with_others(sent, repeated)
@@ -135,29 +135,21 @@ async def echo(subject: Subject, point: HookPoint) -> None:
         answer = await subject.ask(client, point, codec.encode(point, changed))
     if not isinstance(answer, HookAnswer):
         raise Skipped("the plain request is refused with other numbers in its resources")
-    again = mixed(changed, answer)
-    if both := [name for name in again.repeated if name in repeated]:
-        raise Broken(f"resources: {', '.join(both)} repeated as sent, {', '.join(again.left_out)} left out")
+    again, left_out = mixed(changed, answer)
+    if both := [name for name in again if name in repeated]:
+        raise Broken(f"resources: {', '.join(both)} repeated as sent, {', '.join(left_out)} left out")
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """The numbers that an answer repeats and those that it leaves out: both, or it is none."""
-
-    repeated: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-
-
-def mixed(sent: HookRequest, said: HookAnswer) -> Mixture:
-    """Return what an answer repeats in part.
+def mixed(sent: HookRequest, said: HookAnswer) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the numbers that an answer repeats and those that it leaves out: both, or it is no mixture and has none.
 
     A number that was changed says nothing either way: both an echo and a partial answer have those.
     """
     asked, answered = (each.resources or NO_RESOURCES for each in (merge.echo(sent), said))
     numbers = {name: value for name in NUMBER_FIELDS if (value := getattr(asked, name))}
-    repeated = tuple(name for name, value in numbers.items() if getattr(answered, name) == value)
-    left_out = tuple(name for name in numbers if not getattr(answered, name))
-    return Mixture(repeated, left_out) if repeated and left_out else Mixture()
+    repeated = [name for name, value in numbers.items() if getattr(answered, name) == value]
+    left_out = [name for name in numbers if not getattr(answered, name)]
+    return (repeated, left_out) if repeated and left_out else ([], [])
 
 
 def with_others(sent: HookRequest, names: Sequence[str]) -> HookRequest:

@@ -226,18 +226,14 @@ def resctrl(tmp_path: Path) -> StandIn:
 
 
 WIDE = Hardware(cdp=True, mb_ids=(), cbm_mask=0xFFFFF, min_cbm_bits=2)
-ONE_AMD = Hardware(l3_ids=(), mb_ids=(5,), vendor=AMD, min_bandwidth=0, bandwidth_gran=1)
 
 
 @pytest.mark.parametrize(
     ("hardware", "machine"),
     [
         (Hardware(), Machine({"L3": L3}, MB)),
-        (Hardware(mb_ids=()), Machine({"L3": L3})),
-        (Hardware(l3_ids=()), Machine({}, MB)),
         (Hardware(l3_ids=(), mb_ids=()), Machine()),
         (WIDE, Machine({"L3CODE": Cache((0, 1), 20, 2), "L3DATA": Cache((0, 1), 20, 2)})),
-        (ONE_AMD, Machine({}, Bandwidth((5,), AMD, 0, 1))),
     ],
 )
 def test_machine_is_read_from_the_tree(tmp_path: Path, hardware: Hardware, machine: Machine) -> None:

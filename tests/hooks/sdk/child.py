@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, PodContext, main, reject
 
 DO = "do"
+BEGAN = "told to wait"
+"""Goes to stderr when a method begins to wait."""
 SECRET = "canary-4711"
 """Stands in annotations and in texts of foreign exceptions: nobody may repeat it."""
 SLOW_SECONDS = 0.6
@@ -39,12 +41,9 @@ def unsayable(container: ContainerContext) -> None:
     del container.env["A"]
 
 
-def slow(container: ContainerContext) -> None:
-    time.sleep(SLOW_SECONDS)
-
-
-def hang(container: ContainerContext) -> None:
-    time.sleep(3600)
+def wait(seconds: float) -> None:
+    print(BEGAN, file=sys.stderr, flush=True)
+    time.sleep(seconds)
 
 
 ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
@@ -54,8 +53,8 @@ ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
     "boom": boom,
     "leave": leave,
     "unsayable": unsayable,
-    "slow": slow,
-    "hang": hang,
+    "slow": lambda container: wait(SLOW_SECONDS),
+    "hang": lambda container: wait(3600),
 }
 
 

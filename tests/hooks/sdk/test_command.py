@@ -17,7 +17,7 @@ from runtimeproxy_hooks.sdk import ContainerContext, Hook, main
 from runtimeproxy_hooks.sdk.command import LOOK_SECONDS
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.callers import call, request
-from tests.hooks.sdk.child import SECRET, Dreamy, Obedient
+from tests.hooks.sdk.child import BEGAN, SECRET, Dreamy, Obedient
 from tests.hooks.sdk.processes import LONG_SECONDS, Process, eventually, running
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,7 @@ def test_debug_lines_name_calls_and_no_values(folder: Path) -> None:
 def test_call_in_flight_ends_first(folder: Path) -> None:
     with running(folder) as server, ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(callers.status, str(server.socket), request("slow"))
-        time.sleep(0.3)
+        eventually(lambda: BEGAN in server.log)
         assert server.end(signal.SIGTERM) == 0
         assert waiting.result() == (grpc.StatusCode.OK, "")
 
@@ -111,7 +111,7 @@ def test_call_that_comes_while_it_leaves_is_served(folder: Path) -> None:
 def test_call_that_hangs_is_left_behind(folder: Path) -> None:
     with running(folder) as server, ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(callers.status, str(server.socket), request("hang"))
-        time.sleep(0.3)
+        eventually(lambda: BEGAN in server.log)
         assert server.end(signal.SIGTERM) == 0
         assert waiting.result()[0] in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
         assert server.log.endswith("1 calls did not end in time and are left behind\n")
