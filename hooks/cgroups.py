@@ -6,9 +6,9 @@ Invariant: a path from a request never leads out of the hierarchy, and no file o
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from .sdk.errors import Malformed
 
@@ -27,42 +27,31 @@ def weight(shares: int) -> int:
     return min(max(1 + (shares - 2) * 9999 // 262142, 1), 10000)
 
 
-def _verbatim(value: int | str, _: str) -> str:
-    return str(value)
-
-
-def _weight(value: int | str, _: str) -> str:
-    return str(weight(int(value)))
-
-
-def _max(value: int | str, _: str) -> str:
-    return "max" if value == -1 else str(value)
-
-
-def _max_and_period(value: int | str, before: str) -> str:
-    fields = before.split()
-    return f"{_max(value, before)} {fields[1] if len(fields) > 1 else DEFAULT_PERIOD}"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Where a number of CRI lies: version 1 controller and file, version 2 file and what is written there.
-
-    ``v2`` is given the value in CRI's terms and the file's content before.
-    """
+class Setting(NamedTuple):
+    """Where a number of CRI lies: version 1 controller and file, version 2 file."""
 
     controller: str
     v1_name: str
     v2_name: str
-    v2: Callable[[int | str, str], str] = _verbatim
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "cpu_shares": Setting("cpu", "cpu.shares", "cpu.weight", _weight),
-    "cpu_quota": Setting("cpu", "cpu.cfs_quota_us", "cpu.max", _max_and_period),
-    "memory_limit_in_bytes": Setting("memory", "memory.limit_in_bytes", "memory.max", _max),
+    "cpu_shares": Setting("cpu", "cpu.shares", "cpu.weight"),
+    "cpu_quota": Setting("cpu", "cpu.cfs_quota_us", "cpu.max"),
+    "memory_limit_in_bytes": Setting("memory", "memory.limit_in_bytes", "memory.max"),
     "cpuset_cpus": Setting("cpuset", "cpuset.cpus", "cpuset.cpus"),
 }
+
+
+def _in_version_2(setting: str, value: int | str, before: str) -> str:
+    """Return what version 2 is told of a value in CRI's terms; ``before`` is the file's content."""
+    if setting == "cpu_shares":
+        return str(weight(int(value)))
+    text = "max" if value == -1 else str(value)
+    if setting != "cpu_quota":
+        return text
+    fields = before.split()
+    return f"{text} {fields[1] if len(fields) > 1 else DEFAULT_PERIOD}"
 
 
 def overwrite(file: Path, content: str) -> None:
@@ -111,9 +100,8 @@ class Cgroups:
 
         Raises OSError, and FileNotFoundError if the cgroup or its controller is not there.
         """
-        row = SETTINGS[setting]
-        file = self.file(path, row.controller, row.v1_name, row.v2_name)
-        overwrite(file, row.v2(value, file.read_text()) if self.v2 else str(value))
+        file = self.file(path, *SETTINGS[setting])
+        overwrite(file, _in_version_2(setting, value, file.read_text()) if self.v2 else str(value))
 
     def container(self, parent: str, container_id: str) -> str | None:
         """Return the path of a container's cgroup under its pod's, None if there is none or the id is ""."""

@@ -72,7 +72,7 @@ def decode(point: HookPoint, body: bytes) -> HookAnswer:
 
 def decode_request(point: HookPoint, body: bytes) -> HookRequest:
     """Return what the proxy told, for the hook server's side. Raises WireError if it cannot be parsed."""
-    return _READ_REQUEST[point.subject](body)
+    return _read_pod_request(body) if point.subject is SubjectKind.POD else _read_container_request(body)
 
 
 def encode_answer(point: HookPoint, answer: HookAnswer) -> bytes:
@@ -80,7 +80,7 @@ def encode_answer(point: HookPoint, answer: HookAnswer) -> bytes:
 
     Raises ValueError if a number is one that its field cannot hold.
     """
-    return _WRITE_ANSWER[point.subject](answer)
+    return _write_pod_answer(answer) if point.subject is SubjectKind.POD else _write_container_answer(answer)
 
 
 # -- pod -------------------------------------------------------------------------------------------------------------
@@ -258,14 +258,6 @@ def _read_container_answer(body: bytes) -> HookAnswer:
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-_READ_REQUEST: Mapping[SubjectKind, Callable[[bytes], HookRequest]] = {
-    SubjectKind.POD: _read_pod_request,
-    SubjectKind.CONTAINER: _read_container_request,
-}
-_WRITE_ANSWER: Mapping[SubjectKind, Callable[[HookAnswer], bytes]] = {
-    SubjectKind.POD: _write_pod_answer,
-    SubjectKind.CONTAINER: _write_container_answer,
-}
 _READ_ANSWER: Mapping[SubjectKind, Callable[[bytes], HookAnswer]] = {
     SubjectKind.POD: _read_pod_answer,
     SubjectKind.CONTAINER: _read_container_answer,

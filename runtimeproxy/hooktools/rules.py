@@ -29,7 +29,7 @@ class Rule:
     """Whether it asks the server something, so that it needs a server that still answers."""
 
 
-def _at_each_point(trial: AtPoint) -> Trial:
+def _each(trial: AtPoint) -> Trial:
     """Try a rule at each hook point where a plain request is answered; what breaks it first is told."""
 
     async def try_all(subject: Subject) -> None:
@@ -81,49 +81,27 @@ async def _deadline(subject: Subject) -> None:
         raise Broken(f"no answer within {subject.timeout_seconds:g} s: {', '.join(subject.late)}")
 
 
+_VALUES = "What an answer sets is valid: a bad field is lost, and under policy Fail the call with it."
+_ECHO = "An answer repeats all numbers of the resources that were sent, or none (at PreUpdateContainerResources any)."
+_MISSING = "A request without any one field is answered, or refused with a fitting status."
+_AT_ONCE = f"{connections.AT_ONCE} calls at once are answered, each for its own pod."
+_BROKEN = "After a connection broke in the middle of a call a new one is served."
+_RESTART = f"Within {connections.RESTART_SECONDS:g} s of a restart the socket answers again."
+
 RULES: tuple[Rule, ...] = (
     Rule("serves", "It serves at least one hook point, and those that --point names.", _serves, asks=False),
     Rule("plain", "A plain request is answered, or refused with PERMISSION_DENIED.", _plain, asks=False),
-    Rule(
-        "values",
-        "What an answer sets is valid: a bad field is lost, and under policy Fail the call with it.",
-        _at_each_point(messages.values),
-        asks=False,
-    ),
-    Rule(
-        "echo",
-        "An answer repeats all numbers of the resources that were sent, or none (at PreUpdateContainerResources any).",
-        _at_each_point(messages.echo),
-    ),
-    Rule("same-answer", "The same request gets the same answer.", _at_each_point(messages.same_answer)),
-    Rule("empty", "An empty request is answered, or refused with a fitting status.", _at_each_point(messages.empty)),
-    Rule(
-        "missing",
-        "A request without any one field is answered, or refused with a fitting status.",
-        _at_each_point(messages.missing),
-    ),
-    Rule(
-        "unknown-fields",
-        "Fields of a later protocol do not change the answer.",
-        _at_each_point(messages.unknown_fields),
-    ),
+    Rule("values", _VALUES, _each(messages.values), asks=False),
+    Rule("echo", _ECHO, _each(messages.echo)),
+    Rule("same-answer", "The same request gets the same answer.", _each(messages.same_answer)),
+    Rule("empty", "An empty request is answered, or refused with a fitting status.", _each(messages.empty)),
+    Rule("missing", _MISSING, _each(messages.missing)),
+    Rule("unknown-fields", "Fields of a later protocol do not change the answer.", _each(messages.unknown_fields)),
     Rule("unknown-method", "A method that does not exist is UNIMPLEMENTED.", messages.unknown_method),
-    Rule("big", "A request with 1 MiB of annotations is answered.", _at_each_point(messages.big)),
-    Rule(
-        "concurrency",
-        f"{connections.AT_ONCE} calls at once are answered, each for its own pod.",
-        _at_each_point(connections.concurrency),
-    ),
-    Rule("cancelled", "A cancelled call harms no other call.", _at_each_point(connections.cancelled)),
-    Rule(
-        "broken-connection",
-        "After a connection broke in the middle of a call a new one is served.",
-        _at_each_point(connections.broken_connection),
-    ),
-    Rule(
-        "restart",
-        f"Within {connections.RESTART_SECONDS:g} s of a restart the socket answers again.",
-        connections.restart,
-    ),
+    Rule("big", "A request with 1 MiB of annotations is answered.", _each(messages.big)),
+    Rule("concurrency", _AT_ONCE, _each(connections.concurrency)),
+    Rule("cancelled", "A cancelled call harms no other call.", _each(connections.cancelled)),
+    Rule("broken-connection", _BROKEN, _each(connections.broken_connection)),
+    Rule("restart", _RESTART, connections.restart),
     Rule("deadline", "Every answer comes within --timeout.", _deadline, asks=False),
 )

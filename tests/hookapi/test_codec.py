@@ -228,7 +228,7 @@ def test_bytes_of_an_answer_are_read(point: HookPoint, body: bytes, answer: Hook
 
 
 @POINTS
-def test_empty_resources_are_not_absent_ones_and_unknown_fields_are_passed_over(point: HookPoint) -> None:
+def test_empty_resources_are_said_and_unknown_fields_passed_over(point: HookPoint) -> None:
     empty = HookAnswer(resources=Resources())
     assert codec.decode(point, codec.encode_answer(point, empty)) == empty
     assert codec.decode(point, b"") == codec.decode(point, b"\x9a\x06\x03abc") == HookAnswer()

@@ -36,8 +36,6 @@ LIMITS = [("memory_limit_in_bytes", 1 << 26), ("memory_limit_in_bytes", -1), ("c
 
 @pytest.mark.parametrize(("setting", "value"), [*QUOTAS, *LIMITS])
 def test_written_value_is_in_force(roots: list[Path], setting: str, value: int | str) -> None:
-    row = SETTINGS[setting]
-    files = {root: Cgroups(root).file(PATH, row.controller, row.v1_name, row.v2_name) for root in roots}
-    root = next(root for root, file in files.items() if file.exists())
+    root = next(root for root in roots if Cgroups(root).file(PATH, *SETTINGS[setting]).exists())
     Cgroups(root).write(PATH, setting, value)
     assert in_force.read(PATH, setting, root) == in_force.expected(setting, value, root)

@@ -220,7 +220,7 @@ async def test_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None
         if (end := points[point.name]) is not None:
             raise end
 
-    tried: Any = rules._at_each_point(trial)
+    tried: Any = rules._each(trial)
     if raised is None:
         await tried(Points())
         return
