@@ -86,6 +86,11 @@ class Subject:
         self.late: list[str] = []
         """Which calls had no answer in time."""
         self._bodies = {point: request.encoded(point, given) for point in self.named or HOOK_POINTS}
+        self._others: dict[HookPoint, bytes] = {}
+        for point in HOOK_POINTS:
+            if point not in self._bodies:
+                with suppress(ConfigError):  # the plain request may not be fit for it
+                    self._others[point] = request.encoded(point, given)
 
     async def probe(self) -> None:
         """Ask every hook point the plain request. Raises HookCallFailed if nobody listens at the socket."""
@@ -96,13 +101,8 @@ class Subject:
             raise asking.HookCallFailed(self.endpoint, "verify", failure) from None
         await self._ask_plain(self._bodies)
         if not self.served:
-            others: dict[HookPoint, bytes] = {}
-            for point in HOOK_POINTS:
-                if point not in self._bodies:
-                    with suppress(ConfigError):  # the plain request may not be fit for it
-                        others[point] = request.encoded(point, self.given)
-            self._bodies |= others
-            await self._ask_plain(others)
+            self._bodies |= self._others
+            await self._ask_plain(self._others)
 
     async def _ask_plain(self, points: Iterable[HookPoint]) -> None:
         for point in points:

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import os
-import stat
 import subprocess
 import sys
 import threading
@@ -227,12 +225,6 @@ async def test_ten_mebibytes_go_both_ways_and_seventeen_are_refused(told: Told, 
         assert seen(await ask(opened)) == "nothing"
 
 
-async def test_two_hundred_calls_at_once_on_one_channel_are_served(told: Told, path: str) -> None:
-    async with channel(path) as opened:
-        answers = await asyncio.gather(*(ask(opened, f"{number}") for number in range(200)))
-    assert list(map(seen, answers)) == [f"{number}" for number in range(200)]
-
-
 @pytest.mark.parametrize("way", ["the deadline", "a cancel", "a closed channel"])
 async def test_call_that_nobody_waits_for_has_its_method_cut_off(
     told: Told, path: str, caplog: pytest.LogCaptureFixture, way: str
@@ -315,15 +307,6 @@ def test_watcher_of_its_health_is_told_of_the_end(path: str) -> None:
 
 
 # -- start and end ---------------------------------------------------------------------------------------------------
-
-
-def test_socket_is_narrow_and_gone_in_the_end(path: str) -> None:
-    server = HookServer([Obedient()], "server")
-    server.start(path)
-    assert stat.S_IMODE(os.lstat(path).st_mode) == 0o600
-    assert server.stop(0) == 0
-    assert os.listdir(os.path.dirname(path)) == ["a.sock.lock"]
-    assert server.stop(0) == 0
 
 
 def test_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
