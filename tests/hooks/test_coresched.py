@@ -45,25 +45,18 @@ class Kernel:
         if command in {GET, SHARE_FROM} and scope != THREAD:
             raise OSError(errno.EINVAL, "the scope must be a thread")
         assert command != SHARE_TO or scope == PROCESS, "the process's other threads are left out"
-        commands = {GET: self._get, CREATE: self._create, SHARE_TO: self._share_to, SHARE_FROM: self._share_from}
-        return commands[command](pid)
-
-    def _get(self, pid: int) -> int:
-        return self.cookies[pid] if pid else getattr(self._thread, "cookie", 0)
-
-    def _create(self, pid: int) -> int:
-        assert pid == ITSELF
-        self._made += 1
-        self._thread.cookie = 1000 + self._made
-        return 0
-
-    def _share_to(self, pid: int) -> int:
-        self.cookies[pid] = self._get(ITSELF)
-        self.on_share(pid)
-        return 0
-
-    def _share_from(self, pid: int) -> int:
-        self._thread.cookie = self.cookies[pid]
+        own = getattr(self._thread, "cookie", 0)
+        if command == GET:
+            return self.cookies[pid] if pid else own
+        if command == CREATE:
+            assert pid == ITSELF
+            self._made += 1
+            self._thread.cookie = 1000 + self._made
+        elif command == SHARE_TO:
+            self.cookies[pid] = own
+            self.on_share(pid)
+        else:
+            self._thread.cookie = self.cookies[pid]
         return 0
 
 

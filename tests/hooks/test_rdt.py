@@ -317,6 +317,14 @@ def test_runtime_is_not_told_where_the_flag_says_so(node: Node) -> None:
         assert node.resctrl.tasks("LS") == set(tids)
 
 
+def test_help_says_what_the_annotation_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        configured(Rdt(), "--help")
+    said = capsys.readouterr().out
+    assert "ignore_rdt_not_enabled_errors" in said
+    assert "--no-rdt-class-annotation" in said
+
+
 def test_restarted_server_finds_groups_on_disk(node: Node) -> None:
     node.hook().pre_run_pod_sandbox(**ASKED)
     with threads(2) as tids:
