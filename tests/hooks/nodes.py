@@ -2,14 +2,22 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 from runtimeproxy_hooks.koordinator import QOS_CLASS
 from runtimeproxy_hooks.node import Node
 from runtimeproxy_hooks.sdk import Hook
 
 H = TypeVar("H", bound=Hook)
+
+
+def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Return the rows of a table for ``parametrize``: the first field of each is its id."""
+    return [pytest.param(*fields, id=claim) for claim, *fields in table]
 
 
 def node(folder: Path, settings: str) -> Node:

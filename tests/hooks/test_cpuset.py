@@ -14,7 +14,7 @@ from runtimeproxy_hooks.cpuset import Cpuset
 from runtimeproxy_hooks.koordinator import RESOURCE_STATUS
 from runtimeproxy_hooks.sdk import ContainerContext, Malformed
 from runtimeproxy_hooks.sdk.testing import Difference, HookTester
-from tests.hooks.nodes import annotation, node, qos, tree
+from tests.hooks.nodes import annotation, node, qos, rows, tree
 
 POOLS = """
 shared-pools: [{socket: 0, node: 0, cpuset: 0-3}, {socket: 0, node: 1, cpuset: "8-11,15"}]
@@ -79,7 +79,7 @@ OWN = [
 
 
 @pytest.mark.parametrize("sent", [None, {}, SENT])
-@pytest.mark.parametrize(("value", "settings", "resources"), [row[1:] for row in OWN], ids=[row[0] for row in OWN])
+@pytest.mark.parametrize(("value", "settings", "resources"), rows(OWN))
 def test_annotations_cpuset_is_given(make: Make, value: Any, settings: str, resources: Any, sent: Any) -> None:
     assert changed(make(settings), annotations=status(value), resources=sent) == resources
 
@@ -166,11 +166,7 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "name", "parent", "annotations", "resources"),
-    [row[1:] for row in RULES],
-    ids=[row[0] for row in RULES],
-)
+@pytest.mark.parametrize(("settings", "name", "parent", "annotations", "resources"), rows(RULES))
 def test_first_rule_that_holds_decides(
     make: Make, settings: str, name: str, parent: str, annotations: dict[str, str], resources: dict[str, Any]
 ) -> None:

@@ -13,7 +13,7 @@ from runtimeproxy_hooks.koordinator import DEVICE_ALLOCATED, GPU_ISOLATION_PROVI
 from runtimeproxy_hooks.sdk import ContainerContext, Malformed
 from runtimeproxy_hooks.sdk.testing import Difference, HookTester
 from tests.amounts import examples
-from tests.hooks.nodes import annotation, configured
+from tests.hooks.nodes import annotation, configured, rows
 
 CORE, MEMORY, RATIO = "koordinator.sh/gpu-core", "koordinator.sh/gpu-memory", "koordinator.sh/gpu-memory-ratio"
 OLD_CORE, OLD_MEMORY, OLD_RATIO = "kubernetes.io/gpu-core", "kubernetes.io/gpu-memory", "kubernetes.io/gpu-memory-ratio"
@@ -63,7 +63,7 @@ VISIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("annotations", "env"), [row[1:] for row in VISIBLE], ids=[row[0] for row in VISIBLE])
+@pytest.mark.parametrize(("annotations", "env"), rows(VISIBLE))
 def test_visible_devices_are_the_minors(annotations: dict[str, str], env: dict[str, str]) -> None:
     assert HookTester(Gpu()).pre_create_container(annotations=annotations) == Difference(env=env)
 
@@ -100,7 +100,7 @@ SHARES = [
 ]
 
 
-@pytest.mark.parametrize(("resources", "env"), [row[1:] for row in SHARES], ids=[row[0] for row in SHARES])
+@pytest.mark.parametrize(("resources", "env"), rows(SHARES))
 def test_hami_core_is_told_the_share(resources: dict[str, Any], env: dict[str, str]) -> None:
     tester, annotations = HookTester(Gpu()), gpus(gpu(**resources))
     assert tester.pre_create_container(annotations=annotations, labels=HAMI) == Difference(env=env)

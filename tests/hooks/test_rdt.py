@@ -20,7 +20,7 @@ from runtimeproxy_hooks.resctrl_fs import Resctrl
 from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import UID, Difference
 from tests.fakes.resctrl import AMD, Hardware, StandIn
-from tests.hooks.nodes import configured, qos
+from tests.hooks.nodes import configured, qos, rows
 from tests.hooks.rdt_node import EVERY_CLASS, FULL, POD_GROUP, SMALL, Node, Refusing, Watching, annotated, threads
 
 ASKED: dict[str, Any] = {"annotations": annotated(SMALL)}
@@ -64,7 +64,7 @@ WISHES = [
 ]
 
 
-@pytest.mark.parametrize(("said", "schemata"), [row[1:] for row in WISHES], ids=[row[0] for row in WISHES])
+@pytest.mark.parametrize(("said", "schemata"), rows(WISHES))
 def test_pods_annotation_makes_its_group(node: Node, said: object, schemata: str) -> None:
     assert not node.hook().pre_run_pod_sandbox(annotations=annotated(said))
     assert node.groups() == [POD_GROUP]

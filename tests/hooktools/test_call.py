@@ -19,6 +19,7 @@ from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, 
 from tests.amounts import examples
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
+from tests.hooks.nodes import rows
 from tests.hooktools.test_request import ENTRIES, REQUESTS, RESOURCES, TEXTS
 from tests.merge_cases import BAD
 
@@ -100,7 +101,7 @@ SHOWN: list[tuple[str, Any, HookAnswer, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("point", "answer", "text"), [row[1:] for row in SHOWN], ids=[row[0] for row in SHOWN])
+@pytest.mark.parametrize(("point", "answer", "text"), rows(SHOWN))
 def test_answer_is_shown_as_what_it_changes(point: Any, answer: HookAnswer, text: str) -> None:
     assert lines(answer, point) == text
 

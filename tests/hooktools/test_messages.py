@@ -10,6 +10,7 @@ from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, SubjectKind
 from runtimeproxy.hooktools import connections, messages, request
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from tests.hooks.nodes import rows
 
 MESSAGES: dict[SubjectKind, Any] = {
     SubjectKind.POD: api_pb2.PodSandboxHookRequest,
@@ -55,9 +56,7 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("said", "repeated", "left_out"), [row[1:] for row in MIXTURES], ids=[row[0] for row in MIXTURES]
-)
+@pytest.mark.parametrize(("said", "repeated", "left_out"), rows(MIXTURES))
 @pytest.mark.parametrize("container", [None, ContainerInfo(resources=SENT.pod.resources)])
 def test_mixture_of_an_echo_and_changes_is_found(
     said: HookAnswer, repeated: list[str], left_out: list[str], container: ContainerInfo | None

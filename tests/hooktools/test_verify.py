@@ -18,6 +18,7 @@ from runtimeproxy.model import HookRequest
 from tests.fakes import hookanswers
 from tests.fakes.broken_hookservers import BROKEN, GOOD, LATE_SECONDS, Made, Tried, answering
 from tests.fakes.hookserver import HookServer
+from tests.hooks.nodes import rows
 
 pytestmark = pytest.mark.slow
 
@@ -304,9 +305,7 @@ async def shown(folder: Path, made: Made, asked: HookRequest, points: Sequence[H
         return await asyncio.to_thread(verify.verify, subject, lines.append), lines
 
 
-@pytest.mark.parametrize(
-    ("made", "asked", "points", "serves", "first", "last"), [row[1:] for row in TABLES], ids=[row[0] for row in TABLES]
-)
+@pytest.mark.parametrize(("made", "asked", "points", "serves", "first", "last"), rows(TABLES))
 async def test_table_says_what_is_served(
     tmp_path: Path,
     made: Made,
