@@ -14,11 +14,7 @@ POD_NAME = f"k8s_POD_web-0_shop_{UID}_3"
 CONTAINER_NAME = f"k8s_main_web-0_shop_{UID}_2"
 PARENT = f"/kubepods/burstable/pod{UID}"
 
-META_LABELS = {
-    "io.kubernetes.pod.name": "web-0",
-    "io.kubernetes.pod.namespace": "shop",
-    "io.kubernetes.pod.uid": UID,
-}
+META_LABELS = {"io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "shop", "io.kubernetes.pod.uid": UID}
 POD_LABELS = {
     **META_LABELS,
     "annotation.kubernetes.io/config.source": "api",

@@ -46,12 +46,7 @@ PARENT = "/kubepods/burstable/pod6f1c7c9e"
 SYSTEMD_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c7c9e.slice"
 MIB = 1 << 20
 POD = bodies.Pod(
-    name="web-0",
-    uid="6f1c7c9e",
-    attempt=1,
-    labels={"app": "web"},
-    annotations={"note": "pod"},
-    cgroup_parent=PARENT,
+    name="web-0", uid="6f1c7c9e", attempt=1, labels={"app": "web"}, annotations={"note": "pod"}, cgroup_parent=PARENT
 )
 CONTAINER = bodies.Container(
     name="main",

@@ -88,7 +88,4 @@ def _request(line: str, agent: str) -> bytes:
     return head(f"{first} HTTP/1.1", "Host: api.moby.localhost", f"User-Agent: {agent}", *fields) + body
 
 
-RECORDED = (
-    *requests(DOCKER_CLI, "Docker-Client/28.2.2 (linux)"),
-    *requests(CRI_DOCKERD, "Go-http-client/1.1"),
-)
+RECORDED = (*requests(DOCKER_CLI, "Docker-Client/28.2.2 (linux)"), *requests(CRI_DOCKERD, "Go-http-client/1.1"))

@@ -139,10 +139,7 @@ PASSING: dict[str, list[Step]] = {
     ],
     "nothing of the daemon's is read behind our last answer": [
         Step(client(PING + b"nonsense\r\n\r\n"), to_daemon=PING),
-        Step(
-            daemon(OK + NOT_FOUND, NOT_FOUND, b"nonsense\r\n\r\n"),
-            to_client=OK + ours(400, closes=True) + EOF,
-        ),
+        Step(daemon(OK + NOT_FOUND, NOT_FOUND, b"nonsense\r\n\r\n"), to_client=OK + ours(400, closes=True) + EOF),
     ],
     "known answers stand for the requests in their order": [
         Step(client(PING, PING), to_daemon=PING + PING),

@@ -11,11 +11,7 @@ from runtimeproxy.docker import backend as backend_module
 from runtimeproxy.docker.backend import UNREADABLE, Backend, Event
 from runtimeproxy.errors import BackendError
 from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, STREAM_HEAD, Daemon, Reply, chunk, event, until
-from tests.docker.questions import (
-    CANARY,
-    ID,
-    SHORT_SECONDS,
-)
+from tests.docker.questions import CANARY, ID, SHORT_SECONDS
 
 LIMIT_SECONDS = 1.0
 """Of a request: a busy machine may take some of it to answer."""

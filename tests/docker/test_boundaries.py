@@ -111,10 +111,7 @@ def compare(data: bytes, sizes: Sequence[int] = ()) -> None:
 
 SIZES = st.lists(st.integers(1, 40) | st.integers(1, 400), max_size=30)
 REQUESTS = st.builds(
-    lambda first, lines, body: head(first, "Host: h", *lines) + body,
-    REQUEST_LINES,
-    st.lists(LINES, max_size=3),
-    BODIES,
+    lambda first, lines, body: head(first, "Host: h", *lines) + body, REQUEST_LINES, st.lists(LINES, max_size=3), BODIES
 )
 
 

@@ -1,7 +1,6 @@
 """Docker's calls through the whole core: what all of them do, and those that make pods."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,7 @@ from runtimeproxy.errors import Reason
 from runtimeproxy.model import HookAnswer, HookRequest, PodInfo, PodRecord, Resources
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.client import chunked, request
-from tests.docker.node import (
-    CREATE,
-    PARENT,
-    SYSTEMD_PARENT,
-    Node,
-    id_of,
-    written,
-)
+from tests.docker.node import CREATE, PARENT, SYSTEMD_PARENT, Node, id_of, written
 from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
@@ -42,13 +34,6 @@ TOLD_POD = PodInfo(
     annotations={"note": "pod"},
     cgroup_parent=PARENT,
 )
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
-        await node.follow()
-        yield node
 
 
 PRE = [

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,13 +25,6 @@ ANNOTATIONS = {
 }
 TOLD = ContainerInfo(name="main", attempt=2, annotations=ANNOTATIONS, resources=ASKED, envs={"A": "1", "B": "2"})
 CANARY = "canary-4711"
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
-        await node.follow()
-        yield node
 
 
 async def test_a_container_is_told_with_its_pod_and_kept_as_the_kubelet_asked_for_it(node: Node) -> None:

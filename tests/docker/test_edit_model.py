@@ -71,10 +71,7 @@ def test_any_create(
     adjustment = Adjustment(labels=labels, annotations=annotations, envs=envs, resources=changes)
     text = json.dumps(body, indent=indent).encode()
     as_labels = {LABEL_PREFIX + key: value for key, value in annotations.items()}
-    for edit, new_labels, new_envs in (
-        (edit_pod, {**labels, **as_labels}, {}),
-        (edit_container, as_labels, envs),
-    ):
+    for edit, new_labels, new_envs in ((edit_pod, {**labels, **as_labels}, {}), (edit_container, as_labels, envs)):
         result = edit(text, adjustment, parent)
         assert edit(result, Adjustment(labels, annotations, envs), parent) is result
         after = json.loads(result)

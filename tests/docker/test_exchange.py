@@ -92,10 +92,7 @@ UNREADABLE: dict[str, tuple[list[Step], str]] = {
     ),
     "one that ends inside its body": ([Step(client(CREATE[:-1])), Step(ends("client"), asks=1)], "ends inside"),
     "one longer than a message may be": (
-        [
-            Step(client(request("POST", TARGET, body=bytes(MESSAGE_LIMIT + 1))[:-1])),
-            Step(client(b"\0"), asks=1),
-        ],
+        [Step(client(request("POST", TARGET, body=bytes(MESSAGE_LIMIT + 1))[:-1])), Step(client(b"\0"), asks=1)],
         "longer than the limit",
     ),
 }
@@ -393,11 +390,7 @@ WAYS: dict[str, tuple[list[Step], Reply | None]] = {
         Reply(agreed=False, message=NOT_FOUND.partition(b"\r\n\r\n")[2]),
     ),
     "B9: a request that could not be sent did nothing": (
-        [
-            Step(client(CREATE), asks=1),
-            Step(ends("daemon")),
-            Step(release, to_client=ours(502, closes=True) + EOF),
-        ],
+        [Step(client(CREATE), asks=1), Step(ends("daemon")), Step(release, to_client=ours(502, closes=True) + EOF)],
         Reply(agreed=False, faultless=True),
     ),
 }

@@ -1,6 +1,5 @@
 """Which requests the Docker front holds, whom it asks about them, and that all others pass as they came."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ PLAIN_BODY = b'{ "Image" : "%b","HostConfig":null, "hostconfig":null,"Env":["\\u
     BUSYBOX_IMAGE.encode()
 )
 """A create that is no pod's, in a spelling that nobody would write again."""
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
-        await node.follow()
-        yield node
 
 
 def percent(text: str) -> str:

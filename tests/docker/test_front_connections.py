@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,6 @@ KNOWN = Subject(
     PodRecord(PodInfo(id="p1"), PodInfo(id="p1")),
     ContainerRecord(ContainerInfo(id="c1", pod_id="p1"), ContainerInfo(id="c1", pod_id="p1")),
 )
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
-        await node.follow()
-        yield node
 
 
 def create(node: Node) -> bytes:

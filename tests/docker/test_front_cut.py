@@ -1,8 +1,6 @@
 """What becomes of a held request whose client ends inside its body: it has left, or still waits for an answer."""
 
 import logging
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +10,6 @@ from tests.docker.daemon import until
 from tests.docker.node import CREATE, Node, written
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.plugins import FAIL, IGNORE
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
-        await node.follow()
-        yield node
 
 
 def cut_create(node: Node) -> bytes:

@@ -121,12 +121,7 @@ async def test_a_pod_and_its_container_are_read_as_they_were_asked_for(either: R
 @pytest.mark.parametrize("reference", ["full id", "prefix", "name", "/name"])
 async def test_any_reference_is_read_and_its_full_id_told(rig: Rig, reference: str) -> None:
     name = rig.dockerd.container(rig.container_id).name
-    given = {
-        "full id": rig.container_id,
-        "prefix": rig.container_id[:9],
-        "name": name,
-        "/name": f"/{name}",
-    }[reference]
+    given = {"full id": rig.container_id, "prefix": rig.container_id[:9], "name": name, "/name": f"/{name}"}[reference]
     found = await rig.lookup.read(given)
     assert found is not None
     assert found[0] == rig.container_id

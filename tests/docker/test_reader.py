@@ -243,20 +243,11 @@ REDIALLED: dict[str, tuple[int, list[Step]]] = {
     ),
     "and it gets the client's EOF": (
         1,
-        [
-            Step(client(START), asks=1),
-            Step(ends("client")),
-            Step(ends("daemon")),
-            Step(release, to_daemon=START + EOF),
-        ],
+        [Step(client(START), asks=1), Step(ends("client")), Step(ends("daemon")), Step(release, to_daemon=START + EOF)],
     ),
     "but not for a refusal": (
         0,
-        [
-            Step(client(START), asks=1),
-            Step(ends("daemon")),
-            Step(refuse, to_client=ours(500, closes=True) + EOF),
-        ],
+        [Step(client(START), asks=1), Step(ends("daemon")), Step(refuse, to_client=ours(500, closes=True) + EOF)],
     ),
     "but not for what was sent": (
         0,
@@ -448,11 +439,7 @@ WAITING = head("PUT /containers/box/archive HTTP/1.1", "Host: d", "Content-Lengt
 Look = tuple[Callable[[Play], object], tuple[int, int, int], bool]
 UNFINISHED: dict[str, list[Look]] = {
     # what is done, what is unfinished then, and whether the client is inside nothing
-    "a request": [
-        (client(INFO[:9]), A_CALL, False),
-        (client(INFO[9:]), A_CALL, True),
-        (daemon(OK), NOTHING, True),
-    ],
+    "a request": [(client(INFO[:9]), A_CALL, False), (client(INFO[9:]), A_CALL, True), (daemon(OK), NOTHING, True)],
     "a body": [
         (client(UPLOAD), A_CALL, False),
         (client(UPLOADED[:-5]), A_CALL, False),

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,13 +19,6 @@ from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
 CANARY = "canary-4711"
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
-        await node.follow()
-        yield node
 
 
 # -- start -------------------------------------------------------------------------------------------------------------

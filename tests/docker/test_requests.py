@@ -115,7 +115,7 @@ PASSING: dict[str, list[Step]] = {
         Step(client(CREATE[-10:] + PING[:5], PING[5:]), to_daemon=CREATE[-10:] + PING),
     ],
     "a bad beginning is refused before its head has ended": [
-        Step(client(b"GET / HTTP/1.1\r\n", b"X: \0"), to_client=ours(400, closes=True) + EOF),
+        Step(client(b"GET / HTTP/1.1\r\n", b"X: \0"), to_client=ours(400, closes=True) + EOF)
     ],
     "B6: of a passing request the expectation and the daemon's 100 pass": [
         Step(client(LOAD[:-3]), to_daemon=LOAD[:-3]),
@@ -323,7 +323,7 @@ HELD: dict[str, list[Step]] = {
             to_client=ours(500),
             to_daemon=PING,
             asks=1,
-        ),
+        )
     ],
     "B1: behind a held call reading goes on up to the limit": [
         Step(client(START), asks=1),

@@ -82,11 +82,7 @@ async def test_what_a_container_lives_through_changes_nothing(daemon: Daemon, ri
 
 @pytest.mark.parametrize(
     ("updated", "left"),
-    [
-        (CONTAINER, {POD, OTHER_POD}),
-        (POD, {OTHER_POD, CONTAINER}),
-        (PLAIN, {POD, OTHER_POD, CONTAINER}),
-    ],
+    [(CONTAINER, {POD, OTHER_POD}), (POD, {OTHER_POD, CONTAINER}), (PLAIN, {POD, OTHER_POD, CONTAINER})],
 )
 async def test_what_somebody_else_updated_is_forgotten_to_be_read_anew(
     daemon: Daemon, rig: Rig, updated: str, left: set[str]

@@ -101,11 +101,7 @@ def restarted(count: str, attempt: int) -> Case:
 
 CONTAINERS: dict[str, Case] = {
     "as dockershim asks": ({}, CONTAINER_NAME, {}),
-    "what is not read may be anything": (
-        {"Cmd": 5, "cMD": {}, "Unknown": [1e300, None, "\ud800"]},
-        CONTAINER_NAME,
-        {},
-    ),
+    "what is not read may be anything": ({"Cmd": 5, "cMD": {}, "Unknown": [1e300, None, "\ud800"]}, CONTAINER_NAME, {}),
     "keys of labels are exact": ({"Labels/IO.kubernetes.docker.type": "podsandbox"}, CONTAINER_NAME, {}),
     "the name tells the attempt": (
         {f"Labels/annotation.{RESTARTS}": "5"},

@@ -138,8 +138,7 @@ async def test_a_create_without_a_name_is_left_to_the_next_list(node: Node) -> N
 
 
 @pytest.mark.parametrize(
-    ("route", "action", "point"),
-    [(START, "start", "PostStartContainer"), (STOP, "stop", "PostStopContainer")],
+    ("route", "action", "point"), [(START, "start", "PostStartContainer"), (STOP, "stop", "PostStopContainer")]
 )
 @pytest.mark.parametrize("done", [True, False])
 async def test_what_is_owed_of_a_container_is_told_once_it_is_so(
