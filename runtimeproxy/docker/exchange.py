@@ -6,14 +6,17 @@ Invariant: a held request leaves once, whole, or not at all; its answer waits fo
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
+from runtimeproxy.heldbytes import NO_ROOM
 from runtimeproxy.wire import JOINED_BYTES, bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
+
+if TYPE_CHECKING:
+    from runtimeproxy.docker.reader import Reader
 
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's own are some hundred bytes."""
@@ -55,15 +58,37 @@ class OwnAnswer(Exchange):
         self.answer = answer
 
 
-class Owner(Protocol):
-    """What a held exchange needs of its connection's reader."""
+KNOWN_REQUESTS = 1024
+KNOWN_ANSWERS = 256
 
-    held_bytes: HeldBytes
 
-    def send_request(self, exchange: "HeldExchange", request: bytes, body: bytes = b"") -> None: ...
-    def send_refusal(self, exchange: "HeldExchange", status: int, message: str, close: bool) -> None: ...
-    def reply_settled(self, exchange: "HeldExchange") -> None: ...
-    def answer(self, exchange: "HeldExchange") -> None: ...
+class Known:
+    """Whole messages of all connections that are known again: clients and the daemon repeat theirs within a second.
+
+    A message of more than ``longest`` bytes is not kept.
+    """
+
+    def __init__(self, longest: int = 1024) -> None:
+        self.longest = longest
+        self.requests: dict[bytes, Exchange] = {}
+        """Requests that pass and have no body, with the exchange that all of the same bytes share."""
+        self.answers: set[tuple[bytes, str]] = set()
+        """Answers, with the method that they answer."""
+
+    def add_request(self, exchange: Exchange) -> None:
+        """Keep a request that is no more than a head, and that nobody holds."""
+        assert exchange.head is not None
+        if len(exchange.head.raw) <= self.longest:
+            if len(self.requests) >= KNOWN_REQUESTS:
+                self.requests.clear()
+            exchange.plain = True
+            self.requests[exchange.head.raw] = exchange
+
+    def add_answer(self, data: bytes, method: str) -> None:
+        """Keep an answer."""
+        if len(self.answers) >= KNOWN_ANSWERS:
+            self.answers.clear()
+        self.answers.add((data, method))
 
 
 class HeldExchange(Exchange):
@@ -87,7 +112,7 @@ class HeldExchange(Exchange):
         "state",
     )
 
-    def __init__(self, owner: Owner, head: RequestHead, route: Route) -> None:
+    def __init__(self, owner: "Reader", head: RequestHead, route: Route) -> None:
         super().__init__(head)
         self._owner = owner
         self.route = route
@@ -116,20 +141,18 @@ class HeldExchange(Exchange):
         self._collected += part
         if len(self._collected) > MESSAGE_LIMIT:
             self.problem = "the request is longer than the limit"
-        elif not self._count(len(part)):
-            self.problem = NO_ROOM
+        else:
+            assert self.head is not None
+            length = 2 * len(part) if self.head.framing is Framing.CHUNKED else len(part)
+            self._counted += length
+            if not self._owner.held_bytes.add(length):
+                self.problem = NO_ROOM
         return not self.problem
 
     def keep(self, payload: bytes | bytearray) -> None:
         """Take what is in the chunks of the body's next part."""
         if not self.problem:
             self._payload += payload
-
-    def _count(self, length: int) -> bool:
-        assert self.head is not None
-        length = 2 * length if self.head.framing is Framing.CHUNKED else length
-        self._counted += length
-        return self._owner.held_bytes.add(length)
 
     def withdraw(self) -> bytes:
         """Hold a request no longer whose turn never came; return what came of it, b"" if it is not held."""
@@ -248,7 +271,7 @@ class HeldExchange(Exchange):
         body = bytes(self._reply_body or b"")
         if head.framing is Framing.CHUNKED and body:
             body = bodies.dechunk(body)
-        agreed = _agreed(self.route.action, head.status)
+        agreed = 200 <= head.status < 300 or head.status in _ALSO_AGREED.get(self.route.action, ())
         self._settle(Reply(agreed, body, faultless=not agreed and head.status == _NOT_MODIFIED))
 
     def not_sent(self) -> None:
@@ -267,7 +290,7 @@ class HeldExchange(Exchange):
 
     def _settle(self, reply: Reply) -> None:
         self.reply = reply
-        self._owner.reply_settled(self)
+        self._owner.settled(self)
 
     def go_on(self) -> None:
         """Tell whoever waits for the reply."""
@@ -277,7 +300,3 @@ class HeldExchange(Exchange):
     def _forget_listeners(self) -> None:
         """Leave no cycle for the garbage collector: they lead to the call and its fiber, which keep the exchange."""
         self.on_reply = self.on_ended = _nothing
-
-
-def _agreed(action: Action, status: int) -> bool:
-    return 200 <= status < 300 or status in _ALSO_AGREED.get(action, ())

@@ -146,7 +146,7 @@ class Lookup:
             return None
         await self.known_driver()
         shipped = await self._image(translate.text_of(inspected, "Image"))
-        return status.read_inspect(inspected, shipped, self._default_runtime).value
+        return status.read_inspect(inspected, shipped, self._default_runtime)
 
     async def _image(self, image_id: str) -> Shipped | None:
         """Read an image, once: a node's containers are made of few, and all of them are read after a restart."""

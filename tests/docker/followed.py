@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.exchange import Exchange, HeldExchange
+from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known
 from runtimeproxy.docker.requests import Requests
 from runtimeproxy.docker.routes import Route
 from runtimeproxy.wire import bodies
@@ -41,7 +41,7 @@ class Connection:
     _begun: list[tuple[Exchange, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._requests = Requests(self)
+        self._requests = Requests(self, Known())
 
     def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
         """Read bytes in pieces of these sizes, what is left in one."""
@@ -82,10 +82,6 @@ class Connection:
     def intercepts(self, route: Route) -> bool:
         """Hold nothing."""
         return False
-
-    def make_held(self, head: RequestHead, route: Route) -> HeldExchange:
-        """Never be asked: nothing is held."""
-        raise AssertionError("a request is held")
 
     def held_whole(self, exchange: HeldExchange) -> None:
         """Never be told: nothing is held."""

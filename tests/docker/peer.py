@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.exchange import HeldExchange, Known
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.heldbytes import PROCESS_LIMIT, HeldBytes
@@ -181,11 +181,16 @@ class Play:
     """A reader between a scripted client and a scripted daemon; calls of the actions in ``holds`` are held."""
 
     def __init__(
-        self, holds: Iterable[Action] = tuple(Action), limit: int = PROCESS_LIMIT, shared: bool = False
+        self,
+        holds: Iterable[Action] = tuple(Action),
+        limit: int = PROCESS_LIMIT,
+        shared: bool = False,
+        known: Known | None = None,
     ) -> None:
         self.events = FakeEvents(holds)
         self.held_bytes = HeldBytes(limit)
-        self.reader = Reader(self.events, self.held_bytes)
+        self.known = known or Known()
+        self.reader = Reader(self.events, self.held_bytes, self.known)
         self.shared = shared
         """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
         self._told = (0, False, False)
@@ -277,49 +282,49 @@ class Step(NamedTuple):
     """Whether the client is read further."""
 
 
-def client(*pieces: bytes) -> Callable[[Play], object]:
+def client(*pieces: bytes, **came: Any) -> Step:
     """Have the client send."""
-    return lambda play: play.client.sends(*pieces)
+    return Step(lambda play: play.client.sends(*pieces), **came)
 
 
-def daemon(*pieces: bytes) -> Callable[[Play], object]:
+def daemon(*pieces: bytes, **came: Any) -> Step:
     """Have the daemon send."""
-    return lambda play: play.daemon.sends(*pieces)
+    return Step(lambda play: play.daemon.sends(*pieces), **came)
 
 
-def release(play: Play) -> None:
+def release(**came: Any) -> Step:
     """Release the newest call as it came."""
-    assert play.call.release(None)
+    return Step(lambda play: play.call.release(None), **came)
 
 
-def refuse(play: Play) -> None:
+def refuse(**came: Any) -> Step:
     """Refuse the newest call."""
-    assert play.call.refuse(500, "no")
+    return Step(lambda play: play.call.refuse(500, "no"), **came)
 
 
-def answered(play: Play) -> None:
+def answered(**came: Any) -> Step:
     """Let the answer to the newest call go: its Post hooks are done."""
-    play.call.answer()
+    return Step(lambda play: play.call.answer(), **came)
 
 
-def ends(side: str) -> Callable[[Play], object]:
+def ends(side: str, **came: Any) -> Step:
     """Have a side send EOF."""
-    return Play.client_ends if side == "client" else Play.daemon_ends
+    return Step(Play.client_ends if side == "client" else Play.daemon_ends, **came)
 
 
-def leaves(play: Play) -> None:
+def leaves(**came: Any) -> Step:
     """Have the client be gone."""
-    play.reader.client_gone()
+    return Step(lambda play: play.reader.client_gone(), **came)
 
 
-def at_once(act: Callable[[HeldExchange], object], sends: Callable[[Play], object]) -> Callable[[Play], object]:
+def at_once(act: Callable[[HeldExchange], object], sends: Step, **came: Any) -> Step:
     """Do something with each call from now on within the turn in which it is told, then have somebody send."""
 
     def do(play: Play) -> None:
         play.events.at_once = act
-        sends(play)
+        sends.act(play)
 
-    return do
+    return Step(do, **came)
 
 
 def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import status
-from runtimeproxy.docker.status import Inspected, Life, Shipped, read_image, read_life
+from runtimeproxy.docker.status import Life, Shipped, read_image, read_life
 from runtimeproxy.docker.translate import AskedContainer, AskedPod, read_create
-from runtimeproxy.hookpoints import SubjectKind
 from runtimeproxy.model import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
 from tests.docker.bodies import (
@@ -74,31 +73,33 @@ def inspected(
     return {**reply, "Config": {"Image": create["Image"], "Env": env, "Labels": labels}}
 
 
-def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Inspected:
+Asked = AskedPod | AskedContainer | None
+
+
+def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Asked:
     """Read an inspected container and its image."""
     raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
     shipped = None if image is None else read_image(image)
     return status.read_inspect(status.told(raw, ID), shipped, *default_runtime)
 
 
-def asked(create: Mapping[str, Any], name: str) -> Inspected:
-    """Return what a create asks for, with the ids that it got."""
+def asked(create: Mapping[str, Any], name: str) -> Asked:
+    """Return what a create asks for, with the id that it got."""
     value = read_create(json.dumps(create).encode(), name)
     if isinstance(value, AskedPod):
-        return Inspected(ID, SubjectKind.POD, IMAGE_ID, replace(value, pod=replace(value.pod, id=ID)))
+        return replace(value, pod=replace(value.pod, id=ID))
     assert value is not None
-    container = replace(value.container, id=ID)
-    return Inspected(ID, SubjectKind.CONTAINER, IMAGE_ID, replace(value, container=container))
+    return replace(value, container=replace(value.container, id=ID))
 
 
 def pod_of(reply: dict[str, Any], shipped: bytes | None = None) -> PodInfo:
-    value = read_inspect(reply, shipped).value
+    value = read_inspect(reply, shipped)
     assert isinstance(value, AskedPod)
     return value.pod
 
 
 def container_of(reply: dict[str, Any], shipped: bytes | None = None) -> ContainerInfo:
-    value = read_inspect(reply, shipped).value
+    value = read_inspect(reply, shipped)
     assert isinstance(value, AskedContainer)
     return value.container
 
@@ -186,8 +187,8 @@ def test_each_of_many_envs_over_an_images_is_looked_at_a_few_times() -> None:
     own, shipped = ([Looked(f"A{number}={whose}") for number in range(1_000)] for whose in ("own", "shipped"))
     config = Object((("Env", own), ("Labels", Object(tuple(CONTAINER_LABELS.items())))))
     read = status.read_inspect(Object((("Id", ID), ("Config", config))), Shipped(env=shipped))
-    assert isinstance(read.value, AskedContainer)
-    assert read.value.container.envs == {f"A{number}": "own" for number in range(1_000)}
+    assert isinstance(read, AskedContainer)
+    assert read.container.envs == {f"A{number}": "own" for number in range(1_000)}
     assert len(own) <= Looked.times < 10 * (len(own) + len(shipped))
 
 
@@ -216,7 +217,7 @@ def test_container_of_an_image_that_was_committed_from_a_pods_container() -> Non
     reply = inspected(CONTAINER_BODY, CONTAINER_NAME, shipped)
     assert read_inspect(reply, shipped) == asked(CONTAINER_BODY, CONTAINER_NAME)
     plain = inspected({"Image": "committed"}, "silly_name", shipped)
-    assert read_inspect(plain, shipped) == Inspected(ID, None, IMAGE_ID, None)
+    assert read_inspect(plain, shipped) is None
 
 
 # ---- what dockerd adds
@@ -248,7 +249,7 @@ def test_swap(memory: int, swap: int, of_pod: int, of_container: int) -> None:
 )
 def test_runtime(runtime: str, default: str, handler: str) -> None:
     reply = changed(inspected(POD_BODY, POD_NAME), {"HostConfig/Runtime": runtime})
-    value = read_inspect(reply, None, default).value
+    value = read_inspect(reply, None, default)
     assert isinstance(value, AskedPod)
     assert value.pod.runtime_handler == handler
 
@@ -259,7 +260,7 @@ def test_runtime(runtime: str, default: str, handler: str) -> None:
 @pytest.mark.parametrize("labels", [None, {}, {"io.kubernetes.docker.type": "x"}])
 def test_container_of_nobodys_pod(labels: object) -> None:
     reply = {"Id": ID, "Name": f"/{CONTAINER_NAME}", "Image": IMAGE_ID, "Config": {"Labels": labels, "Env": "not read"}}
-    assert read_inspect(reply, None) == Inspected(ID, None, IMAGE_ID, None)
+    assert read_inspect(reply, None) is None
 
 
 UNKNOWN = ("Id", "Name", "Image", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus")
@@ -282,7 +283,7 @@ def test_what_is_null_or_of_a_wrong_type_is_unknown_by_itself(path: str, value: 
 @pytest.mark.parametrize("host", [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []])
 @either
 def test_a_cgroup_parent_that_is_not_told_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
-    value = read_inspect({**inspected(create, name), "HostConfig": host}, image()).value
+    value = read_inspect({**inspected(create, name), "HostConfig": host}, image())
     assert value is not None
     assert value.cgroup_parent is None
 
@@ -321,7 +322,8 @@ PATHS = ["Name", "Image", "Config", "Config/Env", "Config/Labels", "HostConfig",
 @given(st.sampled_from([POD_BODY, CONTAINER_BODY]), st.sampled_from(PATHS), JSON)
 def test_any_value_anywhere_is_read(create: dict[str, Any], path: str, value: object) -> None:
     with suppress(Unreadable):
-        assert read_inspect(changed(inspected(create, CONTAINER_NAME), {path: value}), image()).id == ID
+        read = read_inspect(changed(inspected(create, CONTAINER_NAME), {path: value}), image())
+        assert read is None or isinstance(read, AskedPod | AskedContainer)
 
 
 LIVES = {
