@@ -1,10 +1,6 @@
-"""Where requests begin and end, as others see it: h11 on whole connections, the fake dockerd by what came in.
+"""Where requests begin and end, as h11 sees it on whole connections; slow and huge heads (fault matrix X2)."""
 
-That is fault matrix X2.
-"""
-
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +13,7 @@ from hypothesis import strategies as st
 from runtimeproxy.wire.http1 import Rule
 from tests.amounts import Amount, examples
 from tests.docker.client import Client, request
-from tests.docker.daemon import until
-from tests.docker.followed import Connection, answers, check_refused, follow, mutations
+from tests.docker.followed import Connection, follow, mutations
 from tests.docker.forms import FORMS, TARGETS, Form, stream
 from tests.docker.recorded import RECORDED
 from tests.fakes.dockerd import FakeDockerd
@@ -158,36 +153,7 @@ def test_a_recorded_request_is_followed(recorded: bytes) -> None:
     assert len(read.targets) == 2
 
 
-# ---- the fake dockerd
-
-
-class Bench:
-    """A proxy before a fake dockerd, on a loop of its own so that each example of a property can run on it."""
-
-    def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
-        self.proxy = ProxyInside(folder, backend_runtime_mode="Docker")
-        self.dockerd = FakeDockerd(str(self.proxy.runtime))
-        self._runner = runner
-        self._runner.run(self._start())
-
-    async def _start(self) -> None:
-        await self.dockerd.start()
-        await self.proxy.__aenter__()
-        await until(lambda: self.dockerd.watchers > 0 and self.dockerd.counts["GET /info"] > 0)
-
-    async def _stop(self) -> None:
-        await self.proxy.__aexit__(None, None, None)
-        await self.dockerd.stop()
-
-    def stop(self) -> None:
-        self._runner.run(self._stop())
-
-    def ask(self, path: Path, data: bytes) -> tuple[list[bytes], list[tuple[str, str, bytes]]]:
-        """Send bytes, then EOF; return the answers, and the requests that the daemon saw."""
-        number = self.dockerd.accepted
-        came = self._runner.run(sent(path, data))
-        seen = [one for one in self.dockerd.received if one.connection == number]
-        return answers(came), [(one.method, one.target, bytes(one.wire_body)) for one in seen]
+# ---- slow and big heads
 
 
 async def sent(path: Path, data: bytes) -> bytes:
@@ -200,41 +166,6 @@ async def sent(path: Path, data: bytes) -> bytes:
     finally:
         await client.close()
 
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with asyncio.Runner() as runner:
-        bench = Bench(tmp_path_factory.mktemp("bench"), runner)
-        yield bench
-        bench.stop()
-
-
-def check(bench: Bench, data: bytes) -> None:
-    """Send bytes straight and through the proxy: the same requests are seen, or less; the proxy saw each as one."""
-    read = follow(data)
-    direct, seen_direct = bench.ask(bench.proxy.runtime, data)
-    through, seen = bench.ask(bench.proxy.socket, data)
-    assert [target for _, target, _ in seen] == read.targets[: len(seen)]
-    if read.rule is None:
-        assert (through, seen) == (direct, seen_direct)
-    else:
-        check_refused(read, direct, through)
-        assert seen[:-1] == seen_direct[: max(len(seen) - 1, 0)]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
-def test_a_form_makes_no_daemon_see_a_request_that_the_proxy_did_not(bench: Bench, form: Form, target: str) -> None:
-    check(bench, stream(form, target))
-
-
-@settings(max_examples=examples())
-@given(mutations())
-def test_changed_forms_do_neither(bench: Bench, data: bytes) -> None:
-    check(bench, data)
-
-
-# ---- slow and big heads
 
 SLOW_CONNECTIONS = Amount(50, 1000)
 PING = request("GET", "/_ping")

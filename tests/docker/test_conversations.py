@@ -121,9 +121,6 @@ CONVERSATIONS = st.builds(lambda turns, last: [*turns, *last], TURNS, st.lists(U
 SIZES = st.lists(st.tuples(st.booleans(), st.integers(1, 60) | st.integers(1, 4000)), max_size=25)
 """Who sends next, the client or the daemon, and how many bytes."""
 
-SHORT = 300
-"""Bytes of both sides up to which a conversation is cut at every place."""
-
 # ---- what is not held
 
 
@@ -213,22 +210,6 @@ def test_what_is_not_held_leaves_as_it_came_and_nothing_waits_that_could_go(
     for client, size in sizes:
         conversation.step(client, size)
     conversation.finish()
-    if len(conversation.sent) + len(conversation.replied) <= SHORT:
-        cut_everywhere(turns, len(conversation.sent), len(conversation.replied))
-
-
-def cut_everywhere(turns: list[Turn], sent: int, replied: int) -> None:
-    """Cut the client's bytes at every place, then the daemon's, then both at each."""
-    for place in range(1, max(sent, replied) + 1):
-        for client_first in (True, False):
-            conversation = Conversation(turns)
-            conversation.step(client_first, place)
-            conversation.step(not client_first, place)
-            conversation.finish()
-    conversation = Conversation(turns)
-    while conversation.of_client < sent or conversation.of_daemon < replied:
-        conversation.step(True, 1)
-        conversation.step(False, 1)
 
 
 @settings(max_examples=examples(100))

@@ -1,6 +1,5 @@
 """A container's create: the pod it is told with, what is put into it, and what cannot be."""
 
-import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,7 @@ import pytest
 from runtimeproxy.docker import translate
 from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.docker.daemon import until
-from tests.docker.node import ASKED, CONTAINER, CREATE, INSPECT, PARENT, SYSTEMD_PARENT, Node, id_of, written
-from tests.engines.images import BUSYBOX_IMAGE
+from tests.docker.node import ASKED, CREATE, INSPECT, PARENT, SYSTEMD_PARENT, Node, id_of, written
 from tests.fakes.plugins import FAIL, IGNORE
 
 ANNOTATIONS = {
@@ -140,24 +137,6 @@ async def test_the_daemons_own_rules_stand_in_the_record(node: Node) -> None:
     assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
 
 
-async def test_a_nanocpus_gives_way_to_a_hooks_quota(node: Node) -> None:
-    node.plugins.add("a", HookAnswer(resources=Resources(cpu_quota=20_000)), points=("PreCreateContainer",))
-    body = node.container_body(await node.create_pod())
-    body["HostConfig"]["NanoCpus"] = 10**9
-    assert (await node.create("web", body)).status == 201
-    assert (node.host()["NanoCpus"], node.host()["CpuQuota"]) == (0, 20_000)
-
-
-@pytest.mark.parametrize("host", [None, "missing"])
-async def test_a_container_without_a_host_config_gets_one_if_a_hook_needs_it(node: Node, host: str | None) -> None:
-    node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreCreateContainer",))
-    labels = {"io.kubernetes.docker.type": "container", "io.kubernetes.sandbox.id": await node.create_pod()}
-    body = {"Image": BUSYBOX_IMAGE, "Labels": labels} | ({} if host else {"HostConfig": None})
-    container_id = id_of(await node.create("web", body))
-    assert node.config() == body | {"HostConfig": {"CpuShares": 2}}
-    assert node.container(container_id).effective.resources == Resources(cpu_shares=2)
-
-
 # -- the pod's parent --------------------------------------------------------------------------------------------------
 
 
@@ -263,14 +242,3 @@ async def test_a_container_whose_sandbox_is_none_passes_without_hooks(
     assert (await node.create("web", body)).status == 201
     assert node.came(CREATE) == written(body)
     assert (node.points, node.store.counts()) == ([], (0, 0))
-
-
-async def test_creates_of_one_pod_do_not_wait_for_one_another(node: Node) -> None:
-    pod_id = await node.create_pod()
-    hook = node.plugins.gated("a")
-    names = ("first", "second")
-    tasks = [asyncio.create_task(node.create_container(pod_id, replace(CONTAINER, name=name))) for name in names]
-    await until(lambda: hook.waiting == 2)
-    hook.gate.set()
-    made = await asyncio.gather(*tasks)
-    assert [node.container(container_id).effective.name for container_id in made] == list(names)

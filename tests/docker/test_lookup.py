@@ -118,15 +118,6 @@ async def test_a_pod_and_its_container_are_read_as_they_were_asked_for(either: R
     assert either.store.counts() == (0, 0), "what is read is kept by the call, if the daemon agrees to it"
 
 
-@pytest.mark.parametrize("reference", ["full id", "prefix", "name", "/name"])
-async def test_any_reference_is_read_and_its_full_id_told(rig: Rig, reference: str) -> None:
-    name = rig.dockerd.container(rig.container_id).name
-    given = {"full id": rig.container_id, "prefix": rig.container_id[:9], "name": name, "/name": f"/{name}"}[reference]
-    found = await rig.lookup.read(given)
-    assert found is not None
-    assert found[0] == rig.container_id
-
-
 async def test_what_the_store_knows_stands(rig: Rig) -> None:
     pod = PodRecord(PodInfo(id=rig.pod_id, name="original"), PodInfo(id=rig.pod_id, name="effective"))
     rig.store.commit(Subject(pod))
@@ -241,29 +232,6 @@ async def test_the_memory_of_what_is_no_pods_is_bounded(rig: Rig, monkeypatch: p
     assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        {"io.kubernetes.docker.type": "container", "io.kubernetes.sandbox.id": "x"},
-        {"io.kubernetes.docker.type": "container"},
-        {"io.kubernetes.docker.type": "podsandbox"},
-        {"io.kubernetes.docker.type": "something else"},
-    ],
-)
-async def test_the_labels_of_an_image_make_no_pod(rig: Rig, labels: dict[str, str]) -> None:
-    rig.dockerd.state.images.add("committed", labels=labels)
-    plain = rig.create("plain", {"Image": "committed"})
-    assert await rig.lookup.read(plain) is None
-    assert rig.lookup.is_plain(plain)
-
-
-async def test_an_image_that_is_gone_leaves_its_part_in(rig: Rig) -> None:
-    rig.dockerd.state.images.by_name.clear()
-    found = await rig.subject(rig.container_id)
-    assert found.container is not None
-    assert found.container.effective.envs == {"A": "1", "B": "2", "PATH": "/bin"}
-
-
 # -- the driver --------------------------------------------------------------------------------------------------------
 
 
@@ -305,13 +273,6 @@ async def test_the_daemons_default_runtime_is_no_handler(rig: Rig, runtime: str,
 
 def answered(body: bytes) -> Injection:
     return Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-
-
-@pytest.mark.parametrize("body", [b"[]", b"null", b'{"Id":"x","id":"y"}'])
-async def test_an_inspect_that_cannot_be_read(rig: Rig, body: bytes) -> None:
-    rig.dockerd.inject(INSPECT, answered(body))
-    with pytest.raises(Unreadable):
-        await rig.lookup.read(rig.container_id)
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'])
