@@ -114,21 +114,13 @@ def test_container() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("elements", "after"),
-    [
-        ([], ["K=v"]),
-        (None, ["K=v"]),
-        (["K=1"], ["K=v"]),
-        (["K=1", "K=2", "L=1"], ["K=1", "K=v", "L=1"]),
-        (["K"], ["K=v"]),
-        (["K", "K=1"], ["K", "K=v"]),
-        (["K=1", "K"], ["K=1", "K=v"]),
-        (["K=v", "K=1"], ["K=v", "K=v"]),
-        (["KK=1", "k=1", "=K", "K "], ["KK=1", "k=1", "=K", "K ", "K=v"]),
-        (["K=1", None, "x"], ["K=v", None, "x"]),
-    ],
-)
+ENVS = [([], ["K=v"]), (None, ["K=v"]), (["K=1"], ["K=v"]), (["K=1", "K=2", "L=1"], ["K=1", "K=v", "L=1"])]
+ENVS += [(["K"], ["K=v"]), (["K", "K=1"], ["K", "K=v"]), (["K=1", "K"], ["K=1", "K=v"])]
+ENVS += [(["K=v", "K=1"], ["K=v", "K=v"]), (["KK=1", "k=1", "=K", "K "], ["KK=1", "k=1", "=K", "K ", "K=v"])]
+ENVS += [(["K=1", None, "x"], ["K=v", None, "x"])]
+
+
+@pytest.mark.parametrize(("elements", "after"), ENVS)
 def test_envs(elements: list[str | None] | None, after: list[str | None]) -> None:
     result = edit_container(json.dumps({"Env": elements}).encode(), Adjustment(envs={"K": "v"}), None)
     assert json.loads(result) == {"Env": after}

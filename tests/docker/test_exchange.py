@@ -396,11 +396,7 @@ WAYS: dict[str, tuple[list[Step], Reply | None]] = {
 }
 CUT_SHORT: dict[str, tuple[list[Step], Reply | None]] = {
     "B7: a refusal with the body unread closes": (
-        [
-            client(CREATE[:-1], asks=1),
-            refuse(to_client=ours(500, closes=True) + EOF),
-            client(CREATE[-1:] + PING),
-        ],
+        [client(CREATE[:-1], asks=1), refuse(to_client=ours(500, closes=True) + EOF), client(CREATE[-1:] + PING)],
         None,
     ),
     "B7: a request that breaks behind what was kept of it ends unanswered": (

@@ -176,11 +176,7 @@ HELD: dict[str, list[Step]] = {
         answered(to_client=CREATED + EOF),
     ],
     # C2: the client leaves
-    "C2: a client that goes ends all that wait": [
-        client(PING + CREATE[:-3], to_daemon=PING),
-        leaves(),
-        daemon(OK),
-    ],
+    "C2: a client that goes ends all that wait": [client(PING + CREATE[:-3], to_daemon=PING), leaves(), daemon(OK)],
 }
 
 
@@ -215,12 +211,7 @@ REDIALLED: dict[str, tuple[int, list[Step]]] = {
     ),
     "while the body is still to come": (
         1,
-        [
-            client(CREATE[:-3]),
-            ends("daemon"),
-            client(CREATE[-3:], asks=1),
-            release(to_daemon=CREATE),
-        ],
+        [client(CREATE[:-3]), ends("daemon"), client(CREATE[-3:], asks=1), release(to_daemon=CREATE)],
     ),
     "and it gets the client's EOF": (
         1,
@@ -357,14 +348,8 @@ def test_a_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
 GONE: dict[str, tuple[list[Step], Reply | None]] = {
     "C2: before its release": ([leaves()], UNANSWERED),
     "C2: before the answer": ([release(to_daemon=START), leaves(), daemon(NO_CONTENT)], UNANSWERED),
-    "C2: behind the answer": (
-        [release(to_daemon=START), daemon(NO_CONTENT), leaves(), answered()],
-        Reply(agreed=True),
-    ),
-    "B9: the daemon, before the answer": (
-        [release(to_daemon=START), ends("daemon", to_client=EOF)],
-        UNANSWERED,
-    ),
+    "C2: behind the answer": ([release(to_daemon=START), daemon(NO_CONTENT), leaves(), answered()], Reply(agreed=True)),
+    "B9: the daemon, before the answer": ([release(to_daemon=START), ends("daemon", to_client=EOF)], UNANSWERED),
 }
 
 

@@ -150,10 +150,7 @@ PASSING: dict[str, list[Step]] = {
         ends("client", to_daemon=EOF),
         daemon(OK, to_client=OK),
     ],
-    "B1: EOF inside a passing body passes": [
-        client(CREATE[:-3], to_daemon=CREATE[:-3]),
-        ends("client", to_daemon=EOF),
-    ],
+    "B1: EOF inside a passing body passes": [client(CREATE[:-3], to_daemon=CREATE[:-3]), ends("client", to_daemon=EOF)],
     "B1: the beginning of a head goes nowhere": [
         client(PING + PING[:-1], to_daemon=PING),
         ends("client", to_daemon=EOF),
@@ -254,10 +251,7 @@ def test_b3_behind_a_framed_error_they_are_the_next_requests(sent: bytes) -> Non
 
 HELD: dict[str, list[Step]] = {
     "a held body does not pass": [client(CREATE[:-10]), client(CREATE[-10:-3])],
-    "a body that waits does not pass": [
-        client(ATTACH + CREATE[:-10], to_daemon=ATTACH),
-        client(CREATE[-10:-3]),
-    ],
+    "a body that waits does not pass": [client(ATTACH + CREATE[:-10], to_daemon=ATTACH), client(CREATE[-10:-3])],
     "a known request is none inside a body, or behind a hold": [
         client(PING, to_daemon=PING),
         daemon(OK, to_client=OK),

@@ -137,21 +137,14 @@ def test_inspect_equals_the_create(create: dict[str, Any], changes: dict[str, ob
 # ---- the image
 
 
-@pytest.mark.parametrize(
-    ("env", "shipped", "expected"),
-    [
-        ([PATH], [PATH], {}),
-        (["A=1", PATH], [PATH], {"A": "1"}),
-        ([PATH, "A=1"], [PATH], {"PATH": PATH[5:], "A": "1"}),
-        (["PATH=/own", "A=1"], [PATH, "A=1"], {"PATH": "/own"}),
-        (["A=1", "B=1", PATH], [PATH, "A=3"], {"A": "1", "B": "1"}),
-        (["B=1", "A=1"], ["A=1", "A=2"], {"B": "1"}),
-        (["A=1", "A=2"], ["A=1", "A=2"], {}),
-        (["A=1", "B=1", PATH], [PATH, "C=1", "A=1"], {"B": "1"}),  # no image of its own
-        (["A=1"], None, {"A": "1"}),
-        (None, [PATH], {}),
-    ],
-)
+ENVS = [([PATH], [PATH], {}), (["A=1", PATH], [PATH], {"A": "1"})]
+ENVS += [([PATH, "A=1"], [PATH], {"PATH": PATH[5:], "A": "1"}), (["PATH=/own", "A=1"], [PATH, "A=1"], {"PATH": "/own"})]
+ENVS += [(["A=1", "B=1", PATH], [PATH, "A=3"], {"A": "1", "B": "1"}), (["B=1", "A=1"], ["A=1", "A=2"], {"B": "1"})]
+ENVS += [(["A=1", "A=2"], ["A=1", "A=2"], {}), (["A=1", "B=1", PATH], [PATH, "C=1", "A=1"], {"B": "1"})]
+ENVS += [(["A=1"], None, {"A": "1"}), (None, [PATH], {})]
+
+
+@pytest.mark.parametrize(("env", "shipped", "expected"), ENVS)
 def test_env_of_the_image(env: list[str] | None, shipped: list[str] | None, expected: dict[str, str]) -> None:
     reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Env": env})
     assert container_of(reply, image(shipped)).envs == expected
@@ -223,17 +216,11 @@ def test_container_of_an_image_that_was_committed_from_a_pods_container() -> Non
 # ---- what dockerd adds
 
 
-@pytest.mark.parametrize(
-    ("memory", "swap", "of_pod", "of_container"),
-    [
-        (2**28, 2**28, 2**28, 2**28),
-        (2**28, 2**29, 0, 0),
-        (2**28, -1, 0, 2**28),
-        (2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1),
-        (0, -1, -1, -1),
-        (0, 0, 0, 0),
-    ],
-)
+SWAPS = [(2**28, 2**28, 2**28, 2**28), (2**28, 2**29, 0, 0), (2**28, -1, 0, 2**28)]
+SWAPS += [(2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1), (0, -1, -1, -1), (0, 0, 0, 0)]
+
+
+@pytest.mark.parametrize(("memory", "swap", "of_pod", "of_container"), SWAPS)
 def test_swap(memory: int, swap: int, of_pod: int, of_container: int) -> None:
     limits = {"HostConfig/Memory": memory, "HostConfig/MemorySwap": swap, "HostConfig/CpuQuota": 1000}
     pod = pod_of(changed(inspected(POD_BODY, POD_NAME), limits)).resources
@@ -326,24 +313,18 @@ def test_any_value_anywhere_is_read(create: dict[str, Any], path: str, value: ob
         assert read is None or isinstance(read, AskedPod | AskedContainer)
 
 
-LIVES = {
-    "created": Life(started=False, running=False),
-    "running": Life(started=True, running=True),
-    "paused": Life(started=True, running=True),
-    "restarting": Life(started=True, running=True),
-    "removing": Life(started=True, running=False),
-    "exited": Life(started=True, running=False),
-    "dead": Life(started=True, running=False),
-}
+LIVES = [("created", Life(started=False, running=False))]
+LIVES += [(word, Life(started=True, running=True)) for word in ("running", "paused", "restarting")]
+LIVES += [(word, Life(started=True, running=False)) for word in ("removing", "exited", "dead")]
 
 
-@pytest.mark.parametrize(("word", "life"), LIVES.items())
-def test_how_far_a_container_is(word: str, life: Life) -> None:
+@pytest.mark.parametrize(("word", "life"), LIVES)
+def test_life_of_a_container(word: str, life: Life) -> None:
     assert read_life(b'{"State":{"Status":"%b"}}' % word.encode()) == life
 
 
 @pytest.mark.parametrize("reply", [b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}', b'{"State":7}'])
-def test_how_far_a_container_is_cannot_be_read(reply: bytes) -> None:
+def test_unreadable_life_of_a_container(reply: bytes) -> None:
     with pytest.raises(Unreadable) as caught:
         read_life(reply)
     assert "canary" not in str(caught.value)

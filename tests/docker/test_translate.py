@@ -172,21 +172,15 @@ def test_create_of_something_else(labels: object) -> None:
     assert read_create({"Image": "busybox"}) is None
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (json.dumps(POD_BODY).encode(), True),
-        (json.dumps(CONTAINER_BODY, ensure_ascii=False).encode(), True),
-        (rb'{"Labels": {"\u0069o.kubernetes.docker.type": "podsandbox"}}', True),
-        (rb'{"Labels": {"io.kubernetes.docker.typ\u0065": "container"}}', True),
-        (rb'{"Labels": {"note": "\u00e9"}}', True),
-        (b'{"Cmd": ["echo", "io.kubernetes.docker.type"]}', True),
-        (rb'{"Labels": {"io.kubernetes.pod.name": "a\nb\\c"}}', False),
-        (b'{"Labels": {"IO.kubernetes.docker.type": "container"}}', False),
-        (b"", False),
-        (b"\xff", False),
-    ],
-)
+MAY_BE_PODS = [(json.dumps(POD_BODY).encode(), True), (json.dumps(CONTAINER_BODY, ensure_ascii=False).encode(), True)]
+MAY_BE_PODS += [(rb'{"Labels": {"\u0069o.kubernetes.docker.type": "podsandbox"}}', True)]
+MAY_BE_PODS += [(rb'{"Labels": {"io.kubernetes.docker.typ\u0065": "container"}}', True)]
+MAY_BE_PODS += [(rb'{"Labels": {"note": "\u00e9"}}', True), (b'{"Cmd": ["echo", "io.kubernetes.docker.type"]}', True)]
+MAY_BE_PODS += [(rb'{"Labels": {"io.kubernetes.pod.name": "a\nb\\c"}}', False)]
+MAY_BE_PODS += [(b'{"Labels": {"IO.kubernetes.docker.type": "container"}}', False), (b"", False), (b"\xff", False)]
+
+
+@pytest.mark.parametrize(("body", "expected"), MAY_BE_PODS)
 def test_a_body_is_read_only_if_it_may_be_a_pods(body: bytes, expected: bool) -> None:
     assert is_pods(body) is expected
 
