@@ -7,6 +7,7 @@ Invariant: a request that nobody changed is released as the very bytes that came
 
 from abc import abstractmethod
 from asyncio import AbstractEventLoop
+from dataclasses import dataclass
 
 from runtimeproxy import hookpoints
 from runtimeproxy.call import NOT_DONE, Call, CallState, Reply, Unreadable
@@ -24,17 +25,15 @@ from runtimeproxy.telemetry import Recorder
 ERROR_STATUS = 500
 
 
+@dataclass(frozen=True, slots=True)
 class Daemon:
     """What the calls of all connections share."""
 
-    def __init__(
-        self, backend: Backend, lookup: Lookup, events: Events, recorder: Recorder, loop: AbstractEventLoop
-    ) -> None:
-        self.backend = backend
-        self.lookup = lookup
-        self.events = events
-        self.recorder = recorder
-        self.loop = loop
+    backend: Backend
+    lookup: Lookup
+    events: Events
+    recorder: Recorder
+    loop: AbstractEventLoop
 
 
 def body_of(exchange: HeldExchange) -> bytes:

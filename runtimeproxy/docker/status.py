@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtimeproxy.call import Unreadable
-from runtimeproxy.docker import names, translate
+from runtimeproxy.docker import translate
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.docker.translate import AskedContainer, AskedPod, Labels, reads_json
 from runtimeproxy.model import TEXT_FIELDS, ContainerInfo, PodInfo, Resources
@@ -147,7 +147,7 @@ def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
 
     An image committed from a pod's container has them too; without them the container would be nobody's.
     """
-    kept = _KUBELETS if names.parse(name) else ()
+    kept = _KUBELETS if translate.parse_name(name) else ()
     return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
 
 

@@ -15,7 +15,6 @@ from tests.amounts import Amount, examples
 from tests.docker.client import Client, request
 from tests.docker.followed import Connection, follow, mutations
 from tests.docker.forms import FORMS, TARGETS, Form, stream
-from tests.docker.recorded import RECORDED
 from tests.fakes.dockerd import FakeDockerd
 from tests.system.proxy import ProxyInside, ProxyProcess
 from tests.wire.http1_forms import head
@@ -142,15 +141,6 @@ def test_any_cut_gives_the_same_requests(data: bytes, sizes: list[int]) -> None:
     assert [one.head for one in cut.followed()] == [one.head for one in whole.followed()]
     broken = -1 if whole.inside else None
     assert cut.followed()[:broken] == whole.followed()[:broken]
-
-
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda raw: raw.partition(b" HTTP/")[0].decode()[:60])
-def test_a_recorded_request_is_followed(recorded: bytes) -> None:
-    read = follow(recorded + recorded)
-    assert read.rule is None
-    assert b"".join(read.to_daemon) == recorded + recorded
-    assert ours(read) == by_h11(recorded + recorded).asked
-    assert len(read.targets) == 2
 
 
 # ---- slow and big heads

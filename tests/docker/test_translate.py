@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.resources import RESOURCE_TABLE
-from runtimeproxy.docker.translate import AskedContainer, AskedPod, is_pods, read_created_id, read_update
+from runtimeproxy.docker.translate import (
+    AskedContainer,
+    AskedPod,
+    DockerName,
+    is_pods,
+    parse_name,
+    read_created_id,
+    read_update,
+)
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources, named
 from tests.docker.bodies import (
     CONTAINER,
@@ -302,3 +310,38 @@ def test_a_body_of_too_many_values_is_not_read(value: object) -> None:
     for read in READERS[:2]:
         with pytest.raises(Unreadable, match="request with more than 131072 fields"):
             read(body)
+
+
+# ---- names
+
+NAME_UID = "6f1c2b60-8a55-4c0a-9d2e-3b1f0a6c7d10"
+NAMES = [
+    (f"k8s_POD_web-0_default_{NAME_UID}_0", DockerName("POD", "web-0", "default", NAME_UID, 0)),
+    (f"k8s_app_web-0_default_{NAME_UID}_12", DockerName("app", "web-0", "default", NAME_UID, 12)),
+    ("k8s_a_b.c_d_e_4294967295", DockerName("a", "b.c", "d", "e", 2**32 - 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "parts"), NAMES)
+def test_name_is_read_with_and_without_slash_and_suffix(name: str, parts: DockerName) -> None:
+    assert parse_name(name) == parse_name("/" + name) == parts
+    assert parse_name(f"{name}_0a1b2c3d") == parse_name(f"/{name}_0a1b2c3d") == parts
+    assert f"k8s_{parts.container}_{parts.pod}_{parts.namespace}_{parts.uid}_{parts.attempt}" == name
+
+
+OTHER_NAMES = ["", "/", "web", "k8s", "K8S_a_b_c_d_0", "x_a_b_c_d_0", "//k8s_a_b_c_d_0", "/parent/k8s_a_b_c_d_0"]
+OTHER_NAMES += ["k8s_a_b_c_0", "k8s_a_b_c_d_0_e_f", "k8s_a_b_c_d_0_", "k8s__b_c_d_0", "k8s_a_b_c_d_", "k8s_a_b_c_d_x"]
+OTHER_NAMES += ["k8s_a_b_c_d_-1", "k8s_a_b_c_d_+1", "k8s_a_b_c_d_1.0", "k8s_a_b_c_d_٣", "k8s_a_b_c_d_4294967296"]
+OTHER_NAMES += ["k8s_a_b_c_d_" + "9" * 5000, "k8s_a_b_c_d_0\n"]
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_name_is_none(name: str) -> None:
+    assert parse_name(name) is None
+
+
+@given(st.lists(st.text(st.sampled_from("k8s_/0a"), max_size=4), max_size=8))
+def test_no_name_raises(parts: list[str]) -> None:
+    name = "k8s_" + "_".join(parts)
+    found = parse_name(name)
+    assert found is None or name.startswith(f"k8s_{found.container}_{found.pod}_{found.namespace}_{found.uid}_")
