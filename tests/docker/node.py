@@ -17,7 +17,7 @@ from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.docker.front import Front
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.lifecycle import Lifecycle, Limits
-from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
+from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodInfo, PodRecord, Resources
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.acceptor import Acceptor
@@ -61,6 +61,17 @@ ASKED = Resources(
     cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
 )
 """What the kubelet asks for with ``CONTAINER``: the shim adds the swap limit."""
+_KUBELETS = {"io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "default"}
+TOLD_POD = PodInfo(
+    name="web-0",
+    uid="6f1c7c9e",
+    namespace="default",
+    attempt=1,
+    labels={"app": "web", **_KUBELETS, "io.kubernetes.pod.uid": "6f1c7c9e"},
+    annotations={"note": "pod"},
+    cgroup_parent=PARENT,
+)
+"""What hook servers are told of ``POD``."""
 
 
 @dataclass(eq=False)

@@ -8,33 +8,16 @@ from typing import Any
 import pytest
 
 from runtimeproxy.errors import Reason
-from runtimeproxy.model import HookAnswer, HookRequest, PodInfo, PodRecord, Resources
+from runtimeproxy.model import HookAnswer, HookRequest, PodRecord, Resources
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.client import chunked, request
-from tests.docker.node import CREATE, PARENT, SYSTEMD_PARENT, Node, id_of, written
+from tests.docker.node import CREATE, PARENT, SYSTEMD_PARENT, TOLD_POD, Node, id_of, written
 from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
 DRIVERS = [("cgroupfs", PARENT, PARENT), ("systemd", SYSTEMD_PARENT, SYSTEMD_PARENT.rpartition("/")[2])]
 """Driver, a parent as CRI has it, and as Docker has it."""
 CANARY = "canary-4711"
-
-LABELS = {
-    "app": "web",
-    "io.kubernetes.pod.name": "web-0",
-    "io.kubernetes.pod.namespace": "default",
-    "io.kubernetes.pod.uid": "6f1c7c9e",
-}
-TOLD_POD = PodInfo(
-    name="web-0",
-    uid="6f1c7c9e",
-    namespace="default",
-    attempt=1,
-    labels=LABELS,
-    annotations={"note": "pod"},
-    cgroup_parent=PARENT,
-)
-
 
 PRE = [
     ("pod", "PreRunPodSandbox", "RunPodSandbox", CREATE),
@@ -158,7 +141,7 @@ async def test_a_pod_is_changed_in_its_place_and_nowhere_else(node: Node, framin
     assert pod.original == replace(TOLD_POD, id=id_of(created), attempt=0)
     assert pod.effective == replace(
         pod.original,
-        labels={**LABELS, "l": "1"},
+        labels={**TOLD_POD.labels, "l": "1"},
         annotations={"note": "pod", "n": "2"},
         cgroup_parent="/hooked",
         resources=Resources(cpu_quota=50_000),
