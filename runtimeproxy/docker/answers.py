@@ -106,7 +106,7 @@ class Answers:
         return end or at
 
     def _remember(self, data: bytes, exchange: Exchange, head: ResponseHead) -> None:
-        """Know an answer again that is whole and after which the connection goes on as before."""
+        """Keep an answer that is whole and after which the connection goes on as before."""
         if head.status >= 200 and head.framing in (Framing.EMPTY, Framing.SIZED) and not head.closes:
             self._known.add_answer(data, exchange.method)
 

@@ -61,7 +61,7 @@ class DockerCall(Call):
 
     @property
     def kept_bytes(self) -> int:
-        """Keep nothing; calls with a body do."""
+        """Return 0: only calls with a body keep anything."""
         return 0
 
     def _take_reply(self) -> None:
@@ -90,7 +90,7 @@ class DockerCall(Call):
         self._exchange.answer()
 
     def over(self) -> None:
-        """Need nothing: what has a body has no Post hooks, and is over with its answer."""
+        """Do nothing: what has a body has no Post hooks, and is over with its answer."""
 
     async def settle(self, store: Store) -> Reply:
         """Ask the daemon, if it was given the request at all."""

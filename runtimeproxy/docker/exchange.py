@@ -51,8 +51,6 @@ class Exchange:
 class OwnAnswer(Exchange):
     """An answer of ours to a request that the daemon never sees, in its turn among the others."""
 
-    __slots__ = ("answer",)
-
     def __init__(self, answer: bytes) -> None:
         super().__init__(None)
         self.answer = answer
@@ -85,7 +83,6 @@ class Known:
             self.requests[exchange.head.raw] = exchange
 
     def add_answer(self, data: bytes, method: str) -> None:
-        """Keep an answer."""
         if len(self.answers) >= KNOWN_ANSWERS:
             self.answers.clear()
         self.answers.add((data, method))
@@ -93,24 +90,6 @@ class Known:
 
 class HeldExchange(Exchange):
     """A request that waits for the hook servers, and whose answer waits for the Store."""
-
-    __slots__ = (
-        "_answer",
-        "_body",
-        "_collected",
-        "_counted",
-        "_owner",
-        "_payload",
-        "_reply_body",
-        "_reply_head",
-        "_whole",
-        "on_ended",
-        "on_reply",
-        "problem",
-        "reply",
-        "route",
-        "state",
-    )
 
     def __init__(self, owner: "Reader", head: RequestHead, route: Route) -> None:
         super().__init__(head)
@@ -165,14 +144,14 @@ class HeldExchange(Exchange):
         return request
 
     def request_whole(self) -> None:
-        """Know that nothing more of the request comes: it is kept once from here on, whoever reads it."""
+        """Keep the request once from here on, whoever reads it: nothing more of it comes."""
         self._whole = True
         self._body = bytes(self._collected)
         self._collected.clear()
         self._payload = bytes(self._payload)
 
     def cut(self) -> None:
-        """Know that the client ended inside its request."""
+        """Make a request unreadable whose client ended inside it."""
         self.problem = "the request ends inside its body"
 
     def body(self) -> bytes:
@@ -249,7 +228,6 @@ class HeldExchange(Exchange):
         return self._reply_head is not None
 
     def begin_reply(self, head: ResponseHead) -> None:
-        """Take the answer's head."""
         self._reply_head = head
         self._answer += head.raw
 
@@ -265,7 +243,7 @@ class HeldExchange(Exchange):
         return going
 
     def reply_whole(self) -> None:
-        """Know that the answer has come; one that was too long has no message."""
+        """Settle the call with the answer; one that was too long has no message."""
         head = self._reply_head
         assert head is not None
         body = bytes(self._reply_body or b"")
@@ -275,11 +253,10 @@ class HeldExchange(Exchange):
         self._settle(Reply(agreed, body, faultless=not agreed and head.status == _NOT_MODIFIED))
 
     def not_sent(self) -> None:
-        """Know that the daemon could not be given the request: nothing happened."""
+        """Settle the call of a request that the daemon could not be given: nothing happened."""
         self._settle(Reply(agreed=False, faultless=True))
 
     def answer(self) -> None:
-        """Let the answer go to the client."""
         self._free()
         self._owner.answer(self)
 

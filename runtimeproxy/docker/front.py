@@ -92,7 +92,6 @@ class Front(Pairs):
             raise BackendError(f"GET /info: {error}") from None
 
     def paired(self, client: socket.socket, backend: socket.socket) -> "Connection":
-        """Make a connection."""
         return Connection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
@@ -100,7 +99,6 @@ class Front(Pairs):
         Away(self.loop, client, self.connections)
 
     async def close(self) -> None:
-        """Follow the daemon no more."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -179,7 +177,6 @@ class Connection:
     # The pair's flow.
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        """Return what goes out."""
         return self.reader.to_client, self.reader.to_daemon
 
     def client_ended(self) -> bool:
@@ -231,7 +228,6 @@ class Connection:
             self.pair.finish_client()
 
     def close(self) -> None:
-        """Close at once."""
         self.pair.close()
 
     # The reader's events.
@@ -278,7 +274,6 @@ class Connection:
         log.warning("a request was answered %d: %s", error.status, error)
 
     def redial(self) -> bool:
-        """Connect to the daemon anew."""
         try:
             backend = dial_now(self._front.backend_endpoint)
         except OSError as error:

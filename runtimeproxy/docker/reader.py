@@ -92,7 +92,7 @@ class Reader:
         return self._requests.end() and not self.tunnel and not self._finished
 
     def client_gone(self) -> None:
-        """Know that the client gets nothing more: held calls end, those the daemon answered go on."""
+        """End the held calls of a client that gets nothing more; those the daemon answered go on."""
         self._stop()
 
     def daemon_bytes(self, data: bytes) -> None:

@@ -186,7 +186,7 @@ class Requests:
             self._end_body()
 
     def _end_body(self) -> None:
-        """Know that the newest request is whole."""
+        """Ask about a held request that is whole, and read nothing behind one that must be answered first."""
         newest = self._newest
         assert newest is not None
         if isinstance(newest, HeldExchange) and newest.state is CallState.HOLDING:
@@ -259,7 +259,7 @@ class Requests:
         return self.end_waits
 
     def _cut(self) -> None:
-        """Know that no more comes of a body that is being read."""
+        """Ask about a held request of whose body no more comes."""
         if self._collecting is not None and self._held_up_by is None:
             self._collecting.cut()
             self._body = None
