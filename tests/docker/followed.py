@@ -60,7 +60,6 @@ class Connection:
                 self._requests.answered(self._begun[-1][0])
 
     def followed(self) -> list[Followed]:
-        """Return the requests so far."""
         places = [place for _, place in self._begun] + [len(self.to_daemon) + 1]
         return [
             Followed(head, _payload(head, b"".join(self.to_daemon[start : end - 1])))
@@ -74,17 +73,14 @@ class Connection:
 
     @property
     def targets(self) -> list[str]:
-        """Return the targets of the requests so far."""
         return [exchange.head.target for exchange, _ in self._begun if exchange.head is not None]
 
     # What ``Requests`` asks.
 
     def intercepts(self, route: Route) -> bool:
-        """Hold nothing."""
         return False
 
     def held_whole(self, exchange: HeldExchange) -> None:
-        """Never be told: nothing is held."""
         raise AssertionError("a request is held")
 
     def begun(self, exchange: Exchange) -> None:
@@ -92,12 +88,10 @@ class Connection:
         self._begun.append((exchange, len(self.to_daemon)))
 
     def speaks_http2(self) -> bool:
-        """Keep that it does."""
         self.http2 = True
         return True
 
     def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
-        """Keep the rule."""
         self.rule, self.inside = error.rule, inside is not None
 
     def read_client(self, further: bool) -> None:
@@ -116,7 +110,6 @@ def _payload(head: RequestHead, raw: bytes) -> bytes:
 
 
 def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
-    """Read all bytes of a client."""
     connection = Connection()
     connection.feed(data, sizes)
     return connection
@@ -176,7 +169,6 @@ def answers(raw: bytes) -> list[bytes]:
 
 
 def statuses(answered: list[bytes]) -> list[int]:
-    """Return the statuses of answers."""
     return [int(part[9:12]) for part in answered]
 
 

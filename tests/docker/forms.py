@@ -34,7 +34,6 @@ def post(target: str, *fields: str, body: bytes = b"", version: str = "HTTP/1.1"
 
 
 def sized(*fields: str, body: bytes = SECRET) -> Callable[[str], bytes]:
-    """Put fields beside a right length."""
     return lambda target: post(target, f"Content-Length: {len(body)}", *fields, body=body)
 
 
@@ -51,7 +50,6 @@ def coded(values: str) -> Form:
 
 
 def chunked(body: bytes, *fields: str) -> Callable[[str], bytes]:
-    """Put a chunked body."""
     return lambda target: post(target, "Transfer-Encoding: chunked", *fields, body=body)
 
 
@@ -67,12 +65,10 @@ def first_line(line: str) -> Callable[[str], bytes]:
 
 
 def hosted(host: bytes) -> Callable[[str], bytes]:
-    """Put another Host."""
     return lambda target: sized()(target).replace(b"Host: h", b"Host: %b" % host, 1)
 
 
 def with_method(method: str, build: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """Put another method."""
     return lambda target: method.encode() + build(target).removeprefix(b"POST")
 
 
@@ -241,5 +237,4 @@ FORMS = (
 
 
 def stream(form: Form, target: str) -> bytes:
-    """Return a form and a request behind it."""
     return form.build(target) + BEHIND

@@ -195,13 +195,11 @@ class Node:
         await until(lambda: self.dockerd.watchers > 0 and self.front._lookup.driver is not None)
 
     async def event(self, action: str, count: int = 1) -> None:
-        """Wait until so many events of a kind have been taken."""
         await until(lambda: self.recorder.counted("backend_events", action=action) >= count)
 
     # Calls.
 
     async def client(self) -> Client:
-        """Connect once more."""
         client = await Client.connect(str(self.folder / "proxy.sock"))
         self._clients.append(client)
         return client
@@ -214,15 +212,12 @@ class Node:
         return answer
 
     async def act(self, action: str, reference: str, body: Any = None, *lines: str) -> Answer:
-        """Start, stop, update, kill, ... what a reference names."""
         return await self.ask("POST", f"{self.prefix}/containers/{reference}/{action}", body, *lines)
 
     async def remove(self, reference: str, query: str = "?force=1&v=1") -> Answer:
-        """Remove what a reference names."""
         return await self.ask("DELETE", f"{self.prefix}/containers/{reference}{query}")
 
     async def create(self, name: str, body: Any, *lines: str) -> Answer:
-        """Create something."""
         return await self.ask("POST", f"{self.prefix}/containers/create?name={name}", body, *lines)
 
     async def create_pod(self, **labels: str) -> str:
@@ -231,7 +226,6 @@ class Node:
         return id_of(await self.create(bodies.sandbox_name(self.pod), self.pod_body()))
 
     async def create_container(self, pod_id: str, container: bodies.Container = CONTAINER) -> str:
-        """Create a container and return its id."""
         name = bodies.container_name(self.pod, container)
         return id_of(await self.create(name, self.container_body(pod_id, container)))
 
@@ -262,7 +256,6 @@ class Node:
         return seen
 
     def forget(self) -> None:
-        """Forget all pods and containers, as a new proxy has."""
         for one in self.store.ids():
             self.store.forget(one)
 
@@ -281,7 +274,6 @@ class Node:
         return bytes(self.dockerd.requests(route)[-1].body)
 
     def config(self) -> dict[str, Any]:
-        """Return the newest create that the daemon got."""
         return dict(json.loads(self.came(CREATE)))
 
     def host(self) -> dict[str, Any]:
@@ -297,7 +289,6 @@ class Node:
 
     @property
     def told(self) -> HookRequest:
-        """Return the newest hook request."""
         return self.plugins.asked[-1].request
 
     @property

@@ -26,7 +26,6 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def head(*lines: str) -> bytes:
-    """Join the lines of a head."""
     return "\r\n".join((*lines, "", "")).encode()
 
 
@@ -43,7 +42,6 @@ def answer(status: int, *fields: str, body: bytes | None = b"") -> bytes:
 
 
 def chunks(*pieces: bytes, trailers: tuple[str, ...] = ()) -> bytes:
-    """Return a body in chunks."""
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + head(*trailers)
 
 
@@ -75,12 +73,10 @@ class Side:
         """True once it saw EOF."""
 
     def sends(self, *pieces: bytes) -> None:
-        """Send each piece by itself."""
         for piece in pieces:
             self._feed(piece)
 
     def settle(self) -> None:
-        """Take what has come out."""
         data = b"".join(self._out)
         self._out.clear()
         assert not (data and self.ended), "bytes follow the EOF"
@@ -95,17 +91,14 @@ class Side:
 
     @property
     def takes_at_once(self) -> bool:
-        """Tell whether nothing waits for it."""
         return not self._out
 
     def takes(self, data: bytes | bytearray) -> None:
-        """Take bytes that were sent at once."""
         assert self.takes_at_once, "something waits to be sent before"
         assert not self.ended, "bytes follow the EOF"
         self._got += data
 
     def sees_end(self) -> None:
-        """Know that EOF follows what has come out."""
         self.settle()
         self.ended = True
 
@@ -129,50 +122,40 @@ class FakeEvents:
         self.play: Play
 
     def intercepts(self, route: Route) -> bool:
-        """Hold what is to be held."""
         return route.action in self.holds
 
     def held(self, exchange: HeldExchange) -> None:
-        """Keep the call."""
         assert exchange not in self.calls, "told twice"
         self.calls.append(exchange)
         self.at_once(exchange)
 
     def settled(self, exchange: HeldExchange) -> None:
-        """Keep the call."""
         self.settled_calls.append(exchange)
         exchange.go_on()
 
     def speaks_http2(self) -> bool:
-        """Count, and answer as set."""
         self.http2_clients += 1
         return self.http2_may_pass
 
     def refused(self, error: BadMessage) -> None:
-        """Keep the reason."""
         self.refusals.append(error)
 
     def redial(self) -> bool:
-        """Reach the daemon as often as set."""
         self.redials += 1
         return self.redials <= self.daemons
 
     def read_client(self, further: bool) -> None:
-        """Keep whether the client is read."""
         self.reading = further
 
     def client_done(self) -> None:
-        """Pass the client's EOF: once."""
         assert not self.play.daemon.ended, "EOF is passed twice"
         self.play.daemon.sees_end()
 
     def wake(self) -> None:
-        """Write what waits."""
         self.play.client.settle()
         self.play.daemon.settle()
 
     def finish(self) -> None:
-        """End behind the last answer: once."""
         assert not self.play.client.ended, "ended twice"
         self.play.client.sees_end()
 
@@ -215,7 +198,6 @@ class Play:
 
     @property
     def call(self) -> HeldExchange:
-        """Return the newest call that was told of."""
         return self.events.calls[-1]
 
     def client_ends(self) -> None:
@@ -283,12 +265,10 @@ class Step(NamedTuple):
 
 
 def client(*pieces: bytes, **came: Any) -> Step:
-    """Have the client send."""
     return Step(lambda play: play.client.sends(*pieces), **came)
 
 
 def daemon(*pieces: bytes, **came: Any) -> Step:
-    """Have the daemon send."""
     return Step(lambda play: play.daemon.sends(*pieces), **came)
 
 
@@ -308,12 +288,10 @@ def answered(**came: Any) -> Step:
 
 
 def ends(side: str, **came: Any) -> Step:
-    """Have a side send EOF."""
     return Step(Play.client_ends if side == "client" else Play.daemon_ends, **came)
 
 
 def leaves(**came: Any) -> Step:
-    """Have the client be gone."""
     return Step(lambda play: play.reader.client_gone(), **came)
 
 

@@ -61,7 +61,7 @@ FRAMED = {
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("sent", "replied"), FRAMED.values(), ids=FRAMED)
-def test_the_next_answer_begins_behind_this_one(sent: bytes, replied: bytes, shared: bool) -> None:
+def test_next_answer_begins_behind_this_one(sent: bytes, replied: bytes, shared: bool) -> None:
     """Wherever they are cut; a body is neither waited for nor let through where there is none."""
     for place in range(1, len(replied) + 1):
         play = Play(holds=(), shared=shared)
@@ -77,7 +77,7 @@ def test_the_next_answer_begins_behind_this_one(sent: bytes, replied: bytes, sha
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_stream_passes_piece_by_piece(shared: bool) -> None:
+def test_stream_passes_piece_by_piece(shared: bool) -> None:
     play = converse([client(INFO, to_daemon=INFO)], holds=(), shared=shared)
     body = STREAM.index(b"\r\n\r\n") + 4
     play.daemon.sends(STREAM[:body])
@@ -97,7 +97,7 @@ UNFRAMED = {
 
 
 @pytest.mark.parametrize(("sent", "replied"), UNFRAMED.values(), ids=UNFRAMED)
-def test_b2_a_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> None:
+def test_b2_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> None:
     for place in range(1, len(replied) + 1):
         steps = [
             client(sent, to_daemon=sent),
@@ -196,7 +196,7 @@ def test_held(steps: list[Step], shared: bool) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("replied", [CREATED, STREAM, NO_CONTENT], ids=["a body", "chunks", "204"])
-def test_the_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes, shared: bool) -> None:
+def test_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes, shared: bool) -> None:
     for place in range(1, len(replied) + 1):
         steps = [
             client(CREATE, asks=1),

@@ -36,7 +36,6 @@ SHORT_SECONDS = 0.05
 
 
 async def follow(backend: Backend) -> None:
-    """Wait for an event."""
     async with backend.events(["destroy"], 1) as events:
         await anext(events)
 

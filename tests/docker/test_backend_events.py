@@ -20,7 +20,6 @@ DESTROYED = Event("destroy", ID, 1)
 
 @pytest.fixture
 async def events(daemon: Daemon, backend: Backend) -> AsyncIterator[AsyncIterator[Event]]:
-    """Follow the daemon."""
     async with backend.events(["destroy"], 1) as events:
         await daemon.followed()
         yield events

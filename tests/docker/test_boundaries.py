@@ -72,7 +72,6 @@ def _asked(request: h11.Request) -> Asked:
 
 
 def ours(connection: Connection) -> list[Asked]:
-    """Return what we read of a connection."""
     return [
         Asked(
             one.head.method,
@@ -110,7 +109,7 @@ REQUESTS = st.builds(
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
-def test_a_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
+def test_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
     for target in TARGETS:
         compare(stream(form, target))
 
@@ -147,7 +146,6 @@ def test_any_cut_gives_the_same_requests(data: bytes, sizes: list[int]) -> None:
 
 
 async def sent(path: Path, data: bytes) -> bytes:
-    """Send bytes, then EOF; return all that comes."""
     client = await Client.connect(str(path))
     try:
         client.send(data)
@@ -181,7 +179,7 @@ HUGE_HEAD_BYTES = 10 << 20
 MEMORY_BYTES = 6 << 20
 
 
-async def test_a_huge_head_is_refused_in_constant_memory(tmp_path: Path) -> None:
+async def test_huge_head_is_refused_in_constant_memory(tmp_path: Path) -> None:
     proxy = ProxyProcess(tmp_path, backend_runtime_mode="Docker")
     async with FakeDockerd(str(proxy.runtime)), proxy:
         assert (await sent(proxy.socket, PING)).endswith(b"OK")
@@ -197,6 +195,5 @@ async def test_a_huge_head_is_refused_in_constant_memory(tmp_path: Path) -> None
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process has had."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1024

@@ -39,7 +39,7 @@ FAILURES = [
 
 @pytest.mark.parametrize(("behaviour", "policy"), FAILURES)
 @pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
-async def test_a_refused_call_is_500_names_plugin_and_point_and_never_reaches_the_daemon(
+async def test_refused_call_is_500_and_never_reaches_the_daemon(
     node: Node, action: str, point: str, operation: str, route: str, behaviour: Any, policy: FailurePolicy
 ) -> None:
     pod_id, container_id = await node.running()
@@ -88,7 +88,7 @@ async def test_under_ignore_the_daemon_gets_the_original_bytes(
     assert CANARY not in caplog.text
 
 
-async def test_a_pod_with_the_skip_label_and_its_containers_are_told_to_nobody(node: Node) -> None:
+async def test_pod_with_the_skip_label_and_its_containers_are_told_to_nobody(node: Node) -> None:
     node.plugins.add("a", policy=FAIL, behaviour=Reason.REFUSED)
     pod_id = await node.create_pod(skip="true")
     container_id = await node.create_container(pod_id)
@@ -105,7 +105,7 @@ async def test_a_pod_with_the_skip_label_and_its_containers_are_told_to_nobody(n
 # -- pods --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_pod_is_told_and_kept_as_the_kubelet_asked_for_it(node: Node) -> None:
+async def test_pod_is_told_and_kept_as_the_kubelet_asked_for_it(node: Node) -> None:
     node.plugins.add("a")
     pod_id = await node.create_pod()
     assert node.told == HookRequest(TOLD_POD)
@@ -115,7 +115,7 @@ async def test_a_pod_is_told_and_kept_as_the_kubelet_asked_for_it(node: Node) ->
 
 
 @pytest.mark.parametrize("framing", ["sized", "chunked"])
-async def test_a_pod_is_changed_in_its_place_and_nowhere_else(node: Node, framing: str) -> None:
+async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node, framing: str) -> None:
     answer = HookAnswer(
         labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked", resources=Resources(cpu_quota=50_000)
     )
@@ -149,7 +149,7 @@ async def test_a_pod_is_changed_in_its_place_and_nowhere_else(node: Node, framin
 
 
 @pytest.mark.parametrize(("driver", "in_cri", "in_docker"), DRIVERS)
-async def test_hooks_see_the_parent_as_cri_has_it_and_the_daemon_as_its_driver_wants_it(
+async def test_hooks_see_cris_parent_and_the_daemon_its_drivers(
     tmp_path: Path, driver: str, in_cri: str, in_docker: str
 ) -> None:
     hooked_cri = in_cri.replace("burstable", "besteffort")
@@ -172,7 +172,7 @@ async def test_hooks_see_the_parent_as_cri_has_it_and_the_daemon_as_its_driver_w
 
 
 @pytest.mark.parametrize(("driver", "in_cri", "in_docker"), DRIVERS)
-async def test_a_parent_that_no_hook_changes_is_not_touched(
+async def test_parent_that_no_hook_changes_is_not_touched(
     tmp_path: Path, driver: str, in_cri: str, in_docker: str
 ) -> None:
     async with Node(tmp_path, cgroup_driver=driver) as node:
@@ -186,7 +186,7 @@ async def test_a_parent_that_no_hook_changes_is_not_touched(
         assert node.host()["CgroupParent"] == in_docker
 
 
-async def test_a_pod_is_told_once_the_daemon_named_its_driver(tmp_path: Path) -> None:
+async def test_pod_is_told_once_the_daemon_named_its_driver(tmp_path: Path) -> None:
     async with Node(tmp_path, cgroup_driver="systemd") as node:
         pod_id = await node.create_pod()
         assert node.store.counts() == (0, 0), "nobody is asked for the driver where no plugin wants it"
@@ -207,7 +207,7 @@ async def test_a_pod_is_told_once_the_daemon_named_its_driver(tmp_path: Path) ->
     [Injection(status=500, message=CANARY), Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")],
     ids=["error", "no JSON object"],
 )
-async def test_a_daemon_that_does_not_name_its_driver_is_a_failure_under_the_policy(
+async def test_daemon_without_a_driver_is_a_failure_under_the_policy(
     tmp_path: Path, policy: FailurePolicy, injection: Injection, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Node(tmp_path) as node:
@@ -226,7 +226,7 @@ async def test_a_daemon_that_does_not_name_its_driver_is_a_failure_under_the_pol
 
 
 @pytest.mark.parametrize(("name", "status"), [("taken", 409), ("-", 400)])
-async def test_a_create_that_fails_leaves_nothing_and_its_answer_as_it_was(node: Node, name: str, status: int) -> None:
+async def test_create_that_fails_leaves_nothing_and_its_answer_as_it_was(node: Node, name: str, status: int) -> None:
     await node.plain("taken")
     node.plugins.add("a")
     answer = await node.create(name, node.pod_body())
@@ -239,7 +239,7 @@ async def test_a_create_that_fails_leaves_nothing_and_its_answer_as_it_was(node:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"Id":""}', b"[1]"])
-async def test_an_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node: Node, body: bytes) -> None:
+async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node: Node, body: bytes) -> None:
     node.plugins.add("a")
     reply = b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     node.dockerd.inject(CREATE, Injection(raw=reply))

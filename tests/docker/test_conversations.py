@@ -202,7 +202,7 @@ class Conversation:
 
 @settings(max_examples=examples(300))
 @given(CONVERSATIONS, SIZES, st.booleans())
-def test_what_is_not_held_leaves_as_it_came_and_nothing_waits_that_could_go(
+def test_what_is_not_held_leaves_as_it_came_at_once(
     turns: list[Turn], sizes: list[tuple[bool, int]], shared: bool
 ) -> None:
     conversation = Conversation(turns)
@@ -228,7 +228,7 @@ def test_eof_passes_behind_everything_before_it(turns: list[Turn], cut: int) -> 
 
 @settings(max_examples=examples(100))
 @given(st.lists(USUAL | OF_HEAD, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=12))
-def test_the_memory_never_changes_what_goes_out(turns: list[Turn], order: list[int]) -> None:
+def test_memory_never_changes_what_goes_out(turns: list[Turn], order: list[int]) -> None:
     """Each message comes in one piece, as the memory wants it, in any order of the requests, so some are known."""
     drawn = [turns[number % len(turns)] for number in order]
     known = Known()

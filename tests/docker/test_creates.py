@@ -24,7 +24,7 @@ TOLD = ContainerInfo(name="main", attempt=2, annotations=ANNOTATIONS, resources=
 CANARY = "canary-4711"
 
 
-async def test_a_container_is_told_with_its_pod_and_kept_as_the_kubelet_asked_for_it(node: Node) -> None:
+async def test_container_is_told_with_its_pod_and_kept_as_asked_for(node: Node) -> None:
     node.plugins.add("a")
     pod_id = await node.create_pod()
     container_id = await node.create_container(pod_id)
@@ -35,7 +35,7 @@ async def test_a_container_is_told_with_its_pod_and_kept_as_the_kubelet_asked_fo
     assert node.container(container_id) == ContainerRecord(whole, whole)
 
 
-async def test_a_create_that_has_left_is_not_held_for_a_plugin_that_comes_in_that_turn(
+async def test_create_that_has_left_is_not_held_for_a_late_plugin(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The front lets a create go at once where nobody is registered, and the lifecycle reads it in a later step."""
@@ -56,7 +56,7 @@ async def test_a_create_that_has_left_is_not_held_for_a_plugin_that_comes_in_tha
     assert node.recorder.total("hook_failures") == 0
 
 
-async def test_a_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: Node) -> None:
+async def test_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: Node) -> None:
     answer = HookAnswer(
         annotations={"note": "hooked"},
         envs={"B": "3", "C": "4"},
@@ -96,7 +96,7 @@ async def test_envs_that_a_hook_cannot_be_told_stay_as_they_are(node: Node) -> N
     assert node.container(container_id).effective.envs == {"A": "3", "RAW": "\ufffd", "E": "4", "NEW": "5"}
 
 
-async def test_a_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
+async def test_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
     def echo(request: HookRequest) -> HookAnswer:
         told = request.container
         if told is None:
@@ -129,7 +129,7 @@ async def test_fields_that_docker_cannot_carry_are_left_out_and_named(
     assert effective == replace(ASKED, cpu_shares=2), "the record says what the daemon was asked for"
 
 
-async def test_the_daemons_own_rules_stand_in_the_record(node: Node) -> None:
+async def test_daemons_own_rules_stand_in_the_record(node: Node) -> None:
     limit = HookAnswer(resources=Resources(memory_limit_in_bytes=-1))
     node.plugins.add("a", limit, points=("PreCreateContainer",))
     container_id = await node.create_container(await node.create_pod())
@@ -145,7 +145,7 @@ async def test_the_daemons_own_rules_stand_in_the_record(node: Node) -> None:
     [("cgroupfs", "/hooked", "/hooked"), ("systemd", "/a.slice/a-b.slice", "a-b.slice")],
 )
 @pytest.mark.parametrize("registered", [True, False])
-async def test_a_parent_changed_for_the_pod_goes_into_its_containers_also_without_a_plugin(
+async def test_parent_changed_for_the_pod_goes_into_its_containers(
     tmp_path: Path, driver: str, parent: str, in_docker: str, registered: bool
 ) -> None:
     async with Node(tmp_path, cgroup_driver=driver) as node:
@@ -166,7 +166,7 @@ async def test_a_parent_changed_for_the_pod_goes_into_its_containers_also_withou
         assert node.told.pod.cgroup_parent == parent
 
 
-async def test_a_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
+async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
     node.plugins.add("a", points=("PreCreateContainer",))
     pod_id = await node.create_pod()
     body = node.container_body(pod_id)
@@ -179,7 +179,7 @@ async def test_a_containers_create_tells_the_newest_parent_of_its_pod(node: Node
 
 @pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
 @pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
-async def test_the_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_has(
+async def test_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_has(
     tmp_path: Path, driver: str, known: str
 ) -> None:
     hooked = (SYSTEMD_PARENT if driver == "systemd" else PARENT).replace("burstable", "besteffort")
@@ -204,7 +204,7 @@ async def test_the_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_
         assert node.container(container_id).effective.cgroup_parent == ""
 
 
-async def test_a_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(node: Node) -> None:
+async def test_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(node: Node) -> None:
     node.plugins.add("a", points=("PreCreateContainer",))
     pod_id = await node.create_pod()
     node.forget()
@@ -218,7 +218,7 @@ async def test_a_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(
 # -- the pod is not known ----------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_pod_is_read_as_it_was(node: Node) -> None:
+async def test_unknown_pod_is_read_as_it_was(node: Node) -> None:
     node.plugins.add("a")
     pod_id = await node.create_pod()
     known = node.pod_of(pod_id)
@@ -232,7 +232,7 @@ async def test_an_unknown_pod_is_read_as_it_was(node: Node) -> None:
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("sandbox", ["0" * 64, "plain"])
-async def test_a_container_whose_sandbox_is_none_passes_without_hooks(
+async def test_container_whose_sandbox_is_none_passes_without_hooks(
     node: Node, policy: FailurePolicy, sandbox: str
 ) -> None:
     if sandbox == "plain":

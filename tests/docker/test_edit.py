@@ -74,7 +74,7 @@ def replaced(text: str, *changes: tuple[str, str]) -> bytes:
 # ---- creates
 
 
-def test_the_table_names_fields_of_resources() -> None:
+def test_table_names_fields_of_resources() -> None:
     assert RESOURCE_TABLE.keys() == set(RESOURCE_FIELDS) - {"hugepage_limits", "unified"}
 
 
@@ -172,7 +172,7 @@ def test_no_change_is_the_same_object(adjustment: Adjustment) -> None:
     assert edit_container(body, adjustment, "/kubepods/pod1") is body
 
 
-def test_a_zero_that_a_missing_member_stands_for_is_not_put_in() -> None:
+def test_zero_that_a_missing_member_stands_for_is_not_put_in() -> None:
     for body in (b"{}", b'{"HostConfig":{}}', b'{"HostConfig":{"Memory":null}}'):
         assert edit_pod(body, adjusted(memory_limit_in_bytes=-1, cpuset_cpus="", cpu_quota=0), "") is body
 
@@ -251,7 +251,7 @@ def test_quota_and_period_take_the_place_of_nano_cpus(change: dict[str, Resource
         ("{", "no JSON"),
     ],
 )
-def test_a_create_that_is_none(body: str, problem: str) -> None:
+def test_create_that_is_none(body: str, problem: str) -> None:
     adjustment = Adjustment(annotations={"a": "s3cret"}, envs={"E": "s3cret"}, resources={"cpu_shares": 2})
     with pytest.raises(WireError, match=problem) as caught:
         edit_container(body.encode(), adjustment, None)
@@ -287,7 +287,7 @@ def test_update() -> None:
         ({"cpu_shares": 256, "cpuset_cpus": "0"}, ()),
     ],
 )
-def test_an_update_that_says_nothing_new_is_the_same_object(
+def test_update_that_says_nothing_new_is_the_same_object(
     changes: dict[str, ResourceValue], left_out: tuple[str, ...]
 ) -> None:
     body = UPDATE.encode()
@@ -359,7 +359,7 @@ def test_swap_of_an_update(
         assert (alone.resources, alone.left_out) == (update.resources, update.left_out)
 
 
-def test_an_update_of_its_own_names_what_is_set() -> None:
+def test_update_of_its_own_names_what_is_set() -> None:
     present = Resources(memory_limit_in_bytes=GIB, memory_swap_limit_in_bytes=GIB, cpu_shares=2)
     changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": 7 * GIB, "cpuset_cpus": "1", "unified": {"a": "b"}}
     update = update_body(changes, present)
@@ -378,7 +378,7 @@ def test_an_update_of_its_own_names_what_is_set() -> None:
         ("", "no JSON"),
     ],
 )
-def test_an_update_that_is_none(body: str, problem: str) -> None:
+def test_update_that_is_none(body: str, problem: str) -> None:
     with pytest.raises(WireError, match=problem):
         edit_update(body.encode(), {"cpu_shares": 2}, NO_RESOURCES)
 

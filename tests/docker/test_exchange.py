@@ -76,7 +76,7 @@ READABLE = {
 
 
 @pytest.mark.parametrize(("sent", "body"), READABLE.values(), ids=READABLE)
-def test_b8_a_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: bytes) -> None:
+def test_b8_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: bytes) -> None:
     """It is read without its chunks, and keeps them."""
     for place in range(1, len(sent) + 1):
         play = converse([client(sent[:place], sent[place:] + PING, asks=1)])
@@ -120,7 +120,7 @@ def test_all_held_requests_share_one_limit() -> None:
     assert first.held_bytes.count == len(BODY), "nothing is kept of what nobody has read"
 
 
-def test_a_chunked_body_is_kept_with_its_chunks_and_without() -> None:
+def test_chunked_body_is_kept_with_its_chunks_and_without() -> None:
     play = converse([client(IN_CHUNKS[:-2])])
     assert play.held_bytes.count == 2 * (len(IN_CHUNKS.partition(b"\r\n\r\n")[2]) - 2)
     play.client.sends(IN_CHUNKS[-2:])
@@ -141,7 +141,7 @@ def test_of_a_chunked_body_without_room_nothing_more_is_taken_out() -> None:
 
 @pytest.mark.parametrize("body", [None, b"{}"], ids=["released", "changed"])
 @pytest.mark.parametrize("is_answered", [False, True])
-def test_a_released_call_counts_until_it_is_over(body: bytes | None, is_answered: bool) -> None:
+def test_released_call_counts_until_it_is_over(body: bytes | None, is_answered: bool) -> None:
     """Whoever made something of its request keeps that until then."""
     play = held(CREATE)
     play.call.release(body)
@@ -169,7 +169,7 @@ def test_what_waits_for_its_turn_is_not_kept() -> None:
 
 @pytest.mark.parametrize("at", [1, 500, 4_999])
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_body_is_kept_when_its_turn_has_come(at: int, ended: bool) -> None:
+def test_body_is_kept_when_its_turn_has_come(at: int, ended: bool) -> None:
     play = converse([client(PING + WAITING[:-at], to_daemon=PING)])
     assert play.held_bytes.count == 0
     if not ended:
@@ -187,7 +187,7 @@ def test_a_body_is_kept_when_its_turn_has_come(at: int, ended: bool) -> None:
 # ---- B8: what is released
 
 
-def test_b8_a_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b8_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     play, written = Play(), list[bytes]()
     play.client.sends(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)))
     top, body = play.call.head, play.call.body()
@@ -219,7 +219,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize(("sent", "changed_head"), CHANGED.values(), ids=CHANGED)
-def test_b8_a_changed_request_differs_in_three_lines_and_its_body(sent: bytes, changed_head: bytes) -> None:
+def test_b8_changed_request_differs_in_three_lines_and_its_body(sent: bytes, changed_head: bytes) -> None:
     play = Play()
     play.client.sends(sent + PING)
     play.call.release(b'{"new":1}')
@@ -253,7 +253,7 @@ def test_c1_what_is_withdrawn_is_the_request_as_it_came() -> None:
     assert held(CREATE).call.withdraw() == CREATE
 
 
-def test_c1_a_call_that_ends_while_held_tells_it_once() -> None:
+def test_c1_call_that_ends_while_held_tells_it_once() -> None:
     play = held(CREATE)
     told: list[str] = []
     play.call.on_ended = lambda: told.append("ended")
@@ -269,7 +269,7 @@ def test_c1_a_call_that_ends_while_held_tells_it_once() -> None:
     [(b"", UNANSWERED), (CREATED, Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}'))],
     ids=["no answer", "an answer"],
 )
-def test_c2_a_released_call_ends_with_what_the_daemon_said(replied: bytes, reply: Reply) -> None:
+def test_c2_released_call_ends_with_what_the_daemon_said(replied: bytes, reply: Reply) -> None:
     play = released(CREATE)
     told: list[str] = []
     play.call.on_ended = lambda: told.append("ended")
@@ -280,7 +280,7 @@ def test_c2_a_released_call_ends_with_what_the_daemon_said(replied: bytes, reply
 
 
 @pytest.mark.parametrize("sent", [CREATE, request("POST", TARGET, CLOSE)], ids=["kept alive", "closed"])
-def test_a_refused_call_waits_for_nothing(sent: bytes) -> None:
+def test_refused_call_waits_for_nothing(sent: bytes) -> None:
     play = held(sent)
     play.call.refuse(500, "no")
     play.leave()
@@ -301,7 +301,7 @@ CLOSING = {
 
 
 @pytest.mark.parametrize(("sent", "closes"), CLOSING.values(), ids=CLOSING)
-def test_a_refusal_keeps_the_connection_unless_the_client_closes_it(sent: bytes, closes: bool) -> None:
+def test_refusal_keeps_the_connection_unless_the_client_closes_it(sent: bytes, closes: bool) -> None:
     play = held(sent + PING)
     play.call.refuse(500, "runtimeproxy: no")
     assert error(play.client.got()) == (500, closes, b'{"message": "runtimeproxy: no"}\n')
@@ -371,7 +371,7 @@ ANSWERS: dict[str, tuple[Reply, list[Step]]] = {
 
 
 @pytest.mark.parametrize(("reply", "steps"), ANSWERS.values(), ids=ANSWERS)
-def test_the_answer_is_kept_until_the_post_hooks_are_done(reply: Reply, steps: list[Step]) -> None:
+def test_answer_is_kept_until_the_post_hooks_are_done(reply: Reply, steps: list[Step]) -> None:
     assert converse([client(CREATE, asks=1), release(to_daemon=CREATE), *steps]).call.reply == reply
 
 

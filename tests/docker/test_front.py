@@ -21,7 +21,6 @@ PLAIN_BODY = b'{ "Image" : "%b","HostConfig":null, "hostconfig":null,"Env":["\\u
 
 
 def percent(text: str) -> str:
-    """Encode every character."""
     return "".join(f"%{ord(letter):02x}" for letter in text)
 
 
@@ -29,7 +28,7 @@ def percent(text: str) -> str:
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1.12", "/v1.41"])
-async def test_the_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None:
+async def test_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None:
     node.prefix = prefix
     node.plugins.add("a")
     pod_id = await node.create_pod()

@@ -245,7 +245,7 @@ async def test_calls_of_different_containers_do_not_wait_for_one_another(node: N
     assert len(node.dockerd.requests(START)) == 100
 
 
-async def test_the_calls_of_one_container_keep_their_order(node: Node) -> None:
+async def test_calls_of_one_container_keep_their_order(node: Node) -> None:
     _, container_id = await node.running()
     hook = node.plugins.gated("a")
     clients = [await node.client() for _ in range(5)]

@@ -221,7 +221,7 @@ async def test_without_a_daemon_who_asks_nothing_has_a_moment(alone: Node, monke
     await stopped(stop)
 
 
-async def test_without_a_daemon_a_request_whose_rest_does_not_come_ends_at_the_limit(alone: Node) -> None:
+async def test_without_a_daemon_a_half_request_ends_at_the_limit(alone: Node) -> None:
     (client,) = await accepted(alone)
     client.send(PING[:-5])
     await asyncio.sleep(0.02)

@@ -51,7 +51,6 @@ class Rig:
         return self.dockerd.state.create(name, go_json(body), body).id
 
     def answers(self, route: str, body: bytes) -> None:
-        """Have the daemon answer with a body."""
         raw = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         self.dockerd.inject(route, Injection(raw=raw))
 
@@ -71,7 +70,6 @@ class Rig:
 
 @pytest.fixture(params=["cgroupfs", "systemd"])
 async def either(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
-    """A rig on each cgroup driver."""
     async with FakeDockerd(str(tmp_path / "docker.sock"), cgroup_driver=request.param) as dockerd:
         rig = Rig(dockerd)
         yield rig

@@ -186,7 +186,7 @@ def test_held(steps: list[Step], shared: bool) -> None:
     converse(steps, shared=shared).leave()
 
 
-def test_a_held_body_that_breaks_behind_its_answer_gets_no_second_one() -> None:
+def test_held_body_that_breaks_behind_its_answer_gets_no_second_one() -> None:
     steps = [
         client(IN_CHUNKS[:-9], asks=1),
         release(to_daemon=IN_CHUNKS[:-9]),
@@ -245,7 +245,7 @@ REDIALLED: dict[str, tuple[int, list[Step]]] = {
 
 
 @pytest.mark.parametrize(("redials", "steps"), REDIALLED.values(), ids=REDIALLED)
-def test_b9_a_daemon_that_closes_is_dialled_once_more(redials: int, steps: list[Step]) -> None:
+def test_b9_daemon_that_closes_is_dialled_once_more(redials: int, steps: list[Step]) -> None:
     assert converse(steps, daemons=1).events.redials == redials
 
 
@@ -320,7 +320,7 @@ PIPELINED = {
 
 @pytest.mark.parametrize("behind", PIPELINED.values(), ids=PIPELINED)
 @pytest.mark.parametrize("sent", [INFO, BUILD], ids=["remembered", "not remembered"])
-def test_b9_an_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: bytes) -> None:
+def test_b9_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: bytes) -> None:
     play = Play()
     play.client.sends(sent + behind)
     play.daemon.got()
@@ -337,7 +337,7 @@ def test_b9_an_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: 
 # ---- what the calls and the connection are told
 
 
-def test_a_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     play = converse([client(CREATE, asks=1)])
     written: list[bytes] = []
     monkeypatch.setattr(play.events, "wake", lambda: written.append(play.daemon.got()))
@@ -366,7 +366,7 @@ def test_what_a_call_is_told_when_a_side_has_gone(steps: list[Step], reply: Repl
     assert not play.call.release(None)
 
 
-def test_b7_a_refusal_is_counted_once() -> None:
+def test_b7_refusal_is_counted_once() -> None:
     play = converse([], holds=())
     play.client.sends(BUILD[:-30], BROKEN_CHUNK)
     assert [refusal.status for refusal in play.events.refusals] == [400]

@@ -79,7 +79,7 @@ SPLIT = {
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("sent", SPLIT.values(), ids=SPLIT)
-def test_a_request_may_be_cut_anywhere(sent: bytes, shared: bool) -> None:
+def test_request_may_be_cut_anywhere(sent: bytes, shared: bool) -> None:
     for place in range(1, len(sent)):
         begun = sent[:place] if place >= sent.index(b"\r\n\r\n") + 4 else b""
         steps = [
@@ -92,12 +92,12 @@ def test_a_request_may_be_cut_anywhere(sent: bytes, shared: bool) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_body_in_pieces_passes_piece_by_piece(shared: bool) -> None:
+def test_body_in_pieces_passes_piece_by_piece(shared: bool) -> None:
     pieces = [CREATE[:-10], *(CREATE[at : at + 1] for at in range(-10, -1))]
     converse([client(piece, to_daemon=piece) for piece in pieces], holds=(), shared=shared)
 
 
-def test_b8_a_request_without_length_and_chunks_is_whole_at_its_head() -> None:
+def test_b8_request_without_length_and_chunks_is_whole_at_its_head() -> None:
     assert converse([client(START, asks=1), release(to_daemon=START)]).call.body() == b""
 
 
@@ -382,14 +382,14 @@ TOO_LONG: dict[str, list[Step]] = {
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("steps", TOO_LONG.values(), ids=TOO_LONG)
-def test_a_held_body_above_the_limit_passes_as_it_came(steps: list[Step], shared: bool) -> None:
+def test_held_body_above_the_limit_passes_as_it_came(steps: list[Step], shared: bool) -> None:
     play = converse(steps, limit=10, shared=shared)
     assert play.call.problem == NO_ROOM
     play.leave()
 
 
 @pytest.mark.parametrize(("sent", "inside"), [(INFO, False), (CREATE[:-3], True), (CREATE, False)])
-def test_a_client_inside_a_body_outlives_the_daemon(sent: bytes, inside: bool) -> None:
+def test_client_inside_a_body_outlives_the_daemon(sent: bytes, inside: bool) -> None:
     assert converse([client(sent, to_daemon=sent)], holds=()).daemon_ends() is inside
 
 

@@ -224,7 +224,7 @@ def test_equal_requests_share_one_route() -> None:
 
 
 @given(st.sampled_from(["start", "stop", "update"]), st.text(min_size=1, max_size=8), st.sampled_from(["", "/v1.41"]))
-def test_an_escaped_reference_is_the_reference(verb: str, reference: str, version: str) -> None:
+def test_escaped_reference_is_the_reference(verb: str, reference: str, version: str) -> None:
     """Every byte of the path escaped: the decision is on what it decodes to."""
     path = f"{version}/containers/{reference}/{verb}"
     parts = reference.split("/")

@@ -40,7 +40,6 @@ either = pytest.mark.parametrize(("create", "name"), NAMES.values(), ids=NAMES)
 
 
 def image(env: Sequence[str] | None = (PATH,), labels: Mapping[str, str] | None = None) -> bytes:
-    """Inspect an image."""
     return json.dumps({"Id": IMAGE_ID, "Config": {"Env": env and list(env), "Labels": labels}}).encode()
 
 
@@ -77,7 +76,6 @@ Asked = AskedPod | AskedContainer | None
 
 
 def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Asked:
-    """Read an inspected container and its image."""
     raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
     shipped = None if image is None else read_image(image)
     return status.read_inspect(status.told(raw, ID), shipped, *default_runtime)
@@ -154,7 +152,7 @@ ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.samp
 
 
 @given(ENTRIES, ENTRIES, st.booleans())
-def test_the_fewest_envs_that_give_the_list_are_the_containers(
+def test_fewest_envs_that_give_the_list_are_the_containers(
     own: list[str], shipped: list[str], of_this_image: bool
 ) -> None:
     """Where it cannot have been made of this image, all but the image's are."""
@@ -269,13 +267,13 @@ def test_what_is_null_or_of_a_wrong_type_is_unknown_by_itself(path: str, value: 
 
 @pytest.mark.parametrize("host", [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []])
 @either
-def test_a_cgroup_parent_that_is_not_told_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
+def test_cgroup_parent_that_is_not_told_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
     value = read_inspect({**inspected(create, name), "HostConfig": host}, image())
     assert value is not None
     assert value.cgroup_parent is None
 
 
-def test_a_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
+def test_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
     reply = inspected(CONTAINER_BODY, CONTAINER_NAME)
     reply["Config"]["Env"].insert(1, 5)
     reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}
@@ -283,12 +281,12 @@ def test_a_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
 
 
 @pytest.mark.parametrize("told", ["", None, 5])
-def test_an_id_that_is_not_told_is_the_one_asked_for(told: object) -> None:
+def test_id_that_is_not_told_is_the_one_asked_for(told: object) -> None:
     assert status.told(json.dumps({"Id": told}).encode(), ID).get("Id") == ID
 
 
 @pytest.mark.parametrize("sandbox", ["", None, 5])
-def test_a_container_whose_pod_nobody_names_is_unreadable(sandbox: object) -> None:
+def test_container_whose_pod_nobody_names_is_unreadable(sandbox: object) -> None:
     reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Labels/io.kubernetes.sandbox.id": sandbox})
     with pytest.raises(Unreadable, match="sandbox"):
         read_inspect(reply, image())

@@ -97,7 +97,6 @@ class Rig:
 
 @pytest.fixture
 async def rig(daemon: Daemon) -> AsyncIterator[Rig]:
-    """Follow the scripted daemon."""
     rig = Rig(Backend(daemon.path))
     async with rig.running():
         await until(lambda: rig.missed == 1)
@@ -337,7 +336,7 @@ class Scripted(Backend):
 
 @slow
 @virtual_time
-async def test_daemon_that_is_away_is_tried_ever_more_rarely_down_to_once_a_second() -> None:
+async def test_daemon_that_is_away_is_tried_down_to_once_a_second() -> None:
     backend = Scripted(0, 0, 0, 0, 0, 0, 0, 5.0, 0, 0, 0)
     rig = Rig(backend)
     async with rig.running():

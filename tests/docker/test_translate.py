@@ -52,7 +52,6 @@ def read_container(body: dict[str, Any]) -> ContainerInfo:
 
 
 def without(labels: dict[str, str], *left_out: str) -> dict[str, dict[str, str]]:
-    """Leave out labels that begin so."""
     return {"Labels": {key: value for key, value in labels.items() if not key.startswith(left_out)}}
 
 
@@ -163,7 +162,7 @@ def test_keys_are_found_as_go_finds_them() -> None:
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=3), st.text(max_size=3)), max_size=5))
-def test_the_last_entry_of_a_variable_counts(entries: list[tuple[str, str]]) -> None:
+def test_last_entry_of_a_variable_counts(entries: list[tuple[str, str]]) -> None:
     pairs = [(key.replace("=", "-"), value) for key, value in entries]
     env = [f"{key}={value}" for key, value in pairs]
     assert read_container(changed(CONTAINER_BODY, {"Env": env})).envs == dict(pairs)
@@ -189,7 +188,7 @@ MAY_BE_PODS += [(b'{"Labels": {"IO.kubernetes.docker.type": "container"}}', Fals
 
 
 @pytest.mark.parametrize(("body", "expected"), MAY_BE_PODS)
-def test_a_body_is_read_only_if_it_may_be_a_pods(body: bytes, expected: bool) -> None:
+def test_body_is_read_only_if_it_may_be_a_pods(body: bytes, expected: bool) -> None:
     assert is_pods(body) is expected
 
 
@@ -261,7 +260,7 @@ def test_unreadable_runtime_of_a_pod() -> None:
 
 
 @pytest.mark.parametrize("key", ["Labels", "Env", "HostConfig", "CgroupParent", "Memory", "CpusetMems", "app"])
-def test_a_key_that_is_read_stands_once(key: str) -> None:
+def test_key_that_is_read_stands_once(key: str) -> None:
     """Go merges some of such values and replaces others; of labels the key is exact."""
     text = json.dumps(changed(CONTAINER_BODY, {"Labels/app": "web"}))
     for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):
@@ -305,7 +304,7 @@ def test_any_value_anywhere_is_read_or_unreadable(body: dict[str, Any], path: st
 
 
 @pytest.mark.parametrize("value", [[[]] * 70_000, [""] * 70_000, dict.fromkeys(map(str, range(70_000)))])
-def test_a_body_of_too_many_values_is_not_read(value: object) -> None:
+def test_body_of_too_many_values_is_not_read(value: object) -> None:
     body = json.dumps({**CONTAINER_BODY, "Mounts": value}).encode()
     for read in READERS[:2]:
         with pytest.raises(Unreadable, match="request with more than 131072 fields"):
