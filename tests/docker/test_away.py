@@ -99,17 +99,13 @@ async def test_client_that_asks_nothing_and_goes_is_forgotten(client: socket.soc
     assert await read(client) == b""
 
 
-@pytest.mark.parametrize(("sent", "answered"), [(PING, True), (PING[:-1], False), (b"", False)])
-async def test_client_that_stays_is_closed_after_a_time(
-    monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: bool
-) -> None:
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(away, "WAIT_SECONDS", 0.03)
-    near, far = socket.socketpair()
-    far.setblocking(False)
-    connections: set[Leaving] = set()
-    Away(asyncio.get_running_loop(), near, connections)
-    far.send(sent)
-    assert bool(await read(far)) is answered
-    await closed(near)
-    assert not connections
-    far.close()
+
+
+@pytest.mark.usefixtures("_short", "client")
+@pytest.mark.parametrize(("sent", "answered"), [(PING, True), (PING[:-1], False), (b"", False)])
+async def test_client_that_stays_is_closed_after_a_time(client: socket.socket, sent: bytes, answered: bool) -> None:
+    client.send(sent)
+    assert bool(await read(client)) is answered

@@ -35,9 +35,7 @@ async def test_container_is_told_with_its_pod_and_kept_as_asked_for(node: Node) 
     assert node.container(container_id) == ContainerRecord(whole, whole)
 
 
-async def test_create_that_has_left_is_not_held_for_a_late_plugin(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The front lets a create go at once where nobody is registered, and the lifecycle reads it in a later step."""
     pod_id = await node.create_pod()
     is_pods = translate.is_pods

@@ -216,6 +216,34 @@ async def test_daemon_whose_backlog_is_full_at_the_release_is_502(tmp_path: Path
                 sock.close()
 
 
+@pytest.mark.parametrize("framing", ["Content-Length: 1000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\nfffff\r\n"])
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 No\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno", b""])
+async def test_client_inside_a_body_may_send_on_when_the_daemon_leaves(
+    tmp_path: Path, framing: str, answer: bytes
+) -> None:
+    """A daemon may answer before it has read a request; a client that cannot write then may never read the answer."""
+    async with Node(tmp_path, away=True) as node:
+        with socket.socket(socket.AF_UNIX) as daemon:
+            daemon.bind(node.dockerd.socket_path)
+            daemon.listen()
+            daemon.setblocking(False)
+            client = await node.client()
+            client.send(f"POST /images/create HTTP/1.1\r\nHost: d\r\n{framing}".encode())
+            connection, _ = await asyncio.get_running_loop().sock_accept(daemon)
+            await asyncio.get_running_loop().sock_recv(connection, 1000)
+            connection.send(answer)
+            connection.close()
+            assert await client.ended() == answer
+            for _ in range(20):
+                client.send(b"x" * 1000)
+                await client.writer.drain()
+                await asyncio.sleep(0.005)
+            (paired,) = node.front.connections
+            assert (paired.reader.to_daemon, node.front.held_bytes.count) == ([], 0)
+            await client.close()
+            await until(lambda: not node.front.connections)
+
+
 async def test_daemon_that_says_nothing_sensible_of_itself_is_asked_again(tmp_path: Path) -> None:
     async with Node(tmp_path) as node:
         node.dockerd.inject("GET /info", Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", times=2))
