@@ -305,6 +305,27 @@ def at_once(act: Callable[[HeldExchange], object], sends: Step, **came: Any) -> 
     return Step(do, **came)
 
 
+def passed(sent: bytes, replied: bytes) -> Step:
+    """Have a request and its answer pass."""
+    return Step(lambda play: (play.client.sends(sent), play.daemon.sends(replied)), replied, sent)
+
+
+def asked(sent: bytes) -> Step:
+    """Have the client send what is held, and release it as it came."""
+    return Step(lambda play: (play.client.sends(sent), play.call.release(None)), to_daemon=sent, asks=1)
+
+
+def settled(replied: bytes, **came: Any) -> Step:
+    """Have the daemon answer the newest call, which is kept, and let the answer go."""
+
+    def do(play: Play) -> None:
+        play.daemon.sends(replied)
+        assert play.client.got() == b"", "the Post hooks are asked first"
+        play.call.answer()
+
+    return Step(do, replied, **came)
+
+
 def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play:
     """Play the steps, and check after each what came of it; the daemon can be dialled anew ``daemons`` times."""
     play = Play(**options)

@@ -23,6 +23,7 @@ from tests.docker.peer import (
     Step,
     answer,
     answered,
+    asked,
     chunks,
     client,
     converse,
@@ -30,6 +31,7 @@ from tests.docker.peer import (
     head,
     leaves,
     ours,
+    passed,
     release,
     request,
 )
@@ -115,21 +117,16 @@ PASSING: dict[str, list[Step]] = {
         daemon(OK[:-2], OK[-2:], to_client=OK + ours(400, closes=True) + EOF),
     ],
     "an answer before the end of the request passes, and both go on": [
-        client(BUILD[:-20], to_daemon=BUILD[:-20]),
-        daemon(STREAM[:-9], to_client=STREAM[:-9]),
-        client(BUILD[-20:-10], to_daemon=BUILD[-20:-10]),
-        daemon(STREAM[-9:], to_client=STREAM[-9:]),
-        client(BUILD[-10:] + PING, to_daemon=BUILD[-10:] + PING),
-        daemon(OK, to_client=OK),
+        passed(BUILD[:-20], STREAM[:-9]),
+        passed(BUILD[-20:-10], STREAM[-9:]),
+        passed(BUILD[-10:] + PING, OK),
     ],
     "a request that breaks while it is answered gets no second answer": [
-        client(BUILD[:-20], to_daemon=BUILD[:-20]),
-        daemon(STREAM[:-9], to_client=STREAM[:-9]),
+        passed(BUILD[:-20], STREAM[:-9]),
         client(b"x" * 30, to_client=EOF),
     ],
     "the rest of an answer goes nowhere when its client has gone": [
-        client(BUILD[:-20], to_daemon=BUILD[:-20]),
-        daemon(STREAM[:-9], to_client=STREAM[:-9]),
+        passed(BUILD[:-20], STREAM[:-9]),
         leaves(),
         daemon(STREAM[-9:], OK),
     ],
@@ -144,17 +141,14 @@ PASSING: dict[str, list[Step]] = {
         daemon(NOT_FOUND, OK, to_client=NOT_FOUND + OK),
     ],
     "a known answer is none inside another": [
-        client(PING, to_daemon=PING),
-        daemon(OK, to_client=OK),
+        passed(PING, OK),
         client(PING, PING, to_daemon=PING + PING),
         daemon(answer(200, body=OK + OK)[: -2 * len(OK)], to_client=answer(200, body=OK + OK)[: -2 * len(OK)]),
         daemon(OK, OK, OK[:9], OK[9:], to_client=OK + OK + OK),
     ],
     "a known answer is none where the method says otherwise": [
-        client(HEAD, to_daemon=HEAD),
-        daemon(answer(200, "Content-Length: 7", body=None), to_client=answer(200, "Content-Length: 7", body=None)),
-        client(PING, to_daemon=PING),
-        daemon(answer(200, "Content-Length: 7", body=None), to_client=answer(200, "Content-Length: 7", body=None)),
+        passed(HEAD, answer(200, "Content-Length: 7", body=None)),
+        passed(PING, answer(200, "Content-Length: 7", body=None)),
         daemon(b"1234567", to_client=b"1234567"),
     ],
 }
@@ -168,8 +162,7 @@ def test_passing(steps: list[Step], shared: bool) -> None:
 
 HELD: dict[str, list[Step]] = {
     "B2: an unframed answer to a held call passes as it comes": [
-        client(START, asks=1),
-        release(to_daemon=START),
+        asked(START),
         daemon(UNFRAMED_404[:-5], UNFRAMED_404[-5:], to_client=UNFRAMED_404),
         answered(),
     ],
@@ -181,8 +174,7 @@ HELD: dict[str, list[Step]] = {
         answered(to_client=CREATED),
     ],
     "B6: the daemon's 100 passes where we did not": [
-        client(EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1), asks=1),
-        release(to_daemon=EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1)),
+        asked(EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1)),
         daemon(CONTINUE, to_client=CONTINUE),
     ],
 }
@@ -199,8 +191,7 @@ def test_held(steps: list[Step], shared: bool) -> None:
 def test_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes, shared: bool) -> None:
     for place in range(1, len(replied) + 1):
         steps = [
-            client(CREATE, asks=1),
-            release(to_daemon=CREATE),
+            asked(CREATE),
             daemon(EARLY + replied[:place], replied[place:], to_client=EARLY),
             answered(to_client=replied),
         ]

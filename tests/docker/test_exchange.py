@@ -27,6 +27,7 @@ from tests.docker.peer import (
     Step,
     answer,
     answered,
+    asked,
     at_once,
     chunks,
     client,
@@ -400,11 +401,7 @@ CUT_SHORT: dict[str, tuple[list[Step], Reply | None]] = {
         None,
     ),
     "B7: a request that breaks behind what was kept of it ends unanswered": (
-        [
-            client(IN_CHUNKS[:-12], asks=1),
-            release(to_daemon=IN_CHUNKS[:-12]),
-            client(b"no chunk\r\n", to_client=ours(400, closes=True) + EOF),
-        ],
+        [asked(IN_CHUNKS[:-12]), client(b"no chunk\r\n", to_client=ours(400, closes=True) + EOF)],
         UNANSWERED,
     ),
 }

@@ -27,6 +27,7 @@ from tests.docker.peer import (
     Step,
     answer,
     answered,
+    asked,
     at_once,
     chunks,
     client,
@@ -36,9 +37,11 @@ from tests.docker.peer import (
     head,
     leaves,
     ours,
+    passed,
     refuse,
     release,
     request,
+    settled,
 )
 
 EXPECTING = request("POST", "/containers/create", EXPECT, body=b'{"Image":"i"}')
@@ -86,8 +89,7 @@ HELD: dict[str, list[Step]] = {
         daemon(OK + NOT_FOUND[:-1], to_client=OK + NOT_FOUND[:-1]),
         daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:], asks=1),
         release(to_daemon=START),
-        daemon(NO_CONTENT),
-        answered(to_client=NO_CONTENT, asks=1),
+        settled(NO_CONTENT, asks=1),
         release(to_daemon=STOP),
     ],
     "B7: a body that comes after its turn is waited for": [
@@ -116,8 +118,7 @@ HELD: dict[str, list[Step]] = {
     ],
     # B2, B3: tunnels
     "a tunnel passes all bytes and the client's EOF": [
-        client(ATTACH, to_daemon=ATTACH),
-        daemon(SWITCHING + START, to_client=SWITCHING + START),
+        passed(ATTACH, SWITCHING + START),
         client(START, b"\0", to_daemon=START + b"\0"),
         ends("client", to_daemon=EOF),
         daemon(b"\0", CREATED, to_client=b"\0" + CREATED),
@@ -153,16 +154,14 @@ HELD: dict[str, list[Step]] = {
         ),
     ],
     "B9: an idle daemon that closes closes the client": [
-        client(PING, to_daemon=PING),
-        daemon(OK, to_client=OK),
+        passed(PING, OK),
         ends("daemon", to_client=EOF),
         client(START),
     ],
     "B9: an answer that closes to a held call drops what was pipelined": [
         client(CREATE + START, asks=1),
         release(to_daemon=CREATE),
-        daemon(CONFLICT),
-        answered(to_client=CONFLICT),
+        settled(CONFLICT),
     ],
     "B9: EOF drops what was pipelined, and nobody is asked about it": [
         client(PING + CREATE, to_daemon=PING),
@@ -187,12 +186,7 @@ def test_held(steps: list[Step], shared: bool) -> None:
 
 
 def test_held_body_that_breaks_behind_its_answer_gets_no_second_one() -> None:
-    steps = [
-        client(IN_CHUNKS[:-9], asks=1),
-        release(to_daemon=IN_CHUNKS[:-9]),
-        daemon(CREATED),
-        client(BROKEN_CHUNK, to_client=EOF),
-    ]
+    steps = [asked(IN_CHUNKS[:-9]), daemon(CREATED), client(BROKEN_CHUNK, to_client=EOF)]
     converse(steps, limit=1).leave()
 
 
@@ -204,8 +198,7 @@ REDIALLED: dict[str, tuple[int, list[Step]]] = {
             client(CREATE + PING, asks=1),
             ends("daemon"),
             release(to_daemon=CREATE),
-            daemon(CREATED),
-            answered(to_client=CREATED, to_daemon=PING),
+            settled(CREATED, to_daemon=PING),
             daemon(OK, to_client=OK),
         ],
     ),
@@ -273,13 +266,11 @@ PASSING: dict[str, list[Step]] = {
         daemon(OK + NOT_FOUND, to_client=OK + BAD + EOF),
     ],
     "B7: a body that breaks once its answer is out just ends the connection": [
-        client(BUILD[:-30], to_daemon=BUILD[:-30]),
-        daemon(NOT_FOUND, to_client=NOT_FOUND),
+        passed(BUILD[:-30], NOT_FOUND),
         client(BROKEN_CHUNK, to_client=EOF),
     ],
     "B7: a body that breaks while an earlier request is answered waits for that": [
-        client(INFO + BUILD[:-30], to_daemon=INFO + BUILD[:-30]),
-        daemon(NOT_FOUND[:-1], to_client=NOT_FOUND[:-1]),
+        passed(INFO + BUILD[:-30], NOT_FOUND[:-1]),
         client(BROKEN_CHUNK),
         daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:] + BAD + EOF),
     ],
@@ -289,16 +280,11 @@ PASSING: dict[str, list[Step]] = {
         daemon(SWITCHING, to_client=SWITCHING, to_daemon=b"stdin" + EOF),
     ],
     "B9: whoever is inside a body is let send on when the daemon leaves": [
-        client(BUILD[:-9], to_daemon=BUILD[:-9]),
-        daemon(LAST, to_client=LAST),
+        passed(BUILD[:-9], LAST),
         ends("daemon", to_client=EOF),
         client(BUILD[-9:]),
     ],
-    "B9: an answer that breaks off looks like that": [
-        client(INFO, to_daemon=INFO),
-        daemon(OK[:-1], to_client=OK[:-1]),
-        ends("daemon", to_client=EOF),
-    ],
+    "B9: an answer that breaks off looks like that": [passed(INFO, OK[:-1]), ends("daemon", to_client=EOF)],
 }
 
 

@@ -30,6 +30,7 @@ from tests.docker.peer import (
     Step,
     answer,
     answered,
+    asked,
     at_once,
     chunks,
     client,
@@ -38,9 +39,11 @@ from tests.docker.peer import (
     ends,
     head,
     ours,
+    passed,
     refuse,
     release,
     request,
+    settled,
 )
 
 LOAD = request("POST", "/images/load", EXPECT, body=b"tar")
@@ -105,8 +108,7 @@ def test_b8_request_without_length_and_chunks_is_whole_at_its_head() -> None:
 
 PASSING: dict[str, list[Step]] = {
     "B4: HTTP/2 begins a connection only, also behind a known request": [
-        client(PING, to_daemon=PING),
-        daemon(OK, to_client=OK),
+        passed(PING, OK),
         client(PREFACE, to_client=ours(505, closes=True) + EOF),
     ],
     "a read that holds the end of a body and more": [
@@ -117,10 +119,8 @@ PASSING: dict[str, list[Step]] = {
         client(b"GET / HTTP/1.1\r\n", b"X: \0", to_client=ours(400, closes=True) + EOF)
     ],
     "B6: of a passing request the expectation and the daemon's 100 pass": [
-        client(LOAD[:-3], to_daemon=LOAD[:-3]),
-        daemon(CONTINUE, to_client=CONTINUE),
-        client(b"tar", to_daemon=b"tar"),
-        daemon(CREATED, to_client=CREATED),
+        passed(LOAD[:-3], CONTINUE),
+        passed(b"tar", CREATED),
     ],
     "known requests are answered in their order": [
         client(PING, INFO, PING, to_daemon=PING + INFO + PING),
@@ -128,13 +128,11 @@ PASSING: dict[str, list[Step]] = {
     ],
     # B9: an answer that closes
     "B9: behind an answer that closes no request is read": [
-        client(PING, to_daemon=PING),
-        daemon(LAST_ERROR, to_client=LAST_ERROR),
+        passed(PING, LAST_ERROR),
         client(PING, START[:20], b"\0 nonsense"),
     ],
     "B9: a body goes on behind an answer that closes, and nothing follows it": [
-        client(CREATE[:-9], to_daemon=CREATE[:-9]),
-        daemon(LAST_ERROR, to_client=LAST_ERROR),
+        passed(CREATE[:-9], LAST_ERROR),
         client(CREATE[-9:-6], CREATE[-6:] + PING, PING, to_daemon=CREATE[-9:]),
     ],
     "B9: what waits behind an upgrade that fails and closes is dropped": [
@@ -181,13 +179,11 @@ PASSING: dict[str, list[Step]] = {
         daemon(SWITCHING, to_client=SWITCHING, to_daemon=PING),
     ],
     "B3: an error before the body has come holds nothing up": [
-        client(EXEC[:-3], to_daemon=EXEC[:-3]),
-        daemon(NOT_FOUND, to_client=NOT_FOUND),
+        passed(EXEC[:-3], NOT_FOUND),
         client(EXEC[-3:] + PING, to_daemon=EXEC[-3:] + PING),
     ],
     "B3: a tunnel may begin before the body has come": [
-        client(EXEC[:-3], to_daemon=EXEC[:-3]),
-        daemon(SWITCHING, to_client=SWITCHING),
+        passed(EXEC[:-3], SWITCHING),
         client(EXEC[-3:] + b"stdin", to_daemon=EXEC[-3:] + b"stdin"),
     ],
 }
@@ -253,8 +249,7 @@ HELD: dict[str, list[Step]] = {
     "a held body does not pass": [client(CREATE[:-10]), client(CREATE[-10:-3])],
     "a body that waits does not pass": [client(ATTACH + CREATE[:-10], to_daemon=ATTACH), client(CREATE[-10:-3])],
     "a known request is none inside a body, or behind a hold": [
-        client(PING, to_daemon=PING),
-        daemon(OK, to_client=OK),
+        passed(PING, OK),
         client(PINGS[: -2 * len(PING)], PING, PING, to_daemon=PINGS),
         daemon(OK, to_client=OK),
         client(START, PING, asks=1),
@@ -265,15 +260,13 @@ HELD: dict[str, list[Step]] = {
         client(START, asks=1),
         ends("client"),
         release(to_daemon=START + EOF),
-        daemon(NO_CONTENT),
-        answered(to_client=NO_CONTENT),
+        settled(NO_CONTENT),
     ],
     "B1: EOF waits for requests that wait behind a held call": [
         client(START + PING, asks=1),
         ends("client"),
         release(to_daemon=START),
-        daemon(NO_CONTENT),
-        answered(to_client=NO_CONTENT, to_daemon=PING + EOF),
+        settled(NO_CONTENT, to_daemon=PING + EOF),
     ],
     "B1: EOF waits for each held call in its turn": [
         client(START + STOP, asks=1),
@@ -285,8 +278,7 @@ HELD: dict[str, list[Step]] = {
         client(START + STOP + CREATE, asks=1),
         ends("client"),
         at_once(lambda call: call.release(None), refuse(), to_client=ours(500), to_daemon=STOP, asks=1),
-        daemon(NO_CONTENT),
-        answered(to_client=NO_CONTENT, to_daemon=CREATE + EOF, asks=1),
+        settled(NO_CONTENT, to_daemon=CREATE + EOF, asks=1),
     ],
     "B1: EOF inside a held body passes behind it": [  # or the daemon waits for the rest for ever
         client(CREATE[:-3]),
@@ -341,8 +333,7 @@ HALF = len(HUGE) // 2
 
 TOO_LONG: dict[str, list[Step]] = {
     "the rest is still to come, and passes as it comes": [
-        client(LONG[:-8], asks=1),
-        release(to_daemon=LONG[:-8]),
+        asked(LONG[:-8]),
         *(client(LONG[at : at + 1], to_daemon=LONG[at : at + 1]) for at in range(-8, -1)),
         client(LONG[-1:], to_daemon=LONG[-1:]),
     ],
@@ -350,26 +341,17 @@ TOO_LONG: dict[str, list[Step]] = {
         client(LONG[:-1], asks=1),
         client(LONG[-1:] + PING),
         release(to_daemon=LONG),
-        daemon(CREATED),
-        answered(to_client=CREATED, to_daemon=PING),
+        settled(CREATED, to_daemon=PING),
     ],
-    "it may be whole": [
-        client(LONG + PING, asks=1),
-        release(to_daemon=LONG),
-        daemon(CREATED),
-        answered(to_client=CREATED, to_daemon=PING),
-    ],
+    "it may be whole": [client(LONG + PING, asks=1), release(to_daemon=LONG), settled(CREATED, to_daemon=PING)],
     "it may be released within the turn": [
         at_once(lambda call: call.release(None), client(LONG[:-8]), to_daemon=LONG[:-8], asks=1),
         client(LONG[-8:] + PING, to_daemon=LONG[-8:]),
-        daemon(CREATED),
-        answered(to_client=CREATED, to_daemon=PING),
+        settled(CREATED, to_daemon=PING),
     ],
     "one that was answered before its end holds nothing up": [
-        client(LONG[:-8], asks=1),
-        release(to_daemon=LONG[:-8]),
-        daemon(NOT_FOUND),
-        answered(to_client=NOT_FOUND),
+        asked(LONG[:-8]),
+        settled(NOT_FOUND),
         client(LONG[-8:] + PING, to_daemon=LONG[-8:] + PING),
     ],
     "B1: reading stops inside it until it is released": [
