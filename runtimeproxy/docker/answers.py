@@ -25,7 +25,6 @@ class Answers:
 
     def __init__(self, taker: "Reader", known: Known) -> None:
         self._taker = taker
-        self._known = known
         self._known_answers, self._known_bytes = known.answers, known.longest
         self._rest = bytearray()
         self._seen = 0
@@ -108,7 +107,7 @@ class Answers:
     def _remember(self, data: bytes, exchange: Exchange, head: ResponseHead) -> None:
         """Keep an answer that is whole and after which the connection goes on as before."""
         if head.status >= 200 and head.framing in (Framing.EMPTY, Framing.SIZED) and not head.closes:
-            self._known.add_answer(data, exchange.method)
+            self._known_answers.keep((data, exchange.method), None, len(data))
 
     def _begin(self, exchange: Exchange, head: ResponseHead) -> None:
         if head.status == _SWITCHING or head.framing is Framing.UNTIL_CLOSE:

@@ -8,6 +8,7 @@ Invariant: a held request leaves once, whole, or not at all; its answer waits fo
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from runtimeproxy.caches import Cache
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.errors import WireError
@@ -56,8 +57,7 @@ class OwnAnswer(Exchange):
         self.answer = answer
 
 
-KNOWN_REQUESTS = 1024
-KNOWN_ANSWERS = 256
+KNOWN_BYTES = 1 << 20
 
 
 class Known:
@@ -68,24 +68,18 @@ class Known:
 
     def __init__(self, longest: int = 1024) -> None:
         self.longest = longest
-        self.requests: dict[bytes, Exchange] = {}
+        self.requests: Cache[bytes, Exchange] = Cache(KNOWN_BYTES)
         """Requests that pass and have no body, with the exchange that all of the same bytes share."""
-        self.answers: set[tuple[bytes, str]] = set()
+        self.answers: Cache[tuple[bytes, str], None] = Cache(KNOWN_BYTES)
         """Answers, with the method that they answer."""
 
     def add_request(self, exchange: Exchange) -> None:
         """Keep a request that is no more than a head, and that nobody holds."""
         assert exchange.head is not None
-        if len(exchange.head.raw) <= self.longest:
-            if len(self.requests) >= KNOWN_REQUESTS:
-                self.requests.clear()
+        raw = exchange.head.raw
+        if len(raw) <= self.longest:
             exchange.plain = True
-            self.requests[exchange.head.raw] = exchange
-
-    def add_answer(self, data: bytes, method: str) -> None:
-        if len(self.answers) >= KNOWN_ANSWERS:
-            self.answers.clear()
-        self.answers.add((data, method))
+            self.requests.keep(raw, exchange, len(raw))
 
 
 class HeldExchange(Exchange):

@@ -256,4 +256,4 @@ NOT_REMEMBERED = {
 @pytest.mark.parametrize(("sent", "replied"), NOT_REMEMBERED.values(), ids=NOT_REMEMBERED)
 def test_some_answers_are_not_remembered(sent: bytes, replied: bytes) -> None:
     play = converse([client(sent, to_daemon=sent), daemon(replied, to_client=replied)], holds=())
-    assert play.known.answers == set()
+    assert play.known.answers == {}

@@ -12,6 +12,7 @@ from runtimeproxy.docker import translate
 from runtimeproxy.errors import Reason
 from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
+from tests.docker import bodies
 from tests.docker.client import chunked, request
 from tests.docker.node import ASKED, CREATE, INSPECT, PARENT, SYSTEMD_PARENT, TOLD_POD, Node, id_of, written
 from tests.fakes.dockerd_received import Injection
@@ -237,14 +238,7 @@ async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node:
 
 # -- containers ----------------------------------------------------------------------------------------------------
 
-ANNOTATIONS = {
-    "io.kubernetes.container.hash": "d464c1e4",
-    "io.kubernetes.container.restartCount": "2",
-    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-    "io.kubernetes.container.terminationMessagePolicy": "File",
-    "io.kubernetes.pod.terminationGracePeriod": "30",
-    "note": "container",
-}
+ANNOTATIONS = {**bodies.CONTAINER.annotations, "note": "container"}
 TOLD = ContainerInfo(name="main", attempt=2, annotations=ANNOTATIONS, resources=ASKED, envs={"A": "1", "B": "2"})
 
 

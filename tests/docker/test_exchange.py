@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
-from runtimeproxy.docker.exchange import KNOWN_ANSWERS, KNOWN_REQUESTS, REPLY_LIMIT, HeldExchange
+from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, HeldExchange
 from runtimeproxy.errors import WireError
 from runtimeproxy.heldbytes import NO_ROOM
 from runtimeproxy.wire import JOINED_BYTES
@@ -422,13 +422,13 @@ def test_what_becomes_of_a_body_that_is_not_kept_whole(steps: list[Step], reply:
 
 def test_known_messages_are_bounded() -> None:
     play = Play(holds=())
-    for number in range(KNOWN_REQUESTS + 10):
-        play.passes(request("GET", f"/info?number={number}"), answer(200, f"Date: {number}", body=b"OK"))
-        assert 0 < len(play.known.requests) <= KNOWN_REQUESTS
-        assert 0 < len(play.known.answers) <= KNOWN_ANSWERS
+    for number in range(2 * KNOWN_BYTES // 1000):
+        play.passes(request("GET", f"/info?{number:0400}"), answer(200, f"Date: {number:0400}", body=b"OK"))
+    assert KNOWN_BYTES / 2 < play.known.requests.bytes <= KNOWN_BYTES
+    assert KNOWN_BYTES / 2 < play.known.answers.bytes <= KNOWN_BYTES
 
 
 def test_long_request_is_not_known_again() -> None:
     play = Play(holds=())
     play.passes(request("GET", "/info", "X-Long: " + "x" * play.known.longest), OK)
-    assert (play.known.requests, play.known.answers) == ({}, set())
+    assert (play.known.requests, play.known.answers) == ({}, {})
