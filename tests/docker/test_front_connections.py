@@ -40,15 +40,21 @@ async def held(node: Node, raw: bytes = b"", behaviour: Behaviour = NOTHING) -> 
     return hook, client
 
 
+async def half_closed(node: Node, client: Client) -> None:
+    """Half-close the only connection, and wait until its EOF has been read."""
+    client.half_close()
+    (connection,) = node.front.connections
+    await until(lambda: connection.pair.client_ended)
+
+
 # -- the client leaves -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("half_closed", [False, True])
-async def test_client_that_leaves_ends_its_held_call(node: Node, half_closed: bool) -> None:
+@pytest.mark.parametrize("half", [False, True])
+async def test_client_that_leaves_ends_its_held_call(node: Node, half: bool) -> None:
     hook, client = await held(node)
-    if half_closed:
-        client.half_close()
-        await until(lambda: next(iter(node.front.connections)).pair.client_ended)
+    if half:
+        await half_closed(node, client)
     client.abort()
     await until(lambda: hook.cancelled == 1)
     await until(lambda: not node.front.tasks and not node.front.connections)
@@ -59,35 +65,11 @@ async def test_client_that_leaves_ends_its_held_call(node: Node, half_closed: bo
 
 async def test_client_that_half_closes_gets_its_answer(node: Node) -> None:
     hook, client = await held(node)
-    client.half_close()
+    await half_closed(node, client)
     hook.gate.set()
     made = id_of(await client.answer())
     assert await client.ended() == b""
     assert (node.pod_of(made).effective.id, hook.cancelled) == (made, 0)
-
-
-async def test_held_call_whose_client_left_before_its_turn_asks_nobody(tmp_path: Path) -> None:
-    async with Node(tmp_path, away=True) as node:
-        with socket.socket(socket.AF_UNIX) as daemon:  # it reads nothing, so something is left to write
-            daemon.bind(node.dockerd.socket_path)
-            daemon.listen()
-            daemon.setblocking(False)
-            node.plugins.add("a")
-            node.store.commit(KNOWN)
-            client = await node.client()
-            client.send(request("PUT", "/containers/x/archive", bytes(400_000)))
-            connection, _ = await asyncio.get_running_loop().sock_accept(daemon)
-            client.send(request("POST", "/containers/c1/update", b"{}"))
-            (paired,) = node.front.connections
-            await until(lambda: len(paired.reader._pending) == 2)
-            client.abort()
-            await until(lambda: not paired.reader._pending)
-            assert node.front.connections
-            connection.send(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n")
-            await asyncio.sleep(0.05)
-            assert (node.points, node.front.tasks) == ([], set())
-            connection.close()
-            await until(lambda: not node.front.connections)
 
 
 async def test_plain_create_without_a_daemon_is_502_and_counts_no_more(node: Node) -> None:
