@@ -260,12 +260,8 @@ class Connection:
         passes = not self._front.fails_anywhere()
         if passes:
             self._front.http2.add(self)
-        log.warning(
-            "a client speaks HTTP/2 to dockerd: %s",
-            "its calls pass round the hook servers"
-            if passes
-            else "its connection is closed, as a plugin has policy Fail",
-        )
+        fate = "calls pass round the hook servers" if passes else "connection is closed, as a plugin has policy Fail"
+        log.warning("a client speaks HTTP/2 to dockerd: its %s", fate)
         return passes
 
     def refused(self, error: BadMessage) -> None:

@@ -33,7 +33,7 @@ class Lookup:
     def __init__(self, backend: Backend, store: Store) -> None:
         self._backend = backend
         self._store = store
-        self._plain: OrderedDict[str, None] = OrderedDict()
+        self._plain: dict[str, None] = {}
         self._images: OrderedDict[str, Shipped] = OrderedDict()
         self.driver: Driver | None = None
         """Who makes the daemon's cgroups; None until the daemon was asked."""
@@ -68,7 +68,7 @@ class Lookup:
     def _remember_plain(self, container_id: str) -> None:
         self._plain[container_id] = None
         if len(self._plain) > REMEMBERED:
-            self._plain.popitem(last=False)
+            del self._plain[next(iter(self._plain))]
 
     # Subjects.
 

@@ -117,29 +117,10 @@ def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
 
 # ---- streams changed at random
 
-PIECES = (
-    *(
-        b"\r\n",
-        b"\n",
-        b"\r",
-        b" ",
-        b"\t",
-        b":",
-        b";",
-        b",",
-        b"\0",
-        b"0",
-        b"5",
-        b"+",
-        b"-",
-        b"/",
-        b"%",
-        b"\x0b",
-        b"\xe9",
-    ),
-    *(b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n", b"chunked"),
-    *(b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n", b"Host: i\r\n", SECRET),
-)
+PIECES = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5", b"+", b"-", b"/", b"%", b"\x0b"]
+PIECES += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
+PIECES += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
+PIECES += [b"Host: i\r\n", SECRET]
 """What, in another place or once too often, may be read in two ways."""
 
 _SHORT = [form for form in FORMS if len(form.build("/")) < 2000]
