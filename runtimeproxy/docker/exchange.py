@@ -102,10 +102,12 @@ class HeldExchange(Exchange):
         self._payload: bytes | bytearray = bytearray()
         """What has come in the chunks of a chunked one."""
         self._body = b""
-        self._reply_head: ResponseHead | None = None
+        self.reply_head: ResponseHead | None = None
+        """That of the daemon's answer, once it has begun."""
         self._reply_body: bytearray | None = bytearray()
         """None once the answer is too long to be kept."""
-        self._answer = bytearray()
+        self.kept = bytearray()
+        """What waits of the answer for the Post hooks."""
 
     # The request.
 
@@ -216,29 +218,24 @@ class HeldExchange(Exchange):
         """Tell whether the daemon has the request, and has not given its whole answer."""
         return self.state is CallState.RELEASED and self.reply is None
 
-    @property
-    def replying(self) -> bool:
-        """Tell whether the daemon has begun to answer."""
-        return self._reply_head is not None
-
     def begin_reply(self, head: ResponseHead) -> None:
-        self._reply_head = head
-        self._answer += head.raw
+        self.reply_head = head
+        self.kept += head.raw
 
     def collect_reply(self, part: bytes) -> bytes:
         """Keep a part of the answer's body; return what is too much to be kept and goes on now: all but one byte."""
-        self._answer += part
-        if self._reply_body is not None and len(self._answer) <= REPLY_LIMIT:
+        self.kept += part
+        if self._reply_body is not None and len(self.kept) <= REPLY_LIMIT:
             self._reply_body += part
             return b""
         self._reply_body = None
-        going = bytes(self._answer[:-1])
-        del self._answer[:-1]
+        going = bytes(self.kept[:-1])
+        del self.kept[:-1]
         return going
 
     def reply_whole(self) -> None:
         """Settle the call with the answer; one that was too long has no message."""
-        head = self._reply_head
+        head = self.reply_head
         assert head is not None
         body = bytes(self._reply_body or b"")
         if head.framing is Framing.CHUNKED and body:
@@ -253,11 +250,6 @@ class HeldExchange(Exchange):
     def answer(self) -> None:
         self._free()
         self._owner.answer(self)
-
-    @property
-    def kept(self) -> bytes:
-        """Return the part of the answer that was kept."""
-        return bytes(self._answer)
 
     def _settle(self, reply: Reply) -> None:
         self.reply = reply

@@ -191,7 +191,7 @@ class Reader:
     def _has_begun(self, exchange: Exchange) -> bool:
         """Tell whether the daemon has answered a request, or has begun to."""
         if isinstance(exchange, HeldExchange):
-            return exchange.replying
+            return exchange.reply_head is not None
         return exchange.answered or (self._answers.begun and exchange is self._pending[0])
 
     def _continue(self, exchange: Exchange) -> None:
@@ -322,6 +322,6 @@ class Reader:
     def answer(self, exchange: HeldExchange) -> None:
         """Let the answer to a held call go."""
         if self._pending and self._pending[0] is exchange and exchange.reply is not None:
-            self.to_client.append(exchange.kept)
+            self.to_client.append(bytes(exchange.kept))
             self._done(exchange)
             self._events.wake()
