@@ -85,6 +85,8 @@ class Known:
 class HeldExchange(Exchange):
     """A request that waits for the hook servers, and whose answer waits for the Store."""
 
+    head: RequestHead
+
     def __init__(self, owner: "Reader", head: RequestHead, route: Route) -> None:
         super().__init__(head)
         self._owner = owner
@@ -117,7 +119,6 @@ class HeldExchange(Exchange):
         if len(self._collected) > MESSAGE_LIMIT:
             self.problem = "the request is longer than the limit"
         else:
-            assert self.head is not None
             length = 2 * len(part) if self.head.framing is Framing.CHUNKED else len(part)
             self._counted += length
             if not self._owner.held_bytes.add(length):
@@ -134,7 +135,6 @@ class HeldExchange(Exchange):
         if self.state is not CallState.HOLDING:
             return b""
         self.state = CallState.ENDED
-        assert self.head is not None
         request = self.head.raw + self._body + self._collected
         self._free()
         return request
@@ -152,7 +152,6 @@ class HeldExchange(Exchange):
 
     def body(self) -> bytes:
         """Return the body without its chunking. Raises WireError if it cannot be read."""
-        assert self.head is not None
         if self.problem:
             raise WireError(self.problem)
         if self.head.field("content-encoding"):
@@ -167,7 +166,6 @@ class HeldExchange(Exchange):
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
-        assert self.head is not None
         raw = self.head.raw if body is None else http1.with_length(self.head.raw, len(body))
         body = self._body or bytes(self._collected) if body is None else body
         if self.problem:
@@ -185,7 +183,6 @@ class HeldExchange(Exchange):
             return False
         self.state = CallState.REFUSED
         self._free()
-        assert self.head is not None
         self._owner.send_refusal(self, status, message, self.head.closes or not self._whole)
         self._forget_listeners()
         return True
