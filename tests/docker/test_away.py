@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -87,10 +88,16 @@ async def test_client_that_half_closed_gets_its_answer(client: socket.socket) ->
     assert error(await read(client))[0] == 502
 
 
-async def test_client_may_send_on_behind_the_answer(client: socket.socket) -> None:
+async def test_client_may_send_on_behind_the_answer_and_nothing_is_kept(client: socket.socket) -> None:
     client.send(PING)
     assert error(await read(client))[0] == 502
-    await asyncio.get_running_loop().sock_sendall(client, b"x" * 1_000_000)
+    data = b"x" * 5_000_000
+    tracemalloc.start()
+    try:
+        await asyncio.get_running_loop().sock_sendall(client, data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 async def test_client_that_asks_nothing_and_goes_is_forgotten(client: socket.socket) -> None:
