@@ -5,40 +5,27 @@ Must not know: the client's bytes, sockets, hook servers.
 Invariant: an answer passes as it comes; only that of a held call is kept.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from runtimeproxy.docker.exchange import Exchange, HeldExchange
+from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import Framing, ResponseHead
 
+if TYPE_CHECKING:
+    from runtimeproxy.docker.reader import Reader
+
 _CONTINUE = 100
 _SWITCHING = 101
-
-
-_WHOLE: dict[tuple[bytes, str], None] = {}
-"""Whole answers, with the method that they answer: the daemon repeats its own within a second."""
-_WHOLE_BYTES = 1024
-_WHOLE_ANSWERS = 256
-
-
-class Taker(Protocol):
-    """Whoever takes what was read."""
-
-    to_client: list[bytes]
-
-    def awaited(self) -> Exchange | None: ...
-    def answered(self, exchange: Exchange) -> None: ...
-    def closes(self) -> None: ...
-    def become_tunnel(self) -> None: ...
 
 
 class Answers:
     """Reads the answers of the daemon."""
 
-    def __init__(self, taker: Taker) -> None:
+    def __init__(self, taker: "Reader", known: Known) -> None:
         self._taker = taker
+        self._known_answers, self._known_bytes = known.answers, known.longest
         self._rest = bytearray()
         self._seen = 0
         self._body: Body | None = None
@@ -52,11 +39,6 @@ class Answers:
         """Tell whether the client has a part of an answer that is not whole."""
         return self._body is not None
 
-    @property
-    def _between(self) -> bool:
-        """Tell whether the next byte is an answer's first."""
-        return self._body is None and not self._rest
-
     def feed(self, data: bytes) -> None:
         """Take the daemon's bytes in any split. Raises WireError if they are no answers."""
         if self._no_more:
@@ -65,9 +47,10 @@ class Answers:
         if (
             exchange is not None
             and exchange.plain
-            and len(data) <= _WHOLE_BYTES
-            and (data, exchange.method) in _WHOLE
-            and self._between
+            and len(data) <= self._known_bytes
+            and (data, exchange.method) in self._known_answers
+            and self._body is None
+            and not self._rest
         ):
             self._taker.to_client.append(data)
             self._taker.answered(exchange)
@@ -116,10 +99,15 @@ class Answers:
             raise WireError(f"{error}{_another_protocol(data, at)}") from None
         if end:
             head = http1.response_head(data[at:end], exchange.method)
-            if exchange.plain and end + head.length == len(data) <= _WHOLE_BYTES and at == 0:
-                _remember(data, exchange, head)
+            if exchange.plain and end + head.length == len(data) <= self._known_bytes and at == 0:
+                self._remember(data, exchange, head)
             self._begin(exchange, head)
         return end or at
+
+    def _remember(self, data: bytes, exchange: Exchange, head: ResponseHead) -> None:
+        """Keep an answer that is whole and after which the connection goes on as before."""
+        if head.status >= 200 and head.framing in (Framing.EMPTY, Framing.SIZED) and not head.closes:
+            self._known_answers.keep((data, exchange.method), None, len(data))
 
     def _begin(self, exchange: Exchange, head: ResponseHead) -> None:
         if head.status == _SWITCHING or head.framing is Framing.UNTIL_CLOSE:
@@ -179,11 +167,3 @@ def _another_protocol(data: bytes, at: int) -> str:
     """Say what to look at if these are an HTTP/2 server's first bytes: SETTINGS, of less than 64 KiB, on stream 0."""
     settings = data[at : at + 1] == b"\0" and data[at + 3 : at + 9] == b"\x04" + bytes(5)
     return "; it speaks HTTP/2: is --backend-runtime-mode right?" if settings else ""
-
-
-def _remember(data: bytes, exchange: Exchange, head: ResponseHead) -> None:
-    """Know an answer again that is whole and after which the connection goes on as before."""
-    if head.status >= 200 and head.framing in (Framing.EMPTY, Framing.SIZED) and not head.closes:
-        if len(_WHOLE) >= _WHOLE_ANSWERS:
-            _WHOLE.clear()
-        _WHOLE[data, exchange.method] = None

@@ -33,8 +33,6 @@ class Away:
         self._timer = loop.call_later(WAIT_SECONDS, self.close)
         self._endpoint.resume()
 
-    # The endpoint's events.
-
     def received(self, endpoint: Endpoint, data: bytes) -> None:
         """Wait for the end of the head, answer, and drop what comes behind it."""
         if self._answered:
@@ -54,13 +52,10 @@ class Away:
         endpoint.finish()
 
     def ended(self, endpoint: Endpoint) -> None:
-        """Close behind the client."""
         self.close()
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Need nothing: the answer is short."""
-
-    # The end.
+        """Do nothing: the answer is short."""
 
     def drain(self, refusing: bool) -> None:
         """Take no request once ``refusing`` of a client that has begun none; what it sent before is still read."""
@@ -77,7 +72,6 @@ class Away:
         self._endpoint.finish()
 
     def close(self) -> None:
-        """Close at once."""
         self._timer.cancel()
         self._connections.discard(self)
         self._endpoint.close()

@@ -49,6 +49,13 @@ _ABSENT = frozenset({301, 404})
 """What a daemon answers for what it does not have; 301 is its router's answer to "." and "..", which name nothing."""
 
 
+ROWS_AT_ONCE = 200
+"""Of a list, between two of which calls are served."""
+_DECODER = json.JSONDecoder()
+_LIST_BEGINS = re.compile(r"\s*\[\s*")
+_BETWEEN_ROWS = re.compile(r"\s*,?\s*")
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something happened to a container: the daemon's word for it, the full id, nanoseconds since 1970."""
@@ -57,12 +64,6 @@ class Event:
     id: str
     time_ns: int
 
-
-ROWS_AT_ONCE = 200
-"""Of a list, between two of which calls are served."""
-_DECODER = json.JSONDecoder()
-_LIST_BEGINS = re.compile(r"\s*\[\s*")
-_BETWEEN_ROWS = re.compile(r"\s*,?\s*")
 
 UNREADABLE = Event("", "", 0)
 """Stands for a line of the event stream that cannot be read."""
@@ -255,12 +256,21 @@ async def _rows(text: str) -> AsyncGenerator[Any, None]:
 
 
 async def _events(route: str, response: "aiohttp.ClientResponse") -> AsyncGenerator[Event, None]:
-    lines = _Lines(route)
+    begun: list[bytes] = []
+    """The parts of a line that has not ended."""
+    length = 0
     while part := await _part(route, response):
-        for line in lines.feed(part):
-            event = _event(line)
-            if event is not None:
-                yield event
+        first, *others = part.split(b"\n")
+        begun.append(first)
+        length += len(first)
+        if length > REPLY_LIMIT:
+            raise BackendError(f"{route}: a line is longer than {REPLY_LIMIT} bytes", grpc.RESOURCE_EXHAUSTED)
+        if others:
+            for line in (b"".join(begun), *others[:-1]):
+                event = _event(line)
+                if event is not None:
+                    yield event
+            begun, length = [others[-1]], len(others[-1])
     raise BackendError(f"{route}: the stream ended")
 
 
@@ -273,29 +283,6 @@ async def _part(route: str, response: "aiohttp.ClientResponse") -> bytes:
         # After a chunk that is none aiohttp closes the connection, but leaves whoever reads it waiting for ever.
         if response.connection is None or response.connection.closed:
             raise BackendError(f"{route}: the stream broke off")
-
-
-class _Lines:
-    """Cuts a stream into lines."""
-
-    def __init__(self, route: str) -> None:
-        self._route = route
-        self._begun: list[bytes] = []
-        self._length = 0
-
-    def feed(self, part: bytes) -> list[bytes]:
-        """Return the lines that end in this part. Raises BackendError if one is longer than REPLY_LIMIT."""
-        first, *others = part.split(b"\n")
-        self._begun.append(first)
-        self._length += len(first)
-        if self._length > REPLY_LIMIT:
-            text = f"{self._route}: a line is longer than {REPLY_LIMIT} bytes"
-            raise BackendError(text, grpc.RESOURCE_EXHAUSTED)
-        if not others:
-            return []
-        whole = [b"".join(self._begun), *others[:-1]]
-        self._begun, self._length = [others[-1]], len(others[-1])
-        return whole
 
 
 def _event(line: bytes) -> Event | None:

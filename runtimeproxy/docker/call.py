@@ -6,6 +6,7 @@ Invariant: a request that nobody changed is released as the very bytes that came
 """
 
 from asyncio import AbstractEventLoop
+from dataclasses import dataclass
 
 from runtimeproxy import hookpoints
 from runtimeproxy.call import Call, CallState, Reply, Unreadable
@@ -22,17 +23,15 @@ from runtimeproxy.telemetry import Recorder
 ERROR_STATUS = 500
 
 
+@dataclass(frozen=True, slots=True)
 class Daemon:
     """What the calls of all connections share."""
 
-    def __init__(
-        self, backend: Backend, lookup: Lookup, events: Events, recorder: Recorder, loop: AbstractEventLoop
-    ) -> None:
-        self.backend = backend
-        self.lookup = lookup
-        self.events = events
-        self.recorder = recorder
-        self.loop = loop
+    backend: Backend
+    lookup: Lookup
+    events: Events
+    recorder: Recorder
+    loop: AbstractEventLoop
 
 
 def body_of(exchange: HeldExchange) -> bytes:
@@ -84,7 +83,7 @@ class DockerCall(Call):
         self._exchange.answer()
 
     def over(self) -> None:
-        """Need nothing: what has a body has no Post hooks, and is over with its answer."""
+        """Do nothing: what has a body has no Post hooks, and is over with its answer."""
 
     def leave_out(self, names: tuple[str, ...]) -> None:
         """Tell of the fields that a hook server set and that Docker's API cannot carry."""

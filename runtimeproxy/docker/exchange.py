@@ -6,14 +6,18 @@ Invariant: a held request leaves once, whole, or not at all; its answer waits fo
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from runtimeproxy.caches import Cache
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
+from runtimeproxy.heldbytes import NO_ROOM
 from runtimeproxy.wire import JOINED_BYTES, bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
+
+if TYPE_CHECKING:
+    from runtimeproxy.docker.reader import Reader
 
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's own are some hundred bytes."""
@@ -48,46 +52,42 @@ class Exchange:
 class OwnAnswer(Exchange):
     """An answer of ours to a request that the daemon never sees, in its turn among the others."""
 
-    __slots__ = ("answer",)
-
     def __init__(self, answer: bytes) -> None:
         super().__init__(None)
         self.answer = answer
 
 
-class Owner(Protocol):
-    """What a held exchange needs of its connection's reader."""
+KNOWN_BYTES = 1 << 20
 
-    held_bytes: HeldBytes
 
-    def send_request(self, exchange: "HeldExchange", request: bytes, body: bytes = b"") -> None: ...
-    def send_refusal(self, exchange: "HeldExchange", status: int, message: str, close: bool) -> None: ...
-    def reply_settled(self, exchange: "HeldExchange") -> None: ...
-    def answer(self, exchange: "HeldExchange") -> None: ...
+class Known:
+    """Whole messages of all connections that are known again: clients and the daemon repeat theirs within a second.
+
+    A message of more than ``longest`` bytes is not kept.
+    """
+
+    def __init__(self, longest: int = 1024) -> None:
+        self.longest = longest
+        self.requests: Cache[bytes, Exchange] = Cache(KNOWN_BYTES)
+        """Requests that pass and have no body, with the exchange that all of the same bytes share."""
+        self.answers: Cache[tuple[bytes, str], None] = Cache(KNOWN_BYTES)
+        """Answers, with the method that they answer."""
+
+    def add_request(self, exchange: Exchange) -> None:
+        """Keep a request that is no more than a head, and that nobody holds."""
+        assert exchange.head is not None
+        raw = exchange.head.raw
+        if len(raw) <= self.longest:
+            exchange.plain = True
+            self.requests.keep(raw, exchange, len(raw))
 
 
 class HeldExchange(Exchange):
     """A request that waits for the hook servers, and whose answer waits for the Store."""
 
-    __slots__ = (
-        "_answer",
-        "_body",
-        "_collected",
-        "_counted",
-        "_owner",
-        "_payload",
-        "_reply_body",
-        "_reply_head",
-        "_whole",
-        "on_ended",
-        "on_reply",
-        "problem",
-        "reply",
-        "route",
-        "state",
-    )
+    head: RequestHead
 
-    def __init__(self, owner: Owner, head: RequestHead, route: Route) -> None:
+    def __init__(self, owner: "Reader", head: RequestHead, route: Route) -> None:
         super().__init__(head)
         self._owner = owner
         self.route = route
@@ -104,10 +104,12 @@ class HeldExchange(Exchange):
         self._payload: bytes | bytearray = bytearray()
         """What has come in the chunks of a chunked one."""
         self._body = b""
-        self._reply_head: ResponseHead | None = None
+        self.reply_head: ResponseHead | None = None
+        """That of the daemon's answer, once it has begun."""
         self._reply_body: bytearray | None = bytearray()
         """None once the answer is too long to be kept."""
-        self._answer = bytearray()
+        self.kept = bytearray()
+        """What waits of the answer for the Post hooks."""
 
     # The request.
 
@@ -116,8 +118,11 @@ class HeldExchange(Exchange):
         self._collected += part
         if len(self._collected) > MESSAGE_LIMIT:
             self.problem = "the request is longer than the limit"
-        elif not self._count(len(part)):
-            self.problem = NO_ROOM
+        else:
+            length = 2 * len(part) if self.head.framing is Framing.CHUNKED else len(part)
+            self._counted += length
+            if not self._owner.held_bytes.add(length):
+                self.problem = NO_ROOM
         return not self.problem
 
     def keep(self, payload: bytes | bytearray) -> None:
@@ -125,36 +130,28 @@ class HeldExchange(Exchange):
         if not self.problem:
             self._payload += payload
 
-    def _count(self, length: int) -> bool:
-        assert self.head is not None
-        length = 2 * length if self.head.framing is Framing.CHUNKED else length
-        self._counted += length
-        return self._owner.held_bytes.add(length)
-
     def withdraw(self) -> bytes:
         """Hold a request no longer whose turn never came; return what came of it, b"" if it is not held."""
         if self.state is not CallState.HOLDING:
             return b""
         self.state = CallState.ENDED
-        assert self.head is not None
         request = self.head.raw + self._body + self._collected
         self._free()
         return request
 
     def request_whole(self) -> None:
-        """Know that nothing more of the request comes: it is kept once from here on, whoever reads it."""
+        """Keep the request once from here on, whoever reads it: nothing more of it comes."""
         self._whole = True
         self._body = bytes(self._collected)
         self._collected.clear()
         self._payload = bytes(self._payload)
 
     def cut(self) -> None:
-        """Know that the client ended inside its request."""
+        """Make a request unreadable whose client ended inside it."""
         self.problem = "the request ends inside its body"
 
     def body(self) -> bytes:
         """Return the body without its chunking. Raises WireError if it cannot be read."""
-        assert self.head is not None
         if self.problem:
             raise WireError(self.problem)
         if self.head.field("content-encoding"):
@@ -169,7 +166,6 @@ class HeldExchange(Exchange):
         if self.state is not CallState.HOLDING:
             return False
         self.state = CallState.RELEASED
-        assert self.head is not None
         raw = self.head.raw if body is None else http1.with_length(self.head.raw, len(body))
         body = self._body or bytes(self._collected) if body is None else body
         if self.problem:
@@ -187,7 +183,6 @@ class HeldExchange(Exchange):
             return False
         self.state = CallState.REFUSED
         self._free()
-        assert self.head is not None
         self._owner.send_refusal(self, status, message, self.head.closes or not self._whole)
         self._forget_listeners()
         return True
@@ -220,54 +215,42 @@ class HeldExchange(Exchange):
         """Tell whether the daemon has the request, and has not given its whole answer."""
         return self.state is CallState.RELEASED and self.reply is None
 
-    @property
-    def replying(self) -> bool:
-        """Tell whether the daemon has begun to answer."""
-        return self._reply_head is not None
-
     def begin_reply(self, head: ResponseHead) -> None:
-        """Take the answer's head."""
-        self._reply_head = head
-        self._answer += head.raw
+        self.reply_head = head
+        self.kept += head.raw
 
     def collect_reply(self, part: bytes) -> bytes:
         """Keep a part of the answer's body; return what is too much to be kept and goes on now: all but one byte."""
-        self._answer += part
-        if self._reply_body is not None and len(self._answer) <= REPLY_LIMIT:
+        self.kept += part
+        if self._reply_body is not None and len(self.kept) <= REPLY_LIMIT:
             self._reply_body += part
             return b""
         self._reply_body = None
-        going = bytes(self._answer[:-1])
-        del self._answer[:-1]
+        going = bytes(self.kept[:-1])
+        del self.kept[:-1]
         return going
 
     def reply_whole(self) -> None:
-        """Know that the answer has come; one that was too long has no message."""
-        head = self._reply_head
+        """Settle the call with the answer; one that was too long has no message."""
+        head = self.reply_head
         assert head is not None
         body = bytes(self._reply_body or b"")
         if head.framing is Framing.CHUNKED and body:
             body = bodies.dechunk(body)
-        agreed = _agreed(self.route.action, head.status)
+        agreed = 200 <= head.status < 300 or head.status in _ALSO_AGREED.get(self.route.action, ())
         self._settle(Reply(agreed, body, faultless=not agreed and head.status == _NOT_MODIFIED))
 
     def not_sent(self) -> None:
-        """Know that the daemon could not be given the request: nothing happened."""
+        """Settle the call of a request that the daemon could not be given: nothing happened."""
         self._settle(Reply(agreed=False, faultless=True))
 
     def answer(self) -> None:
-        """Let the answer go to the client."""
         self._free()
         self._owner.answer(self)
 
-    @property
-    def kept(self) -> bytes:
-        """Return the part of the answer that was kept."""
-        return bytes(self._answer)
-
     def _settle(self, reply: Reply) -> None:
         self.reply = reply
-        self._owner.reply_settled(self)
+        self._owner.settled(self)
 
     def go_on(self) -> None:
         """Tell whoever waits for the reply."""
@@ -277,7 +260,3 @@ class HeldExchange(Exchange):
     def _forget_listeners(self) -> None:
         """Leave no cycle for the garbage collector: they lead to the call and its fiber, which keep the exchange."""
         self.on_reply = self.on_ended = _nothing
-
-
-def _agreed(action: Action, status: int) -> bool:
-    return 200 <= status < 300 or status in _ALSO_AGREED.get(action, ())

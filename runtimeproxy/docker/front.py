@@ -17,7 +17,7 @@ from runtimeproxy.docker.away import Away
 from runtimeproxy.docker.backend import Backend
 from runtimeproxy.docker.call import Daemon, DockerCall, body_of
 from runtimeproxy.docker.creates import CreateContainerCall, CreatePodCall
-from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.exchange import HeldExchange, Known
 from runtimeproxy.docker.lookup import Lookup
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.references import BY_REFERENCE
@@ -59,6 +59,7 @@ class Front(Pairs):
         self.lifecycle = lifecycle
         self.manager = manager
         self.held_bytes = HeldBytes()
+        self.known = Known()
         self.hangups = Hangups(loop)
         self._backend = Backend(daemon_endpoint)
         self._lookup = Lookup(self._backend, lifecycle.store)
@@ -91,7 +92,6 @@ class Front(Pairs):
             raise BackendError(f"GET /info: {error}") from None
 
     def paired(self, client: socket.socket, backend: socket.socket) -> "Connection":
-        """Make a connection."""
         return Connection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
@@ -99,7 +99,6 @@ class Front(Pairs):
         Away(self.loop, client, self.connections)
 
     async def close(self) -> None:
-        """Follow the daemon no more."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -169,22 +168,16 @@ class Connection:
         self._end_is_ours = False
         """True once the client's EOF was read that we made, behind whole requests."""
         self._parted = False
-        self.reader = Reader(self, front.held_bytes)
+        self.reader = Reader(self, front.held_bytes, front.known)
+        self.client_bytes = self.reader.client_bytes
+        self.backend_bytes = self.reader.daemon_bytes
+        self.client_gone = self.reader.client_gone
         self.pair = Pair(front.loop, client, backend, self, front.hangups, self.reader)
 
     # The pair's flow.
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        """Return what goes out."""
         return self.reader.to_client, self.reader.to_daemon
-
-    def client_bytes(self, data: bytes) -> None:
-        """Read the client's bytes."""
-        self.reader.client_bytes(data)
-
-    def backend_bytes(self, data: bytes) -> None:
-        """Read the daemon's bytes."""
-        self.reader.daemon_bytes(data)
 
     def client_ended(self) -> bool:
         """Take the client's EOF; behind a held call it waits.
@@ -193,10 +186,6 @@ class Connection:
         """
         self._end_is_ours = self._shut and self.reader.asks_nothing
         return self.reader.client_ended() or self._end_is_ours
-
-    def client_gone(self) -> None:
-        """End the calls that are held."""
-        self.reader.client_gone()
 
     def backend_ended(self) -> bool:
         """Take the daemon's EOF: of a tunnel it is one direction's end; a held call outlives it (B9, C5)."""
@@ -239,7 +228,6 @@ class Connection:
             self.pair.finish_client()
 
     def close(self) -> None:
-        """Close at once."""
         self.pair.close()
 
     # The reader's events.
@@ -272,12 +260,8 @@ class Connection:
         passes = not self._front.fails_anywhere()
         if passes:
             self._front.http2.add(self)
-        log.warning(
-            "a client speaks HTTP/2 to dockerd: %s",
-            "its calls pass round the hook servers"
-            if passes
-            else "its connection is closed, as a plugin has policy Fail",
-        )
+        fate = "calls pass round the hook servers" if passes else "connection is closed, as a plugin has policy Fail"
+        log.warning("a client speaks HTTP/2 to dockerd: its %s", fate)
         return passes
 
     def refused(self, error: BadMessage) -> None:
@@ -286,7 +270,6 @@ class Connection:
         log.warning("a request was answered %d: %s", error.status, error)
 
     def redial(self) -> bool:
-        """Connect to the daemon anew."""
         try:
             backend = dial_now(self._front.backend_endpoint)
         except OSError as error:

@@ -33,7 +33,7 @@ class Lookup:
     def __init__(self, backend: Backend, store: Store) -> None:
         self._backend = backend
         self._store = store
-        self._plain: OrderedDict[str, None] = OrderedDict()
+        self._plain: dict[str, None] = {}
         self._images: OrderedDict[str, Shipped] = OrderedDict()
         self.driver: Driver | None = None
         """Who makes the daemon's cgroups; None until the daemon was asked."""
@@ -68,7 +68,7 @@ class Lookup:
     def _remember_plain(self, container_id: str) -> None:
         self._plain[container_id] = None
         if len(self._plain) > REMEMBERED:
-            self._plain.popitem(last=False)
+            del self._plain[next(iter(self._plain))]
 
     # Subjects.
 
@@ -141,7 +141,7 @@ class Lookup:
             return None
         await self.known_driver()
         shipped = await self._image(translate.text_of(inspected, "Image"))
-        return status.read_inspect(inspected, shipped, self._default_runtime).value
+        return status.read_inspect(inspected, shipped, self._default_runtime)
 
     async def _image(self, image_id: str) -> Shipped | None:
         """Read an image, once: a node's containers are made of few, and all of them are read after a restart."""

@@ -9,13 +9,13 @@ from collections import deque
 from typing import Protocol
 
 from runtimeproxy.docker.answers import Answers
-from runtimeproxy.docker.exchange import Exchange, HeldExchange, OwnAnswer
+from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known, OwnAnswer
 from runtimeproxy.docker.requests import Requests
 from runtimeproxy.docker.routes import Route
 from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Send
-from runtimeproxy.wire.http1 import BadMessage, RequestHead
+from runtimeproxy.wire.http1 import BadMessage
 
 DAEMON_AWAY = "the Docker daemon is not reachable: check --remote-runtime-service-endpoint and dockerd"
 
@@ -23,9 +23,7 @@ DAEMON_AWAY = "the Docker daemon is not reachable: check --remote-runtime-servic
 class Events(Protocol):
     """What the reader tells its connection."""
 
-    def intercepts(self, route: Route) -> bool:
-        """Tell whether a request is to be held."""
-
+    def intercepts(self, route: Route) -> bool: ...
     def held(self, exchange: HeldExchange) -> None:
         """Take a held request that is whole, or cannot be read, and whose turn it is."""
 
@@ -35,15 +33,11 @@ class Events(Protocol):
     def speaks_http2(self) -> bool:
         """Take a client that speaks HTTP/2; False if it is not to pass."""
 
-    def refused(self, error: BadMessage) -> None:
-        """Take a request that is answered in the daemon's place, as it cannot be read in one way only."""
-
+    def refused(self, error: BadMessage) -> None: ...
     def redial(self) -> bool:
         """Connect to the daemon anew; False if it is away."""
 
-    def read_client(self, further: bool) -> None:
-        """Read the client further, or no further for now."""
-
+    def read_client(self, further: bool) -> None: ...
     def client_done(self) -> None:
         """Pass the client's EOF now."""
 
@@ -57,7 +51,7 @@ class Events(Protocol):
 class Reader:
     """One connection; ``to_client`` and ``to_daemon`` collect what goes out."""
 
-    def __init__(self, events: Events, held_bytes: HeldBytes) -> None:
+    def __init__(self, events: Events, held_bytes: HeldBytes, known: Known) -> None:
         self.to_client: list[bytes] = []
         self.to_daemon: list[bytes] = []
         self.held_bytes = held_bytes
@@ -69,11 +63,12 @@ class Reader:
         self._refused = False
         """True once the client sent what cannot be read: nothing that it sends passes any more, nor in a tunnel."""
         self._daemon_ended = False
-        self._requests = Requests(self)
-        self._answers = Answers(self)
+        self._requests = Requests(self, known)
+        self._answers = Answers(self, known)
         self.intercepts = events.intercepts
         self.read_client = events.read_client
         self.client_done = events.client_done
+        self.settled = events.settled
 
     # From both sides.
 
@@ -97,7 +92,7 @@ class Reader:
         return self._requests.end() and not self.tunnel and not self._finished
 
     def client_gone(self) -> None:
-        """Know that the client gets nothing more: held calls end, those the daemon answered go on."""
+        """End the held calls of a client that gets nothing more; those the daemon answered go on."""
         self._stop()
 
     def daemon_bytes(self, data: bytes) -> None:
@@ -154,10 +149,6 @@ class Reader:
 
     # Requests.
 
-    def make_held(self, head: RequestHead, route: Route) -> HeldExchange:
-        """Make the exchange of a request that is held."""
-        return HeldExchange(self, head, route)
-
     def begun(self, exchange: Exchange) -> None:
         """Take a request whose head was read."""
         self._pending.append(exchange)
@@ -200,7 +191,7 @@ class Reader:
     def _has_begun(self, exchange: Exchange) -> bool:
         """Tell whether the daemon has answered a request, or has begun to."""
         if isinstance(exchange, HeldExchange):
-            return exchange.replying
+            return exchange.reply_head is not None
         return exchange.answered or (self._answers.begun and exchange is self._pending[0])
 
     def _continue(self, exchange: Exchange) -> None:
@@ -328,13 +319,9 @@ class Reader:
         self._done(exchange)
         self._events.wake()
 
-    def reply_settled(self, exchange: HeldExchange) -> None:
-        """Have a held call that waits for the daemon no longer go on."""
-        self._events.settled(exchange)
-
     def answer(self, exchange: HeldExchange) -> None:
         """Let the answer to a held call go."""
         if self._pending and self._pending[0] is exchange and exchange.reply is not None:
-            self.to_client.append(exchange.kept)
+            self.to_client.append(bytes(exchange.kept))
             self._done(exchange)
             self._events.wake()

@@ -6,15 +6,17 @@ Invariant: behind a request that is held, or that may become a tunnel, nothing i
 its turn (relay-rules B3, B7).
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtimeproxy.call import CallState
 from runtimeproxy.docker import routes
-from runtimeproxy.docker.exchange import Exchange, HeldExchange
-from runtimeproxy.docker.routes import Route
+from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import BadMessage, RequestHead
+
+if TYPE_CHECKING:
+    from runtimeproxy.docker.reader import Reader
 
 READ_AHEAD_BYTES = 64 * 1024
 """What is read behind a request that holds the connection up (relay-rules B1)."""
@@ -23,38 +25,19 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """How a client begins that speaks HTTP/2 without asking (RFC 9113, 3.4)."""
 
 
-_PLAIN: dict[bytes, Exchange] = {}
-"""Whole requests that pass and have no body, with the exchange that all of them share: clients repeat theirs."""
-_PLAIN_BYTES = 1024
-_PLAIN_REQUESTS = 1024
-
-
-class Taker(Protocol):
-    """Whoever takes what was read."""
-
-    to_daemon: list[bytes]
-
-    def intercepts(self, route: Route) -> bool: ...
-    def make_held(self, head: RequestHead, route: Route) -> HeldExchange: ...
-    def begun(self, exchange: Exchange) -> None: ...
-    def is_turn_of(self, exchange: Exchange) -> bool: ...
-    def held_whole(self, exchange: HeldExchange) -> None: ...
-    def speaks_http2(self) -> bool: ...
-    def unreadable(self, error: BadMessage, inside: Exchange | None) -> None: ...
-    def read_client(self, further: bool) -> None: ...
-    def client_done(self) -> None: ...
-
-
 class Requests:
     """Reads the requests of one client."""
 
-    def __init__(self, taker: Taker) -> None:
+    def __init__(self, taker: "Reader", known: Known) -> None:
         self._taker = taker
+        self._known = known
+        self._known_requests, self._known_bytes = known.requests, known.longest
         self._rest = bytearray()
         self._seen = 0
         self._reading = False
         """True while what follows is in hand and not in ``_rest``."""
-        self._began = False
+        self.began = False
+        """True once anything of a request has come since the connection was made."""
         self._body: Body | None = None
         self._newest: Exchange | None = None
         """The request whose body is being read, or that was read last."""
@@ -67,10 +50,10 @@ class Requests:
 
     def feed(self, data: bytes) -> None:
         """Take the client's bytes in any split."""
-        if len(data) <= _PLAIN_BYTES and data in _PLAIN and self._between:
-            self._began = True
+        if len(data) <= self._known_bytes and data in self._known_requests and self._between:
+            self.began = True
             self._taker.to_daemon.append(data)
-            self._taker.begun(_PLAIN[data])
+            self._taker.begun(self._known_requests[data])
         elif self._no_more and self._body is None:
             return
         elif self._held_up_by is not None:
@@ -94,11 +77,6 @@ class Requests:
         return True
 
     @property
-    def began(self) -> bool:
-        """Tell whether anything of a request has come since the connection was made."""
-        return self._began
-
-    @property
     def inside_body(self) -> bool:
         """Tell whether a body that is read is still to come to its end."""
         return self._body is not None and self._held_up_by is None
@@ -115,7 +93,7 @@ class Requests:
 
     def _read_rest(self) -> None:
         """Read what has waited, if a head is whole now."""
-        if self._body is None and self._began:
+        if self._body is None and self.began:
             try:
                 if not http1.head_end(self._rest, 0, self._seen):
                     self._seen = len(self._rest)
@@ -152,10 +130,10 @@ class Requests:
     def _read_head(self, data: bytes, at: int) -> int:
         if self._no_more:
             return len(data)
-        if not self._began:
+        if not self.began:
             if PREFACE.startswith(data[: len(PREFACE)]):
                 return self._begin_http2(data, at)
-            self._began = True
+            self.began = True
         end = http1.head_end(data, at)
         if end:
             self._begin(http1.request_head(data[at:end]))
@@ -173,7 +151,7 @@ class Requests:
         """Pass a request's head on, or hold the request."""
         route = routes.route(head.method, head.target)
         if route is not None and self._taker.intercepts(route):
-            exchange = self._taker.make_held(head, route)
+            exchange = HeldExchange(self._taker, head, route)
             self._body = follow(head.framing, head.length, exchange.keep)
             self._newest = exchange
             self._collecting = exchange if self._body is not None else None
@@ -186,7 +164,7 @@ class Requests:
             self._taker.to_daemon.append(head.raw)
             self._taker.begun(self._newest)
             if route is None and self._body is None and not self._newest.may_tunnel:
-                _remember(self._newest)
+                self._known.add_request(self._newest)
         if self._body is None:
             self._end_body()
 
@@ -208,7 +186,7 @@ class Requests:
             self._end_body()
 
     def _end_body(self) -> None:
-        """Know that the newest request is whole."""
+        """Ask about a held request that is whole, and read nothing behind one that must be answered first."""
         newest = self._newest
         assert newest is not None
         if isinstance(newest, HeldExchange) and newest.state is CallState.HOLDING:
@@ -281,7 +259,7 @@ class Requests:
         return self.end_waits
 
     def _cut(self) -> None:
-        """Know that no more comes of a body that is being read."""
+        """Ask about a held request of whose body no more comes."""
         if self._collecting is not None and self._held_up_by is None:
             self._collecting.cut()
             self._body = None
@@ -306,14 +284,3 @@ class Requests:
         self._body = self._collecting = self._held_up_by = None
         self._no_more = True
         return rest
-
-
-def _remember(exchange: Exchange) -> None:
-    """Know a request again that is no more than a head, and that nobody holds."""
-    assert exchange.head is not None
-    raw = exchange.head.raw
-    if len(raw) <= _PLAIN_BYTES:
-        if len(_PLAIN) >= _PLAIN_REQUESTS:
-            _PLAIN.clear()
-        exchange.plain = True
-        _PLAIN[raw] = exchange

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtimeproxy.call import Unreadable
-from runtimeproxy.docker import names, translate
+from runtimeproxy.docker import translate
 from runtimeproxy.docker.resources import LABEL_PREFIX, RESOURCE_TABLE
 from runtimeproxy.docker.translate import AskedContainer, AskedPod, Labels, reads_json
-from runtimeproxy.hookpoints import SubjectKind
 from runtimeproxy.model import TEXT_FIELDS, ContainerInfo, PodInfo, Resources
 from runtimeproxy.wire.json import Object
 
@@ -39,19 +38,6 @@ _PARTS: Mapping[str, Any] = {
     },
 }
 """What is read of an inspected container or image, with its type; in a map and in a list there are texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inspected:
-    """A container as inspect shows it; ``kind`` and ``value`` are None if it is not a pod's.
-
-    ``image`` is the image's id. The cgroup parent stands beside the value, in Docker's form.
-    """
-
-    id: str
-    kind: SubjectKind | None
-    image: str
-    value: AskedPod | AskedContainer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +93,28 @@ def read_image(reply: bytes) -> Shipped:
 
 
 @reads_json
-def read_inspect(inspected: Object, shipped: Shipped | None, default_runtime: str = DEFAULT_RUNTIME) -> Inspected:
-    """Read what is ``told`` of a container. ``shipped`` is its image's part; None if that is gone: its part stays in.
+def read_inspect(
+    inspected: Object, shipped: Shipped | None, default_runtime: str = DEFAULT_RUNTIME
+) -> AskedPod | AskedContainer | None:
+    """Read what is ``told`` of a container; None if it is not a pod's.
 
-    ``default_runtime`` is the DefaultRuntime of the daemon's /info. Raises Unreadable.
+    ``shipped`` is its image's part; None if that is gone: its part stays in. ``default_runtime`` is the DefaultRuntime
+    of the daemon's /info. Raises Unreadable.
     """
     config, host = (translate.object_of(inspected, name) for name in ("Config", "HostConfig"))
     shipped = shipped or Shipped()
     name = translate.text_of(inspected, "Name")
     labels = _own_labels(translate.labels_of(config), shipped.labels, name)
-    container_id, image_id = translate.id_of(inspected), translate.text_of(inspected, "Image")
-    kind = translate.kind_of(labels)
-    if kind is None:
-        return Inspected(container_id, None, image_id, None)
+    container_id = translate.id_of(inspected)
+    if translate.kind_of(labels) is None:
+        return None
     env = _own_env(translate.texts_of(config, "Env"), shipped.env)
     value = translate.asked(name, labels, env, host)
     if host.get("CgroupParent") is None:
         value = replace(value, cgroup_parent=None)
     if isinstance(value, AskedPod):
-        pod = replace(_own_pod(value.pod, default_runtime), id=container_id)
-        return Inspected(container_id, SubjectKind.POD, image_id, replace(value, pod=pod))
-    container = replace(_own_container(value.container), id=container_id)
-    return Inspected(container_id, SubjectKind.CONTAINER, image_id, replace(value, container=container))
+        return replace(value, pod=replace(_own_pod(value.pod, default_runtime), id=container_id))
+    return replace(value, container=replace(_own_container(value.container), id=container_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +147,7 @@ def _own_labels(merged: Labels, shipped: Labels, name: str) -> dict[str, str]:
 
     An image committed from a pod's container has them too; without them the container would be nobody's.
     """
-    kept = _KUBELETS if names.parse(name) else ()
+    kept = _KUBELETS if translate.parse_name(name) else ()
     return {key: value for key, value in merged.items() if shipped.get(key) != value or key.startswith(kept)}
 
 

@@ -112,7 +112,9 @@ class Events:
             async with self._backend.events(_MEANINGS, self._since_ns) as events:
                 failure = "backend_event_stream_losses"
                 await self._on_connected()
-                self._back()
+                if self._away:
+                    self._away = False
+                    log.info("the daemon's events are followed again")
                 self._on_missed()
                 self._dropping = asyncio.get_running_loop().call_later(REPLAY_SECONDS, self._drop_overdue)
                 async for event in events:
@@ -159,17 +161,10 @@ class Events:
             self._recorder.count("updates_of_others")
             self.forget(container_id)
 
-    # What is told, once each time.
-
     def _lost(self, reason: str) -> None:
         if not self._away:
             self._away = True
             log.warning("the daemon's events cannot be followed (%s): trying again until they can", reason)
-
-    def _back(self) -> None:
-        if self._away:
-            self._away = False
-            log.info("the daemon's events are followed again")
 
 
 _MEANINGS: dict[str, Callable[[Events, str], None]] = {

@@ -1,6 +1,6 @@
 """Docker's bodies as values of the model.
 
-Owns which part of a create or an update becomes which part of a pod or a container.
+Owns which part of a create or an update becomes which part of a pod or a container, and what a name says.
 Must not know: how a body is edited (``edit``), what inspect adds (``status``), the forms of a cgroup parent.
 Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. The same pod gives
 the same hook message as in CRI mode, as far as dockershim passes it on (facts/docker-mode.md, A).
@@ -18,7 +18,6 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from runtimeproxy.call import FIELDS_LIMIT, TOO_MANY_FIELDS, Unreadable
-from runtimeproxy.docker import names
 from runtimeproxy.docker.resources import (
     CONTAINER_NAME_LABEL,
     CONTAINER_TYPE,
@@ -58,6 +57,24 @@ class AskedContainer:
     cgroup_parent: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class DockerName:
+    """What the name of a pod or a container says (facts/docker-mode.md, "Names and labels").
+
+    It is k8s_<container>_<pod>_<namespace>_<uid>_<attempt>, with a seventh part after a conflict of names; POD stands
+    for the container of a sandbox.
+    """
+
+    container: str
+    pod: str
+    namespace: str
+    uid: str
+    attempt: int
+
+
+_NAME = re.compile(r"/?k8s_([^_]+)_([^_]+)_([^_]+)_([^_]+)_([0-9]{1,10})(?:_[^_]+)?")
+
+
 _NOT_UPDATED = "oom_score_adj"
 _OF_PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 _OF_DOCKERSHIM = frozenset({TYPE_LABEL, CONTAINER_NAME_LABEL, SANDBOX_LABEL, LOGPATH_LABEL})
@@ -68,6 +85,7 @@ _UINT32 = range(2**32)
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _TYPE_TEXT = TYPE_LABEL.encode()
+_EMPTY = Object(())
 
 
 def reads_json(read: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -81,6 +99,15 @@ def reads_json(read: Callable[_P, _T]) -> Callable[_P, _T]:
             raise Unreadable(str(error)) from None
 
     return reads
+
+
+def parse_name(name: str) -> DockerName | None:
+    """Read a name, with or without the leading "/" that inspect shows; None if dockershim gave none of the kind."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    container, pod, namespace, uid, attempt = match.groups()
+    return DockerName(container, pod, namespace, uid, int(attempt)) if int(attempt) in _UINT32 else None
 
 
 def is_pods(body: bytes) -> bool:
@@ -126,11 +153,11 @@ def asked(name: str, labels: Labels, env: Sequence[str], host: Object) -> AskedP
     """
     parent = text_of(host, "CgroupParent")
     if kind_of(labels) == POD_TYPE:
-        return AskedPod(_pod(names.parse(name), labels, host), parent)
-    return AskedContainer(_container(names.parse(name), labels, env, host), parent)
+        return AskedPod(_pod(parse_name(name), labels, host), parent)
+    return AskedContainer(_container(parse_name(name), labels, env, host), parent)
 
 
-def _pod(name: names.DockerName | None, labels: Labels, host: Object) -> PodInfo:
+def _pod(name: DockerName | None, labels: Labels, host: Object) -> PodInfo:
     return PodInfo(
         name=labels.get(POD_NAME_LABEL, name.pod if name else ""),
         uid=labels.get(POD_UID_LABEL, name.uid if name else ""),
@@ -147,7 +174,7 @@ def _pod(name: names.DockerName | None, labels: Labels, host: Object) -> PodInfo
     )
 
 
-def _container(name: names.DockerName | None, labels: Labels, env: Sequence[str], host: Object) -> ContainerInfo:
+def _container(name: DockerName | None, labels: Labels, env: Sequence[str], host: Object) -> ContainerInfo:
     pod_id = labels.get(SANDBOX_LABEL)
     if not pod_id:
         raise Unreadable("container of a pod without the label of its sandbox's id")
@@ -230,9 +257,6 @@ def labels_of(config: Object) -> dict[str, str]:
     if _plain(labels) and _plain(labels.values()):
         return labels
     return {_text(key, "Labels"): _text(value, "Labels") for key, value in labels.items()}
-
-
-_EMPTY = Object(())
 
 
 def _number_of(owner: Object, name: str) -> int:

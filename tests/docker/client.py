@@ -46,7 +46,6 @@ def request(method: str, target: str, body: bytes = b"", *lines: str) -> bytes:
 
 
 def chunked(body: bytes, size: int = 7) -> bytes:
-    """Return a body in chunks."""
     parts = [body[at : at + size] for at in range(0, len(body), size)]
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))
 
@@ -60,11 +59,9 @@ class Client:
 
     @classmethod
     async def connect(cls, path: str) -> Self:
-        """Connect to a socket."""
         return cls(*await asyncio.open_unix_connection(path))
 
     def send(self, data: bytes) -> None:
-        """Send bytes."""
         self.writer.write(data)
 
     def half_close(self) -> None:
@@ -72,15 +69,12 @@ class Client:
         self.writer.write_eof()
 
     def abort(self) -> None:
-        """Be gone at once."""
         self.writer.transport.abort()
 
     async def close(self) -> None:
-        """Close; again is no error."""
         self.writer.close()
 
     async def ask(self, method: str, target: str, body: bytes = b"", *lines: str) -> Answer:
-        """Send a request and read its answer."""
         self.send(request(method, target, body, *lines))
         return await self.answer(method)
 

@@ -134,7 +134,6 @@ class Daemon:
         await until(lambda: len(self.asked(EVENTS)) >= times and len(self.streams) == 1)
 
     async def left(self) -> None:
-        """Wait until no connection is open."""
         await until(lambda: not self.connections)
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

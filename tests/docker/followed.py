@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from runtimeproxy.docker.exchange import Exchange, HeldExchange
+from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known
 from runtimeproxy.docker.requests import Requests
 from runtimeproxy.docker.routes import Route
 from runtimeproxy.wire import bodies
@@ -41,7 +41,7 @@ class Connection:
     _begun: list[tuple[Exchange, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._requests = Requests(self)
+        self._requests = Requests(self, Known())
 
     def feed(self, data: bytes, sizes: Iterable[int] = ()) -> None:
         """Read bytes in pieces of these sizes, what is left in one."""
@@ -60,7 +60,6 @@ class Connection:
                 self._requests.answered(self._begun[-1][0])
 
     def followed(self) -> list[Followed]:
-        """Return the requests so far."""
         places = [place for _, place in self._begun] + [len(self.to_daemon) + 1]
         return [
             Followed(head, _payload(head, b"".join(self.to_daemon[start : end - 1])))
@@ -74,21 +73,14 @@ class Connection:
 
     @property
     def targets(self) -> list[str]:
-        """Return the targets of the requests so far."""
         return [exchange.head.target for exchange, _ in self._begun if exchange.head is not None]
 
     # What ``Requests`` asks.
 
     def intercepts(self, route: Route) -> bool:
-        """Hold nothing."""
         return False
 
-    def make_held(self, head: RequestHead, route: Route) -> HeldExchange:
-        """Never be asked: nothing is held."""
-        raise AssertionError("a request is held")
-
     def held_whole(self, exchange: HeldExchange) -> None:
-        """Never be told: nothing is held."""
         raise AssertionError("a request is held")
 
     def begun(self, exchange: Exchange) -> None:
@@ -96,12 +88,10 @@ class Connection:
         self._begun.append((exchange, len(self.to_daemon)))
 
     def speaks_http2(self) -> bool:
-        """Keep that it does."""
         self.http2 = True
         return True
 
     def unreadable(self, error: BadMessage, inside: Exchange | None) -> None:
-        """Keep the rule."""
         self.rule, self.inside = error.rule, inside is not None
 
     def read_client(self, further: bool) -> None:
@@ -120,7 +110,6 @@ def _payload(head: RequestHead, raw: bytes) -> bytes:
 
 
 def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
-    """Read all bytes of a client."""
     connection = Connection()
     connection.feed(data, sizes)
     return connection
@@ -128,29 +117,10 @@ def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
 
 # ---- streams changed at random
 
-PIECES = (
-    *(
-        b"\r\n",
-        b"\n",
-        b"\r",
-        b" ",
-        b"\t",
-        b":",
-        b";",
-        b",",
-        b"\0",
-        b"0",
-        b"5",
-        b"+",
-        b"-",
-        b"/",
-        b"%",
-        b"\x0b",
-        b"\xe9",
-    ),
-    *(b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n", b"chunked"),
-    *(b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n", b"Host: i\r\n", SECRET),
-)
+PIECES = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5", b"+", b"-", b"/", b"%", b"\x0b"]
+PIECES += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
+PIECES += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
+PIECES += [b"Host: i\r\n", SECRET]
 """What, in another place or once too often, may be read in two ways."""
 
 _SHORT = [form for form in FORMS if len(form.build("/")) < 2000]
@@ -180,7 +150,6 @@ def answers(raw: bytes) -> list[bytes]:
 
 
 def statuses(answered: list[bytes]) -> list[int]:
-    """Return the statuses of answers."""
     return [int(part[9:12]) for part in answered]
 
 

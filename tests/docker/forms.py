@@ -13,6 +13,7 @@ BEHIND = b"GET /containers/behind/json HTTP/1.1\r\nHost: h\r\n\r\n"
 SECRET = f"GET {HIDDEN} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
 MIB = 1 << 20
 CRLF = b"\r\n"
+NO_CHUNKS = b"0\r\n\r\n"
 N = b"%x" % len(SECRET)
 """The length of the hidden request as a chunk has it."""
 
@@ -33,47 +34,41 @@ def post(target: str, *fields: str, body: bytes = b"", version: str = "HTTP/1.1"
 
 
 def sized(*fields: str, body: bytes = SECRET) -> Callable[[str], bytes]:
-    """Put fields beside a right length."""
     return lambda target: post(target, f"Content-Length: {len(body)}", *fields, body=body)
 
 
-def lengths(*values: str) -> Callable[[str], bytes]:
-    """Put lengths, with N for the right one, M for 0."""
-    n = len(SECRET)
-    filled = [f"Content-Length:{value.replace('N', str(n)).replace('M', '0')}" for value in values]
-    return lambda target: post(target, *filled, body=SECRET)
+def lengths(values: str) -> Form:
+    """Put lengths, with | between them, N for the right one, M for 0."""
+    filled = values.replace("N", str(len(SECRET))).replace("M", "0").split("|")
+    return Form(f"CL {values}", lambda target: post(target, *(f"Content-Length:{one}" for one in filled), body=SECRET))
 
 
-def coded(*values: str, body: bytes = b"0\r\n\r\n" + SECRET) -> Callable[[str], bytes]:
-    """Put transfer codings; the hidden request stands behind a last chunk, and is hidden only from who reads none."""
-    return lambda target: post(target, *(f"Transfer-Encoding:{value}" for value in values), body=body)
+def coded(values: str) -> Form:
+    """Put transfer codings, with | between them; only who reads none sees no hidden request behind the last chunk."""
+    fields = [f"Transfer-Encoding:{value}" for value in values.split("|")]
+    return Form(f"TE {values}", lambda target: post(target, *fields, body=NO_CHUNKS + SECRET))
 
 
 def chunked(body: bytes, *fields: str) -> Callable[[str], bytes]:
-    """Put a chunked body."""
     return lambda target: post(target, "Transfer-Encoding: chunked", *fields, body=body)
 
 
-def one_chunk(size: bytes = N, end: bytes = CRLF, behind: bytes = CRLF) -> bytes:
-    """Return the hidden request as one chunk."""
-    return size + end + SECRET + behind + b"0\r\n\r\n"
+def one_chunk(line: bytes = N + CRLF, behind: bytes = CRLF) -> bytes:
+    """Return the hidden request as one chunk, behind the line of its size."""
+    return line + SECRET + behind + NO_CHUNKS
 
 
 def first_line(line: str) -> Callable[[str], bytes]:
     """Put a first line, with @ for the target; the body is the hidden request."""
-    return lambda target: (
-        "\r\n".join((line.replace("@", target), "Host: h", f"Content-Length: {len(SECRET)}", "", "")).encode("latin-1")
-        + SECRET
-    )
+    rest = f"\r\nHost: h\r\nContent-Length: {len(SECRET)}\r\n\r\n"
+    return lambda target: (line.replace("@", target) + rest).encode("latin-1") + SECRET
 
 
 def hosted(host: bytes) -> Callable[[str], bytes]:
-    """Put another Host."""
     return lambda target: sized()(target).replace(b"Host: h", b"Host: %b" % host, 1)
 
 
 def with_method(method: str, build: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """Put another method."""
     return lambda target: method.encode() + build(target).removeprefix(b"POST")
 
 
@@ -82,12 +77,44 @@ def padded(size: int) -> Callable[[str], bytes]:
     return lambda target: post(target, "X: " + "x" * (size - len(post(target, "X: "))))
 
 
-def both(*fields: str, body: bytes = b"0\r\n\r\n" + SECRET) -> Callable[[str], bytes]:
+def both(*fields: str, body: bytes = NO_CHUNKS + SECRET) -> Callable[[str], bytes]:
     """Put a length and a coding: one of them ends the body before the hidden request."""
     return lambda target: post(target, *(line.replace("N", str(len(body))) for line in fields), body=body)
 
 
 TE, CL = "Transfer-Encoding: chunked", "Content-Length: N"
+
+LENGTHS = [" N| N", " N| M", " M| N", " N, N", " N, M", " N,", " N ; x", " +N", " -N", "", "| N", " N|", " 0xN", " N.0"]
+LENGTHS += [" NN", " \tN\t ", " 0N", " \xb2", " 1e2", " 9223372036854775807", " 9223372036854775808", " N N", "\x0bN"]
+LENGTHS += [" 99999999999999999999", " 4294967296", " 000000000000000000N", " 00000000000000N", " N\x0c", " \xa0N"]
+LENGTHS += [" _N", " 1_0"]
+
+CODINGS = [" chunked| chunked", " chunked, chunked", " gzip, chunked", " chunked, gzip", " gzip", " identity", ""]
+CODINGS += [" Chunked", "\tCHUNKED\t", " chunked;q=1", ' "chunked"', " xchunked", " chunked,", ",chunked", " chunke"]
+CODINGS += ["\x0bchunked", " chunked\x0c", " \xa0chunked", "chunked", " identity| chunked", " chunked| identity"]
+
+SIZE_LINES = [N + b";a=b\r\n", N.upper() + CRLF, b"000" + N + CRLF, N + b" \r\n", N + b" ;a\r\n", N + b"\t\r\n"]
+SIZE_LINES += [N + b"\n", b"+1\r\n", N + b"\r\r\n", b"0x" + N + CRLF, b" " + N + CRLF, b"-1\r\n", CRLF]
+SIZE_LINES += [N.zfill(15) + CRLF, N.zfill(16) + CRLF, N.zfill(17) + CRLF, b"1" + N.zfill(16) + CRLF, b"f" * 16 + CRLF]
+SIZE_LINES += [b"1_0\r\n", b"g\r\n", b"7" + b"f" * 15 + CRLF, N + b';a="\r\n', N + b";a\n\r\n", N + b";a\0\r\n"]
+SIZE_LINES += [N + b";\xe9\r\n", N + b";" + b"e" * 5000 + CRLF]
+
+LAST_CHUNKS = [b"0\r\n\r\n", b"00\r\n\r\n", b"0\n\n", b"0\r\n\n", b"0\r\n", b"0;x\r\n\r\n", b"0\r\nX: y\r\n\r\n"]
+LAST_CHUNKS += [b"0\r\nX: y\n\r\n", b"0\r\n folded\r\n\r\n", b"0\r\nX : y\r\n\r\n", b"0\r\nnocolon\r\n\r\n"]
+LAST_CHUNKS += [b"0\r\r\n\r\n", b"0\r\nContent-Length: 9\r\n\r\n", b"0\r\nX: \0\r\n\r\n", b"0\r\nX: \x01\r\n\r\n"]
+LAST_CHUNKS += [b"0\r\n: y\r\n\r\n", b"0\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", b"0\r\nX: \xe9\r\n\r\n"]
+
+HOSTS = [b"a/b", b"a b", b"a@b", b"[::1]:80", b"%2Frun%2Fdocker.sock", b"\xe9", b"a,b", b"a#b", b"localhost:x"]
+
+TARGET_LINES = ["http://h:99@", "HTTP://u@h@", "unix:@", "//h@", " @", "@ ", "*", "@#f", "@%zz", "@%", "@?%zz"]
+TARGET_LINES += ["@\xc3\xa9", "@\xe9", "@\0", "@\x7f", "@\x01", "@\tx", "@ x", "@\\x", '@|{}^`<>"', "..T", "@/..", ""]
+VERSIONS = ["1.1 ", "1.0", "1.2", "1.9", "2.0", "0.9", "1", "1.10", "01.1", "1.1\tx", "1.1 x"]
+METHODS = [" POST", "post", "Post", "P(ST", "P\xc9ST", "FOO", "PUT", "CONNECT", "TRACE", "PATCH", "OPTIONS", "\r\nPOST"]
+METHODS += ["\r\n\r\nPOST", "\nPOST"]
+FIRST_LINES = [f"POST {target} HTTP/1.1" for target in TARGET_LINES]
+FIRST_LINES += [f"POST @ HTTP/{version}" for version in VERSIONS] + [f"{method} @ HTTP/1.1" for method in METHODS]
+FIRST_LINES += ["POST\t@ HTTP/1.1", "POST @", "POST @ http/1.1", "OPTIONS * HTTP/1.1", "CONNECT h:1 HTTP/1.1"]
+FIRST_LINES += ["CONNECT / HTTP/1.1", "PRI * HTTP/2.0", "POST @\r\nHTTP/1.1", "HTTP/1.1 200 OK"]
 
 FORMS = (
     # bodies in plain forms
@@ -106,73 +133,12 @@ FORMS = (
     Form("TE and an empty CL", both(TE, "Content-Length:")),
     Form("TE and CL 0", both(TE, "Content-Length: 0")),
     Form("TE identity and CL", both("Transfer-Encoding: identity", CL)),
-    # lengths
-    *(
-        Form(f"CL {values}", lengths(*values))
-        for values in (
-            *(
-                (" N", " N"),
-                (" N", " M"),
-                (" M", " N"),
-                (" N, N",),
-                (" N, M",),
-                (" N,",),
-                (" N ; x",),
-                (" +N",),
-                (" -N",),
-            ),
-            *(
-                ("",),
-                ("", " N"),
-                (" N", ""),
-                (" 0xN",),
-                (" N.0",),
-                (" NN",),
-                (" \tN\t ",),
-                (" 0N",),
-                (" \xb2",),
-                (" 1e2",),
-            ),
-            *(
-                (" 9223372036854775807",),
-                (" 9223372036854775808",),
-                (" 99999999999999999999",),
-                (" 4294967296",),
-                (" N N",),
-            ),
-            *(
-                (" 000000000000000000N",),
-                (" 00000000000000N",),
-                ("\x0bN",),
-                (" N\x0c",),
-                (" \xa0N",),
-                (" _N",),
-                (" 1_0",),
-            ),
-        )
-    ),
-    # transfer codings
-    *(
-        Form(f"TE {values}", coded(*values))
-        for values in (
-            *((" chunked", " chunked"), (" chunked, chunked",), (" gzip, chunked",), (" chunked, gzip",), (" gzip",)),
-            *(
-                (" identity",),
-                ("",),
-                (" Chunked",),
-                ("\tCHUNKED\t",),
-                (" chunked;q=1",),
-                (' "chunked"',),
-                (" xchunked",),
-            ),
-            *((" chunked,",), (",chunked",), (" chunke",), ("\x0bchunked",), (" chunked\x0c",), (" \xa0chunked",)),
-            *(("chunked",), (" identity", " chunked"), (" chunked", " identity")),
-        )
-    ),
-    Form("TE in HTTP/1.0", lambda target: post(target, TE, body=b"0\r\n\r\n" + SECRET, version="HTTP/1.0")),
+    *map(lengths, LENGTHS),
+    *map(coded, CODINGS),
+    Form("TE in HTTP/1.0", lambda target: post(target, TE, body=NO_CHUNKS + SECRET, version="HTTP/1.0")),
     Form(
         "TE in HTTP/1.0, kept alive",
-        lambda target: post(target, TE, "Connection: keep-alive", body=b"0\r\n\r\n" + SECRET, version="HTTP/1.0"),
+        lambda target: post(target, TE, "Connection: keep-alive", body=NO_CHUNKS + SECRET, version="HTTP/1.0"),
     ),
     Form(
         "TE and CL in HTTP/1.0",
@@ -181,44 +147,20 @@ FORMS = (
         ),
     ),
     # chunks
-    *(
-        Form(f"chunk {size!r}, {end!r}, {behind!r}", chunked(one_chunk(size, end, behind)))
-        for size, end, behind in (
-            *((N, b";a=b\r\n", CRLF), (N.upper(), CRLF, CRLF), (b"000" + N, CRLF, CRLF), (N, b" \r\n", CRLF)),
-            *((N, b" ;a\r\n", CRLF), (N, b"\t\r\n", CRLF), (N, b"\n", CRLF), (N, CRLF, b"\n"), (b"+1", CRLF, CRLF)),
-            *(
-                (N, b"\r\r\n", CRLF),
-                (N, CRLF, b""),
-                (N, CRLF, b"xx\r\n"),
-                (b"0x" + N, CRLF, CRLF),
-                (b" " + N, CRLF, CRLF),
-            ),
-            *((b"-1", CRLF, CRLF), (b"", CRLF, CRLF), (N.zfill(15), CRLF, CRLF), (N.zfill(16), CRLF, CRLF)),
-            *((N.zfill(17), CRLF, CRLF), (b"1" + N.zfill(16), CRLF, CRLF), (b"f" * 16, CRLF, CRLF)),
-            *((b"7" + b"f" * 15, CRLF, CRLF), (N, b';a="\r\n', CRLF), (N, b";a\n\r\n", CRLF), (N, b";a\0\r\n", CRLF)),
-            *((N, b";" + b"e" * 5000 + CRLF, CRLF), (N, b";\xe9\r\n", CRLF), (b"1_0", CRLF, CRLF), (b"g", CRLF, CRLF)),
-        )
-    ),
-    *(
-        Form(f"last chunk {body!r}", chunked(body + SECRET))
-        for body in (
-            *(b"0\r\n\r\n", b"00\r\n\r\n", b"0\n\n", b"0\r\n\n", b"0\r\n", b"0;x\r\n\r\n", b"0\r\nX: y\r\n\r\n"),
-            *(b"0\r\nX: y\n\r\n", b"0\r\n folded\r\n\r\n", b"0\r\nX : y\r\n\r\n", b"0\r\nnocolon\r\n\r\n"),
-            *(b"0\r\nContent-Length: 9\r\n\r\n", b"0\r\nX: \0\r\n\r\n", b"0\r\nX: \x01\r\n\r\n", b"0\r\r\n\r\n"),
-            *(b"0\r\n: y\r\n\r\n", b"0\r\nX: " + b"y" * 70_000 + b"\r\n\r\n", b"0\r\nX: \xe9\r\n\r\n"),
-        )
-    ),
+    *(Form(f"chunk {line!r}", chunked(one_chunk(line))) for line in SIZE_LINES),
+    *(Form(f"behind a chunk {behind!r}", chunked(one_chunk(behind=behind))) for behind in (b"\n", b"", b"xx\r\n")),
+    *(Form(f"last chunk {body!r}", chunked(body + SECRET)) for body in LAST_CHUNKS),
     Form("announced trailers", chunked(one_chunk()[:-2] + b"X-Sum: 1\r\n\r\n", "Trailer: X-Sum")),
     Form("a length among the trailers", chunked(b"0\r\nContent-Length:\r\n\r\n")),
     Form("a coding among the trailers", chunked(one_chunk()[:-2] + b"transfer-Encoding: x\r\n\r\n")),
     Form("announced trailers that must not be", chunked(one_chunk(), "Trailer: Content-Length")),
     # lines and fields
     Form("obs-fold", sized("X: a", " b")),
-    Form("obs-fold of a framing", sized("X: a", f" {TE}", body=b"0\r\n\r\n" + SECRET)),
+    Form("obs-fold of a framing", sized("X: a", f" {TE}", body=NO_CHUNKS + SECRET)),
     Form("a folded first field", lambda target: post(target, " X: y").replace(b"Host: h\r\n", b"")),
     Form("bare LF everywhere", lambda target: post(target, f"Content-Length: {len(SECRET)}", body=SECRET, end="\n")),
-    Form("bare LF in a value", sized(f"X: a\n{TE}", body=b"0\r\n\r\n" + SECRET)),
-    Form("bare CR in a value", sized(f"X: a\r{TE}", body=b"0\r\n\r\n" + SECRET)),
+    Form("bare LF in a value", sized(f"X: a\n{TE}", body=NO_CHUNKS + SECRET)),
+    Form("bare CR in a value", sized(f"X: a\r{TE}", body=NO_CHUNKS + SECRET)),
     Form("CR CR LF", sized("X: a\r")),
     Form("an early empty line of LFs", lambda target: post(target, "X: a\n\n" + SECRET.decode() + "X: b")),
     Form("a space before the colon of CL", lambda target: post(target, f"Content-Length : {len(SECRET)}", body=SECRET)),
@@ -252,88 +194,8 @@ FORMS = (
     Form("no Host in CONNECT", lambda target: b"CONNECT / HTTP/1.1\r\nX: y\r\n\r\n"),
     Form("an empty Host", lambda target: sized()(target).replace(b"Host: h\r\n", b"Host:\r\n", 1)),
     Form("two Hosts", sized("Host: h")),
-    *(
-        Form(f"Host {host!r}", hosted(host))
-        for host in (
-            b"a/b",
-            b"a b",
-            b"a@b",
-            b"[::1]:80",
-            b"%2Frun%2Fdocker.sock",
-            b"\xe9",
-            b"a,b",
-            b"a#b",
-            b"localhost:x",
-        )
-    ),
-    # first lines
-    *(
-        Form(f"first line {line!r}", first_line(line))
-        for line in (
-            *("POST http://h:99@ HTTP/1.1", "POST HTTP://u@h@ HTTP/1.1", "POST unix:@ HTTP/1.1", "POST //h@ HTTP/1.1"),
-            *(
-                "POST  @ HTTP/1.1",
-                "POST @  HTTP/1.1",
-                "POST @ HTTP/1.1 ",
-                " POST @ HTTP/1.1",
-                "POST\t@ HTTP/1.1",
-                "POST @",
-            ),
-            *(
-                "POST @ HTTP/1.0",
-                "POST @ HTTP/1.2",
-                "POST @ HTTP/1.9",
-                "POST @ HTTP/2.0",
-                "POST @ HTTP/0.9",
-                "POST @ HTTP/1",
-            ),
-            *("POST @ HTTP/1.10", "POST @ HTTP/01.1", "POST @ http/1.1", "POST @ HTTP/1.1\tx", "POST @ HTTP/1.1 x"),
-            *(
-                "post @ HTTP/1.1",
-                "Post @ HTTP/1.1",
-                "P(ST @ HTTP/1.1",
-                "P\xc9ST @ HTTP/1.1",
-                "FOO @ HTTP/1.1",
-                "PUT @ HTTP/1.1",
-            ),
-            *(
-                "OPTIONS * HTTP/1.1",
-                "POST * HTTP/1.1",
-                "CONNECT h:1 HTTP/1.1",
-                "CONNECT @ HTTP/1.1",
-                "CONNECT / HTTP/1.1",
-            ),
-            *("TRACE @ HTTP/1.1", "PRI * HTTP/2.0", "PATCH @ HTTP/1.1", "OPTIONS @ HTTP/1.1", "POST @#f HTTP/1.1"),
-            *(
-                "POST @%zz HTTP/1.1",
-                "POST @% HTTP/1.1",
-                "POST @?%zz HTTP/1.1",
-                "POST @\xc3\xa9 HTTP/1.1",
-                "POST @\xe9 HTTP/1.1",
-            ),
-            *(
-                "POST @\0 HTTP/1.1",
-                "POST @\x7f HTTP/1.1",
-                "POST @\x01 HTTP/1.1",
-                "POST @\tx HTTP/1.1",
-                "POST @ x HTTP/1.1",
-            ),
-            *(
-                "POST @\\x HTTP/1.1",
-                'POST @|{}^`<>" HTTP/1.1',
-                "POST ..T HTTP/1.1",
-                "POST @/.. HTTP/1.1",
-                "POST  HTTP/1.1",
-            ),
-            *(
-                "\r\nPOST @ HTTP/1.1",
-                "\r\n\r\nPOST @ HTTP/1.1",
-                "\nPOST @ HTTP/1.1",
-                "POST @\r\nHTTP/1.1",
-                "HTTP/1.1 200 OK",
-            ),
-        )
-    ),
+    *(Form(f"Host {host!r}", hosted(host)) for host in HOSTS),
+    *(Form(f"first line {line!r}", first_line(line)) for line in FIRST_LINES),
     Form("an empty line behind a body", lambda target: sized()(target) + CRLF),
     Form(
         "a request of HTTP/1.5 behind a body",
@@ -375,5 +237,4 @@ FORMS = (
 
 
 def stream(form: Form, target: str) -> bytes:
-    """Return a form and a request behind it."""
     return form.build(target) + BEHIND

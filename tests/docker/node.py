@@ -17,7 +17,7 @@ from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.docker.front import Front
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.lifecycle import Lifecycle, Limits
-from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
+from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodInfo, PodRecord, Resources
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.acceptor import Acceptor
@@ -46,12 +46,7 @@ PARENT = "/kubepods/burstable/pod6f1c7c9e"
 SYSTEMD_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c7c9e.slice"
 MIB = 1 << 20
 POD = bodies.Pod(
-    name="web-0",
-    uid="6f1c7c9e",
-    attempt=1,
-    labels={"app": "web"},
-    annotations={"note": "pod"},
-    cgroup_parent=PARENT,
+    name="web-0", uid="6f1c7c9e", attempt=1, labels={"app": "web"}, annotations={"note": "pod"}, cgroup_parent=PARENT
 )
 CONTAINER = bodies.Container(
     name="main",
@@ -66,6 +61,17 @@ ASKED = Resources(
     cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
 )
 """What the kubelet asks for with ``CONTAINER``: the shim adds the swap limit."""
+_KUBELETS = {"io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "default"}
+TOLD_POD = PodInfo(
+    name="web-0",
+    uid="6f1c7c9e",
+    namespace="default",
+    attempt=1,
+    labels={"app": "web", **_KUBELETS, "io.kubernetes.pod.uid": "6f1c7c9e"},
+    annotations={"note": "pod"},
+    cgroup_parent=PARENT,
+)
+"""What hook servers are told of ``POD``."""
 
 
 @dataclass(eq=False)
@@ -189,13 +195,11 @@ class Node:
         await until(lambda: self.dockerd.watchers > 0 and self.front._lookup.driver is not None)
 
     async def event(self, action: str, count: int = 1) -> None:
-        """Wait until so many events of a kind have been taken."""
         await until(lambda: self.recorder.counted("backend_events", action=action) >= count)
 
     # Calls.
 
     async def client(self) -> Client:
-        """Connect once more."""
         client = await Client.connect(str(self.folder / "proxy.sock"))
         self._clients.append(client)
         return client
@@ -208,15 +212,12 @@ class Node:
         return answer
 
     async def act(self, action: str, reference: str, body: Any = None, *lines: str) -> Answer:
-        """Start, stop, update, kill, ... what a reference names."""
         return await self.ask("POST", f"{self.prefix}/containers/{reference}/{action}", body, *lines)
 
     async def remove(self, reference: str, query: str = "?force=1&v=1") -> Answer:
-        """Remove what a reference names."""
         return await self.ask("DELETE", f"{self.prefix}/containers/{reference}{query}")
 
     async def create(self, name: str, body: Any, *lines: str) -> Answer:
-        """Create something."""
         return await self.ask("POST", f"{self.prefix}/containers/create?name={name}", body, *lines)
 
     async def create_pod(self, **labels: str) -> str:
@@ -225,7 +226,6 @@ class Node:
         return id_of(await self.create(bodies.sandbox_name(self.pod), self.pod_body()))
 
     async def create_container(self, pod_id: str, container: bodies.Container = CONTAINER) -> str:
-        """Create a container and return its id."""
         name = bodies.container_name(self.pod, container)
         return id_of(await self.create(name, self.container_body(pod_id, container)))
 
@@ -256,7 +256,6 @@ class Node:
         return seen
 
     def forget(self) -> None:
-        """Forget all pods and containers, as a new proxy has."""
         for one in self.store.ids():
             self.store.forget(one)
 
@@ -275,7 +274,6 @@ class Node:
         return bytes(self.dockerd.requests(route)[-1].body)
 
     def config(self) -> dict[str, Any]:
-        """Return the newest create that the daemon got."""
         return dict(json.loads(self.came(CREATE)))
 
     def host(self) -> dict[str, Any]:
@@ -291,7 +289,6 @@ class Node:
 
     @property
     def told(self) -> HookRequest:
-        """Return the newest hook request."""
         return self.plugins.asked[-1].request
 
     @property

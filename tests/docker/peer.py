@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.exchange import HeldExchange, Known
 from runtimeproxy.docker.reader import Reader
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.heldbytes import PROCESS_LIMIT, HeldBytes
@@ -26,7 +26,6 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def head(*lines: str) -> bytes:
-    """Join the lines of a head."""
     return "\r\n".join((*lines, "", "")).encode()
 
 
@@ -43,7 +42,6 @@ def answer(status: int, *fields: str, body: bytes | None = b"") -> bytes:
 
 
 def chunks(*pieces: bytes, trailers: tuple[str, ...] = ()) -> bytes:
-    """Return a body in chunks."""
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + head(*trailers)
 
 
@@ -75,12 +73,10 @@ class Side:
         """True once it saw EOF."""
 
     def sends(self, *pieces: bytes) -> None:
-        """Send each piece by itself."""
         for piece in pieces:
             self._feed(piece)
 
     def settle(self) -> None:
-        """Take what has come out."""
         data = b"".join(self._out)
         self._out.clear()
         assert not (data and self.ended), "bytes follow the EOF"
@@ -95,17 +91,14 @@ class Side:
 
     @property
     def takes_at_once(self) -> bool:
-        """Tell whether nothing waits for it."""
         return not self._out
 
     def takes(self, data: bytes | bytearray) -> None:
-        """Take bytes that were sent at once."""
         assert self.takes_at_once, "something waits to be sent before"
         assert not self.ended, "bytes follow the EOF"
         self._got += data
 
     def sees_end(self) -> None:
-        """Know that EOF follows what has come out."""
         self.settle()
         self.ended = True
 
@@ -129,50 +122,40 @@ class FakeEvents:
         self.play: Play
 
     def intercepts(self, route: Route) -> bool:
-        """Hold what is to be held."""
         return route.action in self.holds
 
     def held(self, exchange: HeldExchange) -> None:
-        """Keep the call."""
         assert exchange not in self.calls, "told twice"
         self.calls.append(exchange)
         self.at_once(exchange)
 
     def settled(self, exchange: HeldExchange) -> None:
-        """Keep the call."""
         self.settled_calls.append(exchange)
         exchange.go_on()
 
     def speaks_http2(self) -> bool:
-        """Count, and answer as set."""
         self.http2_clients += 1
         return self.http2_may_pass
 
     def refused(self, error: BadMessage) -> None:
-        """Keep the reason."""
         self.refusals.append(error)
 
     def redial(self) -> bool:
-        """Reach the daemon as often as set."""
         self.redials += 1
         return self.redials <= self.daemons
 
     def read_client(self, further: bool) -> None:
-        """Keep whether the client is read."""
         self.reading = further
 
     def client_done(self) -> None:
-        """Pass the client's EOF: once."""
         assert not self.play.daemon.ended, "EOF is passed twice"
         self.play.daemon.sees_end()
 
     def wake(self) -> None:
-        """Write what waits."""
         self.play.client.settle()
         self.play.daemon.settle()
 
     def finish(self) -> None:
-        """End behind the last answer: once."""
         assert not self.play.client.ended, "ended twice"
         self.play.client.sees_end()
 
@@ -181,11 +164,16 @@ class Play:
     """A reader between a scripted client and a scripted daemon; calls of the actions in ``holds`` are held."""
 
     def __init__(
-        self, holds: Iterable[Action] = tuple(Action), limit: int = PROCESS_LIMIT, shared: bool = False
+        self,
+        holds: Iterable[Action] = tuple(Action),
+        limit: int = PROCESS_LIMIT,
+        shared: bool = False,
+        known: Known | None = None,
     ) -> None:
         self.events = FakeEvents(holds)
         self.held_bytes = HeldBytes(limit)
-        self.reader = Reader(self.events, self.held_bytes)
+        self.known = known or Known()
+        self.reader = Reader(self.events, self.held_bytes, self.known)
         self.shared = shared
         """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
         self._told = (0, False, False)
@@ -210,7 +198,6 @@ class Play:
 
     @property
     def call(self) -> HeldExchange:
-        """Return the newest call that was told of."""
         return self.events.calls[-1]
 
     def client_ends(self) -> None:
@@ -277,49 +264,66 @@ class Step(NamedTuple):
     """Whether the client is read further."""
 
 
-def client(*pieces: bytes) -> Callable[[Play], object]:
-    """Have the client send."""
-    return lambda play: play.client.sends(*pieces)
+def client(*pieces: bytes, **came: Any) -> Step:
+    return Step(lambda play: play.client.sends(*pieces), **came)
 
 
-def daemon(*pieces: bytes) -> Callable[[Play], object]:
-    """Have the daemon send."""
-    return lambda play: play.daemon.sends(*pieces)
+def daemon(*pieces: bytes, **came: Any) -> Step:
+    return Step(lambda play: play.daemon.sends(*pieces), **came)
 
 
-def release(play: Play) -> None:
+def release(**came: Any) -> Step:
     """Release the newest call as it came."""
-    assert play.call.release(None)
+    return Step(lambda play: play.call.release(None), **came)
 
 
-def refuse(play: Play) -> None:
+def refuse(**came: Any) -> Step:
     """Refuse the newest call."""
-    assert play.call.refuse(500, "no")
+    return Step(lambda play: play.call.refuse(500, "no"), **came)
 
 
-def answered(play: Play) -> None:
+def answered(**came: Any) -> Step:
     """Let the answer to the newest call go: its Post hooks are done."""
-    play.call.answer()
+    return Step(lambda play: play.call.answer(), **came)
 
 
-def ends(side: str) -> Callable[[Play], object]:
-    """Have a side send EOF."""
-    return Play.client_ends if side == "client" else Play.daemon_ends
+def ends(side: str, **came: Any) -> Step:
+    return Step(Play.client_ends if side == "client" else Play.daemon_ends, **came)
 
 
-def leaves(play: Play) -> None:
-    """Have the client be gone."""
-    play.reader.client_gone()
+def leaves(**came: Any) -> Step:
+    return Step(lambda play: play.reader.client_gone(), **came)
 
 
-def at_once(act: Callable[[HeldExchange], object], sends: Callable[[Play], object]) -> Callable[[Play], object]:
+def at_once(act: Callable[[HeldExchange], object], sends: Step, **came: Any) -> Step:
     """Do something with each call from now on within the turn in which it is told, then have somebody send."""
 
     def do(play: Play) -> None:
         play.events.at_once = act
-        sends(play)
+        sends.act(play)
 
-    return do
+    return Step(do, **came)
+
+
+def passed(sent: bytes, replied: bytes) -> Step:
+    """Have a request and its answer pass."""
+    return Step(lambda play: (play.client.sends(sent), play.daemon.sends(replied)), replied, sent)
+
+
+def asked(sent: bytes) -> Step:
+    """Have the client send what is held, and release it as it came."""
+    return Step(lambda play: (play.client.sends(sent), play.call.release(None)), to_daemon=sent, asks=1)
+
+
+def settled(replied: bytes, **came: Any) -> Step:
+    """Have the daemon answer the newest call, which is kept, and let the answer go."""
+
+    def do(play: Play) -> None:
+        play.daemon.sends(replied)
+        assert play.client.got() == b"", "the Post hooks are asked first"
+        play.call.answer()
+
+    return Step(do, replied, **came)
 
 
 def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play:

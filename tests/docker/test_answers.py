@@ -1,10 +1,7 @@
 """The daemon's bytes: framing, interim answers, tunnels, answers that nobody asked for (relay-rules B2, B3, B6, B9)."""
 
-from collections.abc import Callable
-
 import pytest
 
-from runtimeproxy.docker import answers
 from runtimeproxy.errors import WireError
 from tests.docker.peer import (
     ATTACH,
@@ -26,14 +23,15 @@ from tests.docker.peer import (
     Step,
     answer,
     answered,
+    asked,
     chunks,
     client,
     converse,
     daemon,
-    ends,
     head,
     leaves,
     ours,
+    passed,
     release,
     request,
 )
@@ -65,7 +63,7 @@ FRAMED = {
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("sent", "replied"), FRAMED.values(), ids=FRAMED)
-def test_the_next_answer_begins_behind_this_one(sent: bytes, replied: bytes, shared: bool) -> None:
+def test_next_answer_begins_behind_this_one(sent: bytes, replied: bytes, shared: bool) -> None:
     """Wherever they are cut; a body is neither waited for nor let through where there is none."""
     for place in range(1, len(replied) + 1):
         play = Play(holds=(), shared=shared)
@@ -81,8 +79,8 @@ def test_the_next_answer_begins_behind_this_one(sent: bytes, replied: bytes, sha
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_stream_passes_piece_by_piece(shared: bool) -> None:
-    play = converse([Step(client(INFO), to_daemon=INFO)], holds=(), shared=shared)
+def test_stream_passes_piece_by_piece(shared: bool) -> None:
+    play = converse([client(INFO, to_daemon=INFO)], holds=(), shared=shared)
     body = STREAM.index(b"\r\n\r\n") + 4
     play.daemon.sends(STREAM[:body])
     assert play.client.got() == STREAM[:body]
@@ -101,12 +99,12 @@ UNFRAMED = {
 
 
 @pytest.mark.parametrize(("sent", "replied"), UNFRAMED.values(), ids=UNFRAMED)
-def test_b2_a_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> None:
+def test_b2_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> None:
     for place in range(1, len(replied) + 1):
         steps = [
-            Step(client(sent), to_daemon=sent),
-            Step(daemon(replied[:place], replied[place:], b"\0more\n"), to_client=replied + b"\0more\n"),
-            Step(client(START, b"\0"), to_daemon=START + b"\0"),
+            client(sent, to_daemon=sent),
+            daemon(replied[:place], replied[place:], b"\0more\n", to_client=replied + b"\0more\n"),
+            client(START, b"\0", to_daemon=START + b"\0"),
         ]
         assert converse(steps, holds=()).reader.tunnel
 
@@ -115,54 +113,43 @@ def test_b2_a_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> 
 
 PASSING: dict[str, list[Step]] = {
     "the end of a body passes before our own answer behind it": [
-        Step(client(INFO + b"GET / HTTP/1.1\r\n\r\n"), to_daemon=INFO),
-        Step(daemon(OK[:-2], OK[-2:]), to_client=OK + ours(400, closes=True) + EOF),
+        client(INFO + b"GET / HTTP/1.1\r\n\r\n", to_daemon=INFO),
+        daemon(OK[:-2], OK[-2:], to_client=OK + ours(400, closes=True) + EOF),
     ],
     "an answer before the end of the request passes, and both go on": [
-        Step(client(BUILD[:-20]), to_daemon=BUILD[:-20]),
-        Step(daemon(STREAM[:-9]), to_client=STREAM[:-9]),
-        Step(client(BUILD[-20:-10]), to_daemon=BUILD[-20:-10]),
-        Step(daemon(STREAM[-9:]), to_client=STREAM[-9:]),
-        Step(client(BUILD[-10:] + PING), to_daemon=BUILD[-10:] + PING),
-        Step(daemon(OK), to_client=OK),
+        passed(BUILD[:-20], STREAM[:-9]),
+        passed(BUILD[-20:-10], STREAM[-9:]),
+        passed(BUILD[-10:] + PING, OK),
     ],
     "a request that breaks while it is answered gets no second answer": [
-        Step(client(BUILD[:-20]), to_daemon=BUILD[:-20]),
-        Step(daemon(STREAM[:-9]), to_client=STREAM[:-9]),
-        Step(client(b"x" * 30), to_client=EOF),
+        passed(BUILD[:-20], STREAM[:-9]),
+        client(b"x" * 30, to_client=EOF),
     ],
     "the rest of an answer goes nowhere when its client has gone": [
-        Step(client(BUILD[:-20]), to_daemon=BUILD[:-20]),
-        Step(daemon(STREAM[:-9]), to_client=STREAM[:-9]),
-        Step(leaves),
-        Step(daemon(STREAM[-9:], OK)),
+        passed(BUILD[:-20], STREAM[:-9]),
+        leaves(),
+        daemon(STREAM[-9:], OK),
     ],
     "nothing of the daemon's is read behind our last answer": [
-        Step(client(PING + b"nonsense\r\n\r\n"), to_daemon=PING),
-        Step(
-            daemon(OK + NOT_FOUND, NOT_FOUND, b"nonsense\r\n\r\n"),
-            to_client=OK + ours(400, closes=True) + EOF,
-        ),
+        client(PING + b"nonsense\r\n\r\n", to_daemon=PING),
+        daemon(OK + NOT_FOUND, NOT_FOUND, b"nonsense\r\n\r\n", to_client=OK + ours(400, closes=True) + EOF),
     ],
     "known answers stand for the requests in their order": [
-        Step(client(PING, PING), to_daemon=PING + PING),
-        Step(daemon(OK, NOT_FOUND), to_client=OK + NOT_FOUND),
-        Step(client(PING, PING), to_daemon=PING + PING),
-        Step(daemon(NOT_FOUND, OK), to_client=NOT_FOUND + OK),
+        client(PING, PING, to_daemon=PING + PING),
+        daemon(OK, NOT_FOUND, to_client=OK + NOT_FOUND),
+        client(PING, PING, to_daemon=PING + PING),
+        daemon(NOT_FOUND, OK, to_client=NOT_FOUND + OK),
     ],
     "a known answer is none inside another": [
-        Step(client(PING), to_daemon=PING),
-        Step(daemon(OK), to_client=OK),
-        Step(client(PING, PING), to_daemon=PING + PING),
-        Step(daemon(answer(200, body=OK + OK)[: -2 * len(OK)]), to_client=answer(200, body=OK + OK)[: -2 * len(OK)]),
-        Step(daemon(OK, OK, OK[:9], OK[9:]), to_client=OK + OK + OK),
+        passed(PING, OK),
+        client(PING, PING, to_daemon=PING + PING),
+        daemon(answer(200, body=OK + OK)[: -2 * len(OK)], to_client=answer(200, body=OK + OK)[: -2 * len(OK)]),
+        daemon(OK, OK, OK[:9], OK[9:], to_client=OK + OK + OK),
     ],
     "a known answer is none where the method says otherwise": [
-        Step(client(HEAD), to_daemon=HEAD),
-        Step(daemon(answer(200, "Content-Length: 7", body=None)), answer(200, "Content-Length: 7", body=None)),
-        Step(client(PING), to_daemon=PING),
-        Step(daemon(answer(200, "Content-Length: 7", body=None)), answer(200, "Content-Length: 7", body=None)),
-        Step(daemon(b"1234567"), to_client=b"1234567"),
+        passed(HEAD, answer(200, "Content-Length: 7", body=None)),
+        passed(PING, answer(200, "Content-Length: 7", body=None)),
+        daemon(b"1234567", to_client=b"1234567"),
     ],
 }
 
@@ -175,32 +162,20 @@ def test_passing(steps: list[Step], shared: bool) -> None:
 
 HELD: dict[str, list[Step]] = {
     "B2: an unframed answer to a held call passes as it comes": [
-        Step(client(START), asks=1),
-        Step(release, to_daemon=START),
-        Step(daemon(UNFRAMED_404[:-5], UNFRAMED_404[-5:]), to_client=UNFRAMED_404),
-        Step(answered),
-    ],
-    "B2: what is held and cut behind one goes into the tunnel in order": [
-        Step(client(INFO + PING + CREATE[:-3]), to_daemon=INFO + PING),
-        Step(daemon(HIJACKED), to_client=HIJACKED, to_daemon=CREATE[:-3]),
-        Step(client(CREATE[-3:]), to_daemon=CREATE[-3:]),
-    ],
-    "B2: what is held behind one goes into the tunnel with what follows": [
-        Step(client(INFO + CREATE + PING), to_daemon=INFO),
-        Step(ends("client")),
-        Step(daemon(HIJACKED), to_client=HIJACKED, to_daemon=CREATE + PING + EOF),
+        asked(START),
+        daemon(UNFRAMED_404[:-5], UNFRAMED_404[-5:], to_client=UNFRAMED_404),
+        answered(),
     ],
     "B6: the daemon's 100 is swallowed where we said it": [
-        Step(client(EXPECTING[:-3]), to_client=CONTINUE),
-        Step(client(EXPECTING[-3:]), asks=1),
-        Step(release, to_daemon=EXPECTING),
-        Step(daemon(CONTINUE, CREATED)),
-        Step(answered, to_client=CREATED),
+        client(EXPECTING[:-3], to_client=CONTINUE),
+        client(EXPECTING[-3:], asks=1),
+        release(to_daemon=EXPECTING),
+        daemon(CONTINUE, CREATED),
+        answered(to_client=CREATED),
     ],
     "B6: the daemon's 100 passes where we did not": [
-        Step(client(EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1)), asks=1),
-        Step(release, to_daemon=EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1)),
-        Step(daemon(CONTINUE), to_client=CONTINUE),
+        asked(EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1)),
+        daemon(CONTINUE, to_client=CONTINUE),
     ],
 }
 
@@ -213,13 +188,12 @@ def test_held(steps: list[Step], shared: bool) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("replied", [CREATED, STREAM, NO_CONTENT], ids=["a body", "chunks", "204"])
-def test_the_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes, shared: bool) -> None:
+def test_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes, shared: bool) -> None:
     for place in range(1, len(replied) + 1):
         steps = [
-            Step(client(CREATE), asks=1),
-            Step(release, to_daemon=CREATE),
-            Step(daemon(EARLY + replied[:place], replied[place:]), to_client=EARLY),
-            Step(answered, to_client=replied),
+            asked(CREATE),
+            daemon(EARLY + replied[:place], replied[place:], to_client=EARLY),
+            answered(to_client=replied),
         ]
         converse(steps, shared=shared)
 
@@ -231,56 +205,47 @@ TWO_LENGTHS = head("HTTP/1.1 200 OK", "Content-Length: 1", "Content-Length: 2")
 SETTINGS = bytes.fromhex("000006040000000000000300000064")
 MODE = r"; it speaks HTTP/2: is --backend-runtime-mode right\?$"
 NO_MODE = r"^(?!.*backend-runtime-mode)"
-BROKEN: dict[str, tuple[list[Step], Callable[[Play], object], str]] = {
+BROKEN: dict[str, tuple[list[Step], Step, str]] = {
     # what was before, what breaks the protocol, and how the error reads
     "nobody asked, at first": ([], daemon(OK), "without a request"),
     "nobody asked, behind an answer": (
-        [Step(client(PING, PING), to_daemon=PING + PING), Step(daemon(OK, OK), to_client=OK + OK)],
+        [client(PING, PING, to_daemon=PING + PING), daemon(OK, OK, to_client=OK + OK)],
         daemon(OK),
         "without a request",
     ),
-    "a call that is not released": ([Step(client(START), asks=1)], daemon(NO_CONTENT), "without a request"),
-    "two lengths": ([Step(client(PING), to_daemon=PING)], daemon(TWO_LENGTHS), NO_MODE),
-    "cut after 1 byte": ([Step(client(PING), to_daemon=PING)], daemon(TWO_LENGTHS[:1], TWO_LENGTHS[1:]), NO_MODE),
-    "cut in a field": ([Step(client(PING), to_daemon=PING)], daemon(TWO_LENGTHS[:40], TWO_LENGTHS[40:]), NO_MODE),
+    "a call that is not released": ([client(START, asks=1)], daemon(NO_CONTENT), "without a request"),
+    "two lengths": ([client(PING, to_daemon=PING)], daemon(TWO_LENGTHS), NO_MODE),
+    "cut after 1 byte": ([client(PING, to_daemon=PING)], daemon(TWO_LENGTHS[:1], TWO_LENGTHS[1:]), NO_MODE),
+    "cut in a field": ([client(PING, to_daemon=PING)], daemon(TWO_LENGTHS[:40], TWO_LENGTHS[40:]), NO_MODE),
     "a broken chunk behind what passed": (
-        [Step(client(PING), to_daemon=PING), Step(daemon(BEGUN), to_client=BEGUN)],
+        [client(PING, to_daemon=PING), daemon(BEGUN, to_client=BEGUN)],
         daemon(b"zz\r\n"),
         NO_MODE,
     ),
-    "HTTP/2 behind a request": ([Step(client(PING), to_daemon=PING)], daemon(SETTINGS), MODE),
+    "HTTP/2 behind a request": ([client(PING, to_daemon=PING)], daemon(SETTINGS), MODE),
     "HTTP/2 at once": ([], daemon(SETTINGS), MODE),
     **{
-        f"another protocol, {sent!r}": ([Step(client(PING), to_daemon=PING)], daemon(sent), NO_MODE)
+        f"another protocol, {sent!r}": ([client(PING, to_daemon=PING)], daemon(sent), NO_MODE)
         for sent in (b"\0" * 9, b"\0\0\6\4\0\0\0\0\1", b"\x16\x03\x01\2\0\0\0\0\0", b"HTTP/1.1 200\0")
     },
 }
 
 
-@pytest.mark.parametrize(("before", "act", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_is_no_answer_breaks_the_protocol(before: list[Step], act: Callable[[Play], object], message: str) -> None:
+@pytest.mark.parametrize(("before", "broken", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_is_no_answer_breaks_the_protocol(before: list[Step], broken: Step, message: str) -> None:
     play = converse(before)
     with pytest.raises(WireError, match=message):
-        act(play)
+        broken.act(play)
     assert play.came() == (b"", b"", 0)
 
 
 # ---- the memory of answers
 
 
-def test_the_memory_of_answers_is_bounded() -> None:
-    play = Play(holds=())
-    play.client.sends(PING)
-    for number in range(answers._WHOLE_ANSWERS + 10):
-        play.daemon.sends(answer(200, f"Date: {number}", body=b"OK"))
-        play.client.sends(PING)
-        assert 0 < len(answers._WHOLE) <= answers._WHOLE_ANSWERS
-
-
 NOT_REMEMBERED = {
     "in chunks": (PING, answer(200, CHUNKED, body=None) + chunks(b"x")),
     "the last one": (PING, answer(200, CLOSE, body=b"x")),
-    "long": (PING, answer(200, body=b"x" * answers._WHOLE_BYTES)),
+    "long": (PING, answer(200, body=b"x" * 1024)),
     "an interim one": (PING, head("HTTP/1.1 103 Early Hints")),
     "two in one piece": (PING + PING, OK + OK),
     # Its method would be a part of what is kept.
@@ -290,5 +255,5 @@ NOT_REMEMBERED = {
 
 @pytest.mark.parametrize(("sent", "replied"), NOT_REMEMBERED.values(), ids=NOT_REMEMBERED)
 def test_some_answers_are_not_remembered(sent: bytes, replied: bytes) -> None:
-    converse([Step(client(sent), to_daemon=sent), Step(daemon(replied), to_client=replied)], holds=())
-    assert not [known for known, _ in answers._WHOLE if known == replied]
+    play = converse([client(sent, to_daemon=sent), daemon(replied, to_client=replied)], holds=())
+    assert play.known.answers == {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -33,7 +34,6 @@ async def closed(near: socket.socket) -> None:
 
 
 async def read(client: socket.socket) -> bytes:
-    """Return what comes before the end."""
     data = b""
     async with asyncio.timeout(20):
         while piece := await asyncio.get_running_loop().sock_recv(client, 65536):
@@ -46,7 +46,7 @@ async def read(client: socket.socket) -> bytes:
     [PING, CREATE, CREATE[:-3], PING + PING, request("POST", "/images/load", EXPECT, body=b"x" * 100_000)],
     ids=["a request", "with a body", "with half a body", "two", "one that waits for 100"],
 )
-async def test_a_request_is_answered_502_and_the_end_follows(client: socket.socket, sent: bytes) -> None:
+async def test_request_is_answered_502_and_the_end_follows(client: socket.socket, sent: bytes) -> None:
     await asyncio.get_running_loop().sock_sendall(client, sent)
     status, closes, body = error(await read(client))
     assert (status, closes) == (502, True)
@@ -54,7 +54,7 @@ async def test_a_request_is_answered_502_and_the_end_follows(client: socket.sock
     assert b"--remote-runtime-service-endpoint" in body
 
 
-async def test_a_head_may_come_byte_by_byte_and_nothing_is_said_before(client: socket.socket) -> None:
+async def test_head_may_come_byte_by_byte_and_nothing_is_said_before(client: socket.socket) -> None:
     for octet in PING[:-1]:
         client.send(bytes((octet,)))
         await asyncio.sleep(0)
@@ -65,7 +65,7 @@ async def test_a_head_may_come_byte_by_byte_and_nothing_is_said_before(client: s
     assert error(await read(client))[0] == 502
 
 
-async def test_the_answer_to_head_has_no_body(client: socket.socket) -> None:
+async def test_answer_to_head_has_no_body(client: socket.socket) -> None:
     client.send(request("HEAD", "/_ping"))
     answer = await read(client)
     assert answer.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
@@ -82,35 +82,37 @@ async def test_what_cannot_be_read_is_told_so(client: socket.socket, sent: bytes
     assert error(await read(client))[:2] == (status, True)
 
 
-async def test_a_client_that_half_closed_gets_its_answer(client: socket.socket) -> None:
+async def test_client_that_half_closed_gets_its_answer(client: socket.socket) -> None:
     client.send(PING)
     client.shutdown(socket.SHUT_WR)
     assert error(await read(client))[0] == 502
 
 
-async def test_a_client_may_send_on_behind_the_answer(client: socket.socket) -> None:
+async def test_client_may_send_on_behind_the_answer_and_nothing_is_kept(client: socket.socket) -> None:
     client.send(PING)
     assert error(await read(client))[0] == 502
-    await asyncio.get_running_loop().sock_sendall(client, b"x" * 1_000_000)
+    data = b"x" * 5_000_000
+    tracemalloc.start()
+    try:
+        await asyncio.get_running_loop().sock_sendall(client, data)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
-async def test_a_client_that_asks_nothing_and_goes_is_forgotten(client: socket.socket) -> None:
+async def test_client_that_asks_nothing_and_goes_is_forgotten(client: socket.socket) -> None:
     client.send(PING[:-1])
     client.shutdown(socket.SHUT_WR)
     assert await read(client) == b""
 
 
-@pytest.mark.parametrize(("sent", "answered"), [(PING, True), (PING[:-1], False), (b"", False)])
-async def test_a_client_that_stays_is_closed_after_a_time(
-    monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: bool
-) -> None:
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(away, "WAIT_SECONDS", 0.03)
-    near, far = socket.socketpair()
-    far.setblocking(False)
-    connections: set[Leaving] = set()
-    Away(asyncio.get_running_loop(), near, connections)
-    far.send(sent)
-    assert bool(await read(far)) is answered
-    await closed(near)
-    assert not connections
-    far.close()
+
+
+@pytest.mark.usefixtures("_short", "client")
+@pytest.mark.parametrize(("sent", "answered"), [(PING, True), (PING[:-1], False), (b"", False)])
+async def test_client_that_stays_is_closed_after_a_time(client: socket.socket, sent: bytes, answered: bool) -> None:
+    client.send(sent)
+    assert bool(await read(client)) is answered

@@ -1,11 +1,11 @@
-"""The backend asks a scripted daemon on a unix socket: what it sends, what it takes, and on which connections."""
+"""The backend asks a scripted daemon: what it sends, on which connections, what it takes, and how each fails."""
 
 import asyncio
 import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,155 +13,148 @@ from typing import Any
 import pytest
 import uvloop
 
-from runtimeproxy.docker import backend as backend_module
-from runtimeproxy.docker.backend import ROWS_AT_ONCE, Backend
+from runtimeproxy.docker import backend as module
+from runtimeproxy.docker.backend import ROWS_AT_ONCE, UNREADABLE, Backend, Event
 from runtimeproxy.errors import BackendError
-from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, Daemon, Reply, until
-from tests.docker.questions import (
-    ASKS,
-    BODY,
-    ID,
-    INSPECT,
-    LIST,
-    SHORT_SECONDS,
-    UPDATE,
-    UPDATE_ROUTE,
-    every_question,
-    failure,
-    follow,
+from runtimeproxy.relay.dial import SCARCE_RETRY_SECONDS
+from runtimeproxy.wire import grpc
+from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, STREAM_HEAD, Daemon, Reply, chunk, event, until
+from tests.fakes.descriptors import no_descriptors
+
+ID = "ab" * 32
+CANARY = b"canary-4711"
+INSPECT, UPDATE, LIST = f"/containers/{ID}/json", f"/containers/{ID}/update", "/containers/json"
+INSPECT_ROUTE, IMAGE_ROUTE, UPDATE_ROUTE = (
+    "GET /containers/{}/json",
+    "GET /images/{}/json",
+    "POST /containers/{}/update",
 )
-
+BODY = b'{"CpuShares": 7}'
 ROW = b'{"Id": "x", "Labels": {"io.kubernetes.docker.type": "container"}}'
+ENDLESS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+SHORT_SECONDS = 0.05
 
 
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
-    async with Daemon(str(tmp_path / "docker.sock")) as daemon:
-        yield daemon
+async def follow(backend: Backend) -> None:
+    async with backend.events(["destroy"], 1) as events:
+        await anext(events)
 
 
-@pytest.fixture
-async def backend(daemon: Daemon) -> AsyncIterator[Backend]:
-    backend = Backend(daemon.path)
-    yield backend
-    await backend.close()
+Ask = Callable[[Backend, float], Coroutine[Any, Any, object]]
+ASKS: dict[str, tuple[str, Ask]] = {
+    INSPECT_ROUTE: (INSPECT, lambda backend, _: backend.inspect(ID)),
+    IMAGE_ROUTE: ("/images/sha256%3Aff/json", lambda backend, _: backend.image("sha256:ff")),
+    "GET /info": ("/info", lambda backend, _: backend.info()),
+    "GET /containers/json": (LIST, lambda backend, _: backend.pods_containers()),
+    UPDATE_ROUTE: (UPDATE, lambda backend, seconds: backend.update(ID, BODY, seconds)),
+    "GET /events": (EVENTS, lambda backend, _: follow(backend)),
+}
+"""Every question: its name in errors, its path, and how it is asked (``seconds`` are for the update)."""
+
+every_question = pytest.mark.parametrize("route", ASKS)
+every_short_question = pytest.mark.parametrize("route", [route for route in ASKS if route != "GET /events"])
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+async def failure(backend: Backend, route: str, seconds: float = PATIENCE_SECONDS) -> tuple[str, int]:
+    """Ask, and return how it fails: the text behind the route's name, which quotes nothing, and the code."""
+    with pytest.raises(BackendError) as caught:
+        await ASKS[route][1](backend, seconds)
+    name, _, text = str(caught.value).partition(": ")
+    assert name == route
+    assert CANARY.decode() not in text
+    assert ID not in text
+    return text, caught.value.code
+
+
+# ---- what is asked
 
 
 def test_aiohttp_is_not_loaded_before_the_first_request() -> None:
-    program = (
-        "import asyncio, sys\n"
-        "from runtimeproxy.docker.backend import Backend\n"
-        "import runtimeproxy.docker.sync\n"
-        "from runtimeproxy.errors import BackendError\n"
-        "backend = Backend('/nobody')\n"
-        "assert 'aiohttp' not in sys.modules and 'yarl' not in sys.modules\n"
-        "async def ask():\n"
-        "    try:\n"
-        "        await backend.info()\n"
-        "    except BackendError:\n"
-        "        await backend.close()\n"
-        "asyncio.run(ask())\n"
-        "assert 'aiohttp' in sys.modules\n"
-    )
+    program = """
+import asyncio, sys
+from runtimeproxy.docker.backend import Backend
+import runtimeproxy.docker.sync
+from runtimeproxy.errors import BackendError
+backend = Backend('/nobody')
+assert 'aiohttp' not in sys.modules and 'yarl' not in sys.modules
+async def ask():
+    try:
+        await backend.info()
+    except BackendError:
+        await backend.close()
+asyncio.run(ask())
+assert 'aiohttp' in sys.modules
+"""
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("route", ["GET /containers/{}/json", "GET /images/{}/json", "GET /info"])
-async def test_a_body_is_given_as_it_came(daemon: Daemon, backend: Backend, route: str) -> None:
+@pytest.mark.parametrize("route", [INSPECT_ROUTE, IMAGE_ROUTE, "GET /info"])
+@pytest.mark.parametrize("encoding", ["", "Content-Encoding: gzip\r\n"])
+async def test_body_is_given_as_it_came(daemon: Daemon, backend: Backend, route: str, encoding: str) -> None:
     path, ask = ASKS[route]
-    daemon.reply(path, Reply(body=b'{"Big": 12345678901234567890, "x": "\xff"}'))
-    assert await ask(backend, PATIENCE_SECONDS) == b'{"Big": 12345678901234567890, "x": "\xff"}'
+    body = b'{"Big": 12345678901234567890, "x": "\xff"}'
+    daemon.reply(path, Reply(raw=f"HTTP/1.1 200 OK\r\n{encoding}Content-Length: {len(body)}\r\n\r\n".encode() + body))
+    assert await ask(backend, PATIENCE_SECONDS) == body
     (request,) = daemon.requests
     assert (request.method, request.target, request.body) == ("GET", path, b"")
-    assert request.headers["host"] == "docker"
-    assert request.headers["accept"] == "application/json"
+    assert (request.headers["host"], request.headers["accept"]) == ("docker", "application/json")
 
 
-@pytest.mark.parametrize(
-    ("reference", "target"),
-    [
-        (ID, ID),
-        ("web-1_a.b", "web-1_a.b"),
-        ("/web", "web"),
-        ("//web", "%2Fweb"),
-        ("a/b", "a%2Fb"),
-        ("../images/x", "..%2Fimages%2Fx"),
-        ("..", ".."),
-        ("%2F%41", "%252F%2541"),
-        ("a b?c=d#e&f", "a%20b%3Fc%3Dd%23e%26f"),
-        ("a\r\nX: y", "a%0D%0AX%3A%20y"),
-        ("\u00fc", "%C3%BC"),
-        ("\udcff", "%FF"),
-    ],
-)
-async def test_a_reference_stays_one_segment_of_the_path(
-    daemon: Daemon, backend: Backend, reference: str, target: str
-) -> None:
+REFERENCES = [(ID, ID), ("web-1_a.b", "web-1_a.b"), ("/web", "web"), ("//web", "%2Fweb"), ("a/b", "a%2Fb")]
+REFERENCES += [("..", ".."), ("../images/x", "..%2Fimages%2Fx"), ("%2F%41", "%252F%2541"), ("\u00fc", "%C3%BC")]
+REFERENCES += [("\udcff", "%FF"), ("a b?c=d#e&f", "a%20b%3Fc%3Dd%23e%26f"), ("a\r\nX: y", "a%0D%0AX%3A%20y")]
+
+
+@pytest.mark.parametrize(("reference", "target"), REFERENCES)
+async def test_reference_stays_one_path_segment(daemon: Daemon, backend: Backend, reference: str, target: str) -> None:
     assert await backend.inspect(reference) is None
     assert [request.target for request in daemon.requests] == [f"/containers/{target}/json"]
 
 
-async def test_an_empty_reference_names_nothing_and_is_not_asked(daemon: Daemon, backend: Backend) -> None:
-    assert await backend.inspect("") is None
-    assert await backend.inspect("/") is None
-    assert await backend.image("") is None
+async def test_empty_reference_is_not_asked(daemon: Daemon, backend: Backend) -> None:
+    assert [await backend.inspect(""), await backend.inspect("/"), await backend.image("")] == [None] * 3
     assert daemon.requests == []
 
 
 @pytest.mark.parametrize("status", [404, 301])
-async def test_what_the_daemon_does_not_have_is_none(daemon: Daemon, backend: Backend, status: int) -> None:
+async def test_absence_is_none_and_no_redirect_is_followed(daemon: Daemon, backend: Backend, status: int) -> None:
     moved = f"HTTP/1.1 {status} Words\r\nLocation: /info\r\nContent-Length: 0\r\n\r\n".encode()
-    daemon.reply(INSPECT, Reply(raw=moved))
-    daemon.reply("/images/x/json", Reply(raw=moved))
-    assert await backend.inspect(ID) is None
-    assert await backend.image("x") is None
-    assert len(daemon.requests) == 2  # no redirect is followed
+    for path in (INSPECT, "/images/x/json"):
+        daemon.reply(path, Reply(raw=moved))
+    assert [await backend.inspect(ID), await backend.image("x")] == [None, None]
+    assert len(daemon.requests) == 2
 
 
-async def test_the_list_is_of_pods_containers_in_every_state(daemon: Daemon, backend: Backend) -> None:
+async def test_list_asks_for_pods_containers_in_every_state(daemon: Daemon, backend: Backend) -> None:
     daemon.listed = {ID: "podsandbox", "cd" * 32: "container"}
     assert await backend.pods_containers() == [(ID, "podsandbox"), ("cd" * 32, "container")]
     (request,) = daemon.requests
-    assert request.path == LIST
-    assert request.query["all"] == "1"
+    assert (request.path, request.query["all"]) == (LIST, "1")
     assert json.loads(request.query["filters"]) == {"label": {"io.kubernetes.docker.type": True}}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(
-            b"",
-            b"{",
-            b"{}x",
-            b"null",
-            b'[{"id": "x"}]',
-            b'[{"Id": "x", "Labels": null}]',
-            b"[1]",
-            b'"x"',
-            b"[" * 100_000,
-        ),
-        *(b"[", b"[]x", b"[,]", ROW[:-1], b"[" + ROW + b",", b"[" + ROW + b" x]", b"[" + ROW + b"]]", b"\xff[]"),
-    ],
-)
-async def test_a_list_that_is_none_is_an_error(daemon: Daemon, backend: Backend, body: bytes) -> None:
+NO_LISTS = [b"", b"{", b"{}x", b"null", b'[{"id": "x"}]', b'[{"Id": "x", "Labels": null}]', b"[1]", b'"x"']
+NO_LISTS += [b"[" * 100_000, b"[", b"[]x", b"[,]", ROW[:-1], b"[" + ROW + b",", b"[" + ROW + b" x]", b"[" + ROW + b"]]"]
+NO_LISTS += [b"\xff[]"]
+
+
+@pytest.mark.parametrize("body", NO_LISTS)
+async def test_list_of_another_form_is_an_error(daemon: Daemon, backend: Backend, body: bytes) -> None:
     daemon.reply(LIST, Reply(body=body))
-    assert "no list" in str(await failure(backend, "GET /containers/json"))
+    assert await failure(backend, "GET /containers/json") == ("the reply is no list of containers", grpc.INTERNAL)
 
 
 @pytest.mark.parametrize("body", [b"[]", b" [ ]\n", b"[%b]" % ROW, b" [ %b , %b\n]\n" % (ROW, ROW)])
-async def test_a_list_may_be_written_in_any_way(daemon: Daemon, backend: Backend, body: bytes) -> None:
+async def test_list_may_be_written_in_any_way(daemon: Daemon, backend: Backend, body: bytes) -> None:
     daemon.reply(LIST, Reply(body=body))
     assert await backend.pods_containers() == [("x", "container")] * body.count(b"Id")
 
 
-async def test_calls_are_served_while_a_long_list_is_read(daemon: Daemon, backend: Backend) -> None:
+async def test_calls_are_served_while_a_long_list_is_read(
+    daemon: Daemon, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemon.reply(LIST, Reply(body=b"[" + b",".join([ROW] * 5 * ROWS_AT_ONCE) + b"]"))
-    turns, begun = 0, asyncio.Event()
-    decode = backend_module._DECODER.raw_decode
+    turns, begun, decode = 0, asyncio.Event(), module._DECODER.raw_decode
 
     async def count() -> None:
         nonlocal turns
@@ -174,30 +167,26 @@ async def test_calls_are_served_while_a_long_list_is_read(daemon: Daemon, backen
         begun.set()
         return decode(text, at)
 
-    backend_module._DECODER.raw_decode = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(module._DECODER, "raw_decode", noted)
     counting = asyncio.ensure_future(count())
-    try:
-        assert len(await backend.pods_containers()) == 5 * ROWS_AT_ONCE
-    finally:
-        backend_module._DECODER.raw_decode = decode  # type: ignore[method-assign]
-        counting.cancel()
+    assert len(await backend.pods_containers()) == 5 * ROWS_AT_ONCE
+    counting.cancel()
     assert turns >= 4
 
 
-async def test_an_update_is_sent_as_it_is(daemon: Daemon, backend: Backend) -> None:
+async def test_update_is_sent_as_it_is(daemon: Daemon, backend: Backend) -> None:
     daemon.reply(UPDATE, Reply(body=b'{"Warnings": null}'))
     await backend.update(ID, BODY, 5.0)
     (request,) = daemon.requests
     assert (request.method, request.target, request.body) == ("POST", UPDATE, BODY)
-    assert request.headers["content-type"] == "application/json"
-    assert request.headers["content-length"] == str(len(BODY))
+    assert (request.headers["content-type"], request.headers["content-length"]) == ("application/json", str(len(BODY)))
     assert "transfer-encoding" not in request.headers
 
 
-# -- connections -------------------------------------------------------------------------------------------------------
+# ---- connections
 
 
-async def test_an_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -> None:
+async def test_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -> None:
     for raw in (b"", b"HTTP/1.1 2"):
         daemon.reply(UPDATE, Reply(raw=raw))
         daemon.requests.clear()
@@ -205,17 +194,16 @@ async def test_an_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -
         assert len(daemon.requests) == 1
 
 
-async def test_a_daemon_that_closes_after_each_reply_is_asked_again(daemon: Daemon, backend: Backend) -> None:
-    body = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-    for path in ("/info", UPDATE):
-        daemon.reply(path, Reply(raw=body))  # without "Connection: close": the close comes as a surprise
+async def test_daemon_that_closes_after_each_reply_is_asked_again(daemon: Daemon, backend: Backend) -> None:
+    for path in ("/info", UPDATE):  # without "Connection: close": the close comes as a surprise
+        daemon.reply(path, Reply(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
     for _ in range(20):
         assert await backend.info() == b"{}"
         await backend.update(ID, BODY, 5.0)
     assert len(daemon.requests) == 40
 
 
-async def test_what_only_reads_shares_a_connection_and_an_update_has_its_own(daemon: Daemon, backend: Backend) -> None:
+async def test_reads_share_a_connection_and_each_update_has_its_own(daemon: Daemon, backend: Backend) -> None:
     daemon.reply(INSPECT, Reply())
     daemon.reply(UPDATE, Reply())
     for _ in range(3):
@@ -227,29 +215,27 @@ async def test_what_only_reads_shares_a_connection_and_an_update_has_its_own(dae
 
 
 async def test_many_questions_at_once_are_all_answered(daemon: Daemon, backend: Backend) -> None:
-    gate = daemon.reply(INSPECT, Reply(body=b"{}"))
-    gate.gate.clear()
+    gate = daemon.reply(INSPECT, Reply(body=b"{}")).gate
+    gate.clear()
     asked = [asyncio.create_task(backend.inspect(ID)) for _ in range(100)]
     await until(lambda: len(daemon.requests) == 100)
     daemon.reply("/info", Reply(body=b"[]"))
     assert await backend.info() == b"[]"  # nobody waits for the others
-    gate.gate.set()
+    gate.set()
     assert await asyncio.gather(*asked) == 100 * [b"{}"]
-    await daemon.left()
 
 
-async def test_a_daemon_that_comes_back_is_reached_again(tmp_path: Path) -> None:
-    path = str(tmp_path / "docker.sock")
-    backend = Backend(path)
+async def test_daemon_that_comes_back_is_reached_again(tmp_path: Path) -> None:
+    backend = Backend(str(tmp_path / "docker.sock"))
     for _ in range(2):
-        async with Daemon(path) as daemon:
+        async with Daemon(str(tmp_path / "docker.sock")) as daemon:
             daemon.reply("/info", Reply())
             assert await backend.info() == b"{}"
         await failure(backend, "GET /info")
     await backend.close()
 
 
-def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
+def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
     """On uvloop, as the proxy runs: asyncio itself takes a full backlog for a connection."""
     path = str(tmp_path / "docker.sock")
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
@@ -277,13 +263,12 @@ async def _asked_behind(listener: socket.socket, path: str) -> bytes:
     return reply
 
 
-async def test_close_fails_what_is_under_way_and_leaves_no_connection(daemon: Daemon, backend: Backend) -> None:
+async def test_close_fails_what_is_under_way_and_may_be_followed_by_more(daemon: Daemon, backend: Backend) -> None:
     daemon.reply(INSPECT, Reply()).gate.clear()
-    asked = asyncio.create_task(backend.inspect(ID))
-    followed = asyncio.create_task(follow(backend))
+    tasks = [asyncio.create_task(backend.inspect(ID)), asyncio.create_task(follow(backend))]
     await until(lambda: len(daemon.requests) == 2)
     await backend.close()
-    for task in (asked, followed):
+    for task in tasks:
         with pytest.raises(BackendError):
             await task
     await daemon.left()
@@ -294,11 +279,11 @@ async def test_close_fails_what_is_under_way_and_leaves_no_connection(daemon: Da
 
 
 @every_question
-async def test_a_cancel_at_any_moment_leaves_no_task_and_no_connection(
+async def test_cancel_at_any_moment_leaves_no_task_and_no_connection(
     daemon: Daemon, backend: Backend, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for one that is kept a moment for the next question."""
-    monkeypatch.setattr(backend_module, "KEPT_SECONDS", 0.001)
+    monkeypatch.setattr(module, "KEPT_SECONDS", 0.001)
     path, ask = ASKS[route]
     if path != EVENTS:
         daemon.reply(path, Reply(body=b"[]"))
@@ -312,3 +297,288 @@ async def test_a_cancel_at_any_moment_leaves_no_task_and_no_connection(
             await task
         await until(lambda: not daemon.connections and asyncio.all_tasks() == others)
     assert daemon.requests  # the later ones got so far
+
+
+# ---- how each question fails
+
+WORDS = [(b'{"message": "Invalid cpuset 0-99"}', "500: Invalid cpuset 0-99")]
+WORDS += [(b'{"message": "' + 5000 * b"x" + b'"}', f"500: {1024 * 'x'}")]
+WORDS += [(reply, "500") for reply in (b"plain text", b"[]", b'{"other": 1}', b"")]
+
+
+@pytest.mark.parametrize(("reply", "words"), WORDS)
+async def test_rejected_update_has_daemons_words(daemon: Daemon, backend: Backend, reply: bytes, words: str) -> None:
+    daemon.reply(UPDATE, Reply(500, reply))
+    assert await failure(backend, UPDATE_ROUTE) == (f"the daemon answered {words}", grpc.INTERNAL)
+
+
+async def test_update_of_what_is_not_there_is_an_error(backend: Backend) -> None:
+    assert await failure(backend, UPDATE_ROUTE) == ("the daemon answered 404: none", grpc.NOT_FOUND)
+
+
+@pytest.mark.parametrize("route", [route for route in ASKS if route != UPDATE_ROUTE])
+@pytest.mark.parametrize("status", [400, 500, 503])
+async def test_error_status_is_told_without_words(daemon: Daemon, backend: Backend, route: str, status: int) -> None:
+    daemon.reply(ASKS[route][0], Reply(status, b'{"message": "' + CANARY + b'"}'))
+    assert await failure(backend, route) == (f"the daemon answered {status}", grpc.INTERNAL)
+
+
+@every_question
+async def test_daemon_that_is_away_is_an_error_at_once(tmp_path: Path, route: str) -> None:
+    path = tmp_path / "docker.sock"
+    backend = Backend(str(path))
+    assert await failure(backend, route) == ("cannot connect: No such file or directory", grpc.UNAVAILABLE)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert await failure(backend, route) == ("cannot connect: Connection refused", grpc.UNAVAILABLE)
+    await backend.close()
+
+
+async def test_path_that_is_none_is_an_error() -> None:
+    backend = Backend("/" + 200 * "x")
+    assert "cannot connect" in (await failure(backend, "GET /info"))[0]
+    await backend.close()
+
+
+@every_question
+async def test_want_of_descriptors_is_waited_for(daemon: Daemon, route: str) -> None:
+    backend = Backend(daemon.path, seconds=PATIENCE_SECONDS)
+    daemon.reply(ASKS[route][0], Reply(404))
+    with no_descriptors():
+        asking = asyncio.create_task(ASKS[route][1](backend, PATIENCE_SECONDS))
+        await asyncio.sleep(3 * SCARCE_RETRY_SECONDS)
+        assert not asking.done()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert len(daemon.requests) == 1
+    await backend.close()
+
+
+@every_question
+async def test_want_of_descriptors_is_not_laid_to_the_daemon(daemon: Daemon, route: str) -> None:
+    backend = Backend(daemon.path, seconds=SHORT_SECONDS)
+    text = f"{route}: cannot connect: the proxy itself lacks what it needs: Too many open files"
+    with no_descriptors(), pytest.raises(BackendError) as caught:
+        await ASKS[route][1](backend, SHORT_SECONDS)
+    assert (str(caught.value), caught.value.code, caught.value.not_done) == (text, grpc.UNAVAILABLE, True)
+    await backend.close()
+
+
+@every_question
+async def test_daemon_that_says_nothing_costs_the_limit(daemon: Daemon, route: str) -> None:
+    backend = Backend(daemon.path, seconds=SHORT_SECONDS)
+    daemon.reply(ASKS[route][0], Reply()).gate.clear()
+    assert await failure(backend, route, SHORT_SECONDS) == ("no answer in 0.05 s", grpc.DEADLINE_EXCEEDED)
+    await daemon.left()
+    await backend.close()
+
+
+@every_short_question
+async def test_reply_that_does_not_end_costs_the_limit(daemon: Daemon, route: str) -> None:
+    daemon.reply(ASKS[route][0], Reply()).gate.clear()
+    for seconds in (SHORT_SECONDS, PATIENCE_SECONDS):  # a busy machine may not even send the request in a short time
+        backend = Backend(daemon.path, seconds=seconds)
+        task = asyncio.create_task(failure(backend, route, seconds))
+        await until(lambda: bool(daemon.requests) or task.done())  # noqa: B023
+        for connection in daemon.connections:
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY)
+        assert (await task)[1] == grpc.DEADLINE_EXCEEDED
+        await backend.close()
+        if daemon.requests:
+            break
+    assert daemon.requests
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+async def test_update_without_time_is_not_sent(daemon: Daemon, backend: Backend, seconds: float) -> None:
+    assert await failure(backend, UPDATE_ROUTE, seconds) == ("no answer in 0 s", grpc.DEADLINE_EXCEEDED)
+    assert daemon.accepted == 0
+
+
+@every_short_question
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_reply_above_the_limit_is_an_error(
+    daemon: Daemon, backend: Backend, monkeypatch: pytest.MonkeyPatch, route: str, chunked: bool
+) -> None:
+    monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
+    monkeypatch.setattr(module, "LIST_LIMIT", 1000)
+    body = (CANARY * 100)[:1001]
+    reply = Reply(raw=ENDLESS + chunk(body[:500]) + chunk(body[500:])) if chunked else Reply(body=body)
+    daemon.reply(ASKS[route][0], reply)
+    assert await failure(backend, route) == ("the reply is longer than 1000 bytes", grpc.RESOURCE_EXHAUSTED)
+
+
+async def test_reply_at_the_limit_is_none(daemon: Daemon, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
+    daemon.reply("/info", Reply(body=1000 * b"x"))
+    assert await backend.info() == 1000 * b"x"
+
+
+BROKEN = [b"", CANARY + b"\r\n\r\n", ENDLESS + b"5\r\n" + CANARY, ENDLESS + CANARY + b"\r\n"]
+BROKEN += [b"HTTP/1.1 200 " + CANARY + b"\r\nX: " + 100_000 * b"x" + b"\r\n\r\n"]
+BROKEN += [b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n%b" % (length, CANARY) for length in (b"50", CANARY)]
+
+
+@every_question
+@pytest.mark.parametrize("raw", BROKEN)
+async def test_broken_reply_is_an_error(daemon: Daemon, backend: Backend, route: str, raw: bytes) -> None:
+    daemon.reply(ASKS[route][0], Reply(raw=raw))
+    assert (await failure(backend, route))[1] == grpc.UNAVAILABLE
+
+
+# ---- the event stream: lines cut anywhere, lines that are none, its end
+
+LIMIT_SECONDS = 1.0
+"""Of a request: a busy machine may take some of it to answer."""
+DESTROYED = Event("destroy", ID, 1)
+
+
+@pytest.fixture
+async def events(daemon: Daemon, backend: Backend) -> AsyncIterator[AsyncIterator[Event]]:
+    async with backend.events(["destroy"], 1) as events:
+        await daemon.followed()
+        yield events
+
+
+async def test_events_come_as_they_are_said(daemon: Daemon, backend: Backend) -> None:
+    async with backend.events(["destroy", "rename"], 1_700_000_000_000_000_123) as events:
+        await daemon.followed()
+        daemon.say(event("destroy", ID, 5))
+        assert await anext(events) == Event("destroy", ID, 5)
+        daemon.say(event("rename", "c2", 6) + b"\n\r\n" + event("health_status: healthy", "c3", 7))
+        assert await anext(events) == Event("rename", "c2", 6)
+        assert await anext(events) == Event("health_status: healthy", "c3", 7)
+    (request,) = daemon.requests
+    wanted = {"type": {"container": True}, "event": {"destroy": True, "rename": True}}
+    assert (request.query["since"], json.loads(request.query["filters"])) == ("1700000000.000000123", wanted)
+
+
+async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_SECONDS", SHORT_SECONDS)
+    backend = Backend(daemon.path, seconds=LIMIT_SECONDS)
+    async with backend.events(["destroy"], 1) as events:
+        await daemon.followed()
+        quiet = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(1.2 * LIMIT_SECONDS)
+        assert not quiet.done()
+        daemon.say(event("destroy", ID))
+        assert await quiet == DESTROYED
+    await backend.close()
+
+
+async def test_events_are_read_however_they_are_cut(daemon: Daemon, events: AsyncIterator[Event]) -> None:
+    line = event("destroy", ID)
+    for cut in range(len(line) + 1):
+        for part in (line[:cut], line[cut:]):
+            if part:  # an empty chunk would end the stream
+                daemon.say(part)
+        assert await anext(events) == DESTROYED
+    for byte in line + line:
+        daemon.say(bytes((byte,)))
+    assert [await anext(events), await anext(events)] == 2 * [DESTROYED]
+
+
+async def test_streams_own_bytes_may_be_cut_anywhere(daemon: Daemon, backend: Backend) -> None:
+    async def two() -> list[Event]:
+        async with backend.events(["destroy"], 1) as events:
+            return [await anext(events), await anext(events)]
+
+    raw = STREAM_HEAD + chunk(event("destroy", ID)) + chunk(event("rename", ID, 2))
+    for cut in range(0, len(raw), 3):
+        daemon.reply(EVENTS, Reply()).gate.clear()
+        daemon.requests.clear()
+        asked = asyncio.create_task(two())
+        await until(lambda: bool(daemon.requests))
+        (connection,) = daemon.connections
+        connection.write(raw[:cut])
+        await asyncio.sleep(0)
+        connection.write(raw[cut:])
+        assert await asked == [DESTROYED, Event("rename", ID, 2)]
+        await daemon.left()
+
+
+LINES = [b"garbage", b'{"Type": "container"', b"null", b"[]", b"{}", b"\xff\xfecanary-4711", b"[" * 100_000]
+LINES += [b'{"Type": "container", "Action": "destroy", "Actor": {}, "timeNano": 1}']
+LINES += [b'{"Type": "container", "Action": 1, "Actor": {"ID": "x"}, "timeNano": 1}']
+LINES += [event("destroy", ID).replace(b'"timeNano"', b'"time"').strip()]
+LINES += [event("destroy", ID, at).strip() for at in (0, 2**63)]
+
+
+@pytest.mark.parametrize("line", LINES)
+async def test_unreadable_line_is_told_and_the_stream_goes_on(
+    daemon: Daemon, events: AsyncIterator[Event], line: bytes
+) -> None:
+    daemon.say(line + b"\n" + event("destroy", ID))
+    assert await anext(events) is UNREADABLE
+    assert await anext(events) == DESTROYED
+
+
+async def test_what_is_not_about_containers_is_left_out(daemon: Daemon, events: AsyncIterator[Event]) -> None:
+    daemon.say(event("destroy", "net", Type="network") + event("destroy", ID))
+    assert await anext(events) == DESTROYED
+
+
+async def test_line_above_the_limit_ends_the_stream(
+    daemon: Daemon, events: AsyncIterator[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
+    daemon.say(999 * b"x" + b"\n" + 999 * b"x")
+    assert await anext(events) is UNREADABLE
+    daemon.say(2 * b"x")
+    with pytest.raises(BackendError, match="GET /events: a line is longer than 1000 bytes"):
+        await anext(events)
+
+
+async def test_end_of_the_stream_is_an_error(daemon: Daemon, backend: Backend) -> None:
+    daemon.reply(EVENTS, Reply(raw=STREAM_HEAD + chunk(event("destroy", ID)) + b"0\r\n\r\n"))
+    async with backend.events(["destroy"], 1) as events:
+        assert await anext(events) == DESTROYED
+        with pytest.raises(BackendError, match=r"^GET /events: the stream ended$"):
+            await anext(events)
+
+
+async def test_daemon_that_dies_is_an_error(daemon: Daemon, events: AsyncIterator[Event]) -> None:
+    daemon.drop()
+    with pytest.raises(BackendError, match=r"^GET /events: "):
+        await anext(events)
+
+
+async def test_stream_that_is_no_longer_chunked_ends(
+    daemon: Daemon, events: AsyncIterator[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_SECONDS", SHORT_SECONDS)
+    daemon.say(event("destroy", ID))
+    assert await anext(events) == DESTROYED
+    (stream,) = daemon.streams
+    stream.write(b"garbage\r\n")
+    with pytest.raises(BackendError, match=r"^GET /events: the stream broke off$"):
+        await anext(events)
+
+
+async def test_follower_that_fails_leaves_no_connection(daemon: Daemon, backend: Backend) -> None:
+    async def fail() -> None:
+        async with backend.events(["destroy"], 1) as events:
+            await daemon.followed()
+            daemon.say(event("destroy", ID) + event("destroy", ID))
+            async for _ in events:
+                raise ZeroDivisionError
+
+    others = asyncio.all_tasks()
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    await until(lambda: not daemon.connections and asyncio.all_tasks() == others)
+
+
+async def test_follower_that_stops_reading_makes_the_daemon_wait(daemon: Daemon, events: AsyncIterator[Event]) -> None:
+    async def send() -> None:
+        (stream,) = daemon.streams
+        for _ in range(400):
+            stream.write(chunk(event("destroy", ID, filler=10_000 * "x")))
+            await stream.drain()
+
+    sent = asyncio.create_task(send())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(sent), 4 * SHORT_SECONDS)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for _ in range(400):
+            assert (await anext(events)).id == ID
+    await sent

@@ -1,10 +1,6 @@
-"""Where requests begin and end, as others see it: h11 on whole connections, the fake dockerd by what came in.
+"""Where requests begin and end, as h11 sees it on whole connections; slow and huge heads (fault matrix X2)."""
 
-That is fault matrix X2.
-"""
-
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +13,8 @@ from hypothesis import strategies as st
 from runtimeproxy.wire.http1 import Rule
 from tests.amounts import Amount, examples
 from tests.docker.client import Client, request
-from tests.docker.daemon import until
-from tests.docker.followed import Connection, answers, check_refused, follow, mutations
+from tests.docker.followed import Connection, follow, mutations
 from tests.docker.forms import FORMS, TARGETS, Form, stream
-from tests.docker.recorded import RECORDED
 from tests.fakes.dockerd import FakeDockerd
 from tests.system.proxy import ProxyInside, ProxyProcess
 from tests.wire.http1_forms import head
@@ -78,7 +72,6 @@ def _asked(request: h11.Request) -> Asked:
 
 
 def ours(connection: Connection) -> list[Asked]:
-    """Return what we read of a connection."""
     return [
         Asked(
             one.head.method,
@@ -111,15 +104,12 @@ def compare(data: bytes, sizes: Sequence[int] = ()) -> None:
 
 SIZES = st.lists(st.integers(1, 40) | st.integers(1, 400), max_size=30)
 REQUESTS = st.builds(
-    lambda first, lines, body: head(first, "Host: h", *lines) + body,
-    REQUEST_LINES,
-    st.lists(LINES, max_size=3),
-    BODIES,
+    lambda first, lines, body: head(first, "Host: h", *lines) + body, REQUEST_LINES, st.lists(LINES, max_size=3), BODIES
 )
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
-def test_a_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
+def test_form_is_followed_as_h11_reads_it_or_is_on_the_list(form: Form) -> None:
     for target in TARGETS:
         compare(stream(form, target))
 
@@ -152,49 +142,10 @@ def test_any_cut_gives_the_same_requests(data: bytes, sizes: list[int]) -> None:
     assert cut.followed()[:broken] == whole.followed()[:broken]
 
 
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda raw: raw.partition(b" HTTP/")[0].decode()[:60])
-def test_a_recorded_request_is_followed(recorded: bytes) -> None:
-    read = follow(recorded + recorded)
-    assert read.rule is None
-    assert b"".join(read.to_daemon) == recorded + recorded
-    assert ours(read) == by_h11(recorded + recorded).asked
-    assert len(read.targets) == 2
-
-
-# ---- the fake dockerd
-
-
-class Bench:
-    """A proxy before a fake dockerd, on a loop of its own so that each example of a property can run on it."""
-
-    def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
-        self.proxy = ProxyInside(folder, backend_runtime_mode="Docker")
-        self.dockerd = FakeDockerd(str(self.proxy.runtime))
-        self._runner = runner
-        self._runner.run(self._start())
-
-    async def _start(self) -> None:
-        await self.dockerd.start()
-        await self.proxy.__aenter__()
-        await until(lambda: self.dockerd.watchers > 0 and self.dockerd.counts["GET /info"] > 0)
-
-    async def _stop(self) -> None:
-        await self.proxy.__aexit__(None, None, None)
-        await self.dockerd.stop()
-
-    def stop(self) -> None:
-        self._runner.run(self._stop())
-
-    def ask(self, path: Path, data: bytes) -> tuple[list[bytes], list[tuple[str, str, bytes]]]:
-        """Send bytes, then EOF; return the answers, and the requests that the daemon saw."""
-        number = self.dockerd.accepted
-        came = self._runner.run(sent(path, data))
-        seen = [one for one in self.dockerd.received if one.connection == number]
-        return answers(came), [(one.method, one.target, bytes(one.wire_body)) for one in seen]
+# ---- slow and big heads
 
 
 async def sent(path: Path, data: bytes) -> bytes:
-    """Send bytes, then EOF; return all that comes."""
     client = await Client.connect(str(path))
     try:
         client.send(data)
@@ -203,41 +154,6 @@ async def sent(path: Path, data: bytes) -> bytes:
     finally:
         await client.close()
 
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    with asyncio.Runner() as runner:
-        bench = Bench(tmp_path_factory.mktemp("bench"), runner)
-        yield bench
-        bench.stop()
-
-
-def check(bench: Bench, data: bytes) -> None:
-    """Send bytes straight and through the proxy: the same requests are seen, or less; the proxy saw each as one."""
-    read = follow(data)
-    direct, seen_direct = bench.ask(bench.proxy.runtime, data)
-    through, seen = bench.ask(bench.proxy.socket, data)
-    assert [target for _, target, _ in seen] == read.targets[: len(seen)]
-    if read.rule is None:
-        assert (through, seen) == (direct, seen_direct)
-    else:
-        check_refused(read, direct, through)
-        assert seen[:-1] == seen_direct[: max(len(seen) - 1, 0)]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
-def test_a_form_makes_no_daemon_see_a_request_that_the_proxy_did_not(bench: Bench, form: Form, target: str) -> None:
-    check(bench, stream(form, target))
-
-
-@settings(max_examples=examples())
-@given(mutations())
-def test_changed_forms_do_neither(bench: Bench, data: bytes) -> None:
-    check(bench, data)
-
-
-# ---- slow and big heads
 
 SLOW_CONNECTIONS = Amount(50, 1000)
 PING = request("GET", "/_ping")
@@ -263,7 +179,7 @@ HUGE_HEAD_BYTES = 10 << 20
 MEMORY_BYTES = 6 << 20
 
 
-async def test_a_huge_head_is_refused_in_constant_memory(tmp_path: Path) -> None:
+async def test_huge_head_is_refused_in_constant_memory(tmp_path: Path) -> None:
     proxy = ProxyProcess(tmp_path, backend_runtime_mode="Docker")
     async with FakeDockerd(str(proxy.runtime)), proxy:
         assert (await sent(proxy.socket, PING)).endswith(b"OK")
@@ -279,6 +195,5 @@ async def test_a_huge_head_is_refused_in_constant_memory(tmp_path: Path) -> None
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process has had."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1024

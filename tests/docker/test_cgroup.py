@@ -35,24 +35,11 @@ def test_cgroupfs_changes_nothing(docker: str, cri: str) -> None:
         assert to_cri(value, Driver.CGROUPFS) == to_docker(value, Driver.CGROUPFS) == value
 
 
-@pytest.mark.parametrize(
-    "parent",
-    [
-        "/kubepods.slice/kubepods-besteffort.slice",
-        "/kubepods/besteffort/podu-1",
-        "kubepods/a-b.slice",
-        "/",
-        "kubepods",
-        "a-b",
-        ".slice",
-        "a--b.slice",
-        "-a.slice",
-        "a-.slice",
-        "--.slice",
-        "a-b.slice\n",
-        "a-b.Slice",
-    ],
-)
+NO_SLICES = ["/kubepods.slice/kubepods-besteffort.slice", "/kubepods/besteffort/podu-1", "kubepods/a-b.slice", "/"]
+NO_SLICES += ["kubepods", "a-b", ".slice", "a--b.slice", "-a.slice", "a-.slice", "--.slice", "a-b.slice\n", "a-b.Slice"]
+
+
+@pytest.mark.parametrize("parent", NO_SLICES)
 def test_what_is_no_slice_is_not_changed(parent: str) -> None:
     assert to_cri(parent, Driver.SYSTEMD) == parent
 
@@ -71,16 +58,11 @@ def test_dockers_form_is_the_last_name(path: str, parent: str) -> None:
     assert to_docker(path, Driver.SYSTEMD) == parent
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("systemd", Driver.SYSTEMD),
-        ("cgroupfs", Driver.CGROUPFS),
-        ("none", Driver.CGROUPFS),
-        ("", Driver.CGROUPFS),
-        ("Systemd", Driver.CGROUPFS),
-    ],
-)
+DRIVERS = [("systemd", Driver.SYSTEMD), ("cgroupfs", Driver.CGROUPFS), ("none", Driver.CGROUPFS), ("", Driver.CGROUPFS)]
+DRIVERS += [("Systemd", Driver.CGROUPFS)]
+
+
+@pytest.mark.parametrize(("text", "expected"), DRIVERS)
 def test_driver(text: str, expected: Driver) -> None:
     assert driver(text) is expected
 

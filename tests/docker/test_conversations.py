@@ -3,16 +3,13 @@
 That is fault matrix X2.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.docker import answers, requests
-from runtimeproxy.docker.exchange import HeldExchange
+from runtimeproxy.docker.exchange import HeldExchange, Known
 from runtimeproxy.docker.routes import Action, may_upgrade
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http1
@@ -124,9 +121,6 @@ CONVERSATIONS = st.builds(lambda turns, last: [*turns, *last], TURNS, st.lists(U
 SIZES = st.lists(st.tuples(st.booleans(), st.integers(1, 60) | st.integers(1, 4000)), max_size=25)
 """Who sends next, the client or the daemon, and how many bytes."""
 
-SHORT = 300
-"""Bytes of both sides up to which a conversation is cut at every place."""
-
 # ---- what is not held
 
 
@@ -208,7 +202,7 @@ class Conversation:
 
 @settings(max_examples=examples(300))
 @given(CONVERSATIONS, SIZES, st.booleans())
-def test_what_is_not_held_leaves_as_it_came_and_nothing_waits_that_could_go(
+def test_what_is_not_held_leaves_as_it_came_at_once(
     turns: list[Turn], sizes: list[tuple[bool, int]], shared: bool
 ) -> None:
     conversation = Conversation(turns)
@@ -216,22 +210,6 @@ def test_what_is_not_held_leaves_as_it_came_and_nothing_waits_that_could_go(
     for client, size in sizes:
         conversation.step(client, size)
     conversation.finish()
-    if len(conversation.sent) + len(conversation.replied) <= SHORT:
-        cut_everywhere(turns, len(conversation.sent), len(conversation.replied))
-
-
-def cut_everywhere(turns: list[Turn], sent: int, replied: int) -> None:
-    """Cut the client's bytes at every place, then the daemon's, then both at each."""
-    for place in range(1, max(sent, replied) + 1):
-        for client_first in (True, False):
-            conversation = Conversation(turns)
-            conversation.step(client_first, place)
-            conversation.step(not client_first, place)
-            conversation.finish()
-    conversation = Conversation(turns)
-    while conversation.of_client < sent or conversation.of_daemon < replied:
-        conversation.step(True, 1)
-        conversation.step(False, 1)
 
 
 @settings(max_examples=examples(100))
@@ -248,31 +226,18 @@ def test_eof_passes_behind_everything_before_it(turns: list[Turn], cut: int) -> 
     assert play.daemon.ended
 
 
-@contextmanager
-def forgetful() -> Iterator[None]:
-    """Remember no request and no answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(requests, "_PLAIN_BYTES", -1)
-        patch.setattr(answers, "_WHOLE_BYTES", -1)
-        yield
-
-
 @settings(max_examples=examples(100))
 @given(st.lists(USUAL | OF_HEAD, min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=12))
-def test_the_memory_never_changes_what_goes_out(turns: list[Turn], order: list[int]) -> None:
+def test_memory_never_changes_what_goes_out(turns: list[Turn], order: list[int]) -> None:
     """Each message comes in one piece, as the memory wants it, in any order of the requests, so some are known."""
     drawn = [turns[number % len(turns)] for number in order]
-    outs = []
-    for _ in range(2):
-        outs.append(told(drawn))
-    with forgetful():
-        outs.append(told(drawn))
-    assert outs[0] == outs[1] == outs[2]
+    known = Known()
+    assert told(drawn, known) == told(drawn, known) == told(drawn, Known(longest=-1))
 
 
-def told(turns: list[Turn]) -> list[tuple[bytes, bytes]]:
+def told(turns: list[Turn], known: Known) -> list[tuple[bytes, bytes]]:
     """Return what goes out, step by step: two requests at once where there are two, then their answers."""
-    play, outs = Play(holds=()), []
+    play, outs = Play(holds=(), known=known), []
     for at in range(0, len(turns), 2):
         for turn in turns[at : at + 2]:
             play.client.sends(turn.sent)

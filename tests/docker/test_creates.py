@@ -1,41 +1,248 @@
-"""A container's create: the pod it is told with, what is put into it, and what cannot be."""
+"""Docker's calls through the whole core: what all of them do, and the creates of pods and of containers."""
 
-import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtimeproxy.docker import translate
-from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, Resources, Subject
+from runtimeproxy.errors import Reason
+from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.docker.daemon import until
-from tests.docker.node import ASKED, CONTAINER, CREATE, INSPECT, PARENT, SYSTEMD_PARENT, Node, id_of, written
-from tests.engines.images import BUSYBOX_IMAGE
+from tests.docker import bodies
+from tests.docker.client import chunked, request
+from tests.docker.node import ASKED, CREATE, INSPECT, PARENT, SYSTEMD_PARENT, TOLD_POD, Node, id_of, written
+from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
-ANNOTATIONS = {
-    "io.kubernetes.container.hash": "d464c1e4",
-    "io.kubernetes.container.restartCount": "2",
-    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-    "io.kubernetes.container.terminationMessagePolicy": "File",
-    "io.kubernetes.pod.terminationGracePeriod": "30",
-    "note": "container",
-}
-TOLD = ContainerInfo(name="main", attempt=2, annotations=ANNOTATIONS, resources=ASKED, envs={"A": "1", "B": "2"})
+DRIVERS = [("cgroupfs", PARENT, PARENT), ("systemd", SYSTEMD_PARENT, SYSTEMD_PARENT.rpartition("/")[2])]
+"""Driver, a parent as CRI has it, and as Docker has it."""
 CANARY = "canary-4711"
 
+PRE = [
+    ("pod", "PreRunPodSandbox", "RunPodSandbox", CREATE),
+    ("container", "PreCreateContainer", "CreateContainer", CREATE),
+    ("start", "PreStartContainer", "StartContainer", "POST /containers/{ref}/start"),
+    ("update", "PreUpdateContainerResources", "UpdateContainerResources", "POST /containers/{ref}/update"),
+]
 
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
+FAILURES = [
+    pytest.param(Reason.REFUSED, IGNORE, id="refused under Ignore"),
+    pytest.param(Reason.REFUSED, FAIL, id="refused under Fail"),
+    pytest.param(Reason.UNREACHABLE, FAIL, id="unreachable"),
+    pytest.param(Reason.BROKEN_ANSWER, FAIL, id="broken answer"),
+    pytest.param(HookAnswer(resources=Resources(cpu_shares=-5)), FAIL, id="bad answer"),
+]
+
+# -- all calls ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("behaviour", "policy"), FAILURES)
+@pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
+async def test_refused_call_is_500_and_never_reaches_the_daemon(
+    node: Node, action: str, point: str, operation: str, route: str, behaviour: Any, policy: FailurePolicy
+) -> None:
+    pod_id, container_id = await node.running()
+    before = len(node.dockerd.requests(route))
+    node.plugins.add("koordlet", behaviour, policy=policy, points=(point,))
+    target = {
+        "pod": "/containers/create?name=k8s_POD_other_default_1_0",
+        "container": "/containers/create?name=k8s_other_web-0_default_1_0",
+    }.get(action, f"/containers/{container_id}/{action}")
+    body = {"pod": node.pod_body(), "container": node.container_body(pod_id), "update": {"CpuShares": 7}}.get(action)
+    known = node.store.snapshot()
+    answer = await node.ask("POST", target, body)
+    assert answer.status == 500
+    reason = behaviour if isinstance(behaviour, Reason) else Reason.BAD_ANSWER
+    expected = f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: {reason.value}"
+    assert answer.message.startswith(expected)
+    assert len(node.dockerd.requests(route)) == before
+    assert node.store.snapshot() == known
+    assert node.recorder.counted("calls_refused", operation=operation) == 1
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [Reason.UNREACHABLE, Reason.DEADLINE, HookAnswer(annotations={"": "x"}), ValueError(CANARY)],
+    ids=["unreachable", "deadline", "bad answer", "a fault of ours"],
+)
+@pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
+async def test_under_ignore_the_daemon_gets_the_original_bytes(
+    node: Node, action: str, point: str, operation: str, route: str, behaviour: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod_id, container_id = await node.made()
+    node.plugins.add("koordlet", behaviour, points=(point,))
+    node.faults = int(isinstance(behaviour, ValueError))
+    raw = {
+        "pod": request("POST", "/containers/create?name=a-pod", written(node.pod_body())),
+        "container": request("POST", "/containers/create?name=a-container", written(node.container_body(pod_id))),
+        "start": request("POST", f"/containers/{container_id}/start"),
+        "update": request("POST", f"/containers/{container_id}/update", b'{ "cpuShares":7 }'),
+    }[action]
+    client = await node.client()
+    client.send(raw)
+    assert (await client.answer()).status in (200, 201, 204)
+    assert node.dockerd.requests(route)[-1].raw == raw
+    assert node.recorder.total("hook_fail_open") == 1
+    assert node.recorder.counted("calls", operation=operation, outcome="agreed") >= 1
+    assert CANARY not in caplog.text
+
+
+async def test_pod_with_the_skip_label_and_its_containers_are_told_to_nobody(node: Node) -> None:
+    node.plugins.add("a", policy=FAIL, behaviour=Reason.REFUSED)
+    pod_id = await node.create_pod(skip="true")
+    container_id = await node.create_container(pod_id)
+    for made in (pod_id, container_id):
+        assert (await node.act("start", made)).status == 204
+    assert (await node.act("update", container_id, b"{}")).status == 200
+    node.forget()
+    for made in (container_id, pod_id):
+        assert (await node.act("stop", made)).status == 204
+    assert node.points == []
+    assert node.store.counts() == (1, 1)
+
+
+# -- pods --------------------------------------------------------------------------------------------------------------
+
+
+async def test_pod_is_told_and_kept_as_the_kubelet_asked_for_it(node: Node) -> None:
+    node.plugins.add("a")
+    pod_id = await node.create_pod()
+    assert node.told == HookRequest(TOLD_POD)
+    assert node.came(CREATE) == written(node.pod_body())
+    whole = replace(TOLD_POD, id=pod_id)
+    assert node.pod_of(pod_id) == PodRecord(whole, whole)
+
+
+@pytest.mark.parametrize("framing", ["sized", "chunked"])
+async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node, framing: str) -> None:
+    answer = HookAnswer(
+        labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked", resources=Resources(cpu_quota=50_000)
+    )
+    node.plugins.add("a", answer)
+    body = written(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
+    if framing == "chunked":
+        client = await node.client()
+        lines = ("Content-Type: application/json", "Transfer-Encoding: chunked", "Trailer: X", "X-Odd:   kept")
+        client.send(request("POST", "/containers/create?name=web", b"", *lines) + chunked(body))
+        created = await client.answer()
+        head = node.dockerd.requests(CREATE)[0].head.raw
+        assert b"X-Odd:   kept\r\n" in head
+        assert b"Transfer-Encoding" not in head
+        assert b"Trailer" not in head
+    else:
+        created = await node.create("web", body)
+    released = json.loads(node.came(CREATE))
+    wanted = json.loads(body)
+    wanted["Labels"] |= {"l": "1", "annotation.n": "2"}
+    wanted["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
+    assert released == wanted
+    pod = node.pod_of(id_of(created))
+    assert pod.original == replace(TOLD_POD, id=id_of(created), attempt=0)
+    assert pod.effective == replace(
+        pod.original,
+        labels={**TOLD_POD.labels, "l": "1"},
+        annotations={"note": "pod", "n": "2"},
+        cgroup_parent="/hooked",
+        resources=Resources(cpu_quota=50_000),
+    )
+
+
+@pytest.mark.parametrize(("driver", "in_cri", "in_docker"), DRIVERS)
+async def test_hooks_see_cris_parent_and_the_daemon_its_drivers(
+    tmp_path: Path, driver: str, in_cri: str, in_docker: str
+) -> None:
+    hooked_cri = in_cri.replace("burstable", "besteffort")
+    hooked_docker = in_docker.replace("burstable", "besteffort")
+
+    def move(request: HookRequest) -> HookAnswer:
+        return HookAnswer(cgroup_parent=hooked_cri if request.container is None else "")
+
+    async with Node(tmp_path, cgroup_driver=driver) as node:
         await node.follow()
-        yield node
+        node.plugins.add("a", move, points=("PreRunPodSandbox", "PreStartContainer"))
+        pod_id = await node.create_pod()
+        assert node.told.pod.cgroup_parent == in_cri
+        assert node.host()["CgroupParent"] == hooked_docker
+        container_id = await node.create_container(pod_id)
+        assert node.host()["CgroupParent"] == hooked_docker, "the kubelet still names the old one"
+        await node.act("start", container_id)
+        assert node.told.pod.cgroup_parent == hooked_cri
+        assert node.told_container.cgroup_parent == ""
 
 
-async def test_a_container_is_told_with_its_pod_and_kept_as_the_kubelet_asked_for_it(node: Node) -> None:
+async def test_pod_is_told_once_the_daemon_named_its_driver(tmp_path: Path) -> None:
+    async with Node(tmp_path, cgroup_driver="systemd") as node:
+        pod_id = await node.create_pod()
+        assert node.store.counts() == (0, 0), "nobody is asked for the driver where no plugin wants it"
+        assert node.dockerd.requests("GET /info") == []
+        node.plugins.add("a")
+        container_id = await node.create_container(pod_id)
+        assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+        await node.remove(container_id)
+        await node.remove(pod_id)
+        await node.create_pod()
+        assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+        assert len(node.dockerd.requests("GET /info")) == 1
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+@pytest.mark.parametrize(
+    "injection",
+    [Injection(status=500, message=CANARY), Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")],
+    ids=["error", "no JSON object"],
+)
+async def test_daemon_without_a_driver_is_a_failure_under_the_policy(
+    tmp_path: Path, policy: FailurePolicy, injection: Injection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Node(tmp_path) as node:
+        node.plugins.add("koordlet", policy=policy)
+        node.dockerd.inject("GET /info", injection)
+        answer = await node.create("web", node.pod_body())
+        if policy is FAIL:
+            assert answer.status == 500
+            assert "refused: hook server 'koordlet' at PreRunPodSandbox: unreadable" in answer.message
+            assert node.dockerd.requests(CREATE) == []
+        else:
+            assert answer.status == 201
+            assert node.came(CREATE) == written(node.pod_body())
+        assert (node.points, node.store.counts()) == ([], (0, 0))
+        assert CANARY not in caplog.text
+
+
+@pytest.mark.parametrize(("name", "status"), [("taken", 409), ("-", 400)])
+async def test_create_that_fails_leaves_nothing_and_its_answer_as_it_was(node: Node, name: str, status: int) -> None:
+    await node.plain("taken")
+    node.plugins.add("a")
+    answer = await node.create(name, node.pod_body())
+    assert answer.status == status
+    assert (node.points, node.store.counts()) == (["PreRunPodSandbox"], (0, 0))
+    node.dockerd.state.images.by_name.clear()
+    pod_answer = await node.create("web", node.pod_body())
+    assert (pod_answer.status, pod_answer.message) == (404, "No such image: runtimeproxy-pause:1")
+    assert node.store.counts() == (0, 0)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"Id":""}', b"[1]"])
+async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node: Node, body: bytes) -> None:
+    node.plugins.add("a")
+    reply = b"HTTP/1.1 201 Created\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    node.dockerd.inject(CREATE, Injection(raw=reply))
+    assert (await node.create("web", node.pod_body())).raw == reply
+    assert node.store.counts() == (0, 0)
+    assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
+
+
+# -- containers ----------------------------------------------------------------------------------------------------
+
+ANNOTATIONS = {**bodies.CONTAINER.annotations, "note": "container"}
+TOLD = ContainerInfo(name="main", attempt=2, annotations=ANNOTATIONS, resources=ASKED, envs={"A": "1", "B": "2"})
+
+
+async def test_container_is_told_with_its_pod_and_kept_as_asked_for(node: Node) -> None:
     node.plugins.add("a")
     pod_id = await node.create_pod()
     container_id = await node.create_container(pod_id)
@@ -46,9 +253,7 @@ async def test_a_container_is_told_with_its_pod_and_kept_as_the_kubelet_asked_fo
     assert node.container(container_id) == ContainerRecord(whole, whole)
 
 
-async def test_a_create_that_has_left_is_not_held_for_a_plugin_that_comes_in_that_turn(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The front lets a create go at once where nobody is registered, and the lifecycle reads it in a later step."""
     pod_id = await node.create_pod()
     is_pods = translate.is_pods
@@ -67,7 +272,7 @@ async def test_a_create_that_has_left_is_not_held_for_a_plugin_that_comes_in_tha
     assert node.recorder.total("hook_failures") == 0
 
 
-async def test_a_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: Node) -> None:
+async def test_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: Node) -> None:
     answer = HookAnswer(
         annotations={"note": "hooked"},
         envs={"B": "3", "C": "4"},
@@ -107,19 +312,22 @@ async def test_envs_that_a_hook_cannot_be_told_stay_as_they_are(node: Node) -> N
     assert node.container(container_id).effective.envs == {"A": "3", "RAW": "\ufffd", "E": "4", "NEW": "5"}
 
 
-async def test_a_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
+@pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
+async def test_hook_that_answers_an_echo_changes_no_byte(tmp_path: Path, driver: str) -> None:
     def echo(request: HookRequest) -> HookAnswer:
         told = request.container
         if told is None:
             return HookAnswer(request.pod.labels, request.pod.annotations, {}, request.pod.cgroup_parent)
         return HookAnswer({}, told.annotations, told.envs, request.pod.cgroup_parent, told.resources)
 
-    node.plugins.add("a", echo)
-    pod_id = await node.create_pod()
-    assert node.came(CREATE) == written(node.pod_body())
-    body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
-    assert (await node.create("web", body)).status == 201
-    assert node.came(CREATE) == body
+    async with Node(tmp_path, cgroup_driver=driver) as node:
+        await node.follow()
+        node.plugins.add("a", echo)
+        pod_id = await node.create_pod()
+        assert node.came(CREATE) == written(node.pod_body())
+        body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
+        assert (await node.create("web", body)).status == 201
+        assert node.came(CREATE) == body
 
 
 async def test_fields_that_docker_cannot_carry_are_left_out_and_named(
@@ -140,30 +348,12 @@ async def test_fields_that_docker_cannot_carry_are_left_out_and_named(
     assert effective == replace(ASKED, cpu_shares=2), "the record says what the daemon was asked for"
 
 
-async def test_the_daemons_own_rules_stand_in_the_record(node: Node) -> None:
+async def test_daemons_own_rules_stand_in_the_record(node: Node) -> None:
     limit = HookAnswer(resources=Resources(memory_limit_in_bytes=-1))
     node.plugins.add("a", limit, points=("PreCreateContainer",))
     container_id = await node.create_container(await node.create_pod())
     assert (node.host()["Memory"], node.host()["MemorySwap"]) == (0, 0)
     assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
-
-
-async def test_a_nanocpus_gives_way_to_a_hooks_quota(node: Node) -> None:
-    node.plugins.add("a", HookAnswer(resources=Resources(cpu_quota=20_000)), points=("PreCreateContainer",))
-    body = node.container_body(await node.create_pod())
-    body["HostConfig"]["NanoCpus"] = 10**9
-    assert (await node.create("web", body)).status == 201
-    assert (node.host()["NanoCpus"], node.host()["CpuQuota"]) == (0, 20_000)
-
-
-@pytest.mark.parametrize("host", [None, "missing"])
-async def test_a_container_without_a_host_config_gets_one_if_a_hook_needs_it(node: Node, host: str | None) -> None:
-    node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreCreateContainer",))
-    labels = {"io.kubernetes.docker.type": "container", "io.kubernetes.sandbox.id": await node.create_pod()}
-    body = {"Image": BUSYBOX_IMAGE, "Labels": labels} | ({} if host else {"HostConfig": None})
-    container_id = id_of(await node.create("web", body))
-    assert node.config() == body | {"HostConfig": {"CpuShares": 2}}
-    assert node.container(container_id).effective.resources == Resources(cpu_shares=2)
 
 
 # -- the pod's parent --------------------------------------------------------------------------------------------------
@@ -174,7 +364,7 @@ async def test_a_container_without_a_host_config_gets_one_if_a_hook_needs_it(nod
     [("cgroupfs", "/hooked", "/hooked"), ("systemd", "/a.slice/a-b.slice", "a-b.slice")],
 )
 @pytest.mark.parametrize("registered", [True, False])
-async def test_a_parent_changed_for_the_pod_goes_into_its_containers_also_without_a_plugin(
+async def test_parent_changed_for_the_pod_goes_into_its_containers(
     tmp_path: Path, driver: str, parent: str, in_docker: str, registered: bool
 ) -> None:
     async with Node(tmp_path, cgroup_driver=driver) as node:
@@ -195,7 +385,7 @@ async def test_a_parent_changed_for_the_pod_goes_into_its_containers_also_withou
         assert node.told.pod.cgroup_parent == parent
 
 
-async def test_a_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
+async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
     node.plugins.add("a", points=("PreCreateContainer",))
     pod_id = await node.create_pod()
     body = node.container_body(pod_id)
@@ -208,7 +398,7 @@ async def test_a_containers_create_tells_the_newest_parent_of_its_pod(node: Node
 
 @pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
 @pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
-async def test_the_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_has(
+async def test_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_has(
     tmp_path: Path, driver: str, known: str
 ) -> None:
     hooked = (SYSTEMD_PARENT if driver == "systemd" else PARENT).replace("burstable", "besteffort")
@@ -233,7 +423,7 @@ async def test_the_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_
         assert node.container(container_id).effective.cgroup_parent == ""
 
 
-async def test_a_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(node: Node) -> None:
+async def test_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(node: Node) -> None:
     node.plugins.add("a", points=("PreCreateContainer",))
     pod_id = await node.create_pod()
     node.forget()
@@ -247,7 +437,7 @@ async def test_a_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(
 # -- the pod is not known ----------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_pod_is_read_as_it_was(node: Node) -> None:
+async def test_unknown_pod_is_read_as_it_was(node: Node) -> None:
     node.plugins.add("a")
     pod_id = await node.create_pod()
     known = node.pod_of(pod_id)
@@ -261,7 +451,7 @@ async def test_an_unknown_pod_is_read_as_it_was(node: Node) -> None:
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("sandbox", ["0" * 64, "plain"])
-async def test_a_container_whose_sandbox_is_none_passes_without_hooks(
+async def test_container_whose_sandbox_is_none_passes_without_hooks(
     node: Node, policy: FailurePolicy, sandbox: str
 ) -> None:
     if sandbox == "plain":
@@ -271,14 +461,3 @@ async def test_a_container_whose_sandbox_is_none_passes_without_hooks(
     assert (await node.create("web", body)).status == 201
     assert node.came(CREATE) == written(body)
     assert (node.points, node.store.counts()) == ([], (0, 0))
-
-
-async def test_creates_of_one_pod_do_not_wait_for_one_another(node: Node) -> None:
-    pod_id = await node.create_pod()
-    hook = node.plugins.gated("a")
-    names = ("first", "second")
-    tasks = [asyncio.create_task(node.create_container(pod_id, replace(CONTAINER, name=name))) for name in names]
-    await until(lambda: hook.waiting == 2)
-    hook.gate.set()
-    made = await asyncio.gather(*tasks)
-    assert [node.container(container_id).effective.name for container_id in made] == list(names)

@@ -1,15 +1,21 @@
-"""Tests of editing Docker's bodies: the stdlib's parser says what changed, the bytes say that nothing else did."""
+"""Docker's bodies edited: the stdlib's parser says what changed, the bytes say that nothing else did (relay-rules B8).
+
+Members keep their order, numbers their spelling.
+"""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtimeproxy.docker.edit import Update, edit_container, edit_pod, edit_update, left_out_of_create, update_body
 from runtimeproxy.docker.resources import RESOURCE_TABLE
 from runtimeproxy.errors import WireError
 from runtimeproxy.model import NO_ADJUSTMENT, NO_RESOURCES, RESOURCE_FIELDS, Adjustment, Resources, ResourceValue
+from tests.amounts import examples
 
 GIB = 2**30
 
@@ -68,7 +74,7 @@ def replaced(text: str, *changes: tuple[str, str]) -> bytes:
 # ---- creates
 
 
-def test_the_table_names_fields_of_resources() -> None:
+def test_table_names_fields_of_resources() -> None:
     assert RESOURCE_TABLE.keys() == set(RESOURCE_FIELDS) - {"hugepage_limits", "unified"}
 
 
@@ -114,21 +120,13 @@ def test_container() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("elements", "after"),
-    [
-        ([], ["K=v"]),
-        (None, ["K=v"]),
-        (["K=1"], ["K=v"]),
-        (["K=1", "K=2", "L=1"], ["K=1", "K=v", "L=1"]),
-        (["K"], ["K=v"]),
-        (["K", "K=1"], ["K", "K=v"]),
-        (["K=1", "K"], ["K=1", "K=v"]),
-        (["K=v", "K=1"], ["K=v", "K=v"]),
-        (["KK=1", "k=1", "=K", "K "], ["KK=1", "k=1", "=K", "K ", "K=v"]),
-        (["K=1", None, "x"], ["K=v", None, "x"]),
-    ],
-)
+ENVS = [([], ["K=v"]), (None, ["K=v"]), (["K=1"], ["K=v"]), (["K=1", "K=2", "L=1"], ["K=1", "K=v", "L=1"])]
+ENVS += [(["K"], ["K=v"]), (["K", "K=1"], ["K", "K=v"]), (["K=1", "K"], ["K=1", "K=v"])]
+ENVS += [(["K=v", "K=1"], ["K=v", "K=v"]), (["KK=1", "k=1", "=K", "K "], ["KK=1", "k=1", "=K", "K ", "K=v"])]
+ENVS += [(["K=1", None, "x"], ["K=v", None, "x"])]
+
+
+@pytest.mark.parametrize(("elements", "after"), ENVS)
 def test_envs(elements: list[str | None] | None, after: list[str | None]) -> None:
     result = edit_container(json.dumps({"Env": elements}).encode(), Adjustment(envs={"K": "v"}), None)
     assert json.loads(result) == {"Env": after}
@@ -174,7 +172,7 @@ def test_no_change_is_the_same_object(adjustment: Adjustment) -> None:
     assert edit_container(body, adjustment, "/kubepods/pod1") is body
 
 
-def test_a_zero_that_a_missing_member_stands_for_is_not_put_in() -> None:
+def test_zero_that_a_missing_member_stands_for_is_not_put_in() -> None:
     for body in (b"{}", b'{"HostConfig":{}}', b'{"HostConfig":{"Memory":null}}'):
         assert edit_pod(body, adjusted(memory_limit_in_bytes=-1, cpuset_cpus="", cpu_quota=0), "") is body
 
@@ -253,7 +251,7 @@ def test_quota_and_period_take_the_place_of_nano_cpus(change: dict[str, Resource
         ("{", "no JSON"),
     ],
 )
-def test_a_create_that_is_none(body: str, problem: str) -> None:
+def test_create_that_is_none(body: str, problem: str) -> None:
     adjustment = Adjustment(annotations={"a": "s3cret"}, envs={"E": "s3cret"}, resources={"cpu_shares": 2})
     with pytest.raises(WireError, match=problem) as caught:
         edit_container(body.encode(), adjustment, None)
@@ -289,7 +287,7 @@ def test_update() -> None:
         ({"cpu_shares": 256, "cpuset_cpus": "0"}, ()),
     ],
 )
-def test_an_update_that_says_nothing_new_is_the_same_object(
+def test_update_that_says_nothing_new_is_the_same_object(
     changes: dict[str, ResourceValue], left_out: tuple[str, ...]
 ) -> None:
     body = UPDATE.encode()
@@ -361,7 +359,7 @@ def test_swap_of_an_update(
         assert (alone.resources, alone.left_out) == (update.resources, update.left_out)
 
 
-def test_an_update_of_its_own_names_what_is_set() -> None:
+def test_update_of_its_own_names_what_is_set() -> None:
     present = Resources(memory_limit_in_bytes=GIB, memory_swap_limit_in_bytes=GIB, cpu_shares=2)
     changes: dict[str, ResourceValue] = {"memory_limit_in_bytes": 7 * GIB, "cpuset_cpus": "1", "unified": {"a": "b"}}
     update = update_body(changes, present)
@@ -380,6 +378,82 @@ def test_an_update_of_its_own_names_what_is_set() -> None:
         ("", "no JSON"),
     ],
 )
-def test_an_update_that_is_none(body: str, problem: str) -> None:
+def test_update_that_is_none(body: str, problem: str) -> None:
     with pytest.raises(WireError, match=problem):
         edit_update(body.encode(), {"cpu_shares": 2}, NO_RESOURCES)
+
+
+# ---- any resources, against what the daemon checks
+
+ANY_LIMIT = st.sampled_from([-1, 0, GIB, 2 * GIB, 3 * GIB])
+ANY_CHANGES: st.SearchStrategy[dict[str, ResourceValue]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "cpu_shares": st.integers(0, 9),
+        "cpu_period": st.just(100_000),
+        "cpu_quota": st.sampled_from([-1, 1000]),
+        "memory_limit_in_bytes": ANY_LIMIT,
+        "memory_swap_limit_in_bytes": ANY_LIMIT,
+        "oom_score_adj": st.integers(-9, 9),
+        "cpuset_cpus": st.sampled_from(["", "0", "1-2"]),
+        "unified": st.just({"cpu.idle": "1"}),
+    },
+)
+ANY_HOST = st.fixed_dictionaries(
+    {"Binds": st.none(), "Big": st.just(10**30), "Deep": st.just([{"Env": None}, 1e3])},
+    optional={
+        "CpuShares": st.integers(0, 9),
+        "NanoCpus": st.integers(0, 1),
+        "Memory": st.sampled_from([0, GIB, 2 * GIB]),
+        "MemorySwap": ANY_LIMIT,
+        "CpusetCpus": st.sampled_from(["", "0"]),
+    },
+)
+RULED = {"Memory", "MemorySwap", "NanoCpus"}
+
+
+def unruled(host: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is set beside memory, swap and NanoCpus, which the daemon's rules move along."""
+    return {key: value for key, value in host.items() if value and key not in RULED}
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(300))
+@given(ANY_HOST, ANY_CHANGES)
+def test_any_create_keeps_the_daemons_rules(before: dict[str, Any], changes: dict[str, ResourceValue]) -> None:
+    after = host_after(before, **changes)
+    wanted = before | {RESOURCE_TABLE[name]: value for name, value in changes.items() if name in RESOURCE_TABLE}
+    assert unruled(after) == unruled(wanted)
+    memory, swap = after.get("Memory", 0), after.get("MemorySwap", 0)
+    assert memory == max(wanted.get("Memory", 0), 0)
+    if "memory_swap_limit_in_bytes" in changes:
+        assert swap == changes["memory_swap_limit_in_bytes"]
+    elif "memory_limit_in_bytes" in changes:
+        assert swap <= 0 or swap >= memory > 0
+        assert (swap == memory) or before.get("MemorySwap", 0) != before.get("Memory", 0)
+    else:
+        assert swap == before.get("MemorySwap", 0)
+    assert not (after.get("NanoCpus") and {"cpu_quota", "cpu_period"} & changes.keys())
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(300))
+@given(ANY_HOST, ANY_CHANGES, ANY_LIMIT.filter(lambda limit: limit >= 0), ANY_LIMIT)
+def test_any_update_is_valid(body: dict[str, Any], changes: dict[str, ResourceValue], memory: int, swap: int) -> None:
+    held = Resources(memory_limit_in_bytes=memory, memory_swap_limit_in_bytes=swap)
+    text = json.dumps(body).encode()
+    update = edit_update(text, changes, held)
+    after = json.loads(update.body)
+    for name in changes.keys() - update.resources.keys() - set(update.left_out):
+        assert changes[name] in (0, "", -1)
+        assert not getattr(held, name)
+    for name in changes.keys() & update.resources.keys() & set(update.left_out):
+        assert not update.resources[name]
+        assert getattr(held, name)
+    said = {RESOURCE_TABLE[name]: value for name, value in update.resources.items()}
+    cleared = {"NanoCpus": 0} if {"CpuQuota", "CpuPeriod"} & said.keys() and body.get("NanoCpus") else {}
+    assert after == body | said | cleared
+    assert all(value or body[key] for key, value in said.items())
+    assert list(after) == list(body) + [key for key in after if key not in body]
+    if said.get("Memory") and "memory_swap_limit_in_bytes" not in changes:
+        assert after["MemorySwap"] == -1 or after["MemorySwap"] >= after["Memory"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
-from runtimeproxy.docker.exchange import REPLY_LIMIT, HeldExchange
+from runtimeproxy.docker.exchange import KNOWN_BYTES, REPLY_LIMIT, HeldExchange
 from runtimeproxy.errors import WireError
 from runtimeproxy.heldbytes import NO_ROOM
 from runtimeproxy.wire import JOINED_BYTES
@@ -27,6 +27,7 @@ from tests.docker.peer import (
     Step,
     answer,
     answered,
+    asked,
     at_once,
     chunks,
     client,
@@ -54,12 +55,12 @@ ANSWER_IN_CHUNKS = answer(201, CHUNKED, body=None) + chunks(b'{"Id"', b':"1"}')
 
 def held(sent: bytes, *, limit: int = 1000) -> Play:
     """Return a connection on which a call is held."""
-    return converse([Step(client(sent), asks=1)], limit=limit)
+    return converse([client(sent, asks=1)], limit=limit)
 
 
 def released(sent: bytes) -> Play:
     """Return a connection on which a call was held and released, and the daemon has it."""
-    return converse([Step(client(sent), asks=1), Step(release, to_daemon=sent)])
+    return converse([client(sent, asks=1), release(to_daemon=sent)])
 
 
 # ---- reading the request
@@ -76,26 +77,23 @@ READABLE = {
 
 
 @pytest.mark.parametrize(("sent", "body"), READABLE.values(), ids=READABLE)
-def test_b8_a_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: bytes) -> None:
+def test_b8_request_is_read_and_released_wherever_it_is_cut(sent: bytes, body: bytes) -> None:
     """It is read without its chunks, and keeps them."""
     for place in range(1, len(sent) + 1):
-        play = converse([Step(client(sent[:place], sent[place:] + PING), asks=1)])
+        play = converse([client(sent[:place], sent[place:] + PING, asks=1)])
         assert play.call.body() == body
-        release(play)
+        play.call.release(None)
         assert play.daemon.got() == sent
 
 
 UNREADABLE: dict[str, tuple[list[Step], str]] = {
     "B5: an encoded body": (
-        [Step(client(request("POST", TARGET, "Content-Encoding: gzip", body=b"\x1f\x8b")), asks=1)],
+        [client(request("POST", TARGET, "Content-Encoding: gzip", body=b"\x1f\x8b"), asks=1)],
         "encoded",
     ),
-    "one that ends inside its body": ([Step(client(CREATE[:-1])), Step(ends("client"), asks=1)], "ends inside"),
+    "one that ends inside its body": ([client(CREATE[:-1]), ends("client", asks=1)], "ends inside"),
     "one longer than a message may be": (
-        [
-            Step(client(request("POST", TARGET, body=bytes(MESSAGE_LIMIT + 1))[:-1])),
-            Step(client(b"\0"), asks=1),
-        ],
+        [client(request("POST", TARGET, body=bytes(MESSAGE_LIMIT + 1))[:-1]), client(b"\0", asks=1)],
         "longer than the limit",
     ),
 }
@@ -119,12 +117,12 @@ def test_all_held_requests_share_one_limit() -> None:
     second.client.sends(CREATE[-1:])
     with pytest.raises(WireError, match=NO_ROOM):
         second.call.body()
-    release(second)
+    second.call.release(None)
     assert first.held_bytes.count == len(BODY), "nothing is kept of what nobody has read"
 
 
-def test_a_chunked_body_is_kept_with_its_chunks_and_without() -> None:
-    play = converse([Step(client(IN_CHUNKS[:-2]))])
+def test_chunked_body_is_kept_with_its_chunks_and_without() -> None:
+    play = converse([client(IN_CHUNKS[:-2])])
     assert play.held_bytes.count == 2 * (len(IN_CHUNKS.partition(b"\r\n\r\n")[2]) - 2)
     play.client.sends(IN_CHUNKS[-2:])
     assert play.call.body() == BODY
@@ -133,9 +131,9 @@ def test_a_chunked_body_is_kept_with_its_chunks_and_without() -> None:
 def test_of_a_chunked_body_without_room_nothing_more_is_taken_out() -> None:
     top, chunk = request("POST", TARGET, CHUNKED), b"100\r\n" + b"x" * 256 + b"\r\n"
     steps = [
-        Step(client(top, chunk, chunk), asks=1),
-        Step(release, to_daemon=top + chunk + chunk),
-        Step(client(chunk * 2), to_daemon=chunk * 2),
+        client(top, chunk, chunk, asks=1),
+        release(to_daemon=top + chunk + chunk),
+        client(chunk * 2, to_daemon=chunk * 2),
     ]
     play = converse(steps, limit=100)
     assert play.call.problem == NO_ROOM
@@ -144,7 +142,7 @@ def test_of_a_chunked_body_without_room_nothing_more_is_taken_out() -> None:
 
 @pytest.mark.parametrize("body", [None, b"{}"], ids=["released", "changed"])
 @pytest.mark.parametrize("is_answered", [False, True])
-def test_a_released_call_counts_until_it_is_over(body: bytes | None, is_answered: bool) -> None:
+def test_released_call_counts_until_it_is_over(body: bytes | None, is_answered: bool) -> None:
     """Whoever made something of its request keeps that until then."""
     play = held(CREATE)
     play.call.release(body)
@@ -163,17 +161,17 @@ WAITING = request("POST", "/containers/create", body=b"x" * 5_000)
 def test_what_waits_for_its_turn_is_not_kept() -> None:
     events = request("GET", "/events")
     steps = [
-        Step(client(events + WAITING[:-1_000]), to_daemon=events),
-        Step(daemon(answer(200, CHUNKED, body=None)), to_client=answer(200, CHUNKED, body=None)),
-        Step(client(WAITING[-1_000:] + PING)),
+        client(events + WAITING[:-1_000], to_daemon=events),
+        daemon(answer(200, CHUNKED, body=None), to_client=answer(200, CHUNKED, body=None)),
+        client(WAITING[-1_000:] + PING),
     ]
     assert converse(steps).held_bytes.count == 0
 
 
 @pytest.mark.parametrize("at", [1, 500, 4_999])
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_body_is_kept_when_its_turn_has_come(at: int, ended: bool) -> None:
-    play = converse([Step(client(PING + WAITING[:-at]), to_daemon=PING)])
+def test_body_is_kept_when_its_turn_has_come(at: int, ended: bool) -> None:
+    play = converse([client(PING + WAITING[:-at], to_daemon=PING)])
     assert play.held_bytes.count == 0
     if not ended:
         play.daemon.sends(OK)
@@ -183,19 +181,19 @@ def test_a_body_is_kept_when_its_turn_has_come(at: int, ended: bool) -> None:
         play.client_ends()
         play.daemon.sends(OK)
     assert play.call.body() == b"x" * 5_000
-    release(play)
+    play.call.release(None)
     assert play.came() == (OK, WAITING + EOF * ended, 1)
 
 
 # ---- B8: what is released
 
 
-def test_b8_a_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b8_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     play, written = Play(), list[bytes]()
     play.client.sends(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)))
     top, body = play.call.head, play.call.body()
     monkeypatch.setattr(play.reader, "send_request", lambda call, *pieces: written.extend(pieces))
-    release(play)
+    play.call.release(None)
     assert top is not None
     assert [id(piece) for piece in written] == [id(top.raw), id(body)]
 
@@ -222,7 +220,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize(("sent", "changed_head"), CHANGED.values(), ids=CHANGED)
-def test_b8_a_changed_request_differs_in_three_lines_and_its_body(sent: bytes, changed_head: bytes) -> None:
+def test_b8_changed_request_differs_in_three_lines_and_its_body(sent: bytes, changed_head: bytes) -> None:
     play = Play()
     play.client.sends(sent + PING)
     play.call.release(b'{"new":1}')
@@ -256,7 +254,7 @@ def test_c1_what_is_withdrawn_is_the_request_as_it_came() -> None:
     assert held(CREATE).call.withdraw() == CREATE
 
 
-def test_c1_a_call_that_ends_while_held_tells_it_once() -> None:
+def test_c1_call_that_ends_while_held_tells_it_once() -> None:
     play = held(CREATE)
     told: list[str] = []
     play.call.on_ended = lambda: told.append("ended")
@@ -272,7 +270,7 @@ def test_c1_a_call_that_ends_while_held_tells_it_once() -> None:
     [(b"", UNANSWERED), (CREATED, Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}'))],
     ids=["no answer", "an answer"],
 )
-def test_c2_a_released_call_ends_with_what_the_daemon_said(replied: bytes, reply: Reply) -> None:
+def test_c2_released_call_ends_with_what_the_daemon_said(replied: bytes, reply: Reply) -> None:
     play = released(CREATE)
     told: list[str] = []
     play.call.on_ended = lambda: told.append("ended")
@@ -283,9 +281,9 @@ def test_c2_a_released_call_ends_with_what_the_daemon_said(replied: bytes, reply
 
 
 @pytest.mark.parametrize("sent", [CREATE, request("POST", TARGET, CLOSE)], ids=["kept alive", "closed"])
-def test_a_refused_call_waits_for_nothing(sent: bytes) -> None:
+def test_refused_call_waits_for_nothing(sent: bytes) -> None:
     play = held(sent)
-    refuse(play)
+    play.call.refuse(500, "no")
     play.leave()
     assert play.call.reply is None
     assert not play.events.settled_calls
@@ -304,7 +302,7 @@ CLOSING = {
 
 
 @pytest.mark.parametrize(("sent", "closes"), CLOSING.values(), ids=CLOSING)
-def test_a_refusal_keeps_the_connection_unless_the_client_closes_it(sent: bytes, closes: bool) -> None:
+def test_refusal_keeps_the_connection_unless_the_client_closes_it(sent: bytes, closes: bool) -> None:
     play = held(sent + PING)
     play.call.refuse(500, "runtimeproxy: no")
     assert error(play.client.got()) == (500, closes, b'{"message": "runtimeproxy: no"}\n')
@@ -345,16 +343,16 @@ def test_with_which_answers_the_daemon_agreed(sent: bytes, replied: bytes, agree
 ANSWERS: dict[str, tuple[Reply, list[Step]]] = {
     "in chunks it is read without them, and passes with them": (
         Reply(agreed=True, message=b'{"Id":"1"}'),
-        [Step(daemon(ANSWER_IN_CHUNKS)), Step(answered, to_client=ANSWER_IN_CHUNKS)],
+        [daemon(ANSWER_IN_CHUNKS), answered(to_client=ANSWER_IN_CHUNKS)],
     ),
     **{
         f"of a long one the last byte is kept, {framed}": (
             Reply(agreed=True),
             [
-                Step(daemon(long[:REPLY_LIMIT])),
-                Step(daemon(long[REPLY_LIMIT : REPLY_LIMIT + 1]), to_client=long[:REPLY_LIMIT]),
-                Step(daemon(long[REPLY_LIMIT + 1 : -3], long[-3:]), to_client=long[REPLY_LIMIT:-1]),
-                Step(answered, to_client=long[-1:]),
+                daemon(long[:REPLY_LIMIT]),
+                daemon(long[REPLY_LIMIT : REPLY_LIMIT + 1], to_client=long[:REPLY_LIMIT]),
+                daemon(long[REPLY_LIMIT + 1 : -3], long[-3:], to_client=long[REPLY_LIMIT:-1]),
+                answered(to_client=long[-1:]),
             ],
         )
         for framed, long in (("sized", LONG_ANSWER), ("chunked", LONG_CHUNKS))
@@ -362,20 +360,20 @@ ANSWERS: dict[str, tuple[Reply, list[Step]]] = {
     "it goes once, and not before it came": (
         Reply(agreed=True, message=b'{"Id":"1","Warnings":[]}'),
         [
-            Step(daemon(CREATED[:-1])),
-            Step(answered),
-            Step(daemon(CREATED[-1:])),
-            Step(answered, to_client=CREATED),
-            Step(answered),
-            Step(client(PING), to_daemon=PING),
+            daemon(CREATED[:-1]),
+            answered(),
+            daemon(CREATED[-1:]),
+            answered(to_client=CREATED),
+            answered(),
+            client(PING, to_daemon=PING),
         ],
     ),
 }
 
 
 @pytest.mark.parametrize(("reply", "steps"), ANSWERS.values(), ids=ANSWERS)
-def test_the_answer_is_kept_until_the_post_hooks_are_done(reply: Reply, steps: list[Step]) -> None:
-    assert converse([Step(client(CREATE), asks=1), Step(release, to_daemon=CREATE), *steps]).call.reply == reply
+def test_answer_is_kept_until_the_post_hooks_are_done(reply: Reply, steps: list[Step]) -> None:
+    assert converse([client(CREATE, asks=1), release(to_daemon=CREATE), *steps]).call.reply == reply
 
 
 def _pass_on(call: HeldExchange) -> None:
@@ -386,46 +384,24 @@ def _pass_on(call: HeldExchange) -> None:
 WAYS: dict[str, tuple[list[Step], Reply | None]] = {
     "an answer may go within the turn in which it came": (  # as that of a create that is not a pod's
         [
-            Step(at_once(_pass_on, client(CREATE + CREATE + PING)), to_daemon=CREATE, asks=1),
-            Step(daemon(CREATED), to_client=CREATED, to_daemon=CREATE, asks=1),
-            Step(daemon(NOT_FOUND), to_client=NOT_FOUND, to_daemon=PING),
+            at_once(_pass_on, client(CREATE + CREATE + PING), to_daemon=CREATE, asks=1),
+            daemon(CREATED, to_client=CREATED, to_daemon=CREATE, asks=1),
+            daemon(NOT_FOUND, to_client=NOT_FOUND, to_daemon=PING),
         ],
         Reply(agreed=False, message=NOT_FOUND.partition(b"\r\n\r\n")[2]),
     ),
     "B9: a request that could not be sent did nothing": (
-        [
-            Step(client(CREATE), asks=1),
-            Step(ends("daemon")),
-            Step(release, to_client=ours(502, closes=True) + EOF),
-        ],
+        [client(CREATE, asks=1), ends("daemon"), release(to_client=ours(502, closes=True) + EOF)],
         Reply(agreed=False, faultless=True),
     ),
 }
 CUT_SHORT: dict[str, tuple[list[Step], Reply | None]] = {
     "B7: a refusal with the body unread closes": (
-        [
-            Step(client(CREATE[:-1]), asks=1),
-            Step(refuse, to_client=ours(500, closes=True) + EOF),
-            Step(client(CREATE[-1:] + PING)),
-        ],
+        [client(CREATE[:-1], asks=1), refuse(to_client=ours(500, closes=True) + EOF), client(CREATE[-1:] + PING)],
         None,
     ),
     "B7: a request that breaks behind what was kept of it ends unanswered": (
-        [
-            Step(client(IN_CHUNKS[:-12]), asks=1),
-            Step(release, to_daemon=IN_CHUNKS[:-12]),
-            Step(client(b"no chunk\r\n"), to_client=ours(400, closes=True) + EOF),
-        ],
-        UNANSWERED,
-    ),
-    "B7: a request that breaks while it is answered gets no second answer": (
-        [
-            Step(client(IN_CHUNKS[:-12]), asks=1),
-            Step(release, to_daemon=IN_CHUNKS[:-12]),
-            Step(daemon(CREATED[:-1])),
-            Step(client(b"no chunk\r\n"), to_client=EOF),
-            Step(answered),
-        ],
+        [asked(IN_CHUNKS[:-12]), client(b"no chunk\r\n", to_client=ours(400, closes=True) + EOF)],
         UNANSWERED,
     ),
 }
@@ -439,3 +415,20 @@ def test_how_a_call_goes(steps: list[Step], reply: Reply | None) -> None:
 @pytest.mark.parametrize(("steps", "reply"), CUT_SHORT.values(), ids=CUT_SHORT)
 def test_what_becomes_of_a_body_that_is_not_kept_whole(steps: list[Step], reply: Reply | None) -> None:
     assert converse(steps, limit=5).call.reply == reply
+
+
+# ---- what is known again
+
+
+def test_known_messages_are_bounded() -> None:
+    play = Play(holds=())
+    for number in range(2 * KNOWN_BYTES // 1000):
+        play.passes(request("GET", f"/info?{number:0400}"), answer(200, f"Date: {number:0400}", body=b"OK"))
+    assert KNOWN_BYTES / 2 < play.known.requests.bytes <= KNOWN_BYTES
+    assert KNOWN_BYTES / 2 < play.known.answers.bytes <= KNOWN_BYTES
+
+
+def test_long_request_is_not_known_again() -> None:
+    play = Play(holds=())
+    play.passes(request("GET", "/info", "X-Long: " + "x" * play.known.longest), OK)
+    assert (play.known.requests, play.known.answers) == ({}, {})

@@ -1,8 +1,7 @@
-"""Which requests the Docker front holds, whom it asks about them, and that all others pass as they came."""
+"""Which requests the Docker front holds, whom it asks about them, what of the others passes (relay-rules B10)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,15 +20,7 @@ PLAIN_BODY = b'{ "Image" : "%b","HostConfig":null, "hostconfig":null,"Env":["\\u
 """A create that is no pod's, in a spelling that nobody would write again."""
 
 
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
-        await node.follow()
-        yield node
-
-
 def percent(text: str) -> str:
-    """Encode every character."""
     return "".join(f"%{ord(letter):02x}" for letter in text)
 
 
@@ -37,7 +28,7 @@ def percent(text: str) -> str:
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1.12", "/v1.41"])
-async def test_the_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None:
+async def test_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None:
     node.prefix = prefix
     node.plugins.add("a")
     pod_id = await node.create_pod()
@@ -60,7 +51,7 @@ async def test_the_seven_points_fire_on_their_calls(node: Node, prefix: str) -> 
     assert not node.dockerd.requests(INSPECT), "all of it was known"
 
 
-async def test_without_a_plugin_every_call_passes_and_the_store_knows_all_the_same(node: Node) -> None:
+async def test_store_knows_all_without_a_plugin(node: Node) -> None:
     pod_id, container_id = await node.running()
     update = written(bodies.update_body({"cpu_shares": 512}, moves_swap=True))
     assert (await node.act("update", container_id, update)).status == 200
@@ -77,94 +68,44 @@ async def test_without_a_plugin_every_call_passes_and_the_store_knows_all_the_sa
     assert not node.dockerd.requests(INSPECT)
 
 
-UNTOUCHED: list[tuple[str, str, Any, int]] = [
-    ("POST", "/containers/{}/kill?signal=HUP", None, 204),
-    ("POST", "/containers/{}/restart", None, 204),
-    ("POST", "/containers/{}/rename?name=renamed", None, 204),
-    ("POST", "/containers/{}/resize?h=1&w=1", None, 200),
-    ("POST", "/containers/{}/exec", {"Cmd": ["true"]}, 201),
-    ("GET", "/containers/{}/json", None, 200),
-    ("GET", "/containers/{}/start", None, 404),
-    ("HEAD", "/containers/{}/archive?path=/", None, 200),
-    ("GET", "/containers/json?all=1", None, 200),
-    ("POST", "//containers/{}/stop", None, 301),
-    ("POST", "/containers/{}/stop/", None, 404),
-    ("POST", "/containers/prune", None, 200),
-    ("GET", "/info", None, 200),
-]
-
-
-@pytest.mark.parametrize(("method", "target", "body", "status"), UNTOUCHED, ids=[row[1] for row in UNTOUCHED])
-async def test_no_other_call_is_held(node: Node, method: str, target: str, body: Any, status: int) -> None:
-    node.plugins.add("a", policy=FAIL)
-    _, container_id = await node.running()
-    calls = len(node.recorder.calls)
-    raw = request(method, target.format(container_id), written(body))
-    client = await node.client()
-    client.send(raw)
-    assert (await client.answer(method)).status == status
-    assert node.dockerd.received[-1].raw == raw
-    assert (node.points, len(node.recorder.calls)) == ([], calls)
-
-
 # -- references --------------------------------------------------------------------------------------------------------
 
 
-REFERENCES = [
-    pytest.param(lambda full_id, name: full_id, id="full id"),
-    pytest.param(lambda full_id, name: full_id[:12], id="prefix"),
-    pytest.param(lambda full_id, name: name, id="name"),
-    pytest.param(lambda full_id, name: percent(name), id="encoded name"),
-    pytest.param(lambda full_id, name: percent(full_id), id="encoded id"),
-]
+REFERENCES: dict[str, Callable[[str, str], str]] = {
+    "full id": lambda full_id, name: full_id,
+    "prefix": lambda full_id, name: full_id[:12],
+    "name": lambda full_id, name: name,
+    "encoded name": lambda full_id, name: percent(name),
+    "encoded id": lambda full_id, name: percent(full_id),
+}
 
 
-@pytest.mark.parametrize("spelt", REFERENCES)
-async def test_any_reference_names_the_same_container(node: Node, spelt: Any) -> None:
+@pytest.mark.parametrize("spelt", REFERENCES.values(), ids=REFERENCES)
+async def test_any_reference_names_the_same_container(node: Node, spelt: Callable[[str, str], str]) -> None:
     node.plugins.add("a")
     pod_id, container_id = await node.made()
-    container = spelt(container_id, node.dockerd.container(container_id).name)
-    pod = spelt(pod_id, node.dockerd.container(pod_id).name)
+    container, pod = (spelt(made, node.dockerd.container(made).name) for made in (container_id, pod_id))
     for action in ("start", "update", "stop"):
         raw = request("POST", f"/containers/{container}/{action}", b"{}" if action == "update" else b"")
         client = await node.client()
         client.send(raw)
         assert (await client.answer()).status in (200, 204)
         assert node.dockerd.received[-1].raw == raw
-        assert node.told_container.id == container_id
-        assert node.told.pod.id == pod_id
+        assert (node.told_container.id, node.told.pod.id) == (container_id, pod_id)
     assert node.points == list(ALL_POINTS[2:6])
     assert (await node.act("start", pod)).status == 204
     assert node.points == []
     await node.act("stop", pod)
     assert (node.told.pod.id, node.points) == (pod_id, ["PostStopPodSandbox"])
-
-
-@pytest.mark.parametrize("spelt", REFERENCES)
-async def test_what_is_removed_by_any_reference_is_forgotten(node: Node, spelt: Any) -> None:
-    node.plugins.add("a")
-    pod_id, container_id = await node.made()
-    for made, left in ((container_id, (1, 0)), (pod_id, (0, 0))):
-        assert (await node.remove(spelt(made, node.dockerd.container(made).name))).status == 204
+    for made, left in ((container, (1, 0)), (pod, (0, 0))):
+        assert (await node.remove(made)).status == 204
         await until(lambda left=left: node.store.counts() == left)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(("suffix", "attempt"), [("", 2), ("_0a1b2c3d", 2)])
-async def test_names_of_six_and_of_seven_parts_tell_the_attempt(node: Node, suffix: str, attempt: int) -> None:
-    node.plugins.add("a")
-    pod_id = await node.create_pod()
-    name = f"k8s_main_web-0_default_6f1c7c9e_{attempt}{suffix}"
-    assert (await node.create(name, node.container_body(pod_id))).status == 201
-    assert (node.told_container.name, node.told_container.attempt) == ("main", attempt)
-    name = f"k8s_POD_web-0_default_6f1c7c9e_7{suffix}"
-    assert (await node.create(name, node.pod_body())).status == 201
-    assert (node.told.pod.name, node.told.pod.attempt) == ("web-0", 7)
 
 
 # -- what is no pod's --------------------------------------------------------------------------------------------------
 
 
-async def test_a_plain_containers_calls_pass_as_they_came(node: Node) -> None:
+async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
     node.plugins.add("a", policy=FAIL)
     raw = request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  ")
     client = await node.client()
@@ -189,7 +130,7 @@ async def test_a_plain_containers_calls_pass_as_they_came(node: Node) -> None:
     assert not node.recorder.total("calls_unreadable")
 
 
-async def test_what_is_no_pods_is_remembered_by_its_full_id_only(node: Node) -> None:
+async def test_b10_plain_container_is_remembered_by_its_full_id_only(node: Node) -> None:
     node.plugins.add("a")
     plain_id = await node.plain()
 
@@ -208,17 +149,6 @@ async def test_what_is_no_pods_is_remembered_by_its_full_id_only(node: Node) -> 
     assert [await asked(reference) for reference in (plain_id, plain_id)] == [1, 1], "it is gone: 404"
 
 
-async def test_a_name_that_was_a_plain_containers_may_be_a_pods(node: Node) -> None:
-    node.plugins.add("a")
-    plain_id = await node.plain("shared")
-    await node.act("start", "shared")
-    await node.ask("POST", f"/containers/{plain_id}/rename?name=other")
-    assert (await node.create("shared", node.pod_body())).status == 201
-    node.plugins.asked.clear()
-    await node.act("stop", "shared")
-    assert node.points == ["PostStopPodSandbox"]
-
-
 # -- who is asked for what the Store does not know ---------------------------------------------------------------------
 
 
@@ -233,7 +163,7 @@ ASKED = [
 
 @pytest.mark.parametrize("reference", ["full id", "name"])
 @pytest.mark.parametrize(("action", "concerned", "others"), ASKED)
-async def test_an_unknown_container_is_inspected_only_for_a_plugin_of_the_calls_points(
+async def test_unknown_container_is_read_only_for_a_plugin_of_its_points(
     node: Node, action: str, concerned: tuple[str, ...], others: tuple[str, ...], reference: str
 ) -> None:
     _, container_id = await node.made()
@@ -254,9 +184,7 @@ async def test_an_unknown_container_is_inspected_only_for_a_plugin_of_the_calls_
 @pytest.mark.parametrize(
     ("point", "asks"), [("PreCreateContainer", True), ("PreRunPodSandbox", True), ("PreStartContainer", False)]
 )
-async def test_the_unknown_pod_of_a_create_is_inspected_only_for_a_plugin_that_concerns_it(
-    node: Node, point: str, asks: bool
-) -> None:
+async def test_creates_unknown_pod_is_read_only_for_a_plugin_it_concerns(node: Node, point: str, asks: bool) -> None:
     pod_id = await node.create_pod()
     node.forget()
     node.plugins.add("a", points=(point,))
@@ -265,7 +193,7 @@ async def test_the_unknown_pod_of_a_create_is_inspected_only_for_a_plugin_that_c
     assert node.store.counts() == ((1, 1) if asks else (0, 0))
 
 
-async def test_a_remove_asks_nobody(node: Node) -> None:
+async def test_remove_asks_nobody(node: Node) -> None:
     node.plugins.add("a", policy=FAIL)
     pod_id, container_id = await node.made()
     node.forget()
@@ -274,7 +202,7 @@ async def test_a_remove_asks_nobody(node: Node) -> None:
     assert (node.points, node.dockerd.requests(INSPECT)) == ([], [])
 
 
-async def test_what_the_daemon_does_not_know_either_passes(node: Node) -> None:
+async def test_call_on_what_nobody_knows_passes(node: Node) -> None:
     node.plugins.add("a", policy=FAIL)
     for action, body in (("start", None), ("stop", None), ("update", b"{}")):
         answer = await node.act(action, "nobody", body)
@@ -288,7 +216,7 @@ async def test_what_the_daemon_does_not_know_either_passes(node: Node) -> None:
     [Injection(status=500, message="secret words"), Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")],
     ids=["error", "no container"],
 )
-async def test_a_daemon_that_cannot_tell_is_a_failure_under_the_policy(
+async def test_failed_inspect_is_a_failure_under_the_policy(
     node: Node, policy: FailurePolicy, injection: Injection
 ) -> None:
     _, container_id = await node.made()
@@ -313,19 +241,20 @@ async def test_a_daemon_that_cannot_tell_is_a_failure_under_the_policy(
 POD_LABELS = b'"Labels":{"io.kubernetes.docker.type":"podsandbox"}'
 IMAGE = b'"Image":"%b"' % BUSYBOX_IMAGE.encode()
 DEEP = b"[" * 100_000 + b"]" * 100_000
-UNREADABLE = [
-    pytest.param(b'{%b,%b,"labels":{}}' % (IMAGE, POD_LABELS), (), id="a key twice"),
-    pytest.param(b"{%b,%b}" % (IMAGE, POD_LABELS), ("Content-Encoding: gzip",), id="encoded"),
-    pytest.param(b'{%b,%b,"X":%b}' % (IMAGE, POD_LABELS, DEEP), (), id="too deep"),
-    pytest.param(b'{%b,%b,"X":"%b"}' % (IMAGE, POD_LABELS, b"x" * (17 << 20)), (), id="too long"),
-    pytest.param(b"{%b,%b" % (IMAGE, POD_LABELS), (), id="no JSON"),
-    pytest.param(b'{%b,"Labels":{"\\u0069o.kubernetes.docker.type":"container"}}' % IMAGE, (), id="no sandbox named"),
-]
+UNREADABLE: dict[str, tuple[bytes, tuple[str, ...]]] = {
+    "a key twice": (b'{%b,%b,"labels":{}}' % (IMAGE, POD_LABELS), ()),
+    "encoded": (b"{%b,%b}" % (IMAGE, POD_LABELS), ("Content-Encoding: gzip",)),
+    "too deep": (b'{%b,%b,"X":%b}' % (IMAGE, POD_LABELS, DEEP), ()),
+    "too long": (b'{%b,%b,"X":"%b"}' % (IMAGE, POD_LABELS, b"x" * (17 << 20)), ()),
+    "no JSON": (b"{%b,%b" % (IMAGE, POD_LABELS), ()),
+    "no sandbox named": (b'{%b,"Labels":{"\\u0069o.kubernetes.docker.type":"container"}}' % IMAGE, ()),
+}
+every_unreadable = pytest.mark.parametrize(("body", "lines"), UNREADABLE.values(), ids=UNREADABLE)
 
 
-@pytest.mark.parametrize(("body", "lines"), UNREADABLE)
+@every_unreadable
 @pytest.mark.parametrize("registered", [IGNORE, None])
-async def test_a_create_that_cannot_be_read_passes_unless_a_plugin_says_fail(
+async def test_unreadable_create_passes_unless_a_plugin_says_fail(
     node: Node, body: bytes, lines: tuple[str, ...], registered: FailurePolicy | None
 ) -> None:
     if registered is not None:
@@ -346,9 +275,9 @@ async def test_a_create_that_cannot_be_read_passes_unless_a_plugin_says_fail(
     assert (node.points, node.store.counts()) == ([], (0, 0))
 
 
-@pytest.mark.parametrize(("body", "lines"), UNREADABLE)
+@every_unreadable
 @pytest.mark.parametrize("point", ALL_POINTS[:2])
-async def test_a_create_that_cannot_be_read_is_refused_under_fail(
+async def test_unreadable_create_is_refused_under_fail(
     node: Node, body: bytes, lines: tuple[str, ...], point: str
 ) -> None:
     node.plugins.add("lenient")
@@ -360,14 +289,9 @@ async def test_a_create_that_cannot_be_read_is_refused_under_fail(
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param(PLAIN_BODY, id="a key twice"),
-        pytest.param(b'{%b,"X":%b}' % (IMAGE, DEEP), id="deep"),
-        pytest.param(b"{%b" % IMAGE, id="no JSON"),
-    ],
+    "body", [PLAIN_BODY, b'{%b,"X":%b}' % (IMAGE, DEEP), b"{%b" % IMAGE], ids=["a key twice", "deep", "no JSON"]
 )
-async def test_what_is_surely_no_pods_never_suffers(node: Node, body: bytes) -> None:
+async def test_unreadable_create_of_no_pod_always_passes(node: Node, body: bytes) -> None:
     node.plugins.add("strict", policy=FAIL)
     if DEEP in body:
         node.dockerd.inject(CREATE, Injection(status=400))
@@ -377,7 +301,7 @@ async def test_what_is_surely_no_pods_never_suffers(node: Node, body: bytes) -> 
     assert not node.recorder.total("calls_unreadable")
 
 
-async def test_the_daemons_state_is_read_once_its_events_are_followed_and_swept(tmp_path: Path) -> None:
+async def test_daemons_state_is_read_behind_its_events_and_swept(tmp_path: Path) -> None:
     async with Node(tmp_path) as earlier:
         await earlier.follow()
         pod_id, container_id = await earlier.made()

@@ -24,7 +24,6 @@ NEVER_SECONDS = 1000.0
 LIMIT_SECONDS = 20.0
 QUICK_SECONDS = 10.0
 """Far below the limit, on a machine that has a lot to do."""
-ATTACH = "/containers/box/attach?stream=1&stdin=1&stdout=1"
 
 
 @pytest.fixture(autouse=True)
@@ -55,25 +54,20 @@ async def used(node: Node) -> Client:
     return client
 
 
-async def test_a_connection_that_is_kept_ends(node: Node) -> None:
+@pytest.mark.parametrize("asks", [False, True])
+async def test_kept_connection_ends_and_what_has_been_sent_is_answered(node: Node, asks: bool) -> None:
+    """Nobody has read the request when the end begins."""
     client = await used(node)
     stop = stopping(node)
+    client.send(PING * asks)
+    for _ in range(asks):
+        assert (await client.answer("GET")).status == 200
     assert await client.ended() == b""
     await stopped(stop)
     await until(lambda: node.dockerd.connections == 0)
 
 
-async def test_a_request_that_has_been_sent_is_answered(node: Node) -> None:
-    """Nobody has read it when the end begins."""
-    client = await used(node)
-    stop = stopping(node)
-    client.send(PING)
-    assert (await client.answer("GET")).status == 200
-    assert await client.ended() == b""
-    await stopped(stop)
-
-
-async def test_what_comes_later_is_not_taken(node: Node) -> None:
+async def test_later_request_is_not_taken(node: Node) -> None:
     client = await used(node)
     node.dockerd.inject(PING_ROUTE, Injection(delay_seconds=0.2))
     client.send(PING)
@@ -88,7 +82,7 @@ async def test_what_comes_later_is_not_taken(node: Node) -> None:
     assert len(node.dockerd.requests(PING_ROUTE)) == 2
 
 
-async def test_the_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
+async def test_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
     """Neither of a request that passes nor of one that was held: it might end the call."""
     hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
     made = node.dockerd.inject(CREATE, Injection(hang=True))
@@ -111,7 +105,7 @@ async def test_the_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
     assert node.store.counts() == (1, 0)
 
 
-async def test_a_client_that_has_not_asked_yet_has_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_has_not_asked_yet_has_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
     early, silent = await node.client(), await node.client()
     stop = stopping(node)
@@ -125,7 +119,7 @@ async def test_a_client_that_has_not_asked_yet_has_a_moment(node: Node, monkeypa
 
 
 @pytest.mark.parametrize("sent", [PING, UPLOAD], ids=["head", "body"])
-async def test_a_request_that_is_half_sent_is_waited_for(node: Node, sent: bytes) -> None:
+async def test_half_sent_request_is_waited_for(node: Node, sent: bytes) -> None:
     client = await used(node)
     client.send(sent[:-5])
     await asyncio.sleep(0.02)
@@ -139,7 +133,7 @@ async def test_a_request_that_is_half_sent_is_waited_for(node: Node, sent: bytes
 
 
 @pytest.mark.parametrize("sent", [PING[:-5], UPLOAD[:-5]], ids=["head", "body"])
-async def test_a_request_whose_rest_can_not_come_is_not_waited_for(node: Node, sent: bytes) -> None:
+async def test_request_whose_rest_can_not_come_is_not_waited_for(node: Node, sent: bytes) -> None:
     """Its first part came between the last look and the end that is ours."""
     client = await used(node)
     stop = stopping(node)
@@ -148,38 +142,18 @@ async def test_a_request_whose_rest_can_not_come_is_not_waited_for(node: Node, s
     await stopped(stop)
 
 
-async def test_streams_are_cut_when_nothing_else_is_open(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer_seconds = drain.ANSWER_SECONDS
-    monkeypatch.setattr(drain, "ANSWER_SECONDS", NEVER_SECONDS)
+async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
     await node.plain("box")
     await node.act("start", "box")
-    hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
-    call, attached, events = [await node.client() for _ in range(3)]
-    call.send(PING)
-    attached.send(request("POST", ATTACH, b"", "Connection: Upgrade", "Upgrade: tcp"))
+    attached, events = await node.client(), await node.client()
+    attached.send(request("POST", "/containers/box/attach?stream=1", b"", "Connection: Upgrade", "Upgrade: tcp"))
     assert b" 101 " in await attached.reader.readuntil(b"\r\n\r\n")
     events.send(request("GET", "/events"))
     assert b" 200 " in await events.reader.readuntil(b"\r\n\r\n")
-    await until(lambda: hang.hanging == 1)
     stop = stopping(node)
-    await asyncio.sleep(2 * NOTICE_SECONDS)
-    hang.release()
-    assert (await call.answer("GET")).status == 200
-    assert not attached.reader.at_eof()
-    assert not events.reader.at_eof()
-    monkeypatch.setattr(drain, "ANSWER_SECONDS", answer_seconds)
-    await attached.ended()
-    await events.ended()
+    for client in (attached, events):
+        await client.ended()
     await stopped(stop)
-
-
-async def test_the_limit_ends_what_is_left(node: Node) -> None:
-    hang = node.dockerd.inject(PING_ROUTE, Injection(hang=True))
-    client = await node.client()
-    client.send(PING)
-    await until(lambda: hang.hanging == 1)
-    await node.stop(0.2)
-    assert await client.ended() == b""
 
 
 # -- the daemon is away ------------------------------------------------------------------------------------------------
@@ -198,30 +172,23 @@ async def accepted(node: Node, count: int = 1) -> list[Client]:
     return clients
 
 
-async def test_without_a_daemon_a_request_that_has_been_sent_is_answered(alone: Node) -> None:
-    """Nobody has read it when the end begins."""
+@pytest.mark.parametrize("half", [False, True])
+async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(alone: Node, half: bool) -> None:
+    """Nobody has read the whole one when the end begins."""
     (client,) = await accepted(alone)
-    client.send(PING)
-    await stopped(stopping(alone))
+    client.send(PING[:-5] if half else PING)
+    await asyncio.sleep(0.02 * half)
+    stop = stopping(alone)
+    if half:
+        await asyncio.sleep(2 * NOTICE_SECONDS)
+        assert not stop.done()
+        client.send(PING[-5:])
     assert error(await client.ended())[0] == 502
+    await stopped(stop)
     assert not alone.front.connections
 
 
-async def test_without_a_daemon_a_request_that_is_half_sent_is_waited_for(alone: Node) -> None:
-    (client,) = await accepted(alone)
-    client.send(PING[:-5])
-    await asyncio.sleep(0.02)
-    stop = stopping(alone)
-    await asyncio.sleep(2 * NOTICE_SECONDS)
-    assert not stop.done()
-    client.send(PING[-5:])
-    assert error(await client.ended())[0] == 502
-    await stopped(stop)
-
-
-async def test_without_a_daemon_who_asks_nothing_has_a_moment_and_is_not_waited_for(
-    alone: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_daemon_who_asks_nothing_has_a_moment(alone: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
     early, silent = await accepted(alone, 2)
     stop = stopping(alone)
@@ -233,16 +200,7 @@ async def test_without_a_daemon_who_asks_nothing_has_a_moment_and_is_not_waited_
     await stopped(stop)
 
 
-async def test_without_a_daemon_a_request_whose_rest_does_not_come_ends_at_the_limit(alone: Node) -> None:
-    (client,) = await accepted(alone)
-    client.send(PING[:-5])
-    await asyncio.sleep(0.02)
-    await alone.stop(2 * NOTICE_SECONDS)
-    assert await client.ended() == b""
-    assert not alone.front.connections
-
-
-async def test_who_was_answered_and_stays_holds_nothing_up(alone: Node) -> None:
+async def test_without_a_daemon_who_was_answered_and_stays_holds_nothing_up(alone: Node) -> None:
     """It still sends the body of what it asked for."""
     (client,) = await accepted(alone)
     client.send(UPLOAD[:-5])

@@ -1,7 +1,5 @@
 """Whose turn it is, tunnels, who has gone, what is not finished (relay-rules B2 to B4, B6, B7, B9, C1, C2, C5)."""
 
-from collections.abc import Callable
-
 import pytest
 
 from runtimeproxy.call import UNANSWERED, Reply
@@ -29,19 +27,21 @@ from tests.docker.peer import (
     Step,
     answer,
     answered,
+    asked,
     at_once,
     chunks,
     client,
     converse,
     daemon,
     ends,
-    error,
     head,
     leaves,
     ours,
+    passed,
     refuse,
     release,
     request,
+    settled,
 )
 
 EXPECTING = request("POST", "/containers/create", EXPECT, body=b'{"Image":"i"}')
@@ -60,146 +60,122 @@ BAD = ours(400, closes=True)
 HELD: dict[str, list[Step]] = {
     # B6: Expect: 100-continue
     "B6: we tell the client to go on, the field stays, and the daemon's word is swallowed": [
-        Step(client(EXPECTING[:-13]), to_client=CONTINUE),
-        Step(client(EXPECTING[-13:]), asks=1),
-        Step(release, to_daemon=EXPECTING),
-        Step(daemon(CONTINUE + CREATED)),
-        Step(answered, to_client=CREATED),
+        client(EXPECTING[:-13], to_client=CONTINUE),
+        client(EXPECTING[-13:], asks=1),
+        release(to_daemon=EXPECTING),
+        daemon(CONTINUE + CREATED),
+        answered(to_client=CREATED),
     ],
     "B6: we do so behind all earlier answers": [
-        Step(client(PING + INFO + EXPECTING[:-13]), to_daemon=PING + INFO),
-        Step(daemon(OK), to_client=OK),
-        Step(daemon(NOT_FOUND[:-1]), to_client=NOT_FOUND[:-1]),
-        Step(daemon(NOT_FOUND[-1:]), to_client=NOT_FOUND[-1:] + CONTINUE),
-        Step(client(EXPECTING[-13:]), asks=1),
-        Step(refuse, to_client=ours(500)),
+        client(PING + INFO + EXPECTING[:-13], to_daemon=PING + INFO),
+        daemon(OK, to_client=OK),
+        daemon(NOT_FOUND[:-1], to_client=NOT_FOUND[:-1]),
+        daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:] + CONTINUE),
+        client(EXPECTING[-13:], asks=1),
+        refuse(to_client=ours(500)),
     ],
     "B6: also one that did not wait, when its turn comes": [
-        Step(client(PING + EXPECTING), to_daemon=PING),
-        Step(daemon(OK), to_client=OK + CONTINUE, asks=1),
-        Step(release, to_daemon=EXPECTING),
-        Step(daemon(CONTINUE + CREATED)),
-        Step(answered, to_client=CREATED),
+        client(PING + EXPECTING, to_daemon=PING),
+        daemon(OK, to_client=OK + CONTINUE, asks=1),
+        release(to_daemon=EXPECTING),
+        daemon(CONTINUE + CREATED),
+        answered(to_client=CREATED),
     ],
-    "B6: a client of HTTP/1.0 waits for nothing": [Step(client(OLD_EXPECTING)), Step(client(b"{}"), asks=1)],
-    "B6: without a body nothing is waited for": [Step(client(EXPECTING_NOTHING), asks=1)],
+    "B6: a client of HTTP/1.0 waits for nothing": [client(OLD_EXPECTING), client(b"{}", asks=1)],
+    "B6: without a body nothing is waited for": [client(EXPECTING_NOTHING, asks=1)],
     # B7: pipelining
     "B7: hooks wait until all earlier requests are answered, and their Post hooks are done": [
-        Step(client(PING + INFO + START + STOP), to_daemon=PING + INFO),
-        Step(daemon(OK + NOT_FOUND[:-1]), to_client=OK + NOT_FOUND[:-1]),
-        Step(daemon(NOT_FOUND[-1:]), to_client=NOT_FOUND[-1:], asks=1),
-        Step(release, to_daemon=START),
-        Step(daemon(NO_CONTENT)),
-        Step(answered, to_client=NO_CONTENT, asks=1),
-        Step(release, to_daemon=STOP),
+        client(PING + INFO + START + STOP, to_daemon=PING + INFO),
+        daemon(OK + NOT_FOUND[:-1], to_client=OK + NOT_FOUND[:-1]),
+        daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:], asks=1),
+        release(to_daemon=START),
+        settled(NO_CONTENT, asks=1),
+        release(to_daemon=STOP),
     ],
     "B7: a body that comes after its turn is waited for": [
-        Step(client(PING + CREATE[:-3]), to_daemon=PING),
-        Step(daemon(OK), to_client=OK),
-        Step(client(CREATE[-3:]), asks=1),
+        client(PING + CREATE[:-3], to_daemon=PING),
+        daemon(OK, to_client=OK),
+        client(CREATE[-3:], asks=1),
     ],
     "B7: a refusal comes in its turn": [
-        Step(client(PING + START + PING), to_daemon=PING),
-        Step(daemon(OK), to_client=OK, asks=1),
-        Step(refuse, to_client=ours(500), to_daemon=PING),
-        Step(daemon(OK), to_client=OK),
+        client(PING + START + PING, to_daemon=PING),
+        daemon(OK, to_client=OK, asks=1),
+        refuse(to_client=ours(500), to_daemon=PING),
+        daemon(OK, to_client=OK),
     ],
     "B7: our 400 waits for a held call": [
-        Step(client(START + b"\0"), asks=1),
-        Step(release, to_daemon=START),
-        Step(daemon(NO_CONTENT)),
-        Step(answered, to_client=NO_CONTENT + BAD + EOF),
+        client(START + b"\0", asks=1),
+        release(to_daemon=START),
+        daemon(NO_CONTENT),
+        answered(to_client=NO_CONTENT + BAD + EOF),
     ],
     "B7: a held body that breaks is answered, and nobody is asked": [
-        Step(client(IN_CHUNKS[:-9] + BROKEN_CHUNK), to_client=BAD + EOF)
+        client(IN_CHUNKS[:-9] + BROKEN_CHUNK, to_client=BAD + EOF)
     ],
     "B7: a held body that breaks is answered in its turn": [
-        Step(client(PING + IN_CHUNKS[:-9] + BROKEN_CHUNK), to_daemon=PING),
-        Step(daemon(OK), to_client=OK + BAD + EOF),
+        client(PING + IN_CHUNKS[:-9] + BROKEN_CHUNK, to_daemon=PING),
+        daemon(OK, to_client=OK + BAD + EOF),
     ],
     # B2, B3: tunnels
     "a tunnel passes all bytes and the client's EOF": [
-        Step(client(ATTACH), to_daemon=ATTACH),
-        Step(daemon(SWITCHING + START), to_client=SWITCHING + START),
-        Step(client(START, b"\0"), to_daemon=START + b"\0"),
-        Step(ends("client"), to_daemon=EOF),
-        Step(daemon(b"\0", CREATED), to_client=b"\0" + CREATED),
+        passed(ATTACH, SWITCHING + START),
+        client(START, b"\0", to_daemon=START + b"\0"),
+        ends("client", to_daemon=EOF),
+        daemon(b"\0", CREATED, to_client=b"\0" + CREATED),
     ],
     "what is held behind a tunnel is its first bytes": [
-        Step(client(INFO + CREATE), to_daemon=INFO),
-        Step(daemon(HIJACKED), to_client=HIJACKED, to_daemon=CREATE),
-    ],
-    "what is held and cut behind a tunnel is its first bytes": [
-        Step(client(INFO + CREATE[:-3]), to_daemon=INFO),
-        Step(daemon(HIJACKED), to_client=HIJACKED, to_daemon=CREATE[:-3]),
+        client(INFO + CREATE, to_daemon=INFO),
+        daemon(HIJACKED, to_client=HIJACKED, to_daemon=CREATE),
     ],
     "behind what cannot be read nothing passes, though an earlier answer has no end": [
         # In its tunnel a hole in the client's bytes would make a request that nobody has read.
-        Step(client(PING + b"1\r\n\0"), to_daemon=PING),
-        Step(daemon(HIJACKED), to_client=HIJACKED),
-        Step(client(START)),
-        Step(daemon(b"bytes"), to_client=b"bytes"),
-        Step(ends("client"), to_daemon=EOF),
+        client(PING + b"1\r\n\0", to_daemon=PING),
+        daemon(HIJACKED, to_client=HIJACKED),
+        client(START),
+        daemon(b"bytes", to_client=b"bytes"),
+        ends("client", to_daemon=EOF),
     ],
     # B9, C5: the daemon ends
     "B9: a daemon that cannot be dialled is answered 502, which closes": [
-        Step(client(START + PING), asks=1),
-        Step(ends("daemon")),
-        Step(release, to_client=ours(502, closes=True) + EOF),
-        Step(answered),
-        Step(client(PING)),
+        client(START + PING, asks=1),
+        ends("daemon"),
+        release(to_client=ours(502, closes=True) + EOF),
+        answered(),
+        client(PING),
     ],
     "B9: 502 within the turn, and nothing behind it is read": [
-        Step(client(CREATE[:-3])),
-        Step(ends("daemon")),
-        Step(
-            at_once(lambda call: call.release(None), client(CREATE[-3:] + START + PING)),
+        client(CREATE[:-3]),
+        ends("daemon"),
+        at_once(
+            lambda call: call.release(None),
+            client(CREATE[-3:] + START + PING),
             to_client=ours(502, closes=True) + EOF,
             asks=1,
         ),
     ],
-    "B9: a refusal when the daemon has closed says that the connection ends": [
-        Step(client(START + PING), asks=1),
-        Step(ends("daemon")),
-        Step(refuse, to_client=ours(500, closes=True) + EOF),
-    ],
     "B9: an idle daemon that closes closes the client": [
-        Step(client(PING), to_daemon=PING),
-        Step(daemon(OK), to_client=OK),
-        Step(ends("daemon"), to_client=EOF),
-        Step(client(START)),
+        passed(PING, OK),
+        ends("daemon", to_client=EOF),
+        client(START),
     ],
     "B9: an answer that closes to a held call drops what was pipelined": [
-        Step(client(CREATE + START), asks=1),
-        Step(release, to_daemon=CREATE),
-        Step(daemon(CONFLICT)),
-        Step(answered, to_client=CONFLICT),
+        client(CREATE + START, asks=1),
+        release(to_daemon=CREATE),
+        settled(CONFLICT),
     ],
     "B9: EOF drops what was pipelined, and nobody is asked about it": [
-        Step(client(PING + CREATE), to_daemon=PING),
-        Step(ends("daemon"), to_client=EOF),
+        client(PING + CREATE, to_daemon=PING),
+        ends("daemon", to_client=EOF),
     ],
     "C5: the daemon's EOF waits for an answer that is kept": [
-        Step(client(CREATE + PING), asks=1),
-        Step(release, to_daemon=CREATE),
-        Step(daemon(CREATED)),
-        Step(ends("daemon")),
-        Step(answered, to_client=CREATED + EOF),
+        client(CREATE + PING, asks=1),
+        release(to_daemon=CREATE),
+        daemon(CREATED),
+        ends("daemon"),
+        answered(to_client=CREATED + EOF),
     ],
     # C2: the client leaves
-    "C2: a client that goes ends its held call": [Step(client(START), asks=1), Step(leaves)],
-    "C2: a client that goes ends all that wait": [
-        Step(client(PING + CREATE[:-3]), to_daemon=PING),
-        Step(leaves),
-        Step(daemon(OK)),
-    ],
-    "C2: what the daemon answers a client that has gone goes nowhere": [
-        Step(client(START), asks=1),
-        Step(release, to_daemon=START),
-        Step(leaves),
-        Step(daemon(NO_CONTENT)),
-        Step(ends("daemon"), to_client=EOF),
-    ],
+    "C2: a client that goes ends all that wait": [client(PING + CREATE[:-3], to_daemon=PING), leaves(), daemon(OK)],
 }
 
 
@@ -209,13 +185,8 @@ def test_held(steps: list[Step], shared: bool) -> None:
     converse(steps, shared=shared).leave()
 
 
-def test_a_held_body_that_breaks_behind_its_answer_gets_no_second_one() -> None:
-    steps = [
-        Step(client(IN_CHUNKS[:-9]), asks=1),
-        Step(release, to_daemon=IN_CHUNKS[:-9]),
-        Step(daemon(CREATED)),
-        Step(client(BROKEN_CHUNK), to_client=EOF),
-    ]
+def test_held_body_that_breaks_behind_its_answer_gets_no_second_one() -> None:
+    steps = [asked(IN_CHUNKS[:-9]), daemon(CREATED), client(BROKEN_CHUNK, to_client=EOF)]
     converse(steps, limit=1).leave()
 
 
@@ -224,65 +195,50 @@ REDIALLED: dict[str, tuple[int, list[Step]]] = {
     "during a hold": (
         1,
         [
-            Step(client(CREATE + PING), asks=1),
-            Step(ends("daemon")),
-            Step(release, to_daemon=CREATE),
-            Step(daemon(CREATED)),
-            Step(answered, to_client=CREATED, to_daemon=PING),
-            Step(daemon(OK), to_client=OK),
+            client(CREATE + PING, asks=1),
+            ends("daemon"),
+            release(to_daemon=CREATE),
+            settled(CREATED, to_daemon=PING),
+            daemon(OK, to_client=OK),
         ],
     ),
     "while the body is still to come": (
         1,
-        [
-            Step(client(CREATE[:-3])),
-            Step(ends("daemon")),
-            Step(client(CREATE[-3:]), asks=1),
-            Step(release, to_daemon=CREATE),
-        ],
+        [client(CREATE[:-3]), ends("daemon"), client(CREATE[-3:], asks=1), release(to_daemon=CREATE)],
     ),
     "and it gets the client's EOF": (
         1,
-        [
-            Step(client(START), asks=1),
-            Step(ends("client")),
-            Step(ends("daemon")),
-            Step(release, to_daemon=START + EOF),
-        ],
+        [client(START, asks=1), ends("client"), ends("daemon"), release(to_daemon=START + EOF)],
     ),
     "but not for a refusal": (
         0,
-        [
-            Step(client(START), asks=1),
-            Step(ends("daemon")),
-            Step(refuse, to_client=ours(500, closes=True) + EOF),
-        ],
+        [client(START, asks=1), ends("daemon"), refuse(to_client=ours(500, closes=True) + EOF)],
     ),
     "but not for what was sent": (
         0,
         [
-            Step(client(CREATE + PING), asks=1),
-            Step(release, to_daemon=CREATE),
-            Step(ends("daemon"), to_client=EOF),
-            Step(answered),
-            Step(client(PING)),
+            client(CREATE + PING, asks=1),
+            release(to_daemon=CREATE),
+            ends("daemon", to_client=EOF),
+            answered(),
+            client(PING),
         ],
     ),
     "nor for what has begun to be answered": (
         0,
         [
-            Step(client(CREATE + PING), asks=1),
-            Step(release, to_daemon=CREATE),
-            Step(daemon(CREATED[:-1])),
-            Step(ends("daemon"), to_client=EOF),
-            Step(answered),
+            client(CREATE + PING, asks=1),
+            release(to_daemon=CREATE),
+            daemon(CREATED[:-1]),
+            ends("daemon", to_client=EOF),
+            answered(),
         ],
     ),
 }
 
 
 @pytest.mark.parametrize(("redials", "steps"), REDIALLED.values(), ids=REDIALLED)
-def test_b9_a_daemon_that_closes_is_dialled_once_more(redials: int, steps: list[Step]) -> None:
+def test_b9_daemon_that_closes_is_dialled_once_more(redials: int, steps: list[Step]) -> None:
     assert converse(steps, daemons=1).events.redials == redials
 
 
@@ -290,57 +246,45 @@ def test_b9_a_daemon_that_closes_is_dialled_once_more(redials: int, steps: list[
 
 PASSING: dict[str, list[Step]] = {
     "B7: our 400 waits for its turn and closes": [
-        Step(client(PING + INFO + NONSENSE + PING), to_daemon=PING + INFO),
-        Step(daemon(OK), to_client=OK),
-        Step(daemon(NOT_FOUND), to_client=NOT_FOUND + BAD + EOF),
-        Step(client(PING)),
+        client(PING + INFO + NONSENSE + PING, to_daemon=PING + INFO),
+        daemon(OK, to_client=OK),
+        daemon(NOT_FOUND, to_client=NOT_FOUND + BAD + EOF),
+        client(PING),
     ],
     "B7: also behind what is not remembered": [
-        Step(client(CREATE + INFO + NONSENSE + PING), to_daemon=CREATE + INFO),
-        Step(daemon(OK + NOT_FOUND), to_client=OK + NOT_FOUND + BAD + EOF),
+        client(CREATE + INFO + NONSENSE + PING, to_daemon=CREATE + INFO),
+        daemon(OK + NOT_FOUND, to_client=OK + NOT_FOUND + BAD + EOF),
     ],
     # The daemon never has the whole request: dockerd sees the end of the connection inside its body.
     "B7: a body that breaks is answered and closes": [
-        Step(client(BUILD[:-30]), to_daemon=BUILD[:-30]),
-        Step(client(BROKEN_CHUNK), to_client=BAD + EOF),
+        client(BUILD[:-30], to_daemon=BUILD[:-30]),
+        client(BROKEN_CHUNK, to_client=BAD + EOF),
     ],
     "B7: a body that breaks is answered in its turn": [
-        Step(client(PING + BUILD[:-30]), to_daemon=PING + BUILD[:-30]),
-        Step(client(BROKEN_CHUNK)),
-        Step(daemon(OK + NOT_FOUND), to_client=OK + BAD + EOF),
+        client(PING + BUILD[:-30], to_daemon=PING + BUILD[:-30]),
+        client(BROKEN_CHUNK),
+        daemon(OK + NOT_FOUND, to_client=OK + BAD + EOF),
     ],
     "B7: a body that breaks once its answer is out just ends the connection": [
-        Step(client(BUILD[:-30]), to_daemon=BUILD[:-30]),
-        Step(daemon(NOT_FOUND), to_client=NOT_FOUND),
-        Step(client(BROKEN_CHUNK), to_client=EOF),
-    ],
-    "B7: a body that breaks while it is answered just ends the connection": [
-        Step(client(PING + BUILD[:-30]), to_daemon=PING + BUILD[:-30]),
-        Step(daemon(OK, NOT_FOUND[:-1]), to_client=OK + NOT_FOUND[:-1]),
-        Step(client(BROKEN_CHUNK), to_client=EOF),
+        passed(BUILD[:-30], NOT_FOUND),
+        client(BROKEN_CHUNK, to_client=EOF),
     ],
     "B7: a body that breaks while an earlier request is answered waits for that": [
-        Step(client(INFO + BUILD[:-30]), to_daemon=INFO + BUILD[:-30]),
-        Step(daemon(NOT_FOUND[:-1]), to_client=NOT_FOUND[:-1]),
-        Step(client(BROKEN_CHUNK)),
-        Step(daemon(NOT_FOUND[-1:]), to_client=NOT_FOUND[-1:] + BAD + EOF),
+        passed(INFO + BUILD[:-30], NOT_FOUND[:-1]),
+        client(BROKEN_CHUNK),
+        daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:] + BAD + EOF),
     ],
     "a tunnel whose client ended early gets the EOF behind the bytes before it": [
-        Step(client(ATTACH + b"stdin"), to_daemon=ATTACH),
-        Step(ends("client")),
-        Step(daemon(SWITCHING), to_client=SWITCHING, to_daemon=b"stdin" + EOF),
+        client(ATTACH + b"stdin", to_daemon=ATTACH),
+        ends("client"),
+        daemon(SWITCHING, to_client=SWITCHING, to_daemon=b"stdin" + EOF),
     ],
     "B9: whoever is inside a body is let send on when the daemon leaves": [
-        Step(client(BUILD[:-9]), to_daemon=BUILD[:-9]),
-        Step(daemon(LAST), to_client=LAST),
-        Step(ends("daemon"), to_client=EOF),
-        Step(client(BUILD[-9:])),
+        passed(BUILD[:-9], LAST),
+        ends("daemon", to_client=EOF),
+        client(BUILD[-9:]),
     ],
-    "B9: an answer that breaks off looks like that": [
-        Step(client(INFO), to_daemon=INFO),
-        Step(daemon(OK[:-1]), to_client=OK[:-1]),
-        Step(ends("daemon"), to_client=EOF),
-    ],
+    "B9: an answer that breaks off looks like that": [passed(INFO, OK[:-1]), ends("daemon", to_client=EOF)],
 }
 
 
@@ -362,7 +306,7 @@ PIPELINED = {
 
 @pytest.mark.parametrize("behind", PIPELINED.values(), ids=PIPELINED)
 @pytest.mark.parametrize("sent", [INFO, BUILD], ids=["remembered", "not remembered"])
-def test_b9_an_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: bytes) -> None:
+def test_b9_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: bytes) -> None:
     play = Play()
     play.client.sends(sent + behind)
     play.daemon.got()
@@ -379,38 +323,25 @@ def test_b9_an_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: 
 # ---- what the calls and the connection are told
 
 
-def test_a_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = converse([Step(client(CREATE), asks=1)])
+def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = converse([client(CREATE, asks=1)])
     written: list[bytes] = []
     monkeypatch.setattr(play.events, "wake", lambda: written.append(play.daemon.got()))
     play.reader.send_request(play.call, b"head", b"body")
     assert written == [b"head", b"body"]
 
 
-def test_b9_a_502_names_the_option_and_nothing_happened() -> None:
-    play = converse([Step(client(START), asks=1), Step(ends("daemon"))])
-    play.call.release(None)
-    assert b"--remote-runtime-service-endpoint" in error(play.client.got())[2]
-    assert play.call.reply == Reply(agreed=False, faultless=True)
-
-
 GONE: dict[str, tuple[list[Step], Reply | None]] = {
-    "C2: before its release": ([Step(leaves)], UNANSWERED),
-    "C2: before the answer": ([Step(release, to_daemon=START), Step(leaves), Step(daemon(NO_CONTENT))], UNANSWERED),
-    "C2: behind the answer": (
-        [Step(release, to_daemon=START), Step(daemon(NO_CONTENT)), Step(leaves), Step(answered)],
-        Reply(agreed=True),
-    ),
-    "B9: the daemon, before the answer": (
-        [Step(release, to_daemon=START), Step(ends("daemon"), to_client=EOF)],
-        UNANSWERED,
-    ),
+    "C2: before its release": ([leaves()], UNANSWERED),
+    "C2: before the answer": ([release(to_daemon=START), leaves(), daemon(NO_CONTENT)], UNANSWERED),
+    "C2: behind the answer": ([release(to_daemon=START), daemon(NO_CONTENT), leaves(), answered()], Reply(agreed=True)),
+    "B9: the daemon, before the answer": ([release(to_daemon=START), ends("daemon", to_client=EOF)], UNANSWERED),
 }
 
 
 @pytest.mark.parametrize(("steps", "reply"), GONE.values(), ids=GONE)
 def test_what_a_call_is_told_when_a_side_has_gone(steps: list[Step], reply: Reply) -> None:
-    play = converse([Step(client(START), asks=1)])
+    play = converse([client(START, asks=1)])
     told: list[str] = []
     play.call.on_ended = lambda: told.append("ended")
     for step in steps:
@@ -421,7 +352,7 @@ def test_what_a_call_is_told_when_a_side_has_gone(steps: list[Step], reply: Repl
     assert not play.call.release(None)
 
 
-def test_b7_a_refusal_is_counted_once() -> None:
+def test_b7_refusal_is_counted_once() -> None:
     play = converse([], holds=())
     play.client.sends(BUILD[:-30], BROKEN_CHUNK)
     assert [refusal.status for refusal in play.events.refusals] == [400]
@@ -445,14 +376,10 @@ UPLOAD = request("PUT", "/containers/box/archive", CHUNKED)
 UPLOADED = chunks(b"tar")
 WAITING = head("PUT /containers/box/archive HTTP/1.1", "Host: d", "Content-Length: 3", EXPECT)
 
-Look = tuple[Callable[[Play], object], tuple[int, int, int], bool]
+Look = tuple[Step, tuple[int, int, int], bool]
 UNFINISHED: dict[str, list[Look]] = {
     # what is done, what is unfinished then, and whether the client is inside nothing
-    "a request": [
-        (client(INFO[:9]), A_CALL, False),
-        (client(INFO[9:]), A_CALL, True),
-        (daemon(OK), NOTHING, True),
-    ],
+    "a request": [(client(INFO[:9]), A_CALL, False), (client(INFO[9:]), A_CALL, True), (daemon(OK), NOTHING, True)],
     "a body": [
         (client(UPLOAD), A_CALL, False),
         (client(UPLOADED[:-5]), A_CALL, False),
@@ -490,28 +417,28 @@ UNFINISHED: dict[str, list[Look]] = {
     "a held request, until its answer goes out": [
         (client(CREATE[:-3]), A_CALL, False),
         (client(CREATE[-3:]), A_CALL, True),
-        (release, A_CALL, True),
+        (release(), A_CALL, True),
         (daemon(CREATED[:-3]), A_CALL, True),
         (daemon(CREATED[-3:]), A_CALL, True),
-        (answered, NOTHING, True),
+        (answered(), NOTHING, True),
     ],
     "what waits behind a held request, once it is read": [
         (client(START + LOGS), A_CALL, False),
-        (release, A_CALL, False),
+        (release(), A_CALL, False),
         (daemon(NO_CONTENT), A_CALL, False),
-        (answered, A_CALL, True),
-        (leaves, NOTHING, True),
+        (answered(), A_CALL, True),
+        (leaves(), NOTHING, True),
     ],
-    "a held request whose client has gone": [(client(CREATE), A_CALL, True), (leaves, NOTHING, True)],
-    "half a held request whose client has gone": [(client(CREATE[:-3]), A_CALL, False), (leaves, NOTHING, True)],
+    "a held request whose client has gone": [(client(CREATE), A_CALL, True), (leaves(), NOTHING, True)],
+    "half a held request whose client has gone": [(client(CREATE[:-3]), A_CALL, False), (leaves(), NOTHING, True)],
 }
 
 
 @pytest.mark.parametrize("looks", UNFINISHED.values(), ids=UNFINISHED)
 def test_what_is_not_finished_and_whether_the_client_is_inside_it(looks: list[Look]) -> None:
     play = Play()
-    for number, (act, unfinished, asks_nothing) in enumerate(looks):
-        act(play)
+    for number, (step, unfinished, asks_nothing) in enumerate(looks):
+        step.act(play)
         assert (play.reader.unfinished(), play.reader.asks_nothing) == (unfinished, asks_nothing), f"look {number}"
 
 

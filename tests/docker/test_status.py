@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import status
-from runtimeproxy.docker.status import Inspected, Life, Shipped, read_image, read_life
+from runtimeproxy.docker.status import Life, Shipped, read_image, read_life
 from runtimeproxy.docker.translate import AskedContainer, AskedPod, read_create
-from runtimeproxy.hookpoints import SubjectKind
 from runtimeproxy.model import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
 from tests.docker.bodies import (
@@ -41,7 +40,6 @@ either = pytest.mark.parametrize(("create", "name"), NAMES.values(), ids=NAMES)
 
 
 def image(env: Sequence[str] | None = (PATH,), labels: Mapping[str, str] | None = None) -> bytes:
-    """Inspect an image."""
     return json.dumps({"Id": IMAGE_ID, "Config": {"Env": env and list(env), "Labels": labels}}).encode()
 
 
@@ -74,31 +72,32 @@ def inspected(
     return {**reply, "Config": {"Image": create["Image"], "Env": env, "Labels": labels}}
 
 
-def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Inspected:
-    """Read an inspected container and its image."""
+Asked = AskedPod | AskedContainer | None
+
+
+def read_inspect(reply: bytes | dict[str, Any], image: bytes | None, *default_runtime: str) -> Asked:
     raw = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
     shipped = None if image is None else read_image(image)
     return status.read_inspect(status.told(raw, ID), shipped, *default_runtime)
 
 
-def asked(create: Mapping[str, Any], name: str) -> Inspected:
-    """Return what a create asks for, with the ids that it got."""
+def asked(create: Mapping[str, Any], name: str) -> Asked:
+    """Return what a create asks for, with the id that it got."""
     value = read_create(json.dumps(create).encode(), name)
     if isinstance(value, AskedPod):
-        return Inspected(ID, SubjectKind.POD, IMAGE_ID, replace(value, pod=replace(value.pod, id=ID)))
+        return replace(value, pod=replace(value.pod, id=ID))
     assert value is not None
-    container = replace(value.container, id=ID)
-    return Inspected(ID, SubjectKind.CONTAINER, IMAGE_ID, replace(value, container=container))
+    return replace(value, container=replace(value.container, id=ID))
 
 
 def pod_of(reply: dict[str, Any], shipped: bytes | None = None) -> PodInfo:
-    value = read_inspect(reply, shipped).value
+    value = read_inspect(reply, shipped)
     assert isinstance(value, AskedPod)
     return value.pod
 
 
 def container_of(reply: dict[str, Any], shipped: bytes | None = None) -> ContainerInfo:
-    value = read_inspect(reply, shipped).value
+    value = read_inspect(reply, shipped)
     assert isinstance(value, AskedContainer)
     return value.container
 
@@ -136,21 +135,14 @@ def test_inspect_equals_the_create(create: dict[str, Any], changes: dict[str, ob
 # ---- the image
 
 
-@pytest.mark.parametrize(
-    ("env", "shipped", "expected"),
-    [
-        ([PATH], [PATH], {}),
-        (["A=1", PATH], [PATH], {"A": "1"}),
-        ([PATH, "A=1"], [PATH], {"PATH": PATH[5:], "A": "1"}),
-        (["PATH=/own", "A=1"], [PATH, "A=1"], {"PATH": "/own"}),
-        (["A=1", "B=1", PATH], [PATH, "A=3"], {"A": "1", "B": "1"}),
-        (["B=1", "A=1"], ["A=1", "A=2"], {"B": "1"}),
-        (["A=1", "A=2"], ["A=1", "A=2"], {}),
-        (["A=1", "B=1", PATH], [PATH, "C=1", "A=1"], {"B": "1"}),  # no image of its own
-        (["A=1"], None, {"A": "1"}),
-        (None, [PATH], {}),
-    ],
-)
+ENVS = [([PATH], [PATH], {}), (["A=1", PATH], [PATH], {"A": "1"})]
+ENVS += [([PATH, "A=1"], [PATH], {"PATH": PATH[5:], "A": "1"}), (["PATH=/own", "A=1"], [PATH, "A=1"], {"PATH": "/own"})]
+ENVS += [(["A=1", "B=1", PATH], [PATH, "A=3"], {"A": "1", "B": "1"}), (["B=1", "A=1"], ["A=1", "A=2"], {"B": "1"})]
+ENVS += [(["A=1", "A=2"], ["A=1", "A=2"], {}), (["A=1", "B=1", PATH], [PATH, "C=1", "A=1"], {"B": "1"})]
+ENVS += [(["A=1"], None, {"A": "1"}), (None, [PATH], {})]
+
+
+@pytest.mark.parametrize(("env", "shipped", "expected"), ENVS)
 def test_env_of_the_image(env: list[str] | None, shipped: list[str] | None, expected: dict[str, str]) -> None:
     reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Env": env})
     assert container_of(reply, image(shipped)).envs == expected
@@ -160,7 +152,7 @@ ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.samp
 
 
 @given(ENTRIES, ENTRIES, st.booleans())
-def test_the_fewest_envs_that_give_the_list_are_the_containers(
+def test_fewest_envs_that_give_the_list_are_the_containers(
     own: list[str], shipped: list[str], of_this_image: bool
 ) -> None:
     """Where it cannot have been made of this image, all but the image's are."""
@@ -186,8 +178,8 @@ def test_each_of_many_envs_over_an_images_is_looked_at_a_few_times() -> None:
     own, shipped = ([Looked(f"A{number}={whose}") for number in range(1_000)] for whose in ("own", "shipped"))
     config = Object((("Env", own), ("Labels", Object(tuple(CONTAINER_LABELS.items())))))
     read = status.read_inspect(Object((("Id", ID), ("Config", config))), Shipped(env=shipped))
-    assert isinstance(read.value, AskedContainer)
-    assert read.value.container.envs == {f"A{number}": "own" for number in range(1_000)}
+    assert isinstance(read, AskedContainer)
+    assert read.container.envs == {f"A{number}": "own" for number in range(1_000)}
     assert len(own) <= Looked.times < 10 * (len(own) + len(shipped))
 
 
@@ -216,23 +208,17 @@ def test_container_of_an_image_that_was_committed_from_a_pods_container() -> Non
     reply = inspected(CONTAINER_BODY, CONTAINER_NAME, shipped)
     assert read_inspect(reply, shipped) == asked(CONTAINER_BODY, CONTAINER_NAME)
     plain = inspected({"Image": "committed"}, "silly_name", shipped)
-    assert read_inspect(plain, shipped) == Inspected(ID, None, IMAGE_ID, None)
+    assert read_inspect(plain, shipped) is None
 
 
 # ---- what dockerd adds
 
 
-@pytest.mark.parametrize(
-    ("memory", "swap", "of_pod", "of_container"),
-    [
-        (2**28, 2**28, 2**28, 2**28),
-        (2**28, 2**29, 0, 0),
-        (2**28, -1, 0, 2**28),
-        (2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1),
-        (0, -1, -1, -1),
-        (0, 0, 0, 0),
-    ],
-)
+SWAPS = [(2**28, 2**28, 2**28, 2**28), (2**28, 2**29, 0, 0), (2**28, -1, 0, 2**28)]
+SWAPS += [(2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1), (0, -1, -1, -1), (0, 0, 0, 0)]
+
+
+@pytest.mark.parametrize(("memory", "swap", "of_pod", "of_container"), SWAPS)
 def test_swap(memory: int, swap: int, of_pod: int, of_container: int) -> None:
     limits = {"HostConfig/Memory": memory, "HostConfig/MemorySwap": swap, "HostConfig/CpuQuota": 1000}
     pod = pod_of(changed(inspected(POD_BODY, POD_NAME), limits)).resources
@@ -248,7 +234,7 @@ def test_swap(memory: int, swap: int, of_pod: int, of_container: int) -> None:
 )
 def test_runtime(runtime: str, default: str, handler: str) -> None:
     reply = changed(inspected(POD_BODY, POD_NAME), {"HostConfig/Runtime": runtime})
-    value = read_inspect(reply, None, default).value
+    value = read_inspect(reply, None, default)
     assert isinstance(value, AskedPod)
     assert value.pod.runtime_handler == handler
 
@@ -259,7 +245,7 @@ def test_runtime(runtime: str, default: str, handler: str) -> None:
 @pytest.mark.parametrize("labels", [None, {}, {"io.kubernetes.docker.type": "x"}])
 def test_container_of_nobodys_pod(labels: object) -> None:
     reply = {"Id": ID, "Name": f"/{CONTAINER_NAME}", "Image": IMAGE_ID, "Config": {"Labels": labels, "Env": "not read"}}
-    assert read_inspect(reply, None) == Inspected(ID, None, IMAGE_ID, None)
+    assert read_inspect(reply, None) is None
 
 
 UNKNOWN = ("Id", "Name", "Image", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus")
@@ -281,13 +267,13 @@ def test_what_is_null_or_of_a_wrong_type_is_unknown_by_itself(path: str, value: 
 
 @pytest.mark.parametrize("host", [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []])
 @either
-def test_a_cgroup_parent_that_is_not_told_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
-    value = read_inspect({**inspected(create, name), "HostConfig": host}, image()).value
+def test_cgroup_parent_that_is_not_told_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
+    value = read_inspect({**inspected(create, name), "HostConfig": host}, image())
     assert value is not None
     assert value.cgroup_parent is None
 
 
-def test_a_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
+def test_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
     reply = inspected(CONTAINER_BODY, CONTAINER_NAME)
     reply["Config"]["Env"].insert(1, 5)
     reply["Config"]["Labels"]["annotation.other"] = {"canary": 1}
@@ -295,12 +281,12 @@ def test_a_label_or_an_env_that_is_no_text_is_unknown_by_itself() -> None:
 
 
 @pytest.mark.parametrize("told", ["", None, 5])
-def test_an_id_that_is_not_told_is_the_one_asked_for(told: object) -> None:
+def test_id_that_is_not_told_is_the_one_asked_for(told: object) -> None:
     assert status.told(json.dumps({"Id": told}).encode(), ID).get("Id") == ID
 
 
 @pytest.mark.parametrize("sandbox", ["", None, 5])
-def test_a_container_whose_pod_nobody_names_is_unreadable(sandbox: object) -> None:
+def test_container_whose_pod_nobody_names_is_unreadable(sandbox: object) -> None:
     reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Labels/io.kubernetes.sandbox.id": sandbox})
     with pytest.raises(Unreadable, match="sandbox"):
         read_inspect(reply, image())
@@ -321,27 +307,22 @@ PATHS = ["Name", "Image", "Config", "Config/Env", "Config/Labels", "HostConfig",
 @given(st.sampled_from([POD_BODY, CONTAINER_BODY]), st.sampled_from(PATHS), JSON)
 def test_any_value_anywhere_is_read(create: dict[str, Any], path: str, value: object) -> None:
     with suppress(Unreadable):
-        assert read_inspect(changed(inspected(create, CONTAINER_NAME), {path: value}), image()).id == ID
+        read = read_inspect(changed(inspected(create, CONTAINER_NAME), {path: value}), image())
+        assert read is None or isinstance(read, AskedPod | AskedContainer)
 
 
-LIVES = {
-    "created": Life(started=False, running=False),
-    "running": Life(started=True, running=True),
-    "paused": Life(started=True, running=True),
-    "restarting": Life(started=True, running=True),
-    "removing": Life(started=True, running=False),
-    "exited": Life(started=True, running=False),
-    "dead": Life(started=True, running=False),
-}
+LIVES = [("created", Life(started=False, running=False))]
+LIVES += [(word, Life(started=True, running=True)) for word in ("running", "paused", "restarting")]
+LIVES += [(word, Life(started=True, running=False)) for word in ("removing", "exited", "dead")]
 
 
-@pytest.mark.parametrize(("word", "life"), LIVES.items())
-def test_how_far_a_container_is(word: str, life: Life) -> None:
+@pytest.mark.parametrize(("word", "life"), LIVES)
+def test_life_of_a_container(word: str, life: Life) -> None:
     assert read_life(b'{"State":{"Status":"%b"}}' % word.encode()) == life
 
 
 @pytest.mark.parametrize("reply", [b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}', b'{"State":7}'])
-def test_how_far_a_container_is_cannot_be_read(reply: bytes) -> None:
+def test_unreadable_life_of_a_container(reply: bytes) -> None:
     with pytest.raises(Unreadable) as caught:
         read_life(reply)
     assert "canary" not in str(caught.value)

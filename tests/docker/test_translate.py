@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from runtimeproxy.call import Unreadable
 from runtimeproxy.docker import translate
 from runtimeproxy.docker.resources import RESOURCE_TABLE
-from runtimeproxy.docker.translate import AskedContainer, AskedPod, is_pods, read_created_id, read_update
+from runtimeproxy.docker.translate import (
+    AskedContainer,
+    AskedPod,
+    DockerName,
+    is_pods,
+    parse_name,
+    read_created_id,
+    read_update,
+)
 from runtimeproxy.model import ContainerInfo, PodInfo, Resources, named
 from tests.docker.bodies import (
     CONTAINER,
@@ -44,7 +52,6 @@ def read_container(body: dict[str, Any]) -> ContainerInfo:
 
 
 def without(labels: dict[str, str], *left_out: str) -> dict[str, dict[str, str]]:
-    """Leave out labels that begin so."""
     return {"Labels": {key: value for key, value in labels.items() if not key.startswith(left_out)}}
 
 
@@ -101,11 +108,7 @@ def restarted(count: str, attempt: int) -> Case:
 
 CONTAINERS: dict[str, Case] = {
     "as dockershim asks": ({}, CONTAINER_NAME, {}),
-    "what is not read may be anything": (
-        {"Cmd": 5, "cMD": {}, "Unknown": [1e300, None, "\ud800"]},
-        CONTAINER_NAME,
-        {},
-    ),
+    "what is not read may be anything": ({"Cmd": 5, "cMD": {}, "Unknown": [1e300, None, "\ud800"]}, CONTAINER_NAME, {}),
     "keys of labels are exact": ({"Labels/IO.kubernetes.docker.type": "podsandbox"}, CONTAINER_NAME, {}),
     "the name tells the attempt": (
         {f"Labels/annotation.{RESTARTS}": "5"},
@@ -159,7 +162,7 @@ def test_keys_are_found_as_go_finds_them() -> None:
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=3), st.text(max_size=3)), max_size=5))
-def test_the_last_entry_of_a_variable_counts(entries: list[tuple[str, str]]) -> None:
+def test_last_entry_of_a_variable_counts(entries: list[tuple[str, str]]) -> None:
     pairs = [(key.replace("=", "-"), value) for key, value in entries]
     env = [f"{key}={value}" for key, value in pairs]
     assert read_container(changed(CONTAINER_BODY, {"Env": env})).envs == dict(pairs)
@@ -176,22 +179,16 @@ def test_create_of_something_else(labels: object) -> None:
     assert read_create({"Image": "busybox"}) is None
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (json.dumps(POD_BODY).encode(), True),
-        (json.dumps(CONTAINER_BODY, ensure_ascii=False).encode(), True),
-        (rb'{"Labels": {"\u0069o.kubernetes.docker.type": "podsandbox"}}', True),
-        (rb'{"Labels": {"io.kubernetes.docker.typ\u0065": "container"}}', True),
-        (rb'{"Labels": {"note": "\u00e9"}}', True),
-        (b'{"Cmd": ["echo", "io.kubernetes.docker.type"]}', True),
-        (rb'{"Labels": {"io.kubernetes.pod.name": "a\nb\\c"}}', False),
-        (b'{"Labels": {"IO.kubernetes.docker.type": "container"}}', False),
-        (b"", False),
-        (b"\xff", False),
-    ],
-)
-def test_a_body_is_read_only_if_it_may_be_a_pods(body: bytes, expected: bool) -> None:
+MAY_BE_PODS = [(json.dumps(POD_BODY).encode(), True), (json.dumps(CONTAINER_BODY, ensure_ascii=False).encode(), True)]
+MAY_BE_PODS += [(rb'{"Labels": {"\u0069o.kubernetes.docker.type": "podsandbox"}}', True)]
+MAY_BE_PODS += [(rb'{"Labels": {"io.kubernetes.docker.typ\u0065": "container"}}', True)]
+MAY_BE_PODS += [(rb'{"Labels": {"note": "\u00e9"}}', True), (b'{"Cmd": ["echo", "io.kubernetes.docker.type"]}', True)]
+MAY_BE_PODS += [(rb'{"Labels": {"io.kubernetes.pod.name": "a\nb\\c"}}', False)]
+MAY_BE_PODS += [(b'{"Labels": {"IO.kubernetes.docker.type": "container"}}', False), (b"", False), (b"\xff", False)]
+
+
+@pytest.mark.parametrize(("body", "expected"), MAY_BE_PODS)
+def test_body_is_read_only_if_it_may_be_a_pods(body: bytes, expected: bool) -> None:
     assert is_pods(body) is expected
 
 
@@ -263,7 +260,7 @@ def test_unreadable_runtime_of_a_pod() -> None:
 
 
 @pytest.mark.parametrize("key", ["Labels", "Env", "HostConfig", "CgroupParent", "Memory", "CpusetMems", "app"])
-def test_a_key_that_is_read_stands_once(key: str) -> None:
+def test_key_that_is_read_stands_once(key: str) -> None:
     """Go merges some of such values and replaces others; of labels the key is exact."""
     text = json.dumps(changed(CONTAINER_BODY, {"Labels/app": "web"}))
     for twin in (key, key.upper(), key.replace("s", "\u017f")) if key != "app" else (key,):
@@ -307,8 +304,43 @@ def test_any_value_anywhere_is_read_or_unreadable(body: dict[str, Any], path: st
 
 
 @pytest.mark.parametrize("value", [[[]] * 70_000, [""] * 70_000, dict.fromkeys(map(str, range(70_000)))])
-def test_a_body_of_too_many_values_is_not_read(value: object) -> None:
+def test_body_of_too_many_values_is_not_read(value: object) -> None:
     body = json.dumps({**CONTAINER_BODY, "Mounts": value}).encode()
     for read in READERS[:2]:
         with pytest.raises(Unreadable, match="request with more than 131072 fields"):
             read(body)
+
+
+# ---- names
+
+NAME_UID = "6f1c2b60-8a55-4c0a-9d2e-3b1f0a6c7d10"
+NAMES = [
+    (f"k8s_POD_web-0_default_{NAME_UID}_0", DockerName("POD", "web-0", "default", NAME_UID, 0)),
+    (f"k8s_app_web-0_default_{NAME_UID}_12", DockerName("app", "web-0", "default", NAME_UID, 12)),
+    ("k8s_a_b.c_d_e_4294967295", DockerName("a", "b.c", "d", "e", 2**32 - 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "parts"), NAMES)
+def test_name_is_read_with_and_without_slash_and_suffix(name: str, parts: DockerName) -> None:
+    assert parse_name(name) == parse_name("/" + name) == parts
+    assert parse_name(f"{name}_0a1b2c3d") == parse_name(f"/{name}_0a1b2c3d") == parts
+    assert f"k8s_{parts.container}_{parts.pod}_{parts.namespace}_{parts.uid}_{parts.attempt}" == name
+
+
+OTHER_NAMES = ["", "/", "web", "k8s", "K8S_a_b_c_d_0", "x_a_b_c_d_0", "//k8s_a_b_c_d_0", "/parent/k8s_a_b_c_d_0"]
+OTHER_NAMES += ["k8s_a_b_c_0", "k8s_a_b_c_d_0_e_f", "k8s_a_b_c_d_0_", "k8s__b_c_d_0", "k8s_a_b_c_d_", "k8s_a_b_c_d_x"]
+OTHER_NAMES += ["k8s_a_b_c_d_-1", "k8s_a_b_c_d_+1", "k8s_a_b_c_d_1.0", "k8s_a_b_c_d_٣", "k8s_a_b_c_d_4294967296"]
+OTHER_NAMES += ["k8s_a_b_c_d_" + "9" * 5000, "k8s_a_b_c_d_0\n"]
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_name_is_none(name: str) -> None:
+    assert parse_name(name) is None
+
+
+@given(st.lists(st.text(st.sampled_from("k8s_/0a"), max_size=4), max_size=8))
+def test_no_name_raises(parts: list[str]) -> None:
+    name = "k8s_" + "_".join(parts)
+    found = parse_name(name)
+    assert found is None or name.startswith(f"k8s_{found.container}_{found.pod}_{found.namespace}_{found.uid}_")

@@ -1,0 +1,33 @@
+"""The parts that most tests of Docker mode stand on: the front's node, the scripted daemon, and a backend of it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from runtimeproxy.docker.backend import Backend
+from tests.docker.daemon import Daemon
+from tests.docker.node import Node
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    """Run a node that follows its daemon's events."""
+    async with Node(tmp_path) as node:
+        await node.follow()
+        yield node
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[Daemon]:
+    """Run a scripted daemon, whose clients have all left in the end."""
+    async with Daemon(str(tmp_path / "docker.sock")) as daemon:
+        yield daemon
+        await daemon.left()
+
+
+@pytest.fixture
+async def backend(daemon: Daemon) -> AsyncIterator[Backend]:
+    backend = Backend(daemon.path)
+    yield backend
+    await backend.close()
