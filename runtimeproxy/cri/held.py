@@ -7,7 +7,7 @@ is kept (relay-rules A4 to A7, C1).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.cri import bounds
@@ -16,9 +16,11 @@ from runtimeproxy.cri.direction import Data, HeaderBlock
 from runtimeproxy.cri.refused import refusal
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
+from runtimeproxy.heldbytes import NO_ROOM
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import Outlet
+
+if TYPE_CHECKING:
+    from runtimeproxy.cri.reader import Reader
 
 REQUEST_FIELDS = frozenset({b"content-type", b"grpc-encoding", b"grpc-timeout"})
 REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
@@ -27,28 +29,6 @@ REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
 _BROKEN_OFF = frozenset({b"1", b"4", b"14"})
 """CANCELLED and DEADLINE_EXCEEDED: containerd answers so by itself (relay-rules C1), and may go on with the call.
 UNAVAILABLE: gRPC's own word where a connection ends; servers on its C core send it to one who half-closes (run)."""
-
-
-class Events(Protocol):
-    """What the front is told of a held call."""
-
-    def held(self, stream: "HeldStream") -> None: ...
-    def settled(self, stream: "HeldStream") -> None: ...
-    def wake(self) -> None: ...
-
-
-class Owner(Protocol):
-    """What a held stream needs of its connection."""
-
-    client_out: Outlet
-    runtime_out: Outlet
-    held_bytes: HeldBytes
-    clock: Callable[[], float]
-
-    @property
-    def events(self) -> Events: ...
-    def forget(self, stream: int) -> None: ...
-    def drop(self, stream: int) -> None: ...
 
 
 _END = Data(b"", 0, True, b"")
@@ -87,7 +67,7 @@ class HeldStream:
     _kept_reset = b""
 
     def __init__(
-        self, owner: Owner, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
+        self, owner: "Reader", route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
     ) -> None:
         self.owner = owner
         self.stream = stream

@@ -101,7 +101,7 @@ class Reader:
     def drop(self, stream: int) -> None:
         """Drop what still comes on a stream that we answered."""
         self.runtime_out.ungovern(stream)
-        self.streams[stream] = DroppedStream(self, stream)
+        self.streams[stream] = DroppedStream(self)
         self.retire(stream)
 
     def retire(self, stream: int) -> None:
