@@ -87,7 +87,7 @@ class Farewell:
 
     def _end_at(self, last: int) -> None:
         self.last = min(self.last, last)
-        self._owner.look_again()
+        self._owner.from_client.known.clear()  # what had passed may not now
 
     def _tell(self) -> None:
         self._owner.client_out.inject(http2.goaway(self.last, http2.NO_ERROR))
