@@ -188,15 +188,11 @@ class Direction(ABC):
                 if at > end:
                     self._cut = at - end
                     sink.cut_through = True
-        if at < end or source.widened:
-            self._leave_off(data[at:], need)
-
-    def _leave_off(self, rest: bytes, need: int) -> None:
-        """Keep the beginning of a frame until ``need`` bytes of it are here, and send what wider windows let go."""
-        self._need = need
-        self._buffer += rest
-        if self.source.widened:
-            self.source.catch_up()
+        if at < end:
+            self._need = need
+            self._buffer += data[at:]
+        if source.widened:
+            source.catch_up()
 
     def _relay_data(self, data: bytes, at: int) -> int:
         """Pass plain DATA frames one behind the other, of which an answer has many; return where the next frame starts.

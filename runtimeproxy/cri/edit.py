@@ -67,10 +67,8 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
         and _is_said(message, config.linux.resources, resources)
         and (parent is None or _is_said(message, config.linux, {"cgroup_parent": parent}))
     ):
-        for key, value in labels.items():
-            config.labels[key] = value
-        for key, value in annotations.items():
-            config.annotations[key] = value
+        config.labels.update(labels)
+        config.annotations.update(annotations)
         return message + more.SerializeToString()
     inside = {
         **_texts(_POD_CONFIG.LABELS_FIELD_NUMBER, labels),
@@ -101,8 +99,7 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
     ):
         for key in sorted(envs):
             config.envs.add(key=key.encode(), value=envs[key].encode())
-        for key, value in annotations.items():
-            config.annotations[key] = value
+        config.annotations.update(annotations)
         return message + more.SerializeToString()
     inside = {
         **_texts(_CONTAINER_CONFIG.ENVS_FIELD_NUMBER, envs),
@@ -120,8 +117,7 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
         return message
     more = _UPDATE()
     if _are_new(message, annotations) and _is_said(message, more.linux, resources):
-        for key, value in annotations.items():
-            more.annotations[key] = value
+        more.annotations.update(annotations)
         return message + more.SerializeToString()
     edits = {
         **_resources(_UPDATE.LINUX_FIELD_NUMBER, resources),
@@ -198,11 +194,7 @@ def update_request(container_id: str, changes: Changes, base: Resources | None) 
 
 def _are_new(message: bytes, *entries: Mapping[str, object]) -> bool:
     """Tell whether a message has none of the keys: one that is no part of its bytes is none of its keys."""
-    for keys in entries:
-        for key in keys:
-            if key.encode() in message:
-                return False
-    return True
+    return not any(key.encode() in message for keys in entries for key in keys)
 
 
 def _is_said(message: bytes, more: Message, changes: Changes) -> bool:

@@ -85,7 +85,7 @@ class Connection:
 
     def __init__(self, front: Front, client: socket.socket, backend: socket.socket) -> None:
         self.front = front
-        self._images: set[ImageConnection] = set()
+        self.images: set[ImageConnection] = set()
         self._client_ended = False
         self._runtime_gone = False
         self._leaving = False
@@ -111,11 +111,11 @@ class Connection:
             self._send_acks_along()
             if len(answers) > before:
                 self._count_unread(answers[before:])
-            for image in self._images:
+            for image in self.images:
                 image.check()
         except WireError as error:
             self._broken(error, "client")
-        if self._images:
+        if self.images:
             self._write_images()
         if self._runtime_gone:  # credit for an answer, or the end of the call that it is for
             self.pair.later(self.wake)
@@ -127,7 +127,7 @@ class Connection:
             self._send_acks_along()
         except WireError as error:
             self._broken(error, "runtime", data)
-        if self._images:  # an answer of theirs may have waited for the end of a frame of the runtime's
+        if self.images:  # an answer of theirs may have waited for the end of a frame of the runtime's
             self._write_images()
 
     def _count_unread(self, answers: Sequence[bytes]) -> None:
@@ -180,7 +180,7 @@ class Connection:
             self._acks.cancel()
         self.reader.runtime_gone()
         self.reader.closed()
-        for image in list(self._images):
+        for image in list(self.images):
             image.close()
         self.front.connections.discard(self)
 
@@ -200,7 +200,7 @@ class Connection:
         if self._parted or self.pair.client_ended:
             return Unfinished()
         calls, answers, streams = self.reader.farewell.unfinished()
-        calls += sum(image.calls for image in self._images)
+        calls += sum(len(image.link.streams) for image in self.images)
         return Unfinished(calls, answers or int(not self.pair.delivered), streams)
 
     def part(self) -> None:
@@ -244,8 +244,8 @@ class Connection:
     def image_link(self, link: ImageLink) -> None:
         """Connect to the image endpoint."""
         image = ImageConnection(self, link)
-        self._images.add(image)
-        image.connect()
+        self.images.add(image)
+        self.front.keep(self.front.loop.create_task(image.dial()))
 
     def wake(self) -> None:
         """Write what waits; what is being read is written for behind it."""
@@ -253,7 +253,7 @@ class Connection:
             return
         self._send_acks_along()
         self.pair.flush()
-        if self._images:
+        if self.images:
             self._write_images()
         if self._runtime_gone and not self.reader.keeps_answers:
             self._follow_runtime()
@@ -287,12 +287,8 @@ class Connection:
             self.part()
 
     def _write_images(self) -> None:
-        for image in self._images:
+        for image in self.images:
             image.write()
-
-    def forget_image(self, image: "ImageConnection") -> None:
-        """Forget a connection to the image endpoint."""
-        self._images.discard(image)
 
 
 class ImageConnection:
@@ -300,23 +296,14 @@ class ImageConnection:
 
     def __init__(self, connection: Connection, link: ImageLink) -> None:
         self._connection = connection
-        self._link = link
+        self.link = link
         self._endpoint: Endpoint | None = None
         self._undialled: list[bytes] = []
         self._undialled_bytes = 0
         self._closed = False
 
-    @property
-    def calls(self) -> int:
-        """Return how many calls wait for the image service."""
-        return len(self._link.streams)
-
-    def connect(self) -> None:
-        """Dial; a full backlog is waited for, a missing service fails its streams."""
-        front = self._connection.front
-        front.keep(front.loop.create_task(self._dial()))
-
-    async def _dial(self) -> None:
+    async def dial(self) -> None:
+        """Connect; a full backlog is waited for, a missing service fails its streams."""
         front = self._connection.front
         try:
             sock = await dial(front.image_endpoint, DIAL_SECONDS)
@@ -336,10 +323,10 @@ class ImageConnection:
 
     def write(self) -> None:
         """Write what the link has, or keep it until the service is there."""
-        if not self._link.outlet.out:
+        if not self.link.outlet.out:
             return
-        frames = b"".join(self._link.outlet.out)
-        self._link.outlet.out.clear()
+        frames = b"".join(self.link.outlet.out)
+        self.link.outlet.out.clear()
         if self._endpoint is None:
             self._undialled.append(frames)
             self._undialled_bytes += len(frames) + PIECE_BYTES
@@ -349,13 +336,13 @@ class ImageConnection:
     def check(self) -> None:
         """Raise Excess if too much waits for the service: of what the client sends only DATA need its credit."""
         kept = self._undialled_bytes if self._endpoint is None else self._endpoint.kept_bytes
-        if self._link.outlet.overfull or kept > IMAGE_BYTES:
+        if self.link.outlet.overfull or kept > IMAGE_BYTES:
             raise Excess("image_queue", "too much waits for the image service")
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
         """Read the image service's bytes."""
         try:
-            self._link.receive(data)
+            self.link.receive(data)
         except WireError as error:
             kind, _ = verdict(error)
             self._connection.front.recorder.count("connections_broken", side="image", kind=kind)
@@ -375,14 +362,14 @@ class ImageConnection:
         self._connection.pair.read_on(endpoint)
 
     def _end(self) -> None:
-        self._link.close()
+        self.link.close()
         self.close()
         self._connection.wake()
 
     def close(self) -> None:
         """Close the transport, also one that is still being dialled."""
         self._closed = True
-        self._connection.forget_image(self)
+        self._connection.images.discard(self)
         if self._endpoint is not None:
             self._endpoint.close()
             self._connection.pair.detach(self._endpoint)

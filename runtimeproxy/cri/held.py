@@ -31,7 +31,7 @@ _BROKEN_OFF = frozenset({b"1", b"4", b"14"})
 UNAVAILABLE: gRPC's own word where a connection ends; servers on its C core send it to one who half-closes (run)."""
 
 
-_END = Data(b"", 0, True, b"")
+END = Data(b"", 0, True, b"")
 """Stands for the end of a request that comes without DATA."""
 
 
@@ -128,11 +128,6 @@ class HeldStream:
         if not self.owner.held_bytes.add(length):
             raise WireError(NO_ROOM)
 
-    def start(self) -> None:
-        """Take a request that ended with its headers: it has no message."""
-        if self._half_closed:
-            self.client_data(_END)
-
     def client_headers(self, block: HeaderBlock) -> None:
         """Queue the request's trailers behind its message."""
         self._half_closed = True
@@ -143,7 +138,7 @@ class HeldStream:
             raise Excess("header_block", "trailers of a held call are too long")
         self._trailers = block
         if not self._whole:
-            self.client_data(_END)
+            self.client_data(END)
 
     def client_reset(self, frame: bytes) -> None:
         """Pass the client's cancel; it overtakes what waits."""
@@ -318,7 +313,7 @@ class HeldStream:
         self.on_reply = self.on_ended = _nothing
 
     def credit(self, length: int) -> None:
-        """Know that a request that nobody has read has left."""
+        """Count a request that nobody has read no more: it has left."""
         self.free()
 
     def free(self) -> None:

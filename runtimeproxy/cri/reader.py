@@ -13,7 +13,7 @@ from runtimeproxy.call import CallState
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
 from runtimeproxy.cri.direction import Direction, HeaderBlock, Stream
 from runtimeproxy.cri.farewell import ENDLESS, Farewell, Open
-from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.held import END, HeldStream
 from runtimeproxy.cri.image import AWAY, ImageLink
 from runtimeproxy.cri.refused import DroppedStream, refusal
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, Route
@@ -244,7 +244,8 @@ class FromClient(Direction):
         elif (route := reader.held_route(path)) is not None:
             held = self._hold(route, block.stream, fields, block.end)
             block.send(self.sink, block.stream)
-            held.start()
+            if block.end:
+                held.client_data(END)  # there is no message
         else:
             reader.open[block.stream] = Open.ENDLESS if path in ENDLESS else _ASKED
             reader.highest = block.stream

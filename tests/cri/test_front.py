@@ -460,18 +460,18 @@ async def test_a10_what_waits_for_an_image_service_is_bounded(
     pulling: Scene, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers need no credit, so that nothing else bounds them."""
-    [image] = pulling.connection._images
+    [image] = pulling.connection.images
     if not there:
         monkeypatch.setattr(image, "_endpoint", None)
     head = block((*PULL, (b"x", b"v" * 16_000)))
     for streams in (range(5, 405, 2), range(405, 1_005, 2)):
-        assert pulling.connection._images
+        assert pulling.connection.images
         with suppress(BrokenPipeError):
             for stream in streams:
                 opened = raw_headers(stream, head, end=True) + Reset(stream, 8).wire()
                 await pulling.loop.sock_sendall(pulling.client, opened)
         await pulling.turns()
-    assert not pulling.connection._images
+    assert not pulling.connection.images
     assert pulling.recorder.counted("connections_broken", side="client", kind="image_queue") == 1
 
 
@@ -484,7 +484,7 @@ async def test_a10_trailers_that_wait_for_an_image_service_are_bounded(
     await pulling.send(pulling.client, Headers(5, PULL), *[Data(5, bytes(16_384))] * 5, *[trailers] * 5)
     with suppress(BrokenPipeError):
         await pulling.send(pulling.client, PING)
-    assert not pulling.connection._images
+    assert not pulling.connection.images
 
 
 async def test_a10_what_was_asked_before_an_image_service_is_there_reaches_it_in_order(
@@ -506,7 +506,7 @@ async def test_a10_image_service_that_asks_and_reads_nothing_is_read_no_more(pul
     count = 100_000
     sending = asyncio.ensure_future(pulling.loop.sock_sendall(pulling.images, PING.wire() * count))
     await asyncio.sleep(0.5)
-    [image] = pulling.connection._images
+    [image] = pulling.connection.images
     assert image._endpoint is not None
     assert image._endpoint.waiting < 2 * HIGH_WATER
     assert not sending.done()
