@@ -67,7 +67,6 @@ class Front(Pairs):
         self.sync.soon()
 
     def paired(self, client: socket.socket, backend: socket.socket) -> "Connection":
-        """Make a connection."""
         return Connection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
@@ -99,11 +98,9 @@ class Connection:
     # The pair's flow.
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the outlets' lists."""
         return self.reader.client_out.out, self.reader.runtime_out.out
 
     def client_bytes(self, data: bytes) -> None:
-        """Read the client's bytes."""
         answers = self.reader.client_out.out
         before = len(answers)  # what the runtime sent may still be there
         try:
@@ -121,7 +118,6 @@ class Connection:
             self.pair.later(self.wake)
 
     def backend_bytes(self, data: bytes) -> None:
-        """Read the runtime's bytes."""
         try:
             self.reader.from_runtime.feed(data)
             self._send_acks_along()
@@ -211,7 +207,6 @@ class Connection:
             self.pair.finish_client()
 
     def close(self) -> None:
-        """Close at once."""
         self.pair.close()
 
     # The reader's events.
@@ -242,7 +237,6 @@ class Connection:
         return not any(self.front.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
     def image_link(self, link: ImageLink) -> None:
-        """Connect to the image endpoint."""
         image = ImageConnection(self, link)
         self.images.add(image)
         self.front.keep(self.front.loop.create_task(image.dial()))
@@ -340,7 +334,6 @@ class ImageConnection:
             raise Excess("image_queue", "too much waits for the image service")
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Read the image service's bytes."""
         try:
             self.link.receive(data)
         except WireError as error:
@@ -354,11 +347,9 @@ class ImageConnection:
             endpoint.pause()  # it reads nothing of what its own frames are answered
 
     def ended(self, endpoint: Endpoint) -> None:
-        """Take the service's EOF."""
         self._end()
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Read on."""
         self._connection.pair.read_on(endpoint)
 
     def _end(self) -> None:

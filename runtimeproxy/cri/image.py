@@ -33,7 +33,6 @@ class ImageLink(Connection):
         """Highest stream id that was sent."""
 
     def client_settings(self, entries: list[tuple[int, int]]) -> None:
-        """Hand the client's later SETTINGS on."""
         settings = dict(entries)
         self._frames.limit = max(self._frames.limit, settings.get(http2.MAX_FRAME_SIZE, 0))
         self.outlet.inject(http2.settings(settings))
@@ -51,20 +50,17 @@ class ImageLink(Connection):
         return stream
 
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
-        """Hand DATA to its stream."""
         if stream in self.streams:
             self.streams[stream].image_data(payload, length, end)
         else:
             self.outlet.credit(length)
 
     def block(self, stream: int, block: bytes, end: bool) -> None:
-        """Hand a header block to its stream."""
         headers.check(block)
         if stream in self.streams:
             self.streams[stream].image_headers(headers.alone(block), end)
 
     def reset(self, stream: int, code: int) -> None:
-        """End a stream that the service reset."""
         if stream in self.streams:
             self.streams[stream].fail(http2.rst_stream(stream, code))
 
@@ -92,7 +88,6 @@ class ImageStream:
         """True once nothing of it is to come from the image service, nor to go there."""
 
     def client_headers(self, block: HeaderBlock) -> None:
-        """Send the request's headers or trailers to the image service."""
         if self.ended:
             return
         self._half_closed |= block.end
@@ -114,7 +109,6 @@ class ImageStream:
             client.inject(http2.window_update(self._stream, data.length))
 
     def client_reset(self, frame: bytes) -> None:
-        """Pass the client's cancel."""
         self._link.owner.client_out.drop(self._stream)
         if self.ended:
             return
@@ -123,11 +117,9 @@ class ImageStream:
         self._forget()
 
     def client_window(self, increment: int) -> None:
-        """Take the client's credit."""
         self._link.owner.client_out.open_stream_window(self._stream, increment)
 
     def image_headers(self, block: bytes, end: bool) -> None:
-        """Send the reply's headers or trailers to the client."""
         self._answered = True
         self._link.owner.client_out.send_frame(self._stream, http2.header_frames(self._stream, block, end))
         if end:

@@ -79,7 +79,6 @@ class Reader:
 
     @property
     def held(self) -> list[HeldStream]:
-        """List the held calls of the connection."""
         return [stream for stream in self.streams.values() if isinstance(stream, HeldStream)]
 
     def held_route(self, path: bytes) -> Route | None:
@@ -90,7 +89,6 @@ class Reader:
         return route
 
     def forget(self, stream: int) -> None:
-        """Let a stream just pass from now on."""
         self.streams.pop(stream, None)
         self.runtime_out.ungovern(stream)
 
@@ -211,7 +209,6 @@ class FromClient(Direction):
         return True
 
     def passed(self, stream: int, end: bool) -> None:
-        """Take a new request."""
         reader = self._reader
         if stream > reader.highest:
             reader.open[stream] = _ASKED
@@ -220,7 +217,6 @@ class FromClient(Direction):
                 reader.check_open()
 
     def headers(self, block: HeaderBlock) -> None:
-        """Take a request's headers or trailers."""
         if block.stream <= self._reader.highest:
             block.send(self.sink, block.stream)
         else:
@@ -276,7 +272,6 @@ class FromRuntime(Direction):
     side = "runtime"
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Pass replies."""
         headers.check(block)
         self.remember(block)
         self.passed(stream, end)
@@ -291,12 +286,10 @@ class FromRuntime(Direction):
             streams[stream] = _ANSWERING
 
     def headers(self, block: HeaderBlock) -> None:
-        """Take a reply's headers or trailers."""
         self.passed(block.stream, block.end)
         block.send(self.sink, block.stream)
 
     def ended(self, stream: int) -> None:
-        """Take the runtime's end of a passing stream."""
         self._reader.open.pop(stream, None)
 
     def goaway(self, payload: bytes, frame: bytes) -> bytes:

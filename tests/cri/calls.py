@@ -48,7 +48,6 @@ encoded = cache(block)
 
 
 def gzip(message: bytes) -> bytes:
-    """Compress a message without the time in its head."""
     packer = compressobj(1, wbits=31)
     return packer.compress(message) + packer.flush()
 
@@ -91,7 +90,6 @@ class Call:
 
 
 def plain_call(method: Method, asked: bytes, answered: bytes) -> Call:
-    """Return a call as most clients frame it."""
     request_units = header_unit(request(method.path)), *data_units(grpc(asked), (), None, True)
     return Call(
         method,
@@ -102,7 +100,6 @@ def plain_call(method: Method, asked: bytes, answered: bytes) -> Call:
 
 @st.composite
 def calls(draw: st.DrawFn, methods: tuple[Method, ...] = METHODS) -> Call:
-    """Return a call of one of the methods."""
     method = draw(st.sampled_from(methods))
     message, compressed = draw(messages(method.request)), draw(st.sampled_from((False,) * 7 + (True,)))
     extra, shape, asides, pad = draw(HOW)

@@ -74,17 +74,14 @@ class Conversation:
 
     @cached_property
     def streams(self) -> dict[int, Call]:
-        """Return the calls by their streams."""
         return {FIRST_STREAM + 2 * at: call for at, call in enumerate(self.calls)}
 
     @cached_property
     def held(self) -> frozenset[int]:
-        """Return the streams of calls that are held."""
         return frozenset(stream for stream, call in self.streams.items() if call.method.path in HELD)
 
     @cached_property
     def sent(self) -> bytes:
-        """Return what the client sends."""
         queues = [_on(0, self.pings[0]), *(_on(stream, call.asked) for stream, call in self.streams.items())]
         return b"".join(unit for _, unit in mixed(queues, self.orders[0], in_turn=True))
 
@@ -97,12 +94,10 @@ class Conversation:
 
     @cached_property
     def frames(self) -> tuple[list[Raw], list[Raw]]:
-        """Return what the client and the runtime send, cut into frames."""
         return list(split(self.sent)), list(split(self.replied))
 
     @cached_property
     def replied(self) -> bytes:
-        """Return all that the runtime sends."""
         return b"".join(unit for _, unit in self.answers)
 
     def allowed(self, whole: set[int]) -> int:
@@ -120,7 +115,6 @@ def _on(stream: int, units: Iterable[Unit]) -> list[bytes]:
 
 
 def conversations(methods: tuple[Method, ...] = METHODS, most: int = 10) -> st.SearchStrategy[Conversation]:
-    """Return conversations of up to so many calls."""
     several = st.lists(calls(methods), min_size=1, max_size=most)
     return st.builds(Conversation, several, st.tuples(PINGS, PINGS), st.tuples(ORDER, ORDER))
 
@@ -168,7 +162,6 @@ class Core(FakeEvents):
         self.loop.close()
 
     def passes_unrecorded(self) -> bool:
-        """Ask the core."""
         return self.node.lifecycle.passes_unrecorded()
 
     def held(self, stream: HeldStream) -> None:
@@ -176,7 +169,6 @@ class Core(FakeEvents):
         self.loop.call_soon(self._run, stream)
 
     def settled(self, stream: HeldStream) -> None:
-        """Have the call go on, likewise."""
         self.loop.call_soon(stream.go_on)
 
     def _run(self, stream: HeldStream) -> None:
@@ -185,7 +177,6 @@ class Core(FakeEvents):
             stream.on_ended = self.node.lifecycle.run(call).cancel
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, at least a turn of the loop."""
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
     def connection(self) -> Play:
@@ -211,7 +202,6 @@ class Came:
     _rest: bytes = b""
 
     def take(self, data: bytes) -> None:
-        """Take bytes."""
         data, at = self._rest + data, 0
         while len(data) - at >= 9 and len(data) >= (end := at + 9 + int.from_bytes(data[at : at + 3], "big")):
             [frame] = split(data[at:end])
@@ -229,7 +219,6 @@ Compare = Callable[[Call, Half, Half], None]
 
 
 def equal(call: Call, sent: Half, came: Half) -> None:
-    """Check that nothing was changed."""
     assert came == sent, call.method
 
 
