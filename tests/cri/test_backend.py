@@ -11,7 +11,6 @@ import pytest
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.cri import api_pb2, edit
-from runtimeproxy.cri import backend as backend_module
 from runtimeproxy.cri import sync as sync_module
 from runtimeproxy.cri.backend import STATUS_SECONDS, Backend
 from runtimeproxy.cri.sync import State
@@ -21,7 +20,6 @@ from runtimeproxy.store import Store
 from runtimeproxy.sync import Listed
 from runtimeproxy.wire import grpc as wire_grpc
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.descriptors import no_descriptors
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.fakes.shapes import SHAPES, Shape
 
@@ -213,29 +211,6 @@ async def test_runtime_that_is_away_is_an_error_at_once(away: Backend, method: s
     assert time.monotonic() - started < STATUS_SECONDS / 2
 
 
-async def test_status_without_an_answer_ends_with_its_time(
-    runtime: FakeRuntime, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend_module, "STATUS_SECONDS", 0.1)
-    runtime.inject("ContainerStatus", Injection(delay_seconds=60))
-    with pytest.raises(BackendError) as caught:
-        await backend.container("v1", "c1")
-    assert caught.value.code == wire_grpc.DEADLINE_EXCEEDED
-
-
-async def test_runtime_that_comes_back_is_reached_again(tmp_path: Path) -> None:
-    path = str(tmp_path / "runtime.sock")
-    backend = Backend(path)
-    async with FakeRuntime(path) as first:
-        pod_id, _ = made(first)
-        assert await backend.pod("v1", pod_id) is not None
-    with pytest.raises(BackendError):
-        await backend.pod("v1", pod_id)
-    async with FakeRuntime(path, first.state):
-        assert await backend.pod("v1", pod_id) is not None
-    await backend.close()
-
-
 # ---- updates
 
 
@@ -273,12 +248,6 @@ async def test_refused_update_is_told_from_one_that_nobody_knows_of(
     with pytest.raises(BackendError) as caught:
         await backend.update("v1", UPDATE, 0.5)
     assert (caught.value.code, caught.value.not_done) == (code.value[0], not_done)
-
-
-async def test_update_that_there_was_no_descriptor_for_is_not_done(backend: Backend) -> None:
-    with no_descriptors(), pytest.raises(BackendError, match="the proxy itself lacks") as caught:
-        await backend.update("v1", UPDATE, 0.1)
-    assert caught.value.not_done
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

@@ -13,7 +13,6 @@ from tests.cri.peer import (
     REPLY,
     VERSION,
     Act,
-    Credit,
     Data,
     Frame,
     GoAway,
@@ -24,7 +23,6 @@ from tests.cri.peer import (
     Settings,
     block,
     client,
-    continuation,
     greeted,
     raw_headers,
     runtime,
@@ -117,40 +115,6 @@ def test_what_is_kept_beside_a_held_request_is_bounded(sends: Act, kind: str) ->
     with pytest.raises(Excess) as raised:
         sends(play)
     assert raised.value.kind == kind
-
-
-def test_little_is_kept_for_a_client_without_a_window() -> None:
-    """The runtime sends what the pair's window allows, in the smallest DATA there are."""
-    play = Play().greet(client=Settings(((4, 0),)))
-    play.client.sends(Headers(1, VERSION))
-    play.runtime.sends(Data(1, b"x").wire() * (2**16 - 1))
-    play.client.got_bytes()
-    for _ in range(3):
-        play.runtime.sends(Data(1, b"x").wire() * 2**16)
-    assert play.client.got_bytes() == b""
-    assert len(play.reader.client_out.queues[1]) <= 3 * 2**16 // 2_048
-    play.client.sends(Credit(0, 2**20))
-    assert sum(len(frame.payload) for frame in play.client.got() if isinstance(frame, Data)) == 3 * 2**16
-
-
-@pytest.mark.parametrize(
-    ("fragment", "problem"),
-    [
-        pytest.param(b"\xbe" * 60_000, "cannot be decoded", id="HPACK bomb"),
-        pytest.param(b"\x20" * 60_000, "too many table size updates", id="size updates"),
-        pytest.param(b"\x3f\xe1\x1f\x20\x20\x82", "too many table size updates", id="three of them"),
-        pytest.param(b"\x3f", "cannot be decoded", id="size update cut"),
-        pytest.param(b"\x82" * 1_000, "too many fields", id="fields"),
-    ],
-)
-def test_block_that_costs_much_to_decode_ends_the_connection(fragment: bytes, problem: str) -> None:
-    play = Play()
-    big = b"\x40\x01k\x7f\xa1\x1e" + b"v" * 4_000
-    play.client.sends(PREFACE, Settings(), raw_headers(1, block(VERSION) + big))
-    pieces = [fragment[at : at + 16_384] for at in range(0, len(fragment), 16_384)]
-    more = [continuation(3, piece, whole=False) for piece in pieces[1:]]
-    with pytest.raises(WireError, match=problem):
-        play.client.sends(raw_headers(3, pieces[0], whole=False), *more, continuation(3, b""))
 
 
 # ---- telling the peer

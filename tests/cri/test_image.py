@@ -19,15 +19,12 @@ from tests.cri.peer import (
     GoAway,
     Greets,
     Headers,
-    Ping,
     Play,
-    Raw,
     Reset,
     Settings,
     Step,
     block,
     client,
-    continuation,
     converse,
     greeted,
     grpc,
@@ -77,11 +74,6 @@ CONVERSATIONS: dict[str, list[Step]] = {
             image(raw_headers(3, block(REPLY)), raw_headers(5, block(REPLY))),
             to_client=raw_headers(3, b"\x20" + block(REPLY)) + raw_headers(5, b"\x20" + block(REPLY)),
         ),
-    ],
-    "PINGs are answered, ACKs and unknown frames swallowed": [
-        *pull(ASKED),
-        Step(image(Ping(b"12345678")), to_image=[Ping(b"12345678", ack=True)]),
-        Step(image(Ping(b"answered", ack=True), Ack(), Raw(0xEE, 0, 0, b"unknown"), Raw(2, 0, 1, bytes(5)))),
     ],
     "a request obeys the service's windows, DATA are framed anew": [
         *pull(ASKED, settings=Settings(((4, 10), (5, 16_384)))),
@@ -166,14 +158,6 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(Ack()), to_client=[Ack()]),
         Step(image(Data(1, bytes(20_000))), to_client=[Data(1, bytes(20_000))], to_image=[Credit(1, 20_000)]),
     ],
-    "before its ACK the service may index": [
-        Step(client(ASKED), to_image=[*GREETING, ASKED]),
-        Step(
-            image(Settings(), raw_headers(1, b"\x88\x40\x01a\x01b", whole=False), continuation(1, b"\xbe")),
-            to_client=[Headers(1, ((b":status", b"200"), (b"a", b"b"), (b"a", b"b")))],
-            to_image=[Ack()],
-        ),
-    ],
 }
 
 
@@ -215,34 +199,6 @@ def test_a10_while_it_is_away_calls_are_unavailable_and_the_connection_lives(end
 def test_a10_runtime_has_no_say_in_an_image_stream(frame: Frame) -> None:
     with pytest.raises(WireError, match="was not sent"):
         pulling().runtime.sends(frame)
-
-
-@pytest.mark.parametrize(
-    ("frames", "problem"),
-    [
-        ([continuation(1, b"")], "CONTINUATION out of place"),
-        ([raw_headers(1, b"", whole=False), Ping(bytes(8))], "CONTINUATION out of place"),
-        ([raw_headers(1, b"", whole=False), continuation(3, b"")], "another stream"),
-        ([raw_headers(1, b"", whole=False), *[continuation(1, bytes(16_384), False)] * 5], "too long"),
-        ([raw_headers(1, b"\xbe")], "dynamic table"),
-        ([Raw(5, 0x4, 1, bytes(4) + b"\x88")], "PUSH_PROMISE"),
-        ([Data(1, bytes(16_385))], "longer than the receiver"),
-        ([Credit(0, 0)], "WINDOW_UPDATE of 0"),
-        ([Credit(1, 2**31 - 1)], "above 2"),
-        ([ANSWER, *[FULL] * 70], "above the connection window"),
-    ],
-)
-def test_image_service_that_breaks_the_protocol_is_found_out(frames: list[Frame | bytes], problem: str) -> None:
-    with pytest.raises(WireError, match=problem):
-        pulling().image.sends(*frames)
-
-
-@pytest.mark.parametrize("first", [Ack(), ANSWER, Ping(bytes(8))], ids=repr)
-def test_image_services_first_frame_is_settings(first: Frame) -> None:
-    play = greeted(image_apart=True)
-    play.client.sends(ASKED)
-    with pytest.raises(WireError, match="no SETTINGS"):
-        play.image.sends(first)
 
 
 def test_refusal_waits_for_the_runtimes_first_settings() -> None:

@@ -1,7 +1,6 @@
 """What just passes: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
 
 import pytest
-from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
 from runtimeproxy.cri import reader as reader_module
 from runtimeproxy.cri.direction import ACKS_AT_ONCE, ALIVE_SECONDS
@@ -22,7 +21,6 @@ from tests.cri.peer import (
     Fields,
     Frame,
     GoAway,
-    Greets,
     Headers,
     Ping,
     Play,
@@ -112,12 +110,6 @@ PASSING: dict[str, list[Step]] = {
     ],
     # A3, A4: windows
     "A3: credit of the connection never passes": [Step(client(Credit(0, 5))), Step(runtime(Credit(0, 6)))],
-    "A3: credit is given in steps, for what has left, with its padding": [
-        Step(client(ASK), to_runtime=[ASK]),
-        Step(client(*[Data(1, bytes(16_128), pad=255)] * 16), to_runtime=[Data(1, bytes(16_128), pad=255)] * 3),
-        Step(runtime(Credit(0, 2**18 - 65_536)), to_runtime=[Data(1, bytes(16_128), pad=255)] * 12),
-        Step(runtime(Credit(0, 1)), to_client=[Credit(0, 2**18)], to_runtime=[Data(1, bytes(16_128), pad=255)]),
-    ],
     "A3: what is cut through uses up the window": [
         Step(client(ASK, *WINDOW, Data(1, b"late")), to_runtime=[ASK, *WINDOW]),
         Step(runtime(Credit(0, 4)), to_runtime=[Data(1, b"late")]),
@@ -155,11 +147,6 @@ PASSING: dict[str, list[Step]] = {
         ),
         Step(runtime(Credit(0, 465 + 999)), to_runtime=[Data(1, b"x" * 465)]),
         Step(runtime(Credit(0, 1)), to_runtime=[Data(3, b"y" * 990, pad=9)]),
-    ],
-    "A8: DATA longer than the connection's window are split": [
-        Step(Greets(runtime=Settings(((4, 2**20), (5, 2**20))))),
-        Step(client(ASK, Data(1, bytes(70_000), end=True)), to_runtime=[ASK, Data(1, bytes(65_535))]),
-        Step(runtime(Credit(0, 70_000)), to_runtime=[Data(1, bytes(4_465), end=True)]),
     ],
     "A8: trailers stay behind their stream's DATA, others overtake": [
         Step(runtime(*[ALL_BUT_ONE] * 4, Data(1, b"abcdef"), END), to_client=[*[ALL_BUT_ONE] * 4, Data(1, b"abc")]),
@@ -201,10 +188,6 @@ OPENING: dict[str, list[Step]] = {
         ),
         Step(runtime(Settings(((1, 100),)), Settings()), to_client=[PASSED, OPENED, PASSED]),
     ],
-    "A3: each side gets 1 MiB once, behind its first SETTINGS": [
-        Step(client(PREFACE, Settings(), Settings()), to_runtime=[PASSED, OPENED, PASSED]),
-        Step(runtime(Settings(), Settings()), to_client=[PASSED, OPENED, PASSED]),
-    ],
     "A9: no SETTINGS and no PING are ours": [
         Step(
             client(PREFACE, Settings(((3, 100),)), Headers(1, VERSION, end=True)),
@@ -224,12 +207,6 @@ OPENING: dict[str, list[Step]] = {
         Step(runtime(Settings(), Ack()), to_client=[PASSED, OPENED, Ack()]),
         Step(client(Ping(b"12345678"))),
     ],
-    "A9: an ACK of ours stands behind the first SETTINGS": [
-        Step(client(PREFACE, Settings()), to_runtime=[PASSED, OPENED]),
-        Step(runtime(Settings().wire()[:5])),
-        Step(client(Ping(b"12345678"))),
-        Step(runtime(Settings().wire()[5:]), to_client=[PASSED, OPENED, Ping(b"12345678", ack=True)]),
-    ],
     "trailers pass before the ACK": [
         Step(client(PREFACE, Settings(), ASK, END), to_runtime=[PASSED, OPENED, ASK, END])
     ],
@@ -247,25 +224,6 @@ def test_opening(steps: list[Step]) -> None:
 
 
 # ---- A1: header blocks
-
-
-def test_a1_blocks_are_built_anew_without_indexing_before_the_ack() -> None:
-    play = Play()
-    play.client.sends(PREFACE, Settings())
-    play.runtime.got_bytes()
-    encoder = Encoder()
-    fields: Fields = (*VERSION, (b"x", b"y"), NeverIndexedHeaderTuple(b"authorization", b"hidden"))
-    first, second = encoder.encode(list(fields)), encoder.encode(list(fields))
-    assert len(second) < len(first)
-    play.client.sends(raw_headers(1, b"\x3f\xe1\x1f" + first), raw_headers(3, second))
-    data = play.runtime.got_bytes()
-    half = len(data) // 2
-    assert data[9:half] == data[half + 9 :]
-    stripped = Decoder()
-    stripped.max_allowed_table_size = stripped.header_table_size = 0
-    decoded = stripped.decode(data[9:half], raw=True)
-    assert tuple(decoded) == fields
-    assert [type(field) is NeverIndexedHeaderTuple for field in decoded] == [*[False] * (len(fields) - 1), True]
 
 
 def test_a1_size_update_of_a_dropped_block_stands_in_the_next_one() -> None:
@@ -308,17 +266,10 @@ def test_a1_push_promises_are_blocks_too() -> None:
 
 # ---- A2: the path
 
-PATHS = {
-    "index 4": b"\x04",
-    "index 5": b"\x05",
-    "literal name": b"\x00\x05:path",
-    "Huffman name": b"\x00\x84\xb9\x58\xd3\x3f",
-    "incremental": b"\x44",
-    "never indexed": b"\x14",
-}
 
-
-@pytest.mark.parametrize("name", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize(
+    "name", [b"\x05", b"\x00\x05:path", b"\x00\x84\xb9\x58\xd3\x3f"], ids=["index", "literal", "Huffman"]
+)
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_a2_held_method_is_recognised_however_its_path_is_written(name: bytes, acknowledged: bool) -> None:
     play = greeted() if acknowledged else Play()
