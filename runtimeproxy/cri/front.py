@@ -8,7 +8,6 @@ Invariant: a call is run by the lifecycle: the client's leaving ends it only whi
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
 from functools import partial
 
 from runtimeproxy.call import CallState
@@ -106,14 +105,16 @@ class Connection:
         try:
             self.reader.from_client.feed(data)
             self._send_acks_along()
-            if len(answers) > before:
-                self._count_unread(answers[before:])
+            if len(answers) > before:  # DATA that the client's frames give credit for are bounded by that
+                length = sum(len(frames) for frames in answers[before:] if frames[http2.TYPE_AT] != http2.DATA)
+                if length:
+                    self._unread.add(length, self.pair.delivered)
             for image in self.images:
                 image.check()
         except WireError as error:
             self._broken(error, "client")
-        if self.images:
-            self._write_images()
+        for image in self.images:
+            image.write()
         if self._runtime_gone:  # credit for an answer, or the end of the call that it is for
             self.pair.later(self.wake)
 
@@ -123,14 +124,8 @@ class Connection:
             self._send_acks_along()
         except WireError as error:
             self._broken(error, "runtime", data)
-        if self.images:  # an answer of theirs may have waited for the end of a frame of the runtime's
-            self._write_images()
-
-    def _count_unread(self, answers: Sequence[bytes]) -> None:
-        """Count what the client's own frames are answered; DATA that they give credit for is bounded by that."""
-        length = sum(len(frames) for frames in answers if frames[http2.TYPE_AT] != http2.DATA)
-        if length:
-            self._unread.add(length, self.pair.delivered)
+        for image in self.images:  # an answer of theirs may have waited for the end of a frame of the runtime's
+            image.write()
 
     def _broken(self, error: WireError, side: str, data: bytes = b"") -> None:
         """Count and log what a peer did wrong, tell it, and end its connection with the other one's."""
@@ -247,10 +242,14 @@ class Connection:
             return
         self._send_acks_along()
         self.pair.flush()
-        if self.images:
-            self._write_images()
-        if self._runtime_gone and not self.reader.keeps_answers:
-            self._follow_runtime()
+        for image in self.images:
+            image.write()
+        if self._runtime_gone and not self.reader.keeps_answers:  # the last answer is out: part behind it
+            if not self._leaving:  # whoever gives no credit for it is waited for no longer than for the rest
+                self._leaving = True
+                self.pair.linger()
+            if not self.reader.client_out.congested:
+                self.part()
 
     def _send_acks_along(self) -> None:
         """Have ACKs of PINGs leave with what leaves anyway; where nothing does they wait ACK_SECONDS for it."""
@@ -271,18 +270,6 @@ class Connection:
         self.pair.flush()
         if any(outlet.acks for outlet in self._outlets):
             self._acks = self.front.loop.call_later(ALIVE_SECONDS, self._acknowledge)
-
-    def _follow_runtime(self) -> None:
-        """Part behind the last answer; whoever gives no credit for it is waited for no longer than for the rest."""
-        if not self._leaving:
-            self._leaving = True
-            self.pair.linger()
-        if not self.reader.client_out.congested:
-            self.part()
-
-    def _write_images(self) -> None:
-        for image in self.images:
-            image.write()
 
 
 class ImageConnection:

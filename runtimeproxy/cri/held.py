@@ -179,7 +179,13 @@ class HeldStream:
     def _keep(self, part: Data | HeaderBlock) -> None:
         """Hold back the frame that ends the reply, which is read now; before the release whatever comes of it."""
         if self.state is CallState.HOLDING:
-            self._keep_early(part)
+            self._early = (*self._early, part)
+            self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
+            if self._early_bytes > bounds.EARLY_BYTES:
+                raise Excess("early_reply", "a call is answered at length that was not sent yet")
+            if part.end:
+                self._flush_early()
+                self._end()
             return
         self._kept = part
         fields, reply = self._reply_fields, Reply(agreed=False)
@@ -193,15 +199,6 @@ class HeldStream:
         elif status in _BROKEN_OFF:
             reply = UNANSWERED
         self._settle(reply)
-
-    def _keep_early(self, part: Data | HeaderBlock) -> None:
-        self._early = (*self._early, part)
-        self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
-        if self._early_bytes > bounds.EARLY_BYTES:
-            raise Excess("early_reply", "a call is answered at length that was not sent yet")
-        if part.end:
-            self._flush_early()
-            self._end()
 
     def runtime_reset(self, frame: bytes) -> None:
         """Pass the runtime's reset at once, or behind the whole answer that it follows (RFC 9113, 8.1)."""
