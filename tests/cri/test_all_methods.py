@@ -5,6 +5,7 @@ Without a hook server and with one that changes nothing; one that changes someth
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from zlib import decompress
 
 import pytest
@@ -15,8 +16,7 @@ from runtimeproxy.cri.routes import HELD
 from runtimeproxy.model import HookAnswer, Resources, named
 from tests.amounts import examples
 from tests.cri import rest
-from tests.cri.calls import DATA, Call, plain_call
-from tests.cri.conversations import STEPS, Conversation, Core, Half, Stage, Step, conversations
+from tests.cri.conversations import DATA, STEPS, Call, Conversation, Core, Half, Stage, Step, conversations, plain_call
 from tests.cri.messages import METHODS, ODD, Method
 from tests.fakes.node import REPLIES, REQUESTS, wire
 from tests.fakes.plugins import NOTHING
@@ -45,7 +45,7 @@ def test_the_table_has_every_method() -> None:
 @pytest.mark.parametrize("behaviour", [None, NOTHING])
 def test_each_method_passes(behaviour: HookAnswer | None) -> None:
     each = [plain_call(method, *messages_of(method.name)) for method in METHODS]
-    with Core(behaviour) as core:
+    with closing(Core(behaviour)) as core:
         stage = Stage(Conversation(each, orders=([4, 2, 3, 1, 0] * 20, [3, 0, 2, 4, 1] * 20)), core)
         stage.run([(who, 1_000, 0.0) for who in "crc" * 10])
         stage.check()
@@ -66,7 +66,7 @@ def messages_of(name: str) -> tuple[bytes, bytes]:
 @given(conversations(OFTEN_HELD), STEPS, st.sampled_from((0.0, 0.0, 0.5)))
 def test_all_comes_as_it_was_sent(conversation: Conversation, steps: list[Step], delay_seconds: float) -> None:
     for behaviour in (None, NOTHING):
-        with Core(behaviour, delay_seconds) as core:
+        with closing(Core(behaviour, delay_seconds)) as core:
             stage = Stage(conversation, core)
             stage.run(steps)
             stage.check()
@@ -151,7 +151,7 @@ def body(half: Half) -> bytes:
 def test_hook_server_changes_nothing_but_what_it_names(
     conversation: Conversation, steps: list[Step], answer: HookAnswer, delay_seconds: float
 ) -> None:
-    with Core(answer, delay_seconds) as core:
+    with closing(Core(answer, delay_seconds)) as core:
         stage = Stage(conversation, core)
         stage.run(steps)
         stage.check(changed_by(answer))
@@ -170,7 +170,7 @@ def test_answer_changes_a_call_on_the_wire(method: Method) -> None:
         assert came != sent
         changed_by(answer)(call, sent, came)
 
-    with Core(answer) as core:
+    with closing(Core(answer)) as core:
         stage = Stage(Conversation([plain_call(method, *messages_of(method.name))]), core)
         stage.run([])
         stage.check(check)

@@ -91,7 +91,7 @@ async def test_pod_and_container_are_read_in_the_version_asked_for(
 
 
 @BOTH_VERSIONS
-async def test_pod_of_a_container_is_looked_for_in_the_list_where_its_status_does_not_name_it(
+async def test_pod_that_a_containers_status_does_not_name_is_found_in_the_list(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
     pod_id, container_id = made(runtime)

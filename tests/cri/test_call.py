@@ -393,7 +393,7 @@ async def test_known_pod_stands_for_the_beginning_of_its_id(operation: Operation
 
 
 @virtual_time
-async def test_resources_of_a_start_go_ahead_of_it_in_an_update_and_into_the_record() -> None:
+async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record() -> None:
     node = Node()
     node.know()
     node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="1", cpu_quota=-1)), points=("PreStartContainer",))

@@ -62,7 +62,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(ASK, GoAway(0)), to_runtime=[ASK, GoAway(0)]),
         Step(runtime(GoAway(1, 5, b"bye")), to_client=[GoAway(1, 5, b"bye")]),
     ],
-    "it is raised to the highest image stream, streams above its own are refused": [
+    "it rises to the highest image stream, streams above its own are refused": [
         Step(
             client(ASK, ASK_3, Headers(7, PULL)), to_runtime=[ASK, ASK_3], to_image=[PASSED, OPENED, Headers(7, PULL)]
         ),
@@ -158,7 +158,7 @@ def test_a11_goaway_of_ours_waits_for_the_first_settings() -> None:
     assert play.client.got()[-2:] == [MOST, GoAway(0)]
 
 
-def test_a11_highest_image_stream_is_known_though_its_connection_was_replaced() -> None:
+def test_a11_highest_image_stream_outlives_its_connection() -> None:
     play = greeted(image_apart=True)
     play.client.sends(Headers(1, PULL))
     play.image.sends(Settings(), GoAway(1))
@@ -168,7 +168,7 @@ def test_a11_highest_image_stream_is_known_though_its_connection_was_replaced() 
     assert play.client.got() == [Reset(5, REFUSED), GoAway(3)]
 
 
-def test_a11_held_calls_above_the_last_id_are_dropped_and_their_hooks_cancelled() -> None:
+def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
     play = greeted(image_apart=True)
     for stream in (1, 3):
         play.client.sends(Headers(stream, CREATE), Data(stream, grpc(b"m"), end=True))
@@ -181,7 +181,7 @@ def test_a11_held_calls_above_the_last_id_are_dropped_and_their_hooks_cancelled(
     assert ended == [3]
 
 
-def test_calls_without_an_answer_end_unavailable_and_those_inside_of_one_by_a_reset() -> None:
+def test_runtime_gone_ends_calls_unavailable_or_by_a_reset() -> None:
     play = greeted()
     play.client.sends(*(Headers(stream, VERSION, end=True) for stream in (1, 3, 5)), Headers(7, EVENTS, end=True))
     for stream in (9, 11, 13):

@@ -372,7 +372,7 @@ async def test_c5_nothing_is_waited_for_inside_of_a_frame_that_has_no_end(busy: 
     assert not busy.front.connections
 
 
-async def test_runtimes_bytes_that_have_not_left_are_no_answer_to_the_clients_frames(busy: Scene, unread: None) -> None:
+async def test_runtimes_bytes_that_wait_are_no_answer_to_the_clients_frames(busy: Scene, unread: None) -> None:
     """They wait for the end of the turn where a held call goes on, and may be the last byte of a frame."""
     faults: list[object] = []
     busy.loop.set_exception_handler(lambda _, context: faults.append(context))
@@ -443,7 +443,7 @@ async def test_a10_image_service_is_not_read_for_a_client_that_does_not_read(pul
     await asyncio.wait_for(answering, 20)
 
 
-async def test_a10_image_service_gets_its_credit_when_the_runtime_lets_its_answer_go(pulling: Scene) -> None:
+async def test_a10_image_service_gets_credit_once_the_runtimes_frame_ends(pulling: Scene) -> None:
     long = Data(3, b"y" * 16_000).wire()
     await pulling.send(pulling.runtime, Headers(3, REPLY), long[:-1_000])
     for _ in range(CREDIT_STEP // len(FULL.payload)):
@@ -487,7 +487,7 @@ async def test_a10_trailers_that_wait_for_an_image_service_are_bounded(
     assert not pulling.connection.images
 
 
-async def test_a10_what_was_asked_before_an_image_service_is_there_reaches_it_in_order(
+async def test_a10_calls_before_the_image_service_is_there_reach_it_in_order(
     listener: socket.socket,
 ) -> None:
     scene = Scene(listener.getsockname())

@@ -95,7 +95,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(lambda play: play.call.release(None)),
     ],
     # A4: the request half of a held stream is hop by hop
-    "A4: held bytes get their credit at once, what is behind the message gets none": [
+    "A4: the message is credited at once, what is behind it is not": [
         Step(
             client(HEAD, *pieces(grpc(bytes(STEP - 5)))),
             to_client=[*[Credit(1, 16_384)] * 15, Credit(0, STEP), Credit(1, 16_384)],
@@ -120,7 +120,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
             to_runtime=[CANCEL],
         ),
     ],
-    "A4: a release obeys every window and frame size, and the runtime's credit is ours": [
+    "A4: a release obeys windows and frame size, that credit is ours": [
         Step(Greets(runtime=Settings(((4, 10), (5, 16_384))))),
         Step(
             client(HEAD, *pieces(LARGE, 14_001)),
@@ -176,7 +176,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(*[FULL] * 5), to_client=[FULL, FULL, FULL, Data(1, bytes(16_383))]),
         Step(client(CANCEL, Credit(0, 2**20)), to_runtime=[CANCEL]),
     ],
-    "A6: an answer obeys the client's window, and is credited when it has left": [
+    "A6: an answer obeys the client's window and is credited later": [
         HOLD,
         RELEASE,
         Step(runtime(*[FULL] * 16), to_client=[FULL, FULL, FULL, Data(1, bytes(16_383))]),

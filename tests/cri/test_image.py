@@ -143,7 +143,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(lambda play: play.events.links[0].close()),
     ],
     "the runtime's credit for an image stream is ignored": [*pull(ASKED), Step(runtime(Credit(1, 5)))],
-    "later SETTINGS of the client go to the service and rule what it may send": [
+    "later SETTINGS of the client go to the service and bind it": [
         *pull(ASKED),
         Step(
             client(Settings(((5, 20_000),))),
@@ -187,7 +187,7 @@ def test_a10_goaway_refuses_streams_above_and_opens_a_new_link() -> None:
 
 
 @pytest.mark.parametrize("end", [True, False])
-def test_a10_while_it_is_away_calls_are_unavailable_and_the_connection_lives(end: bool) -> None:
+def test_a10_calls_are_unavailable_while_it_is_away(end: bool) -> None:
     play = greeted(image_apart=True)
     play.events.image_away = True
     play.client.sends(Headers(1, PULL, end=end), Headers(3, VERSION))

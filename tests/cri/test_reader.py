@@ -89,7 +89,7 @@ PASSING: dict[str, list[Step]] = {
         ),
         Step(client(Ack(), raw_headers(9, BLOCK)), to_runtime=Ack().wire() + raw_headers(9, b"\x20" + BLOCK)),
     ],
-    "A1: a block behind a queue may be dropped yet, so the next one has the update": [
+    "A1: a size update again behind a block that waits in a queue": [
         HOLD,
         RELEASE,
         Step(runtime(Headers(3, TRAILERS, end=True))),
@@ -98,7 +98,7 @@ PASSING: dict[str, list[Step]] = {
         Step(client(Credit(0, 100_000)), to_client=[Data(1, b"\0")]),
         Step(runtime(raw_headers(5, block(TRAILERS))), to_client=raw_headers(5, b"\x20" + block(TRAILERS))),
     ],
-    "A1: a block inside a DATA frame may be dropped yet, so the next one has the update": [
+    "A1: a size update again behind a block that waits for a frame": [
         HOLD,
         RELEASE,
         Step(runtime(Headers(3, TRAILERS, end=True))),
@@ -245,7 +245,7 @@ def test_a1_block_in_pieces_passes_as_its_own_frames() -> None:
     assert play.runtime.got_bytes() == frames
 
 
-def test_a1_block_built_anew_keeps_its_priority_and_is_split_at_16384_bytes() -> None:
+def test_a1_block_built_anew_keeps_its_priority_and_is_split() -> None:
     play = Play()
     play.client.sends(PREFACE, Settings(), Raw(1, 0x1 | 0x20, 1, b"\x00\x00\x00\x01\x10" + BLOCK[:3]))
     long = b"\x40\x01a\x7f\xa1\x9b\x01" + b"v" * 20_000  # a value of 20,000 bytes, to be put in the dynamic table
