@@ -162,6 +162,7 @@ async def test_release_of_a_call_that_has_ended_does_nothing() -> None:
     assert await ended.release(None, NO_ADJUSTMENT) == Reply(agreed=False, answered=False)
     assert held.released == []
     assert await ended.settle(node.store) == NOT_DONE
+    assert node.backend.asked == []
 
 
 @virtual_time
@@ -264,9 +265,12 @@ async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is() -> Non
     assert node.pod == PodRecord(noted, noted)
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["it stays", "it leaves"])
 @pytest.mark.parametrize("points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
 @virtual_time
-async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(points: tuple[str, ...]) -> None:
+async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
+    points: tuple[str, ...], leaves: bool
+) -> None:
     node = Node()
 
     def once(request: HookRequest) -> HookAnswer:
@@ -274,6 +278,8 @@ async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(points
 
     node.plugins.add("a", once, points=points)
     await node.do(RUN_POD)
+    if leaves:
+        node.plugins.plugins.clear()
     [released] = (await node.do(CREATE)).released
     expected = cri.CreateContainerRequest.FromString(wire(CREATE_REQUEST))
     expected.sandbox_config.linux.cgroup_parent = "/hooked"

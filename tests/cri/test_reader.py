@@ -359,7 +359,7 @@ def test_a8_plain_data_pass_up_to_what_is_no_plain_data() -> None:
     "frames",
     [
         [Raw(1, 0x4, 0x8000_0003, block(CREATE)), Raw(0, 0x1, 3, CALL)],
-        [Headers(3, CREATE), ASK, Data(1, b"passes"), Raw(0, 0, 0x8000_0003, CALL[:5]), Raw(0, 1, 3, CALL[5:])],
+        [ASK, Headers(3, CREATE), Data(1, bytes(2_000)), Raw(0, 0, 0x8000_0003, CALL[:5]), Raw(0, 1, 3, CALL[5:])],
     ],
     ids=["headers", "DATA behind those that pass"],
 )
