@@ -1,6 +1,13 @@
-"""What is kept of a peer is bounded, and a peer that breaks the protocol is told (fault matrix X1)."""
+"""A peer that breaks the protocol is told and its connection ends; what is kept of a peer is bounded.
+
+relay-rules A1, A3, A8; fault matrix X1.
+"""
+
+from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import PIECE_BYTES, UNREAD_BYTES, Excess, Unread, verdict
@@ -11,18 +18,23 @@ from tests.cri.peer import (
     PREFACE,
     PULL,
     REPLY,
+    TRAILERS,
     VERSION,
+    Ack,
     Act,
+    Credit,
     Data,
     Frame,
     GoAway,
     Headers,
+    Ping,
     Play,
     Raw,
     Reset,
     Settings,
     block,
     client,
+    continuation,
     greeted,
     raw_headers,
     runtime,
@@ -166,3 +178,132 @@ def test_nobody_is_told_where_no_frame_may_stand(prepare: Act) -> None:
     prepare(play)
     play.reader.leave(True, 1, "broken")
     assert play.client.got_bytes() == b""
+
+
+# ---- a peer that breaks the protocol
+
+
+def frame_of(length: int, kind: int = 0xEE) -> bytes:
+    return length.to_bytes(3, "big") + bytes((kind, 0)) + bytes(4)
+
+
+BLOCK = block(VERSION)
+CUT = raw_headers(1, BLOCK, whole=False)
+PAD = b"\x00\x01a\x7f\xe1\x7f" + b"v" * 16_352  # one literal field of 16,358 bytes
+FULL = Data(1, bytes(16_384))
+
+BROKEN: dict[str, tuple[list[Raw | bytes], str]] = {
+    "frame too long": ([frame_of(16_385)], "longer than the receiver"),
+    "DATA too long": ([frame_of(16_385, kind=0)], "longer than the receiver"),
+    "CONTINUATION first": ([continuation(1, b"")], "CONTINUATION out of place"),
+    "block was whole": ([raw_headers(1, BLOCK), continuation(1, b"")], "CONTINUATION out of place"),
+    "PING inside": ([CUT, Ping(bytes(8))], "CONTINUATION out of place"),
+    "DATA inside": ([CUT, Data(1, b"x")], "CONTINUATION out of place"),
+    "HEADERS inside": ([CUT, Headers(3, VERSION)], "out of place"),
+    "other stream": ([CUT, continuation(3, b"")], "another stream"),
+    "64 KiB": ([CUT, *[continuation(1, PAD, False)] * 5], "too long"),
+    "512 frames": ([CUT, *[continuation(1, b"", False)] * 512], "too long"),
+    "padding of HEADERS": ([Raw(1, 0x4 | 0x8, 1, b"\x09" + BLOCK[:5])], "padding"),
+    "padding of held DATA": ([Headers(1, CREATE), Raw(0, 0x8, 1, b"\x02x")], "padding"),
+    "priority cut": ([Raw(1, 0x4 | 0x20, 1, b"1234")], "too short"),
+    "RST_STREAM cut": ([Raw(3, 0, 1, b"123")], "too short"),
+    "WINDOW_UPDATE of 0 cut": ([Raw(8, 0, 0, b"123")], "WINDOW_UPDATE of a wrong length"),
+    "WINDOW_UPDATE too long": ([Raw(8, 0, 1, b"12345")], "WINDOW_UPDATE of a wrong length"),
+    "no credit": ([Credit(0, 0)], "WINDOW_UPDATE of 0"),
+    "too much credit": ([Credit(0, 2**31 - 1)], "above 2"),
+    "SETTINGS cut": ([Raw(4, 0, 0, b"12345")], "multiple of 6"),
+    "SETTINGS out of range": ([Settings(((5, 100),))], "MAX_FRAME_SIZE"),
+    "index above 61 after the ACK": ([raw_headers(1, b"\xbe")], "dynamic table"),
+    "block cut": ([raw_headers(1, BLOCK + b"\x40")], "ends inside a field"),
+    "fields": ([raw_headers(1, BLOCK + b"\x82" * 300)], "too many fields"),
+    # 1 MiB of DATA waits, all but the 65,535 bytes that the runtime takes
+    "above the pair's window": ([Headers(1, VERSION), *[FULL] * 64, Data(1, b"x")], "above the connection window"),
+}
+
+
+@pytest.mark.parametrize(("frames", "problem"), BROKEN.values(), ids=BROKEN)
+def test_peer_that_breaks_the_protocol_ends_the_connection(frames: list[Raw | bytes], problem: str) -> None:
+    with pytest.raises(WireError, match=problem):
+        greeted().client.sends(*frames)
+
+
+@pytest.mark.parametrize(
+    ("frames", "problem"),
+    [
+        ([b"GET / HTTP/1.1\r\n"], "does not speak HTTP/2"),
+        ([PREFACE[:-1] + b"x"], "does not speak HTTP/2"),
+        ([PREFACE, Ack()], "no SETTINGS"),
+        ([PREFACE, Headers(1, VERSION)], "no SETTINGS"),
+        ([PREFACE, Data(1, b"x")], "no SETTINGS"),
+    ],
+    ids=["HTTP/1", "last byte", "ACK", "HEADERS", "DATA"],
+)
+def test_connection_starts_with_preface_and_settings(frames: list[Raw | bytes], problem: str) -> None:
+    with pytest.raises(WireError, match=problem):
+        Play().client.sends(*frames)
+
+
+@pytest.mark.parametrize(
+    ("head", "problem"),
+    [
+        (frame_of(65_536 + 262), "longer than what is collected"),
+        (frame_of(65_536 + 262, kind=1), "longer than what is collected"),
+        (frame_of(2**20 + 1, kind=0), "longer than what is collected"),
+        (frame_of(2**21 + 1, kind=0), "longer than the receiver"),
+    ],
+    ids=["unknown", "HEADERS", "DATA", "DATA that the receiver does not take"],
+)
+def test_frame_is_not_collected_to_see_that_it_is_too_long(head: bytes, problem: str) -> None:
+    play = Play().greet(runtime=Settings(((5, 2**21),)))
+    with pytest.raises(WireError, match=problem):
+        play.client.sends(head)
+
+
+def test_block_may_have_64_kib_and_512_frames() -> None:
+    play = Play().greet(runtime=Settings(((5, 2**20),)))
+    fits = BLOCK + (b"\x00\x01a\x7f\x81\x7e" + b"v" * 16_256) * 4
+    rest = 65_536 - len(fits) - 6
+    fits += b"\x00\x01b\x7f" + bytes(((rest - 127) & 0x7F | 0x80, (rest - 127) >> 7)) + b"w" * rest
+    assert len(fits) == 65_536
+    play.client.sends(Raw(1, 0x5, 1, fits), raw_headers(3, BLOCK, whole=False))
+    play.client.sends(*[continuation(3, b"", whole=False)] * 510, continuation(3, b""))
+    assert [frame.stream for frame in play.runtime.got() if isinstance(frame, Headers)] == [1, 3]
+    with pytest.raises(WireError, match="too long"):
+        play.client.sends(Raw(1, 0x5, 5, fits + b"\x82"))
+
+
+def test_frames_without_cost_wait_in_bounded_numbers() -> None:
+    play = greeted()
+    play.runtime.sends(*[FULL] * 4)
+    with pytest.raises(WireError, match="too many frames wait"):
+        play.runtime.sends(*[Headers(1, TRAILERS)] * 16_384)
+
+
+def test_what_came_whole_before_a_broken_frame_goes_on() -> None:
+    play = greeted()
+    play.runtime.sends(Headers(3, REPLY))
+    play.client.got()
+    with pytest.raises(WireError):
+        play.runtime.sends(Headers(1, REPLY), Data(1, b"answer"), Headers(1, TRAILERS, end=True), frame_of(16_385))
+    assert [type(frame) for frame in play.client.got()] == [Headers, Data, Headers]
+
+
+def test_goaway_of_the_runtime_that_is_cut_ends_the_connection() -> None:
+    with pytest.raises(WireError, match="too short"):
+        greeted().runtime.sends(Raw(7, 0, 0, b"123"))
+
+
+FRAMES = st.builds(
+    Raw, st.integers(0, 10), st.integers(0, 0x3F), st.sampled_from([0, 1, 3, 0x8000_0001]), st.binary(max_size=40)
+)
+
+
+@given(st.lists(st.tuples(FRAMES | st.binary(max_size=200), st.booleans()), max_size=20), st.booleans())
+def test_random_frames_and_bytes_raise_nothing_but_wire_errors(
+    frames: list[tuple[Raw | bytes, bool]], image_apart: bool
+) -> None:
+    play = greeted(image_apart)
+    play.client.sends(Headers(1, CREATE))
+    with suppress(WireError):
+        for frame, from_client in frames:
+            (play.client if from_client else play.runtime).sends(frame)
