@@ -9,7 +9,6 @@ from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from runtimeproxy.cri.direction import Stream
 from runtimeproxy.cri.image import ImageStream
 from runtimeproxy.cri.refused import refusal
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
@@ -101,12 +100,10 @@ class Farewell:
         owner = self._owner
         count = Counter(owner.open.values())
         waiting = owner.client_out.queues.keys() - owner.open.keys() - owner.streams.keys()
-        waiting |= {stream for stream in owner.client_out.queues if _has_its_end(owner.streams.get(stream))}
+        for stream in owner.client_out.queues:
+            if isinstance(image := owner.streams.get(stream), ImageStream) and image.ended:
+                waiting.add(stream)
         return len(owner.held) + count[Open.ASKED] + len(waiting), count[Open.ANSWERING], count[Open.ENDLESS]
-
-
-def _has_its_end(stream: Stream | None) -> bool:
-    return isinstance(stream, ImageStream) and stream.ended
 
 
 def _no_answer(stream: int, begun: bool) -> bytes:

@@ -89,6 +89,7 @@ class Reader:
         return route
 
     def forget(self, stream: int) -> None:
+        """Let a stream just pass from now on."""
         self.streams.pop(stream, None)
         self.runtime_out.ungovern(stream)
 
