@@ -29,8 +29,6 @@ class ImageLink(Connection):
         super().__init__(client_settings, IMAGE_STREAMS_UNTIL_TOLD)
         self.owner = owner
         self.streams: dict[int, ImageStream] = {}
-        self.highest = 0
-        """Highest stream id that was sent."""
 
     def client_settings(self, entries: list[tuple[int, int]]) -> None:
         settings = dict(entries)
@@ -43,7 +41,6 @@ class ImageLink(Connection):
             return None
         stream = ImageStream(self, block.stream)
         self.streams[block.stream] = stream
-        self.highest = max(self.highest, block.stream)
         self.outlet.govern(block.stream)
         self.owner.client_out.govern(block.stream)
         stream.client_headers(block)

@@ -152,7 +152,7 @@ class Reader:
         stream = self.image.open(block) if not self.image.closing else None
         if stream is not None:
             self.streams[block.stream] = stream
-            self.farewell.highest_image = self.image.highest
+            self.farewell.highest_image = max(self.farewell.highest_image, block.stream)
         elif self.image.closing:
             self.answer(block.stream, refusal(block.stream, grpc.UNAVAILABLE, AWAY, block.end))
         else:
