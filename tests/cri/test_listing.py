@@ -78,7 +78,7 @@ def test_any_bytes_are_read_or_unreadable(message: bytes, read: Callable[[bytes]
         assert all(item.id for item in read(message))
 
 
-def test_list_of_a_pods_containers_asks_for_those_of_the_pod() -> None:
-    wanted = cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id="p1"))
-    assert cri.ListContainersRequest.FromString(listing.containers_request("p1")) == wanted
+def test_list_asks_for_all_or_for_one() -> None:
+    wanted = cri.ListContainersRequest(filter=cri.ContainerFilter(id="c1"))
+    assert cri.ListContainersRequest.FromString(listing.containers_request(container_id="c1")) == wanted
     assert listing.containers_request() == listing.pods_request() == b""
