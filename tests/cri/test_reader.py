@@ -55,6 +55,7 @@ HOLD = Step(client(Headers(3, CREATE), Data(3, CALL, end=True)), to_runtime=[Hea
 RELEASE = Step(release, to_runtime=[Data(3, CALL, end=True)])
 LONG = Data(1, bytes(100)).wire()
 OURS = Reset(3, 8)
+PRIORITY, UNKNOWN = Raw(2, 0, 3, b"\0\0\0\0\x07"), Raw(0xFA, 0xFF, 3, b"a type that nobody knows")
 
 PASSING: dict[str, list[Step]] = {
     "calls that nobody has a stake in pass both ways": [
@@ -76,6 +77,10 @@ PASSING: dict[str, list[Step]] = {
         Step(runtime(Headers(3, TRAILERS, end=True))),
         Step(answered, to_client=[Headers(3, TRAILERS, end=True)]),
         Step(client(Headers(3, TRAILERS, end=True)), to_runtime=[Headers(3, TRAILERS, end=True)]),
+    ],
+    "PRIORITY and frames of unknown types pass on a held stream, too": [
+        HOLD,
+        Step(client(PRIORITY, UNKNOWN), to_runtime=[PRIORITY, UNKNOWN]),
     ],
     # A1: the first block behind each ACK starts with a size update, all others are the same bytes
     "A1: a size update ahead of the first block behind an ACK": [
@@ -180,6 +185,11 @@ PASSING: dict[str, list[Step]] = {
 }
 
 OPENING: dict[str, list[Step]] = {
+    "the preface may come in pieces": [
+        Step(client(PREFACE[:5]), to_runtime=PREFACE[:5]),
+        Step(client(PREFACE[5:] + Settings().wire()[:3]), to_runtime=PREFACE[5:]),
+        Step(client(Settings().wire()[3:]), to_runtime=PASSED.wire() + OPENED.wire()),
+    ],
     # before the SETTINGS are exchanged
     "A1: the table's size is 0 in all SETTINGS, their own entries for it go": [
         Step(
