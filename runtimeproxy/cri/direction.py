@@ -191,8 +191,6 @@ class Direction(ABC):
         if at < end:
             self._need = need
             self._buffer += data[at:]
-        if source.widened:
-            source.catch_up()
 
     def _relay_data(self, data: bytes, at: int) -> int:
         """Pass plain DATA frames one behind the other, of which an answer has many; return where the next frame starts.
