@@ -10,13 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import headers, http2
 from runtimeproxy.wire.flow import PAIR_WINDOW, Outlet
+
+if TYPE_CHECKING:
+    from runtimeproxy.cri.reader import Reader
 
 KNOWN_BLOCKS = 1_024
 KNOWN_BLOCK_BYTES = 512
@@ -112,25 +115,21 @@ class Direction(ABC):
     side: str
     """Whose frames they are, as the methods of ``Stream`` begin."""
 
-    def __init__(
-        self,
-        source: Outlet,
-        sink: Outlet,
-        streams: dict[int, Stream],
-        clock: Callable[[], float],
-    ) -> None:
-        self._clock = clock
+    def __init__(self, reader: "Reader", source: Outlet, sink: Outlet) -> None:
+        self._reader = reader
+        self._clock = reader.clock
         self._leaving = False
         self.source = source
         self.sink = sink
-        self.streams = streams
+        self.streams = reader.streams
         self.blocks = headers.Blocks()
+        self.known: set[bytes] = set()
+        """Blocks that pass whatever stream they are on."""
         self._buffer = bytearray()
         self._need = _HEAD_BYTES
         self._cut = 0
         self._block: HeaderBlock | None = None
         self._settings_seen = False
-        self._known: set[bytes] = set()
         self._orderly = False
         """True where any frame but CONTINUATION may come: after the first SETTINGS, outside a header block."""
         self._handlers: dict[int, Callable[[int, int, bytes, bytes], None]] = {
@@ -189,15 +188,9 @@ class Direction(ABC):
                 if at > end:
                     self._cut = at - end
                     sink.cut_through = True
-        if at < end or source.widened:
-            self._leave_off(data[at:], need)
-
-    def _leave_off(self, rest: bytes, need: int) -> None:
-        """Keep the beginning of a frame until ``need`` bytes of it are here, and send what wider windows let go."""
-        self._need = need
-        self._buffer += rest
-        if self.source.widened:
-            self.source.catch_up()
+        if at < end:
+            self._need = need
+            self._buffer += data[at:]
 
     def _relay_data(self, data: bytes, at: int) -> int:
         """Pass plain DATA frames one behind the other, of which an answer has many; return where the next frame starts.
@@ -265,18 +258,18 @@ class Direction(ABC):
                 return 0
             block = data[at:after]
             end = bool(flags & _END_STREAM)
-            if block in self._known:
+            if block in self.known:
                 self.passed(stream, end)
                 return after
             return after if len(block) <= bounds.BLOCK_BYTES and self.passes_block(stream, block, end) else 0
         return 0 if kind in self._handlers and (kind != http2.WINDOW_UPDATE or not stream or after - at != 4) else after
 
     def remember(self, block: bytes) -> None:
-        """Remember a block that passes whatever stream it is on: peers repeat theirs, and walking costs more."""
+        """Remember a block that passes: peers repeat theirs, and walking costs more."""
         if len(block) <= KNOWN_BLOCK_BYTES:
-            if len(self._known) == KNOWN_BLOCKS:
-                self._known.clear()
-            self._known.add(block)
+            if len(self.known) == KNOWN_BLOCKS:
+                self.known.clear()
+            self.known.add(block)
 
     def _other(self, flags: int, stream: int, payload: bytes, frame: bytes) -> None:
         """PRIORITY and unknown types pass, also on special streams."""
@@ -361,7 +354,7 @@ class Direction(ABC):
         if special is not None:
             self._special_reset(special)(frame)
             return
-        self.reset(stream)
+        self._reader.open.pop(stream, None)
         self.source.drop(stream)
         if code == http2.NO_ERROR and self.sink.waits(stream):
             self.sink.send_frame(stream, frame)  # it follows a complete answer, which must not be lost (RFC 9113, 8.1)
@@ -409,18 +402,12 @@ class Direction(ABC):
     def headers(self, block: HeaderBlock) -> None:
         """Take a whole HEADERS block of a stream that just passes, or of a new one."""
 
-    @abstractmethod
-    def settings(self, entries: list[tuple[int, int]]) -> None:
+    def settings(self, entries: list[tuple[int, int]]) -> None:  # noqa: B027
         """Take the SETTINGS as they were passed on."""
 
-    @abstractmethod
-    def ended(self, stream: int) -> None:
-        """Take the end of a passing stream's half."""
+    def ended(self, stream: int) -> None:  # noqa: B027
+        """Take the end of a passing stream's half: it stays open until the runtime ends it."""
 
-    @abstractmethod
-    def reset(self, stream: int) -> None:
-        """Take the reset of a passing stream."""
-
-    @abstractmethod
     def goaway(self, payload: bytes, frame: bytes) -> bytes:
         """Return the GOAWAY frame that goes on."""
+        return frame

@@ -6,16 +6,13 @@ Invariant: a request differs in the changed fields only, and without a change it
 (hook-api, "What an answer means"). Raises WireError where a request is no protobuf.
 
 **Changes are appended where that says the same**: behind the request stands a second one that has nothing but the
-changes, and all bytes that came stay as they are. To a parser the two are one (protobuf.dev, "Last One Wins"): of a
-number or a text the last one counts, messages merge field by field, lists go on, of entries of a map with one key the
-last one counts. So parse all runtimes that there are. gogo/protobuf's generated code, which containerd, CRI-O and
-cri-dockerd have up to cri-api 0.33 (api.pb.go, ``func (m *ContainerConfig) Unmarshal``), makes a message only ``if
-m.Linux == nil``, then calls ``m.Linux.Unmarshal``, which resets nothing; it assigns numbers and texts, appends to
-lists, sets ``m.Annotations[mapkey]``. google.golang.org/protobuf, which newer ones have, does the same
-(internal/impl, ``consumeMessageInfo``); so do C++ (``MergePartialFromCodedStream``) and Rust's prost (``merge_field``).
-It does not say the same where a field is cleared, since 0 and "" are not written, and where an entry of a list (envs,
-huge pages) replaces one with its key. These requests are rewritten; also where a value, or a key, may stand there
-already, so that what changes nothing is still the very same object.
+changes. To a parser the two are one (protobuf.dev, "Last One Wins"): the last number, text or entry of a map with one
+key counts, messages merge field by field, lists go on. So parse gogo/protobuf, which runtimes have up to cri-api 0.33
+(api.pb.go makes a message only ``if m.Linux == nil``), google.golang.org/protobuf (internal/impl,
+``consumeMessageInfo``), C++ (``MergePartialFromCodedStream``) and Rust's prost (``merge_field``).
+A request is rewritten where a field is cleared, since 0 and "" are not written, where an entry of a list (envs, huge
+pages) replaces one with its key, and where a value or a key may stand there already, so that what changes nothing is
+still the very same object.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,10 +64,8 @@ def edit_pod(message: bytes, adjustment: Adjustment) -> bytes:
         and _is_said(message, config.linux.resources, resources)
         and (parent is None or _is_said(message, config.linux, {"cgroup_parent": parent}))
     ):
-        for key, value in labels.items():
-            config.labels[key] = value
-        for key, value in annotations.items():
-            config.annotations[key] = value
+        config.labels.update(labels)
+        config.annotations.update(annotations)
         return message + more.SerializeToString()
     inside = {
         **_texts(_POD_CONFIG.LABELS_FIELD_NUMBER, labels),
@@ -101,8 +96,7 @@ def edit_container(message: bytes, adjustment: Adjustment, cgroup_parent: str | 
     ):
         for key in sorted(envs):
             config.envs.add(key=key.encode(), value=envs[key].encode())
-        for key, value in annotations.items():
-            config.annotations[key] = value
+        config.annotations.update(annotations)
         return message + more.SerializeToString()
     inside = {
         **_texts(_CONTAINER_CONFIG.ENVS_FIELD_NUMBER, envs),
@@ -120,8 +114,7 @@ def edit_update(message: bytes, resources: Changes, annotations: Mapping[str, st
         return message
     more = _UPDATE()
     if _are_new(message, annotations) and _is_said(message, more.linux, resources):
-        for key, value in annotations.items():
-            more.annotations[key] = value
+        more.annotations.update(annotations)
         return message + more.SerializeToString()
     edits = {
         **_resources(_UPDATE.LINUX_FIELD_NUMBER, resources),
@@ -198,11 +191,7 @@ def update_request(container_id: str, changes: Changes, base: Resources | None) 
 
 def _are_new(message: bytes, *entries: Mapping[str, object]) -> bool:
     """Tell whether a message has none of the keys: one that is no part of its bytes is none of its keys."""
-    for keys in entries:
-        for key in keys:
-            if key.encode() in message:
-                return False
-    return True
+    return not any(key.encode() in message for keys in entries for key in keys)
 
 
 def _is_said(message: bytes, more: Message, changes: Changes) -> bool:

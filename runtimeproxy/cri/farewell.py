@@ -7,15 +7,15 @@ Invariant: a last id never rises; what is told to be refused was never sent to t
 
 from collections import Counter
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from runtimeproxy.cri.direction import Stream
-from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageStream
 from runtimeproxy.cri.refused import refusal
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
 from runtimeproxy.wire import grpc, http2
-from runtimeproxy.wire.flow import Outlet
+
+if TYPE_CHECKING:
+    from runtimeproxy.cri.reader import Reader
 
 ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
 """Methods whose answers have no end of their own; before its first event nothing else tells one from a unary call."""
@@ -31,23 +31,10 @@ class Open(Enum):
     ENDLESS = "endless"
 
 
-class Owner(Protocol):
-    """What is needed of the pair's state."""
-
-    client_out: Outlet
-    open: dict[int, Open]
-    streams: dict[int, Stream]
-    highest: int
-
-    @property
-    def held(self) -> list[HeldStream]: ...
-    def look_again(self) -> None: ...
-
-
 class Farewell:
     """The end of one client's connection."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: "Reader") -> None:
         self.last = http2.MAX_STREAM_ID
         """The last stream id that the client was told; what it opens above is refused."""
         self.highest_image = 0
@@ -99,7 +86,7 @@ class Farewell:
 
     def _end_at(self, last: int) -> None:
         self.last = min(self.last, last)
-        self._owner.look_again()
+        self._owner.from_client.known.clear()  # what had passed may not now
 
     def _tell(self) -> None:
         self._owner.client_out.inject(http2.goaway(self.last, http2.NO_ERROR))
@@ -113,12 +100,10 @@ class Farewell:
         owner = self._owner
         count = Counter(owner.open.values())
         waiting = owner.client_out.queues.keys() - owner.open.keys() - owner.streams.keys()
-        waiting |= {stream for stream in owner.client_out.queues if _has_its_end(owner.streams.get(stream))}
+        for stream in owner.client_out.queues:
+            if isinstance(image := owner.streams.get(stream), ImageStream) and image.ended:
+                waiting.add(stream)
         return len(owner.held) + count[Open.ASKED] + len(waiting), count[Open.ANSWERING], count[Open.ENDLESS]
-
-
-def _has_its_end(stream: Stream | None) -> bool:
-    return isinstance(stream, ImageStream) and stream.ended
 
 
 def _no_answer(stream: int, begun: bool) -> bytes:

@@ -8,7 +8,6 @@ Invariant: a call is run by the lifecycle: the client's leaving ends it only whi
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
 from functools import partial
 
 from runtimeproxy.call import CallState
@@ -67,7 +66,6 @@ class Front(Pairs):
         self.sync.soon()
 
     def paired(self, client: socket.socket, backend: socket.socket) -> "Connection":
-        """Make a connection."""
         return Connection(self, client, backend)
 
     def unreachable(self, client: socket.socket) -> None:
@@ -85,7 +83,7 @@ class Connection:
 
     def __init__(self, front: Front, client: socket.socket, backend: socket.socket) -> None:
         self.front = front
-        self._images: set[ImageConnection] = set()
+        self.images: set[ImageConnection] = set()
         self._client_ended = False
         self._runtime_gone = False
         self._leaving = False
@@ -99,42 +97,35 @@ class Connection:
     # The pair's flow.
 
     def outputs(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the outlets' lists."""
         return self.reader.client_out.out, self.reader.runtime_out.out
 
     def client_bytes(self, data: bytes) -> None:
-        """Read the client's bytes."""
         answers = self.reader.client_out.out
         before = len(answers)  # what the runtime sent may still be there
         try:
             self.reader.from_client.feed(data)
             self._send_acks_along()
-            if len(answers) > before:
-                self._count_unread(answers[before:])
-            for image in self._images:
+            if len(answers) > before:  # DATA that the client's frames give credit for are bounded by that
+                length = sum(len(frames) for frames in answers[before:] if frames[http2.TYPE_AT] != http2.DATA)
+                if length:
+                    self._unread.add(length, self.pair.delivered)
+            for image in self.images:
                 image.check()
         except WireError as error:
             self._broken(error, "client")
-        if self._images:
-            self._write_images()
+        for image in self.images:
+            image.write()
         if self._runtime_gone:  # credit for an answer, or the end of the call that it is for
             self.pair.later(self.wake)
 
     def backend_bytes(self, data: bytes) -> None:
-        """Read the runtime's bytes."""
         try:
             self.reader.from_runtime.feed(data)
             self._send_acks_along()
         except WireError as error:
             self._broken(error, "runtime", data)
-        if self._images:  # an answer of theirs may have waited for the end of a frame of the runtime's
-            self._write_images()
-
-    def _count_unread(self, answers: Sequence[bytes]) -> None:
-        """Count what the client's own frames are answered; DATA that they give credit for is bounded by that."""
-        length = sum(len(frames) for frames in answers if frames[http2.TYPE_AT] != http2.DATA)
-        if length:
-            self._unread.add(length, self.pair.delivered)
+        for image in self.images:  # an answer of theirs may have waited for the end of a frame of the runtime's
+            image.write()
 
     def _broken(self, error: WireError, side: str, data: bytes = b"") -> None:
         """Count and log what a peer did wrong, tell it, and end its connection with the other one's."""
@@ -180,7 +171,7 @@ class Connection:
             self._acks.cancel()
         self.reader.runtime_gone()
         self.reader.closed()
-        for image in list(self._images):
+        for image in list(self.images):
             image.close()
         self.front.connections.discard(self)
 
@@ -200,7 +191,7 @@ class Connection:
         if self._parted or self.pair.client_ended:
             return Unfinished()
         calls, answers, streams = self.reader.farewell.unfinished()
-        calls += sum(image.calls for image in self._images)
+        calls += sum(len(image.link.streams) for image in self.images)
         return Unfinished(calls, answers or int(not self.pair.delivered), streams)
 
     def part(self) -> None:
@@ -211,7 +202,6 @@ class Connection:
             self.pair.finish_client()
 
     def close(self) -> None:
-        """Close at once."""
         self.pair.close()
 
     # The reader's events.
@@ -242,10 +232,9 @@ class Connection:
         return not any(self.front.manager.fail_policy_registered(point) for point in HOOK_POINTS)
 
     def image_link(self, link: ImageLink) -> None:
-        """Connect to the image endpoint."""
         image = ImageConnection(self, link)
-        self._images.add(image)
-        image.connect()
+        self.images.add(image)
+        self.front.keep(self.front.loop.create_task(image.dial()))
 
     def wake(self) -> None:
         """Write what waits; what is being read is written for behind it."""
@@ -253,10 +242,14 @@ class Connection:
             return
         self._send_acks_along()
         self.pair.flush()
-        if self._images:
-            self._write_images()
-        if self._runtime_gone and not self.reader.keeps_answers:
-            self._follow_runtime()
+        for image in self.images:
+            image.write()
+        if self._runtime_gone and not self.reader.keeps_answers:  # the last answer is out: part behind it
+            if not self._leaving:  # whoever gives no credit for it is waited for no longer than for the rest
+                self._leaving = True
+                self.pair.linger()
+            if not self.reader.client_out.congested:
+                self.part()
 
     def _send_acks_along(self) -> None:
         """Have ACKs of PINGs leave with what leaves anyway; where nothing does they wait ACK_SECONDS for it."""
@@ -278,45 +271,20 @@ class Connection:
         if any(outlet.acks for outlet in self._outlets):
             self._acks = self.front.loop.call_later(ALIVE_SECONDS, self._acknowledge)
 
-    def _follow_runtime(self) -> None:
-        """Part behind the last answer; whoever gives no credit for it is waited for no longer than for the rest."""
-        if not self._leaving:
-            self._leaving = True
-            self.pair.linger()
-        if not self.reader.client_out.congested:
-            self.part()
-
-    def _write_images(self) -> None:
-        for image in self._images:
-            image.write()
-
-    def forget_image(self, image: "ImageConnection") -> None:
-        """Forget a connection to the image endpoint."""
-        self._images.discard(image)
-
 
 class ImageConnection:
     """The transport of one link to the image endpoint."""
 
     def __init__(self, connection: Connection, link: ImageLink) -> None:
         self._connection = connection
-        self._link = link
+        self.link = link
         self._endpoint: Endpoint | None = None
         self._undialled: list[bytes] = []
         self._undialled_bytes = 0
         self._closed = False
 
-    @property
-    def calls(self) -> int:
-        """Return how many calls wait for the image service."""
-        return len(self._link.streams)
-
-    def connect(self) -> None:
-        """Dial; a full backlog is waited for, a missing service fails its streams."""
-        front = self._connection.front
-        front.keep(front.loop.create_task(self._dial()))
-
-    async def _dial(self) -> None:
+    async def dial(self) -> None:
+        """Connect; a full backlog is waited for, a missing service fails its streams."""
         front = self._connection.front
         try:
             sock = await dial(front.image_endpoint, DIAL_SECONDS)
@@ -336,10 +304,10 @@ class ImageConnection:
 
     def write(self) -> None:
         """Write what the link has, or keep it until the service is there."""
-        if not self._link.outlet.out:
+        if not self.link.outlet.out:
             return
-        frames = b"".join(self._link.outlet.out)
-        self._link.outlet.out.clear()
+        frames = b"".join(self.link.outlet.out)
+        self.link.outlet.out.clear()
         if self._endpoint is None:
             self._undialled.append(frames)
             self._undialled_bytes += len(frames) + PIECE_BYTES
@@ -349,13 +317,12 @@ class ImageConnection:
     def check(self) -> None:
         """Raise Excess if too much waits for the service: of what the client sends only DATA need its credit."""
         kept = self._undialled_bytes if self._endpoint is None else self._endpoint.kept_bytes
-        if self._link.outlet.overfull or kept > IMAGE_BYTES:
+        if self.link.outlet.overfull or kept > IMAGE_BYTES:
             raise Excess("image_queue", "too much waits for the image service")
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
-        """Read the image service's bytes."""
         try:
-            self._link.receive(data)
+            self.link.receive(data)
         except WireError as error:
             kind, _ = verdict(error)
             self._connection.front.recorder.count("connections_broken", side="image", kind=kind)
@@ -367,22 +334,20 @@ class ImageConnection:
             endpoint.pause()  # it reads nothing of what its own frames are answered
 
     def ended(self, endpoint: Endpoint) -> None:
-        """Take the service's EOF."""
         self._end()
 
     def drained(self, endpoint: Endpoint) -> None:
-        """Read on."""
         self._connection.pair.read_on(endpoint)
 
     def _end(self) -> None:
-        self._link.close()
+        self.link.close()
         self.close()
         self._connection.wake()
 
     def close(self) -> None:
         """Close the transport, also one that is still being dialled."""
         self._closed = True
-        self._connection.forget_image(self)
+        self._connection.images.discard(self)
         if self._endpoint is not None:
             self._endpoint.close()
             self._connection.pair.detach(self._endpoint)

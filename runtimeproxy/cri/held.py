@@ -7,7 +7,7 @@ is kept (relay-rules A4 to A7, C1).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.cri import bounds
@@ -16,9 +16,11 @@ from runtimeproxy.cri.direction import Data, HeaderBlock
 from runtimeproxy.cri.refused import refusal
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
+from runtimeproxy.heldbytes import NO_ROOM
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import Outlet
+
+if TYPE_CHECKING:
+    from runtimeproxy.cri.reader import Reader
 
 REQUEST_FIELDS = frozenset({b"content-type", b"grpc-encoding", b"grpc-timeout"})
 REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
@@ -29,29 +31,7 @@ _BROKEN_OFF = frozenset({b"1", b"4", b"14"})
 UNAVAILABLE: gRPC's own word where a connection ends; servers on its C core send it to one who half-closes (run)."""
 
 
-class Events(Protocol):
-    """What the front is told of a held call."""
-
-    def held(self, stream: "HeldStream") -> None: ...
-    def settled(self, stream: "HeldStream") -> None: ...
-    def wake(self) -> None: ...
-
-
-class Owner(Protocol):
-    """What a held stream needs of its connection."""
-
-    client_out: Outlet
-    runtime_out: Outlet
-    held_bytes: HeldBytes
-    clock: Callable[[], float]
-
-    @property
-    def events(self) -> Events: ...
-    def forget(self, stream: int) -> None: ...
-    def drop(self, stream: int) -> None: ...
-
-
-_END = Data(b"", 0, True, b"")
+END = Data(b"", 0, True, b"")
 """Stands for the end of a request that comes without DATA."""
 
 
@@ -87,7 +67,7 @@ class HeldStream:
     _kept_reset = b""
 
     def __init__(
-        self, owner: Owner, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
+        self, owner: "Reader", route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
     ) -> None:
         self.owner = owner
         self.stream = stream
@@ -148,11 +128,6 @@ class HeldStream:
         if not self.owner.held_bytes.add(length):
             raise WireError(NO_ROOM)
 
-    def start(self) -> None:
-        """Take a request that ended with its headers: it has no message."""
-        if self._half_closed:
-            self.client_data(_END)
-
     def client_headers(self, block: HeaderBlock) -> None:
         """Queue the request's trailers behind its message."""
         self._half_closed = True
@@ -163,7 +138,7 @@ class HeldStream:
             raise Excess("header_block", "trailers of a held call are too long")
         self._trailers = block
         if not self._whole:
-            self.client_data(_END)
+            self.client_data(END)
 
     def client_reset(self, frame: bytes) -> None:
         """Pass the client's cancel; it overtakes what waits."""
@@ -204,7 +179,13 @@ class HeldStream:
     def _keep(self, part: Data | HeaderBlock) -> None:
         """Hold back the frame that ends the reply, which is read now; before the release whatever comes of it."""
         if self.state is CallState.HOLDING:
-            self._keep_early(part)
+            self._early = (*self._early, part)
+            self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
+            if self._early_bytes > bounds.EARLY_BYTES:
+                raise Excess("early_reply", "a call is answered at length that was not sent yet")
+            if part.end:
+                self._flush_early()
+                self._end()
             return
         self._kept = part
         fields, reply = self._reply_fields, Reply(agreed=False)
@@ -218,15 +199,6 @@ class HeldStream:
         elif status in _BROKEN_OFF:
             reply = UNANSWERED
         self._settle(reply)
-
-    def _keep_early(self, part: Data | HeaderBlock) -> None:
-        self._early = (*self._early, part)
-        self._early_bytes += bounds.PIECE_BYTES + (part.length if isinstance(part, Data) else 2 * part.size)
-        if self._early_bytes > bounds.EARLY_BYTES:
-            raise Excess("early_reply", "a call is answered at length that was not sent yet")
-        if part.end:
-            self._flush_early()
-            self._end()
 
     def runtime_reset(self, frame: bytes) -> None:
         """Pass the runtime's reset at once, or behind the whole answer that it follows (RFC 9113, 8.1)."""
@@ -338,7 +310,7 @@ class HeldStream:
         self.on_reply = self.on_ended = _nothing
 
     def credit(self, length: int) -> None:
-        """Know that a request that nobody has read has left."""
+        """Count a request that nobody has read no more: it has left."""
         self.free()
 
     def free(self) -> None:

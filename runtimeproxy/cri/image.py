@@ -7,7 +7,7 @@ Invariant: both window levels are hop by hop; when the image service is away its
 connection lives.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_TOLD
 from runtimeproxy.cri.direction import Data, HeaderBlock
@@ -15,31 +15,22 @@ from runtimeproxy.cri.refused import refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import Connection
-from runtimeproxy.wire.flow import Outlet
+
+if TYPE_CHECKING:
+    from runtimeproxy.cri.reader import Reader
 
 AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and the service behind it"
-
-
-class Owner(Protocol):
-    """What the image connection needs of the pair."""
-
-    client_out: Outlet
-
-    def retire(self, stream: int) -> None: ...
 
 
 class ImageLink(Connection):
     """One connection to the image service."""
 
-    def __init__(self, owner: Owner, client_settings: dict[int, int]) -> None:
+    def __init__(self, owner: "Reader", client_settings: dict[int, int]) -> None:
         super().__init__(client_settings, IMAGE_STREAMS_UNTIL_TOLD)
         self.owner = owner
         self.streams: dict[int, ImageStream] = {}
-        self.highest = 0
-        """Highest stream id that was sent."""
 
     def client_settings(self, entries: list[tuple[int, int]]) -> None:
-        """Hand the client's later SETTINGS on."""
         settings = dict(entries)
         self._frames.limit = max(self._frames.limit, settings.get(http2.MAX_FRAME_SIZE, 0))
         self.outlet.inject(http2.settings(settings))
@@ -50,27 +41,23 @@ class ImageLink(Connection):
             return None
         stream = ImageStream(self, block.stream)
         self.streams[block.stream] = stream
-        self.highest = max(self.highest, block.stream)
         self.outlet.govern(block.stream)
         self.owner.client_out.govern(block.stream)
         stream.client_headers(block)
         return stream
 
     def data(self, stream: int, payload: bytes, length: int, end: bool) -> None:
-        """Hand DATA to its stream."""
         if stream in self.streams:
             self.streams[stream].image_data(payload, length, end)
         else:
             self.outlet.credit(length)
 
     def block(self, stream: int, block: bytes, end: bool) -> None:
-        """Hand a header block to its stream."""
         headers.check(block)
         if stream in self.streams:
             self.streams[stream].image_headers(headers.alone(block), end)
 
     def reset(self, stream: int, code: int) -> None:
-        """End a stream that the service reset."""
         if stream in self.streams:
             self.streams[stream].fail(http2.rst_stream(stream, code))
 
@@ -98,7 +85,6 @@ class ImageStream:
         """True once nothing of it is to come from the image service, nor to go there."""
 
     def client_headers(self, block: HeaderBlock) -> None:
-        """Send the request's headers or trailers to the image service."""
         if self.ended:
             return
         self._half_closed |= block.end
@@ -120,7 +106,6 @@ class ImageStream:
             client.inject(http2.window_update(self._stream, data.length))
 
     def client_reset(self, frame: bytes) -> None:
-        """Pass the client's cancel."""
         self._link.owner.client_out.drop(self._stream)
         if self.ended:
             return
@@ -129,11 +114,9 @@ class ImageStream:
         self._forget()
 
     def client_window(self, increment: int) -> None:
-        """Take the client's credit."""
         self._link.owner.client_out.open_stream_window(self._stream, increment)
 
     def image_headers(self, block: bytes, end: bool) -> None:
-        """Send the reply's headers or trailers to the client."""
         self._answered = True
         self._link.owner.client_out.send_frame(self._stream, http2.header_frames(self._stream, block, end))
         if end:
@@ -174,17 +157,10 @@ class ImageStream:
 
     # The main runtime never speaks on this stream.
 
-    def runtime_headers(self, block: HeaderBlock) -> None:
-        """Refuse: the runtime never saw this stream."""
+    def _never_sent(self, what: object) -> NoReturn:
         raise WireError("the runtime answers a stream that it was not sent")
 
-    def runtime_data(self, data: Data) -> None:
-        """Refuse: the runtime never saw this stream."""
-        raise WireError("the runtime answers a stream that it was not sent")
-
-    def runtime_reset(self, frame: bytes) -> None:
-        """Refuse: the runtime never saw this stream."""
-        raise WireError("the runtime answers a stream that it was not sent")
+    runtime_headers = runtime_data = runtime_reset = _never_sent
 
     def runtime_window(self, increment: int) -> None:
         """Ignore: credit for a stream that it was not sent."""

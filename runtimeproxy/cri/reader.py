@@ -13,7 +13,7 @@ from runtimeproxy.call import CallState
 from runtimeproxy.cri.bounds import OPEN_STREAMS, Excess
 from runtimeproxy.cri.direction import Direction, HeaderBlock, Stream
 from runtimeproxy.cri.farewell import ENDLESS, Farewell, Open
-from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.held import END, HeldStream
 from runtimeproxy.cri.image import AWAY, ImageLink
 from runtimeproxy.cri.refused import DroppedStream, refusal
 from runtimeproxy.cri.routes import HELD, IMAGE_PREFIXES, Route
@@ -73,13 +73,12 @@ class Reader:
         self.client_settings: dict[int, int] = {}
         self.clock = clock
         self.from_client = FromClient(self)
-        self.from_runtime = FromRuntime(self)
+        self.from_runtime = FromRuntime(self, self.runtime_out, self.client_out)
         self.farewell = Farewell(self)
         self._retired: deque[int] = deque()
 
     @property
     def held(self) -> list[HeldStream]:
-        """List the held calls of the connection."""
         return [stream for stream in self.streams.values() if isinstance(stream, HeldStream)]
 
     def held_route(self, path: bytes) -> Route | None:
@@ -89,10 +88,6 @@ class Reader:
             return None
         return route
 
-    def look_again(self) -> None:
-        """Let no block pass unread because one like it has passed before."""
-        self.from_client.look_again()
-
     def forget(self, stream: int) -> None:
         """Let a stream just pass from now on."""
         self.streams.pop(stream, None)
@@ -101,7 +96,7 @@ class Reader:
     def drop(self, stream: int) -> None:
         """Drop what still comes on a stream that we answered."""
         self.runtime_out.ungovern(stream)
-        self.streams[stream] = DroppedStream(self, stream)
+        self.streams[stream] = DroppedStream(self)
         self.retire(stream)
 
     def retire(self, stream: int) -> None:
@@ -157,23 +152,16 @@ class Reader:
         stream = self.image.open(block) if not self.image.closing else None
         if stream is not None:
             self.streams[block.stream] = stream
-            self.farewell.highest_image = self.image.highest
+            self.farewell.highest_image = max(self.farewell.highest_image, block.stream)
         elif self.image.closing:
-            self._answer(block, refusal(block.stream, grpc.UNAVAILABLE, AWAY, block.end))
+            self.answer(block.stream, refusal(block.stream, grpc.UNAVAILABLE, AWAY, block.end))
         else:
-            self._answer(block, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
+            self.answer(block.stream, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
 
-    def refuse_request(self, block: HeaderBlock) -> None:
-        """Refuse a request whose method cannot be read."""
-        self._answer(block, refusal(block.stream, grpc.INTERNAL, AMBIGUOUS, block.end))
-
-    def _answer(self, block: HeaderBlock, frames: bytes) -> None:
+    def answer(self, stream: int, frames: bytes) -> None:
+        """Answer a request ourselves, and drop what still comes on its stream."""
         self.client_out.inject(frames)
-        self.drop(block.stream)
-
-    def refuse_newer(self, block: HeaderBlock) -> None:
-        """Refuse a stream that the client opened too late, so that it is sure that nothing came of it."""
-        self._answer(block, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
+        self.drop(stream)
 
 
 class FromClient(Direction):
@@ -182,8 +170,7 @@ class FromClient(Direction):
     side = "client"
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__(reader.client_out, reader.runtime_out, reader.streams, reader.clock)
-        self._reader = reader
+        super().__init__(reader, reader.client_out, reader.runtime_out)
         self._preface = b""
         self.feed = self._greet  # type: ignore[method-assign]  # until the preface is whole, not a test a chunk for ever
 
@@ -223,7 +210,6 @@ class FromClient(Direction):
         return True
 
     def passed(self, stream: int, end: bool) -> None:
-        """Take a new request."""
         reader = self._reader
         if stream > reader.highest:
             reader.open[stream] = _ASKED
@@ -231,12 +217,7 @@ class FromClient(Direction):
             if len(reader.open) > OPEN_STREAMS:
                 reader.check_open()
 
-    def look_again(self) -> None:
-        """Know no block any more: what had passed may not now."""
-        self._known.clear()
-
     def headers(self, block: HeaderBlock) -> None:
-        """Take a request's headers or trailers."""
         if block.stream <= self._reader.highest:
             block.send(self.sink, block.stream)
         else:
@@ -244,8 +225,8 @@ class FromClient(Direction):
 
     def _request(self, block: HeaderBlock) -> None:
         reader = self._reader
-        if block.stream > reader.farewell.last:
-            reader.refuse_newer(block)
+        if block.stream > reader.farewell.last:  # it is told, so that the client is sure that nothing came of it
+            reader.answer(block.stream, http2.rst_stream(block.stream, http2.REFUSED_STREAM))
             return
         fields = headers.walk(block.alone)
         try:
@@ -253,14 +234,15 @@ class FromClient(Direction):
         except headers.AmbiguousPath:
             path = b""
             if not reader.events.ambiguous():
-                reader.refuse_request(block)
+                reader.answer(block.stream, refusal(block.stream, grpc.INTERNAL, AMBIGUOUS, block.end))
                 return
         if reader.image_apart and path.startswith(IMAGE_PREFIXES):
             reader.open_image(block)
         elif (route := reader.held_route(path)) is not None:
             held = self._hold(route, block.stream, fields, block.end)
             block.send(self.sink, block.stream)
-            held.start()
+            if block.end:
+                held.client_data(END)  # there is no message
         else:
             reader.open[block.stream] = Open.ENDLESS if path in ENDLESS else _ASKED
             reader.highest = block.stream
@@ -284,29 +266,13 @@ class FromClient(Direction):
         if self._reader.image is not None:
             self._reader.image.client_settings(entries)
 
-    def ended(self, stream: int) -> None:
-        """Take the client's end of a stream: it stays open until the runtime ends it."""
-
-    def goaway(self, payload: bytes, frame: bytes) -> bytes:
-        """Pass the client's GOAWAY."""
-        return frame
-
-    def reset(self, stream: int) -> None:
-        """Take the reset of a passing stream."""
-        self._reader.open.pop(stream, None)
-
 
 class FromRuntime(Direction):
     """Frames of the runtime."""
 
     side = "runtime"
 
-    def __init__(self, reader: Reader) -> None:
-        super().__init__(reader.runtime_out, reader.client_out, reader.streams, reader.clock)
-        self._reader = reader
-
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
-        """Pass replies."""
         headers.check(block)
         self.remember(block)
         self.passed(stream, end)
@@ -321,21 +287,12 @@ class FromRuntime(Direction):
             streams[stream] = _ANSWERING
 
     def headers(self, block: HeaderBlock) -> None:
-        """Take a reply's headers or trailers."""
         self.passed(block.stream, block.end)
         block.send(self.sink, block.stream)
 
-    def settings(self, entries: list[tuple[int, int]]) -> None:
-        """Pass the runtime's settings; the outlet toward it obeys them."""
-
     def ended(self, stream: int) -> None:
-        """Take the runtime's end of a passing stream."""
         self._reader.open.pop(stream, None)
 
     def goaway(self, payload: bytes, frame: bytes) -> bytes:
         """Pass the runtime's GOAWAY with the image streams, and what was told before, in mind."""
         return self._reader.farewell.runtime_goaway(payload, frame)
-
-    def reset(self, stream: int) -> None:
-        """Take the reset of a passing stream."""
-        self._reader.open.pop(stream, None)

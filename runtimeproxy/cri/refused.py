@@ -5,63 +5,36 @@ Must not know: why a call is refused, held calls.
 Invariant: nothing of such a stream goes on; its DATA is credited, so that the connection lives.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from runtimeproxy.cri.direction import Data, HeaderBlock
+from runtimeproxy.cri.direction import Data
 from runtimeproxy.wire import grpc, headers, http2
-from runtimeproxy.wire.flow import Outlet
 
-
-class Owner(Protocol):
-    """What a dropped stream needs of its connection."""
-
-    client_out: Outlet
-    runtime_out: Outlet
+if TYPE_CHECKING:
+    from runtimeproxy.cri.reader import Reader
 
 
 def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
     """Build a trailers-only answer; RST_STREAM(NO_ERROR) follows unless the client has half-closed (RFC 9113, 8.1)."""
-    block = headers.build(
-        [
-            (b":status", b"200"),
-            (b"content-type", b"application/grpc"),
-            (b"grpc-status", str(code).encode()),
-            (b"grpc-message", grpc.percent_encode(text)),
-        ]
-    )
-    frames = http2.header_frames(stream, block, True)
+    head = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+    status = [(b"grpc-status", str(code).encode()), (b"grpc-message", grpc.percent_encode(text))]
+    frames = http2.header_frames(stream, headers.build([*head, *status]), True)
     return frames if half_closed else frames + http2.rst_stream(stream, http2.NO_ERROR)
 
 
 class DroppedStream:
     """A stream that we answered ourselves: what either side still sends on it is dropped, its DATA credited."""
 
-    def __init__(self, owner: Owner, stream: int) -> None:
+    def __init__(self, owner: "Reader") -> None:
         self._owner = owner
-        self._stream = stream
-
-    def client_headers(self, block: HeaderBlock) -> None:
-        """Drop."""
 
     def client_data(self, data: Data) -> None:
-        """Drop and credit."""
         self._owner.client_out.credit(data.length)
 
-    def client_reset(self, frame: bytes) -> None:
-        """Drop: the runtime was told already."""
-
-    def client_window(self, increment: int) -> None:
-        """Drop."""
-
-    def runtime_headers(self, block: HeaderBlock) -> None:
-        """Drop."""
-
     def runtime_data(self, data: Data) -> None:
-        """Drop and credit."""
         self._owner.runtime_out.credit(data.length)
 
-    def runtime_reset(self, frame: bytes) -> None:
-        """Drop."""
+    def _drop(self, what: object) -> None:
+        """Drop a header block, a reset or credit."""
 
-    def runtime_window(self, increment: int) -> None:
-        """Drop."""
+    client_headers = runtime_headers = client_reset = runtime_reset = client_window = runtime_window = _drop

@@ -55,7 +55,6 @@ class State:
             yield pod
 
     async def pod(self, pod_id: str) -> PodRecord | None:
-        """Read a pod."""
         info = await self._backend.pod(self._version, pod_id)
         return None if info is None else self._store.read_pod(info)
 

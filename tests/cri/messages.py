@@ -50,12 +50,10 @@ class Method:
 
     @property
     def path(self) -> bytes:
-        """Return its path."""
         return f"/runtime.{self.version}.{self.service}/{self.name}".encode()
 
     @property
     def streams(self) -> bool:
-        """Tell whether it has any number of answers."""
         return self.name == "GetContainerEvents" or self.name.startswith("Stream")
 
     def __repr__(self) -> str:
@@ -97,7 +95,6 @@ ODD = (
 
 
 def varint(value: int) -> bytes:
-    """Encode an integer of up to 64 bits, not negative."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -106,12 +103,10 @@ def varint(value: int) -> bytes:
 
 
 def length_delimited(payload: bytes) -> bytes:
-    """Put a length before bytes."""
     return varint(len(payload)) + payload
 
 
 def tag(number: int, wire_type: int) -> bytes:
-    """Encode a field's number and type."""
     return varint(number << 3 | wire_type)
 
 

@@ -4,9 +4,10 @@ Owns frames as values, the sides of a ``Reader`` and its fake ``Events``.
 Must not know: how the reader works; bytes are built and read with hyperframe and hpack: nothing is tested by itself.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from hpack import Decoder, Encoder
 from hyperframe import frame as hyper
@@ -68,7 +69,6 @@ class Headers:
     end: bool = False
 
     def wire(self) -> bytes:
-        """Build its frame."""
         return raw_headers(self.stream, block(self.fields), end=self.end)
 
 
@@ -81,8 +81,10 @@ class Data:
     end: bool = False
     pad: int | None = None
 
+    def __repr__(self) -> str:
+        return f"Data({self.stream}, {self.payload[:30]!r} of {len(self.payload)}, {self.end}, {self.pad})"
+
     def wire(self) -> bytes:
-        """Build its frame."""
         flags = ["END_STREAM"] * self.end + ["PADDED"] * (self.pad is not None)
         return hyper.DataFrame(self.stream, self.payload, flags=flags, pad_length=self.pad or 0).serialize()
 
@@ -95,7 +97,6 @@ class Reset:
     code: int
 
     def wire(self) -> bytes:
-        """Build its frame."""
         return hyper.RstStreamFrame(self.stream, error_code=self.code).serialize()
 
 
@@ -107,7 +108,7 @@ class Credit:
     increment: int
 
     def wire(self) -> bytes:
-        """Build its frame: by hand, as hyperframe builds none of 0."""
+        # By hand, as hyperframe builds none of 0.
         return (4).to_bytes(3, "big") + b"\x08\x00" + self.stream.to_bytes(4, "big") + self.increment.to_bytes(4, "big")
 
 
@@ -118,7 +119,7 @@ class Settings:
     entries: tuple[tuple[int, int], ...] = ()
 
     def wire(self) -> bytes:
-        """Build its frame: by hand, as hyperframe keeps no entry twice."""
+        # By hand, as hyperframe keeps no entry twice.
         body = b"".join(_SETTING.pack(*entry) for entry in self.entries)
         return len(body).to_bytes(3, "big") + b"\x04\x00" + bytes(4) + body
 
@@ -128,7 +129,6 @@ class Ack:
     """A SETTINGS frame with the ACK flag."""
 
     def wire(self) -> bytes:
-        """Build its frame."""
         return hyper.SettingsFrame(flags=["ACK"]).serialize()
 
 
@@ -140,7 +140,6 @@ class Ping:
     ack: bool = False
 
     def wire(self) -> bytes:
-        """Build its frame."""
         return hyper.PingFrame(opaque_data=self.payload, flags=["ACK"] * self.ack).serialize()
 
 
@@ -153,7 +152,6 @@ class GoAway:
     debug: bytes = b""
 
     def wire(self) -> bytes:
-        """Build its frame."""
         return hyper.GoAwayFrame(0, self.last, self.code, self.debug).serialize()
 
 
@@ -167,13 +165,8 @@ class Raw:
     body: bytes = b""
 
     def wire(self) -> bytes:
-        """Build its frame."""
-        return (
-            len(self.body).to_bytes(3, "big")
-            + bytes((self.kind, self.flags))
-            + self.stream.to_bytes(4, "big")
-            + self.body
-        )
+        head = len(self.body).to_bytes(3, "big") + bytes((self.kind, self.flags))
+        return head + self.stream.to_bytes(4, "big") + self.body
 
 
 Frame = Headers | Data | Reset | Credit | Settings | Ack | Ping | GoAway | Raw
@@ -231,9 +224,8 @@ class Side:
                 assert raw.stream == first.stream
                 fragments += _fragment(raw)
                 if raw.flags & 0x4:
-                    fields = tuple(
-                        (bytes(name), bytes(value)) for name, value in self.decoder.decode(fragments, raw=True)
-                    )
+                    decoded = self.decoder.decode(fragments, raw=True)
+                    fields = tuple((bytes(name), bytes(value)) for name, value in decoded)
                     yield Headers(first.stream, fields, bool(first.flags & 1))
                     fragments, first = b"", Raw(0, 0, 0)
             else:
@@ -279,11 +271,10 @@ def split(data: bytes) -> Iterable[Raw]:
 
 
 class FakeEvents:
-    """The front of a reader: keeps what it is told."""
+    """The front of a reader: keeps what it is told, and answers as set."""
 
     def __init__(self) -> None:
         self.calls: list[HeldStream] = []
-        self.settled_calls: list[HeldStream] = []
         self.links: list[ImageLink] = []
         self.wakes = 0
         self.may_pass = True
@@ -291,30 +282,23 @@ class FakeEvents:
         self.image_away = False
 
     def held(self, stream: HeldStream) -> None:
-        """Keep the call."""
         self.calls.append(stream)
 
     def settled(self, stream: HeldStream) -> None:
-        """Keep the call."""
-        self.settled_calls.append(stream)
         stream.go_on()
 
     def ambiguous(self) -> bool:
-        """Answer as set."""
         return self.may_pass
 
     def passes_unrecorded(self) -> bool:
-        """Answer as set."""
         return self.unrecorded_pass
 
     def image_link(self, link: ImageLink) -> None:
-        """Keep the link, or fail to connect it."""
         self.links.append(link)
         if self.image_away:
             link.close()
 
     def wake(self) -> None:
-        """Count."""
         self.wakes += 1
 
 
@@ -329,6 +313,7 @@ class Play:
         # Behind the preface it has another ``feed``.
         self.client = Side(lambda data: self.reader.from_client.feed(data), self.reader.client_out, preface=False)
         self.runtime = Side(self.reader.from_runtime.feed, self.reader.runtime_out, preface=True)
+        self._images: list[Side] = []
 
     def greet(self, client: Settings = Settings(), runtime: Settings = Settings()) -> "Play":
         """Exchange SETTINGS and their ACKs, and forget them."""
@@ -341,16 +326,94 @@ class Play:
 
     @property
     def call(self) -> HeldStream:
-        """Return the one call that the front was told of."""
-        [call] = self.events.calls
-        return call
+        """Return the newest call that the front was told of."""
+        return self.events.calls[-1]
 
+    @property
     def image(self) -> Side:
         """Return the image service's side of the latest link."""
-        link = self.events.links[-1]
-        return Side(link.receive, link.outlet, preface=True)
+        for link in self.events.links[len(self._images) :]:
+            self._images.append(Side(link.receive, link.outlet, preface=True))
+        return self._images[-1]
 
 
 def greeted(image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> Play:
     """Return a pair whose SETTINGS are exchanged and acknowledged."""
     return Play(image_apart, process_limit).greet()
+
+
+# ---- conversations as tables
+
+Act = Callable[[Play], object]
+Frames = bytes | Sequence[Frame]
+
+
+class Step(NamedTuple):
+    """What somebody does, and all that comes of it: what each side gets, and for how many calls hooks are asked."""
+
+    act: Act
+    to_client: Frames = ()
+    to_runtime: Frames = ()
+    to_image: Frames = ()
+    asks: int = 0
+
+
+def client(*frames: Frame | bytes) -> Act:
+    """Have the client send."""
+    return lambda play: play.client.sends(*frames)
+
+
+def runtime(*frames: Frame | bytes) -> Act:
+    """Have the runtime send."""
+    return lambda play: play.runtime.sends(*frames)
+
+
+def image(*frames: Frame | bytes) -> Act:
+    """Have the image service send."""
+    return lambda play: play.image.sends(*frames)
+
+
+def release(play: Play) -> None:
+    """Release the newest call as it came."""
+    assert play.call.release(None)
+
+
+def refuse(play: Play) -> None:
+    """Refuse the newest call."""
+    assert play.call.refuse(13, "no")
+
+
+def answered(play: Play) -> None:
+    """Let the answer to the newest call go: its Post hooks are done."""
+    play.call.answer()
+
+
+@dataclass(frozen=True)
+class Greets:
+    """Stands first in a conversation where the SETTINGS matter."""
+
+    client: Settings = Settings()
+    runtime: Settings = Settings()
+
+    def __call__(self, play: Play) -> None:
+        play.greet(self.client, self.runtime)
+
+
+def converse(*steps: Step, play: Play | None = None) -> Play:
+    """Play the steps, and check after each what came of it; both sides have greeted unless ``play`` is given."""
+    if play is None:
+        play = Play() if isinstance(steps[0].act, Greets) else greeted()
+    for number, step in enumerate(steps):
+        asked = len(play.events.calls)
+        step.act(play)
+        for name in ("client", "runtime", "image"):
+            expected = getattr(step, f"to_{name}")
+            if name == "image" and not (expected or play.events.links):
+                continue
+            side = getattr(play, name)
+            came = side.got_bytes() if isinstance(expected, bytes) else side.got()
+            assert came == (expected if isinstance(expected, bytes) else list(expected)), (
+                f"step {number}: {name} got {came}"
+            )
+        assert len(play.events.calls) - asked == step.asks, f"step {number}: asked {len(play.events.calls) - asked}"
+    return play

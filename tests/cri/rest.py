@@ -50,7 +50,6 @@ def _number(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _end(message: bytes, wire_type: int, at: int) -> tuple[int, int]:
-    """Return where a value begins and ends."""
     if wire_type == VARINT:
         return at, _number(message, at)[1]
     if wire_type == LENGTH_DELIMITED:
@@ -68,7 +67,6 @@ def _end(message: bytes, wire_type: int, at: int) -> tuple[int, int]:
 
 
 def fields(message: bytes) -> Iterator[Field]:
-    """Cut a message into its fields."""
     start = 0
     while start < len(message):
         head, at = _number(message, start)
@@ -162,7 +160,6 @@ def in_pod(
     parent: str | None,
     resources: Mapping[str, ResourceValue],
 ) -> Named:
-    """Name fields of RunPodSandboxRequest."""
     config, linux = cri.PodSandboxConfig, cri.LinuxPodSandboxConfig
     return {
         cri.RunPodSandboxRequest.CONFIG_FIELD_NUMBER: {
@@ -182,7 +179,6 @@ def in_create(
     parent: str | None,
     resources: Mapping[str, ResourceValue],
 ) -> Named:
-    """Name fields of CreateContainerRequest."""
     request, config = cri.CreateContainerRequest, cri.ContainerConfig
     return {
         request.CONFIG_FIELD_NUMBER: {
@@ -195,7 +191,6 @@ def in_create(
 
 
 def in_update(annotations: Mapping[str, str], resources: Mapping[str, ResourceValue]) -> Named:
-    """Name fields of UpdateContainerResourcesRequest."""
     request = cri.UpdateContainerResourcesRequest
     return {
         request.LINUX_FIELD_NUMBER: in_resources(resources),

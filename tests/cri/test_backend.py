@@ -1,26 +1,31 @@
-"""The backend asks a real gRPC server on a unix socket for the status of pods and containers, and sends updates."""
+"""What the proxy asks a runtime itself, of a real gRPC server on a unix socket: status, lists, updates, its state."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 
 from runtimeproxy.call import Unreadable
 from runtimeproxy.cri import api_pb2, edit
-from runtimeproxy.cri import backend as backend_module
+from runtimeproxy.cri import sync as sync_module
 from runtimeproxy.cri.backend import STATUS_SECONDS, Backend
+from runtimeproxy.cri.sync import State
 from runtimeproxy.errors import BackendError
+from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
+from runtimeproxy.store import Store
+from runtimeproxy.sync import Listed
 from runtimeproxy.wire import grpc as wire_grpc
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.descriptors import no_descriptors
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.fakes.shapes import SHAPES, Shape
 
-VERSIONS = ("v1", "v1alpha2")
+Code = grpc.StatusCode
 UPDATE = edit.update_request("c1", {"cpu_shares": 7}, None)
+BOTH_VERSIONS = pytest.mark.parametrize("version", ["v1", "v1alpha2"])
 
 ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "ListPodSandbox": lambda backend: backend.pods("v1"),
@@ -31,15 +36,23 @@ ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
 }
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
     async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime:
         yield runtime
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def backend(runtime: FakeRuntime) -> AsyncIterator[Backend]:
     backend = Backend(runtime.socket_path)
+    yield backend
+    await backend.close()
+
+
+@pytest.fixture
+async def away(tmp_path: Path) -> AsyncIterator[Backend]:
+    """Return a backend whose runtime is not there."""
+    backend = Backend(str(tmp_path / "nobody.sock"))
     yield backend
     await backend.close()
 
@@ -50,46 +63,35 @@ def made(runtime: FakeRuntime) -> tuple[str, str]:
         metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop"),
         linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/u-1"),
     )
-    run = cri.RunPodSandboxRequest(config=config)
-    pod = cri.RunPodSandboxResponse.FromString(runtime.state.answer("v1", "RunPodSandbox", run.SerializeToString()))
-    create = cri.CreateContainerRequest(
-        pod_sandbox_id=pod.pod_sandbox_id,
-        sandbox_config=config,
-        config=cri.ContainerConfig(
-            metadata=cri.ContainerMetadata(name="main"), envs=[cri.KeyValue(key="A", value=b"1")]
-        ),
-    )
+    run = cri.RunPodSandboxRequest(config=config).SerializeToString()
+    pod_id = cri.RunPodSandboxResponse.FromString(runtime.state.answer("v1", "RunPodSandbox", run)).pod_sandbox_id
+    envs = [cri.KeyValue(key="A", value=b"1")]
+    container = cri.ContainerConfig(metadata=cri.ContainerMetadata(name="main"), envs=envs)
+    create = cri.CreateContainerRequest(pod_sandbox_id=pod_id, sandbox_config=config, config=container)
     reply = runtime.state.answer("v1", "CreateContainer", create.SerializeToString())
-    return pod.pod_sandbox_id, cri.CreateContainerResponse.FromString(reply).container_id
+    return pod_id, cri.CreateContainerResponse.FromString(reply).container_id
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_pod_is_read_in_the_version_asked_for(runtime: FakeRuntime, backend: Backend, version: str) -> None:
-    pod_id, _ = made(runtime)
-    pod = await backend.pod(version, pod_id)
-    assert pod is not None
-    assert (pod.id, pod.name, pod.cgroup_parent) == (pod_id, "web", "/kube/u-1")
-    assert runtime.received[-1].path == f"/runtime.{version}.RuntimeService/PodSandboxStatus"
+# ---- pods and containers
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_container_is_read_in_the_version_asked_for(
+@BOTH_VERSIONS
+async def test_pod_and_container_are_read_in_the_version_asked_for(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
     pod_id, container_id = made(runtime)
-    container = await backend.container(version, container_id)
+    pod, container = await backend.pod(version, pod_id), await backend.container(version, container_id)
+    assert pod is not None
+    assert (pod.id, pod.name, pod.cgroup_parent) == (pod_id, "web", "/kube/u-1")
     assert container is not None
-    assert (container.id, container.pod_id, container.name, container.envs) == (
-        container_id,
-        pod_id,
-        "main",
-        {"A": "1"},
-    )
-    assert runtime.received[-1].path == f"/runtime.{version}.RuntimeService/ContainerStatus"
+    assert (container.id, container.pod_id, container.name) == (container_id, pod_id, "main")
+    assert container.envs == {"A": "1"}
+    paths = [f"/runtime.{version}.RuntimeService/{method}" for method in ("PodSandboxStatus", "ContainerStatus")]
+    assert [received.path for received in runtime.received] == paths
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_a_containers_pod_is_looked_for_in_the_list_where_its_status_does_not_name_it(
+@BOTH_VERSIONS
+async def test_pod_that_a_containers_status_does_not_name_is_found_in_the_list(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
     pod_id, container_id = made(runtime)
@@ -102,7 +104,7 @@ async def test_a_containers_pod_is_looked_for_in_the_list_where_its_status_does_
     assert (listed.filter.id, listed.filter.pod_sandbox_id) == (container_id, "")
 
 
-async def test_a_container_whose_pod_nobody_names_cannot_be_read(runtime: FakeRuntime, backend: Backend) -> None:
+async def test_container_whose_pod_nobody_names_cannot_be_read(runtime: FakeRuntime, backend: Backend) -> None:
     _, container_id = made(runtime)
     runtime.state.verbose = False
     runtime.state.containers[container_id].pod_id = ""
@@ -110,7 +112,7 @@ async def test_a_container_whose_pod_nobody_names_cannot_be_read(runtime: FakeRu
         await backend.container("v1", container_id)
 
 
-async def test_a_container_that_is_gone_before_its_pod_is_known_is_none(runtime: FakeRuntime, backend: Backend) -> None:
+async def test_container_that_is_gone_before_its_pod_is_known_is_none(runtime: FakeRuntime, backend: Backend) -> None:
     _, container_id = made(runtime)
     runtime.state.verbose = False
     runtime.state.big_list = b""
@@ -118,147 +120,43 @@ async def test_a_container_that_is_gone_before_its_pod_is_known_is_none(runtime:
 
 
 async def test_what_the_runtime_does_not_know_is_none(backend: Backend) -> None:
-    assert await backend.pod("v1", "p1") is None
-    assert await backend.container("v1", "c1") is None
-    assert await backend.pod_state("v1", "p1") is None
-    assert await backend.container_state("v1", "c1") is None
+    for ask in (backend.pod, backend.container, backend.pod_state, backend.container_state):
+        assert await ask("v1", "nobody") is None
+    assert list(await backend.containers("v1")) == []
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_all_that_there_is_is_listed_in_the_version_asked_for(
-    runtime: FakeRuntime, backend: Backend, version: str
-) -> None:
+@BOTH_VERSIONS
+async def test_all_that_there_is_is_listed(runtime: FakeRuntime, backend: Backend, version: str) -> None:
     pods, containers = zip(*(made(runtime) for _ in range(3)), strict=True)
     assert [pod.id for pod in await backend.pods(version)] == list(pods)
     found = list(await backend.containers(version))
     assert [(container.id, container.pod_id) for container in found] == list(zip(containers, pods, strict=True))
     methods = ["ListPodSandbox", "ListContainers"]
-    assert [received.path for received in runtime.received] == [
-        f"/runtime.{version}.RuntimeService/{method}" for method in methods
-    ]
+    assert [it.path for it in runtime.received] == [f"/runtime.{version}.RuntimeService/{name}" for name in methods]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@BOTH_VERSIONS
 async def test_states_are_asked_for_without_the_verbose_part(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
     pod_id, container_id = made(runtime)
     assert await backend.pod_state(version, pod_id) == api_pb2.SANDBOX_READY
     assert await backend.container_state(version, container_id) == api_pb2.CONTAINER_CREATED
-    start = cri.StartContainerRequest(container_id=container_id).SerializeToString()
-    runtime.state.answer(version, "StartContainer", start)
-    assert await backend.container_state(version, container_id) == api_pb2.CONTAINER_RUNNING
-    runtime.state.answer(
-        version, "StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=pod_id).SerializeToString()
-    )
+    for method, request in (
+        ("StartContainer", cri.StartContainerRequest(container_id=container_id)),
+        ("StopPodSandbox", cri.StopPodSandboxRequest(pod_sandbox_id=pod_id)),
+    ):
+        runtime.state.answer(version, method, request.SerializeToString())
+    # A stop of the pod ends its container.
     assert await backend.pod_state(version, pod_id) == api_pb2.SANDBOX_NOTREADY
-    (asked, *_) = runtime.requests("PodSandboxStatus")
+    assert await backend.container_state(version, container_id) == api_pb2.CONTAINER_EXITED
+    [asked, _] = runtime.requests("PodSandboxStatus")
     assert not cri.PodSandboxStatusRequest.FromString(asked.message).verbose
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_an_update_is_sent_as_it_is_with_the_time_it_has(
-    runtime: FakeRuntime, backend: Backend, version: str
-) -> None:
-    _, container_id = made(runtime)
-    request = edit.update_request(container_id, {"cpu_shares": 7, "cpu_quota": -1}, None)
-    await backend.update(version, request, 5.0)
-    received = runtime.received[-1]
-    assert received.path == f"/runtime.{version}.RuntimeService/UpdateContainerResources"
-    assert received.message == request
-    assert received.deadline_seconds is not None
-    assert 4.0 < received.deadline_seconds <= 5.0
-    assert runtime.state.containers[container_id].resources.cpu_shares == 7
-
-
-@pytest.mark.parametrize("method", ASKS)
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
-async def test_an_error_status_names_the_method_and_keeps_its_code(
-    runtime: FakeRuntime, backend: Backend, method: str, code: grpc.StatusCode
-) -> None:
-    runtime.inject(method, Injection(code=code, details="task is gone"))
-    with pytest.raises(BackendError) as caught:
-        await ASKS[method](backend)
-    assert caught.value.code == code.value[0]
-    assert str(caught.value).startswith(f"{method}: ")
-    # What is read is told in the log, where the runtime's words have no place.
-    assert ("task is gone" in str(caught.value)) is (method == "UpdateContainerResources")
-
-
-@pytest.mark.parametrize(
-    ("code", "not_done"),
-    [
-        (grpc.StatusCode.UNKNOWN, True),
-        (grpc.StatusCode.INVALID_ARGUMENT, True),
-        (grpc.StatusCode.UNAVAILABLE, False),
-        (grpc.StatusCode.CANCELLED, False),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, False),
-    ],
-)
-async def test_a_refused_update_is_told_from_one_that_nobody_knows_of(
-    runtime: FakeRuntime, backend: Backend, code: grpc.StatusCode, not_done: bool
-) -> None:
-    runtime.inject("UpdateContainerResources", Injection(code=code, details="no such cpu"))
-    with pytest.raises(BackendError) as caught:
-        await backend.update("v1", UPDATE, 5.0)
-    assert caught.value.not_done is not_done
-
-
-async def test_an_update_of_a_container_that_is_not_there_is_an_error(backend: Backend) -> None:
-    with pytest.raises(BackendError, match="not found") as caught:
-        await backend.update("v1", UPDATE, 5.0)
-    assert caught.value.code == wire_grpc.NOT_FOUND
-    assert caught.value.not_done
-
-
-async def test_an_update_that_no_runtime_was_there_for_is_not_done(tmp_path: Path) -> None:
-    backend = Backend(str(tmp_path / "nobody.sock"))
-    with pytest.raises(BackendError) as caught:
-        await backend.update("v1", UPDATE, 5.0)
-    assert caught.value.not_done
-    await backend.close()
-
-
-async def test_an_update_that_there_was_no_descriptor_for_is_not_done(backend: Backend) -> None:
-    with no_descriptors(), pytest.raises(BackendError, match="the proxy itself lacks") as caught:
-        await backend.update("v1", UPDATE, 0.1)
-    assert caught.value.not_done
-
-
-@pytest.mark.parametrize("method", ASKS)
-async def test_a_runtime_that_is_away_is_an_error_at_once(tmp_path: Path, method: str) -> None:
-    backend = Backend(str(tmp_path / "nobody.sock"))
-    started = time.monotonic()
-    with pytest.raises(BackendError, match=method) as caught:
-        await ASKS[method](backend)
-    assert caught.value.code == wire_grpc.UNAVAILABLE
-    assert time.monotonic() - started < STATUS_SECONDS / 2
-    await backend.close()
-
-
-async def test_an_update_that_the_runtime_does_not_answer_ends_with_its_time(
-    runtime: FakeRuntime, backend: Backend
-) -> None:
-    runtime.inject("UpdateContainerResources", Injection(delay_seconds=60))
-    with pytest.raises(BackendError, match="UpdateContainerResources") as caught:
-        await backend.update("v1", UPDATE, 0.1)
-    assert caught.value.code == wire_grpc.DEADLINE_EXCEEDED
-    assert not caught.value.not_done
-
-
-async def test_a_status_that_the_runtime_does_not_answer_ends_with_its_time(
-    runtime: FakeRuntime, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend_module, "STATUS_SECONDS", 0.1)
-    runtime.inject("ContainerStatus", Injection(delay_seconds=60))
-    with pytest.raises(BackendError) as caught:
-        await backend.container("v1", "c1")
-    assert caught.value.code == wire_grpc.DEADLINE_EXCEEDED
-
-
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.PERMISSION_DENIED])
+@pytest.mark.parametrize("code", [Code.UNKNOWN, Code.INTERNAL, Code.PERMISSION_DENIED])
 async def test_of_what_is_not_there_a_runtime_may_say_anything(
-    runtime: FakeRuntime, backend: Backend, code: grpc.StatusCode
+    runtime: FakeRuntime, backend: Backend, code: Code
 ) -> None:
     pod_id, container_id = made(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
@@ -271,9 +169,9 @@ async def test_of_what_is_not_there_a_runtime_may_say_anything(
         assert caught.value.code == code.value[0], "it is listed"
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN])
-async def test_where_only_the_verbose_status_fails_the_plain_one_is_asked_for(
-    runtime: FakeRuntime, backend: Backend, code: grpc.StatusCode
+@pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.UNKNOWN])
+async def test_plain_status_is_asked_for_where_only_the_verbose_one_fails(
+    runtime: FakeRuntime, backend: Backend, code: Code
 ) -> None:
     pod_id, container_id = made(runtime)
     for method in ("PodSandboxStatus", "ContainerStatus"):
@@ -281,27 +179,74 @@ async def test_where_only_the_verbose_status_fails_the_plain_one_is_asked_for(
     pod, container = await backend.pod("v1", pod_id), await backend.container("v1", container_id)
     assert pod is not None
     assert container is not None
-    assert (pod.name, pod.cgroup_parent) == ("web", None)
-    assert (container.name, container.pod_id) == ("main", pod_id)
-    assert [
-        cri.PodSandboxStatusRequest.FromString(r.message).verbose for r in runtime.requests("PodSandboxStatus")
-    ] == [
-        True,
-        False,
-    ]
+    assert (pod.name, pod.cgroup_parent, container.name, container.pod_id) == ("web", None, "main", pod_id)
+    asked = [cri.PodSandboxStatusRequest.FromString(it.message) for it in runtime.requests("PodSandboxStatus")]
+    assert [request.verbose for request in asked] == [True, False]
 
 
-async def test_a_runtime_that_comes_back_is_reached_again(tmp_path: Path) -> None:
-    path = str(tmp_path / "runtime.sock")
-    backend = Backend(path)
-    async with FakeRuntime(path) as first:
-        pod_id, _ = made(first)
-        assert await backend.pod("v1", pod_id) is not None
-    with pytest.raises(BackendError):
-        await backend.pod("v1", pod_id)
-    async with FakeRuntime(path, first.state):
-        assert await backend.pod("v1", pod_id) is not None
-    await backend.close()
+# ---- errors
+
+
+@pytest.mark.parametrize("method", ASKS)
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED])
+async def test_error_names_the_method_and_keeps_its_code(
+    runtime: FakeRuntime, backend: Backend, method: str, code: Code
+) -> None:
+    runtime.inject(method, Injection(code=code, details="task is gone"))
+    with pytest.raises(BackendError, match=f"^{method}: ") as caught:
+        await ASKS[method](backend)
+    assert caught.value.code == code.value[0]
+    # What is read is told in the log, where the runtime's words have no place.
+    assert ("task is gone" in str(caught.value)) is (method == "UpdateContainerResources")
+
+
+@pytest.mark.parametrize("method", ASKS)
+async def test_runtime_that_is_away_is_an_error_at_once(away: Backend, method: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(BackendError, match=method) as caught:
+        await ASKS[method](away)
+    assert caught.value.code == wire_grpc.UNAVAILABLE
+    assert caught.value.not_done is (method == "UpdateContainerResources")
+    assert time.monotonic() - started < STATUS_SECONDS / 2
+
+
+# ---- updates
+
+
+@BOTH_VERSIONS
+async def test_update_is_sent_as_it_is_with_the_time_it_has(
+    runtime: FakeRuntime, backend: Backend, version: str
+) -> None:
+    _, container_id = made(runtime)
+    request = edit.update_request(container_id, {"cpu_shares": 7, "cpu_quota": -1}, None)
+    await backend.update(version, request, 5.0)
+    received = runtime.received[-1]
+    assert received.path == f"/runtime.{version}.RuntimeService/UpdateContainerResources"
+    assert received.message == request
+    assert received.deadline_seconds is not None
+    assert 4.0 < received.deadline_seconds <= 5.0
+
+
+@pytest.mark.parametrize(
+    ("injected", "code", "not_done"),
+    [
+        (None, Code.NOT_FOUND, True),
+        (Injection(code=Code.UNKNOWN), Code.UNKNOWN, True),
+        (Injection(code=Code.INVALID_ARGUMENT), Code.INVALID_ARGUMENT, True),
+        (Injection(code=Code.UNAVAILABLE), Code.UNAVAILABLE, False),
+        (Injection(code=Code.CANCELLED), Code.CANCELLED, False),
+        (Injection(code=Code.DEADLINE_EXCEEDED), Code.DEADLINE_EXCEEDED, False),
+        (Injection(delay_seconds=60), Code.DEADLINE_EXCEEDED, False),
+    ],
+)
+async def test_refused_update_is_told_from_one_that_nobody_knows_of(
+    runtime: FakeRuntime, backend: Backend, injected: Injection | None, code: Code, not_done: bool
+) -> None:
+    if injected is not None:
+        runtime.inject("UpdateContainerResources", injected)
+    with pytest.raises(BackendError) as caught:
+        await backend.update("v1", UPDATE, 0.5)
+    assert (caught.value.code, caught.value.not_done) == (code.value[0], not_done)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
@@ -312,6 +257,119 @@ async def test_only_containerd_is_known_to_take_no_memory_limit_in_an_update(
     assert not backend.lifts_memory
     await backend.learn("v1")
     assert backend.lifts_memory is (shape.runtime_name == "containerd")
-    runtime.inject("Version", Injection(code=grpc.StatusCode.UNKNOWN))
+    runtime.inject("Version", Injection(code=Code.UNKNOWN))
     await backend.learn("v1")
     assert backend.lifts_memory is (shape.runtime_name == "containerd"), "it does not tell"
+
+
+# ---- the state as the sync reads it: in v1, else in v1alpha2, lists first
+
+
+@pytest.fixture
+def state(backend: Backend) -> State:
+    return State(backend, Store())
+
+
+def lacks(runtime: FakeRuntime, version: str | None) -> None:
+    """Let the runtime not know a version, as containerd answers."""
+    for method in ("ListPodSandbox", "ListContainers", "PodSandboxStatus", "ContainerStatus"):
+        path = f"/runtime.{version}.RuntimeService/{method}"
+        runtime.inject(path, Injection(code=Code.UNIMPLEMENTED, details="unknown service"))
+
+
+def versions(runtime: FakeRuntime) -> set[str]:
+    """Return which versions answered, and forget what was asked."""
+    paths = {received.path for received in runtime.received if received.path not in runtime.injections}
+    runtime.received.clear()
+    return {path.split(".")[1] for path in paths}
+
+
+@pytest.mark.parametrize(("lacking", "version"), [(None, "v1"), ("v1alpha2", "v1"), ("v1", "v1alpha2")])
+async def test_state_is_read_in_v1_else_in_v1alpha2(
+    runtime: FakeRuntime, state: State, lacking: str | None, version: str
+) -> None:
+    lacks(runtime, lacking)
+    pod_id, container_id = made(runtime)
+    assert await state.listed() == Listed([pod_id], [container_id])
+    pod, subject = await state.pod(pod_id), await state.container(container_id)
+    assert pod is not None
+    assert pod.original is pod.effective
+    assert (pod.effective.id, pod.effective.cgroup_parent) == (pod_id, "/kube/u-1")
+    assert subject is not None
+    assert subject.container is not None
+    assert subject.pod == pod
+    assert (subject.container.effective.id, subject.container.effective.envs) == (container_id, {"A": "1"})
+    assert versions(runtime) == {version}
+    runtime.injections.clear()
+    await state.listed()
+    assert await state.pod(pod_id) is not None
+    assert versions(runtime) == {"v1"}, "it has learnt it"
+
+
+async def test_runtime_that_has_neither_version_cannot_be_read(runtime: FakeRuntime, state: State) -> None:
+    lacks(runtime, "v1")
+    lacks(runtime, "v1alpha2")
+    with pytest.raises(BackendError):
+        await state.listed()
+
+
+@pytest.mark.parametrize("method", ["ListPodSandbox", "ListContainers"])
+async def test_another_error_is_no_reason_to_try_another_version(
+    runtime: FakeRuntime, state: State, method: str
+) -> None:
+    runtime.inject(method, Injection(code=Code.INTERNAL, details="canary-4711"))
+    with pytest.raises(BackendError, match=f"{method}: gRPC status 13"):
+        await state.listed()
+    assert versions(runtime) == {"v1"}
+
+
+async def test_pod_of_a_container_is_that_of_the_store(runtime: FakeRuntime, backend: Backend) -> None:
+    store, (pod_id, container_id) = Store(), made(runtime)
+    known = PodRecord(PodInfo(id=pod_id, name="asked"), PodInfo(id=pod_id, name="hooked"))
+    store.commit(Subject(known))
+    subject = await State(backend, store).container(container_id)
+    assert subject is not None
+    assert subject.pod == known
+    assert runtime.requests("PodSandboxStatus") == []
+
+
+async def test_state_of_what_is_not_there_is_none(runtime: FakeRuntime, state: State) -> None:
+    pod_id, container_id = made(runtime)
+    assert await state.pod("nobody") is None
+    assert await state.container("nobody") is None
+    del runtime.state.pods[pod_id]
+    assert await state.container(container_id) is None
+
+
+@pytest.mark.parametrize(("uid", "left"), [("u-1", (1, 1)), ("", (1, 1)), ("another's", (0, 0))])
+async def test_pod_with_the_id_of_a_lost_one_takes_its_records_with_it(
+    runtime: FakeRuntime, backend: Backend, uid: str, left: tuple[int, int]
+) -> None:
+    store, (pod_id, container_id) = Store(), made(runtime)
+    pod, container = PodInfo(id=pod_id, uid=uid), ContainerInfo(id=container_id, pod_id=pod_id)
+    store.commit(Subject(PodRecord(pod, pod), ContainerRecord(container, container)))
+    await State(backend, store).listed()
+    assert store.counts() == left
+
+
+async def test_long_list_is_read_in_parts_between_which_others_have_a_turn(
+    state: State, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_module, "ITEMS_AT_ONCE", 2)
+    turns = 0
+
+    async def listed(*_: Any) -> Any:
+        return iter([PodInfo(id=f"p{number}") for number in range(9)])
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(backend, "pods", listed)
+    monkeypatch.setattr(backend, "containers", listed)
+    counting = asyncio.create_task(count())
+    assert len((await state.listed()).pods) == 9
+    counting.cancel()
+    assert turns >= 8

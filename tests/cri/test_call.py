@@ -1,23 +1,30 @@
-"""CRI's calls through the whole core: what all of them do, and those that make pods and containers.
+"""CRI's calls through the whole core: what hooks are told, what is released, what is kept.
 
 The held stream and the runtime's status are fakes; messages are real ones.
 """
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from runtimeproxy import hookpoints
-from runtimeproxy.call import Reply
+from runtimeproxy.call import Reply, Unreadable
 from runtimeproxy.cri import call, translate
 from runtimeproxy.cri.kinds import KINDS
-from runtimeproxy.errors import Reason
+from runtimeproxy.cri.updates import UPDATE_SECONDS
+from runtimeproxy.errors import BackendError, Reason
 from runtimeproxy.hookpoints import Operation, Stage
 from runtimeproxy.model import (
     NO_ADJUSTMENT,
+    Adjustment,
+    ContainerInfo,
+    ContainerRecord,
     HookAnswer,
     HookRequest,
+    PodInfo,
     PodRecord,
     Resources,
     Subject,
@@ -26,36 +33,53 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
 from tests.fakes.clock import virtual_time
-from tests.fakes.node import BROKEN, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, Node, changes, wire
+from tests.fakes.node import ASKED, BROKEN, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, Node, changes, wire
 from tests.fakes.plugins import FAIL, IGNORE
 
+RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
+CREATE, START = Operation.CREATE_CONTAINER, Operation.START_CONTAINER
+STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
+UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
+SHARES = HookAnswer(resources=Resources(cpu_shares=2))
+
+
+def create_request() -> cri.CreateContainerRequest:
+    return cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
+
+
+def update(container_id: str = "c1", **resources: Any) -> cri.UpdateContainerResourcesRequest:
+    linux = cri.LinuxContainerResources(**resources) if resources else None
+    return cri.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+
+
 # -- all operations --------------------------------------------------------------------------------------------------
+
+
+def test_every_operation_has_its_kind() -> None:
+    assert KINDS.keys() == set(Operation)
 
 
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("operation", list(Operation))
 @virtual_time
-async def test_a_call_that_nobody_changes_is_released_as_it_came(operation: Operation, hooked: bool) -> None:
+async def test_call_that_nobody_changes_is_released_as_it_came(operation: Operation, hooked: bool) -> None:
     node = Node()
     node.know()
     if hooked:
         node.plugins.add("a")
     held = await node.do(operation)
-    assert held.released == [None]
-    assert held.answers == 1
+    assert (held.released, held.answers) == ([None], 1)
     assert node.recorder.counted("calls", operation=operation.value, outcome="agreed") == 1
 
 
 @pytest.mark.parametrize("long", [False, True])
 @virtual_time
-async def test_a_long_message_that_nobody_is_asked_about_is_read_before_its_release(
-    long: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_message_is_read_before_its_release(long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short one is read while the runtime works."""
     monkeypatch.setattr(call, "READ_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
     node, steps = Node(), list[str]()
     node.know()
-    held = node.held(Operation.CREATE_CONTAINER)
+    held = node.held(CREATE)
     release, read = held.release, translate.read_container
     monkeypatch.setattr(held, "release", lambda message: steps.append("released") or release(message))
     monkeypatch.setattr(translate, "read_container", lambda message: steps.append("read") or read(message))
@@ -67,7 +91,7 @@ async def test_a_long_message_that_nobody_is_asked_about_is_read_before_its_rele
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("operation", list(Operation))
 @virtual_time
-async def test_a_message_that_cannot_be_read_is_refused_under_fail_and_passes_else(
+async def test_unreadable_message_is_refused_under_fail_and_passes_else(
     operation: Operation, policy: FailurePolicy, message: bytes | None, problem: str
 ) -> None:
     node = Node()
@@ -75,182 +99,139 @@ async def test_a_message_that_cannot_be_read_is_refused_under_fail_and_passes_el
     held = node.held(operation)
     held.message, held.problem = message, problem
     await node.run(held)
-    if policy is FAIL and hookpoints.BY_CALL.get((operation, Stage.PRE)):
-        assert (held.released, [code for code, _ in held.refused]) == ([], [grpc.INTERNAL])
-    else:
-        assert (held.released, held.refused) == ([None], [])
+    refuses = policy is FAIL and hookpoints.BY_CALL.get((operation, Stage.PRE))
+    expected = ([], [grpc.INTERNAL]) if refuses else ([None], [])
+    assert (held.released, [code for code, _ in held.refused]) == expected
     assert node.recorder.counted("calls_unreadable", operation=operation.value) == 1
     assert (node.plugins.told(), node.store.counts()) == ([], (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("operation", "tail"), [(UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")]
+)
+@virtual_time
+async def test_update_is_read_to_its_end_before_anything_is_asked(operation: Operation, tail: bytes) -> None:
+    node = Node()
+    held = node.held(operation)
+    assert held.message is not None
+    held.message += tail
+    with pytest.raises(Unreadable):
+        node.call(held).order_key()
 
 
 @pytest.mark.parametrize(
     ("reason", "code"), [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
 )
 @virtual_time
-async def test_a_refused_call_names_plugin_point_and_reason(reason: Reason, code: int) -> None:
+async def test_refusal_names_plugin_point_and_reason(reason: Reason, code: int) -> None:
     node = Node()
     node.plugins.add("koordlet", reason, policy=FAIL)
-    held = await node.do(Operation.RUN_POD_SANDBOX)
+    held = await node.do(RUN_POD)
     text = f"RunPodSandbox refused: hook server 'koordlet' at PreRunPodSandbox: {reason.value}: as told"
-    assert held.refused == [(code, f"runtimeproxy: {text}")]
-    assert held.released == []
-    assert held.answers == 0
+    assert (held.refused, held.released) == ([(code, f"runtimeproxy: {text}")], [])
 
 
-@pytest.mark.parametrize(
-    ("header", "deadline"), [({}, None), ({b"grpc-timeout": b"5S"}, 5.0), ({b"grpc-timeout": b"x"}, None)]
-)
+@pytest.mark.parametrize(("header", "deadline"), [(None, None), (b"5S", 8.0), (b"x", None)])
 @virtual_time
-async def test_the_deadline_is_the_callers_on_the_loops_clock(
-    header: dict[bytes, bytes], deadline: float | None
-) -> None:
+async def test_deadline_is_the_callers_from_its_headers_on(header: bytes | None, deadline: float | None) -> None:
     node = Node()
-    held = node.held(Operation.START_CONTAINER)
-    held.fields = header
+    held = node.held(START)
+    held.fields, held.began = {} if header is None else {b"grpc-timeout": header}, 3.0
     assert node.call(held).deadline == deadline
 
 
-@pytest.mark.parametrize("released", [False, True])
 @virtual_time
-async def test_the_first_end_of_a_call_counts(released: bool) -> None:
+async def test_first_answer_of_a_call_counts() -> None:
     node = Node()
-    node.know()
-    held = node.held(Operation.START_CONTAINER)
+    held = node.held(START)
     held.given = None
-    call = node.call(held)
-    if released:
-        task = asyncio.ensure_future(call.release(None, NO_ADJUSTMENT))
-        await asyncio.sleep(0)
-        held.settle(Reply(agreed=True))
-        held.settle(Reply(agreed=False))
-        assert await task == Reply(agreed=True)
-    else:
-        held.end()
-        assert await call.release(None, NO_ADJUSTMENT) == Reply(agreed=False, answered=False)
-        assert held.released == []
-
-
-@virtual_time
-async def test_a_call_without_a_reply_takes_none() -> None:
-    node = Node()
-    held = node.held(Operation.START_CONTAINER)
-    held.given = None
-    task = asyncio.ensure_future(node.call(held).release(None, NO_ADJUSTMENT))
-    await asyncio.sleep(0)
+    answered = node.call(held).release(None, NO_ADJUSTMENT)
     held.on_reply()
-    await asyncio.sleep(0)
-    assert not task.done()
+    assert not answered.done(), "there is none yet"
     held.settle(Reply(agreed=True))
-    await task
+    held.settle(Reply(agreed=False))
+    assert await answered == Reply(agreed=True)
 
 
 @virtual_time
-async def test_the_end_of_a_held_call_ends_its_hooks_and_a_late_release_does_nothing() -> None:
+async def test_release_of_a_call_that_has_ended_does_nothing() -> None:
     node = Node()
-    node.know()
-    client = node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), delay_seconds=1)
-    held = node.held(Operation.START_CONTAINER)
-    call = node.call(held)
-    task = node.lifecycle.run(call)
-    held.on_ended = task.cancel
-    await asyncio.sleep(0.5)
+    held = node.held(START)
+    ended = node.call(held)
     held.end()
-    await task
-    assert client.cancelled == 1
-    assert (held.released, held.answers, node.backend.updates) == ([], 0, [])
-    assert node.record.effective == CONTAINER
+    assert await ended.release(None, NO_ADJUSTMENT) == Reply(agreed=False, answered=False)
+    assert held.released == []
 
 
 @virtual_time
-async def test_from_the_answer_on_the_clients_leaving_stops_nothing() -> None:
-    node = Node()
-    node.plugins.add("a", delay_seconds=1, points=("PreCreateContainer", "PostStartContainer"))
-    node.know()
-    held = node.held(Operation.START_CONTAINER)
-    task = node.lifecycle.run(node.call(held))
-    held.on_ended = task.cancel
-    await asyncio.sleep(0.5)
-    held.settle(Reply(agreed=False, answered=False))
-    await task
-    assert node.plugins.told() == [("a", "PostStartContainer")]
-    times = node.recorder.calls[-1]
-    assert (times.held, times.released, times.answered, times.done) == (0, 0, 0, 1)
+async def test_pods_and_containers_have_turns_of_their_own() -> None:
+    node, other = Node(), create_request()
+    other.config.metadata.name = "other"
+    calls = [(CREATE, None), (CREATE, other), (RUN_POD, None), (UPDATE, None), (STOP, None), (STOP_POD, None)]
+    keys = [node.call(node.held(operation, message)).order_key() for operation, message in calls]
+    assert keys == ["p1/main/2", "p1/other/2", "shop/web/u-1/1", "c1", "c1", "p1"]
 
 
 # -- pods ------------------------------------------------------------------------------------------------------------
 
 
 @virtual_time
-async def test_a_pod_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
+async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
     node = Node()
     node.plugins.add("a", HookAnswer(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked"))
-    held = await node.do(Operation.RUN_POD_SANDBOX)
+    held = await node.do(RUN_POD)
     assert node.plugins.asked[0].request == HookRequest(replace(POD, id=""))
-    released = changes(held.released[0], cri.RunPodSandboxRequest)
     expected = cri.RunPodSandboxRequest.FromString(wire(POD_REQUEST))
     expected.config.labels["l"] = "1"
     expected.config.annotations["n"] = "2"
     expected.config.linux.cgroup_parent = "/hooked"
-    assert released == expected
-    assert node.pod.original == POD
-    assert node.pod.effective == replace(
-        POD, labels={"qos": "BE", "l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked"
-    )
+    assert changes(held.released[0], cri.RunPodSandboxRequest) == expected
+    hooked = replace(POD, labels={"qos": "BE", "l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked")
+    assert node.pod == PodRecord(POD, hooked)
 
 
 @virtual_time
-async def test_a_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes() -> None:
+async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes() -> None:
     node = Node()
-    held = node.held(Operation.RUN_POD_SANDBOX)
+    held = node.held(RUN_POD)
     held.given = Reply(agreed=True, message=b"")
     await node.run(held)
-    assert held.answers == 1
-    assert node.store.counts() == (0, 0)
+    assert (held.answers, node.store.counts()) == (1, (0, 0))
     assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
 
 
 @virtual_time
-async def test_a_pods_own_request_is_all_that_is_to_read() -> None:
+async def test_pods_own_request_is_all_that_is_to_read() -> None:
     node = Node()
-    call = node.call(node.held(Operation.RUN_POD_SANDBOX))
+    call = node.call(node.held(RUN_POD))
     assert await call.read_subject(node.store) == call.subject(node.store)
     assert node.backend.asked == []
 
 
 @virtual_time
-async def test_an_update_of_a_pod_is_kept_in_both_records_without_mixing_them() -> None:
+async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them() -> None:
     node = Node()
-    original = replace(POD, resources=Resources(cpu_shares=1), overhead=Resources(cpu_shares=5))
-    effective = replace(POD, resources=Resources(cpu_shares=2), overhead=Resources(cpu_shares=6))
-    node.store.commit(Subject(PodRecord(original, effective)))
-    await node.do(Operation.UPDATE_POD_SANDBOX_RESOURCES)
-    assert node.pod.original == replace(original, resources=Resources(cpu_quota=-1))
-    assert node.pod.effective == replace(effective, resources=Resources(cpu_quota=-1))
-    overhead = cri.UpdatePodSandboxResourcesRequest(
-        pod_sandbox_id="p1", overhead=cri.LinuxContainerResources(cpu_shares=9)
+    original, effective = (
+        replace(POD, resources=Resources(cpu_shares=shares), overhead=Resources(cpu_shares=shares + 4))
+        for shares in (1, 2)
     )
-    await node.do(Operation.UPDATE_POD_SANDBOX_RESOURCES, overhead)
-    assert node.pod.original.overhead == node.pod.effective.overhead == Resources(cpu_shares=9)
-    assert node.pod.original.resources == Resources(cpu_quota=-1)
-
-
-@virtual_time
-async def test_a_removed_pod_is_forgotten_with_its_containers() -> None:
-    node = Node()
-    node.know()
-    await node.do(Operation.STOP_POD_SANDBOX)
-    assert node.store.counts() == (1, 1)
-    await node.do(Operation.REMOVE_POD_SANDBOX)
-    assert node.store.counts() == (0, 0)
+    node.store.commit(Subject(PodRecord(original, effective)))
+    quota, nine = Resources(cpu_quota=-1), Resources(cpu_shares=9)
+    await node.do(UPDATE_POD)
+    assert node.pod == PodRecord(replace(original, resources=quota), replace(effective, resources=quota))
+    overhead = cri.LinuxContainerResources(cpu_shares=9)
+    await node.do(UPDATE_POD, cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id="p1", overhead=overhead))
+    assert node.pod.original.overhead == node.pod.effective.overhead == nine
+    assert node.pod.original.resources == quota
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha2"])
 @virtual_time
-async def test_an_unknown_pod_is_read_in_the_callers_version(version: str) -> None:
+async def test_unknown_pod_is_read_in_the_callers_version(version: str) -> None:
     node = Node()
     node.plugins.add("a")
     node.backend.known_pods["p1"] = POD
-    await node.run(node.held(Operation.STOP_POD_SANDBOX, version=version))
+    await node.run(node.held(STOP_POD, version=version))
     assert node.backend.asked == [(version, "p1")]
     assert node.plugins.asked[0].request == HookRequest(POD)
     assert node.pod == PodRecord(POD, POD)
@@ -260,136 +241,283 @@ async def test_an_unknown_pod_is_read_in_the_callers_version(version: str) -> No
 
 
 @virtual_time
-async def test_a_container_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
-    node = Node()
+async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
+    node, request, noted = Node(), create_request(), replace(POD, annotations={"note": "new"})
+    request.sandbox_config.annotations["note"] = "new"
     node.store.commit(Subject(PodRecord(POD, POD)))
-    node.plugins.add(
-        "a",
-        HookAnswer(
-            annotations={"n": "1"}, envs={"B": "2"}, cgroup_parent="/other", resources=Resources(cpuset_cpus="0-1")
-        ),
-    )
-    held = await node.do(Operation.CREATE_CONTAINER)
-    assert node.plugins.asked[0].request == HookRequest(POD, replace(CONTAINER, id=""))
-    expected = cri.CreateContainerRequest.FromString(wire(CREATE_REQUEST))
+    resources = Resources(cpuset_cpus="0-1")
+    answer = HookAnswer(annotations={"n": "1"}, envs={"B": "2"}, cgroup_parent="/other", resources=resources)
+    node.plugins.add("a", answer)
+    held = await node.do(CREATE, request)
+    assert node.plugins.asked[0].request == HookRequest(noted, replace(CONTAINER, id=""))
+    expected = cri.CreateContainerRequest.FromString(wire(request))
     expected.config.annotations["n"] = "1"
     expected.config.envs.add(key="B", value=b"2")
     expected.config.linux.resources.cpuset_cpus = "0-1"
     expected.sandbox_config.linux.cgroup_parent = "/other"
     assert changes(held.released[0], cri.CreateContainerRequest) == expected
     assert node.record.original == CONTAINER
-    assert node.record.effective == replace(
-        CONTAINER,
-        annotations={"n": "1"},
-        envs={"A": "1", "B": "2"},
-        cgroup_parent="/other",
-        resources=Resources(cpu_shares=1024, cpuset_cpus="0-1"),
-    )
-    assert node.pod == PodRecord(POD, POD)
+    hooked = {"annotations": {"n": "1"}, "envs": {"A": "1", "B": "2"}, "cgroup_parent": "/other"}
+    resources = Resources(cpu_shares=1024, cpuset_cpus="0-1")
+    assert node.record.effective == replace(CONTAINER, resources=resources, **hooked)
+    assert node.pod == PodRecord(noted, noted)
 
 
-PARENTS = [
-    pytest.param("/hooked", ("PreRunPodSandbox",), "/hooked", id="no plugin at create"),
-    pytest.param(
-        "/hooked", ("PreRunPodSandbox", "PreCreateContainer"), "/hooked", id="a plugin that says nothing more"
-    ),
-    pytest.param("", (), "/kube/u-1", id="no hook"),
-]
-
-
-@pytest.mark.parametrize(("answer", "points", "parent"), PARENTS)
+@pytest.mark.parametrize("leaves", [False, True], ids=["it stays", "it leaves"])
+@pytest.mark.parametrize("points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
 @virtual_time
-async def test_a_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
-    answer: str, points: tuple[str, ...], parent: str
+async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
+    points: tuple[str, ...], leaves: bool
 ) -> None:
     node = Node()
 
     def once(request: HookRequest) -> HookAnswer:
-        return HookAnswer(cgroup_parent=answer if request.container is None else "")
+        return HookAnswer(cgroup_parent="/hooked" if request.container is None else "")
 
     node.plugins.add("a", once, points=points)
-    await node.do(Operation.RUN_POD_SANDBOX)
-    held = await node.do(Operation.CREATE_CONTAINER)
-    if not answer:
-        assert held.released == [None]
-        return
+    await node.do(RUN_POD)
+    if leaves:
+        node.plugins.plugins.clear()
+    [released] = (await node.do(CREATE)).released
     expected = cri.CreateContainerRequest.FromString(wire(CREATE_REQUEST))
-    expected.sandbox_config.linux.cgroup_parent = parent
-    assert changes(held.released[0], cri.CreateContainerRequest) == expected
+    expected.sandbox_config.linux.cgroup_parent = "/hooked"
+    assert (released and changes(released, cri.CreateContainerRequest)) == (expected if points else None)
 
 
+# -- containers by id ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("known", "asked"),
+    [
+        pytest.param([], ["c1", "p1"], id="nothing"),
+        pytest.param([Subject(PodRecord(POD, POD))], ["c1"], id="the pod"),
+        pytest.param(
+            [Subject(PodRecord(PodInfo(), PodInfo()), ContainerRecord(CONTAINER, CONTAINER))], ["p1"], id="it"
+        ),
+    ],
+)
 @virtual_time
-async def test_a_kubelet_that_names_the_hooked_parent_itself_is_left_alone() -> None:
+async def test_only_what_the_store_lacks_is_read(known: list[Subject], asked: list[str]) -> None:
     node = Node()
-    node.store.commit(Subject(PodRecord(POD, replace(POD, cgroup_parent="/hooked"))))
-    request = cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
-    request.sandbox_config.linux.cgroup_parent = "/hooked"
-    assert (await node.do(Operation.CREATE_CONTAINER, request)).released == [None]
+    node.plugins.add("a")
+    for subject in known:
+        node.store.commit(subject)
+    node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
+    await node.do(STOP)
+    assert node.backend.asked == [("v1", any_id) for any_id in asked]
+    assert node.plugins.asked[0].request == HookRequest(POD, CONTAINER)
+    assert node.record == ContainerRecord(CONTAINER, CONTAINER)
 
 
-@pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
-@pytest.mark.parametrize(("kubelets", "runtimes", "put_in"), [("/kube/u-1", "/hooked", True), ("", "/hooked", False)])
+@pytest.mark.parametrize("operation", [CREATE, START, STOP_POD])
+@pytest.mark.parametrize("containers", [{}, {"c1": CONTAINER}])
 @virtual_time
-async def test_the_parent_of_a_pod_that_is_read_is_what_the_runtime_has(
-    kubelets: str, runtimes: str, put_in: bool, known: str
+async def test_what_the_runtime_does_not_know_has_no_hooks(
+    operation: Operation, containers: dict[str, ContainerInfo]
 ) -> None:
     node = Node()
-    pod = replace(POD, cgroup_parent=runtimes)
-    if known != "read, and nobody is asked":
-        node.plugins.add("a", points=("PreCreateContainer",))
-    if known == "not yet":
-        node.backend.known_pods["p1"] = pod
-    else:
-        node.store.commit(Subject(PodRecord(pod, pod, read=True)))
-    request = cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
-    request.sandbox_config.linux.cgroup_parent = kubelets
-    held = await node.do(Operation.CREATE_CONTAINER, request)
-    assert {asked.request.pod.cgroup_parent for asked in node.plugins.asked} <= {runtimes}
-    if put_in:
-        released = changes(held.released[0], cri.CreateContainerRequest)
-        assert released.sandbox_config.linux.cgroup_parent == runtimes
-    else:
-        assert held.released == [None]
+    node.plugins.add("a", policy=FAIL)
+    node.backend.known_containers = containers
+    held = await node.do(operation)
+    assert (held.released, node.plugins.told(), node.store.counts()) == ([None], [], (0, 0))
+
+
+# -- by the beginning of an id, as crictl's users name things --------------------------------------------------------
+
+BY_BEGINNING: dict[Operation, Message] = {
+    UPDATE: update("c", memory_limit_in_bytes=7),
+    STOP: cri.StopContainerRequest(container_id="c"),
+    START: cri.StartContainerRequest(container_id="c"),
+    REMOVE: cri.RemoveContainerRequest(container_id="c"),
+    REMOVE_POD: cri.RemovePodSandboxRequest(pod_sandbox_id="p"),
+    STOP_POD: cri.StopPodSandboxRequest(pod_sandbox_id="p"),
+    CREATE: cri.CreateContainerRequest(pod_sandbox_id="p", config=CREATE_REQUEST.config),
+}
+
+
+@pytest.mark.parametrize(("operation", "told"), [(UPDATE, 2048), (STOP, 1024), (START, 1024)])
+@virtual_time
+async def test_known_container_stands_for_the_beginning_of_its_id(operation: Operation, told: int) -> None:
+    node = Node()
+    node.know(resources=Resources(cpu_shares=2048))
+    node.plugins.add("a")
+    await node.do(operation, BY_BEGINNING[operation])
+    assert node.backend.asked == [], "the runtime need not be asked about what is known"
+    assert node.told(0).resources is not None
+    assert node.told(0).resources.cpu_shares == told
+    assert node.record.original.resources is not None
+    assert node.record.original.resources.cpu_shares == 2048
     assert node.store.counts() == (1, 1)
 
 
 @virtual_time
-async def test_a_containers_create_tells_the_kubelets_newest_word_on_its_pod() -> None:
+async def test_runtime_is_asked_about_the_beginning_of_two_ids() -> None:
     node = Node()
     node.know()
+    node.know(container=replace(CONTAINER, id="c2"))
+    node.plugins.add("a", points=("PreUpdateContainerResources",))
+    node.backend.known_containers["c"] = CONTAINER
+    await node.do(UPDATE, BY_BEGINNING[UPDATE])
+    assert node.backend.asked == [("v1", "c")]
+    assert node.record.original.resources == replace(ASKED, memory_limit_in_bytes=7)
+    assert node.store.counts() == (1, 2)
+
+
+@pytest.mark.parametrize(("operation", "counts"), [(REMOVE, (1, 0)), (REMOVE_POD, (0, 0))])
+@virtual_time
+async def test_remove_by_the_beginning_forgets_though_nobody_is_asked(
+    operation: Operation, counts: tuple[int, int]
+) -> None:
+    node = Node()
+    node.know()
+    await node.do(operation, BY_BEGINNING[operation])
+    assert node.store.counts() == counts
+
+
+@pytest.mark.parametrize("ambiguous", [False, True])
+@pytest.mark.parametrize("operation", [STOP_POD, CREATE])
+@virtual_time
+async def test_known_pod_stands_for_the_beginning_of_its_id(operation: Operation, ambiguous: bool) -> None:
+    node, parents = Node(), (replace(POD, cgroup_parent="/kubelets"), POD)
+    node.store.commit(Subject(PodRecord(*parents)))
+    if ambiguous:
+        node.store.commit(Subject(PodRecord(*(replace(pod, id="p2") for pod in parents))))
+        node.backend.known_pods["p"] = POD
     node.plugins.add("a")
-    request = cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
-    request.sandbox_config.linux.cgroup_parent = "/elsewhere"
-    request.sandbox_config.annotations["note"] = "new"
-    request.sandbox_config.metadata.CopyFrom(POD_REQUEST.config.metadata)
-    assert (await node.do(Operation.CREATE_CONTAINER, request)).released == [None]
-    told = node.plugins.asked[0].request.pod
-    assert (told.cgroup_parent, told.annotations["note"]) == ("/elsewhere", "new")
-    assert node.store.pod(POD.id).effective == told
+    call = node.call(node.held(operation, BY_BEGINNING[operation]))
+    await node.lifecycle.run(call)
+    assert node.pod == PodRecord(*parents)
+    assert call.order_key().startswith("p1")
+    assert [record.effective.pod_id for record in node.store.snapshot().containers] in ([], ["p1"])
+    assert len(node.plugins.asked) == 1
+
+
+# -- start -----------------------------------------------------------------------------------------------------------
 
 
 @virtual_time
-async def test_a_container_of_a_pod_that_the_runtime_does_not_know_passes_without_hooks() -> None:
+async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record() -> None:
     node = Node()
-    node.plugins.add("a", policy=FAIL)
-    held = await node.do(Operation.CREATE_CONTAINER)
-    assert (held.released, node.plugins.told(), node.store.counts()) == ([None], [], (0, 0))
+    node.know()
+    node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="1", cpu_quota=-1)), points=("PreStartContainer",))
+    held = await node.run(node.held(START, version="v1alpha2"))
+    assert held.released == [None]
+    [(version, request, seconds)] = node.backend.updates
+    assert (version, seconds) == ("v1alpha2", UPDATE_SECONDS)
+    assert cri.UpdateContainerResourcesRequest.FromString(request) == update(cpuset_cpus="1", cpu_quota=-1)
+    runs = Resources(cpu_shares=1024, cpu_quota=-1, cpuset_cpus="1")
+    assert node.record == ContainerRecord(CONTAINER, replace(CONTAINER, resources=runs), node.record.owners)
+
+
+@pytest.mark.parametrize(
+    ("operation", "message", "released"),
+    [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())],
+)
+@virtual_time
+async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
+    operation: Operation, message: Message | None, released: Message | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def impossible(request: HookRequest) -> HookAnswer:
+        assert request.container is not None
+        assert request.container.resources is not None
+        return HookAnswer(resources=replace(request.container.resources, oom_score_adj=7, cpuset_cpus=""))
+
+    node = Node()
+    node.know()
+    node.plugins.add("a", impossible, points=("PreStartContainer", "PreUpdateContainerResources"))
+    [left] = (await node.do(operation, message)).released
+    assert (left and changes(left, cri.UpdateContainerResourcesRequest).linux) == released
+    assert node.backend.updates == []
+    assert node.record.effective.resources == ASKED
+    for field in ("cpuset_cpus", "oom_score_adj"):
+        assert node.recorder.counted("fields_left_out", operation=operation.value, field=field) == 1
+    text = f"{operation.value}: an update cannot set cpuset_cpus, oom_score_adj of a container: left out"
+    assert text in caplog.text
 
 
 @virtual_time
-async def test_calls_of_two_containers_of_a_pod_have_turns_of_their_own() -> None:
+async def test_update_of_a_start_has_what_is_left_of_the_callers_time() -> None:
     node = Node()
-    other = cri.CreateContainerRequest.FromString(CREATE_REQUEST.SerializeToString())
-    other.config.metadata.name = "other"
-    keys = [
-        node.call(node.held(Operation.CREATE_CONTAINER, request)).order_key() for request in (CREATE_REQUEST, other)
-    ]
-    assert keys == ["p1/main/2", "p1/other/2"]
-    assert node.call(node.held(Operation.RUN_POD_SANDBOX)).order_key() == "shop/web/u-1/1"
-    assert (
-        node.call(node.held(UPDATE)).order_key() == node.call(node.held(Operation.STOP_CONTAINER)).order_key() == "c1"
+    node.know()
+    node.plugins.add("a", SHARES, delay_seconds=1.5, points=("PreStartContainer",))
+    held = node.held(START)
+    held.fields = {b"grpc-timeout": b"8S"}
+    await node.run(held)
+    assert [seconds for _, _, seconds in node.backend.updates] == [6.5]
+
+
+@virtual_time
+async def test_start_whose_caller_has_no_time_left_updates_nothing() -> None:
+    node = Node()
+    node.know()
+    held = node.held(START)
+    held.fields = {b"grpc-timeout": b"1S"}
+    call = node.call(held)
+    subject = call.subject(node.store)
+    assert subject is not None
+    await asyncio.sleep(1)
+    with pytest.raises(BackendError) as caught:
+        await call.prepare(subject, Adjustment(resources={"cpu_shares": 2}))
+    assert (caught.value.code, caught.value.not_done) == (grpc.DEADLINE_EXCEEDED, True)
+    await call.prepare(subject, NO_ADJUSTMENT)
+    assert node.backend.updates == []
+
+
+@pytest.mark.parametrize(("not_done", "counts"), [(True, (1, 1)), (False, (1, 0))])
+@virtual_time
+async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
+    not_done: bool, counts: tuple[int, int]
+) -> None:
+    node = Node()
+    node.know()
+    node.backend.error = BackendError("no such cpu", grpc.UNKNOWN, not_done=not_done)
+    node.plugins.add("a", SHARES, points=("PreStartContainer",))
+    await node.do(START)
+    assert node.store.counts() == counts
+    why = Reason.RUNTIME_REJECTED.value
+    assert node.recorder.counted("hook_failures", plugin="a", hook="PreStartContainer", reason=why) == 1
+
+
+# -- update ----------------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_hook_that_scales_never_scales_twice() -> None:
+    def halve(request: HookRequest) -> HookAnswer:
+        assert request.container is not None
+        resources = request.container.resources or Resources()
+        return HookAnswer(resources=replace(resources, cpu_shares=resources.cpu_shares // 2))
+
+    node = Node()
+    node.store.commit(Subject(PodRecord(POD, POD)))
+    node.plugins.add("a", halve, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    await node.do(CREATE)
+    for _ in range(3):
+        assert (await node.do(UPDATE, update(memory_limit_in_bytes=2**20))).released == [None]
+        [released] = (await node.do(UPDATE, update(cpu_shares=1024))).released
+        assert changes(released, cri.UpdateContainerResourcesRequest).linux.cpu_shares == 512
+    assert node.told().resources == node.record.original.resources == replace(ASKED, memory_limit_in_bytes=2**20)
+    assert node.record.effective.resources == replace(ASKED, cpu_shares=512, memory_limit_in_bytes=2**20)
+
+
+@virtual_time
+async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept() -> None:
+    node = Node()
+    node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
+    resources = Resources(unified={"a": "1", "b": "2"}, hugepage_limits={"2MB": 4})
+    node.plugins.add("a", HookAnswer(annotations={"hook": "3"}, resources=resources))
+    request = update(unified={"a": "1"})
+    request.annotations["new"] = "2"
+    [released] = (await node.do(UPDATE, request)).released
+    assert node.told() == replace(
+        CONTAINER, annotations={"old": "1", "new": "2"}, resources=replace(ASKED, unified={"a": "1"})
     )
-
-
-def test_every_operation_has_its_kind() -> None:
-    assert KINDS.keys() == set(Operation)
+    expected = update(unified={"a": "1", "b": "2"}, hugepage_limits=[cri.HugepageLimit(page_size="2MB", limit=4)])
+    expected.annotations.update({"new": "2", "hook": "3"})
+    expected.MergeFromString(wire(cri.UpdateContainerResourcesRequest()))
+    assert changes(released, cri.UpdateContainerResourcesRequest) == expected
+    assert node.record.original.annotations == {"new": "2"}
+    assert node.record.effective.annotations == {"old": "1", "new": "2", "hook": "3"}
+    runs = replace(ASKED, unified=resources.unified, hugepage_limits=resources.hugepage_limits)
+    assert node.record.effective.resources == runs

@@ -1,382 +1,292 @@
-"""The end of a connection, stream by stream: GOAWAY, streams that come too late, what is not finished (A11)."""
+"""The end of a connection: GOAWAY, streams that come too late, what is not finished (relay-rules A11)."""
 
 from functools import partial
 
 import pytest
 
-from runtimeproxy.cri.farewell import ENDLESS
-from runtimeproxy.cri.routes import VERSIONS
+from runtimeproxy.cri.farewell import ENDLESS, GONE
 from tests.cri.peer import (
     CREATE,
+    OPENED,
     PREFACE,
     PULL,
     REPLY,
     TRAILERS,
     VERSION,
     Ack,
+    Act,
     Credit,
     Data,
     Fields,
-    Frame,
     GoAway,
+    Greets,
     Headers,
     Play,
     Reset,
     Settings,
+    Step,
+    answered,
+    client,
+    converse,
     greeted,
     grpc,
+    image,
     refusal,
+    refuse,
+    release,
     request,
+    runtime,
 )
 
-MOST = 2**31 - 1
+MOST = GoAway(2**31 - 1)
 EVENTS = request(b"/runtime.v1.RuntimeService/GetContainerEvents")
-UNKNOWN = request(b"/no.such.Service/Stream")
-REFUSED = 7
-
-NOTHING = (0, 0, 0)
-A_CALL = (1, 0, 0)
-AN_ANSWER = (0, 1, 0)
-A_STREAM = (0, 0, 1)
-
-
-def unfinished(play: Play) -> tuple[int, int, int]:
-    return play.reader.farewell.unfinished()
+REFUSED, CANCEL = 7, 8
+ASK, ASK_3, ASK_5 = (Headers(stream, VERSION) for stream in (1, 3, 5))
+ANSWER, END = Headers(1, REPLY), Headers(1, TRAILERS, end=True)
+CREATED, PULLED, WATCHED = Headers(3, CREATE), Headers(3, PULL), Headers(3, EVENTS, end=True)
+BODY = Data(3, grpc(b"m"), end=True)
+HOLD = Step(client(CREATED, BODY), to_runtime=[CREATED], asks=1)
+PASSED = Settings(((1, 0),))
+FULL = Data(1, bytes(16_384))
 
 
-# ---- the runtime's leaving, beside an answer that is kept
+def drain(refusing: bool) -> Act:
+    return lambda play: play.reader.farewell.drain(refusing)
 
 
-def test_calls_without_an_answer_end_unavailable_and_those_inside_of_one_by_a_reset() -> None:
+ASKS_TO_LEAVE, LEAVES = Step(drain(False), to_client=[MOST]), drain(True)
+
+CONVERSATIONS: dict[str, list[Step]] = {
+    # GOAWAY of the runtime
+    "the runtime's GOAWAY passes where no image stream is above it": [
+        Step(client(ASK, GoAway(0)), to_runtime=[ASK, GoAway(0)]),
+        Step(runtime(GoAway(1, 5, b"bye")), to_client=[GoAway(1, 5, b"bye")]),
+    ],
+    "it rises to the highest image stream, streams above its own are refused": [
+        Step(
+            client(ASK, ASK_3, Headers(7, PULL)), to_runtime=[ASK, ASK_3], to_image=[PASSED, OPENED, Headers(7, PULL)]
+        ),
+        Step(runtime(GoAway(1, 2, b"why")), to_client=[Reset(3, REFUSED), GoAway(7, 2, b"why")]),
+    ],
+    "above its last id a stream is refused as well": [
+        Step(client(ASK), to_runtime=[ASK]),
+        Step(runtime(GoAway(1)), to_client=[GoAway(1)]),
+        Step(client(CREATED, Data(3, grpc(b"m"))), to_client=[Reset(3, REFUSED)]),
+    ],
+    # GOAWAY of ours
+    "a drain sends two GOAWAYs, each once": [
+        Step(client(ASK, CREATED), to_runtime=[ASK, CREATED]),
+        ASKS_TO_LEAVE,
+        Step(drain(False)),
+        Step(client(ASK_5), to_runtime=[ASK_5]),
+        Step(LEAVES, to_client=[GoAway(5)]),
+        Step(LEAVES),
+    ],
+    "a client that has not asked yet is left in peace for a while": [
+        Step(drain(False)),
+        Step(client(ASK), to_runtime=[ASK]),
+        ASKS_TO_LEAVE,
+    ],
+    "an image call counts as asked": [
+        Step(drain(False)),
+        Step(client(PULLED), to_image=[PASSED, OPENED, PULLED]),
+        ASKS_TO_LEAVE,
+    ],
+    "image streams count as sent on": [
+        Step(client(ASK, PULLED), to_runtime=[ASK], to_image=[PASSED, OPENED, PULLED]),
+        Step(LEAVES, to_client=[MOST, GoAway(3)]),
+    ],
+    "ours are not above the runtime's": [
+        Step(client(ASK, ASK_3), to_runtime=[ASK, ASK_3]),
+        Step(runtime(GoAway(9)), to_client=[GoAway(9)]),
+        Step(drain(False), to_client=[GoAway(9)]),
+        Step(LEAVES, to_client=[GoAway(3)]),
+    ],
+    "ours stay at the runtime's": [
+        Step(client(ASK), to_runtime=[ASK]),
+        Step(runtime(GoAway(1)), to_client=[GoAway(1)]),
+        Step(LEAVES, to_client=[GoAway(1), GoAway(1)]),
+    ],
+    "the runtime's do not raise ours": [
+        Step(client(ASK, ASK_3), to_runtime=[ASK, ASK_3]),
+        Step(LEAVES, to_client=[MOST, GoAway(3)]),
+        Step(runtime(GoAway(2**31 - 1, 0, b"max_age")), to_client=[GoAway(3, 0, b"max_age")]),
+        Step(runtime(GoAway(3, 1)), to_client=[GoAway(3, 1)]),
+        Step(runtime(GoAway(1, 2, b"x")), to_client=[GoAway(1, 2, b"x")]),
+    ],
+    "ACKs pass in a drain": [
+        Step(LEAVES, to_client=[MOST, GoAway(0)]),
+        Step(runtime(Settings()), to_client=[PASSED]),
+        Step(client(Ack()), to_runtime=[Ack()]),
+    ],
+    # what comes and ends after it
+    "a block that passed before is refused too, trailers pass": [
+        Step(client(ASK, ASK_3), to_runtime=[ASK, ASK_3]),
+        Step(LEAVES, to_client=[MOST, GoAway(3)]),
+        Step(
+            client(ASK_5, Headers(7, VERSION), END), to_client=[Reset(5, REFUSED), Reset(7, REFUSED)], to_runtime=[END]
+        ),
+    ],
+    "what is swallowed is credited": [
+        Step(LEAVES, to_client=[MOST, GoAway(0)]),
+        Step(client(ASK), to_client=[Reset(1, REFUSED)]),
+        Step(client(*[FULL] * 16), to_client=[Credit(0, 2**18)]),
+    ],
+    "what was taken is finished": [
+        Step(client(ASK), to_runtime=[ASK]),
+        HOLD,
+        Step(LEAVES, to_client=[MOST, GoAway(3)]),
+        Step(client(Data(1, grpc(b"q"), end=True)), to_runtime=[Data(1, grpc(b"q"), end=True)]),
+        Step(release, to_runtime=[BODY]),
+        Step(runtime(ANSWER, END, Headers(3, TRAILERS, end=True)), to_client=[ANSWER, END]),
+        Step(answered, to_client=[Headers(3, TRAILERS, end=True)]),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_a11(steps: list[Step]) -> None:
+    converse(*steps, play=greeted(image_apart=True))
+
+
+def test_a11_goaway_of_ours_waits_for_the_first_settings() -> None:
+    play = Play()
+    play.client.sends(PREFACE, Settings())
+    play.reader.farewell.drain(refusing=True)
+    assert play.client.got() == []
+    play.runtime.sends(Settings())
+    assert play.client.got()[-2:] == [MOST, GoAway(0)]
+
+
+def test_a11_highest_image_stream_outlives_its_connection() -> None:
+    play = greeted(image_apart=True)
+    play.client.sends(Headers(1, PULL))
+    play.image.sends(Settings(), GoAway(1))
+    play.client.sends(PULLED, ASK_5)
+    play.client.got()
+    play.runtime.sends(GoAway(1))
+    assert play.client.got() == [Reset(5, REFUSED), GoAway(3)]
+
+
+def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
+    play = greeted(image_apart=True)
+    for stream in (1, 3):
+        play.client.sends(Headers(stream, CREATE), Data(stream, grpc(b"m"), end=True))
+    play.client.sends(Headers(5, PULL))
+    ended: list[int] = []
+    for call in play.events.calls:
+        call.on_ended = partial(ended.append, call.stream)
+    play.runtime.sends(GoAway(1))
+    assert play.client.got() == [Reset(3, REFUSED), GoAway(5)]
+    assert ended == [3]
+
+
+def test_runtime_gone_ends_calls_unavailable_or_by_a_reset() -> None:
     play = greeted()
     play.client.sends(*(Headers(stream, VERSION, end=True) for stream in (1, 3, 5)), Headers(7, EVENTS, end=True))
-    play.client.sends(
-        *(frame for stream in (9, 11, 13) for frame in (Headers(stream, CREATE), Data(stream, grpc(b""))))
-    )
+    for stream in (9, 11, 13):
+        play.client.sends(Headers(stream, CREATE), Data(stream, grpc(b"")))
     for held in play.reader.held[1:]:
         held.release(None)
     play.runtime.sends(Headers(3, REPLY), Headers(5, REPLY), Headers(5, TRAILERS, end=True), Headers(11, REPLY))
     play.runtime.sends(Headers(13, REPLY), Headers(13, TRAILERS, end=True))
     play.client.got()
     play.reader.farewell.runtime_gone()
-    gone = refusal(14, b"the runtime ended its connection before it answered")
+    gone = refusal(14, GONE.encode())
     assert play.client.got() == [
-        *(Headers(1, gone, end=True), Reset(1, 0), Reset(3, 8), Reset(7, 8)),
-        *(Headers(9, gone, end=True), Reset(9, 0), Reset(11, 8)),
+        *(Headers(1, gone, end=True), Reset(1, 0), Reset(3, CANCEL), Reset(7, CANCEL)),
+        *(Headers(9, gone, end=True), Reset(9, 0), Reset(11, CANCEL)),
     ]
-    assert unfinished(play) == (3, 0, 0), "the held ones are ended by whoever tells them"
+    assert play.reader.farewell.unfinished() == (3, 0, 0), "the held ones are ended by whoever tells them"
 
 
-# ---- GOAWAY of the runtime
+LATE = {"passing": VERSION, "held": CREATE, "image": PULL, "endless": EVENTS, "ambiguous": VERSION[:2]}
 
 
-def test_the_runtimes_goaway_passes_where_no_image_stream_is_above_it() -> None:
-    play = greeted(image_apart=True)
-    play.client.sends(Headers(1, PULL), Headers(3, VERSION), GoAway(0))
-    frame = GoAway(1, 5, b"bye")
-    play.runtime.sends(frame)
-    assert play.client.got() == [frame]
-    assert play.runtime.got()[-1] == GoAway(0)
-
-
-def test_it_is_raised_to_the_highest_image_stream_and_the_runtimes_streams_above_its_own_are_refused() -> None:
-    play = greeted(image_apart=True)
-    play.client.sends(
-        Headers(1, VERSION), Headers(3, VERSION), Headers(5, CREATE), Data(5, grpc(b"m")), Headers(7, PULL)
-    )
-    play.client.got()
-    ended: list[bool] = []
-    play.call.on_ended = lambda: ended.append(True)
-    play.runtime.sends(GoAway(1, 2, b"why"))
-    assert play.client.got() == [Reset(3, REFUSED), Reset(5, REFUSED), GoAway(7, 2, b"why")]
-    assert ended == [True]
-    assert set(play.reader.open) == {1}
-
-
-def test_the_highest_image_stream_is_known_though_its_connection_was_replaced() -> None:
-    play = greeted(image_apart=True)
-    play.client.sends(Headers(1, PULL))
-    play.image().sends(Settings(), GoAway(1))
-    play.client.sends(Headers(3, PULL), Headers(5, VERSION))
-    play.client.got()
-    play.runtime.sends(GoAway(1))
-    assert play.client.got() == [Reset(5, REFUSED), GoAway(3)]
-
-
-def test_held_calls_above_the_last_id_are_dropped_and_their_hooks_cancelled() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, CREATE), Data(1, grpc(b"a")), Headers(3, CREATE), Data(3, grpc(b"b")))
-    ended: list[int] = []
-    for call in play.events.calls:
-        call.on_ended = partial(ended.append, call.stream)
-    play.client.got()
-    play.runtime.sends(GoAway(1))
-    assert play.client.got() == [GoAway(1)]
-    assert ended == [3]
-
-
-def test_passing_streams_above_the_last_id_are_not_open() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION), Headers(3, VERSION))
-    play.runtime.sends(GoAway(1))
-    assert unfinished(play) == A_CALL
-
-
-# ---- GOAWAY of ours
-
-
-def test_a_drain_sends_two_goaways_each_once() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION), Headers(3, CREATE))
-    play.reader.farewell.drain(refusing=False)
-    play.reader.farewell.drain(refusing=False)
-    assert play.client.got() == [GoAway(MOST)]
-    play.client.sends(Headers(5, VERSION))
-    assert play.runtime.got()[-1] == Headers(5, VERSION)
-    play.reader.farewell.drain(refusing=True)
-    play.reader.farewell.drain(refusing=True)
-    assert play.client.got() == [GoAway(5)]
-
-
-@pytest.mark.parametrize("fields", [VERSION, PULL])
-def test_a_client_that_has_not_asked_yet_is_left_in_peace_for_a_while(fields: Fields) -> None:
-    play = greeted(image_apart=True)
-    play.reader.farewell.drain(refusing=False)
-    assert play.client.got() == []
-    play.client.sends(Headers(1, fields))
-    play.reader.farewell.drain(refusing=False)
-    assert play.client.got() == [GoAway(MOST)]
-
-
-def test_image_streams_count_as_sent_on() -> None:
-    play = greeted(image_apart=True)
-    play.client.sends(Headers(1, VERSION), Headers(3, PULL))
-    play.client.got()
-    play.reader.farewell.drain(refusing=True)
-    assert play.client.got() == [GoAway(MOST), GoAway(3)]
-
-
-def test_a_goaway_waits_for_the_first_settings() -> None:
-    play = Play()
-    play.client.sends(PREFACE, Settings())
-    play.reader.farewell.drain(refusing=True)
-    assert play.client.got() == []
-    play.runtime.sends(Settings())
-    assert play.client.got()[-2:] == [GoAway(MOST), GoAway(0)]
-
-
-@pytest.mark.parametrize(
-    ("told", "then", "frames"),
-    [
-        (GoAway(1), [False, True], [GoAway(1), GoAway(1)]),
-        (GoAway(MOST), [False, True], [GoAway(MOST), GoAway(3)]),
-        (GoAway(9), [False, True], [GoAway(9), GoAway(3)]),
-    ],
-    ids=str,
-)
-def test_a_last_id_does_not_rise_above_the_runtimes(told: GoAway, then: list[bool], frames: list[Frame]) -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION), Headers(3, VERSION))
-    play.runtime.sends(told)
-    play.client.got()
-    for refusing in then:
-        play.reader.farewell.drain(refusing=refusing)
-    assert play.client.got() == frames
-
-
-@pytest.mark.parametrize(
-    ("came", "passes"),
-    [
-        (GoAway(MOST, 0, b"max_age"), GoAway(3, 0, b"max_age")),
-        (GoAway(3, 1), GoAway(3, 1)),
-        (GoAway(1, 2, b"x"), GoAway(1, 2, b"x")),
-    ],
-    ids=str,
-)
-def test_a_goaway_of_the_runtime_does_not_raise_ours(came: GoAway, passes: GoAway) -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION), Headers(3, VERSION))
-    play.reader.farewell.drain(refusing=True)
-    play.client.got()
-    play.runtime.sends(came)
-    assert play.client.got() == [passes]
-
-
-# ---- streams that come too late
-
-LATE: dict[str, Fields] = {
-    "passing": VERSION,
-    "held": CREATE,
-    "of the image service": PULL,
-    "endless": EVENTS,
-    "ambiguous": VERSION[:2],
-}
-
-
-@pytest.mark.parametrize("fields", LATE.values(), ids=LATE.keys())
+@pytest.mark.parametrize("fields", LATE.values(), ids=LATE)
 @pytest.mark.parametrize("acknowledged", [True, False])
-def test_a_stream_that_comes_too_late_is_refused_and_what_follows_on_it_is_swallowed(
-    fields: Fields, acknowledged: bool
-) -> None:
+def test_a11_late_stream_is_refused_and_what_follows_on_it_is_swallowed(fields: Fields, acknowledged: bool) -> None:
     play = greeted(image_apart=True) if acknowledged else Play(image_apart=True)
     if not acknowledged:
         play.client.sends(PREFACE, Settings())
         play.runtime.sends(Settings())
-    play.client.sends(Headers(1, VERSION))
+    play.client.sends(ASK)
     play.reader.farewell.drain(refusing=True)
     play.client.got()
     play.runtime.got()
     play.client.sends(Headers(3, fields), Data(3, grpc(b"m")), Credit(3, 7), Headers(3, TRAILERS, end=True))
-    play.client.sends(Reset(3, 8), Headers(5, fields, end=True))
+    play.client.sends(Reset(3, CANCEL), Headers(5, fields, end=True))
     assert play.runtime.got() == []
     assert play.client.got() == [Reset(3, REFUSED), Reset(5, REFUSED)]
-    assert not play.events.calls
-    assert not play.events.links
-    assert unfinished(play) == A_CALL
+    assert (play.events.calls, play.events.links, play.reader.farewell.unfinished()) == ([], [], (1, 0, 0))
 
 
-def test_a_block_that_passed_before_is_refused_too() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION), Headers(3, VERSION))
-    play.reader.farewell.drain(refusing=True)
-    play.runtime.got()
-    play.client.sends(Headers(5, VERSION), Headers(7, VERSION), Headers(1, TRAILERS, end=True))
-    assert play.runtime.got() == [Headers(1, TRAILERS, end=True)]
-    assert play.client.got()[-2:] == [Reset(5, REFUSED), Reset(7, REFUSED)]
+# ---- what is not finished: calls that wait, answers that have begun, streams without an end
+
+UNFINISHED: dict[str, list[tuple[Act, tuple[int, int, int]]]] = {
+    "a passing call waits for its answer, then for its end": [
+        (client(), (0, 0, 0)),
+        (client(Headers(1, VERSION, end=True)), (1, 0, 0)),
+        (runtime(ANSWER), (0, 1, 0)),
+        (runtime(Data(1, grpc(b"a"))), (0, 1, 0)),
+        (runtime(END), (0, 0, 0)),
+    ],
+    "above the runtime's last id nothing is waited for": [
+        (client(ASK, ASK_3), (2, 0, 0)),
+        (runtime(GoAway(1)), (1, 0, 0)),
+    ],
+    "nor is the answer to what the client cancelled": [
+        (client(ASK, Reset(1, CANCEL)), (0, 0, 0)),
+        (runtime(ANSWER), (0, 0, 0)),
+    ],
+    "container events are a stream before the first of them and after": [
+        (client(Headers(1, VERSION, end=True), WATCHED), (1, 0, 1)),
+        (runtime(ANSWER, END, Headers(3, REPLY), Data(3, grpc(b"event"))), (0, 0, 1)),
+        (client(Headers(5, EVENTS, end=True)), (0, 0, 2)),
+        (client(Reset(3, CANCEL), Reset(5, CANCEL)), (0, 0, 0)),
+    ],
+    "a held call is open from its head to its answer": [
+        (client(CREATED), (1, 0, 0)),
+        (client(BODY), (1, 0, 0)),
+        (release, (1, 0, 0)),
+        (runtime(Headers(3, REPLY), Headers(3, TRAILERS, end=True)), (1, 0, 0)),
+        (answered, (0, 0, 0)),
+    ],
+    "a refused call is finished": [(client(CREATED, BODY), (1, 0, 0)), (refuse, (0, 0, 0))],
+    "an answer that waits for the client's credit is a call": [
+        (client(Headers(1, VERSION, end=True), CREATED, BODY), (2, 0, 0)),
+        (release, (2, 0, 0)),
+        (runtime(ANSWER, *[FULL] * 5, END), (2, 0, 0)),
+        (runtime(Headers(3, REPLY), Headers(3, TRAILERS, end=True)), (2, 0, 0)),
+        (answered, (1, 0, 0)),
+        (client(Credit(0, 100_000)), (0, 0, 0)),
+    ],
+    "so is an image answer, once its end is here": [
+        (Greets(client=Settings(((4, 10),))), (0, 0, 0)),
+        (client(Headers(1, PULL, end=True)), (0, 0, 0)),
+        (image(Settings(), Ack(), ANSWER, Data(1, grpc(bytes(100)))), (0, 0, 0)),
+        (image(END), (1, 0, 0)),
+        (client(Credit(1, 1_000)), (0, 0, 0)),
+    ],
+}
 
 
-def test_what_is_swallowed_is_credited() -> None:
-    play = greeted()
-    play.reader.farewell.drain(refusing=True)
-    play.client.sends(Headers(1, VERSION))
-    play.client.got()
-    play.client.sends(*[Data(1, bytes(16_384))] * 16)
-    assert play.client.got() == [Credit(0, 2**18)]
+@pytest.mark.parametrize("moves", UNFINISHED.values(), ids=UNFINISHED)
+def test_unfinished(moves: list[tuple[Act, tuple[int, int, int]]]) -> None:
+    play = Play(image_apart=True) if isinstance(moves[0][0], Greets) else greeted(image_apart=True)
+    for act, counts in moves:
+        act(play)
+        assert play.reader.farewell.unfinished() == counts
 
 
-def test_above_the_runtimes_last_id_a_stream_is_refused_as_well() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION))
-    play.runtime.sends(GoAway(1))
-    play.client.got()
-    play.client.sends(Headers(3, CREATE), Data(3, grpc(b"m")))
-    assert play.client.got() == [Reset(3, REFUSED)]
-    assert not play.events.calls
-
-
-def test_what_was_taken_is_finished() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION), Headers(3, CREATE), Data(3, grpc(b"m"), end=True))
-    play.reader.farewell.drain(refusing=True)
-    play.client.sends(Data(1, grpc(b"q"), end=True))
-    play.call.release(None)
-    play.runtime.got()
-    play.client.got()
-    answers: list[Frame] = [Headers(1, REPLY), Data(1, grpc(b"a")), Headers(1, TRAILERS, end=True)]
-    play.runtime.sends(*answers, Headers(3, (*REPLY, *TRAILERS), end=True))
-    play.call.answer()
-    assert play.client.got() == [*answers, Headers(3, (*REPLY, *TRAILERS), end=True)]
-    assert unfinished(play) == NOTHING
-
-
-# ---- what is not finished
-
-
-def test_a_passing_call_waits_for_its_answer_then_for_its_end() -> None:
-    play = greeted()
-    assert unfinished(play) == NOTHING
-    play.client.sends(Headers(1, VERSION, end=True))
-    assert unfinished(play) == A_CALL
-    play.runtime.sends(Headers(1, REPLY))
-    assert unfinished(play) == AN_ANSWER
-    play.runtime.sends(Data(1, grpc(b"a")))
-    assert unfinished(play) == AN_ANSWER
-    play.runtime.sends(Headers(1, TRAILERS, end=True))
-    assert unfinished(play) == NOTHING
-
-
-def test_before_the_ack_as_well() -> None:
+def test_unfinished_before_the_ack() -> None:
     play = Play()
-    play.client.sends(PREFACE, Settings(), Headers(1, VERSION))
-    play.runtime.sends(Settings(), Headers(1, REPLY))
-    assert unfinished(play) == AN_ANSWER
-    play.runtime.sends(Headers(1, TRAILERS, end=True))
-    assert unfinished(play) == NOTHING
+    play.client.sends(PREFACE, Settings(), ASK)
+    play.runtime.sends(Settings(), ANSWER)
+    assert play.reader.farewell.unfinished() == (0, 1, 0)
+    play.runtime.sends(END)
+    assert play.reader.farewell.unfinished() == (0, 0, 0)
 
 
-def test_an_answer_to_a_stream_that_the_client_cancelled_is_not_waited_for() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, UNKNOWN), Reset(1, 8))
-    play.runtime.sends(Headers(1, REPLY))
-    assert unfinished(play) == NOTHING
-    assert play.reader.open == {}
-
-
-def test_container_events_are_a_stream_before_the_first_of_them_and_after() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION, end=True), Headers(3, EVENTS, end=True))
-    assert play.runtime.got() == [Headers(1, VERSION, end=True), Headers(3, EVENTS, end=True)]
-    assert unfinished(play) == (1, 0, 1)
-    play.runtime.sends(Headers(1, (*REPLY, *TRAILERS), end=True), Headers(3, REPLY), Data(3, grpc(b"event")))
-    assert unfinished(play) == A_STREAM
-    play.client.sends(Headers(5, EVENTS, end=True))
-    assert unfinished(play) == (0, 0, 2), "one like it is no known block"
-    play.client.sends(Reset(3, 8), Reset(5, 8))
-    assert unfinished(play) == NOTHING
-
-
-def test_in_both_versions() -> None:
-    assert {b"/runtime.%b.RuntimeService/GetContainerEvents" % version.encode() for version in VERSIONS} == ENDLESS
-
-
-def test_a_held_call_is_open_from_its_head_to_its_answer() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, CREATE))
-    assert unfinished(play) == A_CALL
-    play.client.sends(Data(1, grpc(b"m"), end=True))
-    assert unfinished(play) == A_CALL
-    play.call.release(None)
-    play.runtime.sends(Headers(1, REPLY), Headers(1, TRAILERS, end=True))
-    assert unfinished(play) == A_CALL
-    play.call.answer()
-    assert unfinished(play) == NOTHING
-
-
-def test_an_answer_that_waits_for_the_clients_credit_is_a_call_that_is_not_finished() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION, end=True), Headers(3, CREATE), Data(3, grpc(b"m"), end=True))
-    play.call.release(None)
-    play.runtime.sends(Headers(1, REPLY), *[Data(1, bytes(16_384))] * 5, Headers(1, TRAILERS, end=True))
-    assert unfinished(play) == (2, 0, 0)
-    play.runtime.sends(Headers(3, REPLY), Headers(3, TRAILERS, end=True))
-    assert unfinished(play) == (2, 0, 0), "a held call is not counted twice"
-    play.call.answer()
-    assert unfinished(play) == (1, 0, 0)
-    play.client.sends(Credit(0, 100_000))
-    assert unfinished(play) == NOTHING
-
-
-def test_an_image_answer_that_waits_for_the_clients_credit_is_one_too_once_its_end_is_here() -> None:
-    play = Play(image_apart=True).greet(client=Settings(((4, 10),)))
-    play.client.sends(Headers(1, PULL, end=True))
-    play.image().sends(Settings(), Ack(), Headers(1, REPLY), Data(1, grpc(bytes(100))))
-    assert unfinished(play) == NOTHING, "while it has no end its connection counts it"
-    play.image().sends(Headers(1, TRAILERS, end=True))
-    assert unfinished(play) == A_CALL
-    play.client.sends(Credit(1, 1_000))
-    assert unfinished(play) == NOTHING
-
-
-def test_a_refused_call_is_finished() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, CREATE), Data(1, grpc(b"m")))
-    play.call.refuse(13, "no")
-    assert unfinished(play) == NOTHING
-
-
-def test_acks_pass_in_a_drain() -> None:
-    play = greeted()
-    play.reader.farewell.drain(refusing=True)
-    play.runtime.sends(Settings())
-    play.client.sends(Ack())
-    assert play.runtime.got() == [Ack()]
+def test_container_events_are_endless_in_both_versions() -> None:
+    assert {b"/runtime.%b.RuntimeService/GetContainerEvents" % version for version in (b"v1", b"v1alpha2")} == ENDLESS

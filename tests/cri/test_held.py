@@ -1,87 +1,224 @@
-"""Held calls: when they are asked, what they become, how they end (relay-rules A4 to A7, A13, C1, C2, C5)."""
+"""Held calls: when hooks are asked, what leaves, what is kept, how they end (relay-rules A4 to A7, A13, C1, C2, C5)."""
 
 import gzip
+import weakref
 from collections.abc import Callable
 
 import pytest
 
 from runtimeproxy.call import UNANSWERED, CallState, Reply
 from runtimeproxy.cri import bounds
+from runtimeproxy.heldbytes import NO_ROOM
+from runtimeproxy.wire import JOINED_BYTES
 from tests.cri.peer import (
     CREATE,
     REPLY,
     TRAILERS,
+    VERSION,
     Ack,
+    Act,
     Credit,
     Data,
     Fields,
     Frame,
+    Greets,
     Headers,
     Play,
     Reset,
     Settings,
+    Step,
+    answered,
+    client,
+    converse,
     greeted,
     grpc,
     refusal,
+    refuse,
+    release,
+    runtime,
 )
 
 MESSAGE = grpc(b"the request")
+HEAD, OPEN, WHOLE = Headers(1, CREATE), Data(1, MESSAGE), Data(1, MESSAGE, end=True)
+CREDIT = Credit(1, len(MESSAGE))
 ANSWER: list[Frame] = [Headers(1, REPLY), Data(1, grpc(b"the reply"))]
 END = Headers(1, TRAILERS, end=True)
+CANCEL = Reset(1, 8)
+FULL = Data(1, bytes(16_384))
+PACKED = (*CREATE, (b"grpc-encoding", b"gzip"))
+STEP = 2**18
+"""Credit is given in steps of so much."""
+LATE_CREDIT = Credit(0, STEP + len(MESSAGE))
+
+HOLD = Step(client(HEAD, WHOLE), to_runtime=[HEAD], asks=1)
+HOLD_OPEN = Step(client(HEAD, OPEN), to_client=[CREDIT], to_runtime=[HEAD], asks=1)
+RELEASE, RELEASE_OPEN = Step(release, to_runtime=[WHOLE]), Step(release, to_runtime=[OPEN])
+ANSWERING = Step(runtime(*ANSWER), to_client=ANSWER)
 
 
-def holding(*more: Frame, play: Play | None = None) -> Play:
-    """Return a pair that holds one call, whose request has half-closed unless ``more`` is still to follow."""
-    play = play or greeted()
-    play.client.sends(Headers(1, CREATE), Data(1, MESSAGE, end=not more), *more)
-    play.client.got()
-    assert play.runtime.got() == [Headers(1, CREATE)]
-    return play
+def pieces(message: bytes, size: int = 16_384) -> list[Data]:
+    return [Data(1, message[at : at + size]) for at in range(0, len(message), size)]
 
 
-def released(*more: Frame) -> Play:
-    """Return a pair whose one call was released unchanged."""
-    play = holding(*more)
-    assert play.call.release(None)
-    play.runtime.got()
-    play.client.got()
-    return play
+LARGE = grpc(bytes(70_000))
+
+CONVERSATIONS: dict[str, list[Step]] = {
+    "A5: hooks are asked once the message is as long as its prefix says": [
+        Step(client(HEAD, Data(1, MESSAGE[:3])), to_client=[Credit(1, 3)], to_runtime=[HEAD]),
+        Step(client(Data(1, MESSAGE[3:-1])), to_client=[Credit(1, len(MESSAGE) - 4)]),
+        Step(client(Data(1, MESSAGE[-1:])), to_client=[Credit(1, 1)], asks=1),
+    ],
+    "A5: an end that comes later leaves with the message": [HOLD_OPEN, Step(client(Data(1, b"", end=True))), RELEASE],
+    "A5: trailers leave behind the message": [HOLD_OPEN, Step(client(END)), Step(release, to_runtime=[OPEN, END])],
+    "A5: DATA that come later leave joined behind the message": [
+        HOLD_OPEN,
+        Step(client(Data(1, b"late"), Data(1, b"r", end=True))),
+        Step(release, to_runtime=[OPEN, Data(1, b"later", end=True)]),
+    ],
+    "A5: DATA and trailers leave behind the message": [
+        HOLD_OPEN,
+        Step(client(Data(1, b"l"), END)),
+        Step(release, to_runtime=[OPEN, Data(1, b"l"), END]),
+    ],
+    "A5: what comes after the release passes behind it": [
+        HOLD_OPEN,
+        RELEASE_OPEN,
+        Step(client(Data(1, b"later", pad=3), END), to_client=[Credit(1, 9)], to_runtime=[Data(1, b"later"), END]),
+    ],
+    "A5: nothing follows headers that ended the request": [
+        Step(client(Headers(1, CREATE, end=True)), to_runtime=[Headers(1, CREATE, end=True)], asks=1),
+        Step(release),
+    ],
+    "A5: a reset overtakes the held request": [
+        HOLD_OPEN,
+        Step(client(CANCEL), to_runtime=[CANCEL]),
+        Step(lambda play: play.call.release(None)),
+    ],
+    # A4: the request half of a held stream is hop by hop
+    "A4: the message is credited at once, what is behind it is not": [
+        Step(
+            client(HEAD, *pieces(grpc(bytes(STEP - 5)))),
+            to_client=[*[Credit(1, 16_384)] * 15, Credit(0, STEP), Credit(1, 16_384)],
+            to_runtime=[HEAD],
+            asks=1,
+        ),
+        Step(client(*[FULL] * 20)),
+    ],
+    "A4: late DATA are credited when they leave": [
+        Step(Greets(runtime=Settings(((4, 2**20),)))),
+        HOLD_OPEN,
+        Step(client(*[FULL] * 16)),
+        Step(release, to_client=[Credit(1, STEP)], to_runtime=[OPEN, *[FULL] * 3, Data(1, bytes(16_367))]),
+        Step(runtime(Credit(0, 2**20)), to_client=[LATE_CREDIT], to_runtime=[*[FULL] * 12, Data(1, bytes(17))]),
+    ],
+    "A4: late DATA of a refused call are credited": [
+        HOLD_OPEN,
+        Step(client(*[FULL] * 16)),
+        Step(
+            refuse,
+            to_client=[LATE_CREDIT, Headers(1, refusal(13, b"no"), end=True), Reset(1, 0)],
+            to_runtime=[CANCEL],
+        ),
+    ],
+    "A4: a release obeys windows and frame size, that credit is ours": [
+        Step(Greets(runtime=Settings(((4, 10), (5, 16_384))))),
+        Step(
+            client(HEAD, *pieces(LARGE, 14_001)),
+            to_client=[*[Credit(1, 14_001)] * 5],
+            to_runtime=[HEAD],
+            asks=1,
+        ),
+        Step(release, to_runtime=[Data(1, LARGE[:10])]),
+        Step(runtime(Credit(1, 5)), to_runtime=[Data(1, LARGE[10:15])]),
+        Step(runtime(Settings(((4, 20_010),))), to_client=[Settings(((4, 20_010), (1, 0)))]),
+        Step(client(Ack()), to_runtime=[Ack(), Data(1, LARGE[15:16_399]), Data(1, LARGE[16_399:20_015])]),
+        Step(
+            runtime(Credit(1, 2**20)),
+            to_runtime=[*pieces(LARGE[20_015:65_535])],
+        ),
+        Step(runtime(Credit(0, 2**20)), to_runtime=[Data(1, LARGE[65_535:])]),
+    ],
+    "A4: the client's credit for the answer passes": [HOLD, Step(client(Credit(1, 77)), to_runtime=[Credit(1, 77)])],
+    "A4: credit for another call passes while a request waits for credit": [
+        Step(client(Headers(3, VERSION, end=True)), to_runtime=[Headers(3, VERSION, end=True)]),
+        Step(runtime(Settings(((4, 0),))), to_client=[Settings(((4, 0), (1, 0)))]),
+        Step(client(Headers(5, CREATE), Data(5, MESSAGE, end=True)), to_runtime=[Headers(5, CREATE)], asks=1),
+        Step(release),
+        Step(client(Credit(3, 100), Headers(7, VERSION)), to_runtime=[Credit(3, 100), Headers(7, VERSION)]),
+    ],
+    # A6: answers
+    "A6: an answer passes as it comes, and only its end is kept": [
+        HOLD,
+        RELEASE,
+        ANSWERING,
+        Step(runtime(END)),
+        Step(answered, to_client=[END]),
+        Step(answered),
+    ],
+    "A6: an end in DATA is kept too, and a later reset stays behind it": [
+        HOLD_OPEN,
+        RELEASE_OPEN,
+        Step(runtime(Headers(1, REPLY), Data(1, b"x", end=True), Reset(1, 0)), to_client=[Headers(1, REPLY)]),
+        Step(answered, to_client=[Data(1, b"x", end=True), Reset(1, 0)]),
+    ],
+    "A6: an answer that comes before the release waits for it": [
+        HOLD,
+        Step(runtime(Headers(1, REPLY), Data(1, b"early", pad=1))),
+        Step(release, to_client=[Headers(1, REPLY), Data(1, b"early", pad=1)], to_runtime=[WHOLE]),
+    ],
+    "A6: DATA that wait for the release are credited at once": [
+        HOLD,
+        Step(runtime(*[FULL] * 16), to_runtime=[Credit(0, STEP)]),
+    ],
+    "A6: what waits for a client that cancels is dropped": [
+        HOLD,
+        RELEASE,
+        Step(runtime(*[FULL] * 5), to_client=[FULL, FULL, FULL, Data(1, bytes(16_383))]),
+        Step(client(CANCEL, Credit(0, 2**20)), to_runtime=[CANCEL]),
+    ],
+    "A6: an answer obeys the client's window and is credited later": [
+        HOLD,
+        RELEASE,
+        Step(runtime(*[FULL] * 16), to_client=[FULL, FULL, FULL, Data(1, bytes(16_383))]),
+        Step(client(Credit(0, 2**20)), to_client=[Data(1, bytes(1)), *[FULL] * 12], to_runtime=[Credit(0, STEP)]),
+    ],
+    "A6: nothing reaches a client that has cancelled": [
+        HOLD,
+        RELEASE,
+        ANSWERING,
+        Step(runtime(END)),
+        Step(client(CANCEL), to_runtime=[CANCEL]),
+        Step(answered),
+    ],
+    # A7: refusals
+    "A7: a refusal resets toward the runtime and answers the client": [
+        HOLD,
+        Step(refuse, to_client=[Headers(1, refusal(13, b"no"), end=True)], to_runtime=[CANCEL]),
+    ],
+    "A7: what still comes on a refused stream is dropped and credited": [
+        HOLD_OPEN,
+        Step(refuse, to_client=[Headers(1, refusal(13, b"no"), end=True), Reset(1, 0)], to_runtime=[CANCEL]),
+        Step(runtime(Headers(1, REPLY), *[FULL] * 16, END, Credit(1, 3), CANCEL), to_runtime=[Credit(0, STEP)]),
+        Step(client(*[FULL] * 16, END, Credit(1, 4), CANCEL), to_client=[LATE_CREDIT]),
+    ],
+    # C5: the runtime leaves
+    "C5: an answer that is kept outlives the runtime": [
+        HOLD,
+        RELEASE,
+        ANSWERING,
+        Step(runtime(END)),
+        Step(lambda play: play.reader.runtime_gone()),
+        Step(answered, to_client=[END]),
+    ],
+}
 
 
-# ---- A5: when a request is whole
+@pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_held(steps: list[Step]) -> None:
+    converse(*steps)
 
 
-def test_a5_the_front_is_asked_when_the_prefix_is_satisfied() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, CREATE), Data(1, MESSAGE[:3]), Data(1, MESSAGE[3:-1]))
-    assert play.events.calls == []
-    play.client.sends(Data(1, MESSAGE[-1:]))
-    assert (play.call.message, play.call.problem, play.call.route.operation.value) == (
-        b"the request",
-        "",
-        "CreateContainer",
-    )
-    assert play.runtime.got() == [Headers(1, CREATE)]
-
-
-@pytest.mark.parametrize(
-    "more", [[Data(1, b"", end=True)], [END], [Data(1, b"late"), Data(1, b"r", end=True)], [Data(1, b"l"), END]]
-)
-def test_a5_what_comes_later_queues_behind_the_released_data(more: list[Frame]) -> None:
-    play = holding(*more)
-    assert play.call.release(None)
-    [message, *rest] = play.runtime.got()
-    late = b"".join(frame.payload for frame in more if isinstance(frame, Data))
-    assert message == Data(1, MESSAGE, end=not late and END not in more)
-    assert rest == [Data(1, late, end=END not in more)] * bool(late) + [END] * (END in more)
-
-
-def test_a5_what_comes_after_the_release_passes_behind_it() -> None:
-    play = holding(Data(1, b""))
-    assert play.call.release(None)
-    play.client.sends(Data(1, b"later", pad=3), END)
-    assert play.runtime.got() == [Data(1, MESSAGE), Data(1, b"later"), END]
-    assert play.client.got() == [Credit(1, 9)]
+# ---- A5: what a request is
 
 
 @pytest.mark.parametrize(
@@ -95,13 +232,11 @@ def test_a5_what_comes_after_the_release_passes_behind_it() -> None:
         pytest.param(CREATE, [Data(1, b"", end=True)], "ends inside", id="empty"),
         pytest.param(CREATE, [Data(1, b"\x02" + MESSAGE[1:])], "compressed flag", id="flag"),
         pytest.param(CREATE, [Data(1, grpc(b"x", 1))], "unknown compression", id="compression"),
-        pytest.param(
-            (*CREATE[:4], (b"content-type", b"application/grpc+json")), [Data(1, MESSAGE)], "content type", id="json"
-        ),
-        pytest.param(CREATE[:4], [Data(1, MESSAGE)], "content type", id="no content type"),
+        pytest.param((*CREATE[:4], (b"content-type", b"application/grpc+json")), [OPEN], "content type", id="json"),
+        pytest.param(CREATE[:4], [OPEN], "content type", id="no content type"),
     ],
 )
-def test_a5_what_cannot_be_read_is_told_and_passes_unchanged(fields: Fields, frames: list[Frame], problem: str) -> None:
+def test_a5_unreadable_request_is_told_and_passes_unchanged(fields: Fields, frames: list[Frame], problem: str) -> None:
     play = greeted()
     play.client.sends(Headers(1, fields), *frames)
     assert play.call.message is None
@@ -110,227 +245,198 @@ def test_a5_what_cannot_be_read_is_told_and_passes_unchanged(fields: Fields, fra
     assert play.runtime.got() == [Headers(1, fields), *frames]
 
 
-def test_a5_a_request_that_ended_with_its_headers_is_told_and_nothing_follows_them() -> None:
+def test_a5_headers_that_end_the_request_are_unreadable() -> None:
     play = greeted()
     play.client.sends(Headers(1, CREATE, end=True))
     assert "ends inside" in play.call.problem
-    assert play.call.release(None)
-    assert play.runtime.got() == [Headers(1, CREATE, end=True)]
 
 
-def test_a5_grpc_proto_is_read_and_gzip_is_undone() -> None:
-    play = greeted()
-    fields = (*CREATE[:4], (b"content-type", b"application/grpc+proto"), (b"grpc-encoding", b"gzip"))
-    play.client.sends(Headers(1, fields), Data(1, grpc(gzip.compress(b"packed"), 1), end=True))
-    assert play.call.message == b"packed"
-    assert play.call.release(b"changed")
-    assert play.runtime.got() == [Headers(1, fields), Data(1, grpc(b"changed"), end=True)]
+LONG = bytes(range(256)) * (JOINED_BYTES // 256) + b"x"
+PROTO = (*CREATE[:4], (b"content-type", b"application/grpc+proto"))
 
 
-def test_a5_a_reset_overtakes_the_held_request() -> None:
-    play = holding(Data(1, b""))
-    ended: list[bool] = []
-    play.call.on_ended = lambda: ended.append(True)
-    play.client.sends(Reset(1, 8))
-    assert play.runtime.got() == [Reset(1, 8)]
-    assert (play.call.state, play.call.reply, ended) == (CallState.ENDED, UNANSWERED, [True])
-    assert not play.call.release(None)
-    assert play.runtime.got() == []
+@pytest.mark.parametrize(
+    ("fields", "body", "read", "changed", "leaves"),
+    [
+        pytest.param(PROTO, MESSAGE, b"the request", b"changed", grpc(b"changed"), id="grpc+proto"),
+        pytest.param(PACKED, grpc(gzip.compress(b"a"), 1), b"a", b"b", grpc(b"b"), id="gzip is undone"),
+        pytest.param(CREATE, grpc(LONG), LONG, None, grpc(LONG), id="long"),
+        pytest.param(CREATE, grpc(LONG), LONG, LONG[::-1], grpc(LONG[::-1]), id="long, changed"),
+        pytest.param(CREATE, grpc(LONG), LONG, b"short", grpc(b"short"), id="long, shortened"),
+        pytest.param(
+            PACKED, grpc(gzip.compress(LONG), 1), LONG, None, grpc(gzip.compress(LONG), 1), id="gzip, unchanged"
+        ),
+    ],
+)
+def test_message_is_read_and_leaves_whole(
+    fields: Fields, body: bytes, read: bytes, changed: bytes | None, leaves: bytes
+) -> None:
+    """Promise 10: what a long one costs is counted once, with what its compression hid."""
+    play = Play().greet(runtime=Settings(((4, 2**24),)))
+    play.runtime.sends(Credit(0, 2**24))
+    play.client.sends(Headers(1, fields), *pieces(body), Data(1, b"", end=True))
+    assert play.call.message == read
+    assert play.held_bytes.count == len(body) + len(read) * (fields is PACKED)
+    assert play.call.release(changed)
+    data = [frame for frame in play.runtime.got() if isinstance(frame, Data)]
+    assert b"".join(frame.payload for frame in data) == leaves
+    assert [frame.end for frame in data] == [False] * (len(data) - 1) + [True]
 
 
-# ---- A4: the request half of a held stream is hop by hop
-
-
-def test_a_call_begins_with_its_headers_and_not_with_the_end_of_its_message() -> None:
+def test_call_begins_with_its_headers() -> None:
     play = greeted()
     play.now = 3.0
-    play.client.sends(Headers(1, CREATE), Data(1, grpc(b"create")[:4]))
+    play.client.sends(HEAD, Data(1, MESSAGE[:4]))
     play.now = 5.0
-    play.client.sends(Data(1, grpc(b"create")[4:], end=True))
+    play.client.sends(Data(1, MESSAGE[4:], end=True))
     assert play.call.began == 3.0
 
 
-def test_a4_held_bytes_are_credited_at_once_up_to_the_message() -> None:
+def test_only_header_fields_that_count_are_kept() -> None:
     play = greeted()
-    large = grpc(bytes(2**18))
-    play.client.sends(Headers(1, CREATE), *[Data(1, large[at : at + 16_384]) for at in range(0, len(large), 16_384)])
-    credits = play.client.got()
-    assert credits.count(Credit(1, 16_384)) == 16
-    assert Credit(0, 2**18) in credits
-    play.client.sends(*[Data(1, bytes(16_384))] * 20)
-    assert play.client.got() == []
-    assert play.runtime.got() == [Headers(1, CREATE)]
+    play.client.sends(Headers(1, (*CREATE, (b"grpc-timeout", b"1S"), (b"x-long", b"v" * 16_000))))
+    [held] = play.reader.held
+    assert held.fields == {b"content-type": b"application/grpc", b"grpc-timeout": b"1S"}
 
 
-@pytest.mark.parametrize("end", [True, False])
-def test_a4_what_came_behind_the_message_is_credited_when_it_leaves_or_is_dropped(end: bool) -> None:
-    late = [Data(1, bytes(16_384))] * 15 + [Data(1, bytes(16_384), end=end)]
-    play = holding(*late, play=Play().greet(runtime=Settings(((4, 2**20),))))
-    assert play.call.release(None)
-    assert play.client.got() == [Credit(1, 2**18)] * (not end)
-    play.runtime.sends(Credit(0, 2**20))
-    assert play.client.got() == [Credit(0, 2**18 + len(MESSAGE))]
-    play = holding(*late)
-    assert play.call.refuse(13, "no")
-    assert play.client.got()[0] == Credit(0, 2**18 + len(MESSAGE))
+# ---- A4: the bytes that are held are counted for the whole process
 
 
-def test_a4_the_runtimes_credit_is_ours_and_release_obeys_every_window_and_frame_size() -> None:
-    play = Play().greet(runtime=Settings(((4, 10), (5, 16_384))))
-    large = grpc(bytes(70_000))
-    play.client.sends(Headers(1, CREATE), *[Data(1, large[at : at + 14_001]) for at in range(0, 70_005, 14_001)])
-    assert play.call.release(None)
-    assert play.runtime.got() == [Headers(1, CREATE), Data(1, large[:10])]
-    play.runtime.sends(Credit(1, 5))
-    assert play.runtime.got() == [Data(1, large[10:15])]
-    play.runtime.sends(Settings(((4, 20_010),)))
-    assert play.runtime.got() == [], "the runtime has no ACK of these yet"
-    play.client.sends(Ack())
-    assert play.runtime.got() == [Ack(), Data(1, large[15:16_399]), Data(1, large[16_399:20_015])]
-    play.runtime.sends(Credit(1, 2**20))
-    assert sum(len(frame.payload) for frame in play.runtime.got() if isinstance(frame, Data)) == 65_535 - 20_015
-    assert [frame for frame in play.client.got() if isinstance(frame, Credit) and frame.increment == 5] == []
-    play.runtime.sends(Credit(0, 2**20))
-    assert play.runtime.got() == [Data(1, large[65_535:])]
-
-
-def test_a4_the_clients_credit_for_the_reply_passes() -> None:
-    play = holding()
-    play.client.sends(Credit(1, 77))
-    assert play.runtime.got() == [Credit(1, 77)]
-
-
-# ---- A6: replies
-
-
-def test_a6_a_reply_passes_as_it_comes_and_only_its_end_is_kept() -> None:
-    play = released()
-    play.runtime.sends(*ANSWER)
-    assert play.client.got() == ANSWER
-    told: list[Reply | None] = []
-    play.call.on_reply = lambda: told.append(play.call.reply)
+def test_a4_process_holds_a_bounded_number_of_bytes() -> None:
+    play = greeted(process_limit=40)
+    play.client.sends(HEAD, Data(1, grpc(bytes(30))), Headers(3, CREATE), Data(3, grpc(bytes(30))[:10]))
+    first, second = play.events.calls
+    assert (first.problem, second.problem) == ("", NO_ROOM)
+    assert play.held_bytes.count == 45
+    first.release(None)
     play.runtime.sends(END)
-    assert play.client.got() == []
-    assert told == [Reply(agreed=True, message=b"the reply")]
-    assert play.call.kept
-    play.call.answer()
-    assert play.client.got() == [END]
-    play.call.answer()
-    assert (play.client.got(), play.reader.held, play.events.wakes) == ([], [], 2)
+    first.answer()
+    first.free()
+    second.refuse(8, "full")
+    assert play.held_bytes.count == 0
 
 
-def test_a6_an_end_in_data_is_kept_too_and_a_later_reset_stays_behind_it() -> None:
-    play = released(Data(1, b""))
-    play.runtime.sends(Headers(1, REPLY), Data(1, b"x", end=True), Reset(1, 0))
-    assert play.client.got() == [Headers(1, REPLY)]
-    play.call.answer()
-    assert play.client.got() == [Data(1, b"x", end=True), Reset(1, 0)]
+def test_a4_unread_request_counts_until_it_has_left() -> None:
+    play = greeted(process_limit=40)
+    play.runtime.sends(Settings(((4, 0),)))
+    play.client.sends(HEAD, Data(1, grpc(bytes(50))))
+    assert play.call.problem == NO_ROOM
+    assert play.call.release(None)
+    play.runtime.sends(Credit(1, 54))
+    assert play.held_bytes.count == 55
+    play.runtime.sends(Credit(1, 1))
+    assert play.held_bytes.count == 0
 
 
-def test_a6_reply_frames_that_come_before_the_release_wait_for_it() -> None:
-    play = holding()
-    play.runtime.sends(Headers(1, REPLY), Data(1, b"early", pad=1))
-    assert play.client.got() == []
-    play.call.release(None)
-    assert play.client.got() == [Headers(1, REPLY), Data(1, b"early", pad=1)]
+def test_a4_inflated_message_is_counted() -> None:
+    play = greeted(process_limit=1_500)
+    packed = grpc(gzip.compress(bytes(1_000)), 1)
+    for stream in (1, 3):
+        play.client.sends(Headers(stream, PACKED), Data(stream, packed, end=True))
+    first, second = play.events.calls
+    assert (first.message, first.problem) == (bytes(1_000), "")
+    assert (second.message, second.problem) == (None, NO_ROOM)
+    assert play.held_bytes.count == 2 * len(packed) + 2_000
+    play.runtime.got()
+    for call in play.events.calls:
+        assert call.release(None)
+        call.answer()
+        call.free()
+    assert play.runtime.got() == [Data(1, packed, end=True), Data(3, packed, end=True)]
+    assert play.held_bytes.count == 0
 
 
-def test_a6_data_that_wait_for_the_release_are_credited_at_once() -> None:
-    play = holding()
-    play.runtime.sends(*[Data(1, bytes(16_384))] * 16)
-    assert play.runtime.got() == [Credit(0, 2**18)]
+def test_request_counts_until_its_call_is_over() -> None:
+    """Whether it has left or waits for the runtime's credit; Post hooks may be told behind the answer."""
+    play = greeted()
+    play.runtime.sends(Settings(((4, 0),)))
+    for stream in (1, 3, 5):
+        play.client.sends(Headers(stream, CREATE), Data(stream, grpc(bytes(95)), end=True))
+    done, cancelled, lost = play.events.calls
+    for call in play.events.calls:
+        assert call.release(b"x" * 500)
+    play.runtime.sends(Credit(1, 505), END)
+    play.client.sends(Reset(3, 8))
+    done.answer()
+    assert play.held_bytes.count == 300
+    done.free()
+    cancelled.free()
+    assert play.held_bytes.count == 100
+    play.reader.closed()
+    lost.free()
+    assert play.held_bytes.count == 0
 
 
-def test_a6_what_waits_for_a_client_that_cancels_is_dropped() -> None:
-    play = released()
-    play.runtime.sends(*[Data(1, bytes(16_384))] * 5)
-    play.client.got()
-    play.client.sends(Reset(1, 8), Credit(0, 2**20))
-    assert play.client.got() == []
+def test_held_requests_count_no_more_when_the_client_is_gone() -> None:
+    play = greeted()
+    play.client.sends(HEAD, Data(1, grpc(bytes(95))[:50]))
+    play.client.sends(Headers(3, CREATE), Data(3, grpc(bytes(95)), end=True))
+    assert play.held_bytes.count == 150
+    play.reader.client_gone()
+    assert play.held_bytes.count == 0
 
 
-def test_a6_a_reply_obeys_the_clients_connection_window_and_is_credited_when_it_has_left() -> None:
-    play = released()
-    play.runtime.sends(Headers(1, REPLY), *[Data(1, bytes(16_384))] * 16)
-    assert len(play.client.got()) == 1 + 4
-    assert play.runtime.got() == []
-    play.client.sends(Credit(0, 2**20))
-    assert play.runtime.got() == [Credit(0, 2**18)]
+# ---- A7, A13: answers
 
 
-def test_a6_nothing_reaches_a_client_that_has_cancelled() -> None:
-    play = released()
-    play.runtime.sends(*ANSWER, END)
-    play.client.got()
-    play.client.sends(Reset(1, 8))
-    play.call.answer()
-    assert play.runtime.got() == [Reset(1, 8)]
-    assert (play.client.got(), play.call.kept, play.call.reply) == ([], False, Reply(True, b"the reply"))
-
-
-# ---- A7: refusal
-
-
-@pytest.mark.parametrize("half_closed", [True, False])
-def test_a7_a_refusal_resets_toward_the_runtime_and_answers_the_client(half_closed: bool) -> None:
-    play = holding() if half_closed else holding(Data(1, b""))
+def test_a7_refusal_is_percent_encoded_and_final() -> None:
+    play = converse(HOLD)
     assert play.call.refuse(7, "not ßo")
-    assert play.runtime.got() == [Reset(1, 8)]
-    answer = Headers(1, refusal(7, b"not %C3%9Fo"), end=True)
-    assert play.client.got() == [answer] + [Reset(1, 0)] * (not half_closed)
+    assert play.client.got() == [Headers(1, refusal(7, b"not %C3%9Fo"), end=True)]
     assert (play.call.state, play.held_bytes.count) == (CallState.REFUSED, 0)
     assert not play.call.refuse(7, "twice")
     assert not play.call.release(None)
 
 
-def test_a7_what_still_comes_on_a_refused_stream_is_dropped_and_credited() -> None:
-    play = holding(Data(1, b""))
-    play.call.refuse(7, "no")
-    play.runtime.got()
-    play.client.got()
-    data = [Data(1, bytes(16_384))] * 16
-    play.runtime.sends(Headers(1, REPLY), *data, END, Credit(1, 3), Reset(1, 8))
-    play.client.sends(*data, END, Credit(1, 4), Reset(1, 8))
-    assert play.runtime.got() == [Credit(0, 2**18)]
-    assert play.client.got() == [Credit(0, 2**18 + len(MESSAGE))]
+def trailers(*fields: tuple[bytes, bytes]) -> Headers:
+    return Headers(1, fields, end=True)
 
 
-# ---- A13: success
+def ending_at_once(*fields: tuple[bytes, bytes]) -> list[Frame]:
+    return [trailers(*REPLY, *fields)]
+
+
+READ, FAILED = Reply(True, b"the reply"), Reply(False)
 
 
 @pytest.mark.parametrize(
     ("frames", "reply"),
     [
-        ([Headers(1, REPLY), Data(1, grpc(b"")), END], Reply(True, b"")),
-        ([Headers(1, ((b":status", b"103"),)), *ANSWER, END], Reply(True, b"the reply")),
-        (
+        pytest.param([*ANSWER, END], READ, id="one message and status 0"),
+        pytest.param([Headers(1, REPLY), Data(1, grpc(b"")), END], Reply(True, b""), id="empty message"),
+        pytest.param([Headers(1, ((b":status", b"103"),)), *ANSWER, END], READ, id="early hints ahead"),
+        pytest.param(
             [Headers(1, (*REPLY, (b"grpc-encoding", b"gzip"))), Data(1, grpc(gzip.compress(b"r"), 1)), END],
             Reply(True, b"r"),
+            id="gzip",
         ),
-        ([Headers(1, (*REPLY, *TRAILERS), end=True)], Reply(False)),
-        ([Headers(1, (*REPLY, (b"grpc-status", b"5")), end=True)], Reply(False)),
-        ([Headers(1, (*REPLY, (b"grpc-status", b"1")), end=True)], UNANSWERED),
-        ([Headers(1, (*REPLY, (b"grpc-status", b"4")), end=True)], UNANSWERED),
-        ([Headers(1, (*REPLY, (b"grpc-status", b"14")), end=True)], UNANSWERED),
-        ([*ANSWER, Headers(1, ((b"grpc-status", b"00"),), end=True)], Reply(False)),
-        ([*ANSWER, Headers(1, ((b"x", b"y"),), end=True)], Reply(False)),
-        ([*ANSWER, Data(1, b"", end=True)], Reply(False)),
-        ([*ANSWER, *ANSWER[1:], END], Reply(False)),
-        ([Headers(1, ((b":status", b"503"),)), *ANSWER[1:], END], Reply(False)),
-        ([Headers(1, REPLY), Reset(1, 2)], UNANSWERED),
+        pytest.param(ending_at_once(*TRAILERS), FAILED, id="no message"),
+        pytest.param(ending_at_once((b"grpc-status", b"5")), FAILED, id="NOT_FOUND"),
+        pytest.param(ending_at_once((b"grpc-status", b"1")), UNANSWERED, id="CANCELLED"),
+        pytest.param(ending_at_once((b"grpc-status", b"4")), UNANSWERED, id="DEADLINE_EXCEEDED"),
+        pytest.param(ending_at_once((b"grpc-status", b"14")), UNANSWERED, id="UNAVAILABLE"),
+        pytest.param([*ANSWER, trailers((b"grpc-status", b"00"))], FAILED, id="status 00"),
+        pytest.param([*ANSWER, trailers((b"x", b"y"))], FAILED, id="no status"),
+        pytest.param([*ANSWER, Data(1, b"", end=True)], FAILED, id="no trailers"),
+        pytest.param([*ANSWER, *ANSWER[1:], END], FAILED, id="two messages"),
+        pytest.param([Headers(1, ((b":status", b"503"),)), *ANSWER[1:], END], FAILED, id="HTTP error"),
+        pytest.param([Headers(1, REPLY), Reset(1, 2)], UNANSWERED, id="reset"),
     ],
 )
 def test_a13_success_is_status_0_and_one_message(frames: list[Frame], reply: Reply) -> None:
-    play = released()
+    play = converse(HOLD, RELEASE)
+    told: list[Reply | None] = []
+    play.call.on_reply = lambda: told.append(play.call.reply)
     play.runtime.sends(*frames)
-    assert play.call.reply == reply
+    assert (play.call.reply, told) == (reply, [reply])
     play.call.answer()
     assert play.client.got() == frames
+    assert not play.reader.held
 
 
-def test_a13_a_reply_above_the_limit_passes_and_is_not_kept_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a13_answer_above_the_limit_passes_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "REPLY_BYTES", 100)
-    play = released()
+    play = converse(HOLD, RELEASE)
     frames: list[Frame] = [Headers(1, REPLY), Data(1, grpc(bytes(200))), Data(1, bytes(300))]
     play.runtime.sends(*frames, END)
     assert play.client.got() == frames
@@ -342,8 +448,8 @@ def test_a13_a_reply_above_the_limit_passes_and_is_not_kept_in_memory(monkeypatc
 
 
 @pytest.mark.parametrize("end", [END, Data(1, b"x", end=True), Reset(1, 2)], ids=repr)
-def test_c1_an_end_by_the_runtime_while_held_passes_at_once_and_cancels_the_hooks(end: Frame) -> None:
-    play = holding(Data(1, b""))
+def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: Frame) -> None:
+    play = converse(HOLD_OPEN)
     seen: list[str] = []
     play.call.on_ended = lambda: seen.append("ended")
     play.call.on_reply = lambda: seen.append("reply")
@@ -359,30 +465,28 @@ def test_c1_an_end_by_the_runtime_while_held_passes_at_once_and_cancels_the_hook
     assert play.held_bytes.count == 0
 
 
-def test_c2_a_cancel_after_the_release_ends_no_hook_and_leaves_the_call_unanswered() -> None:
-    play = released()
-    play.call.on_ended = lambda: pytest.fail("the task of a released call is not cancelled")
-    play.runtime.sends(*ANSWER)
-    play.client.sends(Reset(1, 8))
-    assert (play.call.state, play.call.reply) == (CallState.RELEASED, UNANSWERED)
-    assert play.runtime.got() == [Reset(1, 8)]
-
-
-def gone(side: str) -> Callable[[Play], object]:
-    return lambda play: getattr(play.reader, f"{side}_gone")()
-
-
-@pytest.mark.parametrize("leave", [gone("client"), gone("runtime")], ids=["client", "runtime"])
-def test_c5_the_end_of_a_connection_drops_calls_not_yet_released(leave: Callable[[Play], object]) -> None:
-    play = holding()
+@pytest.mark.parametrize(
+    "leave",
+    [client(CANCEL), lambda play: play.reader.client_gone(), lambda play: play.reader.runtime_gone()],
+    ids=["A5: cancel", "C5: client gone", "C5: runtime gone"],
+)
+def test_held_call_ends_with_its_stream_or_connection(leave: Act) -> None:
+    play = converse(HOLD)
     ended: list[bool] = []
     play.call.on_ended = lambda: ended.append(True)
-    assert not leave(play)
+    leave(play)
     assert (play.call.state, play.call.reply, ended) == (CallState.ENDED, UNANSWERED, [True])
 
 
-def test_c5_a_released_call_lives_on_without_its_client_and_not_without_the_runtime() -> None:
-    play = released()
+def test_c2_cancel_after_the_release_ends_no_hook() -> None:
+    play = converse(HOLD, RELEASE, ANSWERING)
+    play.call.on_ended = lambda: pytest.fail("the task of a released call is not cancelled")
+    play.client.sends(CANCEL)
+    assert (play.call.state, play.call.reply) == (CallState.RELEASED, UNANSWERED)
+
+
+def test_c5_released_call_outlives_its_client_and_not_the_runtime() -> None:
+    play = converse(HOLD, RELEASE)
     play.reader.client_gone()
     assert play.call.reply is None
     play.reader.runtime_gone()
@@ -390,12 +494,44 @@ def test_c5_a_released_call_lives_on_without_its_client_and_not_without_the_runt
     assert play.call.reply == UNANSWERED
 
 
-def test_c5_an_answer_that_is_kept_outlives_the_runtime() -> None:
-    play = released()
-    play.runtime.sends(*ANSWER, END)
-    play.client.got()
-    play.reader.runtime_gone()
+def test_c5_reader_tells_that_an_answer_is_kept() -> None:
+    play = converse(HOLD, RELEASE, ANSWERING, Step(runtime(END)))
+    assert play.call.kept
     assert play.reader.keeps_answers
     play.call.answer()
-    assert play.client.got() == [END]
     assert not play.reader.keeps_answers
+
+
+# ---- what is left behind
+
+
+class Listener:
+    """Stands for a call, which its task and its stream keep."""
+
+    def told(self) -> None:
+        """Take whatever happened."""
+
+
+def is_answered(play: Play) -> None:
+    play.call.release(None)
+    play.runtime.sends(*ANSWER, END)
+    play.call.answer()
+
+
+@pytest.mark.parametrize("end", [refuse, is_answered, client(CANCEL)], ids=["refused", "answered", "cancelled"])
+def test_stream_of_a_call_that_is_over_keeps_nobody(end: Callable[[Play], None]) -> None:
+    """Thousands of calls that keep themselves would wait for the garbage collector."""
+    play = converse(HOLD)
+    listener = Listener()
+    play.call.on_reply = play.call.on_ended = listener.told
+    there = weakref.ref(listener)
+    del listener
+    end(play)
+    assert there() is None
+
+
+def test_late_bytes_are_not_kept_beyond_the_release() -> None:
+    play = converse(HOLD_OPEN, Step(client(Data(1, b"another" * 1_000))))
+    assert play.call._late
+    assert play.call.release(None)
+    assert not play.call._late

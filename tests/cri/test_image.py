@@ -17,179 +17,177 @@ from tests.cri.peer import (
     Data,
     Frame,
     GoAway,
+    Greets,
     Headers,
-    Ping,
     Play,
-    Raw,
     Reset,
     Settings,
-    Side,
+    Step,
     block,
-    continuation,
+    client,
+    converse,
     greeted,
     grpc,
+    image,
     raw_headers,
     refusal,
+    runtime,
 )
 
 UNAVAILABLE = refusal(14, AWAY.encode())
+ASKED, ASKED_WHOLE = Headers(1, PULL), Headers(1, PULL, end=True)
+ANSWER, END, CANCEL = Headers(1, REPLY), Headers(1, TRAILERS, end=True), Reset(1, 8)
+FULL = Data(1, bytes(16_384))
 NOTHING = Settings()
+GREETING = [Settings(((1, 0),)), OPENED]
+STEP = Credit(0, 2**18)
+"""Credit of the connection is given in steps of so much."""
 
 
-def pulling(*more: Frame, settings: Settings = NOTHING) -> tuple[Play, Side]:
-    """Return a pair with one image call, stream 1, its HEADERS and SETTINGS exchanged."""
-    play = greeted(image_apart=True)
-    play.client.sends(Headers(1, PULL), *more)
-    image = play.image()
-    image.got()
-    image.sends(settings, Ack())
-    assert play.runtime.got() == []
-    assert image.got()[0] == Ack()
-    play.client.got()
-    return play, image
+def pull(*frames: Frame, settings: Settings = NOTHING) -> list[Step]:
+    """Open image calls, and greet the image service."""
+    return [Step(client(*frames), to_image=[*GREETING, *frames]), Step(image(settings, Ack()), to_image=[Ack()])]
 
 
-def test_a10_an_image_call_goes_to_the_image_service_and_back() -> None:
-    play = Play(image_apart=True).greet(client=Settings(((3, 10), (4, 70_000))))
-    play.client.sends(Headers(1, PULL), Data(1, grpc(b"q")), Headers(1, TRAILERS, end=True), Headers(3, VERSION))
-    image = play.image()
-    greeting = [Settings(((3, 10), (4, 70_000), (1, 0))), OPENED]
-    assert image.got() == [*greeting, Headers(1, PULL), Data(1, grpc(b"q")), Headers(1, TRAILERS, end=True)]
-    assert play.runtime.got() == [Headers(3, VERSION)]
-    image.sends(Settings(), Headers(1, REPLY), Data(1, grpc(b"a")), Headers(1, TRAILERS, end=True))
-    assert image.got() == [Ack(), Credit(1, 6)]
-    assert play.client.got() == [Credit(1, 6), Headers(1, REPLY), Data(1, grpc(b"a")), Headers(1, TRAILERS, end=True)]
+CONVERSATIONS: dict[str, list[Step]] = {
+    "a call goes to the image service and back, others to the runtime": [
+        Step(Greets(client=Settings(((3, 10), (4, 70_000))))),
+        Step(
+            client(ASKED, Data(1, grpc(b"q")), END, Headers(3, VERSION)),
+            to_client=[Credit(1, 6)],
+            to_runtime=[Headers(3, VERSION)],
+            to_image=[Settings(((3, 10), (4, 70_000), (1, 0))), OPENED, ASKED, Data(1, grpc(b"q")), END],
+        ),
+        Step(
+            image(Settings(), ANSWER, Data(1, grpc(b"a")), END),
+            to_client=[ANSWER, Data(1, grpc(b"a")), END],
+            to_image=[Ack(), Credit(1, 6)],
+        ),
+    ],
+    "all calls share one link, and every block stands alone": [
+        *pull(ASKED),
+        Step(
+            client(Headers(3, PULL, end=True), raw_headers(5, block(PULL))),
+            to_image=raw_headers(3, b"\x20" + block(PULL), end=True) + raw_headers(5, b"\x20" + block(PULL)),
+        ),
+        Step(
+            image(raw_headers(3, block(REPLY)), raw_headers(5, block(REPLY))),
+            to_client=raw_headers(3, b"\x20" + block(REPLY)) + raw_headers(5, b"\x20" + block(REPLY)),
+        ),
+    ],
+    "a request obeys the service's windows, DATA are framed anew": [
+        *pull(ASKED, settings=Settings(((4, 10), (5, 16_384)))),
+        Step(
+            client(Data(1, b"0123456789abc", pad=4), FULL, END),
+            to_client=[Credit(1, 18), Credit(1, 16_384)],
+            to_image=[Data(1, b"0123456789")],
+        ),
+        Step(image(Credit(1, 20_000)), to_image=[Data(1, b"abc"), FULL, END]),
+    ],
+    "a request is credited on the connection when it has left": [
+        *pull(ASKED),
+        Step(
+            client(*[FULL] * 16),
+            to_client=[Credit(1, 16_384)] * 16,
+            to_image=[*[FULL] * 3, Data(1, bytes(16_383))],
+        ),
+        Step(image(Credit(1, 2**20), Credit(0, 2**20)), to_client=[STEP], to_image=[Data(1, b"\0"), *[FULL] * 12]),
+    ],
+    "an answer obeys the client's windows": [
+        Step(Greets(client=Settings(((4, 10),)))),
+        Step(client(ASKED_WHOLE), to_image=[Settings(((4, 10), (1, 0))), OPENED, ASKED_WHOLE]),
+        Step(
+            image(Settings(), ANSWER, *[FULL] * 16, END),
+            to_client=[ANSWER, Data(1, bytes(10))],
+            to_image=[Ack(), *[Credit(1, 16_384)] * 16],
+        ),
+        Step(
+            client(Credit(0, 2**20), Credit(1, 2**20)),
+            to_client=[Data(1, bytes(16_374)), *[FULL] * 15, END],
+            to_image=[STEP],
+        ),
+    ],
+    "an answer may end in DATA, late frames are dropped and credited": [
+        *pull(ASKED),
+        Step(
+            image(ANSWER, Data(1, b"all", end=True)), to_client=[ANSWER, Data(1, b"all", end=True)], to_image=[CANCEL]
+        ),
+        Step(client(*[FULL] * 16, END, CANCEL), to_client=[STEP]),
+        Step(image(*[FULL] * 16, END, Reset(1, 0)), to_image=[Credit(0, 2**18 + 3)]),
+    ],
+    "a request that ended in DATA needs no reset": [
+        *pull(ASKED, Data(1, b"x", True)),
+        Step(image(END), to_client=[END]),
+    ],
+    "a request that ended in trailers needs no reset": [*pull(ASKED, END), Step(image(END), to_client=[END])],
+    "a request that still waits when it is answered is reset": [
+        *pull(ASKED, settings=Settings(((4, 0),))),
+        Step(client(Data(1, b"waits", end=True))),
+        Step(image(END), to_client=[END], to_image=[CANCEL]),
+    ],
+    "cancels go both ways": [
+        *pull(ASKED),
+        Step(client(CANCEL, Headers(3, PULL)), to_image=[CANCEL, Headers(3, PULL)]),
+        Step(image(Reset(3, 11)), to_client=[Reset(3, 11)]),
+    ],
+    "a stream above the service's limit is refused": [
+        *pull(ASKED, settings=Settings(((3, 1),))),
+        Step(client(Headers(3, PULL)), to_client=[Reset(3, 7)]),
+        Step(image(END), to_client=[END], to_image=[CANCEL]),
+        Step(client(Headers(5, PULL)), to_image=[Headers(5, PULL)]),
+    ],
+    "its end makes its calls unavailable, or resets them inside an answer": [
+        *pull(ASKED, Headers(3, PULL, end=True)),
+        Step(image(ANSWER), to_client=[ANSWER]),
+        Step(lambda play: play.events.links[0].close(), to_client=[CANCEL, Headers(3, UNAVAILABLE, end=True)]),
+        Step(lambda play: play.events.links[0].close()),
+    ],
+    "the runtime's credit for an image stream is ignored": [*pull(ASKED), Step(runtime(Credit(1, 5)))],
+    "later SETTINGS of the client go to the service and bind it": [
+        *pull(ASKED),
+        Step(
+            client(Settings(((5, 20_000),))),
+            to_runtime=[Settings(((5, 20_000), (1, 0)))],
+            to_image=[Settings(((5, 20_000), (1, 0)))],
+        ),
+        Step(
+            image(Data(1, b""), Data(1, bytes(20_000))),
+            to_client=[Data(1, b""), Data(1, bytes(16_384)), Data(1, bytes(3_616))],
+            to_image=[Credit(1, 20_000)],
+        ),
+        Step(runtime(Ack()), to_client=[Ack()]),
+        Step(image(Data(1, bytes(20_000))), to_client=[Data(1, bytes(20_000))], to_image=[Credit(1, 20_000)]),
+    ],
+}
 
 
-def test_a10_without_a_separate_endpoint_image_calls_pass() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, PULL))
-    assert play.runtime.got() == [Headers(1, PULL)]
-
-
-def test_a10_all_image_calls_share_one_link_and_every_block_stands_alone() -> None:
-    play, image = pulling()
-    play.client.sends(Headers(3, PULL, end=True), raw_headers(5, block(PULL)))
-    assert image.got_bytes() == raw_headers(3, b"\x20" + block(PULL), end=True) + raw_headers(5, b"\x20" + block(PULL))
+@pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_a10(steps: list[Step]) -> None:
+    play = Play(image_apart=True)
+    if not isinstance(steps[0].act, Greets):
+        play.greet()
+    converse(*steps, play=play)
     assert len(play.events.links) == 1
-    image.sends(raw_headers(3, block(REPLY)), raw_headers(5, block(REPLY)))
-    assert play.client.got_bytes() == raw_headers(3, b"\x20" + block(REPLY)) + raw_headers(5, b"\x20" + block(REPLY))
 
 
-def test_a10_the_clients_later_settings_go_to_the_image_service_and_rule_what_it_may_send() -> None:
-    play, image = pulling()
-    play.client.sends(Settings(((5, 20_000),)))
-    assert image.got() == [Settings(((5, 20_000), (1, 0)))]
-    play.runtime.sends(Ack())
-    play.client.got()
-    image.sends(Data(1, b""), Data(1, bytes(20_000)))
-    assert play.client.got() == [Data(1, b""), Data(1, bytes(20_000))]
-    play.client.sends(Settings(((3, 4),)))
-    assert image.got()[-1] == Settings(((3, 4), (1, 0)))
-    with pytest.raises(WireError, match="longer than the receiver"):
-        image.sends(Data(1, bytes(20_001)))
+def pulling(*frames: Frame) -> Play:
+    return converse(*pull(ASKED, *frames), play=greeted(image_apart=True))
 
 
-def test_a10_its_pings_are_answered_and_acks_are_swallowed() -> None:
-    play, image = pulling()
-    image.sends(
-        Ping(b"12345678"), Ping(b"answered", ack=True), Ack(), Raw(0xEE, 0, 0, b"unknown"), Raw(2, 0, 1, bytes(5))
-    )
-    assert image.got() == [Ping(b"12345678", ack=True)]
-    assert play.client.got() == play.runtime.got() == []
-
-
-def test_a10_requests_obey_the_image_services_windows_and_data_are_framed_anew() -> None:
-    play, image = pulling(settings=Settings(((4, 10), (5, 16_384))))
-    play.client.sends(Data(1, b"0123456789abc", pad=4), Data(1, bytes(16_384)), Headers(1, TRAILERS, end=True))
-    assert image.got() == [Data(1, b"0123456789")]
-    assert play.client.got() == [Credit(1, 18), Credit(1, 16_384)]
-    image.sends(Credit(1, 20_000))
-    assert image.got() == [Data(1, b"abc"), Data(1, bytes(16_384)), Headers(1, TRAILERS, end=True)]
-    assert play.client.got() == []
-
-
-def test_a10_the_connection_credit_of_a_request_is_given_when_it_has_left() -> None:
-    play, image = pulling()
-    play.client.sends(*[Data(1, bytes(16_384))] * 16)
-    assert Credit(0, 2**18) not in play.client.got()
-    image.sends(Credit(1, 2**20), Credit(0, 2**20))
-    assert play.client.got() == [Credit(0, 2**18)]
-
-
-def test_a10_replies_obey_the_clients_windows() -> None:
-    play = Play(image_apart=True).greet(client=Settings(((4, 10),)))
-    play.client.sends(Headers(1, PULL, end=True))
-    image = play.image()
-    image.got()
-    image.sends(Settings(), Headers(1, REPLY), *[Data(1, bytes(16_384))] * 16, Headers(1, TRAILERS, end=True))
-    assert play.client.got() == [Headers(1, REPLY), Data(1, bytes(10))]
-    assert image.got() == [Ack(), *[Credit(1, 16_384)] * 16]
-    play.client.sends(Credit(1, 2**20), Credit(0, 2**20))
-    assert play.client.got()[-1] == Headers(1, TRAILERS, end=True)
-    assert image.got() == [Credit(0, 2**18)]
-    assert play.runtime.got() == []
-
-
-def test_a10_a_reply_may_end_in_data_and_late_frames_are_dropped_and_credited() -> None:
-    play, image = pulling()
-    image.sends(Headers(1, REPLY), Data(1, b"all", end=True))
-    assert play.client.got() == [Headers(1, REPLY), Data(1, b"all", end=True)]
-    assert image.got() == [Reset(1, 8)]
-    data = [Data(1, bytes(16_384))] * 16
-    play.client.sends(*data, Headers(1, TRAILERS, end=True), Reset(1, 8))
-    image.sends(*data, Headers(1, TRAILERS, end=True), Reset(1, 0))
-    assert play.client.got() == [Credit(0, 2**18)]
-    assert image.got() == [Credit(0, 2**18 + 3)]
-    assert play.runtime.got() == []
-
-
-@pytest.mark.parametrize("request_end", [Data(1, b"x", True), Headers(1, TRAILERS, end=True)], ids=repr)
-def test_a10_a_request_that_was_sent_whole_needs_no_reset(request_end: Frame) -> None:
-    play, image = pulling(request_end)
-    image.sends(Headers(1, TRAILERS, end=True))
-    assert image.got() == []
-    assert play.client.got() == [Headers(1, TRAILERS, end=True)]
-
-
-def test_a10_a_request_that_still_waits_when_its_answer_is_complete_is_reset() -> None:
-    play, image = pulling(settings=Settings(((4, 0),)))
-    play.client.sends(Data(1, b"waits", end=True))
-    image.sends(Headers(1, TRAILERS, end=True))
-    assert image.got() == [Reset(1, 8)]
-
-
-def test_a10_cancels_go_both_ways() -> None:
-    play, image = pulling()
-    play.client.sends(Reset(1, 8), Headers(3, PULL))
-    image.sends(Reset(3, 11))
-    assert image.got() == [Reset(1, 8), Headers(3, PULL)]
-    assert play.client.got() == [Reset(3, 11)]
-    assert play.runtime.got() == []
-
-
-def test_a10_above_its_stream_limit_a_stream_is_refused() -> None:
-    play, image = pulling(settings=Settings(((3, 1),)))
-    play.client.sends(Headers(3, PULL))
-    assert (play.client.got(), image.got()) == ([Reset(3, 7)], [])
-    image.sends(Headers(1, TRAILERS, end=True))
-    play.client.sends(Headers(5, PULL))
-    assert image.got() == [Reset(1, 8), Headers(5, PULL)]
-
-
-def test_a10_streams_above_its_goaway_id_are_refused_and_new_ones_get_a_new_link() -> None:
-    play, image = pulling(Headers(3, PULL))
-    image.sends(GoAway(1))
+def test_a10_goaway_refuses_streams_above_and_opens_a_new_link() -> None:
+    play = pulling(Headers(3, PULL))
+    first = play.image
+    first.sends(GoAway(1))
     assert play.client.got() == [Reset(3, 7)]
     play.client.sends(Headers(5, PULL))
     assert len(play.events.links) == 2
-    assert play.image().got() == [Settings(((1, 0),)), OPENED, Headers(5, PULL)]
-    image.sends(Headers(1, TRAILERS, end=True))
-    assert play.client.got() == [Headers(1, TRAILERS, end=True)]
+    assert play.image.got() == [*GREETING, Headers(5, PULL)]
+    first.sends(END)
+    assert play.client.got() == [END]
 
 
 @pytest.mark.parametrize("end", [True, False])
-def test_a10_while_it_is_away_its_calls_are_unavailable_and_the_connection_lives(end: bool) -> None:
+def test_a10_calls_are_unavailable_while_it_is_away(end: bool) -> None:
     play = greeted(image_apart=True)
     play.events.image_away = True
     play.client.sends(Headers(1, PULL, end=end), Headers(3, VERSION))
@@ -197,79 +195,27 @@ def test_a10_while_it_is_away_its_calls_are_unavailable_and_the_connection_lives
     assert play.runtime.got() == [Headers(3, VERSION)]
 
 
-def test_a10_when_it_goes_its_calls_are_unavailable_or_reset_inside_an_answer() -> None:
-    play, image = pulling(Headers(3, PULL, end=True))
-    image.sends(Headers(1, REPLY))
-    play.events.links[0].close()
-    play.events.links[0].close()
-    assert play.client.got() == [Headers(1, REPLY), Reset(1, 8), Headers(3, UNAVAILABLE, end=True)]
+@pytest.mark.parametrize("frame", [ANSWER, Data(1, b"x"), CANCEL], ids=repr)
+def test_a10_runtime_has_no_say_in_an_image_stream(frame: Frame) -> None:
+    with pytest.raises(WireError, match="was not sent"):
+        pulling().runtime.sends(frame)
 
 
-def test_a10_the_runtime_has_no_say_in_an_image_stream() -> None:
-    play, _ = pulling()
-    play.runtime.sends(Credit(1, 5))
-    assert play.client.got() == []
-    for frame in (Headers(1, REPLY), Data(1, b"x"), Reset(1, 8)):
-        with pytest.raises(WireError, match="was not sent"):
-            play.runtime.sends(frame)
-
-
-def test_a10_before_its_ack_the_image_service_may_index() -> None:
-    play = greeted(image_apart=True)
-    play.client.sends(Headers(1, PULL))
-    image = play.image()
-    image.sends(Settings(), raw_headers(1, b"\x88\x40\x01a\x01b", whole=False), continuation(1, b"\xbe"))
-    assert play.client.got() == [Headers(1, ((b":status", b"200"), (b"a", b"b"), (b"a", b"b")))]
-    image.sends(Ack())
-    with pytest.raises(WireError, match="dynamic table"):
-        image.sends(raw_headers(1, b"\xbe"))
-
-
-@pytest.mark.parametrize(
-    ("frames", "problem"),
-    [
-        ([continuation(1, b"")], "CONTINUATION out of place"),
-        ([raw_headers(1, b"", whole=False), Ping(bytes(8))], "CONTINUATION out of place"),
-        ([raw_headers(1, b"", whole=False), continuation(3, b"")], "another stream"),
-        ([raw_headers(1, b"", whole=False), *[continuation(1, bytes(16_384), False)] * 5], "too long"),
-        ([Raw(5, 0x4, 1, bytes(4) + b"\x88")], "PUSH_PROMISE"),
-        ([Credit(0, 0)], "WINDOW_UPDATE of 0"),
-        ([Credit(1, 2**31 - 1)], "above 2"),
-        ([Headers(1, REPLY), *[Data(1, bytes(16_384))] * 70], "above the connection window"),
-    ],
-)
-def test_an_image_service_that_breaks_the_protocol_is_found_out(frames: list[Frame | bytes], problem: str) -> None:
-    _, image = pulling()
-    with pytest.raises(WireError, match=problem):
-        image.sends(*frames)
-
-
-@pytest.mark.parametrize("first", [Ack(), Headers(1, REPLY), Ping(bytes(8))], ids=repr)
-def test_the_image_services_first_frame_is_settings(first: Frame) -> None:
-    play = greeted(image_apart=True)
-    play.client.sends(Headers(1, PULL))
-    with pytest.raises(WireError, match="no SETTINGS"):
-        play.image().sends(first)
-
-
-def test_nothing_of_the_client_reaches_an_image_service_before_its_own_preface() -> None:
+def test_refusal_waits_for_the_runtimes_first_settings() -> None:
     play = Play(image_apart=True)
-    play.client.sends(PREFACE, Settings(), Headers(1, PULL))
-    assert play.image().got()[:2] == [Settings(((1, 0),)), OPENED]
+    play.client.sends(PREFACE, Settings(), ASKED)
+    assert play.image.got() == [*GREETING, ASKED]
     play.events.links[0].close()
     assert play.client.got() == []
     play.runtime.sends(Settings())
     assert play.client.got()[1:] == [OPENED, Headers(1, UNAVAILABLE, end=True), Reset(1, 0)]
 
 
-def test_a10_an_answer_that_waits_for_its_client_outlives_the_memory_of_ended_streams(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a10_waiting_answer_outlives_the_memory_of_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "RETIRED_LIMIT", 1)
-    play = Play(image_apart=True).greet(client=Settings(((4, 1),)))
-    play.client.sends(*[Headers(stream, PULL, end=True) for stream in (1, 3, 5)])
-    image = play.image()
-    image.sends(Settings(), *[Data(stream, b"ab", end=True) for stream in (1, 3, 5)])
-    assert play.client.got() == [Data(1, b"a"), Data(3, b"a"), Data(5, b"a")]
-    play.client.sends(Credit(1, 1), Credit(3, 1), Credit(5, 1))
-    assert play.client.got() == [Data(1, b"b", end=True), Data(3, b"b", end=True), Data(5, b"b", end=True)]
+    play, streams = Play(image_apart=True).greet(client=Settings(((4, 1),))), (1, 3, 5)
+    play.client.sends(*[Headers(stream, PULL, end=True) for stream in streams])
+    play.image.sends(Settings(), *[Data(stream, b"ab", end=True) for stream in streams])
+    assert play.client.got() == [Data(stream, b"a") for stream in streams]
+    play.client.sends(*[Credit(stream, 1) for stream in streams])
+    assert play.client.got() == [Data(stream, b"b", end=True) for stream in streams]

@@ -1,13 +1,11 @@
-"""What just passes: header tables, paths, windows, refused requests (relay-rules A1 to A4)."""
+"""What just passes: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
 
 import pytest
-from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
 from runtimeproxy.cri import reader as reader_module
-from runtimeproxy.cri.held import HeldStream
+from runtimeproxy.cri.direction import ACKS_AT_ONCE, ALIVE_SECONDS
 from runtimeproxy.cri.reader import AMBIGUOUS
 from runtimeproxy.cri.routes import HELD, Route
-from runtimeproxy.errors import WireError
 from runtimeproxy.hookpoints import UNRECORDED
 from tests.cri.peer import (
     CREATE,
@@ -22,126 +20,274 @@ from tests.cri.peer import (
     Data,
     Fields,
     Frame,
+    GoAway,
     Headers,
+    Ping,
     Play,
     Raw,
     Reset,
     Settings,
+    Side,
+    Step,
+    answered,
     block,
+    client,
+    continuation,
+    converse,
     greeted,
     grpc,
     raw_headers,
     refusal,
+    refuse,
+    release,
+    request,
+    runtime,
 )
 
-# ---- A1: header tables
+ASK, END = Headers(1, VERSION), Headers(1, TRAILERS, end=True)
+FULL, ALL_BUT_ONE = Data(1, bytes(16_384)), Data(1, bytes(16_383))
+WINDOW = [FULL, FULL, FULL, ALL_BUT_ONE]
+"""All that a peer takes at first."""
+BLOCK = block(VERSION)
+PASSED = Settings(((1, 0),))
+CALL = grpc(b"m")
+HOLD = Step(client(Headers(3, CREATE), Data(3, CALL, end=True)), to_runtime=[Headers(3, CREATE)], asks=1)
+RELEASE = Step(release, to_runtime=[Data(3, CALL, end=True)])
+LONG = Data(1, bytes(100)).wire()
+OURS = Reset(3, 8)
+PRIORITY, UNKNOWN = Raw(2, 0, 3, b"\0\0\0\0\x07"), Raw(0xFA, 0xFF, 3, b"a type that nobody knows")
+
+PASSING: dict[str, list[Step]] = {
+    "calls that nobody has a stake in pass both ways": [
+        Step(
+            client(ASK, Data(1, grpc(b"q")), END, Headers(3, PULL, end=True)),
+            to_runtime=[ASK, Data(1, grpc(b"q")), END, Headers(3, PULL, end=True)],
+        ),
+        Step(
+            runtime(Headers(1, REPLY), Data(1, grpc(b"a")), END, Headers(3, TRAILERS, end=True)),
+            to_client=[Headers(1, REPLY), Data(1, grpc(b"a")), END, Headers(3, TRAILERS, end=True)],
+        ),
+    ],
+    "trailers behind the runtime's end harm nobody": [
+        Step(client(ASK), to_runtime=[ASK]),
+        Step(runtime(END), to_client=[END]),
+        Step(client(END), to_runtime=[END]),
+        HOLD,
+        RELEASE,
+        Step(runtime(Headers(3, TRAILERS, end=True))),
+        Step(answered, to_client=[Headers(3, TRAILERS, end=True)]),
+        Step(client(Headers(3, TRAILERS, end=True)), to_runtime=[Headers(3, TRAILERS, end=True)]),
+    ],
+    "PRIORITY and frames of unknown types pass on a held stream, too": [
+        HOLD,
+        Step(client(PRIORITY, UNKNOWN), to_runtime=[PRIORITY, UNKNOWN]),
+    ],
+    # A1: the first block behind each ACK starts with a size update, all others are the same bytes
+    "A1: a size update ahead of the first block behind an ACK": [
+        Step(
+            client(raw_headers(1, BLOCK), raw_headers(3, BLOCK)),
+            to_runtime=raw_headers(1, b"\x20" + BLOCK) + raw_headers(3, BLOCK),
+        ),
+        Step(
+            client(Ack(), raw_headers(5, b"\x20" + BLOCK), raw_headers(7, BLOCK)),
+            to_runtime=Ack().wire() + raw_headers(5, b"\x20" + BLOCK) + raw_headers(7, BLOCK),
+        ),
+        Step(client(Ack(), raw_headers(9, BLOCK)), to_runtime=Ack().wire() + raw_headers(9, b"\x20" + BLOCK)),
+    ],
+    "A1: a size update again behind a block that waits in a queue": [
+        HOLD,
+        RELEASE,
+        Step(runtime(Headers(3, TRAILERS, end=True))),
+        Step(runtime(*[FULL] * 4), to_client=WINDOW),
+        Step(answered, to_client=raw_headers(3, b"\x20" + block(TRAILERS), end=True)),
+        Step(client(Credit(0, 100_000)), to_client=[Data(1, b"\0")]),
+        Step(runtime(raw_headers(5, block(TRAILERS))), to_client=raw_headers(5, b"\x20" + block(TRAILERS))),
+    ],
+    "A1: a size update again behind a block that waits for a frame": [
+        HOLD,
+        RELEASE,
+        Step(runtime(Headers(3, TRAILERS, end=True))),
+        Step(runtime(LONG[:50]), to_client=LONG[:50]),
+        Step(answered),
+        Step(client(Reset(3, 8)), to_runtime=[Reset(3, 8)]),
+        Step(runtime(LONG[50:]), to_client=LONG[50:]),
+        Step(runtime(raw_headers(5, block(TRAILERS))), to_client=raw_headers(5, b"\x20" + block(TRAILERS))),
+    ],
+    # A3, A4: windows
+    "A3: credit of the connection never passes": [Step(client(Credit(0, 5))), Step(runtime(Credit(0, 6)))],
+    "A3: what is cut through uses up the window": [
+        Step(client(ASK, *WINDOW, Data(1, b"late")), to_runtime=[ASK, *WINDOW]),
+        Step(runtime(Credit(0, 4)), to_runtime=[Data(1, b"late")]),
+    ],
+    "A4: credit of a passing stream passes": [
+        Step(client(ASK, Credit(1, 7)), to_runtime=[ASK, Credit(1, 7)]),
+        Step(runtime(Credit(1, 8)), to_client=[Credit(1, 8)]),
+    ],
+    # A8: DATA are cut through
+    "A8: DATA leave before their frame is whole": [
+        Step(client(ASK), to_runtime=[ASK]),
+        *(Step(client(part), to_runtime=part) for part in (LONG[:9], LONG[9:12], LONG[12:])),
+    ],
+    "A8: a frame of ours waits for the end of one that is cut through": [
+        Step(client(ASK), to_runtime=[ASK]),
+        HOLD,
+        Step(client(LONG[:50]), to_runtime=LONG[:50]),
+        Step(refuse, to_client=[Headers(3, refusal(13, b"no"), end=True)]),
+        Step(client(LONG[50:70]), to_runtime=LONG[50:70]),
+        Step(
+            client(LONG[70:], Ping(b"theirs!!", ack=True)),
+            to_runtime=LONG[70:] + OURS.wire() + Ping(b"theirs!!", ack=True).wire(),
+        ),
+    ],
+    "A8: DATA beyond the credit wait and are split, padded ones leave whole": [
+        Step(
+            client(ASK, Headers(3, VERSION), Headers(5, VERSION)),
+            to_runtime=[ASK, Headers(3, VERSION), Headers(5, VERSION)],
+        ),
+        Step(
+            client(
+                *[Data(1, bytes(16_000))] * 4, Data(1, b"x" * 2_000), Data(3, b"y" * 990, pad=9), Data(5, b"", True)
+            ),
+            to_runtime=[*[Data(1, bytes(16_000))] * 4, Data(1, b"x" * 1_535), Data(5, b"", True)],
+        ),
+        Step(runtime(Credit(0, 465 + 999)), to_runtime=[Data(1, b"x" * 465)]),
+        Step(runtime(Credit(0, 1)), to_runtime=[Data(3, b"y" * 990, pad=9)]),
+    ],
+    "A8: trailers stay behind their stream's DATA, others overtake": [
+        Step(runtime(*[ALL_BUT_ONE] * 4, Data(1, b"abcdef"), END), to_client=[*[ALL_BUT_ONE] * 4, Data(1, b"abc")]),
+        Step(
+            runtime(Headers(3, TRAILERS, end=True), Ping(b"overtake", ack=True)),
+            to_client=[Headers(3, TRAILERS, end=True), Ping(b"overtake", ack=True)],
+        ),
+        Step(client(Credit(0, 100)), to_client=[Data(1, b"def"), END]),
+    ],
+    "A8: a reset overtakes, and what waited is credited": [
+        Step(client(ASK, *[FULL] * 20), to_runtime=[ASK, *WINDOW]),
+        Step(client(Reset(1, 8)), to_client=[Credit(0, 2**18)], to_runtime=[Reset(1, 8)]),
+    ],
+    "A8: nothing more reaches a peer that has reset the stream": [
+        Step(client(ASK), to_runtime=[ASK]),
+        Step(runtime(*[FULL] * 5), to_client=WINDOW),
+        Step(client(Reset(1, 8), Credit(0, 2**20)), to_runtime=[Reset(1, 8)]),
+    ],
+    "A8: a reset without an error waits behind the whole answer": [
+        Step(runtime(*[FULL] * 4, END, Reset(1, 0)), to_client=WINDOW),
+        Step(client(Credit(0, 1)), to_client=[Data(1, b"\0"), END, Reset(1, 0)]),
+    ],
+    # A9: PINGs go hop by hop beside a peer that is heard of
+    "A9: an ACK leaves with what its sender is sent next": [
+        HOLD,
+        Step(client(Ping(b"a client"))),
+        Step(runtime(Ping(b"runtime!"))),
+        Step(release, to_runtime=[Data(3, CALL, end=True), Ping(b"runtime!", ack=True)]),
+        Step(runtime(Headers(3, REPLY)), to_client=[Headers(3, REPLY), Ping(b"a client", ack=True)]),
+    ],
+}
+
+OPENING: dict[str, list[Step]] = {
+    "the preface may come in pieces": [
+        Step(client(PREFACE[:5]), to_runtime=PREFACE[:5]),
+        Step(client(PREFACE[5:] + Settings().wire()[:3]), to_runtime=PREFACE[5:]),
+        Step(client(Settings().wire()[3:]), to_runtime=PASSED.wire() + OPENED.wire()),
+    ],
+    # before the SETTINGS are exchanged
+    "A1: the table's size is 0 in all SETTINGS, their own entries for it go": [
+        Step(
+            client(PREFACE, Settings(((1, 4096), (3, 9), (1, 0), (0xAA, 7)))),
+            to_runtime=[Settings(((3, 9), (0xAA, 7), (1, 0))), OPENED],
+        ),
+        Step(runtime(Settings(((1, 100),)), Settings()), to_client=[PASSED, OPENED, PASSED]),
+    ],
+    "A9: no SETTINGS and no PING are ours": [
+        Step(
+            client(PREFACE, Settings(((3, 100),)), Headers(1, VERSION, end=True)),
+            to_runtime=[Settings(((3, 100), (1, 0))), OPENED, Headers(1, VERSION, end=True)],
+        ),
+        Step(
+            runtime(Settings(((3, 200),)), Ack(), Headers(1, REPLY), END),
+            to_client=[Settings(((3, 200), (1, 0))), OPENED, Ack(), Headers(1, REPLY), END],
+        ),
+        Step(client(Ack()), to_runtime=[Ack()]),
+    ],
+    "A9: a PING to a runtime that has not said a word passes": [
+        Step(client(PREFACE, Settings(), Ping(b"12345678")), to_runtime=[PASSED, OPENED, Ping(b"12345678")])
+    ],
+    "A9: the runtime's ACK of SETTINGS is a word of it": [
+        Step(client(PREFACE, Settings()), to_runtime=[PASSED, OPENED]),
+        Step(runtime(Settings(), Ack()), to_client=[PASSED, OPENED, Ack()]),
+        Step(client(Ping(b"12345678"))),
+    ],
+    "trailers pass before the ACK": [
+        Step(client(PREFACE, Settings(), ASK, END), to_runtime=[PASSED, OPENED, ASK, END])
+    ],
+}
 
 
-def test_a1_the_table_size_is_0_in_every_passing_settings_and_its_own_entries_are_gone() -> None:
-    play = Play()
-    play.client.sends(PREFACE, Settings(((1, 4096), (3, 9), (1, 0), (0xAA, 7))))
-    play.runtime.sends(Settings(((1, 100),)), Settings())
-    assert play.runtime.got()[0] == Settings(((3, 9), (0xAA, 7), (1, 0)))
-    assert play.client.got() == [Settings(((1, 0),)), OPENED, Settings(((1, 0),))]
+@pytest.mark.parametrize("steps", PASSING.values(), ids=PASSING)
+def test_passing(steps: list[Step]) -> None:
+    converse(*steps)
 
 
-def test_a1_before_the_ack_blocks_are_decoded_and_built_anew_without_indexing() -> None:
-    play = Play()
-    play.client.sends(PREFACE, Settings())
-    play.runtime.got_bytes()
-    encoder = Encoder()
-    secret = NeverIndexedHeaderTuple(b"authorization", b"hidden")
-    fields: Fields = (*VERSION, (b"x", b"y"), secret)
-    first, second = encoder.encode(list(fields)), encoder.encode(list(fields))
-    assert len(second) < len(first)
-    play.client.sends(raw_headers(1, b"\x3f\xe1\x1f" + first), raw_headers(3, second))
-    data = play.runtime.got_bytes()
-    half = len(data) // 2
-    assert data[9:half] == data[half + 9 :]
-    stripped = Decoder()
-    stripped.max_allowed_table_size = stripped.header_table_size = 0
-    decoded = stripped.decode(data[9:half], raw=True)
-    assert tuple(decoded) == fields
-    assert [type(field) is NeverIndexedHeaderTuple for field in decoded] == [*[False] * (len(fields) - 1), True]
+@pytest.mark.parametrize("steps", OPENING.values(), ids=OPENING)
+def test_opening(steps: list[Step]) -> None:
+    converse(*steps, play=Play())
 
 
-def test_a1_after_the_ack_an_index_above_61_ends_the_connection() -> None:
-    play = Play()
-    encoder = Encoder()
-    encoder.encode([(b"x", b"y")])
-    play.client.sends(PREFACE, Settings(), Ack())
-    with pytest.raises(WireError, match="dynamic table"):
-        play.client.sends(raw_headers(1, block(VERSION) + encoder.encode([(b"x", b"y")])))
+# ---- A1: header blocks
 
 
-def test_a1_the_first_block_after_each_ack_starts_with_a_size_update_and_all_others_are_the_same_bytes() -> None:
-    play = greeted()
-    whole = block(VERSION)
-    play.client.sends(raw_headers(1, whole), raw_headers(3, whole))
-    assert play.runtime.got_bytes() == raw_headers(1, b"\x20" + whole) + raw_headers(3, whole)
-    play.client.sends(Ack(), raw_headers(5, b"\x20" + whole), raw_headers(7, whole))
-    assert play.runtime.got_bytes() == Ack().wire() + raw_headers(5, b"\x20" + whole) + raw_headers(7, whole)
-    play.client.sends(Ack(), raw_headers(9, whole))
-    assert play.runtime.got_bytes() == Ack().wire() + raw_headers(9, b"\x20" + whole)
-
-
-def test_a1_a_peer_that_announced_a_table_of_0_sees_the_update_though_the_block_that_had_it_was_dropped() -> None:
+def test_a1_size_update_of_a_dropped_block_stands_in_the_next_one() -> None:
     play = greeted()
     play.events.may_pass = False
-    play.client.sends(raw_headers(1, b"\x20\x83", end=True))
-    play.client.sends(Headers(3, VERSION))
+    play.client.sends(raw_headers(1, b"\x20\x83", end=True), Headers(3, VERSION))
     play.runtime.decoder.max_allowed_table_size = 0
     assert play.runtime.got() == [Headers(3, VERSION)]
 
 
-@pytest.mark.parametrize("congested", [True, False], ids=["behind a queue", "inside a DATA frame"])
-def test_a1_a_block_that_may_yet_be_dropped_is_not_the_one_that_counts(congested: bool) -> None:
+def test_a1_block_in_pieces_passes_as_its_own_frames() -> None:
     play = greeted()
-    play.runtime.decoder.max_allowed_table_size = 0
-    call = _held_call(play)
+    play.client.sends(Headers(1, VERSION, end=True))
     play.runtime.got()
-    play.runtime.sends(Headers(1, TRAILERS, end=True))
-    play.runtime.sends(*[Data(3, bytes(16_384))] * 4 if congested else [Data(3, bytes(100)).wire()[:50]])
-    call.answer()
-    play.client.sends(Reset(1, 8))
-    play.client.got_bytes()
-    if congested:
-        play.client.sends(Credit(0, 100_000))
-        play.client.got()
-    else:
-        play.runtime.sends(bytes(59))
-        play.client.got_bytes()
-    play.runtime.sends(raw_headers(5, block(TRAILERS), end=True))
-    assert play.client.got_bytes() == raw_headers(5, b"\x20" + block(TRAILERS), end=True)
+    head = Raw(1, 0x1 | 0x8 | 0x20, 3, b"\x04" + b"\x00\x00\x00\x01\x10" + BLOCK[:5] + bytes(4)).wire()
+    frames = head + continuation(3, BLOCK[5:9], False) + continuation(3, b"", False) + continuation(3, BLOCK[9:])
+    for byte in frames:
+        play.client.sends(bytes((byte,)))
+    assert play.runtime.got_bytes() == frames
 
 
-def _held_call(play: Play) -> HeldStream:
-    play.client.sends(Headers(1, CREATE), Data(1, grpc(b"m"), end=True))
-    play.call.release(None)
-    return play.call
+def test_a1_block_built_anew_keeps_its_priority_and_is_split() -> None:
+    play = Play()
+    play.client.sends(PREFACE, Settings(), Raw(1, 0x1 | 0x20, 1, b"\x00\x00\x00\x01\x10" + BLOCK[:3]))
+    long = b"\x40\x01a\x7f\xa1\x9b\x01" + b"v" * 20_000  # a value of 20,000 bytes, to be put in the dynamic table
+    play.client.sends(continuation(1, BLOCK[3:] + long[:10_000], whole=False), continuation(1, long[10_000:]))
+    out = play.runtime.got_bytes().removeprefix(PREFACE)
+    first = out[out.index(b"\x00\x40\x00\x01") :]
+    assert first[3:14] == b"\x01\x21\x00\x00\x00\x01\x00\x00\x00\x01\x10"
+    assert first[9 + 16_384 + 3 : 9 + 16_384 + 9] == b"\x09\x04\x00\x00\x00\x01"
+
+
+def test_a1_push_promises_are_blocks_too() -> None:
+    play = Play()
+    pushes = Raw(5, 0x4, 1, b"\x00\x00\x00\x02" + b"\x40\x01a\x01b"), Raw(5, 0x4, 1, b"\x00\x00\x00\x04\xbe")
+    play.runtime.sends(Settings(), *pushes)
+    frames = [Raw(5, 0x4, 1, bytes((0, 0, 0, promised)) + b"\x00\x01a\x01b").wire() for promised in (2, 4)]
+    assert play.client.got_bytes().endswith(b"".join(frames))
 
 
 # ---- A2: the path
 
-STAND_INS = {
-    "index 4": b"\x04",
-    "index 5": b"\x05",
-    "literal name": b"\x00\x05:path",
-    "Huffman name": b"\x00\x84\xb9\x58\xd3\x3f",
-    "incremental": b"\x44",
-    "never indexed": b"\x14",
-}
 
-
-@pytest.mark.parametrize("name", STAND_INS.values(), ids=STAND_INS.keys())
+@pytest.mark.parametrize(
+    "name", [b"\x05", b"\x00\x05:path", b"\x00\x84\xb9\x58\xd3\x3f"], ids=["index", "literal", "Huffman"]
+)
 @pytest.mark.parametrize("acknowledged", [True, False])
-def test_a2_a_held_method_is_recognised_however_its_path_is_written(name: bytes, acknowledged: bool) -> None:
+def test_a2_held_method_is_recognised_however_its_path_is_written(name: bytes, acknowledged: bool) -> None:
     play = greeted() if acknowledged else Play()
     if not acknowledged:
         play.client.sends(PREFACE, Settings())
     path = dict(CREATE)[b":path"]
     rest = block([field for field in CREATE if field[0] != b":path"])
-    play.client.sends(raw_headers(1, rest + name + bytes((len(path),)) + path), Data(1, grpc(b"m")))
+    play.client.sends(raw_headers(1, rest + name + bytes((len(path),)) + path), Data(1, CALL))
     assert play.call.message == b"m"
 
 
@@ -165,94 +311,26 @@ def test_a2_none_or_two_paths_pass_or_are_refused_as_the_front_says(fields: Fiel
 
 
 @pytest.mark.parametrize("route", HELD.items(), ids=lambda route: route[0].decode())
-def test_a_call_that_changes_no_record_passes_where_nobody_is_asked(route: tuple[bytes, Route]) -> None:
+def test_call_that_changes_no_record_passes_where_nobody_is_asked(route: tuple[bytes, Route]) -> None:
     path, held = route
-    play = greeted()
-    fields = [(name, path if name == b":path" else value) for name, value in CREATE]
+    play, fields = greeted(), request(path)
     play.events.unrecorded_pass = True
     for stream in (1, 3):  # the second block is one index each
-        play.client.sends(Headers(stream, fields), Data(stream, grpc(b"m"), end=True))
+        play.client.sends(Headers(stream, fields), Data(stream, CALL, end=True))
     passes = held.operation in UNRECORDED
     assert [call.stream for call in play.events.calls] == ([] if passes else [1, 3])
-    assert (Data(3, grpc(b"m"), end=True) in play.runtime.got()) is passes
+    assert (Data(3, CALL, end=True) in play.runtime.got()) is passes
     play.events.unrecorded_pass = False
-    play.client.sends(Headers(5, fields), Data(5, grpc(b"m"), end=True))
-    assert play.events.calls[-1].stream == 5
+    play.client.sends(Headers(5, fields), Data(5, CALL, end=True))
+    assert play.call.stream == 5
 
 
-# ---- A3: connection windows
+# ---- streams
 
 
-def test_a3_each_side_gets_1_mib_once_after_its_first_settings() -> None:
-    play = Play()
-    play.client.sends(PREFACE, Settings(), Settings())
-    assert play.runtime.got() == [Settings(((1, 0),)), OPENED, Settings(((1, 0),))]
-    assert play.client.got() == []
-    play.runtime.sends(Settings(), Settings())
-    assert play.client.got() == [Settings(((1, 0),)), OPENED, Settings(((1, 0),))]
-
-
-def test_a3_a_window_update_of_the_connection_never_passes() -> None:
-    play = greeted()
-    play.client.sends(Credit(0, 5))
-    play.runtime.sends(Credit(0, 6))
-    assert play.client.got() == play.runtime.got() == []
-
-
-def test_a3_credit_is_given_for_what_has_left_with_its_padding_in_steps() -> None:
-    play = greeted()
-    frames = [Data(1, bytes(16_128), pad=255)] * 16
-    assert sum(len(frame.wire()) - 9 for frame in frames) == 2**18
-    play.client.sends(Headers(1, VERSION), *frames)
-    assert play.client.got() == []
-    play.runtime.sends(Credit(0, 2**18 - 65_536))
-    assert play.client.got() == []
-    play.runtime.sends(Credit(0, 1))
-    assert play.client.got() == [Credit(0, 2**18)]
-
-
-def test_a3_a_window_is_used_up_by_what_is_cut_through() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION), *[Data(1, bytes(16_384))] * 3, Data(1, bytes(16_383)), Data(1, b"late"))
-    assert play.runtime.got()[-1] == Data(1, bytes(16_383))
-    play.runtime.sends(Credit(0, 4))
-    assert play.runtime.got() == [Data(1, b"late")]
-
-
-# ---- A4: stream windows of passing streams
-
-
-def test_a4_credit_of_a_passing_stream_passes() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION), Credit(1, 7))
-    play.runtime.sends(Credit(1, 8))
-    assert play.runtime.got() == [Headers(1, VERSION), Credit(1, 7)]
-    assert play.client.got() == [Credit(1, 8)]
-
-
-def test_streams_of_methods_that_nobody_has_a_stake_in_pass_both_ways() -> None:
-    play = greeted()
-    play.client.sends(
-        Headers(1, VERSION), Data(1, grpc(b"q")), Headers(1, TRAILERS, end=True), Headers(3, PULL, end=True)
-    )
-    asked = [Headers(1, VERSION), Data(1, grpc(b"q")), Headers(1, TRAILERS, end=True), Headers(3, PULL, end=True)]
-    assert play.runtime.got() == asked
-    answer: list[Frame] = [
-        Headers(1, REPLY),
-        Data(1, grpc(b"a")),
-        Headers(1, TRAILERS, end=True),
-        Headers(3, TRAILERS, end=True),
-    ]
-    play.runtime.sends(*answer)
-    assert play.client.got() == answer
-    assert not play.reader.open
-
-
-@pytest.mark.parametrize(
-    "end", [Data(1, b"", True), Data(1, b"12", True), Reset(1, 8), Headers(1, TRAILERS, end=True)], ids=repr
-)
+@pytest.mark.parametrize("end", [Data(1, b"", True), Data(1, b"12", True), Reset(1, 8), END], ids=repr)
 @pytest.mark.parametrize("congested", [True, False])
-def test_a_stream_is_open_until_the_runtime_ends_it(end: Data | Reset | Headers, congested: bool) -> None:
+def test_stream_is_open_until_the_runtime_ends_it(end: Frame, congested: bool) -> None:
     play = greeted()
     play.client.sends(Headers(1, VERSION, end=True), Headers(3, VERSION), Data(3, b"x", True))
     play.runtime.sends(Headers(1, REPLY), Headers(3, REPLY), *[Data(3, bytes(16_384))] * (4 * congested))
@@ -263,32 +341,158 @@ def test_a_stream_is_open_until_the_runtime_ends_it(end: Data | Reset | Headers,
     assert not play.reader.open
 
 
-def test_before_the_ack_trailers_pass_too() -> None:
-    play = Play()
-    play.client.sends(PREFACE, Settings(), Headers(1, VERSION), Headers(1, TRAILERS, end=True))
-    assert play.runtime.got()[2:] == [Headers(1, VERSION), Headers(1, TRAILERS, end=True)]
-
-
-def test_trailers_that_come_after_the_runtime_ended_the_stream_harm_nobody() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION))
-    play.runtime.sends(Headers(1, TRAILERS, end=True))
-    play.client.sends(Headers(1, TRAILERS, end=True))
-    assert play.runtime.got() == [Headers(1, VERSION), Headers(1, TRAILERS, end=True)]
-    play.client.sends(Headers(3, CREATE), Data(3, grpc(b"m"), end=True))
-    play.call.release(None)
-    play.runtime.sends(Headers(3, TRAILERS, end=True))
-    play.call.answer()
-    play.client.sends(Headers(3, TRAILERS, end=True))
-    assert play.runtime.got()[-1] == Headers(3, TRAILERS, end=True)
-
-
 def test_ended_streams_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "RETIRED_LIMIT", 2)
     play = greeted()
     play.events.may_pass = False
-    for stream in (1, 3, 5):
-        play.client.sends(Raw(1, 0x4, stream, b"\x83"))
+    play.client.sends(*[Raw(1, 0x4, stream, b"\x83") for stream in (1, 3, 5)])
     play.client.sends(Reset(1, 8), Reset(3, 8))
     assert play.runtime.got() == [Reset(1, 8)]
     assert sorted(play.reader.streams) == [3, 5]
+
+
+def test_a8_plain_data_pass_up_to_what_is_no_plain_data() -> None:
+    play = greeted()
+    play.client.sends(ASK, Headers(3, VERSION))
+    play.runtime.got()
+    frames: list[Frame] = [Data(1, b"a" * 20), Data(3, b"b"), Data(1, b""), Data(3, b"c", pad=2), Data(1, b"d")]
+    frames += [Data(1, b"e", True), Ping(b"between!", ack=True), Data(3, b"f"), Data(3, b"g" * 100)]
+    sent = b"".join(frame.wire() for frame in frames)
+    play.client.sends(sent[:-50])
+    assert play.runtime.got_bytes() == sent[:-50]
+    assert list(play.reader.open) == [1, 3]
+    assert play.reader.client_out.outstanding == 128, "padding counts, too"
+    assert play.reader.runtime_out.window == 65_535 - 128
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [Raw(1, 0x4, 0x8000_0003, block(CREATE)), Raw(0, 0x1, 3, CALL)],
+        [ASK, Headers(3, CREATE), Data(1, bytes(2_000)), Raw(0, 0, 0x8000_0003, CALL[:5]), Raw(0, 1, 3, CALL[5:])],
+    ],
+    ids=["headers", "DATA behind those that pass"],
+)
+def test_reserved_bit_of_a_stream_id_hides_nothing(frames: list[Frame]) -> None:
+    play = greeted()
+    play.client.sends(*frames)
+    assert play.call.message == b"m"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Ping(b"12345678", ack=True),
+        Ack(),
+        Credit(1, 10),
+        GoAway(7, 2, b"why"),
+        Raw(2, 0, 9, bytes(5)),
+        Raw(0xEE, 0xFF, 0x8000_0001, b"unknown"),
+        Data(1, b"x", pad=0),
+        Data(1, b""),
+        Reset(1, 5),
+        Raw(6, 0, 0, b"1234567"),
+        Raw(6, 0, 0, b"123456789"),
+        Raw(6, 0, 1, b"12345678"),
+    ],
+    ids=repr,
+)
+def test_a9_frame_that_nobody_has_a_stake_in_passes_as_the_very_bytes(frame: Frame) -> None:
+    play = greeted()
+    play.client.sends(frame)
+    play.runtime.sends(frame)
+    assert play.runtime.got_bytes() == play.client.got_bytes() == frame.wire()
+
+
+# ---- A9: PINGs go hop by hop while the other peer is heard of, end to end once it is silent
+
+ASKED, ACKNOWLEDGED = Ping(b"12345678"), Ping(b"12345678", ack=True)
+ARRIVED = Ping(b"arrived?"), Ping(b"arrived?", ack=True)
+LAST = GoAway(2**31 - 1)
+Moves = list[tuple[str, list[Frame | bytes], bytes | list[Frame], bytes | list[Frame]]]
+"""Who sends, the peer that asks or the other one; what it sends; what the peer and the other one get."""
+
+
+def numbered(count: int, ack: bool = False) -> list[Frame]:
+    return [Ping(b"%08d" % number, ack) for number in range(count)]
+
+
+FLOOD, ACKS = numbered(100), numbered(100, ack=True)
+PINGS: dict[str, Moves] = {
+    "ACKs leave in the order of their PINGs": [
+        ("peer", FLOOD[:3], [], []),
+        ("other", [Credit(1, 1)], [Credit(1, 1), *ACKS[:3]], []),
+    ],
+    "ACKs that nobody asked for pass, and make up for no PING": [
+        ("peer", [ACKNOWLEDGED], [], [ACKNOWLEDGED]),
+        ("peer", [ACKNOWLEDGED], [], [ACKNOWLEDGED]),
+        ("other", [ASKED], [], []),
+    ],
+    "ACKs stand behind a frame that is cut through": [
+        ("other", [LONG[:50]], LONG[:50], []),
+        ("peer", [ASKED], [], []),
+        ("other", [LONG[50:70]], LONG[50:70], []),
+        ("other", [LONG[70:], LONG[:20]], LONG[70:] + ACKNOWLEDGED.wire() + LONG[:20], []),
+    ],
+    "a PING to a silent peer passes, and its ACK comes back": [
+        ("silence", [ASKED], [], [ASKED]),
+        ("other", [ACKNOWLEDGED], [ACKNOWLEDGED], []),
+        ("peer", [ASKED], [], []),
+    ],
+    "behind a PING that passes others pass until it is acknowledged": [
+        ("silence", FLOOD[:1], [], FLOOD[:1]),
+        ("other", [Credit(1, 1)], [Credit(1, 1)], []),
+        ("peer", FLOOD[1:2], [], FLOOD[1:2]),
+        ("other", ACKS[:1], ACKS[:1], []),
+        ("peer", FLOOD[2:3], [], FLOOD[2:3]),
+        ("other", ACKS[1:3], ACKS[1:3], []),
+    ],
+    # A server that leaves asks by one whether its GOAWAY has arrived, and takes no more calls once that is so.
+    "behind a GOAWAY PINGs pass": [
+        ("peer", [ASKED, LAST, ARRIVED[0]], [], [LAST, ARRIVED[0]]),
+        ("other", [ARRIVED[1]], [ACKNOWLEDGED, ARRIVED[1]], []),
+        ("peer", [ASKED], [], [ASKED]),
+    ],
+    "of a flood a few ACKs wait and the rest passes": [
+        ("peer", FLOOD, [], FLOOD[ACKS_AT_ONCE:]),
+        ("other", ACKS[ACKS_AT_ONCE:], ACKS, []),
+        ("peer", [ASKED], [], []),
+    ],
+}
+
+
+def sides(play: Play, from_client: bool) -> tuple[Side, Side]:
+    """Return who sends PINGs, and the other one."""
+    return (play.client, play.runtime) if from_client else (play.runtime, play.client)
+
+
+@pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
+@pytest.mark.parametrize("moves", PINGS.values(), ids=PINGS)
+def test_a9_pings(moves: Moves, from_client: bool) -> None:
+    play = converse(Step(client(ASK), to_runtime=[ASK]))
+    peer, other = sides(play, from_client)
+    for who, sent, at_peer, at_other in moves:
+        if who == "silence":
+            play.now = ALIVE_SECONDS
+        (other if who == "other" else peer).sends(*sent)
+        for side, expected in ((peer, at_peer), (other, at_other)):
+            assert (side.got_bytes() if isinstance(expected, bytes) else side.got()) == expected
+
+
+def test_a9_peer_counts_as_heard_of_for_a_second() -> None:
+    play = greeted()
+    play.now = ALIVE_SECONDS - 0.001
+    play.client.sends(ASKED)
+    assert play.runtime.got() == []
+
+
+@pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
+def test_a9_acks_stand_outside_of_header_blocks(from_client: bool) -> None:
+    peer, other = sides(greeted(), from_client)
+    fields = block(REPLY) if from_client else BLOCK
+    other.sends(raw_headers(1, fields[:3], whole=False))
+    peer.sends(ASKED)
+    other.sends(continuation(1, fields[3:6], whole=False))
+    assert peer.got_bytes() == b""
+    other.sends(continuation(1, fields[6:]))
+    assert [type(frame) for frame in peer.got()] == [Headers, Ping]
