@@ -64,12 +64,11 @@ def test_five_failures_in_a_row_open_it(bench: Bench, reason: Reason) -> None:
     assert bench.breaker.seconds_left(bench.now) == 1.0
 
 
-@pytest.mark.parametrize("reason", NOTHING)
-def test_failure_that_says_nothing_neither_counts_nor_ends_the_row(bench: Bench, reason: Reason) -> None:
-    for _ in range(FAILURES_IN_A_ROW):
+@pytest.mark.parametrize(("reason", "more"), [*((reason, 5) for reason in WELL), *((reason, 1) for reason in NOTHING)])
+def test_only_an_answer_ends_a_row_of_failures(bench: Bench, reason: Reason | None, more: int) -> None:
+    for ended in [*[Reason.DEADLINE] * 4, reason, *[Reason.BROKEN_ANSWER] * more]:
         assert bench.breaker.state is State.CLOSED
-        bench.ask(reason)
-        bench.ask(Reason.DEADLINE)
+        assert bench.ask(ended)
     assert bench.breaker.state is State.OPEN
 
 
