@@ -285,7 +285,7 @@ CANNOT = [(0o740, GROUP), (0o700, GROUP), (0o705, GROUP), *((0o750, group) for g
 
 
 @pytest.mark.parametrize(("mode", "group"), CAN_ENTER + CANNOT)
-def test_directory_that_is_there_stays_and_is_told_of_if_the_group_cannot_enter(
+def test_directory_stays_and_is_told_of_if_the_group_cannot_enter(
     folder: Path, caplog: pytest.LogCaptureFixture, mode: int, group: int
 ) -> None:
     os.chown(folder, -1, group)

@@ -30,7 +30,7 @@ async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
     assert rig.flow.events == ["client ended", "backend ended", "closed"]
 
 
-async def test_a_call_goes_on_behind_what_is_read_and_leaves_in_one_write_with_it(rig: Rig) -> None:
+async def test_call_goes_on_behind_what_is_read_and_leaves_in_one_write_with_it(rig: Rig) -> None:
     seen: list[tuple[bool, bytes]] = []
 
     def go_on() -> None:
@@ -45,7 +45,7 @@ async def test_a_call_goes_on_behind_what_is_read_and_leaves_in_one_write_with_i
     assert len(seen) == 2
 
 
-async def test_an_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
+async def test_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
     rig.flow.keeps = True
     rig.backend.close()
     await rig.until("backend ended")
@@ -57,7 +57,7 @@ async def test_an_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("side", ["client", "backend"])
-async def test_a_broken_protocol_ends_both_connections(rig: Rig, side: str) -> None:
+async def test_broken_protocol_ends_both_connections(rig: Rig, side: str) -> None:
     getattr(rig, side).send(b"nonsense")
     await rig.until("closed")
     assert await rig.read(rig.client) == (b"last words" if side == "backend" else b"")
@@ -66,7 +66,7 @@ async def test_a_broken_protocol_ends_both_connections(rig: Rig, side: str) -> N
 
 @pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("slow", ["client", "backend"])
-async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk: bool) -> None:
+async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk: bool) -> None:
     """What waits stays bounded, and everything arrives once the slow side reads (fault matrix S7)."""
     rig.flow.bulk = bulk
     fast_socket, slow_socket = (rig.backend, rig.client) if slow == "client" else (rig.client, rig.backend)
@@ -85,7 +85,7 @@ async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bu
 
 
 @pytest.mark.parametrize("side", ["client", "backend"])
-async def test_a_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: str) -> None:
+async def test_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: str) -> None:
     """Pieces that pass, that are read and that wait for the socket keep their order; nothing is overwritten."""
     sender, receiver = (rig.client, rig.backend) if side == "client" else (rig.backend, rig.client)
     data = array("I", range(2 * MIB)).tobytes()
@@ -110,7 +110,7 @@ async def test_what_waits_goes_before_what_could_pass(rig: Rig) -> None:
     assert rig.flow.passed == 0
 
 
-async def test_the_end_waits_for_a_slow_client(rig: Rig) -> None:
+async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
     sent = await rig.fill(rig.backend)
     rig.backend.close()
     assert await rig.read_to_end(rig.client) == sent
@@ -157,7 +157,7 @@ async def test_in_a_tunnel_each_side_ends_by_itself(watching: Rig, first: str) -
     await rig.until("closed")
 
 
-async def test_a_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig) -> None:
+async def test_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig) -> None:
     rig.flow.keeps = True
     rig.backend.shutdown(socket.SHUT_WR)
     await rig.until("backend ended")
@@ -169,7 +169,7 @@ async def test_a_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig)
     await rig.until("closed")
 
 
-async def test_a_tunnel_to_a_backend_that_has_gone_is_closed(watching: Rig) -> None:
+async def test_tunnel_to_a_backend_that_has_gone_is_closed(watching: Rig) -> None:
     """It read nothing any more: the client need not find that out by itself."""
     rig = watching
     rig.flow.keeps = True
@@ -198,7 +198,7 @@ async def test_also_behind_a_slow_client_that_gets_everything(watching: Rig) -> 
 # ---- the client is held
 
 
-async def test_a_client_that_is_held_is_not_read(rig: Rig) -> None:
+async def test_client_that_is_held_is_not_read(rig: Rig) -> None:
     rig.pair.hold_client(True)
     rig.client.send(b"one")
     await asyncio.sleep(0.02)
@@ -209,7 +209,7 @@ async def test_a_client_that_is_held_is_not_read(rig: Rig) -> None:
     assert await rig.read(rig.backend) == b"one"
 
 
-async def test_a_held_client_is_not_read_when_the_backend_has_drained(rig: Rig) -> None:
+async def test_held_client_is_not_read_when_the_backend_has_drained(rig: Rig) -> None:
     sent = await rig.fill(rig.client)
     rig.pair.hold_client(True)
     reading = asyncio.create_task(rig.read_to_end(rig.backend))
@@ -221,7 +221,7 @@ async def test_a_held_client_is_not_read_when_the_backend_has_drained(rig: Rig) 
     assert await reading == sent
 
 
-async def test_a_client_is_not_read_for_a_slow_backend_though_it_is_held_no_longer(rig: Rig) -> None:
+async def test_client_is_not_read_for_a_slow_backend_though_it_is_held_no_longer(rig: Rig) -> None:
     sent = await rig.fill(rig.client)
     rig.pair.hold_client(True)
     rig.pair.hold_client(False)

@@ -229,9 +229,7 @@ async def test_error_of_the_dialler_is_the_callers(path: str) -> None:
             await client.call(METHOD, b"", LONG_SECONDS)
 
 
-async def test_socket_that_was_replaced_is_dialled_and_calls_end_where_they_began(
-    path: str, client: UnaryClient
-) -> None:
+async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: str, client: UnaryClient) -> None:
     async with Server(path) as old:
         earlier = start(client)
         first = await old.connection()
