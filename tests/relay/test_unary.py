@@ -268,6 +268,13 @@ async def test_goaway_lets_calls_finish_and_sends_later_ones_elsewhere(path: str
             await first.next(http2.HEADERS)
 
 
+async def test_ping_is_acknowledged_where_nothing_else_is_sent(path: str, client: UnaryClient) -> None:
+    async with Server(path) as server:
+        connection = await answered(client, server)
+        await told(connection)
+        await told(connection)
+
+
 # ---- descriptors are short
 
 
