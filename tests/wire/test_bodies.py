@@ -49,13 +49,13 @@ def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
 
 
 @given(st.integers(1, 100), st.binary(max_size=40), CUTS)
-def test_a_sized_body_ends_after_its_length(length: int, behind: bytes, cuts: list[int]) -> None:
+def test_sized_body_ends_after_its_length(length: int, behind: bytes, cuts: list[int]) -> None:
     body = SizedBody(length)
     assert fed(body, bytes(length) + behind, cuts) == length
     assert body.done
 
 
-def test_a_sized_body_is_counted_from_a_place_on() -> None:
+def test_sized_body_is_counted_from_a_place_on() -> None:
     body = SizedBody(5)
     assert (body.feed(b"headabc", 4), body.done) == (7, False)
     assert (body.feed(b"", 0), body.done) == (0, False)
@@ -63,7 +63,7 @@ def test_a_sized_body_is_counted_from_a_place_on() -> None:
     assert (body.feed(b"more", 1), body.done) == (1, True)
 
 
-def test_an_endless_body_takes_everything() -> None:
+def test_endless_body_takes_everything() -> None:
     body = EndlessBody()
     assert [body.feed(b"abc"), body.feed(b"abc", 2), body.feed(b"")] == [3, 3, 0]
     assert not body.done
@@ -164,7 +164,7 @@ def test_offering_pieces_first_changes_nothing(body: tuple[bytes, bytes], behind
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
 @pytest.mark.parametrize(("raw", "payload"), CHUNKED, ids=lambda octets: octets[:40])
-def test_a_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: type[bytes] | type[bytearray]) -> None:
+def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: type[bytes] | type[bytearray]) -> None:
     body = ChunkedBody()
     assert (body.feed(kind(b"head" + raw + b"GET /"), 4), body.done) == (4 + len(raw), True)
     assert body.feed(b"GET /") == 0
@@ -172,7 +172,7 @@ def test_a_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind:
 
 
 @pytest.mark.parametrize(("raw", "payload"), [row for row in CHUNKED if len(row[0]) <= SHORT])
-def test_a_chunked_body_may_be_cut_at_every_place(raw: bytes, payload: bytes) -> None:
+def test_chunked_body_may_be_cut_at_every_place(raw: bytes, payload: bytes) -> None:
     for place in range(1, len(raw)):
         kept: list[bytes | bytearray] = []
         assert fed(ChunkedBody(kept.append), raw + b"GET", [place]) == len(raw)
@@ -222,7 +222,7 @@ def boundaries(stream: bytes, cuts: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(("raw", "rule"), REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])
-def test_a_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule) -> None:
+def test_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule) -> None:
     splits = [[], [1] * len(raw), *([place] for place in range(1, len(raw)) if len(raw) <= SHORT)]
     for cuts in splits:
         with pytest.raises(BadMessage) as caught:
@@ -256,14 +256,14 @@ def test_every_rule_of_bodies_has_a_form_that_breaks_it() -> None:
 
 
 @pytest.mark.parametrize("make", [ChunkedBody, lambda: SizedBody(2**40), EndlessBody])
-def test_a_long_body_is_not_kept(make: Callable[[], Body]) -> None:
+def test_long_body_is_not_kept(make: Callable[[], Body]) -> None:
     body, chunk = make(), b"8000\r\n" + bytes(32_768) + b"\r\n"
     for _ in range(100):
         assert body.feed(chunk * 4) == 4 * len(chunk)
     assert not body.done
 
 
-def test_a_chunk_of_the_greatest_size_is_counted() -> None:
+def test_chunk_of_the_greatest_size_is_counted() -> None:
     body = ChunkedBody()
     assert body.feed(b"fffffffffffffff\r\n" + bytes(100_000)) == 100_017
     assert not body.done

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runtimeproxy.wire import http2
-from runtimeproxy.wire.flow import CREDIT_STEP, MERGED_BYTES, PAIR_WINDOW, Outlet
+from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW, Outlet
 from tests.amounts import examples
 from tests.wire.frames import credited, parse
 
@@ -40,16 +40,6 @@ class Stream:
     """END_STREAM or the trailers were handed over, or it was dropped."""
     window: int | None = None
     given: int = 0
-
-    def put(self, item: Item) -> None:
-        """Put DATA behind what waits, or to it: short ones go together."""
-        last = self.items[-1] if self.items else None
-        if last and not last.whole and not last.end and len(last.rest) + len(item.rest) <= MERGED_BYTES:
-            last.rest += item.rest
-            last.end = item.end
-            last.charge += item.charge
-        else:
-            self.items.append(item)
 
 
 class Peer(RuleBasedStateMachine):
@@ -88,7 +78,7 @@ class Peer(RuleBasedStateMachine):
             payload = bytes((model.given + place) % 251 for place in range(size))
             model.given += size
             model.ended = end
-            model.put(Item(payload, end, size))
+            model.items.append(Item(payload, end, size))
             self.outlet.send_data(stream, payload, end, self.source, size)
 
     @rule(stream=st.sampled_from(PASSING), padding=st.integers(0, 255), size=st.sampled_from([0, 16_000]))

@@ -67,7 +67,7 @@ def find_path(block: bytes) -> bytes:
 
 
 @given(MARKED, st.booleans(), st.booleans())
-def test_a_block_that_stands_alone_is_read_as_hpack_reads_it(
+def test_block_that_stands_alone_is_read_as_hpack_reads_it(
     fields: list[tuple[Header, bool]], coded: bool, updated: bool
 ) -> None:
     encoder = Encoder()
@@ -118,14 +118,14 @@ def test_arbitrary_bytes_raise_nothing_but_wire_errors(block: bytes) -> None:
         (b"\x00\x05name", "runs over the end"),
     ],
 )
-def test_a_block_that_does_not_stand_alone_is_refused(block: bytes, problem: str) -> None:
+def test_block_that_does_not_stand_alone_is_refused(block: bytes, problem: str) -> None:
     for reader in (headers.check, headers.read, find_path):
         with pytest.raises(WireError, match=problem) as caught:
             reader(block)
         assert not isinstance(caught.value, AmbiguousPath)
 
 
-def test_the_last_static_index_is_61() -> None:
+def test_last_static_index_is_61() -> None:
     assert headers.read(b"\xbd\x7d\x01v\x0f\x2e\x01w") == [
         (b"www-authenticate", b""),
         (b"www-authenticate", b"v"),
@@ -133,7 +133,7 @@ def test_the_last_static_index_is_61() -> None:
     ]
 
 
-def test_an_integer_may_be_longer_than_needed_up_to_four_bytes_behind_its_first() -> None:
+def test_integer_may_be_longer_than_needed_up_to_four_bytes_behind_its_first() -> None:
     value = b"v" * 127
     assert headers.read(b"\x00\x01n\x7f\x80\x80\x80\x00" + value) == [(b"n", value)]
 
@@ -145,7 +145,7 @@ def test_broken_huffman_is_refused_where_it_is_read_only() -> None:
         headers.read(block)
 
 
-def test_the_latest_1024_huffman_strings_are_remembered() -> None:
+def test_latest_1024_huffman_strings_are_remembered() -> None:
     """What is remembered comes back as the same object."""
     texts = [huffman(f"/runtime.v1.RuntimeService/Method{number}".encode()) for number in range(1025)]
     first = headers.unhuffman(texts[0])
@@ -186,7 +186,7 @@ def test_long_huffman_strings_are_not_remembered() -> None:
         ),
     ],
 )
-def test_the_path_is_found_however_it_is_written(block: bytes, path: bytes) -> None:
+def test_path_is_found_however_it_is_written(block: bytes, path: bytes) -> None:
     around = b"\x20\x83" + block + b"\x00" + string(b"path", coded=True) + string(b"/other")
     assert find_path(around) == path
     with pytest.raises(AmbiguousPath, match="2 :path"):
@@ -194,19 +194,19 @@ def test_the_path_is_found_however_it_is_written(block: bytes, path: bytes) -> N
 
 
 @pytest.mark.parametrize("path", [CALL[1:], b"", b"*"])
-def test_a_path_without_its_first_slash_is_the_one_with_it(path: bytes) -> None:
+def test_path_without_its_first_slash_is_the_one_with_it(path: bytes) -> None:
     """As grpc-go took it (CVE-2026-33186)."""
     assert find_path(b"\x04" + string(path)) == b"/" + path
 
 
 @pytest.mark.parametrize("block", [b"", b"\x20", b"\x83\x86", b"\x00" + string(b":Path") + string(CALL)])
-def test_a_request_without_a_path_is_ambiguous(block: bytes) -> None:
+def test_request_without_a_path_is_ambiguous(block: bytes) -> None:
     with pytest.raises(AmbiguousPath, match="0 :path"):
         find_path(block)
 
 
 @given(MARKED, st.booleans())
-def test_the_path_is_the_one_that_hpack_sees(fields: list[tuple[Header, bool]], coded: bool) -> None:
+def test_path_is_the_one_that_hpack_sees(fields: list[tuple[Header, bool]], coded: bool) -> None:
     encoder = Encoder()
     encoder.header_table_size = 0
     block = encoder.encode(marked(fields), huffman=coded)
@@ -222,7 +222,7 @@ def test_the_path_is_the_one_that_hpack_sees(fields: list[tuple[Header, bool]], 
 
 
 @given(st.lists(FIELDS, max_size=8))
-def test_a_block_of_our_own_is_read_by_a_peer_that_insists_on_the_size_update(fields: list[Header]) -> None:
+def test_block_of_our_own_is_read_by_a_peer_that_insists_on_the_size_update(fields: list[Header]) -> None:
     block = headers.build(fields)
     assert decoded(strict(), block) == fields
     assert headers.read(block) == fields
@@ -236,7 +236,7 @@ def test_long_strings_have_long_lengths(size: int) -> None:
 
 @pytest.mark.parametrize("name", [b":status", b"grpc-status", b"www-authenticate"])
 @pytest.mark.parametrize("sensitive", [False, True])
-def test_a_literal_says_whether_it_may_be_indexed(name: bytes, sensitive: bool) -> None:
+def test_literal_says_whether_it_may_be_indexed(name: bytes, sensitive: bool) -> None:
     [field] = tableless().decode(headers.literal(name, b"v", sensitive), raw=True)
     assert isinstance(field, NeverIndexedHeaderTuple) == sensitive
     assert tuple(field) == (name, b"v")
@@ -288,7 +288,7 @@ def test_after_the_ack_blocks_pass_as_the_same_object() -> None:
 
 
 @pytest.mark.parametrize("block", [b"\x83", b"\x20\x83"])
-def test_the_first_block_after_the_ack_starts_with_one_size_update(block: bytes) -> None:
+def test_first_block_after_the_ack_starts_with_one_size_update(block: bytes) -> None:
     blocks = acknowledged()
     assert not blocks.standalone
     first = blocks.mark(blocks.translate(block))
@@ -305,14 +305,14 @@ def test_each_further_ack_marks_the_next_block_again() -> None:
     assert [blocks.mark(b"\x83"), blocks.mark(b"\x83")] == [b"\x20\x83", b"\x83"]
 
 
-def test_a_block_translated_before_the_ack_and_sent_after_it_is_marked_too() -> None:
+def test_block_translated_before_the_ack_and_sent_after_it_is_marked_too() -> None:
     blocks = Blocks()
     block = blocks.translate(b"\x83")
     blocks.acknowledge()
     assert blocks.mark(block) == b"\x20" + block
 
 
-def test_a_size_update_is_put_before_a_block_once() -> None:
+def test_size_update_is_put_before_a_block_once() -> None:
     assert headers.alone(b"") == b"\x20"
     assert headers.alone(headers.alone(b"\x83")) == b"\x20\x83"
 
@@ -327,7 +327,7 @@ INDEXED, LITERAL, UPDATE = b"\x82", b"\x00\x01a\x01b", b"\x20"
     ("make", "field"),
     [(acknowledged, INDEXED), (acknowledged, LITERAL), (acknowledged, UPDATE), (Blocks, INDEXED), (Blocks, LITERAL)],
 )
-def test_a_block_has_no_more_fields_than_the_limit(make: Callable[[], Blocks], field: bytes) -> None:
+def test_block_has_no_more_fields_than_the_limit(make: Callable[[], Blocks], field: bytes) -> None:
     blocks = make()
     assert blocks.translate(field * headers.FIELDS_LIMIT)
     with pytest.raises(WireError, match="too many fields"):
@@ -335,14 +335,14 @@ def test_a_block_has_no_more_fields_than_the_limit(make: Callable[[], Blocks], f
 
 
 @pytest.mark.parametrize("updates", [b"\x20\x3f\xe1\x1f", b"\x3f\xe1\x1f"])
-def test_a_block_starts_with_two_size_updates_at_most(updates: bytes) -> None:
+def test_block_starts_with_two_size_updates_at_most(updates: bytes) -> None:
     assert Blocks().translate(updates + b"\x82") == b"\x02\x03GET"
     with pytest.raises(WireError, match="too many table size updates"):
         Blocks().translate(updates + b"\x20\x20" + b"\x82")
 
 
 @pytest.mark.parametrize("block", [b"\x3f", b"\x3f\xe1", b"\x20\x3f"])
-def test_a_size_update_that_is_cut_is_no_block(block: bytes) -> None:
+def test_size_update_that_is_cut_is_no_block(block: bytes) -> None:
     with pytest.raises(WireError, match="cannot be decoded"):
         Blocks().translate(block)
 

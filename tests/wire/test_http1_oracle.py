@@ -208,7 +208,7 @@ REFUSED = [
 ]
 
 
-def test_the_rules_that_h11_is_milder_about_are_those_with_a_form_that_it_reads() -> None:
+def test_rules_that_h11_is_milder_about_are_those_with_a_form_that_it_reads() -> None:
     read = set()
     for stream, method, rule in REFUSED:
         mine, other = compare(stream, method)

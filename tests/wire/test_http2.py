@@ -57,12 +57,12 @@ def test_frames_are_built_as_hyperframe_builds_them(built: bytes, expected: Fram
     assert built == expected.serialize()
 
 
-def test_the_preface_is_that_of_the_rfc() -> None:
+def test_preface_is_that_of_the_rfc() -> None:
     assert http2.PREFACE.hex() == "505249202a20485454502f322e300d0a0d0a534d0d0a0d0a"
 
 
 @given(st.integers(0, 300), st.integers(0, 9), st.integers(0, 255), CODES)
-def test_a_head_reads_back(size: int, kind: int, flags: int, stream: int) -> None:
+def test_head_reads_back(size: int, kind: int, flags: int, stream: int) -> None:
     framed = b"--" + http2.frame(kind, flags, stream, bytes(size))
     high, low, *rest = http2.read_head(framed, 2)
     assert (high << 8 | low, *rest) == (size, kind, flags, stream)
@@ -71,7 +71,7 @@ def test_a_head_reads_back(size: int, kind: int, flags: int, stream: int) -> Non
 
 @pytest.mark.parametrize("end", [True, False])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_header_block_is_split_into_continuations(size: int, end: bool) -> None:
+def test_header_block_is_split_into_continuations(size: int, end: bool) -> None:
     block = pattern(size)
     frames = [frame for frame, _ in parse(http2.header_frames(3, block, end, SMALL))]
     assert b"".join(frame.data for frame in frames) == block
@@ -83,12 +83,12 @@ def test_a_header_block_is_split_into_continuations(size: int, end: bool) -> Non
     assert ["END_STREAM" in frame.flags for frame in frames] == [end] + [False] * (len(frames) - 1)
 
 
-def test_a_header_block_is_split_at_16384_bytes_unless_told_otherwise() -> None:
+def test_header_block_is_split_at_16384_bytes_unless_told_otherwise() -> None:
     frames = [frame for frame, _ in parse(http2.header_frames(1, bytes(16_385), False))]
     assert [len(frame.data) for frame in frames] == [16_384, 1]
 
 
-def test_a_block_keeps_its_priority_and_loses_its_padding() -> None:
+def test_block_keeps_its_priority_and_loses_its_padding() -> None:
     original = HeadersFrame(5, pattern(40), pad_length=9, flags=["PADDED", "PRIORITY", "END_STREAM"])
     original.depends_on, original.stream_weight, original.exclusive = 3, 200, True
     head, payload = original.serialize()[: http2.HEAD_BYTES], original.serialize()[http2.HEAD_BYTES :]
@@ -100,7 +100,7 @@ def test_a_block_keeps_its_priority_and_loses_its_padding() -> None:
     assert first.body_len == 20, "the priority counts toward the frame's length"
 
 
-def test_a_push_promise_is_split_and_built_like_headers() -> None:
+def test_push_promise_is_split_and_built_like_headers() -> None:
     original = PushPromiseFrame(1, 2, pattern(30), pad_length=4, flags=["PADDED", "END_HEADERS"]).serialize()
     prefix, fragment = http2.split_block(http2.PUSH_PROMISE, original[4], original[http2.HEAD_BYTES :])
     assert (prefix, fragment) == (b"\0\0\0\2", pattern(30))
@@ -180,7 +180,7 @@ def test_padding_may_be_as_long_as_the_payload_and_no_longer(payload: bytes, exp
     st.booleans(),
     st.sampled_from([HeadersFrame, PushPromiseFrame]),
 )
-def test_a_block_is_split_from_what_stands_around_it(
+def test_block_is_split_from_what_stands_around_it(
     block: bytes, padding: int | None, priority: bool, make: type[HeadersFrame] | type[PushPromiseFrame]
 ) -> None:
     flags = ["PADDED"] * (padding is not None) + ["PRIORITY"] * (priority and make is HeadersFrame)
@@ -211,7 +211,7 @@ def test_padding_is_taken_off_as_hyperframe_takes_it(payload: bytes, padding: in
         (http2.PUSH_PROMISE, 0, b"123"),
     ],
 )
-def test_a_block_too_short_for_its_fixed_fields_is_refused(kind: int, flags: int, payload: bytes) -> None:
+def test_block_too_short_for_its_fixed_fields_is_refused(kind: int, flags: int, payload: bytes) -> None:
     with pytest.raises(WireError, match="too short"):
         http2.split_block(kind, flags, payload)
 
@@ -237,11 +237,11 @@ def test_frames_are_whole_after_any_split_of_the_bytes(
     assert found == frames
 
 
-def test_the_reserved_bit_of_a_stream_id_is_cleared() -> None:
+def test_reserved_bit_of_a_stream_id_is_cleared() -> None:
     assert http2.FrameBuffer().feed(http2.frame(http2.DATA, 0, 2**31 + 5)) == [(http2.DATA, 0, 5, b"")]
 
 
-def test_a_frame_above_the_limit_is_refused_at_its_head() -> None:
+def test_frame_above_the_limit_is_refused_at_its_head() -> None:
     assert http2.FrameBuffer(20).feed(http2.frame(http2.DATA, 0, 1, bytes(20)))
     with pytest.raises(WireError, match="longer than the receiver allows"):
         http2.FrameBuffer(20).feed(http2.frame(http2.DATA, 0, 1, bytes(21))[: http2.HEAD_BYTES])

@@ -61,7 +61,7 @@ def test_get() -> None:
 
 
 @pytest.mark.parametrize("twin", ["Cpus", "cPUS", f"cpu{LONG_S}", "\\u0063pus"])
-def test_a_key_that_stands_twice_after_folding_cannot_be_read(twin: str) -> None:
+def test_key_that_stands_twice_after_folding_cannot_be_read(twin: str) -> None:
     value = parse(f'{{"Cpus": 1, "other": 2, "{twin}": null}}'.encode())
     assert value.get("other") == 2
     with pytest.raises(WireError, match="the key CPUS twice"):
@@ -158,7 +158,7 @@ def test_tokens_are_counted_outside_of_strings(text: str, tokens: int) -> None:
     assert has_more_tokens(text.encode(), tokens - 1)
 
 
-def test_a_short_text_is_not_looked_at() -> None:
+def test_short_text_is_not_looked_at() -> None:
     assert not has_more_tokens(b"[[[[", 4)
     assert has_more_tokens(b"[[[[[", 4)
 
@@ -206,7 +206,7 @@ def test_put(before: str, value: Any, after: str) -> None:
         ('{"b": "2", "a": "1"}', {"a": "1", "b": "2"}),
     ],
 )
-def test_an_equal_value_stays_as_it_is_spelt(text: str, value: Any) -> None:
+def test_equal_value_stays_as_it_is_spelt(text: str, value: Any) -> None:
     encoded = text.encode()
     assert rewrite(encoded, Put(value)) is encoded
 
@@ -271,7 +271,7 @@ def test_exact_members(before: str, after: str) -> None:
 
 @pytest.mark.parametrize("twin", ["Memory", "MEMORY", "\\u004demory"])
 @pytest.mark.parametrize("between", ["", '"x":1,', '"x":{},'])
-def test_a_key_to_edit_must_not_stand_twice(twin: str, between: str) -> None:
+def test_key_to_edit_must_not_stand_twice(twin: str, between: str) -> None:
     text = f'{{"Memory":7,{between}"{twin}":7}}'.encode()
     with pytest.raises(WireError, match="the key Memory twice"):
         rewrite(text, Members({"Memory": Put(7)}))
@@ -312,7 +312,7 @@ def test_new_elements(before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '["a"]', "null"])
-def test_an_element_that_is_not_there_cannot_be_changed(text: str) -> None:
+def test_element_that_is_not_there_cannot_be_changed(text: str) -> None:
     with pytest.raises(WireError, match="without the element"):
         rewrite(text.encode(), Elements({1: "b"}))
     with pytest.raises(WireError, match="without the element"):
@@ -320,7 +320,7 @@ def test_an_element_that_is_not_there_cannot_be_changed(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ['["a" "b"]', '["a",]', "[,]", '["a"', '["a"}', "["])
-def test_a_list_that_is_no_json(text: str) -> None:
+def test_list_that_is_no_json(text: str) -> None:
     with pytest.raises(WireError, match="no JSON"):
         rewrite(text.encode(), Elements({}))
 
@@ -348,7 +348,7 @@ def test_what_stays_is_copied_as_it_came() -> None:
 
 
 @pytest.mark.parametrize("end", range(1, 40))
-def test_a_text_that_is_cut_short(end: int) -> None:
+def test_text_that_is_cut_short(end: int) -> None:
     text = b'{"x" : [ 1 ] , "Env" : [ "a" , "b" ] , "Memory" : 1 }'
     for edit in (Members(SOME), Members({"Env": Elements({1: "c"})}), Members({"y": Put(1)})):
         with pytest.raises(WireError, match="no JSON"):

@@ -147,7 +147,7 @@ def test_deep_groups_take_no_recursion() -> None:
     assert len(list(protobuf.fields(b"\x0b" * deep + b"\x0c" * deep))) == 1
 
 
-def test_a_long_group_is_not_walked_through() -> None:
+def test_long_group_is_not_walked_through() -> None:
     def group(fields: int) -> bytes:
         return b"\x0b" + b"\x08\x00" * fields + b"\x0c"
 
@@ -311,7 +311,7 @@ def test_message_that_would_stay_empty_is_not_made() -> None:
         pytest.param(b"\x13\x08", id="group"),
     ],
 )
-def test_a_field_that_goes_on_behind_its_message_is_cut_short(inside: bytes) -> None:
+def test_field_that_goes_on_behind_its_message_is_cut_short(inside: bytes) -> None:
     behind = b"\x48\x01\x14\x50\x01\x58\x01"
     with pytest.raises(WireError):
         rewrite(message_of(8, inside) + behind, {8: PARENT})
