@@ -185,14 +185,6 @@ def test_what_cannot_become_a_head_is_refused_without_its_end(beginning: bytes, 
     assert caught is rule
 
 
-def test_what_stands_before_a_head_is_no_part_of_it() -> None:
-    assert http1.head_end(b"body\r", 5) == 0
-    assert http1.head_end(b"\0\n\rGET", 3) == 0
-    assert http1.head_end(b"GET / HTTP/1.1\r\n\r\n\r\n", 16) == 20
-    with pytest.raises(BadMessage):
-        http1.head_end(b"\r\nGET", 1)
-
-
 def test_head_of_the_limit_ends_and_a_longer_one_is_refused() -> None:
     room = HEAD_LIMIT - len(get("X: "))
     longest, longer = get("X: " + "x" * room), get("X: " + "x" * (room + 1))
@@ -255,17 +247,3 @@ def test_answer_of_our_own_is_read_as_an_error_of_dockerd(status: int, close: bo
     assert (read.status, read.closes, read.framing, read.length) == (status, close, Framing.SIZED, len(answer) - end)
     assert read.field("content-type") == "application/json"
     assert json.loads(answer[end:]) == {"message": text}
-
-
-def test_answer_to_head_has_no_body() -> None:
-    whole, bare = (http1.response(502, "dockerd is away", close=True, method=method) for method in ("GET", "HEAD"))
-    assert bare == whole[: http1.head_end(whole)]
-
-
-def test_answers_have_the_usual_reason_phrases() -> None:
-    assert http1.response(502, "away", close=True) == (
-        b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: application/json\r\nContent-Length: 20\r\nConnection: close\r\n\r\n"
-        b'{"message": "away"}\n'
-    )
-    assert http1.response(500, "", close=False).startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
-    assert http1.response_head(http1.CONTINUE, "POST").status == 100
