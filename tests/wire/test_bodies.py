@@ -223,7 +223,7 @@ def test_long_body_is_not_kept(make: Callable[[], Body]) -> None:
 
 
 @given(st.binary(max_size=60), CUTS)
-def test_arbitrary_bytes_end_a_body_or_are_refused_or_waited_for_in_any_split(noise: bytes, cuts: list[int]) -> None:
+def test_arbitrary_bytes_have_the_same_outcome_in_any_split(noise: bytes, cuts: list[int]) -> None:
     def outcome(cuts: list[int]) -> tuple[int, bool] | Rule:
         body = ChunkedBody()
         try:

@@ -156,18 +156,11 @@ def test_no_end_is_found_before_it_is_there(raw: bytes) -> None:
 @pytest.mark.parametrize(
     ("beginning", "rule"),
     [
-        (b"\n", Rule.LINE_END),
-        (b"GET / HTTP/1.1\n", Rule.LINE_END),
-        (b"GET / HTTP/1.1\r\nHost: h\n", Rule.LINE_END),
+        *((beginning, Rule.LINE_END) for beginning in (b"\n", b"GET / HTTP/1.1\n", b"GET / HTTP/1.1\r\nHost: h\n")),
         (b"GET / HTTP/1.1\r\nHost: h\n\n", Rule.LINE_END),
         (b"GET / HTTP/1.1\r\nHost: h\r\n\n", Rule.LINE_END),
-        (b"GET / HTTP/1.1\r\rHost", Rule.LINE_END),
-        (b"GET /\rHTTP", Rule.LINE_END),
-        (b"\0", Rule.CONTROL),
-        (b"\0\n", Rule.CONTROL),
-        (b"\n\0", Rule.LINE_END),
-        (b"GET /\0", Rule.CONTROL),
-        (b"\x16\x03\x01\0\xa5\x01\0\0", Rule.CONTROL),
+        *((beginning, Rule.LINE_END) for beginning in (b"GET / HTTP/1.1\r\rHost", b"GET /\rHTTP", b"\n\0")),
+        *((beginning, Rule.CONTROL) for beginning in (b"\0", b"\0\n", b"GET /\0", b"\x16\x03\x01\0\xa5\x01\0\0")),
     ],
 )
 def test_what_cannot_become_a_head_is_refused_without_its_end(beginning: bytes, rule: Rule) -> None:

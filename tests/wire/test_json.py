@@ -75,40 +75,21 @@ def test_map_has_exact_keys() -> None:
 
 
 BROKEN = [
-    (b"", "Expecting value at character 0"),
+    *((text, "Expecting value at character 0") for text in (b"", b"\xef\xbb\xbf{}")),
     (b"  ", "Expecting value at character 2"),
-    (b"\xef\xbb\xbf{}", "Expecting value at character 0"),
-    (b'{"a": "\xff"}', "not Unicode"),
-    ('{"a": 1}'.encode("utf-16"), "not Unicode"),
-    (b'{"a": NaN}', "Expecting value"),
-    (b'{"a": Infinity}', "Expecting value"),
-    (b'{"a": -Infinity}', "Expecting value"),
-    (b'{"a": 1} x', "Extra data at character 9"),
-    (b"{}{}", "Extra data"),
-    (b"{}\0", "Extra data"),
-    (b"{", "property name"),
-    (b'{"a', "Unterminated string"),
-    (b'{"a"', "Expecting ':' delimiter"),
-    (b'{"a" 1}', "Expecting ':' delimiter"),
-    (b'{"a":', "Expecting value"),
-    (b'{"a":}', "Expecting value"),
-    (b'{"a":1', "Expecting ',' delimiter"),
-    (b'{"a":1]', "Expecting ',' delimiter"),
-    (b'{"a":1 "b":2}', "Expecting ',' delimiter"),
-    (b'{"a":1,}', "property name"),
-    (b'{"a":1,', "property name"),
-    (b"{,}", "property name"),
-    (b"{1:2}", "property name"),
-    (b'{"a":01}', "Expecting ',' delimiter"),
-    (b'{"a":1.}', "Expecting ',' delimiter"),
-    (b'{"a":+1}', "Expecting value"),
-    (b'{"a":tru}', "Expecting value"),
-    (b'{"a":"\n"}', "control character"),
-    (b'{"a\t":1}', "control character"),
-    (b'{"a":"\\x"}', "escape"),
-    (b'{"a":"\\u12"}', "escape"),
-    (b'{"a":\x0b1}', "Expecting value"),
+    *((text, "not Unicode") for text in (b'{"a": "\xff"}', '{"a": 1}'.encode("utf-16"))),
+    *((text, "Expecting value") for text in (b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}', b'{"a":')),
+    *((text, "Expecting value") for text in (b'{"a":}', b'{"a":+1}', b'{"a":tru}', b'{"a":\x0b1}')),
     (b'{"a":\xc2\xa01}', "Expecting value"),
+    (b'{"a": 1} x', "Extra data at character 9"),
+    *((text, "Extra data") for text in (b"{}{}", b"{}\0")),
+    *((text, "property name") for text in (b"{", b'{"a":1,}', b'{"a":1,', b"{,}", b"{1:2}")),
+    (b'{"a', "Unterminated string"),
+    *((text, "Expecting ':' delimiter") for text in (b'{"a"', b'{"a" 1}')),
+    *((text, "Expecting ',' delimiter") for text in (b'{"a":1', b'{"a":1]', b'{"a":1 "b":2}', b'{"a":01}')),
+    (b'{"a":1.}', "Expecting ',' delimiter"),
+    *((text, "control character") for text in (b'{"a":"\n"}', b'{"a\t":1}')),
+    *((text, "escape") for text in (b'{"a":"\\x"}', b'{"a":"\\u12"}')),
     (b'{"a":' + b"9" * 5000 + b"}", "too many digits"),
     (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deeply"),
     (b'{"a":' + b'{"a":' * 100_000, "too deeply"),
@@ -319,12 +300,6 @@ def test_element_that_is_not_there_cannot_be_changed(text: str) -> None:
         rewrite(b"{}", Members({"Env": Elements({1: "b"})}))
 
 
-@pytest.mark.parametrize("text", ['["a" "b"]', '["a",]', "[,]", '["a"', '["a"}', "["])
-def test_list_that_is_no_json(text: str) -> None:
-    with pytest.raises(WireError, match="no JSON"):
-        rewrite(text.encode(), Elements({}))
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -338,21 +313,6 @@ def test_list_that_is_no_json(text: str) -> None:
 def test_what_depends_on_the_value(before: str, after: str) -> None:
     doubled = Chosen(lambda found: Put(1 if found is None else 2 * found))
     assert rewrite(before.encode(), Members({"n": doubled})).decode() == after
-
-
-def test_what_stays_is_copied_as_it_came() -> None:
-    """Places are counted in characters, and there are fewer of them than bytes."""
-    before = '{"é":"\u2028\U0001f600","Memory":0,"ü":["\U0001f600","ä"],"Cpus":"","z":"ß"}'
-    assert edited(before, Members(SOME)) == before.replace(":0", ":7").replace(':""', ':"0-3"')
-    assert edited('["\U0001f600","é","ß"]', Elements({0: "a", 2: "é"}, ["ü"])) == '["a","é","é","ü"]'
-
-
-@pytest.mark.parametrize("end", range(1, 40))
-def test_text_that_is_cut_short(end: int) -> None:
-    text = b'{"x" : [ 1 ] , "Env" : [ "a" , "b" ] , "Memory" : 1 }'
-    for edit in (Members(SOME), Members({"Env": Elements({1: "c"})}), Members({"y": Put(1)})):
-        with pytest.raises(WireError, match="no JSON"):
-            rewrite(text[:end], edit)
 
 
 @pytest.mark.parametrize("text", ["1", '"x"', "[]", "true", "0"])

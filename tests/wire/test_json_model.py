@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire.json import Edit, Elements, Members, Object, Put, fold, parse, rewrite
 from tests.amounts import examples
+from tests.wire.test_json import KELVIN, LONG_S, plain
 
 pytestmark = pytest.mark.slow
 
-LONG_S, KELVIN = "\u017f", "\u212a"
 SPACE = st.text(" \t\n\r", max_size=2)
 KEYS = st.sampled_from(["a", "A", "b", "k", "K", KELVIN, "s", LONG_S, "ab", "é", "", '"', "\\", "\n"])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.sampled_from(["}", "]", ",", '":', "\u2028"])
@@ -61,13 +61,6 @@ def members_edits(inner: st.SearchStrategy[Edit]) -> st.SearchStrategy[Members]:
 
 
 EDITS: st.SearchStrategy[Edit] = st.recursive(PUTS | ELEMENTS, members_edits, max_leaves=5)
-
-
-def plain(value: Any) -> Any:
-    """Return a value with its objects as lists of members, which == can compare."""
-    if isinstance(value, Object):
-        return [(key, plain(member)) for key, member in value.members]
-    return [plain(element) for element in value] if isinstance(value, list) else value
 
 
 ABSENT = object()

@@ -108,22 +108,11 @@ def test_field(message: bytes, field: Field) -> None:
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        (b"\x00\x01", "number out of range"),
-        (b"\xf8\xff\xff\xff\x1f\x00", "number out of range"),
-        (b"\x80", "varint"),
-        (b"\x08", "varint"),
-        (b"\x08" + b"\x80" * 10 + b"\x00", "varint"),
-        (b"\x0a", "varint"),
-        (b"\x0a\x02\x00", "cut short"),
-        (b"\x09\x00", "cut short"),
-        (b"\x0d\x00", "cut short"),
-        (b"\x0c", "wire type"),
-        (b"\x0e", "wire type"),
-        (b"\x0f", "wire type"),
-        (b"\x0b", "varint"),
+        *((message, "number out of range") for message in (b"\x00\x01", b"\xf8\xff\xff\xff\x1f\x00")),
+        *((message, "varint") for message in (b"\x80", b"\x08", b"\x08" + b"\x80" * 10 + b"\x00", b"\x0a", b"\x0b")),
+        *((message, "cut short") for message in (b"\x0a\x02\x00", b"\x09\x00", b"\x0d\x00", b"\x0b\x12\x05\x0c")),
+        *((message, "wire type") for message in (b"\x0c", b"\x0e", b"\x0f", b"\x0b\x0f")),
         (b"\x0b\x14", "another number"),
-        (b"\x0b\x0f", "wire type"),
-        (b"\x0b\x12\x05\x0c", "cut short"),
     ],
 )
 def test_malformed(message: bytes, problem: str) -> None:
@@ -131,15 +120,6 @@ def test_malformed(message: bytes, problem: str) -> None:
         list(protobuf.fields(message))
     with pytest.raises(WireError, match=problem):
         rewrite(UNKNOWN + message, {1: varint_field(7)})
-
-
-def test_malformed_inside() -> None:
-    message = b"\x42\x01\x0a"
-    assert rewrite(message, {7: varint_field(0)}) is message  # not looked into
-    with pytest.raises(WireError):
-        rewrite(message, {8: message_field({1: string_field("x")})})
-    with pytest.raises(WireError):
-        rewrite(b"\x4a\x03\x0a\x01", {9: entries_field({"": string_field("x")})})
 
 
 def test_deep_groups_take_no_recursion() -> None:
@@ -217,11 +197,6 @@ def test_varint_is_the_parsers(value: int) -> None:
     assert b"\x08" * bool(value) + varint(value) * bool(value) == Resources(cpu_period=value).SerializeToString()
 
 
-def test_negative_varint_takes_ten_bytes() -> None:
-    assert varint(-1) == b"\xff" * 9 + b"\x01"
-    assert (varint(0), varint(127), varint(128)) == (b"\x00", b"\x7f", b"\x80\x01")
-
-
 @pytest.mark.parametrize(
     ("before", "edits", "after"),
     [
@@ -257,6 +232,10 @@ def test_scalar(before: bytes, edits: dict[int, Edit], after: bytes) -> None:
         (b"\x10\x01\x10\x05", {2: varint_field(5)}),
         (b"\x08" + b"\xff" * 9 + b"\x01", {1: varint_field(-1)}),
         (b"\x08" + b"\xff" * 9 + b"\x7f", {1: varint_field(2**64 - 1)}),
+        (b"\x48\x01", {8: message_field({1: string_field("")})}),
+        (b"\x42\x04\x0a\x02/x\x48\x01\x42\x02\x10\x01", {8: message_field({1: string_field("/x")})}),
+        (b"\x42\x01\x0a", {7: varint_field(0)}),
+        (b"\x4a\x08\x0a\x01k\x12\x81\x80\x00v", {9: entries_field({"k": string_field("v")})}),
     ],
 )
 def test_no_change_is_the_same_object(message: bytes, edits: dict[int, Edit]) -> None:
@@ -284,20 +263,6 @@ PARENT = message_field({1: string_field("/x")})
 )
 def test_message(before: bytes, after: bytes) -> None:
     assert edited(before, {8: PARENT}) == after
-
-
-def test_message_in_two_parts_without_a_change_stays_in_two() -> None:
-    message = b"\x42\x04\x0a\x02/x\x48\x01\x42\x02\x10\x01"
-    assert rewrite(message, {8: PARENT}) is message
-
-
-def test_message_that_loses_its_only_field_stays_set() -> None:
-    assert edited(b"\x42\x04\x0a\x02/x", {8: message_field({1: string_field("")})}) == b"\x42\x00"
-
-
-def test_message_that_would_stay_empty_is_not_made() -> None:
-    message = b"\x48\x01"
-    assert rewrite(message, {8: message_field({1: string_field("")})}) is message
 
 
 @pytest.mark.parametrize(
@@ -386,15 +351,3 @@ def entry(key: bytes, value: bytes) -> bytes:
 )
 def test_entries(before: bytes, values: dict[str, str], after: bytes) -> None:
     assert edited(before, {9: entries_field({key: string_field(value) for key, value in values.items()})}) == after
-
-
-@pytest.mark.parametrize("message", [entry(b"k", b"1") + entry(b"k", b"v"), b"\x4a\x08\x0a\x01k\x12\x81\x80\x00v"])
-def test_entry_without_a_change_is_the_same_object(message: bytes) -> None:
-    assert rewrite(message, {9: entries_field({"k": string_field("v")})}) is message
-
-
-def test_entries_of_numbers() -> None:
-    before = Resources(hugepage_limits=[cri_pb2.HugepageLimit(page_size="2MB", limit=1)]).SerializeToString()
-    edits = {8: entries_field({"2MB": varint_field(2**64 - 1), "1GB": varint_field(0)})}
-    after = Resources.FromString(edited(before, edits))
-    assert [(limit.page_size, limit.limit) for limit in after.hugepage_limits] == [("2MB", 2**64 - 1), ("1GB", 0)]
