@@ -170,7 +170,7 @@ class Connection:
         """True once the client's EOF was read that we made, behind whole requests."""
         self._parted = False
         self.reader = Reader(self, front.held_bytes)
-        self.pair = Pair(front.loop, client, backend, self, front.hangups, self.reader)
+        self.pair = Pair(front.loop, client, backend, self, front.buffer, front.hangups, self.reader)
 
     # The pair's flow.
 

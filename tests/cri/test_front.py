@@ -12,7 +12,7 @@ import pytest
 
 from runtimeproxy.cri.front import ImageConnection
 from runtimeproxy.cri.image import ImageLink
-from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint
+from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint, ReadBuffer
 from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire.flow import Outlet
 from tests.cri.peer import PREFACE, Ping, Settings, split
@@ -27,7 +27,7 @@ class FakeConnection:
         self.tasks: list[asyncio.Task[None]] = []
         self.recorder = Recorder(loop.time)
         self.front: Any = SimpleNamespace(
-            loop=loop, image_endpoint=endpoint, keep=self.tasks.append, recorder=self.recorder
+            buffer=ReadBuffer(), loop=loop, image_endpoint=endpoint, keep=self.tasks.append, recorder=self.recorder
         )
         self.pair = SimpleNamespace(attach=Endpoint.resume, read_on=Endpoint.resume, detach=lambda endpoint: None)
         self.image = ImageConnection(self, ImageLink(self, {}))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 
 from runtimeproxy.cri.front import Connection
 from runtimeproxy.heldbytes import HeldBytes
-from runtimeproxy.relay.endpoint import HIGH_WATER
+from runtimeproxy.relay.endpoint import HIGH_WATER, ReadBuffer
 from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire import flow
 from runtimeproxy.wire.flow import CREDIT_STEP
@@ -52,6 +52,7 @@ class Scene:
         self.images: socket.socket
         self.tasks: list[asyncio.Task[None]] = []
         front: Any = SimpleNamespace(
+            buffer=ReadBuffer(),
             loop=self.loop,
             held_bytes=HeldBytes(),
             image_apart=True,

@@ -13,6 +13,7 @@ from runtimeproxy.cri.front import Connection
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.relay import pair
+from runtimeproxy.relay.endpoint import ReadBuffer
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.wire.flow import Outlet
 from tests.cri.peer import (
@@ -51,6 +52,7 @@ class Scene:
         for sock in (self.client, self.runtime):
             sock.setblocking(False)
         self.front: Any = SimpleNamespace(
+            buffer=ReadBuffer(),
             loop=asyncio.get_running_loop(),
             held_bytes=HeldBytes(),
             image_apart=False,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from runtimeproxy.relay.endpoint import HIGH_WATER, LOW_WATER, PIECE_BYTES, Endpoint
+from runtimeproxy.relay.endpoint import HIGH_WATER, LOW_WATER, PIECE_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 
 TICK_SECONDS = 0.01
@@ -17,7 +17,7 @@ class End:
 
     def __init__(self) -> None:
         self.near, self.far = socket.socketpair()
-        self.endpoint = Endpoint(asyncio.get_running_loop(), self.near, self)
+        self.endpoint = Endpoint(asyncio.get_running_loop(), self.near, self, ReadBuffer())
         self.data = bytearray()
         self.ends = 0
         self.drains = 0

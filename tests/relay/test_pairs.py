@@ -28,7 +28,7 @@ class Connection:
     """A connection that copies."""
 
     def __init__(self, front: "Front", client: socket.socket, backend: socket.socket) -> None:
-        self.pair = Pair(asyncio.get_running_loop(), client, backend, Copy())
+        self.pair = Pair(front.loop, client, backend, Copy(), front.buffer)
         self._front = front
 
     def drain(self, refusing: bool) -> None:
