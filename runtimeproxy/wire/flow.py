@@ -315,13 +315,13 @@ class Outlet:
         """Count DATA that the peer sent. Raises WireError if it had no credit for it."""
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
-            raise _unpaid()
+            raise WireError("DATA above the connection window")
 
     def relayed(self, length: int) -> None:
         """Count DATA that the peer sent and that leaves at once. Raises WireError if it had no credit for it."""
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
-            raise _unpaid()
+            raise WireError("DATA above the connection window")
         self._owed += length
         if self._owed >= CREDIT_STEP:
             self._pay()
@@ -357,10 +357,6 @@ class _Waiting:
     def credit(self) -> None:
         if self.source is not None:
             self.source.credit(self.charge)
-
-
-def _unpaid() -> WireError:
-    return WireError("DATA above the connection window")
 
 
 def _too_wide() -> WireError:
