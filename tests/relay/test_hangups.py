@@ -130,13 +130,6 @@ async def test_descriptor_that_is_used_anew_is_another_socket(watch: Watch) -> N
     await watch.until(number, again)
 
 
-async def test_many_hang_up_at_once(watch: Watch) -> None:
-    numbers = [watch.add() for _ in range(200)]
-    for far in watch.far:
-        far.close()
-    await watch.until(*numbers)
-
-
 async def test_nobody_is_told_behind_the_end(watch: Watch) -> None:
     number = watch.add()
     hangups = Hangups(asyncio.get_running_loop())

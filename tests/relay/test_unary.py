@@ -245,15 +245,6 @@ async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: s
     os.unlink(path + ".old")
 
 
-async def test_idle_connection_that_ended_is_replaced(path: str, client: UnaryClient) -> None:
-    async with Server(path) as server:
-        for _ in range(3):
-            (await answered(client, server)).close()
-            async with asyncio.timeout(20):
-                while client.links:
-                    await asyncio.sleep(0.001)
-
-
 async def test_goaway_lets_calls_finish_and_sends_later_ones_elsewhere(path: str, client: UnaryClient) -> None:
     async with Server(path) as server:
         earlier = start(client)
@@ -493,17 +484,6 @@ async def test_broken_peer_fails_a_call_once_and_the_next_call_dials(
         await second.begin({})
         second.send(answer(await second.request(), b"x"))
         assert await later == b"x"
-
-
-async def test_call_that_fails_leaves_the_others(path: str, client: UnaryClient) -> None:
-    async with Server(path) as server:
-        calls = [start(client) for _ in range(3)]
-        connection = await server.connection()
-        streams = [await connection.request() for _ in calls]
-        connection.send(http2.rst_stream(streams[1], 2))
-        assert (await failing(calls[1])).kind is Kind.BROKEN
-        connection.send(answer(streams[2], b"third") + answer(streams[0], b"first"))
-        assert (await calls[0], await calls[2]) == (b"first", b"third")
 
 
 async def test_close_fails_calls_in_flight_and_a_later_call_dials(path: str, client: UnaryClient) -> None:
