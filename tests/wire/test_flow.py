@@ -129,6 +129,16 @@ def test_settings_that_nobody_acknowledges_are_bounded() -> None:
     assert outlet.overfull
 
 
+def test_data_that_leave_at_once_use_up_both_windows_of_a_governed_stream() -> None:
+    outlet = started()
+    outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 10)])
+    outlet.govern(1)
+    for _ in range(3):
+        outlet.send_data(1, bytes(6), False, None, 0)
+    assert data_of(outlet) == [(1, 6, False), (1, 4, False)]
+    assert outlet.window == http2.DEFAULT_WINDOW - 10
+
+
 def test_streams_take_turns() -> None:
     outlet = started()
     outlet.window = 0
