@@ -183,6 +183,9 @@ def test_what_has_left_or_was_dropped_counts_no_more(forget: Callable[[Outlet, i
         outlet.send_frame(1, bytes(QUEUED_BYTES))
         forget(outlet, 1)
         outlet.send_data(1, b"x", False, None, 0)
+    for _ in range(QUEUED_FRAMES):
+        forget(outlet, 1)
+        outlet.send_data(1, b"x", False, None, 0)
     assert not outlet.overfull
 
 
