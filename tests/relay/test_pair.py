@@ -364,20 +364,6 @@ async def test_client_that_waited_for_the_first_backend_is_read_for_the_second(r
     first.close()
 
 
-async def test_held_client_stays_held_with_another_backend(rig: Rig) -> None:
-    rig.flow.keeps = True
-    rig.pair.hold_client(True)
-    rig.backend.close()
-    await rig.until("backend ended")
-    rig.backend, near = socket.socketpair()
-    rig.pair.replace_backend(near)
-    rig.client.send(b"later")
-    await asyncio.sleep(0.02)
-    rig.backend.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        rig.backend.recv(9)
-
-
 # ---- our last answer
 
 

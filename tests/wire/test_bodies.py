@@ -1,7 +1,5 @@
 """Tests of the followers of bodies: each row of the tables, any split of the bytes, and the payload of chunked ones."""
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -212,14 +210,6 @@ def test_only_a_whole_chunked_body_has_a_payload(raw: bytes) -> None:
 
 def test_every_rule_of_bodies_has_a_form_that_breaks_it() -> None:
     assert {rule for _, rule in REFUSED_CHUNKED} == RULES_OF_BODIES - {Rule.WHOLE_BODY}
-
-
-@pytest.mark.parametrize("make", [ChunkedBody, lambda: SizedBody(2**40), EndlessBody])
-def test_long_body_is_not_kept(make: Callable[[], Body]) -> None:
-    body, chunk = make(), b"8000\r\n" + bytes(32_768) + b"\r\n"
-    for _ in range(100):
-        assert body.feed(chunk * 4) == 4 * len(chunk)
-    assert not body.done
 
 
 @given(st.binary(max_size=60), CUTS)

@@ -125,13 +125,6 @@ def test_remembered_response_is_that_of_its_method() -> None:
 HEADS = [row.raw for row in REQUESTS + RESPONSES]
 
 
-@given(st.sampled_from(HEADS), st.binary(max_size=20), st.binary(max_size=20), st.sampled_from([bytes, bytearray]))
-def test_head_ends_behind_its_first_empty_line(
-    raw: bytes, before: bytes, after: bytes, kind: type[bytes] | type[bytearray]
-) -> None:
-    assert http1.head_end(kind(before + raw + after), len(before)) == len(before + raw)
-
-
 @given(st.sampled_from(HEADS), st.binary(max_size=3), st.binary(max_size=5), st.lists(st.integers(1, 60)))
 def test_any_split_of_the_bytes_gives_the_same_end(raw: bytes, before: bytes, after: bytes, pieces: list[int]) -> None:
     stream = before + raw + after
@@ -144,13 +137,6 @@ def test_any_split_of_the_bytes_gives_the_same_end(raw: bytes, before: bytes, af
         if end:
             return
         seen = len(buffer)
-
-
-@pytest.mark.parametrize("raw", [raw for raw in HEADS if len(raw) < 400])
-def test_no_end_is_found_before_it_is_there(raw: bytes) -> None:
-    for size in range(len(raw)):
-        assert http1.head_end(raw[:size]) == 0
-        assert http1.head_end(raw[:size], 0, max(size - 1, 0)) == 0
 
 
 @pytest.mark.parametrize(

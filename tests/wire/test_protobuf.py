@@ -197,6 +197,9 @@ def test_varint_is_the_parsers(value: int) -> None:
     assert b"\x08" * bool(value) + varint(value) * bool(value) == Resources(cpu_period=value).SerializeToString()
 
 
+SEVERAL = {3: varint_field(0), 2: varint_field(4), 9: varint_field(9), 1: varint_field(8)}
+
+
 @pytest.mark.parametrize(
     ("before", "edits", "after"),
     [
@@ -211,12 +214,7 @@ def test_varint_is_the_parsers(value: int) -> None:
         pytest.param(b"\x32\x01\xff", {6: string_field("é")}, b"\x32\x02\xc3\xa9", id="text over no UTF-8"),
         pytest.param(b"\x30\x01", {6: string_field("a")}, b"\x30\x01\x32\x01a", id="other wire type is another field"),
         pytest.param(b"\x12\x00", {2: varint_field(1)}, b"\x12\x00\x10\x01", id="same for numbers"),
-        pytest.param(
-            b"\x10\x01\x18\x02",
-            {3: varint_field(0), 2: varint_field(4), 9: varint_field(9), 1: varint_field(8)},
-            b"\x10\x04\x48\x09\x08\x08",
-            id="several at once",
-        ),
+        pytest.param(b"\x10\x01\x18\x02", SEVERAL, b"\x10\x04\x48\x09\x08\x08", id="several at once"),
     ],
 )
 def test_scalar(before: bytes, edits: dict[int, Edit], after: bytes) -> None:
@@ -254,9 +252,7 @@ PARENT = message_field({1: string_field("/x")})
         pytest.param(b"\x42\x00\x48\x01", b"\x42\x04\x0a\x02/x\x48\x01", id="filled"),
         pytest.param(b"\x42\x07\xa8\x06\x01\x0a\x02/y\x48\x01", b"\x42\x07\xa8\x06\x01\x0a\x02/x\x48\x01", id="edited"),
         pytest.param(
-            b"\x42\x03\x0a\x01a\x48\x01\x42\x02\x10\x01",
-            b"\x48\x01\x42\x06\x0a\x02/x\x10\x01",
-            id="two parts joined at the last place",
+            b"\x42\x03\x0a\x01a\x48\x01\x42\x02\x10\x01", b"\x48\x01\x42\x06\x0a\x02/x\x10\x01", id="two parts joined"
         ),
         pytest.param(b"\x40\x01", b"\x40\x01\x42\x04\x0a\x02/x", id="other wire type"),
     ],
@@ -308,47 +304,31 @@ def test_what_stays_is_copied_once_however_deep_it_stands() -> None:
 
 
 def entry(key: bytes, value: bytes) -> bytes:
-    payload = b"\x0a" + varint(len(key)) + key + b"\x12" + varint(len(value)) + value
-    return b"\x4a" + varint(len(payload)) + payload
+    return message_of(9, message_of(1, key) + message_of(2, value))
 
 
-@pytest.mark.parametrize(
-    ("before", "values", "after"),
-    [
-        pytest.param(b"", {"k": "v"}, entry(b"k", b"v"), id="first"),
-        pytest.param(UNKNOWN, {"b": "2", "a": "1"}, UNKNOWN + entry(b"a", b"1") + entry(b"b", b"2"), id="sorted"),
-        pytest.param(
-            entry(b"z", b"0") + UNKNOWN + entry(b"y", b"0") + UNKNOWN,
-            {"k": "v"},
-            entry(b"z", b"0") + UNKNOWN + entry(b"y", b"0") + entry(b"k", b"v") + UNKNOWN,
-            id="behind the last one",
-        ),
-        pytest.param(
-            entry(b"k", b"1") + entry(b"z", b"\xff") + entry(b"k", b"2") + entry(b"y", b""),
-            {"k": "v"},
-            entry(b"k", b"1") + entry(b"z", b"\xff") + entry(b"k", b"v") + entry(b"y", b""),
-            id="the last of one key",
-        ),
-        pytest.param(
-            entry(b"k", b"1"), {"k": "2", "l": "3"}, entry(b"k", b"2") + entry(b"l", b"3"), id="changed and added"
-        ),
-        pytest.param(b"\x4a\x03\x12\x011", {"": "2"}, b"\x4a\x03\x12\x012", id="no key is the empty key"),
-        pytest.param(b"\x4a\x03\x0a\x01k", {"k": "2"}, b"\x4a\x06\x0a\x01k\x12\x012", id="no value is the empty value"),
-        pytest.param(
-            b"\x4a\x06\x0a\x01a\x0a\x01k" + entry(b"a", b"1"),
-            {"k": "2"},
-            b"\x4a\x09\x0a\x01a\x0a\x01k\x12\x012" + entry(b"a", b"1"),
-            id="key twice in one entry",
-        ),
-        pytest.param(entry(b"ak", b"k"), {"k": "2"}, entry(b"ak", b"k") + entry(b"k", b"2"), id="key inside others"),
-        pytest.param(entry(b"k", b"1"), {"k": ""}, b"\x4a\x03\x0a\x01k", id="emptied"),
-        pytest.param(b"", {"": ""}, b"\x4a\x00", id="empty key and value"),
-        pytest.param(b"\x48\x01", {"k": "v"}, b"\x48\x01" + entry(b"k", b"v"), id="other wire type"),
-        pytest.param(
-            b"\x4a\x04\x08\x6b\x10\x01", {"": "v"}, b"\x4a\x07\x08\x6b\x10\x01\x12\x01v", id="other wire type inside"
-        ),
-    ],
-)
+A1, AK, K1, K2, KV = entry(b"a", b"1"), entry(b"ak", b"k"), entry(b"k", b"1"), entry(b"k", b"2"), entry(b"k", b"v")
+Y0, Z0, L3, B2 = entry(b"y", b"0"), entry(b"z", b"\xff"), entry(b"l", b"3"), entry(b"b", b"2")
+
+
+ENTRIES: dict[str, tuple[bytes, dict[str, str], bytes]] = {
+    "first": (b"", {"k": "v"}, KV),
+    "sorted": (UNKNOWN, {"b": "2", "a": "1"}, UNKNOWN + A1 + B2),
+    "behind the last one": (Z0 + UNKNOWN + Y0 + UNKNOWN, {"k": "v"}, Z0 + UNKNOWN + Y0 + KV + UNKNOWN),
+    "the last of one key": (K1 + Z0 + K2 + Y0, {"k": "v"}, K1 + Z0 + KV + Y0),
+    "changed and added": (K1, {"k": "2", "l": "3"}, K2 + L3),
+    "no key is the empty key": (b"\x4a\x03\x12\x011", {"": "2"}, b"\x4a\x03\x12\x012"),
+    "no value is the empty value": (b"\x4a\x03\x0a\x01k", {"k": "2"}, b"\x4a\x06\x0a\x01k\x12\x012"),
+    "key twice": (b"\x4a\x06\x0a\x01a\x0a\x01k" + A1, {"k": "2"}, b"\x4a\x09\x0a\x01a\x0a\x01k\x12\x012" + A1),
+    "key inside others": (AK, {"k": "2"}, AK + K2),
+    "emptied": (K1, {"k": ""}, b"\x4a\x03\x0a\x01k"),
+    "empty key and value": (b"", {"": ""}, b"\x4a\x00"),
+    "other wire type": (b"\x48\x01", {"k": "v"}, b"\x48\x01" + KV),
+    "other wire type inside": (b"\x4a\x04\x08\x6b\x10\x01", {"": "v"}, b"\x4a\x07\x08\x6b\x10\x01\x12\x01v"),
+}
+
+
+@pytest.mark.parametrize(("before", "values", "after"), ENTRIES.values(), ids=ENTRIES)
 def test_entries(before: bytes, values: dict[str, str], after: bytes) -> None:
     assert edited(before, {9: entries_field({key: string_field(value) for key, value in values.items()})}) == after
 
