@@ -151,68 +151,60 @@ listen(sys.argv[1] + "/a.sock", mode=0o660, group="1")
 # What stands against listening.
 
 
-def make_file(path: Path) -> None:
-    path.write_text("mine")
+KEPT: list[socket.socket] = []
+"""Sockets of others, closed behind the test."""
 
 
-def make_link(path: Path) -> None:
-    path.with_name("real").mkdir(mode=0o700)
-    path.symlink_to("real")
-
-
-def make_link_to_socket(path: Path) -> None:
-    stale(path.with_name("socket"))
-    path.symlink_to("socket")
-
-
-def make_dangling(path: Path) -> None:
-    path.symlink_to("nothing")
-
-
-def make_listening(path: Path) -> None:
-    KEPT.append(socket.socket(socket.AF_UNIX))
+def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    KEPT.append(socket.socket(socket.AF_UNIX, kind))
     KEPT[-1].bind(str(path))
-    KEPT[-1].listen(0)
+    return KEPT[-1]
 
 
-def make_busy(path: Path) -> None:
-    make_listening(path)
+def fill(path: Path) -> None:
+    bind(path).listen(0)
     KEPT.append(socket.socket(socket.AF_UNIX))
     KEPT[-1].connect(str(path))
 
 
-def make_datagram(path: Path) -> None:
-    KEPT.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-    KEPT[-1].bind(str(path))
+def link_to_socket(path: Path) -> None:
+    stale(path.with_name("socket"))
+    path.symlink_to("socket")
 
 
-def open_to(mode: int) -> Callable[[Path], None]:
-    return lambda path: (path.mkdir(), path.chmod(mode))[0]
+def open_to(mode: int) -> Callable[[Path], object]:
+    return lambda path: (path.mkdir(), path.chmod(mode))
 
 
-KEPT: list[socket.socket] = []
-"""Sockets of others, closed behind the test."""
 NO_SOCKET = "a.sock is there and is no socket; remove it"
 NO_LOCK = r"a\.sock\.lock is no regular file"
+OPEN = "can be written by everybody"
+OTHER = rf"another process \(pid {os.getpid()}\) listens on"
 AGAINST: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "file": ("a.sock", make_file, NO_SOCKET),
+    "file": ("a.sock", Path.touch, NO_SOCKET),
     "folder": ("a.sock", Path.mkdir, NO_SOCKET),
     "FIFO": ("a.sock", os.mkfifo, NO_SOCKET),
-    "link": ("a.sock", make_link, NO_SOCKET),
-    "dangling link": ("a.sock", make_dangling, NO_SOCKET),
-    "link to a socket": ("a.sock", make_link_to_socket, NO_SOCKET),
-    "another program": ("a.sock", make_listening, rf"another process \(pid {os.getpid()}\) listens on"),
-    "another program, backlog full": ("a.sock", make_busy, "another process listens on"),
-    "datagram socket": ("a.sock", make_datagram, "another process listens on"),
+    "link": ("a.sock", lambda path: path.symlink_to("."), NO_SOCKET),
+    "dangling link": ("a.sock", lambda path: path.symlink_to("nothing"), NO_SOCKET),
+    "link to a socket": ("a.sock", link_to_socket, NO_SOCKET),
+    "another program": (
+        "a.sock",
+        lambda path: bind(path).listen(),
+        rf"another process \(pid {os.getpid()}\) listens on",
+    ),
+    "another program, backlog full": ("a.sock", fill, "another process listens on"),
+    "datagram socket": ("a.sock", lambda path: bind(path, socket.SOCK_DGRAM), "another process listens on"),
     "lock is a folder": ("a.sock.lock", Path.mkdir, NO_LOCK),
-    "lock is a link": ("a.sock.lock", make_link, NO_LOCK),
+    "lock is a link": ("a.sock.lock", lambda path: path.symlink_to("nothing"), NO_LOCK),
     "lock is a FIFO": ("a.sock.lock", os.mkfifo, NO_LOCK),
-    "folder is a link": ("in", make_link, "is a link or no directory; set --koord-runtimeproxy-endpoint"),
-    "folder is a file": ("in", make_file, "is a link or no directory"),
-    "folder that all can write": ("in", open_to(0o777), "can be written by everybody"),
-    "sticky folder": ("in", open_to(0o1777), "can be written by everybody"),
-    "folder that others can write": ("in", open_to(0o702), "can be written by everybody"),
-    "folder above is a file": ("above", make_file, "cannot listen on .*: File exists; check its directory"),
+    "folder is a link": (
+        "in",
+        lambda path: path.symlink_to("."),
+        "is a link or no directory; set --koord-runtimeproxy",
+    ),
+    "folder is a file": ("in", Path.touch, "is a link or no directory"),
+    **{f"folder of mode {mode:o}": ("in", open_to(mode), OPEN) for mode in (0o777, 0o1777, 0o702)},
+    "folder above is a file": ("above", Path.touch, "cannot listen on .*: File exists; check its directory"),
 }
 WAYS = {"in": "in/a.sock", "above": "above/in/a.sock"}
 
