@@ -264,6 +264,10 @@ async def test_ping_is_acknowledged_where_nothing_else_is_sent(path: str, client
         connection = await answered(client, server)
         await told(connection)
         await told(connection)
+        connection.send(PING)
+        await asyncio.sleep(unary.ACK_SECONDS / 2)
+        await answered(client, server, connection)
+        await asyncio.sleep(unary.ACK_SECONDS)
 
 
 # ---- descriptors are short
@@ -312,14 +316,15 @@ async def test_deadline_resets_the_stream_and_later_calls_use_a_new_connection(p
         await answered(client, server)
 
 
-async def test_reset_at_the_deadline_is_the_deadline(path: str, client: UnaryClient) -> None:
+async def test_reset_at_the_deadline_is_the_deadline(
+    path: str, client: UnaryClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server does whose own timer is first."""
+    monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
     async with Server(path) as server:
-        loop = asyncio.get_running_loop()
-        call = start(client, 0.2)
+        call = start(client)
         connection = await server.connection()
-        stream = await connection.request()
-        # As a server does whose own timer is first. Both ways, early or late, the reason must be the deadline.
-        loop.call_at(loop.time() + 0.198, connection.send, http2.rst_stream(stream, http2.CANCEL))
+        connection.send(http2.rst_stream(await connection.request(), http2.CANCEL))
         assert (await failing(call)).kind is Kind.DEADLINE
 
 
