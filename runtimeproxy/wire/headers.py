@@ -31,6 +31,7 @@ REMEMBERED_PAIRS = 256
 """Of how many blocks the fields are remembered: they take far more memory than the block."""
 FIELDS_LIMIT = 256
 """Most fields of a block: a field of one byte costs 10,000 times what it costs its sender. Envoy: 100."""
+_SIZE_UPDATES = 2  # RFC 7541, 4.2
 
 _STATIC: tuple[Header, ...] = ((b"", b""), *HeaderTable.STATIC_TABLE)
 _STATIC_LAST = 61
@@ -228,6 +229,7 @@ def alone(block: bytes) -> bytes:
 
 
 def _rebuilt(decoder: Decoder, block: bytes) -> bytes:
+    _check_size_updates(block)
     try:
         fields = list(decoder.decode(block, raw=True))
     except HPACKDecodingError:
@@ -237,3 +239,16 @@ def _rebuilt(decoder: Decoder, block: bytes) -> bytes:
     return b"".join(
         literal(bytes(field[0]), bytes(field[1]), isinstance(field, NeverIndexedHeaderTuple)) for field in fields
     )
+
+
+def _check_size_updates(block: bytes) -> None:
+    """Raise WireError if a block has more table size updates than a receiver can have asked for."""
+    at = count = 0
+    while block[at : at + 1] and block[at] & 0xE0 == 0x20:
+        count += 1
+        if count > _SIZE_UPDATES:
+            raise WireError("too many table size updates before a header block")
+        try:
+            _, at = _integer(block, at, 0x1F)
+        except IndexError:
+            return  # the decoder says so

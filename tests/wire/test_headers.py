@@ -272,6 +272,13 @@ def test_block_has_no_more_fields_than_the_limit(make: Callable[[], Blocks], fie
         blocks.translate(field * (headers.FIELDS_LIMIT + 1))
 
 
+@pytest.mark.parametrize("updates", [b"\x20\x3f\xe1\x1f", b"\x3f\xe1\x1f"])
+def test_block_starts_with_two_size_updates_at_most(updates: bytes) -> None:
+    assert Blocks().translate(updates + b"\x82") == b"\x02\x03GET"
+    with pytest.raises(WireError, match="too many table size updates"):
+        Blocks().translate(updates + b"\x20\x20" + b"\x82")
+
+
 @pytest.mark.parametrize("block", [b"\x3f", b"\x3f\xe1", b"\x20\x3f"])
 def test_size_update_that_is_cut_is_no_block(block: bytes) -> None:
     with pytest.raises(WireError, match="cannot be decoded"):
