@@ -92,7 +92,7 @@ class Connection:
         self._acks: asyncio.TimerHandle | None = None
         self.reader = Reader(self, front.held_bytes, front.image_apart, front.loop.time)
         self._outlets = (self.reader.client_out, self.reader.runtime_out)
-        self.pair = Pair(front.loop, client, backend, self)
+        self.pair = Pair(front.loop, client, backend, self, front.buffer)
 
     # The pair's flow.
 
@@ -297,7 +297,7 @@ class ImageConnection:
         if self._closed:
             sock.close()  # the client left while we waited
             return
-        self._endpoint = Endpoint(front.loop, sock, self)
+        self._endpoint = Endpoint(front.loop, sock, self, front.buffer)
         self._connection.pair.attach(self._endpoint)
         self._endpoint.write(b"".join(self._undialled))
         self._undialled.clear()

@@ -10,7 +10,7 @@ import socket
 
 from runtimeproxy.docker.reader import DAEMON_AWAY
 from runtimeproxy.relay.drain import Leaving, Unfinished
-from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint
+from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import BadMessage
 
@@ -29,7 +29,7 @@ class Away:
         self._client = client
         self._connections = connections
         connections.add(self)
-        self._endpoint = Endpoint(loop, client, self, most=REQUEST_BYTES)
+        self._endpoint = Endpoint(loop, client, self, ReadBuffer(REQUEST_BYTES))
         self._timer = loop.call_later(WAIT_SECONDS, self.close)
         self._endpoint.resume()
 

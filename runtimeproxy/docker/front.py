@@ -172,7 +172,7 @@ class Connection:
         self.client_bytes = self.reader.client_bytes
         self.backend_bytes = self.reader.daemon_bytes
         self.client_gone = self.reader.client_gone
-        self.pair = Pair(front.loop, client, backend, self, front.hangups, self.reader)
+        self.pair = Pair(front.loop, client, backend, self, front.buffer, front.hangups, self.reader)
 
     # The pair's flow.
 

@@ -60,17 +60,13 @@ def _content(folder: int, name: str) -> Content | None:
     try:
         return _regular(folder, name, os.stat(name, dir_fd=folder))
     except OSError as error:
-        return Unreadable(f"{name}: cannot be read: {error.strerror}") if _is_there(folder, name) else None
-
-
-def _is_there(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return True
+        try:
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            pass  # it is there, for all that is known
+        return Unreadable(f"{name}: cannot be read: {error.strerror}")
 
 
 def _regular(folder: int, name: str, found: os.stat_result) -> Content:

@@ -12,39 +12,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from runtimeproxy.hookpoints import HOOK_POINTS, HookPoint
 from runtimeproxy.logs import UNLIMITED
-from runtimeproxy.model import HookAnswer, HookRequest
 from runtimeproxy.plugins import directory, watch
 from runtimeproxy.plugins.aside import aside
 from runtimeproxy.plugins.breaker import Breaker, State
+from runtimeproxy.plugins.client import HookClient
 from runtimeproxy.plugins.registration import FailurePolicy, Registration
 from runtimeproxy.plugins.registry import Change, ChangeKind, Registry
-from runtimeproxy.relay.unary import Peer
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
-
-
-class Client(Protocol):
-    """One hook server."""
-
-    def peer(self) -> Peer:
-        """Look who is at its socket now, without waiting."""
-
-    async def call(
-        self, point: HookPoint, request: HookRequest, timeout_seconds: float, peer: Peer | None = None
-    ) -> HookAnswer:
-        """Ask the hook server; ``peer`` is what was seen at its socket just now. Raises HookError."""
-
-    async def close(self) -> None:
-        """Let calls in flight end, then close the connection. A caller that asks later is still served."""
-
-
-ClientFactory = Callable[[str, str], Client]
-"""Makes the client for (plugin name, socket path)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +38,7 @@ class Plugin:
     policy: FailurePolicy
     points: frozenset[str]
     timeout_seconds: float
-    client: Client
+    client: HookClient
     breaker: Breaker = field(default_factory=Breaker)
     unserved: dict[str, int] = field(default_factory=dict)
     """The hook points that the server said it does not serve, and on which of its client's connections."""
@@ -81,7 +60,10 @@ _RESULTS = {
 
 
 class Manager:
-    """Follows a registration directory; it need not exist."""
+    """Follows a registration directory; it need not exist.
+
+    ``client_factory`` makes the client for (plugin name, socket path).
+    """
 
     def __init__(
         self,
@@ -89,7 +71,7 @@ class Manager:
         *,
         timeout_seconds: float,
         recorder: Recorder,
-        client_factory: ClientFactory,
+        client_factory: Callable[[str, str], HookClient],
         poll_seconds: float = watch.POLL_SECONDS,
     ) -> None:
         self._folder = folder
@@ -198,19 +180,18 @@ class Manager:
             kept = "; the last good state stays" if registration else ""
             log.warning("registration rejected: %s%s", change.reason, kept, extra={"kind": change.name})
         elif registration is None:
-            self._tell_removed(change.name)
+            plugin = self._plugins.get(change.name)
+            if plugin is None or plugin.policy is not FailurePolicy.FAIL:
+                log.info("registration %s removed", change.name, extra=UNLIMITED)
+            else:
+                why = f"it had policy Fail, and calls are no longer refused without it at {_names(plugin.points)}"
+                log.warning("registration %s removed: %s", change.name, why, extra=UNLIMITED)
         else:
-            log.info("registration %s %s: %s", change.name, change.kind.value, _summary(registration), extra=UNLIMITED)
+            at = f"endpoint {registration.endpoint}, policy {registration.policy.value}"
+            summary = f"{at}, points {_names(registration.points)}"
+            log.info("registration %s %s: %s", change.name, change.kind.value, summary, extra=UNLIMITED)
             for warning in registration.warnings if change.kind is not ChangeKind.RESTORED else ():
                 log.warning("registration %s", warning, extra={"kind": warning})
-
-    def _tell_removed(self, file: str) -> None:
-        plugin = self._plugins.get(file)
-        if plugin is None or plugin.policy is not FailurePolicy.FAIL:
-            log.info("registration %s removed", file, extra=UNLIMITED)
-            return
-        unguarded = "it had policy Fail, and calls are no longer refused without it"
-        log.warning("registration %s removed: %s at %s", file, unguarded, _names(plugin.points), extra=UNLIMITED)
 
     def _rebuild(self) -> None:
         """Replace the tables by those of the registry."""
@@ -241,7 +222,7 @@ class Manager:
             client=before.client if before and same else self._client_factory(name, registration.endpoint),
         )
 
-    def _give_up(self, before: Iterable[Plugin], kept: Set[Client]) -> None:
+    def _give_up(self, before: Iterable[Plugin], kept: Set[HookClient]) -> None:
         """Close the clients that nobody has any more, and begin the breakers' gauges anew."""
         for plugin in before:
             if plugin.client not in kept:
@@ -249,15 +230,10 @@ class Manager:
             if plugin not in self._plugins.values() and plugin.breaker.state is not State.CLOSED:
                 self._recorder.gauge("hook_breaker_open", 0.0, plugin=plugin.name)
 
-    def _retire(self, client: Client) -> None:
+    def _retire(self, client: HookClient) -> None:
         task = asyncio.create_task(client.close(), name="close hook client")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-def _summary(registration: Registration) -> str:
-    points = _names(registration.points)
-    return f"endpoint {registration.endpoint}, policy {registration.policy.value}, points {points}"
 
 
 def _names(points: Set[str]) -> str:

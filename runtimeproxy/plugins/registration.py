@@ -59,16 +59,22 @@ def parse(name: str, content: bytes) -> Registration:
     Unknown keys and hook names are accepted with a warning. Raises ConfigError naming the file, the key and the rule.
     """
     entry = _object(name, content)
-    hooks = _hooks(name, entry)
-    unknown_hooks = hooks - BY_NAME.keys()
+    listed = entry.get(HOOKS, [])
+    if not isinstance(listed, list) or not all(isinstance(hook, str) for hook in listed):
+        raise ConfigError(f"{name}: {HOOKS} must be a list of hook point names")
+    hooks = set(listed)
     points = hooks & BY_NAME.keys()
+    endpoint = _parsed(name, entry, ENDPOINT, parse_endpoint)
+    policy = _POLICIES.get(_text(name, entry, POLICY).lower()) if POLICY in entry else FailurePolicy.IGNORE
+    if policy is None:
+        raise ConfigError(f"{name}: {POLICY} must be Fail or Ignore")
     return Registration(
         name=name,
-        endpoint=_parsed(name, entry, ENDPOINT, parse_endpoint),
-        policy=_policy(name, entry),
+        endpoint=endpoint,
+        policy=policy,
         points=frozenset(points),
         timeout_seconds=_parsed(name, entry, TIMEOUT, parse_duration) if TIMEOUT in entry else None,
-        warnings=tuple(_warnings(name, entry.keys() - KEYS, unknown_hooks, points)),
+        warnings=tuple(_warnings(name, entry.keys() - KEYS, hooks - points, points)),
     )
 
 
@@ -104,20 +110,6 @@ def _parsed(name: str, entry: Mapping[str, Any], key: str, parser: Callable[[str
     if key not in entry:
         raise ConfigError(f"{name}: {key} is missing; name the socket that the plugin listens on")
     return parser(_text(name, entry, key), f"{name}: {key}")
-
-
-def _policy(name: str, entry: Mapping[str, Any]) -> FailurePolicy:
-    policy = _POLICIES.get(_text(name, entry, POLICY).lower()) if POLICY in entry else FailurePolicy.IGNORE
-    if policy is None:
-        raise ConfigError(f"{name}: {POLICY} must be Fail or Ignore")
-    return policy
-
-
-def _hooks(name: str, entry: Mapping[str, Any]) -> set[str]:
-    hooks = entry.get(HOOKS, [])
-    if not isinstance(hooks, list) or not all(isinstance(hook, str) for hook in hooks):
-        raise ConfigError(f"{name}: {HOOKS} must be a list of hook point names")
-    return set(hooks)
 
 
 def _warnings(name: str, keys: Iterable[str], hooks: Iterable[str], points: Iterable[str]) -> Iterable[str]:

@@ -80,32 +80,20 @@ class Registry:
     def update(self, name: str, content: Content | None) -> Change | None:
         """Take the present content of one file, None if it is gone; return what changed, None if nothing did."""
         if content is None:
-            return self._remove(name)
+            self._seen.pop(name, None)
+            self._rejected.discard(name)
+            return Change(ChangeKind.REMOVED, name, None) if self._good.pop(name, None) is not None else None
         if self._seen.get(name) == content:
             return None
         self._seen[name] = content
-        if isinstance(content, Unreadable):
-            return self._reject(name, content.reason)
+        before = self._good.get(name)
         try:
+            if isinstance(content, Unreadable):
+                raise ConfigError(content.reason)
             registration = parse(name, content)
         except ConfigError as error:
-            return self._reject(name, str(error))
-        return self._accept(registration)
-
-    def _remove(self, name: str) -> Change | None:
-        self._seen.pop(name, None)
-        self._rejected.discard(name)
-        if self._good.pop(name, None) is None:
-            return None
-        return Change(ChangeKind.REMOVED, name, None)
-
-    def _reject(self, name: str, reason: str) -> Change:
-        self._rejected.add(name)
-        return Change(ChangeKind.REJECTED, name, self._good.get(name), reason)
-
-    def _accept(self, registration: Registration) -> Change | None:
-        name = registration.name
-        before = self._good.get(name)
+            self._rejected.add(name)
+            return Change(ChangeKind.REJECTED, name, before, str(error))
         kind = ChangeKind.ADDED if before is None else ChangeKind.CHANGED
         if registration == before:
             if name not in self._rejected:

@@ -46,9 +46,35 @@ class Watcher:
     def arm(self) -> None:
         """Set the watches to what the paths mean now; it may block for ever if one leads into a dead mount."""
         try:
-            self._arm(self._instance())
+            if self._inotify is None:
+                self._inotify = Inotify(sync_timeout=0)
+                os.set_blocking(self._inotify.fd, False)  # it says so itself, with another flag's number
+            self._arm(self._inotify)
         except OSError as error:
-            self._warn(error)
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "inotify does not work (%s): changes in %s take up to %g s; raise fs.inotify.max_user_instances or "
+                    "fs.inotify.max_user_watches",
+                    error.strerror,
+                    self._directory,
+                    self._poll_seconds,
+                )
+
+    def _arm(self, inotify: Inotify) -> None:
+        watches: dict[Watch, set[str]] = defaultdict(set)
+        for folder, name, mask in _places(self._directory):
+            try:
+                watches[inotify.add_watch(folder, mask)].add(name)
+            except OSError as error:
+                if error.errno not in _MISSING:
+                    raise
+        for watch in self._names.keys() - watches.keys():
+            try:
+                inotify.rm_watch(watch)
+            except OSError:
+                pass  # the folder is gone, and its watch with it
+        self._names = dict(watches)
 
     async def changed(self) -> None:
         """Wait until the directory may have changed, at most the poll's time; the watches are to be renewed then."""
@@ -59,48 +85,16 @@ class Watcher:
             pass  # the poll
         else:
             await asyncio.sleep(SETTLE_SECONDS)
-            self._forget_events()
+            # One look at the directory answers all that waits. What a frantic writer adds meanwhile may stay.
+            for _ in range(_MAX_FORGOTTEN):
+                if self._inotify is None or self._inotify.sync_get() is None:
+                    break
 
     def close(self) -> None:
         """Give the watches back."""
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
-
-    def _instance(self) -> Inotify:
-        if self._inotify is None:
-            self._inotify = Inotify(sync_timeout=0)
-            os.set_blocking(self._inotify.fd, False)  # it says so itself, with another flag's number
-        return self._inotify
-
-    def _arm(self, inotify: Inotify) -> None:
-        watches: dict[Watch, set[str]] = defaultdict(set)
-        for folder, name, mask in _places(self._directory):
-            try:
-                watches[inotify.add_watch(folder, mask)].add(name)
-            except OSError as error:
-                if error.errno not in _MISSING:
-                    raise
-        self._drop(inotify, self._names.keys() - watches.keys())
-        self._names = dict(watches)
-
-    def _drop(self, inotify: Inotify, watches: set[Watch]) -> None:
-        for watch in watches:
-            try:
-                inotify.rm_watch(watch)
-            except OSError:
-                pass  # the folder is gone, and its watch with it
-
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "inotify does not work (%s): changes in %s take up to %g s; raise fs.inotify.max_user_instances or "
-                "fs.inotify.max_user_watches",
-                error.strerror,
-                self._directory,
-                self._poll_seconds,
-            )
 
     async def _event(self) -> None:
         if self._inotify is None:
@@ -109,12 +103,6 @@ class Watcher:
         async for event in self._inotify:
             names = self._names.get(event.watch) if event.watch is not None else None
             if names is None or event.name is None or str(event.name) in names or _EVERY_NAME in names:
-                return
-
-    def _forget_events(self) -> None:
-        """Drop what waits: one look at the directory answers it all. What a frantic writer adds meanwhile may stay."""
-        for _ in range(_MAX_FORGOTTEN):
-            if self._inotify is None or self._inotify.sync_get() is None:
                 return
 
 

@@ -25,7 +25,7 @@ SHARED_BYTES = 256 * 1000
 """Above what the kernel keeps for one unix socket by default, so that one read takes it all: each one wakes the peer,
 and what it becomes the other one, which costs more than the bytes."""
 COPIED_BYTES = 120 * 1024
-"""A piece of what all share that is copied because its socket does not take it."""
+"""A piece of the buffer that is copied because its socket does not take it."""
 DISCARDED_READS = 4
 """So much of what nobody takes any more is read at the end: what a socket keeps, and what is sent meanwhile."""
 PASSING_BYTES = 16 * 1024
@@ -34,11 +34,16 @@ PIECE_BYTES = 512
 """What a waiting piece costs beside its bytes: a stream of short lines must not take more memory than a dense one."""
 
 
-_shared = bytearray(SHARED_BYTES)
-_shared_view = memoryview(_shared)
+class ReadBuffer:
+    """What endpoints of one thread read into by turns: what passes as it is needs no memory of its own."""
+
+    def __init__(self, size: int = SHARED_BYTES) -> None:
+        self.octets = bytearray(size)
+        self.view = memoryview(self.octets)
+
 
 Passes = Callable[["Endpoint", bytearray, int], bool]
-"""Writes the first so many bytes of the buffer that all share at once, or returns False."""
+"""Writes the first so many bytes of the buffer at once, or returns False."""
 
 
 class Handler(Protocol):
@@ -55,7 +60,7 @@ class Handler(Protocol):
 
 
 class Endpoint:
-    """A connected socket whose bytes go to a handler, at most ``most`` at a time.
+    """A connected socket whose bytes go to a handler, at most ``most`` at a time (0: as many as ``buffer`` holds).
 
     Those of a big read are given to ``passes`` before, if there is one.
     """
@@ -65,13 +70,15 @@ class Endpoint:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         handler: Handler,
+        buffer: ReadBuffer,
         passes: Passes | None = None,
-        most: int = SHARED_BYTES,
+        most: int = 0,
     ) -> None:
         sock.setblocking(False)
         self._loop = loop
         self._sock = sock
         self._handler = handler
+        self._buffer = buffer
         self._passes = passes
         self._most = most
         self._backlog: deque[bytes | memoryview] = deque()
@@ -100,9 +107,9 @@ class Endpoint:
             self._loop.remove_reader(self._sock)
 
     def _readable(self) -> None:
-        """Read into the buffer that all share: what passes as it is needs no memory of its own."""
+        octets = self._buffer.octets
         try:
-            size = self._sock.recv_into(_shared, self._most)
+            size = self._sock.recv_into(octets, self._most)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -111,14 +118,14 @@ class Endpoint:
             self.pause()
             self._ended = True
             self._handler.ended(self)
-        elif size < PASSING_BYTES or self._passes is None or not self._passes(self, _shared, size):
-            self._handler.received(self, bytes(_shared_view[:size]))
+        elif size < PASSING_BYTES or self._passes is None or not self._passes(self, octets, size):
+            self._handler.received(self, bytes(self._buffer.view[:size]))
 
     def discard(self) -> None:
         """Drop what has come and was not read: the peer of a socket that is closed over it gets a reset for its EOF."""
         try:
             for _ in range(DISCARDED_READS):
-                if self.closed or not self._sock.recv_into(_shared):
+                if self.closed or not self._sock.recv_into(self._buffer.octets):
                     return
         except OSError:
             pass  # there is no more, or the peer has left
@@ -168,18 +175,24 @@ class Endpoint:
             self._loop.add_writer(self._sock, self._writable)
 
     def write_shared(self, size: int) -> None:
-        """Send the first bytes of the buffer that all share: what the socket does not take is copied."""
-        sent = 0 if self._backlog or self.broken or self.closed else self._send(_shared_view[:size])
+        """Send the first bytes of the buffer: what the socket does not take is copied."""
+        view = self._buffer.view
+        sent = 0 if self._backlog or self.broken or self.closed else self._send(view[:size])
         for at in range(sent, size, COPIED_BYTES):
-            self.write(bytes(_shared_view[at : min(at + COPIED_BYTES, size)]))
+            self.write(bytes(view[at : min(at + COPIED_BYTES, size)]))
 
     def _send(self, data: bytes | memoryview) -> int:
         try:
             return self._sock.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
-        except OSError:
-            self._break()
+        except OSError:  # writing is given up, reading goes on
+            self.broken = True
+            if self._backlog:
+                self._backlog.clear()
+                self.waiting = 0
+                self._loop.remove_writer(self._sock)
+                self._handler.drained(self)
             return 0
 
     def _keep(self, data: bytes | memoryview) -> None:
@@ -202,16 +215,6 @@ class Endpoint:
             self._loop.remove_writer(self._sock)
             self._finish_now()
         if (was_slow and self.kept_bytes <= LOW_WATER) or not self._backlog:
-            self._handler.drained(self)
-
-    def _break(self) -> None:
-        """Give up writing; reading goes on."""
-        self.broken = True
-        had_backlog = bool(self._backlog)
-        self._backlog.clear()
-        self.waiting = 0
-        if had_backlog:
-            self._loop.remove_writer(self._sock)
             self._handler.drained(self)
 
     # Ending.

@@ -18,7 +18,6 @@ import struct
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from runtimeproxy.errors import ConfigError
 
@@ -134,9 +133,13 @@ def claimed(
     try:
         folder = _open_folder(os.path.dirname(path), group_id, flag)
         try:
-            with _locked(folder, path, flag, owner) as lock:
+            lock = _lock(folder, path, flag, owner)
+            try:
                 _clear(folder, os.path.basename(path), path, flag)
                 yield folder, lock
+            except BaseException:
+                os.close(lock)
+                raise
         finally:
             os.close(folder)
     except OSError as error:
@@ -155,45 +158,38 @@ def group_id(group: str) -> int:
 
 
 def _open_folder(folder: str, group_id: int | None, flag: str) -> int:
-    """Open the socket's directory, made if missing, and check that only who may make the socket can write there."""
-    made = _make_folder(folder)
+    """Open the socket's directory and check that only who may make the socket can write there.
+
+    It is made if missing, for us alone or for the group, and its parents, where only we can write.
+    """
+    for parent in reversed(Path(folder).parents):
+        parent.mkdir(mode=0o755, exist_ok=True)
+    try:
+        os.mkdir(folder, mode=0o700)
+        made = True
+    except FileExistsError:
+        made = False
     try:
         opened = os.open(folder, _FOLDER_FLAGS)
     except NotADirectoryError:
         raise ConfigError(f"{folder} is a link or no directory; set {flag} to a path in a real directory") from None
     try:
-        if fault := folder_fault(os.fstat(opened), group_id):
+        found = os.fstat(opened)
+        if fault := folder_fault(found, group_id):
             wrong = f"{folder} {fault}, who could replace the socket"
             raise ConfigError(f"{wrong}: fix that, or set {flag} to another path")
-        if group_id is not None:
-            _let_in(opened, folder, group_id, made)
+        if group_id is not None and made:
+            os.fchown(opened, -1, group_id)
+            os.fchmod(opened, 0o750)
+        elif group_id is not None and not found.st_mode & (
+            stat.S_IXGRP if found.st_gid == group_id else stat.S_IXOTH
+        ):  # of a directory that may be somebody's we only warn
+            what = f"group {group_id} cannot enter {folder}, so it cannot use the socket"
+            log.warning("%s: chgrp the directory to the group and chmod it to 0750, or set --socket-group", what)
     except BaseException:
         os.close(opened)
         raise
     return opened
-
-
-def _let_in(opened: int, folder: str, group_id: int, made: bool) -> None:
-    """Let the group enter a socket's directory that was made just now; of any other warn, which may be somebody's."""
-    if made:
-        os.fchown(opened, -1, group_id)
-        os.fchmod(opened, 0o750)
-        return
-    found = os.fstat(opened)
-    if not found.st_mode & (stat.S_IXGRP if found.st_gid == group_id else stat.S_IXOTH):
-        what = f"group {group_id} cannot enter {folder}, so it cannot use the socket"
-        log.warning("%s: chgrp the directory to the group and chmod it to 0750, or set --socket-group", what)
-
-
-def _make_folder(folder: str) -> bool:
-    """Make a directory that only we can enter, and its parents, where only we can write; tell whether it was made."""
-    for parent in reversed(Path(folder).parents):
-        parent.mkdir(mode=0o755, exist_ok=True)
-    try:
-        os.mkdir(folder, mode=0o700)
-    except FileExistsError:
-        return False
-    return True
 
 
 def folder_fault(found: os.stat_result, group_id: int | None) -> str:
@@ -207,53 +203,33 @@ def folder_fault(found: os.stat_result, group_id: int | None) -> str:
     return ""
 
 
-@contextmanager
-def _locked(folder: int, path: str, flag: str, owner: str) -> Iterator[int]:
-    lock = _lock(folder, path, flag, owner)
-    try:
-        yield lock
-    except BaseException:
-        os.close(lock)
-        raise
-
-
 def _lock(folder: int, path: str, flag: str, owner: str) -> int:
     """Take the lock beside the socket and write our pid into it; it is held as long as the file is open."""
-    lock = _open_lock(folder, path, flag)
     try:
+        lock = os.open(os.path.basename(path) + ".lock", _LOCK_FLAGS, 0o600, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise  # no room, or no right: there is nothing to remove
+        raise ConfigError(f"{path}.lock is no regular file; remove it, or set {flag}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise ConfigError(f"{path}.lock is no regular file; remove it, or set {flag}")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         pid = os.pread(lock, 20, 0).decode(errors="replace").strip()
         os.close(lock)
-        _refuse_second(path, pid, flag, owner)
-    _write_pid(lock)
-    return lock
-
-
-def _open_lock(folder: int, path: str, flag: str) -> int:
-    try:
-        lock = os.open(os.path.basename(path) + ".lock", _LOCK_FLAGS, 0o600, dir_fd=folder)
-        if stat.S_ISREG(os.fstat(lock).st_mode):
-            return lock
+        who = f"another {owner} (pid {pid or 'unknown'})"
+        has = f"listens on {path}, or still finishes calls and holds {path}.lock"
+        raise ConfigError(f"{who} {has}; stop it and wait for its end, or choose another {flag}") from None
+    except BaseException:
         os.close(lock)
-    except OSError as error:
-        if error.errno not in _NO_FILE:
-            raise  # no room, or no right: there is nothing to remove
-    raise ConfigError(f"{path}.lock is no regular file; remove it, or set {flag}")
-
-
-def _write_pid(lock: int) -> None:
+        raise
     try:
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     except OSError:
         pass  # a full disk: the lock holds all the same, the pid is only shown to whoever comes second
-
-
-def _refuse_second(path: str, pid: str, flag: str, owner: str) -> NoReturn:
-    who = f"another {owner} (pid {pid or 'unknown'})"
-    has = f"listens on {path}, or still finishes calls and holds {path}.lock"
-    raise ConfigError(f"{who} {has}; stop it and wait for its end, or choose another {flag}")
+    return lock
 
 
 def _clear(folder: int, name: str, path: str, flag: str) -> None:
@@ -292,22 +268,18 @@ def _bound(folder: int, name: str, path: str, mode: int, group_id: int | None) -
         # moment, whatever the umask is. The group gets its bits only when it is the right group.
         os.fchmod(sock.fileno(), mode & stat.S_IRWXU)
         sock.bind(path)
-        _open_up(folder, name, mode, group_id)
+        try:
+            if group_id is not None:
+                os.chown(name, -1, group_id, dir_fd=folder, follow_symlinks=False)
+            os.chmod(name, mode, dir_fd=folder)
+        except OSError:
+            os.unlink(name, dir_fd=folder)
+            raise
         sock.listen(BACKLOG)
     except BaseException:
         sock.close()
         raise
     return sock
-
-
-def _open_up(folder: int, name: str, mode: int, group_id: int | None) -> None:
-    try:
-        if group_id is not None:
-            os.chown(name, -1, group_id, dir_fd=folder, follow_symlinks=False)
-        os.chmod(name, mode, dir_fd=folder)
-    except OSError:
-        os.unlink(name, dir_fd=folder)
-        raise
 
 
 def identity(path: str) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.relay.endpoint import REQUEST_BYTES, SHARED_BYTES, Endpoint
+from runtimeproxy.relay.endpoint import REQUEST_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.bodies import Send
 
@@ -71,14 +71,16 @@ class Pair:
         client: socket.socket,
         backend: socket.socket,
         flow: Flow,
+        buffer: ReadBuffer,
         hangups: Hangups | None = None,
         bulk: Bulk | None = None,
     ) -> None:
         self._bulk = bulk
+        self._buffer = buffer
         self._client_socket = client
         client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
-        self._client = self._endpoint(loop, client, REQUEST_BYTES if bulk is None else SHARED_BYTES)
-        self._backend = self._endpoint(loop, backend, SHARED_BYTES)  # its answers are long
+        self._client = self._endpoint(loop, client, REQUEST_BYTES if bulk is None else 0)
+        self._backend = self._endpoint(loop, backend)  # its answers are long
         self._flow = flow
         self._loop = loop
         self._to_client, self._to_backend = flow.outputs()
@@ -97,8 +99,8 @@ class Pair:
         self._client.resume()
         self._backend.resume()
 
-    def _endpoint(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, most: int) -> Endpoint:
-        return Endpoint(loop, sock, self, None if self._bulk is None else self._passes, most)
+    def _endpoint(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, most: int = 0) -> Endpoint:
+        return Endpoint(loop, sock, self, self._buffer, None if self._bulk is None else self._passes, most)
 
     def _passes(self, endpoint: Endpoint, buffer: bytearray, size: int) -> bool:
         """Send bytes that pass as they are, unless others wait to be sent before them."""
@@ -268,7 +270,7 @@ class Pair:
     def replace_backend(self, backend: socket.socket) -> None:
         """Go on with another connection to the backend, whose first one has ended."""
         self._backend.close()
-        self._backend = self._endpoint(self._loop, backend, SHARED_BYTES)
+        self._backend = self._endpoint(self._loop, backend)
         self._backend.resume()
         self.hold_client(self._client_held)  # it may have been paused for the first one's sake
 

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from runtimeproxy.logs import UNLIMITED
 from runtimeproxy.relay.dial import SCARCE, SCARCE_RETRY_SECONDS, dial, dial_now, why
 from runtimeproxy.relay.drain import Drain, Leaving, Unfinished
+from runtimeproxy.relay.endpoint import ReadBuffer
 from runtimeproxy.telemetry import Recorder
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class Pairs(ABC):
         self.recorder = recorder
         self.loop = loop
         self.connections: set[Leaving] = set()
+        self.buffer = ReadBuffer()
+        """All connections read into it: they share one event loop."""
         self.tasks = calls
         """What is to end before the front does: the calls, and what else was to be kept."""
         self._told_away = False

@@ -26,7 +26,7 @@ from runtimeproxy.relay.dial import (
     dial_now,
     own_shortage,
 )
-from runtimeproxy.relay.endpoint import Endpoint
+from runtimeproxy.relay.endpoint import Endpoint, ReadBuffer
 from runtimeproxy.wire import grpc, http2
 from runtimeproxy.wire.unary import CallFailed, Calls, Kind, TooLong, Unprocessed
 
@@ -78,6 +78,7 @@ class UnaryClient:
         self._link: _Link | None = None
         self.links: set[_Link] = set()
         self.deadlines = Deadlines()
+        self.buffer = ReadBuffer()
         self._connected_to: _Identity | None = None
         self._connections = 0
         self._lacking = ""
@@ -214,7 +215,7 @@ class _Link:
         self._links = client.links
         self._links.add(self)
         self._acks: asyncio.TimerHandle | None = None
-        self._endpoint = Endpoint(loop, sock, self)
+        self._endpoint = Endpoint(loop, sock, self, client.buffer)
         self._endpoint.resume()
 
     @property

@@ -158,15 +158,10 @@ class ChunkedBody:
         if self._keep is not None:
             self._keep(data[at:end])
         self._left -= end - at
-        if self._left:
-            return end
-        return self._begin_plain_chunk(data, end)
-
-    def _begin_plain_chunk(self, data: Octets, at: int) -> int:
-        """Take the line end and the size behind a chunk at once where that is easy; else they are taken by lines."""
-        match = _PLAIN_NEXT_CHUNK.match(data, at)
+        # The line end and the size behind a chunk are taken at once where that is easy, else by lines.
+        match = None if self._left else _PLAIN_NEXT_CHUNK.match(data, end)
         if match is None:
-            return at
+            return end
         self._begin_chunk(match[1])
         return match.end()
 
@@ -187,10 +182,6 @@ class ChunkedBody:
             return len(data)
         line = bytes(self._line)
         self._line.clear()
-        self._read_line(line)
-        return end
-
-    def _read_line(self, line: bytes) -> None:
         if self._next is _Line.SIZE:
             match = _SIZE_LINE.fullmatch(line)
             if match is None:
@@ -206,6 +197,7 @@ class ChunkedBody:
             self._trailer_bytes += len(line)
         else:
             raise BadMessage(Rule.TRAILER)
+        return end
 
 
 def dechunk(raw: Octets) -> bytes:

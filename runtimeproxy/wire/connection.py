@@ -7,7 +7,6 @@ Invariant: what the peer can make us keep is bounded; a peer that breaks the pro
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import headers, http2
@@ -17,22 +16,6 @@ HEADER_LIMIT = 64 * 1024
 """Longest header block that is taken, its frames' heads counted in."""
 
 _SHAPE = http2.END_HEADERS | http2.PADDED | http2.PRIORITY_FLAG
-
-
-@dataclass(slots=True, eq=False)
-class _Block:
-    """A header block that is being collected."""
-
-    stream: int
-    end: bool
-    fragment: bytearray = field(default_factory=bytearray)
-    size: int = 0
-
-    def add(self, stream: int, fragment: bytes) -> None:
-        self.fragment += fragment
-        self.size += http2.HEAD_BYTES + len(fragment)
-        if stream != self.stream or self.size > HEADER_LIMIT:
-            raise WireError("CONTINUATION of another stream, or header block is too long")
 
 
 class Connection(ABC):
@@ -50,7 +33,10 @@ class Connection(ABC):
         one that nobody waits for: the peer's header table depends on it."""
         self._frames = http2.FrameBuffer(settings.get(http2.MAX_FRAME_SIZE, http2.DEFAULT_FRAME_SIZE))
         self._blocks = headers.Blocks()
-        self._block: _Block | None = None
+        self._fragment: bytearray | None = None
+        """What came of a header block that is not whole yet; then the next three tell of it."""
+        self._block_stream = self._block_bytes = 0
+        self._block_ends = False
         self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
             http2.HEADERS: self._headers,
             http2.CONTINUATION: self._continuation,
@@ -67,7 +53,7 @@ class Connection(ABC):
     def receive(self, data: bytes) -> None:
         """Take the peer's bytes. Raises WireError: then the connection is of no more use."""
         for kind, flags, stream, payload in self._frames.feed(data):
-            if (self._block is None) == (kind == http2.CONTINUATION):
+            if (self._fragment is None) == (kind == http2.CONTINUATION):
                 raise WireError("CONTINUATION out of place")
             if not self._told and (kind != http2.SETTINGS or flags & http2.ACK):
                 raise WireError("the first frame is no SETTINGS")
@@ -85,17 +71,19 @@ class Connection(ABC):
 
     def _headers(self, flags: int, stream: int, payload: bytes) -> None:
         _, fragment = http2.split_block(http2.HEADERS, flags, payload)
-        self._block = _Block(stream, bool(flags & http2.END_STREAM))
+        self._fragment = bytearray()
+        self._block_stream, self._block_bytes, self._block_ends = stream, 0, bool(flags & http2.END_STREAM)
         self._continuation(flags, stream, fragment)
 
     def _continuation(self, flags: int, stream: int, payload: bytes) -> None:
-        block = self._block
-        assert block is not None
-        block.add(stream, payload)
+        assert self._fragment is not None
+        self._fragment += payload
+        self._block_bytes += http2.HEAD_BYTES + len(payload)
+        if stream != self._block_stream or self._block_bytes > HEADER_LIMIT:
+            raise WireError("CONTINUATION of another stream, or header block is too long")
         if flags & http2.END_HEADERS:
-            self._block = None
-            fragment = bytes(block.fragment)
-            self.block(stream, fragment if self._acknowledged else self._blocks.translate(fragment), block.end)
+            block, self._fragment = bytes(self._fragment), None
+            self.block(stream, block if self._acknowledged else self._blocks.translate(block), self._block_ends)
 
     def _reset(self, flags: int, stream: int, payload: bytes) -> None:
         if len(payload) != 4:

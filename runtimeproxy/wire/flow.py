@@ -21,13 +21,11 @@ PAIR_WINDOW = 2**20
 CREDIT_STEP = 2**18
 """Credit is given back in steps of this many bytes."""
 QUEUED_FRAMES = 16_384
-"""Most items that wait for a peer, of all streams together: one costs far more than its bytes. Envoy: 10,000."""
+"""Most frames that wait for a peer, of all streams together: one costs far more than its bytes. Envoy: 10,000."""
 QUEUED_SETTINGS = 2_500
-"""Most SETTINGS that wait for their ACK: each one that comes costs a look at all of them. A burst may be 2,000."""
+"""Most SETTINGS that wait for their ACK."""
 QUEUED_BYTES = 4 << 20
 """Most bytes of frames that wait although they cost no credit: trailers and resets behind their stream's DATA."""
-MERGED_BYTES = 4_096
-"""DATA that wait one behind the other are put together up to so many bytes: few items keep what credit allows."""
 
 
 class Source(Protocol):
@@ -38,30 +36,6 @@ class Source(Protocol):
 
 class Outlet:
     """Frames on their way to one peer, and what that peer may still send."""
-
-    __slots__ = (
-        "_announced",
-        "_between",
-        "_owed",
-        "_queued_bytes",
-        "_queued_frames",
-        "_started",
-        "_stream_windows",
-        "_widest",
-        "acks",
-        "cut_through",
-        "frame_limit",
-        "heard",
-        "initial_window",
-        "max_frame",
-        "out",
-        "outstanding",
-        "overfull",
-        "passed",
-        "queues",
-        "widened",
-        "window",
-    )
 
     def __init__(self) -> None:
         self.out: list[bytes] = []
@@ -95,9 +69,7 @@ class Outlet:
         self.queues: OrderedDict[int, deque[_Waiting]] = OrderedDict()
         """What waits for the peer's credit, by stream."""
         self._stream_windows: dict[int, int] = {}
-        """What a stream has beyond INITIAL_WINDOW_SIZE, perhaps less than 0: a new one changes none of thousands."""
-        self._widest = 0
-        """No stream has more than this beyond it."""
+        """What a stream has beyond INITIAL_WINDOW_SIZE, perhaps less than 0."""
         self.widened = False
         """True while ``catch_up`` is due."""
 
@@ -160,9 +132,7 @@ class Outlet:
             if source is not None:
                 source.credit(charge)
             return
-        waiting = _Waiting(memoryview(payload), end, False, charge, source)
-        if stream not in self.queues or not self.queues[stream][-1].merge(waiting):
-            self._append(stream, waiting)
+        self._append(stream, _Waiting(memoryview(payload), end, False, charge, source))
 
     def take(self, stream: int, length: int) -> bool:
         """Take credit for a DATA frame that the caller sends at once; False, and none is taken, if it has to wait."""
@@ -264,18 +234,13 @@ class Outlet:
                 self.max_frame = value
                 self.frame_limit = max(self.frame_limit, value)
         initial = dict(entries).get(http2.INITIAL_WINDOW_SIZE, self.initial_window)  # the last one counts
-        if initial + self._widest > http2.MAX_WINDOW:
-            self._widest = max(self._stream_windows.values(), default=0)  # whose it was may have ended
-            if initial + self._widest > http2.MAX_WINDOW:
-                raise _too_wide()
+        if initial + max(self._stream_windows.values(), default=0) > http2.MAX_WINDOW:
+            raise _too_wide()
         self.widened |= initial > self.initial_window
         self.initial_window = initial
 
     def catch_up(self) -> None:
-        """Send what wider windows of the streams let go.
-
-        Due when all that came of the peer has been read: thousands of streams may wait, and thousands of SETTINGS come.
-        """
+        """Send what wider windows of the streams let go; due when all that came of the peer has been read."""
         self.widened = False
         for stream in [stream for stream in self.queues if stream in self._stream_windows]:
             self._send_stream(stream)
@@ -288,7 +253,7 @@ class Outlet:
         if self.window > http2.MAX_WINDOW:
             raise _too_wide()
         if self.queues:
-            self._take_turns(until_used_up=True)
+            self.drain()
 
     def open_stream_window(self, stream: int, increment: int) -> None:
         """Take the peer's WINDOW_UPDATE on a stream that is hop by hop. Raises WireError."""
@@ -297,28 +262,18 @@ class Outlet:
             if self.initial_window + beyond > http2.MAX_WINDOW:
                 raise _too_wide()
             self._stream_windows[stream] = beyond
-            self._widest = max(self._widest, beyond)
             self._send_stream(stream)
 
     def drain(self) -> None:
         """Send what waits, stream by stream in turn, as far as the windows reach."""
-        self._take_turns(until_used_up=False)
-
-    def _take_turns(self, until_used_up: bool) -> None:
-        """Send what waits; ``until_used_up``: nothing but the connection's window is in the way of any stream.
-
-        Then the streams that it does not reach are not even looked at: there may be thousands, and credit of one byte.
-        """
         if self.cut_through or not self._started:
             return
         stuck = 0
-        while stuck < len(self.queues) and (self.window or not until_used_up):
+        while stuck < len(self.queues):
             stream = next(iter(self.queues))
             stuck += 1
-            while self._send_next(stream):
+            if self._send_next(stream):
                 stuck = 0
-                if stream not in self.queues or not self.queues[stream][0].costless:
-                    break
             if stream in self.queues:
                 self.queues.move_to_end(stream)
 
@@ -360,13 +315,13 @@ class Outlet:
         """Count DATA that the peer sent. Raises WireError if it had no credit for it."""
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
-            raise _unpaid()
+            raise WireError("DATA above the connection window")
 
     def relayed(self, length: int) -> None:
         """Count DATA that the peer sent and that leaves at once. Raises WireError if it had no credit for it."""
         self.outstanding += length
         if self.outstanding > PAIR_WINDOW:
-            raise _unpaid()
+            raise WireError("DATA above the connection window")
         self._owed += length
         if self._owed >= CREDIT_STEP:
             self._pay()
@@ -395,32 +350,13 @@ class _Waiting:
     source: Source | None
 
     @property
-    def costless(self) -> bool:
-        """Tell whether it needs no window."""
-        return not (self.charge if self.whole else self.payload)
-
-    @property
     def free(self) -> int:
         """Return how many bytes wait that cost no credit."""
         return len(self.payload) if self.whole and not self.charge else 0
 
-    def merge(self, later: "_Waiting") -> bool:
-        """Take what comes behind, if both are short and alike; else return False."""
-        size = len(self.payload) + len(later.payload)
-        if self.whole or self.end or self.source is not later.source or size > MERGED_BYTES:
-            return False
-        self.payload = memoryview(bytes(self.payload) + later.payload)
-        self.end = later.end
-        self.charge += later.charge
-        return True
-
     def credit(self) -> None:
         if self.source is not None:
             self.source.credit(self.charge)
-
-
-def _unpaid() -> WireError:
-    return WireError("DATA above the connection window")
 
 
 def _too_wide() -> WireError:

@@ -158,18 +158,14 @@ def head_end(buffer: bytes | bytearray, start: int = 0, seen: int = 0) -> int:
         return end
     if len(buffer) - start >= HEAD_LIMIT:
         raise BadMessage(Rule.HEAD_BYTES)
-    _check_beginning(buffer, max(start, seen), start)
-    return 0
-
-
-def _check_beginning(buffer: bytes | bytearray, at: int, start: int) -> None:
-    """Check what came of a head from ``at`` on."""
+    at = max(start, seen)
     if at > start and buffer[at - 1 : at] == b"\r":
         at -= 1
     lines = buffer.count(b"\r\n", at)
     stray = buffer.count(b"\n", at) != lines or buffer.count(b"\r", at) != lines + buffer.endswith(b"\r", at)
     if stray or buffer.find(0, at) >= 0:
         raise BadMessage(_first_breach(buffer[at:]))
+    return 0
 
 
 _AT_ONCE = re.compile(rb"\0|\r(?=[^\n])|(?<!\r)\n")  # refused before the end of the head is there
@@ -219,9 +215,20 @@ def _request(raw: bytes) -> RequestHead:
     if raw.count(b"\n") > FIELDS_LIMIT + 2:  # the first line and the empty one
         raise BadMessage(Rule.FIELDS)
     lines = _lines(raw, _OF_REQUESTS)
-    method, target, version = _request_line(lines[0])
+    match = _REQUEST_LINE.fullmatch(lines[0])
+    if match is None:
+        raise BadMessage(Rule.REQUEST_LINE)
+    method, target, digits = match.groups()
+    if not _TARGET.fullmatch(target) or ("%" in target and _BROKEN_ESCAPE.search(target.partition("?")[0])):
+        raise BadMessage(Rule.TARGET)
+    version = _version(digits)
     fields, found = _fields(lines)
-    _check_host(found.get("host"), version)
+    hosts = found.get("host")
+    if hosts is None:
+        if version != _HTTP_1_0:
+            raise BadMessage(Rule.HOST)
+    elif len(hosts) > 1 or not _HOST.fullmatch(hosts[0]):
+        raise BadMessage(Rule.HOST)
     framing, length = _framing(found, version) or (Framing.EMPTY, 0)
     return RequestHead(
         raw=raw,
@@ -288,16 +295,6 @@ def _lines(raw: bytes, allowed: bytes) -> list[str]:
     return lines
 
 
-def _request_line(line: str) -> tuple[str, str, Version]:
-    match = _REQUEST_LINE.fullmatch(line)
-    if match is None:
-        raise BadMessage(Rule.REQUEST_LINE)
-    method, target, version = match.groups()
-    if not _TARGET.fullmatch(target) or ("%" in target and _BROKEN_ESCAPE.search(target.partition("?")[0])):
-        raise BadMessage(Rule.TARGET)
-    return method, target, _version(version)
-
-
 def _version(digits: str) -> Version:
     version = _VERSIONS.get(digits)
     if version is None:
@@ -311,7 +308,11 @@ def _fields(lines: list[str]) -> tuple[Fields, _Found]:
     found: _Found = {}
     for line in lines[1:-2]:
         name, colon, value = line.partition(":")
-        lowered = _USUAL_NAMES.get(name) or _lowered(name)
+        lowered = _USUAL_NAMES.get(name)
+        if lowered is None:
+            if not _NAME.fullmatch(name):
+                raise BadMessage(Rule.FOLDED if name[:1] in (" ", "\t") else Rule.FIELD_NAME)
+            lowered = name.lower()
         if not colon:
             raise BadMessage(Rule.FIELD_NAME)
         value = value.strip(" \t")
@@ -321,25 +322,15 @@ def _fields(lines: list[str]) -> tuple[Fields, _Found]:
     return tuple(fields), found
 
 
-def _lowered(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise BadMessage(Rule.FOLDED if name[:1] in (" ", "\t") else Rule.FIELD_NAME)
-    return name.lower()
-
-
-def _check_host(hosts: list[str] | None, version: Version) -> None:
-    if hosts is None:
-        if version != _HTTP_1_0:
-            raise BadMessage(Rule.HOST)
-    elif len(hosts) > 1 or not _HOST.fullmatch(hosts[0]):
-        raise BadMessage(Rule.HOST)
-
-
 def _framing(found: _Found, version: Version) -> tuple[Framing, int] | None:
     """Return what the fields say of the body, None if they say nothing."""
     codings, lengths = found.get("transfer-encoding"), found.get("content-length")
     if codings is None:
-        return None if lengths is None else (Framing.SIZED, _length(lengths))
+        if lengths is None:
+            return None
+        if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0]):
+            raise BadMessage(Rule.CONTENT_LENGTH)
+        return Framing.SIZED, int(lengths[0])
     if version == _HTTP_1_0:
         raise BadMessage(Rule.CODING_OF_1_0)
     if lengths is not None:
@@ -347,12 +338,6 @@ def _framing(found: _Found, version: Version) -> tuple[Framing, int] | None:
     if len(codings) > 1 or codings[0].lower() != "chunked":
         raise BadMessage(Rule.TRANSFER_CODING)
     return Framing.CHUNKED, 0
-
-
-def _length(lengths: list[str]) -> int:
-    if len(lengths) > 1 or not _LENGTH.fullmatch(lengths[0]):
-        raise BadMessage(Rule.CONTENT_LENGTH)
-    return int(lengths[0])
 
 
 def _expects(found: _Found, version: Version) -> bool:

@@ -17,9 +17,6 @@ from runtimeproxy.wire.connection import Connection
 STREAMS_UNTIL_TOLD = 1
 """How many streams are open at most before the peer's SETTINGS say how many it takes."""
 
-ACKS_AT_ONCE = 16
-"""So many answers to the peer's PINGs wait for something else to be sent at most."""
-
 _ENABLE_PUSH = 0x2
 _LONGEST_TEXT = 2048
 _LONGEST_CACHED_BLOCK = 256
@@ -101,10 +98,8 @@ class Calls(Connection):
         return max(self.stream_limit - len(self._calls), 0)
 
     def acknowledge(self, ack: bytes) -> None:
-        """Answer a PING of the peer behind what it is sent next; of a flood of them as soon as may be."""
+        """Answer a PING of the peer behind what it is sent next."""
         self.acks.append(ack)
-        if len(self.acks) > ACKS_AT_ONCE:
-            self.outlet.acknowledge()
 
     def open(self, path: str, message: bytes, seconds: float) -> int:
         """Send a request that has so many seconds; return its stream."""
@@ -145,11 +140,11 @@ class Calls(Connection):
         prefix = call.body[: grpc.PREFIX_BYTES]
         announced = int.from_bytes(prefix[1:]) if len(prefix) == grpc.PREFIX_BYTES else 0
         if not call.headed:
-            self._abort(stream, _broken("the answer begins without headers"))
+            self._end(stream, _broken("the answer begins without headers"), reset=True)
         elif max(announced, len(call.body) - grpc.PREFIX_BYTES) > self._max_reply_bytes:
-            self._abort(stream, TooLong(self._max_reply_bytes))
+            self._end(stream, TooLong(self._max_reply_bytes), reset=True)
         elif end:
-            self._end(stream, _broken("the answer ends without grpc-status"))
+            self._end(stream, _broken("the answer ends without grpc-status"), self.outlet.waits(stream))
 
     def block(self, stream: int, block: bytes, end: bool) -> None:
         """Take an answer's headers or trailers."""
@@ -158,12 +153,13 @@ class Calls(Connection):
         if call is None:
             return
         if end:
-            self._end(stream, self._outcome(call, head))
+            self._end(stream, self._outcome(call, head), self.outlet.waits(stream))
         elif head.good and not call.headed:
             call.headed = True
             call.encoding = head.encoding
         elif call.headed or not head.informational:
-            self._abort(stream, head.fault() if not head.good else _broken("the answer has headers after its message"))
+            fault = _broken("the answer has headers after its message") if head.good else head.fault()
+            self._end(stream, fault, reset=True)
 
     def _outcome(self, call: _Call, head: "_Head") -> Outcome:
         """Read the answer of a stream that ends with these headers."""
@@ -180,37 +176,26 @@ class Calls(Connection):
             return CallFailed(head.status, "the peer says that the time is over", Kind.DEADLINE)
         return CallFailed(head.status, head.text, Kind.STATUS)
 
-    def _end(self, stream: int, outcome: Outcome) -> None:
-        """End a call whose stream the peer has ended; what was not sent of it yet is never sent."""
+    def _end(self, stream: int, outcome: Outcome, reset: bool) -> None:
+        """End a call; ``reset`` says that the peer has not ended its stream, or is not sent the rest of the request."""
         del self._calls[stream]
         self.ended.append((stream, outcome))
-        if self.outlet.waits(stream):
+        if reset:
             self._cancel(stream)
         else:
             self.outlet.ungovern(stream)
-
-    def _abort(self, stream: int, failure: CallFailed) -> None:
-        """End a call whose answer is no use while the peer still sends it."""
-        del self._calls[stream]
-        self.ended.append((stream, failure))
-        self._cancel(stream)
 
     def reset(self, stream: int, code: int) -> None:
         """End a call that the peer reset."""
         if stream in self._calls:
             refused = code == http2.REFUSED_STREAM
             failure = Unprocessed() if refused else _broken(f"the peer reset the call (HTTP/2 error {code})")
-            self._drop(stream, failure)
-
-    def _drop(self, stream: int, failure: CallFailed) -> None:
-        del self._calls[stream]
-        self.ended.append((stream, failure))
-        self.outlet.ungovern(stream)
+            self._end(stream, failure, reset=False)
 
     def goaway(self, last_stream: int) -> None:
         """End the calls that the peer did not process."""
         for above in [number for number in self._calls if number > last_stream]:
-            self._drop(above, Unprocessed())
+            self._end(above, Unprocessed(), reset=False)
 
 
 @lru_cache(maxsize=64)

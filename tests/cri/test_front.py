@@ -18,7 +18,7 @@ from runtimeproxy.cri.front import ACK_SECONDS, Connection
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.heldbytes import HeldBytes
 from runtimeproxy.relay import pair
-from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint
+from runtimeproxy.relay.endpoint import HIGH_WATER, Endpoint, ReadBuffer
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire import flow
@@ -85,6 +85,7 @@ class Scene:
         self.tasks: list[asyncio.Task[None]] = []
         self.recorder = Recorder(self.loop.time)
         self.front: Any = SimpleNamespace(
+            buffer=ReadBuffer(),
             loop=self.loop,
             held_bytes=HeldBytes(),
             image_apart=bool(images),

@@ -17,15 +17,6 @@ PATIENCE_SECONDS = 10.0
 """How long a busy machine may take where the time is not what is tested."""
 
 
-def long_chain(folder: Path) -> None:
-    """Register by a chain of links, longer than any kernel and Python's stack would follow."""
-    hidden = folder / ".chain"
-    hidden.mkdir()
-    for number in range(1200):
-        (hidden / f"link{number}").symlink_to(f"link{number + 1}")
-    (folder / "chain.json").symlink_to(hidden / "link0")
-
-
 class FakeClient:
     """A client that remembers what it was made for and whether it was closed."""
 
@@ -56,8 +47,16 @@ class Rig:
         self.folder = folder
         self.recorder = Recorder(time.monotonic)
         self.clients: list[FakeClient] = []
+        self.poll(1000)
+
+    def poll(self, seconds: float) -> None:
+        """Make the manager anew, with another poll."""
         self.manager = Manager(
-            str(folder), timeout_seconds=2.0, recorder=self.recorder, client_factory=self._client, poll_seconds=1000
+            str(self.folder),
+            timeout_seconds=2.0,
+            recorder=self.recorder,
+            client_factory=self._client,
+            poll_seconds=seconds,
         )
 
     def _client(self, plugin: str, endpoint: str) -> FakeClient:

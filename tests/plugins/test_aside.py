@@ -54,6 +54,6 @@ time.sleep(0.1)
 """
 
 
-def test_the_end_of_the_process_waits_for_no_work() -> None:
+def test_end_of_the_process_waits_for_no_work() -> None:
     done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, timeout=PATIENCE_SECONDS, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -1,7 +1,7 @@
 """The client of a hook server: what it tells, what it takes, and the reason of every failure."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -12,11 +12,12 @@ from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.plugins.client import HookClient
+from runtimeproxy.relay import unary
 from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
 from tests.fakes.descriptors import no_descriptors
 from tests.fakes.hookserver import HookServer
-from tests.relay.peers import Peer
+from tests.relay.peers import Connection, Peer
 
 POD = PodInfo(id="p1", name="pod", uid="u1", namespace="ns", attempt=2, labels={"l": "1"}, annotations={"a": "1"})
 CONTAINER = ContainerInfo(
@@ -24,6 +25,7 @@ CONTAINER = ContainerInfo(
 )
 POINT = BY_NAME["PreCreateContainer"]
 LONG_SECONDS = 10.0
+Status = grpc.StatusCode
 
 
 def request(point: HookPoint) -> HookRequest:
@@ -48,9 +50,13 @@ async def server(path: str) -> AsyncIterator[HookServer]:
         yield made
 
 
+async def ask(client: HookClient, seconds: float = LONG_SECONDS) -> HookAnswer:
+    return await client.call(POINT, request(POINT), seconds)
+
+
 async def failing(client: HookClient, seconds: float = LONG_SECONDS) -> HookError:
     with pytest.raises(HookError) as raised:
-        await client.call(POINT, request(POINT), seconds)
+        await ask(client, seconds)
     assert (raised.value.plugin, raised.value.hook) == ("plugin", POINT.name)
     return raised.value
 
@@ -69,59 +75,109 @@ async def test_every_hook_point_is_told_and_answers(client: HookClient, server: 
         assert answer == HookAnswer(annotations={"b": "2"}, envs={"E": "3"}, resources=Resources(cpu_shares=512))
 
 
-async def test_an_empty_answer(client: HookClient, server: HookServer) -> None:
-    assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
+TOO_LONG = "the answer is longer than 4194304 bytes; let it answer less, or raise --hook-answer-limit"
+NOT_SERVED = "the server does not serve this hook point; take it out of the registration, or update the server"
 
 
-async def test_nobody_there(client: HookClient, path: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "reason", "detail", "said"),
+    [
+        (hookanswers.status(Status.PERMISSION_DENIED, "not here"), Reason.REFUSED, "", "not here"),
+        (hookanswers.status(Status.INTERNAL, "SECRET=canary"), Reason.ERROR_STATUS, "gRPC status 13", "SECRET=canary"),
+        (hookanswers.status(Status.DEADLINE_EXCEEDED, "A"), Reason.ERROR_STATUS, "gRPC status 4", None),
+        (hookanswers.status(Status.UNIMPLEMENTED, "SECRET=canary"), Reason.UNIMPLEMENTED, NOT_SERVED, ""),
+        (hookanswers.garbage(), Reason.BAD_ANSWER, None, ""),
+        (hookanswers.huge(), Reason.BAD_ANSWER, TOO_LONG, ""),
+    ],
+    ids=["refusal", "error status", "its own work is late", "method that it lacks", "no message", "too long"],
+)
+async def test_failed_answer_has_a_reason_and_its_text_is_never_logged(
+    client: HookClient, server: HookServer, answer: hookanswers.Answer, reason: Reason, detail: str, said: str
+) -> None:
+    server.default = answer
     error = await failing(client)
-    assert error.reason is Reason.UNREACHABLE
-    assert error.detail == f"{path}: No such file or directory"
+    assert error.reason is reason
+    assert detail is None or error.detail == detail
+    assert said is None or error.said == said
+    assert "canary" not in error.logged
+    assert str(error) == error.logged + (f": {error.said}" if error.said else "")
 
 
-async def test_a_want_of_descriptors_is_our_own_failure(client: HookClient, server: HookServer) -> None:
+@pytest.mark.parametrize(
+    "late", [hookanswers.hang(), hookanswers.after(0.15, hookanswers.status(Status.DEADLINE_EXCEEDED))]
+)
+async def test_answer_that_takes_the_time_of_the_call_is_a_deadline(
+    client: HookClient, server: HookServer, late: hookanswers.Answer
+) -> None:
+    """A server that says of one pod that its own work was late, and says so soon, has answered."""
+    server.default = late
+    assert (await failing(client, 0.25)).reason is Reason.DEADLINE
+    server.default = hookanswers.empty()
+    assert await ask(client) == HookAnswer()
+
+
+async def test_crash_in_an_answer_is_a_broken_one(client: HookClient, server: HookServer) -> None:
+    server.default = server.crash_mid_answer()
+    assert (await failing(client)).reason is Reason.BROKEN_ANSWER
+
+
+async def test_nobody_there_is_unreachable(client: HookClient, path: str) -> None:
+    error = await failing(client)
+    assert (error.reason, error.detail) == (Reason.UNREACHABLE, f"{path}: No such file or directory")
+
+
+async def test_want_of_descriptors_is_our_own_failure(client: HookClient, server: HookServer) -> None:
     with no_descriptors():
         error = await failing(client, 0.05)
-    assert error.reason is Reason.INTERNAL
-    assert error.detail == "the proxy itself lacks what it needs: Too many open files"
-    assert (await client.call(POINT, request(POINT), LONG_SECONDS)) == HookAnswer()
+    lacking = "the proxy itself lacks what it needs: Too many open files"
+    assert (error.reason, error.detail) == (Reason.INTERNAL, lacking)
+    assert await ask(client) == HookAnswer()
 
 
-async def test_a_hook_server_that_hangs(client: HookClient, server: HookServer) -> None:
-    server.default = hookanswers.hang()
-    assert (await failing(client, 0.1)).reason is Reason.DEADLINE
-    server.default = hookanswers.empty()
-    assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
+async def test_request_that_does_not_fit_into_the_message_is_ours(client: HookClient, server: HookServer) -> None:
+    odd = HookRequest(POD, ContainerInfo(resources=Resources(cpu_quota=2**63)))
+    with pytest.raises(HookError) as raised:
+        await client.call(POINT, odd, LONG_SECONDS)
+    assert raised.value.reason is Reason.INTERNAL
+    assert str(2**63) not in str(raised.value)
 
 
-async def test_a_hook_server_whose_own_work_is_late_answers_all_the_same(
-    client: HookClient, server: HookServer
+async def test_socket_that_others_could_replace_is_not_dialled(
+    client: HookClient, server: HookServer, path: str
 ) -> None:
-    """It may say so at once, of one pod: only what takes the time of the call is a hang."""
-    server.default = hookanswers.status(grpc.StatusCode.DEADLINE_EXCEEDED, "SECRET=canary")
+    folder = Path(path).parent
+    folder.chmod(0o777)
     error = await failing(client)
-    assert (error.reason, error.detail) == (Reason.ERROR_STATUS, "gRPC status 4")
-    assert "canary" not in error.logged
-    server.default = hookanswers.after(0.15, server.default)
-    assert (await failing(client, 0.25)).reason is Reason.DEADLINE
+    assert error.reason is Reason.UNTRUSTED_SOCKET
+    assert error.detail.startswith(f"{folder} can be written by everybody")
+    assert (client.peer().socket, server.calls) == (None, [])
+    folder.chmod(0o755)
+    assert await ask(client) == HookAnswer()
 
 
-@pytest.mark.parametrize("by", ["reset", "goaway"])
-async def test_a_hook_server_that_sends_every_call_back_costs_the_time_of_one_that_hangs(path: str, by: str) -> None:
+def reset(connection: Connection, stream: int) -> None:
+    connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
+
+
+def send_goaway(connection: Connection, stream: int) -> None:
+    connection.send(http2.goaway(0, 0))
+
+
+@pytest.mark.parametrize("refuse", [reset, send_goaway])
+async def test_server_that_sends_every_call_back_is_a_deadline(
+    path: str, refuse: Callable[[Connection, int], None]
+) -> None:
     async with Peer(path) as peer:
         client = HookClient("plugin", path)
         asked = asyncio.ensure_future(failing(client, 0.2))
-        connection = await peer.connection()
         times = 0
+        connection = await peer.connection()
         while not asked.done():
             try:
                 async with asyncio.timeout(0.3):
-                    stream = await connection.request()
+                    refuse(connection, await connection.request())
                     times += 1
-                    if by == "reset":
-                        connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
-                    else:
-                        connection.send(http2.goaway(0, 0))
+                    if refuse is send_goaway:
                         connection = await peer.connection()
             except (TimeoutError, EOFError):
                 break
@@ -130,99 +186,35 @@ async def test_a_hook_server_that_sends_every_call_back_costs_the_time_of_one_th
         await client.close()
 
 
-async def test_a_refusal_comes_with_its_text(client: HookClient, server: HookServer) -> None:
-    server.default = hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, "not on this node")
-    error = await failing(client)
-    assert (error.reason, error.detail, error.said) == (Reason.REFUSED, "", "not on this node")
-
-
-async def test_the_text_of_another_error_status_is_for_the_caller_only(client: HookClient, server: HookServer) -> None:
-    server.default = hookanswers.status(grpc.StatusCode.INTERNAL, "could not handle env SECRET=canary")
-    error = await failing(client)
-    assert (error.reason, error.detail) == (Reason.ERROR_STATUS, "gRPC status 13")
-    assert str(error).endswith(": error_status: gRPC status 13: could not handle env SECRET=canary")
-    assert error.logged.endswith(": error_status: gRPC status 13")
-
-
-async def test_the_text_of_an_error_status_has_a_length(client: HookClient, server: HookServer) -> None:
-    server.default = hookanswers.status(grpc.StatusCode.UNKNOWN, "x" * 5000)
-    assert (await failing(client)).said == "x" * 2048
-
-
-async def test_a_method_that_the_hook_server_lacks(client: HookClient, server: HookServer) -> None:
-    server.default = hookanswers.status(grpc.StatusCode.UNIMPLEMENTED, "env SECRET=canary")
-    error = await failing(client)
-    assert error.reason is Reason.UNIMPLEMENTED
-    assert error.detail.startswith("the server does not serve this hook point; take it out of the registration, or")
-    assert "canary" not in str(error)
-
-
-async def test_a_socket_that_others_could_replace_is_not_dialled(
-    client: HookClient, server: HookServer, path: str
-) -> None:
-    folder = Path(path).parent
-    folder.chmod(0o777)
-    error = await failing(client)
-    assert error.reason is Reason.UNTRUSTED_SOCKET
-    assert error.detail == (
-        f"{folder} can be written by everybody, who could replace the socket: chown it to root and chmod it to 0755"
-    )
-    assert (client.peer().socket, server.calls) == (None, [])
-    folder.chmod(0o755)
-    assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
-
-
-async def test_who_is_at_the_socket(client: HookClient, path: str) -> None:
-    assert client.peer().socket is None
-    async with HookServer(path):
-        there = client.peer()
-        await client.call(POINT, request(POINT), LONG_SECONDS)
-        assert client.peer() == there
-    assert there.socket is not None
-
-
-async def test_a_message_that_is_none(client: HookClient, server: HookServer) -> None:
-    server.default = hookanswers.garbage()
-    assert (await failing(client)).reason is Reason.BAD_ANSWER
-
-
-async def test_an_answer_that_is_too_long(client: HookClient, server: HookServer) -> None:
-    server.default = hookanswers.huge()
-    error = await failing(client)
-    advice = "the answer is longer than 4194304 bytes; let it answer less, or raise --hook-answer-limit"
-    assert (error.reason, error.detail) == (Reason.BAD_ANSWER, advice)
-
-
-async def test_a_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:
-    server.default = hookanswers.huge(9 << 20)
-    client = HookClient("plugin", path, max_answer_bytes=10 << 20)
-    try:
-        answer = await client.call(POINT, request(POINT), LONG_SECONDS)
-        assert len(answer.annotations["huge"]) == 9 << 20
-    finally:
+async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unary, "RETRY_SECONDS", LONG_SECONDS)
+    async with Peer(path) as peer:
+        client = HookClient("plugin", path)
+        asked = asyncio.ensure_future(failing(client))
+        connection = await peer.connection()
+        reset(connection, await connection.request())
+        error = await asked
+        assert (error.reason, error.detail) == (
+            Reason.DEADLINE,
+            "the server sent every try back until the time was over",
+        )
         await client.close()
 
 
-async def test_a_hook_server_that_crashes_in_its_answer(client: HookClient, server: HookServer) -> None:
-    server.default = server.crash_mid_answer()
-    assert (await failing(client)).reason is Reason.BROKEN_ANSWER
+async def test_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:
+    server.default = hookanswers.huge(9 << 20)
+    client = HookClient("plugin", path, max_answer_bytes=10 << 20)
+    assert len((await ask(client)).annotations["huge"]) == 9 << 20
+    await client.close()
 
 
-async def test_a_request_that_does_not_fit_into_the_message(client: HookClient, server: HookServer) -> None:
-    odd = HookRequest(POD, ContainerInfo(resources=Resources(cpu_quota=2**63)))
-    with pytest.raises(HookError) as raised:
-        await client.call(POINT, odd, LONG_SECONDS)
-    assert raised.value.reason is Reason.INTERNAL
-    assert str(2**63) not in str(raised.value)
-
-
-async def test_close_lets_calls_in_flight_end_and_serves_late_callers(client: HookClient, server: HookServer) -> None:
+async def test_close_lets_calls_end_and_serves_late_callers(client: HookClient, server: HookServer) -> None:
     server.default = hookanswers.after(0.1)
-    call = asyncio.create_task(client.call(POINT, request(POINT), LONG_SECONDS))
+    call = asyncio.create_task(ask(client))
     await server.wait_for_calls(POINT.name)
     await client.close()
     assert await call == HookAnswer()
-    assert await client.call(POINT, request(POINT), LONG_SECONDS) == HookAnswer()
+    assert await ask(client) == HookAnswer()
     assert server.faults is not None
     assert len(server.faults.connections) == 2
     async with asyncio.timeout(20):

@@ -19,24 +19,14 @@ def reason(folder: Path, name: str) -> str:
     return content.reason
 
 
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("a.json", True),
-        ("a.b.json", True),
-        ("..json", False),
-        (".json", False),
-        (".a.json", False),
-        (".a.json.swp", False),
-        ("a.json~", False),
-        ("a.JSON", False),
-        ("a.yaml", False),
-        ("ajson", False),
-    ],
-)
-def test_which_names_count(tmp_path: Path, name: str, counts: bool) -> None:
-    (tmp_path / name).write_bytes(b"x")
-    assert directory.read(str(tmp_path)) == ({name: b"x"} if counts else {})
+COUNTING = ["a.json", "a.b.json"]
+OTHERS = ["..json", ".json", ".a.json", ".a.json.swp", "a.json~", "a.JSON", "a.yaml", "ajson"]
+
+
+def test_files_that_end_with_json_and_are_not_hidden_count(tmp_path: Path) -> None:
+    for name in COUNTING + OTHERS:
+        (tmp_path / name).write_bytes(b"x")
+    assert directory.read(str(tmp_path)) == dict.fromkeys(COUNTING, b"x")
 
 
 def test_contents_are_read_whole(tmp_path: Path) -> None:
@@ -46,21 +36,18 @@ def test_contents_are_read_whole(tmp_path: Path) -> None:
     assert directory.read(str(tmp_path)) == contents
 
 
-def test_a_missing_directory_has_no_files(tmp_path: Path) -> None:
-    assert directory.read(str(tmp_path / "none"), {"a.json"}) == {}
+@pytest.mark.parametrize("folder", ["", "none"], ids=["file", "directory"])
+def test_known_name_that_is_gone_is_left_out(tmp_path: Path, folder: str) -> None:
+    assert directory.read(str(tmp_path / folder), {"a.json"}) == {}
 
 
-def test_a_known_file_that_is_gone_is_left_out(tmp_path: Path) -> None:
-    assert directory.read(str(tmp_path), {"a.json"}) == {}
-
-
-def test_a_known_file_is_looked_up_even_if_no_listing_names_it(tmp_path: Path) -> None:
+def test_known_name_is_looked_up_even_if_no_listing_has_it(tmp_path: Path) -> None:
     # A listing never names ".hidden.json": it stands for a file that a listing during a rename leaves out.
     (tmp_path / ".hidden.json").write_bytes(b"x")
     assert directory.read(str(tmp_path), {".hidden.json"}) == {".hidden.json": b"x"}
 
 
-def test_a_file_in_place_of_the_directory_cannot_be_read(tmp_path: Path) -> None:
+def test_file_in_place_of_the_directory_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
         directory.read(str(tmp_path / "file"))
@@ -75,13 +62,13 @@ def test_links_are_followed(tmp_path: Path) -> None:
     assert directory.read(str(tmp_path / "link")) == {"a.json": b"x"}
 
 
-def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+def test_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "a.json").open("wb") as file:
         file.truncate(2**40)  # a file of holes: reading it would take for ever
     assert reason(tmp_path, "a.json") == ("a.json: longer than 1048576 bytes; a registration is one small JSON file")
 
 
-def test_a_file_that_grows_is_read_up_to_the_limit(tmp_path: Path) -> None:
+def test_file_that_grows_is_read_up_to_the_limit(tmp_path: Path) -> None:
     # /dev/zero under the reader stands for a file that is longer than its size said.
     file = os.open("/dev/zero", os.O_RDONLY)
     try:
@@ -103,19 +90,19 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path: Path) -> None:
         assert content == Unreadable(f"{name}: not a regular file; a registration is one small JSON file")
 
 
-def test_links_to_nothing_and_in_a_circle_are_there_and_unreadable(tmp_path: Path) -> None:
+def test_links_to_nothing_and_in_a_circle_are_unreadable(tmp_path: Path) -> None:
     (tmp_path / "dangling.json").symlink_to("nothing")
     (tmp_path / "circle.json").symlink_to("circle.json")
     assert reason(tmp_path, "dangling.json") == "dangling.json: cannot be read: No such file or directory"
     assert reason(tmp_path, "circle.json") == "circle.json: cannot be read: Too many levels of symbolic links"
 
 
-def test_a_name_that_cannot_even_be_looked_up_is_not_taken_for_gone(tmp_path: Path) -> None:
+def test_name_that_cannot_be_looked_up_is_not_taken_for_gone(tmp_path: Path) -> None:
     name = "x" * 300 + ".json"
     assert directory.read(str(tmp_path), {name}) == {name: Unreadable(f"{name}: cannot be read: File name too long")}
 
 
-def test_a_fifo_that_takes_a_files_place_before_it_is_opened(tmp_path: Path) -> None:
+def test_fifo_that_takes_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"x")
     found = (tmp_path / "a.json").stat()
     (tmp_path / "a.json").unlink()
@@ -176,7 +163,7 @@ def renaming(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None
 
 
 @pytest.mark.parametrize("names", [("10.json", "20.json"), ("10.json", "20.json", "15.json"), ("a.json", ".a.json")])
-def test_a_file_that_is_renamed_meanwhile_is_seen_under_a_name_if_it_has_one_that_counts(
+def test_file_that_is_renamed_meanwhile_is_seen_under_its_new_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     (tmp_path / names[0]).write_bytes(b"x")
@@ -184,9 +171,7 @@ def test_a_file_that_is_renamed_meanwhile_is_seen_under_a_name_if_it_has_one_tha
     assert directory.read(str(tmp_path), {names[0]}) == ({} if names[-1].startswith(".") else {names[-1]: b"x"})
 
 
-def test_a_file_that_is_renamed_again_and_again_holds_up_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_is_renamed_again_and_again_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "0.json").write_bytes(b"x")
     (tmp_path / "stays.json").write_bytes(b"y")
     renaming(tmp_path, monkeypatch, *(f"{number}.json" for number in range(100)))

@@ -44,7 +44,7 @@ REMOVED, REJECTED = ChangeKind.REMOVED, ChangeKind.REJECTED
         ([GOOD, UNREADABLE, UNREADABLE], None, GOOD),
     ],
 )
-def test_the_last_content_is_this_change(
+def test_last_content_is_this_change(
     contents: list[Content | None], kind: ChangeKind | None, good: bytes | None
 ) -> None:
     registry = Registry()
@@ -60,14 +60,14 @@ def test_the_last_content_is_this_change(
     assert registry.invalid == (contents[-1] in (HALF, b"", UNREADABLE))
 
 
-def test_a_rejection_says_why() -> None:
+def test_rejection_says_why() -> None:
     change = Registry().update("a.json", HALF)
     assert change is not None
     assert "not JSON" in change.reason
     assert Registry().update("a.json", UNREADABLE) == Change(REJECTED, "a.json", None, UNREADABLE.reason)
 
 
-def test_the_whole_directory_at_once_in_the_order_of_the_names() -> None:
+def test_whole_directory_at_once_in_the_order_of_the_names() -> None:
     registry = Registry()
     registry.replace({"keep.json": GOOD, "go.json": GOOD, "alter.json": GOOD, "9.json": GOOD})
     changes = registry.replace(

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 
 from runtimeproxy.errors import WireError
+from runtimeproxy.relay.endpoint import ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.wire.bodies import Send
@@ -86,7 +87,7 @@ class Rig:
         self.flow = Copy()
         loop = asyncio.get_running_loop()
         self.hangups = Hangups(loop)
-        self.pair = Pair(loop, near, far, self.flow, self.hangups if watches else None, self.flow)
+        self.pair = Pair(loop, near, far, self.flow, ReadBuffer(), self.hangups if watches else None, self.flow)
         for sock in (self.client, self.backend):
             sock.setblocking(False)
 

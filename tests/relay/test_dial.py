@@ -37,13 +37,7 @@ def fill_backlog(path: str) -> list[socket.socket]:
     return kept
 
 
-async def test_it_connects(listener: socket.socket) -> None:
-    with await dial(listener.getsockname(), 1) as near, listener.accept()[0] as far:
-        far.sendall(b"hello")
-        assert near.recv(5) == b"hello"
-
-
-async def test_a_full_backlog_is_waited_for(listener: socket.socket) -> None:
+async def test_full_backlog_is_waited_for(listener: socket.socket) -> None:
     path = listener.getsockname()
     kept = fill_backlog(path)
     waiting = asyncio.create_task(dial(path, LONG_SECONDS))
@@ -58,7 +52,7 @@ async def test_a_full_backlog_is_waited_for(listener: socket.socket) -> None:
         sock.close()
 
 
-async def test_a_backlog_that_stays_full_ends_at_the_time(listener: socket.socket) -> None:
+async def test_backlog_that_stays_full_ends_at_the_time(listener: socket.socket) -> None:
     kept = fill_backlog(listener.getsockname())
     with pytest.raises(TimeoutError):
         await dial(listener.getsockname(), 0.03)
@@ -111,7 +105,7 @@ def test_what_is_short_here_is_no_fault_of_who_listens(error: OSError, words: st
     assert why(error) == words
 
 
-def test_a_socket_of_our_own_in_a_directory_of_our_own_is_trusted(served: Path) -> None:
+def test_socket_of_our_own_in_a_directory_of_our_own_is_trusted(served: Path) -> None:
     made = dial_trusted(str(served))
     assert made is not None
     with made:
@@ -160,7 +154,7 @@ FAULTS_OF_ROOT: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *(pytest.param(fault, marks=as_root) for fault in FAULTS_OF_ROOT)])
-def test_a_socket_that_others_could_have_made_is_not_dialled(served: Path, fault: str) -> None:
+def test_socket_that_others_could_have_made_is_not_dialled(served: Path, fault: str) -> None:
     spoil, text = (FAULTS | FAULTS_OF_ROOT)[fault]
     spoil(served)
     with pytest.raises(UntrustedSocket, match=re.escape(text.format(folder=served.parent, path=served))):
@@ -168,7 +162,7 @@ def test_a_socket_that_others_could_have_made_is_not_dialled(served: Path, fault
 
 
 @as_root
-def test_a_socket_of_root_that_another_user_listens_on_is_left_at_once(tmp_path: Path) -> None:
+def test_socket_of_root_that_another_user_listens_on_is_left_at_once(tmp_path: Path) -> None:
     path = tmp_path / "hooks.sock"
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path))
@@ -184,14 +178,14 @@ def test_a_socket_of_root_that_another_user_listens_on_is_left_at_once(tmp_path:
             assert accepted.recv(1) == b""
 
 
-def test_a_directory_above_may_be_anybodys(served: Path) -> None:
+def test_directory_above_may_be_anybodys(served: Path) -> None:
     served.parent.parent.chmod(0o1777)
     made = dial_trusted(str(served))
     assert made is not None
     made.close()
 
 
-def test_a_group_of_root_may_write_the_directory(served: Path) -> None:
+def test_group_of_root_may_write_the_directory(served: Path) -> None:
     found = served.parent.stat()
     served.parent.chmod(0o775)
     if found.st_gid == 0:
@@ -209,7 +203,7 @@ def test_nobody_there_is_no_matter_of_trust(served: Path) -> None:
             dial_trusted(str(path))
 
 
-def test_a_full_backlog_is_told(served: Path) -> None:
+def test_full_backlog_is_told(served: Path) -> None:
     kept = fill_backlog(str(served))
     assert dial_trusted(str(served)) is None
     for sock in kept:

@@ -2,110 +2,105 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from runtimeproxy.relay.endpoint import (
-    HIGH_WATER,
-    LOW_WATER,
-    PIECE_BYTES,
-    Endpoint,
-)
+from runtimeproxy.relay.endpoint import HIGH_WATER, LOW_WATER, PIECE_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 
 TICK_SECONDS = 0.01
 
 
-class Listener:
-    """Notes what an endpoint tells."""
+class End:
+    """An endpoint, the far end of its socket, and what it tells."""
 
     def __init__(self) -> None:
+        self.near, self.far = socket.socketpair()
+        self.endpoint = Endpoint(asyncio.get_running_loop(), self.near, self, ReadBuffer())
         self.data = bytearray()
         self.ends = 0
         self.drains = 0
-        self.changed = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def received(self, endpoint: Endpoint, data: bytes) -> None:
         self.data += data
-        self.changed.set()
+        self._changed.set()
 
     def ended(self, endpoint: Endpoint) -> None:
         self.ends += 1
-        self.changed.set()
+        self._changed.set()
 
     def drained(self, endpoint: Endpoint) -> None:
         self.drains += 1
-        self.changed.set()
+        self._changed.set()
 
-    async def change(self) -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(20):
-            await self.changed.wait()
-        self.changed.clear()
+            while not condition():
+                await self._changed.wait()
+                self._changed.clear()
 
 
 @pytest.fixture
-def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
-    near, far = socket.socketpair()
-    yield near, far
-    near.close()
-    far.close()
+async def end() -> AsyncIterator[End]:
+    made = End()
+    yield made
+    made.endpoint.close()
+    made.near.close()
+    made.far.close()
 
 
-def made(near: socket.socket) -> tuple[Endpoint, Listener]:
-    listener = Listener()
-    return Endpoint(asyncio.get_running_loop(), near, listener), listener
+@pytest.fixture
+def endpoint(end: End) -> Endpoint:
+    return end.endpoint
+
+
+@pytest.fixture
+async def hangups() -> AsyncIterator[Hangups]:
+    made = Hangups(asyncio.get_running_loop())
+    yield made
+    made.close()
 
 
 def read_all(far: socket.socket) -> bytes:
     """Read what is there now."""
     far.setblocking(False)
     data = bytearray()
-    while True:
-        try:
-            piece = far.recv(1 << 20)
-        except BlockingIOError:
-            return bytes(data)
-        if not piece:
-            return bytes(data)
-        data += piece
+    try:
+        while piece := far.recv(1 << 20):
+            data += piece
+    except BlockingIOError:
+        pass
+    return bytes(data)
 
 
-async def test_it_reads_only_while_resumed(sockets: tuple[socket.socket, socket.socket]) -> None:
-    near, far = sockets
-    endpoint, listener = made(near)
-    far.sendall(b"one")
+async def test_it_reads_only_while_resumed(end: End, endpoint: Endpoint) -> None:
+    end.far.sendall(b"one")
     await asyncio.sleep(TICK_SECONDS)
-    assert not listener.data
+    assert not end.data
     endpoint.resume()
     endpoint.resume()
-    await listener.change()
-    assert listener.data == b"one"
+    await end.until(lambda: end.data)
+    assert end.data == b"one"
     endpoint.pause()
     endpoint.pause()
-    far.sendall(b"two")
+    end.far.sendall(b"two")
     await asyncio.sleep(TICK_SECONDS)
-    assert listener.data == b"one"
-    endpoint.close()
+    assert end.data == b"one"
 
 
-async def test_eof_is_told_once_after_the_bytes_before_it(sockets: tuple[socket.socket, socket.socket]) -> None:
-    near, far = sockets
-    endpoint, listener = made(near)
-    far.sendall(b"last")
-    far.shutdown(socket.SHUT_WR)
+async def test_eof_is_told_once_after_the_bytes_before_it(end: End, endpoint: Endpoint) -> None:
+    end.far.sendall(b"last")
+    end.far.shutdown(socket.SHUT_WR)
     endpoint.resume()
-    while not listener.ends:
-        await listener.change()
+    await end.until(lambda: end.ends)
     endpoint.resume()
     await asyncio.sleep(TICK_SECONDS)
-    assert (bytes(listener.data), listener.ends) == (b"last", 1)
-    endpoint.close()
+    assert (bytes(end.data), end.ends) == (b"last", 1)
 
 
-async def test_what_the_socket_does_not_take_waits_in_order(sockets: tuple[socket.socket, socket.socket]) -> None:
-    near, far = sockets
-    endpoint, listener = made(near)
+async def test_what_the_socket_does_not_take_waits_in_order(end: End, endpoint: Endpoint) -> None:
     sent = bytes(range(256)) * 8192
     endpoint.write(sent)
     endpoint.write(b"tail")
@@ -113,52 +108,39 @@ async def test_what_the_socket_does_not_take_waits_in_order(sockets: tuple[socke
     assert endpoint.slow
     got = bytearray()
     while len(got) < len(sent) + 4:
-        got += read_all(far)
+        got += read_all(end.far)
         await asyncio.sleep(0)
     assert got == sent + b"tail"
     assert endpoint.waiting == 0
     assert not endpoint.slow
-    assert listener.drains == 1, "told once, when few enough bytes wait"
-    endpoint.close()
+    assert end.drains == 1, "told once, when few enough bytes wait"
 
 
-async def test_finish_half_closes_behind_what_waits(sockets: tuple[socket.socket, socket.socket]) -> None:
-    near, far = sockets
-    endpoint, listener = made(near)
+async def test_finish_half_closes_behind_what_waits(end: End, endpoint: Endpoint) -> None:
     sent = b"x" * (2 * LOW_WATER + HIGH_WATER)
     endpoint.write(sent)
     endpoint.finish()
-    got = await asyncio.to_thread(_read_to_eof, far)
+    got = bytearray()
+    async with asyncio.timeout(20):
+        while len(got) < len(sent) or end.far.recv(1):
+            got += read_all(end.far)
+            await asyncio.sleep(0)
     assert got == sent
-    far.sendall(b"still heard")
+    end.far.sendall(b"still heard")
     endpoint.resume()
-    while not listener.data:
-        await listener.change()
-    assert listener.data == b"still heard"
-    endpoint.close()
+    await end.until(lambda: end.data)
+    assert end.data == b"still heard"
 
 
-def _read_to_eof(far: socket.socket) -> bytes:
-    far.setblocking(True)
-    far.settimeout(20)
-    data = bytearray()
-    while piece := far.recv(1 << 16):
-        data += piece
-    return bytes(data)
-
-
-async def test_a_write_error_ends_only_writing(sockets: tuple[socket.socket, socket.socket]) -> None:
+async def test_write_error_ends_only_writing(end: End, endpoint: Endpoint) -> None:
     """The early answer of a peer that reads no more is delivered (relay-rules C8)."""
-    near, far = sockets
-    endpoint, listener = made(near)
-    far.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    far.close()
+    end.far.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    end.far.close()
     endpoint.write(b"more of the request")
     endpoint.write(b"and more")
     endpoint.resume()
-    while not listener.ends:
-        await listener.change()
-    assert listener.data == b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    await end.until(lambda: end.ends)
+    assert end.data == b"HTTP/1.1 400 Bad Request\r\n\r\n"
     endpoint.finish()
     endpoint.close()
     endpoint.close()
@@ -166,137 +148,76 @@ async def test_a_write_error_ends_only_writing(sockets: tuple[socket.socket, soc
     assert endpoint.closed
 
 
-async def test_what_is_refused_fails_in_the_hands_of_its_sender(
-    sockets: tuple[socket.socket, socket.socket],
-) -> None:
+async def test_what_is_refused_fails_in_the_hands_of_its_sender(end: End, endpoint: Endpoint) -> None:
     """What it is sent goes on; that nothing more comes is not told as the peer's EOF."""
-    near, far = sockets
-    endpoint, listener = made(near)
     endpoint.resume()
     for _ in range(2):
         endpoint.refuse()
     with pytest.raises(BrokenPipeError):
-        far.send(b"to nobody")
+        end.far.send(b"to nobody")
     endpoint.resume()
     endpoint.write(b"and yet it reads")
-    assert far.recv(100) == b"and yet it reads"
+    assert end.far.recv(100) == b"and yet it reads"
     await asyncio.sleep(TICK_SECONDS)
-    assert (listener.data, listener.ends) == (b"", 0)
+    assert (end.data, end.ends) == (b"", 0)
     endpoint.close()
     endpoint.refuse()
 
 
-async def test_it_may_refuse_a_peer_that_has_left(sockets: tuple[socket.socket, socket.socket]) -> None:
-    near, far = sockets
-    endpoint, listener = made(near)
-    far.close()
+async def test_it_may_refuse_a_peer_that_has_left(end: End, endpoint: Endpoint) -> None:
+    end.far.close()
     endpoint.refuse()
     endpoint.resume()
     await asyncio.sleep(TICK_SECONDS)
-    assert listener.ends == 0
-    endpoint.close()
+    assert end.ends == 0
 
 
-async def test_a_peer_that_goes_while_bytes_wait_frees_the_other_side(
-    sockets: tuple[socket.socket, socket.socket],
-) -> None:
-    near, far = sockets
-    endpoint, listener = made(near)
+async def test_peer_that_goes_while_bytes_wait_frees_the_other_side(end: End, endpoint: Endpoint) -> None:
     endpoint.write(b"x" * (4 * HIGH_WATER))
     assert endpoint.slow
-    far.close()
-    while not listener.drains:
-        await listener.change()
+    end.far.close()
+    await end.until(lambda: end.drains)
     assert endpoint.waiting == 0
-    endpoint.close()
 
 
-async def test_closing_with_bytes_waiting_leaves_no_callback(sockets: tuple[socket.socket, socket.socket]) -> None:
-    near, far = sockets
-    endpoint, listener = made(near)
+async def test_closing_with_bytes_waiting_leaves_no_callback(end: End, endpoint: Endpoint) -> None:
     endpoint.resume()
     endpoint.write(b"x" * (4 * HIGH_WATER))
     endpoint.close()
     endpoint.resume()
-    read_all(far)
+    read_all(end.far)
     await asyncio.sleep(TICK_SECONDS)
-    assert (listener.drains, listener.ends) == (0, 0)
+    assert (end.drains, end.ends) == (0, 0)
 
 
-async def test_it_tells_when_nothing_waits_though_it_was_never_slow(
-    sockets: tuple[socket.socket, socket.socket],
-) -> None:
+async def test_it_tells_when_nothing_waits_though_it_was_never_slow(end: End, endpoint: Endpoint) -> None:
     """Whoever waits to close behind the last bytes hears of them."""
-    near, far = sockets
-    endpoint, listener = made(near)
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    end.near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     sent = b"x" * (LOW_WATER // 2)
     endpoint.write(sent)
     assert 0 < endpoint.waiting < LOW_WATER
     got = bytearray()
-    while not listener.drains:
-        got += read_all(far)
+    while not end.drains:
+        got += read_all(end.far)
         await asyncio.sleep(0)
     assert endpoint.waiting == 0
-    assert bytes(got) + read_all(far) == sent
-    endpoint.close()
-
-
-async def test_a_closed_endpoint_has_nothing_waiting(sockets: tuple[socket.socket, socket.socket]) -> None:
-    near, _ = sockets
-    endpoint, _ = made(near)
-    endpoint.write(b"x" * HIGH_WATER)
-    assert endpoint.waiting
-    endpoint.close()
-    assert endpoint.waiting == 0
-
-
-async def test_a_hang_up_is_told_once_and_not_of_a_closed_endpoint(
-    sockets: tuple[socket.socket, socket.socket],
-) -> None:
-    near, far = sockets
-    hangups = Hangups(asyncio.get_running_loop())
-    told: list[str] = []
-    endpoint, listener = made(near)
-    endpoint.watch(hangups, lambda: told.append("gone"))
-    endpoint.watch(hangups, lambda: told.append("watched twice"))
-    endpoint.resume()
-    far.sendall(b"last words")
-    far.shutdown(socket.SHUT_WR)
-    while not listener.ends:
-        await listener.change()
-    await asyncio.sleep(TICK_SECONDS)
-    assert not told, "it has only half-closed"
-    far.close()
-    while not told:
-        await asyncio.sleep(TICK_SECONDS)
-    endpoint.close()
-    assert told == ["gone"]
-    hangups.close()
+    assert bytes(got) + read_all(end.far) == sent
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["closed before", "closed while watched"])
-async def test_of_a_closed_endpoint_no_hang_up_is_told(
-    sockets: tuple[socket.socket, socket.socket], before: bool
-) -> None:
-    near, far = sockets
-    hangups = Hangups(asyncio.get_running_loop())
+async def test_closed_endpoint_tells_no_hang_up(end: End, endpoint: Endpoint, hangups: Hangups, before: bool) -> None:
     told: list[str] = []
-    endpoint, _ = made(near)
     if before:
         endpoint.close()
     endpoint.watch(hangups, lambda: told.append("gone"))
     endpoint.close()
-    far.close()
+    end.far.close()
     await asyncio.sleep(TICK_SECONDS)
     assert not told
-    hangups.close()
 
 
-async def test_short_pieces_count_for_more_than_their_bytes(sockets: tuple[socket.socket, socket.socket]) -> None:
+async def test_short_pieces_count_for_more_than_their_bytes(end: End, endpoint: Endpoint) -> None:
     """Lines of a few bytes for a peer that does not read: each costs some hundred bytes to keep."""
-    near, _ = sockets
-    endpoint, _ = made(near)
     while not endpoint.waiting:
         endpoint.write(b"x" * LOW_WATER)
     already = endpoint.waiting
@@ -306,4 +227,3 @@ async def test_short_pieces_count_for_more_than_their_bytes(sockets: tuple[socke
         pieces += 1
     assert pieces * PIECE_BYTES <= HIGH_WATER
     assert endpoint.waiting - already == pieces * len(b"a line\n")
-    endpoint.close()

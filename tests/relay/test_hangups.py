@@ -51,7 +51,7 @@ async def watch() -> AsyncIterator[Watch]:
         sock.close()
 
 
-def test_a_full_close_shows_with_the_eof_and_a_half_close_does_not() -> None:
+def test_full_close_shows_with_the_eof_and_a_half_close_does_not() -> None:
     near, far = socket.socketpair()
     with near, far:
         far.sendall(b"last words")
@@ -65,7 +65,7 @@ def test_a_full_close_shows_with_the_eof_and_a_half_close_does_not() -> None:
         assert has_hung_up(near)
 
 
-async def test_a_full_close_is_told_once_and_a_half_close_is_not(watch: Watch) -> None:
+async def test_full_close_is_told_once_and_a_half_close_is_not(watch: Watch) -> None:
     one, other = watch.add(), watch.add()
     watch.far[one].shutdown(socket.SHUT_WR)
     watch.far[other].sendall(b"alive")
@@ -76,7 +76,7 @@ async def test_a_full_close_is_told_once_and_a_half_close_is_not(watch: Watch) -
     assert watch.near[other].recv(9) == b"alive"
 
 
-async def test_a_peer_that_had_closed_before_is_told_too(watch: Watch) -> None:
+async def test_peer_that_had_closed_before_is_told_too(watch: Watch) -> None:
     near, far = socket.socketpair()
     far.sendall(b"last words")
     far.close()
@@ -116,7 +116,7 @@ async def test_who_is_forgotten_by_another_ones_hang_up_is_not_told(watch: Watch
         near.close()
 
 
-async def test_a_descriptor_that_is_used_anew_is_another_socket(watch: Watch) -> None:
+async def test_descriptor_that_is_used_anew_is_another_socket(watch: Watch) -> None:
     number = watch.add()
     watch.far[number].close()
     await watch.until(number)
@@ -128,13 +128,6 @@ async def test_a_descriptor_that_is_used_anew_is_another_socket(watch: Watch) ->
     assert await watch.quiet()
     watch.far[again].close()
     await watch.until(number, again)
-
-
-async def test_many_hang_up_at_once(watch: Watch) -> None:
-    numbers = [watch.add() for _ in range(200)]
-    for far in watch.far:
-        far.close()
-    await watch.until(*numbers)
 
 
 async def test_nobody_is_told_behind_the_end(watch: Watch) -> None:

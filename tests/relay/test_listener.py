@@ -1,4 +1,4 @@
-"""The listening socket: one owner, the right mode at every moment, nothing else touched.
+"""The listening socket: one owner, the right mode at every moment, nothing else touched; systemd's sockets.
 
 That is fault matrix P4, P6 and X5, promise 17.
 """
@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.relay.listener import Listener, folder_fault, listen
-from tests.relay.processes import run_python
+from runtimeproxy.relay.listener import Listener, folder_fault, inherited, listen
 
 
 @pytest.fixture
@@ -52,39 +51,26 @@ def talk(path: Path, listening: socket.socket) -> bytes:
             return accepted.recv(5)
 
 
+def run_python(code: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a process of its own; the file descriptors keep their numbers."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=pass_fds)
+
+
 def stale(path: Path) -> None:
     """Leave a socket behind that nobody listens on, as a killed process does."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
 
 
-def test_it_listens(folder: Path, listener: Listener) -> None:
-    assert not listener.socket.getblocking()
-    assert listener.socket.getsockname() == listener.path == str(folder / "a.sock")
-    assert talk(folder / "a.sock", listener.socket) == b"hello"
-
-
 def test_close_removes_the_socket_and_gives_the_lock_back(folder: Path) -> None:
     for _ in range(3):
         listener = listen(str(folder / "a.sock"))
+        assert not listener.socket.getblocking()
+        assert listener.socket.getsockname() == listener.path == str(folder / "a.sock")
         listener.close()
         listener.close()
         assert sorted(os.listdir(folder)) == ["a.sock.lock"]
-
-
-def test_close_leaves_a_socket_that_another_made(folder: Path) -> None:
-    listener = listen(str(folder / "a.sock"))
-    (folder / "a.sock").unlink()
-    stale(folder / "a.sock")
-    listener.close()
-    assert (folder / "a.sock").is_socket()
-
-
-def test_close_bears_that_the_socket_is_gone(folder: Path) -> None:
-    listener = listen(str(folder / "a.sock"))
-    (folder / "a.sock").unlink()
-    listener.close()
-    assert not (folder / "a.sock").exists()
 
 
 # Mode and group.
@@ -92,7 +78,7 @@ def test_close_bears_that_the_socket_is_gone(folder: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
-def test_the_mode_is_the_configured_one_whatever_the_umask(folder: Path, mode: int, umask: int) -> None:
+def test_mode_is_the_configured_one_whatever_the_umask(folder: Path, mode: int, umask: int) -> None:
     before = os.umask(umask)
     try:
         listener = listen(str(folder / "a.sock"), mode=mode)
@@ -115,7 +101,7 @@ _SLOWED = "bind,fchmod,chmod,fchmodat,chown,lchown,fchownat,listen"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o600, 0o660])
-def test_the_mode_is_never_wider_not_even_between_two_system_calls(folder: Path, mode: int) -> None:
+def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: int) -> None:
     group = os.getgid()
     slow = f"inject={_SLOWED}:delay_exit={_DELAY_MICROSECONDS}"
     command = ["strace", "-f", "-qq", "-e", f"trace={_SLOWED}", "-e", slow]
@@ -144,20 +130,7 @@ def modes_while(command: list[str], path: Path) -> set[int]:
     return seen
 
 
-def test_the_group_by_name_and_by_number(folder: Path) -> None:
-    group = grp.getgrgid(os.getgid())
-    for spelling in (group.gr_name, str(group.gr_gid)):
-        listener = listen(str(folder / "a.sock"), mode=0o660, group=spelling)
-        assert (folder / "a.sock").lstat().st_gid == group.gr_gid
-        listener.close()
-
-
-def test_a_group_that_is_none(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="no group 'no-such-group'"):
-        listen(str(folder / "a.sock"), group="no-such-group")
-
-
-def test_a_group_that_cannot_be_given_leaves_no_socket() -> None:
+def test_group_that_cannot_be_given_leaves_no_socket() -> None:
     code = """
 import os, sys
 from runtimeproxy.relay.listener import listen
@@ -175,44 +148,145 @@ listen(sys.argv[1] + "/a.sock", mode=0o660, group="1")
         assert os.listdir(folder) == ["a.sock.lock"]
 
 
-# The directory.
+# What stands against listening.
 
 
-def test_the_directory_is_made_for_us_only(folder: Path) -> None:
-    listener = listen(str(folder / "new" / "deep" / "a.sock"))
-    assert mode_of(folder / "new" / "deep") == 0o700
-    listener.close()
+KEPT: list[socket.socket] = []
+"""Sockets of others, closed behind the test."""
 
 
-def test_links_above_the_directory_are_followed(folder: Path) -> None:
-    (folder / "real" / "own").mkdir(parents=True, mode=0o700)
-    (folder / "link").symlink_to("real")
-    listener = listen(str(folder / "link" / "own" / "a.sock"))
-    assert (folder / "real" / "own" / "a.sock").is_socket()
-    listener.close()
+def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    KEPT.append(socket.socket(socket.AF_UNIX, kind))
+    KEPT[-1].bind(str(path))
+    return KEPT[-1]
 
 
-def test_a_directory_that_is_a_link_is_refused(folder: Path) -> None:
-    (folder / "real").mkdir(mode=0o700)
-    (folder / "link").symlink_to("real")
-    with pytest.raises(ConfigError, match="is a link or no directory; set --koord-runtimeproxy-endpoint"):
-        listen(str(folder / "link" / "a.sock"))
-    assert os.listdir(folder / "real") == []
+def fill(path: Path) -> None:
+    bind(path).listen(0)
+    KEPT.append(socket.socket(socket.AF_UNIX))
+    KEPT[-1].connect(str(path))
 
 
-def test_a_directory_that_is_a_file_is_refused(folder: Path) -> None:
-    (folder / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="no directory"):
-        listen(str(folder / "file" / "a.sock"))
-    assert (folder / "file").read_text() == "mine"
+def link_to_socket(path: Path) -> None:
+    stale(path.with_name("socket"))
+    path.symlink_to("socket")
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
-def test_a_directory_that_others_can_write_in_is_refused(folder: Path, mode: int) -> None:
+def open_to(mode: int) -> Callable[[Path], object]:
+    return lambda path: (path.mkdir(), path.chmod(mode))
+
+
+NO_SOCKET = "a.sock is there and is no socket; remove it"
+NO_LOCK = r"a\.sock\.lock is no regular file"
+OPEN = "can be written by everybody"
+OTHER = rf"another process \(pid {os.getpid()}\) listens on"
+AGAINST: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "file": ("a.sock", Path.touch, NO_SOCKET),
+    "folder": ("a.sock", Path.mkdir, NO_SOCKET),
+    "FIFO": ("a.sock", os.mkfifo, NO_SOCKET),
+    "link": ("a.sock", lambda path: path.symlink_to("."), NO_SOCKET),
+    "dangling link": ("a.sock", lambda path: path.symlink_to("nothing"), NO_SOCKET),
+    "link to a socket": ("a.sock", link_to_socket, NO_SOCKET),
+    "another program": (
+        "a.sock",
+        lambda path: bind(path).listen(),
+        rf"another process \(pid {os.getpid()}\) listens on",
+    ),
+    "another program, backlog full": ("a.sock", fill, "another process listens on"),
+    "datagram socket": ("a.sock", lambda path: bind(path, socket.SOCK_DGRAM), "another process listens on"),
+    "lock is a folder": ("a.sock.lock", Path.mkdir, NO_LOCK),
+    "lock is a link": ("a.sock.lock", lambda path: path.symlink_to("nothing"), NO_LOCK),
+    "lock is a FIFO": ("a.sock.lock", os.mkfifo, NO_LOCK),
+    "folder is a link": (
+        "in",
+        lambda path: path.symlink_to("."),
+        "is a link or no directory; set --koord-runtimeproxy",
+    ),
+    "folder is a file": ("in", Path.touch, "is a link or no directory"),
+    **{f"folder of mode {mode:o}": ("in", open_to(mode), OPEN) for mode in (0o777, 0o1777, 0o702)},
+    "folder above is a file": ("above", Path.touch, "cannot listen on .*: File exists; check its directory"),
+}
+WAYS = {"in": "in/a.sock", "above": "above/in/a.sock"}
+
+
+@pytest.mark.parametrize(("name", "make", "words"), AGAINST.values(), ids=AGAINST)
+def test_what_stands_against_it_is_named_and_never_touched(
+    folder: Path, name: str, make: Callable[[Path], object], words: str
+) -> None:
+    make(folder / name)
+    before = {path: path.lstat().st_ino for path in folder.rglob("*")}
+    with pytest.raises(ConfigError, match=words):
+        listen(str(folder / WAYS.get(name, "a.sock")))
+    after = {path: path.lstat().st_ino for path in folder.rglob("*")}
+    after.pop(folder / "a.sock.lock", None)
+    before.pop(folder / "a.sock.lock", None)
+    assert after == before
+    while KEPT:
+        KEPT.pop().close()
+
+
+@pytest.mark.parametrize(
+    ("path", "group", "words"),
+    [
+        ("a.sock", None, "is no absolute path; set --admin-endpoint"),
+        ("/run/" + "n" * 103, None, "is longer than 107 bytes"),
+        ("/run/a.sock", "no-such-group", "no group 'no-such-group'"),
+    ],
+)
+def test_bad_setting_is_named(path: str, group: str | None, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        listen(path, group=group, flag="--admin-endpoint")
+
+
+def test_path_of_107_bytes_is_taken(folder: Path) -> None:
+    listen(str(folder / ("n" * (107 - len(os.fsencode(folder)) - 1)))).close()
+
+
+# The directory and the group.
+
+GROUP = 12345 if os.geteuid() == 0 else os.getegid()
+"""The socket's; only root gives to a group that it is not in, and nobody need know of one."""
+OTHERS = [12346] if os.geteuid() == 0 else []
+
+
+def access(path: Path) -> tuple[int, int]:
+    return mode_of(path), path.lstat().st_gid
+
+
+def test_group_is_named_or_numbered_and_let_into_a_directory_that_is_made(tmp_path: Path) -> None:
+    group = grp.getgrgid(os.getgid())
+    for spelling in (group.gr_name, str(group.gr_gid)):
+        listener = listen(str(tmp_path / spelling / "a.sock"), mode=0o660, group=spelling)
+        assert access(tmp_path / spelling / "a.sock") == (0o660, group.gr_gid)
+        assert access(tmp_path / spelling) == (0o750, group.gr_gid)
+        listener.close()
+
+
+def test_directories_that_are_made_are_ours_alone_whatever_the_umask(folder: Path) -> None:
+    (folder / "link").symlink_to(".")
+    before = os.umask(0)
+    try:
+        listen(str(folder / "link" / "x" / "y" / "z" / "a.sock")).close()
+    finally:
+        os.umask(before)
+    assert [mode_of(folder / name) for name in ("x", "x/y", "x/y/z")] == [0o755, 0o755, 0o700]
+
+
+CAN_ENTER = [(0o710, GROUP), (0o770, GROUP), *((mode, group) for mode in (0o755, 0o711) for group in (GROUP, *OTHERS))]
+CANNOT = [(0o740, GROUP), (0o700, GROUP), (0o705, GROUP), *((0o750, group) for group in OTHERS)]
+
+
+@pytest.mark.parametrize(("mode", "group"), CAN_ENTER + CANNOT)
+def test_directory_stays_and_is_told_of_if_the_group_cannot_enter(
+    folder: Path, caplog: pytest.LogCaptureFixture, mode: int, group: int
+) -> None:
+    os.chown(folder, -1, group)
     folder.chmod(mode)
-    with pytest.raises(ConfigError, match="can be written by everybody"):
-        listen(str(folder / "a.sock"))
-    assert os.listdir(folder) == []
+    listen(str(folder / "a.sock"), mode=0o660, group=str(GROUP)).close()
+    assert access(folder) == (mode, group)
+    told = f"group {GROUP} cannot enter {folder}, so it cannot use the socket: chgrp the directory to the group"
+    lines = [(record.levelname, record.getMessage().startswith(told)) for record in caplog.records]
+    assert lines == ([("WARNING", True)] if (mode, group) in CANNOT else [])
 
 
 @pytest.mark.parametrize(
@@ -233,89 +307,17 @@ def test_who_may_write_in_the_directory(mode: int, user: int, group: int, fault:
     assert folder_fault(found, group_id=999) == fault
 
 
-# What stands at the path.
+# A start behind another one.
 
 
-def test_a_stale_socket_is_replaced(folder: Path) -> None:
+def test_stale_socket_is_replaced(folder: Path) -> None:
     stale(folder / "a.sock")
     listener = listen(str(folder / "a.sock"))
     assert talk(folder / "a.sock", listener.socket) == b"hello"
     listener.close()
 
 
-def test_it_starts_after_a_kill(folder: Path) -> None:
-    code = """
-import os, signal, sys
-from runtimeproxy.relay.listener import listen
-listener = listen(sys.argv[1])
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert run_python(code, str(folder / "a.sock")).returncode == -9
-    assert (folder / "a.sock").is_socket()
-    listen(str(folder / "a.sock")).close()
-
-
-def test_a_live_socket_of_another_program_is_refused(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(folder / "a.sock"))
-        other.listen()
-        with pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()}\) listens on"):
-            listen(str(folder / "a.sock"))
-        assert (folder / "a.sock").is_socket()
-
-
-def test_a_live_socket_with_a_full_backlog_is_refused(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as waiting:
-        other.bind(str(folder / "a.sock"))
-        other.listen(0)
-        waiting.connect(str(folder / "a.sock"))
-        with pytest.raises(ConfigError, match="another process listens on"):
-            listen(str(folder / "a.sock"))
-
-
-def test_a_datagram_socket_is_refused(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
-        other.bind(str(folder / "a.sock"))
-        with pytest.raises(ConfigError, match="another process listens on"):
-            listen(str(folder / "a.sock"))
-
-
-def test_what_is_no_socket_is_never_touched(folder: Path) -> None:
-    (folder / "file").write_text("mine")
-    (folder / "folder").mkdir()
-    os.mkfifo(folder / "fifo")
-    (folder / "link").symlink_to("file")
-    (folder / "dangling").symlink_to("nothing")
-    stale(folder / "socket")
-    (folder / "to-socket").symlink_to("socket")
-    for name in ("file", "folder", "fifo", "link", "dangling", "to-socket"):
-        before = (folder / name).lstat()
-        with pytest.raises(ConfigError, match="is no socket; remove it"):
-            listen(str(folder / name))
-        assert (folder / name).lstat().st_ino == before.st_ino
-    assert (folder / "file").read_text() == "mine"
-    assert not (folder / "nothing").exists()
-
-
-@pytest.mark.parametrize("kind", ["folder", "link", "fifo"])
-def test_a_lock_that_is_no_file_is_refused(folder: Path, kind: str) -> None:
-    lock = folder / "a.sock.lock"
-    (folder / "target").write_text("mine")
-    make: dict[str, Callable[[], None]] = {
-        "folder": lock.mkdir,
-        "link": lambda: lock.symlink_to("target"),
-        "fifo": lambda: os.mkfifo(lock),
-    }
-    make[kind]()
-    with pytest.raises(ConfigError, match=r"a\.sock\.lock is no regular file"):
-        listen(str(folder / "a.sock"))
-    assert (folder / "target").read_text() == "mine"
-
-
-# A second start.
-
-
-def test_a_second_start_is_refused_and_the_first_does_not_notice(folder: Path, listener: Listener) -> None:
+def test_second_start_is_refused_and_the_first_does_not_notice(folder: Path, listener: Listener) -> None:
     before = (folder / "a.sock").lstat()
     code = """
 import sys
@@ -345,7 +347,7 @@ except ConfigError as error:
     assert talk(folder / "a.sock", listener.socket) == b"hello"
 
 
-def test_a_hundred_second_starts_at_once_leave_one(folder: Path) -> None:
+def test_hundred_starts_at_once_leave_one(folder: Path) -> None:
     made: list[Listener] = []
     refused: list[ConfigError] = []
     start = threading.Barrier(10)
@@ -368,7 +370,7 @@ def test_a_hundred_second_starts_at_once_leave_one(folder: Path) -> None:
     made[0].close()
 
 
-def test_the_lock_is_not_handed_to_children(folder: Path) -> None:
+def test_lock_is_not_handed_to_children(folder: Path) -> None:
     first = listen(str(folder / "a.sock"))
     with subprocess.Popen(["sleep", "30"], close_fds=False) as child:
         first.close()
@@ -380,19 +382,136 @@ def test_the_lock_is_not_handed_to_children(folder: Path) -> None:
 # Paths.
 
 
-def test_a_path_of_107_bytes_is_taken_and_a_longer_one_refused(folder: Path) -> None:
-    room = 107 - len(os.fsencode(folder)) - 1
-    listen(str(folder / ("n" * room))).close()
-    with pytest.raises(ConfigError, match="is longer than 107 bytes"):
-        listen(str(folder / ("n" * (room + 1))))
+# The end: nobody is to connect any more, while who has connected is still accepted.
 
 
-def test_a_relative_path_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no absolute path; set --admin-endpoint"):
-        listen("a.sock", flag="--admin-endpoint")
+def test_withdrawn_socket_still_accepts_who_has_connected(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.sock")
+    listener = listen(path)
+    with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
+        early.connect(path)
+        assert listener.withdraw()
+        with pytest.raises(FileNotFoundError):
+            late.connect(path)
+        accepted, _ = listener.socket.accept()
+        accepted.close()
+    assert listener.withdraw(), "it is repeatable"
+    listener.close()
 
 
-def test_a_directory_that_cannot_be_made_is_named(folder: Path) -> None:
-    (folder / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot listen on .*: File exists; check its directory"):
-        listen(str(folder / "file" / "new" / "a.sock"))
+def test_lock_is_kept_to_the_end(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.sock")
+    listener = listen(path)
+    listener.withdraw()
+    with pytest.raises(ConfigError, match="another runtimeproxy"):
+        listen(path)
+    listener.close()
+    listen(path).close()
+
+
+@pytest.mark.parametrize("left", [None, "somebody's"])
+def test_file_that_took_the_sockets_place_stays(tmp_path: Path, left: str | None) -> None:
+    path = tmp_path / "a.sock"
+    listener = listen(str(path))
+    path.unlink()
+    if left is not None:
+        path.write_text(left)
+    assert listener.withdraw()
+    listener.close()
+    assert path.exists() == (left is not None)
+
+
+_STAYS = """
+import errno, logging, os, socket, sys
+from runtimeproxy.relay.listener import listen
+logging.basicConfig(format="%(levelname)s %(message)s")
+if os.geteuid() == 0:
+    os.chown(sys.argv[1], 65534, 65534)
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+listener = listen(sys.argv[1] + "/a.sock")
+os.chmod(sys.argv[1], 0o500)
+early, late = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+early.connect(listener.path)
+assert listener.withdraw()
+assert late.connect_ex(listener.path) == errno.ECONNREFUSED
+listener.socket.accept()[0].close()
+listener.close()
+assert listener.socket.fileno() == -1
+os.chmod(sys.argv[1], 0o700)
+listen(sys.argv[1] + "/a.sock").close()
+"""
+
+
+def test_socket_that_cannot_be_removed_stays_with_one_warning() -> None:
+    # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_python(_STAYS, folder)
+    assert run.returncode == 0, run.stderr
+    words = "it cannot be removed (Permission denied); the next start tries again"
+    assert run.stderr == f"WARNING {folder}/a.sock stays: {words}\n"
+
+
+# The socket that systemd hands over (LISTEN_FDS).
+
+_INHERIT = """
+import os, socket, sys
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.relay.listener import inherited
+given = int(sys.argv[1])
+if given != 3:
+    os.dup2(given, 3)
+environ = {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": "runtimeproxy.socket", "OTHER": "1"}
+try:
+    listener = inherited(environ)
+except ConfigError as error:
+    sys.exit(str(error))
+assert environ == {"OTHER": "1"}
+assert not listener.socket.getblocking() and not listener.socket.get_inheritable()
+assert not listener.withdraw() and os.path.exists(listener.path)
+listener.socket.setblocking(True)
+accepted, _ = listener.socket.accept()
+accepted.sendall(listener.path.encode())
+listener.close()
+"""
+
+
+def test_handed_over_socket_serves_and_stays(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as held, socket.socket(socket.AF_UNIX) as client:
+        held.bind(str(tmp_path / "a.sock"))
+        held.listen()
+        client.connect(str(tmp_path / "a.sock"))
+        run = run_python(_INHERIT, str(held.fileno()), pass_fds=(held.fileno(),))
+        assert run.returncode == 0, run.stderr
+        assert client.recv(200) == os.fsencode(tmp_path / "a.sock")
+        assert os.listdir(tmp_path) == ["a.sock"]
+
+
+def test_handed_over_descriptor_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with (
+        socket.socket(socket.AF_UNIX) as idle,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram,
+        socket.socket(socket.AF_INET) as internet,
+        (tmp_path / "file").open("w") as file,
+    ):
+        idle.bind(str(tmp_path / "a.sock"))
+        internet.bind(("127.0.0.1", 0))
+        internet.listen()
+        for given in (idle, datagram, internet, file):
+            run = run_python(_INHERIT, str(given.fileno()), pass_fds=(given.fileno(),))
+            cause = "is no socket" if given is file else "is no listening unix stream socket"
+            assert (run.returncode, cause in run.stderr, "Traceback" in run.stderr) == (1, True, False)
+
+
+OURS = str(os.getpid())
+FOR_OTHERS = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": OURS}]
+
+
+@pytest.mark.parametrize("environ", [*FOR_OTHERS, {"LISTEN_FDS": "0", "LISTEN_PID": OURS}], ids=range(5))
+def test_variables_for_somebody_else_mean_nothing(environ: dict[str, str]) -> None:
+    assert inherited(environ) is None
+    assert environ == {}
+
+
+def test_more_than_one_handed_over_socket_is_refused() -> None:
+    with pytest.raises(ConfigError, match="LISTEN_FDS is '2': one socket is expected"):
+        inherited({"LISTEN_FDS": "2", "LISTEN_PID": str(os.getpid())})

@@ -1,12 +1,17 @@
-"""Two connections whose bytes flow into each other: order, half-close, back-pressure, the order of closing."""
+"""Two connections whose bytes flow into each other: order, half-close, back-pressure, and every way to end.
+
+The end by a hang-up, with another backend and behind the last answer is relay-rules B1 and B9.
+"""
 
 import asyncio
+import contextlib
 import socket
 from array import array
 from collections.abc import Callable
 
 import pytest
 
+from runtimeproxy.relay import pair
 from tests.relay.paired import MIB, Rig
 
 
@@ -30,7 +35,7 @@ async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
     assert rig.flow.events == ["client ended", "backend ended", "closed"]
 
 
-async def test_a_call_goes_on_behind_what_is_read_and_leaves_in_one_write_with_it(rig: Rig) -> None:
+async def test_call_goes_on_behind_what_is_read_and_leaves_in_one_write_with_it(rig: Rig) -> None:
     seen: list[tuple[bool, bytes]] = []
 
     def go_on() -> None:
@@ -45,7 +50,7 @@ async def test_a_call_goes_on_behind_what_is_read_and_leaves_in_one_write_with_i
     assert len(seen) == 2
 
 
-async def test_an_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
+async def test_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
     rig.flow.keeps = True
     rig.backend.close()
     await rig.until("backend ended")
@@ -57,7 +62,7 @@ async def test_an_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("side", ["client", "backend"])
-async def test_a_broken_protocol_ends_both_connections(rig: Rig, side: str) -> None:
+async def test_broken_protocol_ends_both_connections(rig: Rig, side: str) -> None:
     getattr(rig, side).send(b"nonsense")
     await rig.until("closed")
     assert await rig.read(rig.client) == (b"last words" if side == "backend" else b"")
@@ -66,7 +71,7 @@ async def test_a_broken_protocol_ends_both_connections(rig: Rig, side: str) -> N
 
 @pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("slow", ["client", "backend"])
-async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk: bool) -> None:
+async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk: bool) -> None:
     """What waits stays bounded, and everything arrives once the slow side reads (fault matrix S7)."""
     rig.flow.bulk = bulk
     fast_socket, slow_socket = (rig.backend, rig.client) if slow == "client" else (rig.client, rig.backend)
@@ -85,7 +90,7 @@ async def test_a_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bu
 
 
 @pytest.mark.parametrize("side", ["client", "backend"])
-async def test_a_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: str) -> None:
+async def test_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: str) -> None:
     """Pieces that pass, that are read and that wait for the socket keep their order; nothing is overwritten."""
     sender, receiver = (rig.client, rig.backend) if side == "client" else (rig.backend, rig.client)
     data = array("I", range(2 * MIB)).tobytes()
@@ -110,7 +115,7 @@ async def test_what_waits_goes_before_what_could_pass(rig: Rig) -> None:
     assert rig.flow.passed == 0
 
 
-async def test_the_end_waits_for_a_slow_client(rig: Rig) -> None:
+async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
     sent = await rig.fill(rig.backend)
     rig.backend.close()
     assert await rig.read_to_end(rig.client) == sent
@@ -134,30 +139,29 @@ async def test_eof_that_waits_passes_when_the_flow_says_so(rig: Rig) -> None:
 
 @pytest.mark.parametrize("first", ["client", "backend"])
 async def test_in_a_tunnel_each_side_ends_by_itself(watching: Rig, first: str) -> None:
-    rig = watching
-    rig.flow.keeps = True
+    watching.flow.keeps = True
     if first == "client":
-        rig.client.shutdown(socket.SHUT_WR)
-        assert await rig.read(rig.backend) == b""
-        rig.backend.send(b"late output")
-        assert await rig.read(rig.client) == b"late output"
-        assert await rig.stays_open()
-    rig.backend.shutdown(socket.SHUT_WR)
-    await rig.until("backend ended")
-    rig.flow.to_client.append(b"last output")
-    rig.pair.half_close()
-    assert await rig.read(rig.client) == b"last output"
-    assert await rig.read(rig.client) == b""
+        watching.client.shutdown(socket.SHUT_WR)
+        assert await watching.read(watching.backend) == b""
+        watching.backend.send(b"late output")
+        assert await watching.read(watching.client) == b"late output"
+        assert await watching.stays_open()
+    watching.backend.shutdown(socket.SHUT_WR)
+    await watching.until("backend ended")
+    watching.flow.to_client.append(b"last output")
+    watching.pair.half_close()
+    assert await watching.read(watching.client) == b"last output"
+    assert await watching.read(watching.client) == b""
     if first == "backend":
-        rig.client.send(b"late input")
-        assert await rig.read(rig.backend) == b"late input"
-        assert await rig.stays_open()
-        rig.client.shutdown(socket.SHUT_WR)
-        assert await rig.read(rig.backend) == b""
-    await rig.until("closed")
+        watching.client.send(b"late input")
+        assert await watching.read(watching.backend) == b"late input"
+        assert await watching.stays_open()
+        watching.client.shutdown(socket.SHUT_WR)
+        assert await watching.read(watching.backend) == b""
+    await watching.until("closed")
 
 
-async def test_a_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig) -> None:
+async def test_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig) -> None:
     rig.flow.keeps = True
     rig.backend.shutdown(socket.SHUT_WR)
     await rig.until("backend ended")
@@ -169,36 +173,23 @@ async def test_a_tunnel_closes_only_when_a_slow_backend_has_everything(rig: Rig)
     await rig.until("closed")
 
 
-async def test_a_tunnel_to_a_backend_that_has_gone_is_closed(watching: Rig) -> None:
+async def test_tunnel_to_a_backend_that_has_gone_is_closed(watching: Rig) -> None:
     """It read nothing any more: the client need not find that out by itself."""
-    rig = watching
-    rig.flow.keeps = True
-    rig.backend.send(b"last output")
-    rig.backend.close()
-    await rig.until("backend ended")
-    rig.pair.half_close()
-    assert await rig.read(rig.client) == b"last output"
-    assert await rig.read(rig.client) == b""
-    await rig.until("closed")
-    assert rig.flow.events == ["backend ended", "closed"]
-
-
-async def test_also_behind_a_slow_client_that_gets_everything(watching: Rig) -> None:
-    rig = watching
-    rig.flow.keeps = True
-    sent = await rig.fill(rig.backend)
-    rig.backend.close()
-    reading = asyncio.create_task(rig.read_to_end(rig.client))
-    await rig.until("backend ended")
-    rig.pair.half_close()
-    assert await reading == sent
-    await rig.until("closed")
+    watching.flow.keeps = True
+    watching.backend.send(b"last output")
+    watching.backend.close()
+    await watching.until("backend ended")
+    watching.pair.half_close()
+    assert await watching.read(watching.client) == b"last output"
+    assert await watching.read(watching.client) == b""
+    await watching.until("closed")
+    assert watching.flow.events == ["backend ended", "closed"]
 
 
 # ---- the client is held
 
 
-async def test_a_client_that_is_held_is_not_read(rig: Rig) -> None:
+async def test_client_that_is_held_is_not_read(rig: Rig) -> None:
     rig.pair.hold_client(True)
     rig.client.send(b"one")
     await asyncio.sleep(0.02)
@@ -209,7 +200,7 @@ async def test_a_client_that_is_held_is_not_read(rig: Rig) -> None:
     assert await rig.read(rig.backend) == b"one"
 
 
-async def test_a_held_client_is_not_read_when_the_backend_has_drained(rig: Rig) -> None:
+async def test_held_client_is_not_read_when_the_backend_has_drained(rig: Rig) -> None:
     sent = await rig.fill(rig.client)
     rig.pair.hold_client(True)
     reading = asyncio.create_task(rig.read_to_end(rig.backend))
@@ -221,7 +212,7 @@ async def test_a_held_client_is_not_read_when_the_backend_has_drained(rig: Rig) 
     assert await reading == sent
 
 
-async def test_a_client_is_not_read_for_a_slow_backend_though_it_is_held_no_longer(rig: Rig) -> None:
+async def test_client_is_not_read_for_a_slow_backend_though_it_is_held_no_longer(rig: Rig) -> None:
     sent = await rig.fill(rig.client)
     rig.pair.hold_client(True)
     rig.pair.hold_client(False)
@@ -232,3 +223,219 @@ async def test_a_client_is_not_read_for_a_slow_backend_though_it_is_held_no_long
         rig.client.send(b"more")
     rig.client.shutdown(socket.SHUT_WR)
     assert await rig.read_to_end(rig.backend) == sent
+
+
+# ---- hang-up
+
+
+async def test_client_that_hangs_up_ends_the_backend(watching: Rig) -> None:
+    """Its EOF is none of a half-close: what it began is not taken for a request that was cut."""
+    watching.client.send(b"last question")
+    watching.client.close()
+    await watching.until("closed")
+    assert watching.flow.events == ["client gone", "closed"]
+    assert watching.pair.client_ended
+    assert await watching.read(watching.backend) == b"last question"
+    assert await watching.read(watching.backend) == b""
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["EOF passed", "EOF waits"])
+async def test_client_that_half_closed_may_hang_up_later(watching: Rig, waits: bool) -> None:
+    watching.flow.waits = waits
+    watching.client.shutdown(socket.SHUT_WR)
+    await watching.until("client ended")
+    assert await watching.stays_open()
+    watching.client.close()
+    await watching.until("closed")
+    assert watching.flow.events == ["client ended", "client gone", "closed"]
+
+
+async def test_what_a_client_sent_before_it_hung_up_goes_to_a_slow_backend(watching: Rig) -> None:
+    sent = 0
+    while not watching.pair._backend.waiting:
+        with contextlib.suppress(BlockingIOError):
+            sent += watching.client.send(b"z" * 16384)
+        await asyncio.sleep(0)
+    assert not watching.pair._backend.slow, "then the client would not be read, and nobody knew that it left"
+    watching.client.close()
+    await watching.until("client gone")
+    assert await watching.stays_open(), "bytes wait"
+    assert await watching.read_to_end(watching.backend) == sent
+    await watching.until("closed")
+
+
+async def to_nobody(sock: socket.socket) -> int:
+    """Send until that fails; return how much was taken."""
+    taken = 0
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                taken += sock.send(b"y" * 1024)
+            except BlockingIOError:
+                pass
+            except BrokenPipeError:
+                return taken
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("bulk", [False, True], ids=["read", "passing"])
+@pytest.mark.parametrize("stuck", ["paused", "read"])
+async def test_backend_that_reads_nothing_learns_by_EPIPE_that_the_client_left(
+    watching: Rig, stuck: str, bulk: bool
+) -> None:
+    """What the client sent before comes first, so nobody else can tell it; directly, it would know (EPIPE)."""
+    watching.flow.bulk = bulk
+    sent = 0
+    if stuck == "paused":
+        sent = await watching.fill(watching.client)
+    while not watching.pair._backend.waiting:
+        with contextlib.suppress(BlockingIOError):
+            sent += watching.client.send(b"z" * 16384)
+        await asyncio.sleep(0)
+    watching.client.close()
+    assert await to_nobody(watching.backend) < MIB
+    assert await watching.stays_open(), "the client's bytes wait"
+    assert await watching.read_to_end(watching.backend) == sent
+    await watching.until("closed")
+
+
+async def test_backend_that_leaves_too_ends_what_it_does_not_take(watching: Rig) -> None:
+    await watching.fill(watching.client)
+    watching.client.close()
+    await to_nobody(watching.backend)
+    watching.backend.close()
+    await watching.until("closed")
+
+
+async def test_client_that_reads_no_more_may_send_on(watching: Rig) -> None:
+    watching.client.shutdown(socket.SHUT_RD)
+    await to_nobody(watching.backend)
+    watching.client.send(b"question")
+    assert await watching.read(watching.backend) == b"question"
+    assert watching.flow.events == []
+    watching.client.close()
+    await watching.until("closed")
+
+
+async def test_what_waits_for_a_client_that_leaves_is_refused_too(watching: Rig) -> None:
+    await watching.fill(watching.client)
+    await watching.fill(watching.backend)
+    watching.client.close()
+    await to_nobody(watching.backend)
+
+
+async def test_without_a_watch_the_backend_is_read_on(rig: Rig) -> None:
+    await rig.fill(rig.client)
+    rig.client.close()
+    for _ in range(64):
+        assert rig.backend.send(b"y" * 1024) == 1024
+        await asyncio.sleep(0.001)
+
+
+# ---- another backend
+
+
+async def test_another_backend_takes_the_place_of_one_that_ended(rig: Rig) -> None:
+    rig.flow.keeps = True
+    rig.backend.close()
+    await rig.until("backend ended")
+    rig.backend, near = socket.socketpair()
+    rig.backend.setblocking(False)
+    rig.pair.replace_backend(near)
+    rig.client.send(b"question")
+    assert await rig.read(rig.backend) == b"question"
+    rig.backend.send(b"answer")
+    assert await rig.read(rig.client) == b"answer"
+    rig.flow.keeps = False
+    rig.backend.close()
+    assert await rig.read(rig.client) == b""
+    await rig.until("closed")
+
+
+async def test_client_that_waited_for_the_first_backend_is_read_for_the_second(rig: Rig) -> None:
+    rig.flow.keeps = True
+    await rig.fill(rig.client)
+    rig.backend.shutdown(socket.SHUT_WR)
+    await rig.until("backend ended")
+    first, (rig.backend, near) = rig.backend, socket.socketpair()
+    rig.backend.setblocking(False)
+    rig.pair.replace_backend(near)
+    assert (await rig.read(rig.backend)).startswith(b"z")
+    first.close()
+
+
+# ---- our last answer
+
+
+async def test_behind_the_last_answer_the_client_sees_the_end_and_closes(rig: Rig) -> None:
+    rig.flow.to_client.append(b"last answer")
+    rig.pair.finish_client()
+    assert await rig.read(rig.backend) == b""
+    assert await rig.read(rig.client) == b"last answer"
+    assert await rig.read(rig.client) == b""
+    rig.client.send(b"still talking")
+    assert await rig.stays_open()
+    rig.client.shutdown(socket.SHUT_WR)
+    await rig.until("closed")
+
+
+async def test_client_that_does_not_close_is_given_up_when_it_has_everything(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair, "LINGER_SECONDS", 0.01)
+    rig.flow.to_client.append(b"z" * 4 * MIB)
+    rig.pair.finish_client()
+    rig.pair.linger()
+    assert await rig.stays_open()
+    assert await rig.read_to_end(rig.client) == 4 * MIB
+    await rig.until("closed")
+    with pytest.raises(BrokenPipeError):
+        rig.client.send(b"still talking")
+
+
+async def test_held_client_may_talk_into_the_void_behind_the_last_answer(rig: Rig) -> None:
+    """Else it never gets to read the answer."""
+    await rig.fill(rig.client)
+    rig.pair.hold_client(True)
+    rig.pair.finish_client()
+    await asyncio.get_running_loop().sock_sendall(rig.client, b"z" * MIB)
+    rig.client.shutdown(socket.SHUT_WR)
+    await rig.until("closed")
+
+
+async def test_nothing_happens_behind_the_end(rig: Rig) -> None:
+    rig.pair.close()
+    rig.pair.close()
+    rig.flow.to_client.append(b"late")
+    rig.pair.client_done()
+    rig.pair.half_close()
+    rig.pair.backend_done()
+    rig.pair.hold_client(False)
+    assert rig.flow.events == ["closed"]
+    assert await rig.read(rig.client) == b""
+
+
+async def test_client_that_is_shut_loses_nothing_and_sends_no_more(rig: Rig) -> None:
+    rig.flow.waits = True
+    rig.client.send(b"sent before")
+    rig.pair.shut_client()
+    with pytest.raises(BrokenPipeError):
+        rig.client.send(b"sent behind")
+    assert await rig.read(rig.backend) == b"sent before"
+    await rig.until("client ended")
+    assert rig.pair.client_ended
+    rig.backend.send(b"answer")
+    assert await rig.read(rig.client) == b"answer"
+    rig.pair.finish_client()
+    assert await rig.read(rig.client) == b""
+    assert "closed" in rig.flow.events
+
+
+async def test_client_that_is_not_read_to_its_end_sees_the_answer_and_eof(rig: Rig) -> None:
+    """The backend has answered early and closed: behind the answer comes no reset (relay-rules C8)."""
+    rig.pair.hold_client(True)
+    rig.client.send(b"z" * 100_000)
+    rig.backend.send(b"no")
+    rig.backend.close()
+    await rig.until("closed")
+    assert await rig.read_to_end(rig.client) == len(b"no")

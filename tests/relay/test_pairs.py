@@ -24,26 +24,11 @@ SOON = 20.0
 """For what happens at once, on a machine that has a lot to do."""
 
 
-class Work:
-    """True once it is done."""
-
-    def __init__(self) -> None:
-        self._done = False
-
-    async def take(self, seconds: float) -> None:
-        """Take some time."""
-        await asyncio.sleep(seconds)
-        self._done = True
-
-    def __bool__(self) -> bool:
-        return self._done
-
-
 class Connection:
     """A connection that copies."""
 
     def __init__(self, front: "Front", client: socket.socket, backend: socket.socket) -> None:
-        self.pair = Pair(asyncio.get_running_loop(), client, backend, Copy())
+        self.pair = Pair(front.loop, client, backend, Copy(), front.buffer)
         self._front = front
 
     def drain(self, refusing: bool) -> None:
@@ -145,7 +130,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         sock.close()
 
 
-async def test_a_client_is_paired_at_once(rig: Rig) -> None:
+async def test_client_is_paired_at_once(rig: Rig) -> None:
     client, backend = rig.client(), rig.backend()
     assert len(rig.front.connections) == 1
     assert rig.front.recorder.total("connections") == 1
@@ -166,7 +151,7 @@ async def test_behind_a_full_backlog_a_client_waits(rig: Rig) -> None:
     assert await rig.read(rig.backend()) == b"question"
 
 
-async def test_a_client_is_told_that_nobody_listens(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_is_told_that_nobody_listens(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.listener.close()
     with caplog.at_level(logging.WARNING):
         client = rig.client()
@@ -178,25 +163,7 @@ async def test_a_client_is_told_that_nobody_listens(rig: Rig, caplog: pytest.Log
     assert "Connection refused" in record.getMessage()
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "a plain file", "a socket that nobody listens on"])
-async def test_a_look_tells_of_a_path_at_which_nobody_is(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: str
-) -> None:
-    path = tmp_path / "wrong.sock"
-    if wrong == "a plain file":
-        path.touch()
-    elif wrong != "nothing":
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(path))
-    front = Front(str(path))
-    front.look()
-    [record] = caplog.records
-    reason = "No such file or directory" if wrong == "nothing" else "Connection refused"
-    expected = f"container runtime at {path} is not reachable ({reason}): check --remote-runtime-service-endpoint and"
-    assert (record.levelname, record.getMessage().startswith(expected)) == ("WARNING", True)
-
-
-async def test_a_look_leaves_no_connection_and_nothing_to_tell(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_look_leaves_no_connection_and_nothing_to_tell(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.front.look()
     assert await rig.read(rig.backend()) == b""
     rig.fill()
@@ -206,7 +173,7 @@ async def test_a_look_leaves_no_connection_and_nothing_to_tell(rig: Rig, caplog:
     assert caplog.records == []
 
 
-async def test_a_backend_that_is_back_is_told_of_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_backend_that_is_back_is_told_of_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     path = rig.front.backend_endpoint
     rig.listener.close()
     rig.front.look()
@@ -220,17 +187,29 @@ async def test_a_backend_that_is_back_is_told_of_once(rig: Rig, caplog: pytest.L
     assert back == f"container runtime at {path} is reachable again"
 
 
-async def test_a_client_is_told_when_the_backlog_stays_full(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("scarce", "why"),
+    [(True, "the proxy itself lacks what it needs: scarce"), (False, "it accepts nobody: its backlog stays full")],
+)
+async def test_client_is_told_in_time_and_who_is_to_blame(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, scarce: bool, why: str
 ) -> None:
     monkeypatch.setattr(pairs, "DIAL_SECONDS", 0.03)
-    rig.fill()
+
+    def lacking(path: str) -> socket.socket | None:
+        raise OSError(errno.EMFILE, "scarce")
+
+    if scarce:
+        monkeypatch.setattr(pairs, "dial_now", lacking)
+        monkeypatch.setattr(dial, "dial_now", lacking)
+    else:
+        rig.fill()
     assert await rig.read(rig.client()) == b"away"
     assert rig.front.recorder.total("backend_dial_failures") == 1
-    assert "is not reachable (it accepts nobody: its backlog stays full): check" in caplog.text
+    assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in caplog.text
 
 
-async def test_a_client_is_told_when_the_backend_goes_while_it_waits(rig: Rig) -> None:
+async def test_client_is_told_when_the_backend_goes_while_it_waits(rig: Rig) -> None:
     rig.fill()
     client = rig.client()
     await asyncio.sleep(0.01)
@@ -239,7 +218,7 @@ async def test_a_client_is_told_when_the_backend_goes_while_it_waits(rig: Rig) -
 
 
 @pytest.mark.parametrize("number", pairs.SCARCE)
-async def test_a_want_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+async def test_want_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(pairs, "SCARCE_RETRY_SECONDS", 0.01)
     failures = [OSError(number, "scarce")] * 3
     connect = dial.dial_now
@@ -258,21 +237,7 @@ async def test_a_want_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest
     assert rig.front.recorder.total("backend_dial_failures") == 0
 
 
-async def test_a_want_of_descriptors_is_not_waited_for_without_end_nor_laid_to_the_runtime(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(pairs, "DIAL_SECONDS", 0.03)
-
-    def scarce(path: str) -> socket.socket | None:
-        raise OSError(errno.EMFILE, "scarce")
-
-    monkeypatch.setattr(pairs, "dial_now", scarce)
-    monkeypatch.setattr(dial, "dial_now", scarce)
-    assert await rig.read(rig.client()) == b"away"
-    assert "(the proxy itself lacks what it needs: scarce)" in caplog.text
-
-
-async def test_the_end_closes_every_connection(rig: Rig) -> None:
+async def test_end_closes_every_connection(rig: Rig) -> None:
     client, backend = rig.client(), rig.backend()
     await rig.front.drain(LONG_SECONDS)
     assert rig.front.parted == 1
@@ -280,17 +245,7 @@ async def test_the_end_closes_every_connection(rig: Rig) -> None:
     assert await rig.read(backend) == b""
 
 
-async def test_the_end_comes_at_once_if_it_is_hurried(rig: Rig) -> None:
-    rig.client(), rig.backend()
-    rig.front.unfinished = Unfinished(calls=1)
-    hurry = asyncio.Event()
-    stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS, hurry))
-    await asyncio.sleep(0.03)
-    hurry.set()
-    await asyncio.wait_for(stopping, SOON)
-
-
-async def test_the_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(rig: Rig) -> None:
+async def test_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(rig: Rig) -> None:
     rig.fill()
     client = rig.client()
     client.sendall(b"question")
@@ -308,7 +263,7 @@ async def test_the_end_serves_a_client_that_has_asked_while_it_waited_to_be_pair
     await asyncio.wait_for(stopping, SOON)
 
 
-async def test_the_end_tells_a_client_that_has_asked_that_the_backend_has_gone(rig: Rig) -> None:
+async def test_end_tells_a_client_that_has_asked_that_the_backend_has_gone(rig: Rig) -> None:
     rig.fill()
     client = rig.client()
     client.sendall(b"question")
@@ -320,7 +275,7 @@ async def test_the_end_tells_a_client_that_has_asked_that_the_backend_has_gone(r
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_the_end_does_not_wait_for_a_client_that_has_asked_nothing(rig: Rig, leaves: bool) -> None:
+async def test_end_does_not_wait_for_a_client_that_has_asked_nothing(rig: Rig, leaves: bool) -> None:
     """Neither a request on its way is lost: what it sends fails in its own hands."""
     rig.fill()
     client = rig.client()
@@ -353,13 +308,12 @@ async def test_what_cannot_be_cancelled_does_not_hold_up_the_end(rig: Rig, monke
     await task
 
 
-async def test_the_end_cancels_what_does_not_finish(rig: Rig) -> None:
+async def test_end_cancels_what_does_not_finish(rig: Rig) -> None:
     rig.fill()
     client = rig.client()
-    done = Work()
-    rig.front.keep(asyncio.create_task(done.take(100)))
-    await asyncio.sleep(0)
+    endless = asyncio.create_task(asyncio.sleep(LONG_SECONDS))
+    rig.front.keep(endless)
     await rig.front.drain(0.02)
-    assert not done
+    assert endless.cancelled()
     assert not rig.front.tasks
     assert await rig.read(client) == b"", "the client that waited to be paired is closed"

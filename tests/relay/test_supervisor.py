@@ -54,7 +54,7 @@ async def test_it_is_told_of_the_beginning_and_the_end(systemd: tuple[socket.soc
 
 
 @pytest.mark.parametrize("pid", [None, str(os.getpid())], ids=["anybody", "us"])
-async def test_the_loop_tells_that_it_lives(systemd: tuple[socket.socket, str], pid: str | None) -> None:
+async def test_loop_tells_that_it_lives(systemd: tuple[socket.socket, str], pid: str | None) -> None:
     sock, name = systemd
     environ = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": BEAT_USEC} | ({} if pid is None else {"WATCHDOG_PID": pid})
     supervisor = Supervisor(environ)
@@ -122,7 +122,7 @@ async def test_without_a_descriptor_left_it_is_told_as_before(systemd: tuple[soc
     supervisor.leave()
 
 
-async def test_the_beat_begins_once_there_is_a_descriptor(systemd: tuple[socket.socket, str]) -> None:
+async def test_beat_begins_once_there_is_a_descriptor(systemd: tuple[socket.socket, str]) -> None:
     sock, name = systemd
     supervisor = Supervisor({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": BEAT_USEC})
     with no_descriptors():

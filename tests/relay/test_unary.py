@@ -1,113 +1,117 @@
-"""The unary client on real sockets: against grpcio's server, and against a scripted peer that does everything wrong."""
+"""The unary client on real sockets: against grpcio's server, and against a scripted peer that does everything wrong.
+
+What the frames of a call mean is shown in tests/wire/test_unary.py. Where a descriptor lacks: fault matrix P8.
+"""
 
 import asyncio
+import errno
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
 import pytest
 import uvloop
 
-from runtimeproxy.relay.unary import Kind, UnaryClient
+from runtimeproxy.relay import unary
+from runtimeproxy.relay.dial import SCARCE, UntrustedSocket, dial_now
+from runtimeproxy.relay.unary import CallFailed, Kind, Peer, Shortage, UnaryClient
 from runtimeproxy.wire import http2
-from tests.relay.calls import LONG_SECONDS, METHOD, failing, start
-from tests.relay.peers import Peer, answer
+from tests.fakes.descriptors import no_descriptors
+from tests.relay.peers import Connection, answer
+from tests.relay.peers import Peer as Server
+
+METHOD = "/package.Service/Method"
+LONG_SECONDS = 10.0
+"""A deadline that no test waits for."""
+SHORT_SECONDS = 0.05
+PING = http2.frame(http2.PING, 0, 0, bytes(8))
+ONE_AT_A_TIME = {http2.MAX_CONCURRENT_STREAMS: 1}
+MOST = 10
 
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
 
 
-class GrpcServer:
-    """grpcio's server with one handler for every method."""
+@asynccontextmanager
+async def grpc_server(path: str, handler: Handler, *options: tuple[str, int]) -> AsyncIterator[None]:
+    """Run grpcio's server with one handler for every method."""
 
-    def __init__(self, path: str, handler: Handler) -> None:
-        size = 64 * 2**20
-        options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
-        self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((self,))  # type: ignore[arg-type]
-        self._server.add_insecure_port(f"unix:{path}")
-        self._handler: Any = grpc.unary_unary_rpc_method_handler(handler)
+    class Handlers:
+        def service(self, details: grpc.HandlerCallDetails) -> Any:
+            return grpc.unary_unary_rpc_method_handler(handler)
 
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        return self._handler
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((Handlers(),))  # type: ignore[arg-type]
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    yield
+    await server.stop(None)
 
-    async def __aenter__(self) -> None:
-        await self._server.start()
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._server.stop(None)
+@contextmanager
+def full_backlog(path: str) -> Iterator[socket.socket]:
+    """Listen with a backlog that has no room."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(path)
+        listener.listen(0)
+        waiting.connect(path)
+        yield listener
+
+
+async def failing(awaitable: Awaitable[bytes]) -> CallFailed:
+    with pytest.raises(CallFailed) as raised:
+        await awaitable
+    return raised.value
+
+
+async def failing_soon(client: UnaryClient) -> CallFailed:
+    return await failing(client.call(METHOD, b"", SHORT_SECONDS))
+
+
+def start(client: UnaryClient, seconds: float = LONG_SECONDS, message: bytes = b"") -> asyncio.Task[bytes]:
+    return asyncio.create_task(client.call(METHOD, message, seconds))
+
+
+async def answered(client: UnaryClient, server: Server, connection: Connection | None = None) -> Connection:
+    """Make a call that is answered, on a new connection unless one is given; return the connection."""
+    call = start(client)
+    connection = connection or await server.connection()
+    connection.send(answer(await connection.request(), b"x"))
+    assert await call == b"x"
+    return connection
+
+
+async def told(connection: Connection) -> None:
+    """Wait until the client has read what it was sent."""
+    connection.send(PING)
+    await connection.next(http2.PING)
+
+
+# ---- against grpcio
 
 
 async def echo(message: bytes, context: Any) -> bytes:
     return message
 
 
-# Against grpcio.
-
-
-async def test_an_answer(path: str, client: UnaryClient) -> None:
-    async with GrpcServer(path, echo):
-        assert await client.call(METHOD, b"message", LONG_SECONDS) == b"message"
-        assert await client.call(METHOD, b"", LONG_SECONDS) == b""
-
-
 def test_it_works_on_uvloop(path: str) -> None:
     async def scenario() -> None:
         client = UnaryClient(path)
-        async with GrpcServer(path, echo):
+        async with grpc_server(path, echo):
             assert await client.call(METHOD, b"x" * 300_000, LONG_SECONDS) == b"x" * 300_000
             await client.close()
         assert (await failing(client.call(METHOD, b"", LONG_SECONDS))).kind is Kind.UNREACHABLE
-        with socket.socket(socket.AF_UNIX) as full, socket.socket(socket.AF_UNIX) as waiting:
-            full.bind(path)
-            full.listen(0)
-            waiting.connect(path)
-            assert (await failing(client.call(METHOD, b"", 0.05))).kind is Kind.DEADLINE
+        with full_backlog(path):
+            assert (await failing_soon(client)).kind is Kind.DEADLINE
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(scenario())
 
 
-async def test_many_calls_at_once_on_one_connection(path: str, client: UnaryClient) -> None:
-    async with GrpcServer(path, echo):
-        messages = [str(number).encode() * 1000 for number in range(300)]
-        assert await asyncio.gather(*(client.call(METHOD, m, LONG_SECONDS) for m in messages)) == messages
-        assert len(client.links) == 1
-
-
-async def test_big_messages_both_ways(path: str, client: UnaryClient) -> None:
-    async with GrpcServer(path, echo):
-        message = os.urandom(4 * 2**20)
-        assert await client.call(METHOD, message, LONG_SECONDS) == message
-
-
-async def test_an_answer_above_the_limit(path: str, client: UnaryClient) -> None:
-    async with GrpcServer(path, echo):
-        failed = await failing(client.call(METHOD, b"x" * (4 * 2**20 + 1), LONG_SECONDS))
-        assert (failed.code, failed.kind) == (8, Kind.BROKEN)
-        assert await client.call(METHOD, b"still", LONG_SECONDS) == b"still"
-
-
-async def test_the_limit_is_the_callers(path: str) -> None:
-    client = UnaryClient(path, max_reply_bytes=16 * 2**20)
-    async with GrpcServer(path, echo):
-        assert len(await client.call(METHOD, b"x" * (16 * 2**20), LONG_SECONDS)) == 16 * 2**20
-        await client.close()
-
-
-async def test_an_error_status_with_its_text(path: str, client: UnaryClient) -> None:
-    async def refuse(message: bytes, context: Any) -> bytes:
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "nicht für dich: 100 %")
-        raise AssertionError("unreachable")
-
-    async with GrpcServer(path, refuse):
-        failed = await failing(client.call(METHOD, b"", LONG_SECONDS))
-        assert (failed.code, failed.text, failed.kind) == (7, "nicht für dich: 100 %", Kind.STATUS)
-
-
-async def test_the_server_is_told_the_deadline_and_sees_the_cancel(path: str, client: UnaryClient) -> None:
+async def test_server_is_told_the_deadline_and_sees_the_cancel(path: str, client: UnaryClient) -> None:
     left: list[float] = []
     cancelled = asyncio.Event()
 
@@ -120,7 +124,7 @@ async def test_the_server_is_told_the_deadline_and_sees_the_cancel(path: str, cl
             raise
         raise AssertionError("unreachable")
 
-    async with GrpcServer(path, hang):
+    async with grpc_server(path, hang):
         # A server drops, unseen, what comes to it when its deadline has passed: then there is more time.
         for seconds in (0.3, 3.0, LONG_SECONDS):
             begun = time.monotonic()
@@ -134,65 +138,105 @@ async def test_the_server_is_told_the_deadline_and_sees_the_cancel(path: str, cl
             await cancelled.wait()
 
 
-async def test_a_server_that_restarts_is_found_again(path: str, client: UnaryClient) -> None:
-    for _ in range(3):
-        async with GrpcServer(path, echo):
-            assert await client.call(METHOD, b"x", LONG_SECONDS) == b"x"
+async def test_calls_wait_until_a_server_says_how_many_it_takes(path: str, client: UnaryClient) -> None:
+    """grpcio resets what is above its limit, with an error that says nothing of why."""
+
+    async def slowly(message: bytes, context: Any) -> bytes:
+        await asyncio.sleep(0.005)
+        return message
+
+    async with grpc_server(path, slowly, ("grpc.max_concurrent_streams", MOST)):
+        messages = [str(number).encode() * 1000 for number in range(6 * MOST)]
+        assert await asyncio.gather(*(client.call(METHOD, each, LONG_SECONDS) for each in messages)) == messages
+        assert len(client.links) == 1
 
 
-# Reaching the peer.
+# ---- who is at the path
 
 
-@pytest.mark.parametrize("there", [False, True])
-async def test_nobody_listens(path: str, client: UnaryClient, there: bool) -> None:
-    if there:
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+async def test_nobody_is_dialled_without_time_left(path: str, seconds: float) -> None:
+    client = UnaryClient(path, dialler=lambda path: pytest.fail("it was dialled"))
+    async with Server(path):
+        assert (await failing(client.call(METHOD, b"", seconds))).kind is Kind.DEADLINE
+
+
+@pytest.mark.parametrize("reason", ["No such file or directory", "Connection refused"])
+async def test_nobody_there_is_told_at_once(path: str, client: UnaryClient, reason: str) -> None:
+    if reason == "Connection refused":
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(path)
     begun = time.monotonic()
     failed = await failing(client.call(METHOD, b"", LONG_SECONDS))
-    assert (failed.code, failed.kind) == (14, Kind.UNREACHABLE)
-    assert failed.text == f"{path}: {'Connection refused' if there else 'No such file or directory'}"
+    assert (failed.code, failed.kind, failed.text) == (14, Kind.UNREACHABLE, f"{path}: {reason}")
     assert time.monotonic() - begun < LONG_SECONDS / 2
+    assert client.peer() == client.peer() == Peer(None, 0)
 
 
-async def test_a_full_backlog_is_waited_for(path: str, client: UnaryClient) -> None:
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
-        listener.bind(path)
-        listener.listen(0)
-        waiting.connect(path)
-        assert (await failing(client.call(METHOD, b"", 0.05))).kind is Kind.DEADLINE
+async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryClient) -> None:
+    assert client.peer() == Peer(None, 0)
+    async with Server(path) as server:
+        first = client.peer()
+        assert first.connection == 1
+        await answered(client, server)
+        assert client.peer() == first
+        await client.close()
+        assert client.peer() == Peer(first.socket, 0)
+        await answered(client, server)
+        assert client.peer() == Peer(first.socket, 2)
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
+        assert client.peer() == Peer(first.socket, 0)
+    async with Server(path) as server:
+        second = client.peer()
+        assert second.socket not in (None, first.socket)
+        assert second.connection == 3
+        connection = await answered(client, server)
+        assert client.peer() == second
         call = start(client)
-        await asyncio.sleep(0.05)
+        await connection.request()
+        connection.close()
+        assert (await failing(call)).kind is Kind.BROKEN
+        assert client.peer() == Peer(second.socket, 0)
+    assert client.peer() == Peer(None, 0)
+
+
+async def test_full_backlog_is_waited_for_and_its_end_seen(path: str, client: UnaryClient) -> None:
+    with full_backlog(path) as listener:
+        before = client.peer()
+        assert (client.peer(), before.connection) == (before, 0)
+        call = start(client)
+        await asyncio.sleep(SHORT_SECONDS)
         listener.accept()[0].close()
         listener.settimeout(20)
         accepted, _ = await asyncio.to_thread(listener.accept)
         with accepted:
             accepted.settimeout(20)
             assert (await asyncio.to_thread(accepted.recv, 100)).startswith(http2.PREFACE)
+            after = client.peer()
+        assert after.socket not in (None, before.socket)
+        assert after.connection == 1
         assert (await failing(call)).kind is Kind.BROKEN
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0])
-async def test_no_time_left(path: str, client: UnaryClient, seconds: float) -> None:
-    async with Peer(path) as peer:
-        assert (await failing(client.call(METHOD, b"", seconds))).kind is Kind.DEADLINE
-        await asyncio.sleep(0.02)
-        assert peer.accepted == 0
+async def test_error_of_the_dialler_is_the_callers(path: str) -> None:
+    def untrusting(path: str) -> None:
+        raise UntrustedSocket("not this one")
+
+    client = UnaryClient(path, dialler=untrusting)
+    async with Server(path):
+        assert client.peer() == Peer(None, 0)
+        with pytest.raises(UntrustedSocket, match="not this one"):
+            await client.call(METHOD, b"", LONG_SECONDS)
 
 
-async def test_a_socket_that_was_replaced_is_dialled_and_earlier_calls_end_where_they_began(
-    path: str, client: UnaryClient
-) -> None:
-    async with Peer(path) as old:
+async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: str, client: UnaryClient) -> None:
+    async with Server(path) as old:
         earlier = start(client)
         first = await old.connection()
         stream = await first.request()
         os.rename(path, path + ".old")
-        async with Peer(path) as new:
-            later = start(client)
-            second = await new.connection()
-            second.send(answer(await second.request(), b"new"))
-            assert await later == b"new"
+        async with Server(path) as new:
+            await answered(client, new)
             first.send(answer(stream, b"old"))
             assert await earlier == b"old"
             with pytest.raises(EOFError):
@@ -201,137 +245,118 @@ async def test_a_socket_that_was_replaced_is_dialled_and_earlier_calls_end_where
     os.unlink(path + ".old")
 
 
-async def test_an_idle_connection_that_ended_is_replaced(path: str, client: UnaryClient) -> None:
-    async with Peer(path) as peer:
-        for _ in range(3):
-            call = start(client)
-            connection = await peer.connection()
-            connection.send(answer(await connection.request(), b"x"))
-            assert await call == b"x"
-            connection.close()
-            async with asyncio.timeout(20):
-                while client.links:
-                    await asyncio.sleep(0.001)
-
-
 async def test_goaway_lets_calls_finish_and_sends_later_ones_elsewhere(path: str, client: UnaryClient) -> None:
-    async with Peer(path) as peer:
+    async with Server(path) as server:
         earlier = start(client)
-        first = await peer.connection()
+        first = await server.connection()
         stream = await first.request()
-        first.send(http2.goaway(stream, 0) + http2.frame(http2.PING, 0, 0, bytes(8)))
-        await first.next(http2.PING)
-        later = start(client)
-        second = await peer.connection()
-        second.send(answer(await second.request(), b"second"))
-        assert await later == b"second"
+        first.send(http2.goaway(stream, 0))
+        await told(first)
+        await answered(client, server)
         first.send(answer(stream, b"first"))
         assert await earlier == b"first"
         with pytest.raises(EOFError):
             await first.next(http2.HEADERS)
 
 
-# The peer's limits.
+async def test_ping_is_acknowledged_where_nothing_else_is_sent(path: str, client: UnaryClient) -> None:
+    async with Server(path) as server:
+        connection = await answered(client, server)
+        await told(connection)
+        await told(connection)
+        connection.send(PING)
+        await asyncio.sleep(unary.ACK_SECONDS / 2)
+        await answered(client, server, connection)
+        await asyncio.sleep(unary.ACK_SECONDS)
 
 
-async def test_more_calls_than_the_peer_takes_wait_for_their_turn(path: str, client: UnaryClient) -> None:
-    async with Peer(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as peer:
-        first = start(client)
-        connection = await peer.connection()
-        stream = await connection.request()
-        connection.send(http2.frame(http2.PING, 0, 0, bytes(8)))
-        await connection.next(http2.PING)  # the client has our SETTINGS
-        waiting = [start(client) for _ in range(3)]
-        assert (await failing(client.call(METHOD, b"", 0.05))).kind is Kind.DEADLINE
-        for done in [first, *waiting]:
-            connection.send(answer(stream, b"x"))
-            assert await done == b"x"
-            if done is not waiting[-1]:
-                stream = await connection.request()
-        assert stream == 7
-        assert peer.accepted == 1
+# ---- descriptors are short
 
 
-async def test_calls_that_wait_for_their_turn_go_on_when_the_connection_ends(path: str, client: UnaryClient) -> None:
-    async with Peer(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as peer:
-        first = start(client)
-        connection = await peer.connection()
-        await connection.request()
-        connection.send(http2.frame(http2.PING, 0, 0, bytes(8)))
-        await connection.next(http2.PING)
-        waiting = start(client)
-        await asyncio.sleep(0.02)
-        connection.close()
-        assert (await failing(first)).kind is Kind.BROKEN
-        second = await peer.connection()
-        second.send(answer(await second.request(), b"x"))
-        assert await waiting == b"x"
+@pytest.mark.parametrize("number", SCARCE, ids=errno.errorcode.get)
+async def test_shortage_is_waited_for(path: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unary, "SCARCE_RETRY_SECONDS", 0.01)
+    failures = [OSError(number, "scarce")] * 3
+
+    def scarce(path: str) -> socket.socket | None:
+        if failures:
+            raise failures.pop()
+        return dial_now(path)
+
+    client = UnaryClient(path, dialler=scarce)
+    async with Server(path) as server:
+        await answered(client, server)
+        await client.close()
 
 
-# Deadlines and cancels.
+async def test_shortage_that_stays_is_our_own_and_later_failures_are_not(path: str, client: UnaryClient) -> None:
+    async with Server(path):
+        with no_descriptors():
+            there = client.peer()
+            assert there.socket is not None
+            assert (client.peer(), there.connection) == (there, 0)
+            failed = await failing_soon(client)
+        assert isinstance(failed, Shortage)
+        assert failed.kind is Kind.UNREACHABLE, "the peer never saw it"
+        assert failed.text == "the proxy itself lacks what it needs: Too many open files"
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
+        assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
 
 
-async def test_a_deadline_resets_the_stream_and_later_calls_use_a_new_connection(
-    path: str, client: UnaryClient
-) -> None:
-    async with Peer(path) as peer:
-        failed = await failing(client.call(METHOD, b"", 0.05))
-        assert failed.kind is Kind.DEADLINE
-        first = await peer.connection()
+# ---- deadlines and cancels
+
+
+async def test_deadline_resets_the_stream_and_later_calls_use_a_new_connection(path: str, client: UnaryClient) -> None:
+    async with Server(path) as server:
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
+        first = await server.connection()
         assert (await first.next(http2.RST_STREAM))[2:] == (1, b"\0\0\0\x08")
         with pytest.raises(EOFError):
             await first.next(http2.RST_STREAM)
-        later = start(client)
-        second = await peer.connection()
-        second.send(answer(await second.request(), b"x"))
-        assert await later == b"x"
+        await answered(client, server)
 
 
-async def test_a_reset_at_the_deadline_is_the_deadline(path: str, client: UnaryClient) -> None:
-    async with Peer(path) as peer:
-        loop = asyncio.get_running_loop()
-        call = start(client, 0.2)
-        connection = await peer.connection()
-        stream = await connection.request()
-        # As a server does whose own timer is first. Both ways, early or late, the reason must be the deadline.
-        loop.call_at(loop.time() + 0.198, connection.send, http2.rst_stream(stream, http2.CANCEL))
+async def test_reset_at_the_deadline_is_the_deadline(
+    path: str, client: UnaryClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server does whose own timer is first."""
+    monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
+    async with Server(path) as server:
+        call = start(client)
+        connection = await server.connection()
+        connection.send(http2.rst_stream(await connection.request(), http2.CANCEL))
         assert (await failing(call)).kind is Kind.DEADLINE
 
 
-async def test_a_cancel_resets_the_stream_and_keeps_the_connection(path: str, client: UnaryClient) -> None:
-    async with Peer(path) as peer:
+async def test_cancel_resets_the_stream_and_keeps_the_connection(path: str, client: UnaryClient) -> None:
+    async with Server(path) as server:
         call = start(client)
-        connection = await peer.connection()
+        connection = await server.connection()
         stream = await connection.request()
         call.cancel()
         assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
         assert call.cancelled()
-        later = start(client)
-        connection.send(answer(await connection.request(), b"x"))
-        assert await later == b"x"
-        assert peer.accepted == 1
+        await answered(client, server, connection)
 
 
-async def test_a_peer_that_reads_nothing_costs_the_deadline_only(path: str, client: UnaryClient) -> None:
+async def test_peer_that_reads_nothing_costs_the_deadline_only(path: str, client: UnaryClient) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(10)
-        message = b"x" * 60_000
-        calls = [start(client, 0.3, message) for _ in range(100)]
         begun = time.monotonic()
-        failures = [await failing(call) for call in calls]
-        assert {failed.kind for failed in failures} == {Kind.DEADLINE}
+        calls = [start(client, 0.3, b"x" * 60_000) for _ in range(100)]
+        assert {(await failing(call)).kind for call in calls} == {Kind.DEADLINE}
         assert time.monotonic() - begun < LONG_SECONDS, "each waits for its own deadline alone"
 
 
-async def test_a_peer_that_asks_and_never_reads_is_no_longer_read(path: str, client: UnaryClient) -> None:
+async def test_peer_that_asks_and_never_reads_is_no_longer_read(path: str, client: UnaryClient) -> None:
     pings = 100_000
-    async with Peer(path) as peer:
+    async with Server(path) as server:
         call = start(client)
-        connection = await peer.connection()
+        connection = await server.connection()
         transport = connection.writer.transport
         transport.pause_reading()  # type: ignore[attr-defined]
-        connection.send(http2.frame(http2.PING, 0, 0, bytes(8)) * pings)
+        connection.send(PING * pings)
         stuck = 0
         async with asyncio.timeout(20):
             while transport.get_write_buffer_size() != stuck:
@@ -343,3 +368,136 @@ async def test_a_peer_that_asks_and_never_reads_is_no_longer_read(path: str, cli
             await connection.next(http2.PING)
         connection.send(answer(1, b"x"))
         assert await call == b"x"
+
+
+# ---- the peer takes few at a time, or sends calls back (RFC 9113, 5.1.2 and 8.7)
+
+
+@pytest.mark.parametrize("by", ["reset", "goaway"])
+async def test_call_that_the_peer_did_nothing_for_is_sent_again(path: str, client: UnaryClient, by: str) -> None:
+    async with Server(path) as server:
+        asked = start(client)
+        connection = await server.connection()
+        stream = await connection.request()
+        if by == "reset":
+            connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
+        else:
+            connection.send(http2.goaway(0, 0))
+            connection = await server.connection()
+        again = await connection.request()
+        connection.send(answer(again, b"x"))
+        assert await asked == b"x"
+        assert (again, server.accepted) == ((3, 1) if by == "reset" else (1, 2))
+
+
+async def test_calls_take_turns_in_their_order_and_none_is_woken_in_vain(path: str, client: UnaryClient) -> None:
+    async with Server(path, ONE_AT_A_TIME) as server:
+        calls = [start(client)]
+        connection = await server.connection()
+        stream = await connection.request()
+        await told(connection)
+        calls += [start(client) for _ in range(5)]
+        assert (await failing_soon(client)).kind is Kind.DEADLINE
+        (link,) = client.links
+        link.room = None  # type: ignore[assignment,method-assign]  # who waits again would fail
+        for number, done in enumerate(calls):
+            connection.send(answer(stream, b"x"))
+            assert await done == b"x"
+            assert [each.done() for each in calls].count(True) == number + 1
+            if done is not calls[-1]:
+                stream = await connection.request()
+        assert (stream, server.accepted) == (11, 1)
+
+
+async def test_calls_that_wait_go_on_when_the_connection_ends(path: str, client: UnaryClient) -> None:
+    async with Server(path, ONE_AT_A_TIME) as server:
+        first = start(client)
+        connection = await server.connection()
+        await connection.request()
+        await told(connection)
+        waiting = start(client)
+        await asyncio.sleep(0.02)
+        connection.close()
+        assert (await failing(first)).kind is Kind.BROKEN
+        second = await server.connection()
+        second.send(answer(await second.request(), b"x"))
+        assert await waiting == b"x"
+
+
+async def test_call_that_gives_up_hands_its_turn_on(path: str, client: UnaryClient) -> None:
+    async with Server(path, ONE_AT_A_TIME) as server:
+        first = start(client)
+        connection = await server.connection()
+        stream = await connection.request()
+        await told(connection)
+        second, third = start(client), start(client)
+        await asyncio.sleep(0.02)
+        (link,) = client.links
+        woken, wake = link._waiting[0], link._wake
+
+        def woken_and_cancelled() -> None:
+            wake()
+            if woken.done():
+                second.cancel()
+
+        link._wake = woken_and_cancelled  # type: ignore[method-assign]
+        connection.send(answer(stream, b"x"))
+        assert await first == b"x"
+        connection.send(answer(await connection.request(), b"y"))
+        assert await third == b"y"
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert link._promised == 0
+
+
+# ---- broken peers: a call fails once, the next one dials anew
+
+
+async def speak_http1(connection: Connection) -> None:
+    connection.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+async def end_at_once(connection: Connection) -> None:
+    connection.close()
+
+
+async def half_close(connection: Connection) -> None:
+    connection.writer.write_eof()
+
+
+async def end_inside_a_frame(connection: Connection) -> None:
+    connection.send(http2.settings({}) + answer(1, b"reply")[:-8])
+    connection.writer.write_eof()
+
+
+async def answer_then_garbage(connection: Connection) -> None:
+    connection.send(http2.settings({}) + http2.SETTINGS_ACK + http2.rst_stream(1, 2) + b"\xff" * 20)
+
+
+@pytest.mark.parametrize("misbehave", [speak_http1, end_at_once, half_close, end_inside_a_frame, answer_then_garbage])
+async def test_broken_peer_fails_a_call_once_and_the_next_call_dials(
+    path: str, client: UnaryClient, misbehave: Callable[[Connection], Awaitable[None]]
+) -> None:
+    async with Server(path, begins=False) as server:
+        call = start(client)
+        connection = await server.connection()
+        await misbehave(connection)
+        assert (await failing(call)).kind is Kind.BROKEN
+        assert server.accepted == 1, "it was not tried again"
+        later = start(client)
+        second = await server.connection()
+        await second.begin({})
+        second.send(answer(await second.request(), b"x"))
+        assert await later == b"x"
+
+
+async def test_close_fails_calls_in_flight_and_a_later_call_dials(path: str, client: UnaryClient) -> None:
+    async with Server(path) as server:
+        call = start(client)
+        connection = await server.connection()
+        await connection.request()
+        await client.close()
+        assert (await failing(call)).kind is Kind.UNREACHABLE
+        with pytest.raises(EOFError):
+            await connection.next(http2.RST_STREAM)
+        await answered(client, server)

@@ -68,7 +68,7 @@ def test_settings_are_acknowledged_and_say_how_many_streams_may_be_open() -> Non
 
 
 @pytest.mark.parametrize("first", [http2.SETTINGS_ACK, http2.frame(http2.PING, 0, 0, bytes(8))])
-def test_the_first_frame_is_settings(first: bytes) -> None:
+def test_first_frame_is_settings(first: bytes) -> None:
     with pytest.raises(WireError, match="SETTINGS"):
         Noted().receive(first)
 
@@ -111,7 +111,7 @@ def test_resets_goaway_and_unknown_frames(link: Noted) -> None:
     assert link.closing
 
 
-def test_a_reset_has_a_code_of_32_bits_and_no_more(link: Noted) -> None:
+def test_reset_has_a_code_of_32_bits_and_no_more(link: Noted) -> None:
     link.receive(http2.frame(http2.RST_STREAM, 0, 5, b"\x88\x00\x00\x01"))
     assert link.events == [("reset", 5, 0x8800_0001)]
     with pytest.raises(WireError, match="RST_STREAM frame whose length is not 4"):
@@ -119,7 +119,7 @@ def test_a_reset_has_a_code_of_32_bits_and_no_more(link: Noted) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 5])
-def test_a_window_update_has_four_bytes(link: Noted, length: int) -> None:
+def test_window_update_has_four_bytes(link: Noted, length: int) -> None:
     with pytest.raises(WireError, match="WINDOW_UPDATE frame whose length is not 4"):
         link.receive(http2.frame(http2.WINDOW_UPDATE, 0, 5, bytes(length)))
 
@@ -162,6 +162,6 @@ def test_what_a_wider_window_lets_go_is_sent_when_all_is_read(link: Noted) -> No
     ],
     ids=["lone continuation", "interleaved", "other stream", "endless block", "push", "short ping", "long frame"],
 )
-def test_a_server_that_breaks_the_protocol_is_named(link: Noted, data: bytes) -> None:
+def test_server_that_breaks_the_protocol_is_named(link: Noted, data: bytes) -> None:
     with pytest.raises(WireError):
         link.receive(data)

@@ -208,7 +208,7 @@ REFUSED = [
 ]
 
 
-def test_the_rules_that_h11_is_milder_about_are_those_with_a_form_that_it_reads() -> None:
+def test_rules_that_h11_is_milder_about_have_a_form_that_it_reads() -> None:
     read = set()
     for stream, method, rule in REFUSED:
         mine, other = compare(stream, method)
@@ -225,50 +225,22 @@ LINES = st.sampled_from(
         *("Content-Length: 5", "content-length:05", "Content-Length: 0", "Content-Length: 5, 5", "Content-Length: +5"),
         *("Transfer-Encoding: chunked", "Transfer-Encoding:\tCHUNKED ", "Transfer-Encoding: gzip, chunked"),
         *("Connection: close", "Connection: Upgrade", "Upgrade: tcp", "Expect: 100-continue", "Expect: x", "Host: i"),
-        *(
-            "X: y",
-            "X:",
-            "X: \t\xe9 z\t",
-            " folded",
-            "X : y",
-            "X",
-            "Content-Length : 5",
-            "X: a\rb",
-            "X: a\nY: b",
-            "X: \0",
-        ),
-        *("", "X: \x0b", "X: \x01", "Trailer: X"),
+        *("X: y", "X:", "X: \t\xe9 z\t", " folded", "X : y", "X", "Content-Length : 5", "X: a\rb", "X: a\nY: b"),
+        *("X: \0", "", "X: \x0b", "X: \x01", "Trailer: X"),
     ]
 )
 BODIES = st.sampled_from(
     [
-        *(
-            b"",
-            b"hello",
-            b"5\r\nhello\r\n0\r\n\r\n",
-            b"5;x=y\r\nhello\r\n0\r\nX: y\r\n\r\n",
-            b"0\r\n\r\n",
-            b"5\nhello\n0\n\n",
-        ),
-        *(
-            b"5 \r\nhello\r\n0\r\n\r\n",
-            b"5\r\nhello0\r\n\r\n",
-            b"0\r\n x\r\n\r\n",
-            b"0\r\nX: y\n\r\n",
-            b"+5\r\nhello\r\n0\r\n\r\n",
-        ),
+        *(b"", b"hello", b"5\r\nhello\r\n0\r\n\r\n", b"5;x=y\r\nhello\r\n0\r\nX: y\r\n\r\n", b"0\r\n\r\n"),
+        *(b"5\nhello\n0\n\n", b"5 \r\nhello\r\n0\r\n\r\n", b"5\r\nhello0\r\n\r\n", b"0\r\n x\r\n\r\n"),
+        *(b"0\r\nX: y\n\r\n", b"+5\r\nhello\r\n0\r\n\r\n"),
     ]
 )
 REQUEST_LINES = st.sampled_from(
     [
-        *(
-            "GET / HTTP/1.1",
-            "POST /a%20b?c HTTP/1.1",
-            "POST / HTTP/1.0",
-            "OPTIONS * HTTP/1.1",
-            "GET http://h/ HTTP/1.1",
-        ),
-        *("GET / HTTP/1.2", "GET /% HTTP/1.1", "GET /\xe9 HTTP/1.1", "GET  / HTTP/1.1", "\r\nGET / HTTP/1.1", "GET /"),
+        *("GET / HTTP/1.1", "POST /a%20b?c HTTP/1.1", "POST / HTTP/1.0", "OPTIONS * HTTP/1.1"),
+        *("GET http://h/ HTTP/1.1", "GET / HTTP/1.2", "GET /% HTTP/1.1", "GET /\xe9 HTTP/1.1", "GET  / HTTP/1.1"),
+        *("\r\nGET / HTTP/1.1", "GET /"),
     ]
 )
 STATUS_LINES = st.sampled_from(
