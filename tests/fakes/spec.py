@@ -2,7 +2,7 @@
 
 Owns the OCI runtime spec around what a test asked for, and containerd's own values beside it.
 Must not know: the runtime's records, protobuf's bytes.
-Invariant: it has the keys that containerd's has for the same request (tests/engines/test_told_alike.py), so that to
+Invariant: it has the keys that containerd's has for the same request (tests/fakes/test_cri_contract.py), so that to
 read it costs as much.
 """
 
