@@ -1,8 +1,6 @@
 """A private containerd: its own root, state, socket, images and cgroups; nothing of another engine is touched.
 
-Owns the daemon's configuration, its start, and its end together with every shim, container, mount and cgroup it made.
-Must not know: the proxy.
-Invariant: everything is found by this engine's own directory or cgroup prefix, and ended by process id.
+Everything is found by this engine's own directory or cgroup prefix, and ended by process id.
 """
 
 import os

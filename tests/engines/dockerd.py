@@ -1,8 +1,6 @@
 """A private dockerd: its own root, state, socket, containerd, images and cgroups; no other engine is touched.
 
-Owns the daemon's configuration, its start, and its end with every shim, container, image, mount and cgroup it made.
-Must not know: the proxy, the docker CLI.
-Invariant: everything is found by this engine's own folder or cgroup prefix, and ended by process id.
+Everything is found by this engine's own folder or cgroup prefix, and ended by process id.
 """
 
 import http.client
@@ -237,8 +235,6 @@ class Dockerd:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """An HTTP connection over a unix socket."""
-
     def __init__(self, path: str) -> None:
         super().__init__("docker", timeout=REQUEST_SECONDS)
         self._path = path

@@ -1,8 +1,6 @@
 """What an engine leaves on the machine, and how all of it is ended: processes, mounts, directories, shims' sockets.
 
-Owns finding it by a text that only this engine's own things bear.
-Must not know: which engine it is.
-Invariant: what does not bear the text is not touched; a process is ended by its id.
+What does not bear the text is not touched; a process is ended by its id.
 """
 
 import os

@@ -1,8 +1,6 @@
 """A private image registry on a free loopback port: Debian's docker-registry with an empty store of its own.
 
-Owns its configuration, start and end. dockerd takes registries on 127.0.0.0/8 without TLS.
-Must not know: dockerd.
-Invariant: nothing outside of its folder is written; the process is ended by its id.
+Nothing outside of its folder is written; the process is ended by its id.
 """
 
 import re

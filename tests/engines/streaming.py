@@ -1,8 +1,6 @@
 """A client of the URLs that Exec, Attach and PortForward give: Kubernetes' channels over a WebSocket.
 
-Owns the framing: the first byte of a message is its channel.
-Must not know: CRI.
-Invariant: what is returned is what came by the end, or by the first time that ``until`` is in it.
+What is returned is what came by the end, or by the first time that ``until`` is in it.
 """
 
 from collections import defaultdict

@@ -28,7 +28,6 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def start(engine: Dockerd, **host: object) -> str:
-    """Run a container that sleeps; return its id."""
     # The first process of a container ignores SIGTERM unless it asks for it.
     body = {"Image": BUSYBOX, "Cmd": ["sleep", "1000"], "StopSignal": "SIGKILL", "HostConfig": host}
     made = json.loads(engine.request("POST", "/containers/create", json.dumps(body).encode()))["Id"]

@@ -1,8 +1,6 @@
 """Hook servers that each break one rule of ``runtimeproxy hook verify``, and good ones that break none.
 
-Owns one server a mistake, as it is made in practice, and the rules that it breaks.
-Must not know: how the rules are tried.
-Invariant: beside its mistake a broken server answers as the good ones do.
+Beside its mistake a broken server answers as the good ones do.
 """
 
 from __future__ import annotations
@@ -44,12 +42,10 @@ class Tried:
 
 
 def answering(answer: Answer) -> Made:
-    """Serve every hook point with an answer."""
     return lambda path: HookServer(path, default=answer, keep_calls=False)
 
 
 def breaking(rule: str, answer: Callable[[], Answer], timeout_seconds: float = 10.0) -> Tried:
-    """Return a server whose answers break a rule."""
     return Tried(lambda path: answering(answer())(path), frozenset({rule}), timeout_seconds)
 
 
@@ -180,7 +176,6 @@ def forgets_entries() -> Answer:
 
 
 def counts() -> Answer:
-    """Answer differently each time."""
     answered: list[None] = []
 
     def count(response: Any) -> None:
@@ -191,7 +186,6 @@ def counts() -> Answer:
 
 
 def refuses_big_requests() -> Answer:
-    """Take small messages only."""
 
     async def answer(call: HookCall) -> bytes:
         if len(call.message) > MANY_BYTES:
@@ -293,8 +287,6 @@ def ends_inside_a_frame(sent: bytearray) -> bool:
 
 
 class _AnyMethod(grpc.GenericRpcHandler):
-    """Answers every method of every service."""
-
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         async def answer(message: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             return b""

@@ -1,9 +1,4 @@
-"""The core without a front: a lifecycle on fake plugins.
-
-Owns the parts and short names for what they have counted.
-Must not know: what a call is about.
-Invariant: all of it runs on the running loop's clock.
-"""
+"""The core without a front: a lifecycle on fake plugins."""
 
 import asyncio
 
@@ -34,7 +29,6 @@ class Core:
 
     @property
     def times(self) -> CallTimes:
-        """Return the moments of the latest call."""
         return self.recorder.calls[-1]
 
     async def run(self, call: FakeCall) -> list[str]:

@@ -1,9 +1,6 @@
 """A fake dockerd, 20.10 if not newer, on a unix socket: the part of its HTTP API that runtimes' clients use.
 
-Owns the server, the record of what came in, and the injector of delays, hangs, errors, cuts and raw replies by route.
-Must not know: what a route does (dockerd_calls, dockerd_streams, dockerd_hijacks), what is known (dockerd_state), what
-a newer Engine answers instead (dockerd_engines).
-Invariant: what is recorded is what came; requests of one connection are answered in order.
+What is recorded is what came; requests of one connection are answered in order.
 It stands on plain asyncio streams: aiohttp's server can neither answer after a half-close nor send an unframed reply.
 
 Run alone: ``python -m tests.fakes.dockerd --socket PATH [--containers N --list-bytes N] [--api V --minimum V]
@@ -105,7 +102,6 @@ class FakeDockerd:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen on the socket."""
         Path(self.socket_path).unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
@@ -128,7 +124,6 @@ class FakeDockerd:
 
     @property
     def connections(self) -> int:
-        """Return how many connections are open."""
         return len(self._connections)
 
     def drop_connections(self) -> None:
@@ -232,7 +227,6 @@ class FakeDockerd:
             connection.close()  # the task was cancelled before it had a stream
 
     def record(self, received: Received) -> None:
-        """Write a request down."""
         self.received.append(received)
         self.counts[received.route] += 1
         while self._waiting:
@@ -250,7 +244,6 @@ async def serve(dockerd: FakeDockerd) -> None:
 
 
 def main() -> None:
-    """Run alone."""
     parser = argparse.ArgumentParser(description="fake dockerd")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--containers", type=int, default=0, help="containers that GET /containers/json answers")

@@ -1,8 +1,6 @@
 """The fake dockerd's short calls: each is answered at once, with all of its reply.
 
-Owns what each route reads of its request and how its reply looks.
-Must not know: how a request arrives; the records change in dockerd_state only.
-Invariant: one function a route; an error is the daemon's, with its text and status.
+One function a route; an error is the daemon's, with its text and status.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The versions of Docker Engine: what a daemon says of itself, and what its answers have from an API version on.
 
-Owns the window of API versions, a ping's headers, and the table of changes to answers since 20.10.
-Must not know: HTTP, records, how an answer is made.
-Invariant: 20.10 changes nothing; a change holds for the API version that a request names, not for the daemon's newest.
+20.10 changes nothing; a change holds for the API version that a request names, not for the daemon's newest.
 Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system}, daemon/server/middleware.
 """
 
@@ -34,8 +32,6 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A version of the daemon."""
-
     name: str
     version: str
     api: str

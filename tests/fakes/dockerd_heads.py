@@ -1,8 +1,6 @@
 """Heads of HTTP/1.x requests, read as Go's net/http server reads them.
 
-Owns the parsed head, and which heads are refused before any handler sees them.
-Must not know: sockets, Docker.
-Invariant: the raw bytes and the order and case of the header lines are kept.
+The raw bytes and the order and case of the header lines are kept.
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ class Head:
 
     @property
     def upgrade(self) -> bool:
-        """Tell whether the client asks for an upgrade."""
         return any(key.lower() == "upgrade" for key, _ in self.headers)
 
 

@@ -1,8 +1,6 @@
 """The fake dockerd's calls that carry a container's streams: logs, attach and exec.
 
-Owns their framing, which half ends when, and the end of each by the container's death.
-Must not know: how a request arrives; the records change in dockerd_state only.
-Invariant: a line is sent at once; a hijacked connection is half-closed at its end, as dockerd does it.
+A line is sent at once; a hijacked connection is half-closed at its end, as dockerd does it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The images of the fake dockerd: names, ids, and the environment, labels and command that a container inherits.
 
-Owns the records and the forms of a reference.
-Must not know: HTTP, containers.
-Invariant: an image is found by its full id, a prefix of it, or its name in any of Docker's spellings.
+An image is found by its full id, a prefix of it, or its name in any of Docker's spellings.
 """
 
 from __future__ import annotations
@@ -86,8 +84,6 @@ class Image:
 
 
 class Images:
-    """The images by name."""
-
     def __init__(self) -> None:
         self.by_name: dict[str, Image] = {}
         for name in DEFAULT_IMAGES:
@@ -96,7 +92,6 @@ class Images:
     def add(
         self, reference: str, env: Sequence[str] = ("PATH=/bin",), labels: Mapping[str, str] | None = None
     ) -> Image:
-        """Add or replace an image."""
         image = Image(familiar(reference), list(env), dict(labels or {}))
         self.by_name[image.name] = image
         return image

@@ -1,8 +1,6 @@
 """What runs in a container of the fake dockerd: the few commands that an exec knows.
 
-Owns the commands, and the frames of a multiplexed stream.
-Must not know: sockets, HTTP, the daemon's records but for the container it runs in.
-Invariant: a command's behaviour follows from its arguments, its stdin and its container only.
+A command's behaviour follows from its arguments, its stdin and its container only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What came in at the fake dockerd, and what shall go wrong with it.
 
-Owns the record of a request, and the injections.
-Must not know: sockets, routes.
-Invariant: what is recorded is what came, byte for byte.
+What is recorded is what came, byte for byte.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ Header = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class Received:
-    """One request as it came."""
-
     head: Head
     route: str
     """The row of dockerd_routes.ROUTES, or "not found", or "unclean path"."""
@@ -45,26 +41,21 @@ class Received:
 
     @property
     def method(self) -> str:
-        """Return the method."""
         return self.head.method
 
     @property
     def target(self) -> str:
-        """Return the target as it was sent."""
         return self.head.target
 
     @property
     def headers(self) -> Sequence[Header]:
-        """Return the header lines as they were sent."""
         return self.head.headers
 
     @property
     def raw(self) -> bytes:
-        """Return the whole request as it was sent."""
         return self.head.raw + bytes(self.wire_body)
 
     def keep(self, wire: bytes, body: bytes = b"") -> None:
-        """Write down what was read."""
         self.body_bytes += len(body)
         if len(self.body) < self.keep_bytes or len(self.wire_body) < self.keep_bytes:
             self.wire_body += wire[: self.keep_bytes - len(self.wire_body)]
@@ -97,7 +88,6 @@ class Injection:
         self._released.set()
 
     async def wait(self) -> None:
-        """Do the delay and the hang."""
         await asyncio.sleep(self.delay_seconds)
         if self.hang:
             self.hanging += 1

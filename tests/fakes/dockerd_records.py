@@ -1,8 +1,6 @@
 """A container and an exec of the fake dockerd, and what Docker's API shows of them.
 
-Owns the records, and their forms in an inspect, a list and an exec's inspect.
-Must not know: HTTP, how a record comes to be.
-Invariant: what is shown is the record as it is now.
+What is shown is the record as it is now.
 """
 
 from __future__ import annotations
@@ -36,12 +34,10 @@ class Exec:
 
     @property
     def tty(self) -> bool:
-        """Tell whether its output is one raw stream."""
         return bool(self.config.get("Tty"))
 
     @property
     def command(self) -> list[str]:
-        """Return the process's arguments."""
         return list(self.config["Cmd"])
 
     def inspect(self) -> dict[str, Any]:
@@ -87,22 +83,18 @@ class Container:
 
     @property
     def running(self) -> bool:
-        """Tell whether its process runs."""
         return self.status == "running"
 
     @property
     def tty(self) -> bool:
-        """Tell whether its output is one raw stream."""
         return bool(self.config["Tty"])
 
     @property
     def command(self) -> list[str]:
-        """Return the process's arguments."""
         return [*(self.config["Entrypoint"] or []), *(self.config["Cmd"] or [])]
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return the State of an inspect."""
         return {
             "Status": self.status,
             "Running": self.running,

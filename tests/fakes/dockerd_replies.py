@@ -1,8 +1,6 @@
 """Replies as Go's net/http server writes them: which header lines, in which order, and how the body is framed.
 
-Owns the choice of framing and of the connection's fate.
-Must not know: sockets, Docker's routes.
-Invariant: a reply has a body only where HTTP allows one.
+A reply has a body only where HTTP allows one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """How the fake dockerd serves a connection: one request after the other, from its head to the end of its reply.
 
-Owns the order of things around a handler: the record, the version's window, the injections, errors, the client's end.
-Must not know: what a route does.
-Invariant: requests of one connection are answered in order; a client's end cancels only what dockerd cancels.
+Requests of one connection are answered in order; a client's end cancels only what dockerd cancels.
 """
 
 from __future__ import annotations
@@ -52,8 +50,6 @@ HANDLERS: Mapping[str, Handler] = {
 
 
 class Service:
-    """What serves the connections of a fake dockerd."""
-
     def __init__(self, dockerd: FakeDockerd, api: str, minimum: str, server_version: str) -> None:
         self._dockerd = dockerd
         self._api = api

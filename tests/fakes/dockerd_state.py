@@ -1,8 +1,6 @@
 """What the fake dockerd knows: containers, their lives and their execs, and the events of both.
 
-Owns the records, names, the lookup order of a reference, each change of state, and the events in dockerd's order.
-Must not know: HTTP, sockets; streams hear of it through the events and a container's listeners.
-Invariant: a change of state has happened before its event is told; a refused call changes and tells nothing.
+A change of state has happened before its event is told; a refused call changes and tells nothing.
 """
 
 from __future__ import annotations
@@ -119,7 +117,6 @@ class DockerdState:
             self.exit(container, 0)
 
     def exit(self, container: Container, exit_code: int) -> None:
-        """Let a running container's process end."""
         container.status, container.finished, container.exit_code = "exited", time.time(), exit_code
         self._tell(container, "die", exitCode=str(exit_code))
         if container.host["AutoRemove"]:
@@ -255,7 +252,6 @@ class DockerdState:
         self._tell(made.container, f"exec_start: {' '.join(made.config['Cmd'])}", execID=made.id)
 
     def exec_exit(self, made: Exec, exit_code: int) -> None:
-        """Let a command end."""
         made.running, made.exit_code = False, exit_code
         self._tell(made.container, "exec_die", execID=made.id, exitCode=str(exit_code))
 

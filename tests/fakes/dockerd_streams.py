@@ -1,8 +1,6 @@
 """The fake dockerd's long calls: events, wait, stats, pull, build, load, export and archive.
 
-Owns what each sends and when, and the end of each.
-Must not know: how a request arrives; the records change in dockerd_state only.
-Invariant: a line is sent as a chunk of its own, at once.
+A line is sent as a chunk of its own, at once.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ class Feed:
         self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def say(self, line: bytes) -> None:
-        """Send a line."""
         self.lines.put_nowait(line)
 
     def end(self) -> None:

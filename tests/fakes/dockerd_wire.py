@@ -1,8 +1,6 @@
 """One request and its reply on an asyncio stream, as Go's net/http server handles them for dockerd.
 
-Owns framing: bodies sized and chunked, 100-continue, replies sized, chunked or ended by the close, and hijacks.
-Must not know: routes, containers.
-Invariant: a reply has a body only where HTTP allows one; nothing is read behind the request's body.
+A reply has a body only where HTTP allows one; nothing is read behind the request's body.
 """
 
 from __future__ import annotations
@@ -44,17 +42,14 @@ class Reader(asyncio.StreamReader):
         """The request whose reply is not complete."""
 
     def feed_data(self, data: Any) -> None:
-        """Count what arrives."""
         self.untaken += len(data)
         super().feed_data(data)
 
     def feed_eof(self) -> None:
-        """Tell the end."""
         super().feed_eof()
         self._end()
 
     def set_exception(self, exception: Exception) -> None:
-        """Tell the end by an error."""
         super().set_exception(exception)
         self._end()
 
@@ -188,14 +183,12 @@ class Exchange:
         await self._writer.drain()
 
     async def reply(self, status: int, body: bytes = b"", *headers: Header) -> None:
-        """Send a whole reply."""
         await self._settle_body()
         self.received.status = status
         pieces, self.keep_alive = replies.whole(self.head, status, body, [*self.common, *headers], self.keep_alive)
         await self.write(*pieces)
 
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
-        """Send a reply of JSON."""
         await self.reply(status, go_json(value, html=False), replies.JSON)
 
     async def begin(self, *headers: Header, settle: bool = True) -> None:
@@ -223,7 +216,6 @@ class Exchange:
             await self.send(bytes(rest))
 
     async def finish(self) -> None:
-        """End a stream."""
         if self._chunking:
             self._chunking = False
             await self.write(replies.chunk(b""))

@@ -1,8 +1,6 @@
 """A client that makes pods on Docker as dockershim, and cri-dockerd after it, do: the same calls in the same order.
 
-Owns the calls of each CRI step, the version's negotiation, and what is done about a name that is taken.
-Must not know: whether a proxy, a fake or a real dockerd listens on the socket.
-Invariant: every request is one that the shim would send; recorded requests and facts of its source say which.
+Every request is one that the shim would send; recorded requests and facts of its source say which.
 """
 
 from __future__ import annotations
@@ -84,7 +82,6 @@ class Dockershim:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._http.close()
 
     # ---- the daemon
@@ -106,11 +103,9 @@ class Dockershim:
         return self._driver
 
     def version(self) -> dict[str, Any]:
-        """Ask for the daemon's version."""
         return dict(self._call("GET", "/version"))
 
     def info(self) -> dict[str, Any]:
-        """Ask for the daemon's settings."""
         return dict(self._call("GET", "/info"))
 
     def ensure_image(self, reference: str) -> None:
@@ -259,7 +254,6 @@ class Dockershim:
         self._call("POST", f"/containers/{container_id}/stop?t={timeout}")
 
     def remove_container(self, container_id: str) -> None:
-        """Remove a container."""
         self.inspect(container_id)
         self._delete(container_id)
 
@@ -268,7 +262,6 @@ class Dockershim:
         return self._list("io.kubernetes.docker.type=container")
 
     def list_pod_sandboxes(self) -> list[dict[str, Any]]:
-        """List the sandboxes of all pods."""
         return self._list("io.kubernetes.docker.type=podsandbox")
 
     def inspect(self, container_id: str) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """What dockershim and cri-dockerd write into the bodies of create and update, from what the kubelet tells in CRI terms.
 
-Owns names, labels, the two create bodies and the update body: whole Go structs, with zero values and nulls.
-Must not know: HTTP.
-Invariant: field for field what was recorded of cri-dockerd; the older dockershim leaves out what it did not know.
+Field for field what was recorded of cri-dockerd; the older dockershim leaves out what it did not know.
 """
 
 from __future__ import annotations
@@ -65,12 +63,10 @@ class Container:
 
 
 def sandbox_name(pod: Pod) -> str:
-    """Return a sandbox's name."""
     return f"k8s_POD_{pod.name}_{pod.namespace}_{pod.uid}_{pod.attempt}"
 
 
 def container_name(pod: Pod, container: Container) -> str:
-    """Return a container's name."""
     return f"k8s_{container.name}_{pod.name}_{pod.namespace}_{pod.uid}_{container.attempt}"
 
 
@@ -97,7 +93,6 @@ def _body(config: Mapping[str, Any], host: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ) -> dict[str, Any]:
-    """Return the create body of a pod sandbox."""
     own = {"io.kubernetes.container.name": "POD", "io.kubernetes.docker.type": "podsandbox"}
     config = {
         "Hostname": pod.name,

@@ -1,8 +1,6 @@
 """HTTP as the Go client of dockershim and cri-dockerd sends it: the same header lines in the same order.
 
-Owns the connections (one kept alive, one for each hijack), the hijacked streams, and the errors.
-Must not know: containers.
-Invariant: every failed call raises DockerError with the daemon's status and message.
+Every failed call raises DockerError with the daemon's status and message.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ HIJACKED = (("Connection", "Upgrade"), ("Content-Type", "application/json"), ("U
 
 
 class DockerError(Exception):
-    """The daemon's answer is an error."""
-
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
@@ -38,10 +34,7 @@ class Output(NamedTuple):
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """A connection whose address is a socket's path."""
-
     def connect(self) -> None:
-        """Connect."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self.host)
@@ -57,7 +50,6 @@ class DockerHttp:
         self._kept: _UnixConnection | None = None
 
     def close(self) -> None:
-        """Close the connection that is kept alive."""
         if self._kept is not None:
             self._kept.close()
             self._kept = None
@@ -168,7 +160,6 @@ class Hijacked:
         return Output(bytes(outputs[1]), bytes(outputs[2]))
 
     def close(self) -> None:
-        """Close."""
         self._connection.close()  # and with it the response and its stream
 
 

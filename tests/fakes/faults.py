@@ -1,8 +1,6 @@
 """A relay of faults between two unix sockets: it delays, dribbles, stalls, cuts, half-closes, and keeps what passed.
 
-Owns the faults of each direction and the record of each connection.
-Must not know: what the bytes mean.
-Invariant: without a fault every byte and every half-close passes as it came.
+Without a fault every byte and every half-close passes as it came.
 """
 
 import asyncio
@@ -35,7 +33,6 @@ class Faults:
         self.reading.clear()
 
     def resume_reading(self) -> None:
-        """Take bytes again."""
         self.reading.set()
 
 
@@ -86,14 +83,12 @@ class FaultRelay:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen on the socket."""
         self._listener = _unix_socket()
         self._listener.bind(self.listen)
         self._listener.listen(128)
         asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def stop(self) -> None:
-        """Drop all connections and stop listening."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()

@@ -1,8 +1,6 @@
 """What the fake hook server may answer: well, or badly in every way that a hook server can.
 
-Owns one function a behaviour; each returns the ``Answer`` that is called with every hook call.
-Must not know: the server.
-Invariant: an answer is bytes on the wire, so a wrong one is as easy to give as a right one.
+An answer is bytes on the wire, so a wrong one is as easy to give as a right one.
 """
 
 import asyncio
@@ -47,7 +45,6 @@ class HookCall:
 
     @property
     def request(self) -> Any:
-        """Return the parsed request message."""
         return REQUESTS[self.point.subject].FromString(self.message)
 
 
@@ -60,7 +57,6 @@ def empty() -> Answer:
 
 
 def raw(message: bytes) -> Answer:
-    """Answer these bytes."""
 
     async def answer(call: HookCall) -> bytes:
         return message
@@ -69,7 +65,6 @@ def raw(message: bytes) -> Answer:
 
 
 def reply(message: Message) -> Answer:
-    """Answer this message."""
     return raw(message.SerializeToString())
 
 
@@ -114,7 +109,6 @@ def _echo(call: HookCall) -> Response:
 
 
 def after(seconds: float, then: Answer | None = None) -> Answer:
-    """Answer late."""
 
     async def answer(call: HookCall) -> bytes:
         await asyncio.sleep(seconds)
@@ -134,7 +128,6 @@ def behind(gate: asyncio.Event, then: Answer | None = None) -> Answer:
 
 
 def hang() -> Answer:
-    """Never answer."""
 
     async def answer(call: HookCall) -> bytes:
         await asyncio.Event().wait()

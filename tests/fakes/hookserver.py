@@ -1,8 +1,6 @@
 """A fake hook server on a unix socket that records every call and misbehaves on command.
 
-Owns the server, the record of calls, and the choice of an answer by hook point.
-Must not know: the proxy, the registration file's readers.
-Invariant: requests and answers are raw bytes on the wire.
+Requests and answers are raw bytes on the wire.
 
 Run alone: ``python -m tests.fakes.hookserver --socket PATH [--register-dir DIR] [--answer empty] [--delay SECONDS]``.
 """
@@ -66,7 +64,6 @@ class HookServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen on the socket."""
         size = MAX_MESSAGE_BYTES
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
         self._server = grpc.aio.server(options=options)
@@ -110,7 +107,6 @@ class HookServer:
         return answer
 
     async def answer(self, call: HookCall) -> bytes:
-        """Record a call and answer it."""
         async with self._called:
             if self._keep_calls:
                 self.calls.append(call)
@@ -156,7 +152,6 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run alone."""
     parser = argparse.ArgumentParser(description="fake hook server")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--register-dir", type=Path, help="directory to write the registration file to")

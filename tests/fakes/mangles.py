@@ -1,8 +1,6 @@
 """Answers that no runtime should give, for ``RuntimeState.mangle``: a verbose part of any text, statuses with holes.
 
-Owns ways to change one method's replies.
-Must not know: what a reply means.
-Invariant: replies of other methods, and parts that are not named, stay as they are.
+Replies of other methods, and parts that are not named, stay as they are.
 """
 
 import json

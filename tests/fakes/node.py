@@ -1,8 +1,6 @@
 """The core between a fake held stream and a fake runtime: what CRI's calls are tested on.
 
-Owns the two fakes, and the requests of a pod with one container.
-Must not know: frames, sockets; the messages are real.
-Invariant: the held stream has the interface of cri.held.HeldStream and is released at most once.
+The held stream has the interface of cri.held.HeldStream and is released at most once.
 """
 
 import asyncio
@@ -237,7 +235,6 @@ class Node:
         return pod
 
     def told(self, index: int = -1) -> ContainerInfo:
-        """Return the container that a hook call told."""
         container = self.plugins.asked[index].request.container
         assert container is not None
         return container

@@ -1,8 +1,6 @@
 """A fake CRI runtime on a unix socket: runtime.v1 and runtime.v1alpha2, and an echo for every service it does not know.
 
-Owns the server, the record of what came in, and the injector of delays, errors and cuts.
-Must not know: what the answers mean (runtime_state does).
-Invariant: messages are handled as raw bytes; what is recorded is what came.
+Messages are handled as raw bytes; what is recorded is what came.
 
 Run alone: ``python -m tests.fakes.runtime --socket PATH [--containers N --list-bytes N]``.
 """
@@ -48,7 +46,6 @@ class Received:
 
     @property
     def method(self) -> str:
-        """Name the method without its service."""
         return self.path.rpartition("/")[2]
 
 
@@ -103,7 +100,6 @@ class FakeRuntime:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen on the socket."""
         size = MAX_MESSAGE_BYTES
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
         self._server = grpc.aio.server(options=options)
@@ -128,7 +124,6 @@ class FakeRuntime:
     # ---- events
 
     async def wait_for_subscribers(self, count: int = 1) -> None:
-        """Wait until ``count`` GetContainerEvents streams are open."""
         async with self._subscribed:
             await self._subscribed.wait_for(lambda: len(self._subscribers) >= count)
 
@@ -140,7 +135,6 @@ class FakeRuntime:
             subscriber.events.put_nowait(event)
 
     async def stream_events(self, received: Received, message: bytes, context: Context) -> AsyncIterator[bytes]:
-        """Serve GetContainerEvents."""
         subscriber = _Subscriber()
         async with self._subscribed:
             self._subscribers.add(subscriber)
@@ -157,7 +151,6 @@ class FakeRuntime:
     # ---- calls
 
     def record(self, path: str, message: bytes, context: Context) -> Received:
-        """Write a request down."""
         metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
         received = Received(path, message, metadata, context.time_remaining(), time.monotonic())
         self.received.append(received)
@@ -252,7 +245,6 @@ async def serve(socket_path: str, containers: int, list_bytes: int) -> None:
 
 
 def main() -> None:
-    """Run alone."""
     parser = argparse.ArgumentParser(description="fake CRI runtime")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--containers", type=int, default=0, help="containers that ListContainers answers")
