@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from tests.engines import cgroups, cri, leftovers, streaming
-from tests.engines.containerd import Containerd, EngineError
+from tests.engines.containerd import Containerd
+from tests.engines.engine import EngineError
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes.cri_pb2 import CONTAINER_RUNNING, LinuxContainerResources, PodSandboxConfig
 

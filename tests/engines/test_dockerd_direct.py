@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.engines import cgroups, docker_cli, leftovers
-from tests.engines.containerd import EngineError
 from tests.engines.docker_cli import Outcome, Typed
 from tests.engines.dockerd import BUSYBOX, PAUSE, Dockerd
+from tests.engines.engine import EngineError
 from tests.engines.registry import Registry
 
 pytestmark = pytest.mark.engine

@@ -32,9 +32,14 @@ class Reply:
 
 
 class UnixHttpConnection(http.client.HTTPConnection):
+    """A connection whose address is a socket's path."""
+
+    def __init__(self, path: str, timeout: float | None = TIMEOUT_SECONDS) -> None:
+        super().__init__(path, timeout=timeout)
+
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(TIMEOUT_SECONDS)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self.host)
 
 

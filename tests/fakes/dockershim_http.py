@@ -13,6 +13,7 @@ import struct
 from collections.abc import Generator
 from typing import Any, BinaryIO, NamedTuple
 
+from tests.fakes.dockerd_client import UnixHttpConnection
 from tests.fakes.dockerd_structs import go_json
 
 SHORT_CALL_SECONDS = 119.0
@@ -33,13 +34,6 @@ class Output(NamedTuple):
     stderr: bytes
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self.host)
-
-
 class DockerHttp:
     """Sends requests to a socket; ``host`` is the Host header's value. To be closed at the end."""
 
@@ -47,7 +41,7 @@ class DockerHttp:
         self._path = socket_path
         self._host = host
         self._timeout_seconds = timeout_seconds
-        self._kept: _UnixConnection | None = None
+        self._kept: UnixHttpConnection | None = None
 
     def close(self) -> None:
         if self._kept is not None:
@@ -76,7 +70,7 @@ class DockerHttp:
 
     def frames(self, target: str) -> Generator[tuple[int, bytes]]:
         """GET on a connection of its own; yield the frames of the reply's body as they come, without a timeout."""
-        connection = _UnixConnection(self._path, timeout=None)
+        connection = UnixHttpConnection(self._path, timeout=None)
         try:
             yield from frames(_checked(self._send(connection, "GET", target, None, [])))
         finally:
@@ -84,7 +78,7 @@ class DockerHttp:
 
     def hijack(self, target: str, body: Any = None) -> Hijacked:
         """Ask for an upgrade on a connection of its own. Raises DockerError for anything but 101."""
-        connection = _UnixConnection(self._path, timeout=None)
+        connection = UnixHttpConnection(self._path, timeout=None)
         try:
             response = self._send(connection, "POST", target, body, HIJACKED)
             if response.status != http.client.SWITCHING_PROTOCOLS:
@@ -101,16 +95,16 @@ class DockerHttp:
         response.read()
         return response.headers
 
-    def _connection(self) -> _UnixConnection:
+    def _connection(self) -> UnixHttpConnection:
         """Return the connection that is kept alive, a new one if the other side closed it."""
         if self._kept is not None and self._kept.sock is not None and select.select([self._kept.sock], [], [], 0)[0]:
             self._kept.close()
         if self._kept is None or self._kept.sock is None:
-            self._kept = _UnixConnection(self._path, timeout=self._timeout_seconds)
+            self._kept = UnixHttpConnection(self._path, timeout=self._timeout_seconds)
         return self._kept
 
     def _send(
-        self, connection: _UnixConnection, method: str, target: str, body: Any, headers: Any
+        self, connection: UnixHttpConnection, method: str, target: str, body: Any, headers: Any
     ) -> http.client.HTTPResponse:
         content = b"" if body is None else go_json(body)
         connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
@@ -138,7 +132,7 @@ def _checked(response: http.client.HTTPResponse) -> http.client.HTTPResponse:
 class Hijacked:
     """A hijacked connection: bytes both ways, each way with an end of its own."""
 
-    def __init__(self, connection: _UnixConnection, response: http.client.HTTPResponse) -> None:
+    def __init__(self, connection: UnixHttpConnection, response: http.client.HTTPResponse) -> None:
         assert connection.sock is not None
         self.socket: socket.socket = connection.sock
         self._connection = connection
