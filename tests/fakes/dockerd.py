@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import uvloop
 
@@ -31,6 +28,7 @@ from tests.fakes.dockerd_state import CGROUPFS, SYSTEMD, DockerdState
 from tests.fakes.dockerd_streams import Feed
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockerd_wire import Reader
+from tests.fakes.server import Server, stay
 
 KEPT_BODY_BYTES = 1 << 20
 BACKLOG = 4096
@@ -39,7 +37,7 @@ BACKLOG = 4096
 __all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 
 
-class FakeDockerd:
+class FakeDockerd(Server):
     """The server; ``state`` may be handed to a later server on the same socket, as after a restart of dockerd.
 
     ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the window of API versions, and
@@ -91,15 +89,6 @@ class FakeDockerd:
         self._service = Service(self, self.api, self.minimum, self.server_version)
 
     # ---- life
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         Path(self.socket_path).unlink(missing_ok=True)
@@ -233,14 +222,9 @@ class FakeDockerd:
             self._waiting.pop().set()
 
 
-async def serve(dockerd: FakeDockerd) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+async def alone(dockerd: FakeDockerd) -> None:
     async with dockerd:
-        print(f"fake dockerd {os.getpid()} listens on {dockerd.socket_path}", flush=True)
-        await stopped.wait()
+        await stay(f"fake dockerd {{}} listens on {dockerd.socket_path}")
 
 
 def main() -> None:
@@ -264,7 +248,7 @@ def main() -> None:
     dockerd.export_bytes = arguments.export_bytes
     if arguments.containers:
         dockerd.fill_list(arguments.containers, arguments.list_bytes)
-    uvloop.run(serve(dockerd))
+    uvloop.run(alone(dockerd))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from tests.fakes import dockerd_engines as engines
 from tests.fakes.dockerd_checks import Refused, bad
 from tests.fakes.dockerd_events import labels_match, parse_filters
 from tests.fakes.dockerd_records import Container
-from tests.fakes.dockerd_replies import JSON
-from tests.fakes.dockerd_wire import Exchange
+from tests.fakes.dockerd_wire import JSON, Exchange
 
 if TYPE_CHECKING:
     from tests.fakes.dockerd import FakeDockerd

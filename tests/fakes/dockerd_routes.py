@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from tests.fakes.dockerd_heads import Head
+from tests.fakes.dockerd_received import Head
 
 REF = "{ref}"
 PATH_SAFE = "$&+,/:;=@"

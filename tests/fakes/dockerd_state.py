@@ -15,8 +15,7 @@ from typing import Any
 from tests.fakes import dockerd_checks as checks
 from tests.fakes.dockerd_checks import Refused
 from tests.fakes.dockerd_events import Events
-from tests.fakes.dockerd_images import Images
-from tests.fakes.dockerd_records import Container, Exec
+from tests.fakes.dockerd_records import Container, Exec, Images
 from tests.fakes.dockerd_structs import CONFIG, HOST_CONFIG, RESOURCES
 
 CGROUPFS = "cgroupfs"

@@ -7,8 +7,8 @@ import asyncio
 import os
 import socket
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+
+from tests.fakes.server import Server
 
 READ_BYTES = 65536
 
@@ -62,7 +62,7 @@ class Connection:
         self.backend.close()
 
 
-class FaultRelay:
+class FaultRelay(Server):
     """Listens on ``listen`` and relays to ``backend``; ``connections`` keeps the ended ones too, in order of accept."""
 
     def __init__(self, listen: str, backend: str) -> None:
@@ -72,15 +72,6 @@ class FaultRelay:
         self.to_client = Faults()
         self.connections: list[Connection] = []
         self._listener: socket.socket | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         self._listener = _unix_socket()

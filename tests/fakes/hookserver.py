@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import uvloop
@@ -24,13 +21,14 @@ from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from tests.fakes import hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer, HookCall
+from tests.fakes.server import Server, stay
 
 SERVICE = "/runtime.v1alpha1.RuntimeHookService/"
 MAX_MESSAGE_BYTES = 64 << 20
 _POINTS: Mapping[str, HookPoint] = {SERVICE + point.method: point for point in HOOK_POINTS}
 
 
-class HookServer:
+class HookServer(Server):
     """The server; ``answers`` maps hook point names to answers, all others get ``default``.
 
     With ``faulty`` a fault relay listens in its place: ``faults`` delays, cuts and stalls what passes.
@@ -53,15 +51,6 @@ class HookServer:
         self._keep_calls = keep_calls
         self._called = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         size = MAX_MESSAGE_BYTES
@@ -137,18 +126,13 @@ class _Handlers(grpc.GenericRpcHandler):
         return hook
 
 
-async def serve(arguments: argparse.Namespace) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def alone(arguments: argparse.Namespace) -> None:
     answer = hookanswers.after(arguments.delay, hookanswers.BY_NAME[arguments.answer]())
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with HookServer(arguments.socket, default=answer, keep_calls=False):
         if arguments.register_dir is not None:
             content = registration.text(arguments.socket, arguments.points, arguments.policy)
             registration.write(arguments.register_dir, arguments.name, content)
-        print(f"fake hook server {os.getpid()} listens on {arguments.socket}", flush=True)
-        await stopped.wait()
+        await stay(f"fake hook server {{}} listens on {arguments.socket}")
 
 
 def main() -> None:
@@ -160,7 +144,7 @@ def main() -> None:
     parser.add_argument("--policy", choices=("Ignore", "Fail"), default="Ignore")
     parser.add_argument("--answer", choices=sorted(hookanswers.BY_NAME), default="empty")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds before every answer")
-    uvloop.run(serve(parser.parse_args()))
+    uvloop.run(alone(parser.parse_args()))
 
 
 if __name__ == "__main__":

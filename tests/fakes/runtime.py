@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import uvloop
 
 from tests.fakes import cri_pb2
 from tests.fakes.runtime_state import Refused, RuntimeState
+from tests.fakes.server import Server, stay
 
 API_VERSIONS = {"runtime.v1": "v1", "runtime.v1alpha2": "v1alpha2"}
 SERVICES = ("RuntimeService", "ImageService")
@@ -70,7 +68,7 @@ class _Subscriber:
     events: asyncio.Queue[cri_pb2.ContainerEventResponse] = field(default_factory=asyncio.Queue)
 
 
-class FakeRuntime:
+class FakeRuntime(Server):
     """The server; ``state`` may be handed to a later server on the same socket, as after a restart of the runtime.
 
     ``keep_received`` bounds the record of requests (None keeps all); ``counts`` counts them by path, without bound.
@@ -89,15 +87,6 @@ class FakeRuntime:
         self._subscribers: set[_Subscriber] = set()
         self._subscribed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         size = MAX_MESSAGE_BYTES
@@ -231,17 +220,12 @@ class _Handlers(grpc.GenericRpcHandler):
         return echo
 
 
-async def serve(socket_path: str, containers: int, list_bytes: int) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def alone(socket_path: str, containers: int, list_bytes: int) -> None:
     runtime = FakeRuntime(socket_path, keep_received=0)
     if containers:
         runtime.state.fill_list(containers, list_bytes)
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with runtime:
-        print(f"fake runtime {os.getpid()} listens on {socket_path}", flush=True)
-        await stopped.wait()
+        await stay(f"fake runtime {{}} listens on {socket_path}")
 
 
 def main() -> None:
@@ -250,7 +234,7 @@ def main() -> None:
     parser.add_argument("--containers", type=int, default=0, help="containers that ListContainers answers")
     parser.add_argument("--list-bytes", type=int, default=1 << 20, help="size of that answer")
     arguments = parser.parse_args()
-    uvloop.run(serve(arguments.socket, arguments.containers, arguments.list_bytes))
+    uvloop.run(alone(arguments.socket, arguments.containers, arguments.list_bytes))
 
 
 if __name__ == "__main__":
