@@ -186,7 +186,6 @@ def counts() -> Answer:
 
 
 def refuses_big_requests() -> Answer:
-
     async def answer(call: HookCall) -> bytes:
         if len(call.message) > MANY_BYTES:
             return await hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED, "message too large")(call)

@@ -121,10 +121,6 @@ class DockerdState:
         if container.host["AutoRemove"]:
             self._destroy(container)
 
-    def die(self, reference: str, exit_code: int = 0) -> None:
-        """Let a container's process end by itself."""
-        self.exit(self.find(reference), exit_code)
-
     def stop(self, reference: str) -> None:
         """Stop a container. Raises Refused: 404, or 304 if it does not run."""
         container = self.find(reference)

@@ -163,7 +163,6 @@ class Exchange:
         self.common: Sequence[Header] = ()
         self.api = ""
         self.keep_alive = head.keep_alive
-        self.hijacked = False
         self.cut_after_bytes: int | None = None
         self._writer = writer
         self._written = 0
@@ -303,7 +302,7 @@ class Exchange:
         """Take the connection over: send a head that was made by hand; what follows is the handler's, both ways."""
         self.received.early_bytes = self.reader.untaken
         self.received.status = status
-        self.hijacked, self.keep_alive = True, False
+        self.keep_alive = False
         await self.write(head)
 
     async def half_close(self) -> None:

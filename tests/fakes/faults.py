@@ -110,11 +110,6 @@ class FaultRelay(Server):
         for connection in self.connections:
             connection.backend.shutdown(socket.SHUT_WR)
 
-    def half_close_clients(self) -> None:
-        """Tell every client that no more bytes come from the backend."""
-        for connection in self.connections:
-            connection.client.shutdown(socket.SHUT_WR)
-
     def _accept(self, listener: socket.socket) -> None:
         # Not by an awaited accept: one that is cancelled in that moment would lose the client.
         client, _ = listener.accept()

@@ -57,7 +57,6 @@ def empty() -> Answer:
 
 
 def raw(message: bytes) -> Answer:
-
     async def answer(call: HookCall) -> bytes:
         return message
 
@@ -109,7 +108,6 @@ def _echo(call: HookCall) -> Response:
 
 
 def after(seconds: float, then: Answer | None = None) -> Answer:
-
     async def answer(call: HookCall) -> bytes:
         await asyncio.sleep(seconds)
         return await (then or empty())(call)
@@ -128,7 +126,6 @@ def behind(gate: asyncio.Event, then: Answer | None = None) -> Answer:
 
 
 def hang() -> Answer:
-
     async def answer(call: HookCall) -> bytes:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
