@@ -28,6 +28,7 @@ SETTINGS = {
     "memory_limit_in_bytes": "Memory",
     "oom_score_adj": "OomScoreAdj",
 }
+"""CRI's name of a setting -> Docker's."""
 
 
 @dataclass(frozen=True, slots=True)
