@@ -284,24 +284,12 @@ class Dockershim:
 
     # ---- pods
 
-    def run_pod_sandbox(
-        self,
-        name: str,
-        uid: str,
-        *,
-        namespace: str = "default",
-        attempt: int = 0,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-        cgroup_parent: str = "",
-        host_network: bool = True,
-        oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ,
-    ) -> str:
-        """Run a pod sandbox; return its id. ``cgroup_parent`` is a full path, whatever the driver.
+    def run_pod_sandbox(self, name: str, uid: str, *, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ, **config: Any) -> str:
+        """Run a pod sandbox with the fields of a Pod; return its id. ``cgroup_parent`` is a full path.
 
         Where a machine cannot set a negative ``oom_score_adj`` give 0: the shim itself always asks for -998.
         """
-        pod = Pod(name, uid, namespace, attempt, labels or {}, annotations or {}, cgroup_parent, host_network)
+        pod = Pod(name, uid, **config)
         driver = self.cgroup_driver
         self.ensure_image(self._pause_image)
         body = bodies.sandbox_body(pod, self._pause_image, driver, oom_score_adj)
@@ -335,37 +323,11 @@ class Dockershim:
         name: str,
         *,
         image: str = BUSYBOX_IMAGE,
-        attempt: int = 0,
         command: Sequence[str] = ("sleep", "1000"),
-        args: Sequence[str] = (),
-        envs: Sequence[tuple[str, str]] = (),
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-        resources: Values | None = None,
-        working_dir: str = "",
-        tty: bool = False,
-        stdin: bool = False,
+        **more: Any,
     ) -> str:
-        """Create a container in the pod with this sandbox id; return its id.
-
-        ``resources`` are by CRI's names: cpu_shares, cpu_quota, cpu_period, memory_limit_in_bytes, cpuset_cpus,
-        cpuset_mems, oom_score_adj.
-        """
-        config = self.pods[pod]
-        container = Container(
-            name=name,
-            image=image,
-            attempt=attempt,
-            command=command,
-            args=args,
-            envs=envs,
-            labels=labels or {},
-            annotations=annotations or {},
-            resources=resources or {},
-            working_dir=working_dir,
-            tty=tty,
-            stdin=stdin,
-        )
+        """Create a container, with the fields of a Container, in the pod with this sandbox id; return its id."""
+        config, container = self.pods[pod], Container(name, image, command=command, **more)
         runtime = self.inspect(pod)["HostConfig"]["Runtime"] if self.generation.reads_runtime else ""
         body = bodies.container_body(config, container, pod, self.cgroup_driver, runtime)
         return self._create(bodies.container_name(config, container), body)
