@@ -149,11 +149,7 @@ _SINCE_28 = (
     Change(EVENT, (1, 52), _without_old_names),
 )
 _BUILDKIT = (("Builder-Version", "2"), ("Swarm", "inactive"))
-_NEGOTIATED = {
-    "application/x-ndjson": "application/x-ndjson",
-    "application/json-seq": "application/json-seq",
-    "*/*": "application/x-ndjson",
-}
+_NEGOTIATED = dict.fromkeys(("application/x-ndjson", "*/*"), "application/x-ndjson")
 
 ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", ())
 ENGINE_28 = Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT, _SINCE_20)

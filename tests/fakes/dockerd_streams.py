@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes.dockerd_calls import PATH_STAT, Handler, flag, read_json, text
+from tests.fakes.dockerd_calls import Handler, flag, read_json, text
 from tests.fakes.dockerd_checks import Refused, bad
 from tests.fakes.dockerd_engines import EVENT
 from tests.fakes.dockerd_events import Event, event_matches, parse_filters
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 LOAD_LINE_BYTES = 1 << 20
 """A load tells its progress so often."""
 
-TAR = ("Content-Type", "application/x-tar")
 OCTETS = ("Content-Type", "application/octet-stream")
-JSON_SEQUENCE = "application/json-seq"
-RECORD_SEPARATOR = b"\x1e"
+STATS_SECONDS = 1.0
 
 
 class Feed:
@@ -76,10 +74,9 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
     with hearing(dockerd) as heard:
         past = [event for event in dockerd.state.events.kept if since <= event["timeNano"] / 1e9 <= until]
         kind = dockerd.engine.event_type(exchange.head.get("Accept"))
-        before = RECORD_SEPARATOR if kind == JSON_SEQUENCE else b""
 
         async def send(event: Event) -> None:
-            await exchange.send(before + go_json(dockerd.engine.shown(EVENT, exchange.api, event)))
+            await exchange.send(go_json(dockerd.engine.shown(EVENT, exchange.api, event)))
 
         await exchange.begin(("Content-Type", kind))
         dockerd.watchers += 1
@@ -126,7 +123,7 @@ async def stats(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> Non
     await exchange.begin(JSON)
     while True:
         await exchange.send(go_json(_figures(container), html=False))
-        await asyncio.sleep(dockerd.stats_seconds)
+        await asyncio.sleep(STATS_SECONDS)
 
 
 def _figures(container: Container) -> dict[str, Any]:
@@ -146,8 +143,7 @@ async def _progress(dockerd: FakeDockerd, exchange: Exchange, route: str, subjec
         while (line := await feed.lines.get()) is not None:
             await exchange.send(line)
         return
-    for number in range(dockerd.progress_lines):
-        await asyncio.sleep(dockerd.progress_seconds)
+    for number in range(3):
         await exchange.send(go_json({"status": f"step {number}", "id": subject}))
 
 
@@ -188,17 +184,8 @@ async def load(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
 
 
 async def export(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    of_container = exchange.received.route == "GET /containers/{ref}/export"
-    if of_container:
-        dockerd.state.find(reference)
-    await exchange.begin(OCTETS if of_container else TAR)
-    await exchange.fill(dockerd.export_bytes)
-    await exchange.finish()
-
-
-async def get_archive(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     dockerd.state.find(reference)
-    await exchange.begin(TAR, ("X-Docker-Container-Path-Stat", PATH_STAT))
+    await exchange.begin(OCTETS)
     await exchange.fill(dockerd.export_bytes)
     await exchange.finish()
 
@@ -360,10 +347,7 @@ STREAMS: Mapping[str, Handler] = {
     "POST /images/create": pull,
     "POST /build": build,
     "POST /images/load": load,
-    "GET /images/get": export,
-    "GET /images/{ref}/get": export,
     "GET /containers/{ref}/export": export,
-    "GET /containers/{ref}/archive": get_archive,
     "PUT /containers/{ref}/archive": put_archive,
     "GET /containers/{ref}/logs": logs,
     "POST /containers/{ref}/attach": attach,
