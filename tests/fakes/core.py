@@ -11,21 +11,25 @@ from tests.fakes.calls import FakeCall
 from tests.fakes.plugins import FakePlugins
 
 
-class Core:
+class Parts:
     """A lifecycle with a budget of 10 s on fake plugins, on the running loop's clock."""
 
     def __init__(self) -> None:
         self.plugins = FakePlugins()
         self.store = Store()
-        self._loop = asyncio.get_running_loop()
-        self.recorder = Recorder(self._loop.time)
-        dispatcher = Dispatcher(self.plugins, self.recorder, self._loop.time, 10.0)
+        self.loop = asyncio.get_running_loop()
+        self.recorder = Recorder(self.loop.time)
+        dispatcher = Dispatcher(self.plugins, self.recorder, self.loop.time, 10.0)
         limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
-        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, self._loop.time)
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, self.loop.time)
+
+
+class Core(Parts):
+    """The parts under fake calls."""
 
     @property
     def now(self) -> float:
-        return self._loop.time()
+        return self.loop.time()
 
     @property
     def times(self) -> CallTimes:

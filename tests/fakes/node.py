@@ -3,7 +3,6 @@
 The held stream has the interface of cri.held.HeldStream and is released at most once.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +14,8 @@ from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.call import CriCall
 from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.routes import Route
-from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.lifecycle import Lifecycle, Limits
 from runtimeproxy.model import (
     ContainerInfo,
     ContainerRecord,
@@ -27,10 +24,8 @@ from runtimeproxy.model import (
     Resources,
     Subject,
 )
-from runtimeproxy.store import Store
-from runtimeproxy.telemetry import Recorder
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.plugins import FakePlugins
+from tests.fakes.core import Parts
 
 UPDATE = Operation.UPDATE_CONTAINER_RESOURCES
 UNKNOWN_FIELD = b"\xfa\x3e\x03new"
@@ -185,19 +180,12 @@ class FakeBackend:
             raise self.error
 
 
-class Node:
+class Node(Parts):
     """The core with fake ends."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        super().__init__()
         self.backend = FakeBackend()
-        self.plugins = FakePlugins()
-        self.store = Store()
-        self.recorder = Recorder(self.loop.time)
-        dispatcher = Dispatcher(self.plugins, self.recorder, self.loop.time, 10.0)
-        self.lifecycle = Lifecycle(
-            self.store, dispatcher, self.recorder, Limits(10.0, ("skip", "true")), self.loop.time
-        )
 
     def held(self, operation: Operation, message: bytes | Message | None = None, version: str = "v1") -> FakeHeld:
         given = REPLIES.get(operation)
