@@ -370,10 +370,6 @@ class Dockershim:
         self.inspect(container_id)
         self._delete(container_id)
 
-    def list_containers(self) -> list[dict[str, Any]]:
-        """List the containers of all pods, without the sandboxes."""
-        return self._list("io.kubernetes.docker.type=container")
-
     def list_pod_sandboxes(self) -> list[dict[str, Any]]:
         return self._list("io.kubernetes.docker.type=podsandbox")
 
@@ -399,11 +395,6 @@ class Dockershim:
                 return int(inspected["ExitCode"])
             time.sleep(EXEC_INSPECTION_PAUSE_SECONDS)
         raise DockerError(http.client.OK, f"exec {exec_id} still runs although its output has ended")
-
-    def attach(self, container_id: str) -> Hijacked:
-        """Attach to a container's stdin, stdout and stderr."""
-        query = "stderr=1&stdin=1&stdout=1&stream=1"
-        return self._http.hijack(f"{self.prefix}/containers/{container_id}/attach?{query}")
 
     def logs(self, container_id: str, *, follow: bool = False, tail: str = "") -> Generator[tuple[int, bytes]]:
         """Yield a container's output as it comes: 1 for stdout or 2 for stderr, and the bytes of a frame."""

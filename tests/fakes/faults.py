@@ -1,4 +1,4 @@
-"""A relay of faults between two unix sockets: it delays, dribbles, stalls, cuts, half-closes, and keeps what passed.
+"""A relay of faults between two unix sockets: it stalls, cuts, half-closes, and keeps what passed.
 
 Without a fault every byte and every half-close passes as it came.
 """
@@ -20,8 +20,6 @@ class Faults:
     ``cut_after_bytes`` counts a connection's bytes in this direction: that many pass, then the connection is dropped.
     """
 
-    delay_seconds: float = 0.0
-    dribble: bool = False
     cut_after_bytes: int | None = None
     reading: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -139,7 +137,10 @@ class FaultRelay(Server):
         source, target = (connection.client, connection.backend)[:: 1 if forward else -1]
         passed = connection.to_backend if forward else connection.to_client
         while data := await self._read(source, faults):
-            await _write(target, data, faults, passed)
+            if faults.cut_after_bytes is not None:
+                data = data[: max(0, faults.cut_after_bytes - len(passed))]
+            await asyncio.get_running_loop().sock_sendall(target, data)
+            passed += data
             if faults.cut_after_bytes is not None and len(passed) >= faults.cut_after_bytes:
                 raise ConnectionAbortedError("cut as told")
         if forward:
@@ -155,9 +156,7 @@ class FaultRelay(Server):
         while not faults.reading.is_set():
             await faults.reading.wait()
             await _readable(source)
-        data = source.recv(READ_BYTES)
-        await asyncio.sleep(faults.delay_seconds)
-        return data
+        return source.recv(READ_BYTES)
 
 
 async def _readable(source: socket.socket) -> None:
@@ -173,18 +172,6 @@ async def _readable(source: socket.socket) -> None:
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-async def _write(target: socket.socket, data: bytes, faults: Faults, passed: bytearray) -> None:
-    if faults.cut_after_bytes is not None:
-        data = data[: max(0, faults.cut_after_bytes - len(passed))]
-    step = 1 if faults.dribble else max(1, len(data))
-    for start in range(0, len(data), step):
-        piece = data[start : start + step]
-        await asyncio.get_running_loop().sock_sendall(target, piece)
-        passed += piece
-        if faults.dribble:
-            await asyncio.sleep(0)  # let the reader take this byte alone
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:

@@ -4,7 +4,6 @@ An answer is bytes on the wire, so a wrong one is as easy to give as a right one
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -161,15 +160,6 @@ def huge(size_bytes: int = 5 << 20) -> Answer:
     return answer
 
 
-def exit_process() -> Answer:
-    """End the whole process in the middle of the call; only for a server in a process of its own."""
-
-    async def answer(call: HookCall) -> bytes:
-        os._exit(1)
-
-    return answer
-
-
 BY_NAME: dict[str, Callable[[], Answer]] = {
     "empty": empty,
     "echo": echo,
@@ -180,6 +170,5 @@ BY_NAME: dict[str, Callable[[], Answer]] = {
     "refuse": lambda: status(grpc.StatusCode.PERMISSION_DENIED, "refused by the fake hook server"),
     "fail": lambda: status(grpc.StatusCode.INTERNAL, "failed as told"),
     "unimplemented": lambda: status(grpc.StatusCode.UNIMPLEMENTED, "no such hook"),
-    "exit": exit_process,
 }
 """The behaviours that the command line can name."""

@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,16 +49,15 @@ class Received:
 
 @dataclass(slots=True)
 class Injection:
-    """What goes wrong with a method's calls, in this order: a delay, a closed gate, a cut connection, an error status.
+    """What goes wrong with a method's calls, in this order: a delay, a closed gate, an error status.
 
-    ``times`` calls are hit; None means all. A cut needs ``FakeRuntime.cut_connections``.
+    ``times`` calls are hit; None means all.
     """
 
     delay_seconds: float = 0.0
     code: grpc.StatusCode | None = None
     details: str = ""
     trailing_metadata: Metadata = ()
-    cut: bool = False
     times: int | None = None
     gate: asyncio.Event | None = None
 
@@ -82,8 +81,6 @@ class FakeRuntime(Server):
         self.injections: dict[str, Injection] = {}
         self.initial_metadata: Metadata = ()
         """Sent with every answer."""
-        self.cut_connections: Callable[[], None] | None = None
-        """Drops the connections: a grpc server cannot, so a fault relay in front of it lends its own ``cut``."""
         self._subscribers: set[_Subscriber] = set()
         self._subscribed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -170,10 +167,6 @@ class FakeRuntime(Server):
         await asyncio.sleep(injection.delay_seconds)
         if injection.gate is not None:
             await injection.gate.wait()
-        if injection.cut:
-            if self.cut_connections is None:
-                raise RuntimeError("cut was injected but no fault relay lends cut_connections")
-            self.cut_connections()
         if injection.code is not None:
             await context.abort(injection.code, injection.details, injection.trailing_metadata)
 

@@ -127,18 +127,17 @@ async def test_requests_are_those_of_the_go_client(dockerd: FakeDockerd) -> None
 
 async def test_older_shim_differs(tmp_path: Path) -> None:
     async with FakeDockerd(str(tmp_path / "docker.sock"), api="1.39") as fake:
-        await play(fake, life, DOCKERSHIM)
+        _, container = await play(fake, life, DOCKERSHIM)
         assert [received.target.split("/")[1] for received in fake.received][:2] == ["_ping", "v1.39"]
         assert fake.received[0].method == "GET"
         assert {received.head.get("Host") for received in fake.received} == {"docker"}
         routes = [received.route for received in fake.received]
         assert routes[5:7] == ["GET /containers/{ref}/json", "POST /containers/create"]
-        container = json.loads(fake.requests("POST /containers/create")[1].body)
-        assert "Runtime" not in container["HostConfig"]
+        created = json.loads(fake.requests("POST /containers/create")[1].body)
+        assert "Runtime" not in created["HostConfig"]
 
         def grow(shim: Dockershim) -> None:
-            [container] = shim.list_containers()
-            shim.update_container_resources(container["Id"], {"memory_limit_in_bytes": 128 * MIB})
+            shim.update_container_resources(container, {"memory_limit_in_bytes": 128 * MIB})
 
         await play(fake, grow, DOCKERSHIM)
         assert json.loads(fake.received[-1].body)["MemorySwap"] == 0
