@@ -59,10 +59,7 @@ class Head:
 
 @functools.lru_cache(maxsize=256)
 def parse(raw: bytes) -> Head:
-    """Return the head whose bytes, with the empty line, are ``raw``.
-
-    Raises Malformed.
-    """
+    """Return the head whose bytes, with the empty line, are ``raw``. Raises Malformed."""
     first, *lines = raw[:-4].decode("latin-1").split("\r\n")
     request = REQUEST_LINE.fullmatch(first)
     if request is None:

@@ -245,10 +245,7 @@ class Images:
         return image
 
     def find(self, reference: str) -> Image:
-        """Return the image.
-
-        Raises Refused with status 404.
-        """
+        """Return the image. Raises Refused with status 404."""
         name = familiar(reference)
         if name in self.by_name:
             return self.by_name[name]

@@ -83,10 +83,7 @@ class DockerdState:
         return name.removeprefix("/")
 
     def create(self, name: str, request: bytes, body: dict[str, Any]) -> Container:
-        """Create a container from the body of a create.
-
-        Raises Refused.
-        """
+        """Create a container from the body of a create. Raises Refused."""
         checks.check_types(body)
         given = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
         host = {key: given.get(key, zero) for key, zero in HOST_CONFIG.items()}

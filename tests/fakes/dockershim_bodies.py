@@ -33,7 +33,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What the kubelet tells of a pod; ``cgroup_parent`` is CRI's, a full path."""
+    """What the kubelet tells of a pod on the host's network; ``cgroup_parent`` is CRI's, a full path."""
 
     name: str
     uid: str
@@ -42,7 +42,6 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     cgroup_parent: str = ""
-    host_network: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX
         "Labels": _labels({**pod.labels, **_pod_labels(pod)}, pod.annotations, own),
     }
     host: dict[str, Any] = {
-        "NetworkMode": "host" if pod.host_network else "none",
+        "NetworkMode": "host",
         "PortBindings": {},
         "IpcMode": "shareable",
         "OomScoreAdj": oom_score_adj,
@@ -146,7 +145,7 @@ def container_body(pod: Pod, container: Container, sandbox_id: str, driver: str,
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "IpcMode": f"container:{sandbox_id}",
         "SecurityOpt": ["seccomp=unconfined"],
-        "UTSMode": "host" if pod.host_network else "",
+        "UTSMode": "host",
         "ShmSize": SHM_BYTES,
         "Runtime": runtime,
         "CgroupParent": cgroup_parent(pod.cgroup_parent, driver),

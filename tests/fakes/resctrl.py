@@ -239,10 +239,7 @@ def _listed(directory: Path) -> list[int]:
 
 
 def until_gone(tids: Iterable[int], seconds: float = 10.0) -> None:
-    """Wait until the kernel does not know threads any more: joining one waits for Python only.
-
-    Raises TimeoutError.
-    """
+    """Wait until the kernel does not know threads any more: joining one waits for Python only. Raises TimeoutError."""
     end = time.monotonic() + seconds
     for tid in tids:
         while _is_alive(tid):

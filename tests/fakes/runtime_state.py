@@ -135,10 +135,7 @@ class RuntimeState:
         return method == "Version" or method in self._methods
 
     def answer(self, api_version: str, method: str, message: bytes) -> bytes:
-        """Return the reply to one unary call.
-
-        Raises Refused.
-        """
+        """Return the reply to one unary call. Raises Refused."""
         if method == "Version":
             return _version(api_version, self.shape.runtime_name)
         try:
