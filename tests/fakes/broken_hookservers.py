@@ -16,7 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tests.fakes import hookanswers
 from tests.fakes.faults import Connection, FaultRelay
-from tests.fakes.hookanswers import Answer, HookCall
+from tests.fakes.hookanswers import Answer, HookCall, annotations, resources
 from tests.fakes.hookserver import HookServer
 
 Made = Callable[[str], AbstractAsyncContextManager[Any]]
@@ -52,18 +52,6 @@ def breaking(rule: str, answer: Callable[[], Answer], timeout_seconds: float = 1
 
 
 # -- answers that are wrong ------------------------------------------------------------------------------------------
-
-
-def _is_pod(response: Any) -> bool:
-    return "labels" in response.DESCRIPTOR.fields_by_name
-
-
-def _annotations(response: Any) -> Any:
-    return response.annotations if _is_pod(response) else response.container_annotations
-
-
-def _resources(response: Any) -> Any:
-    return response.resources if _is_pod(response) else response.container_resources
 
 
 async def crash(call: HookCall) -> bytes:
@@ -119,11 +107,10 @@ def mixes_numbers_up() -> Answer:
     shares: list[int] = [0]
 
     async def answer(call: HookCall) -> bytes:
-        pod = _is_pod(call.request)
-        shares[0] = 2 * (call.request.resources if pod else call.request.container_resources).cpu_shares
+        shares[0] = 2 * resources(call.request).cpu_shares
         await asyncio.sleep(THINKS_SECONDS)
         response = hookanswers.RESPONSES[call.point.subject]()
-        _resources(response).cpu_shares = shares[0]
+        resources(response).cpu_shares = shares[0]
         return response.SerializeToString()
 
     return answer
@@ -131,7 +118,7 @@ def mixes_numbers_up() -> Answer:
 
 def forgets_a_number() -> Answer:
     """Copy the resources field by field, and not the newest one."""
-    return hookanswers.echo(lambda response: _resources(response).ClearField("oom_score_adj"))
+    return hookanswers.echo(lambda response: resources(response).ClearField("oom_score_adj"))
 
 
 def always_the_same() -> Answer:
@@ -139,7 +126,7 @@ def always_the_same() -> Answer:
 
     async def answer(call: HookCall) -> bytes:
         response = hookanswers.RESPONSES[call.point.subject]()
-        _resources(response).cpu_period, _resources(response).cpu_quota = 100_000, 50_000
+        resources(response).cpu_period, resources(response).cpu_quota = 100_000, 50_000
         return response.SerializeToString()
 
     return answer
@@ -149,8 +136,8 @@ def forgets_entries() -> Answer:
     """Repeat one annotation of those that were sent, which is as good as none."""
 
     def forget(response: Any) -> None:
-        for key in sorted(_annotations(response))[1:]:
-            del _annotations(response)[key]
+        for key in sorted(annotations(response))[1:]:
+            del annotations(response)[key]
 
     return hookanswers.echo(forget)
 
@@ -160,7 +147,7 @@ def counts() -> Answer:
 
     def count(response: Any) -> None:
         answered.append(None)
-        _annotations(response)["answered"] = str(len(answered))
+        annotations(response)["answered"] = str(len(answered))
 
     return hookanswers.echo(count)
 
@@ -170,7 +157,7 @@ def answers_unknown_fields() -> Answer:
 
     async def answer(call: HookCall) -> bytes:
         update = {"unknown": str(_unknown(call))}
-        return await hookanswers.echo(lambda response: _annotations(response).update(update))(call)
+        return await hookanswers.echo(lambda response: annotations(response).update(update))(call)
 
     return answer
 

@@ -77,19 +77,29 @@ def echo(change: Callable[[Any], None] = lambda response: None) -> Answer:
     return answer
 
 
-def koordlet(**resources: int | str) -> Answer:
+def koordlet(**values: int | str) -> Answer:
     """Answer as koordlet: the whole echo with some resource fields overwritten, "" among them.
 
     Where the request has no resources message, one is made only if there is something to put in.
     """
 
     def overwrite(response: Any) -> None:
-        pod = isinstance(response, api_pb2.PodSandboxHookResponse)
-        target = response.resources if pod else response.container_resources
-        for name, value in resources.items():
-            setattr(target, name, value)
+        for name, value in values.items():
+            setattr(resources(response), name, value)
 
     return echo(overwrite)
+
+
+def _is_of_pod(message: Message) -> bool:
+    return "labels" in message.DESCRIPTOR.fields_by_name
+
+
+def annotations(message: Any) -> Any:
+    return message.annotations if _is_of_pod(message) else message.container_annotations
+
+
+def resources(message: Any) -> Any:
+    return message.resources if _is_of_pod(message) else message.container_resources
 
 
 def _echo(call: HookCall) -> Response:
@@ -152,9 +162,7 @@ def huge(size_bytes: int = 5 << 20) -> Answer:
 
     async def answer(call: HookCall) -> bytes:
         response = _echo(call)
-        pod = isinstance(response, api_pb2.PodSandboxHookResponse)
-        annotations = response.annotations if pod else response.container_annotations  # type: ignore[union-attr]
-        annotations["huge"] = "x" * size_bytes
+        annotations(response)["huge"] = "x" * size_bytes
         return response.SerializeToString()
 
     return answer
