@@ -25,10 +25,9 @@ from tests.fakes.dockerd import DockerdState, FakeDockerd, Received
 from tests.fakes.dockerd_events import Events
 from tests.fakes.dockerd_received import Injection
 from tests.fakes.dockerd_records import Container
-from tests.fakes.dockerd_replies import JSON
 from tests.fakes.dockerd_routes import Match
 from tests.fakes.dockerd_service import Service
-from tests.fakes.dockerd_wire import Exchange
+from tests.fakes.dockerd_wire import JSON, Exchange
 
 KEPT = 1_000
 """So many requests are kept until it is looked whether they have their answer."""

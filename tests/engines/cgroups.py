@@ -1,8 +1,6 @@
 """The cgroup files of a container, seen from the host and from inside, on cgroup v1 and v2.
 
-Owns the table of settings and files, and the numbers that mean the same in both versions.
-Must not know: CRI.
-Invariant: values are given in CRI's terms (shares, microseconds, bytes, -1 for unlimited), whatever the files say.
+Values are given in CRI's terms (shares, microseconds, bytes, -1 for unlimited), whatever the files say.
 """
 
 import os
@@ -83,7 +81,6 @@ def inside_file(setting: str, root: Path = ROOT) -> str:
 
 
 def parse(setting: str, content: str, root: Path = ROOT) -> Value:
-    """Read the content of a setting's file."""
     row = SETTINGS[setting]
     return (row.v2 if is_v2(root) else row.v1)(content)
 

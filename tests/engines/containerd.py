@@ -1,31 +1,27 @@
 """A private containerd: its own root, state, socket, images and cgroups; nothing of another engine is touched.
 
-Owns the daemon's configuration, its start, and its end together with every shim, container, mount and cgroup it made.
-Must not know: the proxy.
-Invariant: everything is found by this engine's own directory or cgroup prefix, and ended by process id.
+Everything is found by this engine's own directory or cgroup prefix, and ended by process id.
 """
 
 import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import grpc
 
 from tests.engines import cgroups, images, leftovers
 from tests.engines.cri import CriClient
+from tests.engines.engine import START_SECONDS, Engine, EngineError
+
+__all__ = ["Containerd", "EngineError"]
 
 BINARIES = ("containerd", "ctr", "runc", "containerd-shim-runc-v2", "busybox")
-START_SECONDS = 30.0
-STOP_SECONDS = 10.0
 
 # restrict_oom_score_adj: a machine may lack CAP_SYS_RESOURCE. native: overlayfs does not nest on every machine, and the
 # images are small. tcp streaming on port 0: the URLs of Exec, Attach and PortForward must work.
@@ -62,81 +58,28 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 """
 
 
-class EngineError(Exception):
-    """The engine is missing or did not start; the text says what to do."""
-
-
-def missing_binaries() -> list[str]:
-    """Name the programs that the engine needs and the machine lacks."""
-    return [name for name in BINARIES if shutil.which(name) is None]
-
-
-class Containerd:
-    """A containerd of our own, with images and cgroup parents; use as a context manager or with start and stop."""
+class Containerd(Engine):
+    """A containerd of our own, with images and cgroup parents."""
 
     def __init__(self) -> None:
-        self._base = Path(tempfile.mkdtemp(prefix="rp-containerd-"))
-        self.socket = str(self._base / "containerd.sock")
-        self.log_file = self._base / "containerd.log"
-        self._kubepods = f"kubepods-{uuid.uuid4().hex[:8]}"
-        self._daemon: subprocess.Popen[bytes] | None = None
-        self._directories = leftovers.NewDirectories(leftovers.SHIM_DIRECTORIES)
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
+        super().__init__("containerd", "kubepods", leftovers.SHIM_DIRECTORIES)
 
     def start(self) -> Self:
-        """Start the daemon, wait until CRI answers, import the images.
-
-        Raises EngineError.
-        """
-        if lacking := missing_binaries():
-            packages = "apt-get install containerd runc containernetworking-plugins busybox-static"
-            raise EngineError(f"not found: {', '.join(lacking)}; {packages}")
+        self._require(BINARIES, "containerd runc containernetworking-plugins busybox-static")
         self.launch()
         self._import_images()
         return self
 
     def launch(self) -> None:
-        """Start the daemon (again, after its end) and wait until CRI answers."""
-        config = self._base / "config.toml"
-        config.write_text(CONFIG.format(base=self._base, socket=self.socket, pause=images.PAUSE_IMAGE))
-        with self.log_file.open("ab") as log:
-            self._daemon = subprocess.Popen(
-                ["containerd", "--config", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        self._wait_until_it_answers(self._daemon)
-
-    def terminate(self) -> None:
-        """Stop the daemon alone; containers and shims live on, as in an upgrade of containerd."""
-        if self._daemon is None:
-            return
-        self._daemon.terminate()
-        try:
-            self._daemon.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._daemon.kill()
-            self._daemon.wait()
-        self._daemon = None
+        """Start the daemon (again, after its end, which containers and shims outlive) and wait until CRI answers."""
+        config = self.base / "config.toml"
+        config.write_text(CONFIG.format(base=self.base, socket=self.socket, pause=images.PAUSE_IMAGE))
+        self._run(["containerd", "--config", str(config)], self._answers)
 
     def halt(self) -> None:
         """Halt the daemon (SIGSTOP): what is asked of it waits, until ``kill``."""
         assert self._daemon is not None
         self._daemon.send_signal(signal.SIGSTOP)
-
-    def kill(self) -> None:
-        """End the daemon at once (SIGKILL); containers and shims live on."""
-        assert self._daemon is not None
-        self._daemon.kill()
-        self._daemon.wait()
-        self._daemon = None
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -153,28 +96,10 @@ class Containerd:
 
     def stop(self) -> None:
         """Stop everything that this engine started, and remove all it made."""
-        if self._daemon is not None and self._daemon.poll() is None:
+        if self._runs:
             self._remove_pods(keep=set())
         self.terminate()
-        leftovers.end(self._leftovers)
-        leftovers.remove_shim_sockets(self._base / "state")
-        leftovers.unmount(self._base)
-        cgroups.remove(self._kubepods)
-        shutil.rmtree(self._base)
-        self._directories.remove()
-
-    def cgroup_parent(self, pod_uid: str, qos: str = "besteffort") -> str:
-        """Name the cgroup parent that a kubelet of this engine's own would give a pod.
-
-        Cgroups below this prefix, also those that a hook chose, are removed with the engine.
-        """
-        return f"/{self._kubepods}/{qos}/pod{pod_uid}"
-
-    def directory(self, name: str) -> Path:
-        """Make a directory that is removed with the engine."""
-        path = self._base / name
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+        self._sweep(self._leftovers, self.base / "state")
 
     def ctr(self, *arguments: str, socket: str | None = None) -> str:
         """Run ctr against this engine, or against ``socket``; return its output.
@@ -189,19 +114,9 @@ class Containerd:
             raise EngineError(f"ctr {arguments[0]} failed with exit code {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
-    def _wait_until_it_answers(self, daemon: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and daemon.poll() is None:
-            if os.path.exists(self.socket) and self._answers():
-                return
-            time.sleep(0.05)
-        state = "runs" if daemon.poll() is None else f"exited with {daemon.returncode}"
-        log_end = self.log_file.read_text(errors="replace")[-2000:]
-        raise EngineError(
-            f"containerd {state} but does not answer CRI after {START_SECONDS:.0f} s; its log ends: {log_end}"
-        )
-
     def _answers(self) -> bool:
+        if not os.path.exists(self.socket):
+            return False
         with CriClient(self.socket) as client:
             try:
                 client.pods()  # unlike the version, told only when what was there is known
@@ -212,7 +127,7 @@ class Containerd:
     def _import_images(self) -> None:
         busybox = shutil.which("busybox")
         assert busybox is not None
-        archive = self._base / "images.tar"
+        archive = self.base / "images.tar"
         archive.write_bytes(images.archive(Path(busybox)))
         self.ctr("images", "import", "--snapshotter", "native", str(archive))
         self._wait_for_images()
@@ -242,4 +157,4 @@ class Containerd:
                     continue  # what CRI cannot end is ended by its process ids below
 
     def _leftovers(self) -> set[int]:
-        return leftovers.processes(f"-address\0{self.socket}\0") | cgroups.processes(self._kubepods)
+        return leftovers.processes(f"-address\0{self.socket}\0") | cgroups.processes(self.cgroup_prefix)

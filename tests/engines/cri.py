@@ -1,8 +1,6 @@
 """A CRI client for tests and the demo: any socket, v1 or v1alpha2, what a kubelet would say.
 
-Owns the calls and the shape of a pod and a container as the kubelet sends them.
-Must not know: whether a proxy or a runtime listens on the socket.
-Invariant: pods use the host's network, so they need no CNI and carry neither hostname nor sysctls.
+Pods use the host's network, so they need no CNI and carry neither hostname nor sysctls.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +88,6 @@ class CriClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._channel.close()
 
     def path(self, method: str) -> str:
@@ -115,11 +112,9 @@ class CriClient:
     # ---- pods
 
     def version(self) -> cri_pb2.VersionResponse:
-        """Ask for the runtime's name and version."""
         return _of(cri_pb2.VersionResponse, self.call("Version", cri_pb2.VersionRequest()))
 
     def run_pod(self, config: cri_pb2.PodSandboxConfig) -> str:
-        """Run a pod sandbox; return its id."""
         return str(self.call("RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=config)).pod_sandbox_id)
 
     def pod_status(self, pod_id: str) -> cri_pb2.PodSandboxStatusResponse:
@@ -128,7 +123,6 @@ class CriClient:
         return _of(cri_pb2.PodSandboxStatusResponse, self.call("PodSandboxStatus", request))
 
     def pods(self) -> list[cri_pb2.PodSandbox]:
-        """List all pod sandboxes."""
         return list(self.call("ListPodSandbox", cri_pb2.ListPodSandboxRequest()).items)
 
     def stop_pod(self, pod_id: str) -> None:
@@ -136,7 +130,6 @@ class CriClient:
         self.call("StopPodSandbox", cri_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id))
 
     def remove_pod(self, pod_id: str) -> None:
-        """Remove a stopped pod sandbox."""
         self.call("RemovePodSandbox", cri_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod_id))
 
     # ---- containers
@@ -147,24 +140,19 @@ class CriClient:
         return str(self.call("CreateContainer", request).container_id)
 
     def start(self, container_id: str) -> None:
-        """Start a created container."""
         self.call("StartContainer", cri_pb2.StartContainerRequest(container_id=container_id))
 
     def update(self, container_id: str, resources: cri_pb2.LinuxContainerResources) -> None:
-        """Change the resources of a container."""
         request = cri_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=resources)
         self.call("UpdateContainerResources", request)
 
     def stop(self, container_id: str, grace_seconds: int = 0) -> None:
-        """Stop a container."""
         self.call("StopContainer", cri_pb2.StopContainerRequest(container_id=container_id, timeout=grace_seconds))
 
     def remove(self, container_id: str) -> None:
-        """Remove a container."""
         self.call("RemoveContainer", cri_pb2.RemoveContainerRequest(container_id=container_id))
 
     def containers(self) -> list[cri_pb2.Container]:
-        """List all containers."""
         return list(self.call("ListContainers", cri_pb2.ListContainersRequest()).containers)
 
     def status(self, container_id: str) -> cri_pb2.ContainerStatusResponse:
@@ -184,22 +172,18 @@ class CriClient:
         return {key.decode(): value for key, _, value in (line.partition(b"=") for line in lines if line)}
 
     def exec_url(self, container_id: str, *command: str) -> str:
-        """Ask for the URL of an interactive exec."""
         request = cri_pb2.ExecRequest(container_id=container_id, cmd=command, stdout=True, stderr=True)
         return str(self.call("Exec", request).url)
 
     def attach_url(self, container_id: str) -> str:
-        """Ask for the URL of an attach."""
         return str(self.call("Attach", cri_pb2.AttachRequest(container_id=container_id, stdout=True)).url)
 
     def port_forward_url(self, pod_id: str, *ports: int) -> str:
-        """Ask for the URL of a port forward."""
         return str(self.call("PortForward", cri_pb2.PortForwardRequest(pod_sandbox_id=pod_id, port=ports)).url)
 
     # ---- images
 
     def images(self) -> list[cri_pb2.Image]:
-        """List the images."""
         return list(self.call("ListImages", cri_pb2.ListImagesRequest()).images)
 
 

@@ -1,8 +1,6 @@
 """The docker CLI as a program: with pipes or on a terminal, and what of its output two equal runs have in common.
 
-Owns the CLI's environment, the terminal, and the listed rules by which output is masked.
-Must not know: which daemon answers, what is asked of it.
-Invariant: nothing of the machine's own docker settings is used; output that no rule names is compared as it is.
+Nothing of the machine's own docker settings is used; output that no rule names is compared as it is.
 """
 
 import io

@@ -1,8 +1,6 @@
 """Images for the real engines, made of one static busybox and no registry.
 
-Owns the bytes of an image archive: the layout that `docker save` writes and `ctr images import` reads.
-Must not know: an engine.
-Invariant: the same busybox gives the same bytes, so an image keeps its id between runs.
+The same busybox gives the same bytes, so an image keeps its id between runs.
 """
 
 import hashlib

@@ -1,8 +1,6 @@
 """What an engine leaves on the machine, and how all of it is ended: processes, mounts, directories, shims' sockets.
 
-Owns finding it by a text that only this engine's own things bear.
-Must not know: which engine it is.
-Invariant: what does not bear the text is not touched; a process is ended by its id.
+What does not bear the text is not touched; a process is ended by its id.
 """
 
 import os
@@ -24,10 +22,7 @@ def processes(mark: str) -> set[int]:
 
 
 def end(find: Callable[[], set[int]]) -> None:
-    """Kill what ``find`` finds until it finds nothing.
-
-    Raises TimeoutError with the ids of those that do not end.
-    """
+    """Kill what ``find`` finds until it finds nothing. Raises TimeoutError with the ids of those that do not end."""
     deadline = time.monotonic() + END_SECONDS
     while leftovers := find():
         for pid in leftovers:

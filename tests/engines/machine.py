@@ -1,8 +1,4 @@
-"""What the engines ask of the machine: root, and Debian, whose packages scripts/install knows.
-
-Owns the one rule of where all tests and the whole demo can run.
-Must not know: the engines, what is done where they can not run.
-"""
+"""What the engines ask of the machine: root, and Debian, whose packages scripts/install knows."""
 
 import os
 import platform

@@ -1,8 +1,6 @@
 """A client of the URLs that Exec, Attach and PortForward give: Kubernetes' channels over a WebSocket.
 
-Owns the framing: the first byte of a message is its channel.
-Must not know: CRI.
-Invariant: what is returned is what came by the end, or by the first time that ``until`` is in it.
+What is returned is what came by the end, or by the first time that ``until`` is in it.
 """
 
 from collections import defaultdict
@@ -13,8 +11,8 @@ import aiohttp
 SUBPROTOCOL = "v4.channel.k8s.io"
 STDOUT, STDERR, ERROR = 1, 2, 3
 """Channels of exec and attach."""
-DATA, DATA_ERROR = 0, 1
-"""Channels of the first forwarded port; each opens with the port's number in two bytes."""
+DATA = 0
+"""Channel of the first forwarded port; it opens with the port's number in two bytes."""
 
 
 async def read_channels(url: str, until: tuple[int, bytes] | None = None, send: bytes = b"") -> dict[int, bytes]:

@@ -45,7 +45,7 @@ def root(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize(("setting", "value"), IN_FORCE.items())
-def test_a_setting_reads_the_same_in_both_versions(root: Path, setting: str, value: int | str) -> None:
+def test_setting_reads_the_same_in_both_versions(root: Path, setting: str, value: int | str) -> None:
     assert cgroups.read("/pod1/c1", setting, root) == cgroups.expected(setting, value, root)
 
 
@@ -56,12 +56,12 @@ def test_limits_are_numbers() -> None:
     assert [cgroups.weight(shares) for shares in (2, 1024, 262144)] == [1, 39, 10000]
 
 
-def test_files_inside(root: Path) -> None:
+def test_file_inside_a_container(root: Path) -> None:
     expected = "cpu.weight" if cgroups.is_v2(root) else "cpu/cpu.shares"
     assert cgroups.inside_file("cpu_shares", root) == f"/sys/fs/cgroup/{expected}"
 
 
-def test_processes_and_removal(root: Path) -> None:
+def test_processes_are_found_and_cgroups_removed(root: Path) -> None:
     assert cgroups.processes("/pod1", root) == {17, 18}
     for file in root.rglob("pod1/**/*"):
         if file.is_file():

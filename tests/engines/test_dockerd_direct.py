@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.engines import cgroups, docker_cli, leftovers
-from tests.engines.containerd import EngineError
 from tests.engines.docker_cli import Outcome, Typed
 from tests.engines.dockerd import BUSYBOX, PAUSE, Dockerd
+from tests.engines.engine import EngineError
 from tests.engines.registry import Registry
+from tests.fakes.dockershim_bodies import SETTINGS
 
 pytestmark = pytest.mark.engine
 
@@ -28,7 +29,6 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def start(engine: Dockerd, **host: object) -> str:
-    """Run a container that sleeps; return its id."""
     # The first process of a container ignores SIGTERM unless it asks for it.
     body = {"Image": BUSYBOX, "Cmd": ["sleep", "1000"], "StopSignal": "SIGKILL", "HostConfig": host}
     made = json.loads(engine.request("POST", "/containers/create", json.dumps(body).encode()))["Id"]
@@ -36,7 +36,7 @@ def start(engine: Dockerd, **host: object) -> str:
     return str(made)
 
 
-def test_the_daemon_is_the_expected_one(dockerd: Dockerd) -> None:
+def test_daemon_is_the_expected_one(dockerd: Dockerd) -> None:
     version, info = dockerd.get("/version"), dockerd.get("/info")
     assert numbers(version["Version"]) >= LEAST_VERSION
     assert numbers(version["MinAPIVersion"]) <= LEAST_API <= numbers(version["ApiVersion"])
@@ -47,19 +47,11 @@ def test_the_daemon_is_the_expected_one(dockerd: Dockerd) -> None:
 
 
 @pytest.mark.parametrize("host", [{}, {"NetworkMode": "none"}, {"NetworkMode": "host"}], ids=str)
-def test_a_container_runs_under_its_cgroup_parent(dockerd: Dockerd, host: dict[str, object]) -> None:
+def test_container_runs_under_its_cgroup_parent(dockerd: Dockerd, host: dict[str, object]) -> None:
     with dockerd.restored():
         own = start(dockerd, **host)
         parent = dockerd.cgroup_parent("one")
-        asked = start(
-            dockerd,
-            **host,
-            CgroupParent=parent,
-            CpuShares=RESOURCES["cpu_shares"],
-            CpuQuota=RESOURCES["cpu_quota"],
-            CpuPeriod=RESOURCES["cpu_period"],
-            Memory=RESOURCES["memory_limit_in_bytes"],
-        )
+        asked = start(dockerd, **host, CgroupParent=parent, **{SETTINGS[name]: RESOURCES[name] for name in RESOURCES})
         pids = {made: dockerd.get(f"/containers/{made}/json")["State"]["Pid"] for made in (own, asked)}
         assert cgroups.processes(f"{dockerd.default_cgroup_parent}/{own}") == {pids[own]}
         assert cgroups.processes(f"{parent}/{asked}") == {pids[asked]}
@@ -70,7 +62,7 @@ def test_a_container_runs_under_its_cgroup_parent(dockerd: Dockerd, host: dict[s
     assert dockerd.get("/containers/json?all=1") == []
 
 
-def test_both_images_are_there(dockerd: Dockerd) -> None:
+def test_images_are_there(dockerd: Dockerd) -> None:
     names = {name for image in dockerd.get("/images/json") for name in image["RepoTags"]}
     assert {BUSYBOX, PAUSE} <= names
     with pytest.raises(EngineError, match=r"404: .*No such container"):
@@ -82,7 +74,7 @@ def image_ids(engine: Dockerd) -> dict[str, list[str]]:
     return {image["Id"]: image["RepoTags"] for image in engine.get("/images/json?all=1")}
 
 
-def test_what_a_block_made_is_gone_after_it(dockerd: Dockerd) -> None:
+def test_restored_removes_what_its_block_made(dockerd: Dockerd) -> None:
     before = image_ids(dockerd)
     with dockerd.restored():
         made = start(dockerd)
@@ -92,7 +84,7 @@ def test_what_a_block_made_is_gone_after_it(dockerd: Dockerd) -> None:
     assert dockerd.get("/containers/json?all=1") == []
 
 
-def test_the_cli_has_pipes_or_a_terminal(dockerd: Dockerd) -> None:
+def test_cli_has_pipes_or_a_terminal(dockerd: Dockerd) -> None:
     script = "echo out; echo err >&2; cat; exit 7"
     with dockerd.restored():
         piped = docker_cli.run(dockerd.socket, "run", "-i", "--rm", BUSYBOX, "sh", "-c", script, stdin=b"in")
@@ -105,7 +97,7 @@ def test_the_cli_has_pipes_or_a_terminal(dockerd: Dockerd) -> None:
         assert typed == Outcome(3, b"ready\r\na word\r\ngot a word\r\n")
 
 
-def test_the_registry_takes_and_gives(dockerd: Dockerd) -> None:
+def test_registry_takes_and_gives(dockerd: Dockerd) -> None:
     with dockerd.restored(), Registry() as registry:
         name = f"{registry.address}/pushed:1"
         commands = (("tag", BUSYBOX, name), ("push", name), ("rmi", name), ("pull", name))
@@ -115,7 +107,7 @@ def test_the_registry_takes_and_gives(dockerd: Dockerd) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["terminated", "killed"])
-def test_an_engine_leaves_nothing_behind(killed: bool) -> None:
+def test_engine_leaves_nothing_behind(killed: bool) -> None:
     there_before = KEY_FILE.exists()
     with Dockerd() as engine:
         made = start(engine, CgroupParent=engine.cgroup_parent("left"))

@@ -35,7 +35,7 @@ def test_new_directories_go_when_they_are_empty(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [old, used]
 
 
-def test_the_sockets_of_ended_shims_are_removed(tmp_path: Path) -> None:
+def test_sockets_of_ended_shims_are_removed(tmp_path: Path) -> None:
     bundle = tmp_path / "state/io.containerd.runtime.v2.task/moby/one"
     bundle.mkdir(parents=True)
     (tmp_path / "shim.sock").touch()

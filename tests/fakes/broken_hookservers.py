@@ -1,8 +1,6 @@
 """Hook servers that each break one rule of ``runtimeproxy hook verify``, and good ones that break none.
 
-Owns one server a mistake, as it is made in practice, and the rules that it breaks.
-Must not know: how the rules are tried.
-Invariant: beside its mistake a broken server answers as the good ones do.
+Beside its mistake a broken server answers as the good ones do.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tests.fakes import hookanswers
 from tests.fakes.faults import Connection, FaultRelay
-from tests.fakes.hookanswers import Answer, HookCall
+from tests.fakes.hookanswers import Answer, HookCall, annotations, resources
 from tests.fakes.hookserver import HookServer
 
 Made = Callable[[str], AbstractAsyncContextManager[Any]]
@@ -32,6 +30,8 @@ LATE_SECONDS = 1.5
 """A server that answers in time does so within this, on a machine that has a lot to do."""
 FEW_CALLS = 4
 MANY_BYTES = 512 * 1024
+UNREADABLE = hookanswers.status(grpc.StatusCode.INVALID_ARGUMENT)
+TOO_MUCH = hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,57 +44,47 @@ class Tried:
 
 
 def answering(answer: Answer) -> Made:
-    """Serve every hook point with an answer."""
     return lambda path: HookServer(path, default=answer, keep_calls=False)
 
 
 def breaking(rule: str, answer: Callable[[], Answer], timeout_seconds: float = 10.0) -> Tried:
-    """Return a server whose answers break a rule."""
     return Tried(lambda path: answering(answer())(path), frozenset({rule}), timeout_seconds)
 
 
 # -- answers that are wrong ------------------------------------------------------------------------------------------
 
 
-def _is_pod(response: Any) -> bool:
-    return "labels" in response.DESCRIPTOR.fields_by_name
+async def crash(call: HookCall) -> bytes:
+    """Take for granted what is not there."""
+    raise KeyError("pod_meta")
 
 
-def _annotations(response: Any) -> Any:
-    return response.annotations if _is_pod(response) else response.container_annotations
+def where(wrong: Callable[[HookCall], object], answer: Answer, otherwise: Answer | None = None) -> Answer:
+    """Answer some calls wrongly; the others with an echo if with nothing else."""
+
+    async def choose(call: HookCall) -> bytes:
+        return await (answer if wrong(call) else otherwise or hookanswers.echo())(call)
+
+    return choose
 
 
-def _resources(response: Any) -> Any:
-    return response.resources if _is_pod(response) else response.container_resources
+def _lacks_pod(call: HookCall) -> bool:
+    return bool(call.message) and not call.request.HasField("pod_meta")
 
 
-def crashes_on_nothing() -> Answer:
-    """Take for granted that a request names its pod."""
-
-    async def answer(call: HookCall) -> bytes:
-        if not call.message:
-            raise KeyError("pod_meta")
-        return await hookanswers.echo()(call)
-
-    return answer
+def _unknown(call: HookCall) -> int:
+    return len(UnknownFieldSet(call.request))
 
 
-def crashes_without(field: str) -> Answer:
-    """Take for granted that a message is there."""
-
-    async def answer(call: HookCall) -> bytes:
-        if call.message and field in call.request.DESCRIPTOR.fields_by_name and not call.request.HasField(field):
-            raise AttributeError(field)
-        return await hookanswers.echo()(call)
-
-    return answer
-
-
-def hangs_without(field: str) -> Answer:
-    """Wait for ever for what is not there."""
+def serves_few_at_once(beyond: Answer) -> Answer:
+    """Answer otherwise what comes while some calls are served."""
+    serving = asyncio.Semaphore(FEW_CALLS)
 
     async def answer(call: HookCall) -> bytes:
-        return await (hookanswers.echo() if getattr(call.request, field) else hookanswers.hang())(call)
+        if serving.locked():
+            return await beyond(call)
+        async with serving:
+            return await hookanswers.after(THINKS_SECONDS)(call)
 
     return answer
 
@@ -112,42 +102,15 @@ def mixes_pods_up() -> Answer:
     return answer
 
 
-def takes_few_at_once() -> Answer:
-    """Refuse what comes while some calls are served."""
-    serving = asyncio.Semaphore(FEW_CALLS)
-
-    async def answer(call: HookCall) -> bytes:
-        if serving.locked():
-            return await hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")(call)
-        async with serving:
-            return await hookanswers.after(THINKS_SECONDS)(call)
-
-    return answer
-
-
-def hangs_when_busy() -> Answer:
-    """Lose what comes while some calls are served."""
-    serving = asyncio.Semaphore(FEW_CALLS)
-
-    async def answer(call: HookCall) -> bytes:
-        if serving.locked():
-            return await hookanswers.hang()(call)
-        async with serving:
-            return await hookanswers.after(THINKS_SECONDS)(call)
-
-    return answer
-
-
 def mixes_numbers_up() -> Answer:
     """Work out a number in a place that all calls share."""
     shares: list[int] = [0]
 
     async def answer(call: HookCall) -> bytes:
-        pod = _is_pod(call.request)
-        shares[0] = 2 * (call.request.resources if pod else call.request.container_resources).cpu_shares
+        shares[0] = 2 * resources(call.request).cpu_shares
         await asyncio.sleep(THINKS_SECONDS)
         response = hookanswers.RESPONSES[call.point.subject]()
-        _resources(response).cpu_shares = shares[0]
+        resources(response).cpu_shares = shares[0]
         return response.SerializeToString()
 
     return answer
@@ -155,7 +118,7 @@ def mixes_numbers_up() -> Answer:
 
 def forgets_a_number() -> Answer:
     """Copy the resources field by field, and not the newest one."""
-    return hookanswers.echo(lambda response: _resources(response).ClearField("oom_score_adj"))
+    return hookanswers.echo(lambda response: resources(response).ClearField("oom_score_adj"))
 
 
 def always_the_same() -> Answer:
@@ -163,7 +126,7 @@ def always_the_same() -> Answer:
 
     async def answer(call: HookCall) -> bytes:
         response = hookanswers.RESPONSES[call.point.subject]()
-        _resources(response).cpu_period, _resources(response).cpu_quota = 100_000, 50_000
+        resources(response).cpu_period, resources(response).cpu_quota = 100_000, 50_000
         return response.SerializeToString()
 
     return answer
@@ -173,51 +136,28 @@ def forgets_entries() -> Answer:
     """Repeat one annotation of those that were sent, which is as good as none."""
 
     def forget(response: Any) -> None:
-        for key in sorted(_annotations(response))[1:]:
-            del _annotations(response)[key]
+        for key in sorted(annotations(response))[1:]:
+            del annotations(response)[key]
 
     return hookanswers.echo(forget)
 
 
 def counts() -> Answer:
-    """Answer differently each time."""
     answered: list[None] = []
 
     def count(response: Any) -> None:
         answered.append(None)
-        _annotations(response)["answered"] = str(len(answered))
+        annotations(response)["answered"] = str(len(answered))
 
     return hookanswers.echo(count)
-
-
-def refuses_big_requests() -> Answer:
-    """Take small messages only."""
-
-    async def answer(call: HookCall) -> bytes:
-        if len(call.message) > MANY_BYTES:
-            return await hookanswers.status(grpc.StatusCode.RESOURCE_EXHAUSTED, "message too large")(call)
-        return await hookanswers.empty()(call)
-
-    return answer
-
-
-def refuses_unknown_fields() -> Answer:
-    """Parse strictly."""
-
-    async def answer(call: HookCall) -> bytes:
-        if len(UnknownFieldSet(call.request)):
-            return await hookanswers.status(grpc.StatusCode.INVALID_ARGUMENT, "unknown field")(call)
-        return await hookanswers.empty()(call)
-
-    return answer
 
 
 def answers_unknown_fields() -> Answer:
     """Change the answer where a field is not known."""
 
     async def answer(call: HookCall) -> bytes:
-        unknown = str(len(UnknownFieldSet(call.request)))
-        return await hookanswers.echo(lambda response: _annotations(response).update(unknown=unknown))(call)
+        update = {"unknown": str(_unknown(call))}
+        return await hookanswers.echo(lambda response: annotations(response).update(update))(call)
 
     return answer
 
@@ -293,8 +233,6 @@ def ends_inside_a_frame(sent: bytearray) -> bool:
 
 
 class _AnyMethod(grpc.GenericRpcHandler):
-    """Answers every method of every service."""
-
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         async def answer(message: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             return b""
@@ -326,16 +264,18 @@ BROKEN: dict[str, Tried] = {
     "sets a bad value": breaking("values", lambda: hookanswers.koordlet(cpu_period=5)),
     "forgets a number of its echo": breaking("echo", forgets_a_number),
     "answers differently each time": breaking("same-answer", counts),
-    "crashes on an empty request": breaking("empty", crashes_on_nothing),
+    "crashes on an empty request": breaking("empty", lambda: where(lambda call: not call.message, crash)),
     "dies of an empty request": Tried(dies_of_nothing, frozenset({"empty"})),
-    "crashes without metadata": breaking("missing", lambda: crashes_without("pod_meta")),
-    "refuses unknown fields": breaking("unknown-fields", refuses_unknown_fields),
+    "crashes without metadata": breaking("missing", lambda: where(_lacks_pod, crash)),
+    "refuses unknown fields": breaking("unknown-fields", lambda: where(_unknown, UNREADABLE, hookanswers.empty())),
     "answers unknown fields": breaking("unknown-fields", answers_unknown_fields),
     "answers any method": Tried(answers_any_method, frozenset({"unknown-method"})),
-    "refuses big requests": breaking("big", refuses_big_requests),
+    "refuses big requests": breaking(
+        "big", lambda: where(lambda call: len(call.message) > MANY_BYTES, TOO_MUCH, hookanswers.empty())
+    ),
     "mixes pods up": breaking("concurrency", mixes_pods_up),
     "mixes numbers up": breaking("concurrency", mixes_numbers_up),
-    "takes few calls at once": breaking("concurrency", takes_few_at_once),
+    "takes few calls at once": breaking("concurrency", lambda: serves_few_at_once(TOO_MUCH)),
     "is locked by a cancelled call": breaking(
         "cancelled", lambda: breaks_when_cancelled(hookanswers.status(grpc.StatusCode.ABORTED, "locked"))
     ),
@@ -344,11 +284,16 @@ BROKEN: dict[str, Tried] = {
     ),
     "dies of a broken connection": Tried(dies_of_a_broken_connection, frozenset({"broken-connection"})),
     "hangs": breaking("deadline", hookanswers.hang, timeout_seconds=0.2),
-    "hangs when busy": breaking("deadline", hangs_when_busy, timeout_seconds=LATE_SECONDS),
+    "hangs when busy": breaking(
+        "deadline", lambda: serves_few_at_once(hookanswers.hang()), timeout_seconds=LATE_SECONDS
+    ),
     "hangs without a cgroup parent": Tried(
         lambda path: HookServer(
             path,
-            {"PreRunPodSandbox": hangs_without("cgroup_parent"), "PreCreateContainer": hangs_without("pod_labels")},
+            {
+                "PreRunPodSandbox": where(lambda call: not call.request.cgroup_parent, hookanswers.hang()),
+                "PreCreateContainer": where(lambda call: not call.request.pod_labels, hookanswers.hang()),
+            },
             keep_calls=False,
         ),
         frozenset({"deadline"}),

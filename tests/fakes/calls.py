@@ -1,8 +1,6 @@
 """A call for tests of the lifecycle: a front of one call, with a runtime that takes its time.
 
-Owns the steps that the lifecycle took, with their times.
-Must not know: the lifecycle.
-Invariant: a call that ended while held passes by itself; a late release does nothing (relay-rules C1).
+A call that ended while held passes by itself; a late release does nothing (relay-rules C1).
 """
 
 import asyncio

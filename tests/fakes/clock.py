@@ -1,8 +1,6 @@
 """An event loop whose time is the test's: nothing waits, the clock jumps to the next timer.
 
-Owns the loop and the decorator that runs a test on it.
-Must not know: what is tested.
-Invariant: time passes only when nothing is left to do; a loop that would wait for ever fails instead.
+Time passes only when nothing is left to do; a loop that would wait for ever fails instead.
 For tests without sockets: what comes from outside has no place in this time.
 """
 
@@ -38,7 +36,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Return the time of the test in seconds."""
         return self._jumping.now
 
 

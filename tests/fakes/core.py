@@ -1,9 +1,4 @@
-"""The core without a front: a lifecycle on fake plugins.
-
-Owns the parts and short names for what they have counted.
-Must not know: what a call is about.
-Invariant: all of it runs on the running loop's clock.
-"""
+"""The core without a front: a lifecycle on fake plugins."""
 
 import asyncio
 
@@ -20,7 +15,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Core:
+class Parts:
     """A lifecycle with a budget of 10 s on fake plugins, on the running loop's clock."""
 
     def __init__(self) -> None:
@@ -31,13 +26,16 @@ class Core:
         limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
         self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, _now)
 
+
+class Core(Parts):
+    """The parts under fake calls."""
+
     @property
     def now(self) -> float:
         return _now()
 
     @property
     def times(self) -> CallTimes:
-        """Return the moments of the latest call."""
         return self.recorder.calls[-1]
 
     async def run(self, call: FakeCall) -> list[str]:

@@ -1,8 +1,6 @@
 """The verbose JSON of a pod's and a container's status as CRI-O writes it: an OCI runtime spec, and hardly more.
 
-Owns CRI-O's annotations in the spec, its forms of a cgroup's path, and what it makes of resources.
-Must not know: the runtime's records, protobuf's bytes.
-Invariant: there is no config: what a create asked for shows only in what runs. The pod has no pause container, which is
+There is no config: what a create asked for shows only in what runs. The pod has no pause container, which is
 CRI-O's default, so its spec stands alone.
 Sources: cri-o's server/sandbox_status.go, server/container_status.go, internal/config/cgmgr.
 """
@@ -30,7 +28,6 @@ def cgroup_path(parent: str, subject_id: str) -> str:
 
 
 def pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
-    """Return what CRI-O tells of a pod."""
     told = spec.pod_info(pod_id, config, runtime_handler)["runtimeSpec"]
     parent = config.linux.cgroup_parent
     linux = {key: value for key, value in told["linux"].items() if parent or key != "cgroupsPath"}

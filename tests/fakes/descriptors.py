@@ -1,8 +1,6 @@
 """A process that has used all its file descriptors up (fault matrix P8).
 
-Owns the limit, which is the test process's own.
-Must not know: who goes without.
-Invariant: what is open stays open; the limit is what it was afterwards.
+What is open stays open; the limit is what it was afterwards.
 """
 
 import gc

@@ -1,9 +1,6 @@
 """A fake dockerd, 20.10 if not newer, on a unix socket: the part of its HTTP API that runtimes' clients use.
 
-Owns the server, the record of what came in, and the injector of delays, hangs, errors, cuts and raw replies by route.
-Must not know: what a route does (dockerd_calls, dockerd_streams, dockerd_hijacks), what is known (dockerd_state), what
-a newer Engine answers instead (dockerd_engines).
-Invariant: what is recorded is what came; requests of one connection are answered in order.
+What is recorded is what came; requests of one connection are answered in order.
 It stands on plain asyncio streams: aiohttp's server can neither answer after a half-close nor send an unframed reply.
 
 Run alone: ``python -m tests.fakes.dockerd --socket PATH [--containers N --list-bytes N] [--api V --minimum V]
@@ -14,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import uvloop
 
@@ -34,6 +28,7 @@ from tests.fakes.dockerd_state import CGROUPFS, SYSTEMD, DockerdState
 from tests.fakes.dockerd_streams import Feed
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockerd_wire import Reader
+from tests.fakes.server import Server, stay
 
 KEPT_BODY_BYTES = 1 << 20
 BACKLOG = 4096
@@ -42,7 +37,7 @@ BACKLOG = 4096
 __all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 
 
-class FakeDockerd:
+class FakeDockerd(Server):
     """The server; ``state`` may be handed to a later server on the same socket, as after a restart of dockerd.
 
     ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the window of API versions, and
@@ -80,9 +75,6 @@ class FakeDockerd:
         """What GET /containers/json answers instead of the containers; see ``fill_list``."""
         self.big_list_for = ""  # the User-Agent that is answered so; "" is everybody
         self.feeds: dict[str, Feed] = {}
-        self.progress_lines, self.progress_seconds = 3, 0.0
-        """Of a pull or build that has no feed: how many lines, and the pause before each."""
-        self.stats_seconds = 1.0
         self.export_bytes = 1 << 20
         """How long the archives of export, get and cp are."""
         self.injections: dict[str, Injection] = {}
@@ -95,17 +87,7 @@ class FakeDockerd:
 
     # ---- life
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
-
     async def start(self) -> None:
-        """Listen on the socket."""
         Path(self.socket_path).unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
@@ -128,7 +110,6 @@ class FakeDockerd:
 
     @property
     def connections(self) -> int:
-        """Return how many connections are open."""
         return len(self._connections)
 
     def drop_connections(self) -> None:
@@ -232,25 +213,18 @@ class FakeDockerd:
             connection.close()  # the task was cancelled before it had a stream
 
     def record(self, received: Received) -> None:
-        """Write a request down."""
         self.received.append(received)
         self.counts[received.route] += 1
         while self._waiting:
             self._waiting.pop().set()
 
 
-async def serve(dockerd: FakeDockerd) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+async def alone(dockerd: FakeDockerd) -> None:
     async with dockerd:
-        print(f"fake dockerd {os.getpid()} listens on {dockerd.socket_path}", flush=True)
-        await stopped.wait()
+        await stay(f"fake dockerd {{}} listens on {dockerd.socket_path}")
 
 
 def main() -> None:
-    """Run alone."""
     parser = argparse.ArgumentParser(description="fake dockerd")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--containers", type=int, default=0, help="containers that GET /containers/json answers")
@@ -271,7 +245,7 @@ def main() -> None:
     dockerd.export_bytes = arguments.export_bytes
     if arguments.containers:
         dockerd.fill_list(arguments.containers, arguments.list_bytes)
-    uvloop.run(serve(dockerd))
+    uvloop.run(alone(dockerd))
 
 
 if __name__ == "__main__":

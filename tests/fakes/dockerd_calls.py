@@ -1,8 +1,6 @@
 """The fake dockerd's short calls: each is answered at once, with all of its reply.
 
-Owns what each route reads of its request and how its reply looks.
-Must not know: how a request arrives; the records change in dockerd_state only.
-Invariant: one function a route; an error is the daemon's, with its text and status.
+One function a route; an error is the daemon's, with its text and status.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ from tests.fakes import dockerd_engines as engines
 from tests.fakes.dockerd_checks import Refused, bad
 from tests.fakes.dockerd_events import labels_match, parse_filters
 from tests.fakes.dockerd_records import Container
-from tests.fakes.dockerd_replies import JSON
-from tests.fakes.dockerd_wire import Exchange
+from tests.fakes.dockerd_wire import JSON, Exchange
 
 if TYPE_CHECKING:
-    from tests.fakes.dockerd import FakeDockerd
+    from tests.fakes.dockerd import DockerdState, FakeDockerd
 
 Handler = Callable[["FakeDockerd", Exchange, str], Awaitable[None]]
 
@@ -40,6 +37,16 @@ def flag(exchange: Exchange, name: str, default: bool = False) -> bool:
 def text(exchange: Exchange, name: str) -> str:
     """Return a value of the query, "" if it is not there."""
     return exchange.head.query.get(name, "")
+
+
+def done(status: int, change: Callable[[DockerdState, Exchange, str], object]) -> Handler:
+    """Return a call that changes the records, or looks them up, and has an empty reply."""
+
+    async def answer(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+        change(dockerd.state, exchange, reference)
+        await exchange.reply(status)
+
+    return answer
 
 
 async def read_json(exchange: Exchange) -> tuple[bytes, dict[str, Any]]:
@@ -124,30 +131,10 @@ async def stop(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
     await exchange.reply(204)
 
 
-async def kill(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    dockerd.state.kill(reference, text(exchange, "signal"))
-    await exchange.reply(204)
-
-
-async def restart(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    dockerd.state.restart(reference)
-    await exchange.reply(204)
-
-
-async def rename(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    dockerd.state.rename(reference, text(exchange, "name"))
-    await exchange.reply(204)
-
-
 async def update(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     _, body = await read_json(exchange)
     dockerd.state.update(reference, body)
     await exchange.json({"Warnings": None})
-
-
-async def remove(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    dockerd.state.remove(reference, flag(exchange, "force"))
-    await exchange.reply(204)
 
 
 async def prune(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -182,11 +169,6 @@ def _chosen(container: Container, filters: Mapping[str, frozenset[str]]) -> bool
     return fits and labels_match(container.config["Labels"] or {}, filters.get("label", frozenset()))
 
 
-async def resize(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    dockerd.state.find(reference)
-    await exchange.reply(200)
-
-
 async def stat_archive(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     dockerd.state.find(reference)
     await exchange.reply(200, b"", ("X-Docker-Container-Path-Stat", PATH_STAT))
@@ -202,11 +184,6 @@ async def exec_create(dockerd: FakeDockerd, exchange: Exchange, reference: str) 
 
 async def exec_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     await exchange.json(dockerd.state.exec_find(reference).inspect())
-
-
-async def exec_resize(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    dockerd.state.exec_find(reference)
-    await exchange.reply(200)
 
 
 async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
@@ -227,19 +204,19 @@ CALLS: Mapping[str, Handler] = {
     "POST /containers/create": create,
     "POST /containers/{ref}/start": start,
     "POST /containers/{ref}/stop": stop,
-    "POST /containers/{ref}/kill": kill,
-    "POST /containers/{ref}/restart": restart,
-    "POST /containers/{ref}/rename": rename,
+    "POST /containers/{ref}/kill": done(204, lambda state, sent, ref: state.kill(ref, text(sent, "signal"))),
+    "POST /containers/{ref}/restart": done(204, lambda state, sent, ref: state.restart(ref)),
+    "POST /containers/{ref}/rename": done(204, lambda state, sent, ref: state.rename(ref, text(sent, "name"))),
     "POST /containers/{ref}/update": update,
-    "POST /containers/{ref}/resize": resize,
+    "POST /containers/{ref}/resize": done(200, lambda state, sent, ref: state.find(ref)),
     "POST /containers/prune": prune,
-    "DELETE /containers/{ref}": remove,
+    "DELETE /containers/{ref}": done(204, lambda state, sent, ref: state.remove(ref, flag(sent, "force"))),
     "GET /containers/json": list_containers,
     "GET /containers/{ref}/json": inspect,
     "HEAD /containers/{ref}/archive": stat_archive,
     "POST /containers/{ref}/exec": exec_create,
     "GET /exec/{ref}/json": exec_inspect,
-    "POST /exec/{ref}/resize": exec_resize,
+    "POST /exec/{ref}/resize": done(200, lambda state, sent, ref: state.exec_find(ref)),
     "GET /images/{ref}/json": image_inspect,
     "GET /images/json": list_images,
 }

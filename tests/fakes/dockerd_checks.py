@@ -1,8 +1,6 @@
 """The checks that dockerd 20.10 makes before it creates or updates a container, with its own texts.
 
-Owns the ranges, the rules between fields, and the merge of an update into the stored HostConfig.
-Must not know: HTTP, the list of containers.
-Invariant: in an update zero and "" mean "unchanged"; nothing is changed where anything is refused.
+In an update zero and "" mean "unchanged"; nothing is changed where anything is refused.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ Values = Mapping[str, Any]
 
 
 class Refused(Exception):
-    """The daemon's answer is an error."""
-
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
         self.status = status

@@ -1,8 +1,6 @@
 """Plain clients for tests of Docker mode: http.client on a unix socket, and raw bytes on a stream.
 
-Owns how a test asks once and what it gets.
-Must not know: who listens on the socket.
-Invariant: what is sent is what the test wrote; what is returned is what came.
+What is sent is what the test wrote; what is returned is what came.
 """
 
 from __future__ import annotations
@@ -20,30 +18,28 @@ TIMEOUT_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply that http.client understood."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     @property
     def json(self) -> Any:
-        """Return the body's JSON."""
         return json.loads(self.body)
 
     @property
     def message(self) -> str:
-        """Return the text of an error."""
         return str(self.json["message"])
 
 
 class UnixHttpConnection(http.client.HTTPConnection):
     """A connection whose address is a socket's path."""
 
+    def __init__(self, path: str, timeout: float | None = TIMEOUT_SECONDS) -> None:
+        super().__init__(path, timeout=timeout)
+
     def connect(self) -> None:
-        """Connect."""
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(TIMEOUT_SECONDS)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self.host)
 
 
@@ -73,7 +69,6 @@ class Raw:
 
     @classmethod
     async def connect(cls, path: str) -> Raw:
-        """Connect."""
         return cls(*await asyncio.open_unix_connection(path, limit=1 << 24))
 
     async def __aenter__(self) -> Raw:
@@ -83,7 +78,6 @@ class Raw:
         self.writer.close()
 
     def send(self, data: bytes) -> None:
-        """Send bytes."""
         self.writer.write(data)
 
     def end(self) -> None:
@@ -108,7 +102,6 @@ class Raw:
         return (await self.exactly(size + 2))[:-2]
 
     async def rest(self) -> bytes:
-        """Return all bytes up to the end."""
         return await asyncio.wait_for(self.reader.read(), TIMEOUT_SECONDS)
 
 

@@ -1,8 +1,6 @@
 """The versions of Docker Engine: what a daemon says of itself, and what its answers have from an API version on.
 
-Owns the window of API versions, a ping's headers, and the table of changes to answers since 20.10.
-Must not know: HTTP, records, how an answer is made.
-Invariant: 20.10 changes nothing; a change holds for the API version that a request names, not for the daemon's newest.
+20.10 changes nothing; a change holds for the API version that a request names, not for the daemon's newest.
 Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system}, daemon/server/middleware.
 """
 
@@ -34,8 +32,6 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A version of the daemon."""
-
     name: str
     version: str
     api: str
@@ -153,11 +149,7 @@ _SINCE_28 = (
     Change(EVENT, (1, 52), _without_old_names),
 )
 _BUILDKIT = (("Builder-Version", "2"), ("Swarm", "inactive"))
-_NEGOTIATED = {
-    "application/x-ndjson": "application/x-ndjson",
-    "application/json-seq": "application/json-seq",
-    "*/*": "application/x-ndjson",
-}
+_NEGOTIATED = dict.fromkeys(("application/x-ndjson", "*/*"), "application/x-ndjson")
 
 ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", ())
 ENGINE_28 = Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT, _SINCE_20)

@@ -1,8 +1,6 @@
 """The events of the fake dockerd: told as they happen, kept for ``since``, and the filters that choose among them.
 
-Owns the subscribers, the last events, and the filter argument of Docker's API.
-Must not know: what the events are about.
-Invariant: every subscriber hears every event, in order.
+Every subscriber hears every event, in order.
 """
 
 from __future__ import annotations
@@ -58,8 +56,6 @@ def event_matches(event: Event, filters: Filters) -> bool:
 
 
 class Events:
-    """The events of a daemon."""
-
     def __init__(self) -> None:
         self.kept: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._subscribers: set[Callable[[Event], None]] = set()

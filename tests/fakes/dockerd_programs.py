@@ -1,8 +1,6 @@
 """What runs in a container of the fake dockerd: the few commands that an exec knows.
 
-Owns the commands, and the frames of a multiplexed stream.
-Must not know: sockets, HTTP, the daemon's records but for the container it runs in.
-Invariant: a command's behaviour follows from its arguments, its stdin and its container only.
+A command's behaviour follows from its arguments, its stdin and its container only.
 """
 
 from __future__ import annotations
@@ -15,19 +13,10 @@ from dataclasses import dataclass
 from tests.fakes import inside
 from tests.fakes.cri_pb2 import ContainerConfig, KeyValue, LinuxContainerResources
 from tests.fakes.dockerd_records import Container
+from tests.fakes.dockershim_bodies import SETTINGS
 
 STDOUT, STDERR = 1, 2
 SOURCE_PIECE_BYTES = 32 << 10
-RESOURCES = {
-    "cpu_period": "CpuPeriod",
-    "cpu_quota": "CpuQuota",
-    "cpu_shares": "CpuShares",
-    "memory_limit_in_bytes": "Memory",
-    "oom_score_adj": "OomScoreAdj",
-    "cpuset_cpus": "CpusetCpus",
-    "cpuset_mems": "CpusetMems",
-}
-"""CRI's name of a setting -> Docker's."""
 
 
 def frame(stream: int, data: bytes) -> bytes:
@@ -87,7 +76,7 @@ async def _source(stdio: Stdio, count: int) -> int:
 async def _inside(command: list[str], stdio: Stdio, container: Container) -> int:
     pairs = (entry.partition("=") for entry in container.config["Env"] or [])
     envs = [KeyValue(key=key, value=value.encode(errors="replace")) for key, _, value in pairs]
-    resources = LinuxContainerResources(**{name: container.host[field] for name, field in RESOURCES.items()})
+    resources = LinuxContainerResources(**{name: container.host[field] for name, field in SETTINGS.items()})
     result = inside.run(command, ContainerConfig(envs=envs), resources)
     for stream, data in ((STDOUT, result.stdout), (STDERR, result.stderr)):
         if data:

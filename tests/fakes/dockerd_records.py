@@ -1,18 +1,18 @@
-"""A container and an exec of the fake dockerd, and what Docker's API shows of them.
-
-Owns the records, and their forms in an inspect, a list and an exec's inspect.
-Must not know: HTTP, how a record comes to be.
-Invariant: what is shown is the record as it is now.
-"""
+"""A container, an exec and an image of the fake dockerd, and what Docker's API shows of them."""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
+
+from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
+from tests.fakes.dockerd_checks import Refused
 
 NEVER = "0001-01-01T00:00:00Z"
 
@@ -36,12 +36,10 @@ class Exec:
 
     @property
     def tty(self) -> bool:
-        """Tell whether its output is one raw stream."""
         return bool(self.config.get("Tty"))
 
     @property
     def command(self) -> list[str]:
-        """Return the process's arguments."""
         return list(self.config["Cmd"])
 
     def inspect(self) -> dict[str, Any]:
@@ -87,22 +85,18 @@ class Container:
 
     @property
     def running(self) -> bool:
-        """Tell whether its process runs."""
         return self.status == "running"
 
     @property
     def tty(self) -> bool:
-        """Tell whether its output is one raw stream."""
         return bool(self.config["Tty"])
 
     @property
     def command(self) -> list[str]:
-        """Return the process's arguments."""
         return [*(self.config["Entrypoint"] or []), *(self.config["Cmd"] or [])]
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return the State of an inspect."""
         return {
             "Status": self.status,
             "Running": self.running,
@@ -166,3 +160,104 @@ class Container:
             "NetworkSettings": {"Networks": {}},
             "Mounts": [],
         }
+
+
+RECORDED_IMAGES = ("127.0.0.1:5000/pause:1", "127.0.0.1:5000/busybox:1")
+"""The images of the recorded requests of cri-dockerd."""
+
+DEFAULT_IMAGES = (BUSYBOX_IMAGE, PAUSE_IMAGE, *RECORDED_IMAGES)
+CREATED = "2026-01-01T00:00:00Z"
+
+
+def familiar(reference: str) -> str:
+    """Return a name as Docker shows it: without the default registry, with a tag."""
+    for prefix in ("docker.io/library/", "docker.io/"):
+        reference = reference.removeprefix(prefix)
+    return reference if "@" in reference or ":" in reference.rpartition("/")[2] else f"{reference}:latest"
+
+
+@dataclass(slots=True)
+class Image:
+    """An image; what it sets is merged into a container's config."""
+
+    name: str
+    env: list[str] = field(default_factory=lambda: ["PATH=/bin"])
+    labels: dict[str, str] = field(default_factory=dict)
+    command: list[str] = field(default_factory=lambda: ["/bin/sh"])
+
+    @property
+    def id(self) -> str:
+        """Return the id, which follows from the name."""
+        return "sha256:" + hashlib.sha256(self.name.encode()).hexdigest()
+
+    def inherited(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return a container's config with what this image adds to it."""
+        own = config["Env"] or []
+        named = {entry.partition("=")[0] for entry in own}
+        more = [entry for entry in self.env if entry.partition("=")[0] not in named]
+        command = config["Cmd"] if config["Cmd"] or config["Entrypoint"] else self.command
+        labels = {**self.labels, **(config["Labels"] or {})}
+        return {**config, "Env": [*own, *more], "Labels": labels, "Cmd": command}
+
+    def inspect(self) -> dict[str, Any]:
+        """Return what GET /images/{ref}/json answers."""
+        config = {"Env": self.env, "Cmd": self.command, "Labels": self.labels or None, "Entrypoint": None}
+        return {
+            "Id": self.id,
+            "RepoTags": [self.name],
+            "RepoDigests": [],
+            "Parent": "",
+            "Created": CREATED,
+            "Config": config,
+            "Architecture": "amd64",
+            "Os": "linux",
+            "Size": 1 << 20,
+            "RootFS": {"Type": "layers", "Layers": []},
+        }
+
+    def listed(self) -> dict[str, Any]:
+        """Return what GET /images/json shows of it."""
+        return {
+            "Containers": -1,
+            "Created": 1767225600,
+            "Id": self.id,
+            "Labels": self.labels or None,
+            "ParentId": "",
+            "RepoDigests": None,
+            "RepoTags": [self.name],
+            "SharedSize": -1,
+            "Size": 1 << 20,
+            "VirtualSize": 1 << 20,
+        }
+
+
+class Images:
+    def __init__(self) -> None:
+        self.by_name: dict[str, Image] = {}
+        for name in DEFAULT_IMAGES:
+            self.add(name)
+
+    def add(
+        self, reference: str, env: Sequence[str] = ("PATH=/bin",), labels: Mapping[str, str] | None = None
+    ) -> Image:
+        image = Image(familiar(reference), list(env), dict(labels or {}))
+        self.by_name[image.name] = image
+        return image
+
+    def find(self, reference: str) -> Image:
+        """Return the image. Raises Refused with status 404."""
+        name = familiar(reference)
+        if name in self.by_name:
+            return self.by_name[name]
+        digits = reference.removeprefix("sha256:")
+        found = [image for image in self.by_name.values() if digits and image.id.startswith(f"sha256:{digits}")]
+        if len(found) != 1:
+            raise Refused(HTTPStatus.NOT_FOUND, f"No such image: {name}")
+        return found[0]
+
+    def find_or_add(self, reference: str) -> Image:
+        """Return the image, which is there then, as after a pull."""
+        try:
+            return self.find(reference)
+        except Refused:
+            return self.add(reference)

@@ -1,8 +1,6 @@
 """The routes of the fake dockerd: its router's table, and its decision about a path.
 
-Owns the table, in the router's order, with the prefix of the API's version and the redirect of an unclean path.
-Must not know: what a route does.
-Invariant: the path is matched decoded, as gorilla/mux does; a reference may hold slashes.
+The path is matched decoded, as gorilla/mux does; a reference may hold slashes.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from tests.fakes.dockerd_heads import Head
+from tests.fakes.dockerd_received import Head
 
 REF = "{ref}"
 PATH_SAFE = "$&+,/:;=@"
@@ -30,12 +28,10 @@ class Route:
 
     @property
     def method(self) -> str:
-        """Return the method."""
         return self.key.partition(" ")[0]
 
     @property
     def pattern(self) -> str:
-        """Return the regular expression of the path."""
         path = self.key.partition(" ")[2]
         return re.escape(path).replace(re.escape(REF), "(?P<ref>.*)")
 
@@ -53,7 +49,6 @@ ROUTES = (
     Route("GET /containers/{ref}/logs", cancels=True),
     Route("GET /containers/{ref}/stats", cancels=True),
     Route("GET /exec/{ref}/json"),
-    Route("GET /containers/{ref}/archive", cancels=True),
     Route("POST /containers/create"),
     Route("POST /containers/{ref}/kill"),
     Route("POST /containers/{ref}/restart"),
@@ -71,8 +66,6 @@ ROUTES = (
     Route("PUT /containers/{ref}/archive"),
     Route("DELETE /containers/{ref}"),
     Route("GET /images/json"),
-    Route("GET /images/get", cancels=True),
-    Route("GET /images/{ref}/get", cancels=True),
     Route("GET /images/{ref}/json"),
     Route("POST /images/load"),
     Route("POST /images/create", cancels=True),
@@ -98,7 +91,6 @@ class Match:
 
 @functools.lru_cache(maxsize=256)
 def match(head: Head) -> Match:
-    """Return the route of a head."""
     clean = _clean(head.path)
     if clean != head.path:
         # Bytes that are not UTF-8 came as surrogates, and go out as they came.

@@ -1,8 +1,6 @@
 """How the fake dockerd serves a connection: one request after the other, from its head to the end of its reply.
 
-Owns the order of things around a handler: the record, the version's window, the injections, errors, the client's end.
-Must not know: what a route does.
-Invariant: requests of one connection are answered in order; a client's end cancels only what dockerd cancels.
+Requests of one connection are answered in order; a client's end cancels only what dockerd cancels.
 """
 
 from __future__ import annotations
@@ -15,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.dockerd_calls import CALLS, Handler
 from tests.fakes.dockerd_checks import Refused, bad
-from tests.fakes.dockerd_heads import Head, Malformed, parse
-from tests.fakes.dockerd_hijacks import HIJACKS
-from tests.fakes.dockerd_received import Header, Injection, Received
-from tests.fakes.dockerd_replies import JSON, PLAIN, whole
+from tests.fakes.dockerd_received import Head, Header, Injection, Malformed, Received, parse
 from tests.fakes.dockerd_routes import NOT_FOUND, PING, UNCLEAN, Match, match, version_number
 from tests.fakes.dockerd_streams import STREAMS
 from tests.fakes.dockerd_structs import go_json
-from tests.fakes.dockerd_wire import Cut, Exchange, Reader
+from tests.fakes.dockerd_wire import JSON, PLAIN, Cut, Exchange, Reader, whole
 
 if TYPE_CHECKING:
     from tests.fakes.dockerd import FakeDockerd
@@ -45,15 +40,12 @@ async def _ping_head(dockerd: FakeDockerd, exchange: Exchange, reference: str) -
 HANDLERS: Mapping[str, Handler] = {
     **CALLS,
     **STREAMS,
-    **HIJACKS,
     "GET /_ping": _ping,
     "HEAD /_ping": _ping_head,
 }
 
 
 class Service:
-    """What serves the connections of a fake dockerd."""
-
     def __init__(self, dockerd: FakeDockerd, api: str, minimum: str, server_version: str) -> None:
         self._dockerd = dockerd
         self._api = api

@@ -1,8 +1,6 @@
 """What the fake dockerd knows: containers, their lives and their execs, and the events of both.
 
-Owns the records, names, the lookup order of a reference, each change of state, and the events in dockerd's order.
-Must not know: HTTP, sockets; streams hear of it through the events and a container's listeners.
-Invariant: a change of state has happened before its event is told; a refused call changes and tells nothing.
+A change of state has happened before its event is told; a refused call changes and tells nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from typing import Any
 from tests.fakes import dockerd_checks as checks
 from tests.fakes.dockerd_checks import Refused
 from tests.fakes.dockerd_events import Events
-from tests.fakes.dockerd_images import Images
-from tests.fakes.dockerd_records import Container, Exec
+from tests.fakes.dockerd_records import Container, Exec, Images
 from tests.fakes.dockerd_structs import CONFIG, HOST_CONFIG, RESOURCES
 
 CGROUPFS = "cgroupfs"
@@ -86,10 +83,7 @@ class DockerdState:
         return name.removeprefix("/")
 
     def create(self, name: str, request: bytes, body: dict[str, Any]) -> Container:
-        """Create a container from the body of a create.
-
-        Raises Refused.
-        """
+        """Create a container from the body of a create. Raises Refused."""
         checks.check_types(body)
         given = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
         host = {key: given.get(key, zero) for key, zero in HOST_CONFIG.items()}
@@ -119,15 +113,10 @@ class DockerdState:
             self.exit(container, 0)
 
     def exit(self, container: Container, exit_code: int) -> None:
-        """Let a running container's process end."""
         container.status, container.finished, container.exit_code = "exited", time.time(), exit_code
         self._tell(container, "die", exitCode=str(exit_code))
         if container.host["AutoRemove"]:
             self._destroy(container)
-
-    def die(self, reference: str, exit_code: int = 0) -> None:
-        """Let a container's process end by itself."""
-        self.exit(self.find(reference), exit_code)
 
     def stop(self, reference: str) -> None:
         """Stop a container. Raises Refused: 404, or 304 if it does not run."""
@@ -255,7 +244,6 @@ class DockerdState:
         self._tell(made.container, f"exec_start: {' '.join(made.config['Cmd'])}", execID=made.id)
 
     def exec_exit(self, made: Exec, exit_code: int) -> None:
-        """Let a command end."""
         made.running, made.exit_code = False, exit_code
         self._tell(made.container, "exec_die", execID=made.id, exitCode=str(exit_code))
 

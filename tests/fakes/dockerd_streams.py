@@ -1,8 +1,6 @@
-"""The fake dockerd's long calls: events, wait, stats, pull, build, load, export and archive.
+"""The fake dockerd's long calls: events, wait, stats, pull, build, load, archives, and the streams of a container.
 
-Owns what each sends and when, and the end of each.
-Must not know: how a request arrives; the records change in dockerd_state only.
-Invariant: a line is sent as a chunk of its own, at once.
+A line is sent at once, as a chunk of its own; a hijacked connection is half-closed at its end, as dockerd does it.
 """
 
 from __future__ import annotations
@@ -13,13 +11,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes.dockerd_calls import PATH_STAT, Handler, flag, text
+from tests.fakes.dockerd_calls import Handler, flag, read_json, text
+from tests.fakes.dockerd_checks import Refused, bad
 from tests.fakes.dockerd_engines import EVENT
 from tests.fakes.dockerd_events import Event, event_matches, parse_filters
-from tests.fakes.dockerd_records import Container
-from tests.fakes.dockerd_replies import JSON
+from tests.fakes.dockerd_programs import Stdio, frame, run
+from tests.fakes.dockerd_records import Container, Exec, Output
+from tests.fakes.dockerd_routes import version_number
+from tests.fakes.dockerd_state import KILLED
 from tests.fakes.dockerd_structs import go_json
-from tests.fakes.dockerd_wire import Exchange
+from tests.fakes.dockerd_wire import JSON, Exchange
 
 if TYPE_CHECKING:
     from tests.fakes.dockerd import FakeDockerd
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 LOAD_LINE_BYTES = 1 << 20
 """A load tells its progress so often."""
 
-TAR = ("Content-Type", "application/x-tar")
 OCTETS = ("Content-Type", "application/octet-stream")
-JSON_SEQUENCE = "application/json-seq"
-RECORD_SEPARATOR = b"\x1e"
+STATS_SECONDS = 1.0
 
 
 class Feed:
@@ -40,7 +39,6 @@ class Feed:
         self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def say(self, line: bytes) -> None:
-        """Send a line."""
         self.lines.put_nowait(line)
 
     def end(self) -> None:
@@ -76,10 +74,9 @@ async def events(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> No
     with hearing(dockerd) as heard:
         past = [event for event in dockerd.state.events.kept if since <= event["timeNano"] / 1e9 <= until]
         kind = dockerd.engine.event_type(exchange.head.get("Accept"))
-        before = RECORD_SEPARATOR if kind == JSON_SEQUENCE else b""
 
         async def send(event: Event) -> None:
-            await exchange.send(before + go_json(dockerd.engine.shown(EVENT, exchange.api, event)))
+            await exchange.send(go_json(dockerd.engine.shown(EVENT, exchange.api, event)))
 
         await exchange.begin(("Content-Type", kind))
         dockerd.watchers += 1
@@ -126,7 +123,7 @@ async def stats(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> Non
     await exchange.begin(JSON)
     while True:
         await exchange.send(go_json(_figures(container), html=False))
-        await asyncio.sleep(dockerd.stats_seconds)
+        await asyncio.sleep(STATS_SECONDS)
 
 
 def _figures(container: Container) -> dict[str, Any]:
@@ -146,8 +143,7 @@ async def _progress(dockerd: FakeDockerd, exchange: Exchange, route: str, subjec
         while (line := await feed.lines.get()) is not None:
             await exchange.send(line)
         return
-    for number in range(dockerd.progress_lines):
-        await asyncio.sleep(dockerd.progress_seconds)
+    for number in range(3):
         await exchange.send(go_json({"status": f"step {number}", "id": subject}))
 
 
@@ -188,17 +184,8 @@ async def load(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
 
 
 async def export(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    of_container = exchange.received.route == "GET /containers/{ref}/export"
-    if of_container:
-        dockerd.state.find(reference)
-    await exchange.begin(OCTETS if of_container else TAR)
-    await exchange.fill(dockerd.export_bytes)
-    await exchange.finish()
-
-
-async def get_archive(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     dockerd.state.find(reference)
-    await exchange.begin(TAR, ("X-Docker-Container-Path-Stat", PATH_STAT))
+    await exchange.begin(OCTETS)
     await exchange.fill(dockerd.export_bytes)
     await exchange.finish()
 
@@ -210,6 +197,149 @@ async def put_archive(dockerd: FakeDockerd, exchange: Exchange, reference: str) 
     await exchange.reply(200)
 
 
+# ---- streams of a container
+
+RAW = "application/vnd.docker.raw-stream"
+MULTIPLEXED = "application/vnd.docker.multiplexed-stream"
+ENDS = ("die", "destroy")
+
+
+@contextlib.contextmanager
+def output_of(dockerd: FakeDockerd, container: Container) -> Iterator[asyncio.Queue[Output | None]]:
+    """Collect what a container writes from now on, with None behind it when the container dies or is removed."""
+    output: asyncio.Queue[Output | None] = asyncio.Queue()
+
+    def hear(event: Event) -> None:
+        if event["Actor"]["ID"] == container.id and event["Action"] in ENDS:
+            output.put_nowait(None)
+
+    unsubscribe = dockerd.state.events.subscribe(hear)
+    container.listeners.add(output.put_nowait)
+    try:
+        yield output
+    finally:
+        container.listeners.discard(output.put_nowait)
+        unsubscribe()
+
+
+def _spelt(container: Container, output: Output) -> bytes:
+    return output[1] if container.tty else frame(*output)
+
+
+def _is_new(exchange: Exchange) -> bool:
+    return version_number(exchange.api) >= (1, 42)
+
+
+def _stream_type(exchange: Exchange, tty: bool) -> str:
+    return RAW if tty or not _is_new(exchange) else MULTIPLEXED
+
+
+async def logs(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    streams = {number for number, name in ((1, "stdout"), (2, "stderr")) if flag(exchange, name)}
+    if not streams:
+        raise bad("Bad parameters: you must choose at least one stream")
+    container = dockerd.state.find(reference)
+    tail = text(exchange, "tail")
+    past = list(container.output)
+    # 20.10 names no type, and Go finds none where the head is flushed before the first line.
+    kind = ("Content-Type", _stream_type(exchange, container.tty))
+    with output_of(dockerd, container) as output:
+        if not flag(exchange, "follow") or not container.running:
+            output.put_nowait(None)
+        await exchange.begin(*([kind] if _is_new(exchange) else []))
+        for line in past[len(past) - int(tail) if tail.isdecimal() and int(tail) < len(past) else 0 :]:
+            if line[0] in streams:
+                await exchange.send(_spelt(container, line))
+        while (said := await output.get()) is not None:
+            if said[0] in streams:
+                await exchange.send(_spelt(container, said))
+    await exchange.finish()
+
+
+async def attach(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    """Attach: the container's output comes from ``say``; stdin is kept, and echoed if its command is ``cat``."""
+    try:
+        container = dockerd.state.find(reference)
+    except Refused as refused:
+        phrase = f"{refused.status.value} {refused.status.phrase}"
+        head = f"HTTP/1.1 {phrase}\r\nContent-Type: {RAW}\r\n\r\n{refused.message}\r\n"
+        await exchange.hijack(refused.status, head.encode())
+        return await exchange.half_close()
+    with output_of(dockerd, container) as output:
+        await _hijack(dockerd, exchange, container.tty, common=False)
+        stdin = asyncio.create_task(_take_stdin(dockerd, exchange, container))
+        try:
+            while (said := await output.get()) is not None:
+                await exchange.write(_spelt(container, said))
+        finally:
+            stdin.cancel()
+            await asyncio.gather(stdin, return_exceptions=True)
+    return await exchange.half_close()
+
+
+async def _take_stdin(dockerd: FakeDockerd, exchange: Exchange, container: Container) -> None:
+    echoes = flag(exchange, "stdin") and container.command == ["cat"]
+    with hearing(dockerd) as heard:
+        if container.status == "created":  # nobody reads it until then
+            await until_event(heard, container, "start")
+    while data := await exchange.reader.some():
+        if flag(exchange, "stdin"):
+            container.stdin += data
+        if echoes:
+            dockerd.state.say(container.id, data)
+    if echoes and container.running:
+        dockerd.state.exit(container, 0)
+
+
+async def _hijack(dockerd: FakeDockerd, exchange: Exchange, tty: bool, common: bool) -> None:
+    """Answer 101 to a request with Upgrade, else 200 without framing; ``common`` sends the common headers too."""
+    kind = f"Content-Type: {_stream_type(exchange, tty)}\r\n"
+    more = "".join(f"{key}: {value}\r\n" for key, value in sorted(exchange.common)) if common else ""
+    if exchange.head.upgrade:
+        head = f"HTTP/1.1 101 UPGRADED\r\n{kind}Connection: Upgrade\r\nUpgrade: tcp\r\n{more}\r\n"
+    else:
+        head = f"HTTP/1.1 200 OK\r\n{kind}{more}\r\n"
+    await exchange.hijack(101 if exchange.head.upgrade else 200, head.encode())
+
+
+async def exec_start(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    _, body = await read_json(exchange)
+    made = dockerd.state.exec_find(reference)
+    dockerd.state.exec_start(made)
+    if body.get("Detach"):
+        dockerd.detach(_run(dockerd, made, Stdio(_nothing, _nowhere)))
+        return await exchange.reply(200)
+
+    async def write(stream: int, data: bytes) -> None:
+        await exchange.write(data if body.get("Tty") else frame(stream, data))
+
+    await _hijack(dockerd, exchange, bool(body.get("Tty")), common=True)
+    await _run(dockerd, made, Stdio(exchange.reader.some if made.config.get("AttachStdin") else _nothing, write))
+    return await exchange.half_close()
+
+
+async def _run(dockerd: FakeDockerd, made: Exec, stdio: Stdio) -> None:
+    """Run an exec's command until it ends, its container dies, or its client is gone."""
+    with hearing(dockerd) as heard:
+        death = asyncio.create_task(until_event(heard, made.container, *ENDS))
+        command = asyncio.create_task(run(made.command, stdio, made.container))
+        try:
+            await asyncio.wait({death, command}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            death.cancel()
+            command.cancel()
+            code, _ = await asyncio.gather(command, death, return_exceptions=True)
+            dockerd.state.exec_exit(made, code if isinstance(code, int) else KILLED)
+
+
+async def _nothing() -> bytes:
+    return b""
+
+
+async def _nowhere(stream: int, data: bytes) -> None:
+    pass
+
+
 STREAMS: Mapping[str, Handler] = {
     "GET /events": events,
     "POST /containers/{ref}/wait": wait,
@@ -217,9 +347,9 @@ STREAMS: Mapping[str, Handler] = {
     "POST /images/create": pull,
     "POST /build": build,
     "POST /images/load": load,
-    "GET /images/get": export,
-    "GET /images/{ref}/get": export,
     "GET /containers/{ref}/export": export,
-    "GET /containers/{ref}/archive": get_archive,
     "PUT /containers/{ref}/archive": put_archive,
+    "GET /containers/{ref}/logs": logs,
+    "POST /containers/{ref}/attach": attach,
+    "POST /exec/{ref}/start": exec_start,
 }

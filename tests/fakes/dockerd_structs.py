@@ -1,8 +1,6 @@
 """The structs of Docker's API as Go's encoding/json writes them with zero values, in Go's order of fields.
 
-Owns the tables of Config, HostConfig and their resources, and Go's spelling of JSON.
-Must not know: clients, the daemon.
-Invariant: a Go client sends every field of these tables, whether it is set or not.
+A Go client sends every field of these tables, whether it is set or not.
 """
 
 import json

@@ -1,22 +1,99 @@
 """One request and its reply on an asyncio stream, as Go's net/http server handles them for dockerd.
 
-Owns framing: bodies sized and chunked, 100-continue, replies sized, chunked or ended by the close, and hijacks.
-Must not know: routes, containers.
-Invariant: a reply has a body only where HTTP allows one; nothing is read behind the request's body.
+A reply has a body only where HTTP allows one, and Go's order of lines; nothing is read behind the request's body.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
 
-from tests.fakes import dockerd_replies as replies
 from tests.fakes.dockerd_checks import bad
-from tests.fakes.dockerd_heads import MAX_HEAD_BYTES, Head
-from tests.fakes.dockerd_received import Header, Received
+from tests.fakes.dockerd_received import MAX_HEAD_BYTES, Head, Header, Received
 from tests.fakes.dockerd_structs import go_json
+
+SMALL_REPLY_BYTES = 2048
+"""A body up to this size is sent with its length, a longer one as one chunk: the buffer of Go's response writer."""
+
+BODYLESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+JSON = ("Content-Type", "application/json")
+PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+CHUNKED = ("Transfer-Encoding", "chunked")
+
+
+class _Date:
+    """The Date header's line, made once a second."""
+
+    second = 0
+    line = b""
+
+    @classmethod
+    def now(cls) -> bytes:
+        now = int(time.time())
+        if now != cls.second:
+            cls.second, cls.line = now, f"Date: {formatdate(now, usegmt=True)}\r\n".encode()
+        return cls.line
+
+
+def whole(
+    head: Head, status: int, body: bytes, headers: Sequence[Header], keep_alive: bool = True
+) -> tuple[list[bytes], bool]:
+    """Return a whole reply in pieces, and whether the connection lives on; a body without a type is plain text."""
+    names = {key for key, _ in headers}
+    framing: list[Header] = []
+    if status in BODYLESS:
+        body = b""
+    elif len(body) > SMALL_REPLY_BYTES and head.method != "HEAD":
+        start, keep_alive = stream(head, headers, keep_alive, status)
+        # A body of megabytes is not copied.
+        framed = [start + b"%x\r\n" % len(body), body, b"\r\n" + chunk(b"")]
+        return framed if head.minor else [start, body], keep_alive
+    elif "Content-Length" not in names and (body or head.method != "HEAD"):
+        framing.append(("Content-Length", str(len(body))))
+    if body and "Content-Type" not in names:
+        framing.append(PLAIN)
+    if status == HTTPStatus.NOT_MODIFIED:
+        headers = [header for header in headers if header != JSON]
+    start = _lines(head, status, headers, [*framing, *_connection(head, keep_alive)])
+    return [start if head.method == "HEAD" else start + body], keep_alive
+
+
+def stream(head: Head, headers: Sequence[Header], keep_alive: bool, status: int = HTTPStatus.OK) -> tuple[bytes, bool]:
+    """Return the head of a reply of unknown length, and whether the connection lives on: it is chunked, or closes."""
+    keep_alive = keep_alive and head.minor > 0
+    framing = [*_connection(head, keep_alive), *([CHUNKED] if head.minor else [])]
+    return _lines(head, status, headers, framing), keep_alive
+
+
+def chunk(data: bytes) -> bytes:
+    """Return a chunk; the last one if there is no data."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _connection(head: Head, keep_alive: bool) -> list[Header]:
+    if keep_alive and head.minor == 0:
+        return [("Connection", "keep-alive")]
+    return [("Connection", "close")] if not keep_alive and head.minor > 0 else []
+
+
+def _lines(head: Head, status: int, headers: Iterable[Header], framing: Iterable[Header]) -> bytes:
+    """Return a head in Go's order: the handler's headers sorted, the date, then the server's own."""
+    first = f"HTTP/1.{min(head.minor, 1)} {status} {HTTPStatus(status).phrase}\r\n"
+    return (
+        (first + _spelt(sorted(headers))).encode(errors="surrogateescape")
+        + _Date.now()
+        + _spelt(framing).encode()
+        + b"\r\n"
+    )
+
+
+def _spelt(headers: Iterable[Header]) -> str:
+    return "".join(f"{key}: {value}\r\n" for key, value in headers)
+
 
 CRLF = b"\r\n"
 PIECE_BYTES = 256 << 10
@@ -24,7 +101,7 @@ DRAINED_BYTES = 256 << 10
 """So much of a body that nobody reads is read before the reply, for the sake of the connection."""
 
 FILLER_CHUNK_BYTES = 32 << 10
-_FILLER = replies.chunk(bytes(FILLER_CHUNK_BYTES))
+_FILLER = chunk(bytes(FILLER_CHUNK_BYTES))
 
 
 class Cut(Exception):
@@ -44,17 +121,14 @@ class Reader(asyncio.StreamReader):
         """The request whose reply is not complete."""
 
     def feed_data(self, data: Any) -> None:
-        """Count what arrives."""
         self.untaken += len(data)
         super().feed_data(data)
 
     def feed_eof(self) -> None:
-        """Tell the end."""
         super().feed_eof()
         self._end()
 
     def set_exception(self, exception: Exception) -> None:
-        """Tell the end by an error."""
         super().set_exception(exception)
         self._end()
 
@@ -89,7 +163,6 @@ class Exchange:
         self.common: Sequence[Header] = ()
         self.api = ""
         self.keep_alive = head.keep_alive
-        self.hijacked = False
         self.cut_after_bytes: int | None = None
         self._writer = writer
         self._written = 0
@@ -188,15 +261,13 @@ class Exchange:
         await self._writer.drain()
 
     async def reply(self, status: int, body: bytes = b"", *headers: Header) -> None:
-        """Send a whole reply."""
         await self._settle_body()
         self.received.status = status
-        pieces, self.keep_alive = replies.whole(self.head, status, body, [*self.common, *headers], self.keep_alive)
+        pieces, self.keep_alive = whole(self.head, status, body, [*self.common, *headers], self.keep_alive)
         await self.write(*pieces)
 
     async def json(self, value: object, status: int = HTTPStatus.OK) -> None:
-        """Send a reply of JSON."""
-        await self.reply(status, go_json(value, html=False), replies.JSON)
+        await self.reply(status, go_json(value, html=False), JSON)
 
     async def begin(self, *headers: Header, settle: bool = True) -> None:
         """Send the head of a stream; without ``settle`` the rest of the request's body can be read after it."""
@@ -204,35 +275,34 @@ class Exchange:
             await self._settle_body()
         self.received.status = HTTPStatus.OK
         self._chunking = self.head.minor > 0
-        start, self.keep_alive = replies.stream(self.head, [*self.common, *headers], self.keep_alive)
+        start, self.keep_alive = stream(self.head, [*self.common, *headers], self.keep_alive)
         await self.write(start)
 
     async def send(self, data: bytes) -> None:
         """Send a piece of a stream, which is not empty: a chunk of its own."""
-        await self.write(replies.chunk(data) if self._chunking else data)
+        await self.write(chunk(data) if self._chunking else data)
 
     async def fill(self, count: int) -> None:
         """Send so many zero bytes of a stream, in chunks of 32 KiB as io.Copy makes them."""
-        whole, rest = divmod(count, FILLER_CHUNK_BYTES)
-        chunk = _FILLER if self._chunking else bytes(FILLER_CHUNK_BYTES)
-        block = chunk * 8
-        for _ in range(whole // 8):
+        pieces, rest = divmod(count, FILLER_CHUNK_BYTES)
+        piece = _FILLER if self._chunking else bytes(FILLER_CHUNK_BYTES)
+        block = piece * 8
+        for _ in range(pieces // 8):
             await self.write(block)
-        await self.write(chunk * (whole % 8))
+        await self.write(piece * (pieces % 8))
         if rest:
             await self.send(bytes(rest))
 
     async def finish(self) -> None:
-        """End a stream."""
         if self._chunking:
             self._chunking = False
-            await self.write(replies.chunk(b""))
+            await self.write(chunk(b""))
 
     async def hijack(self, status: int, head: bytes) -> None:
         """Take the connection over: send a head that was made by hand; what follows is the handler's, both ways."""
         self.received.early_bytes = self.reader.untaken
         self.received.status = status
-        self.hijacked, self.keep_alive = True, False
+        self.keep_alive = False
         await self.write(head)
 
     async def half_close(self) -> None:

@@ -1,8 +1,6 @@
 """A client that makes pods on Docker as dockershim, and cri-dockerd after it, do: the same calls in the same order.
 
-Owns the calls of each CRI step, the version's negotiation, and what is done about a name that is taken.
-Must not know: whether a proxy, a fake or a real dockerd listens on the socket.
-Invariant: every request is one that the shim would send; recorded requests and facts of its source say which.
+Every request is one that the shim would send, with the Go client's header lines; recorded requests say which.
 """
 
 from __future__ import annotations
@@ -12,18 +10,169 @@ import http.client
 import json
 import random
 import re
+import select
+import socket
+import struct
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 from urllib.parse import quote, urlencode
 
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
+from tests.fakes.dockerd_client import UnixHttpConnection
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ, Container, Pod, Values
-from tests.fakes.dockershim_http import SHORT_CALL_SECONDS, DockerError, DockerHttp, Hijacked
+
+SHORT_CALL_SECONDS = 119.0
+HIJACKED = (("Connection", "Upgrade"), ("Content-Type", "application/json"), ("Upgrade", "tcp"))
+
+
+class DockerError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+
+
+class Output(NamedTuple):
+    """What a container or an exec wrote."""
+
+    stdout: bytes
+    stderr: bytes
+
+
+class DockerHttp:
+    """Sends requests to a socket; ``host`` is the Host header's value. To be closed at the end."""
+
+    def __init__(self, socket_path: str, host: str, timeout_seconds: float = SHORT_CALL_SECONDS) -> None:
+        self._path = socket_path
+        self._host = host
+        self._timeout_seconds = timeout_seconds
+        self._kept: UnixHttpConnection | None = None
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def call(self, method: str, target: str, body: Any = None, **headers: str) -> Any:
+        """Call; return the reply's JSON, None if it has no body. Underscores in names of headers stand for dashes.
+
+        Raises DockerError, and OSError or HTTPException if the connection fails.
+        """
+        response = self.open(method, target, body, **headers)
+        content = response.read()
+        return json.loads(content) if content else None
+
+    def open(self, method: str, target: str, body: Any = None, **headers: str) -> http.client.HTTPResponse:
+        """Call; return the reply, to be read to its end before the next call. Raises as ``call`` does."""
+        more = [(name.replace("_", "-"), value) for name, value in headers.items()]
+        if body is not None:
+            more.append(("Content-Type", "application/json"))
+        try:
+            return _checked(self._send(self._connection(), method, target, body, more))
+        except (OSError, http.client.HTTPException):
+            self.close()
+            raise
+
+    def frames(self, target: str) -> Generator[tuple[int, bytes]]:
+        """GET on a connection of its own; yield the frames of the reply's body as they come, without a timeout."""
+        connection = UnixHttpConnection(self._path, timeout=None)
+        try:
+            yield from frames(_checked(self._send(connection, "GET", target, None, [])))
+        finally:
+            connection.close()
+
+    def hijack(self, target: str, body: Any = None) -> Hijacked:
+        """Ask for an upgrade on a connection of its own. Raises DockerError for anything but 101."""
+        connection = UnixHttpConnection(self._path, timeout=None)
+        try:
+            response = self._send(connection, "POST", target, body, HIJACKED)
+            if response.status != http.client.SWITCHING_PROTOCOLS:
+                _checked(response)
+                raise DockerError(response.status, "unable to upgrade to tcp")
+        except BaseException:
+            connection.close()
+            raise
+        return Hijacked(connection, response)
+
+    def headers(self, method: str, target: str) -> http.client.HTTPMessage:
+        """Call; return the headers of the reply, whatever its status."""
+        response = self._send(self._connection(), method, target, None, [])
+        response.read()
+        return response.headers
+
+    def _connection(self) -> UnixHttpConnection:
+        """Return the connection that is kept alive, a new one if the other side closed it."""
+        if self._kept is not None and self._kept.sock is not None and select.select([self._kept.sock], [], [], 0)[0]:
+            self._kept.close()
+        if self._kept is None or self._kept.sock is None:
+            self._kept = UnixHttpConnection(self._path, timeout=self._timeout_seconds)
+        return self._kept
+
+    def _send(
+        self, connection: UnixHttpConnection, method: str, target: str, body: Any, headers: Any
+    ) -> http.client.HTTPResponse:
+        content = b"" if body is None else go_json(body)
+        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+        connection.putheader("Host", self._host)
+        connection.putheader("User-Agent", "Go-http-client/1.1")
+        if method in ("POST", "PUT"):
+            connection.putheader("Content-Length", str(len(content)))
+        for name, value in sorted(headers):
+            connection.putheader(name, value)
+        connection.endheaders(content or None)
+        return connection.getresponse()
+
+
+def _checked(response: http.client.HTTPResponse) -> http.client.HTTPResponse:
+    if response.status < http.client.BAD_REQUEST:
+        return response
+    content = response.read()
+    try:
+        message = str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = content.decode(errors="replace").strip()
+    raise DockerError(response.status, message)
+
+
+class Hijacked:
+    """A hijacked connection: bytes both ways, each way with an end of its own."""
+
+    def __init__(self, connection: UnixHttpConnection, response: http.client.HTTPResponse) -> None:
+        assert connection.sock is not None
+        self.socket: socket.socket = connection.sock
+        self._connection = connection
+        # Bytes that came with the head are in the response's buffer already.
+        self.stream: BinaryIO = response.fp
+
+    def close_write(self) -> None:
+        """Send no more."""
+        self.socket.shutdown(socket.SHUT_WR)
+
+    def output(self) -> Output:
+        """Read multiplexed output to its end, then close."""
+        outputs = {1: bytearray(), 2: bytearray()}
+        try:
+            for stream, data in frames(self.stream):
+                outputs[stream] += data
+        finally:
+            self.close()
+        return Output(bytes(outputs[1]), bytes(outputs[2]))
+
+    def close(self) -> None:
+        self._connection.close()  # and with it the response and its stream
+
+
+def frames(stream: Any) -> Generator[tuple[int, bytes]]:
+    """Yield the frames of a multiplexed stream: 1 for stdout or 2 for stderr, and bytes."""
+    while header := stream.read(8):
+        number, length = struct.unpack(">BxxxL", header)
+        yield number, stream.read(length)
+
 
 CONFLICT = re.compile(r"Conflict. (?:.)+ is already in use by container \"?([0-9a-z]+)\"?")
 UNVERSIONED_API = "1.24"
@@ -84,7 +233,6 @@ class Dockershim:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self._http.close()
 
     # ---- the daemon
@@ -106,11 +254,9 @@ class Dockershim:
         return self._driver
 
     def version(self) -> dict[str, Any]:
-        """Ask for the daemon's version."""
         return dict(self._call("GET", "/version"))
 
     def info(self) -> dict[str, Any]:
-        """Ask for the daemon's settings."""
         return dict(self._call("GET", "/info"))
 
     def ensure_image(self, reference: str) -> None:
@@ -138,24 +284,12 @@ class Dockershim:
 
     # ---- pods
 
-    def run_pod_sandbox(
-        self,
-        name: str,
-        uid: str,
-        *,
-        namespace: str = "default",
-        attempt: int = 0,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-        cgroup_parent: str = "",
-        host_network: bool = True,
-        oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ,
-    ) -> str:
-        """Run a pod sandbox; return its id. ``cgroup_parent`` is a full path, whatever the driver.
+    def run_pod_sandbox(self, name: str, uid: str, *, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ, **config: Any) -> str:
+        """Run a pod sandbox with the fields of a Pod; return its id. ``cgroup_parent`` is a full path.
 
         Where a machine cannot set a negative ``oom_score_adj`` give 0: the shim itself always asks for -998.
         """
-        pod = Pod(name, uid, namespace, attempt, labels or {}, annotations or {}, cgroup_parent, host_network)
+        pod = Pod(name, uid, **config)
         driver = self.cgroup_driver
         self.ensure_image(self._pause_image)
         body = bodies.sandbox_body(pod, self._pause_image, driver, oom_score_adj)
@@ -189,37 +323,11 @@ class Dockershim:
         name: str,
         *,
         image: str = BUSYBOX_IMAGE,
-        attempt: int = 0,
         command: Sequence[str] = ("sleep", "1000"),
-        args: Sequence[str] = (),
-        envs: Sequence[tuple[str, str]] = (),
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-        resources: Values | None = None,
-        working_dir: str = "",
-        tty: bool = False,
-        stdin: bool = False,
+        **more: Any,
     ) -> str:
-        """Create a container in the pod with this sandbox id; return its id.
-
-        ``resources`` are by CRI's names: cpu_shares, cpu_quota, cpu_period, memory_limit_in_bytes, cpuset_cpus,
-        cpuset_mems, oom_score_adj.
-        """
-        config = self.pods[pod]
-        container = Container(
-            name=name,
-            image=image,
-            attempt=attempt,
-            command=command,
-            args=args,
-            envs=envs,
-            labels=labels or {},
-            annotations=annotations or {},
-            resources=resources or {},
-            working_dir=working_dir,
-            tty=tty,
-            stdin=stdin,
-        )
+        """Create a container, with the fields of a Container, in the pod with this sandbox id; return its id."""
+        config, container = self.pods[pod], Container(name, image, command=command, **more)
         runtime = self.inspect(pod)["HostConfig"]["Runtime"] if self.generation.reads_runtime else ""
         body = bodies.container_body(config, container, pod, self.cgroup_driver, runtime)
         return self._create(bodies.container_name(config, container), body)
@@ -259,16 +367,10 @@ class Dockershim:
         self._call("POST", f"/containers/{container_id}/stop?t={timeout}")
 
     def remove_container(self, container_id: str) -> None:
-        """Remove a container."""
         self.inspect(container_id)
         self._delete(container_id)
 
-    def list_containers(self) -> list[dict[str, Any]]:
-        """List the containers of all pods, without the sandboxes."""
-        return self._list("io.kubernetes.docker.type=container")
-
     def list_pod_sandboxes(self) -> list[dict[str, Any]]:
-        """List the sandboxes of all pods."""
         return self._list("io.kubernetes.docker.type=podsandbox")
 
     def inspect(self, container_id: str) -> dict[str, Any]:
@@ -293,11 +395,6 @@ class Dockershim:
                 return int(inspected["ExitCode"])
             time.sleep(EXEC_INSPECTION_PAUSE_SECONDS)
         raise DockerError(http.client.OK, f"exec {exec_id} still runs although its output has ended")
-
-    def attach(self, container_id: str) -> Hijacked:
-        """Attach to a container's stdin, stdout and stderr."""
-        query = "stderr=1&stdin=1&stdout=1&stream=1"
-        return self._http.hijack(f"{self.prefix}/containers/{container_id}/attach?{query}")
 
     def logs(self, container_id: str, *, follow: bool = False, tail: str = "") -> Generator[tuple[int, bytes]]:
         """Yield a container's output as it comes: 1 for stdout or 2 for stderr, and the bytes of a frame."""

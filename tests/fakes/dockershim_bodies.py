@@ -1,8 +1,6 @@
 """What dockershim and cri-dockerd write into the bodies of create and update, from what the kubelet tells in CRI terms.
 
-Owns names, labels, the two create bodies and the update body: whole Go structs, with zero values and nulls.
-Must not know: HTTP.
-Invariant: field for field what was recorded of cri-dockerd; the older dockershim leaves out what it did not know.
+Field for field what was recorded of cri-dockerd; the older dockershim leaves out what it did not know.
 """
 
 from __future__ import annotations
@@ -30,11 +28,12 @@ SETTINGS = {
     "memory_limit_in_bytes": "Memory",
     "oom_score_adj": "OomScoreAdj",
 }
+"""CRI's name of a setting -> Docker's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What the kubelet tells of a pod; ``cgroup_parent`` is CRI's, a full path."""
+    """What the kubelet tells of a pod on the host's network; ``cgroup_parent`` is CRI's, a full path."""
 
     name: str
     uid: str
@@ -43,7 +42,6 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     cgroup_parent: str = ""
-    host_network: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +63,10 @@ class Container:
 
 
 def sandbox_name(pod: Pod) -> str:
-    """Return a sandbox's name."""
     return f"k8s_POD_{pod.name}_{pod.namespace}_{pod.uid}_{pod.attempt}"
 
 
 def container_name(pod: Pod, container: Container) -> str:
-    """Return a container's name."""
     return f"k8s_{container.name}_{pod.name}_{pod.namespace}_{pod.uid}_{container.attempt}"
 
 
@@ -97,7 +93,6 @@ def _body(config: Mapping[str, Any], host: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX_OOM_SCORE_ADJ) -> dict[str, Any]:
-    """Return the create body of a pod sandbox."""
     own = {"io.kubernetes.container.name": "POD", "io.kubernetes.docker.type": "podsandbox"}
     config = {
         "Hostname": pod.name,
@@ -105,7 +100,7 @@ def sandbox_body(pod: Pod, image: str, driver: str, oom_score_adj: int = SANDBOX
         "Labels": _labels({**pod.labels, **_pod_labels(pod)}, pod.annotations, own),
     }
     host: dict[str, Any] = {
-        "NetworkMode": "host" if pod.host_network else "none",
+        "NetworkMode": "host",
         "PortBindings": {},
         "IpcMode": "shareable",
         "OomScoreAdj": oom_score_adj,
@@ -150,7 +145,7 @@ def container_body(pod: Pod, container: Container, sandbox_id: str, driver: str,
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "IpcMode": f"container:{sandbox_id}",
         "SecurityOpt": ["seccomp=unconfined"],
-        "UTSMode": "host" if pod.host_network else "",
+        "UTSMode": "host",
         "ShmSize": SHM_BYTES,
         "Runtime": runtime,
         "CgroupParent": cgroup_parent(pod.cgroup_parent, driver),

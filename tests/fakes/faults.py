@@ -1,16 +1,14 @@
-"""A relay of faults between two unix sockets: it delays, dribbles, stalls, cuts, half-closes, and keeps what passed.
+"""A relay of faults between two unix sockets: it stalls, cuts, half-closes, and keeps what passed.
 
-Owns the faults of each direction and the record of each connection.
-Must not know: what the bytes mean.
-Invariant: without a fault every byte and every half-close passes as it came.
+Without a fault every byte and every half-close passes as it came.
 """
 
 import asyncio
 import os
 import socket
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+
+from tests.fakes.server import Server
 
 READ_BYTES = 65536
 
@@ -22,8 +20,6 @@ class Faults:
     ``cut_after_bytes`` counts a connection's bytes in this direction: that many pass, then the connection is dropped.
     """
 
-    delay_seconds: float = 0.0
-    dribble: bool = False
     cut_after_bytes: int | None = None
     reading: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -35,7 +31,6 @@ class Faults:
         self.reading.clear()
 
     def resume_reading(self) -> None:
-        """Take bytes again."""
         self.reading.set()
 
 
@@ -65,7 +60,7 @@ class Connection:
         self.backend.close()
 
 
-class FaultRelay:
+class FaultRelay(Server):
     """Listens on ``listen`` and relays to ``backend``; ``connections`` keeps the ended ones too, in order of accept."""
 
     def __init__(self, listen: str, backend: str) -> None:
@@ -76,24 +71,13 @@ class FaultRelay:
         self.connections: list[Connection] = []
         self._listener: socket.socket | None = None
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
-
     async def start(self) -> None:
-        """Listen on the socket."""
         self._listener = _unix_socket()
         self._listener.bind(self.listen)
         self._listener.listen(128)
         asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def stop(self) -> None:
-        """Drop all connections and stop listening."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
@@ -124,11 +108,6 @@ class FaultRelay:
         for connection in self.connections:
             connection.backend.shutdown(socket.SHUT_WR)
 
-    def half_close_clients(self) -> None:
-        """Tell every client that no more bytes come from the backend."""
-        for connection in self.connections:
-            connection.client.shutdown(socket.SHUT_WR)
-
     def _accept(self, listener: socket.socket) -> None:
         # Not by an awaited accept: one that is cancelled in that moment would lose the client.
         client, _ = listener.accept()
@@ -158,7 +137,10 @@ class FaultRelay:
         source, target = (connection.client, connection.backend)[:: 1 if forward else -1]
         passed = connection.to_backend if forward else connection.to_client
         while data := await self._read(source, faults):
-            await _write(target, data, faults, passed)
+            if faults.cut_after_bytes is not None:
+                data = data[: max(0, faults.cut_after_bytes - len(passed))]
+            await asyncio.get_running_loop().sock_sendall(target, data)
+            passed += data
             if faults.cut_after_bytes is not None and len(passed) >= faults.cut_after_bytes:
                 raise ConnectionAbortedError("cut as told")
         if forward:
@@ -174,9 +156,7 @@ class FaultRelay:
         while not faults.reading.is_set():
             await faults.reading.wait()
             await _readable(source)
-        data = source.recv(READ_BYTES)
-        await asyncio.sleep(faults.delay_seconds)
-        return data
+        return source.recv(READ_BYTES)
 
 
 async def _readable(source: socket.socket) -> None:
@@ -192,18 +172,6 @@ async def _readable(source: socket.socket) -> None:
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-async def _write(target: socket.socket, data: bytes, faults: Faults, passed: bytearray) -> None:
-    if faults.cut_after_bytes is not None:
-        data = data[: max(0, faults.cut_after_bytes - len(passed))]
-    step = 1 if faults.dribble else max(1, len(data))
-    for start in range(0, len(data), step):
-        piece = data[start : start + step]
-        await asyncio.get_running_loop().sock_sendall(target, piece)
-        passed += piece
-        if faults.dribble:
-            await asyncio.sleep(0)  # let the reader take this byte alone
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:

@@ -1,12 +1,9 @@
 """What the fake hook server may answer: well, or badly in every way that a hook server can.
 
-Owns one function a behaviour; each returns the ``Answer`` that is called with every hook call.
-Must not know: the server.
-Invariant: an answer is bytes on the wire, so a wrong one is as easy to give as a right one.
+An answer is bytes on the wire, so a wrong one is as easy to give as a right one.
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +44,6 @@ class HookCall:
 
     @property
     def request(self) -> Any:
-        """Return the parsed request message."""
         return REQUESTS[self.point.subject].FromString(self.message)
 
 
@@ -60,8 +56,6 @@ def empty() -> Answer:
 
 
 def raw(message: bytes) -> Answer:
-    """Answer these bytes."""
-
     async def answer(call: HookCall) -> bytes:
         return message
 
@@ -69,7 +63,6 @@ def raw(message: bytes) -> Answer:
 
 
 def reply(message: Message) -> Answer:
-    """Answer this message."""
     return raw(message.SerializeToString())
 
 
@@ -84,19 +77,29 @@ def echo(change: Callable[[Any], None] = lambda response: None) -> Answer:
     return answer
 
 
-def koordlet(**resources: int | str) -> Answer:
+def koordlet(**values: int | str) -> Answer:
     """Answer as koordlet: the whole echo with some resource fields overwritten, "" among them.
 
     Where the request has no resources message, one is made only if there is something to put in.
     """
 
     def overwrite(response: Any) -> None:
-        pod = isinstance(response, api_pb2.PodSandboxHookResponse)
-        target = response.resources if pod else response.container_resources
-        for name, value in resources.items():
-            setattr(target, name, value)
+        for name, value in values.items():
+            setattr(resources(response), name, value)
 
     return echo(overwrite)
+
+
+def _is_of_pod(message: Message) -> bool:
+    return "labels" in message.DESCRIPTOR.fields_by_name
+
+
+def annotations(message: Any) -> Any:
+    return message.annotations if _is_of_pod(message) else message.container_annotations
+
+
+def resources(message: Any) -> Any:
+    return message.resources if _is_of_pod(message) else message.container_resources
 
 
 def _echo(call: HookCall) -> Response:
@@ -114,8 +117,6 @@ def _echo(call: HookCall) -> Response:
 
 
 def after(seconds: float, then: Answer | None = None) -> Answer:
-    """Answer late."""
-
     async def answer(call: HookCall) -> bytes:
         await asyncio.sleep(seconds)
         return await (then or empty())(call)
@@ -134,8 +135,6 @@ def behind(gate: asyncio.Event, then: Answer | None = None) -> Answer:
 
 
 def hang() -> Answer:
-    """Never answer."""
-
     async def answer(call: HookCall) -> bytes:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
@@ -163,19 +162,8 @@ def huge(size_bytes: int = 5 << 20) -> Answer:
 
     async def answer(call: HookCall) -> bytes:
         response = _echo(call)
-        pod = isinstance(response, api_pb2.PodSandboxHookResponse)
-        annotations = response.annotations if pod else response.container_annotations  # type: ignore[union-attr]
-        annotations["huge"] = "x" * size_bytes
+        annotations(response)["huge"] = "x" * size_bytes
         return response.SerializeToString()
-
-    return answer
-
-
-def exit_process() -> Answer:
-    """End the whole process in the middle of the call; only for a server in a process of its own."""
-
-    async def answer(call: HookCall) -> bytes:
-        os._exit(1)
 
     return answer
 
@@ -190,6 +178,5 @@ BY_NAME: dict[str, Callable[[], Answer]] = {
     "refuse": lambda: status(grpc.StatusCode.PERMISSION_DENIED, "refused by the fake hook server"),
     "fail": lambda: status(grpc.StatusCode.INTERNAL, "failed as told"),
     "unimplemented": lambda: status(grpc.StatusCode.UNIMPLEMENTED, "no such hook"),
-    "exit": exit_process,
 }
 """The behaviours that the command line can name."""

@@ -1,8 +1,6 @@
 """A fake hook server on a unix socket that records every call and misbehaves on command.
 
-Owns the server, the record of calls, and the choice of an answer by hook point.
-Must not know: the proxy, the registration file's readers.
-Invariant: requests and answers are raw bytes on the wire.
+Requests and answers are raw bytes on the wire.
 
 Run alone: ``python -m tests.fakes.hookserver --socket PATH [--register-dir DIR] [--answer empty] [--delay SECONDS]``.
 """
@@ -11,13 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import uvloop
@@ -26,13 +21,14 @@ from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from tests.fakes import hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer, HookCall
+from tests.fakes.server import Server, stay
 
 SERVICE = "/runtime.v1alpha1.RuntimeHookService/"
 MAX_MESSAGE_BYTES = 64 << 20
 _POINTS: Mapping[str, HookPoint] = {SERVICE + point.method: point for point in HOOK_POINTS}
 
 
-class HookServer:
+class HookServer(Server):
     """The server; ``answers`` maps hook point names to answers, all others get ``default``.
 
     With ``faulty`` a fault relay listens in its place: ``faults`` delays, cuts and stalls what passes.
@@ -56,17 +52,7 @@ class HookServer:
         self._called = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
-
     async def start(self) -> None:
-        """Listen on the socket."""
         size = MAX_MESSAGE_BYTES
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
         self._server = grpc.aio.server(options=options)
@@ -110,7 +96,6 @@ class HookServer:
         return answer
 
     async def answer(self, call: HookCall) -> bytes:
-        """Record a call and answer it."""
         async with self._called:
             if self._keep_calls:
                 self.calls.append(call)
@@ -141,22 +126,16 @@ class _Handlers(grpc.GenericRpcHandler):
         return hook
 
 
-async def serve(arguments: argparse.Namespace) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def alone(arguments: argparse.Namespace) -> None:
     answer = hookanswers.after(arguments.delay, hookanswers.BY_NAME[arguments.answer]())
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with HookServer(arguments.socket, default=answer, keep_calls=False):
         if arguments.register_dir is not None:
             content = registration.text(arguments.socket, arguments.points, arguments.policy)
             registration.write(arguments.register_dir, arguments.name, content)
-        print(f"fake hook server {os.getpid()} listens on {arguments.socket}", flush=True)
-        await stopped.wait()
+        await stay(f"fake hook server {{}} listens on {arguments.socket}")
 
 
 def main() -> None:
-    """Run alone."""
     parser = argparse.ArgumentParser(description="fake hook server")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--register-dir", type=Path, help="directory to write the registration file to")
@@ -165,7 +144,7 @@ def main() -> None:
     parser.add_argument("--policy", choices=("Ignore", "Fail"), default="Ignore")
     parser.add_argument("--answer", choices=sorted(hookanswers.BY_NAME), default="empty")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds before every answer")
-    uvloop.run(serve(parser.parse_args()))
+    uvloop.run(alone(parser.parse_args()))
 
 
 if __name__ == "__main__":

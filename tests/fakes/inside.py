@@ -1,8 +1,6 @@
 """What a fake container shows of itself: its JSON status as containerd writes it, and the files inside.
 
-Owns Go's JSON spelling of CRI messages, the runtimeSpec, and the few commands that ExecSync knows.
-Must not know: the runtime's records.
-Invariant: all of it follows from the config and the resources in force.
+All of it follows from the config and the resources in force.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
-"""Answers that no runtime should give, for ``RuntimeState.mangle``: a verbose part of any text, statuses with holes.
+"""Answers that no runtime should give, for ``RuntimeState.mangle``: a verbose part of any text.
 
-Owns ways to change one method's replies.
-Must not know: what a reply means.
-Invariant: replies of other methods, and parts that are not named, stay as they are.
+Replies of other methods, and parts that are not named, stay as they are.
 """
 
 import json
@@ -36,18 +34,6 @@ def info_part(method: str, path: Sequence[str], value: Any) -> Mangle:
             document = json.loads(reply.info["info"])
             _put(document, path, value)
             reply.info["info"] = json.dumps(document, separators=(",", ":"))
-        return reply  # type: ignore[no-any-return]
-
-    return mangle
-
-
-def without(method: str, *fields: str) -> Mangle:
-    """Let fields of a method's status be unset."""
-
-    def mangle(called: str, reply: Any) -> Message | bytes:
-        if called == method:
-            for name in fields:
-                reply.status.ClearField(name)
         return reply  # type: ignore[no-any-return]
 
     return mangle

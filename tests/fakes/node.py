@@ -1,8 +1,6 @@
 """The core between a fake held stream and a fake runtime: what CRI's calls are tested on.
 
-Owns the two fakes, and the requests of a pod with one container.
-Must not know: frames, sockets; the messages are real.
-Invariant: the held stream has the interface of cri.held.HeldStream and is released at most once.
+The held stream has the interface of cri.held.HeldStream and is released at most once.
 """
 
 import asyncio
@@ -17,10 +15,8 @@ from runtimeproxy.cri import api_pb2
 from runtimeproxy.cri.call import CriCall
 from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.routes import Route
-from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import BackendError
 from runtimeproxy.hookpoints import Operation
-from runtimeproxy.lifecycle import Lifecycle, Limits
 from runtimeproxy.model import (
     ContainerInfo,
     ContainerRecord,
@@ -29,10 +25,8 @@ from runtimeproxy.model import (
     Resources,
     Subject,
 )
-from runtimeproxy.store import Store
-from runtimeproxy.telemetry import Recorder
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.plugins import FakePlugins
+from tests.fakes.core import Parts
 
 UPDATE = Operation.UPDATE_CONTAINER_RESOURCES
 UNKNOWN_FIELD = b"\xfa\x3e\x03new"
@@ -179,19 +173,13 @@ class FakeBackend:
             raise self.error
 
 
-class Node:
+class Node(Parts):
     """The core with fake ends."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.loop = asyncio.get_running_loop()
         self.backend = FakeBackend()
-        self.plugins = FakePlugins()
-        self.store = Store()
-        self.recorder = Recorder(self.loop.time)
-        dispatcher = Dispatcher(self.plugins, self.recorder, self.loop.time, 10.0)
-        self.lifecycle = Lifecycle(
-            self.store, dispatcher, self.recorder, Limits(10.0, ("skip", "true")), self.loop.time
-        )
 
     def held(self, operation: Operation, message: bytes | Message | None = None, version: str = "v1") -> FakeHeld:
         given = REPLIES.get(operation)
@@ -229,7 +217,6 @@ class Node:
         return pod
 
     def told(self, index: int = -1) -> ContainerInfo:
-        """Return the container that a hook call told."""
         container = self.plugins.asked[index].request.container
         assert container is not None
         return container

@@ -54,7 +54,6 @@ class Client(End):
 
 
 async def main(listen: str, backend: str) -> None:
-    """Serve until killed."""
     server = await asyncio.get_running_loop().create_unix_server(lambda: Client(backend), listen)
     await server.serve_forever()
 

@@ -1,8 +1,6 @@
 """Plugins for tests of the core: a client that answers as it is told, without any socket.
 
-Owns the record of what each plugin was asked, in the order of all plugins.
-Must not know: the dispatcher.
-Invariant: as the real client, a call raises nothing but HookError and ends by its timeout.
+As the real client, a call raises nothing but HookError and ends by its timeout.
 """
 
 import asyncio
@@ -48,7 +46,6 @@ class FakeClient:
     there: Peer = ONE_PEER
 
     def peer(self) -> Peer:
-        """Tell."""
         return self.there
 
     async def call(

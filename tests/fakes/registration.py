@@ -1,9 +1,4 @@
-"""Registration files as hook servers write them (hook-api, "Registration files").
-
-Owns the text of a file and the two ways to write it: renamed into place, and koordlet's way, in place.
-Must not know: how the files are read.
-Invariant: both ways end with the same content.
-"""
+"""Registration files as hook servers write them (hook-api, "Registration files")."""
 
 import json
 import os

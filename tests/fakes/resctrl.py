@@ -1,8 +1,6 @@
 """A stand-in for the resctrl file system: a directory tree that refuses what the kernel refuses.
 
-Owns what the kernel answers to mkdir, rmdir and write() there, and the files that show it: any process can read them.
-Must not know: hooks, pods, how a line or a mask comes about.
-Invariant: production code has no branch for it. A StandIn is a Resctrl whose three requests to the kernel, and whose
+Production code has no branch for it. A StandIn is a Resctrl whose three requests to the kernel, and whose
 CPU, are played; every byte goes through the same code as on a real node.
 
 What it cannot show: a new thread of a process in a group is in that group too, in the kernel. Here the tasks files list
@@ -241,10 +239,7 @@ def _listed(directory: Path) -> list[int]:
 
 
 def until_gone(tids: Iterable[int], seconds: float = 10.0) -> None:
-    """Wait until the kernel does not know threads any more: joining one waits for Python only.
-
-    Raises TimeoutError.
-    """
+    """Wait until the kernel does not know threads any more: joining one waits for Python only. Raises TimeoutError."""
     end = time.monotonic() + seconds
     for tid in tids:
         while _is_alive(tid):

@@ -1,8 +1,6 @@
 """A fake CRI runtime on a unix socket: runtime.v1 and runtime.v1alpha2, and an echo for every service it does not know.
 
-Owns the server, the record of what came in, and the injector of delays, errors and cuts.
-Must not know: what the answers mean (runtime_state does).
-Invariant: messages are handled as raw bytes; what is recorded is what came.
+Messages are handled as raw bytes; what is recorded is what came.
 
 Run alone: ``python -m tests.fakes.runtime --socket PATH [--containers N --list-bytes N]``.
 """
@@ -11,20 +9,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import uvloop
 
 from tests.fakes import cri_pb2
 from tests.fakes.runtime_state import Refused, RuntimeState
+from tests.fakes.server import Server, stay
 
 API_VERSIONS = {"runtime.v1": "v1", "runtime.v1alpha2": "v1alpha2"}
 SERVICES = ("RuntimeService", "ImageService")
@@ -48,22 +44,20 @@ class Received:
 
     @property
     def method(self) -> str:
-        """Name the method without its service."""
         return self.path.rpartition("/")[2]
 
 
 @dataclass(slots=True)
 class Injection:
-    """What goes wrong with a method's calls, in this order: a delay, a closed gate, a cut connection, an error status.
+    """What goes wrong with a method's calls, in this order: a delay, a closed gate, an error status.
 
-    ``times`` calls are hit; None means all. A cut needs ``FakeRuntime.cut_connections``.
+    ``times`` calls are hit; None means all.
     """
 
     delay_seconds: float = 0.0
     code: grpc.StatusCode | None = None
     details: str = ""
     trailing_metadata: Metadata = ()
-    cut: bool = False
     times: int | None = None
     gate: asyncio.Event | None = None
 
@@ -73,7 +67,7 @@ class _Subscriber:
     events: asyncio.Queue[cri_pb2.ContainerEventResponse] = field(default_factory=asyncio.Queue)
 
 
-class FakeRuntime:
+class FakeRuntime(Server):
     """The server; ``state`` may be handed to a later server on the same socket, as after a restart of the runtime.
 
     ``keep_received`` bounds the record of requests (None keeps all); ``counts`` counts them by path, without bound.
@@ -87,23 +81,11 @@ class FakeRuntime:
         self.injections: dict[str, Injection] = {}
         self.initial_metadata: Metadata = ()
         """Sent with every answer."""
-        self.cut_connections: Callable[[], None] | None = None
-        """Drops the connections: a grpc server cannot, so a fault relay in front of it lends its own ``cut``."""
         self._subscribers: set[_Subscriber] = set()
         self._subscribed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.stop()
-
     async def start(self) -> None:
-        """Listen on the socket."""
         size = MAX_MESSAGE_BYTES
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
         self._server = grpc.aio.server(options=options)
@@ -128,7 +110,6 @@ class FakeRuntime:
     # ---- events
 
     async def wait_for_subscribers(self, count: int = 1) -> None:
-        """Wait until ``count`` GetContainerEvents streams are open."""
         async with self._subscribed:
             await self._subscribed.wait_for(lambda: len(self._subscribers) >= count)
 
@@ -140,7 +121,6 @@ class FakeRuntime:
             subscriber.events.put_nowait(event)
 
     async def stream_events(self, received: Received, message: bytes, context: Context) -> AsyncIterator[bytes]:
-        """Serve GetContainerEvents."""
         subscriber = _Subscriber()
         async with self._subscribed:
             self._subscribers.add(subscriber)
@@ -157,7 +137,6 @@ class FakeRuntime:
     # ---- calls
 
     def record(self, path: str, message: bytes, context: Context) -> Received:
-        """Write a request down."""
         metadata = tuple((key, value) for key, value in context.invocation_metadata() or ())
         received = Received(path, message, metadata, context.time_remaining(), time.monotonic())
         self.received.append(received)
@@ -188,10 +167,6 @@ class FakeRuntime:
         await asyncio.sleep(injection.delay_seconds)
         if injection.gate is not None:
             await injection.gate.wait()
-        if injection.cut:
-            if self.cut_connections is None:
-                raise RuntimeError("cut was injected but no fault relay lends cut_connections")
-            self.cut_connections()
         if injection.code is not None:
             await context.abort(injection.code, injection.details, injection.trailing_metadata)
 
@@ -238,27 +213,21 @@ class _Handlers(grpc.GenericRpcHandler):
         return echo
 
 
-async def serve(socket_path: str, containers: int, list_bytes: int) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def alone(socket_path: str, containers: int, list_bytes: int) -> None:
     runtime = FakeRuntime(socket_path, keep_received=0)
     if containers:
         runtime.state.fill_list(containers, list_bytes)
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with runtime:
-        print(f"fake runtime {os.getpid()} listens on {socket_path}", flush=True)
-        await stopped.wait()
+        await stay(f"fake runtime {{}} listens on {socket_path}")
 
 
 def main() -> None:
-    """Run alone."""
     parser = argparse.ArgumentParser(description="fake CRI runtime")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--containers", type=int, default=0, help="containers that ListContainers answers")
     parser.add_argument("--list-bytes", type=int, default=1 << 20, help="size of that answer")
     arguments = parser.parse_args()
-    uvloop.run(serve(arguments.socket, arguments.containers, arguments.list_bytes))
+    uvloop.run(alone(arguments.socket, arguments.containers, arguments.list_bytes))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """What a fake container runtime knows and answers: pods and containers in memory, one function a CRI method.
 
-Owns the records and the replies. Requests are kept as the raw bytes that came, so that tests compare byte for byte.
-Must not know: gRPC, sockets, clocks of the caller; in what one runtime differs from another (shapes has the table).
-Invariant: a status shows what runs as it is now; where the shape tells a config, that is the one of the create.
+A status shows what runs as it is now; where the shape tells a config, that is the one of the create.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ Mangle = Callable[[str, Any], Message | bytes]
 
 
 class Refused(Exception):
-    """The runtime's answer is an error status."""
-
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(details)
         self.code = code
@@ -60,7 +56,6 @@ class Pod:
 
     @property
     def config(self) -> cri_pb2.PodSandboxConfig:
-        """Return the parsed config."""
         return cri_pb2.RunPodSandboxRequest.FromString(self.request).config
 
 
@@ -80,7 +75,6 @@ class Container:
 
     @property
     def config(self) -> cri_pb2.ContainerConfig:
-        """Return the parsed config."""
         return cri_pb2.CreateContainerRequest.FromString(self.request).config
 
     @property
@@ -141,10 +135,7 @@ class RuntimeState:
         return method == "Version" or method in self._methods
 
     def answer(self, api_version: str, method: str, message: bytes) -> bytes:
-        """Return the reply to one unary call.
-
-        Raises Refused.
-        """
+        """Return the reply to one unary call. Raises Refused."""
         if method == "Version":
             return _version(api_version, self.shape.runtime_name)
         try:

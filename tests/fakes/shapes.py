@@ -1,8 +1,6 @@
 """The shapes of container runtimes: what each tells of itself and its pods, which codes it answers, what it refuses.
 
-Owns the table of shapes, and the checks and texts that differ between them.
-Must not know: the runtime's records, gRPC's server.
-Invariant: a shape says only what differs; CONTAINERD is what a fake runtime is if no test asks for another.
+A shape says only what differs; CONTAINERD is what a fake runtime is if no test asks for another.
 Sources: containerd's internal/cri, cri-o's server and internal/factory, Mirantis/cri-dockerd's core.
 """
 
@@ -30,7 +28,6 @@ DOCKER_LEAST_MEMORY_BYTES = 6 << 20
 
 
 def as_asked(value: Resources) -> Resources:
-    """Return resources as they were asked for."""
     return value
 
 
@@ -47,14 +44,11 @@ class Failure:
     text: str
 
     def details(self, kind: str, subject_id: str) -> str:
-        """Return the text for a subject."""
         return self.text.format(kind=kind, id=subject_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a runtime is like."""
-
     name: str
     """Names the shape in a test's name."""
     runtime_name: str = "containerd"
@@ -141,7 +135,6 @@ def updated_memory_of_docker(resources: Resources, container_id: str) -> str:
 def docker_container_info(
     container_id: str, pod_id: str, request: cri_pb2.CreateContainerRequest, resources: Resources, path: str
 ) -> Json:
-    """Return what cri-dockerd tells of a container."""
     return {"sandboxID": pod_id, "pid": 1}
 
 

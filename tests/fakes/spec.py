@@ -1,9 +1,6 @@
 """The verbose JSON of a pod's and a container's status, in all that containerd 1.6 writes there.
 
-Owns the OCI runtime spec around what a test asked for, and containerd's own values beside it.
-Must not know: the runtime's records, protobuf's bytes.
-Invariant: it has the keys that containerd's has for the same request (tests/engines/test_told_alike.py), so that to
-read it costs as much.
+It has the keys of containerd's (test_cri_contract.py shows it), so that to read it costs as much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +43,6 @@ _SANDBOX_SHARES = 2
 
 
 def pod_info(pod_id: str, config: cri_pb2.PodSandboxConfig, runtime_handler: str) -> Json:
-    """Return what containerd tells of a pod."""
     return {
         "pid": 1,
         "processStatus": "running",

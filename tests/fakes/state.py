@@ -1,8 +1,6 @@
 """A runtime's state for tests of the sync: what it lists and what it tells of each, each taking its time.
 
-Owns the state, the errors that are answered in its place, and the record of what was asked.
-Must not know: the sync, any front.
-Invariant: what is told of an id is what the state had when it was asked for.
+What is told of an id is what the state had when it was asked for.
 """
 
 import asyncio
@@ -51,7 +49,6 @@ class FakeState:
                 self.containers[one] = container(one)
 
     def lacks(self, *ids: str) -> None:
-        """Remove pods and containers."""
         for one in ids:
             self.pods.pop(one, None)
             self.containers.pop(one, None)
@@ -62,7 +59,6 @@ class FakeState:
         return Listed(list(self.pods), list(self.containers))
 
     async def pod(self, pod_id: str) -> PodRecord | None:
-        """Tell of a pod."""
         found = self.pods.get(pod_id)
         await self._answer("pod", pod_id, self.read_seconds)
         return found
@@ -86,7 +82,6 @@ class FakeState:
 
     @property
     def lists(self) -> list[float]:
-        """Return when the list was asked for."""
         return [at for at, name in self.asked if name == LIST]
 
     @property

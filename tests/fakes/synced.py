@@ -1,9 +1,4 @@
-"""The core with a sync of a fake runtime's state.
-
-Owns the parts, and what is left of the sync when it ends.
-Must not know: what a test wants of it.
-Invariant: all of it runs on the running loop's clock.
-"""
+"""The core with a sync of a fake runtime's state."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,7 +34,6 @@ class Synced(Core):
 
     @property
     def known(self) -> set[str]:
-        """Return the ids in the Store."""
         return self.store.ids()
 
     def name(self, container_id: str) -> str:

@@ -74,7 +74,7 @@ async def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 # ---- containers
 
 
-async def test_a_life_has_the_daemons_statuses(daemon: Daemon) -> None:
+async def test_life_has_the_daemons_statuses(daemon: Daemon) -> None:
     made = await daemon.created("c1")
     answers = []
     for call in (
@@ -90,7 +90,7 @@ async def test_a_life_has_the_daemons_statuses(daemon: Daemon) -> None:
     assert answers == [204, 304, 204, 204, 409, 204, 304, 409, 204, 204, 204, 404, 404]
 
 
-async def test_a_container_is_found_by_id_name_and_prefix(daemon: Daemon) -> None:
+async def test_container_is_found_by_id_name_and_prefix(daemon: Daemon) -> None:
     first = await daemon.created("k8s_a_b")
     second = await daemon.created(first[:4])
     for reference, found in (
@@ -110,24 +110,9 @@ async def test_a_container_is_found_by_id_name_and_prefix(daemon: Daemon) -> Non
         ("POST /containers/c1/stop?t=x", None, UNREADABLE, 'strconv.Atoi: parsing "x": invalid syntax'),
         ("POST /containers/c1/rename", None, 400, "Neither old nor new names may be empty"),
         ("POST /containers/c1/rename?name=c1", None, 400, "Renaming a container with the same name as its current"),
-        (
-            "POST /containers/c1/rename?name=c2",
-            None,
-            409,
-            'Error when allocating new name: Conflict. The container name "',
-        ),
-        (
-            "POST /containers/create?name=c1",
-            SLEEPING,
-            409,
-            'Conflict. The container name "/c1" is already in use by cont',
-        ),
-        (
-            "POST /containers/create?name=a%20b",
-            SLEEPING,
-            400,
-            "Invalid container name (a b), only [a-zA-Z0-9][a-zA-Z0-",
-        ),
+        ("POST /containers/c1/rename?name=c2", None, 409, "Error when allocating new name: Conflict. The container n"),
+        ("POST /containers/create?name=c1", SLEEPING, 409, 'Conflict. The container name "/c1" is already in use'),
+        ("POST /containers/create?name=a%20b", SLEEPING, 400, "Invalid container name (a b), only [a-zA-Z0-9]["),
         ("POST /containers/create", {}, 400, "Config cannot be empty in order to create a container"),
         ("POST /containers/create", {"Image": "none", "Cmd": ["a"]}, 404, "No such image: none:latest"),
         ("POST /containers/create", {"Image": ""}, 400, "No command specified"),
@@ -140,18 +125,13 @@ async def test_a_container_is_found_by_id_name_and_prefix(daemon: Daemon) -> Non
         ("POST /containers/c1/exec", {"Cmd": []}, 400, "No exec command specified"),
         ("POST /containers/c2/exec", {"Cmd": ["true"]}, 409, "Container "),
         ("POST /exec/abc/start", {"Detach": False}, 404, "No such exec instance: abc"),
-        (
-            "GET /v1.41/images/127.0.0.1:5000/none/json",
-            None,
-            404,
-            "no such image: 127.0.0.1:5000/none: No such image: 127.0.0.1:5000/none:latest",
-        ),
+        ("GET /images/a.b/none/json", None, 404, "no such image: a.b/none: No such image: a.b/none:latest"),
         ("GET /v1.99/info", None, 400, "client version 1.99 is too new. Maximum supported API version is 1.41"),
         ("GET /v1.41/nothing", None, 404, "page not found"),
         ("DELETE /info", None, 404, "page not found"),
     ],
 )
-async def test_a_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: Any, status: int, message: str) -> None:
+async def test_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: Any, status: int, message: str) -> None:
     await daemon.running("c1")
     await daemon.created("c2")
     reply = await daemon.ask(call, body)
@@ -181,7 +161,7 @@ async def test_a_refusal_has_the_daemons_words(daemon: Daemon, call: str, body: 
         ([1], "json: cannot unmarshal array into Go"),
     ],
 )
-async def test_a_create_refuses_values_as_the_daemon_does(daemon: Daemon, host: Any, part: str) -> None:
+async def test_create_refuses_what_the_daemon_refuses(daemon: Daemon, host: Any, part: str) -> None:
     reply = await daemon.ask("POST /containers/create", {**SLEEPING, "HostConfig": host})
     assert reply.status in statuses(UNREADABLE if part.startswith("json") else 400)
     assert part in reply.message
@@ -195,7 +175,7 @@ async def test_unusual_values_are_taken_and_shown(daemon: Daemon) -> None:
     assert {**host, "MemorySwap": 16 * MIB, "ShmSize": 64 * MIB, "NetworkMode": "default"}.items() <= shown.items()
 
 
-async def test_an_update_changes_what_is_not_zero(daemon: Daemon) -> None:
+async def test_update_changes_what_is_not_zero(daemon: Daemon) -> None:
     host = {"Memory": 64 * MIB, "MemorySwap": 64 * MIB, "CpuShares": 512, "CpusetCpus": "0-1", "CpuQuota": 50000}
     made = await daemon.created("c1", HostConfig={**host, "CpuPeriod": 100_000, "CgroupParent": daemon.parent})
     update = f"POST /v1.41/containers/{made}/update"
@@ -221,7 +201,7 @@ async def test_an_update_changes_what_is_not_zero(daemon: Daemon) -> None:
         assert reply.message.startswith(f"Cannot update container {made}: {message}")
 
 
-async def test_lists_and_their_filters(daemon: Daemon) -> None:
+async def test_list_is_filtered(daemon: Daemon) -> None:
     first = await daemon.created("first", Labels={"kind": "pod", "n": "1"})
     second = await daemon.running("second", Labels={"kind": "pod", "n": "2"})
     for query, found in (
@@ -237,7 +217,7 @@ async def test_lists_and_their_filters(daemon: Daemon) -> None:
     assert (await daemon.ask("POST /containers/prune")).json["ContainersDeleted"] == [first]
 
 
-async def test_what_an_image_sets_goes_into_a_container(daemon: Daemon) -> None:
+async def test_image_settings_go_into_a_container(daemon: Daemon) -> None:
     made = await daemon.created("c1", Env=["A=1", "A"], Labels={"a": "own"}, Cmd=None)
     shown = (await daemon.ask(f"GET /containers/{made}/json?size=1")).json
     config = shown["Config"]
@@ -268,7 +248,7 @@ async def test_events_come_one_a_chunk_in_the_daemons_order(daemon: Daemon) -> N
     assert heard[2]["Actor"]["Attributes"] == {"image": BUSYBOX, "name": "c2", "oldName": "/c1"}
 
 
-async def test_a_wait_sends_its_head_at_once_and_its_body_at_the_end(daemon: Daemon) -> None:
+async def test_wait_sends_its_head_at_once_and_its_body_at_the_end(daemon: Daemon) -> None:
     await daemon.running("c1", HostConfig={"AutoRemove": True})
     waits = [
         await daemon.send(f"POST /v1.41/containers/c1/wait?condition={condition}")
@@ -285,7 +265,7 @@ async def test_a_wait_sends_its_head_at_once_and_its_body_at_the_end(daemon: Dae
 
 @pytest.mark.parametrize("tty", [False, True], ids=["multiplexed", "terminal"])
 @pytest.mark.parametrize("upgrade", [UPGRADE, b""], ids=["upgraded", "plain"])
-async def test_an_exec_carries_bytes_both_ways(daemon: Daemon, upgrade: bytes, tty: bool) -> None:
+async def test_exec_carries_bytes_both_ways(daemon: Daemon, upgrade: bytes, tty: bool) -> None:
     made = await daemon.running("c1")
     config = {"Cmd": ["cat"], "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Tty": tty}
     command = str((await daemon.ask("POST /containers/c1/exec", config)).json["Id"])
@@ -307,7 +287,7 @@ async def test_an_exec_carries_bytes_both_ways(daemon: Daemon, upgrade: bytes, t
 
 
 @pytest.mark.parametrize("upgrade", [UPGRADE, b""], ids=["upgraded", "plain"])
-async def test_an_attach_carries_both_ways_and_a_log_the_same(daemon: Daemon, upgrade: bytes) -> None:
+async def test_attach_carries_both_ways_and_a_log_the_same(daemon: Daemon, upgrade: bytes) -> None:
     await daemon.created("c1", Cmd=["cat"], OpenStdin=True, StdinOnce=True, AttachStdin=True)
     async with await daemon.send("POST /v1.41/containers/c1/attach?stream=1&stdin=1&stdout=1", upgrade) as raw:
         first = b"HTTP/1.1 101 UPGRADED\r\n" if upgrade else b"HTTP/1.1 200 OK\r\n"
@@ -323,7 +303,7 @@ async def test_an_attach_carries_both_ways_and_a_log_the_same(daemon: Daemon, up
 
 
 @pytest.mark.parametrize("upgrade", [UPGRADE, b""], ids=["upgraded", "plain"])
-async def test_an_attach_to_nothing_is_answered_without_framing(daemon: Daemon, upgrade: bytes) -> None:
+async def test_attach_to_nothing_is_answered_without_framing(daemon: Daemon, upgrade: bytes) -> None:
     async with await daemon.send("POST /containers/none/attach?stream=1", upgrade) as raw:
         assert await raw.rest() == (
             b"HTTP/1.1 404 Not Found\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n%b\r\n"
@@ -334,7 +314,7 @@ async def test_an_attach_to_nothing_is_answered_without_framing(daemon: Daemon, 
 # ---- HTTP
 
 
-async def test_a_ping_has_the_daemons_bytes(daemon: Daemon) -> None:
+async def test_ping_has_the_daemons_bytes(daemon: Daemon) -> None:
     async with await daemon.send("GET /_ping") as raw:
         head, date = (await raw.head()).split(b"Date: ")
         assert head == (
@@ -359,12 +339,14 @@ async def test_a_ping_has_the_daemons_bytes(daemon: Daemon) -> None:
         ("/containers/./json/", "/containers/json/"),
     ],
 )
-async def test_an_unclean_path_is_redirected(daemon: Daemon, target: str, location: str) -> None:
+async def test_unclean_path_is_redirected(daemon: Daemon, target: str, location: str) -> None:
     reply = await daemon.ask(f"GET {target}")
     assert (reply.status, reply.headers["Location"], "Api-Version" in reply.headers) == (301, location, False)
 
 
 PING = b"GET /_ping HTTP/1.1\r\nHost: d\r\n"
+LAST_PING = PING + b"Connection: close\r\n\r\n"
+OLD_PING = b"GET /_ping HTTP/1.0\r\n"
 CREATE = b"POST /containers/create HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nConnection: close\r\n"
 START = b"POST /containers/x/start HTTP/1.1\r\nHost: d\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
@@ -388,27 +370,15 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
         (CREATE + CHUNKED + b"5\r\n{", UNREADABLE, b"unexpected EOF"),
         (CREATE + CHUNKED + b"x\r\n{", UNREADABLE, b"invalid byte in chunk length"),
         (CREATE + b"Content-Length: 0\r\n\r\n", UNREADABLE, b"EOF"),
-        (
-            CREATE.replace(b"application/json", b"text/plain") + b"Content-Length: 2\r\n\r\n{}",
-            400,
-            b"must be 'applicat",
-        ),
+        (CREATE.replace(b"json", b"x") + b"Content-Length: 2\r\n\r\n{}", 400, b"must be 'application/json'"),
         (START + b"Content-Length: 8\r\nConnection: close\r\n\r\n        ", 400, b"non-empty request body"),
         (START + b"Connection: close\r\n" + CHUNKED + b"0\r\n\r\n", 400, b"non-empty request body"),
         (START + b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\n", 400, b"\r\nConnection: close\r\n"),
         (START + b"Content-Length: 1000000\r\n\r\n" + bytes(500_000), 400, b"\r\nConnection: close\r\n"),
         (START + CHUNKED + b"f4240\r\n" + bytes(500_000), 400, b"\r\nConnection: close\r\n"),
-        (
-            START + b"Content-Length: 100000\r\n\r\n" + bytes(100_000) + PING + b"Connection: close\r\n\r\n",
-            400,
-            b"\r\n\r\nOK",
-        ),
+        (START + b"Content-Length: 9000\r\n\r\n" + bytes(9000) + LAST_PING, 400, b"\r\n\r\nOK"),
         (b"HEAD /none HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n", 404, b"Content-Length: 29\r\n"),
-        (
-            b"GET /_ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET /_ping HTTP/1.0\r\n\r\n",
-            200,
-            b"ion: keep-alive\r\n",
-        ),
+        (OLD_PING + b"Connection: keep-alive\r\n\r\n" + OLD_PING + b"\r\n", 200, b"Connection: keep-alive\r\n"),
     ],
 )
 async def test_requests_are_read_as_go_reads_them(daemon: Daemon, sent: bytes, status: int, part: bytes) -> None:
@@ -418,15 +388,15 @@ async def test_requests_are_read_as_go_reads_them(daemon: Daemon, sent: bytes, s
     assert part in reply
 
 
-async def test_a_chunked_create_is_read_whatever_its_chunks(daemon: Daemon) -> None:
+async def test_chunked_create_is_read_whatever_its_chunks(daemon: Daemon) -> None:
     body = b"".join(b"1;x=y\r\n%c\r\n" % byte for byte in json.dumps(SLEEPING).encode()) + b"0\r\nA: b\r\n\r\n"
     sent = CREATE.replace(b"Connection: close\r\n", b"") + CHUNKED + body
-    reply = await exchange(daemon.path, sent + PING + b"Connection: close\r\n\r\n")
+    reply = await exchange(daemon.path, sent + LAST_PING)
     assert reply.startswith(b"HTTP/1.1 201 Created\r\n")
     assert reply.endswith(b"Connection: close\r\n\r\nOK")
 
 
-async def test_the_hundred_comes_when_the_body_is_read(daemon: Daemon) -> None:
+async def test_100_comes_when_the_body_is_read(daemon: Daemon) -> None:
     body = json.dumps(SLEEPING).encode()
     async with await Raw.connect(daemon.path) as raw:
         raw.send(CREATE + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
