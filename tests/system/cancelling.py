@@ -1,8 +1,6 @@
 """Calls whose clients leave at a chosen moment, and a hook server and runtimes that keep a call until they let it go.
 
-Owns the moments of a call, the places that it comes to, what each of them saw of the client's leaving and when.
-Must not know: what is judged, the proxy.
-Invariant: a call leaves a place only when its gate is open, or by a cancel; all times are the event loop's.
+A call leaves a place only when its gate is open, or by a cancel; all times are the event loop's.
 """
 
 from __future__ import annotations
@@ -189,14 +187,12 @@ class CriTrials(CriRuntime):
         self._trials = trials
 
     async def start(self) -> None:
-        """Listen on the socket."""
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((_CriHandlers(self, self._trials),))
         self._server.add_insecure_port(f"unix:{self.socket_path}")
         await self._server.start()
 
     def started(self, container_id: str) -> bool:
-        """Tell whether a container runs."""
         return self.state.containers[container_id].state == cri_pb2.CONTAINER_RUNNING
 
 
@@ -256,11 +252,9 @@ class DockerTrials(DockerRuntime):
         self._of_connection: dict[int, Trial] = {}
 
     def trial(self, received: Received) -> Trial | None:
-        """Return the trial that a request belongs to."""
         return self._trials.get(received.head.query.get("trial", ""))
 
     def record(self, received: Received) -> None:
-        """Know whose connection it is."""
         super().record(received)
         trial = self.trial(received)
         if trial is not None and not trial.heard.is_set():
@@ -268,7 +262,6 @@ class DockerTrials(DockerRuntime):
             self._of_connection[received.connection] = trial
 
     def connection_ended(self, connection: int) -> None:
-        """Take that a client sends no more: as dockerd, let its calls go on."""
         trial = self._of_connection.pop(connection, None)
         if trial is not None:
             trial.runtime_saw = now()
@@ -276,7 +269,6 @@ class DockerTrials(DockerRuntime):
             trial.open()
 
     def started(self, container_id: str) -> bool:
-        """Tell whether a container runs."""
         return self.state.containers[container_id].running
 
 
@@ -288,7 +280,6 @@ class _DockerService(Service):
         self._of = dockerd
 
     async def serve(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> None:
-        """Serve a connection, and know when its client sends no more."""
         watch = asyncio.create_task(self._watch(reader, connection))
         try:
             await super().serve(reader, writer, connection)

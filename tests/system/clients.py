@@ -1,12 +1,9 @@
 """The asynchronous gRPC client of the system tests: bytes in and out, with what the calls of a kubelet carry.
 
-Owns the channel and the shape of a small pod and container.
-Must not know: whether a proxy or a runtime listens.
-Invariant: messages are sent as they were given, bytes that no library would make among them.
+Messages are sent as they were given, bytes that no library would make among them.
 """
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -35,9 +32,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: object) -> None:
         await self.channel.close()
 
     def path(self, method: str) -> str:

@@ -1,8 +1,6 @@
 """The proxy before a fake dockerd, for streams: requests as raw bytes, and streams of lines that a test says.
 
-Owns the proxy that several tests share, and what each kind of stream is asked for and told by.
-Must not know: what a test wants to see.
-Invariant: a proxy that ends has closed every connection.
+A proxy that ends has closed every connection.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
 """A node with a real dockerd: a kubelet's pods reach it through dockershim, and the proxy.
 
-Owns the way of CRI's messages through dockershim's calls, and what two pods have in common when they are inspected.
-Must not know: what a hook server is told or what it changes.
-Invariant: a test asks this client as it asks that of CRI; only what dockershim cannot say has no method here.
+A test asks this client as it asks that of CRI; only what dockershim cannot say has no method here.
 """
 
 import json
@@ -10,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Self
 
 from tests.engines import docker_cli
@@ -40,7 +38,7 @@ class Kubelet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,14 +1,11 @@
 """A daemon whose every byte the test writes itself.
 
-Owns the listening socket and the connections of the proxy.
-Must not know: HTTP beyond the end of a head, what a test wants to see.
-Invariant: nothing is answered, nothing ends, but by the test.
+Nothing is answered, nothing ends, but by the test.
 """
 
 import asyncio
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.fakes.dockerd_client import Raw
@@ -31,9 +28,7 @@ class Scripted:
         self._server = await asyncio.start_unix_server(self._accept, self._path)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: object) -> None:
         assert self._server is not None
         self._server.close()
         for writer in self._writers:

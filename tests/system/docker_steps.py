@@ -1,8 +1,6 @@
 """Docker commands in a row, played against a socket, and what two plays of them have in common.
 
-Owns the words that a command may name and are known only when it runs, and what of its output is kept.
-Must not know: which commands there are, what stands behind the socket.
-Invariant: a step that does not end as it says fails; no two failures are taken for equal.
+A step that does not end as it says fails; no two failures are taken for equal.
 """
 
 import io

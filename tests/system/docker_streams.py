@@ -1,8 +1,6 @@
 """A command's streams as a client sees them, figures in milliseconds, and a process's memory and open files.
 
-Owns one command's connection with the sums of what passed, and how a figure is taken on a machine that is busy.
-Must not know: which daemon answers, what a test wants to see.
-Invariant: nothing is read ahead of what is asked for, beyond one buffer.
+Nothing is read ahead of what is asked for, beyond one buffer.
 """
 
 import json

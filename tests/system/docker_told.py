@@ -1,9 +1,6 @@
 """What is left of a kubelet's pod and container on their way through dockershim, and what comes in on it.
 
-Owns the difference between what a kubelet says in CRI and what a hook server can be told in Docker mode; ``told`` makes
-the messages of what is left.
-Must not know: the proxy.
-Invariant: without this difference the messages are those of CRI mode (facts on dockershim in tests/fakes).
+Without this difference the messages are those of CRI mode (facts on dockershim in tests/fakes).
 """
 
 from tests.engines import cri

@@ -1,8 +1,6 @@
 """What tests need to know of a front, so that one test shows that both behave alike.
 
-Owns the description: the proxy's flags, a fake runtime, a caller with the same verbs, how failures look to it.
-Must not know: gRPC, HTTP (``cri_front`` and ``docker_front`` do).
-Invariant: pods and containers are told in the kubelet's terms; a request is the bytes that are sent for it.
+Pods and containers are told in the kubelet's terms; a request is the bytes that are sent for it.
 """
 
 import asyncio
@@ -12,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from tests.engines.images import BUSYBOX_IMAGE
@@ -76,9 +73,7 @@ class Caller(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: object) -> None:
         await self.close()
 
     @abstractmethod
@@ -158,9 +153,7 @@ class Runtime(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+    async def __aexit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
 
     def verbs(self) -> list[str]:
         """Return what callers asked for, in order."""

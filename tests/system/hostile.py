@@ -1,8 +1,6 @@
 """Peers that keep to no rule: a client that sends any bytes, a runtime that answers everything and floods on demand.
 
-Owns their sockets, what they send, how the end of a connection is seen, and the proxy's memory and descriptors.
-Must not know: the proxy's bounds.
-Invariant: frames are read here by their heads alone, so that neither peer ends a connection because of what it reads.
+Frames are read here by their heads alone, so that neither peer ends a connection because of what it reads.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
 """What a real koordlet's hook plugins answer, and what goes to each runtime for it: the rows of docs/koordlet.rst.
 
-Owns the table. Sources: koordinator's pkg/koordlet/runtimehooks, as facts of the project's own words.
-Must not know: which runtime is there, how a request gets to it.
-Invariant: an answer is koordlet's echo of the request with ``said`` and ``envs`` set in it, "" among the values.
+An answer is koordlet's echo of the request with ``said`` and ``envs`` set in it, "" among the values.
 """
 
 from collections.abc import Mapping

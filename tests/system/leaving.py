@@ -1,8 +1,6 @@
 """Clients that make one call and leave it: they reset its stream, or close its connection.
 
-Owns the front's ways to do so.
-Must not know: when a client leaves, what is judged.
-Invariant: a call is marked for the fake runtime; the rest of it is as the front's clients send it.
+A call is marked for the fake runtime; the rest of it is as the front's clients send it.
 """
 
 import asyncio
@@ -63,7 +61,6 @@ class CriLine(Line):
         self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     async def send(self, trial: Trial, message: bytes) -> None:
-        """Open the stream."""
         path = f"/runtime.v1.RuntimeService/{METHODS[trial.verb]}"
         if not self._shared:
             await self._client.__aenter__()
@@ -74,7 +71,6 @@ class CriLine(Line):
             self._stream, self._answer = await self._client.open(path, message, [(MARK, trial.name)])
 
     async def leave(self) -> None:
-        """Close, or reset."""
         if not self._shared:
             await self._client.__aexit__(None, None, None)
         elif not self._answer.done():
@@ -83,7 +79,6 @@ class CriLine(Line):
 
     @property
     def answered(self) -> bool:
-        """Tell whether the stream has ended."""
         return self._answer.done()
 
 
@@ -95,7 +90,6 @@ class DockerLine(Line):
         self.client: Client
 
     async def send(self, trial: Trial, message: bytes) -> None:
-        """Connect, ask for little, then send the request."""
         self.client = await Client.connect(self._socket)
         self.client.send(request("GET", f"/_ping?trial={trial.name}"))
         await self.client.answer("GET")
@@ -104,5 +98,4 @@ class DockerLine(Line):
         self.client.send(trial.part(head + mark + rest))
 
     async def leave(self) -> None:
-        """Close."""
         self.client.abort()

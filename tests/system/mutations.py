@@ -1,8 +1,6 @@
 """A runtime whose answers are broken: bytes of a good one, changed, cut, doubled or mixed up, and then the end.
 
-Owns the changes, and the runtime that answers so on either front.
-Must not know: what the proxy does with them.
-Invariant: a number makes the same change each time.
+A number makes the same change each time.
 """
 
 import asyncio

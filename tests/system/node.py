@@ -1,8 +1,6 @@
 """A node under test: a real engine behind the proxy, a hook server beside it, pods as a kubelet sends them.
 
-Owns how these parts are put together, and a rich pod and container: each field that the hook protocol knows is set.
-Must not know: what a hook server is told or what it changes, how a kubelet gets through to dockerd (``docker_node``).
-Invariant: the servers run in a thread of their own, so a test reads straight on like a kubelet: call after call.
+The servers run in a thread of their own, so a test reads straight on like a kubelet: call after call.
 """
 
 import asyncio

@@ -1,9 +1,6 @@
 """The proxy under test: as a program of its own, or inside the test where its parts are looked at.
 
-Owns the start, the wait until it listens, the log, and the end by process id with what every run must keep to:
-exit code 0, no traceback and no line at error level.
-Must not know: what a test wants of the proxy, which runtime or hook server it talks to.
-Invariant: each proxy has a folder of its own; nothing outside of it is touched.
+Each proxy has a folder of its own; nothing outside of it is touched.
 """
 
 import asyncio

@@ -1,8 +1,6 @@
 """A client of CRI that sends and reads frames: it goes on whatever it reads, as h2 does not behind GOAWAY.
 
-Owns one connection and the order in which answers, refusals and GOAWAY came.
-Must not know: what a test wants to see.
-Invariant: what it sends leaves at once; nothing is waited for.
+What it sends leaves at once; nothing is waited for.
 """
 
 import asyncio

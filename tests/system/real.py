@@ -1,8 +1,6 @@
 """A real engine behind the proxy, whichever it is, so that one test shows that both fronts behave alike.
 
-Owns the kinds of a node (the APIs of containerd, the shims of dockerd), and what a test asks of all of them alike.
-Must not know: what is tested.
-Invariant: pods and containers are told in CRI's terms, as far as a kubelet's words get through to the engine.
+Pods and containers are told in CRI's terms, as far as a kubelet's words get through to the engine.
 """
 
 import json

@@ -1,9 +1,6 @@
 """The project's own hook servers as a user starts them: as programs.
 
-Owns a hook server's start, the wait until it serves, its kill, and its end with what every run must keep to: exit code
-0, no fault in the log, a registration file left only by policy Fail.
-Must not know: what a hook does, whether a proxy runs.
-Invariant: a hook server's files are in its proxy's folder, and processes are ended by their id.
+A hook server's files are in its proxy's folder, and processes are ended by their id.
 """
 
 import signal

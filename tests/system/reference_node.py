@@ -1,9 +1,6 @@
 """A node with a real engine, a proxy and hook servers as programs, and what is asked alike of both engines' pods.
 
-Owns how these parts are put together, the cgroup that a kubelet makes for a pod, and a container whose first act is to
-tell what it is given.
-Must not know: what a hook does.
-Invariant: a test reads the same whichever engine runs the pod.
+A test reads the same whichever engine runs the pod.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Containers on a real engine whose quota a hook server scales, while the proxy is killed again and again.
 
-Owns their lives, the hook server's answers, and what is in force of them by their own cgroup files.
-Must not know: which engine it is.
-Invariant: after each kill an update says nothing of the quota.
+After each kill an update says nothing of the quota.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A pod whose hook servers act at every Pre point, and what is in force inside its container because of them.
 
-Owns the values that the kubelet and the hooks set, and the comparison with cgroup files.
-Must not know: which engine runs the pod.
-Invariant: the values are comparable at any moment: each later step names what it changes.
+The values are comparable at any moment: each later step names what it changes.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """What a client may see of an answer that may be broken: the runtime's own bytes as far as they came.
 
-Owns the comparison of what the runtime sent with what came to the client, for each front.
-Must not know: how the answer was broken, how the proxy reads it.
-Invariant: a part is enough, as the connection may end anywhere; what the runtime did not send is never enough.
+A part is enough, as the connection may end anywhere; what the runtime did not send is never enough.
 """
 
 from collections import defaultdict

@@ -1,8 +1,6 @@
 """What a hook server must be told (hook-api, "What is sent"), made from what the kubelet sent.
 
-Owns the way from CRI messages to hook messages, written a second time and independently of the proxy's own.
-Must not know: the proxy.
-Invariant: every field of a hook message is filled or left unset on purpose, so that two messages can be compared whole.
+Every field of a hook message is filled or left unset on purpose, so that two messages can be compared whole.
 """
 
 from runtimeproxy.hookapi import api_pb2
