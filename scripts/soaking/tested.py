@@ -21,7 +21,7 @@ PEERS = (
     "tests/docker/test_boundaries.py::test_heads_that_come_byte_by_byte_disturb_nobody",
     *_system("backends_broken", "bounds", "connections", "events"),
 )
-CANCELS = _system("calls", "cancels")
+CANCELS = _system("cancels")
 RESTARTS = _system("restarts", "runtime_away", "engines_killed", "containerd")
 KILLS = (*_system("restart", "originals", "originals_spoilt"), "tests/test_originals_file.py")
 
