@@ -118,11 +118,10 @@ class _Chat:
 class DockerCaller(Caller):
     """A kubelet that speaks through dockershim; ``version`` stands in front of every path."""
 
-    def __init__(self, socket: Path | str, *, version: str = VERSION, driver: str = "cgroupfs") -> None:
+    def __init__(self, socket: Path | str, *, version: str = VERSION) -> None:
         super().__init__()
         self._socket = str(socket)
         self._version = version
-        self._driver = driver
         self._kept: list[Client] = []
         self._chats: list[Client] = []
 
@@ -164,12 +163,12 @@ class DockerCaller(Caller):
         return request(method, self._version + path, b"" if body is None else go_json(body), *lines)
 
     def pod_request(self, pod: Pod) -> bytes:
-        body = bodies.sandbox_body(pod, PAUSE_IMAGE, self._driver)
+        body = bodies.sandbox_body(pod, PAUSE_IMAGE, "cgroupfs")
         return self._request("POST", f"/containers/create?name={bodies.sandbox_name(pod)}", body)
 
     def container_request(self, pod_id: str, container: Container) -> bytes:
         pod = self.pods.get(pod_id, POD)
-        body = bodies.container_body(pod, container, pod_id, self._driver)
+        body = bodies.container_body(pod, container, pod_id, "cgroupfs")
         return self._request("POST", f"/containers/create?name={bodies.container_name(pod, container)}", body)
 
     def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:

@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.docker.client import request
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_client import Raw, ask, until
+from tests.fakes.dockerd_client import Raw, until
 from tests.fakes.dockerd_programs import frame
-from tests.system.docker_streams import API, UPGRADE, open_files
+from tests.system.docker_streams import API, open_files
 from tests.system.proxy import ProxyProcess, wait_until
 
 OWN_CONNECTIONS = 4
@@ -43,16 +43,6 @@ async def asked(path: str, line: str, *fields: str, rest: bytes = b"") -> Raw:
     method, target = line.split(" ")
     raw = await Raw.connect(path)
     raw.send("\r\n".join([f"{method} {API}{target} HTTP/1.1", "Host: docker", *fields, "", ""]).encode() + rest)
-    return raw
-
-
-async def exec_started(path: str, *command: str) -> Raw:
-    """Start an exec that has a stdin, and read the head of its answer."""
-    config = {"Cmd": list(command), "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-    made = await ask(path, "POST", f"{API}/containers/c1/exec", config)
-    fields = (*UPGRADE, "Content-Type: application/json", "Content-Length: 2")
-    raw = await asked(path, f"POST /exec/{made.json['Id']}/start", *fields, rest=b"{}")
-    assert (await raw.head()).startswith(b"HTTP/1.1 101 ")
     return raw
 
 

@@ -18,8 +18,6 @@ class Scripted:
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
         self._asked: list[tuple[bytes, Raw]] = []
-        self.unused: list[bytes] = []
-        """What came on connections that ended without a whole head."""
         self._writers: list[asyncio.StreamWriter] = []
         self._more = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -40,8 +38,7 @@ class Scripted:
         self._writers.append(writer)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError as error:
-            self.unused.append(error.partial)
+        except asyncio.IncompleteReadError:
             writer.close()
             return
         self._asked.append((head, Raw(reader, writer)))

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,23 +23,10 @@ API = "/v1.41"
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SECONDS = 60.0
 """How long a client waits for anything before its test fails."""
-ATTEMPTS = 10
 LAST_CHUNK = b"0\r\n\r\n"
 
 STDOUT, STDERR = 1, 2
 FRAME_HEAD_BYTES = 8
-
-
-async def timely(seconds: float, attempt: Callable[[], Awaitable[float]]) -> None:
-    """Check that something takes at most so many seconds.
-
-    A busy machine may spoil a figure, so one that is too high is taken again, up to ``ATTEMPTS`` times, and one good
-    figure is enough: a relay that gathers bytes, or waits for a timer, is late every time.
-    """
-    took: list[float] = []
-    while not took or took[-1] > seconds:
-        assert len(took) < ATTEMPTS, f"late each time: {took}"
-        took.append(await attempt())
 
 
 # ---- the streams of a command
@@ -95,20 +82,6 @@ class Hijacked:
             left -= len(piece)
         self.end()
         return Sum(count, digest.hexdigest())
-
-    def exactly(self, count: int) -> Sum:
-        """Return the sum of so many bytes of a terminal."""
-        digest, left = sha256(), count
-        while left and (data := self._file.read(min(left, MIB))):
-            digest.update(data)
-            left -= len(data)
-        return Sum(count - left, digest.hexdigest())
-
-    def type(self, count: int) -> Sum:
-        """Send so many random digits: to a terminal other bytes may be keys, and there is no end."""
-        text = os.urandom(count // 2).hex().encode()
-        self.send(text)
-        return Sum(len(text), sha256(text).hexdigest())
 
     def shown(self, text: bytes) -> bytes:
         """Return what a terminal shows from here up to and with a text."""

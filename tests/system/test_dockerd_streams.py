@@ -1,6 +1,6 @@
 """Streams of a real dockerd through the proxy: every byte, in little memory, however long nothing was said.
 
-scripts/soak runs the full amounts. How soon a byte comes is measured on a fake (test_docker_streams).
+scripts/soak runs the full amounts. How soon a byte comes is measured on a fake (test_streams).
 """
 
 import socket
