@@ -4,23 +4,17 @@ A test asks this client as it asks that of CRI; only what dockershim cannot say 
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
-from tests.engines import docker_cli
+from tests.engines import cri, docker_cli
 from tests.engines.docker_cli import Mask, Outcome
-from tests.engines.dockerd import Dockerd
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
-from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, Dockershim, Generation
+from tests.fakes.dockershim import CRI_DOCKERD, Dockershim, Generation
 from tests.fakes.dockershim_bodies import Pod, Values
-from tests.system.node import LAST_LINE, Hooked, beside, names_and_values, register
-from tests.system.proxy import ProxyProcess
+from tests.system import node
+from tests.system.node import LAST_LINE, names_and_values
 
-GENERATIONS = (CRI_DOCKERD, DOCKERSHIM)
 OF_THIS_RUN = (
     *docker_cli.DRAWN,
     Mask("<pid>", r'"Pid": \d+', "processes are numbered as they come"),
@@ -165,34 +159,55 @@ def _values(resources: LinuxContainerResources) -> Values:
     return named
 
 
-@dataclass(frozen=True, slots=True)
-class DockerNode(Hooked):
-    """A node with a dockerd."""
+# ---- what is left of a kubelet's pod and container on their way through dockershim, and what comes in on it
 
-    engine: Dockerd
-
-    def client(self, generation: Generation = CRI_DOCKERD) -> Kubelet:
-        """Return a kubelet that uses the proxy's socket."""
-        return Kubelet(str(self.proxy.socket), generation)
-
-    def direct(self) -> Kubelet:
-        """Return a kubelet that uses dockerd's own socket."""
-        return Kubelet(self.engine.socket)
+KUBELETS_ANNOTATIONS = {
+    "io.kubernetes.container.hash": "d464c1e4",
+    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+    "io.kubernetes.container.terminationMessagePolicy": "File",
+    "io.kubernetes.pod.terminationGracePeriod": "30",
+}
+RESTARTS = "io.kubernetes.container.restartCount"
 
 
-@contextmanager
-def running(
-    engine: Dockerd, folder: Path, prepare: Callable[[DockerNode], None] = register, *, runtime: str = ""
-) -> Iterator[DockerNode]:
-    """Run a hook server, and then a proxy before an engine; ``prepare`` is called between the two.
+def passed_on(pod: PodSandboxConfig) -> PodSandboxConfig:
+    """Return what dockershim passes on of a pod: its labels name it, its overhead and resources stay behind."""
+    left = PodSandboxConfig.FromString(pod.SerializeToString())
+    left.labels["io.kubernetes.pod.name"] = pod.metadata.name
+    left.labels["io.kubernetes.pod.namespace"] = pod.metadata.namespace
+    left.labels["io.kubernetes.pod.uid"] = pod.metadata.uid
+    left.linux.ClearField("overhead")
+    left.linux.ClearField("resources")
+    return left
 
-    ``runtime`` is a socket that stands for the engine's own. What was made is removed at the end.
-    """
-    proxy = ProxyProcess(
-        folder / "proxy", backend_runtime_mode="Docker", remote_runtime_service_endpoint=runtime or engine.socket
-    )
-    with (
-        engine.restored(),
-        beside(proxy, folder, lambda hooks: DockerNode(proxy, hooks, engine), prepare) as node,
-    ):
-        yield node
+
+def without_swap(container: ContainerConfig) -> ContainerConfig:
+    """Return a container with the swap limit that goes with its memory limit: none of it is swap."""
+    left = ContainerConfig.FromString(container.SerializeToString())
+    left.linux.resources.memory_swap_limit_in_bytes = container.linux.resources.memory_limit_in_bytes
+    return left
+
+
+def rich_pod(engine: Any, name: str = "rich") -> PodSandboxConfig:
+    """Return a pod with all that dockershim passes on of one."""
+    return passed_on(node.rich_pod(engine, name))
+
+
+def plain_pod(engine: Any, name: str = "plain") -> PodSandboxConfig:
+    """Return a pod with nothing but a name and a cgroup parent."""
+    return passed_on(node.plain_pod(engine, name))
+
+
+def rich_container(name: str = "main", **resources: int | str) -> ContainerConfig:
+    """Return a container with all that dockershim passes on of one; ``resources`` are set beside the usual ones."""
+    return _annotated(without_swap(node.rich_container(name, **resources)))
+
+
+def plain_container(name: str = "main") -> ContainerConfig:
+    """Return a container with nothing but a name and a command; dockershim always passes resources on."""
+    return _annotated(without_swap(cri.container_config(name)))
+
+
+def _annotated(container: ContainerConfig) -> ContainerConfig:
+    container.annotations.update({**KUBELETS_ANNOTATIONS, RESTARTS: str(container.metadata.attempt)})
+    return container

@@ -12,7 +12,7 @@ from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSan
 from tests.system.keeping import file_of, rows
 from tests.system.node import CPU, Hooked, end, inside, register
 from tests.system.proxy import wait_until
-from tests.system.real import Kubelet, kill
+from tests.system.real import kill
 
 KILLS = 5
 QUOTA, CHANGED_QUOTA = 60_000, 45_000
@@ -40,7 +40,7 @@ def keeping(memory: Path) -> Callable[[Hooked], None]:
 
 def over_kills(
     node: Hooked,
-    client: Kubelet,
+    client: Any,
     memory: Path,
     pod: PodSandboxConfig,
     container_of: Callable[[str], ContainerConfig],

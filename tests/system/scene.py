@@ -5,13 +5,14 @@ The values are comparable at any moment: each later step names what it changes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from runtimeproxy.hookapi import api_pb2
 from tests.engines import cgroups
 from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 from tests.system import told
-from tests.system.node import CPU, MIB, Kubelet, inside
+from tests.system.node import CPU, MIB, inside
 from tests.system.real import RealNode
 
 Values = Mapping[str, int | str]
@@ -37,7 +38,7 @@ def cri_resources(values: Values) -> LinuxContainerResources:
     return LinuxContainerResources(**values)  # type: ignore[arg-type]
 
 
-def assert_in_force(client: Kubelet, container_id: str, parent: str, values: Values) -> None:
+def assert_in_force(client: Any, container_id: str, parent: str, values: Values) -> None:
     """Compare what the container sees, and what the host sees of it under this cgroup parent."""
     expected = {setting: cgroups.expected(setting, value) for setting, value in values.items()}
     assert {setting: inside(client, container_id, setting) for setting in values} == expected
