@@ -53,21 +53,6 @@ def test_any_reference_tells_the_same(node: RealNode) -> None:
             assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
 
 
-@ONE
-def test_a_renamed_container_is_still_the_kubelets(node: RealNode) -> None:
-    pod, container = node.rich_pod(), node.rich_container()
-    with node.client() as client:
-        container_id = client.create(client.run_pod(pod), container, pod)
-        client.docker("rename", container_id, "renamed")
-        created = told.of_container(pod, container, container_id)
-        for again in (False, True):
-            if again:
-                node.restart()
-            node.told()
-            client.docker("stop", "renamed")
-            assert node.told() == [("PostStopContainer", created)]
-
-
 @BOTH
 def test_a_name_that_is_taken(node: RealNode, client: Kubelet) -> None:
     pod, container = node.rich_pod(), node.rich_container()

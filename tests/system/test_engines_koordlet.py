@@ -4,7 +4,6 @@ What it does is told in hook-api ("Registration files", "What an answer means").
 """
 
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tests.fakes import hookanswers, registration
 from tests.fakes.cri_pb2 import LinuxContainerResources
 from tests.system.fronts import Values
 from tests.system.koordlet_cases import CASES, POD, UPDATE, Case, goes_out
-from tests.system.node import CPU, end, inside
+from tests.system.node import CPU, inside
 from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, Kind, RealNode, on, running
 
 pytestmark = [pytest.mark.engine, on(CONTAINERD, OLD_CRI, DOCKERD)]
@@ -25,23 +24,6 @@ POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources
 UNLIMITED = {"cpu_shares": 700, "cpu_quota": -1, "memory_limit_in_bytes": -1}
 
 
-class Koordlet:
-    """Registers again and again, in place, each time in another order, and leaves its file there in the end."""
-
-    def __init__(self, node: RealNode) -> None:
-        self._node = node
-        self._seeds = count()
-
-    def register(self) -> None:
-        """Write the file."""
-        folder, socket_path = self._node.proxy.registrations, self._node.hooks.socket_path
-        registration.write_as_koordlet(folder, socket_path, POINTS, seed=next(self._seeds))
-
-    def truncate(self) -> None:
-        """Leave the file as a reader may find it in the middle of a write: empty."""
-        self._node.proxy.registrations.joinpath("koordlet.json").write_text("")
-
-
 @pytest.fixture
 def node(kind: Kind, engine: Any, tmp_path: Path) -> Iterator[RealNode]:
     with running(kind, engine, tmp_path, lambda node: None) as made:
@@ -49,16 +31,15 @@ def node(kind: Kind, engine: Any, tmp_path: Path) -> Iterator[RealNode]:
 
 
 @pytest.fixture
-def koordlet(node: RealNode) -> Koordlet:
+def koordlet(node: RealNode) -> None:
     """Let the node's hook server be a koordlet, which the proxy knows."""
     node.hooks.default = hookanswers.koordlet()
-    koordlet = Koordlet(node)
-    koordlet.register()
+    registration.write_as_koordlet(node.proxy.registrations, node.hooks.socket_path, POINTS)
     node.proxy.wait_for_registration("koordlet.json")
-    return koordlet
 
 
-def test_it_sets_unlimited_and_clears_the_cpuset(node: RealNode, koordlet: Koordlet, client: Any) -> None:
+@pytest.mark.usefixtures("koordlet")
+def test_it_sets_unlimited_and_clears_the_cpuset(node: RealNode, client: Any) -> None:
     pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
     container.envs.add(key="LEVEL", value=b"debug")  # named twice: an echo must not change which one counts
     for point in POINTS:
@@ -84,38 +65,17 @@ def test_it_sets_unlimited_and_clears_the_cpuset(node: RealNode, koordlet: Koord
     assert node.cpuset(client, container_id) == ""
     assert [point for point, _ in node.told()] == list(POINTS)
     assert "left out" not in node.proxy.output()
+    assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
 
 
-def test_a_whole_echo_changes_nothing(node: RealNode, koordlet: Koordlet, client: Any) -> None:
+@pytest.mark.usefixtures("koordlet")
+def test_whole_echo_changes_nothing(node: RealNode, client: Any) -> None:
     pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
     with node.direct() as direct:
         asked = LinuxContainerResources(cpu_shares=300)
         seen = [node.lived(each, pod, container, asked) for each in (client, direct)]
     assert seen[0] == seen[1]
     assert [point for point, _ in node.told()] == list(POINTS)
-
-
-def test_it_may_rewrite_its_file_at_any_time(node: RealNode, koordlet: Koordlet, client: Any) -> None:
-    node.hooks.on("PreCreateContainer", hookanswers.koordlet(cpu_shares=700))
-    pod = node.rich_pod()
-    koordlet.register()
-    pod_id = client.run_pod(pod)
-    for name in ("first", "second", "third"):
-        koordlet.truncate()
-        container_id = client.create(pod_id, node.rich_container(name), pod)
-        koordlet.register()
-        client.start(container_id)
-        assert inside(client, container_id, "cpu_shares") == cgroups.expected("cpu_shares", 700), name
-        client.update(container_id, LinuxContainerResources(cpu_shares=300))
-    assert [point for point, _ in node.told()] == [POINTS[0], *POINTS[1:] * 3]
-
-
-def test_an_empty_file_keeps_the_last_good_state(node: RealNode, koordlet: Koordlet, client: Any) -> None:
-    koordlet.truncate()
-    node.proxy.wait_for_log("registration rejected: koordlet.json")
-    end(client, client.run_pod(node.rich_pod()))
-    assert [point for point, _ in node.told()] == ["PreRunPodSandbox"]
-    assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
 
 
 def test_each_of_its_answers_holds_inside_the_container(node: RealNode, client: Any) -> None:

@@ -13,7 +13,7 @@ from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import LinuxContainerResources
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer
-from tests.system.node import PLUGIN, end, inside, register, serving, skipped
+from tests.system.node import PLUGIN, inside, register, serving, skipped
 from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, Kind, RealNode, on, running
 
 pytestmark = [pytest.mark.engine, on(CONTAINERD, OLD_CRI, DOCKERD)]
@@ -59,10 +59,12 @@ def faulty(kind: Kind, engine: Any, folder: Path, answer: Answer | None, policy:
         yield Faulty(stack.enter_context(running(kind, engine, folder, prepare, runtime=relay.listen)), relay)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_fail_refuses_and_the_engine_is_not_asked(kind: Kind, engine: Any, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(("fault", "policy"), [*((fault, "Fail") for fault in FAULTS), ("refuses", "Ignore")])
+def test_refused_call_does_not_reach_the_engine(
+    kind: Kind, engine: Any, tmp_path: Path, fault: str, policy: str
+) -> None:
     answer, reason = FAULTS[fault]
-    with faulty(kind, engine, tmp_path, answer, "Fail") as made, made.node.direct() as direct:
+    with faulty(kind, engine, tmp_path, answer, policy) as made, made.node.direct() as direct:
         node = made.node
         pod, another = node.rich_pod(), node.rich_pod("another")
         pod_id = direct.run_pod(pod)
@@ -70,7 +72,7 @@ def test_fail_refuses_and_the_engine_is_not_asked(kind: Kind, engine: Any, tmp_p
         with node.client() as client:
             calls: dict[str, Callable[[], object]] = {
                 "PreRunPodSandbox": lambda: client.run_pod(another),
-                "PreCreateContainer": lambda: client.create(pod_id, node.rich_container("refused"), pod),
+                "PreCreateContainer": lambda: client.create(pod_id, node.rich_container("unwanted"), pod),
                 "PreStartContainer": lambda: client.start(container_id),
                 "PreUpdateContainerResources": lambda: client.update(container_id, UPDATE),
             }
@@ -81,7 +83,7 @@ def test_fail_refuses_and_the_engine_is_not_asked(kind: Kind, engine: Any, tmp_p
                     assert part in failed.text
             assert client.version(), "the connection lives"
         assert not made.was_asked(another.metadata.uid)
-        assert not made.was_asked("refused")
+        assert not made.was_asked("unwanted")
         assert not node.is_running(direct, container_id)
         direct.start(container_id)
         assert inside(direct, container_id, "cpu_shares") != UPDATE.cpu_shares
@@ -102,19 +104,3 @@ def test_a_pod_comes_up_as_without_a_plugin(kind: Kind, engine: Any, tmp_path: P
             seen = [node.lived(each, pod, container, UPDATE) for each in (client, direct)]
         assert seen[0] == seen[1]
         assert made.was_asked(pod.metadata.uid)
-
-
-def test_a_refusal_counts_under_ignore_too(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    with faulty(kind, engine, tmp_path, FAULTS["refuses"][0], "Ignore") as made, made.node.direct() as direct:
-        node = made.node
-        pod, another = node.plain_pod(), node.plain_pod("another")
-        pod_id = direct.run_pod(pod)
-        container_id = direct.create(pod_id, node.rich_container(), pod)
-        with node.client() as client:
-            for call in (lambda: client.run_pod(another), lambda: client.start(container_id)):
-                failed = node.failure(call)
-                assert failed.status == node.front.refused
-                assert REFUSAL in failed.text
-        assert not made.was_asked(another.metadata.uid)
-        assert not node.is_running(direct, container_id)
-        end(direct, pod_id, container_id)

@@ -8,7 +8,7 @@ from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources
 from tests.system import told
 from tests.system.docker_node import Kubelet
 from tests.system.node import CPU, MIB, end, skipped
-from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, OLD_SHIM, RealNode, kill, on
+from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, OLD_SHIM, RealNode, on
 
 pytestmark = [pytest.mark.engine, on(CONTAINERD, OLD_CRI, DOCKERD, OLD_SHIM)]
 
@@ -79,34 +79,6 @@ def test_a_pod_with_the_skip_label_is_not_handed_to_hook_servers(node: RealNode,
         client.docker("restart", "-t", "0", container_id)
     end(client, pod_id, container_id)
     assert node.told() == []
-
-
-def test_a_killed_proxy_knows_what_the_engine_knows(node: RealNode, client: Any) -> None:
-    pod = node.rich_pod()
-    first, second = full_container(node, "first"), full_container(node, "second")
-    pod_id = node.run(client, pod)
-    first_id, second_id = client.create(pod_id, first, pod), client.create(pod_id, second, pod)
-    client.start(second_id)
-    kill(node)
-
-    client.start(first_id)
-    created = told.of_container(pod, first, first_id)
-    assert node.told() == [("PreStartContainer", created), ("PostStartContainer", created)]
-
-    node.resize(client, second_id, UPDATE)
-    after_update = told.of_container(pod, node.resized(second, UPDATE), second_id)
-    assert node.told() == [("PreUpdateContainerResources", after_update)]
-    client.stop(second_id)
-    assert node.told() == [("PostStopContainer", after_update)]
-    client.stop(first_id)
-    assert node.told() == [("PostStopContainer", created)]
-
-    third = full_container(node, "third")
-    client.create(pod_id, third, pod)
-    assert node.told() == [("PreCreateContainer", told.of_container(pod, third))]
-
-    client.stop_pod(pod_id)
-    assert node.told() == [("PostStopPodSandbox", told.of_pod(pod, node.handler))]
 
 
 def test_each_subject_is_read_alone_after_a_kill(node: RealNode, client: Any) -> None:
