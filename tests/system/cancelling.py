@@ -68,7 +68,6 @@ MOMENTS = {
 
 
 def now() -> float:
-    """Return the event loop's time in seconds."""
     return asyncio.get_running_loop().time()
 
 
@@ -83,7 +82,6 @@ class Place:
     saw: float | None = None
 
     async def stay(self) -> None:
-        """Stay."""
         self.visits += 1
         self.staying += 1
         self.came.set()
@@ -131,7 +129,6 @@ class Trial:
             self.post.gate.set()
 
     def place(self, name: str) -> Place:
-        """Return one of the places."""
         found: Place = getattr(self, name)
         return found
 
@@ -319,7 +316,6 @@ class LeavingClient(H2Client):
     _most: int | None = None
 
     async def open_part(self, path: str, message: bytes, mark: str, size: int) -> tuple[int, asyncio.Future[Answer]]:
-        """Send the headers, and so many bytes of the body."""
         self._most = size
         try:
             return await self.open(path, message, [(MARK, mark)])

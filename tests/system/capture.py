@@ -28,7 +28,6 @@ class Half:
 
     @property
     def fields(self) -> dict[bytes, bytes]:
-        """Return the fields of all its header lists."""
         return {name: value for fields in self.lists for name, value in fields}
 
 

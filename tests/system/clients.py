@@ -53,17 +53,14 @@ class Client:
         return unary(_bytes(request), **more)
 
     def both(self, method: str, **more: Any) -> Any:
-        """Start a call that streams both ways."""
         both: Any = self.channel.stream_stream(self.path(method))
         return both(**more)
 
     async def run_pod(self, config: cri_pb2.PodSandboxConfig | None = None) -> str:
-        """Run a pod; return its id."""
         request = cri_pb2.RunPodSandboxRequest(config=config or pod())
         return cri_pb2.RunPodSandboxResponse.FromString(await self.call("RunPodSandbox", request)).pod_sandbox_id
 
     async def create(self, pod_id: str, config: cri_pb2.ContainerConfig | None = None) -> str:
-        """Create a container; return its id."""
         reply = await self.call("CreateContainer", create_request(pod_id, config))
         return cri_pb2.CreateContainerResponse.FromString(reply).container_id
 
@@ -94,7 +91,6 @@ def container(name: str = "main", **more: Any) -> cri_pb2.ContainerConfig:
 def create_request(
     pod_id: str, config: cri_pb2.ContainerConfig | None = None, sandbox: cri_pb2.PodSandboxConfig | None = None
 ) -> cri_pb2.CreateContainerRequest:
-    """Return the request that creates a container in a pod."""
     return cri_pb2.CreateContainerRequest(
         pod_sandbox_id=pod_id, config=config or container(), sandbox_config=sandbox or pod()
     )

@@ -63,7 +63,6 @@ class Lines:
         return raw
 
     async def open(self) -> Raw:
-        """Begin the stream."""
         return await self.begin(f"GET {API}/containers/c1/logs?stdout=1&stderr=1&follow=1")
 
     def say(self, line: bytes) -> bytes:

@@ -36,7 +36,6 @@ class Kubelet:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self.shim.close()
 
     def docker(self, *arguments: str, exit_code: int = 0) -> Outcome:
@@ -46,13 +45,11 @@ class Kubelet:
         return outcome
 
     def version(self) -> dict[str, Any]:
-        """Ask for the daemon's version."""
         return self.shim.version()
 
     # ---- pods
 
     def run_pod(self, config: PodSandboxConfig) -> str:
-        """Run a pod sandbox; return its id."""
         pod = _pod(config)
         return self.shim.run_pod_sandbox(
             pod.name,
@@ -66,21 +63,17 @@ class Kubelet:
         )
 
     def stop_pod(self, pod_id: str) -> None:
-        """Stop a pod sandbox."""
         self.shim.stop_pod_sandbox(pod_id)
 
     def remove_pod(self, pod_id: str) -> None:
-        """Remove a pod sandbox with its containers."""
         self.shim.remove_pod_sandbox(pod_id)
 
     def pods(self) -> list[Any]:
-        """List all pod sandboxes."""
         return [SimpleNamespace(id=pod["Id"]) for pod in self.shim.list_pod_sandboxes()]
 
     # ---- containers
 
     def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str:
-        """Create a container in a pod; return its id."""
         self.shim.pods[pod_id] = _pod(pod)
         return self.shim.create_container(
             pod_id,
@@ -94,19 +87,15 @@ class Kubelet:
         )
 
     def start(self, container_id: str) -> None:
-        """Start a created container."""
         self.shim.start_container(container_id)
 
     def update(self, container_id: str, resources: LinuxContainerResources) -> None:
-        """Change the resources of a container."""
         self.shim.update_container_resources(container_id, _values(resources))
 
     def stop(self, container_id: str, grace_seconds: int = 0) -> None:
-        """Stop a container."""
         self.shim.stop_container(container_id, grace_seconds)
 
     def remove(self, container_id: str) -> None:
-        """Remove a container."""
         self.shim.remove_container(container_id)
 
     def exec_sync(self, container_id: str, *command: str) -> Any:
@@ -119,7 +108,6 @@ class Kubelet:
         return dict(self.shim.inspect(container_id)["HostConfig"])
 
     def labels(self, container_id: str) -> dict[str, str]:
-        """Return the labels of a container or a sandbox."""
         return dict(self.shim.inspect(container_id)["Config"]["Labels"])
 
     def told_by_first_act(self, container_id: str) -> dict[str, str]:
@@ -189,12 +177,10 @@ def without_swap(container: ContainerConfig) -> ContainerConfig:
 
 
 def rich_pod(engine: Any, name: str = "rich") -> PodSandboxConfig:
-    """Return a pod with all that dockershim passes on of one."""
     return passed_on(node.rich_pod(engine, name))
 
 
 def plain_pod(engine: Any, name: str = "plain") -> PodSandboxConfig:
-    """Return a pod with nothing but a name and a cgroup parent."""
     return passed_on(node.plain_pod(engine, name))
 
 

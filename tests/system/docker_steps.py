@@ -24,7 +24,6 @@ LAST_ARCHIVE = b"<the last archive that a step wrote>"
 
 
 def plain(output: bytes) -> str:
-    """Compare masked text."""
     return docker_cli.masked(output)
 
 
@@ -121,7 +120,6 @@ def play(socket: str, steps: Sequence[Step], folder: Path, files: Mapping[str, b
 
 
 def tar(files: Mapping[str, bytes]) -> bytes:
-    """Return a tar archive of files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as made:
         for name, content in files.items():

@@ -65,11 +65,9 @@ class Hijacked:
         self._socket.close()
 
     def end(self) -> None:
-        """Send no more."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the command's stdin."""
         self._socket.sendall(data)
 
     def feed(self, count: int) -> Sum:
@@ -101,7 +99,6 @@ class Hijacked:
             yield head[0], data
 
     def output(self) -> tuple[bytes, bytes]:
-        """Return all of stdout and of stderr."""
         kept = {STDOUT: bytearray(), STDERR: bytearray()}
         for stream, data in self.frames():
             kept[stream] += data
@@ -196,5 +193,4 @@ def resident_bytes(pid: int) -> int:
 
 
 def open_files(pid: int) -> int:
-    """Count the open file descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))

@@ -117,24 +117,20 @@ class Caller(ABC):
         """Make calls that are not held, with a secret wherever a value can stand; they may fail."""
 
     def create_request(self, pod_id: str, container: Container = CONTAINER) -> bytes:
-        """Return the request that creates a new container."""
         return self.container_request(pod_id, replace(container, attempt=next(_attempts)))
 
     async def run_pod(self, pod: Pod = POD) -> str:
-        """Run a new pod; return its id."""
         new = replace(pod, attempt=next(_attempts))
         pod_id = self.id_in("run_pod", await self.send("run_pod", self.pod_request(new)))
         self.pods[pod_id] = new
         return pod_id
 
     async def create(self, pod_id: str, container: Container = CONTAINER) -> str:
-        """Create a new container; return its id."""
         return self.id_in("create", await self.send("create", self.create_request(pod_id, container)))
 
     async def update(
         self, container_id: str, resources: Values = UPDATE, annotations: Mapping[str, str] | None = None
     ) -> None:
-        """Change a container's resources."""
         await self.send("update", self.update_request(container_id, resources, annotations or {}))
 
     async def act(self, verb: str, subject_id: str = "") -> bytes:
@@ -220,7 +216,6 @@ class Front:
     def process(
         self, folder: Path, *, program: Sequence[str] = PROGRAM, pass_fds: Sequence[int] = (), **flags: str
     ) -> ProxyProcess:
-        """Return a proxy of this front as a program."""
         every: dict[str, Any] = {**self.flags, **flags}
         return ProxyProcess(folder, program=program, pass_fds=pass_fds, **every)
 

@@ -34,7 +34,6 @@ class Answer:
 
     @property
     def message(self) -> bytes:
-        """Return the first message."""
         return bytes(self.data[PREFIX_BYTES:])
 
 
@@ -95,7 +94,6 @@ class H2Client:
         self._flush()
 
     def reset(self, stream: int, code: int = 8) -> None:
-        """Cancel a call."""
         self._h2.reset_stream(stream, code)
         self._flush()
 

@@ -71,7 +71,6 @@ class HostileRuntime:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["HostileRuntime"]:
-        """Listen until the end of the block."""
         server = await asyncio.start_unix_server(self._accept, self._socket)
         try:
             yield self
@@ -225,11 +224,9 @@ class Process:
         return self._memory("VmRSS")
 
     def peak(self) -> int:
-        """Return the most memory since ``start_peak``."""
         return self._memory("VmHWM")
 
     def descriptors(self) -> int:
-        """Return how many descriptors are open."""
         return len(list((self._folder / "fd").iterdir()))
 
     def _memory(self, figure: str) -> int:

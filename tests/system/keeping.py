@@ -43,5 +43,4 @@ def rows(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def mode_of(file: Path) -> int:
-    """Return the permissions of a file."""
     return os.stat(file).st_mode & 0o777

@@ -48,7 +48,6 @@ class Case:
 
     @property
     def answer(self) -> hookanswers.Answer:
-        """Answer as koordlet does."""
         return hookanswers.echo(self._change)
 
     def _change(self, response: Any) -> None:

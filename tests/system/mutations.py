@@ -38,12 +38,10 @@ class Call:
     """What is in a good answer as the client sees it."""
 
     def answer(self, number: int) -> bytes:
-        """Return a broken answer."""
         return mutated(self.answers[number % len(self.answers)], random.Random(number))
 
 
 def mutated(answer: bytes, chance: random.Random) -> bytes:
-    """Change an answer."""
     data = bytearray(answer)
     for _ in range(chance.randint(1, MOST_CHANGES)):
         at = chance.randrange(len(data) + 1)
@@ -148,7 +146,6 @@ class BrokenRuntime:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["BrokenRuntime"]:
-        """Listen until the end of the block."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._path)

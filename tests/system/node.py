@@ -133,7 +133,6 @@ def told_by_first_act(pod: PodSandboxConfig, name: str = "main") -> dict[str, st
 
 
 def names_and_values(texts: Iterable[str]) -> dict[str, str]:
-    """Split what a first act wrote."""
     return dict(text.partition("=")[::2] for text in texts)
 
 

@@ -103,7 +103,6 @@ class ProxyProcess(Folder):
 
     @property
     def pid(self) -> int:
-        """Return the process id."""
         assert self.process is not None, "the proxy was not started"
         return self.process.pid
 
@@ -123,7 +122,6 @@ class ProxyProcess(Folder):
         assert not self.ended, f"the proxy ended at once: {self.output()}"
 
     def launch(self) -> None:
-        """Start the program without waiting."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -141,7 +139,6 @@ class ProxyProcess(Folder):
         return self.process is None or self.process.poll() is not None
 
     def stop(self) -> None:
-        """Send SIGTERM, wait for the end, and check that it was a good one."""
         self._end(checked=True)
 
     def _end(self, *, checked: bool) -> None:
@@ -184,7 +181,6 @@ class ProxyProcess(Folder):
         await until(lambda: STATE_KNOWN in self.output(), "the runtime's state is known", self.output)
 
     def wait_for_registration(self, name: str) -> None:
-        """Wait until the log tells of a registration file."""
         self.wait_for_log(f"registration {name} ")
 
 

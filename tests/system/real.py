@@ -49,11 +49,9 @@ class _Real(Hooked):
     """The runtime handler of pods, where a kubelet may name one."""
 
     def client(self) -> Any:
-        """Return a kubelet that uses the proxy's socket."""
         return self.client_of(str(self.proxy.socket))
 
     def direct(self) -> Any:
-        """Return a kubelet that uses the engine's own socket."""
         return self.client_of(self.engine.socket)
 
     def restart(self) -> None:
@@ -63,7 +61,6 @@ class _Real(Hooked):
         self.told()
 
     def run(self, client: Any, pod: PodSandboxConfig) -> str:
-        """Run a pod, with a runtime handler if it may have one."""
         return str(client.run_pod(pod))
 
     def resize(self, client: Any, container_id: str, asked: LinuxContainerResources) -> None:
@@ -101,7 +98,6 @@ class CriNode(_Real):
     handler = "runc"
 
     def client_of(self, socket: str) -> cri.CriClient:
-        """Return a kubelet that uses a socket."""
         return cri.CriClient(socket, self.speaks)
 
     def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
@@ -125,7 +121,6 @@ class CriNode(_Real):
         return container
 
     def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        """Return a container as it is after an update."""
         return told.updated(container, asked)
 
     def run(self, client: Any, pod: PodSandboxConfig) -> str:
@@ -146,16 +141,13 @@ class CriNode(_Real):
         return node.told_by_first_act(pod)
 
     def written(self, pod: PodSandboxConfig, container_id: str) -> str:
-        """Return what the container ``main`` has written."""
         return Path(pod.log_directory, "main.log").read_text()
 
     def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Return a pod's labels and annotations."""
         status = client.pod_status(pod_id).status
         return status.labels, status.annotations
 
     def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
-        """Return a container's annotations."""
         return dict(client.status(container_id).status.annotations)
 
     def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
@@ -167,11 +159,9 @@ class CriNode(_Real):
         return str(_info(client.status(container_id))["runtimeSpec"]["linux"]["resources"]["cpu"].get("cpus", ""))
 
     def is_running(self, client: Any, container_id: str) -> bool:
-        """Tell whether a container runs."""
         return bool(client.status(container_id).status.state == cri_pb2.CONTAINER_RUNNING)
 
     def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
-        """Return the process ids of a pod and a container."""
         return _info(client.pod_status(pod_id))["pid"], _info(client.status(container_id))["pid"]
 
     def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
@@ -269,7 +259,6 @@ OLD_SHIM = Kind("dockerd-dockershim", "dockerd", ShimNode, DOCKERSHIM)
 
 
 def on(*kinds: Kind) -> pytest.MarkDecorator:
-    """Run tests on these kinds of nodes."""
     return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name, scope="module")
 
 
@@ -303,7 +292,6 @@ def running(
 
 @pytest.fixture(scope="module")
 def engine(kind: Kind, request: pytest.FixtureRequest) -> Any:
-    """Return the engine of a kind of node."""
     return request.getfixturevalue(kind.engine)
 
 
@@ -325,6 +313,5 @@ def lent(shared: RealNode) -> Iterator[RealNode]:
 
 @pytest.fixture
 def client(node: RealNode) -> Iterator[Any]:
-    """Return a kubelet that uses the proxy."""
     with node.client() as made:
         yield made

@@ -33,7 +33,6 @@ class HookProgram:
         self.process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
-        """Start the program, its output added to the log."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT)
 
@@ -50,11 +49,9 @@ class HookProgram:
 
     @property
     def ended(self) -> bool:
-        """Tell whether the process is no more."""
         return self.process is None or self.process.poll() is not None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
         assert self.process is not None, "the hook server was not started"
         self.process.send_signal(number)
 
@@ -89,7 +86,6 @@ class HookProgram:
         return [line for line in self.output().splitlines() if any(sign in line for sign in SIGNS_OF_A_FAULT)]
 
     def output(self) -> str:
-        """Return all that the program wrote, over all its starts."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 

@@ -37,7 +37,6 @@ class ReferenceNode:
     programs: Mapping[str, HookProgram]
 
     def client(self) -> Client:
-        """Return a kubelet that uses the proxy's socket."""
         socket = str(self.proxy.socket)
         return Kubelet(socket) if isinstance(self.engine, Dockerd) else cri.CriClient(socket)
 
@@ -61,7 +60,6 @@ class Running:
 
     @property
     def cgroup(self) -> str:
-        """Return the container's cgroup path."""
         return f"{self.pod.linux.cgroup_parent}/{self.container_id}"
 
     def told(self) -> dict[str, str]:
@@ -71,7 +69,6 @@ class Running:
         return node.told_by_first_act(self.pod)
 
     def update(self, **values: int | str) -> None:
-        """Change the container's resources as the kubelet does."""
         self.client.update(self.container_id, cri_resources(values))
 
     def assert_in_force(self, values: Values) -> None:

@@ -34,7 +34,6 @@ def resources_answer(values: Values) -> hookanswers.Answer:
 
 
 def cri_resources(values: Values) -> LinuxContainerResources:
-    """Return the values as the kubelet sends them."""
     return LinuxContainerResources(**values)  # type: ignore[arg-type]
 
 
@@ -46,7 +45,6 @@ def assert_in_force(client: Any, container_id: str, parent: str, values: Values)
 
 
 def assert_first_act(told_inside: Mapping[str, str], values: Values) -> None:
-    """Compare what the container saw when it began."""
     for setting, value in values.items():
         assert cgroups.parse(setting, told_inside[setting]) == cgroups.expected(setting, value), setting
 
@@ -62,7 +60,6 @@ class Scene:
 
     @property
     def parent(self) -> str:
-        """Return the cgroup parent that the hook chose."""
         return self.pod_now.linux.cgroup_parent
 
 

@@ -149,5 +149,4 @@ def limits(verb: str, request: bytes) -> tuple[int, int]:
 
 
 def named(front: Front) -> str:
-    """Name a front in a test's name."""
     return front.name

@@ -44,7 +44,6 @@ PROGRAMS = {"cri": "tests.fakes.runtime", "docker": "tests.fakes.dockerd"}
 
 @asynccontextmanager
 async def program(front: Front, socket: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """Run a fake runtime as a program."""
     command = [sys.executable, "-m", PROGRAMS[front.name], f"--socket={socket}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as running:
         try:

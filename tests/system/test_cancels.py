@@ -116,7 +116,6 @@ def drawn(chance: random.Random, number: int) -> Trial:
 
 
 async def prepared(rig: Rig, pod_id: str, trials: Sequence[Trial]) -> list[bytes]:
-    """Return the requests; the containers of starts are created before."""
     requests = []
     for trial in trials:
         container = replace(CONTAINER, name=trial.name)
@@ -130,7 +129,6 @@ async def prepared(rig: Rig, pod_id: str, trials: Sequence[Trial]) -> list[bytes
 
 
 async def leave(trial: Trial, line: Line, message: bytes) -> None:
-    """Make a call, and leave it."""
     await line.send(trial, message)
     await trial.reach()
     if not line.answered:
@@ -192,7 +190,6 @@ def remains(rig: Rig, trials: Sequence[Trial]) -> list[Trial]:
 
 
 def started(rig: Rig, trial: Trial) -> bool:
-    """Tell whether a call has started its container."""
     return bool(trial.container_id) and rig.runtime.started(trial.container_id)
 
 
@@ -209,12 +206,10 @@ class Counts:
 
     @classmethod
     def now(cls, rig: Rig) -> "Counts":
-        """Count."""
         front: Any = rig.proxy.app.front
         return cls(len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")), len(front.connections))
 
     def more(self, rig: Rig) -> list[str]:
-        """Say what there is more of."""
         found = Counts.now(rig)
         names = ("tasks", "files", "connections")
         return [f"{name} {getattr(found, name)}" for name in names if getattr(found, name) > getattr(self, name)]
@@ -239,7 +234,6 @@ def kept(rig: Rig) -> list[str]:
 
 
 def kept_for_hooks(rig: Rig) -> dict[str, Any]:
-    """Return what the client of the hook server keeps."""
     (plugin,) = rig.proxy.app.manager.plugins_for(BY_NAME[POINTS[0]])
     client: Any = plugin.client
     link = client._unary._link
@@ -252,7 +246,6 @@ def kept_for_hooks(rig: Rig) -> dict[str, Any]:
 
 
 def kept_of_cri(connection: Any) -> dict[str, Any]:
-    """Return what a connection's reader keeps."""
     reader = connection.reader
     return {
         "streams": list(reader.streams),
@@ -272,7 +265,6 @@ def kept_of_outlet(peer: str, outlet: Any) -> dict[str, Any]:
 
 
 def kept_of_docker(connection: Any) -> dict[str, Any]:
-    """Return what a connection's reader keeps."""
     return {"requests": list(connection.reader._pending)}
 
 

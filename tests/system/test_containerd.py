@@ -68,7 +68,6 @@ async def test_the_streaming_urls_work(node: RealNode, client: cri.CriClient) ->
 
 
 def replied(relay: FaultRelay, text: bytes) -> bool:
-    """Tell whether a text passed toward a client."""
     return any(text in connection.to_client for connection in relay.connections)
 
 

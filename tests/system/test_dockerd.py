@@ -54,7 +54,7 @@ def test_any_reference_tells_the_same(node: RealNode) -> None:
 
 
 @BOTH
-def test_a_name_that_is_taken(node: RealNode, client: Kubelet) -> None:
+def test_name_that_is_taken(node: RealNode, client: Kubelet) -> None:
     pod, container = node.rich_pod(), node.rich_container()
     pod_id = client.run_pod(pod)
     first_id = client.create(pod_id, container, pod)
@@ -144,7 +144,7 @@ def test_swap_goes_with_memory(node: RealNode, client: Kubelet) -> None:
 
 
 @on(OLD_SHIM)
-def test_a_hook_raises_memory_where_dockershim_leaves_the_swap_limit(node: RealNode, client: Kubelet) -> None:
+def test_hook_raises_memory_where_dockershim_leaves_the_swap_limit(node: RealNode, client: Kubelet) -> None:
     node.hooks.on("PreUpdateContainerResources", resources_answer({"memory_limit_in_bytes": 80 * MIB}))
     pod = node.plain_pod()
     container_id = client.create(client.run_pod(pod), node.rich_container(), pod)

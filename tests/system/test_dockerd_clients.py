@@ -117,7 +117,6 @@ class Requests:
         return self.session.request(method, f"{self._base}{path}", timeout=60, **more)
 
     def made(self, *command: str, **more: Any) -> str:
-        """Make the container ``box``; return its id."""
         body = {"Image": BUSYBOX, "Cmd": command, **more}
         return str(self("POST", "/containers/create?name=box", json=body).json()["Id"])
 
@@ -230,7 +229,7 @@ def test_curl(dockerd: Dockerd, between: str) -> None:
                 assert done.stdout.decode() == status, (command, done)
 
 
-async def test_a_websocket_attaches(dockerd: Dockerd, between: str) -> None:
+async def test_websocket_attaches(dockerd: Dockerd, between: str) -> None:
     seen = []
     for path in (dockerd.socket, between):
         with dockerd.restored():

@@ -86,7 +86,7 @@ def compare(dockerd: Dockerd, between: str, data: bytes) -> tuple[Rule | None, l
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name[:60])
-def test_a_form_is_read_as_dockerd_reads_it_or_is_on_the_list(
+def test_form_is_read_as_dockerd_reads_it_or_is_on_the_list(
     dockerd: Dockerd, between: str, form: Form, target: str
 ) -> None:
     rule, direct = compare(dockerd, between, stream(form, target))
@@ -203,7 +203,7 @@ TABLE = [row[:2] for row in HELD + PASSING if row[0] in ("POST", "DELETE") and r
 
 
 @pytest.mark.parametrize(("method", "target"), TABLE)
-def test_a_request_is_held_if_dockerd_hands_it_to_a_handler_of_held_calls(
+def test_request_is_held_if_dockerd_hands_it_to_a_handler_of_held_calls(
     dockerd: Dockerd, method: str, target: str
 ) -> None:
     agree(dockerd, method, target)
@@ -258,7 +258,7 @@ def test_the_name_that_a_create_asks_for_is_the_one_that_dockerd_reads(dockerd: 
     assert text.startswith(f"Invalid container name ({decision.name}), ")
 
 
-def test_an_empty_first_name_is_left_to_dockerd(dockerd: Dockerd) -> None:
+def test_empty_first_name_is_left_to_dockerd(dockerd: Dockerd) -> None:
     target = "/containers/create?name=&name=b"
     assert route("POST", target) == Route(Action.CREATE)
     with dockerd.restored():

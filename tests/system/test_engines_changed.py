@@ -40,7 +40,7 @@ def scene(node: RealNode) -> Scene:
     return act(node)
 
 
-def test_a_pod_that_a_hook_changes(node: RealNode, client: Any, scene: Scene) -> None:
+def test_pod_that_a_hook_changes(node: RealNode, client: Any, scene: Scene) -> None:
     pod_id = client.run_pod(scene.pod)
     assert node.told() == [("PreRunPodSandbox", told.of_pod(scene.pod))]
     assert node.pod_texts(client, pod_id) == (scene.pod_now.labels, scene.pod_now.annotations)
@@ -51,7 +51,7 @@ def test_a_pod_that_a_hook_changes(node: RealNode, client: Any, scene: Scene) ->
     assert node.told() == [("PostStopPodSandbox", told.of_pod(scene.pod_now))]
 
 
-def test_a_container_that_hooks_change(node: RealNode, client: Any, scene: Scene) -> None:
+def test_container_that_hooks_change(node: RealNode, client: Any, scene: Scene) -> None:
     pod_id = client.run_pod(scene.pod)
     node.told()
     container_id = client.create(pod_id, scene.container, scene.pod)
@@ -70,7 +70,7 @@ def test_a_container_that_hooks_change(node: RealNode, client: Any, scene: Scene
     assert_in_force(client, container_id, scene.parent, STARTED)
 
 
-def test_an_update_that_a_hook_changes(node: RealNode, client: Any, scene: Scene) -> None:
+def test_update_that_a_hook_changes(node: RealNode, client: Any, scene: Scene) -> None:
     pod_id = client.run_pod(scene.pod)
     container_id = client.create(pod_id, scene.container, scene.pod)
     client.start(container_id)
@@ -89,7 +89,7 @@ def test_an_update_that_a_hook_changes(node: RealNode, client: Any, scene: Scene
     ]
 
 
-def test_a_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: Any) -> None:
+def test_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: Any) -> None:
     """The shim tells a proxy that comes later of it, too; containerd keeps the pod's."""
     pod, container = node.plain_pod(), node.rich_container()
     other = node.engine.cgroup_parent(pod.metadata.uid, "aside")
@@ -108,9 +108,7 @@ def test_a_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: 
     assert node.told() == [("PostStopContainer", moved)]
 
 
-def test_a_pods_new_cgroup_parent_reaches_its_containers_without_a_hook(
-    kind: Kind, engine: Any, tmp_path: Path
-) -> None:
+def test_pods_new_cgroup_parent_reaches_its_containers_without_a_hook(kind: Kind, engine: Any, tmp_path: Path) -> None:
     """Also those that are made after a kill of the proxy, and without any plugin."""
     with running(kind, engine, tmp_path, lambda node: register(node, ["PreRunPodSandbox"])) as node:
         pod = node.plain_pod()

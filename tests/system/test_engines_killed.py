@@ -102,7 +102,7 @@ def test_after_a_kill_pods_run_on_and_are_told_of_as_before(node: RealNode, clie
 
 
 @on(CONTAINERD, DOCKERD, OLD_SHIM)
-def test_a_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path) -> None:
+def test_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path) -> None:
     with on_tmpfs() as memory, running(kind, engine, tmp_path, scaled.keeping(memory)) as node, node.client() as client:
 
         def container_of(name: str) -> ContainerConfig:
@@ -161,7 +161,7 @@ def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, call
 
 
 @on(CONTAINERD)
-def test_a_create_that_the_engine_did_not_live_to_see_is_not_sent_again(
+def test_create_that_the_engine_did_not_live_to_see_is_not_sent_again(
     node: RealNode, caller: ThreadPoolExecutor
 ) -> None:
     """The kubelet's next one is good."""
@@ -185,7 +185,7 @@ def test_a_create_that_the_engine_did_not_live_to_see_is_not_sent_again(
 
 
 @on(DOCKERD, OLD_SHIM)
-def test_a_killed_dockerd_is_served_again(node: RealNode, client: Any) -> None:
+def test_killed_dockerd_is_served_again(node: RealNode, client: Any) -> None:
     """The sandbox ended with it: a kubelet makes another one."""
     pod, container = node.rich_pod(), node.rich_container()
     pod_id = client.run_pod(pod)

@@ -122,6 +122,5 @@ def _assert_inside(client: Any, container_id: str, case: Case, values: Values) -
 
 
 def cpus(text: str) -> set[int]:
-    """Return the numbers of a cpuset."""
     ends = [part.partition("-")[::2] for part in text.strip().split(",")]
     return {cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1)}

@@ -39,7 +39,6 @@ class Faulty:
     to_engine: FaultRelay
 
     def was_asked(self, text: str) -> bool:
-        """Tell whether a text passed to the engine."""
         return any(text.encode() in bytes(sent.to_backend) for sent in self.to_engine.connections)
 
 
@@ -93,7 +92,7 @@ def test_refused_call_does_not_reach_the_engine(
     ("fault", "policy"),
     [*((fault, "Ignore") for fault in FAULTS if fault != "refuses"), ("dead", "Fail")],
 )
-def test_a_pod_comes_up_as_without_a_plugin(kind: Kind, engine: Any, tmp_path: Path, fault: str, policy: str) -> None:
+def test_pod_comes_up_as_without_a_plugin(kind: Kind, engine: Any, tmp_path: Path, fault: str, policy: str) -> None:
     """Under Ignore; under Fail with the skip label: it may be the hook server's own pod."""
     with faulty(kind, engine, tmp_path, FAULTS[fault][0], policy) as made, made.node.direct() as direct:
         node = made.node

@@ -66,7 +66,7 @@ def test_what_the_kubelet_did_not_say_is_not_told(node: RealNode, client: Any) -
     ]
 
 
-def test_a_pod_with_the_skip_label_is_not_handed_to_hook_servers(node: RealNode, client: Any) -> None:
+def test_pod_with_the_skip_label_is_not_handed_to_hook_servers(node: RealNode, client: Any) -> None:
     pod, container = skipped(node.rich_pod()), full_container(node)
     pod_id = node.run(client, pod)
     container_id = client.create(pod_id, container, pod)

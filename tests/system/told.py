@@ -8,7 +8,6 @@ from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSan
 
 
 def of_pod(pod: PodSandboxConfig, runtime_handler: str = "") -> api_pb2.PodSandboxHookRequest:
-    """Return the message of the pod's hook points."""
     return api_pb2.PodSandboxHookRequest(
         pod_meta=_pod_meta(pod),
         runtime_handler=runtime_handler,
@@ -62,7 +61,6 @@ def changed_container(container: ContainerConfig, answer: api_pb2.ContainerResou
 
 
 def updated(container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-    """Return the container as it is after the fields that an update names were set."""
     changed = ContainerConfig.FromString(container.SerializeToString())
     changed.linux.resources.MergeFrom(asked)
     return changed
