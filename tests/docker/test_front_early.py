@@ -15,7 +15,7 @@ import pytest
 from runtimeproxy.relay import pair
 from tests.docker.client import request
 from tests.docker.daemon import until
-from tests.system.docker_script import Scripted
+from tests.system.docker_streams import Scripted
 from tests.system.proxy import ProxyInside
 
 IMPORT = b"POST /images/create?fromSrc=- HTTP/1.1\r\nHost: d\r\n"

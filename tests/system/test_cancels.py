@@ -20,7 +20,6 @@ from typing import Any
 import grpc
 import pytest
 
-from runtimeproxy.hookpoints import BY_NAME
 from tests.amounts import SHARE_VARIABLE, Amount
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
@@ -218,54 +217,17 @@ class Counts:
 def kept(rig: Rig) -> list[str]:
     """Say what the proxy keeps for calls, and where the Store differs from the runtime."""
     front: Any = rig.proxy.app.front
-    lifecycle = rig.proxy.app.lifecycle
+    lifecycle, readers = rig.proxy.app.lifecycle, [connection.reader for connection in front.connections]
     has = {*rig.runtime.pod_ids(), *rig.runtime.container_ids()}
-    of_all: dict[str, Any] = {
+    left: dict[str, Any] = {
         "held bytes": front.held_bytes.count,
         "tasks": len(front.tasks),
         "held calls": lifecycle.holds()[0],
         "calls under way": lifecycle.under_way(),
-        "turns": len(lifecycle._turns.queues),
+        "streams": [stream for reader in readers if rig.front is CRI for stream in (*reader.streams, *reader.open)],
         "only in the Store or at the runtime": rig.proxy.store.ids() ^ has,
     }
-    of_each = kept_of_cri if rig.front is CRI else kept_of_docker
-    found = [of_all, kept_for_hooks(rig), *map(of_each, front.connections)]
-    return [f"{name}: {value}" for values in found for name, value in values.items() if value]
-
-
-def kept_for_hooks(rig: Rig) -> dict[str, Any]:
-    (plugin,) = rig.proxy.app.manager.plugins_for(BY_NAME[POINTS[0]])
-    client: Any = plugin.client
-    link = client._unary._link
-    outlet = link._calls.outlet
-    return {
-        "hook calls": client._in_flight,
-        "hook streams": [*link._open, *link._calls._calls],
-        **kept_of_outlet("hook server", outlet),
-    }
-
-
-def kept_of_cri(connection: Any) -> dict[str, Any]:
-    reader = connection.reader
-    return {
-        "streams": list(reader.streams),
-        "open streams": list(reader.open),
-        **kept_of_outlet("client", reader.client_out),
-        **kept_of_outlet("runtime", reader.runtime_out),
-    }
-
-
-def kept_of_outlet(peer: str, outlet: Any) -> dict[str, Any]:
-    """Return what waits for a peer, and what of its window on the connection will never be given back."""
-    return {
-        f"queues toward the {peer}": list(outlet.queues),
-        f"stream windows of the {peer}": list(outlet._stream_windows),
-        f"lost window of the {peer}": outlet.outstanding - outlet._owed,
-    }
-
-
-def kept_of_docker(connection: Any) -> dict[str, Any]:
-    return {"requests": list(connection.reader._pending)}
+    return [f"{name}: {value}" for name, value in left.items() if value]
 
 
 # ---- the tests

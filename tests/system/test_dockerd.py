@@ -86,7 +86,7 @@ def test_what_is_not_a_pods_is_not_handed_to_hook_servers(node: RealNode) -> Non
 
 
 @ONE
-def test_after_a_kill_an_env_that_equals_the_images_is_taken_for_the_images(node: RealNode) -> None:
+def test_env_that_equals_the_images_counts_as_the_images_after_a_kill(node: RealNode) -> None:
     pod, container = node.rich_pod(), node.rich_container()
     container.envs.add(key="PATH", value=images.IMAGE_ENVIRONMENT[0].removeprefix("PATH=").encode())
     with node.client() as client:

@@ -94,7 +94,7 @@ def test_form_is_read_as_dockerd_reads_it_or_is_on_the_list(
         assert rule in READ_BY_DOCKERD
 
 
-def test_the_rules_that_dockerd_is_milder_about_are_those_with_a_form_that_it_reads(dockerd: Dockerd) -> None:
+def test_rules_that_dockerd_is_milder_about_have_a_form_that_it_reads(dockerd: Dockerd) -> None:
     refused = [(rule, form) for form in FORMS if (rule := follow(stream(form, TARGETS[0])).rule) is not None]
     read = {
         rule for rule, form in refused if b"No such container: behind" in ask(dockerd.socket, stream(form, TARGETS[0]))

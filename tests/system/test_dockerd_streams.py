@@ -16,7 +16,6 @@ from tests.docker.client import request
 from tests.engines import docker_cli
 from tests.engines.containerd import EngineError
 from tests.engines.dockerd import BUSYBOX, Dockerd
-from tests.system.docker_lines import serving
 from tests.system.docker_streams import (
     API,
     LAST_CHUNK,
@@ -27,6 +26,7 @@ from tests.system.docker_streams import (
     Exec,
     post,
     resident_bytes,
+    serving,
 )
 from tests.system.proxy import ProxyProcess, wait_until
 

@@ -182,36 +182,3 @@ def test_create_that_the_engine_did_not_live_to_see_is_not_sent_again(
         assert node.told() == [("PreCreateContainer", told.of_container(pod, container))]
         end(client, pod_id, container_id)
         assert ("PostStopContainer", told.of_container(pod, container, container_id)) in node.told()
-
-
-@on(DOCKERD, OLD_SHIM)
-def test_killed_dockerd_is_served_again(node: RealNode, client: Any) -> None:
-    """The sandbox ended with it: a kubelet makes another one."""
-    pod, container = node.rich_pod(), node.rich_container()
-    pod_id = client.run_pod(pod)
-    container_id = client.create(pod_id, container, pod)
-    node.engine.kill()
-    try:
-        # On a connection of its own: the other client's ends with the daemon's, sooner or later.
-        with node.client() as other:
-            assert node.failure(lambda: other.update(container_id, UPDATE)).status == 502
-    finally:
-        node.engine.launch()
-    node.told()
-    client.update(container_id, UPDATE)
-    updated = told.of_container(pod, node.updated(container, UPDATE), container_id)
-    assert node.told() == [("PreUpdateContainerResources", updated)]
-    client.stop_pod(pod_id)
-    assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
-
-    pod.metadata.attempt += 1
-    container.metadata.attempt += 1
-    container_id = client.create(client.run_pod(pod), container, pod)
-    client.start(container_id)
-    created = told.of_container(pod, container, container_id)
-    assert node.told() == [
-        ("PreRunPodSandbox", told.of_pod(pod)),
-        ("PreCreateContainer", told.of_container(pod, container)),
-        ("PreStartContainer", created),
-        ("PostStartContainer", created),
-    ]

@@ -22,9 +22,24 @@ from tests.fakes.dockerd_client import Raw, until
 from tests.fakes.dockerd_received import Received
 from tests.fakes.runtime import FakeRuntime
 from tests.system.clients import Client
-from tests.system.docker_lines import Build, Events, Lines, Pull, asked, run_container, serving
-from tests.system.docker_script import Scripted
-from tests.system.docker_streams import API, LAST_CHUNK, MIB, UPGRADE, Attach, Exec, Hijacked, resized
+from tests.system.docker_streams import (
+    API,
+    LAST_CHUNK,
+    MIB,
+    UPGRADE,
+    Attach,
+    Build,
+    Events,
+    Exec,
+    Hijacked,
+    Lines,
+    Pull,
+    Scripted,
+    asked,
+    resized,
+    run_container,
+    serving,
+)
 from tests.system.proxy import ProxyProcess
 from tests.system.times import in_time
 
