@@ -86,15 +86,6 @@ class Hijacked:
         self.end()
         return Sum(count, digest.hexdigest())
 
-    def shown(self, text: bytes) -> bytes:
-        """Return what a terminal shows from here up to and with a text."""
-        output = b""
-        while not output.endswith(text):
-            data = self._file.read(1)
-            assert data, f"the stream ends with {output!r}"
-            output += data
-        return output
-
     def frames(self) -> Iterator[tuple[int, bytes]]:
         """Yield which stream, and bytes of it, up to the end of the connection."""
         while head := self._file.read(FRAME_HEAD_BYTES):

@@ -18,7 +18,7 @@ import pytest
 
 from tests.amounts import SHARE_VARIABLE, Amount
 from tests.fakes.faults import FaultRelay
-from tests.system import mutations, seen
+from tests.system import mutations
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
@@ -171,7 +171,7 @@ async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tm
     call = mutations.calls()[name]
     proxy = call.front.process(tmp_path)  # its end finds tracebacks and errors in the log
     async with BrokenRuntime(proxy.runtime, call).serving() as runtime, proxy:
-        await _survives(proxy, call, runtime, mutations.ask, seen.PASSED_ON[call.front.name])
+        await _survives(proxy, call, runtime, mutations.ask, mutations.PASSED_ON[call.front.name])
 
 
 async def test_image_service_that_talks_nonsense_costs_its_own_call_only(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ async def test_image_service_that_talks_nonsense_costs_its_own_call_only(tmp_pat
     call, images = mutations.calls()["cri-image"], tmp_path / "images.sock"
     proxy = CRI.process(tmp_path, remote_image_service_endpoint=str(images))
     async with HostileRuntime(proxy.runtime).serving(), BrokenRuntime(images, call).serving() as service, proxy:
-        await _survives(proxy, call, service, mutations.ask_image, seen.image_passed_on)
+        await _survives(proxy, call, service, mutations.ask_image, mutations.image_passed_on)
 
 
 async def _survives(

@@ -100,16 +100,6 @@ def test_execs_whose_stdin_ends_give_their_output(path: str, box: str) -> None:
     assert {(outcome.exit_code, outcome.stderr) for outcome in outcomes} == {(0, b"")}
 
 
-def test_exec_is_resized_while_it_runs(path: str, box: str) -> None:
-    script = "echo ready; while read line; do busybox stty size; done"
-    with Exec(path, box, ["sh", "-c", script], stdin=True, tty=True) as command:
-        command.shown(b"ready\r\n")
-        for width in range(80, 90):
-            post(path, f"/exec/{command.id}/resize?h=33&w={width}")
-            command.send(b"\n")
-            command.shown(b"33 %d\r\n" % width)
-
-
 # ---- clients that do not read, say nothing, or leave
 
 

@@ -14,14 +14,13 @@ from tests.fakes import hookanswers, registration
 from tests.fakes.cri_pb2 import LinuxContainerResources
 from tests.system.fronts import Values
 from tests.system.koordlet_cases import CASES, POD, UPDATE, Case, goes_out
-from tests.system.node import CPU, inside
+from tests.system.node import CPU
 from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, Kind, RealNode, on, running
 
 pytestmark = [pytest.mark.engine, on(CONTAINERD, OLD_CRI, DOCKERD)]
 
 POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
 """What a koordlet with its defaults lists, beside the point that the protocol lacks."""
-UNLIMITED = {"cpu_shares": 700, "cpu_quota": -1, "memory_limit_in_bytes": -1}
 
 
 @pytest.fixture
@@ -30,52 +29,17 @@ def node(kind: Kind, engine: Any, tmp_path: Path) -> Iterator[RealNode]:
         yield made
 
 
-@pytest.fixture
-def koordlet(node: RealNode) -> None:
-    """Let the node's hook server be a koordlet, which the proxy knows."""
+def test_whole_echo_changes_nothing(node: RealNode, client: Any) -> None:
     node.hooks.default = hookanswers.koordlet()
     registration.write_as_koordlet(node.proxy.registrations, node.hooks.socket_path, POINTS)
     node.proxy.wait_for_registration("koordlet.json")
-
-
-@pytest.mark.usefixtures("koordlet")
-def test_it_sets_unlimited_and_clears_the_cpuset(node: RealNode, client: Any) -> None:
-    pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
-    container.envs.add(key="LEVEL", value=b"debug")  # named twice: an echo must not change which one counts
-    for point in POINTS:
-        node.hooks.on(point, hookanswers.koordlet(**UNLIMITED, cpuset_cpus=""))
-
-    pod_id = client.run_pod(pod)
-    kept = node.pod_resources(client, pod_id)
-    assert (kept["cpu_quota"], kept["cpu_shares"], kept.get("memory_limit_in_bytes", 0)) == (-1, 700, 0)
-
-    container_id = client.create(pod_id, container, pod)
-    assert node.cpuset(client, container_id) == "", "the cpuset that the kubelet asked for is cleared"
-    client.start(container_id)
-    first = node.first_act(client, pod, container_id)
-    for setting, value in UNLIMITED.items():
-        assert cgroups.parse(setting, first[setting]) == cgroups.expected(setting, value), setting
-    assert first["LEVEL"] == "debug"
-
-    # The kubelet limits again, and koordlet lifts the limits again.
-    limits = LinuxContainerResources(cpu_quota=20000, cpu_shares=100, cpuset_cpus=CPU, memory_limit_in_bytes=1 << 26)
-    client.update(container_id, limits)
-    for setting, value in UNLIMITED.items():
-        assert inside(client, container_id, setting) == cgroups.expected(setting, value), setting
-    assert node.cpuset(client, container_id) == ""
-    assert [point for point, _ in node.told()] == list(POINTS)
-    assert "left out" not in node.proxy.output()
-    assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
-
-
-@pytest.mark.usefixtures("koordlet")
-def test_whole_echo_changes_nothing(node: RealNode, client: Any) -> None:
     pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
     with node.direct() as direct:
         asked = LinuxContainerResources(cpu_shares=300)
         seen = [node.lived(each, pod, container, asked) for each in (client, direct)]
     assert seen[0] == seen[1]
     assert [point for point, _ in node.told()] == list(POINTS)
+    assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
 
 
 def test_each_of_its_answers_holds_inside_the_container(node: RealNode, client: Any) -> None:
