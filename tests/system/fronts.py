@@ -182,15 +182,11 @@ class Runtime(Protocol):
         """Let the list of containers be so long; return the reply's message."""
 
 
-class Sent(Protocol):
-    """Sends one request on a connection of its own, which is dropped at the end of the context.
+Sent = Callable[..., AbstractAsyncContextManager["asyncio.Future[bytes]"]]
+"""Takes a socket, a verb (ping) and a request; sends it on a connection of its own, which is dropped at the end.
 
-    The future's result is the reply's message. It raises ConnectionError if there is no runtime, or no more connection.
-    """
-
-    def __call__(
-        self, socket: Path | str, verb: str = "ping", request: bytes | None = None
-    ) -> AbstractAsyncContextManager[asyncio.Future[bytes]]: ...
+The future's result is the reply's message. It raises ConnectionError if there is no runtime, or no more connection.
+"""
 
 
 @dataclass(frozen=True, slots=True)
