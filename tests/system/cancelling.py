@@ -6,7 +6,6 @@ A call leaves a place only when its gate is open, or by a cancel; all times are 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -33,30 +32,23 @@ REACH_SECONDS = 20.0
 
 
 class Moment(Enum):
-    """When the client leaves."""
+    """When the client leaves, and the place that the call is at then."""
 
-    PART = "a part of the request is sent"
-    SENT = "the request is sent"
-    ASKED = "the hook server works"
-    ALLOWED = "the hook server has just answered"
-    WORKING = "the runtime works"
-    CARRIED_OUT = "the runtime has carried it out"
-    ANSWERED = "the runtime has just answered"
-    TOLD = "the Post hook runs"
+    PART = "a part of the request is sent", ""
+    SENT = "the request is sent", ""
+    ASKED = "the hook server works", "hook"
+    ALLOWED = "the hook server has just answered", "hook"
+    WORKING = "the runtime works", "runtime"
+    CARRIED_OUT = "the runtime has carried it out", "reply"
+    ANSWERED = "the runtime has just answered", "reply"
+    TOLD = "the Post hook runs", "post"
+
+    def __init__(self, text: str, place: str) -> None:
+        self.text = text
+        self.place = place
 
 
 PLACES = ("hook", "runtime", "reply", "post")
-_AT = {
-    Moment.PART: "",
-    Moment.SENT: "",
-    Moment.ASKED: "hook",
-    Moment.ALLOWED: "hook",
-    Moment.WORKING: "runtime",
-    Moment.CARRIED_OUT: "reply",
-    Moment.ANSWERED: "reply",
-    Moment.TOLD: "post",
-}
-"""The place that the call is at then."""
 _JUST_LEFT = frozenset({Moment.ALLOWED, Moment.ANSWERED})
 
 MOMENTS = {
@@ -122,7 +114,7 @@ class Trial:
     runtime_done: bool = False
 
     def __post_init__(self) -> None:
-        at = _AT[self.moment]
+        at = self.moment.place
         for name in PLACES[: PLACES.index(at)] if at else ():
             self.place(name).gate.set()
         if self.moment is not Moment.TOLD:
@@ -139,7 +131,7 @@ class Trial:
 
     async def reach(self) -> None:
         """Wait for the moment. Raises TimeoutError."""
-        at = _AT[self.moment]
+        at = self.moment.place
         async with asyncio.timeout(REACH_SECONDS):
             if self.moment is not Moment.SENT:
                 await self.heard.wait()
@@ -162,7 +154,7 @@ class Trial:
     def __repr__(self) -> str:
         places = {name: (place.visits, place.staying, place.saw) for name in PLACES for place in [self.place(name)]}
         seen = f"heard {self.heard.is_set()}, left {self.left_at}, seen {self.runtime_saw}, done {self.runtime_done}"
-        return f"<{self.name} {self.verb}, {self.moment.value}: {places}, {seen}>"
+        return f"<{self.name} {self.verb}, {self.moment.text}: {places}, {seen}>"
 
 
 Trials = dict[str, Trial]
@@ -330,24 +322,7 @@ class LeavingClient(H2Client):
             self._flush()
 
 
-class Line(ABC):
-    """A client's way to make one call, and to leave."""
-
-    @abstractmethod
-    async def send(self, trial: Trial, message: bytes) -> None:
-        """Send a trial's request, or a part of it."""
-
-    @abstractmethod
-    async def leave(self) -> None:
-        """Leave in the front's way."""
-
-    @property
-    def answered(self) -> bool:
-        """Tell whether the client has seen the end of the call."""
-        return False
-
-
-class CriLine(Line):
+class CriLine:
     """A stream: of a connection that is closed with it, or of one that others share, where it is reset."""
 
     def __init__(self, client: LeavingClient, shared: bool) -> None:
@@ -378,8 +353,10 @@ class CriLine(Line):
         return self._answer.done()
 
 
-class DockerLine(Line):
+class DockerLine:
     """A connection over which something was asked before, as dockershim keeps its connections."""
+
+    answered = False
 
     def __init__(self, socket: Path) -> None:
         self._socket = str(socket)
@@ -395,3 +372,6 @@ class DockerLine(Line):
 
     async def leave(self) -> None:
         self.client.abort()
+
+
+Line = CriLine | DockerLine

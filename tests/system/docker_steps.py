@@ -10,6 +10,7 @@ import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,11 @@ LAST_ARCHIVE = b"<the last archive that a step wrote>"
 """Stands for it as the ``stdin`` of a step."""
 
 
-def plain(output: bytes) -> str:
-    return docker_cli.masked(output)
-
-
-def figures(output: bytes) -> str:
-    """Compare a table of what is used, without the figures."""
-    return docker_cli.masked(output, docker_cli.FIGURES)
-
-
-def transfer(output: bytes) -> str:
-    """Compare what push and pull tell, without progress."""
-    return docker_cli.masked(output, docker_cli.TRANSFERS)
+plain: View = docker_cli.masked
+figures: View = partial(docker_cli.masked, rules=docker_cli.FIGURES)
+"""A table of what is used, without the figures."""
+transfer: View = partial(docker_cli.masked, rules=docker_cli.TRANSFERS)
+"""What push and pull tell, without progress."""
 
 
 def unordered(output: bytes) -> str:

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from hpack import Decoder, HPACKError
 
-from runtimeproxy.cri.image import AWAY
-from tests.cri.peer import CREATE, PULL, REPLY, TRAILERS, VERSION, Ack, Data, Headers, Settings, block, grpc, refusal
+from tests.cri.peer import CREATE, REPLY, TRAILERS, VERSION, Ack, Data, Headers, Settings, grpc
 from tests.docker.client import chunked
 from tests.fakes import cri_pb2
 from tests.system.cri_front import CRI
@@ -101,10 +100,9 @@ def _docker_answers(status: str, body: bytes) -> tuple[bytes, ...]:
 
 
 def calls() -> dict[str, Call]:
-    """Return one call that passes and one that is held, of each front, and one of the image service."""
+    """Return one call that passes and one that is held, of each front."""
     cri, docker = CRI.caller("nowhere"), DOCKER.caller("nowhere")
     created = cri_pb2.CreateContainerResponse(container_id=CONTAINER_ID).SerializeToString()
-    pulled = cri_pb2.PullImageResponse(image_ref="sha256:" + CONTAINER_ID).SerializeToString()
     body = f'{{"Id":"{CONTAINER_ID}","Warnings":[]}}\n'.encode()
 
     def of_cri(fields: tuple[tuple[bytes, bytes], ...], request: bytes, message: bytes) -> Call:
@@ -114,7 +112,6 @@ def calls() -> dict[str, Call]:
     return {
         "cri": of_cri(VERSION, b"", b"\x0a\x010"),
         "cri-held": of_cri(CREATE, cri.create_request("pod"), created),
-        "cri-image": of_cri(PULL, b"", pulled),
         "docker": Call(DOCKER, docker.request("ping"), _docker_whole, _docker_answers("200 OK", b"OK"), b"OK"),
         "docker-held": Call(
             DOCKER, docker.create_request("pod"), _docker_whole, _docker_answers("201 Created", body), body.strip()
@@ -178,47 +175,12 @@ async def ask(path: Path, request: bytes) -> bytes:
     return bytes(got)
 
 
-async def ask_image(path: Path, request: bytes) -> bytes:
-    """Send the request of an image on stream 1; return all that comes until that stream ends, or is reset.
-
-    The connection lives on: the runtime's version is asked for on it. Raises ConnectionError if there is no answer.
-    """
-    loop, got, frames = asyncio.get_running_loop(), bytearray(), Frames()
-
-    async def until_the_end_of(stream: int) -> None:
-        ended = False
-        while not ended:
-            data = await loop.sock_recv(sock, AT_ONCE_BYTES)
-            if not data:
-                raise ConnectionError(f"the connection has ended after {bytes(got)!r}")
-            got.extend(data)
-            ended = any(_ends(*frame[:2]) for frame in frames.feed(data) if frame[2] == stream)
-
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.setblocking(False)
-        await loop.sock_connect(sock, str(path))
-        await loop.sock_sendall(sock, request)
-        await until_the_end_of(1)
-        came = bytes(got)
-        await loop.sock_sendall(sock, Headers(3, VERSION).wire() + Data(3, grpc(b""), end=True).wire())
-        await until_the_end_of(3)
-        if Headers(3, TRAILERS, end=True).wire()[9:] not in got[len(came) :]:
-            raise ConnectionError(f"the runtime's version came as {bytes(got[len(came) :])!r}")
-    return came
-
-
-def _ends(kind: int, flags: int) -> bool:
-    """Tell whether a frame of this type ends its stream: DATA or HEADERS with END_STREAM, or RST_STREAM."""
-    return kind == 0x3 or (kind in (0x0, 0x1) and bool(flags & 0x1))
-
-
 # ---- what a client may see of a broken answer: the runtime's own bytes as far as they came
 
 _DATA, _HEADERS, _RESET, _PUSH_PROMISE, _CONTINUATION = 0x0, 0x1, 0x3, 0x5, 0x9
 _END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
 _REFUSED_STREAM = (7).to_bytes(4, "big")
 """How the proxy tells that a stream is above the last id of the runtime's GOAWAY."""
-_CANCEL = (8).to_bytes(4, "big")
 _SIZE_UPDATE = b"\x20"
 """A dynamic table of no bytes: the proxy may put that before a block (relay-rules A1)."""
 
@@ -247,15 +209,6 @@ def cri_passed_on(sent: bytes, came: bytes) -> bool:
     """Tell whether all messages, headers and ends of streams that came were sent."""
     there = _streams(sent)
     return all(there[number].has(stream) for number, stream in _streams(came).items())
-
-
-def image_passed_on(sent: bytes, came: bytes) -> bool:
-    """Tell the same of an image service's stream 1, which the proxy ends with a refusal, or a reset in an answer."""
-    there, here = _streams(sent), _streams(came)
-    if len(here[1].blocks) == 1 and here[1].blocks[0] & _REFUSED:
-        here[1].blocks, here[1].ended = [], False
-    here[1].resets -= {_CANCEL} | there[1].resets
-    return all(there[number].has(stream) for number, stream in here.items())
 
 
 def docker_passed_on(sent: bytes, came: bytes) -> bool:
@@ -311,6 +264,3 @@ def _forms(decoder: Decoder, block: bytes) -> frozenset[object]:
         return frozenset({plain, tuple(map(tuple, decoder.decode(block, raw=True)))})
     except HPACKError:
         return frozenset({plain})
-
-
-_REFUSED = _forms(Decoder(), block(refusal(14, AWAY.encode())))

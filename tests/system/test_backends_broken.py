@@ -22,9 +22,9 @@ from tests.system import mutations
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
-from tests.system.hostile import HostileRuntime, Process
+from tests.system.hostile import Process
 from tests.system.mutations import BrokenRuntime
-from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess, answers, until
+from tests.system.proxy import ROOT, WAIT_SECONDS, answers, until
 from tests.system.times import FEW_TIMES, judged, limit
 
 pytestmark = pytest.mark.slow
@@ -171,35 +171,17 @@ async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tm
     call = mutations.calls()[name]
     proxy = call.front.process(tmp_path)  # its end finds tracebacks and errors in the log
     async with BrokenRuntime(proxy.runtime, call).serving() as runtime, proxy:
-        await _survives(proxy, call, runtime, mutations.ask, mutations.PASSED_ON[call.front.name])
-
-
-async def test_image_service_that_talks_nonsense_costs_its_own_call_only(tmp_path: Path) -> None:
-    """The connection, on which the image is asked for, lives: the runtime answers on it."""
-    call, images = mutations.calls()["cri-image"], tmp_path / "images.sock"
-    proxy = CRI.process(tmp_path, remote_image_service_endpoint=str(images))
-    async with HostileRuntime(proxy.runtime).serving(), BrokenRuntime(images, call).serving() as service, proxy:
-        await _survives(proxy, call, service, mutations.ask_image, mutations.image_passed_on)
-
-
-async def _survives(
-    proxy: ProxyProcess,
-    call: mutations.Call,
-    runtime: BrokenRuntime,
-    ask: Callable[[Path, bytes], Awaitable[bytes]],
-    passed_on: Callable[[bytes, bytes], bool],
-) -> None:
-    process = Process(proxy.pid)
-    for number in range(MUTATIONS.now):
-        runtime.answer = call.answer(number)
-        came = await asyncio.wait_for(ask(proxy.socket, call.request), 20)
-        assert passed_on(runtime.answer, came), (number, runtime.answer, came)
-        if number % 10 == 0:
-            runtime.answer = call.answers[0]
-            assert call.good in await asyncio.wait_for(ask(proxy.socket, call.request), 20)
-        if number == 10:
-            before = process.descriptors()
-    await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
+        process = Process(proxy.pid)
+        for number in range(MUTATIONS.now):
+            runtime.answer = call.answer(number)
+            came = await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
+            assert mutations.PASSED_ON[call.front.name](runtime.answer, came), (number, runtime.answer, came)
+            if number % 10 == 0:
+                runtime.answer = call.answers[0]
+                assert call.good in await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
+            if number == 10:
+                before = process.descriptors()
+        await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
 
 
 # ---- the runtime of the other mode

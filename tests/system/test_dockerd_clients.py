@@ -137,23 +137,6 @@ def told(answer: Any) -> Any:
     return answer.status_code, answer.reason, headers, answer.content
 
 
-def a_life(http: Requests) -> Any:
-    """Make, start twice, update, list by label, stop by name, wait for and remove a container."""
-    made = http.made("sleep", "1000", Labels={"scenario": "life"})
-    calls = (
-        ("POST", f"/containers/{made}/start"),
-        ("POST", f"/containers/{made[:12]}/start"),
-        ("POST", "/containers/box/update"),
-        ("POST", "/containers/box/stop?t=0"),
-        ("POST", "/containers/box/wait"),
-        ("DELETE", "/containers/box?v=1"),
-        ("DELETE", "/containers/box?v=1"),
-    )
-    answers = [http(method, path, json={"CpuShares": 512} if "update" in path else None) for method, path in calls]
-    assert [answer.status_code for answer in answers] == [204, 304, 200, 204, 200, 204, 404]
-    return [told(answer) for answer in answers]
-
-
 def two_streams(http: Requests) -> Any:
     """Follow the daemon's events, and within them the log of a container that ends."""
     http.made("sh", "-c", TALK, Tty=True)
@@ -170,16 +153,7 @@ def two_streams(http: Requests) -> Any:
     return lines, first_event
 
 
-def a_load(http: Requests) -> Any:
-    """Send an archive in chunks."""
-    archive = http("GET", f"/images/{quote(BUSYBOX)}/get").content
-    pieces = (archive[start : start + 10000] for start in range(0, len(archive), 10000))
-    answer = http("POST", "/images/load", data=pieces, headers={"Content-Type": "application/x-tar"})
-    assert b"Loaded image" in answer.content
-    return answer.status_code, answer.content
-
-
-REQUESTS = (every_version, a_life, two_streams, a_load)
+REQUESTS = (every_version, two_streams)
 
 
 @pytest.mark.parametrize("scenario", REQUESTS, ids=lambda scenario: scenario.__name__)
