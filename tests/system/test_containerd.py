@@ -14,9 +14,8 @@ from tests.engines import cri, streaming
 from tests.engines.containerd import Containerd, EngineError
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.engines.test_containerd_direct import upper_case_server
-from tests.fakes.cri_pb2 import CONTAINER_EXITED
 from tests.fakes.faults import FaultRelay
-from tests.system.node import MIB, serving, told_by_first_act
+from tests.system.node import serving
 from tests.system.proxy import wait_until
 from tests.system.real import CONTAINERD, OLD_CRI, Kind, RealNode, on, running
 
@@ -24,24 +23,6 @@ pytestmark = pytest.mark.engine
 
 BOTH = on(CONTAINERD, OLD_CRI)
 ONE = on(CONTAINERD)
-
-
-@BOTH
-def test_execs_logs_and_exit_codes(node: RealNode, client: cri.CriClient) -> None:
-    pod, container = node.rich_pod(), node.rich_container()
-    pod_id = client.run_pod(pod)
-    container_id = client.create(pod_id, container, pod)
-    client.start(container_id)
-    done = client.exec_sync(container_id, "/bin/sh", "-c", "echo out; echo err >&2; exit 7")
-    assert (done.stdout, done.stderr, done.exit_code) == (b"out\n", b"err\n", 7)
-    big = client.exec_sync(container_id, "head", "-c", str(3 * MIB), "/dev/zero")
-    assert (big.stdout, big.exit_code) == (bytes(3 * MIB), 0)
-    told_by_first_act(pod)
-    lines = Path(pod.log_directory, "main.log").read_text().splitlines()
-    assert [line.split(" ", 3)[1:] for line in lines][-1] == ["stdout", "F", "first=done"]
-    client.stop(container_id)
-    status = client.status(container_id).status
-    assert (status.state, status.exit_code) == (CONTAINER_EXITED, 137)
 
 
 @BOTH

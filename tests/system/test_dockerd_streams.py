@@ -1,5 +1,7 @@
 """Streams of a real dockerd through the proxy: every byte, in little memory, however long nothing was said.
 
+That is promise 12, fault matrix S6.
+
 scripts/soak runs the full amounts. How soon a byte comes is measured on a fake (test_streams).
 """
 
@@ -65,18 +67,20 @@ def run(dockerd: Dockerd, name: str, script: str) -> None:
 # ---- every byte
 
 
-def test_exec_carries_both_ways_at_once(path: str, box: str) -> None:
-    with Exec(path, box, ["cat"], stdin=True) as command:
+@pytest.mark.parametrize("upgrade", [True, False])
+def test_exec_carries_both_ways_at_once(path: str, box: str, upgrade: bool) -> None:
+    with Exec(path, box, ["cat"], stdin=True, upgrade=upgrade) as command:
         sent, came = command.both(STREAM_BYTES.now)
     assert came == sent
 
 
-def test_attach_carries_both_ways_at_once(path: str, dockerd: Dockerd) -> None:
+@pytest.mark.parametrize("upgrade", [True, False])
+def test_attach_carries_both_ways_at_once(path: str, dockerd: Dockerd, upgrade: bool) -> None:
     stdin = {"AttachStdin": True, "OpenStdin": True, "StdinOnce": True}
     unlogged = {"NetworkMode": "none", "LogConfig": {"Type": "none"}}
     with dockerd.restored():
         post(path, "/containers/create?name=cat", {"Image": BUSYBOX, "Cmd": ["cat"], **stdin, "HostConfig": unlogged})
-        with Attach(path, "cat") as command:
+        with Attach(path, "cat", upgrade=upgrade) as command:
             post(path, "/containers/cat/start")
             sent, came = command.both(STREAM_BYTES.now)
     assert came == sent

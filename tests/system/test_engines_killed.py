@@ -194,27 +194,3 @@ def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, call
     stopped = ("PostStopContainer", ended)
     assert stops == [stopped] or (not outlives and stops == 2 * [stopped])
     assert pod_stop == ("PostStopPodSandbox", told.of_pod(pod))
-
-
-@on(CONTAINERD)
-def test_create_that_the_engine_did_not_live_to_see_is_not_sent_again(
-    node: RealNode, caller: ThreadPoolExecutor
-) -> None:
-    """The kubelet's next one is good."""
-    pod, container = node.plain_pod(), node.rich_container()
-    with node.client() as client:
-        pod_id = client.run_pod(pod)
-        node.engine.halt()
-        create = caller.submit(client.create, pod_id, container, pod)
-        wait_until(lambda: bool(node.hooks.calls_of("PreCreateContainer")), "the hook server is asked")
-        node.engine.kill()
-        assert node.failure(lambda: create.result(WAIT_SECONDS)).status == node.front.lost
-        assert node.failure(client.version).status == node.front.lost
-    node.engine.launch()
-    node.told()
-    with node.client() as client:
-        assert not [made for made in client.containers() if made.pod_sandbox_id == pod_id]
-        container_id = client.create(pod_id, container, pod)
-        assert node.told() == [("PreCreateContainer", told.of_container(pod, container))]
-        end(client, pod_id, container_id)
-        assert ("PostStopContainer", told.of_container(pod, container, container_id)) in node.told()

@@ -1,4 +1,7 @@
-"""On real engines: what a hook server that is dead, fails, hangs, answers badly or refuses means under each policy."""
+"""On real engines: what a hook server that is dead, fails, hangs, answers badly or refuses means under each policy.
+
+That is fault matrix H12, too: a hook server's own pod comes up under Fail.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,25 +1,24 @@
-"""Streams are pipes: every byte, at once, each way, to each side's own end; a tunnel passes what it cannot read.
+"""Streams are pipes: a line comes when it is said, and a tunnel passes what it cannot read.
 
-That is promise 12, fault matrix S6. A client that does not read, and one that leaves a slow peer, are in
-tests/relay/test_pair*.py; silence is in test_quiet; scripts/soak runs the full amounts.
+That is promise 12, fault matrix S6. Ends and clients that do not read are in tests/relay/test_pair*.py, silence is in
+test_quiet, the full amounts in test_dockerd_streams.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.amounts import EXECS_ON_A_FAKE, KEPT_STREAM_BYTES, STREAM_BYTES, Amount
+from tests.amounts import STREAM_BYTES, Amount
 from tests.docker.client import request
 from tests.engines import cri
 from tests.fakes import cri_pb2
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw, until
-from tests.fakes.dockerd_received import Received
 from tests.fakes.runtime import FakeRuntime
 from tests.system.clients import Client
 from tests.system.docker_streams import (
@@ -27,11 +26,9 @@ from tests.system.docker_streams import (
     LAST_CHUNK,
     MIB,
     UPGRADE,
-    Attach,
     Build,
     Events,
     Exec,
-    Hijacked,
     Lines,
     Pull,
     Scripted,
@@ -46,11 +43,9 @@ from tests.system.times import in_time
 pytestmark = pytest.mark.slow
 
 LINE_SECONDS, LINES = 0.050, Amount(20, 20)
-LEAVE_SECONDS, LEAVING_CLIENTS = 0.100, Amount(1, 20)
 QUIET_SECONDS = 0.05
 """How long a test looks for bytes that must not come."""
 EVENTS = Amount(100, 100)
-UPGRADES = pytest.mark.parametrize("upgrade", [True, False])
 
 
 @pytest.fixture(scope="module")
@@ -72,30 +67,6 @@ async def fake(proxy: ProxyProcess) -> AsyncIterator[FakeDockerd]:
         yield dockerd
 
 
-# ---- every byte
-
-
-def an_exec(path: str, upgrade: bool) -> Hijacked:
-    return Exec(path, "c1", ["cat"], stdin=True, upgrade=upgrade)
-
-
-def an_attach(path: str, upgrade: bool) -> Hijacked:
-    return Attach(path, "c1", upgrade=upgrade)
-
-
-@UPGRADES
-@pytest.mark.parametrize(("begin", "amount"), [(an_exec, STREAM_BYTES), (an_attach, KEPT_STREAM_BYTES)])
-async def test_command_carries_both_ways_at_once(
-    path: str, fake: FakeDockerd, begin: Callable[[str, bool], Hijacked], amount: Amount, upgrade: bool
-) -> None:
-    def cat() -> None:
-        with begin(path, upgrade) as command:
-            sent, came = command.both(amount.now)
-        assert came == sent
-
-    await asyncio.to_thread(cat)
-
-
 async def test_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) -> None:
     """By somebody else: data and sizes go at the same time."""
 
@@ -108,21 +79,6 @@ async def test_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) ->
 
     resizes = await asyncio.to_thread(cat)
     assert len(fake.requests("POST /exec/{ref}/resize")) == resizes > 1
-
-
-@UPGRADES
-async def test_output_comes_whole_behind_the_clients_half_close(path: str, fake: FakeDockerd, upgrade: bool) -> None:
-    """At once, as ``docker exec`` without -i and -t does; and behind the whole of stdin."""
-
-    def execs() -> None:
-        for number in range(EXECS_ON_A_FAKE.now // 2):
-            with Exec(path, "c1", ["source", "5"], stdin=False, upgrade=upgrade, ends=True) as command:
-                assert command.output() == (bytes(5), b"")
-            with Exec(path, "c1", ["sink"], stdin=True, upgrade=upgrade) as command:
-                command.feed(number * 1000)
-                assert command.output() == (b"%d\n" % (number * 1000), b"")
-
-    await asyncio.to_thread(execs)
 
 
 # ---- at once
@@ -180,42 +136,7 @@ async def test_container_events_come_within_50_ms(tmp_path: Path, version: str) 
         await in_time(0.050, EVENTS, on_a_new_stream)
 
 
-# ---- the end
-
-LEAVING: dict[str, tuple[str, str, bytes]] = {
-    "logs": ("GET /containers/c1/logs?stdout=1&follow=1", "", b""),
-    "events": ("GET /events", "", b""),
-    "wait": ("POST /containers/c1/wait", "Content-Length: 0", b""),
-    "pull": ("POST /images/create?fromImage=web", "Content-Length: 0", b""),
-    "stats": ("GET /containers/c1/stats", "", b""),
-    "attach": ("POST /containers/c1/attach?stream=1&stdin=1&stdout=1", "Content-Length: 0", b""),
-    "a sized body": ("POST /images/load", "Content-Length: 1000", b"half"),
-    "a chunked body": ("POST /images/load", "Transfer-Encoding: chunked", b"5\r\nha"),
-    "an archive": ("PUT /containers/c1/archive?path=/", "Content-Length: 1000", b"half"),
-}
-"""Name -> request, its framing, and what comes of its body."""
-
-
-@pytest.mark.parametrize("name", LEAVING)
-async def test_client_that_leaves_ends_the_daemons_side(path: str, fake: FakeDockerd, name: str) -> None:
-    line, framing, rest = LEAVING[name]
-    fake.feed("POST /images/create")
-
-    def mine(before: int) -> list[Received]:
-        return [got for got in list(fake.received)[before:] if got.target == API + line.partition(" ")[2]]
-
-    async def leave() -> Sequence[float]:
-        before = len(fake.received)
-        async with await asked(path, line, *filter(None, [framing]), rest=rest):
-            await until(lambda: mine(before))
-            [received] = mine(before)
-            await until(lambda: received.status == 200 or received.body)
-        began = time.monotonic()
-        await until(lambda: received.client_ended)
-        return [time.monotonic() - began]
-
-    await in_time(LEAVE_SECONDS, LEAVING_CLIENTS, leave)
-
+# ---- tunnels
 
 ATTACHED = f"POST {API}/containers/c1/attach?stdin=1&stream=1"
 SESSION = ("Connection: Upgrade", "Upgrade: h2c", "X-Docker-Expose-Session-Uuid: 1")
@@ -272,17 +193,3 @@ async def test_tunnel_passes_what_it_cannot_read(proxy: ProxyProcess, name: str)
             assert await daemon.exactly(len(call)) == call
             daemon.send(call)
             assert await client.exactly(len(call)) == call
-
-
-@pytest.mark.parametrize("name", TUNNELS)
-async def test_each_side_of_a_tunnel_ends_by_itself(proxy: ProxyProcess, name: str) -> None:
-    for first_is_client in (True, False):
-        async with tunnel(proxy, name) as ends:
-            first, second = ends if first_is_client else ends[::-1]
-            first.send(b"last words")
-            first.end()
-            assert await second.rest() == b"last words"
-            second.send(b"the first one still reads")
-            assert await first.exactly(25) == b"the first one still reads"
-            second.end()
-            assert await first.rest() == b""
