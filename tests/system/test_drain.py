@@ -5,11 +5,13 @@ That is promise 19, fault matrix P3. What is waited for and in which order is in
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from tests.fakes import hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime, Injection
+from tests.system.clients import Client
 from tests.system.fronts import POD, Failed, Front, Runtime
 from tests.system.proxy import WAIT_SECONDS, ProxyInside, ProxyProcess, until
 from tests.system.rawclient import RawClient
@@ -175,3 +178,35 @@ async def test_client_of_cri_sees_two_goaways_then_refusals_then_the_last_answer
         assert last == [("answered", 1), ("end", 0)]
         assert not runtime.requests("RunPodSandbox")
         assert len(runtime.requests("Version")) == 1
+
+
+async def test_call_at_the_image_endpoint_is_waited_for(tmp_path: Path) -> None:
+    images = str(tmp_path / "images.sock")
+    async with (
+        FakeRuntime(str(tmp_path / "runtime.sock")),
+        FakeRuntime(images) as service,
+        ProxyInside(tmp_path, remote_image_service_endpoint=images) as proxy,
+        Client(proxy.socket) as client,
+    ):
+        service.inject("ListImages", Injection(delay_seconds=1))
+        call = asyncio.ensure_future(client.call("ListImages"))
+        await until(lambda: bool(service.requests("ListImages")), "the image service has the request")
+        draining = asyncio.create_task(proxy.app.front.drain(WAIT_SECONDS))
+        await call
+        await asyncio.wait_for(draining, WAIT_SECONDS / 2)
+
+
+async def test_client_of_cri_that_has_left_is_not_waited_for(tmp_path: Path) -> None:
+    """Although the runtime does not even see that."""
+    with socket.socket(socket.AF_UNIX) as runtime:
+        runtime.bind(str(tmp_path / "runtime.sock"))
+        runtime.listen()
+        async with ProxyInside(tmp_path) as proxy:
+            front: Any = proxy.app.front
+            async with RawClient.connected(proxy.socket) as client:
+                client.call(1, "Version")
+                await until(lambda: any(one.unfinished().calls for one in front.connections), "its call is open")
+            (connection,) = front.connections
+            await until(lambda: connection.pair.client_ended, "the client has left")
+            assert connection in front.connections
+            await asyncio.wait_for(front.drain(WAIT_SECONDS), WAIT_SECONDS / 2)
