@@ -4,11 +4,12 @@ That is promise 19, fault matrix P3. What is waited for and in which order is in
 """
 
 import asyncio
+import os
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.system.clients import Client
 from tests.system.fronts import POD, Failed, Front, Runtime
-from tests.system.proxy import WAIT_SECONDS, ProxyInside, ProxyProcess, until
+from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyInside, ProxyProcess, until
 from tests.system.rawclient import RawClient
+from tests.system.test_process import SUPERVISED
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +150,30 @@ async def test_call_without_an_answer_is_settled_while_others_are_finished(
         gate.set()
         await held
     assert ANSWERED in proxy.output()
+
+
+async def test_supervisors_socket_keeps_new_clients_for_the_next_proxy(
+    front: Front, tmp_path: Path, runtime: Runtime
+) -> None:
+    """While the old one still works on its last call, a new client waits in the listener."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "proxy.sock"))
+        listener.listen(64)
+        os.set_inheritable(listener.fileno(), True)
+        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
+        proxy = front.process(tmp_path, program=program, pass_fds=[listener.fileno()])
+        runtime.upset("list", delay_seconds=1)
+        async with AsyncExitStack() as stack:
+            async with stopping(proxy), front.caller(proxy.socket) as caller:
+                last = asyncio.ensure_future(caller.act("list"))
+                await until(lambda: bool(runtime.asked("list")), "the runtime has the request")
+                tell(proxy)
+                await asyncio.to_thread(proxy.wait_for_log, DRAINING)
+                early = await stack.enter_async_context(front.sent(proxy.socket))
+                await last
+            assert not early.done()
+            async with proxy:
+                await asyncio.wait_for(early, WAIT_SECONDS)
 
 
 async def test_client_of_cri_sees_two_goaways_then_refusals_then_the_last_answer(
