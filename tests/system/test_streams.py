@@ -193,3 +193,17 @@ async def test_tunnel_passes_what_it_cannot_read(proxy: ProxyProcess, name: str)
             assert await daemon.exactly(len(call)) == call
             daemon.send(call)
             assert await client.exactly(len(call)) == call
+
+
+@pytest.mark.parametrize("name", TUNNELS)
+async def test_each_side_of_a_tunnel_ends_by_itself(proxy: ProxyProcess, name: str) -> None:
+    for first_is_client in (True, False):
+        async with tunnel(proxy, name) as ends:
+            first, second = ends if first_is_client else ends[::-1]
+            first.send(b"last words")
+            first.end()
+            assert await second.rest() == b"last words"
+            second.send(b"the first one still reads")
+            assert await first.exactly(25) == b"the first one still reads"
+            second.end()
+            assert await first.rest() == b""
