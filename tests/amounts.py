@@ -43,9 +43,6 @@ class Amount:
 CALLS_OF_A_CLIENT = Amount(1_000, 100_000)
 STREAM_BYTES = Amount(10 << 20, 1 << 30)
 """Through one pipe, each way."""
-KEPT_STREAM_BYTES = Amount(4 << 20, 64 << 20)
-"""The same where a fake keeps what passes, or a terminal is slow."""
-EXECS_ON_A_FAKE = Amount(100, 1_000)
 EXECS_OF_THE_CLI = Amount(10, 1_000)
 IDLE_SECONDS = Amount(2, 900)
 """How long a stream says nothing."""

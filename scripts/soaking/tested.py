@@ -16,14 +16,12 @@ def _system(*names: str) -> Sequence[str]:
     return [f"tests/system/test_{name}.py" for name in names]
 
 
-HOOKS = _system(
-    "answers", "breaker", "failures", "hook_hangs", "plugins", "policy_exact", "registration_swaps", "secrets"
-)
+HOOKS = _system("hook_failures", "plugins", "policy_exact", "registration_swaps", "secrets")
 PEERS = (
     "tests/docker/test_boundaries.py::test_heads_that_come_byte_by_byte_disturb_nobody",
-    *_system("backends_broken", "bounds", "connections", "events"),
+    *_system("backends_broken", "bounds", "crowd"),
 )
-CANCELS = _system("calls", "cancels")
+CANCELS = _system("cancels")
 RESTARTS = _system("restarts", "runtime_away", "engines_killed", "containerd")
 KILLS = (*_system("restart", "originals", "originals_spoilt"), "tests/test_originals_file.py")
 
@@ -51,8 +49,7 @@ def clients(share: float) -> Found:
 
 def streams(share: float) -> Found:
     """Run the tests of Docker mode's streams."""
-    files = ("docker_streams", "docker_tunnels", "dockerd_streams")
-    passed = run_tests([f"tests/system/test_{name}.py" for name in files], share)
+    passed = run_tests(_system("streams", "dockerd_streams"), share)
     return Found(
         [
             Figure("tests that passed", f"{len(passed.tests)}"),

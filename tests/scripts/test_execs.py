@@ -10,7 +10,7 @@ from scripts.benchmark import docker
 from scripts.demonstration.processes import DemoError
 from scripts.soaking.execs import Execs
 from tests.fakes.dockerd import FakeDockerd, Injection
-from tests.system.docker_lines import run_container
+from tests.system.docker_streams import run_container
 
 CALLS = 5
 

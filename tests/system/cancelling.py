@@ -1,8 +1,6 @@
-"""Calls whose clients leave at a chosen moment, and a hook server and runtimes that keep a call until they let it go.
+"""Calls whose clients leave at a chosen moment, and the hook server and runtimes that keep a call until then.
 
-Owns the moments of a call, the places that it comes to, what each of them saw of the client's leaving and when.
-Must not know: what is judged, the proxy.
-Invariant: a call leaves a place only when its gate is open, or by a cancel; all times are the event loop's.
+A call leaves a place only when its gate is open, or by a cancel; all times are the event loop's.
 """
 
 from __future__ import annotations
@@ -11,10 +9,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import grpc
 
+from tests.docker.client import Client, request
 from tests.fakes import cri_pb2
 from tests.fakes.dockerd_received import Injection, Received
 from tests.fakes.dockerd_routes import PING, Match
@@ -22,8 +22,9 @@ from tests.fakes.dockerd_service import Service
 from tests.fakes.dockerd_wire import Exchange, Reader
 from tests.fakes.hookanswers import HookCall
 from tests.fakes.runtime import Context, _Handlers
-from tests.system.cri_front import CriRuntime
+from tests.system.cri_front import METHODS, CriRuntime
 from tests.system.docker_front import DockerRuntime
+from tests.system.h2client import PREFIX_BYTES, Answer, H2Client
 
 MARK = "x-trial"
 """Names a call to the fake CRI runtime, in its metadata; the query's ``trial`` does to the fake dockerd."""
@@ -31,30 +32,23 @@ REACH_SECONDS = 20.0
 
 
 class Moment(Enum):
-    """When the client leaves."""
+    """When the client leaves, and the place that the call is at then."""
 
-    PART = "a part of the request is sent"
-    SENT = "the request is sent"
-    ASKED = "the hook server works"
-    ALLOWED = "the hook server has just answered"
-    WORKING = "the runtime works"
-    CARRIED_OUT = "the runtime has carried it out"
-    ANSWERED = "the runtime has just answered"
-    TOLD = "the Post hook runs"
+    PART = "a part of the request is sent", ""
+    SENT = "the request is sent", ""
+    ASKED = "the hook server works", "hook"
+    ALLOWED = "the hook server has just answered", "hook"
+    WORKING = "the runtime works", "runtime"
+    CARRIED_OUT = "the runtime has carried it out", "reply"
+    ANSWERED = "the runtime has just answered", "reply"
+    TOLD = "the Post hook runs", "post"
+
+    def __init__(self, text: str, place: str) -> None:
+        self.text = text
+        self.place = place
 
 
 PLACES = ("hook", "runtime", "reply", "post")
-_AT = {
-    Moment.PART: "",
-    Moment.SENT: "",
-    Moment.ASKED: "hook",
-    Moment.ALLOWED: "hook",
-    Moment.WORKING: "runtime",
-    Moment.CARRIED_OUT: "reply",
-    Moment.ANSWERED: "reply",
-    Moment.TOLD: "post",
-}
-"""The place that the call is at then."""
 _JUST_LEFT = frozenset({Moment.ALLOWED, Moment.ANSWERED})
 
 MOMENTS = {
@@ -66,7 +60,6 @@ MOMENTS = {
 
 
 def now() -> float:
-    """Return the event loop's time in seconds."""
     return asyncio.get_running_loop().time()
 
 
@@ -81,7 +74,6 @@ class Place:
     saw: float | None = None
 
     async def stay(self) -> None:
-        """Stay."""
         self.visits += 1
         self.staying += 1
         self.came.set()
@@ -122,14 +114,13 @@ class Trial:
     runtime_done: bool = False
 
     def __post_init__(self) -> None:
-        at = _AT[self.moment]
+        at = self.moment.place
         for name in PLACES[: PLACES.index(at)] if at else ():
             self.place(name).gate.set()
         if self.moment is not Moment.TOLD:
             self.post.gate.set()
 
     def place(self, name: str) -> Place:
-        """Return one of the places."""
         found: Place = getattr(self, name)
         return found
 
@@ -140,7 +131,7 @@ class Trial:
 
     async def reach(self) -> None:
         """Wait for the moment. Raises TimeoutError."""
-        at = _AT[self.moment]
+        at = self.moment.place
         async with asyncio.timeout(REACH_SECONDS):
             if self.moment is not Moment.SENT:
                 await self.heard.wait()
@@ -163,7 +154,7 @@ class Trial:
     def __repr__(self) -> str:
         places = {name: (place.visits, place.staying, place.saw) for name in PLACES for place in [self.place(name)]}
         seen = f"heard {self.heard.is_set()}, left {self.left_at}, seen {self.runtime_saw}, done {self.runtime_done}"
-        return f"<{self.name} {self.verb}, {self.moment.value}: {places}, {seen}>"
+        return f"<{self.name} {self.verb}, {self.moment.text}: {places}, {seen}>"
 
 
 Trials = dict[str, Trial]
@@ -189,14 +180,12 @@ class CriTrials(CriRuntime):
         self._trials = trials
 
     async def start(self) -> None:
-        """Listen on the socket."""
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((_CriHandlers(self, self._trials),))
         self._server.add_insecure_port(f"unix:{self.socket_path}")
         await self._server.start()
 
     def started(self, container_id: str) -> bool:
-        """Tell whether a container runs."""
         return self.state.containers[container_id].state == cri_pb2.CONTAINER_RUNNING
 
 
@@ -256,11 +245,9 @@ class DockerTrials(DockerRuntime):
         self._of_connection: dict[int, Trial] = {}
 
     def trial(self, received: Received) -> Trial | None:
-        """Return the trial that a request belongs to."""
         return self._trials.get(received.head.query.get("trial", ""))
 
     def record(self, received: Received) -> None:
-        """Know whose connection it is."""
         super().record(received)
         trial = self.trial(received)
         if trial is not None and not trial.heard.is_set():
@@ -268,7 +255,6 @@ class DockerTrials(DockerRuntime):
             self._of_connection[received.connection] = trial
 
     def connection_ended(self, connection: int) -> None:
-        """Take that a client sends no more: as dockerd, let its calls go on."""
         trial = self._of_connection.pop(connection, None)
         if trial is not None:
             trial.runtime_saw = now()
@@ -276,7 +262,6 @@ class DockerTrials(DockerRuntime):
             trial.open()
 
     def started(self, container_id: str) -> bool:
-        """Tell whether a container runs."""
         return self.state.containers[container_id].running
 
 
@@ -288,7 +273,6 @@ class _DockerService(Service):
         self._of = dockerd
 
     async def serve(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> None:
-        """Serve a connection, and know when its client sends no more."""
         watch = asyncio.create_task(self._watch(reader, connection))
         try:
             await super().serve(reader, writer, connection)
@@ -313,3 +297,81 @@ class _DockerService(Service):
             exchange.write = late  # type: ignore[method-assign]
             await trial.runtime.stay()
         await super()._answer(exchange, found, injection)
+
+
+# ---- clients that make one call and leave it
+
+
+class LeavingClient(H2Client):
+    """A client that may send no more than a part of a request."""
+
+    _most: int | None = None
+
+    async def open_part(self, path: str, message: bytes, mark: str, size: int) -> tuple[int, asyncio.Future[Answer]]:
+        self._most = size
+        try:
+            return await self.open(path, message, [(MARK, mark)])
+        finally:
+            self._most = None
+
+    async def _send(self, stream: int, body: bytes) -> None:
+        if self._most is None:
+            await super()._send(stream, body)
+        else:
+            self._h2.send_data(stream, body[: self._most])
+            self._flush()
+
+
+class CriLine:
+    """A stream: of a connection that is closed with it, or of one that others share, where it is reset."""
+
+    def __init__(self, client: LeavingClient, shared: bool) -> None:
+        self._client = client
+        self._shared = shared
+        self._stream = 0
+        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    async def send(self, trial: Trial, message: bytes) -> None:
+        path = f"/runtime.v1.RuntimeService/{METHODS[trial.verb]}"
+        if not self._shared:
+            await self._client.__aenter__()
+        if trial.moment is Moment.PART:
+            size = int(trial.share * (PREFIX_BYTES + len(message)))
+            self._stream, self._answer = await self._client.open_part(path, message, trial.name, size)
+        else:
+            self._stream, self._answer = await self._client.open(path, message, [(MARK, trial.name)])
+
+    async def leave(self) -> None:
+        if not self._shared:
+            await self._client.__aexit__(None, None, None)
+        elif not self._answer.done():
+            self._client.reset(self._stream)
+        self._answer.cancel()
+
+    @property
+    def answered(self) -> bool:
+        return self._answer.done()
+
+
+class DockerLine:
+    """A connection over which something was asked before, as dockershim keeps its connections."""
+
+    answered = False
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = str(socket)
+        self.client: Client
+
+    async def send(self, trial: Trial, message: bytes) -> None:
+        self.client = await Client.connect(self._socket)
+        self.client.send(request("GET", f"/_ping?trial={trial.name}"))
+        await self.client.answer("GET")
+        head, _, rest = message.partition(b" HTTP/1.1")
+        mark = b"%btrial=%b HTTP/1.1" % (b"&" if b"?" in head else b"?", trial.name.encode())
+        self.client.send(trial.part(head + mark + rest))
+
+    async def leave(self) -> None:
+        self.client.abort()
+
+
+Line = CriLine | DockerLine

@@ -1,14 +1,11 @@
 """What passed on both sides of the proxy, read by Python's own HTTP/2 libraries: hyperframe and hpack.
 
-Owns the two relays that keep the bytes, and the reading of bytes into streams.
-Must not know: what the proxy does with them.
-Invariant: nothing of ``runtimeproxy.wire`` is used: it is what is being judged.
+Nothing of ``runtimeproxy.wire`` is used: it is what is being judged.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import hpack
@@ -31,7 +28,6 @@ class Half:
 
     @property
     def fields(self) -> dict[bytes, bytes]:
-        """Return the fields of all its header lists."""
         return {name: value for fields in self.lists for name, value in fields}
 
 
@@ -94,9 +90,7 @@ class Capture:
         await self.behind.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: object) -> None:
         await self.before.stop()
         await self.behind.stop()
 

@@ -1,12 +1,9 @@
 """The asynchronous gRPC client of the system tests: bytes in and out, with what the calls of a kubelet carry.
 
-Owns the channel and the shape of a small pod and container.
-Must not know: whether a proxy or a runtime listens.
-Invariant: messages are sent as they were given, bytes that no library would make among them.
+Messages are sent as they were given, bytes that no library would make among them.
 """
 
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -35,9 +32,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: object) -> None:
         await self.channel.close()
 
     def path(self, method: str) -> str:
@@ -58,17 +53,14 @@ class Client:
         return unary(_bytes(request), **more)
 
     def both(self, method: str, **more: Any) -> Any:
-        """Start a call that streams both ways."""
         both: Any = self.channel.stream_stream(self.path(method))
         return both(**more)
 
     async def run_pod(self, config: cri_pb2.PodSandboxConfig | None = None) -> str:
-        """Run a pod; return its id."""
         request = cri_pb2.RunPodSandboxRequest(config=config or pod())
         return cri_pb2.RunPodSandboxResponse.FromString(await self.call("RunPodSandbox", request)).pod_sandbox_id
 
     async def create(self, pod_id: str, config: cri_pb2.ContainerConfig | None = None) -> str:
-        """Create a container; return its id."""
         reply = await self.call("CreateContainer", create_request(pod_id, config))
         return cri_pb2.CreateContainerResponse.FromString(reply).container_id
 
@@ -99,7 +91,6 @@ def container(name: str = "main", **more: Any) -> cri_pb2.ContainerConfig:
 def create_request(
     pod_id: str, config: cri_pb2.ContainerConfig | None = None, sandbox: cri_pb2.PodSandboxConfig | None = None
 ) -> cri_pb2.CreateContainerRequest:
-    """Return the request that creates a container in a pod."""
     return cri_pb2.CreateContainerRequest(
         pod_sandbox_id=pod_id, config=config or container(), sandbox_config=sandbox or pod()
     )

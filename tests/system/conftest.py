@@ -17,14 +17,12 @@ __all__ = ["client", "engine", "lent", "shared"]
 
 @pytest.fixture(params=[CRI, DOCKER], ids=lambda front: front.name)
 def front(request: pytest.FixtureRequest) -> Front:
-    """Return each front in turn."""
     made: Front = request.param
     return made
 
 
 @pytest.fixture
 async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    """Run the front's fake runtime."""
     async with front.runtime(str(tmp_path / "runtime.sock")) as fake:
         yield fake
 

@@ -1,8 +1,6 @@
 """The CRI front as tests see it: a fake CRI runtime, and a kubelet's gRPC calls.
 
-Owns the way of the verbs to CRI's methods and messages.
-Must not know: what is tested.
-Invariant: a request is the message's bytes.
+A request is the message's bytes.
 """
 
 from __future__ import annotations
@@ -53,46 +51,36 @@ class CriRuntime(FakeRuntime):
         super().__init__(socket_path, RuntimeState(shape), keep_received)
 
     def verbs(self) -> list[str]:
-        """Return what callers asked for."""
         return [VERBS[received.method] for received in self.received if not _is_the_proxys(received)]
 
     def asked(self, verb: str) -> list[bytes]:
-        """Return the messages of a method."""
         return [received.message for received in self.requests(METHODS[verb]) if not _is_the_proxys(received)]
 
     def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
-        """Delay, or answer UNKNOWN."""
         code = grpc.StatusCode.UNKNOWN if text else None
         self.inject(METHODS[verb], Injection(delay_seconds=delay_seconds, code=code, details=text))
 
     def given_up(self, verb: str) -> bool:
-        """Tell whether the call was cancelled."""
         return [received for received in self.requests(METHODS[verb]) if not _is_the_proxys(received)][-1].cancelled
 
     def pod_ids(self) -> list[str]:
-        """Return the ids of all pods."""
         return list(self.state.pods)
 
     def container_ids(self) -> list[str]:
-        """Return the ids of all containers."""
         return list(self.state.containers)
 
     def reads(self) -> int:
-        """Count the statuses that the proxy asked for."""
         asked = self.requests("PodSandboxStatus") + self.requests("ContainerStatus")
         return sum(_is_the_proxys(received) for received in asked)
 
     def vanish(self, subject_id: str) -> None:
-        """Drop the record."""
         (self.state.pods if subject_id in self.state.pods else self.state.containers).pop(subject_id)
 
     def envs(self) -> list[tuple[str, str]]:
-        """Return what the config of the last create says."""
         config = cri_pb2.CreateContainerRequest.FromString(self.asked("create")[-1]).config
         return [(entry.key, entry.value.decode()) for entry in config.envs]
 
     def long_list(self, count: int, total_bytes: int) -> bytes:
-        """Fill ListContainers."""
         self.state.fill_list(count, total_bytes)
         assert self.state.big_list is not None
         return self.state.big_list
@@ -127,43 +115,35 @@ class CriCaller(Caller):
         self._client = Client(socket)
 
     async def close(self) -> None:
-        """Close the channel."""
         await self._client.channel.close()
 
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
-        """Call a method."""
         try:
             return bytes(await self._client.call(METHODS[verb], request, timeout=seconds))
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from None
 
     def pod_request(self, pod: Pod) -> bytes:
-        """Return a RunPodSandboxRequest."""
         return cri_pb2.RunPodSandboxRequest(config=_pod_config(pod)).SerializeToString()
 
     def container_request(self, pod_id: str, container: Container) -> bytes:
-        """Return a CreateContainerRequest."""
         pod = _pod_config(self.pods.get(pod_id, POD))
         return clients.create_request(pod_id, _container_config(container), pod).SerializeToString()
 
     def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
-        """Return an UpdateContainerResourcesRequest."""
         return cri_pb2.UpdateContainerResourcesRequest(
             container_id=container_id, linux=_resources(resources), annotations=annotations
         ).SerializeToString()
 
     def request(self, verb: str, subject_id: str = "") -> bytes:
-        """Return a request of an id alone: in all of them it is field 1."""
         if not subject_id:
             return b""
         return cri_pb2.StartContainerRequest(container_id=subject_id).SerializeToString()
 
     def broken_request(self, verb: str, text: bytes) -> bytes:
-        """Return a field that is longer than the message."""
         return b"\x0a\x05\xff" + text
 
     def id_in(self, verb: str, reply: bytes) -> str:
-        """Read the reply of the verb's own type."""
         if verb == "run_pod":
             return cri_pb2.RunPodSandboxResponse.FromString(reply).pod_sandbox_id
         if verb == "create":
@@ -171,11 +151,9 @@ class CriCaller(Caller):
         return cri_pb2.PodSandboxStatusResponse.FromString(reply).status.id
 
     async def chat(self) -> _Chat:
-        """Call a service that nobody knows."""
         return _Chat(self._client)
 
     async def pass_by(self, secret: str) -> None:
-        """Call a service that nobody knows, with metadata."""
         with suppress(grpc.aio.AioRpcError):
             await self._client.call(
                 f"/no.such.Service/{secret}", secret.encode(), metadata=(("authorization", secret),)

@@ -1,8 +1,6 @@
 """The Docker front as tests see it: a fake dockerd, and dockershim's calls for a kubelet.
 
-Owns the way of the verbs to Docker's routes and bodies, and connections that are kept as Go's client keeps them.
-Must not know: what is tested.
-Invariant: a request is all its bytes, head and body; every request of a caller has the API's version in its path, which
+A request is all its bytes, head and body; every request of a caller has the API's version in its path, which
 those of the proxy itself never have.
 """
 
@@ -57,26 +55,21 @@ class DockerRuntime(FakeDockerd):
         return [received for received in self.received if received.target.startswith("/v")]
 
     def _is(self, received: Received, verb: str) -> bool:
-        """Tell whether a request is one of a verb: pods and containers have their routes in common."""
         of_pod = POD_NAME in received.target or any(pod_id in received.target for pod_id in self.pod_ids())
         return received.route == ROUTES[verb] and of_pod == verb.endswith(("_pod", "pod_status"))
 
     def verbs(self) -> list[str]:
-        """Return what callers asked for; the start of a pod sandbox is a part of run_pod."""
         found = (next((verb for verb in ROUTES if self._is(received, verb)), "") for received in self._asked())
         return [verb for verb in found if verb]
 
     def asked(self, verb: str) -> list[bytes]:
-        """Return the requests of a verb."""
         return [received.raw for received in self._asked() if self._is(received, verb)]
 
     def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
-        """Delay a route, or answer 500."""
         status = 500 if text else 0
         self.inject(ROUTES[verb], Injection(delay_seconds=delay_seconds, status=status, message=text))
 
     def given_up(self, verb: str) -> bool:
-        """Tell whether the connection ended."""
         return self.requests(ROUTES[verb])[-1].client_ended
 
     def _ids(self, kind: str) -> list[str]:
@@ -84,29 +77,23 @@ class DockerRuntime(FakeDockerd):
         return [one.id for one in self.state.containers.values() if (one.config["Labels"] or {}).get(label) == kind]
 
     def pod_ids(self) -> list[str]:
-        """Return the ids of all pod sandboxes."""
         return self._ids("podsandbox")
 
     def container_ids(self) -> list[str]:
-        """Return the ids of all containers of pods."""
         return self._ids("container")
 
     def reads(self) -> int:
-        """Count the containers that the proxy inspected."""
         asked = self.requests(ROUTES["pod_status"])
         return sum(not received.target.startswith("/v") for received in asked)
 
     def vanish(self, subject_id: str) -> None:
-        """Drop the record, and tell no event."""
         del self.state.containers[subject_id]
 
     def envs(self) -> list[tuple[str, str]]:
-        """Return what the body of the last create says."""
         _, _, body = self.asked("create")[-1].partition(b"\r\n\r\n")
         return [(key, value) for key, _, value in (entry.partition("=") for entry in json.loads(body)["Env"])]
 
     def long_list(self, count: int, total_bytes: int) -> bytes:
-        """Fill GET /containers/json."""
         self.fill_list(count, total_bytes)
         assert self.big_list is not None
         return self.big_list
@@ -131,21 +118,18 @@ class _Chat:
 class DockerCaller(Caller):
     """A kubelet that speaks through dockershim; ``version`` stands in front of every path."""
 
-    def __init__(self, socket: Path | str, *, version: str = VERSION, driver: str = "cgroupfs") -> None:
+    def __init__(self, socket: Path | str, *, version: str = VERSION) -> None:
         super().__init__()
         self._socket = str(socket)
         self._version = version
-        self._driver = driver
         self._kept: list[Client] = []
         self._chats: list[Client] = []
 
     async def close(self) -> None:
-        """Close all connections that are kept."""
         for client in (*self._kept, *self._chats):
             await client.close()
 
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
-        """Send a request over a connection that is free, which is kept for the next one if that may be."""
         return (await self._ask(request, seconds)).body
 
     async def _ask(self, data: bytes, seconds: float = SECONDS) -> Answer:
@@ -171,7 +155,6 @@ class DockerCaller(Caller):
         return _checked(answer)
 
     async def run_pod(self, pod: Pod = POD) -> str:
-        """Create a pod sandbox, and start it: no hook point is told of that."""
         pod_id = await super().run_pod(pod)
         await self.act("start", pod_id)
         return pod_id
@@ -180,28 +163,23 @@ class DockerCaller(Caller):
         return request(method, self._version + path, b"" if body is None else go_json(body), *lines)
 
     def pod_request(self, pod: Pod) -> bytes:
-        """Return the create of a pod sandbox."""
-        body = bodies.sandbox_body(pod, PAUSE_IMAGE, self._driver)
+        body = bodies.sandbox_body(pod, PAUSE_IMAGE, "cgroupfs")
         return self._request("POST", f"/containers/create?name={bodies.sandbox_name(pod)}", body)
 
     def container_request(self, pod_id: str, container: Container) -> bytes:
-        """Return the create of a container."""
         pod = self.pods.get(pod_id, POD)
-        body = bodies.container_body(pod, container, pod_id, self._driver)
+        body = bodies.container_body(pod, container, pod_id, "cgroupfs")
         return self._request("POST", f"/containers/create?name={bodies.container_name(pod, container)}", body)
 
     def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
-        """Return the update of a container, in which annotations have no place."""
         return self._request("POST", f"/containers/{container_id}/update", bodies.update_body(resources, True))
 
     def request(self, verb: str, subject_id: str = "") -> bytes:
-        """Return a request without a body, but for an update, which has one that changes nothing."""
         method, _, path = ROUTES[verb].partition(" ")
         body = bodies.update_body({}, True) if verb == "update" else None
         return self._request(method, path.replace("{ref}", subject_id) + QUERIES.get(verb, ""), body)
 
     def broken_request(self, verb: str, text: bytes) -> bytes:
-        """Return a request whose body ends in the middle of a text; without a body, one of what is not there."""
         method, _, path = ROUTES[verb].partition(" ")
         target = self._version + path.replace("{ref}", text.decode())
         if verb == "start":
@@ -209,11 +187,9 @@ class DockerCaller(Caller):
         return request(method, target, b'{"Labels":{"io.kubernetes.docker.type":"podsandbox","secret":"' + text)
 
     def id_in(self, verb: str, reply: bytes) -> str:
-        """Read the Id."""
         return str(json.loads(reply)["Id"])
 
     async def chat(self) -> _Chat:
-        """Run ``cat`` in a new container."""
         container_id = await self.create(await self.run_pod())
         await self.act("start", container_id)
         config = {**bodies.exec_body(["cat"]), "AttachStdin": True, "Tty": True}
@@ -225,7 +201,6 @@ class DockerCaller(Caller):
         return _Chat(client)
 
     async def pass_by(self, secret: str) -> None:
-        """Exec, pull with a registry's password, ask for what is not there, and say what is no HTTP."""
         auth = f"X-Registry-Auth: {secret}"
         container_id = await self.create(await self.run_pod())
         for data in (

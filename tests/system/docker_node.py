@@ -1,28 +1,20 @@
 """A node with a real dockerd: a kubelet's pods reach it through dockershim, and the proxy.
 
-Owns the way of CRI's messages through dockershim's calls, and what two pods have in common when they are inspected.
-Must not know: what a hook server is told or what it changes.
-Invariant: a test asks this client as it asks that of CRI; only what dockershim cannot say has no method here.
+A test asks this client as it asks that of CRI; only what dockershim cannot say has no method here.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Self
 
-from tests.engines import docker_cli
+from tests.engines import cri, docker_cli
 from tests.engines.docker_cli import Mask, Outcome
-from tests.engines.dockerd import Dockerd
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
-from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, Dockershim, Generation
+from tests.fakes.dockershim import CRI_DOCKERD, Dockershim, Generation
 from tests.fakes.dockershim_bodies import Pod, Values
-from tests.system.node import LAST_LINE, Hooked, beside, names_and_values, register
-from tests.system.proxy import ProxyProcess
+from tests.system import node
+from tests.system.node import LAST_LINE, names_and_values
 
-GENERATIONS = (CRI_DOCKERD, DOCKERSHIM)
 OF_THIS_RUN = (
     *docker_cli.DRAWN,
     Mask("<pid>", r'"Pid": \d+', "processes are numbered as they come"),
@@ -40,11 +32,10 @@ class Kubelet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         self.shim.close()
 
     def docker(self, *arguments: str, exit_code: int = 0) -> Outcome:
@@ -54,13 +45,11 @@ class Kubelet:
         return outcome
 
     def version(self) -> dict[str, Any]:
-        """Ask for the daemon's version."""
         return self.shim.version()
 
     # ---- pods
 
     def run_pod(self, config: PodSandboxConfig) -> str:
-        """Run a pod sandbox; return its id."""
         pod = _pod(config)
         return self.shim.run_pod_sandbox(
             pod.name,
@@ -74,21 +63,17 @@ class Kubelet:
         )
 
     def stop_pod(self, pod_id: str) -> None:
-        """Stop a pod sandbox."""
         self.shim.stop_pod_sandbox(pod_id)
 
     def remove_pod(self, pod_id: str) -> None:
-        """Remove a pod sandbox with its containers."""
         self.shim.remove_pod_sandbox(pod_id)
 
     def pods(self) -> list[Any]:
-        """List all pod sandboxes."""
         return [SimpleNamespace(id=pod["Id"]) for pod in self.shim.list_pod_sandboxes()]
 
     # ---- containers
 
     def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str:
-        """Create a container in a pod; return its id."""
         self.shim.pods[pod_id] = _pod(pod)
         return self.shim.create_container(
             pod_id,
@@ -102,19 +87,15 @@ class Kubelet:
         )
 
     def start(self, container_id: str) -> None:
-        """Start a created container."""
         self.shim.start_container(container_id)
 
     def update(self, container_id: str, resources: LinuxContainerResources) -> None:
-        """Change the resources of a container."""
         self.shim.update_container_resources(container_id, _values(resources))
 
     def stop(self, container_id: str, grace_seconds: int = 0) -> None:
-        """Stop a container."""
         self.shim.stop_container(container_id, grace_seconds)
 
     def remove(self, container_id: str) -> None:
-        """Remove a container."""
         self.shim.remove_container(container_id)
 
     def exec_sync(self, container_id: str, *command: str) -> Any:
@@ -127,7 +108,6 @@ class Kubelet:
         return dict(self.shim.inspect(container_id)["HostConfig"])
 
     def labels(self, container_id: str) -> dict[str, str]:
-        """Return the labels of a container or a sandbox."""
         return dict(self.shim.inspect(container_id)["Config"]["Labels"])
 
     def told_by_first_act(self, container_id: str) -> dict[str, str]:
@@ -167,34 +147,53 @@ def _values(resources: LinuxContainerResources) -> Values:
     return named
 
 
-@dataclass(frozen=True, slots=True)
-class DockerNode(Hooked):
-    """A node with a dockerd."""
+# ---- what is left of a kubelet's pod and container on their way through dockershim, and what comes in on it
 
-    engine: Dockerd
-
-    def client(self, generation: Generation = CRI_DOCKERD) -> Kubelet:
-        """Return a kubelet that uses the proxy's socket."""
-        return Kubelet(str(self.proxy.socket), generation)
-
-    def direct(self) -> Kubelet:
-        """Return a kubelet that uses dockerd's own socket."""
-        return Kubelet(self.engine.socket)
+KUBELETS_ANNOTATIONS = {
+    "io.kubernetes.container.hash": "d464c1e4",
+    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+    "io.kubernetes.container.terminationMessagePolicy": "File",
+    "io.kubernetes.pod.terminationGracePeriod": "30",
+}
+RESTARTS = "io.kubernetes.container.restartCount"
 
 
-@contextmanager
-def running(
-    engine: Dockerd, folder: Path, prepare: Callable[[DockerNode], None] = register, *, runtime: str = ""
-) -> Iterator[DockerNode]:
-    """Run a hook server, and then a proxy before an engine; ``prepare`` is called between the two.
+def passed_on(pod: PodSandboxConfig) -> PodSandboxConfig:
+    """Return what dockershim passes on of a pod: its labels name it, its overhead and resources stay behind."""
+    left = PodSandboxConfig.FromString(pod.SerializeToString())
+    left.labels["io.kubernetes.pod.name"] = pod.metadata.name
+    left.labels["io.kubernetes.pod.namespace"] = pod.metadata.namespace
+    left.labels["io.kubernetes.pod.uid"] = pod.metadata.uid
+    left.linux.ClearField("overhead")
+    left.linux.ClearField("resources")
+    return left
 
-    ``runtime`` is a socket that stands for the engine's own. What was made is removed at the end.
-    """
-    proxy = ProxyProcess(
-        folder / "proxy", backend_runtime_mode="Docker", remote_runtime_service_endpoint=runtime or engine.socket
-    )
-    with (
-        engine.restored(),
-        beside(proxy, folder, lambda hooks: DockerNode(proxy, hooks, engine), prepare) as node,
-    ):
-        yield node
+
+def without_swap(container: ContainerConfig) -> ContainerConfig:
+    """Return a container with the swap limit that goes with its memory limit: none of it is swap."""
+    left = ContainerConfig.FromString(container.SerializeToString())
+    left.linux.resources.memory_swap_limit_in_bytes = container.linux.resources.memory_limit_in_bytes
+    return left
+
+
+def rich_pod(engine: Any, name: str = "rich") -> PodSandboxConfig:
+    return passed_on(node.rich_pod(engine, name))
+
+
+def plain_pod(engine: Any, name: str = "plain") -> PodSandboxConfig:
+    return passed_on(node.plain_pod(engine, name))
+
+
+def rich_container(name: str = "main", **resources: int | str) -> ContainerConfig:
+    """Return a container with all that dockershim passes on of one; ``resources`` are set beside the usual ones."""
+    return _annotated(without_swap(node.rich_container(name, **resources)))
+
+
+def plain_container(name: str = "main") -> ContainerConfig:
+    """Return a container with nothing but a name and a command; dockershim always passes resources on."""
+    return _annotated(without_swap(cri.container_config(name)))
+
+
+def _annotated(container: ContainerConfig) -> ContainerConfig:
+    container.annotations.update({**KUBELETS_ANNOTATIONS, RESTARTS: str(container.metadata.attempt)})
+    return container

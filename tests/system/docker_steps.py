@@ -1,8 +1,6 @@
 """Docker commands in a row, played against a socket, and what two plays of them have in common.
 
-Owns the words that a command may name and are known only when it runs, and what of its output is kept.
-Must not know: which commands there are, what stands behind the socket.
-Invariant: a step that does not end as it says fails; no two failures are taken for equal.
+A step that does not end as it says fails; no two failures are taken for equal.
 """
 
 import io
@@ -12,6 +10,7 @@ import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,11 @@ LAST_ARCHIVE = b"<the last archive that a step wrote>"
 """Stands for it as the ``stdin`` of a step."""
 
 
-def plain(output: bytes) -> str:
-    """Compare masked text."""
-    return docker_cli.masked(output)
-
-
-def figures(output: bytes) -> str:
-    """Compare a table of what is used, without the figures."""
-    return docker_cli.masked(output, docker_cli.FIGURES)
-
-
-def transfer(output: bytes) -> str:
-    """Compare what push and pull tell, without progress."""
-    return docker_cli.masked(output, docker_cli.TRANSFERS)
+plain: View = docker_cli.masked
+figures: View = partial(docker_cli.masked, rules=docker_cli.FIGURES)
+"""A table of what is used, without the figures."""
+transfer: View = partial(docker_cli.masked, rules=docker_cli.TRANSFERS)
+"""What push and pull tell, without progress."""
 
 
 def unordered(output: bytes) -> str:
@@ -123,7 +114,6 @@ def play(socket: str, steps: Sequence[Step], folder: Path, files: Mapping[str, b
 
 
 def tar(files: Mapping[str, bytes]) -> bytes:
-    """Return a tar archive of files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as made:
         for name, content in files.items():

@@ -1,15 +1,14 @@
-"""A command's streams as a client sees them, figures in milliseconds, and a process's memory and open files.
+"""Docker's streams through the proxy: a command's, lines that a test says, a daemon whose every byte a test writes.
 
-Owns one command's connection with the sums of what passed, and how a figure is taken on a machine that is busy.
-Must not know: which daemon answers, what a test wants to see.
-Invariant: nothing is read ahead of what is asked for, beyond one buffer.
+Nothing is read ahead of what is asked for, beyond one buffer; nothing is answered by a ``Scripted`` daemon itself.
 """
 
+import asyncio
 import json
 import os
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,30 +17,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.docker.client import request
-from tests.fakes.dockerd_client import UnixHttpConnection
+from tests.engines.images import BUSYBOX_IMAGE
+from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.dockerd_client import Raw, UnixHttpConnection, until
+from tests.fakes.dockerd_programs import frame
+from tests.system.proxy import ProxyProcess, wait_until
 
 MIB = 1 << 20
 API = "/v1.41"
 UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
 SECONDS = 60.0
 """How long a client waits for anything before its test fails."""
-ATTEMPTS = 10
 LAST_CHUNK = b"0\r\n\r\n"
 
 STDOUT, STDERR = 1, 2
 FRAME_HEAD_BYTES = 8
-
-
-async def timely(seconds: float, attempt: Callable[[], Awaitable[float]]) -> None:
-    """Check that something takes at most so many seconds.
-
-    A busy machine may spoil a figure, so one that is too high is taken again, up to ``ATTEMPTS`` times, and one good
-    figure is enough: a relay that gathers bytes, or waits for a timer, is late every time.
-    """
-    took: list[float] = []
-    while not took or took[-1] > seconds:
-        assert len(took) < ATTEMPTS, f"late each time: {took}"
-        took.append(await attempt())
 
 
 # ---- the streams of a command
@@ -80,11 +70,9 @@ class Hijacked:
         self._socket.close()
 
     def end(self) -> None:
-        """Send no more."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def send(self, data: bytes) -> None:
-        """Send bytes to the command's stdin."""
         self._socket.sendall(data)
 
     def feed(self, count: int) -> Sum:
@@ -98,29 +86,6 @@ class Hijacked:
         self.end()
         return Sum(count, digest.hexdigest())
 
-    def exactly(self, count: int) -> Sum:
-        """Return the sum of so many bytes of a terminal."""
-        digest, left = sha256(), count
-        while left and (data := self._file.read(min(left, MIB))):
-            digest.update(data)
-            left -= len(data)
-        return Sum(count - left, digest.hexdigest())
-
-    def type(self, count: int) -> Sum:
-        """Send so many random digits: to a terminal other bytes may be keys, and there is no end."""
-        text = os.urandom(count // 2).hex().encode()
-        self.send(text)
-        return Sum(len(text), sha256(text).hexdigest())
-
-    def shown(self, text: bytes) -> bytes:
-        """Return what a terminal shows from here up to and with a text."""
-        output = b""
-        while not output.endswith(text):
-            data = self._file.read(1)
-            assert data, f"the stream ends with {output!r}"
-            output += data
-        return output
-
     def frames(self) -> Iterator[tuple[int, bytes]]:
         """Yield which stream, and bytes of it, up to the end of the connection."""
         while head := self._file.read(FRAME_HEAD_BYTES):
@@ -130,7 +95,6 @@ class Hijacked:
             yield head[0], data
 
     def output(self) -> tuple[bytes, bytes]:
-        """Return all of stdout and of stderr."""
         kept = {STDOUT: bytearray(), STDERR: bytearray()}
         for stream, data in self.frames():
             kept[stream] += data
@@ -225,5 +189,136 @@ def resident_bytes(pid: int) -> int:
 
 
 def open_files(pid: int) -> int:
-    """Count the open file descriptors of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+# ---- the proxy before a fake dockerd, and streams of lines that a test lets the daemon say
+
+OWN_CONNECTIONS = 4
+"""The most that the proxy may have open toward the daemon for itself."""
+
+
+@contextmanager
+def serving(folder: Path, runtime: str = "") -> Iterator[ProxyProcess]:
+    """Serve before the daemon that has the socket ``runtime``, else the folder's own, now or later."""
+    endpoint = runtime or str(folder / "runtime.sock")
+    with ProxyProcess(
+        folder, backend_runtime_mode="Docker", remote_runtime_service_endpoint=endpoint, log_level="info"
+    ) as proxy:
+        before = open_files(proxy.pid)
+        yield proxy
+        wait_until(lambda: open_files(proxy.pid) <= before + OWN_CONNECTIONS, "every connection is closed")
+
+
+def run_container(dockerd: FakeDockerd) -> None:
+    dockerd.state.create("c1", b"", {"Image": BUSYBOX_IMAGE, "Cmd": ["cat"]})
+    dockerd.state.start("c1")
+
+
+async def asked(path: str, line: str, *fields: str, rest: bytes = b"") -> Raw:
+    """Send a request's head, with what is behind it; its answer is not read."""
+    method, target = line.split(" ")
+    raw = await Raw.connect(path)
+    raw.send("\r\n".join([f"{method} {API}{target} HTTP/1.1", "Host: docker", *fields, "", ""]).encode() + rest)
+    return raw
+
+
+@dataclass(eq=False)
+class Lines:
+    """A stream of lines that a test lets the daemon say, and its client, which holds back at ``limit`` bytes."""
+
+    path: str
+    fake: FakeDockerd
+    limit: int = 1 << 20
+
+    async def begin(self, line: str) -> Raw:
+        """Ask for the stream, and read the head of the answer."""
+        raw = Raw(*await asyncio.open_unix_connection(self.path, limit=self.limit))
+        method, target = line.split(" ")
+        raw.send(request(method, target))
+        assert b" 200 OK\r\n" in await raw.head()
+        return raw
+
+    async def open(self) -> Raw:
+        return await self.begin(f"GET {API}/containers/c1/logs?stdout=1&stderr=1&follow=1")
+
+    def say(self, line: bytes) -> bytes:
+        """Let the daemon say a line; return what is in the chunk that it sends."""
+        self.fake.say("c1", line, stream=2)
+        return frame(2, line)
+
+
+class Events(Lines):
+    async def open(self) -> Raw:
+        watchers = self.fake.watchers
+        raw = await self.begin(f'GET {API}/events?filters={{"type":["network"]}}')
+        await until(lambda: self.fake.watchers > watchers)
+        return raw
+
+    def say(self, line: bytes) -> bytes:
+        self.fake.state.events.emit("network", line.decode().strip(), "n1", {})
+        return b'"Action":"%b"' % line.strip()
+
+
+class Pull(Lines):
+    target = f"POST {API}/images/create?fromImage=web&tag=1"
+    route = "POST /images/create"
+
+    async def open(self) -> Raw:
+        self.feed = self.fake.feed(self.route)
+        return await self.begin(self.target)
+
+    def say(self, line: bytes) -> bytes:
+        self.feed.say(line)
+        return line
+
+
+class Build(Pull):
+    target = f"POST {API}/build"
+    route = "POST /build"
+
+
+# ---- a daemon that does what a test writes
+
+
+class Scripted:
+    """A daemon that does nothing by itself but listen; ``asked`` hands a test its end of a client's connection."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
+        self._asked: list[tuple[bytes, Raw]] = []
+        self._writers: list[asyncio.StreamWriter] = []
+        self._more = asyncio.Event()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._accept, self._path)
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await self._server.wait_closed()
+        os.unlink(self._path)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            writer.close()
+            return
+        self._asked.append((head, Raw(reader, writer)))
+        self._more.set()
+
+    async def asked(self, line: str) -> tuple[bytes, Raw]:
+        """Wait for a request that begins so; return its head, and the connection behind it."""
+        async with asyncio.timeout(SECONDS):
+            while True:
+                for number, (head, _) in enumerate(self._asked):
+                    if head.startswith(line.encode()):
+                        return self._asked.pop(number)
+                self._more.clear()
+                await self._more.wait()

@@ -1,8 +1,6 @@
 """What tests need to know of a front, so that one test shows that both behave alike.
 
-Owns the description: the proxy's flags, a fake runtime, a caller with the same verbs, how failures look to it.
-Must not know: gRPC, HTTP (``cri_front`` and ``docker_front`` do).
-Invariant: pods and containers are told in the kubelet's terms; a request is the bytes that are sent for it.
+Pods and containers are told in the kubelet's terms; a request is the bytes that are sent for it.
 """
 
 import asyncio
@@ -12,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from tests.engines.images import BUSYBOX_IMAGE
@@ -76,9 +73,7 @@ class Caller(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: object) -> None:
         await self.close()
 
     @abstractmethod
@@ -122,24 +117,20 @@ class Caller(ABC):
         """Make calls that are not held, with a secret wherever a value can stand; they may fail."""
 
     def create_request(self, pod_id: str, container: Container = CONTAINER) -> bytes:
-        """Return the request that creates a new container."""
         return self.container_request(pod_id, replace(container, attempt=next(_attempts)))
 
     async def run_pod(self, pod: Pod = POD) -> str:
-        """Run a new pod; return its id."""
         new = replace(pod, attempt=next(_attempts))
         pod_id = self.id_in("run_pod", await self.send("run_pod", self.pod_request(new)))
         self.pods[pod_id] = new
         return pod_id
 
     async def create(self, pod_id: str, container: Container = CONTAINER) -> str:
-        """Create a new container; return its id."""
         return self.id_in("create", await self.send("create", self.create_request(pod_id, container)))
 
     async def update(
         self, container_id: str, resources: Values = UPDATE, annotations: Mapping[str, str] | None = None
     ) -> None:
-        """Change a container's resources."""
         await self.send("update", self.update_request(container_id, resources, annotations or {}))
 
     async def act(self, verb: str, subject_id: str = "") -> bytes:
@@ -158,9 +149,7 @@ class Runtime(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+    async def __aexit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
 
     def verbs(self) -> list[str]:
         """Return what callers asked for, in order."""
@@ -193,15 +182,11 @@ class Runtime(Protocol):
         """Let the list of containers be so long; return the reply's message."""
 
 
-class Sent(Protocol):
-    """Sends one request on a connection of its own, which is dropped at the end of the context.
+Sent = Callable[..., AbstractAsyncContextManager["asyncio.Future[bytes]"]]
+"""Takes a socket, a verb (ping) and a request; sends it on a connection of its own, which is dropped at the end.
 
-    The future's result is the reply's message. It raises ConnectionError if there is no runtime, or no more connection.
-    """
-
-    def __call__(
-        self, socket: Path | str, verb: str = "ping", request: bytes | None = None
-    ) -> AbstractAsyncContextManager[asyncio.Future[bytes]]: ...
+The future's result is the reply's message. It raises ConnectionError if there is no runtime, or no more connection.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +212,6 @@ class Front:
     def process(
         self, folder: Path, *, program: Sequence[str] = PROGRAM, pass_fds: Sequence[int] = (), **flags: str
     ) -> ProxyProcess:
-        """Return a proxy of this front as a program."""
         every: dict[str, Any] = {**self.flags, **flags}
         return ProxyProcess(folder, program=program, pass_fds=pass_fds, **every)
 

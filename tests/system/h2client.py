@@ -1,15 +1,12 @@
 """A gRPC client on Python's h2: every header and every frame is in the test's hands.
 
-Owns a connection over a unix socket and the calls on it.
-Must not know: what a message means.
-Invariant: a stream's credit is given back as its DATA comes, so no call waits for another.
+A stream's credit is given back as its DATA comes, so no call waits for another.
 """
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import h2.config
@@ -37,7 +34,6 @@ class Answer:
 
     @property
     def message(self) -> bytes:
-        """Return the first message."""
         return bytes(self.data[PREFIX_BYTES:])
 
 
@@ -59,9 +55,7 @@ class H2Client:
         self._reading = asyncio.create_task(self._read())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *details: object) -> None:
         assert self._reading is not None
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
@@ -100,7 +94,6 @@ class H2Client:
         self._flush()
 
     def reset(self, stream: int, code: int = 8) -> None:
-        """Cancel a call."""
         self._h2.reset_stream(stream, code)
         self._flush()
 

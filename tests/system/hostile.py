@@ -1,8 +1,6 @@
 """Peers that keep to no rule: a client that sends any bytes, a runtime that answers everything and floods on demand.
 
-Owns their sockets, what they send, how the end of a connection is seen, and the proxy's memory and descriptors.
-Must not know: the proxy's bounds.
-Invariant: frames are read here by their heads alone, so that neither peer ends a connection because of what it reads.
+Frames are read here by their heads alone, so that neither peer ends a connection because of what it reads.
 """
 
 import asyncio
@@ -73,7 +71,6 @@ class HostileRuntime:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["HostileRuntime"]:
-        """Listen until the end of the block."""
         server = await asyncio.start_unix_server(self._accept, self._socket)
         try:
             yield self
@@ -227,11 +224,9 @@ class Process:
         return self._memory("VmRSS")
 
     def peak(self) -> int:
-        """Return the most memory since ``start_peak``."""
         return self._memory("VmHWM")
 
     def descriptors(self) -> int:
-        """Return how many descriptors are open."""
         return len(list((self._folder / "fd").iterdir()))
 
     def _memory(self, figure: str) -> int:

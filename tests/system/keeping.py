@@ -1,8 +1,6 @@
 """A place on tmpfs for the file of the kubelet's own values, and what is in such a file.
 
-Owns the directory, whose end is the test's end, and the reading of the file beside the proxy that writes it.
-Must not know: what a proxy does with it.
-Invariant: the file is read as sqlite3's own shell reads it, and not by the proxy's code.
+The file is read as sqlite3's own shell reads it, and not by the proxy's code.
 """
 
 import json
@@ -45,5 +43,4 @@ def rows(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def mode_of(file: Path) -> int:
-    """Return the permissions of a file."""
     return os.stat(file).st_mode & 0o777

@@ -1,8 +1,6 @@
 """What a real koordlet's hook plugins answer, and what goes to each runtime for it: the rows of docs/koordlet.rst.
 
-Owns the table. Sources: koordinator's pkg/koordlet/runtimehooks, as facts of the project's own words.
-Must not know: which runtime is there, how a request gets to it.
-Invariant: an answer is koordlet's echo of the request with ``said`` and ``envs`` set in it, "" among the values.
+An answer is koordlet's echo of the request with ``said`` and ``envs`` set in it, "" among the values.
 """
 
 from collections.abc import Mapping
@@ -50,7 +48,6 @@ class Case:
 
     @property
     def answer(self) -> hookanswers.Answer:
-        """Answer as koordlet does."""
         return hookanswers.echo(self._change)
 
     def _change(self, response: Any) -> None:
@@ -61,62 +58,51 @@ class Case:
             response.container_envs.update(self.envs)
 
 
+BATCH: Values = {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB}
+LARGER: Values = {**BATCH, "memory_limit_in_bytes": 96 * MIB}
+NO_LIMITS: Values = {"cpu_quota": -1, "memory_limit_in_bytes": -1}
+NO_QUOTA: Values = {"cpu_quota": -1}
+OWN_CPUS: Values = {"cpuset_cpus": "0-1", "cpu_quota": -1}
+ONE_CPU: Values = {"cpuset_cpus": "1"}
+NO_CPUSET: Values = {"cpuset_cpus": ""}
+LEAST: Values = {"cpu_quota": 1000}
+"""The kernel's least quota."""
+
+
+def cpus(text: str) -> Values:
+    return {"cpuset_cpus": text}
+
+
+def update(name: str, asked: Values, said: Values, changes: Values, held: Values, lifted: Values | None = None) -> Case:
+    return Case(f"update: {name}", UPDATE, asked, said, changes, held=held, lifted=lifted)
+
+
 CASES = (
     # PreRunPodSandbox
     Case("pod: nothing", POD, {}, {}, {}),
-    Case("pod: own CPUs", POD, {}, {"cpu_quota": -1}, {"cpu_quota": -1}),
-    Case(
-        "pod: batch limits",
-        POD,
-        {},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB},
-    ),
-    Case(
-        "pod: batch without limits",
-        POD,
-        {},
-        {"cpu_shares": 512, "cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_shares": 512, "cpu_quota": -1},
-    ),
-    Case("pod: batch limit, scaled", POD, {}, {"cpu_quota": 834}, {"cpu_quota": 1000}),
+    Case("pod: own CPUs", POD, {}, NO_QUOTA, NO_QUOTA),
+    Case("pod: batch limits", POD, {}, BATCH, BATCH),
+    Case("pod: batch without limits", POD, {}, {"cpu_shares": 512, **NO_LIMITS}, {"cpu_shares": 512, **NO_QUOTA}),
+    Case("pod: batch limit, scaled", POD, {}, {"cpu_quota": 834}, LEAST),
     # PreCreateContainer
     Case("nothing", CREATE, LS, {}, {}),
-    Case("own CPUs", CREATE, LS, {"cpuset_cpus": "0-1", "cpu_quota": -1}, {"cpuset_cpus": "0-1", "cpu_quota": -1}),
-    Case("own CPUs, quota kept", CREATE, LS, {"cpuset_cpus": "1"}, {"cpuset_cpus": "1"}),
-    Case("own CPUs, odd text", CREATE, LS, {"cpuset_cpus": " 0 ,, 1,"}, {"cpuset_cpus": "0,1"}),
-    Case("shared pools", CREATE, LS, {"cpuset_cpus": "0,1"}, {"cpuset_cpus": "0,1"}),
-    Case("shared pools, the last empty", CREATE, LS, {"cpuset_cpus": "0-1,"}, {"cpuset_cpus": "0-1"}),
-    Case("shared pools, the first empty", CREATE, LS, {"cpuset_cpus": ",0-1"}, {"cpuset_cpus": "0-1"}),
-    Case("shared pools, all empty", CREATE, {**LS, "cpuset_cpus": "1"}, {"cpuset_cpus": ","}, {}),
-    Case("one pool, empty", CREATE, {**LS, "cpuset_cpus": "1"}, {"cpuset_cpus": ""}, {"cpuset_cpus": ""}),
-    Case("best effort", CREATE, {**BE, "cpuset_cpus": "1"}, {"cpuset_cpus": ""}, {"cpuset_cpus": ""}),
-    Case("system pod", CREATE, BE, {"cpuset_cpus": "0"}, {"cpuset_cpus": "0"}),
-    Case(
-        "batch limits",
-        CREATE,
-        BE,
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB},
-    ),
-    Case(
-        "batch without limits",
-        CREATE,
-        BE,
-        {"cpu_shares": 512, "cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_shares": 512, "cpu_quota": -1},
-    ),
-    Case(
-        "batch without limits, the kubelet's go",
-        CREATE,
-        LS,
-        {"cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_quota": -1, "memory_limit_in_bytes": 0},
-    ),
-    Case("batch, CPU suppressed by quota", CREATE, LS, {"cpu_quota": -1}, {"cpu_quota": -1}),
+    Case("own CPUs", CREATE, LS, OWN_CPUS, OWN_CPUS),
+    Case("own CPUs, quota kept", CREATE, LS, ONE_CPU, ONE_CPU),
+    Case("own CPUs, odd text", CREATE, LS, cpus(" 0 ,, 1,"), cpus("0,1")),
+    Case("shared pools", CREATE, LS, cpus("0,1"), cpus("0,1")),
+    Case("shared pools, the last empty", CREATE, LS, cpus("0-1,"), cpus("0-1")),
+    Case("shared pools, the first empty", CREATE, LS, cpus(",0-1"), cpus("0-1")),
+    Case("shared pools, all empty", CREATE, {**LS, **ONE_CPU}, cpus(","), {}),
+    Case("one pool, empty", CREATE, {**LS, **ONE_CPU}, NO_CPUSET, NO_CPUSET),
+    Case("best effort", CREATE, {**BE, **ONE_CPU}, NO_CPUSET, NO_CPUSET),
+    Case("system pod", CREATE, BE, cpus("0"), cpus("0")),
+    Case("batch limits", CREATE, BE, BATCH, BATCH),
+    Case("batch without limits", CREATE, BE, {"cpu_shares": 512, **NO_LIMITS}, {"cpu_shares": 512, **NO_QUOTA}),
+    Case("batch without limits, the kubelet's go", CREATE, LS, NO_LIMITS, {**NO_QUOTA, "memory_limit_in_bytes": 0}),
+    Case("batch, CPU suppressed by quota", CREATE, LS, NO_QUOTA, NO_QUOTA),
     Case("normalized", CREATE, LS, {"cpu_quota": 125_000}, {"cpu_quota": 125_000}),
     Case("normalized, below the kernel's least", CREATE, SMALL, {"cpu_quota": 834}, {}),
-    Case("normalized to a small one", CREATE, {**SMALL, "cpu_quota": 1100}, {"cpu_quota": 917}, {"cpu_quota": 1000}),
+    Case("normalized to a small one", CREATE, {**SMALL, "cpu_quota": 1100}, {"cpu_quota": 917}, LEAST),
     Case("GPU", CREATE, LS, {}, {}, {"NVIDIA_VISIBLE_DEVICES": "0,1"}),
     Case("GPU share by HAMi-core", CREATE, LS, {}, {}, HAMI),
     Case(
@@ -124,62 +110,19 @@ CASES = (
         CREATE,
         SMALL,
         {"cpu_quota": 834, "cpuset_cpus": "0-1,"},
-        {"cpuset_cpus": "0-1"},
+        cpus("0-1"),
         {"NVIDIA_VISIBLE_DEVICES": "0"},
     ),
     Case("RDMA", CREATE, LS, {}, {}),
     # PreUpdateContainerResources
-    Case("update: nothing", UPDATE, {"cpu_shares": 512}, {}, {}, held=LS),
-    Case(
-        "update: own CPUs",
-        UPDATE,
-        {"cpuset_cpus": "0"},
-        {"cpuset_cpus": "0-1", "cpu_quota": -1},
-        {"cpuset_cpus": "0-1", "cpu_quota": -1},
-        held=LS,
-    ),
-    Case(
-        "update: shared pools, the last empty",
-        UPDATE,
-        {"cpuset_cpus": "0"},
-        {"cpuset_cpus": "0-1,"},
-        {"cpuset_cpus": "0-1"},
-        held=LS,
-    ),
-    Case("update: best effort", UPDATE, {"cpuset_cpus": "0"}, {"cpuset_cpus": ""}, {"cpuset_cpus": ""}, held=BE),
-    Case(
-        "update: batch without limits, none held",
-        UPDATE,
-        {"cpu_shares": 2},
-        {"cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_quota": -1},
-        held=BE,
-    ),
-    Case(
-        "update: batch without limits, one held",
-        UPDATE,
-        {"cpu_shares": 512},
-        {"cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_quota": -1},
-        held=LS,
-        lifted={"cpu_quota": -1, "memory_limit_in_bytes": -1},
-    ),
-    Case(
-        "update: batch limits",
-        UPDATE,
-        {"cpu_shares": 2},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 96 * MIB},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 96 * MIB},
-        held=LS,
-    ),
-    Case(
-        "update: normalized, below the kernel's least",
-        UPDATE,
-        {"cpu_quota": 1000},
-        {"cpu_quota": 834},
-        {},
-        held=SMALL,
-    ),
+    update("nothing", {"cpu_shares": 512}, {}, {}, LS),
+    update("own CPUs", cpus("0"), OWN_CPUS, OWN_CPUS, LS),
+    update("shared pools, the last empty", cpus("0"), cpus("0-1,"), cpus("0-1"), LS),
+    update("best effort", cpus("0"), NO_CPUSET, NO_CPUSET, BE),
+    update("batch without limits, none held", {"cpu_shares": 2}, NO_LIMITS, NO_QUOTA, BE),
+    update("batch without limits, one held", {"cpu_shares": 512}, NO_LIMITS, NO_QUOTA, LS, lifted=NO_LIMITS),
+    update("batch limits", {"cpu_shares": 2}, LARGER, LARGER, LS),
+    update("normalized, below the kernel's least", LEAST, {"cpu_quota": 834}, {}, SMALL),
 )
 
 

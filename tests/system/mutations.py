@@ -1,20 +1,22 @@
-"""A runtime whose answers are broken: bytes of a good one, changed, cut, doubled or mixed up, and then the end.
+"""A runtime whose answers are broken, and what a client may see of them.
 
-Owns the changes, and the runtime that answers so on either front.
-Must not know: what the proxy does with them.
-Invariant: a number makes the same change each time.
+Bytes of a good answer are changed, cut, doubled or mixed up, then comes the end; a number makes the same change each
+time. A client may see a part, as the connection may end anywhere, but nothing that the runtime did not send.
 """
 
 import asyncio
 import random
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cri.peer import CREATE, PULL, REPLY, TRAILERS, VERSION, Ack, Data, Headers, Settings, grpc
+from hpack import Decoder, HPACKError
+
+from tests.cri.peer import CREATE, REPLY, TRAILERS, VERSION, Ack, Data, Headers, Settings, grpc
 from tests.docker.client import chunked
 from tests.fakes import cri_pb2
 from tests.system.cri_front import CRI
@@ -40,52 +42,32 @@ class Call:
     """What is in a good answer as the client sees it."""
 
     def answer(self, number: int) -> bytes:
-        """Return a broken answer."""
         return mutated(self.answers[number % len(self.answers)], random.Random(number))
 
 
 def mutated(answer: bytes, chance: random.Random) -> bytes:
-    """Change an answer."""
     data = bytearray(answer)
     for _ in range(chance.randint(1, MOST_CHANGES)):
         at = chance.randrange(len(data) + 1)
         end = min(at + chance.choice((1, 2, 9, 100)), len(data))
         piece = data[at:end]
-        chance.choice(CHANGES)(data, at, end, piece, chance)
+        match chance.choice(("flip", "flip", "replace", "insert", "double", "remove", "cut", "move")):
+            case "flip":
+                data[at:end] = bytes(byte ^ 1 << chance.randrange(8) for byte in piece)
+            case "replace":
+                data[at:end] = chance.randbytes(len(piece))
+            case "insert":
+                data[at:at] = chance.choice((chance.randbytes(9), b"\r\n", b"\0" * 9, b"\xff" * 9))
+            case "double":
+                data[at:at] = piece
+            case "remove":
+                del data[at:end]
+            case "cut":
+                del data[at:]
+            case "move":
+                del data[at:end]
+                data[:0] = piece
     return bytes(data)
-
-
-def _flip(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
-    for place in range(at, end):
-        data[place] ^= 1 << chance.randrange(8)
-
-
-def _replace(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
-    data[at:end] = chance.randbytes(len(piece))
-
-
-def _insert(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
-    data[at:at] = chance.choice((chance.randbytes(9), b"\r\n", b"\0" * 9, b"\xff" * 9))
-
-
-def _double(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
-    data[at:at] = piece
-
-
-def _remove(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
-    del data[at:end]
-
-
-def _cut(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
-    del data[at:]
-
-
-def _move(data: bytearray, at: int, end: int, piece: bytearray, chance: random.Random) -> None:
-    del data[at:end]
-    data[:0] = piece
-
-
-CHANGES = (_flip, _flip, _replace, _insert, _double, _remove, _cut, _move)
 
 
 def _cri_whole(data: bytes) -> bool:
@@ -118,10 +100,9 @@ def _docker_answers(status: str, body: bytes) -> tuple[bytes, ...]:
 
 
 def calls() -> dict[str, Call]:
-    """Return one call that passes and one that is held, of each front, and one of the image service."""
+    """Return one call that passes and one that is held, of each front."""
     cri, docker = CRI.caller("nowhere"), DOCKER.caller("nowhere")
     created = cri_pb2.CreateContainerResponse(container_id=CONTAINER_ID).SerializeToString()
-    pulled = cri_pb2.PullImageResponse(image_ref="sha256:" + CONTAINER_ID).SerializeToString()
     body = f'{{"Id":"{CONTAINER_ID}","Warnings":[]}}\n'.encode()
 
     def of_cri(fields: tuple[tuple[bytes, bytes], ...], request: bytes, message: bytes) -> Call:
@@ -131,7 +112,6 @@ def calls() -> dict[str, Call]:
     return {
         "cri": of_cri(VERSION, b"", b"\x0a\x010"),
         "cri-held": of_cri(CREATE, cri.create_request("pod"), created),
-        "cri-image": of_cri(PULL, b"", pulled),
         "docker": Call(DOCKER, docker.request("ping"), _docker_whole, _docker_answers("200 OK", b"OK"), b"OK"),
         "docker-held": Call(
             DOCKER, docker.create_request("pod"), _docker_whole, _docker_answers("201 Created", body), body.strip()
@@ -150,7 +130,6 @@ class BrokenRuntime:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["BrokenRuntime"]:
-        """Listen until the end of the block."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._path)
@@ -196,35 +175,92 @@ async def ask(path: Path, request: bytes) -> bytes:
     return bytes(got)
 
 
-async def ask_image(path: Path, request: bytes) -> bytes:
-    """Send the request of an image on stream 1; return all that comes until that stream ends, or is reset.
+# ---- what a client may see of a broken answer: the runtime's own bytes as far as they came
 
-    The connection lives on: the runtime's version is asked for on it. Raises ConnectionError if there is no answer.
-    """
-    loop, got, frames = asyncio.get_running_loop(), bytearray(), Frames()
-
-    async def until_the_end_of(stream: int) -> None:
-        ended = False
-        while not ended:
-            data = await loop.sock_recv(sock, AT_ONCE_BYTES)
-            if not data:
-                raise ConnectionError(f"the connection has ended after {bytes(got)!r}")
-            got.extend(data)
-            ended = any(_ends(*frame[:2]) for frame in frames.feed(data) if frame[2] == stream)
-
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.setblocking(False)
-        await loop.sock_connect(sock, str(path))
-        await loop.sock_sendall(sock, request)
-        await until_the_end_of(1)
-        came = bytes(got)
-        await loop.sock_sendall(sock, Headers(3, VERSION).wire() + Data(3, grpc(b""), end=True).wire())
-        await until_the_end_of(3)
-        if Headers(3, TRAILERS, end=True).wire()[9:] not in got[len(came) :]:
-            raise ConnectionError(f"the runtime's version came as {bytes(got[len(came) :])!r}")
-    return came
+_DATA, _HEADERS, _RESET, _PUSH_PROMISE, _CONTINUATION = 0x0, 0x1, 0x3, 0x5, 0x9
+_END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
+_REFUSED_STREAM = (7).to_bytes(4, "big")
+"""How the proxy tells that a stream is above the last id of the runtime's GOAWAY."""
+_SIZE_UPDATE = b"\x20"
+"""A dynamic table of no bytes: the proxy may put that before a block (relay-rules A1)."""
 
 
-def _ends(kind: int, flags: int) -> bool:
-    """Tell whether a frame of this type ends its stream: DATA or HEADERS with END_STREAM, or RST_STREAM."""
-    return kind == 0x3 or (kind in (0x0, 0x1) and bool(flags & 0x1))
+@dataclass
+class Stream:
+    """What came on an HTTP/2 stream; a header block is its bytes and, if they can be decoded, its fields."""
+
+    data: bytearray = field(default_factory=bytearray)
+    blocks: list[frozenset[object]] = field(default_factory=list)
+    resets: set[bytes] = field(default_factory=set)
+    ended: bool = False
+
+    def has(self, part: "Stream") -> bool:
+        """Tell whether nothing is in ``part`` that is not here, in the same order."""
+        blocks = iter(self.blocks)
+        return (
+            self.data.startswith(part.data)
+            and all(any(block & mine for mine in blocks) for block in part.blocks)
+            and part.resets <= self.resets | {_REFUSED_STREAM}
+            and part.ended <= self.ended
+        )
+
+
+def cri_passed_on(sent: bytes, came: bytes) -> bool:
+    """Tell whether all messages, headers and ends of streams that came were sent."""
+    there = _streams(sent)
+    return all(there[number].has(stream) for number, stream in _streams(came).items())
+
+
+def docker_passed_on(sent: bytes, came: bytes) -> bool:
+    """Tell whether what came is how the answer begins."""
+    return sent.startswith(came)
+
+
+PASSED_ON: Mapping[str, Callable[[bytes, bytes], bool]] = {"cri": cri_passed_on, "docker": docker_passed_on}
+
+
+def _streams(data: bytes) -> defaultdict[int, Stream]:
+    streams: defaultdict[int, Stream] = defaultdict(Stream)
+    decoder, fragments = Decoder(), b""
+    for kind, flags, number, payload in _frames(data):
+        stream = streams[number]
+        if kind == _DATA:
+            stream.data += payload
+        elif kind == _RESET:
+            stream.resets.add(payload)
+        elif kind in (_HEADERS, _PUSH_PROMISE, _CONTINUATION):
+            fragments += _fragment(kind, flags, payload)
+            if flags & _END_HEADERS:
+                stream.blocks.append(_forms(decoder, fragments))
+                fragments = b""
+        stream.ended |= kind in (_DATA, _HEADERS) and bool(flags & _END_STREAM)
+    return streams
+
+
+def _frames(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield type, flags, stream and payload of each frame; of DATA that is cut, what is there."""
+    at = 0
+    while len(data) - at >= 9:
+        kind, flags, end = data[at + 3], data[at + 4], at + 9 + int.from_bytes(data[at : at + 3], "big")
+        if end <= len(data) or kind == _DATA:
+            yield kind, flags, int.from_bytes(data[at + 5 : at + 9], "big") & 0x7FFF_FFFF, data[at + 9 : end]
+        at = end
+
+
+def _fragment(kind: int, flags: int, payload: bytes) -> bytes:
+    """Return a frame's part of a header block (RFC 9113, 6.2, 6.6, 6.10)."""
+    if kind == _CONTINUATION:
+        return payload
+    if flags & _PADDED and payload:
+        payload = payload[1 : len(payload) - payload[0]]
+    if kind == _PUSH_PROMISE:
+        return payload[4:]
+    return payload[5:] if flags & _PRIORITY else payload
+
+
+def _forms(decoder: Decoder, block: bytes) -> frozenset[object]:
+    plain = block.removeprefix(_SIZE_UPDATE)
+    try:
+        return frozenset({plain, tuple(map(tuple, decoder.decode(block, raw=True)))})
+    except HPACKError:
+        return frozenset({plain})

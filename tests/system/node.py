@@ -1,22 +1,19 @@
 """A node under test: a real engine behind the proxy, a hook server beside it, pods as a kubelet sends them.
 
-Owns how these parts are put together, and a rich pod and container: each field that the hook protocol knows is set.
-Must not know: what a hook server is told or what it changes, how a kubelet gets through to dockerd (``docker_node``).
-Invariant: the servers run in a thread of their own, so a test reads straight on like a kubelet: call after call.
+The servers run in a thread of their own, so a test reads straight on like a kubelet: call after call.
 """
 
 import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from tests.engines import cgroups, cri
-from tests.engines.containerd import Containerd
 from tests.fakes import registration
 from tests.fakes.cri_pb2 import ContainerConfig, HugepageLimit, LinuxContainerResources, PodSandboxConfig
 from tests.fakes.hookserver import HookServer
@@ -29,22 +26,9 @@ SERVER_SECONDS = 30.0
 LAST_LINE = "first=done"
 
 
-class Server(Protocol):
-    """A fake that serves on an event loop."""
-
-    async def start(self) -> None:
-        """Listen."""
-
-    async def stop(self) -> None:
-        """Stop listening."""
-
-
-S = TypeVar("S", bound=Server)
-
-
 @contextmanager
-def serving(server: S) -> Iterator[S]:
-    """Serve in a thread of its own."""
+def serving(server: Any) -> Iterator[Any]:
+    """Serve a fake in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="fake server")
     thread.start()
@@ -62,38 +46,6 @@ def serving(server: S) -> Iterator[S]:
         loop.close()
 
 
-class Engine(Protocol):
-    """A private engine."""
-
-    def cgroup_parent(self, pod_uid: str, qos: str = "besteffort") -> str:
-        """Name a cgroup parent that is removed with the engine."""
-
-    def directory(self, name: str) -> Path:
-        """Make a directory that is removed with the engine."""
-
-
-class Kubelet(Protocol):
-    """What is asked alike of a client of CRI and of one of dockerd."""
-
-    def stop(self, container_id: str) -> None:
-        """Stop a container at once."""
-
-    def remove(self, container_id: str) -> None:
-        """Remove a container."""
-
-    def stop_pod(self, pod_id: str) -> None:
-        """Stop a pod sandbox."""
-
-    def remove_pod(self, pod_id: str) -> None:
-        """Remove a pod sandbox."""
-
-    def pods(self) -> list[Any]:
-        """List all pod sandboxes, objects with an ``id``."""
-
-    def exec_sync(self, container_id: str, *command: str) -> Any:
-        """Run a command; return an object with its ``stdout``."""
-
-
 @dataclass(frozen=True, slots=True)
 class Hooked:
     """A proxy with a hook server beside it, and what a test asks of them; ``proxy`` and ``hooks`` are made for it."""
@@ -108,60 +60,12 @@ class Hooked:
         return told
 
 
-@dataclass(frozen=True, slots=True)
-class Node(Hooked):
-    """A node with a containerd."""
-
-    engine: Containerd
-
-    def client(self, version: str = cri.V1) -> cri.CriClient:
-        """Return a client of the proxy's socket."""
-        return cri.CriClient(str(self.proxy.socket), version)
-
-
-H = TypeVar("H", bound=Hooked)
-
-
 def register(node: Hooked, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
     """Register the node's hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
     node.proxy.register(f"{PLUGIN}.json", node.hooks.socket_path, points, **more)
 
 
-@contextmanager
-def running(
-    engine: Containerd,
-    folder: Path,
-    prepare: Callable[[Node], None] = register,
-    *,
-    runtime: str = "",
-    images: str = "",
-) -> Iterator[Node]:
-    """Run a hook server, and then a proxy before an engine; ``prepare`` is called between the two.
-
-    ``runtime`` and ``images`` are sockets that stand for the engine's own.
-    """
-    proxy = ProxyProcess(
-        folder / "proxy",
-        remote_runtime_service_endpoint=runtime or engine.socket,
-        remote_image_service_endpoint=images or runtime or engine.socket,
-    )
-    with beside(proxy, folder, lambda hooks: Node(proxy, hooks, engine), prepare) as node:
-        yield node
-
-
-@contextmanager
-def beside(
-    proxy: ProxyProcess, folder: Path, make: Callable[[HookServer], H], prepare: Callable[[H], None]
-) -> Iterator[H]:
-    """Run a hook server, and then a proxy; ``prepare`` is called between the two with what ``make`` made."""
-    with serving(HookServer(str(folder / "hooks.sock"))) as hooks:
-        node = make(hooks)
-        prepare(node)
-        with proxy:
-            yield node
-
-
-def rich_pod(engine: Engine, name: str = "rich") -> PodSandboxConfig:
+def rich_pod(engine: Any, name: str = "rich") -> PodSandboxConfig:
     """Return a pod with all that a kubelet may say of one."""
     pod = plain_pod(engine, name)
     pod.metadata.attempt = 2
@@ -182,7 +86,7 @@ def rich_pod(engine: Engine, name: str = "rich") -> PodSandboxConfig:
     return pod
 
 
-def plain_pod(engine: Engine, name: str = "plain") -> PodSandboxConfig:
+def plain_pod(engine: Any, name: str = "plain") -> PodSandboxConfig:
     """Return a pod with nothing but a name, a cgroup parent and a log directory."""
     uid = str(uuid.uuid4())
     logs = str(engine.directory(f"logs/{uid}"))
@@ -229,16 +133,15 @@ def told_by_first_act(pod: PodSandboxConfig, name: str = "main") -> dict[str, st
 
 
 def names_and_values(texts: Iterable[str]) -> dict[str, str]:
-    """Split what a first act wrote."""
     return dict(text.partition("=")[::2] for text in texts)
 
 
-def inside(client: Kubelet, container_id: str, setting: str) -> cgroups.Value:
+def inside(client: Any, container_id: str, setting: str) -> cgroups.Value:
     """Read a setting by ExecSync from the container's own cgroup files."""
     return cgroups.parse(setting, client.exec_sync(container_id, "cat", cgroups.inside_file(setting)).stdout.decode())
 
 
-def end(client: Kubelet, pod_id: str, *container_ids: str) -> None:
+def end(client: Any, pod_id: str, *container_ids: str) -> None:
     """Stop and remove containers, then their pod, as a kubelet does."""
     for container_id in container_ids:
         client.stop(container_id)

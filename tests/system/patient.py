@@ -1,9 +1,6 @@
 """Kubelets that lose no call by a restart if the proxy keeps to the rules of gRPC and HTTP.
 
-Owns what a client may try again by itself: what was never sent, or surely not taken. An answer that does not come to a
-request that was sent is lost, whatever the reason.
-Must not know: how the proxy restarts.
-Invariant: both are as patient as a client's library allows: while nobody listens they wait.
+Both are as patient as a client's library allows: while nobody listens they wait.
 """
 
 import asyncio
@@ -31,14 +28,12 @@ class PatientCri(CriCaller):
         self._client = clients.Client(socket, **BACKOFF)
 
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
-        """Call a method."""
         try:
             return bytes(await self._client.call(METHODS[verb], request, timeout=seconds, wait_for_ready=True))
         except grpc.aio.AioRpcError as error:
             raise Failed(error.code(), str(error.details())) from None
 
     async def follow(self) -> None:
-        """Follow the events of containers until the stream ends."""
         stream = self._client.stream("GetContainerEvents", b"", wait_for_ready=True)
         try:
             while await stream.read():
@@ -78,7 +73,6 @@ class PatientDocker(DockerCaller):
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def follow(self) -> None:
-        """Follow the daemon's events until the answer ends."""
         client = await self._connect()
         client.send(self._request("GET", "/events"))
         try:

@@ -1,9 +1,6 @@
 """The proxy under test: as a program of its own, or inside the test where its parts are looked at.
 
-Owns the start, the wait until it listens, the log, and the end by process id with what every run must keep to:
-exit code 0, no traceback and no line at error level.
-Must not know: what a test wants of the proxy, which runtime or hook server it talks to.
-Invariant: each proxy has a folder of its own; nothing outside of it is touched.
+Each proxy has a folder of its own; nothing outside of it is touched.
 """
 
 import asyncio
@@ -16,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from runtimeproxy import app, config
 from runtimeproxy.config import Config
@@ -66,7 +63,38 @@ class Folder:
         return registration.write(self.registrations, name, registration.text(str(endpoint), points, **more))
 
 
-class ProxyProcess(Folder):
+class Program:
+    """A program whose output is added to a log over all its starts."""
+
+    command: list[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def launch(self, **more: Any) -> None:
+        """Start without waiting."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **more)
+
+    @property
+    def ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    def kill(self) -> None:
+        """End the process at once, as the kernel does when memory is out (SIGKILL): what it has made is left."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def faults(self) -> list[str]:
+        """Return the lines of the log that tell of a fault of the program's own."""
+        return [line for line in self.output().splitlines() if any(sign in line for sign in SIGNS_OF_A_FAULT)]
+
+
+class ProxyProcess(Folder, Program):
     """The proxy as a program; to be used with ``with``, or with ``async with`` where the test's own loop serves it.
 
     ``flags`` are those of the command line with _ for -. ``program`` is what stands before them.
@@ -83,7 +111,6 @@ class ProxyProcess(Folder):
     ) -> None:
         super().__init__(folder)
         self.command = [*program, *(f"--{name}={value}" for name, value in self.flags(**flags).items())]
-        self.process: subprocess.Popen[bytes] | None = None
         self._pass_fds = pass_fds
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIMEPROXY_")}
         self.environment |= {"PYTHONPATH": str(ROOT)} | dict(environment or {})
@@ -106,7 +133,6 @@ class ProxyProcess(Folder):
 
     @property
     def pid(self) -> int:
-        """Return the process id."""
         assert self.process is not None, "the proxy was not started"
         return self.process.pid
 
@@ -125,26 +151,10 @@ class ProxyProcess(Folder):
         wait_until(lambda: self.ended or self.output().count(LISTENING) >= count, "the proxy listens", self.output)
         assert not self.ended, f"the proxy ended at once: {self.output()}"
 
-    def launch(self) -> None:
-        """Start the program without waiting."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.environment,
-                cwd=self.path,
-                pass_fds=self._pass_fds,
-            )
-
-    @property
-    def ended(self) -> bool:
-        """Tell whether the process is no more."""
-        return self.process is None or self.process.poll() is not None
+    def launch(self, **more: Any) -> None:
+        super().launch(env=self.environment, cwd=self.path, pass_fds=self._pass_fds, **more)
 
     def stop(self) -> None:
-        """Send SIGTERM, wait for the end, and check that it was a good one."""
         self._end(checked=True)
 
     def _end(self, *, checked: bool) -> None:
@@ -162,21 +172,8 @@ class ProxyProcess(Folder):
 
     def check(self, code: int, expected: int = 0) -> None:
         """Check the exit code and that the log shows no fault."""
-        output = self.output()
-        assert code == expected, f"exit code {code}: {output[-4000:]}"
-        faults = [line for line in output.splitlines() if any(sign in line for sign in SIGNS_OF_A_FAULT)]
-        assert not faults, faults
-
-    def kill(self) -> None:
-        """End the process at once, as the kernel does when memory is out (SIGKILL)."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-        self.process = None
-
-    def output(self) -> str:
-        """Return all that the program wrote, over all its starts."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        assert code == expected, f"exit code {code}: {self.output()[-4000:]}"
+        assert not self.faults(), self.faults()
 
     def wait_for_log(self, text: str, count: int = 1) -> None:
         """Wait until the log holds a text so many times."""
@@ -187,7 +184,6 @@ class ProxyProcess(Folder):
         await until(lambda: STATE_KNOWN in self.output(), "the runtime's state is known", self.output)
 
     def wait_for_registration(self, name: str) -> None:
-        """Wait until the log tells of a registration file."""
         self.wait_for_log(f"registration {name} ")
 
 

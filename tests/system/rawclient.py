@@ -1,8 +1,6 @@
 """A client of CRI that sends and reads frames: it goes on whatever it reads, as h2 does not behind GOAWAY.
 
-Owns one connection and the order in which answers, refusals and GOAWAY came.
-Must not know: what a test wants to see.
-Invariant: what it sends leaves at once; nothing is waited for.
+What it sends leaves at once; nothing is waited for.
 """
 
 import asyncio
@@ -40,7 +38,6 @@ class RawClient:
         self.told.append(("end", 0))
 
     def call(self, stream: int, method: str, message: bytes = b"") -> None:
-        """Send a request."""
         fields = [
             (b":method", b"POST"),
             (b":scheme", b"http"),
@@ -57,11 +54,9 @@ class RawClient:
         os.write(self._writer.get_extra_info("socket").fileno(), http2.frame(http2.PING, 0, 0, bytes(8)))
 
     async def sees(self, what: str, number: int) -> None:
-        """Wait until something came."""
         await until(lambda: (what, number) in self.told, f"the client sees {what} {number}", lambda: str(self.told))
 
     def reset(self, stream: int) -> None:
-        """Cancel a call."""
         self._writer.write(http2.rst_stream(stream, http2.CANCEL))
 
     @classmethod

@@ -1,17 +1,14 @@
 """A real engine behind the proxy, whichever it is, so that one test shows that both fronts behave alike.
 
-Owns the kinds of a node (the APIs of containerd, the shims of dockerd), and what a test asks of all of them alike.
-Must not know: what is tested.
-Invariant: pods and containers are told in CRI's terms, as far as a kubelet's words get through to the engine.
+Pods and containers are told in CRI's terms, as far as a kubelet's words get through to the engine.
 """
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import grpc
 import pytest
@@ -20,24 +17,15 @@ from tests.engines import cri
 from tests.fakes import cri_pb2
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, DockerError
-from tests.system import docker_node, docker_told, node, told
+from tests.fakes.hookserver import HookServer
+from tests.system import docker_node, node, told
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
-from tests.system.node import Hooked, beside, end, register
-from tests.system.node import Kubelet as Ending
+from tests.system.node import Hooked, end, register
 from tests.system.proxy import STATE_KNOWN, wait_until
 
 RESIZED = {"example.com/resized": "yes"}
-
-
-class Kubelet(Ending, Protocol):
-    """What is asked alike of a client of CRI and of one of dockerd."""
-
-    def run_pod(self, config: PodSandboxConfig) -> str: ...
-    def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str: ...
-    def start(self, container_id: str) -> None: ...
-    def update(self, container_id: str, resources: LinuxContainerResources) -> None: ...
 
 
 def kill(node: Hooked) -> None:
@@ -50,7 +38,7 @@ def kill(node: Hooked) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RealNode(Hooked, ABC):
+class _Real(Hooked):
     """A proxy, a hook server and an engine; the kubelet speaks a version of CRI, or as a generation of the shim."""
 
     engine: Any
@@ -60,16 +48,10 @@ class RealNode(Hooked, ABC):
     handler: ClassVar[str] = ""
     """The runtime handler of pods, where a kubelet may name one."""
 
-    @abstractmethod
-    def client_of(self, socket: str) -> Any:
-        """Return a kubelet that uses a socket."""
-
     def client(self) -> Any:
-        """Return a kubelet that uses the proxy's socket."""
         return self.client_of(str(self.proxy.socket))
 
     def direct(self) -> Any:
-        """Return a kubelet that uses the engine's own socket."""
         return self.client_of(self.engine.socket)
 
     def restart(self) -> None:
@@ -78,36 +60,7 @@ class RealNode(Hooked, ABC):
         self.proxy.start()
         self.told()
 
-    # ---- pods as a hook server is told of them
-
-    @abstractmethod
-    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        """Return a pod with all that a kubelet may say of one."""
-
-    @abstractmethod
-    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        """Return a pod with little more than a name."""
-
-    @abstractmethod
-    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        """Return a container with all that a kubelet may say of one; ``resources`` are set beside the usual ones."""
-
-    @abstractmethod
-    def plain_container(self, name: str = "main") -> ContainerConfig:
-        """Return a container with little more than a name."""
-
-    @abstractmethod
-    def sent(self, container: ContainerConfig) -> ContainerConfig:
-        """Return a container as this kubelet asks for it: dockershim gives a swap limit with each memory limit."""
-
-    @abstractmethod
-    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        """Return a container as it is after an update."""
-
-    # ---- calls with all that may be said in them
-
     def run(self, client: Any, pod: PodSandboxConfig) -> str:
-        """Run a pod, with a runtime handler if it may have one."""
         return str(client.run_pod(pod))
 
     def resize(self, client: Any, container_id: str, asked: LinuxContainerResources) -> None:
@@ -127,44 +80,6 @@ class RealNode(Hooked, ABC):
             return Failed(error.code(), str(error.details()))
         return Failed(error.status, error.message) if isinstance(error, DockerError) else Failed(None, str(error))
 
-    # ---- what the engine tells
-
-    @abstractmethod
-    def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
-        """Wait for the whole of the first act of the container ``main``; return its lines as names and values."""
-
-    @abstractmethod
-    def written(self, pod: PodSandboxConfig, container_id: str) -> str:
-        """Return what the container ``main`` has written."""
-
-    @abstractmethod
-    def pod_texts(self, client: Any, pod_id: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Return a pod's labels and annotations."""
-
-    @abstractmethod
-    def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
-        """Return a container's annotations."""
-
-    @abstractmethod
-    def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
-        """Return the resources that are kept of a pod; what is missing, or 0, is not set."""
-
-    @abstractmethod
-    def cpuset(self, client: Any, container_id: str) -> str:
-        """Return the cpuset that is set for a container, "" if none is."""
-
-    @abstractmethod
-    def is_running(self, client: Any, container_id: str) -> bool:
-        """Tell whether a container runs."""
-
-    @abstractmethod
-    def pids(self, client: Any, pod_id: str, container_id: str) -> tuple[int, int]:
-        """Return the process ids of a pod and a container."""
-
-    @abstractmethod
-    def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
-        """Return what is told of a pod and a container, but for what differs between two that were asked for alike."""
-
     def lived(self, client: Any, pod: PodSandboxConfig, container: ContainerConfig, resources: Any) -> Any:
         """Let a pod with a container live; return what was told of it while it ran."""
         pod_id = client.run_pod(pod)
@@ -176,7 +91,7 @@ class RealNode(Hooked, ABC):
         return seen
 
 
-class CriNode(RealNode):
+class CriNode(_Real):
     """A node with a containerd."""
 
     front = CRI
@@ -186,18 +101,23 @@ class CriNode(RealNode):
         return cri.CriClient(socket, self.speaks)
 
     def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
+        """Return a pod with all that a kubelet may say of one."""
         return node.rich_pod(self.engine, name)
 
     def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        """Return a pod with little more than a name."""
         return node.plain_pod(self.engine, name)
 
     def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
+        """Return a container with all that a kubelet may say of one; ``resources`` are set beside the usual ones."""
         return node.rich_container(name, **resources)
 
     def plain_container(self, name: str = "main") -> ContainerConfig:
+        """Return a container with little more than a name."""
         return cri.container_config(name)
 
     def sent(self, container: ContainerConfig) -> ContainerConfig:
+        """Return a container as this kubelet asks for it: dockershim gives a swap limit with each memory limit."""
         return container
 
     def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
@@ -217,6 +137,7 @@ class CriNode(RealNode):
         return changed
 
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
+        """Wait for the whole of the first act of the container ``main``; return its lines as names and values."""
         return node.told_by_first_act(pod)
 
     def written(self, pod: PodSandboxConfig, container_id: str) -> str:
@@ -230,9 +151,11 @@ class CriNode(RealNode):
         return dict(client.status(container_id).status.annotations)
 
     def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
+        """Return the resources that are kept of a pod; what is missing, or 0, is not set."""
         return dict(_info(client.pod_status(pod_id))["config"]["linux"]["resources"])
 
     def cpuset(self, client: Any, container_id: str) -> str:
+        """Return the cpuset that is set for a container, "" if none is."""
         return str(_info(client.status(container_id))["runtimeSpec"]["linux"]["resources"]["cpu"].get("cpus", ""))
 
     def is_running(self, client: Any, container_id: str) -> bool:
@@ -242,6 +165,7 @@ class CriNode(RealNode):
         return _info(client.pod_status(pod_id))["pid"], _info(client.status(container_id))["pid"]
 
     def inspected(self, client: Any, pod_id: str, container_id: str) -> Any:
+        """Return what is told of a pod and a container, but for what differs between two that were asked for alike."""
         pod, container = _info(client.pod_status(pod_id)), _info(client.status(container_id))
         spec = container["runtimeSpec"]
         return pod["config"], container["config"], spec["linux"]["resources"], spec["process"]["env"]
@@ -251,7 +175,7 @@ def _info(status: Any) -> Any:
     return json.loads(status.info["info"])
 
 
-class ShimNode(RealNode):
+class ShimNode(_Real):
     """A node with a dockerd, whose kubelet's words go through dockershim."""
 
     front = DOCKER
@@ -260,24 +184,24 @@ class ShimNode(RealNode):
         return docker_node.Kubelet(socket, self.speaks)
 
     def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        return docker_told.rich_pod(self.engine, name)
+        return docker_node.rich_pod(self.engine, name)
 
     def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        return docker_told.plain_pod(self.engine, name)
+        return docker_node.plain_pod(self.engine, name)
 
     def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        return docker_told.rich_container(name, **resources)
+        return docker_node.rich_container(name, **resources)
 
     def plain_container(self, name: str = "main") -> ContainerConfig:
-        return docker_told.plain_container(name)
+        return docker_node.plain_container(name)
 
     def sent(self, container: ContainerConfig) -> ContainerConfig:
-        return docker_told.without_swap(container)
+        return docker_node.without_swap(container)
 
     def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
         changed = told.updated(container, asked)
         moves = self.speaks.moves_swap and asked.memory_limit_in_bytes
-        return docker_told.without_swap(changed) if moves else changed
+        return docker_node.without_swap(changed) if moves else changed
 
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
         return dict(client.told_by_first_act(container_id))
@@ -315,6 +239,9 @@ class ShimNode(RealNode):
         return client.inspected(pod_id, container_id)
 
 
+RealNode = CriNode | ShimNode
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of node; ``engine`` is the fixture of the whole session."""
@@ -332,7 +259,6 @@ OLD_SHIM = Kind("dockerd-dockershim", "dockerd", ShimNode, DOCKERSHIM)
 
 
 def on(*kinds: Kind) -> pytest.MarkDecorator:
-    """Run tests on these kinds of nodes."""
     return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name, scope="module")
 
 
@@ -354,11 +280,11 @@ def running(
     if kind.node is CriNode:
         flags = {"remote_image_service_endpoint": endpoint, **flags}
     proxy = kind.node.front.process(folder / "proxy", remote_runtime_service_endpoint=endpoint, **flags)
-    with (
-        engine.restored(),
-        beside(proxy, folder, lambda hooks: kind.node(proxy, hooks, engine, kind.speaks), prepare) as made,
-    ):
-        yield made
+    with engine.restored(), node.serving(HookServer(str(folder / "hooks.sock"))) as hooks:
+        made = kind.node(proxy, hooks, engine, kind.speaks)
+        prepare(made)
+        with proxy:
+            yield made
 
 
 # ---- fixtures, by conftest: a node for a module, which a test gets as new
@@ -366,7 +292,6 @@ def running(
 
 @pytest.fixture(scope="module")
 def engine(kind: Kind, request: pytest.FixtureRequest) -> Any:
-    """Return the engine of a kind of node."""
     return request.getfixturevalue(kind.engine)
 
 
@@ -388,6 +313,5 @@ def lent(shared: RealNode) -> Iterator[RealNode]:
 
 @pytest.fixture
 def client(node: RealNode) -> Iterator[Any]:
-    """Return a kubelet that uses the proxy."""
     with node.client() as made:
         yield made

@@ -1,9 +1,6 @@
 """The project's own hook servers as a user starts them: as programs.
 
-Owns a hook server's start, the wait until it serves, its kill, and its end with what every run must keep to: exit code
-0, no fault in the log, a registration file left only by policy Fail.
-Must not know: what a hook does, whether a proxy runs.
-Invariant: a hook server's files are in its proxy's folder, and processes are ended by their id.
+A hook server's files are in its proxy's folder, and processes are ended by their id.
 """
 
 import signal
@@ -14,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from tests.system.proxy import ROOT, SIGNS_OF_A_FAULT, WAIT_SECONDS, Folder, wait_until
+from tests.system.proxy import ROOT, WAIT_SECONDS, Folder, Program, wait_until
 
 HOOKS = (sys.executable, "-m", "runtimeproxy_hooks")
 FAIL = "--failure-policy=Fail"
 SERVES = " serves "
 
 
-class HookProgram:
+class HookProgram(Program):
     """A hook server as a program. ``words`` stand before its flags: the names of hooks, for the project's own."""
 
     def __init__(
@@ -33,17 +30,11 @@ class HookProgram:
         self.log = self.socket.with_suffix(".log")
         where = (f"--endpoint={self.socket}", f"--register-dir={folder.registrations}")
         self.command = [*program, *words, *where, *flags]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def launch(self) -> None:
-        """Start the program, its output added to the log."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT)
 
     def start(self) -> None:
         """Start the program and wait until it serves."""
         served = self.output().count(SERVES)
-        self.launch()
+        self.launch(cwd=ROOT)
         self.wait_until_it_serves(served + 1)
 
     def wait_until_it_serves(self, count: int = 1) -> None:
@@ -51,22 +42,9 @@ class HookProgram:
         wait_until(lambda: self.ended or self.output().count(SERVES) >= count, "the hook server serves", self.output)
         assert not self.ended, f"the hook server ended at once: {self.output()}"
 
-    @property
-    def ended(self) -> bool:
-        """Tell whether the process is no more."""
-        return self.process is None or self.process.poll() is not None
-
     def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
         assert self.process is not None, "the hook server was not started"
         self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """End the process at once (SIGKILL): what it has made is left."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-        self.process = None
 
     def end(self) -> int:
         """End the process as systemd does (SIGTERM, after a time SIGKILL); return its exit code."""
@@ -87,14 +65,6 @@ class HookProgram:
         assert not self.faults(), self.faults()
         assert self.registration.exists() is (FAIL in self.command and "--unregister" not in self.command)
 
-    def faults(self) -> list[str]:
-        """Return the lines of the log that tell of a fault of the hook server's own."""
-        return [line for line in self.output().splitlines() if any(sign in line for sign in SIGNS_OF_A_FAULT)]
-
-    def output(self) -> str:
-        """Return all that the program wrote, over all its starts."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
-
 
 @contextmanager
 def served(*programs: HookProgram) -> Iterator[None]:
@@ -102,7 +72,7 @@ def served(*programs: HookProgram) -> Iterator[None]:
     with ThreadPoolExecutor(len(programs)) as pool:
         try:
             for program in programs:
-                program.launch()
+                program.launch(cwd=ROOT)
             for program in programs:
                 program.wait_until_it_serves()
             yield

@@ -1,9 +1,6 @@
 """A node with a real engine, a proxy and hook servers as programs, and what is asked alike of both engines' pods.
 
-Owns how these parts are put together, the cgroup that a kubelet makes for a pod, and a container whose first act is to
-tell what it is given.
-Must not know: what a hook does.
-Invariant: a test reads the same whichever engine runs the pod.
+A test reads the same whichever engine runs the pod.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +37,6 @@ class ReferenceNode:
     programs: Mapping[str, HookProgram]
 
     def client(self) -> Client:
-        """Return a kubelet that uses the proxy's socket."""
         socket = str(self.proxy.socket)
         return Kubelet(socket) if isinstance(self.engine, Dockerd) else cri.CriClient(socket)
 
@@ -64,7 +60,6 @@ class Running:
 
     @property
     def cgroup(self) -> str:
-        """Return the container's cgroup path."""
         return f"{self.pod.linux.cgroup_parent}/{self.container_id}"
 
     def told(self) -> dict[str, str]:
@@ -74,7 +69,6 @@ class Running:
         return node.told_by_first_act(self.pod)
 
     def update(self, **values: int | str) -> None:
-        """Change the container's resources as the kubelet does."""
         self.client.update(self.container_id, cri_resources(values))
 
     def assert_in_force(self, values: Values) -> None:

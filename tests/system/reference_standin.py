@@ -1,8 +1,6 @@
 """``python -m tests.system.reference_standin ROOT CLASSES [flags]``: the RDT hook server on a stand-in for resctrl.
 
-Owns how the two are put together, and a wait before the hook that moves threads.
-Must not know: what a test looks at.
-Invariant: the hook is the project's own, as it is; only the kernel below it is played.
+The hook is the project's own, as it is; only the kernel below it is played.
 """
 
 import sys

@@ -1,19 +1,18 @@
 """A pod whose hook servers act at every Pre point, and what is in force inside its container because of them.
 
-Owns the values that the kubelet and the hooks set, and the comparison with cgroup files.
-Must not know: which engine runs the pod.
-Invariant: the values are comparable at any moment: each later step names what it changes.
+The values are comparable at any moment: each later step names what it changes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from runtimeproxy.hookapi import api_pb2
 from tests.engines import cgroups
 from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 from tests.system import told
-from tests.system.node import CPU, MIB, Kubelet, inside
+from tests.system.node import CPU, MIB, inside
 from tests.system.real import RealNode
 
 Values = Mapping[str, int | str]
@@ -35,11 +34,10 @@ def resources_answer(values: Values) -> hookanswers.Answer:
 
 
 def cri_resources(values: Values) -> LinuxContainerResources:
-    """Return the values as the kubelet sends them."""
     return LinuxContainerResources(**values)  # type: ignore[arg-type]
 
 
-def assert_in_force(client: Kubelet, container_id: str, parent: str, values: Values) -> None:
+def assert_in_force(client: Any, container_id: str, parent: str, values: Values) -> None:
     """Compare what the container sees, and what the host sees of it under this cgroup parent."""
     expected = {setting: cgroups.expected(setting, value) for setting, value in values.items()}
     assert {setting: inside(client, container_id, setting) for setting in values} == expected
@@ -47,7 +45,6 @@ def assert_in_force(client: Kubelet, container_id: str, parent: str, values: Val
 
 
 def assert_first_act(told_inside: Mapping[str, str], values: Values) -> None:
-    """Compare what the container saw when it began."""
     for setting, value in values.items():
         assert cgroups.parse(setting, told_inside[setting]) == cgroups.expected(setting, value), setting
 
@@ -63,7 +60,6 @@ class Scene:
 
     @property
     def parent(self) -> str:
-        """Return the cgroup parent that the hook chose."""
         return self.pod_now.linux.cgroup_parent
 
 

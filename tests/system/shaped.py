@@ -1,9 +1,6 @@
 """A node whose runtime is of some shape, and whose proxy comes anew, as the tests of shapes use it.
 
-Owns the fronts that are tried, the hook servers that change nothing, and the restarts: of a proxy in the test's own
-loop, of one that is a program (kill -9), and of a runtime that has lost its state.
-Must not know: what a shape tells.
-Invariant: the policy is Fail, so that nothing is let through that could not be read; the registrations outlive a
+The policy is Fail, so that nothing is let through that could not be read; the registrations outlive a
 restart.
 """
 
@@ -152,5 +149,4 @@ def limits(verb: str, request: bytes) -> tuple[int, int]:
 
 
 def named(front: Front) -> str:
-    """Name a front in a test's name."""
     return front.name

@@ -18,13 +18,13 @@ import pytest
 
 from tests.amounts import SHARE_VARIABLE, Amount
 from tests.fakes.faults import FaultRelay
-from tests.system import mutations, seen
+from tests.system import mutations
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
-from tests.system.hostile import HostileRuntime, Process
+from tests.system.hostile import Process
 from tests.system.mutations import BrokenRuntime
-from tests.system.proxy import ROOT, WAIT_SECONDS, ProxyProcess, answers, until
+from tests.system.proxy import ROOT, WAIT_SECONDS, answers, until
 from tests.system.times import FEW_TIMES, judged, limit
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,6 @@ PROGRAMS = {"cri": "tests.fakes.runtime", "docker": "tests.fakes.dockerd"}
 
 @asynccontextmanager
 async def program(front: Front, socket: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """Run a fake runtime as a program."""
     command = [sys.executable, "-m", PROGRAMS[front.name], f"--socket={socket}"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as running:
         try:
@@ -59,7 +58,7 @@ async def program(front: Front, socket: Path) -> AsyncIterator[subprocess.Popen[
 
 
 @pytest.mark.parametrize("end", [FaultRelay.cut, FaultRelay.reset], ids=["end", "reset"])
-async def test_a_call_whose_runtime_dies_fails_at_once_and_is_never_sent_again(
+async def test_call_whose_runtime_dies_fails_at_once_and_is_never_sent_again(
     front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
 ) -> None:
     """The runtime is there again at once, so that a second try would reach it."""
@@ -83,9 +82,7 @@ async def test_a_call_whose_runtime_dies_fails_at_once_and_is_never_sent_again(
     assert judged(took) < limit(took, LOST_SECONDS), took
 
 
-async def test_what_is_in_a_runtime_that_is_killed_ends_at_once_and_the_next_one_is_found(
-    front: Front, tmp_path: Path
-) -> None:
+async def test_calls_in_a_killed_runtime_end_at_once_and_the_next_one_is_found(front: Front, tmp_path: Path) -> None:
     """Two calls and a stream; it is stopped first, so that they are in it for certain."""
     took = []
     async with front.process(tmp_path) as proxy:
@@ -113,7 +110,7 @@ async def test_what_is_in_a_runtime_that_is_killed_ends_at_once_and_the_next_one
 # ---- B3
 
 
-async def test_a_runtime_that_was_away_for_long_is_used_as_soon_as_it_is_back(front: Front, tmp_path: Path) -> None:
+async def test_runtime_that_was_away_is_used_as_soon_as_it_is_back(front: Front, tmp_path: Path) -> None:
     """A client dials all the while: the proxy waits for nothing of its own, however long it was."""
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
     took = []
@@ -143,7 +140,7 @@ async def _dial_until_answered(front: Front, socket: Path) -> float:
 # ---- B4
 
 
-async def test_nothing_but_its_deadline_ends_a_call_to_a_runtime_that_has_stopped(front: Front, tmp_path: Path) -> None:
+async def test_call_to_a_stopped_runtime_ends_by_its_deadline_alone(front: Front, tmp_path: Path) -> None:
     proxy = front.process(tmp_path)
     async with proxy, program(front, proxy.runtime) as running:
         process = Process(proxy.pid)
@@ -165,67 +162,33 @@ async def test_nothing_but_its_deadline_ends_a_call_to_a_runtime_that_has_stoppe
         await until(lambda: process.descriptors() <= before + FOLLOWING, "nothing is left of them")
 
 
-async def test_a_slow_method_holds_up_no_other_call(front: Front, tmp_path: Path) -> None:
-    proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "runtime.sock"))
-    async with runtime, proxy, front.caller(proxy.socket) as caller:
-        pod_id = await caller.run_pod()
-        runtime.upset("create", delay_seconds=60)
-        slow = [asyncio.ensure_future(caller.create(pod_id)) for _ in range(20)]
-        await until(lambda: len(runtime.asked("create")) == len(slow), "they are at the runtime")
-        for _ in range(50):
-            await caller.act("ping")
-            assert await caller.pod_status(pod_id) == pod_id
-        assert not any(call.done() for call in slow)
-        for call in slow:
-            call.cancel()
-        await asyncio.gather(*slow, return_exceptions=True)
-
-
 # ---- B5
 
 
 @pytest.mark.parametrize("name", ["cri", "cri-held", "docker", "docker-held"])
-async def test_a_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tmp_path: Path) -> None:
+async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tmp_path: Path) -> None:
     """The client has of the runtime's own bytes what came through, then the end; the next call is answered well."""
     call = mutations.calls()[name]
     proxy = call.front.process(tmp_path)  # its end finds tracebacks and errors in the log
     async with BrokenRuntime(proxy.runtime, call).serving() as runtime, proxy:
-        await _survives(proxy, call, runtime, mutations.ask, seen.PASSED_ON[call.front.name])
-
-
-async def test_an_image_service_that_talks_nonsense_costs_its_own_call_only(tmp_path: Path) -> None:
-    """The connection, on which the image is asked for, lives: the runtime answers on it."""
-    call, images = mutations.calls()["cri-image"], tmp_path / "images.sock"
-    proxy = CRI.process(tmp_path, remote_image_service_endpoint=str(images))
-    async with HostileRuntime(proxy.runtime).serving(), BrokenRuntime(images, call).serving() as service, proxy:
-        await _survives(proxy, call, service, mutations.ask_image, seen.image_passed_on)
-
-
-async def _survives(
-    proxy: ProxyProcess,
-    call: mutations.Call,
-    runtime: BrokenRuntime,
-    ask: Callable[[Path, bytes], Awaitable[bytes]],
-    passed_on: Callable[[bytes, bytes], bool],
-) -> None:
-    process = Process(proxy.pid)
-    for number in range(MUTATIONS.now):
-        runtime.answer = call.answer(number)
-        came = await asyncio.wait_for(ask(proxy.socket, call.request), 20)
-        assert passed_on(runtime.answer, came), (number, runtime.answer, came)
-        if number % 10 == 0:
-            runtime.answer = call.answers[0]
-            assert call.good in await asyncio.wait_for(ask(proxy.socket, call.request), 20)
-        if number == 10:
-            before = process.descriptors()
-    await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
+        process = Process(proxy.pid)
+        for number in range(MUTATIONS.now):
+            runtime.answer = call.answer(number)
+            came = await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
+            assert mutations.PASSED_ON[call.front.name](runtime.answer, came), (number, runtime.answer, came)
+            if number % 10 == 0:
+                runtime.answer = call.answers[0]
+                assert call.good in await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
+            if number == 10:
+                before = process.descriptors()
+        await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")
 
 
 # ---- the runtime of the other mode
 
 
 @pytest.mark.parametrize(("other", "spoken"), [(DOCKER, "HTTP/1"), (CRI, "HTTP/2")], ids=["docker", "cri"])
-async def test_a_runtime_of_the_other_mode_leads_to_the_flag(tmp_path: Path, other: Front, spoken: str) -> None:
+async def test_runtime_of_the_other_mode_leads_to_the_flag(tmp_path: Path, other: Front, spoken: str) -> None:
     """CRI's own says what it is as soon as somebody connects; Docker's is asked in words that it does not know."""
     front = CRI if other is DOCKER else DOCKER
     told = f"the runtime broke the protocol: .*; it speaks {spoken}: is --backend-runtime-mode right\\?\n"

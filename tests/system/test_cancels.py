@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import statistics
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,22 +17,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from runtimeproxy.hookpoints import BY_NAME
 from tests.amounts import SHARE_VARIABLE, Amount
+from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.system.cancelling import MOMENTS, CriTrials, DockerTrials, Moment, Trial, Trials, at_hook_server, now
-from tests.system.cri_front import CRI
+from tests.fakes.runtime import Injection
+from tests.system.cancelling import (
+    MOMENTS,
+    CriLine,
+    CriTrials,
+    DockerLine,
+    DockerTrials,
+    LeavingClient,
+    Line,
+    Moment,
+    Trial,
+    Trials,
+    at_hook_server,
+    now,
+)
+from tests.system.cri_front import CRI, CriRuntime
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import CONTAINER, Caller, Front
-from tests.system.leaving import CriLine, DockerLine, LeavingClient, Line
+from tests.system.h2client import H2Client
 from tests.system.proxy import WAIT_SECONDS, ProxyInside, until
+from tests.system.times import judged, limit
 
 pytestmark = pytest.mark.slow
 
 CANCELS = Amount(100, 10_000)
-HALF_CLOSES = Amount(20, 1_000)
 SOAKED = SHARE_VARIABLE in os.environ
 ARRIVES_SECONDS = 0.050 if SOAKED else 0.250
 LEFT_SECONDS = 4.0 if SOAKED else WAIT_SECONDS
@@ -100,7 +116,6 @@ def drawn(chance: random.Random, number: int) -> Trial:
 
 
 async def prepared(rig: Rig, pod_id: str, trials: Sequence[Trial]) -> list[bytes]:
-    """Return the requests; the containers of starts are created before."""
     requests = []
     for trial in trials:
         container = replace(CONTAINER, name=trial.name)
@@ -114,7 +129,6 @@ async def prepared(rig: Rig, pod_id: str, trials: Sequence[Trial]) -> list[bytes
 
 
 async def leave(trial: Trial, line: Line, message: bytes) -> None:
-    """Make a call, and leave it."""
     await line.send(trial, message)
     await trial.reach()
     if not line.answered:
@@ -176,7 +190,6 @@ def remains(rig: Rig, trials: Sequence[Trial]) -> list[Trial]:
 
 
 def started(rig: Rig, trial: Trial) -> bool:
-    """Tell whether a call has started its container."""
     return bool(trial.container_id) and rig.runtime.started(trial.container_id)
 
 
@@ -193,12 +206,10 @@ class Counts:
 
     @classmethod
     def now(cls, rig: Rig) -> "Counts":
-        """Count."""
         front: Any = rig.proxy.app.front
         return cls(len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")), len(front.connections))
 
     def more(self, rig: Rig) -> list[str]:
-        """Say what there is more of."""
         found = Counts.now(rig)
         names = ("tasks", "files", "connections")
         return [f"{name} {getattr(found, name)}" for name in names if getattr(found, name) > getattr(self, name)]
@@ -207,63 +218,23 @@ class Counts:
 def kept(rig: Rig) -> list[str]:
     """Say what the proxy keeps for calls, and where the Store differs from the runtime."""
     front: Any = rig.proxy.app.front
-    lifecycle = rig.proxy.app.lifecycle
+    lifecycle, readers = rig.proxy.app.lifecycle, [connection.reader for connection in front.connections]
     has = {*rig.runtime.pod_ids(), *rig.runtime.container_ids()}
-    of_all: dict[str, Any] = {
+    left: dict[str, Any] = {
         "held bytes": front.held_bytes.count,
         "tasks": len(front.tasks),
         "held calls": lifecycle.holds()[0],
         "calls under way": lifecycle.under_way(),
-        "turns": len(lifecycle._turns.queues),
+        "streams": [stream for reader in readers if rig.front is CRI for stream in (*reader.streams, *reader.open)],
         "only in the Store or at the runtime": rig.proxy.store.ids() ^ has,
     }
-    of_each = kept_of_cri if rig.front is CRI else kept_of_docker
-    found = [of_all, kept_for_hooks(rig), *map(of_each, front.connections)]
-    return [f"{name}: {value}" for values in found for name, value in values.items() if value]
-
-
-def kept_for_hooks(rig: Rig) -> dict[str, Any]:
-    """Return what the client of the hook server keeps."""
-    (plugin,) = rig.proxy.app.manager.plugins_for(BY_NAME[POINTS[0]])
-    client: Any = plugin.client
-    link = client._unary._link
-    outlet = link._calls.outlet
-    return {
-        "hook calls": client._in_flight,
-        "hook streams": [*link._open, *link._calls._calls],
-        **kept_of_outlet("hook server", outlet),
-    }
-
-
-def kept_of_cri(connection: Any) -> dict[str, Any]:
-    """Return what a connection's reader keeps."""
-    reader = connection.reader
-    return {
-        "streams": list(reader.streams),
-        "open streams": list(reader.open),
-        **kept_of_outlet("client", reader.client_out),
-        **kept_of_outlet("runtime", reader.runtime_out),
-    }
-
-
-def kept_of_outlet(peer: str, outlet: Any) -> dict[str, Any]:
-    """Return what waits for a peer, and what of its window on the connection will never be given back."""
-    return {
-        f"queues toward the {peer}": list(outlet.queues),
-        f"stream windows of the {peer}": list(outlet._stream_windows),
-        f"lost window of the {peer}": outlet.outstanding - outlet._owed,
-    }
-
-
-def kept_of_docker(connection: Any) -> dict[str, Any]:
-    """Return what a connection's reader keeps."""
-    return {"requests": list(connection.reader._pending)}
+    return [f"{name}: {value}" for name, value in left.items() if value]
 
 
 # ---- the tests
 
 
-async def test_a_cancel_arrives_and_leaves_nothing_behind(front: Front, rig: Rig) -> None:
+async def test_cancel_arrives_and_leaves_nothing_behind(front: Front, rig: Rig) -> None:
     chance, number, left = random.Random(front.name), 0, 0
     took: dict[str, list[float]] = {"hook server": [], "runtime": []}
     before = await counted(rig)
@@ -281,8 +252,8 @@ async def test_a_cancel_arrives_and_leaves_nothing_behind(front: Front, rig: Rig
     for fault in ("connections_broken", "hook_breaker_openings"):
         assert not rig.proxy.recorder.total(fault), fault
     for who, seconds in took.items():
-        judged = statistics.quantiles(seconds, n=100)[98] if SOAKED else statistics.median(seconds)
-        assert judged <= ARRIVES_SECONDS, f"{who}: {judged} s, the slowest took {sorted(seconds)[-5:]} s"
+        figure = statistics.quantiles(seconds, n=100)[98] if SOAKED else statistics.median(seconds)
+        assert figure <= ARRIVES_SECONDS, f"{who}: {figure} s, the slowest took {sorted(seconds)[-5:]} s"
 
 
 async def counted(rig: Rig) -> Counts:
@@ -299,29 +270,73 @@ async def still_carries(rig: Rig, client: LeavingClient) -> None:
     pod_id = await rig.caller.run_pod()
     for _ in range(2):
         request = rig.caller.create_request(pod_id, replace(CONTAINER, annotations={"long": "x" * LONG}))
-        answer = await asyncio.wait_for(client.call("/runtime.v1.RuntimeService/CreateContainer", request), 20)
+        answer = await asyncio.wait_for(client.call(CREATE, request), 20)
         assert answer.status == 0
 
 
-@pytest.mark.parametrize("front", [DOCKER], ids=["docker"])
-async def test_a_half_close_is_no_cancel(front: Front, rig: Rig) -> None:
-    """Who has half-closed waits for the answer."""
-    chance = random.Random(front.name)
-    pod_id = await rig.caller.run_pod()
-    moments = (Moment.ASKED, Moment.WORKING, Moment.CARRIED_OUT, Moment.TOLD)
-    for number in range(HALF_CLOSES.now):
-        moment = chance.choice(moments)
-        verb = "start" if moment is Moment.TOLD else chance.choice(["create", "start"])
-        trial = Trial(f"h{number}", verb, moment, pause_seconds=chance.uniform(0, PAUSE_SECONDS))
-        (message,) = await prepared(rig, pod_id, [trial])
-        rig.trials[trial.name] = trial
-        line = DockerLine(rig.proxy.socket)
-        await line.send(trial, message)
-        await trial.reach()
-        line.client.half_close()
-        await asyncio.sleep(WORKS_ON_SECONDS)
-        assert (trial.hook.saw, trial.post.saw) == (None, None), trial
-        for name in ("hook", "runtime", "reply", "post"):
-            trial.place(name).gate.set()
-        assert (await line.client.answer()).status in (201, 204), trial
-        await line.client.close()
+# ---- deadlines of CRI's calls (S5)
+
+ONLY_CRI = pytest.mark.parametrize("front", [CRI], ids=["cri"])
+CREATE = "/runtime.v1.RuntimeService/CreateContainer"
+HOOK_SECONDS = 1.0
+SMALL_SECONDS = 0.5
+"""Less than a hook server takes here, and more than a busy machine needs between two steps of a call."""
+EXPIRIES = Amount(10, 500)
+EXPIRY_SECONDS = 0.2
+LATE_SECONDS = 0.050
+
+
+@ONLY_CRI
+async def test_what_a_hook_server_takes_comes_off_the_deadline(
+    front: Front, tmp_path: Path, runtime: CriRuntime, hooks: HookServer
+) -> None:
+    """Whoever gave none has none."""
+    hooks.default, inside = hookanswers.after(HOOK_SECONDS), front.inside(tmp_path)
+    inside.register("slow.json", hooks.socket_path, ["PreCreateContainer"])
+    async with inside as proxy, front.caller(proxy.socket) as caller, H2Client(proxy.socket) as exact:
+        pod_id = await caller.run_pod()
+        requests = {seconds: caller.create_request(pod_id) for seconds in (None, 7, 120)}
+        begun = time.monotonic()
+        fields = {seconds: [("grpc-timeout", f"{seconds}S")] if seconds else [] for seconds in requests}
+        await asyncio.gather(*(exact.call(CREATE, request, fields[each]) for each, request in requests.items()))
+    for seconds, request in requests.items():
+        (received,) = [each for each in runtime.requests("CreateContainer") if each.message == request]
+        left, spent = received.deadline_seconds, received.at - begun
+        if seconds is None or left is None:
+            assert left is seconds
+        else:
+            assert seconds - spent - SMALL_SECONDS < left < seconds - HOOK_SECONDS + SMALL_SECONDS
+
+
+@ONLY_CRI
+async def test_deadline_that_passes_ends_both_sides_soon(front: Front, tmp_path: Path, runtime: CriRuntime) -> None:
+    """It is the runtime's clock that tells: this client has none.
+
+    What the proxy adds is counted: the same call at the same moment has the runtime's and the client's lateness, too.
+    """
+    proxy = front.inside(tmp_path)
+    async with (
+        proxy,
+        front.caller(proxy.socket) as caller,
+        H2Client(proxy.socket) as through,
+        H2Client(runtime.socket_path) as direct,
+    ):
+        requests = {"Version": b"", "CreateContainer": caller.create_request(await caller.run_pod())}
+        for method in requests:
+            runtime.inject(method, Injection(delay_seconds=60))
+
+        async def expire(connection: H2Client, method: str) -> float:
+            begun, timeout = time.monotonic(), ("grpc-timeout", f"{EXPIRY_SECONDS * 1000:.0f}m")
+            answer = await connection.call(f"/runtime.v1.RuntimeService/{method}", requests[method], [timeout])
+            assert answer.status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+            return time.monotonic() - begun
+
+        async def late(method: str) -> float:
+            ours, theirs = await asyncio.gather(expire(through, method), expire(direct, method))
+            assert ours > EXPIRY_SECONDS - LATE_SECONDS
+            return ours - theirs
+
+        added = [each for _ in range(EXPIRIES.now) for each in await asyncio.gather(*map(late, requests))]
+        asked = [request for method in requests for request in runtime.requests(method)]
+        await until(lambda: all(request.cancelled for request in asked), "the runtime's calls have ended")
+    assert judged(added) < limit(added, LATE_SECONDS), added

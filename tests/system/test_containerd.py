@@ -4,46 +4,25 @@ import asyncio
 import hashlib
 import re
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-import grpc
 import pytest
 
-from runtimeproxy import sync
 from tests.engines import cri, streaming
 from tests.engines.containerd import Containerd, EngineError
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.engines.test_containerd_direct import upper_case_server
-from tests.fakes.cri_pb2 import CONTAINER_EXITED
 from tests.fakes.faults import FaultRelay
-from tests.system.node import MIB, end, plain_pod, rich_container, serving, told_by_first_act
-from tests.system.proxy import STATE_KNOWN, ProxyInside, until, wait_until
+from tests.system.node import serving
+from tests.system.proxy import wait_until
 from tests.system.real import CONTAINERD, OLD_CRI, Kind, RealNode, on, running
 
 pytestmark = pytest.mark.engine
 
 BOTH = on(CONTAINERD, OLD_CRI)
 ONE = on(CONTAINERD)
-
-
-@BOTH
-def test_execs_logs_and_exit_codes(node: RealNode, client: cri.CriClient) -> None:
-    pod, container = node.rich_pod(), node.rich_container()
-    pod_id = client.run_pod(pod)
-    container_id = client.create(pod_id, container, pod)
-    client.start(container_id)
-    done = client.exec_sync(container_id, "/bin/sh", "-c", "echo out; echo err >&2; exit 7")
-    assert (done.stdout, done.stderr, done.exit_code) == (b"out\n", b"err\n", 7)
-    big = client.exec_sync(container_id, "head", "-c", str(3 * MIB), "/dev/zero")
-    assert (big.stdout, big.exit_code) == (bytes(3 * MIB), 0)
-    told_by_first_act(pod)
-    lines = Path(pod.log_directory, "main.log").read_text().splitlines()
-    assert [line.split(" ", 3)[1:] for line in lines][-1] == ["stdout", "F", "first=done"]
-    client.stop(container_id)
-    status = client.status(container_id).status
-    assert (status.state, status.exit_code) == (CONTAINER_EXITED, 137)
 
 
 @BOTH
@@ -69,75 +48,30 @@ async def test_the_streaming_urls_work(node: RealNode, client: cri.CriClient) ->
 # ---- an image service of its own
 
 
-class Services:
-    """The engine's socket as two: one for the image service, one for the rest, each keeping what passed."""
-
-    def __init__(self, engine: Containerd, folder: Path) -> None:
-        self.runtime = FaultRelay(str(folder / "runtime.sock"), engine.socket)
-        self.images = FaultRelay(str(folder / "images.sock"), engine.socket)
-
-
-@pytest.fixture
-def services(containerd: Containerd, tmp_path: Path) -> Iterator[Services]:
-    made = Services(containerd, tmp_path)
-    with serving(made.runtime), serving(made.images):
-        yield made
-
-
 def replied(relay: FaultRelay, text: bytes) -> bool:
-    """Tell whether a text passed toward a client."""
     return any(text in connection.to_client for connection in relay.connections)
 
 
-def before(
-    kind: Kind, engine: Containerd, folder: Path, services: Services, images: str
-) -> AbstractContextManager[RealNode]:
-    """Run a proxy whose image service is at a socket of its own."""
-    runtime = services.runtime.listen
-    return running(kind, engine, folder, runtime=runtime, remote_image_service_endpoint=images)
-
-
 @BOTH
-def test_image_calls_go_to_a_socket_of_their_own(
-    kind: Kind, containerd: Containerd, tmp_path: Path, services: Services
-) -> None:
+def test_image_calls_go_to_a_socket_of_their_own(kind: Kind, containerd: Containerd, tmp_path: Path) -> None:
     name = BUSYBOX_IMAGE.encode()
-    with before(kind, containerd, tmp_path, services, services.images.listen) as node, node.client() as client:
+    relays = (FaultRelay(str(tmp_path / f"{service}.sock"), containerd.socket) for service in ("runtime", "images"))
+    with ExitStack() as stack:
+        runtime, images = (stack.enter_context(serving(relay)) for relay in relays)
+        flags = {"runtime": runtime.listen, "remote_image_service_endpoint": images.listen}
+        node = stack.enter_context(running(kind, containerd, tmp_path, **flags))
+        client = stack.enter_context(node.client())
         client.version()
         assert BUSYBOX_IMAGE in {tag for image in client.images() for tag in image.repo_tags}
         # A relay notes what passed just after it passed.
-        wait_until(lambda: replied(services.runtime, b"containerd"), "the runtime's relay noted the version")
-        wait_until(lambda: replied(services.images, name), "the image service's relay noted the list")
-        assert not replied(services.runtime, name)
-        assert not replied(services.images, b"containerd")
-
+        wait_until(lambda: replied(runtime, b"containerd"), "the runtime's relay noted the version")
+        wait_until(lambda: replied(images, name), "the image service's relay noted the list")
+        assert not replied(runtime, name)
+        assert not replied(images, b"containerd")
         pod = node.plain_pod()
-        pod_id = client.run_pod(pod)
-        container_id = client.create(pod_id, node.rich_container(), pod)
-        client.start(container_id)
-        assert [point for point, _ in node.told()] == [
-            "PreRunPodSandbox",
-            "PreCreateContainer",
-            "PreStartContainer",
-            "PostStartContainer",
-        ]
-
-
-@BOTH
-def test_without_the_image_service_the_runtime_is_served(
-    kind: Kind, containerd: Containerd, tmp_path: Path, services: Services
-) -> None:
-    nobody = str(tmp_path / "nobody.sock")
-    with before(kind, containerd, tmp_path, services, nobody) as node, node.client() as client:
-        client.version()
-        node.proxy.wait_for_log(STATE_KNOWN)  # the connection for that is there, too
-        connections = len(services.runtime.connections)
-        with pytest.raises(grpc.RpcError) as caught:
-            client.images()
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert client.version().runtime_name == "containerd"
-        assert len(services.runtime.connections) == connections, "the client's connection lives"
-        end(client, client.run_pod(node.plain_pod()))
+        client.start(client.create(client.run_pod(pod), node.rich_container(), pod))
+        points = ["PreRunPodSandbox", "PreCreateContainer", "PreStartContainer", "PostStartContainer"]
+        assert [point for point, _ in node.told()] == points
 
 
 # ---- ctr, whose services the proxy does not know
@@ -158,12 +92,6 @@ def through(node: RealNode, *arguments: str) -> str:
     return node.engine.ctr(*arguments, socket=str(node.proxy.socket))
 
 
-def masked(output: str, *ids: str) -> str:
-    for one in ids:
-        output = output.replace(one, "ID")
-    return re.sub(r"\b\d+\b", "N", output)
-
-
 @ONE
 def test_what_ctr_reads_is_the_same(node: RealNode) -> None:
     with node.client() as client:
@@ -181,109 +109,36 @@ def test_what_ctr_reads_is_the_same(node: RealNode) -> None:
         assert container_id in through(node, "containers", "info", container_id)
 
 
-@ONE
-def test_ctr_runs_a_container(node: RealNode) -> None:
-    outputs = []
-    for socket_path in (node.engine.socket, str(node.proxy.socket)):
-        name = f"ctr-{uuid.uuid4().hex[:8]}"
-        cgroup = node.engine.cgroup_parent(name)
-        command = ("/bin/sh", "-c", "echo hello from $$; ls /; exit 0")
-        run = ("run", "--rm", "--snapshotter", "native", "--cgroup", cgroup)
-        output = node.engine.ctr(*run, BUSYBOX_IMAGE, name, *command, socket=socket_path)
-        outputs.append(masked(output, name))
-        assert name not in node.engine.ctr("containers", "ls", "-q")
-    assert outputs[0] == outputs[1]
-    assert outputs[0].startswith("hello from N\nbin\n")
-    assert node.told() == [], "what is no CRI call is handed to no hook server"
+def runs_a_container(node: RealNode, socket: str, folder: Path) -> str:
+    name = f"ctr-{uuid.uuid4().hex[:8]}"
+    command = ("/bin/sh", "-c", "echo hello from $$; ls /; exit 0")
+    run = ("run", "--rm", "--snapshotter", "native", "--cgroup", node.engine.cgroup_parent(name))
+    output = node.engine.ctr(*run, BUSYBOX_IMAGE, name, *command, socket=socket)
+    assert name not in node.engine.ctr("containers", "ls", "-q")
+    assert output.startswith("hello from ")
+    return re.sub(r"\b\d+\b", "N", output.replace(name, "ID"))
 
 
-@ONE
-def test_errors_are_the_same(node: RealNode) -> None:
-    said = []
-    for socket_path in (node.engine.socket, str(node.proxy.socket)):
-        with pytest.raises(EngineError, match="no-such-container") as caught:
-            node.engine.ctr("containers", "info", "no-such-container", socket=socket_path)
-        said.append(str(caught.value))
-    assert said[0] == said[1]
+def fails(node: RealNode, socket: str, folder: Path) -> str:
+    with pytest.raises(EngineError, match="no-such-container") as caught:
+        node.engine.ctr("containers", "info", "no-such-container", socket=socket)
+    return str(caught.value)
 
 
-@ONE
-def test_big_content_streams_through(node: RealNode, tmp_path: Path) -> None:
-    digests = []
-    for number, socket_path in enumerate((node.engine.socket, str(node.proxy.socket))):
-        target = tmp_path / f"{number}.tar"
-        node.engine.ctr("images", "export", str(target), BUSYBOX_IMAGE, socket=socket_path)
-        assert target.stat().st_size > 1 << 20
-        digests.append(hashlib.sha256(target.read_bytes()).hexdigest())
-    assert digests[0] == digests[1]
-    imported = through(node, "images", "import", "--snapshotter", "native", str(tmp_path / "1.tar"))
+def moves_big_content(node: RealNode, socket: str, folder: Path) -> str:
+    target = folder / "exported.tar"
+    node.engine.ctr("images", "export", str(target), BUSYBOX_IMAGE, socket=socket)
+    assert target.stat().st_size > 1 << 20
+    imported = node.engine.ctr("images", "import", "--snapshotter", "native", str(target), socket=socket)
     assert BUSYBOX_IMAGE in imported
+    return hashlib.sha256(target.read_bytes()).hexdigest()
 
 
-# ---- what is gone from containerd leaves the Store
-
-
-@pytest.fixture
-async def inside(containerd: Containerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProxyInside]:
-    """A proxy that sweeps all the time."""
-    monkeypatch.setattr(sync, "PASS_SECONDS", 0.2)
-    monkeypatch.setattr(sync, "SOONEST_SECONDS", 0.05)
-    socket = containerd.socket
-    async with ProxyInside(
-        tmp_path, remote_runtime_service_endpoint=socket, remote_image_service_endpoint=socket
-    ) as proxy:
-        yield proxy
-
-
-def listed(containerd: Containerd) -> set[str]:
-    """Return what containerd has, by its own word."""
-    with cri.CriClient(containerd.socket) as direct:
-        return {pod.id for pod in direct.pods()} | {container.id for container in direct.containers()}
-
-
-class Made:
-    """A pod with two containers, made through the proxy."""
-
-    def __init__(self, containerd: Containerd, proxy: ProxyInside) -> None:
-        pod = plain_pod(containerd)
-        with cri.CriClient(str(proxy.socket)) as client:
-            self.pod_id = client.run_pod(pod)
-            self.ids = [client.create(self.pod_id, rich_container(name), pod) for name in ("first", "second")]
-
-    @property
-    def all(self) -> set[str]:
-        return {self.pod_id, *self.ids}
-
-
-def remove_directly(containerd: Containerd, made: Made) -> None:
-    """Remove a container as crictl does it on containerd's own socket."""
-    with cri.CriClient(containerd.socket) as direct:
-        direct.remove(made.ids[0])
-
-
-def remove_by_ctr(containerd: Containerd, made: Made) -> None:
-    """Remove a container behind CRI's back, which hears of it at the next start of containerd at the latest."""
-    containerd.ctr("containers", "rm", made.ids[0])
-    containerd.terminate()
-    containerd.launch()
-
-
-def remove_pod_directly(containerd: Containerd, made: Made) -> None:
-    """Remove all of it on containerd's own socket."""
-    with cri.CriClient(containerd.socket) as direct:
-        direct.stop_pod(made.pod_id)
-        direct.remove_pod(made.pod_id)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("remove", [remove_directly, remove_by_ctr, remove_pod_directly])
-async def test_what_somebody_else_removed_is_swept(containerd: Containerd, inside: ProxyInside, remove: object) -> None:
-    made = await asyncio.to_thread(Made, containerd, inside)
-    assert inside.store.ids() == made.all
-    await asyncio.to_thread(remove, containerd, made)  # type: ignore[arg-type]
-    left = await asyncio.to_thread(listed, containerd) & made.all
-    assert made.ids[0] not in left
-    await until(lambda: inside.store.ids() == left, "the Store has what containerd has")
-    if left:
-        await asyncio.to_thread(remove_pod_directly, containerd, made)
-    await until(lambda: inside.store.ids() == set(), "nothing is left")
+@ONE
+@pytest.mark.parametrize("scenario", [runs_a_container, fails, moves_big_content])
+def test_what_ctr_does_is_the_same(
+    node: RealNode, tmp_path: Path, scenario: Callable[[RealNode, str, Path], str]
+) -> None:
+    seen = [scenario(node, socket, tmp_path) for socket in (node.engine.socket, str(node.proxy.socket))]
+    assert seen[0] == seen[1]
+    assert node.told() == [], "what is no CRI call is handed to no hook server"

@@ -53,23 +53,8 @@ def test_any_reference_tells_the_same(node: RealNode) -> None:
             assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
 
 
-@ONE
-def test_a_renamed_container_is_still_the_kubelets(node: RealNode) -> None:
-    pod, container = node.rich_pod(), node.rich_container()
-    with node.client() as client:
-        container_id = client.create(client.run_pod(pod), container, pod)
-        client.docker("rename", container_id, "renamed")
-        created = told.of_container(pod, container, container_id)
-        for again in (False, True):
-            if again:
-                node.restart()
-            node.told()
-            client.docker("stop", "renamed")
-            assert node.told() == [("PostStopContainer", created)]
-
-
 @BOTH
-def test_a_name_that_is_taken(node: RealNode, client: Kubelet) -> None:
+def test_name_that_is_taken(node: RealNode, client: Kubelet) -> None:
     pod, container = node.rich_pod(), node.rich_container()
     pod_id = client.run_pod(pod)
     first_id = client.create(pod_id, container, pod)
@@ -101,7 +86,7 @@ def test_what_is_not_a_pods_is_not_handed_to_hook_servers(node: RealNode) -> Non
 
 
 @ONE
-def test_after_a_kill_an_env_that_equals_the_images_is_taken_for_the_images(node: RealNode) -> None:
+def test_env_that_equals_the_images_counts_as_the_images_after_a_kill(node: RealNode) -> None:
     pod, container = node.rich_pod(), node.rich_container()
     container.envs.add(key="PATH", value=images.IMAGE_ENVIRONMENT[0].removeprefix("PATH=").encode())
     with node.client() as client:
@@ -118,24 +103,31 @@ def test_after_a_kill_an_env_that_equals_the_images_is_taken_for_the_images(node
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 # The kubelet's limit is 64 MiB, and its swap limit is that, too: no swap.
-MEMORY: dict[str, tuple[str, Values, tuple[int, int]]] = {
-    "more at create": ("PreCreateContainer", {"memory_limit_in_bytes": 80 * MIB}, (80, 80)),
-    "less at create": ("PreCreateContainer", {"memory_limit_in_bytes": 32 * MIB}, (32, 32)),
-    "unlimited at create": ("PreCreateContainer", {"memory_limit_in_bytes": -1}, (0, 0)),
-    "swap at create": ("PreCreateContainer", {"memory_swap_limit_in_bytes": 96 * MIB}, (64, 96)),
-    "both at create": (
-        "PreCreateContainer",
-        {"memory_limit_in_bytes": 32 * MIB, "memory_swap_limit_in_bytes": -1},
-        (32, -1),
-    ),
-    "more at start": ("PreStartContainer", {"memory_limit_in_bytes": 80 * MIB}, (80, 80)),
-    "less at start": ("PreStartContainer", {"memory_limit_in_bytes": 32 * MIB}, (32, 32)),
-    "unlimited at start": ("PreStartContainer", {"memory_limit_in_bytes": -1}, (64, 64)),
-    "swap at start": ("PreStartContainer", {"memory_swap_limit_in_bytes": 96 * MIB}, (64, 96)),
-    "more at update": ("PreUpdateContainerResources", {"memory_limit_in_bytes": 80 * MIB}, (80, 80)),
-    "less at update": ("PreUpdateContainerResources", {"memory_limit_in_bytes": 32 * MIB}, (32, 32)),
-    "unlimited at update": ("PreUpdateContainerResources", {"memory_limit_in_bytes": -1}, (48, 48)),
-}
+CREATE, START, UPDATE = "PreCreateContainer", "PreStartContainer", "PreUpdateContainerResources"
+
+
+def memory(mib: int) -> Values:
+    return {"memory_limit_in_bytes": mib * MIB if mib > 0 else mib}
+
+
+def swap(mib: int) -> Values:
+    return {"memory_swap_limit_in_bytes": mib * MIB if mib > 0 else mib}
+
+
+MEMORY: list[tuple[str, Values, tuple[int, int]]] = [
+    (CREATE, memory(80), (80, 80)),
+    (CREATE, memory(32), (32, 32)),
+    (CREATE, memory(-1), (0, 0)),
+    (CREATE, swap(96), (64, 96)),
+    (CREATE, {**memory(32), **swap(-1)}, (32, -1)),
+    (START, memory(80), (80, 80)),
+    (START, memory(32), (32, 32)),
+    (START, memory(-1), (64, 64)),
+    (START, swap(96), (64, 96)),
+    (UPDATE, memory(80), (80, 80)),
+    (UPDATE, memory(32), (32, 32)),
+    (UPDATE, memory(-1), (48, 48)),
+]
 """A change at a hook point -> what dockerd has in the end, memory and swap in MiB; the kubelet updates to 48 MiB."""
 
 
@@ -143,27 +135,27 @@ MEMORY: dict[str, tuple[str, Values, tuple[int, int]]] = {
 def test_swap_goes_with_memory(node: RealNode, client: Kubelet) -> None:
     pod = node.plain_pod()
     pod_id = client.run_pod(pod)
-    for number, (point, values, (memory, swap)) in enumerate(MEMORY.values()):
+    for number, (point, values, (limit, swap_limit)) in enumerate(MEMORY):
         node.hooks.answers.clear()
         node.hooks.on(point, resources_answer(values))
         container_id = client.create(pod_id, node.rich_container(f"main-{number}"), pod)
         client.start(container_id)
-        if point == "PreUpdateContainerResources":
-            client.update(container_id, cri_resources({"memory_limit_in_bytes": 48 * MIB}))
+        if point == UPDATE:
+            client.update(container_id, cri_resources(memory(48)))
         host = client.host(container_id)
-        assert host["Memory"] == memory * MIB, (point, values)
+        assert host["Memory"] == limit * MIB, (point, values)
         if node.engine.get("/info")["SwapLimit"]:  # else the kernel does not account for swap
-            assert host["MemorySwap"] == (swap if swap < 0 else swap * MIB), (point, values)
+            assert host["MemorySwap"] == (swap_limit if swap_limit < 0 else swap_limit * MIB), (point, values)
         assert_in_force(client, container_id, pod.linux.cgroup_parent, {"memory_limit_in_bytes": host["Memory"] or -1})
         client.remove(container_id)
 
 
 @on(OLD_SHIM)
-def test_a_hook_raises_memory_where_dockershim_leaves_the_swap_limit(node: RealNode, client: Kubelet) -> None:
-    node.hooks.on("PreUpdateContainerResources", resources_answer({"memory_limit_in_bytes": 80 * MIB}))
+def test_hook_raises_memory_where_dockershim_leaves_the_swap_limit(node: RealNode, client: Kubelet) -> None:
+    node.hooks.on(UPDATE, resources_answer(memory(80)))
     pod = node.plain_pod()
     container_id = client.create(client.run_pod(pod), node.rich_container(), pod)
-    client.update(container_id, cri_resources({"memory_limit_in_bytes": 48 * MIB}))
+    client.update(container_id, cri_resources(memory(48)))
     assert client.host(container_id)["Memory"] == 80 * MIB
 
 
@@ -179,7 +171,7 @@ def test_what_dockerd_rejects_at_the_start_is_the_plugins_failure(
         pod, container = node.rich_pod(), node.rich_container()
         pod_id = client.run_pod(pod)
         container_id = client.create(pod_id, container, pod)
-        node.hooks.on("PreStartContainer", resources_answer({"cpuset_cpus": "4095", "cpu_shares": 700}))
+        node.hooks.on(START, resources_answer({"cpuset_cpus": "4095", "cpu_shares": 700}))
         if policy == "Ignore":
             client.start(container_id)
             assert inside(client, container_id, "cpu_shares") == 512
@@ -196,7 +188,7 @@ def test_what_dockerd_refuses_of_a_hooks_create_is_told_in_its_words(node: RealN
     """A hook's values stand in the request: the daemon's own error passes unchanged."""
     pod = node.rich_pod()
     pod_id = client.run_pod(pod)
-    node.hooks.on("PreCreateContainer", resources_answer({"cpuset_cpus": "4095"}))
+    node.hooks.on(CREATE, resources_answer({"cpuset_cpus": "4095"}))
     with pytest.raises(DockerError) as caught:
         client.create(pod_id, node.rich_container(), pod)
     assert caught.value.status == http.HTTPStatus.BAD_REQUEST

@@ -216,7 +216,7 @@ SCENARIOS: dict[str, Sequence[Step]] = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_command_is_the_same_through_the_socket_in_between(
+def test_command_is_the_same_through_the_socket_in_between(
     dockerd: Dockerd, between: str, tmp_path: Path, name: str
 ) -> None:
     steps = SCENARIOS[name]

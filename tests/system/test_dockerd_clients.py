@@ -4,7 +4,6 @@ Each scenario runs twice on the same daemon: straight, and through ``between``; 
 """
 
 import gc
-import io
 import json
 import socket
 import subprocess
@@ -19,7 +18,6 @@ import docker  # type: ignore[import-untyped]  # it has no types
 import pytest
 import requests_unixsocket  # type: ignore[import-untyped]
 
-from tests.engines import docker_cli
 from tests.engines.dockerd import BUSYBOX, Dockerd
 from tests.system.docker_steps import tar
 
@@ -27,10 +25,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 MEGABYTE = bytes(range(256)) * 4096
 SLEEP = ["sleep", "1000"]
-LINGER = "sleep 1"
-"""For a script whose log is followed: who follows one that ends with its last line may not get that one."""
 TALK = "for i in 1 2 3; do echo $i; sleep 0.05; done; exec sleep 1000"
-"""To be followed up to its last line, and ended then, for the same reason."""
+"""To be followed up to its last line, and ended then: who follows one that ends with it may not get that one."""
 
 
 @contextmanager
@@ -45,25 +41,6 @@ def client_of(path: str) -> Iterator[docker.DockerClient]:
 
 def running(client: docker.DockerClient, command: list[str] = SLEEP, **more: Any) -> Any:
     return client.containers.run(BUSYBOX, command, name="box", detach=True, **more)
-
-
-def ping(client: docker.DockerClient) -> Any:
-    return client.ping(), client.version(), sorted(client.info())
-
-
-def run_with_output(client: docker.DockerClient) -> Any:
-    both = ["sh", "-c", f"echo out; echo err >&2; {LINGER}"]
-    output = client.containers.run(BUSYBOX, both, stdout=True, stderr=True, remove=True)
-    with pytest.raises(docker.errors.ContainerError) as caught:
-        client.containers.run(BUSYBOX, ["sh", "-c", "echo why >&2; exit 3"])
-    assert caught.value.exit_status == 3
-    return sorted(output.splitlines()), str(caught.value)
-
-
-def exec_with_stream(client: docker.DockerClient) -> Any:
-    command = ["sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.05; done"]
-    box = running(client)
-    return box.exec_run("sh -c 'exit 7'"), b"".join(box.exec_run(command, stream=True).output)
 
 
 def exec_with_half_close(client: docker.DockerClient) -> Any:
@@ -101,16 +78,6 @@ def logs(client: docker.DockerClient) -> Any:
     return followed, box.logs(tail=1)
 
 
-def archives(client: docker.DockerClient) -> Any:
-    box = running(client)
-    assert box.put_archive("/tmp", tar({"one": b"text", "two": MEGABYTE}))
-    chunks, status = box.get_archive("/tmp")
-    got = b"".join(chunks)  # dockerd holds the container until it is read
-    with pytest.raises(docker.errors.NotFound) as caught:
-        box.get_archive("/none")
-    return docker_cli.archived(got), status["name"], docker_cli.masked(caught.value.explanation.encode())
-
-
 def events(client: docker.DockerClient) -> Any:
     """Follow the events of a container from before it is made until it is gone."""
     stream = client.events(decode=True, filters={"type": "container"})
@@ -125,49 +92,8 @@ def events(client: docker.DockerClient) -> Any:
     return seen
 
 
-def build(client: docker.DockerClient) -> Any:
-    dockerfile = f"FROM {BUSYBOX}\nCOPY one /one\nRUN echo from the build\nCMD cat /one; {LINGER}\n".encode()
-    context = io.BytesIO(tar({"Dockerfile": dockerfile, "one": b"text\n"}))
-    image, progress = client.images.build(
-        fileobj=context, custom_context=True, tag="built:1", network_mode="none", rm=True
-    )
-    told = "".join(line.get("stream", "") for line in progress)
-    assert "from the build" in told
-    return docker_cli.masked(told.encode()), image.tags, client.containers.run("built:1", remove=True)
-
-
-def save_and_load(client: docker.DockerClient) -> Any:
-    image = client.images.get(BUSYBOX)
-    assert image.tag("kept", "1")
-    saved = b"".join(client.images.get("kept:1").save(named="kept:1"))
-    client.images.remove("kept:1")
-    loaded = client.images.load(saved)
-    assert [name for image in loaded for name in image.tags if name == "kept:1"]
-    return docker_cli.archived(saved), [image.id for image in loaded]
-
-
-def statistics(client: docker.DockerClient) -> Any:
-    box = running(client)
-    stream = box.stats(decode=True, stream=True)
-    streamed = [next(stream) for _ in range(2)]
-    stream.close()
-    # The first one is taken at once, when what starts the container may still be there.
-    return [sorted(one) for one in streamed], streamed[-1]["pids_stats"]["current"]
-
-
-SDK: tuple[Callable[[docker.DockerClient], Any], ...] = (
-    ping,
-    run_with_output,
-    exec_with_stream,
-    exec_with_half_close,
-    attach,
-    logs,
-    archives,
-    events,
-    build,
-    save_and_load,
-    statistics,
-)
+SDK = (exec_with_half_close, attach, logs, events)
+"""What it does otherwise than the docker CLI."""
 
 
 @pytest.mark.filterwarnings("ignore:unclosed .socket.socket .*family=1:ResourceWarning")
@@ -191,7 +117,6 @@ class Requests:
         return self.session.request(method, f"{self._base}{path}", timeout=60, **more)
 
     def made(self, *command: str, **more: Any) -> str:
-        """Make the container ``box``; return its id."""
         body = {"Image": BUSYBOX, "Cmd": command, **more}
         return str(self("POST", "/containers/create?name=box", json=body).json()["Id"])
 
@@ -212,23 +137,6 @@ def told(answer: Any) -> Any:
     return answer.status_code, answer.reason, headers, answer.content
 
 
-def a_life(http: Requests) -> Any:
-    """Make, start twice, update, list by label, stop by name, wait for and remove a container."""
-    made = http.made("sleep", "1000", Labels={"scenario": "life"})
-    calls = (
-        ("POST", f"/containers/{made}/start"),
-        ("POST", f"/containers/{made[:12]}/start"),
-        ("POST", "/containers/box/update"),
-        ("POST", "/containers/box/stop?t=0"),
-        ("POST", "/containers/box/wait"),
-        ("DELETE", "/containers/box?v=1"),
-        ("DELETE", "/containers/box?v=1"),
-    )
-    answers = [http(method, path, json={"CpuShares": 512} if "update" in path else None) for method, path in calls]
-    assert [answer.status_code for answer in answers] == [204, 304, 200, 204, 200, 204, 404]
-    return [told(answer) for answer in answers]
-
-
 def two_streams(http: Requests) -> Any:
     """Follow the daemon's events, and within them the log of a container that ends."""
     http.made("sh", "-c", TALK, Tty=True)
@@ -245,16 +153,7 @@ def two_streams(http: Requests) -> Any:
     return lines, first_event
 
 
-def a_load(http: Requests) -> Any:
-    """Send an archive in chunks."""
-    archive = http("GET", f"/images/{quote(BUSYBOX)}/get").content
-    pieces = (archive[start : start + 10000] for start in range(0, len(archive), 10000))
-    answer = http("POST", "/images/load", data=pieces, headers={"Content-Type": "application/x-tar"})
-    assert b"Loaded image" in answer.content
-    return answer.status_code, answer.content
-
-
-REQUESTS: tuple[Callable[[Requests], Any], ...] = (every_version, a_life, two_streams, a_load)
+REQUESTS = (every_version, two_streams)
 
 
 @pytest.mark.parametrize("scenario", REQUESTS, ids=lambda scenario: scenario.__name__)
@@ -304,7 +203,7 @@ def test_curl(dockerd: Dockerd, between: str) -> None:
                 assert done.stdout.decode() == status, (command, done)
 
 
-async def test_a_websocket_attaches(dockerd: Dockerd, between: str) -> None:
+async def test_websocket_attaches(dockerd: Dockerd, between: str) -> None:
     seen = []
     for path in (dockerd.socket, between):
         with dockerd.restored():

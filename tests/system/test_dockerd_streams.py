@@ -1,6 +1,8 @@
 """Streams of a real dockerd through the proxy: every byte, in little memory, however long nothing was said.
 
-scripts/soak runs the full amounts. How soon a byte comes is measured on a fake (test_docker_streams).
+That is promise 12, fault matrix S6.
+
+scripts/soak runs the full amounts. How soon a byte comes is measured on a fake (test_streams).
 """
 
 import socket
@@ -16,7 +18,6 @@ from tests.docker.client import request
 from tests.engines import docker_cli
 from tests.engines.containerd import EngineError
 from tests.engines.dockerd import BUSYBOX, Dockerd
-from tests.system.docker_lines import serving
 from tests.system.docker_streams import (
     API,
     LAST_CHUNK,
@@ -27,6 +28,7 @@ from tests.system.docker_streams import (
     Exec,
     post,
     resident_bytes,
+    serving,
 )
 from tests.system.proxy import ProxyProcess, wait_until
 
@@ -52,14 +54,12 @@ def path(proxy: ProxyProcess) -> str:
 
 @pytest.fixture
 def box(dockerd: Dockerd) -> Iterator[str]:
-    """Run a container for execs; return its name."""
     with dockerd.restored():
         run(dockerd, "box", "exec sleep 1000")
         yield "box"
 
 
 def run(dockerd: Dockerd, name: str, script: str) -> None:
-    """Run a container in the background."""
     outcome = docker_cli.run(dockerd.socket, "run", "-d", "--name", name, BUSYBOX, "sh", "-c", script)
     assert outcome.exit_code == 0, outcome
 
@@ -67,18 +67,20 @@ def run(dockerd: Dockerd, name: str, script: str) -> None:
 # ---- every byte
 
 
-def test_an_exec_carries_both_ways_at_once(path: str, box: str) -> None:
-    with Exec(path, box, ["cat"], stdin=True) as command:
+@pytest.mark.parametrize("upgrade", [True, False])
+def test_exec_carries_both_ways_at_once(path: str, box: str, upgrade: bool) -> None:
+    with Exec(path, box, ["cat"], stdin=True, upgrade=upgrade) as command:
         sent, came = command.both(STREAM_BYTES.now)
     assert came == sent
 
 
-def test_an_attach_carries_both_ways_at_once(path: str, dockerd: Dockerd) -> None:
+@pytest.mark.parametrize("upgrade", [True, False])
+def test_attach_carries_both_ways_at_once(path: str, dockerd: Dockerd, upgrade: bool) -> None:
     stdin = {"AttachStdin": True, "OpenStdin": True, "StdinOnce": True}
     unlogged = {"NetworkMode": "none", "LogConfig": {"Type": "none"}}
     with dockerd.restored():
         post(path, "/containers/create?name=cat", {"Image": BUSYBOX, "Cmd": ["cat"], **stdin, "HostConfig": unlogged})
-        with Attach(path, "cat") as command:
+        with Attach(path, "cat", upgrade=upgrade) as command:
             post(path, "/containers/cat/start")
             sent, came = command.both(STREAM_BYTES.now)
     assert came == sent
@@ -102,25 +104,14 @@ def test_execs_whose_stdin_ends_give_their_output(path: str, box: str) -> None:
     assert {(outcome.exit_code, outcome.stderr) for outcome in outcomes} == {(0, b"")}
 
 
-def test_an_exec_is_resized_while_it_runs(path: str, box: str) -> None:
-    script = "echo ready; while read line; do busybox stty size; done"
-    with Exec(path, box, ["sh", "-c", script], stdin=True, tty=True) as command:
-        command.shown(b"ready\r\n")
-        for width in range(80, 90):
-            post(path, f"/exec/{command.id}/resize?h=33&w={width}")
-            command.send(b"\n")
-            command.shown(b"33 %d\r\n" % width)
-
-
 # ---- clients that do not read, say nothing, or leave
 
 
 def ended(dockerd: Dockerd, command: Exec) -> bool:
-    """Tell whether a command runs no more."""
     return not dockerd.get(f"/exec/{command.id}/json")["Running"]
 
 
-def test_a_client_that_does_not_read_costs_little_memory(dockerd: Dockerd, box: str, tmp_path: Path) -> None:
+def test_client_that_does_not_read_costs_little_memory(dockerd: Dockerd, box: str, tmp_path: Path) -> None:
     with serving(tmp_path, dockerd.socket) as fresh:
         path = str(fresh.socket)
         with Exec(path, box, ["echo", "warm"], stdin=False) as command:
@@ -136,7 +127,7 @@ def test_a_client_that_does_not_read_costs_little_memory(dockerd: Dockerd, box: 
             assert command.output() == (b"".join(b"%d\n" % number for number in range(1, NUMBERS + 1)), b"")
 
 
-def test_a_stream_that_was_silent_carries_the_next_byte(path: str, dockerd: Dockerd, box: str) -> None:
+def test_stream_that_was_silent_carries_the_next_byte(path: str, dockerd: Dockerd, box: str) -> None:
     """Each way of an exec, and of the log of a container that says something for the first time."""
     # It goes on, for who follows a log that ends with its last line may not get that one.
     wake = "until [ -e /wake ]; do sleep 0.05; done; echo late; exec sleep 1000"
@@ -156,13 +147,13 @@ def test_a_stream_that_was_silent_carries_the_next_byte(path: str, dockerd: Dock
             assert any(b"late" in line for line in iter(answer.readline, b""))
 
 
-def test_a_client_that_leaves_ends_the_stdin_of_its_command(path: str, dockerd: Dockerd, box: str) -> None:
+def test_client_that_leaves_ends_the_stdin_of_its_command(path: str, dockerd: Dockerd, box: str) -> None:
     with Exec(path, box, ["cat"], stdin=True) as command:
         assert not ended(dockerd, command)
     wait_until(lambda: ended(dockerd, command), "cat ends with its stdin")
 
 
-def test_a_daemon_that_is_killed_in_mid_stream_looks_dead(tmp_path: Path) -> None:
+def test_daemon_that_is_killed_in_mid_stream_looks_dead(tmp_path: Path) -> None:
     with Dockerd() as own, serving(tmp_path, own.socket) as proxy:
         run(own, "said", "echo said; exec sleep 1000")
         path = str(proxy.socket)

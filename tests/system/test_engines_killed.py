@@ -14,10 +14,10 @@ import pytest
 from runtimeproxy.hookapi import api_pb2
 from tests.amounts import REAL_RESTARTED_PODS
 from tests.fakes import hookanswers
-from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
-from tests.system import scaled, told
-from tests.system.keeping import on_tmpfs
-from tests.system.node import CPU, end
+from tests.fakes.cri_pb2 import LinuxContainerResources, PodSandboxConfig
+from tests.system import told
+from tests.system.keeping import file_of, on_tmpfs, rows
+from tests.system.node import CPU, end, inside
 from tests.system.proxy import WAIT_SECONDS, answers, wait_until
 from tests.system.real import CONTAINERD, DOCKERD, OLD_SHIM, Kind, RealNode, kill, on, running
 
@@ -101,14 +101,50 @@ def test_after_a_kill_pods_run_on_and_are_told_of_as_before(node: RealNode, clie
         assert node.told() == before
 
 
+KILLS = 5
+QUOTA, CHANGED_QUOTA = 60_000, 45_000
+SCALED, CHANGED_SCALED = 40_000, 30_000
+
+
+def scale(response: Any) -> None:
+    """Scale a quota as koordlet does where CPUs are 1.5 times as fast."""
+    quota = response.container_resources.cpu_quota
+    if quota > 0:
+        response.container_resources.cpu_quota = -(-quota * 2 // 3)
+
+
 @on(CONTAINERD, DOCKERD, OLD_SHIM)
-def test_a_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    with on_tmpfs() as memory, running(kind, engine, tmp_path, scaled.keeping(memory)) as node, node.client() as client:
-
-        def container_of(name: str) -> ContainerConfig:
-            return node.rich_container(name, cpu_quota=scaled.QUOTA)
-
-        scaled.over_kills(node, client, memory, node.plain_pod(), container_of)
+def test_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    """That of one container at its create, that of another at an update; after a kill an update says nothing of it."""
+    with (
+        on_tmpfs() as memory,
+        running(kind, engine, tmp_path, originals_dir=str(memory)) as node,
+        node.client() as client,
+    ):
+        for point in ("PreCreateContainer", "PreUpdateContainerResources"):
+            node.hooks.on(point, hookanswers.echo(scale))
+        file, pod = file_of(memory, node.proxy.socket), node.plain_pod()
+        pod_id = client.run_pod(pod)
+        containers = (node.rich_container(name, cpu_quota=QUOTA) for name in ("created", "updated"))
+        created, updated = (client.create(pod_id, container, pod) for container in containers)
+        for one in (created, updated):
+            client.start(one)
+        client.update(updated, LinuxContainerResources(cpu_quota=CHANGED_QUOTA))
+        expected = {created: [QUOTA, SCALED], updated: [CHANGED_QUOTA, CHANGED_SCALED]}
+        wait_until(
+            lambda: {one: pairs.get("resources.cpu_quota") for one, pairs in rows(file).items()} == expected,
+            "they are kept",
+            lambda: str(rows(file)),
+        )
+        for _ in range(KILLS):
+            kill(node)
+            for one, (asked, scaled) in expected.items():
+                client.update(one, LinuxContainerResources(cpuset_cpus=CPU))
+                ((_, update),) = node.told()
+                assert update.container_resources.cpu_quota == asked
+                assert inside(client, one, "cpu_quota") == scaled
+        end(client, pod_id, created, updated)
+        wait_until(lambda: not rows(file), "nothing is kept any more", lambda: str(rows(file)))
 
 
 # ---- the engine
@@ -158,60 +194,3 @@ def test_pods_whose_engine_was_killed_are_told_of_as_before(node: RealNode, call
     stopped = ("PostStopContainer", ended)
     assert stops == [stopped] or (not outlives and stops == 2 * [stopped])
     assert pod_stop == ("PostStopPodSandbox", told.of_pod(pod))
-
-
-@on(CONTAINERD)
-def test_a_create_that_the_engine_did_not_live_to_see_is_not_sent_again(
-    node: RealNode, caller: ThreadPoolExecutor
-) -> None:
-    """The kubelet's next one is good."""
-    pod, container = node.plain_pod(), node.rich_container()
-    with node.client() as client:
-        pod_id = client.run_pod(pod)
-        node.engine.halt()
-        create = caller.submit(client.create, pod_id, container, pod)
-        wait_until(lambda: bool(node.hooks.calls_of("PreCreateContainer")), "the hook server is asked")
-        node.engine.kill()
-        assert node.failure(lambda: create.result(WAIT_SECONDS)).status == node.front.lost
-        assert node.failure(client.version).status == node.front.lost
-    node.engine.launch()
-    node.told()
-    with node.client() as client:
-        assert not [made for made in client.containers() if made.pod_sandbox_id == pod_id]
-        container_id = client.create(pod_id, container, pod)
-        assert node.told() == [("PreCreateContainer", told.of_container(pod, container))]
-        end(client, pod_id, container_id)
-        assert ("PostStopContainer", told.of_container(pod, container, container_id)) in node.told()
-
-
-@on(DOCKERD, OLD_SHIM)
-def test_a_killed_dockerd_is_served_again(node: RealNode, client: Any) -> None:
-    """The sandbox ended with it: a kubelet makes another one."""
-    pod, container = node.rich_pod(), node.rich_container()
-    pod_id = client.run_pod(pod)
-    container_id = client.create(pod_id, container, pod)
-    node.engine.kill()
-    try:
-        # On a connection of its own: the other client's ends with the daemon's, sooner or later.
-        with node.client() as other:
-            assert node.failure(lambda: other.update(container_id, UPDATE)).status == 502
-    finally:
-        node.engine.launch()
-    node.told()
-    client.update(container_id, UPDATE)
-    updated = told.of_container(pod, node.updated(container, UPDATE), container_id)
-    assert node.told() == [("PreUpdateContainerResources", updated)]
-    client.stop_pod(pod_id)
-    assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
-
-    pod.metadata.attempt += 1
-    container.metadata.attempt += 1
-    container_id = client.create(client.run_pod(pod), container, pod)
-    client.start(container_id)
-    created = told.of_container(pod, container, container_id)
-    assert node.told() == [
-        ("PreRunPodSandbox", told.of_pod(pod)),
-        ("PreCreateContainer", told.of_container(pod, container)),
-        ("PreStartContainer", created),
-        ("PostStartContainer", created),
-    ]

@@ -4,7 +4,6 @@ What it does is told in hook-api ("Registration files", "What an answer means").
 """
 
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,13 @@ from tests.fakes import hookanswers, registration
 from tests.fakes.cri_pb2 import LinuxContainerResources
 from tests.system.fronts import Values
 from tests.system.koordlet_cases import CASES, POD, UPDATE, Case, goes_out
-from tests.system.node import CPU, end, inside
+from tests.system.node import CPU
 from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, Kind, RealNode, on, running
 
 pytestmark = [pytest.mark.engine, on(CONTAINERD, OLD_CRI, DOCKERD)]
 
 POINTS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
 """What a koordlet with its defaults lists, beside the point that the protocol lacks."""
-UNLIMITED = {"cpu_shares": 700, "cpu_quota": -1, "memory_limit_in_bytes": -1}
-
-
-class Koordlet:
-    """Registers again and again, in place, each time in another order, and leaves its file there in the end."""
-
-    def __init__(self, node: RealNode) -> None:
-        self._node = node
-        self._seeds = count()
-
-    def register(self) -> None:
-        """Write the file."""
-        folder, socket_path = self._node.proxy.registrations, self._node.hooks.socket_path
-        registration.write_as_koordlet(folder, socket_path, POINTS, seed=next(self._seeds))
-
-    def truncate(self) -> None:
-        """Leave the file as a reader may find it in the middle of a write: empty."""
-        self._node.proxy.registrations.joinpath("koordlet.json").write_text("")
 
 
 @pytest.fixture
@@ -48,73 +29,16 @@ def node(kind: Kind, engine: Any, tmp_path: Path) -> Iterator[RealNode]:
         yield made
 
 
-@pytest.fixture
-def koordlet(node: RealNode) -> Koordlet:
-    """Let the node's hook server be a koordlet, which the proxy knows."""
+def test_whole_echo_changes_nothing(node: RealNode, client: Any) -> None:
     node.hooks.default = hookanswers.koordlet()
-    koordlet = Koordlet(node)
-    koordlet.register()
+    registration.write_as_koordlet(node.proxy.registrations, node.hooks.socket_path, POINTS)
     node.proxy.wait_for_registration("koordlet.json")
-    return koordlet
-
-
-def test_it_sets_unlimited_and_clears_the_cpuset(node: RealNode, koordlet: Koordlet, client: Any) -> None:
-    pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
-    container.envs.add(key="LEVEL", value=b"debug")  # named twice: an echo must not change which one counts
-    for point in POINTS:
-        node.hooks.on(point, hookanswers.koordlet(**UNLIMITED, cpuset_cpus=""))
-
-    pod_id = client.run_pod(pod)
-    kept = node.pod_resources(client, pod_id)
-    assert (kept["cpu_quota"], kept["cpu_shares"], kept.get("memory_limit_in_bytes", 0)) == (-1, 700, 0)
-
-    container_id = client.create(pod_id, container, pod)
-    assert node.cpuset(client, container_id) == "", "the cpuset that the kubelet asked for is cleared"
-    client.start(container_id)
-    first = node.first_act(client, pod, container_id)
-    for setting, value in UNLIMITED.items():
-        assert cgroups.parse(setting, first[setting]) == cgroups.expected(setting, value), setting
-    assert first["LEVEL"] == "debug"
-
-    # The kubelet limits again, and koordlet lifts the limits again.
-    limits = LinuxContainerResources(cpu_quota=20000, cpu_shares=100, cpuset_cpus=CPU, memory_limit_in_bytes=1 << 26)
-    client.update(container_id, limits)
-    for setting, value in UNLIMITED.items():
-        assert inside(client, container_id, setting) == cgroups.expected(setting, value), setting
-    assert node.cpuset(client, container_id) == ""
-    assert [point for point, _ in node.told()] == list(POINTS)
-    assert "left out" not in node.proxy.output()
-
-
-def test_a_whole_echo_changes_nothing(node: RealNode, koordlet: Koordlet, client: Any) -> None:
     pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
     with node.direct() as direct:
         asked = LinuxContainerResources(cpu_shares=300)
         seen = [node.lived(each, pod, container, asked) for each in (client, direct)]
     assert seen[0] == seen[1]
     assert [point for point, _ in node.told()] == list(POINTS)
-
-
-def test_it_may_rewrite_its_file_at_any_time(node: RealNode, koordlet: Koordlet, client: Any) -> None:
-    node.hooks.on("PreCreateContainer", hookanswers.koordlet(cpu_shares=700))
-    pod = node.rich_pod()
-    koordlet.register()
-    pod_id = client.run_pod(pod)
-    for name in ("first", "second", "third"):
-        koordlet.truncate()
-        container_id = client.create(pod_id, node.rich_container(name), pod)
-        koordlet.register()
-        client.start(container_id)
-        assert inside(client, container_id, "cpu_shares") == cgroups.expected("cpu_shares", 700), name
-        client.update(container_id, LinuxContainerResources(cpu_shares=300))
-    assert [point for point, _ in node.told()] == [POINTS[0], *POINTS[1:] * 3]
-
-
-def test_an_empty_file_keeps_the_last_good_state(node: RealNode, koordlet: Koordlet, client: Any) -> None:
-    koordlet.truncate()
-    node.proxy.wait_for_log("registration rejected: koordlet.json")
-    end(client, client.run_pod(node.rich_pod()))
-    assert [point for point, _ in node.told()] == ["PreRunPodSandbox"]
     assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
 
 
@@ -162,6 +86,5 @@ def _assert_inside(client: Any, container_id: str, case: Case, values: Values) -
 
 
 def cpus(text: str) -> set[int]:
-    """Return the numbers of a cpuset."""
     ends = [part.partition("-")[::2] for part in text.strip().split(",")]
     return {cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1)}

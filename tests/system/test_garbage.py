@@ -85,7 +85,7 @@ async def call(case: str, caller: Caller, proxy: ProxyInside, hooks: HookServer)
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 @pytest.mark.parametrize("case", ANSWERS)
-async def test_a_call_leaves_nothing_to_the_garbage_collector(
+async def test_call_leaves_nothing_to_the_garbage_collector(
     case: str, policy: str, front: Front, tmp_path: Path
 ) -> None:
     proxy = front.inside(tmp_path)

@@ -18,7 +18,7 @@ from tests.fakes.dockerd_client import Raw
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.system.clients import Client
 from tests.system.docker_front import DOCKER
-from tests.system.docker_lines import Events, Lines, Pull, asked, run_container
+from tests.system.docker_streams import Events, Lines, Pull, asked, run_container
 from tests.system.fronts import Front
 from tests.system.proxy import ProxyInside, until
 

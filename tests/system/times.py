@@ -1,8 +1,6 @@
 """Times that were measured, and the one figure of them that a limit is held against.
 
-Owns how many times are enough for a p99, what few of them are held against, and when they may be taken again.
-Must not know: what was measured, any limit.
-Invariant: one time alone, spoiled by another program on the machine, decides nothing where there are some.
+One time alone, spoiled by another program on the machine, decides nothing where there are some.
 """
 
 import os

@@ -1,8 +1,6 @@
 """What a hook server must be told (hook-api, "What is sent"), made from what the kubelet sent.
 
-Owns the way from CRI messages to hook messages, written a second time and independently of the proxy's own.
-Must not know: the proxy.
-Invariant: every field of a hook message is filled or left unset on purpose, so that two messages can be compared whole.
+Every field of a hook message is filled or left unset on purpose, so that two messages can be compared whole.
 """
 
 from runtimeproxy.hookapi import api_pb2
@@ -10,7 +8,6 @@ from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSan
 
 
 def of_pod(pod: PodSandboxConfig, runtime_handler: str = "") -> api_pb2.PodSandboxHookRequest:
-    """Return the message of the pod's hook points."""
     return api_pb2.PodSandboxHookRequest(
         pod_meta=_pod_meta(pod),
         runtime_handler=runtime_handler,
@@ -64,7 +61,6 @@ def changed_container(container: ContainerConfig, answer: api_pb2.ContainerResou
 
 
 def updated(container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-    """Return the container as it is after the fields that an update names were set."""
     changed = ContainerConfig.FromString(container.SerializeToString())
     changed.linux.resources.MergeFrom(asked)
     return changed

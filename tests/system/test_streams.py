@@ -1,0 +1,209 @@
+"""Streams are pipes: a line comes when it is said, and a tunnel passes what it cannot read.
+
+That is promise 12, fault matrix S6. Ends and clients that do not read are in tests/relay/test_pair*.py, silence is in
+test_quiet, the full amounts in test_dockerd_streams.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.amounts import STREAM_BYTES, Amount
+from tests.docker.client import request
+from tests.engines import cri
+from tests.fakes import cri_pb2
+from tests.fakes.dockerd import FakeDockerd
+from tests.fakes.dockerd_client import Raw, until
+from tests.fakes.runtime import FakeRuntime
+from tests.system.clients import Client
+from tests.system.docker_streams import (
+    API,
+    LAST_CHUNK,
+    MIB,
+    UPGRADE,
+    Build,
+    Events,
+    Exec,
+    Lines,
+    Pull,
+    Scripted,
+    asked,
+    resized,
+    run_container,
+    serving,
+)
+from tests.system.proxy import ProxyProcess
+from tests.system.times import in_time
+
+pytestmark = pytest.mark.slow
+
+LINE_SECONDS, LINES = 0.050, Amount(20, 20)
+QUIET_SECONDS = 0.05
+"""How long a test looks for bytes that must not come."""
+EVENTS = Amount(100, 100)
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with serving(tmp_path_factory.mktemp("streams")) as running:
+        yield running
+
+
+@pytest.fixture
+def path(proxy: ProxyProcess) -> str:
+    return str(proxy.socket)
+
+
+@pytest.fixture
+async def fake(proxy: ProxyProcess) -> AsyncIterator[FakeDockerd]:
+    """A daemon behind the proxy, on which the container c1 runs."""
+    async with FakeDockerd(str(proxy.runtime)) as dockerd:
+        run_container(dockerd)
+        yield dockerd
+
+
+async def test_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) -> None:
+    """By somebody else: data and sizes go at the same time."""
+
+    def cat() -> int:
+        with Exec(path, "c1", ["cat"], stdin=True) as command:
+            with resized(path, f"/exec/{command.id}") as widths:
+                sent, came = command.both(STREAM_BYTES.now)
+            assert came == sent
+        return len(widths) - 1
+
+    resizes = await asyncio.to_thread(cat)
+    assert len(fake.requests("POST /exec/{ref}/resize")) == resizes > 1
+
+
+# ---- at once
+
+
+@pytest.mark.parametrize("kind", [Lines, Events, Pull, Build])
+async def test_line_comes_when_it_is_said_and_the_daemons_death_is_seen(
+    path: str, fake: FakeDockerd, kind: type[Lines]
+) -> None:
+    stream, numbers = kind(path, fake), count()
+
+    async def one_line() -> Sequence[float]:
+        began = time.monotonic()
+        expected = stream.say(b"line-%d\n" % next(numbers))
+        assert expected in await raw.chunk()
+        return [time.monotonic() - began]
+
+    async with await stream.open() as raw:
+        await in_time(LINE_SECONDS, LINES, one_line)
+        fake.drop_connections()
+        assert await raw.rest() == b""
+
+
+async def test_load_tells_its_progress_while_it_takes_the_archive(path: str, fake: FakeDockerd) -> None:
+    """Each line answers a part of the request's body, so both must flow at once or the test never ends."""
+    part = b"%x\r\n%b\r\n" % (MIB, bytes(MIB))
+    async with await asked(path, "POST /images/load", "Transfer-Encoding: chunked") as raw:
+        raw.send(part)
+        assert b" 200 OK\r\n" in await raw.head()
+        for _ in range(8):
+            assert b"Loading layer" in await raw.chunk()
+            raw.send(part)
+        raw.send(LAST_CHUNK)
+        assert b"Loaded %d bytes" % (9 * MIB) in await raw.until(LAST_CHUNK)
+
+
+@pytest.mark.parametrize("version", cri.VERSIONS)
+async def test_container_events_come_within_50_ms(tmp_path: Path, version: str) -> None:
+    async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime, ProxyProcess(tmp_path) as proxy:
+
+        async def on_a_new_stream() -> Sequence[float]:
+            took = []
+            async with Client(proxy.socket, version) as client:
+                stream = client.stream("GetContainerEvents", cri_pb2.GetEventsRequest())
+                await runtime.wait_for_subscribers()
+                for number in range(EVENTS.now):
+                    runtime.send_event(f"container-{number}")
+                    event = cri_pb2.ContainerEventResponse.FromString(await asyncio.wait_for(stream.read(), 20))
+                    took.append((time.time_ns() - event.created_at) / 1e9)
+                    assert event.container_id == f"container-{number}"
+                stream.cancel()
+                await until(lambda: runtime.requests("GetContainerEvents")[-1].cancelled)
+            return took
+
+        await in_time(0.050, EVENTS, on_a_new_stream)
+
+
+# ---- tunnels
+
+ATTACHED = f"POST {API}/containers/c1/attach?stdin=1&stream=1"
+SESSION = ("Connection: Upgrade", "Upgrade: h2c", "X-Docker-Expose-Session-Uuid: 1")
+WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket")
+TUNNELS: dict[str, tuple[str, Sequence[str], str]] = {
+    "exec": (f"POST {API}/exec/e1/start", UPGRADE, "tcp"),
+    "exec without Upgrade": (f"POST {API}/exec/e1/start", (), ""),
+    "attach": (ATTACHED, UPGRADE, "tcp"),
+    "attach without Upgrade": (ATTACHED, (), ""),
+    "build session": ("POST /session", SESSION, "h2c"),
+    "gRPC": ("POST /grpc", SESSION[:2], "h2c"),
+    "WebSocket": (f"GET {API}/containers/c1/attach/ws?stream=1", WEBSOCKET, "websocket"),
+    "a protocol of tomorrow": ("GET /new", ("Connection: Upgrade", "Upgrade: new/2"), "new/2"),
+}
+"""Name -> request, its header lines, and the protocol that the daemon changes to."""
+CALLS = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    request("GET", "/_ping"),
+    request("POST", "/containers/create", b"{}"),
+    b"GET / HTTP/9\n\r\0\xff",
+)
+
+
+@asynccontextmanager
+async def tunnel(proxy: ProxyProcess, name: str, early: bytes = b"") -> AsyncIterator[tuple[Raw, Raw]]:
+    """Yield both ends of a tunnel; the client sends ``early`` right behind its request."""
+    line, headers, protocol = TUNNELS[name]
+    body = b'{"Detach":false,"Tty":false}' if "exec" in name else b""
+    async with Scripted(proxy.runtime) as scripted, await Raw.connect(str(proxy.socket)) as client:
+        method, target = line.split(" ")
+        asks = request(method, target, body, *headers)
+        client.send(asks + early)
+        head, daemon = await scripted.asked(line)
+        assert head + await daemon.exactly(len(body)) == asks
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(daemon.reader.read(1), QUIET_SECONDS)
+        answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
+        if protocol:
+            answer = f"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n".encode()
+        daemon.send(answer + b"right behind it")
+        assert await client.head() == answer
+        assert await client.exactly(15) == b"right behind it"
+        yield client, daemon
+
+
+@pytest.mark.parametrize("name", TUNNELS)
+async def test_tunnel_passes_what_it_cannot_read(proxy: ProxyProcess, name: str) -> None:
+    """Bytes that came before the change of the protocol are its first; nothing in it is a request."""
+    early = CALLS[0] + bytes(range(256)) * 4096  # more than is read ahead
+    async with tunnel(proxy, name, early) as (client, daemon):
+        assert await daemon.exactly(len(early)) == early
+        for call in CALLS[1:]:
+            client.send(call)
+            assert await daemon.exactly(len(call)) == call
+            daemon.send(call)
+            assert await client.exactly(len(call)) == call
+
+
+@pytest.mark.parametrize("name", TUNNELS)
+async def test_each_side_of_a_tunnel_ends_by_itself(proxy: ProxyProcess, name: str) -> None:
+    for first_is_client in (True, False):
+        async with tunnel(proxy, name) as ends:
+            first, second = ends if first_is_client else ends[::-1]
+            first.send(b"last words")
+            first.end()
+            assert await second.rest() == b"last words"
+            second.send(b"the first one still reads")
+            assert await first.exactly(25) == b"the first one still reads"
+            second.end()
+            assert await first.rest() == b""
