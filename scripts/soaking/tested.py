@@ -25,7 +25,7 @@ PEERS = (
 )
 CANCELS = _system("calls", "cancels")
 RESTARTS = _system("restarts", "runtime_away", "engines_killed", "containerd")
-KILLS = (*_system("restart", "originals", "originals_spoilt"), "tests/test_originals_file.py")
+KILLS = (*_system("restart"), "tests/test_originals_file.py")
 
 
 def faults(tests: Sequence[str], share: float) -> Found:

@@ -1,20 +1,27 @@
-"""A hook server that is killed, whose socket is replaced, whose registration file is taken: the next pod is hooked."""
+"""The project's own hook servers as programs: whatever becomes of them the next pod is hooked, and they verify well."""
 
 import asyncio
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runtimeproxy_hooks.__main__ import ALL, HOOKS
+from runtimeproxy_hooks.cpunormalization import NORMALIZED
 from runtimeproxy_hooks.koordinator import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from tests.fakes import registration
-from tests.system.fronts import POD, Caller, Failed, Front, Runtime
-from tests.system.proxy import WAIT_SECONDS, ProxyProcess, answers
+from tests.fakes.hookserver import HookServer
+from tests.system.fronts import CONTAINER, POD, UPDATE, Caller, Failed, Front, Runtime
+from tests.system.proxy import ROOT, WAIT_SECONDS, Folder, ProxyProcess, answers, wait_until
 from tests.system.reference import FAIL, HookProgram, served
 
 pytestmark = pytest.mark.slow
@@ -72,8 +79,12 @@ async def running(front: Front, proxy: ProxyProcess) -> AsyncIterator[Pods]:
         yield Pods(caller, runtime)
 
 
-async def test_killed_and_started_again(front: Front, tmp_path: Path) -> None:
-    proxy = front.process(tmp_path)
+@pytest.fixture
+def proxy(front: Front, tmp_path: Path) -> ProxyProcess:
+    return front.process(tmp_path)
+
+
+async def test_kill_of_a_hook_server_costs_the_calls_until_its_start(front: Front, proxy: ProxyProcess) -> None:
     gpu = HookProgram(proxy, "gpu", flags=[FAIL])
     with served(gpu):
         async with running(front, proxy) as pods:
@@ -87,8 +98,7 @@ async def test_killed_and_started_again(front: Front, tmp_path: Path) -> None:
             assert (await pods.next())[VARIABLE] == VALUE
 
 
-async def test_ended_and_started_again_under_fail_no_pod_is_without_its_hook(front: Front, tmp_path: Path) -> None:
-    proxy = front.process(tmp_path)
+async def test_restart_of_a_hook_server_under_fail_leaves_no_pod_unhooked(front: Front, proxy: ProxyProcess) -> None:
     gpu = HookProgram(proxy, "gpu", flags=[FAIL])
     with served(gpu):
         async with running(front, proxy) as pods:
@@ -99,8 +109,7 @@ async def test_ended_and_started_again_under_fail_no_pod_is_without_its_hook(fro
             assert await ran == {True, None}
 
 
-async def test_its_socket_is_replaced_by_another_servers(front: Front, tmp_path: Path) -> None:
-    proxy = front.process(tmp_path)
+async def test_socket_that_is_replaced_is_another_servers(front: Front, proxy: ProxyProcess) -> None:
     old = HookProgram(proxy, "gpu", flags=[FAIL, "--unregister", "--hami-core-library=/old.so"])
     new = HookProgram(proxy, "gpu", name="new", flags=["--register-dir=", "--hami-core-library=/new.so"])
     with served(old, new):
@@ -113,18 +122,15 @@ async def test_its_socket_is_replaced_by_another_servers(front: Front, tmp_path:
             await pods.until(hooked=False)
 
 
-def deleted(file: Path) -> None:
-    file.unlink()
-
-
 def rewritten(file: Path) -> None:
     file.write_text(registration.text(str(file.with_name("nobody.sock"))))
 
 
-@pytest.mark.parametrize("change", [deleted, rewritten])
-async def test_its_registration_file_is(change: Callable[[Path], None], front: Front, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [Path.unlink, rewritten], ids=["deleted", "rewritten"])
+async def test_registration_file_that_is_taken_comes_back(
+    change: Callable[[Path], None], front: Front, proxy: ProxyProcess
+) -> None:
     """The hook server is held still meanwhile, so that the proxy sees the change."""
-    proxy = front.process(tmp_path)
     gpu = HookProgram(proxy, "gpu", flags=[FAIL, "--timeout=200ms"])
     with served(gpu):
         content = gpu.registration.read_bytes()
@@ -136,3 +142,79 @@ async def test_its_registration_file_is(change: Callable[[Path], None], front: F
             gpu.send(signal.SIGCONT)
             await pods.until(hooked=True)
             assert gpu.registration.read_bytes() == content
+
+
+async def test_quota_is_scaled_once_over_restarts_of_the_proxy(
+    front: Front, proxy: ProxyProcess, tmp_path: Path
+) -> None:
+    asked, scaled = int(CONTAINER.resources["cpu_quota"]), 160_000
+    settings = tmp_path / "node.yaml"
+    settings.write_text("cpu-normalization-ratio: 1.25")
+    scaling = HookProgram(proxy, "cpunormalization", flags=[f"--node-config={settings}"])
+    watching = HookServer(str(tmp_path / "watching.sock"))  # it is asked last: it sees what comes of it all
+    proxy.register("watching.json", watching.socket_path, ("PreCreateContainer", "PreUpdateContainerResources"))
+    with served(scaling):
+        async with front.runtime(str(proxy.runtime)), watching, proxy:
+            async with front.caller(proxy.socket) as caller:
+                container_id = await caller.create(await caller.run_pod())
+                await caller.update(container_id, UPDATE)
+            for _ in range(2):
+                proxy.kill()
+                proxy.log.unlink()
+                await asyncio.to_thread(proxy.start)
+                await proxy.state_known()
+                async with front.caller(proxy.socket) as caller:
+                    await caller.update(container_id, UPDATE)
+    seen = [call.request for call in watching.calls]
+    assert [request.container_resources.cpu_quota for request in seen] == [scaled] * 4
+    assert {request.container_annotations[NORMALIZED] for request in seen} == {f"{asked}:{scaled}"}
+
+
+# ---- runtimeproxy hook verify
+
+VERIFY = (sys.executable, "-m", "runtimeproxy", "hook", "verify")
+VERIFY_SECONDS = 60
+AT_ONCE = 3
+PATHS = {"coresched": ["core-sched-state"], "rdt": ["resctrl-root"], ALL: ["core-sched-state", "resctrl-root"]}
+"""The flags that keep a hook off what the machine itself has."""
+
+
+def program(folder: Path, name: str) -> HookProgram:
+    own = folder / name
+    return HookProgram(Folder(own), name, flags=[f"--{flag}={own}/{flag}" for flag in PATHS.get(name, [])])
+
+
+def verify(tried: HookProgram, *flags: str) -> tuple[int, str]:
+    """Return the exit code and the table."""
+    # Not by a pipe: what --restart-command starts lives on, and would keep it open.
+    with tried.socket.with_suffix(".table").open("w+") as table:
+        command = [*VERIFY, str(tried.socket), *flags]
+        done = subprocess.run(command, stdout=table, stderr=table, timeout=VERIFY_SECONDS, check=False, cwd=ROOT)
+        table.seek(0)
+        return done.returncode, table.read()
+
+
+def test_each_hook_server_verifies_well(tmp_path: Path) -> None:
+    programs = [program(tmp_path, name) for name in sorted(HOOKS)]
+    with served(*programs), ThreadPoolExecutor(AT_ONCE) as pool:
+        for tried, (code, table) in zip(programs, pool.map(verify, programs), strict=True):
+            assert code == 0, f"{tried.name}: {table}"
+
+
+def test_all_hooks_in_one_verify_well_over_a_kill(tmp_path: Path) -> None:
+    """The one that is started again is nobody's child."""
+    tried, pid_file = program(tmp_path, ALL), tmp_path / "pid"
+    try:
+        tried.start()
+        assert tried.process is not None
+        started = f"{shlex.join(tried.command)} >> {tried.log} 2>&1 & echo $! > {pid_file}"
+        code, table = verify(tried, f"--restart-command=kill -KILL {tried.process.pid}; {started}")
+        assert code == 0, table
+        assert " 0 skipped" in table, table
+    finally:
+        tried.kill()
+        if pid_file.exists():
+            os.kill(int(pid_file.read_text()), signal.SIGTERM)
+    wait_until(lambda: not tried.socket.exists(), "the second one ended", tried.output)
+    assert not tried.registration.exists()
+    assert not tried.faults()

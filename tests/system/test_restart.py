@@ -1,12 +1,13 @@
-"""The proxy is killed and started again, on each front: it knows what it knew, and no call waits for that.
+"""The proxy ends and is started again: it knows what it knew, a quota stays scaled once, and no call waits for that.
 
-That is fault matrix P2 and promise 7.
+That is fault matrix P2 and promise 7. ``kept`` is where --originals-dir is on tmpfs.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,20 @@ from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
-from tests.system.fronts import CONTAINER, POD, Caller, Failed, Front, Runtime
+from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front, Runtime
+from tests.system.keeping import file_of, mode_of, on_tmpfs, rows
 from tests.system.proxy import STATE_KNOWN, ProxyProcess, until
+from tests.system.test_scarce import tiny_disk
 
 pytestmark = pytest.mark.slow
 
 HOOKED_PARENT = "/kubepods/besteffort/pod-uid"
 HOOKED_SHARES = 512
+SLICES = "/kubepods.slice/kubepods-poduid.slice"
 CALLED = ["PreUpdateContainerResources", "PostStopContainer", "PostStopPodSandbox"]
 """By a life that goes on."""
+KILLS = 5
+QUOTA, CHANGED_QUOTA = 400_000, 300_000
 
 
 def changed(response: Any) -> None:
@@ -47,16 +53,38 @@ CHANGES = {
 }
 
 
-class Node:
-    """A proxy as a program between a fake runtime and a kubelet, with a hook server."""
+def scaled(quota: int) -> int:
+    """Return a quota on CPUs that are 1.5 times as fast, as koordlet computes it."""
+    return -(-quota * 2 // 3)
 
-    def __init__(self, front: Front, folder: Path) -> None:
-        self.proxy: ProxyProcess = front.process(folder)
+
+def scale(response: Any) -> None:
+    if response.container_resources.cpu_quota > 0:
+        response.container_resources.cpu_quota = scaled(response.container_resources.cpu_quota)
+
+
+SCALING = {point: hookanswers.echo(scale) for point in ("PreCreateContainer", "PreUpdateContainerResources")}
+LIMITED = replace(CONTAINER, resources={**CONTAINER.resources, "cpu_quota": QUOTA})
+
+
+class Node:
+    """A proxy as a program between a fake runtime and a kubelet, with a hook server; ``kept`` is on tmpfs, or none."""
+
+    def __init__(
+        self,
+        front: Front,
+        folder: Path,
+        answers: Mapping[str, hookanswers.Answer] = CHANGES,
+        kept: Path | None = None,
+    ) -> None:
+        self.proxy: ProxyProcess = front.process(folder, originals_dir=str(kept or "none"))
+        self.file = file_of(kept or folder, self.proxy.socket)
         self.runtime: Runtime = front.runtime(str(self.proxy.runtime))
-        self.hooks = HookServer(str(folder / "hooks.sock"), CHANGES)
+        self.hooks = HookServer(str(folder / "hooks.sock"), answers)
         self.proxy.register("tester.json", self.hooks.socket_path)
         self.lost = front.lost
         self._front = front
+        self._pods: dict[str, Any] = {}
         self._written = 0
         """How long the log was when the proxy was started."""
 
@@ -66,10 +94,17 @@ class Node:
             yield self
 
     def caller(self) -> Caller:
-        return self._front.caller(self.proxy.socket)
+        """Return a kubelet that knows the pods that were run."""
+        caller = self._front.caller(self.proxy.socket)
+        caller.pods = self._pods
+        return caller
+
+    async def kept(self, *ids: str) -> None:
+        """Wait until something is kept of these, and of no others."""
+        await until(lambda: rows(self.file).keys() == set(ids), "they are kept", lambda: str(rows(self.file)))
 
     async def restart(self) -> None:
-        """Start the proxy again after it was killed."""
+        """Start the proxy again after its end."""
         self._written = len(self.proxy.output())
         await asyncio.to_thread(self.proxy.start)
 
@@ -87,6 +122,20 @@ class Node:
         told = [(call.point.name, call.request) for call in self.hooks.calls]
         self.hooks.calls.clear()
         return told
+
+    async def quotas(self, caller: Caller, container_id: str) -> tuple[int, int]:
+        """Change the cpuset alone; return the quota that is told as the kubelet's, and the one that is in force."""
+        self.told()
+        await caller.update(container_id, {"cpuset_cpus": "0"})
+        await caller.act("stop", container_id)
+        (_, update), (_, stop) = self.told()
+        return update.container_resources.cpu_quota, stop.container_resources.cpu_quota
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with on_tmpfs() as folder:
+        yield folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +163,14 @@ class Life:
         await caller.act("stop_pod", self.pod_id)
 
 
-async def test_after_a_kill_every_hook_message_is_as_the_one_before(front: Front, tmp_path: Path) -> None:
-    """A start is told before the kill, too: the runtime refuses that one, or there would be no other after it."""
-    async with Node(front, tmp_path).running() as node:
+@pytest.mark.parametrize(
+    ("end", "is_kept"), [("kill", False), ("kill", True), ("stop", True)], ids=["kill", "kill-kept", "stop-kept"]
+)
+async def test_hook_messages_after_a_restart_equal_those_before(
+    front: Front, tmp_path: Path, memory: Path, end: str, is_kept: bool
+) -> None:
+    """A start is told before it, too: the runtime refuses that one, or there would be no other after it."""
+    async with Node(front, tmp_path, kept=memory if is_kept else None).running() as node:
         async with node.caller() as caller:
             waiting_pod = await caller.run_pod(replace(POD, name="waiting"))
             lives = [await Life.begin(caller, waiting_pod, number) for number in range(RESTARTED_PODS.now)]
@@ -128,7 +182,9 @@ async def test_after_a_kill_every_hook_message_is_as_the_one_before(front: Front
             for life in lives:
                 await life.go_on(caller)
                 before.append(node.told())
-        node.proxy.kill()
+        if is_kept:
+            await node.kept(waiting_pod, *(one for life in lives for one in (life.pod_id, life.started, life.waiting)))
+        await asyncio.to_thread(node.proxy.kill if end == "kill" else node.proxy.stop)
         await node.restart()
         await node.complete()
         reads = node.runtime.reads()
@@ -138,16 +194,15 @@ async def test_after_a_kill_every_hook_message_is_as_the_one_before(front: Front
                 await caller.act("start", life.waiting)
                 assert node.told() == [("PreStartContainer", start), ("PostStartContainer", start)]
                 await life.go_on(caller)
-                assert node.told() == as_after_a_restart(messages)
+                assert node.told() == (messages if is_kept else without_originals(messages))
         assert node.runtime.reads() == reads, "all was known: no call had to ask"
         assert [point for point, _ in before[0]] == CALLED
         _, example = before[0][1]
         assert (example.container_envs["B"], example.container_resources.cpu_shares) == ("hooked", HOOKED_SHARES)
 
 
-def as_after_a_restart(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
-    """Return messages of a life that goes on: an update tells the kubelet's own values, and no runtime knows them any
-    more where a hook had set others."""
+def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
+    """Return messages of a life whose update tells the hook's value: no runtime knows the kubelet's own any more."""
     ((_, update), *_) = messages
     assert update.container_resources.cpu_shares == 2 * HOOKED_SHARES
     update.container_resources.cpu_shares = HOOKED_SHARES
@@ -163,24 +218,31 @@ async def refused_start(node: Node, caller: Caller, container_id: str) -> Any:
     return message
 
 
-@pytest.mark.parametrize("points", [registration.ALL_POINTS, ("PostStopContainer",)], ids=["all", "PostStop alone"])
-async def test_a_pods_new_cgroup_parent_outlives_a_kill(front: Front, tmp_path: Path, points: Sequence[str]) -> None:
-    """The record that was read of the pod does not tell that it is new; the container's own create does."""
-    async with Node(front, tmp_path).running() as node:
+@pytest.mark.parametrize(
+    ("points", "is_kept"),
+    [(registration.ALL_POINTS, False), (("PostStopContainer",), False), (registration.ALL_POINTS, True)],
+    ids=["all", "PostStop alone", "all-kept"],
+)
+async def test_hooked_cgroup_parent_outlives_a_kill(
+    front: Front, tmp_path: Path, memory: Path, points: Sequence[str], is_kept: bool
+) -> None:
+    """The record that was read of the pod does not tell that it is new; a create or what is kept does."""
+    async with Node(front, tmp_path, kept=memory if is_kept else None).running() as node:
         async with node.caller() as caller:
             pod_id = await caller.run_pod()
-            pods = caller.pods
-            before = await created(node, caller, pod_id)
-        assert HOOKED_PARENT.encode() in before
+            if is_kept:
+                await node.kept(pod_id)
+                assert rows(node.file)[pod_id]["cgroup_parent"] == [PARENT, HOOKED_PARENT]
+            else:
+                assert parent_of(front, await created(node, caller, pod_id)) == HOOKED_PARENT
         node.proxy.kill()
         node.proxy.register("tester.json", node.hooks.socket_path, points)
         await node.restart()
         await node.complete()
         async with node.caller() as caller:
-            caller.pods.update(pods)
-            for _ in range(2):
-                after = await created(node, caller, pod_id)
-                assert parent_of(front, after) == HOOKED_PARENT
+            for asked in (PARENT, SLICES if is_kept else PARENT):
+                caller.pods[pod_id] = replace(caller.pods[pod_id], cgroup_parent=asked)
+                assert parent_of(front, await created(node, caller, pod_id)) == HOOKED_PARENT
         told = {call.request.pod_cgroup_parent for call in node.hooks.calls_of("PreCreateContainer")}
         assert told == {HOOKED_PARENT}
 
@@ -192,15 +254,13 @@ def parent_of(front: Front, request: bytes) -> str:
     return str(json.loads(request.partition(b"\r\n\r\n")[2] or request)["HostConfig"]["CgroupParent"])
 
 
-async def created(node: "Node", caller: Caller, pod_id: str) -> bytes:
+async def created(node: Node, caller: Caller, pod_id: str) -> bytes:
     """Create a container; return the request as it reached the runtime."""
     await caller.create(pod_id)
     return node.runtime.asked("create")[-1]
 
 
-async def test_what_the_runtime_made_before_a_kill_without_an_answer_is_known_after_it(
-    front: Front, tmp_path: Path
-) -> None:
+async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, tmp_path: Path) -> None:
     """The kubelet sees an end of the connection and nothing else; what it asks for anew it gets."""
     async with Node(front, tmp_path).running() as node:
         inner = tmp_path / "inner.sock"
@@ -241,7 +301,7 @@ async def lost_create(node: Node, relay: FaultRelay, pod_id: str) -> str:
     return made
 
 
-async def test_a_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -> None:
+async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -> None:
     """The runtime answers no question about what there is, while it serves its clients."""
     async with Node(front, tmp_path).running() as node:
         async with node.caller() as caller:
@@ -259,3 +319,73 @@ async def test_a_start_does_not_wait_for_the_state(front: Front, tmp_path: Path)
             await caller.act("stop", container_id)
         (call,) = node.hooks.calls
         assert call.request.container_meta.id == container_id
+
+
+# ---- the kubelet's own values (--originals-dir)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "at once"])
+async def test_quota_is_scaled_once_over_kills(front: Front, tmp_path: Path, memory: Path, known: bool) -> None:
+    async with Node(front, tmp_path, SCALING, memory).running() as node:
+        async with node.caller() as caller:
+            pod_id = await caller.run_pod()
+            one, other = [await caller.create(pod_id, LIMITED) for _ in range(2)]
+            await caller.update(other, {"cpu_quota": CHANGED_QUOTA})
+        expected = {one: [QUOTA, scaled(QUOTA)], other: [CHANGED_QUOTA, scaled(CHANGED_QUOTA)]}
+        await until(
+            lambda: {each: pairs["resources.cpu_quota"] for each, pairs in rows(node.file).items()} == expected,
+            "both are kept",
+        )
+        for _ in range(KILLS):
+            node.proxy.kill()
+            await node.restart()
+            if known:
+                await node.complete()
+            async with node.caller() as caller:
+                for container_id, quotas in expected.items():
+                    assert await node.quotas(caller, container_id) == tuple(quotas)
+        assert mode_of(node.file) == 0o600
+
+
+def warnings(node: Node) -> list[str]:
+    """Return what is logged of the file at level warning."""
+    return [line for line in node.proxy.output().splitlines() if " WARNING runtimeproxy.originals" in line]
+
+
+async def test_file_of_noise_is_made_anew_and_fails_no_call(front: Front, tmp_path: Path, memory: Path) -> None:
+    async with Node(front, tmp_path, SCALING, memory).running() as node:
+        async with node.caller() as caller:
+            pod_id = await caller.run_pod()
+            container_id = await caller.create(pod_id, LIMITED)
+        await node.kept(container_id)
+        node.proxy.kill()
+        node.file.write_bytes(os.urandom(node.file.stat().st_size))
+        await node.restart()
+        async with node.caller() as caller:
+            told, _ = await node.quotas(caller, container_id)
+            assert told == scaled(QUOTA), "the runtime's own word is all there is"
+            new = await caller.create(pod_id, LIMITED)
+        await node.kept(container_id, new)
+        (line,) = warnings(node)
+        assert f"{node.file}: " in line
+        assert "; see --originals-dir" in line
+
+
+@pytest.mark.engine
+async def test_full_disk_fails_no_call_and_is_written_once_it_has_room(front: Front, tmp_path: Path) -> None:
+    with tiny_disk(tmp_path / "disk", "size=64k") as disk:
+        async with Node(front, tmp_path, SCALING, disk).running() as node:
+            async with node.caller() as caller:
+                pod_id = await caller.run_pod()
+                ids = [await caller.create(pod_id, LIMITED)]
+                await node.kept(*ids)
+                with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+                    while filler.write(bytes(4096)):
+                        pass
+                ids += [await caller.create(pod_id, LIMITED) for _ in range(50)]
+                assert await node.quotas(caller, ids[-1]) == (QUOTA, scaled(QUOTA))
+            await until(lambda: len(warnings(node)) == 1, "it is told")
+            (disk / "filler").unlink()
+            await node.kept(*ids)
+            await until(lambda: f"{node.file} is written again" in node.proxy.output(), "that is told")
+            assert len(warnings(node)) == 1

@@ -7,7 +7,6 @@ import asyncio
 import os
 import random
 import re
-import socket
 import subprocess
 import time
 from collections import Counter
@@ -23,8 +22,8 @@ from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import CONTAINER, POD, Failed, Front, Runtime
 from tests.system.patient import PATIENT, Patient
-from tests.system.proxy import PROGRAM, STATE_KNOWN, WAIT_SECONDS, ProxyProcess, until, waited_seconds
-from tests.system.test_process import SUPERVISED
+from tests.system.proxy import STATE_KNOWN, WAIT_SECONDS, ProxyProcess, until, waited_seconds
+from tests.system.test_process import SUPERVISED, handed_over
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +65,8 @@ class Load:
     async def going_on(self) -> AsyncIterator[None]:
         """Ask during the context; what was asked is answered at its end."""
         async with AsyncExitStack() as stack:
-            callers = [await stack.enter_async_context(self._caller()) for _ in range(WORKERS)]
+            made = (PATIENT[self._front.name](self._path) for _ in range(WORKERS))
+            callers = [await stack.enter_async_context(caller) for caller in made]
             kinds = (self._asks_passing, self._asks_held)
             workers = [asyncio.create_task(kind(caller)) for caller in callers for kind in kinds]
             following = asyncio.create_task(self._follow(callers[0]))
@@ -75,9 +75,6 @@ class Load:
             await asyncio.wait_for(asyncio.gather(*workers), WAIT_SECONDS)
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-
-    def _caller(self) -> Patient:
-        return PATIENT[self._front.name](self._path)
 
     async def _asks_passing(self, caller: Patient) -> None:
         while not self._ending:
@@ -181,12 +178,8 @@ def proxy(request: pytest.FixtureRequest, front: Front, tmp_path: Path) -> Itera
     if request.param == "own socket":
         yield own(front, tmp_path)
         return
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "proxy.sock"))
-        listener.listen(socket.SOMAXCONN)  # as systemd does: while nobody accepts, each attempt of a client stays in it
-        os.set_inheritable(listener.fileno(), True)
-        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
-        yield front.process(tmp_path, program=program, pass_fds=[listener.fileno()], drain_timeout=f"{DRAIN_SECONDS}s")
+    with handed_over(tmp_path / "proxy.sock") as handed:
+        yield front.process(tmp_path, **handed, drain_timeout=f"{DRAIN_SECONDS}s")
 
 
 async def test_restarts_under_load_lose_no_call(
@@ -221,7 +214,7 @@ async def running_pods(front: Front, runtime: Runtime) -> dict[str, str]:
     return names
 
 
-async def test_kills_under_load_cost_the_calls_under_way_alone(
+async def test_kills_under_load_cost_only_the_calls_under_way(
     front: Front, proxy: ProxyProcess, runtime: Runtime, hooks: HookServer, tmp_path: Path
 ) -> None:
     """The pods that run all the while are known after the last start, and nobody has touched them."""
@@ -268,16 +261,18 @@ async def test_second_starts_under_load_disturb_no_call(
 ) -> None:
     proxy = own(front, tmp_path)
     proxy.register("slow.json", hooks.socket_path, POINTS)
-    load = Load(front, proxy)
+    load, command = Load(front, proxy), [*proxy.command, "--log-level=info"]
     async with proxy, load.going_on():
         inode = proxy.socket.stat().st_ino
         for _ in range(SECOND_STARTS.now):
             await load.each_kind_is_answered()
             second = await asyncio.to_thread(
-                subprocess.run, proxy.command, capture_output=True, text=True, timeout=WAIT_SECONDS
+                subprocess.run, command, capture_output=True, text=True, timeout=WAIT_SECONDS
             )
             assert second.returncode == 1
-            assert f"pid {proxy.pid}" in second.stderr
+            (line,) = second.stderr.splitlines()
+            assert f"pid {proxy.pid}" in line
+            assert str(proxy.socket) in line
         await load.each_kind_is_answered()
         assert proxy.socket.stat().st_ino == inode
         assert load.cuts == 0
