@@ -16,9 +16,7 @@ def _system(*names: str) -> Sequence[str]:
     return [f"tests/system/test_{name}.py" for name in names]
 
 
-HOOKS = _system(
-    "answers", "breaker", "failures", "hook_hangs", "plugins", "policy_exact", "registration_swaps", "secrets"
-)
+HOOKS = _system("answers", "breaker", "failures", "hook_hangs", "plugins", "policy_exact", "secrets")
 PEERS = (
     "tests/docker/test_boundaries.py::test_heads_that_come_byte_by_byte_disturb_nobody",
     *_system("backends_broken", "bounds", "connections", "events"),
