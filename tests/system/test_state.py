@@ -1,7 +1,10 @@
-"""The Store beside the calls, on each front: filled, swept, and settled where the runtime's answer was lost."""
+"""The Store beside the calls, on each shape of a runtime: filled, swept, and settled where an answer was lost.
+
+What the runtime did is known and told whoever has left (relay-rules C2, C3, C5).
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import grpc
@@ -15,18 +18,19 @@ from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import Injection
 from tests.system.cri_front import CRI
+from tests.system.docker_front import DOCKER
 from tests.system.fronts import Caller, Failed, Front, Runtime
 from tests.system.proxy import ProxyInside, until
 from tests.system.shaped import FRONTS, named
 
 pytestmark = pytest.mark.slow
 
+ONE_OF_EACH = pytest.mark.parametrize("front", [CRI, DOCKER], ids=named)
 HOOKED = api_pb2.ContainerResourceHookResponse(container_envs={"B": "hooked"})
 
 
 @pytest.fixture(params=FRONTS, ids=named)
 def front(request: pytest.FixtureRequest) -> Front:
-    """Return the front of each shape of a runtime in turn."""
     made: Front = request.param
     return made
 
@@ -69,12 +73,17 @@ def settled(proxy: ProxyInside, operation: Operation) -> int:
     return proxy.recorder.counted("unsettled", operation=operation.value, result="agreed")
 
 
+async def failing(call: Awaitable[object]) -> None:
+    """Wait for the end of a call that fails."""
+    with pytest.raises((Failed, asyncio.CancelledError)):
+        await call
+
+
 @pytest.mark.parametrize("way", ["cancel", "connection"])
-async def test_a_create_that_was_carried_out_without_an_answer_is_in_the_store(
+async def test_create_without_an_answer_is_in_the_store(
     way: str, caller: Caller, proxy: ProxyInside, relay: FaultRelay, runtime: Runtime
 ) -> None:
-    pod_id = await caller.run_pod()
-    request = caller.create_request(pod_id)
+    request = caller.create_request(await caller.run_pod())
     relay.to_client.stop_reading()
     call = asyncio.ensure_future(caller.send("create", request))
     await until(lambda: bool(runtime.container_ids()), "the runtime has made the container")
@@ -82,12 +91,9 @@ async def test_a_create_that_was_carried_out_without_an_answer_is_in_the_store(
         call.cancel()
     else:
         relay.cut()
-    with pytest.raises((Failed, asyncio.CancelledError)):
-        await call
-    await until(
-        lambda: proxy.recorder.counted("calls", operation="CreateContainer", outcome="unsettled") == 1,
-        "it is unsettled",
-    )
+    await failing(call)
+    counted = {"operation": "CreateContainer", "outcome": "unsettled"}
+    await until(lambda: proxy.recorder.counted("calls", **counted) == 1, "it is unsettled")
     relay.to_client.resume_reading()
     (made,) = runtime.container_ids()
     await until(lambda: settled(proxy, Operation.CREATE_CONTAINER) == 1, "it is settled")
@@ -97,41 +103,45 @@ async def test_a_create_that_was_carried_out_without_an_answer_is_in_the_store(
     assert record.effective.envs == {"A": "1", "B": "hooked"}
 
 
-async def test_a_create_that_the_runtime_never_saw_leaves_nothing(
-    caller: Caller, proxy: ProxyInside, hooks: HookServer
+@pytest.mark.parametrize("gone", [False, True], ids=["stopped", "gone meanwhile"])
+async def test_stop_without_an_answer_is_told(
+    gone: bool, caller: Caller, proxy: ProxyInside, relay: FaultRelay, runtime: Runtime, hooks: HookServer
 ) -> None:
-    pod_id = await caller.run_pod()
-    hooks.on("PreCreateContainer", hookanswers.hang())
-    call = asyncio.ensure_future(caller.create(pod_id))
-    await asyncio.wait_for(hooks.wait_for_calls("PreCreateContainer"), 20)
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    await until(lambda: proxy.recorder.total("calls_ended") == 1, "the call has ended")
-    assert (proxy.store.counts(), len(proxy.app.lifecycle._unsettled)) == ((1, 0), 0)
-
-
-async def test_the_stop_that_is_owed_is_told_though_its_answer_was_lost(
-    caller: Caller, proxy: ProxyInside, relay: FaultRelay, runtime: Runtime, hooks: HookServer
-) -> None:
+    """The runtime is asked what became of the container; each says in its own way that there is none."""
     container_id = await caller.create(await caller.run_pod())
     await caller.act("start", container_id)
     relay.to_client.stop_reading()
     call = asyncio.ensure_future(caller.act("stop", container_id))
     await until(lambda: runtime.verbs()[-1] == "stop", "the runtime has the request")
     call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
+    await failing(call)
     assert hooks.calls_of("PostStopContainer") == []
+    if gone:
+        runtime.vanish(container_id)
     relay.to_client.resume_reading()
     (told,) = await asyncio.wait_for(hooks.wait_for_calls("PostStopContainer"), 20)
     assert told.request.container_meta.id == container_id
     assert settled(proxy, Operation.STOP_CONTAINER) == 1
 
 
-async def test_what_somebody_else_removed_is_swept(
-    caller: Caller,
-    proxy: ProxyInside,
-    runtime: Runtime,
-    monkeypatch: pytest.MonkeyPatch,
+@ONE_OF_EACH
+async def test_answer_that_waits_for_post_hooks_outlives_the_runtimes_connection(
+    caller: Caller, relay: FaultRelay, hooks: HookServer
+) -> None:
+    container_id = await caller.create(await caller.run_pod())
+    gate = asyncio.Event()
+    hooks.on("PostStartContainer", hookanswers.behind(gate))
+    call = asyncio.ensure_future(caller.act("start", container_id))
+    await asyncio.wait_for(hooks.wait_for_calls("PostStartContainer"), 20)
+    relay.cut()
+    await asyncio.sleep(0.1)  # the proxy has seen the end
+    assert not call.done()
+    gate.set()
+    await call
+
+
+async def test_records_of_what_somebody_else_removed_are_swept(
+    caller: Caller, proxy: ProxyInside, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a call and without an event, as ``ctr rm`` does it."""
     monkeypatch.setattr(sync, "PASS_SECONDS", 0.1)
@@ -144,7 +154,7 @@ async def test_what_somebody_else_removed_is_swept(
     assert proxy.recorder.total("records_swept") >= 3
 
 
-async def test_the_first_hook_server_has_the_state_read(
+async def test_first_hook_server_has_the_state_read(
     front: Front, runtime: Runtime, relay: FaultRelay, hooks: HookServer, tmp_path: Path
 ) -> None:
     """What was there before the proxy is asked for nobody until then."""
@@ -159,12 +169,8 @@ async def test_the_first_hook_server_has_the_state_read(
         await until(lambda: proxy.store.ids() == {pod_id, container_id}, "the state is read")
 
 
-async def test_a_runtime_that_comes_back_is_read_and_swept(
-    front: Front,
-    caller: Caller,
-    proxy: ProxyInside,
-    relay: FaultRelay,
-    runtime: Runtime,
+async def test_runtime_that_comes_back_is_read_and_swept(
+    front: Front, caller: Caller, proxy: ProxyInside, relay: FaultRelay, runtime: Runtime
 ) -> None:
     pod_id = await caller.run_pod()
     gone, stays = [await caller.create(pod_id) for _ in range(2)]
@@ -179,8 +185,8 @@ async def test_a_runtime_that_comes_back_is_read_and_swept(
     await until(lambda: proxy.store.ids() == {pod_id, stays, new}, "the state is read again")
 
 
-@pytest.mark.parametrize("front", [CRI], ids=["cri"])
-async def test_the_state_is_read_in_v1alpha2_where_there_is_no_v1(
+@pytest.mark.parametrize("front", [CRI], ids=named)
+async def test_state_is_read_in_v1alpha2_where_there_is_no_v1(
     front: Front, caller: Caller, proxy: ProxyInside, runtime: Runtime
 ) -> None:
     """The fake runtime knows both; its lists and statuses of v1 are taken away."""
