@@ -21,7 +21,7 @@ from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI_SHAPES
 from tests.system.docker_front import DOCKER_ENGINES
 from tests.system.fronts import POD, Caller, Front, Runtime
-from tests.system.proxy import ProxyInside, ProxyProcess, until
+from tests.system.proxy import STATE_KNOWN, ProxyInside, ProxyProcess, until
 
 FRONTS = (*CRI_SHAPES, *DOCKER_ENGINES)
 SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
@@ -48,8 +48,10 @@ class ShapedNode:
         answers: Answers | None = None,
         points: Sequence[str] = registration.ALL_POINTS,
         program: bool = False,
+        **flags: str,
     ) -> None:
-        self.proxy: ProxyInside | ProxyProcess = front.process(folder) if program else front.inside(folder)
+        make = front.process if program else front.inside
+        self.proxy: ProxyInside | ProxyProcess = make(folder, **flags)
         self.hooks = HookServer(str(folder / "hooks.sock"), answers, default=default or hookanswers.empty())
         self.hooked = default is not None
         if self.hooked:
@@ -57,6 +59,8 @@ class ShapedNode:
         self._front = front
         self._stack = AsyncExitStack()
         self._pods: dict[str, Any] = {}
+        self._written = 0
+        """How long the log was when a program was started anew."""
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self.hooks)
@@ -86,11 +90,13 @@ class ShapedNode:
         caller.pods = self._pods
         return caller
 
-    async def restart(self) -> None:
-        """Start a new proxy, that knows nothing but what it reads; a program is killed."""
+    async def restart(self, *, kill: bool = True) -> None:
+        """Start a new proxy, that knows nothing but what it reads; a program is killed, or told to stop."""
         await self.caller.close()
         if isinstance(self.proxy, ProxyProcess):
-            self.proxy.kill()
+            if not self.proxy.ended:
+                await asyncio.to_thread(self.proxy.kill if kill else self.proxy.stop)
+            self._written = len(self.proxy.output())
             await asyncio.to_thread(self.proxy.start)
             self.caller = self.new_caller()
         else:
@@ -105,11 +111,16 @@ class ShapedNode:
         await self.runtime.__aenter__()
         self.caller = self.new_caller()
 
+    @property
+    def is_known(self) -> bool:
+        """Tell whether the runtime's state has been read since the last start."""
+        if isinstance(self.proxy, ProxyProcess):
+            return STATE_KNOWN in self.proxy.output()[self._written :]
+        return self.proxy.recorder.counted("syncs", result="complete") > 0
+
     async def known(self) -> None:
-        """Wait until the runtime's state has been read; only a proxy in the test's loop tells."""
-        assert isinstance(self.proxy, ProxyInside)
-        recorder = self.proxy.recorder
-        await until(lambda: recorder.counted("syncs", result="complete") > 0, "the state is known")
+        """Wait until the runtime's state has been read."""
+        await until(lambda: self.is_known, "the state is known")
 
     async def read_anew(self) -> None:
         """Have the proxy list what the runtime has, and wait for it."""

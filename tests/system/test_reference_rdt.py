@@ -45,10 +45,7 @@ time.sleep(3600)
 GUESTS_THREADS = 4
 
 OF_CLASS, OF_POD = "class", "pod"
-LIMITS = {
-    OF_CLASS: "L3:0=00f;1=00f\nMB:0= 40;1= 40\n",
-    OF_POD: "L3:0=1f8;1=1f8\nMB:0=100;1= 20\n",
-}
+LIMITS = {OF_CLASS: "L3:0=00f;1=00f\nMB:0= 40;1= 40\n", OF_POD: "L3:0=1f8;1=1f8\nMB:0=100;1= 20\n"}
 """What the schemata file shows of 11 ways and steps of 10 %: 0 to 30 % is 4 ways, 20 to 80 % the 4th to the 9th."""
 
 

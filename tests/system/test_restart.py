@@ -5,9 +5,8 @@ That is fault matrix P2 and promise 7. ``kept`` is where --originals-dir is on t
 
 import asyncio
 import json
-import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ from runtimeproxy.hookapi import api_pb2
 from tests.amounts import LOST_CREATES, RESTARTED_PODS
 from tests.fakes import cri_pb2, hookanswers, registration
 from tests.fakes.faults import FaultRelay
-from tests.fakes.hookserver import HookServer
-from tests.system.cri_front import CRI
-from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front, Runtime
+from tests.system.cri_front import CriCaller
+from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front
 from tests.system.keeping import file_of, mode_of, on_tmpfs, rows
-from tests.system.proxy import STATE_KNOWN, ProxyProcess, until
+from tests.system.proxy import ProxyProcess, until
+from tests.system.shaped import Answers, ShapedNode
 from tests.system.test_scarce import tiny_disk
 
 pytestmark = pytest.mark.slow
@@ -67,67 +66,28 @@ SCALING = {point: hookanswers.echo(scale) for point in ("PreCreateContainer", "P
 LIMITED = replace(CONTAINER, resources={**CONTAINER.resources, "cpu_quota": QUOTA})
 
 
-class Node:
-    """A proxy as a program between a fake runtime and a kubelet, with a hook server; ``kept`` is on tmpfs, or none."""
+class Node(ShapedNode):
+    """A node whose proxy is a program; ``memory`` is where it keeps the kubelet's own values, on tmpfs."""
 
-    def __init__(
-        self,
-        front: Front,
-        folder: Path,
-        answers: Mapping[str, hookanswers.Answer] = CHANGES,
-        kept: Path | None = None,
-    ) -> None:
-        self.proxy: ProxyProcess = front.process(folder, originals_dir=str(kept or "none"))
-        self.file = file_of(kept or folder, self.proxy.socket)
-        self.runtime: Runtime = front.runtime(str(self.proxy.runtime))
-        self.hooks = HookServer(str(folder / "hooks.sock"), answers)
-        self.proxy.register("tester.json", self.hooks.socket_path)
+    def __init__(self, front: Front, folder: Path, answers: Answers = CHANGES, memory: Path | None = None) -> None:
+        super().__init__(front, folder, answers=answers, program=True, originals_dir=str(memory or "none"))
+        self.file = file_of(memory or folder, self.proxy.socket)
         self.lost = front.lost
-        self._front = front
-        self._pods: dict[str, Any] = {}
-        self._written = 0
-        """How long the log was when the proxy was started."""
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["Node"]:
-        async with self.runtime, self.hooks, self.proxy:
-            yield self
-
-    def caller(self) -> Caller:
-        """Return a kubelet that knows the pods that were run."""
-        caller = self._front.caller(self.proxy.socket)
-        caller.pods = self._pods
-        return caller
 
     async def kept(self, *ids: str) -> None:
         """Wait until something is kept of these, and of no others."""
         await until(lambda: rows(self.file).keys() == set(ids), "they are kept", lambda: str(rows(self.file)))
 
-    async def restart(self) -> None:
-        """Start the proxy again after its end."""
-        self._written = len(self.proxy.output())
-        await asyncio.to_thread(self.proxy.start)
+    def kill(self) -> None:
+        """Kill the proxy."""
+        assert isinstance(self.proxy, ProxyProcess)
+        self.proxy.kill()
 
-    @property
-    def is_complete(self) -> bool:
-        """Tell whether the state has been read since the proxy was started."""
-        return STATE_KNOWN in self.proxy.output()[self._written :]
-
-    async def complete(self) -> None:
-        """Wait until the state has been read."""
-        await until(lambda: self.is_complete, "the state is read", self.proxy.output)
-
-    def told(self) -> list[tuple[str, Any]]:
-        """Return what the hook server was told since the last time: hook points and messages, in order."""
-        told = [(call.point.name, call.request) for call in self.hooks.calls]
-        self.hooks.calls.clear()
-        return told
-
-    async def quotas(self, caller: Caller, container_id: str) -> tuple[int, int]:
+    async def quotas(self, container_id: str) -> tuple[int, int]:
         """Change the cpuset alone; return the quota that is told as the kubelet's, and the one that is in force."""
         self.told()
-        await caller.update(container_id, {"cpuset_cpus": "0"})
-        await caller.act("stop", container_id)
+        await self.caller.update(container_id, {"cpuset_cpus": "0"})
+        await self.caller.act("stop", container_id)
         (_, update), (_, stop) = self.told()
         return update.container_resources.cpu_quota, stop.container_resources.cpu_quota
 
@@ -164,37 +124,34 @@ class Life:
 
 
 @pytest.mark.parametrize(
-    ("end", "is_kept"), [("kill", False), ("kill", True), ("stop", True)], ids=["kill", "kill-kept", "stop-kept"]
+    ("kill", "is_kept"), [(True, False), (True, True), (False, True)], ids=["kill", "kill-kept", "stop-kept"]
 )
 async def test_hook_messages_after_a_restart_equal_those_before(
-    front: Front, tmp_path: Path, memory: Path, end: str, is_kept: bool
+    front: Front, tmp_path: Path, memory: Path, kill: bool, is_kept: bool
 ) -> None:
     """A start is told before it, too: the runtime refuses that one, or there would be no other after it."""
-    async with Node(front, tmp_path, kept=memory if is_kept else None).running() as node:
-        async with node.caller() as caller:
-            waiting_pod = await caller.run_pod(replace(POD, name="waiting"))
-            lives = [await Life.begin(caller, waiting_pod, number) for number in range(RESTARTED_PODS.now)]
-            node.told()
-            node.runtime.upset("start", text="not yet")
-            starts = [await refused_start(node, caller, life.waiting) for life in lives]
-            node.runtime.upset("start")
-            before = []
-            for life in lives:
-                await life.go_on(caller)
-                before.append(node.told())
+    async with Node(front, tmp_path, memory=memory if is_kept else None) as node:
+        waiting_pod = await node.caller.run_pod(replace(POD, name="waiting"))
+        lives = [await Life.begin(node.caller, waiting_pod, number) for number in range(RESTARTED_PODS.now)]
+        node.told()
+        node.runtime.upset("start", text="not yet")
+        starts = [await refused_start(node, life.waiting) for life in lives]
+        node.runtime.upset("start")
+        before = []
+        for life in lives:
+            await life.go_on(node.caller)
+            before.append(node.told())
         if is_kept:
             await node.kept(waiting_pod, *(one for life in lives for one in (life.pod_id, life.started, life.waiting)))
-        await asyncio.to_thread(node.proxy.kill if end == "kill" else node.proxy.stop)
-        await node.restart()
-        await node.complete()
+        await node.restart(kill=kill)
+        await node.known()
         reads = node.runtime.reads()
         assert reads >= 3 * len(lives)
-        async with node.caller() as caller:
-            for life, start, messages in zip(lives, starts, before, strict=True):
-                await caller.act("start", life.waiting)
-                assert node.told() == [("PreStartContainer", start), ("PostStartContainer", start)]
-                await life.go_on(caller)
-                assert node.told() == (messages if is_kept else without_originals(messages))
+        for life, start, messages in zip(lives, starts, before, strict=True):
+            await node.caller.act("start", life.waiting)
+            assert node.told() == [("PreStartContainer", start), ("PostStartContainer", start)]
+            await life.go_on(node.caller)
+            assert node.told() == (messages if is_kept else without_originals(messages))
         assert node.runtime.reads() == reads, "all was known: no call had to ask"
         assert [point for point, _ in before[0]] == CALLED
         _, example = before[0][1]
@@ -209,10 +166,10 @@ def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str
     return messages
 
 
-async def refused_start(node: Node, caller: Caller, container_id: str) -> Any:
+async def refused_start(node: Node, container_id: str) -> Any:
     """Ask for a start that the runtime refuses; return what the hook server is told."""
     with pytest.raises(Failed, match="not yet"):
-        await caller.act("start", container_id)
+        await node.caller.act("start", container_id)
     ((point, message),) = node.told()
     assert point == "PreStartContainer"
     return message
@@ -227,74 +184,66 @@ async def test_hooked_cgroup_parent_outlives_a_kill(
     front: Front, tmp_path: Path, memory: Path, points: Sequence[str], is_kept: bool
 ) -> None:
     """The record that was read of the pod does not tell that it is new; a create or what is kept does."""
-    async with Node(front, tmp_path, kept=memory if is_kept else None).running() as node:
-        async with node.caller() as caller:
-            pod_id = await caller.run_pod()
-            if is_kept:
-                await node.kept(pod_id)
-                assert rows(node.file)[pod_id]["cgroup_parent"] == [PARENT, HOOKED_PARENT]
-            else:
-                assert parent_of(front, await created(node, caller, pod_id)) == HOOKED_PARENT
-        node.proxy.kill()
+    async with Node(front, tmp_path, memory=memory if is_kept else None) as node:
+        pod_id = await node.caller.run_pod()
+        if is_kept:
+            await node.kept(pod_id)
+            assert rows(node.file)[pod_id]["cgroup_parent"] == [PARENT, HOOKED_PARENT]
+        else:
+            assert await created_in(node, pod_id) == HOOKED_PARENT
+        node.kill()
         node.proxy.register("tester.json", node.hooks.socket_path, points)
         await node.restart()
-        await node.complete()
-        async with node.caller() as caller:
-            for asked in (PARENT, SLICES if is_kept else PARENT):
-                caller.pods[pod_id] = replace(caller.pods[pod_id], cgroup_parent=asked)
-                assert parent_of(front, await created(node, caller, pod_id)) == HOOKED_PARENT
+        await node.known()
+        for asked in (PARENT, SLICES if is_kept else PARENT):
+            node.caller.pods[pod_id] = replace(node.caller.pods[pod_id], cgroup_parent=asked)
+            assert await created_in(node, pod_id) == HOOKED_PARENT
         told = {call.request.pod_cgroup_parent for call in node.hooks.calls_of("PreCreateContainer")}
         assert told == {HOOKED_PARENT}
 
 
-def parent_of(front: Front, request: bytes) -> str:
-    """Return the cgroup parent of a create as its runtime reads it: in CRI mode the last one counts."""
-    if front is CRI:
+async def created_in(node: Node, pod_id: str) -> str:
+    """Create a container; return the cgroup parent as its runtime reads it: in CRI mode the last one counts."""
+    await node.caller.create(pod_id)
+    request = node.runtime.asked("create")[-1]
+    if isinstance(node.caller, CriCaller):
         return str(cri_pb2.CreateContainerRequest.FromString(request).sandbox_config.linux.cgroup_parent)
-    return str(json.loads(request.partition(b"\r\n\r\n")[2] or request)["HostConfig"]["CgroupParent"])
-
-
-async def created(node: Node, caller: Caller, pod_id: str) -> bytes:
-    """Create a container; return the request as it reached the runtime."""
-    await caller.create(pod_id)
-    return node.runtime.asked("create")[-1]
+    return str(json.loads(request.partition(b"\r\n\r\n")[2])["HostConfig"]["CgroupParent"])
 
 
 async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, tmp_path: Path) -> None:
     """The kubelet sees an end of the connection and nothing else; what it asks for anew it gets."""
-    async with Node(front, tmp_path).running() as node:
+    async with Node(front, tmp_path) as node:
         inner = tmp_path / "inner.sock"
         node.proxy.runtime.rename(inner)
         async with FaultRelay(str(node.proxy.runtime), str(inner)) as relay:
-            async with node.caller() as caller:
-                pod_id = await caller.run_pod()
+            pod_id = await node.caller.run_pod()
             for _ in range(LOST_CREATES.now):
                 lost = await lost_create(node, relay, pod_id)
                 await node.restart()
-                await node.complete()
+                await node.known()
                 reads = node.runtime.reads()
-                async with node.caller() as caller:
-                    again = await caller.create(pod_id)
-                    assert again in node.runtime.container_ids()
-                    node.told()
-                    for one in (lost, again):
-                        await caller.act("stop", one)
+                again = await node.caller.create(pod_id)
+                assert again in node.runtime.container_ids()
+                node.told()
+                for one in (lost, again):
+                    await node.caller.act("stop", one)
                 told = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.told()]
                 assert told == [(lost, "hooked"), (again, "hooked")]
                 assert node.runtime.reads() == reads, "it was known"
+        inner.rename(node.proxy.runtime)
 
 
 async def lost_create(node: Node, relay: FaultRelay, pod_id: str) -> str:
     """Kill the proxy when the runtime has made a container and its answer is on its way; return the container's id."""
     before = set(node.runtime.container_ids())
-    async with node.caller() as caller:
-        await caller.act("ping")
-        relay.to_client.stop_reading()
-        call = asyncio.ensure_future(caller.create(pod_id))
-        await until(lambda: set(node.runtime.container_ids()) > before, "it is made")
-        node.proxy.kill()
-        with pytest.raises(Failed) as raised:
-            await call
+    await node.caller.act("ping")
+    relay.to_client.stop_reading()
+    call = asyncio.ensure_future(node.caller.create(pod_id))
+    await until(lambda: set(node.runtime.container_ids()) > before, "it is made")
+    node.kill()
+    with pytest.raises(Failed) as raised:
+        await call
     assert raised.value.status == node.lost
     relay.to_client.resume_reading()
     (made,) = set(node.runtime.container_ids()) - before
@@ -303,22 +252,19 @@ async def lost_create(node: Node, relay: FaultRelay, pod_id: str) -> str:
 
 async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -> None:
     """The runtime answers no question about what there is, while it serves its clients."""
-    async with Node(front, tmp_path).running() as node:
-        async with node.caller() as caller:
-            container_id = await caller.create(await caller.run_pod())
-        node.proxy.kill()
+    async with Node(front, tmp_path) as node:
+        container_id = await node.caller.create(await node.caller.run_pod())
         node.runtime.upset("pod_status", delay_seconds=3600)
         await node.restart()
-        async with node.caller() as caller:
-            await caller.act("ping")
-            await caller.act("list")
-            await caller.create(await caller.run_pod())
-            assert not node.is_complete
-            node.runtime.upset("pod_status")
-            node.hooks.calls.clear()
-            await caller.act("stop", container_id)
-        (call,) = node.hooks.calls
-        assert call.request.container_meta.id == container_id
+        await node.caller.act("ping")
+        await node.caller.act("list")
+        await node.caller.create(await node.caller.run_pod())
+        assert not node.is_known
+        node.runtime.upset("pod_status")
+        node.told()
+        await node.caller.act("stop", container_id)
+        ((_, told),) = node.told()
+        assert told.container_meta.id == container_id
 
 
 # ---- the kubelet's own values (--originals-dir)
@@ -326,66 +272,40 @@ async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "at once"])
 async def test_quota_is_scaled_once_over_kills(front: Front, tmp_path: Path, memory: Path, known: bool) -> None:
-    async with Node(front, tmp_path, SCALING, memory).running() as node:
-        async with node.caller() as caller:
-            pod_id = await caller.run_pod()
-            one, other = [await caller.create(pod_id, LIMITED) for _ in range(2)]
-            await caller.update(other, {"cpu_quota": CHANGED_QUOTA})
+    async with Node(front, tmp_path, SCALING, memory) as node:
+        pod_id = await node.caller.run_pod()
+        one, other = [await node.caller.create(pod_id, LIMITED) for _ in range(2)]
+        await node.caller.update(other, {"cpu_quota": CHANGED_QUOTA})
         expected = {one: [QUOTA, scaled(QUOTA)], other: [CHANGED_QUOTA, scaled(CHANGED_QUOTA)]}
         await until(
             lambda: {each: pairs["resources.cpu_quota"] for each, pairs in rows(node.file).items()} == expected,
             "both are kept",
         )
         for _ in range(KILLS):
-            node.proxy.kill()
             await node.restart()
             if known:
-                await node.complete()
-            async with node.caller() as caller:
-                for container_id, quotas in expected.items():
-                    assert await node.quotas(caller, container_id) == tuple(quotas)
+                await node.known()
+            for container_id, quotas in expected.items():
+                assert await node.quotas(container_id) == tuple(quotas)
         assert mode_of(node.file) == 0o600
-
-
-def warnings(node: Node) -> list[str]:
-    """Return what is logged of the file at level warning."""
-    return [line for line in node.proxy.output().splitlines() if " WARNING runtimeproxy.originals" in line]
-
-
-async def test_file_of_noise_is_made_anew_and_fails_no_call(front: Front, tmp_path: Path, memory: Path) -> None:
-    async with Node(front, tmp_path, SCALING, memory).running() as node:
-        async with node.caller() as caller:
-            pod_id = await caller.run_pod()
-            container_id = await caller.create(pod_id, LIMITED)
-        await node.kept(container_id)
-        node.proxy.kill()
-        node.file.write_bytes(os.urandom(node.file.stat().st_size))
-        await node.restart()
-        async with node.caller() as caller:
-            told, _ = await node.quotas(caller, container_id)
-            assert told == scaled(QUOTA), "the runtime's own word is all there is"
-            new = await caller.create(pod_id, LIMITED)
-        await node.kept(container_id, new)
-        (line,) = warnings(node)
-        assert f"{node.file}: " in line
-        assert "; see --originals-dir" in line
 
 
 @pytest.mark.engine
 async def test_full_disk_fails_no_call_and_is_written_once_it_has_room(front: Front, tmp_path: Path) -> None:
     with tiny_disk(tmp_path / "disk", "size=64k") as disk:
-        async with Node(front, tmp_path, SCALING, disk).running() as node:
-            async with node.caller() as caller:
-                pod_id = await caller.run_pod()
-                ids = [await caller.create(pod_id, LIMITED)]
-                await node.kept(*ids)
-                with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
-                    while filler.write(bytes(4096)):
-                        pass
-                ids += [await caller.create(pod_id, LIMITED) for _ in range(50)]
-                assert await node.quotas(caller, ids[-1]) == (QUOTA, scaled(QUOTA))
-            await until(lambda: len(warnings(node)) == 1, "it is told")
+        async with Node(front, tmp_path, SCALING, disk) as node:
+            assert isinstance(node.proxy, ProxyProcess)
+            output, told = node.proxy.output, f"originals: {node.file}: SQLITE_FULL: it is not written"
+            pod_id = await node.caller.run_pod()
+            ids = [await node.caller.create(pod_id, LIMITED)]
+            await node.kept(*ids)
+            with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+                while filler.write(bytes(4096)):
+                    pass
+            ids += [await node.caller.create(pod_id, LIMITED) for _ in range(50)]
+            assert await node.quotas(ids[-1]) == (QUOTA, scaled(QUOTA))
+            await until(lambda: told in output(), "it is told", output)
             (disk / "filler").unlink()
             await node.kept(*ids)
-            await until(lambda: f"{node.file} is written again" in node.proxy.output(), "that is told")
-            assert len(warnings(node)) == 1
+            await until(lambda: f"{node.file} is written again" in output(), "that is told", output)
+            assert output().count(told) == 1

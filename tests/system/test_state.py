@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
-import grpc
 import pytest
 
 from runtimeproxy import sync
@@ -16,7 +15,6 @@ from runtimeproxy.hookpoints import Operation
 from tests.fakes import hookanswers
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
-from tests.fakes.runtime import Injection
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Caller, Failed, Front, Runtime
@@ -183,18 +181,3 @@ async def test_runtime_that_comes_back_is_read_and_swept(
     assert proxy.store.ids() == {pod_id, gone, stays}
     await relay.start()
     await until(lambda: proxy.store.ids() == {pod_id, stays, new}, "the state is read again")
-
-
-@pytest.mark.parametrize("front", [CRI], ids=named)
-async def test_state_is_read_in_v1alpha2_where_there_is_no_v1(
-    front: Front, caller: Caller, proxy: ProxyInside, runtime: Runtime
-) -> None:
-    """The fake runtime knows both; its lists and statuses of v1 are taken away."""
-    unknown = Injection(code=grpc.StatusCode.UNIMPLEMENTED)
-    for method in ("ListPodSandbox", "ListContainers", "PodSandboxStatus", "ContainerStatus"):
-        runtime.inject(f"/runtime.v1.RuntimeService/{method}", unknown)  # type: ignore[attr-defined]
-    async with front.caller(runtime.socket_path) as kubelet:
-        pod_id = await kubelet.run_pod()
-        container_id = await kubelet.create(pod_id)
-    proxy.app.front.sync.soon()  # type: ignore[attr-defined]
-    await until(lambda: proxy.store.ids() == {pod_id, container_id}, "the state is read")
