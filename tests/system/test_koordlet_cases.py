@@ -24,8 +24,6 @@ from tests.system.proxy import until
 
 PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 """What dockershim asks for each pod sandbox."""
-
-
 LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONTAINERD.runtime_name}
 """The fronts before runtimes that take -1 in an update."""
 
@@ -81,7 +79,7 @@ def envs(front: Front, message: bytes) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("front", CRI_SHAPES + DOCKER_ENGINES, ids=lambda front: front.name)
-async def test_what_goes_out_for_each_of_its_answers(front: Front, tmp_path: Path) -> None:
+async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) -> None:
     proxy = front.inside(tmp_path)
     hooks = HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.echo())
     proxy.register("koordlet.json", hooks.socket_path, policy="Fail")
@@ -97,5 +95,5 @@ async def test_what_goes_out_for_each_of_its_answers(front: Front, tmp_path: Pat
         assert not proxy.recorder.total("calls_refused")
 
 
-def test_the_document_has_the_same_rows() -> None:
+def test_document_has_the_same_rows() -> None:
     assert [row[0] for row in table(KOORDLET, "What goes out")] == [case.name for case in CASES]

@@ -1,8 +1,4 @@
-"""Nothing is cut for its silence, however long that is (fault matrix S8): a day passes within a second.
-
-The clock of the proxy inside the test jumps from hour to hour; that real minutes cut nothing either is tested beside
-the other properties of streams.
-"""
+"""Nothing is cut for its silence, however long that is (fault matrix S8): the proxy's clock jumps from hour to hour."""
 
 import asyncio
 import time
@@ -19,7 +15,7 @@ from tests.fakes.runtime import FakeRuntime, Injection
 from tests.system.clients import Client
 from tests.system.docker_front import DOCKER
 from tests.system.docker_lines import Events, Lines, Pull, asked, run_container
-from tests.system.fronts import Front
+from tests.system.fronts import Front, Runtime
 from tests.system.proxy import ProxyInside, until
 
 pytestmark = pytest.mark.slow
@@ -50,11 +46,9 @@ def day(monkeypatch: pytest.MonkeyPatch) -> Day:
     return pass_by
 
 
-async def test_a_pipe_and_a_kept_connection_outlive_a_day(front: Front, tmp_path: Path, day: Day) -> None:
-    inside = front.inside(tmp_path)
+async def test_pipe_and_kept_connection_outlive_a_day(front: Front, tmp_path: Path, runtime: Runtime, day: Day) -> None:
     async with (
-        front.runtime(str(inside.runtime)),
-        inside as proxy,
+        front.inside(tmp_path) as proxy,
         front.caller(proxy.socket) as caller,
         front.caller(proxy.socket) as idle,
     ):
@@ -71,7 +65,7 @@ async def test_a_pipe_and_a_kept_connection_outlive_a_day(front: Front, tmp_path
         assert proxy.app.front.connections == connections  # type: ignore[attr-defined]
 
 
-async def test_an_event_stream_and_a_pull_outlive_a_day(tmp_path: Path, day: Day) -> None:
+async def test_event_stream_and_pull_outlive_a_day(tmp_path: Path, day: Day) -> None:
     """The image service has a connection of its own."""
     images = FakeRuntime(str(tmp_path / "images.sock"))
     pulled = asyncio.Event()
@@ -95,15 +89,14 @@ async def test_an_event_stream_and_a_pull_outlive_a_day(tmp_path: Path, day: Day
         stream.cancel()
 
 
-async def test_streams_of_lines_and_a_body_that_pauses_outlive_a_day(tmp_path: Path, day: Day) -> None:
+async def test_streams_of_lines_and_paused_body_outlive_a_day(tmp_path: Path, day: Day) -> None:
     inside = DOCKER.inside(tmp_path)
     async with FakeDockerd(str(inside.runtime)) as fake, inside as proxy, AsyncExitStack() as stack:
         run_container(fake)
         streams = [kind(str(proxy.socket), fake) for kind in (Lines, Events, Pull)]
         opened = [await stack.enter_async_context(await stream.open()) for stream in streams]
-        load: Raw = await stack.enter_async_context(
-            await asked(str(proxy.socket), "POST /images/load", "Content-Length: 8")
-        )
+        asking = await asked(str(proxy.socket), "POST /images/load", "Content-Length: 8")
+        load: Raw = await stack.enter_async_context(asking)
         load.send(b"half")
         assert b" 200 OK\r\n" in await load.head()
         await day()

@@ -19,7 +19,6 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import hookanswers, registration
 from tests.fakes.dockershim_bodies import Container, Pod
 from tests.fakes.hookserver import HookServer
-from tests.system.docker_front import DOCKER
 from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
 
 pytestmark = pytest.mark.slow
@@ -180,23 +179,6 @@ class Calls:
         except Failed as error:
             self.texts.append(error.text)
             return ""
-
-
-@pytest.mark.parametrize("front", [DOCKER], ids=["docker"])
-async def test_no_line_holds_a_daemons_words_about_an_unknown_reference(
-    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, logger="runtimeproxy")
-    proxy = front.inside(tmp_path)
-    proxy.register("plugin.json", hooks.socket_path, policy="Fail")
-    runtime.upset("pod_status", text=CANARY)
-    async with proxy, front.caller(proxy.socket) as caller:
-        for reference in ("name", CANARY):
-            with pytest.raises(Failed) as raised:
-                await caller.act("start", reference)
-            assert "PreStartContainer" in raised.value.text
-    assert "the daemon answered 500" in caplog.text
-    assert CANARY not in caplog.text
 
 
 async def test_no_foreign_library_is_loaded_without_need(

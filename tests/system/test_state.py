@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy import sync
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.hookpoints import Operation
 from tests.fakes import hookanswers
@@ -136,20 +135,6 @@ async def test_answer_that_waits_for_post_hooks_outlives_the_runtimes_connection
     assert not call.done()
     gate.set()
     await call
-
-
-async def test_records_of_what_somebody_else_removed_are_swept(
-    caller: Caller, proxy: ProxyInside, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a call and without an event, as ``ctr rm`` does it."""
-    monkeypatch.setattr(sync, "PASS_SECONDS", 0.1)
-    monkeypatch.setattr(sync, "SOONEST_SECONDS", 0.01)
-    pods = [await caller.run_pod() for _ in range(2)]
-    containers = [await caller.create(pod_id) for pod_id in pods for _ in range(2)]
-    for gone in (containers[0], containers[2], containers[3], pods[1]):
-        runtime.vanish(gone)
-    await until(lambda: proxy.store.ids() == {pods[0], containers[1]}, "the records are gone")
-    assert proxy.recorder.total("records_swept") >= 3
 
 
 async def test_first_hook_server_has_the_state_read(
