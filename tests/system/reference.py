@@ -6,7 +6,6 @@ Must not know: what a hook does, whether a proxy runs.
 Invariant: a hook server's files are in its proxy's folder, and processes are ended by their id.
 """
 
-import signal
 import subprocess
 import sys
 import uuid
@@ -56,11 +55,6 @@ class HookProgram:
         """Tell whether the process is no more."""
         return self.process is None or self.process.poll() is not None
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
-        assert self.process is not None, "the hook server was not started"
-        self.process.send_signal(number)
-
     def kill(self) -> None:
         """End the process at once (SIGKILL): what it has made is left."""
         assert self.process is not None
@@ -73,7 +67,6 @@ class HookProgram:
         process, self.process = self.process, None
         if process is None:
             return 0
-        process.send_signal(signal.SIGCONT)  # a test that failed may have left it stopped
         process.terminate()
         try:
             return process.wait(WAIT_SECONDS)
