@@ -22,6 +22,13 @@ SMALL: Values = {"cpu_period": 100_000, "cpu_quota": 1000, "cpu_shares": 10}
 """A limit of 10m: the kubelet makes the kernel's least quota of it."""
 BE: Values = {"cpu_period": 100_000, "cpu_shares": 2, "oom_score_adj": 1000}
 """What it asks for one without limits."""
+BATCH: Values = {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB}
+MORE = {**BATCH, "memory_limit_in_bytes": 96 * MIB}
+NO_QUOTA: Values = {"cpu_shares": 512, "cpu_quota": -1}
+LIFTED: Values = {"cpu_quota": -1, "memory_limit_in_bytes": -1}
+UNLIMITED = {**NO_QUOTA, **LIFTED}
+"""What koordlet says of batch resources, with limits and without."""
+OWN_CPUS: Values = {"cpuset_cpus": "0-1", "cpu_quota": -1}
 HAMI: Texts = {
     "NVIDIA_VISIBLE_DEVICES": "0",
     "CUDA_DEVICE_MEMORY_LIMIT": "17179869184",
@@ -65,24 +72,12 @@ CASES = (
     # PreRunPodSandbox
     Case("pod: nothing", POD, {}, {}, {}),
     Case("pod: own CPUs", POD, {}, {"cpu_quota": -1}, {"cpu_quota": -1}),
-    Case(
-        "pod: batch limits",
-        POD,
-        {},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB},
-    ),
-    Case(
-        "pod: batch without limits",
-        POD,
-        {},
-        {"cpu_shares": 512, "cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_shares": 512, "cpu_quota": -1},
-    ),
+    Case("pod: batch limits", POD, {}, BATCH, BATCH),
+    Case("pod: batch without limits", POD, {}, UNLIMITED, NO_QUOTA),
     Case("pod: batch limit, scaled", POD, {}, {"cpu_quota": 834}, {"cpu_quota": 1000}),
     # PreCreateContainer
     Case("nothing", CREATE, LS, {}, {}),
-    Case("own CPUs", CREATE, LS, {"cpuset_cpus": "0-1", "cpu_quota": -1}, {"cpuset_cpus": "0-1", "cpu_quota": -1}),
+    Case("own CPUs", CREATE, LS, OWN_CPUS, OWN_CPUS),
     Case("own CPUs, quota kept", CREATE, LS, {"cpuset_cpus": "1"}, {"cpuset_cpus": "1"}),
     Case("own CPUs, odd text", CREATE, LS, {"cpuset_cpus": " 0 ,, 1,"}, {"cpuset_cpus": "0,1"}),
     Case("shared pools", CREATE, LS, {"cpuset_cpus": "0,1"}, {"cpuset_cpus": "0,1"}),
@@ -92,27 +87,9 @@ CASES = (
     Case("one pool, empty", CREATE, {**LS, "cpuset_cpus": "1"}, {"cpuset_cpus": ""}, {"cpuset_cpus": ""}),
     Case("best effort", CREATE, {**BE, "cpuset_cpus": "1"}, {"cpuset_cpus": ""}, {"cpuset_cpus": ""}),
     Case("system pod", CREATE, BE, {"cpuset_cpus": "0"}, {"cpuset_cpus": "0"}),
-    Case(
-        "batch limits",
-        CREATE,
-        BE,
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 64 * MIB},
-    ),
-    Case(
-        "batch without limits",
-        CREATE,
-        BE,
-        {"cpu_shares": 512, "cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_shares": 512, "cpu_quota": -1},
-    ),
-    Case(
-        "batch without limits, the kubelet's go",
-        CREATE,
-        LS,
-        {"cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_quota": -1, "memory_limit_in_bytes": 0},
-    ),
+    Case("batch limits", CREATE, BE, BATCH, BATCH),
+    Case("batch without limits", CREATE, BE, UNLIMITED, NO_QUOTA),
+    Case("batch without limits, the kubelet's go", CREATE, LS, LIFTED, {"cpu_quota": -1, "memory_limit_in_bytes": 0}),
     Case("batch, CPU suppressed by quota", CREATE, LS, {"cpu_quota": -1}, {"cpu_quota": -1}),
     Case("normalized", CREATE, LS, {"cpu_quota": 125_000}, {"cpu_quota": 125_000}),
     Case("normalized, below the kernel's least", CREATE, SMALL, {"cpu_quota": 834}, {}),
@@ -130,14 +107,7 @@ CASES = (
     Case("RDMA", CREATE, LS, {}, {}),
     # PreUpdateContainerResources
     Case("update: nothing", UPDATE, {"cpu_shares": 512}, {}, {}, held=LS),
-    Case(
-        "update: own CPUs",
-        UPDATE,
-        {"cpuset_cpus": "0"},
-        {"cpuset_cpus": "0-1", "cpu_quota": -1},
-        {"cpuset_cpus": "0-1", "cpu_quota": -1},
-        held=LS,
-    ),
+    Case("update: own CPUs", UPDATE, {"cpuset_cpus": "0"}, OWN_CPUS, OWN_CPUS, held=LS),
     Case(
         "update: shared pools, the last empty",
         UPDATE,
@@ -147,38 +117,19 @@ CASES = (
         held=LS,
     ),
     Case("update: best effort", UPDATE, {"cpuset_cpus": "0"}, {"cpuset_cpus": ""}, {"cpuset_cpus": ""}, held=BE),
-    Case(
-        "update: batch without limits, none held",
-        UPDATE,
-        {"cpu_shares": 2},
-        {"cpu_quota": -1, "memory_limit_in_bytes": -1},
-        {"cpu_quota": -1},
-        held=BE,
-    ),
+    Case("update: batch without limits, none held", UPDATE, {"cpu_shares": 2}, LIFTED, {"cpu_quota": -1}, held=BE),
     Case(
         "update: batch without limits, one held",
         UPDATE,
         {"cpu_shares": 512},
-        {"cpu_quota": -1, "memory_limit_in_bytes": -1},
+        LIFTED,
         {"cpu_quota": -1},
         held=LS,
-        lifted={"cpu_quota": -1, "memory_limit_in_bytes": -1},
+        lifted=LIFTED,
     ),
+    Case("update: batch limits", UPDATE, {"cpu_shares": 2}, MORE, MORE, held=LS),
     Case(
-        "update: batch limits",
-        UPDATE,
-        {"cpu_shares": 2},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 96 * MIB},
-        {"cpu_shares": 512, "cpu_quota": 50_000, "memory_limit_in_bytes": 96 * MIB},
-        held=LS,
-    ),
-    Case(
-        "update: normalized, below the kernel's least",
-        UPDATE,
-        {"cpu_quota": 1000},
-        {"cpu_quota": 834},
-        {},
-        held=SMALL,
+        "update: normalized, below the kernel's least", UPDATE, {"cpu_quota": 1000}, {"cpu_quota": 834}, {}, held=SMALL
     ),
 )
 
