@@ -30,28 +30,30 @@ WORDS = "spoken-5d20c4"
 OURS = "runtimeproxy: "
 TIMEOUT = "2s"
 RESPONSE = api_pb2.ContainerResourceHookResponse
-ANSWERS: dict[str, hookanswers.Answer] = {
-    "empty": hookanswers.empty(),
-    "echo": hookanswers.echo(),
-    "changed": hookanswers.echo(lambda response: _plant(response)),
-    "refused": hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, f"no {WORDS} here"),
-    "error": hookanswers.status(grpc.StatusCode.INTERNAL, f"{WORDS} failed", (("x-more", CANARY),)),
-    "garbage": hookanswers.raw(CANARY.encode()),
-    "huge": hookanswers.huge(),
-    "hang": lambda call: _hang_at_one_point(call),
-    "bad name": hookanswers.reply(RESPONSE(container_envs={f"{CANARY}=": CANARY})),
-    "bad parent": hookanswers.reply(RESPONSE(pod_cgroup_parent=CANARY)),
-    "bad cpuset": hookanswers.reply(RESPONSE(container_resources={"cpuset_cpus": CANARY})),
-}
 
 
-async def _hang_at_one_point(call: hookanswers.HookCall) -> bytes:
+async def hang_at_one_point(call: hookanswers.HookCall) -> bytes:
     """Cost one timeout only: it is a long one, as a busy machine must not make more."""
     return await (hookanswers.hang() if call.point.name == "PreRunPodSandbox" else hookanswers.empty())(call)
 
 
-def _plant(response: Any) -> None:
+def plant(response: Any) -> None:
     (response.container_envs if isinstance(response, RESPONSE) else response.labels)["HOOKED"] = CANARY
+
+
+ANSWERS: dict[str, hookanswers.Answer] = {
+    "empty": hookanswers.empty(),
+    "echo": hookanswers.echo(),
+    "changed": hookanswers.echo(plant),
+    "refused": hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, f"no {WORDS} here"),
+    "error": hookanswers.status(grpc.StatusCode.INTERNAL, f"{WORDS} failed", (("x-more", CANARY),)),
+    "garbage": hookanswers.raw(CANARY.encode()),
+    "huge": hookanswers.huge(),
+    "hang": hang_at_one_point,
+    "bad name": hookanswers.reply(RESPONSE(container_envs={f"{CANARY}=": CANARY})),
+    "bad parent": hookanswers.reply(RESPONSE(pod_cgroup_parent=CANARY)),
+    "bad cpuset": hookanswers.reply(RESPONSE(container_resources={"cpuset_cpus": CANARY})),
+}
 
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
@@ -93,19 +95,15 @@ async def test_stderr_holds_no_value(
     assert not any(secret in proxy.output() for secret in (CANARY, WORDS))
 
 
-def _pod(name: str) -> Pod:
-    return Pod(name, f"{name}-uid", labels={"secret": CANARY}, annotations={"secret": CANARY}, cgroup_parent=PARENT)
-
-
+TEXTS = {"secret": CANARY}
+COMMAND, ENVS = ("/bin/sh", "-c", CANARY), (("SECRET", CANARY),)
 CONTAINER = Container(
-    "main",
-    BUSYBOX_IMAGE,
-    command=("/bin/sh", "-c", CANARY),
-    args=(CANARY,),
-    envs=(("SECRET", CANARY),),
-    labels={"secret": CANARY},
-    annotations={"secret": CANARY},
+    "main", BUSYBOX_IMAGE, command=COMMAND, args=(CANARY,), envs=ENVS, labels=TEXTS, annotations=TEXTS
 )
+
+
+def pod(name: str) -> Pod:
+    return Pod(name, f"{name}-uid", labels=TEXTS, annotations=TEXTS, cgroup_parent=PARENT)
 
 
 class Calls:
@@ -137,7 +135,7 @@ class Calls:
 
     async def life_of_a_pod(self, name: str) -> None:
         """Make every held call; failed ones are no end."""
-        pod_id = await self._tried(self._caller.run_pod(_pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
+        pod_id = await self._tried(self._caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
         container_id = await self._tried(self._caller.create(pod_id, CONTAINER)) or "unknown"
         await self._tried(self._caller.update(container_id, annotations={"secret": CANARY}))
         for verb in ("start", "stop", "remove"):
@@ -147,7 +145,7 @@ class Calls:
 
     async def _rejected_update(self) -> None:
         """Let the runtime reject the extra update of PreStartContainer in its own words."""
-        container_id = await self._caller.create(await self._caller.run_pod(_pod("rejected")), CONTAINER)
+        container_id = await self._caller.create(await self._caller.run_pod(pod("rejected")), CONTAINER)
         self._hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
         asked = len(self._hooks.calls)
         self._runtime.upset("update", text=WORDS)
@@ -159,12 +157,12 @@ class Calls:
     async def _failing_calls(self) -> None:
         """Make calls that cannot be read, and such as the runtime answers with an error in its own words."""
         caller, runtime = self._caller, self._runtime
-        container_id = await caller.create(await caller.run_pod(_pod("failing")), CONTAINER)
+        container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
         verbs = ("run_pod", "create", "update", "start")
         for verb in verbs:
             await self._tried(caller.send(verb, caller.broken_request(verb, CANARY.encode())))
             runtime.upset(verb, text=WORDS)
-        await self._tried(caller.run_pod(_pod("other")))
+        await self._tried(caller.run_pod(pod("other")))
         await self._tried(caller.create("unknown", CONTAINER))
         await self._tried(caller.update(container_id))
         await self._tried(caller.act("start", container_id))
