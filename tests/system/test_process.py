@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -51,6 +52,17 @@ def handed_over(path: Path) -> Iterator[dict[str, Any]]:
         os.set_inheritable(listener.fileno(), True)
         program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
         yield {"program": program, "pass_fds": [listener.fileno()]}
+
+
+async def refused(proxy: ProxyProcess) -> str:
+    """Run a proxy that does not start; return its one line."""
+    command, environment = [*proxy.command, "--log-level=info"], proxy.environment
+    ended = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=environment
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    return str(line)
 
 
 async def test_signals_log_figures_or_end_the_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:

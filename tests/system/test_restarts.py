@@ -7,7 +7,6 @@ import asyncio
 import os
 import random
 import re
-import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -22,7 +21,7 @@ from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Failed, Front, Runtime
 from tests.system.patient import PATIENT, Patient
 from tests.system.proxy import WAIT_SECONDS, ProxyProcess, waited_seconds
-from tests.system.test_process import SUPERVISED, handed_over
+from tests.system.test_process import SUPERVISED, handed_over, refused
 
 pytestmark = pytest.mark.slow
 
@@ -241,16 +240,12 @@ async def test_second_starts_under_load_disturb_no_call(
 ) -> None:
     proxy = own(front, tmp_path)
     proxy.register("slow.json", hooks.socket_path, POINTS)
-    load, command = Load(front, proxy), [*proxy.command, "--log-level=info"]
+    load = Load(front, proxy)
     async with proxy, load.going_on():
         inode = proxy.socket.stat().st_ino
         for _ in range(SECOND_STARTS.now):
             await load.each_kind_is_answered()
-            second = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, timeout=WAIT_SECONDS
-            )
-            assert second.returncode == 1
-            (line,) = second.stderr.splitlines()
+            line = await refused(proxy)
             assert f"pid {proxy.pid}" in line
             assert str(proxy.socket) in line
         await load.each_kind_is_answered()

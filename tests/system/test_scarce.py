@@ -17,6 +17,7 @@ from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Failed, Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
+from tests.system.test_process import refused
 
 pytestmark = pytest.mark.slow
 
@@ -172,10 +173,8 @@ async def test_start_without_room_for_its_files_ends_with_one_line(front: Front,
     """The directory itself has an inode, then the lock, then the socket."""
     with tiny_disk(tmp_path / "full", f"nr_inodes={inodes}") as full:
         socket_path = full / "proxy.sock"
-        ended = await _run(front.process(tmp_path, koord_runtimeproxy_endpoint=str(socket_path)))
+        line = await refused(front.process(tmp_path, koord_runtimeproxy_endpoint=str(socket_path)))
         assert not socket_path.exists()
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
     assert f"cannot listen on {socket_path}: No space left on device" in line
     assert "--koord-runtimeproxy-endpoint" in line
 
@@ -188,19 +187,5 @@ async def test_disk_without_a_free_block_does_not_matter(front: Front, tmp_path:
         proxy = front.process(tmp_path, koord_runtimeproxy_endpoint=str(full / "proxy.sock"))
         async with proxy, front.caller(full / "proxy.sock") as caller:
             await caller.create(await caller.run_pod())
-            second = await _run(proxy)
+            assert "another runtimeproxy (pid unknown) listens" in await refused(proxy)
             await caller.act("ping")
-    assert second.returncode == 1
-    assert "another runtimeproxy (pid unknown) listens" in second.stderr
-
-
-async def _run(proxy: ProxyProcess) -> subprocess.CompletedProcess[str]:
-    """Run a proxy that will not start."""
-    return await asyncio.to_thread(
-        subprocess.run,
-        [*proxy.command, "--log-level=info"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECONDS,
-        env=proxy.environment,
-    )
