@@ -137,21 +137,6 @@ async def test_answer_that_waits_for_post_hooks_outlives_the_runtimes_connection
     await call
 
 
-async def test_first_hook_server_has_the_state_read(
-    front: Front, runtime: Runtime, relay: FaultRelay, hooks: HookServer, tmp_path: Path
-) -> None:
-    """What was there before the proxy is asked for nobody until then."""
-    async with front.caller(runtime.socket_path) as kubelet:
-        pod_id = await kubelet.run_pod()
-        container_id = await kubelet.create(pod_id)
-    async with front.inside(tmp_path) as proxy, front.caller(proxy.socket) as caller:
-        await caller.act("ping")
-        await asyncio.sleep(0.3)
-        assert (proxy.store.ids(), runtime.reads()) == (set(), 0)
-        proxy.register("late.json", hooks.socket_path)
-        await until(lambda: proxy.store.ids() == {pod_id, container_id}, "the state is read")
-
-
 async def test_runtime_that_comes_back_is_read_and_swept(
     front: Front, caller: Caller, proxy: ProxyInside, relay: FaultRelay, runtime: Runtime
 ) -> None:
