@@ -60,12 +60,6 @@ async def test_message_beyond_the_runtimes_limit_gets_the_runtimes_error(
     assert direct[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.fixture
-async def fake(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "runtime.sock")) as made:
-        yield made
-
-
 @asynccontextmanager
 async def measured(front: Front, proxy: ProxyProcess, times: int, room: int = ROOM_BYTES) -> AsyncIterator[Measured]:
     """Run a proxy; yield a caller, and what sends a message that may cost so many times its length."""
@@ -83,9 +77,9 @@ async def measured(front: Front, proxy: ProxyProcess, times: int, room: int = RO
 
 @pytest.mark.parametrize("mib", [16, 64])
 async def test_long_list_costs_at_most_three_times_its_length(
-    front: Front, fake: Runtime, tmp_path: Path, mib: int
+    front: Front, runtime: Runtime, tmp_path: Path, mib: int
 ) -> None:
-    listed = fake.long_list(200, mib * MIB - 1024)
+    listed = runtime.long_list(200, mib * MIB - 1024)
     assert len(listed) > 0.99 * mib * MIB
     async with measured(front, front.process(tmp_path), PASSING_TIMES, room=0) as (caller, send):
         await caller.act("ping")
@@ -124,12 +118,12 @@ CREATES: Mapping[str, Callable[[Front, Caller, str], bytes]] = {
 
 @pytest.mark.parametrize("create", CREATES.values(), ids=CREATES)
 async def test_long_create_costs_at_most_three_times_its_length(
-    front: Front, fake: Runtime, tmp_path: Path, create: Callable[[Front, Caller, str], bytes]
+    front: Front, runtime: Runtime, tmp_path: Path, create: Callable[[Front, Caller, str], bytes]
 ) -> None:
     async with measured(front, front.process(tmp_path), HELD_TIMES) as (caller, send):
         request = create(front, caller, await caller.run_pod())
         await send("create", request, len(request))
-    assert fake.asked("create") == [request]
+    assert runtime.asked("create") == [request]
 
 
 CHANGE = hookanswers.reply(
@@ -141,7 +135,7 @@ CHANGE = hookanswers.reply(
 
 @pytest.mark.parametrize("answer", [hookanswers.empty(), CHANGE], ids=["unchanged", "changed"])
 async def test_long_create_that_hooks_see_costs_at_most_five_times_its_length(
-    front: Front, fake: Runtime, tmp_path: Path, answer: hookanswers.Answer
+    front: Front, runtime: Runtime, tmp_path: Path, answer: hookanswers.Answer
 ) -> None:
     hooks = HookServer(str(tmp_path / "hooks.sock"), default=answer)
     proxy = front.process(tmp_path)
@@ -152,4 +146,4 @@ async def test_long_create_that_hooks_see_costs_at_most_five_times_its_length(
         request = caller.create_request(pod, LONG)
         await send("create", request, len(request))
     assert len(hooks.calls_of("PreCreateContainer")[1].message) > len(TEXT)
-    assert (fake.asked("create")[1] == request) == (answer is not CHANGE)
+    assert (runtime.asked("create")[1] == request) == (answer is not CHANGE)
