@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.engines.containerd import Containerd
 from tests.system.node import CPU, LAST_LINE, MIB, end
 from tests.system.proxy import Folder, wait_until
 from tests.system.reference import HookProgram
-from tests.system.reference_node import ENGINES, ReferenceNode, Running, before, container, running
+from tests.system.reference_node import ENGINES, ReferenceNode, before, container, running
 from tests.system.reference_standin import MOST_SECONDS, PROCESSES
 from tests.system.scene import Values, assert_first_act
 
@@ -62,19 +62,14 @@ def annotation(key: str, value: object) -> dict[str, str]:
     return {key: json.dumps(value)}
 
 
+GPU_SHARE = {"core": "50", "memory": "16Gi", "memory-ratio": 50}
+
+
 def test_cpus_and_gpus_are_there_from_the_first_instruction(node: ReferenceNode) -> None:
-    share = {
-        "koordinator.sh/gpu-core": "50",
-        "koordinator.sh/gpu-memory": "16Gi",
-        "koordinator.sh/gpu-memory-ratio": 50,
-    }
-    gpus = [{"minor": 3, "resources": share}, {"minor": 0, "resources": share}]
-    pod = node.pod(
-        annotation(koordinator.DEVICE_ALLOCATED, {"gpu": gpus})
-        | annotation(koordinator.RESOURCE_STATUS, {"cpuset": CPU, "numaNodeResources": []}),
-        qos="LSR",
-        cgroup="guaranteed",
-    )
+    share = {f"koordinator.sh/gpu-{name}": value for name, value in GPU_SHARE.items()}
+    devices = annotation(koordinator.DEVICE_ALLOCATED, {"gpu": [{"minor": it, "resources": share} for it in (3, 0)]})
+    cpus = annotation(koordinator.RESOURCE_STATUS, {"cpuset": CPU, "numaNodeResources": []})
+    pod = node.pod(devices | cpus, qos="LSR", cgroup="guaranteed")
     pod.labels[koordinator.GPU_ISOLATION_PROVIDER] = "HAMi-core"
     envs = [("NVIDIA_VISIBLE_DEVICES", b"all"), ("LEVEL", b"info")]
     with running(node, pod, container(envs=envs, **LIMITED), pod_quota=60000) as made:
@@ -126,19 +121,13 @@ def test_quota_is_scaled_once(node: ReferenceNode, qos: str, times: int) -> None
             made.assert_in_force({"cpu_shares": 400, "cpu_quota": quota // times})
 
 
-OOM: dict[str, tuple[Mapping[str, str], str]] = {
-    "of the container": (
-        {koordinator.OOM_SCORE_ADJ_SPEC: '{"main": 300, "other": 1}', koordinator.OOM_SCORE_ADJ: "500"},
-        "300",
-    ),
-    "cannot be read": ({koordinator.OOM_SCORE_ADJ: "5,00"}, "900"),
-}
-"""The pod's annotations and what holds in its container; the kubelet asks for 900."""
+OF_CONTAINER = {koordinator.OOM_SCORE_ADJ_SPEC: '{"main": 300, "other": 1}', koordinator.OOM_SCORE_ADJ: "500"}
+UNREADABLE = {koordinator.OOM_SCORE_ADJ: "5,00"}
 
 
-@pytest.mark.parametrize("row", OOM)
-def test_oom_score_is_the_annotations(node: ReferenceNode, row: str) -> None:
-    annotations, expected = OOM[row]
+@pytest.mark.parametrize(("annotations", "expected"), [(OF_CONTAINER, "300"), (UNREADABLE, "900")], ids=["set", "bad"])
+def test_oom_score_is_the_annotations(node: ReferenceNode, annotations: Mapping[str, str], expected: str) -> None:
+    """The kubelet asks for 900."""
     with running(node, node.pod(annotations), container(**LIMITED, oom_score_adj=900)) as made:
         assert made.told()["oom_score_adj"] == expected
         made.update(cpu_shares=400)
@@ -153,19 +142,6 @@ NO_BVT = f"this kernel's cgroups have no {BVT}"
 NO_COOKIES = "pods run without core scheduling, this kernel or machine has none"
 
 
-@pytest.fixture
-def two(node: ReferenceNode) -> Iterator[tuple[Running, Running]]:
-    """Run two best-effort pods of one core scheduling group, each with an RDT group of its own."""
-    wish = annotation(koordinator.RESCTRL, {"mb": {"schemata": {"percent": 20}}})
-    pods = node.pod(wish, qos="BE", cgroup="besteffort"), node.pod(wish, qos="BE", cgroup="besteffort")
-    for pod in pods:
-        pod.labels[koordinator.CORE_SCHED_GROUP] = "one-group"
-    with running(node, pods[0], container()) as one, running(node, pods[1], container()) as other:
-        assert one.told()
-        assert other.told()
-        yield one, other
-
-
 def kernel_has_cookies() -> bool:
     try:
         coresched.sched_core(coresched.GET, coresched.ITSELF, coresched.THREAD)
@@ -176,16 +152,24 @@ def kernel_has_cookies() -> bool:
     return True
 
 
-def test_what_the_kernel_lacks_is_logged_once_and_pods_run(node: ReferenceNode, two: tuple[Running, Running]) -> None:
-    directories = [found for made in two for found in cgroups.directories(made.pod.linux.cgroup_parent)]
-    values = [(found / BVT).read_text().strip() for found in directories if (found / BVT).exists()]
-    assert set(values) <= {"-1"}
+def test_what_the_kernel_lacks_is_logged_once_and_pods_run(node: ReferenceNode) -> None:
+    """Two best-effort pods are of one core scheduling group, each with an RDT group of its own."""
+    wish = annotation(koordinator.RESCTRL, {"mb": {"schemata": {"percent": 20}}})
+    pods = [node.pod(wish, qos="BE", cgroup="besteffort") for _ in range(2)]
     cookies = set()
-    if kernel_has_cookies():
-        pids = [pid for made in two for pid in cgroups.processes(made.cgroup)]
-        cookies = {coresched.sched_core(coresched.GET, pid, coresched.THREAD) for pid in pids}
-        assert len(cookies) == 1, cookies
-        assert cookies != {0}
+    with ExitStack() as stack:
+        for pod in pods:
+            pod.labels[koordinator.CORE_SCHED_GROUP] = "one-group"
+            made = stack.enter_context(running(node, pod, container()))
+            assert made.told()
+            if kernel_has_cookies():
+                pids = cgroups.processes(made.cgroup)
+                cookies |= {coresched.sched_core(coresched.GET, pid, coresched.THREAD) for pid in pids}
+        assert 0 not in cookies
+        assert len(cookies) == int(kernel_has_cookies())
+        directories = [found for pod in pods for found in cgroups.directories(pod.linux.cgroup_parent)]
+        values = [(found / BVT).read_text().strip() for found in directories if (found / BVT).exists()]
+        assert set(values) <= {"-1"}
     log = "".join(program.output() for program in node.programs.values())
     said = {text: log.count(text) for text in (NO_RDT, NO_BVT, NO_COOKIES)}
     assert said == {NO_RDT: 1, NO_BVT: 0 if values else 1, NO_COOKIES: 0 if cookies else 1}, log
