@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.fakes import cri_pb2, hookanswers, registration
+from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI_SHAPES
 from tests.system.docker_front import DOCKER_ENGINES
@@ -37,7 +38,10 @@ QUIET: Mapping[str, hookanswers.Answer | None] = {
 
 
 class ShapedNode:
-    """A kubelet, the proxy, a hook server and a runtime; ``default`` None registers no hook server."""
+    """A kubelet, the proxy, a hook server and a runtime; ``default`` None registers no hook server.
+
+    Where there is something ``between`` the proxy and the runtime it is the ``relay``.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class ShapedNode:
         answers: Answers | None = None,
         points: Sequence[str] = registration.ALL_POINTS,
         program: bool = False,
+        between: bool = False,
         **flags: str,
     ) -> None:
         make = front.process if program else front.inside
@@ -56,7 +61,10 @@ class ShapedNode:
         self.hooked = default is not None
         if self.hooked:
             self.proxy.register("tester.json", self.hooks.socket_path, points, policy="Fail")
+        self._runtimes = folder / "inner.sock" if between else self.proxy.runtime
+        self.relay = FaultRelay(str(self.proxy.runtime), str(self._runtimes))
         self._front = front
+        self._between = between
         self._stack = AsyncExitStack()
         self._pods: dict[str, Any] = {}
         self._written = 0
@@ -66,6 +74,8 @@ class ShapedNode:
         await self._stack.enter_async_context(self.hooks)
         self.runtime = self._runtime()
         await self.runtime.__aenter__()
+        if self._between:
+            await self._stack.enter_async_context(self.relay)
         await self._start()
         return self
 
@@ -78,7 +88,7 @@ class ShapedNode:
         await self._stack.aclose()
 
     def _runtime(self) -> Runtime:
-        return self._front.runtime(str(self.proxy.runtime))
+        return self._front.runtime(str(self._runtimes))
 
     async def _start(self) -> None:
         await self.proxy.__aenter__()
@@ -112,11 +122,17 @@ class ShapedNode:
         self.caller = self.new_caller()
 
     @property
+    def inside(self) -> ProxyInside:
+        """Return the proxy, which is no program."""
+        assert isinstance(self.proxy, ProxyInside)
+        return self.proxy
+
+    @property
     def is_known(self) -> bool:
         """Tell whether the runtime's state has been read since the last start."""
         if isinstance(self.proxy, ProxyProcess):
             return STATE_KNOWN in self.proxy.output()[self._written :]
-        return self.proxy.recorder.counted("syncs", result="complete") > 0
+        return self.inside.recorder.counted("syncs", result="complete") > 0
 
     async def known(self) -> None:
         """Wait until the runtime's state has been read."""
@@ -124,10 +140,9 @@ class ShapedNode:
 
     async def read_anew(self) -> None:
         """Have the proxy list what the runtime has, and wait for it."""
-        assert isinstance(self.proxy, ProxyInside)
-        recorder = self.proxy.recorder
+        recorder = self.inside.recorder
         before = recorder.counted("syncs", result="complete")
-        self.proxy.app.front.sync.soon()
+        self.inside.app.front.sync.soon()
         await until(lambda: recorder.counted("syncs", result="complete") > before, "the state is read anew")
 
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:

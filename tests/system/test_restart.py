@@ -16,7 +16,6 @@ import pytest
 from runtimeproxy.hookapi import api_pb2
 from tests.amounts import LOST_CREATES, RESTARTED_PODS
 from tests.fakes import cri_pb2, hookanswers, registration
-from tests.fakes.faults import FaultRelay
 from tests.system.cri_front import CriCaller
 from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front
 from tests.system.keeping import file_of, mode_of, on_tmpfs, rows
@@ -69,8 +68,11 @@ LIMITED = replace(CONTAINER, resources={**CONTAINER.resources, "cpu_quota": QUOT
 class Node(ShapedNode):
     """A node whose proxy is a program; ``memory`` is where it keeps the kubelet's own values, on tmpfs."""
 
-    def __init__(self, front: Front, folder: Path, answers: Answers = CHANGES, memory: Path | None = None) -> None:
-        super().__init__(front, folder, answers=answers, program=True, originals_dir=str(memory or "none"))
+    def __init__(
+        self, front: Front, folder: Path, answers: Answers = CHANGES, memory: Path | None = None, between: bool = False
+    ) -> None:
+        kept = str(memory or "none")
+        super().__init__(front, folder, answers=answers, program=True, between=between, originals_dir=kept)
         self.file = file_of(memory or folder, self.proxy.socket)
         self.lost = front.lost
 
@@ -213,39 +215,35 @@ async def created_in(node: Node, pod_id: str) -> str:
 
 async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, tmp_path: Path) -> None:
     """The kubelet sees an end of the connection and nothing else; what it asks for anew it gets."""
-    async with Node(front, tmp_path) as node:
-        inner = tmp_path / "inner.sock"
-        node.proxy.runtime.rename(inner)
-        async with FaultRelay(str(node.proxy.runtime), str(inner)) as relay:
-            pod_id = await node.caller.run_pod()
-            for _ in range(LOST_CREATES.now):
-                lost = await lost_create(node, relay, pod_id)
-                await node.restart()
-                await node.known()
-                reads = node.runtime.reads()
-                again = await node.caller.create(pod_id)
-                assert again in node.runtime.container_ids()
-                node.told()
-                for one in (lost, again):
-                    await node.caller.act("stop", one)
-                told = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.told()]
-                assert told == [(lost, "hooked"), (again, "hooked")]
-                assert node.runtime.reads() == reads, "it was known"
-        inner.rename(node.proxy.runtime)
+    async with Node(front, tmp_path, between=True) as node:
+        pod_id = await node.caller.run_pod()
+        for _ in range(LOST_CREATES.now):
+            lost = await lost_create(node, pod_id)
+            await node.restart()
+            await node.known()
+            reads = node.runtime.reads()
+            again = await node.caller.create(pod_id)
+            assert again in node.runtime.container_ids()
+            node.told()
+            for one in (lost, again):
+                await node.caller.act("stop", one)
+            told = [(message.container_meta.id, message.container_envs["B"]) for _, message in node.told()]
+            assert told == [(lost, "hooked"), (again, "hooked")]
+            assert node.runtime.reads() == reads, "it was known"
 
 
-async def lost_create(node: Node, relay: FaultRelay, pod_id: str) -> str:
+async def lost_create(node: Node, pod_id: str) -> str:
     """Kill the proxy when the runtime has made a container and its answer is on its way; return the container's id."""
     before = set(node.runtime.container_ids())
     await node.caller.act("ping")
-    relay.to_client.stop_reading()
+    node.relay.to_client.stop_reading()
     call = asyncio.ensure_future(node.caller.create(pod_id))
     await until(lambda: set(node.runtime.container_ids()) > before, "it is made")
     node.kill()
     with pytest.raises(Failed) as raised:
         await call
     assert raised.value.status == node.lost
-    relay.to_client.resume_reading()
+    node.relay.to_client.resume_reading()
     (made,) = set(node.runtime.container_ids()) - before
     return made
 

@@ -16,7 +16,6 @@ from tests.fakes import hookanswers
 from tests.fakes.registration import ALL_POINTS
 from tests.system.cri_front import CRI_SHAPES
 from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front
-from tests.system.proxy import ProxyInside
 from tests.system.shaped import FRONTS, QUIET, SKIPPED, SLICE_PARENT, ShapedNode, named
 
 EVERY = pytest.mark.parametrize("front", FRONTS, ids=named)
@@ -151,14 +150,13 @@ async def outcome(caller: Caller, verb: str, request: bytes) -> object:
 @EVERY
 async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path) as node, node.new_caller(node.runtime.socket_path) as direct:
-        assert isinstance(node.proxy, ProxyInside)
         requests = [(verb, node.caller.request(verb, "f" * 64)) for verb in VERBS]
         if front in CRI_SHAPES:  # dockerd makes a container without a sandbox
             requests.append(("create", node.caller.create_request("f" * 64)))
         for verb, request in requests:
             assert await outcome(node.caller, verb, request) == await outcome(direct, verb, request), verb
         assert node.hooks.calls == []
-        counted = [node.proxy.recorder.total(name) for name in ("hook_failures", "calls_unreadable", "calls_refused")]
+        counted = [node.inside.recorder.total(name) for name in ("hook_failures", "calls_unreadable", "calls_refused")]
         assert counted == [0, 0, 0]
 
 

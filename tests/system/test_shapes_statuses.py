@@ -22,7 +22,6 @@ from tests.fakes.shapes import SHAPES
 from tests.system.cri_front import CRI, CRI_SHAPES, CriRuntime
 from tests.system.docker_front import DOCKER, DOCKER_ENGINES, DockerRuntime
 from tests.system.fronts import CONTAINER, POD, Caller, Failed, Front
-from tests.system.proxy import ProxyInside
 from tests.system.shaped import ShapedNode, named
 
 STATUSES = ("PodSandboxStatus", "ContainerStatus")
@@ -84,9 +83,8 @@ async def goes_out_as_it_came(node: ShapedNode, direct: Caller) -> None:
     }
     for verb, request in requests.items():
         assert (await node.passed(verb, request))[1] == request
-    assert isinstance(node.proxy, ProxyInside)
-    for one in node.proxy.store.ids():
-        node.proxy.store.forget(one)
+    for one in node.inside.store.ids():
+        node.inside.store.forget(one)
     assert isinstance(node.runtime, CriRuntime | DockerRuntime)
     node.runtime.received.clear()
     for one in (*node.runtime.container_ids(), *node.runtime.pod_ids()):
