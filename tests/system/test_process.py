@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,53 +96,43 @@ async def test_proxy_needs_no_capability_no_network_and_no_stdin(
 # ---- what systemd sees and hands over
 
 
-class Systemd:
-    """The other end of NOTIFY_SOCKET."""
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(path))
-        self._socket.settimeout(WAIT_SECONDS)
-        self.environment = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": str(int(2 * BEAT_SECONDS * 1e6))}
-
-    def is_told(self) -> str:
-        """Return the next thing it is told."""
-        return self._socket.recv(100).decode()
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 @pytest.fixture
-def systemd(tmp_path: Path) -> Iterator[Systemd]:
-    with closing(Systemd(tmp_path / "notify")) as made:
-        yield made
+def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+    """Return the other end of NOTIFY_SOCKET."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(WAIT_SECONDS)
+        yield notified
 
 
-def test_ready_follows_the_socket_and_beats_last_to_the_end(front: Front, tmp_path: Path, systemd: Systemd) -> None:
-    proxy = front.process(tmp_path)
-    proxy.environment |= systemd.environment
+def watched(front: Front, folder: Path, program: Sequence[str] = PROGRAM) -> ProxyProcess:
+    proxy = front.process(folder, program=program)
+    proxy.environment |= {"NOTIFY_SOCKET": f"{folder}/notify", "WATCHDOG_USEC": f"{2e6 * BEAT_SECONDS:.0f}"}
+    return proxy
+
+
+def test_ready_follows_the_socket_and_beats_last_to_the_end(
+    front: Front, tmp_path: Path, systemd: socket.socket
+) -> None:
+    proxy = watched(front, tmp_path)
     proxy.launch()
-    assert systemd.is_told() == "READY=1"
+    assert systemd.recv(100) == b"READY=1"
     assert answers(proxy.socket)
-    assert [systemd.is_told() for _ in range(3)] == ["WATCHDOG=1"] * 3
+    assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
     proxy.stop()
-    told = ""
-    while told != "STOPPING=1":
-        told = systemd.is_told()
+    while systemd.recv(100) != b"STOPPING=1":
+        pass
 
 
 def test_stalled_loop_is_logged_with_its_place_and_does_not_beat(
-    front: Front, tmp_path: Path, systemd: Systemd
+    front: Front, tmp_path: Path, systemd: socket.socket
 ) -> None:
-    proxy = front.process(tmp_path, program=(sys.executable, "-c", STALLING, "run"))
-    proxy.environment |= systemd.environment
-    with proxy:
-        assert systemd.is_told() == "READY=1"
+    with watched(front, tmp_path, (sys.executable, "-c", STALLING, "run")) as proxy:
+        assert systemd.recv(100) == b"READY=1"
         longest, last = 0.0, time.monotonic()
         hung = " at <string>:6 hang\n"
         while "the event loop goes on" not in proxy.output().partition(hung)[2]:
-            assert systemd.is_told() == "WATCHDOG=1"
+            assert systemd.recv(100) == b"WATCHDOG=1"
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         assert longest > STALL_SECONDS / 2
         (line,) = (line for line in proxy.output().splitlines(keepends=True) if line.endswith(hung))
