@@ -50,12 +50,11 @@ async def request(runtime: Runtime, caller: Caller, hooks: HookServer, case: Cas
 
 def in_cri(case: Case, message: bytes) -> dict[str, Any]:
     """Return the resources that a CRI request sets."""
-    if case.point == POD_POINT:
-        resources = cri_pb2.RunPodSandboxRequest.FromString(message).config.linux.resources
-    elif case.point == CREATE:
-        resources = cri_pb2.CreateContainerRequest.FromString(message).config.linux.resources
-    else:
+    if case.point == UPDATE:
         resources = cri_pb2.UpdateContainerResourcesRequest.FromString(message).linux
+    else:
+        kind = cri_pb2.RunPodSandboxRequest if case.point == POD_POINT else cri_pb2.CreateContainerRequest
+        resources = kind.FromString(message).config.linux.resources
     return {field.name: value for field, value in resources.ListFields()}
 
 
@@ -67,15 +66,6 @@ def in_docker(case: Case, message: bytes) -> dict[str, Any]:
     found = {name: host[key] for name, key in RESOURCE_TABLE.items() if host.get(key) and key != "MemorySwap"}
     usual = PAUSE if case.point == POD_POINT else {}
     return {name: value for name, value in found.items() if usual.get(name) != value}
-
-
-def envs(front: Front, message: bytes) -> dict[str, str]:
-    """Return the variables of a create."""
-    if front.caller is CRI.caller:
-        config = cri_pb2.CreateContainerRequest.FromString(message).config
-        return {entry.key: entry.value.decode() for entry in config.envs}
-    body = json.loads(message.partition(b"\r\n\r\n")[2])
-    return dict(entry.split("=", 1) for entry in body["Env"])
 
 
 @pytest.mark.parametrize("front", CRI_SHAPES + DOCKER_ENGINES, ids=lambda front: front.name)
@@ -90,7 +80,7 @@ async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) 
             released = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
             assert released == goes_out(case, lifts=front.name in LIFTING), case.name
             if case.point == CREATE:
-                assert envs(front, message) == {"A": "1", **case.envs}, case.name
+                assert dict(runtime.envs()) == {"A": "1", **case.envs}, case.name
         assert not proxy.recorder.total("hook_failures")
         assert not proxy.recorder.total("calls_refused")
 

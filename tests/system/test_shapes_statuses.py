@@ -19,9 +19,9 @@ from tests import amounts
 from tests.fakes import mangles, registration
 from tests.fakes.mangles import ABSENT
 from tests.fakes.shapes import SHAPES
-from tests.system.cri_front import CRI, CRI_SHAPES, CriRuntime
+from tests.system.cri_front import CRI, CriRuntime
 from tests.system.docker_front import DOCKER, DOCKER_ENGINES, DockerRuntime
-from tests.system.fronts import CONTAINER, POD, Caller, Failed, Front
+from tests.system.fronts import Caller, Failed, Front
 from tests.system.shaped import ShapedNode, named
 
 STATUSES = ("PodSandboxStatus", "ContainerStatus")
@@ -146,27 +146,6 @@ def test_request_stands_whatever_dockerds_inspect_says(front: Front, points: str
             make_calls()
 
         holds()
-
-
-# -- some of them by name ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["", "no JSON", "[]", "null", "5", "{}", '{"config":null,"runtimeSpec":null}'])
-@pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
-async def test_verbose_part_that_says_nothing_is_unknown(front: Front, text: str, tmp_path: Path) -> None:
-    """The plain status is told in its place."""
-    async with ShapedNode(front, tmp_path) as node:
-        assert isinstance(node.runtime, CriRuntime)
-        pod_id = await node.caller.run_pod()
-        container_id = await node.caller.create(pod_id)
-        for method in STATUSES:
-            node.runtime.state.mangle = mangles.info_text(method, text)
-            await node.restart()
-            node.told()
-            await node.created(pod_id)
-            await node.caller.act("stop", container_id)
-            names = {(message.pod_meta.name, message.container_meta.name) for _, message in node.told()}
-            assert names == {(POD.name, CONTAINER.name)}
 
 
 def without_pod(method: str, reply: Any) -> Any:
