@@ -20,6 +20,7 @@ from tests.system.cri_front import CriCaller
 from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front
 from tests.system.keeping import file_of, mode_of, on_tmpfs, rows
 from tests.system.proxy import ProxyProcess, until
+from tests.system.scaled import scale
 from tests.system.shaped import Answers, ShapedNode
 from tests.system.test_scarce import tiny_disk
 
@@ -54,11 +55,6 @@ CHANGES = {
 def scaled(quota: int) -> int:
     """Return a quota on CPUs that are 1.5 times as fast, as koordlet computes it."""
     return -(-quota * 2 // 3)
-
-
-def scale(response: Any) -> None:
-    if response.container_resources.cpu_quota > 0:
-        response.container_resources.cpu_quota = scaled(response.container_resources.cpu_quota)
 
 
 SCALING = {point: hookanswers.echo(scale) for point in ("PreCreateContainer", "PreUpdateContainerResources")}

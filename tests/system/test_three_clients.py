@@ -28,7 +28,6 @@ pytestmark = pytest.mark.slow
 async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
     async with FakeRuntime(str(tmp_path / "runtime.sock"), keep_received=0) as fake:
         yield fake
-        assert fake.counts == {PATH: CALLS}
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ async def all_calls(call: Callable[[], Awaitable[int]]) -> Counter[int]:
     return statuses
 
 
-async def test_grpcio(proxy: ProxyProcess) -> None:
+async def test_grpcio(proxy: ProxyProcess, runtime: FakeRuntime) -> None:
     async with Client(proxy.socket) as client:
 
         async def call() -> int:
@@ -59,18 +58,20 @@ async def test_grpcio(proxy: ProxyProcess) -> None:
             return int((await made.code()).value[0])
 
         assert await all_calls(call) == {0: CALLS}
+    assert runtime.counts == {PATH: CALLS}
 
 
-async def test_h2(proxy: ProxyProcess) -> None:
+async def test_h2(proxy: ProxyProcess, runtime: FakeRuntime) -> None:
     async with H2Client(proxy.socket) as client:
 
         async def call() -> int:
             return (await client.call(PATH, b"")).status
 
         assert await all_calls(call) == {0: CALLS}
+    assert runtime.counts == {PATH: CALLS}
 
 
-async def test_h2load(tmp_path: Path, proxy: ProxyProcess) -> None:
+async def test_h2load(tmp_path: Path, proxy: ProxyProcess, runtime: FakeRuntime) -> None:
     """It shows HTTP's status only, so a relay before the proxy keeps the replies, and their trailers are read there."""
     body = tmp_path / "body"
     body.write_bytes(bytes(5))
@@ -83,3 +84,4 @@ async def test_h2load(tmp_path: Path, proxy: ProxyProcess) -> None:
     assert f"{CALLS} succeeded, 0 failed" in done.stdout, done.stdout + done.stderr
     replies = capture.read(bytes(relay.connections[0].to_client)).values()
     assert Counter(int(half.fields.get(b"grpc-status", b"-1")) for half in replies) == {0: CALLS}
+    assert runtime.counts == {PATH: CALLS}
