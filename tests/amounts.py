@@ -60,8 +60,6 @@ HOOK_FAILURES = Amount(100, 10_000)
 """Of kinds chosen at random, under each policy, on each front."""
 HOSTILE_FILES = Amount(100, 10_000)
 """In the directory of the registrations."""
-CHANGES = Amount(1, 100)
-"""Of each kind, of the registrations of a proxy that was just started."""
 SWAPS = Amount(10, 1_000)
 """Of a registration file, while calls are made."""
 RESTARTED_PODS = Amount(3, 200)

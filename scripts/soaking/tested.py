@@ -16,14 +16,14 @@ def _system(*names: str) -> Sequence[str]:
     return [f"tests/system/test_{name}.py" for name in names]
 
 
-HOOKS = _system("hook_failures", "plugins", "policy_exact", "registration_swaps", "secrets")
+HOOKS = _system("hook_failures", "plugins", "policy_exact", "secrets")
 PEERS = (
     "tests/docker/test_boundaries.py::test_heads_that_come_byte_by_byte_disturb_nobody",
     *_system("backends_broken", "bounds", "crowd"),
 )
 CANCELS = _system("cancels")
 RESTARTS = _system("restarts", "runtime_away", "engines_killed", "containerd")
-KILLS = (*_system("restart", "originals", "originals_spoilt"), "tests/test_originals_file.py")
+KILLS = (*_system("restart"), "tests/test_originals_file.py")
 
 
 def faults(tests: Sequence[str], share: float) -> Found:

@@ -18,10 +18,9 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 @dataclass(slots=True)
 class Half:
-    """One direction of a stream: its header lists as decoded and as they came, its DATA, how it ended."""
+    """One direction of a stream: its header lists, its DATA, how it ended."""
 
     lists: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
-    blocks: list[bytes] = field(default_factory=list)
     data: bytes = b""
     end: str = ""
     reset: int | None = None
@@ -45,7 +44,6 @@ def read(stream_bytes: bytes) -> dict[int, Half]:
         if isinstance(frame, (HeadersFrame, ContinuationFrame)):
             block += frame.data
         if "END_HEADERS" in frame.flags:
-            half.blocks.append(block)
             half.lists.append([(bytes(name), bytes(value)) for name, value in decoder.decode(block, raw=True)])
             block = b""
         if isinstance(frame, DataFrame):
@@ -66,7 +64,7 @@ class Sides:
 
     @property
     def equal(self) -> bool:
-        """Tell whether both sides have seen the same streams, blocks aside."""
+        """Tell whether both sides have seen the same streams."""
         return all(_decoded(ours) == _decoded(theirs) for ours, theirs in (self.requests, self.replies))
 
 

@@ -44,3 +44,10 @@ def rows(file: Path) -> dict[str, dict[str, Any]]:
 
 def mode_of(file: Path) -> int:
     return os.stat(file).st_mode & 0o777
+
+
+def scale(response: Any) -> None:
+    """Scale a quota as koordlet does where CPUs are 1.5 times as fast."""
+    quota = response.container_resources.cpu_quota
+    if quota > 0:
+        response.container_resources.cpu_quota = -(-quota * 2 // 3)

@@ -3,7 +3,6 @@
 A hook server's files are in its proxy's folder, and processes are ended by their id.
 """
 
-import signal
 import subprocess
 import sys
 import uuid
@@ -42,16 +41,11 @@ class HookProgram(Program):
         wait_until(lambda: self.ended or self.output().count(SERVES) >= count, "the hook server serves", self.output)
         assert not self.ended, f"the hook server ended at once: {self.output()}"
 
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None, "the hook server was not started"
-        self.process.send_signal(number)
-
     def end(self) -> int:
         """End the process as systemd does (SIGTERM, after a time SIGKILL); return its exit code."""
         process, self.process = self.process, None
         if process is None:
             return 0
-        process.send_signal(signal.SIGCONT)  # a test that failed may have left it stopped
         process.terminate()
         try:
             return process.wait(WAIT_SECONDS)

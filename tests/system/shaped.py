@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.fakes import cri_pb2, hookanswers, registration
+from tests.fakes.faults import FaultRelay
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI_SHAPES
 from tests.system.docker_front import DOCKER_ENGINES
 from tests.system.fronts import POD, Caller, Front, Runtime
-from tests.system.proxy import ProxyInside, ProxyProcess, until
+from tests.system.proxy import STATE_KNOWN, ProxyInside, ProxyProcess, until
 
 FRONTS = (*CRI_SHAPES, *DOCKER_ENGINES)
 SLICE_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poduid.slice"
@@ -34,7 +35,10 @@ QUIET: Mapping[str, hookanswers.Answer | None] = {
 
 
 class ShapedNode:
-    """A kubelet, the proxy, a hook server and a runtime; ``default`` None registers no hook server."""
+    """A kubelet, the proxy, a hook server and a runtime; ``default`` None registers no hook server.
+
+    Where there is something ``between`` the proxy and the runtime it is the ``relay``.
+    """
 
     def __init__(
         self,
@@ -45,20 +49,30 @@ class ShapedNode:
         answers: Answers | None = None,
         points: Sequence[str] = registration.ALL_POINTS,
         program: bool = False,
+        between: bool = False,
+        **flags: str,
     ) -> None:
-        self.proxy: ProxyInside | ProxyProcess = front.process(folder) if program else front.inside(folder)
+        make = front.process if program else front.inside
+        self.proxy: ProxyInside | ProxyProcess = make(folder, **flags)
         self.hooks = HookServer(str(folder / "hooks.sock"), answers, default=default or hookanswers.empty())
         self.hooked = default is not None
         if self.hooked:
             self.proxy.register("tester.json", self.hooks.socket_path, points, policy="Fail")
+        self._runtimes = folder / "inner.sock" if between else self.proxy.runtime
+        self.relay = FaultRelay(str(self.proxy.runtime), str(self._runtimes))
         self._front = front
+        self._between = between
         self._stack = AsyncExitStack()
         self._pods: dict[str, Any] = {}
+        self._written = 0
+        """How long the log was when a program was started anew."""
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self.hooks)
         self.runtime = self._runtime()
         await self.runtime.__aenter__()
+        if self._between:
+            await self._stack.enter_async_context(self.relay)
         await self._start()
         return self
 
@@ -71,7 +85,7 @@ class ShapedNode:
         await self._stack.aclose()
 
     def _runtime(self) -> Runtime:
-        return self._front.runtime(str(self.proxy.runtime))
+        return self._front.runtime(str(self._runtimes))
 
     async def _start(self) -> None:
         await self.proxy.__aenter__()
@@ -83,11 +97,13 @@ class ShapedNode:
         caller.pods = self._pods
         return caller
 
-    async def restart(self) -> None:
-        """Start a new proxy, that knows nothing but what it reads; a program is killed."""
+    async def restart(self, *, kill: bool = True) -> None:
+        """Start a new proxy, that knows nothing but what it reads; a program is killed, or told to stop."""
         await self.caller.close()
         if isinstance(self.proxy, ProxyProcess):
-            self.proxy.kill()
+            if not self.proxy.ended:
+                await asyncio.to_thread(self.proxy.kill if kill else self.proxy.stop)
+            self._written = len(self.proxy.output())
             await asyncio.to_thread(self.proxy.start)
             self.caller = self.new_caller()
         else:
@@ -102,18 +118,28 @@ class ShapedNode:
         await self.runtime.__aenter__()
         self.caller = self.new_caller()
 
-    async def known(self) -> None:
-        """Wait until the runtime's state has been read; only a proxy in the test's loop tells."""
+    @property
+    def inside(self) -> ProxyInside:
+        """Return the proxy, which is no program."""
         assert isinstance(self.proxy, ProxyInside)
-        recorder = self.proxy.recorder
-        await until(lambda: recorder.counted("syncs", result="complete") > 0, "the state is known")
+        return self.proxy
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether the runtime's state has been read since the last start."""
+        if isinstance(self.proxy, ProxyProcess):
+            return STATE_KNOWN in self.proxy.output()[self._written :]
+        return self.inside.recorder.counted("syncs", result="complete") > 0
+
+    async def known(self) -> None:
+        """Wait until the runtime's state has been read."""
+        await until(lambda: self.is_known, "the state is known")
 
     async def read_anew(self) -> None:
         """Have the proxy list what the runtime has, and wait for it."""
-        assert isinstance(self.proxy, ProxyInside)
-        recorder = self.proxy.recorder
+        recorder = self.inside.recorder
         before = recorder.counted("syncs", result="complete")
-        self.proxy.app.front.sync.soon()
+        self.inside.app.front.sync.soon()
         await until(lambda: recorder.counted("syncs", result="complete") > before, "the state is read anew")
 
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:

@@ -16,7 +16,7 @@ from tests.amounts import REAL_RESTARTED_PODS
 from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import LinuxContainerResources, PodSandboxConfig
 from tests.system import told
-from tests.system.keeping import file_of, on_tmpfs, rows
+from tests.system.keeping import file_of, on_tmpfs, rows, scale
 from tests.system.node import CPU, end, inside
 from tests.system.proxy import WAIT_SECONDS, answers, wait_until
 from tests.system.real import CONTAINERD, DOCKERD, OLD_SHIM, Kind, RealNode, kill, on, running
@@ -104,13 +104,6 @@ def test_after_a_kill_pods_run_on_and_are_told_of_as_before(node: RealNode, clie
 KILLS = 5
 QUOTA, CHANGED_QUOTA = 60_000, 45_000
 SCALED, CHANGED_SCALED = 40_000, 30_000
-
-
-def scale(response: Any) -> None:
-    """Scale a quota as koordlet does where CPUs are 1.5 times as fast."""
-    quota = response.container_resources.cpu_quota
-    if quota > 0:
-        response.container_resources.cpu_quota = -(-quota * 2 // 3)
 
 
 @on(CONTAINERD, DOCKERD, OLD_SHIM)

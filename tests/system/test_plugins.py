@@ -1,258 +1,287 @@
-"""Several plugins, restarts of a hook server, registration files that come, change, go and are broken."""
+"""Several plugins, hook servers that come anew, registration files that come, change, go and are hostile.
+
+Whatever becomes of a file, no call goes without its hook (promise 14). That is fault matrix C1 to C3, H9.
+"""
 
 import asyncio
 import os
-import signal
+import random
+import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Callable
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
 from runtimeproxy.hookpoints import BY_NAME
-from tests.amounts import CHANGES, HOOK_SERVERS
+from tests.amounts import HOOK_SERVERS, HOSTILE_FILES, SWAPS
 from tests.fakes import hookanswers, registration
 from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Caller, Front, Runtime
-from tests.system.proxy import until, wait_until
+from tests.system.proxy import ProxyInside, until
 from tests.system.times import in_time
 
 pytestmark = pytest.mark.slow
 
 POINT = "PreCreateContainer"
+OTHER_POINT = "PostStopPodSandbox"
+CALLERS = 4
 EFFECT_SECONDS = 0.5
 FIRST_CALL_SECONDS = 0.100
 
 
-def sets(**fields: object) -> hookanswers.Answer:
-    return hookanswers.reply(api_pb2.ContainerResourceHookResponse(**fields))  # type: ignore[arg-type]
+def sets(**envs: str) -> hookanswers.Answer:
+    return hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_envs=envs))
+
+
+HOOKED = sets(HOOKED="yes")
 
 
 async def test_plugins_are_asked_in_the_order_of_their_files(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    order: list[str] = []
+    names = ("10-first", "20-second", "30-last")
     inside = front.inside(tmp_path)
-    servers = {name: HookServer(str(tmp_path / f"{name}.sock")) for name in ("30-last", "10-first", "20-second")}
-    for name, server in servers.items():
-        server.default = _noting(order, name, sets(container_envs={"WHO": name, name: "was here"}))
+    servers = [HookServer(str(tmp_path / f"{name}.sock"), default=sets(WHO=name, **{name: ""})) for name in names]
+    for name, server in reversed([*zip(names, servers, strict=True)]):
         inside.register(f"{name}.json", server.socket_path, [POINT])
-    first, second, last = servers["10-first"], servers["20-second"], servers["30-last"]
+    first, second, last = servers
     async with first, second, last, inside as proxy, front.caller(proxy.socket) as caller:
         await caller.create(await caller.run_pod())
-    assert order == ["10-first", "20-second", "30-last"]
-    assert second.calls[0].request.container_envs["WHO"] == "10-first"
-    assert last.calls[0].request.container_envs["WHO"] == "20-second"
-    assert [(key, value) for key, value in runtime.envs() if key == "WHO"] == [("WHO", "30-last")]
-    assert {key for key, _ in runtime.envs()} == {"A", "B", "WHO", "10-first", "20-second", "30-last"}
-    assert proxy.recorder.counted("hook_conflicts", hook=POINT, loser="10-first", winner="20-second") == 1
-    assert proxy.recorder.counted("hook_conflicts", hook=POINT, loser="20-second", winner="30-last") == 1
+    assert [server.calls[0].request.container_envs.get("WHO") for server in servers] == [None, *names[:2]]
+    assert [(key, value) for key, value in runtime.envs() if key == "WHO"] == [("WHO", names[2])]
+    assert {key for key, _ in runtime.envs()} == {"A", "B", "WHO", *names}
     assert proxy.recorder.total("hook_conflicts") == 2
 
 
-def _noting(order: list[str], name: str, then: hookanswers.Answer) -> hookanswers.Answer:
-    async def answer(call: hookanswers.HookCall) -> bytes:
-        order.append(name)
-        return await then(call)
-
-    return answer
-
-
-async def test_a_hook_server_that_was_restarted_is_asked_at_the_next_call(
-    front: Front, tmp_path: Path, runtime: Runtime
+@pytest.mark.parametrize("old_lives", [False, True], ids=["restarted", "replaced"])
+async def test_new_server_at_a_socket_is_asked_by_the_next_call(
+    front: Front, tmp_path: Path, runtime: Runtime, old_lives: bool
 ) -> None:
-    path = str(tmp_path / "hooks.sock")
-    inside = front.inside(tmp_path)
-    inside.register("plugin.json", path, [POINT], policy="Fail")
-    async with inside as proxy, front.caller(proxy.socket) as caller:
-        pod_id = await caller.run_pod()
-
-        async def first_call() -> list[float]:
-            async with HookServer(path) as server:
-                took = await _seconds_to_create(caller, pod_id)
-                assert len(server.calls) == 1
-            return [took]
-
-        await in_time(FIRST_CALL_SECONDS, HOOK_SERVERS, first_call)
-
-
-async def _seconds_to_create(caller: Caller, pod_id: str) -> float:
-    begun = time.monotonic()
-    await caller.create(pod_id)
-    return time.monotonic() - begun
-
-
-async def test_a_socket_that_was_replaced_is_dialled_at_the_next_call(
-    front: Front, tmp_path: Path, runtime: Runtime
-) -> None:
+    """Where the socket was replaced the old server lives on, and its connection too."""
     path = tmp_path / "hooks.sock"
     inside = front.inside(tmp_path)
     inside.register("plugin.json", path, [POINT], policy="Fail")
     async with inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
 
+        async def seconds_to_ask(server: HookServer) -> float:
+            begun = time.monotonic()
+            await caller.create(pod_id)
+            assert len(server.calls) == 1
+            return time.monotonic() - begun
+
         async def first_call() -> list[float]:
             async with HookServer(str(path)) as old:
-                await caller.create(pod_id)
-                path.rename(tmp_path / "old.sock")  # the old server lives on, and its connection too
+                took = await seconds_to_ask(old)
+                if not old_lives:
+                    return [took]
+                path.rename(tmp_path / "old.sock")
                 async with HookServer(str(path)) as new:
-                    took = await _seconds_to_create(caller, pod_id)
-                    assert (len(old.calls), len(new.calls)) == (1, 1)
-            return [took]
+                    took = await seconds_to_ask(new)
+                    assert len(old.calls) == 1
+                    return [took]
 
         await in_time(FIRST_CALL_SECONDS, HOOK_SERVERS, first_call)
 
 
-# ---- files
+# -- the directory ---------------------------------------------------------------------------------------------------
 
 
-def half_written(file: Path) -> None:
-    file.write_text('{"remote-endpoint": "/run/x.sock", "runti')
+def registered(proxy: ProxyInside) -> list[tuple[str, float]]:
+    return [(plugin.endpoint, plugin.timeout_seconds) for plugin in proxy.app.manager.plugins_for(BY_NAME[POINT])]
 
 
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def huge(file: Path) -> None:
-    file.write_bytes(b'{"runtime-hooks": "' + b"x" * (8 << 20) + b'"}')
-
-
-def binary(file: Path) -> None:
-    file.write_bytes(bytes(range(256)) * 16)
-
-
-def fifo(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
-
-
-def directory(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-BROKEN = (directory, fifo, half_written, empty, huge, binary)
-"""Those that take the file away for a moment are the first."""
-
-
-@contextmanager
-def held_still(pid: int) -> Iterator[None]:
-    """Stop a process for the block."""
-    os.kill(pid, signal.SIGSTOP)
-    stat = Path(f"/proc/{pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), "the process stands still")
-    yield
-    os.kill(pid, signal.SIGCONT)
-
-
-async def test_a_broken_file_keeps_the_last_good_state(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    """All kinds at once, each a plugin of its own: they are all asked as before.
-
-    The proxy is held still meanwhile, so that it sees no file away, however long that is.
-    """
-    proxy = front.process(tmp_path)
-    async with HookServer(str(tmp_path / "hooks.sock")) as hooks:
-        files = [proxy.register(f"{broken.__name__}.json", hooks.socket_path, [POINT]) for broken in BROKEN]
-        async with proxy, front.caller(proxy.socket) as caller:
-            pod_id = await caller.run_pod()
-            with held_still(proxy.pid):
-                for broken, file in zip(BROKEN, files, strict=True):
-                    broken(file)
-            # They are read before this one: files are read in the order of their names.
-            proxy.register("other.json", hooks.socket_path, ["PreStartContainer"])
-            await asyncio.to_thread(proxy.wait_for_registration, "other.json")
-            await caller.create(pod_id)
-            assert len(hooks.calls_of(POINT)) == len(BROKEN)
-            told = [file.name for file in files if f"registration rejected: {file.name}" in proxy.output()]
-            assert told == [file.name for file in files]
-
-
-async def test_nothing_but_files_that_end_in_json_is_read(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    inside = front.inside(tmp_path)
-    for name in (".hidden.json", "koordlet.json.bak", "README"):
-        inside.register(name, tmp_path / "none.sock", policy="Fail")
-    inside.register("real.json", tmp_path / "hooks.sock", [POINT])
+async def test_folder_of_registrations_comes_goes_and_is_replaced(
+    front: Front, tmp_path: Path, runtime: Runtime
+) -> None:
+    folder = tmp_path / "not" / "yet"
+    text = registration.text(str(tmp_path / "hooks.sock"), [POINT])
+    inside = front.inside(tmp_path, hookserver_config_dir=str(folder))
     async with HookServer(str(tmp_path / "hooks.sock")) as hooks, inside as proxy, front.caller(proxy.socket) as caller:
-        await caller.create(await caller.run_pod())
-    assert len(hooks.calls) == 1
+        pod_id = await caller.run_pod()
+        for _ in range(2):
+            folder.mkdir(parents=True)
+            registration.write(folder, "plugin.json", text)
+            await until(lambda: bool(registered(proxy)), "the plugin is there")
+            await caller.create(pod_id)
+            folder.rename(tmp_path / f"away-{time.monotonic_ns()}")
+            await until(lambda: not registered(proxy), "it is gone with the folder")
+            await caller.create(pod_id)
+    assert len(hooks.calls) == 2
 
 
-Step = Callable[[Path], None]
-"""A change to the folder of registrations."""
+# -- swaps -----------------------------------------------------------------------------------------------------------
 
 
-def _content(*points: str) -> str:
-    return registration.text("/run/none.sock", points)
+def renamed_over(folder: Path, number: int, content: str) -> None:
+    registration.write(folder, "plugin.json", content)
 
 
-def _link_swap(folder: Path) -> None:
-    """Change files as a ConfigMap's volume does: ``..data`` is a link to a folder, replaced by a rename."""
-    data = folder / "..version-2"
+def link_swapped(folder: Path, number: int, content: str) -> None:
+    """Swap as a ConfigMap's volume does: ``..data`` is a link to a folder, replaced by a rename."""
+    before = os.readlink(folder / "..data") if (folder / "..data").is_symlink() else None
+    data = folder / f"..version-{number}"
     data.mkdir()
-    (data / "plugin.json").write_text(_content(POINT))
+    (data / "plugin.json").write_text(content)
     (folder / "..data.new").symlink_to(data.name)
     (folder / "..data.new").rename(folder / "..data")
-    (folder / "plugin.json").unlink(missing_ok=True)
-    (folder / "plugin.json").symlink_to("..data/plugin.json")
+    if before is None:
+        (folder / "plugin.json").symlink_to("..data/plugin.json")
+    else:
+        (folder / before / "plugin.json").unlink()
+        (folder / before).rmdir()
 
 
-def _replace_folder(folder: Path) -> None:
-    folder.rename(folder.with_name("away"))
-    folder.mkdir()
-    (folder / "plugin.json").write_text(_content(POINT))
+@pytest.mark.parametrize("swap", [renamed_over, link_swapped])
+async def test_no_call_goes_unhooked_while_its_file_is_swapped(
+    front: Front, tmp_path: Path, runtime: Runtime, swap: Callable[[Path, int, str], None]
+) -> None:
+    """Each text names the other of two hook servers, or another time for the same one."""
+    first, second = (HookServer(str(tmp_path / f"{name}.sock"), default=HOOKED) for name in ("first", "second"))
+    inside = front.inside(tmp_path)
+    contents = cycle((server.socket_path, float(seconds)) for server in (first, second) for seconds in (20, 21))
+    numbers, turns = count(), count()
 
-
-def _rename_over(folder: Path) -> None:
-    registration.write(folder, "plugin.json", _content(POINT))
-
-
-def _write_in_place(folder: Path) -> None:
-    (folder / "plugin.json").write_text(_content(POINT))
-
-
-def _remove(folder: Path) -> None:
-    (folder / "plugin.json").unlink()
-
-
-STEPS: dict[str, tuple[str | None, Step, bool]] = {
-    "comes": (None, _write_in_place, True),
-    "renamed over": ("PreStartContainer", _rename_over, True),
-    "written in place": ("PreStartContainer", _write_in_place, True),
-    "goes": (POINT, _remove, False),
-    "link is swapped": ("PreStartContainer", _link_swap, True),
-    "folder is replaced": ("PreStartContainer", _replace_folder, True),
-}
-"""What the file says before, if it is there; the change; whether the plugin is registered for the point then."""
-
-
-@pytest.mark.parametrize("step", STEPS)
-async def test_a_change_of_the_files_is_in_effect_within_500_ms(front: Front, tmp_path: Path, step: str) -> None:
-    before, change, registered = STEPS[step]
-    folders = (tmp_path / str(number) for number in count())
+    def swapped() -> tuple[str, float]:
+        endpoint, seconds = next(contents)
+        swap(inside.registrations, next(numbers), registration.text(endpoint, [POINT], timeout=f"{seconds}s"))
+        return endpoint, seconds
 
     async def effect() -> list[float]:
-        folder = front.inside(next(folders))
-        if before:
-            registration.write(folder.registrations, "plugin.json", _content(before))
-        async with folder as proxy:
-            begun = time.monotonic()
-            change(proxy.registrations)
-            manager = proxy.app.manager
-            await until(lambda: bool(manager.plugins_for(BY_NAME[POINT])) == registered, "it is in effect")
-            return [time.monotonic() - begun]
+        if next(turns) % 2:
+            swapped()  # the next one follows at once
+        begun, wanted = time.monotonic(), swapped()
+        await until(lambda: registered(inside) == [wanted], "it has effect")
+        return [time.monotonic() - begun]
 
-    await in_time(EFFECT_SECONDS, CHANGES, effect)
-
-
-async def test_a_missing_folder_is_watched_for(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    missing = tmp_path / "not" / "yet"
-    proxy = front.process(tmp_path, hookserver_config_dir=str(missing))
-    async with HookServer(str(tmp_path / "hooks.sock")) as hooks, proxy, front.caller(proxy.socket) as caller:
+    swapped()
+    async with first, second, inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
-        missing.mkdir(parents=True)
-        registration.write(missing, "plugin.json", registration.text(hooks.socket_path, [POINT]))
-        await asyncio.to_thread(proxy.wait_for_registration, "plugin.json")
+        end = asyncio.Event()
+        async with asyncio.TaskGroup() as load:
+            creating = [load.create_task(create_until(caller, pod_id, end)) for _ in range(CALLERS)]
+            await in_time(EFFECT_SECONDS, SWAPS, effect)
+            end.set()
+        assert proxy.recorder.total("hook_failures") == 0
+    asked = runtime.asked("create")
+    assert len(first.calls) + len(second.calls) == len(asked) == sum(task.result() for task in creating)
+    assert all(b"HOOKED" in request for request in asked)
+    assert first.calls
+    assert second.calls
+
+
+async def create_until(caller: Caller, pod_id: str, end: asyncio.Event) -> int:
+    """Create containers, at least one; return how many."""
+    made = 0
+    while not end.is_set() or not made:
         await caller.create(pod_id)
-    assert len(hooks.calls) == 1
+        made += 1
+    return made
+
+
+# -- hostile files ---------------------------------------------------------------------------------------------------
+
+KEPT = ("kept-1.json", "kept-2.json", "kept-3.json")
+"""The files of plugins that are registered when they are spoilt."""
+AT_ONCE = 20
+VALID = registration.text("/run/none.sock", [OTHER_POINT]).encode()
+
+Hostile = Callable[[random.Random, Path], object]
+"""Makes something at a path where nothing is."""
+
+
+def holding(content: Callable[[random.Random], bytes]) -> Hostile:
+    return lambda chance, path: path.write_bytes(content(chance))
+
+
+def damaged(chance: random.Random) -> bytes:
+    """Return a registration that some bytes of were changed: it may still be one."""
+    content = bytearray(VALID)
+    for _ in range(chance.randrange(1, 5)):
+        content[chance.randrange(len(content))] = chance.randrange(256)
+    return bytes(content)
+
+
+IN_PLACE: list[Hostile] = [
+    holding(lambda chance: b""),
+    holding(lambda chance: VALID[: chance.randrange(len(VALID) - 1)]),
+    holding(lambda chance: bytes(255) + chance.randbytes(chance.randrange(1000))),
+    holding(lambda chance: b"\xef\xbb\xbf" + VALID),
+    holding(lambda chance: VALID.decode().encode("utf-16")),
+    holding(lambda chance: b"[" * chance.choice([1 << 20, (1 << 20) + 1, 3 << 20])),
+    lambda chance, path: os.mkfifo(path),
+    lambda chance, path: path.symlink_to("nothing.json"),
+    lambda chance, path: path.symlink_to(path.name),
+    lambda chance, path: path.symlink_to(chance.choice(["/dev/zero", "/dev/tty", "/proc/self/mem", "/", "."])),
+]
+"""What can take a file's place by a rename."""
+
+
+def leave_socket(path: Path) -> None:
+    """Leave a socket; its path may be too long to be bound."""
+    beside = path.with_name("s")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(beside))
+    beside.rename(path)
+
+
+ANYWHERE = [*IN_PLACE, holding(damaged), lambda chance, path: path.mkdir(), lambda chance, path: leave_socket(path)]
+
+
+def odd_name(chance: random.Random) -> str:
+    letters = chance.choice(["abc", "äöü", "\n\t", " ", "\u202e\U0001f600", "\udcff"])
+    longest = 250 // len(os.fsencode(letters))
+    return f"{letters * chance.randrange(1, longest)}{chance.randrange(100)}"[:80] + ".json"
+
+
+async def test_hostile_files_take_no_plugin_away(
+    front: Front, tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    chance, hooks = random.Random(14), HookServer(str(tmp_path / "hooks.sock"), default=HOOKED)
+    inside = front.inside(tmp_path)
+    for name in KEPT:
+        inside.register(name, hooks.socket_path, [POINT])
+    made = 0
+    async with hooks, inside as proxy, front.caller(proxy.socket) as caller:
+        pod_id = await caller.run_pod()
+        for first in range(0, HOSTILE_FILES.now, AT_ONCE):
+            names = {odd_name(chance) for _ in range(min(AT_ONCE, HOSTILE_FILES.now - first))}
+            for name in names:
+                chance.choice(ANYWHERE)(chance, proxy.registrations / name)
+            chance.choice(IN_PLACE)(chance, tmp_path / "spoilt")
+            os.replace(tmp_path / "spoilt", proxy.registrations / chance.choice(KEPT))
+            await read_all(proxy, first)
+            await caller.create(pod_id)
+            made += 1
+            assert len(hooks.calls) == len(KEPT) * made
+            for name in names:
+                remove(proxy.registrations / name)
+        for name in KEPT:
+            remove(proxy.registrations / name)
+            proxy.register(name, hooks.socket_path, [POINT], timeout="20s")
+        await read_all(proxy, -1)
+        assert proxy.recorder.gauges["config_invalid_files", ()] == 0
+        await caller.create(pod_id)
+        assert len(hooks.calls) == len(KEPT) * (made + 1)
+    assert all(b"HOOKED" in request for request in runtime.asked("create"))
+    assert "inside the proxy" not in caplog.text
+
+
+async def read_all(proxy: ProxyInside, number: int) -> None:
+    """Wait until the directory as it is now has been read."""
+    seconds = 1000.0 + number
+    proxy.register("~last.json", "/run/none.sock", [OTHER_POINT], timeout=f"{seconds}s")
+
+    def read() -> bool:
+        plugins = {plugin.name: plugin for plugin in proxy.app.manager.plugins_for(BY_NAME[OTHER_POINT])}
+        return "~last" in plugins and plugins["~last"].timeout_seconds == seconds
+
+    await until(read, "the directory has been read")
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink()

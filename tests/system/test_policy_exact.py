@@ -93,19 +93,14 @@ TIMEOUT = "3s"
 """What a busy machine makes late must not be taken for the first one."""
 
 
-def drawn(chance: random.Random, count: int) -> list[tuple[str, Failing]]:
-    """Return so many failures in any order, one of each kind at least."""
-    failures = [*KINDS, *chance.choices(KINDS, WEIGHTS, k=count - len(KINDS))]
-    chance.shuffle(failures)
-    return failures
-
-
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
-async def test_every_failure_ends_as_the_policy_says_and_is_counted(
+async def test_failure_ends_as_the_policy_says_and_is_counted(
     front: Front, tmp_path: Path, runtime: Runtime, policy: str
 ) -> None:
     """After each failure comes a good answer, so the breaker has no say; at the end it has."""
-    failures, in_a_row = drawn(random.Random(policy), HOOK_FAILURES.now), 10
+    chance, in_a_row = random.Random(policy), 10
+    failures = [*KINDS, *chance.choices(KINDS, WEIGHTS, k=HOOK_FAILURES.now - len(KINDS))]
+    chance.shuffle(failures)
     expected: list[bytes] = []
     injected: Counter[str] = Counter()
     inside = front.inside(tmp_path)
@@ -115,13 +110,15 @@ async def test_every_failure_ends_as_the_policy_says_and_is_counted(
         pod_id = await caller.run_pod()
         for reason, failing in failures:
             with failing(hooks):
-                expected += await _released(front, caller, pod_id, policy)
+                expected += await released(front, caller, pod_id, policy)
             injected[reason] += 1
-            _forget_ended(hooks)
-            expected += await _released(front, caller, pod_id, "Ignore")
+            assert hooks.faults is not None
+            # The bytes of connections that have ended are let go of: some answers are long.
+            hooks.faults.connections = [one for one in hooks.faults.connections if one.task and not one.task.done()]
+            expected += await released(front, caller, pod_id, "Ignore")
         with crashing(hooks):
             for _ in range(in_a_row):
-                expected += await _released(front, caller, pod_id, policy)
+                expected += await released(front, caller, pod_id, policy)
         injected += {"broken_answer": 5, "breaker_open": in_a_row - 5}
         reasons = [*injected, "internal"]
         opened = injected if policy == "Ignore" else Counter()
@@ -132,13 +129,7 @@ async def test_every_failure_ends_as_the_policy_says_and_is_counted(
     assert runtime.asked("create") == expected
 
 
-def _forget_ended(hooks: HookServer) -> None:
-    """Let go of the bytes of connections that have ended: some answers are long."""
-    assert hooks.faults is not None
-    hooks.faults.connections = [each for each in hooks.faults.connections if each.task and not each.task.done()]
-
-
-async def _released(front: Front, caller: Caller, pod_id: str, policy: str) -> list[bytes]:
+async def released(front: Front, caller: Caller, pod_id: str, policy: str) -> list[bytes]:
     """Create a container; return the request if it is to reach the runtime."""
     request = caller.create_request(pod_id)
     if policy == "Ignore":

@@ -1,98 +1,72 @@
-"""The proxy as a process: one owner of the socket, a hard and a soft end, a socket from its supervisor."""
+"""The proxy as a process: signals, rights, what systemd sees and hands over, the documented command lines.
+
+That is fault matrix P7, X7.
+"""
 
 import asyncio
 import os
 import re
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
-from tests.system.fronts import POD, Front, Runtime
+from tests.system.fronts import Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
 
 pytestmark = pytest.mark.slow
 
-DRAIN_SECONDS = 5
+SUPERVISED = 'exec 3<&"$1"; shift; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
+"""What systemd does for a unit with a socket: the listener is file descriptor 3, the variables name the process."""
+BEAT_SECONDS = 0.1
+STALL_SECONDS = 1.0
+STALLING = f"""
+import asyncio, sys, time
+from runtimeproxy import app, cli
+
+def hang(somebodys_secret):
+    time.sleep({STALL_SECONDS})
+
+app._settle_memory = lambda: asyncio.get_running_loop().call_later(0.5, hang, "hunter2")
+sys.exit(cli.main())
+"""
+"""The program, whose loop hangs once, soon after its start."""
 
 
-async def test_the_sockets_mode_is_0600_whatever_the_umask(front: Front, tmp_path: Path) -> None:
-    umask = os.umask(0)
-    try:
-        async with front.process(tmp_path) as proxy:
-            assert stat.S_IMODE(proxy.socket.stat().st_mode) == 0o600
-        assert not proxy.socket.exists()
-    finally:
-        os.umask(umask)
+@contextmanager
+def handed_over(path: Path) -> Iterator[dict[str, Any]]:
+    """Listen as systemd does for a unit with a socket; yield what hands the listener over to a proxy."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(socket.SOMAXCONN)  # as systemd does: while nobody accepts, each client waits in it
+        os.set_inheritable(listener.fileno(), True)
+        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
+        yield {"program": program, "pass_fds": [listener.fileno()]}
 
 
-async def test_a_second_start_is_refused_and_the_first_ones_calls_go_on(
-    front: Front, tmp_path: Path, runtime: Runtime
-) -> None:
-    async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
-        stream = await caller.chat()
-        await stream.say(b"before")
-        assert await stream.hear() == b"before"
-        inode = proxy.socket.stat().st_ino
-        second = await asyncio.to_thread(
-            subprocess.run,
-            [*proxy.command, "--log-level=info"],
-            capture_output=True,
-            text=True,
-            timeout=WAIT_SECONDS,
-            env=proxy.environment,
-        )
-        assert second.returncode == 1
-        assert f"pid {proxy.pid}" in second.stderr
-        assert str(proxy.socket) in second.stderr
-        assert len(second.stderr.splitlines()) == 1
-        await stream.say(b"after")
-        assert await stream.hear() == b"after"
-        assert proxy.socket.stat().st_ino == inode
-        await caller.run_pod()
+async def refused(proxy: ProxyProcess) -> str:
+    """Run a proxy that does not start; return its one line."""
+    command, environment = [*proxy.command, "--log-level=info"], proxy.environment
+    ended = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=environment
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    return str(line)
 
 
-async def test_it_starts_again_after_sigkill(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    async with front.process(tmp_path) as proxy:
-        await asyncio.to_thread(proxy.kill)
-        assert proxy.socket.exists()
-        assert not answers(proxy.socket)
-        await asyncio.to_thread(proxy.start)
-        async with front.caller(proxy.socket) as caller:
-            await caller.run_pod()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_it_after_the_held_call(
-    front: Front, tmp_path: Path, runtime: Runtime, number: signal.Signals
-) -> None:
-    proxy = front.process(tmp_path, drain_timeout=f"{DRAIN_SECONDS}s")
-    async with HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.after(0.2)) as hooks:
-        proxy.register("slow.json", hooks.socket_path, ["PreRunPodSandbox"])
-        await asyncio.to_thread(proxy.start)
-        assert proxy.process is not None
-        async with front.caller(proxy.socket) as caller:
-            held = asyncio.ensure_future(caller.send("run_pod", caller.pod_request(POD)))
-            await hooks.wait_for_calls("PreRunPodSandbox")
-            proxy.process.send_signal(number)
-            assert caller.id_in("run_pod", await held) in runtime.pod_ids()
-        code = await asyncio.to_thread(proxy.process.wait, WAIT_SECONDS)
-    proxy.check(code)
-    assert not proxy.socket.exists()
-
-
-async def test_other_daemons_signals_do_not_end_it_and_one_has_the_figures_logged(
-    front: Front, tmp_path: Path, runtime: Runtime
-) -> None:
+async def test_signals_log_figures_or_end_the_proxy(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+    """SIGHUP and SIGUSR2, with which other daemons are told things, end nothing."""
     async with front.process(tmp_path) as proxy, front.caller(proxy.socket) as caller:
         for number in (signal.SIGHUP, signal.SIGUSR2):
             os.kill(proxy.pid, number)
@@ -101,13 +75,17 @@ async def test_other_daemons_signals_do_not_end_it_and_one_has_the_figures_logge
         os.kill(proxy.pid, signal.SIGUSR1)
         wanted = 'calls{operation="RunPodSandbox",outcome="agreed"} 1'
         await until(lambda: wanted in proxy.output(), "the figures are logged", proxy.output)
+        os.kill(proxy.pid, signal.SIGINT)
+        await until(lambda: proxy.ended, "it ends", proxy.output)
+        assert not proxy.socket.exists()
 
 
 @pytest.mark.engine
-async def test_it_needs_no_capability_and_no_network_and_leaves_no_core_file(
+async def test_proxy_needs_no_capability_no_network_and_no_stdin(
     front: Front, tmp_path: Path, runtime: Runtime
 ) -> None:
-    program = ["unshare", "--net", "setpriv", "--bounding-set=-all", "--inh-caps=-all", *PROGRAM]
+    bare = ["unshare", "--net", "setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    program = [*bare, "bash", "-c", 'exec "$@" <&-', "closed", *PROGRAM]
     async with front.process(tmp_path, program=program) as proxy, front.caller(proxy.socket) as caller:
         status, limits = (Path(f"/proc/{proxy.pid}/{name}").read_text() for name in ("status", "limits"))
         assert re.search(r"^CapEff:\s*0+$", status, re.MULTILINE)
@@ -115,87 +93,58 @@ async def test_it_needs_no_capability_and_no_network_and_leaves_no_core_file(
         await caller.run_pod()
 
 
-async def test_it_stops_well_if_it_was_started_without_standard_files(
-    front: Front, tmp_path: Path, runtime: Runtime
+# ---- what systemd sees and hands over
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+    """Return the other end of NOTIFY_SOCKET."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(WAIT_SECONDS)
+        yield notified
+
+
+def watched(front: Front, folder: Path, program: Sequence[str] = PROGRAM) -> ProxyProcess:
+    proxy = front.process(folder, program=program)
+    proxy.environment |= {"NOTIFY_SOCKET": f"{folder}/notify", "WATCHDOG_USEC": f"{2e6 * BEAT_SECONDS:.0f}"}
+    return proxy
+
+
+def test_ready_follows_the_socket_and_beats_last_to_the_end(
+    front: Front, tmp_path: Path, systemd: socket.socket
 ) -> None:
-    program = ["bash", "-c", 'exec "$@" <&-', "closed", *PROGRAM]
-    async with front.process(tmp_path, program=program) as proxy, front.caller(proxy.socket) as caller:
-        await caller.run_pod()
+    proxy = watched(front, tmp_path)
+    proxy.launch()
+    assert systemd.recv(100) == b"READY=1"
+    assert answers(proxy.socket)
+    assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+    proxy.stop()
+    while systemd.recv(100) != b"STOPPING=1":
+        pass
 
 
-async def test_the_drain_ends_although_a_call_does_not(front: Front, tmp_path: Path, runtime: Runtime) -> None:
-    runtime.upset("run_pod", delay_seconds=60)
-    proxy = front.process(tmp_path, drain_timeout="500ms")
-    await asyncio.to_thread(proxy.start)
-    async with (
-        front.caller(proxy.socket) as caller,
-        front.sent(proxy.socket, "run_pod", caller.pod_request(POD)) as answer,
-    ):
-        await until(lambda: bool(runtime.asked("run_pod")), "the runtime has the request")
-        begun = time.monotonic()
-        await asyncio.to_thread(proxy.stop)
-        assert time.monotonic() - begun < DRAIN_SECONDS
-        with pytest.raises(ConnectionError):
-            await answer
-
-
-@pytest.mark.engine
-async def test_the_drain_goes_on_where_the_socket_cannot_be_removed(
-    front: Front, tmp_path: Path, runtime: Runtime
+def test_stalled_loop_is_logged_with_its_place_and_does_not_beat(
+    front: Front, tmp_path: Path, systemd: socket.socket
 ) -> None:
-    runtime.upset("run_pod", delay_seconds=1)
-    proxy = front.process(tmp_path, program=["unshare", "--mount", *PROGRAM])
-    await asyncio.to_thread(proxy.start)
-    assert proxy.process is not None
-    async with front.caller(proxy.socket) as caller:
-        call = asyncio.ensure_future(caller.send("run_pod", caller.pod_request(POD)))
-        await until(lambda: bool(runtime.asked("run_pod")), "the runtime has the request")
-        # What something is mounted on is busy for whoever sees the mount.
-        mount = ["nsenter", "--mount", f"--target={proxy.pid}", "mount", "--bind", str(proxy.socket), str(proxy.socket)]
-        await asyncio.to_thread(subprocess.run, mount, check=True)
-        proxy.process.send_signal(signal.SIGTERM)
-        assert caller.id_in("run_pod", await call) in runtime.pod_ids()
-    code = await asyncio.to_thread(proxy.process.wait, WAIT_SECONDS)
-    proxy.check(code)
-    assert proxy.socket.is_socket()
-    assert proxy.output().count(f"{proxy.socket} stays: it cannot be removed (Device or resource busy)") == 1
-
-
-# ---- a socket that is handed over (LISTEN_FDS)
-
-SUPERVISED = 'exec 3<&"$1"; shift; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
-"""What systemd does for a unit with a socket: the listener is file descriptor 3, the variables name the process."""
-
-
-async def test_a_restart_under_a_supervisor_refuses_no_connection(
-    front: Front, tmp_path: Path, runtime: Runtime
-) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "proxy.sock"))
-        listener.listen(64)
-        os.set_inheritable(listener.fileno(), True)
-        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
-        proxy = front.process(tmp_path, program=program, pass_fds=[listener.fileno()])
-        for _ in range(2):
-            # Nobody accepts yet: the connection waits in the listener, which lives on.
-            async with front.sent(proxy.socket) as early:
-                await asyncio.to_thread(proxy.start)
-                await asyncio.wait_for(early, WAIT_SECONDS)
-            await asyncio.to_thread(proxy.stop)
-            assert proxy.socket.exists()
-            assert answers(proxy.socket)
-        assert "LISTEN_FDS" not in proxy.output()
+    with watched(front, tmp_path, (sys.executable, "-c", STALLING, "run")) as proxy:
+        assert systemd.recv(100) == b"READY=1"
+        longest, last = 0.0, time.monotonic()
+        hung = " at <string>:6 hang\n"
+        while "the event loop goes on" not in proxy.output().partition(hung)[2]:
+            assert systemd.recv(100) == b"WATCHDOG=1"
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        assert longest > STALL_SECONDS / 2
+        (line,) = (line for line in proxy.output().splitlines(keepends=True) if line.endswith(hung))
+        assert "the event loop hangs" in line
+        assert "hunter2" not in proxy.output()
 
 
 @pytest.mark.parametrize("flag", ["remote_runtime_service_endpoint", "remote_image_service_endpoint"])
-def test_a_handed_over_socket_that_is_the_runtimes_is_not_dialled(tmp_path: Path, flag: str) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "given.sock"))
-        listener.listen(64)
+def test_handed_over_socket_that_is_the_runtimes_is_refused(tmp_path: Path, flag: str) -> None:
+    with handed_over(tmp_path / "given.sock") as handed:
         os.link(tmp_path / "given.sock", tmp_path / "runtime's.sock")
-        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
-        endpoint = {flag: str(tmp_path / "runtime's.sock")}
-        proxy = ProxyProcess(tmp_path, program=program, pass_fds=[listener.fileno()], **endpoint)
+        proxy = ProxyProcess(tmp_path, **handed, **{flag: str(tmp_path / "runtime's.sock")})
         proxy.launch()
         assert proxy.process is not None
         assert proxy.process.wait(WAIT_SECONDS) == 1
@@ -203,14 +152,10 @@ def test_a_handed_over_socket_that_is_the_runtimes_is_not_dialled(tmp_path: Path
     assert f"{told} ({tmp_path}/given.sock): change it, or --koord-runtimeproxy-endpoint or" in proxy.output()
 
 
-def test_a_handed_over_socket_is_told_by_its_own_name(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "given.sock"))
-        listener.listen(64)
-        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
-        with ProxyProcess(tmp_path, program=program, pass_fds=[listener.fileno()]) as proxy:
-            proxy.wait_for_log(f"listening on {tmp_path}/given.sock for the runtime at {proxy.runtime}")
-            proxy.wait_for_log(f"nobody listens on --koord-runtimeproxy-endpoint={proxy.socket}\n")
+def test_handed_over_socket_is_logged_by_its_own_name(tmp_path: Path) -> None:
+    with handed_over(tmp_path / "given.sock") as handed, ProxyProcess(tmp_path, **handed) as proxy:
+        proxy.wait_for_log(f"listening on {tmp_path}/given.sock for the runtime at {proxy.runtime}")
+        proxy.wait_for_log(f"nobody listens on --koord-runtimeproxy-endpoint={proxy.socket}\n")
 
 
 # ---- the documented command lines, as they are written
@@ -263,7 +208,7 @@ COMMANDS: dict[str, tuple[Front, list[str], int]] = {
 
 
 @pytest.mark.parametrize(("front", "arguments", "ignored"), COMMANDS.values(), ids=COMMANDS)
-async def test_the_documented_command_lines_work_on_the_default_paths(
+async def test_documented_command_lines_work_on_the_default_paths(
     front: Front, tmp_path: Path, arguments: list[str], ignored: int
 ) -> None:
     async with InItsNamespace(tmp_path, *arguments) as proxy:

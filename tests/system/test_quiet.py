@@ -1,8 +1,4 @@
-"""Nothing is cut for its silence, however long that is (fault matrix S8): a day passes within a second.
-
-The clock of the proxy inside the test jumps from hour to hour; that real minutes cut nothing either is tested beside
-the other properties of streams.
-"""
+"""Nothing is cut for its silence, however long that is (fault matrix S8), and a runtime that hangs is found in time."""
 
 import asyncio
 import time
@@ -10,16 +6,19 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
+from runtimeproxy.cri.direction import ALIVE_SECONDS
 from tests.fakes import cri_pb2
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw
+from tests.fakes.faults import FaultRelay
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.system.clients import Client
 from tests.system.docker_front import DOCKER
 from tests.system.docker_streams import Events, Lines, Pull, asked, run_container
-from tests.system.fronts import Front
+from tests.system.fronts import Front, Runtime
 from tests.system.proxy import ProxyInside, until
 
 pytestmark = pytest.mark.slow
@@ -50,11 +49,9 @@ def day(monkeypatch: pytest.MonkeyPatch) -> Day:
     return pass_by
 
 
-async def test_a_pipe_and_a_kept_connection_outlive_a_day(front: Front, tmp_path: Path, day: Day) -> None:
-    inside = front.inside(tmp_path)
+async def test_pipe_and_kept_connection_outlive_a_day(front: Front, tmp_path: Path, runtime: Runtime, day: Day) -> None:
     async with (
-        front.runtime(str(inside.runtime)),
-        inside as proxy,
+        front.inside(tmp_path) as proxy,
         front.caller(proxy.socket) as caller,
         front.caller(proxy.socket) as idle,
     ):
@@ -71,7 +68,7 @@ async def test_a_pipe_and_a_kept_connection_outlive_a_day(front: Front, tmp_path
         assert proxy.app.front.connections == connections  # type: ignore[attr-defined]
 
 
-async def test_an_event_stream_and_a_pull_outlive_a_day(tmp_path: Path, day: Day) -> None:
+async def test_event_stream_and_pull_outlive_a_day(tmp_path: Path, day: Day) -> None:
     """The image service has a connection of its own."""
     images = FakeRuntime(str(tmp_path / "images.sock"))
     pulled = asyncio.Event()
@@ -95,15 +92,14 @@ async def test_an_event_stream_and_a_pull_outlive_a_day(tmp_path: Path, day: Day
         stream.cancel()
 
 
-async def test_streams_of_lines_and_a_body_that_pauses_outlive_a_day(tmp_path: Path, day: Day) -> None:
+async def test_streams_of_lines_and_paused_body_outlive_a_day(tmp_path: Path, day: Day) -> None:
     inside = DOCKER.inside(tmp_path)
     async with FakeDockerd(str(inside.runtime)) as fake, inside as proxy, AsyncExitStack() as stack:
         run_container(fake)
         streams = [kind(str(proxy.socket), fake) for kind in (Lines, Events, Pull)]
         opened = [await stack.enter_async_context(await stream.open()) for stream in streams]
-        load: Raw = await stack.enter_async_context(
-            await asked(str(proxy.socket), "POST /images/load", "Content-Length: 8")
-        )
+        asking = await asked(str(proxy.socket), "POST /images/load", "Content-Length: 8")
+        load: Raw = await stack.enter_async_context(asking)
         load.send(b"half")
         assert b" 200 OK\r\n" in await load.head()
         await day()
@@ -111,3 +107,47 @@ async def test_streams_of_lines_and_a_body_that_pauses_outlive_a_day(tmp_path: P
             assert stream.say(b"after\n") in await raw.chunk()
         load.send(b"more")
         assert b"Loaded 8 bytes" in await load.chunk()
+
+
+# ---- who is silent because it hangs
+
+TIMEOUT_SECONDS = 0.5
+SPARE_SECONDS = 0.5
+"""On a machine that has a lot to do."""
+
+
+async def found_after(socket: Path | str, relay: FaultRelay, keepalive_seconds: float) -> float:
+    """Let the runtime hang behind an answer, and return how long a client with keepalive waits for the next one."""
+    options = {
+        "grpc.keepalive_time_ms": int(keepalive_seconds * 1000),
+        "grpc.http2.ping_timeout_ms": int(TIMEOUT_SECONDS * 1000),
+        "grpc.http2.bdp_probe": 0,  # such a PING would have that time limit, too
+        "grpc.keepalive_permit_without_calls": 1,
+        "grpc.http2.max_pings_without_data": 0,
+    }
+    async with Client(socket, **options) as client:
+        await client.call("Version")
+        for side in (relay.to_backend, relay.to_client):
+            side.stop_reading()
+        began = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await client.call("Version")
+        waited = time.monotonic() - began
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        for side in (relay.to_backend, relay.to_client):
+            side.resume_reading()
+        return waited
+
+
+@pytest.mark.parametrize("keepalive_seconds", [ALIVE_SECONDS / 2, ALIVE_SECONDS * 1.5])
+async def test_hanging_runtime_is_found_by_a_clients_keepalive(tmp_path: Path, keepalive_seconds: float) -> None:
+    proxy = ProxyInside(tmp_path)
+    real = str(tmp_path / "real.sock")
+    async with FakeRuntime(real), FaultRelay(str(proxy.runtime), real) as relay:
+        directly = await found_after(proxy.runtime, relay, keepalive_seconds)
+        async with proxy:
+            found = await found_after(proxy.socket, relay, keepalive_seconds)
+    assert directly > keepalive_seconds / 2, "keepalive found it"
+    # Who asks more often than that finds it as much later as the proxy still takes the runtime to be alive.
+    late = ALIVE_SECONDS if keepalive_seconds < ALIVE_SECONDS else 0
+    assert found < directly + late + SPARE_SECONDS

@@ -1,64 +1,75 @@
-"""The project's own hook servers on real containerd and dockerd: what they give is true inside the container."""
+"""The project's own hook servers on real containerd and dockerd: what they give is true inside the container.
+
+RDT's is above a stand-in for resctrl, as no machine of the tests has RDT.
+"""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtimeproxy_hooks import coresched, koordinator
 from runtimeproxy_hooks.groupidentity import FILE as BVT
+from runtimeproxy_hooks.rdt import RDT_CLASS
 from tests.engines import cgroups
-from tests.system.node import CPU, MIB
-from tests.system.proxy import Folder
+from tests.engines.containerd import Containerd
+from tests.system.node import CPU, LAST_LINE, MIB, end
+from tests.system.proxy import Folder, wait_until
 from tests.system.reference import HookProgram
-from tests.system.reference_node import ENGINES, ReferenceNode, Running, before, container, running
+from tests.system.reference_node import ENGINES, ReferenceNode, before, container, running
+from tests.system.reference_standin import MOST_SECONDS, PROCESSES
 from tests.system.scene import Values, assert_first_act
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-OWN_DEVICES = "gpu-cpuset"
-OTHERS = "batchresource-cpunormalization-oomscoreadj-groupidentity-coresched"
-SETTINGS = "cpu-normalization-ratio: 2\ngroup-identity: {enable: true}\n"
 LIMITED: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
 """What the kubelet asks for."""
 
 
-def hooks(folder: Folder) -> Sequence[HookProgram]:
+def on_each_engine(hooks: Callable[[Folder], Sequence[HookProgram]]) -> Any:
+    """Return a fixture: a node of each engine in turn, with these hook servers."""
+
+    @pytest.fixture(scope="module", params=ENGINES)
+    def fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReferenceNode]:
+        with before(request.getfixturevalue(request.param), tmp_path_factory.mktemp("node"), hooks) as made:
+            yield made
+
+    return fixture
+
+
+def every_hook(folder: Folder) -> Sequence[HookProgram]:
     settings = folder.path / "node.yaml"
-    settings.write_text(SETTINGS)
-    state = folder.path / "coresched.json"
-    with_settings = f"--node-config={settings}"
+    settings.write_text("cpu-normalization-ratio: 2\ngroup-identity: {enable: true}\n")
+    config, state = f"--node-config={settings}", f"--core-sched-state={folder.path}/coresched.json"
+    others = ("batchresource", "cpunormalization", "oomscoreadj", "groupidentity", "coresched")
     return (
-        HookProgram(folder, *OWN_DEVICES.split("-"), flags=[with_settings]),
-        HookProgram(folder, *OTHERS.split("-"), flags=[with_settings, f"--core-sched-state={state}"]),
+        HookProgram(folder, "gpu", "cpuset", flags=[config]),
+        HookProgram(folder, *others, flags=[config, state]),
         HookProgram(folder, "rdt", flags=[f"--resctrl-root={folder.path}/none", "--failure-policy=Fail"]),
     )
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReferenceNode]:
-    engine = request.getfixturevalue(request.param)
-    with before(engine, tmp_path_factory.mktemp("node"), hooks) as made:
-        yield made
+node = on_each_engine(every_hook)
 
 
 def annotation(key: str, value: object) -> dict[str, str]:
     return {key: json.dumps(value)}
 
 
-def test_cpus_and_gpus_are_there_from_the_first_instruction_on(node: ReferenceNode) -> None:
-    share = {
-        "koordinator.sh/gpu-core": "50",
-        "koordinator.sh/gpu-memory": "16Gi",
-        "koordinator.sh/gpu-memory-ratio": 50,
-    }
-    gpus = [{"minor": 3, "resources": share}, {"minor": 0, "resources": share}]
-    pod = node.pod(
-        annotation(koordinator.DEVICE_ALLOCATED, {"gpu": gpus})
-        | annotation(koordinator.RESOURCE_STATUS, {"cpuset": CPU, "numaNodeResources": []}),
-        qos="LSR",
-        cgroup="guaranteed",
-    )
+GPU_SHARE = {"core": "50", "memory": "16Gi", "memory-ratio": 50}
+
+
+def test_cpus_and_gpus_are_there_from_the_first_instruction(node: ReferenceNode) -> None:
+    share = {f"koordinator.sh/gpu-{name}": value for name, value in GPU_SHARE.items()}
+    devices = annotation(koordinator.DEVICE_ALLOCATED, {"gpu": [{"minor": it, "resources": share} for it in (3, 0)]})
+    cpus = annotation(koordinator.RESOURCE_STATUS, {"cpuset": CPU, "numaNodeResources": []})
+    pod = node.pod(devices | cpus, qos="LSR", cgroup="guaranteed")
     pod.labels[koordinator.GPU_ISOLATION_PROVIDER] = "HAMi-core"
     envs = [("NVIDIA_VISIBLE_DEVICES", b"all"), ("LEVEL", b"info")]
     with running(node, pod, container(envs=envs, **LIMITED), pod_quota=60000) as made:
@@ -79,13 +90,6 @@ def test_cpus_and_gpus_are_there_from_the_first_instruction_on(node: ReferenceNo
         made.assert_in_force({**in_force, "cpu_shares": 400})
 
 
-def test_no_annotation_no_change(node: ReferenceNode) -> None:
-    with running(node, node.pod({}, qos="LSE"), container(**LIMITED)) as made:
-        told = made.told()
-        assert_first_act(told, LIMITED)
-        assert "NVIDIA_VISIBLE_DEVICES" not in told
-
-
 BATCH = {
     "requests": {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"},
     "limits": {"kubernetes.io/batch-cpu": 600, "kubernetes.io/batch-memory": "96Mi"},
@@ -94,7 +98,7 @@ BATCH_IN_FORCE: Values = {"cpu_shares": 512, "cpu_quota": 30000, "memory_limit_i
 """The quota of 600 milli cores is 60000; the node's CPUs count twice."""
 
 
-def test_batch_resources_hold_also_after_an_update(node: ReferenceNode) -> None:
+def test_batch_resources_hold_after_an_update(node: ReferenceNode) -> None:
     spec = annotation(koordinator.EXTENDED_RESOURCE_SPEC, {"containers": {"main": BATCH}})
     pod = node.pod(spec, qos="BE", cgroup="besteffort")
     with running(node, pod, container(cpu_shares=2)) as made:
@@ -107,7 +111,7 @@ def test_batch_resources_hold_also_after_an_update(node: ReferenceNode) -> None:
 
 
 @pytest.mark.parametrize(("qos", "times"), [("LS", 2), ("LSR", 1)])
-def test_a_quota_is_scaled_once(node: ReferenceNode, qos: str, times: int) -> None:
+def test_quota_is_scaled_once(node: ReferenceNode, qos: str, times: int) -> None:
     with running(node, node.pod({}, qos=qos), container(**LIMITED)) as made:
         assert_first_act(made.told(), {**LIMITED, "cpu_quota": 50000 // times})
         made.update(cpu_shares=400)
@@ -117,19 +121,13 @@ def test_a_quota_is_scaled_once(node: ReferenceNode, qos: str, times: int) -> No
             made.assert_in_force({"cpu_shares": 400, "cpu_quota": quota // times})
 
 
-OOM: dict[str, tuple[Mapping[str, str], str]] = {
-    "of the container": (
-        {koordinator.OOM_SCORE_ADJ_SPEC: '{"main": 300, "other": 1}', koordinator.OOM_SCORE_ADJ: "500"},
-        "300",
-    ),
-    "cannot be read": ({koordinator.OOM_SCORE_ADJ: "5,00"}, "900"),
-}
-"""The pod's annotations and what holds in its container; the kubelet asks for 900."""
+OF_CONTAINER = {koordinator.OOM_SCORE_ADJ_SPEC: '{"main": 300, "other": 1}', koordinator.OOM_SCORE_ADJ: "500"}
+UNREADABLE = {koordinator.OOM_SCORE_ADJ: "5,00"}
 
 
-@pytest.mark.parametrize("row", OOM)
-def test_the_oom_score(node: ReferenceNode, row: str) -> None:
-    annotations, expected = OOM[row]
+@pytest.mark.parametrize(("annotations", "expected"), [(OF_CONTAINER, "300"), (UNREADABLE, "900")], ids=["set", "bad"])
+def test_oom_score_is_the_annotations(node: ReferenceNode, annotations: Mapping[str, str], expected: str) -> None:
+    """The kubelet asks for 900."""
     with running(node, node.pod(annotations), container(**LIMITED, oom_score_adj=900)) as made:
         assert made.told()["oom_score_adj"] == expected
         made.update(cpu_shares=400)
@@ -144,19 +142,6 @@ NO_BVT = f"this kernel's cgroups have no {BVT}"
 NO_COOKIES = "pods run without core scheduling, this kernel or machine has none"
 
 
-@pytest.fixture
-def two(node: ReferenceNode) -> Iterator[tuple[Running, Running]]:
-    """Run two best-effort pods of one core scheduling group, each with an RDT group of its own."""
-    wish = annotation(koordinator.RESCTRL, {"mb": {"schemata": {"percent": 20}}})
-    pods = node.pod(wish, qos="BE", cgroup="besteffort"), node.pod(wish, qos="BE", cgroup="besteffort")
-    for pod in pods:
-        pod.labels[koordinator.CORE_SCHED_GROUP] = "one-group"
-    with running(node, pods[0], container()) as one, running(node, pods[1], container()) as other:
-        assert one.told()
-        assert other.told()
-        yield one, other
-
-
 def kernel_has_cookies() -> bool:
     try:
         coresched.sched_core(coresched.GET, coresched.ITSELF, coresched.THREAD)
@@ -167,16 +152,129 @@ def kernel_has_cookies() -> bool:
     return True
 
 
-def test_what_the_kernel_lacks_is_said_once_and_pods_run(node: ReferenceNode, two: tuple[Running, Running]) -> None:
-    directories = [found for made in two for found in cgroups.directories(made.pod.linux.cgroup_parent)]
-    values = [(found / BVT).read_text().strip() for found in directories if (found / BVT).exists()]
-    assert set(values) <= {"-1"}
+def test_what_the_kernel_lacks_is_logged_once_and_pods_run(node: ReferenceNode) -> None:
+    """Two best-effort pods are of one core scheduling group, each with an RDT group of its own."""
+    wish = annotation(koordinator.RESCTRL, {"mb": {"schemata": {"percent": 20}}})
+    pods = [node.pod(wish, qos="BE", cgroup="besteffort") for _ in range(2)]
     cookies = set()
-    if kernel_has_cookies():
-        pids = [pid for made in two for pid in cgroups.processes(made.cgroup)]
-        cookies = {coresched.sched_core(coresched.GET, pid, coresched.THREAD) for pid in pids}
-        assert len(cookies) == 1, cookies
-        assert cookies != {0}
+    with ExitStack() as stack:
+        for pod in pods:
+            pod.labels[koordinator.CORE_SCHED_GROUP] = "one-group"
+            made = stack.enter_context(running(node, pod, container()))
+            assert made.told()
+            if kernel_has_cookies():
+                pids = cgroups.processes(made.cgroup)
+                cookies |= {coresched.sched_core(coresched.GET, pid, coresched.THREAD) for pid in pids}
+        assert 0 not in cookies
+        assert len(cookies) == int(kernel_has_cookies())
+        directories = [found for pod in pods for found in cgroups.directories(pod.linux.cgroup_parent)]
+        values = [(found / BVT).read_text().strip() for found in directories if (found / BVT).exists()]
+        assert set(values) <= {"-1"}
     log = "".join(program.output() for program in node.programs.values())
     said = {text: log.count(text) for text in (NO_RDT, NO_BVT, NO_COOKIES)}
     assert said == {NO_RDT: 1, NO_BVT: 0 if values else 1, NO_COOKIES: 0 if cookies else 1}, log
+
+
+# ---- RDT above a stand-in
+
+STAND_IN = (sys.executable, "-m", "tests.system.reference_standin")
+CLASSES = 3
+"""Of service: the root has one of them, and BE gets one."""
+RDT_SETTINGS = "rdt: {BE: {enable: true, l3: [0, 30], mb: 35}}\n"
+WISH = {"llc": {"schemata": {"range": [20, 80]}}, "mb": {"schemataPerCache": [{"cacheID": 1, "percent": 20}]}}
+SEVERAL = f"sleep 3600 & sleep 3600 & echo {LAST_LINE}; wait"
+COUNT = 4
+"""The processes of that script, the shell and two more, and the guest."""
+GUEST = """
+import threading, time
+for _ in range(3):
+    threading.Thread(target=time.sleep, args=[3600], daemon=True).start()
+time.sleep(3600)
+"""
+GUESTS_THREADS = 4
+
+OF_CLASS, OF_POD = "class", "pod"
+LIMITS = {OF_CLASS: "L3:0=00f;1=00f\nMB:0= 40;1= 40\n", OF_POD: "L3:0=1f8;1=1f8\nMB:0=100;1= 20\n"}
+"""What the schemata file shows of 11 ways and steps of 10 %: 0 to 30 % is 4 ways, 20 to 80 % the 4th to the 9th."""
+
+
+def resctrl(folder: Path) -> Path:
+    return folder / "resctrl"
+
+
+def rdt_hook(folder: Folder) -> Sequence[HookProgram]:
+    settings = folder.path / "node.yaml"
+    settings.write_text(RDT_SETTINGS)
+    words = (str(resctrl(folder.path)), str(CLASSES))
+    flags = [f"--node-config={settings}", "--failure-policy=Fail", f"--timeout={2 * MOST_SECONDS:.0f}s"]
+    return [HookProgram(folder, *words, program=STAND_IN, name="rdt", flags=flags)]
+
+
+rdt_node = on_each_engine(rdt_hook)
+
+
+def pod_of(node: ReferenceNode, kind: str) -> tuple[Any, str]:
+    """Return a new pod of the class BE, and the group that is its."""
+    pod = node.pod({koordinator.RESCTRL: json.dumps(WISH)} if kind == OF_POD else {}, qos="BE", cgroup="besteffort")
+    return pod, f"koordlet-{pod.metadata.uid}" if kind == OF_POD else "BE"
+
+
+def several() -> Any:
+    """Return a container of several processes."""
+    config = container(SEVERAL)
+    config.annotations[PROCESSES] = str(COUNT)
+    return config
+
+
+def threads(*pids: int) -> set[int]:
+    return {int(task.name) for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
+@contextmanager
+def guest() -> Iterator[int]:
+    """Run a process of several threads: no program of the test's image has more than one."""
+    with subprocess.Popen([sys.executable, "-c", GUEST]) as process:
+        try:
+            wait_until(lambda: len(threads(process.pid)) == GUESTS_THREADS, "the guest's threads run")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def name_of(pid: int) -> str:
+    """Return a process's name, "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def move_in(pid: int, cgroup: str) -> None:
+    """Put a process into a container as soon as that runs its program: until then runc may still be on its way into
+    one hierarchy of version 1 after the other."""
+    wait_until(lambda: "sleep" in map(name_of, cgroups.processes(cgroup)), "the container runs")
+    for directory in cgroups.directories(cgroup):
+        (directory / "cgroup.procs").write_text(str(pid))
+
+
+@pytest.mark.parametrize("kind", [OF_CLASS, OF_POD])
+def test_group_holds_every_thread_of_the_container(rdt_node: ReferenceNode, kind: str) -> None:
+    pod, name = pod_of(rdt_node, kind)
+    group = resctrl(rdt_node.proxy.path) / name
+    with rdt_node.client() as client:
+        pod_id = client.run_pod(pod)
+        container_id = client.create(pod_id, several(), pod)
+        if isinstance(rdt_node.engine, Containerd):
+            assert client.status(container_id).status.annotations[RDT_CLASS] == name
+        cgroup = f"{pod.linux.cgroup_parent}/{container_id}"
+        with guest() as visiting, ThreadPoolExecutor() as pool:
+            moved = pool.submit(move_in, visiting, cgroup)
+            client.start(container_id)
+            moved.result()
+            pids = cgroups.processes(cgroup)
+            assert len(pids) == COUNT
+            said = f"{rdt_node.programs['rdt'].output()}\n{rdt_node.proxy.output()}"
+            assert {int(tid) for tid in (group / "tasks").read_text().split()} == threads(*pids), said
+        assert (group / "schemata").read_text() == LIMITS[kind]
+        end(client, pod_id, container_id)
+    assert group.exists() == (kind == OF_CLASS)

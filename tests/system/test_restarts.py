@@ -7,24 +7,21 @@ import asyncio
 import os
 import random
 import re
-import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.amounts import RESTARTED_PODS, RESTARTS, SECOND_STARTS, SHARE_VARIABLE, Amount
+from tests.amounts import RESTARTS, SECOND_STARTS, SHARE_VARIABLE, Amount
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import CONTAINER, POD, Failed, Front, Runtime
+from tests.system.fronts import Failed, Front, Runtime
 from tests.system.patient import PATIENT, Patient
-from tests.system.proxy import PROGRAM, STATE_KNOWN, WAIT_SECONDS, ProxyProcess, until, waited_seconds
-from tests.system.test_process import SUPERVISED
+from tests.system.proxy import WAIT_SECONDS, ProxyProcess, waited_seconds
+from tests.system.test_process import SUPERVISED, handed_over, refused
 
 pytestmark = pytest.mark.slow
 
@@ -51,13 +48,15 @@ SILENCE_SECONDS = 2.0 if IN_FULL else DEAD_SECONDS
 
 
 class Load:
-    """Clients that ask one thing after another: some what passes, others for the lives of pods."""
+    """Clients that ask one thing after another: some what passes, others for the lives of pods.
+
+    ``cuts`` is how often a followed stream has ended.
+    """
 
     def __init__(self, front: Front, proxy: ProxyProcess) -> None:
         self.answered: Counter[str] = Counter()
         self.lost: list[tuple[str, Failed]] = []
         self.cuts = 0
-        """How often a followed stream has ended."""
         self._front = front
         self._path = proxy.socket
         self._ending = False
@@ -66,7 +65,8 @@ class Load:
     async def going_on(self) -> AsyncIterator[None]:
         """Ask during the context; what was asked is answered at its end."""
         async with AsyncExitStack() as stack:
-            callers = [await stack.enter_async_context(self._caller()) for _ in range(WORKERS)]
+            made = (PATIENT[self._front.name](self._path) for _ in range(WORKERS))
+            callers = [await stack.enter_async_context(caller) for caller in made]
             kinds = (self._asks_passing, self._asks_held)
             workers = [asyncio.create_task(kind(caller)) for caller in callers for kind in kinds]
             following = asyncio.create_task(self._follow(callers[0]))
@@ -75,9 +75,6 @@ class Load:
             await asyncio.wait_for(asyncio.gather(*workers), WAIT_SECONDS)
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-
-    def _caller(self) -> Patient:
-        return PATIENT[self._front.name](self._path)
 
     async def _asks_passing(self, caller: Patient) -> None:
         while not self._ending:
@@ -119,13 +116,14 @@ class Load:
 
 
 class Dialler:
-    """Asks for a sign of life all the time, each time on a new connection."""
+    """Asks for a sign of life all the time, each time on a new connection.
+
+    ``refused`` is how often nobody listened, ``longest_silence`` the seconds between two good answers.
+    """
 
     def __init__(self, front: Front, path: Path) -> None:
         self.refused = 0
-        """How often nobody listened."""
         self.longest_silence = 0.0
-        """Seconds between two good answers."""
         self._front = front
         self._path = path
         self._last = 0.0
@@ -135,15 +133,16 @@ class Dialler:
     async def going_on(self) -> AsyncIterator[None]:
         """Ask during the context."""
         self._last = time.monotonic()
-        asking = [asyncio.create_task(self._ask_on()) for _ in range(WORKERS)]
+
+        async def ask() -> None:
+            while not self._ending:
+                await self.answered()
+                await asyncio.sleep(PAUSE_SECONDS)
+
+        asking = [asyncio.create_task(ask()) for _ in range(WORKERS)]
         yield
         self._ending = True
         await asyncio.gather(*asking)
-
-    async def _ask_on(self) -> None:
-        while not self._ending:
-            await self.answered()
-            await asyncio.sleep(PAUSE_SECONDS)
 
     async def answered(self) -> float:
         """Ask until there is a good answer; return when it came (``time.monotonic``)."""
@@ -181,12 +180,8 @@ def proxy(request: pytest.FixtureRequest, front: Front, tmp_path: Path) -> Itera
     if request.param == "own socket":
         yield own(front, tmp_path)
         return
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "proxy.sock"))
-        listener.listen(socket.SOMAXCONN)  # as systemd does: while nobody accepts, each attempt of a client stays in it
-        os.set_inheritable(listener.fileno(), True)
-        program = ["bash", "-c", SUPERVISED, "supervisor", str(listener.fileno()), *PROGRAM]
-        yield front.process(tmp_path, program=program, pass_fds=[listener.fileno()], drain_timeout=f"{DRAIN_SECONDS}s")
+    with handed_over(tmp_path / "proxy.sock") as handed:
+        yield front.process(tmp_path, **handed, drain_timeout=f"{DRAIN_SECONDS}s")
 
 
 async def test_restarts_under_load_lose_no_call(
@@ -210,57 +205,34 @@ async def test_restarts_under_load_lose_no_call(
     assert load.cuts >= RESTARTS.now
 
 
-async def running_pods(front: Front, runtime: Runtime) -> dict[str, str]:
-    """Run pods, each with a container, before there is a proxy; return their names by their ids."""
-    names = {}
-    async with front.caller(runtime.socket_path) as caller:
-        for number in range(RESTARTED_PODS.now):
-            pod_id = await caller.run_pod(replace(POD, name=f"pod-{number}"))
-            await caller.act("start", await caller.create(pod_id, replace(CONTAINER, name=f"container-{number}")))
-            names[pod_id] = f"pod-{number}"
-    return names
-
-
-async def test_kills_under_load_cost_the_calls_under_way_alone(
-    front: Front, proxy: ProxyProcess, runtime: Runtime, hooks: HookServer, tmp_path: Path
+async def test_kills_under_load_cost_only_the_calls_under_way(
+    front: Front, proxy: ProxyProcess, runtime: Runtime, hooks: HookServer
 ) -> None:
-    """The pods that run all the while are known after the last start, and nobody has touched them."""
-    names = await running_pods(front, runtime)
+    """Nobody touches a pod that runs all the while."""
+    async with front.caller(runtime.socket_path) as caller:
+        await caller.create(await caller.run_pod())
     ids = {*runtime.pod_ids(), *runtime.container_ids()}
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
-    pause, took, waited, written = random.Random(0), [], [], 0
-    async with proxy:
-        async with load.going_on(), dialler.going_on():
-            for _ in range(KILLS.now):
-                await load.each_kind_is_answered()
-                await asyncio.sleep(pause.uniform(0, 0.1))
-                proxy.kill()
-                first = asyncio.create_task(dialler.answered())
-                await asyncio.sleep(RESTART_SECONDS)
-                written, launched, before = len(proxy.output()), time.monotonic(), waited_seconds(os.getpid())
-                proxy.launch()
-                took.append(await first - launched)
-                waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
+    pause, took, waited = random.Random(0), [], []
+    async with proxy, load.going_on(), dialler.going_on():
+        for _ in range(KILLS.now):
             await load.each_kind_is_answered()
-        await until(lambda: STATE_KNOWN in proxy.output()[written:], "the state is read", proxy.output)
-        assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
-        assert await told_of(front, proxy, list(names), tmp_path) == list(names.values())
+            await asyncio.sleep(pause.uniform(0, 0.1))
+            proxy.kill()
+            first = asyncio.create_task(dialler.answered())
+            await asyncio.sleep(RESTART_SECONDS)
+            launched, before = time.monotonic(), waited_seconds(os.getpid())
+            proxy.launch()
+            took.append(await first - launched)
+            waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
+        await load.each_kind_is_answered()
+    assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
     starts = list(zip(took, waited, strict=True))
     assert max(seconds - others for seconds, others in starts) < ANSWER_SECONDS, starts
     assert dialler.longest_silence - max(waited) < SILENCE_SECONDS, starts
     assert (dialler.refused == 0) == (SUPERVISED in proxy.command), dialler.refused
-
-
-async def told_of(front: Front, proxy: ProxyProcess, pod_ids: list[str], folder: Path) -> list[str]:
-    """Stop pods; return their names as a hook server is told them."""
-    async with HookServer(str(folder / "told.sock")) as told, front.caller(proxy.socket) as caller:
-        proxy.register("told.json", told.socket_path, ["PostStopPodSandbox"])
-        await asyncio.to_thread(proxy.wait_for_registration, "told.json")
-        for pod_id in pod_ids:
-            await caller.act("stop_pod", pod_id)
-        return [call.request.pod_meta.name for call in told.calls]
 
 
 async def test_second_starts_under_load_disturb_no_call(
@@ -273,11 +245,9 @@ async def test_second_starts_under_load_disturb_no_call(
         inode = proxy.socket.stat().st_ino
         for _ in range(SECOND_STARTS.now):
             await load.each_kind_is_answered()
-            second = await asyncio.to_thread(
-                subprocess.run, proxy.command, capture_output=True, text=True, timeout=WAIT_SECONDS
-            )
-            assert second.returncode == 1
-            assert f"pid {proxy.pid}" in second.stderr
+            line = await refused(proxy)
+            assert f"pid {proxy.pid}" in line
+            assert str(proxy.socket) in line
         await load.each_kind_is_answered()
         assert proxy.socket.stat().st_ino == inode
         assert load.cuts == 0

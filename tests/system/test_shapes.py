@@ -1,18 +1,25 @@
-"""What a runtime does not tell never takes the place of the kubelet's word: on each shape, before and after restarts.
+"""On each shape of a runtime the kubelet's word stands, whatever the runtime tells or lacks, over restarts too.
 
-Every request is compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused.
+Every request is compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused. Of
+what is not there the runtime's own answer arrives, and no hook server is asked (relay-rules C4).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runtimeproxy import sync
+from runtimeproxy.hookapi import api_pb2
+from tests.fakes import hookanswers
+from tests.fakes.registration import ALL_POINTS
 from tests.system.cri_front import CRI_SHAPES
-from tests.system.fronts import CONTAINER, PARENT, POD, Front
+from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front
 from tests.system.shaped import FRONTS, QUIET, SKIPPED, SLICE_PARENT, ShapedNode, named
 
+EVERY = pytest.mark.parametrize("front", FRONTS, ids=named)
+EVERY_CRI = pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
 PODS = {
     "plain": (POD, PARENT),
     "skipped": (SKIPPED, PARENT),
@@ -46,11 +53,17 @@ async def passes(node: ShapedNode, verb: str, request: bytes) -> None:
     assert (await node.passed(verb, request))[1] == request
 
 
-@pytest.mark.parametrize("hooks", QUIET)
-@pytest.mark.parametrize("front", FRONTS, ids=named)
-async def test_a_quiet_hook_server_changes_nothing(front: Front, hooks: str, tmp_path: Path) -> None:
+HOOKS = [(name, ALL_POINTS) for name in QUIET] + [("silent", ["PostStopContainer"]), ("silent", ["PreRunPodSandbox"])]
+"""Who answers, and at which points."""
+
+
+@pytest.mark.parametrize(("hooks", "points"), HOOKS, ids=[f"{name} at {len(points)}" for name, points in HOOKS])
+@EVERY
+async def test_quiet_hook_server_changes_nothing(
+    front: Front, hooks: str, points: Sequence[str], tmp_path: Path
+) -> None:
     """Rows 1 and 7: the kubelet's cgroup parent stands, also one that it asks for anew after a restart."""
-    async with ShapedNode(front, tmp_path, QUIET[hooks]) as node:
+    async with ShapedNode(front, tmp_path, QUIET[hooks], points=points) as node:
         await changes_nothing(node)
 
 
@@ -60,32 +73,21 @@ KILLED = {"cri containerd", "cri cri-o", "cri cri-dockerd", "cri shim gone", "do
 
 @pytest.mark.slow
 @pytest.mark.parametrize("front", [front for front in FRONTS if front.name in KILLED], ids=named)
-async def test_a_quiet_hook_server_changes_nothing_over_a_kill(front: Front, tmp_path: Path) -> None:
+async def test_quiet_hook_server_changes_nothing_over_a_kill(front: Front, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path, QUIET["koordlet"], program=True) as node:
-        await changes_nothing(node)
-
-
-@pytest.mark.parametrize("points", [["PostStopContainer"], ["PreRunPodSandbox"]], ids=str)
-@pytest.mark.parametrize("front", FRONTS, ids=named)
-async def test_one_that_is_registered_for_another_point_changes_nothing(
-    front: Front, points: list[str], tmp_path: Path
-) -> None:
-    async with ShapedNode(front, tmp_path, points=points) as node:
         await changes_nothing(node)
 
 
 # -- ids used anew -----------------------------------------------------------------------------------------------------
 
 OTHER = replace(POD, name="other", uid="other-uid", labels={"of": "other"}, cgroup_parent="/kubepods/pod-other-uid")
-
-
 TOLD = ["PreCreateContainer", "PreStartContainer", "PostStartContainer", "PostStopContainer", "PostStopPodSandbox"]
 
 
 @pytest.mark.parametrize("way", ["by the proxy", "behind it"])
 @pytest.mark.parametrize("removed", [False, True], ids=["lost", "removed before"])
-@pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
-async def test_an_id_that_is_used_anew_is_another_pods(front: Front, way: str, removed: bool, tmp_path: Path) -> None:
+@EVERY_CRI
+async def test_id_used_anew_is_another_pods(front: Front, way: str, removed: bool, tmp_path: Path) -> None:
     """A runtime that has lost its state gives ids anew; dockerd's are random."""
     async with ShapedNode(front, tmp_path) as node:
         pod_id = await node.caller.run_pod()
@@ -110,8 +112,8 @@ async def test_an_id_that_is_used_anew_is_another_pods(front: Front, way: str, r
         assert told[-1].cgroup_parent == OTHER.cgroup_parent
 
 
-@pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
-async def test_the_list_shows_that_an_id_is_another_pods(
+@EVERY_CRI
+async def test_list_shows_that_an_id_is_another_pods(
     front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No call of the proxy's has made it, and none but its stop is to come."""
@@ -128,3 +130,44 @@ async def test_the_list_shows_that_an_id_is_another_pods(
         await node.caller.act("stop_pod", pod_id)
         ((_, told),) = node.told()
         assert (told.pod_meta.uid, dict(told.labels)["of"]) == (OTHER.uid, "other")
+
+
+# -- what is not there -------------------------------------------------------------------------------------------------
+
+VERBS = ("start", "update", "stop", "remove", "stop_pod", "remove_pod")
+HOOKED = api_pb2.ContainerResourceHookResponse(container_envs={"B": "hooked"})
+
+
+async def outcome(caller: Caller, verb: str, request: bytes) -> object:
+    """Return what a caller gets of a request: the error, or None."""
+    try:
+        await caller.send(verb, request)
+    except Failed as failed:
+        return failed.status, failed.text
+    return None
+
+
+@EVERY
+async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tmp_path: Path) -> None:
+    async with ShapedNode(front, tmp_path) as node, node.new_caller(node.runtime.socket_path) as direct:
+        requests = [(verb, node.caller.request(verb, "f" * 64)) for verb in VERBS]
+        if front in CRI_SHAPES:  # dockerd makes a container without a sandbox
+            requests.append(("create", node.caller.create_request("f" * 64)))
+        for verb, request in requests:
+            assert await outcome(node.caller, verb, request) == await outcome(direct, verb, request), verb
+        assert node.hooks.calls == []
+        counted = [node.inside.recorder.total(name) for name in ("hook_failures", "calls_unreadable", "calls_refused")]
+        assert counted == [0, 0, 0]
+
+
+@EVERY_CRI
+async def test_pod_whose_verbose_status_is_not_found_is_hooked(front: Front, tmp_path: Path) -> None:
+    """A controller of containerd's says NOT_FOUND of its own; no pod goes without its hooks for that."""
+    async with ShapedNode(front, tmp_path, answers={"PreCreateContainer": hookanswers.reply(HOOKED)}) as node:
+        pod_id = await node.caller.run_pod()
+        await node.restart()
+        await node.caller.create(pod_id)
+        assert ("B", "hooked") in node.runtime.envs()
+        await node.caller.act("stop_pod", pod_id)
+        ((_, create), (_, stop)) = node.told()[-2:]
+        assert {create.pod_meta.uid, stop.pod_meta.uid} == {"pod-uid"}

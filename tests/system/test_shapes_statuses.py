@@ -19,10 +19,9 @@ from tests import amounts
 from tests.fakes import mangles, registration
 from tests.fakes.mangles import ABSENT
 from tests.fakes.shapes import SHAPES
-from tests.system.cri_front import CRI, CRI_SHAPES, CriRuntime
+from tests.system.cri_front import CRI, CriRuntime
 from tests.system.docker_front import DOCKER, DOCKER_ENGINES, DockerRuntime
-from tests.system.fronts import CONTAINER, POD, Caller, Failed, Front
-from tests.system.proxy import ProxyInside
+from tests.system.fronts import Caller, Failed, Front
 from tests.system.shaped import ShapedNode, named
 
 STATUSES = ("PodSandboxStatus", "ContainerStatus")
@@ -44,7 +43,7 @@ POINTS = {"every point": registration.ALL_POINTS, "another point": ["PostStopPod
 def places(document: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Name every place in a JSON document by its path."""
     items = (
-        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
     )
     for key, inner in items:
         yield (*above, key)
@@ -84,9 +83,8 @@ async def goes_out_as_it_came(node: ShapedNode, direct: Caller) -> None:
     }
     for verb, request in requests.items():
         assert (await node.passed(verb, request))[1] == request
-    assert isinstance(node.proxy, ProxyInside)
-    for one in node.proxy.store.ids():
-        node.proxy.store.forget(one)
+    for one in node.inside.store.ids():
+        node.inside.store.forget(one)
     assert isinstance(node.runtime, CriRuntime | DockerRuntime)
     node.runtime.received.clear()
     for one in (*node.runtime.container_ids(), *node.runtime.pod_ids()):
@@ -108,7 +106,7 @@ def living(front: Front, folder: Path, points: Sequence[str]) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize("points", POINTS)
-def test_whatever_a_cri_runtimes_status_says(points: str, tmp_path: Path) -> None:
+def test_request_stands_whatever_a_cri_status_says(points: str, tmp_path: Path) -> None:
     with living(CRI, tmp_path, POINTS[points]) as (node, make_calls):
         assert isinstance(node.runtime, CriRuntime)
         state = node.runtime.state
@@ -135,7 +133,7 @@ def test_whatever_a_cri_runtimes_status_says(points: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("points", POINTS)
 @pytest.mark.parametrize("front", DOCKER_ENGINES[::2], ids=named)
-def test_whatever_dockerds_inspect_says(front: Front, points: str, tmp_path: Path) -> None:
+def test_request_stands_whatever_dockerds_inspect_says(front: Front, points: str, tmp_path: Path) -> None:
     with living(front, tmp_path, POINTS[points]) as (node, make_calls):
         assert isinstance(node.runtime, DockerRuntime)
         dockerd = node.runtime
@@ -150,56 +148,25 @@ def test_whatever_dockerds_inspect_says(front: Front, points: str, tmp_path: Pat
         holds()
 
 
-# -- some of them by name ----------------------------------------------------------------------------------------------
+def without_pod(method: str, reply: Any) -> Any:
+    """Have neither a CRI runtime's status nor its list tell which pod a container is of."""
+    for container in reply.containers if method == "ListContainers" else ():
+        container.pod_sandbox_id = ""
+    return mangles.info_part("ContainerStatus", ["sandboxID"], ABSENT)(method, reply)
 
 
-@pytest.mark.parametrize("text", ["", "no JSON", "[]", "null", "5", "{}", '{"config":null,"runtimeSpec":null}'])
-@pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
-async def test_a_verbose_part_that_says_nothing_is_unknown(front: Front, text: str, tmp_path: Path) -> None:
-    """The plain status is told in its place."""
+def without_label(shown: Any) -> Any:
+    """Have dockerd not tell it."""
+    shown["Config"]["Labels"].pop(SANDBOX_LABEL, None)
+    return shown
+
+
+@pytest.mark.parametrize(("front", "mangle"), [(CRI, without_pod), (DOCKER, without_label)], ids=["cri", "docker"])
+async def test_container_whose_pod_nobody_names_is_refused(front: Front, mangle: Any, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path) as node:
-        assert isinstance(node.runtime, CriRuntime)
-        pod_id = await node.caller.run_pod()
-        container_id = await node.caller.create(pod_id)
-        for method in STATUSES:
-            node.runtime.state.mangle = mangles.info_text(method, text)
-            await node.restart()
-            node.told()
-            await node.created(pod_id)
-            await node.caller.act("stop", container_id)
-            names = {(message.pod_meta.name, message.container_meta.name) for _, message in node.told()}
-            assert names == {(POD.name, CONTAINER.name)}
-
-
-async def test_a_container_whose_pod_neither_status_nor_list_names_is_refused(tmp_path: Path) -> None:
-    async with ShapedNode(CRI, tmp_path) as node:
-        assert isinstance(node.runtime, CriRuntime)
         container_id = await node.caller.create(await node.caller.run_pod())
-        unnamed = mangles.info_part("ContainerStatus", ["sandboxID"], ABSENT)
-
-        def mangle(method: str, reply: Any) -> Any:
-            for container in reply.containers if method == "ListContainers" else ():
-                container.pod_sandbox_id = ""
-            return unnamed(method, reply)
-
-        node.runtime.state.mangle = mangle
-        await refuses_to_start(node, container_id)
-
-
-async def test_dockers_container_without_the_label_of_its_sandbox_is_refused(tmp_path: Path) -> None:
-    async with ShapedNode(DOCKER, tmp_path) as node:
-        assert isinstance(node.runtime, DockerRuntime)
-        container_id = await node.caller.create(await node.caller.run_pod())
-
-        def mangle(shown: Any) -> Any:
-            shown["Config"]["Labels"].pop(SANDBOX_LABEL, None)
-            return shown
-
-        node.runtime.mangle = mangle
-        await refuses_to_start(node, container_id)
-
-
-async def refuses_to_start(node: ShapedNode, container_id: str) -> None:
-    await node.restart()
-    with pytest.raises(Failed, match=r"StartContainer refused: .* unreadable"):
-        await node.caller.act("start", container_id)
+        assert isinstance(node.runtime, CriRuntime | DockerRuntime)
+        (node.runtime.state if isinstance(node.runtime, CriRuntime) else node.runtime).mangle = mangle
+        await node.restart()
+        with pytest.raises(Failed, match=r"StartContainer refused: .* unreadable"):
+            await node.caller.act("start", container_id)

@@ -1,6 +1,7 @@
-"""What hook servers are told of pods and containers on runtimes of each shape, before and after a restart.
+"""What hook servers are told on runtimes of each shape, before and after a restart, and their memory limits there.
 
-What a shape cannot tell stands in the tables; without a hook server there is nobody to tell it to.
+What a shape cannot tell or does not take stands in the tables. The policy is Fail: what a hook server asks for never
+stops a pod.
 """
 
 from dataclasses import replace
@@ -12,9 +13,10 @@ import pytest
 
 from tests.fakes import cri_pb2, hookanswers
 from tests.system.cri_front import CRI_SHAPES
-from tests.system.fronts import CONTAINER, PARENT, POD, Front
-from tests.system.shaped import FRONTS, SKIPPED, SLICE_PARENT, ShapedNode, named
+from tests.system.fronts import CONTAINER, PARENT, POD, UPDATE, Caller, Front
+from tests.system.shaped import FRONTS, SKIPPED, SLICE_PARENT, ShapedNode, limits, named
 
+EVERY = pytest.mark.parametrize("front", FRONTS, ids=named)
 UNTOLD = {"cri cri-dockerd", "cri no verbose"}
 """They tell nothing of a cgroup parent: it is not set until the kubelet names it."""
 OF_CONTAINERS = {"cri shim sandboxer", "cri shim gone"}
@@ -29,32 +31,33 @@ def parents(node: ShapedNode) -> set[str]:
     """Return what was told of the pod's cgroup parent, wherever anything was."""
     told = node.told()
     assert told
-    return {
-        message.cgroup_parent if point == "PostStopPodSandbox" else message.pod_cgroup_parent for point, message in told
-    }
+    names = {"PostStopPodSandbox": "cgroup_parent"}
+    return {getattr(message, names.get(point, "pod_cgroup_parent")) for point, message in told}
+
+
+async def life_goes_on(caller: Caller, container_id: str, pod_id: str) -> None:
+    await caller.update(container_id)
+    await caller.act("stop", container_id)
+    await caller.act("stop_pod", pod_id)
 
 
 @pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
-@pytest.mark.parametrize("front", FRONTS, ids=named)
-async def test_the_cgroup_parent_is_told_as_far_as_anybody_knows_it(front: Front, parent: str, tmp_path: Path) -> None:
+@EVERY
+async def test_cgroup_parent_is_told_as_far_as_it_is_known(front: Front, parent: str, tmp_path: Path) -> None:
     async with ShapedNode(front, tmp_path) as node:
         caller = node.caller
-        pods = [
-            await caller.run_pod(replace(POD, name=name, cgroup_parent=parent)) for name in ("used", "new", "empty")
-        ]
-        used, new, empty = pods
+        pod = replace(POD, cgroup_parent=parent)
+        used, new, empty = [await caller.run_pod(replace(pod, name=name)) for name in ("used", "new", "empty")]
         in_used, in_new = [await caller.create(pod_id) for pod_id in (used, new)]
         await caller.act("start", in_used)
-        for act in (caller.update(in_used), caller.act("stop", in_used), caller.act("stop_pod", used)):
-            await act
+        await life_goes_on(caller, in_used, used)
         node.hooks.calls = [call for call in node.hooks.calls if call.point.name != "PreRunPodSandbox"]
         assert parents(node) == {parent}
 
         await node.restart()
         await node.known()
         caller = node.caller
-        for act in (caller.update(in_used), caller.act("stop", in_used), caller.act("stop_pod", used)):
-            await act
+        await life_goes_on(caller, in_used, used)
         assert parents(node) == {"" if front.name in UNTOLD else parent}
         await caller.act("stop_pod", empty)
         assert parents(node) == {"" if front.name in UNTOLD | OF_CONTAINERS else parent}
@@ -67,8 +70,8 @@ async def test_the_cgroup_parent_is_told_as_far_as_anybody_knows_it(front: Front
         assert parents(node) == {parent}, "a create repeats it"
 
 
-@pytest.mark.parametrize("front", FRONTS, ids=named)
-async def test_a_container_is_told_as_far_as_its_runtime_tells_it(front: Front, tmp_path: Path) -> None:
+@EVERY
+async def test_container_is_told_as_far_as_its_runtime_tells_it(front: Front, tmp_path: Path) -> None:
     """Where none was asked for a swap limit that a runtime sets by itself is none; Docker's shim asks for one."""
     async with ShapedNode(front, tmp_path) as node:
         container_id = await node.caller.create(await node.caller.run_pod())
@@ -88,7 +91,7 @@ async def test_a_container_is_told_as_far_as_its_runtime_tells_it(front: Front, 
 
 @pytest.mark.parametrize("handler", ["", "kata"])
 @pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
-async def test_a_pods_runtime_handler_is_told(front: Front, handler: str, tmp_path: Path) -> None:
+async def test_pods_runtime_handler_is_told(front: Front, handler: str, tmp_path: Path) -> None:
     """cri-dockerd names the one that dockerd puts in where none was asked for."""
     async with ShapedNode(front, tmp_path) as node:
         request = cri_pb2.RunPodSandboxRequest.FromString(node.caller.pod_request(POD))
@@ -104,8 +107,8 @@ async def test_a_pods_runtime_handler_is_told(front: Front, handler: str, tmp_pa
 # -- the end of a pod --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("front", FRONTS, ids=named)
-async def test_the_stop_of_a_pod_is_told_until_it_was_told_well(front: Front, tmp_path: Path) -> None:
+@EVERY
+async def test_pod_stop_is_told_until_it_succeeds(front: Front, tmp_path: Path) -> None:
     """The kubelet stops a pod several times; a proxy that was started since knows nothing of who was told."""
     async with ShapedNode(front, tmp_path) as node:
         pod_id, skipped = await node.caller.run_pod(), await node.caller.run_pod(SKIPPED)
@@ -115,10 +118,8 @@ async def test_the_stop_of_a_pod_is_told_until_it_was_told_well(front: Front, tm
             for _ in range(4):
                 await node.caller.act("stop_pod", pod_id)
                 await node.caller.act("stop_pod", skipped)
-            told = node.told()
-            assert [(point, message.pod_meta.name) for point, message in told] == [
-                ("PostStopPodSandbox", POD.name)
-            ] * calls
+            told = [(point, message.pod_meta.name) for point, message in node.told()]
+            assert told == [("PostStopPodSandbox", POD.name)] * calls
             await node.restart()
 
 
@@ -133,3 +134,70 @@ def failing(then: hookanswers.Answer, times: int) -> hookanswers.Answer:
         return await then(call)
 
     return answer
+
+
+# -- memory limits, as koordlet sets them ------------------------------------------------------------------------------
+
+LIMIT = int(CONTAINER.resources["memory_limit_in_bytes"])
+UNLIMITED = replace(CONTAINER, resources={"cpu_shares": 2})
+SWAPLESS = replace(CONTAINER, resources={"memory_limit_in_bytes": LIMIT, "memory_swap_limit_in_bytes": LIMIT})
+OF_DOCKER = replace(CONTAINER, resources={"memory_limit_in_bytes": LIMIT})
+"""The shim sets the swap limit by itself."""
+TAKES_UNLIMITED = {"cri containerd", "cri shim sandboxer", "cri shim gone"}
+"""In an update, for a container that has a limit."""
+TELLS_NO_SWAP = {"cri cri-o", "cri cri-dockerd", "cri no verbose"}
+"""Whether a swap limit that equals the memory limit was asked for; the first two set one by themselves."""
+
+POINTS = ("PreCreateContainer", "PreUpdateContainerResources")
+
+
+def memory(limit: int) -> dict[str, hookanswers.Answer]:
+    """Return answers that set the memory limit of every container, as koordlet's BatchResource does."""
+    return dict.fromkeys(POINTS, hookanswers.koordlet(memory_limit_in_bytes=limit))
+
+
+async def updated(node: ShapedNode, container_id: str) -> tuple[int, int]:
+    """Change a container's shares; return the limits that reached the runtime with it."""
+    request = node.caller.update_request(container_id, UPDATE, {})
+    return limits("update", (await node.passed("update", request))[1])
+
+
+@EVERY
+async def test_no_memory_limit_goes_out_as_each_runtime_takes_it(front: Front, tmp_path: Path) -> None:
+    """As 0 in a create; in an update not at all where there is no limit, else as -1 where that is taken."""
+    lifted = (-1, 0) if front.name in TAKES_UNLIMITED else (0, 0)
+    async with ShapedNode(front, tmp_path, answers=memory(-1)) as node:
+        pod_id = await node.caller.run_pod()
+        for container in (UNLIMITED, CONTAINER):
+            _, released = await node.passed("create", node.caller.create_request(pod_id, container))
+            assert limits("create", released)[0] == 0
+        node.hooks.on("PreCreateContainer", hookanswers.empty())
+        pairs = [[await node.caller.create(pod_id, each) for each in (UNLIMITED, CONTAINER)] for _ in range(2)]
+        for unlimited, limited in pairs:
+            await node.known()
+            assert await updated(node, unlimited) == (0, 0)
+            assert await updated(node, limited) == lifted
+            for one in (unlimited, limited):
+                await node.caller.act("start", one)
+            await node.restart()
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
+@EVERY
+async def test_swap_limit_that_equals_the_memory_limit_moves_with_it(
+    front: Front, restarted: bool, tmp_path: Path
+) -> None:
+    container = OF_DOCKER if front.name.startswith("docker") else SWAPLESS
+    async with ShapedNode(front, tmp_path, answers=memory(2 * LIMIT)) as node:
+        pod_id = await node.caller.run_pod()
+        if restarted:
+            await node.restart()
+        _, released = await node.passed("create", node.caller.create_request(pod_id, container))
+        assert limits("create", released) == (2 * LIMIT, 2 * LIMIT)
+        node.hooks.on("PreCreateContainer", hookanswers.empty())
+        container_id = await node.caller.create(pod_id, container)
+        if restarted:
+            await node.restart()
+            await node.known()
+        known = not (restarted and front.name in TELLS_NO_SWAP)
+        assert await updated(node, container_id) == (2 * LIMIT, 2 * LIMIT if known else 0)

@@ -1,189 +1,116 @@
-"""The Store beside the calls, on each front: filled, swept, and right where the runtime's answer was lost."""
+"""The Store beside the calls, on each shape of a runtime: filled, swept, and settled where an answer was lost.
+
+What the runtime did is known and told whoever has left (relay-rules C2, C3, C5).
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
-import grpc
 import pytest
 
-from runtimeproxy import sync
 from runtimeproxy.hookapi import api_pb2
+from runtimeproxy.hookpoints import Operation
 from tests.fakes import hookanswers
-from tests.fakes.faults import FaultRelay
-from tests.fakes.hookserver import HookServer
-from tests.fakes.runtime import Injection
 from tests.system.cri_front import CRI
-from tests.system.fronts import Caller, Failed, Front, Runtime
-from tests.system.proxy import ProxyInside, until
-from tests.system.shaped import FRONTS, named
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import Failed, Front
+from tests.system.proxy import until
+from tests.system.shaped import FRONTS, ShapedNode, named
 
 pytestmark = pytest.mark.slow
 
-HOOKED = api_pb2.ContainerResourceHookResponse(container_envs={"B": "hooked"})
+ONE_OF_EACH = pytest.mark.parametrize("front", [CRI, DOCKER], ids=named)
+HOOKED = hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_envs={"B": "hooked"}))
 
 
 @pytest.fixture(params=FRONTS, ids=named)
 def front(request: pytest.FixtureRequest) -> Front:
-    """Return the front of each shape of a runtime in turn."""
     made: Front = request.param
     return made
 
 
 @pytest.fixture
-async def runtime(front: Front, tmp_path: Path) -> AsyncIterator[Runtime]:
-    async with front.runtime(str(tmp_path / "inner.sock")) as fake:
-        yield fake
-
-
-@pytest.fixture
-async def relay(tmp_path: Path, runtime: Runtime) -> AsyncIterator[FaultRelay]:
-    """What stands between the proxy and the runtime."""
-    async with FaultRelay(str(tmp_path / "runtime.sock"), runtime.socket_path) as between:
-        yield between
-
-
-@pytest.fixture
-async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
-    answers = {"PreCreateContainer": hookanswers.reply(HOOKED)}
-    async with HookServer(str(tmp_path / "hooks.sock"), answers) as server:
-        yield server
-
-
-@pytest.fixture
-async def proxy(front: Front, tmp_path: Path, relay: FaultRelay, hooks: HookServer) -> AsyncIterator[ProxyInside]:
-    inside = front.inside(tmp_path)
-    inside.register("tester.json", hooks.socket_path)
-    async with inside:
-        yield inside
-
-
-@pytest.fixture
-async def caller(front: Front, proxy: ProxyInside) -> AsyncIterator[Caller]:
-    async with front.caller(proxy.socket) as made:
+async def node(front: Front, tmp_path: Path) -> AsyncIterator[ShapedNode]:
+    async with ShapedNode(front, tmp_path, answers={"PreCreateContainer": HOOKED}, between=True) as made:
         yield made
 
 
+def settled(node: ShapedNode, operation: Operation) -> int:
+    return node.inside.recorder.counted("unsettled", operation=operation.value, result="agreed")
+
+
+async def failing(call: Awaitable[object]) -> None:
+    """Wait for the end of a call that fails."""
+    with pytest.raises((Failed, asyncio.CancelledError)):
+        await call
+
+
 @pytest.mark.parametrize("way", ["cancel", "connection"])
-async def test_a_create_that_was_carried_out_without_an_answer_is_in_the_store(
-    way: str, caller: Caller, proxy: ProxyInside, relay: FaultRelay, runtime: Runtime
-) -> None:
-    pod_id = await caller.run_pod()
-    request = caller.create_request(pod_id)
-    relay.to_client.stop_reading()
-    call = asyncio.ensure_future(caller.send("create", request))
-    await until(lambda: bool(runtime.container_ids()), "the runtime has made the container")
+async def test_create_without_an_answer_is_in_the_store(way: str, node: ShapedNode) -> None:
+    pod_id = await node.caller.run_pod()
+    request = node.caller.create_request(pod_id)
+    node.relay.to_client.stop_reading()
+    call = asyncio.ensure_future(node.caller.send("create", request))
+    await until(lambda: bool(node.runtime.container_ids()), "the runtime has made the container")
     if way == "cancel":
         call.cancel()
     else:
-        relay.cut()
-    with pytest.raises((Failed, asyncio.CancelledError)):
-        await call
-    await until(
-        lambda: proxy.recorder.counted("calls", operation="CreateContainer", outcome="unsettled") == 1,
-        "it is unsettled",
-    )
-    relay.to_client.resume_reading()
-    (made,) = runtime.container_ids()
-    await until(lambda: proxy.store.container(made) is not None, "it is listed")
-    record = proxy.store.container(made)
+        node.relay.cut()
+    await failing(call)
+    counted = {"operation": "CreateContainer", "outcome": "unsettled"}
+    await until(lambda: node.inside.recorder.counted("calls", **counted) == 1, "it is unsettled")
+    node.relay.to_client.resume_reading()
+    (made,) = node.runtime.container_ids()
+    await until(lambda: node.inside.store.container(made) is not None, "it is listed")
+    record = node.inside.store.container(made)
     assert record is not None
     assert record.effective.pod_id == pod_id
-    assert proxy.recorder.total("unsettled") == 0
+    assert node.inside.recorder.total("unsettled") == 0
 
 
-async def test_a_create_that_the_runtime_never_saw_leaves_nothing(
-    caller: Caller, proxy: ProxyInside, hooks: HookServer
-) -> None:
-    pod_id = await caller.run_pod()
-    hooks.on("PreCreateContainer", hookanswers.hang())
-    call = asyncio.ensure_future(caller.create(pod_id))
-    await asyncio.wait_for(hooks.wait_for_calls("PreCreateContainer"), 20)
+@pytest.mark.parametrize("gone", [False, True], ids=["stopped", "gone meanwhile"])
+async def test_stop_without_an_answer_is_told(gone: bool, node: ShapedNode) -> None:
+    """The runtime is asked what became of the container; each says in its own way that there is none."""
+    container_id = await node.caller.create(await node.caller.run_pod())
+    await node.caller.act("start", container_id)
+    node.relay.to_client.stop_reading()
+    call = asyncio.ensure_future(node.caller.act("stop", container_id))
+    await until(lambda: node.runtime.verbs()[-1] == "stop", "the runtime has the request")
     call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    await until(lambda: proxy.recorder.total("calls_ended") == 1, "the call has ended")
-    assert proxy.store.counts() == (1, 0)
-
-
-async def test_the_stop_that_is_owed_is_told_though_its_answer_was_lost(
-    caller: Caller, proxy: ProxyInside, relay: FaultRelay, runtime: Runtime, hooks: HookServer
-) -> None:
-    container_id = await caller.create(await caller.run_pod())
-    await caller.act("start", container_id)
-    relay.to_client.stop_reading()
-    call = asyncio.ensure_future(caller.act("stop", container_id))
-    await until(lambda: runtime.verbs()[-1] == "stop", "the runtime has the request")
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    assert hooks.calls_of("PostStopContainer") == []
-    relay.to_client.resume_reading()
-    (told,) = await asyncio.wait_for(hooks.wait_for_calls("PostStopContainer"), 20)
+    await failing(call)
+    assert node.hooks.calls_of("PostStopContainer") == []
+    if gone:
+        node.runtime.vanish(container_id)
+    node.relay.to_client.resume_reading()
+    (told,) = await asyncio.wait_for(node.hooks.wait_for_calls("PostStopContainer"), 20)
     assert told.request.container_meta.id == container_id
-    assert proxy.recorder.counted("unsettled", operation="StopContainer", result="agreed") == 1
+    assert settled(node, Operation.STOP_CONTAINER) == 1
 
 
-async def test_what_somebody_else_removed_is_swept(
-    caller: Caller,
-    proxy: ProxyInside,
-    runtime: Runtime,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without a call and without an event, as ``ctr rm`` does it."""
-    monkeypatch.setattr(sync, "PASS_SECONDS", 0.1)
-    monkeypatch.setattr(sync, "SOONEST_SECONDS", 0.01)
-    pods = [await caller.run_pod() for _ in range(2)]
-    containers = [await caller.create(pod_id) for pod_id in pods for _ in range(2)]
-    for gone in (containers[0], containers[2], containers[3], pods[1]):
-        runtime.vanish(gone)
-    await until(lambda: proxy.store.ids() == {pods[0], containers[1]}, "the records are gone")
-    assert proxy.recorder.total("records_swept") >= 3
+@ONE_OF_EACH
+async def test_answer_that_waits_for_post_hooks_outlives_the_runtimes_connection(node: ShapedNode) -> None:
+    container_id = await node.caller.create(await node.caller.run_pod())
+    gate = asyncio.Event()
+    node.hooks.on("PostStartContainer", hookanswers.behind(gate))
+    call = asyncio.ensure_future(node.caller.act("start", container_id))
+    await asyncio.wait_for(node.hooks.wait_for_calls("PostStartContainer"), 20)
+    node.relay.cut()
+    await asyncio.sleep(0.1)  # the proxy has seen the end
+    assert not call.done()
+    gate.set()
+    await call
 
 
-async def test_the_first_hook_server_has_the_state_read(
-    front: Front, runtime: Runtime, relay: FaultRelay, hooks: HookServer, tmp_path: Path
-) -> None:
-    """What was there before the proxy is asked for nobody until then."""
-    async with front.caller(runtime.socket_path) as kubelet:
-        pod_id = await kubelet.run_pod()
-        container_id = await kubelet.create(pod_id)
-    async with front.inside(tmp_path) as proxy, front.caller(proxy.socket) as caller:
-        await caller.act("ping")
-        await asyncio.sleep(0.3)
-        assert (proxy.store.ids(), runtime.reads()) == (set(), 0)
-        proxy.register("late.json", hooks.socket_path)
-        await until(lambda: proxy.store.ids() == {pod_id, container_id}, "the state is read")
-
-
-async def test_a_runtime_that_comes_back_is_read_and_swept(
-    front: Front,
-    caller: Caller,
-    proxy: ProxyInside,
-    relay: FaultRelay,
-    runtime: Runtime,
-) -> None:
-    pod_id = await caller.run_pod()
-    gone, stays = [await caller.create(pod_id) for _ in range(2)]
-    await relay.stop()  # the socket is gone, and every connection ends
-    runtime.vanish(gone)
-    async with front.caller(runtime.socket_path) as kubelet:
-        kubelet.pods.update(caller.pods)
+async def test_runtime_that_comes_back_is_read_and_swept(node: ShapedNode) -> None:
+    pod_id = await node.caller.run_pod()
+    gone, stays = [await node.caller.create(pod_id) for _ in range(2)]
+    await node.relay.stop()  # the socket is gone, and every connection ends
+    node.runtime.vanish(gone)
+    async with node.new_caller(node.runtime.socket_path) as kubelet:
         new = await kubelet.create(pod_id)
     await asyncio.sleep(0.2)
-    assert proxy.store.ids() == {pod_id, gone, stays}
-    await relay.start()
-    await until(lambda: proxy.store.ids() == {pod_id, stays, new}, "the state is read again")
-
-
-@pytest.mark.parametrize("front", [CRI], ids=["cri"])
-async def test_the_state_is_read_in_v1alpha2_where_there_is_no_v1(
-    front: Front, caller: Caller, proxy: ProxyInside, runtime: Runtime
-) -> None:
-    """The fake runtime knows both; its lists and statuses of v1 are taken away."""
-    unknown = Injection(code=grpc.StatusCode.UNIMPLEMENTED)
-    for method in ("ListPodSandbox", "ListContainers", "PodSandboxStatus", "ContainerStatus"):
-        runtime.inject(f"/runtime.v1.RuntimeService/{method}", unknown)  # type: ignore[attr-defined]
-    async with front.caller(runtime.socket_path) as kubelet:
-        pod_id = await kubelet.run_pod()
-        container_id = await kubelet.create(pod_id)
-    proxy.app.front.sync.soon()  # type: ignore[attr-defined]
-    await until(lambda: proxy.store.ids() == {pod_id, container_id}, "the state is read")
+    store = node.inside.store
+    assert store.ids() == {pod_id, gone, stays}
+    await node.relay.start()
+    await until(lambda: store.ids() == {pod_id, stays, new}, "the state is read again")

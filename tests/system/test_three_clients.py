@@ -57,8 +57,7 @@ async def test_grpcio(proxy: ProxyProcess, runtime: FakeRuntime) -> None:
             await made
             return int((await made.code()).value[0])
 
-        statuses = await all_calls(call)
-    assert statuses == {0: CALLS}
+        assert await all_calls(call) == {0: CALLS}
     assert runtime.counts == {PATH: CALLS}
 
 
@@ -68,8 +67,7 @@ async def test_h2(proxy: ProxyProcess, runtime: FakeRuntime) -> None:
         async def call() -> int:
             return (await client.call(PATH, b"")).status
 
-        statuses = await all_calls(call)
-    assert statuses == {0: CALLS}
+        assert await all_calls(call) == {0: CALLS}
     assert runtime.counts == {PATH: CALLS}
 
 
@@ -85,6 +83,5 @@ async def test_h2load(tmp_path: Path, proxy: ProxyProcess, runtime: FakeRuntime)
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=SECONDS)
     assert f"{CALLS} succeeded, 0 failed" in done.stdout, done.stdout + done.stderr
     replies = capture.read(bytes(relay.connections[0].to_client)).values()
-    statuses = Counter(int(half.fields.get(b"grpc-status", b"-1")) for half in replies)
-    assert statuses == {0: CALLS}
+    assert Counter(int(half.fields.get(b"grpc-status", b"-1")) for half in replies) == {0: CALLS}
     assert runtime.counts == {PATH: CALLS}

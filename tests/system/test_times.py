@@ -1,6 +1,6 @@
 """How times are judged: what may be taken again, and what no try lets through."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain, cycle, repeat
 
@@ -10,31 +10,26 @@ from tests.amounts import Amount
 from tests.system import times
 
 PROMISED = 0.1
-TEN = Amount(10, 10)
+TEN, ALL = Amount(10, 10), Amount(300, 300)
+TRIES = {
+    "a spoiled try is made again": (False, chain([0.0, 9.0], repeat(0.0)), TEN, True),
+    "late once in six is late in every try": (False, cycle([0.0] * 5 + [1.0]), TEN, False),
+    "the soak lets one in 300 be late": (True, chain([1.0], repeat(0.0)), ALL, True),
+    "the soak lets no nine be late": (True, chain([1.0] * 9, repeat(0.0)), ALL, False),
+}
 
 
-def taking(seconds: Iterator[float]) -> Callable[[], Awaitable[Sequence[float]]]:
+@pytest.mark.parametrize(("soaked", "seconds", "amount", "passes"), TRIES.values(), ids=TRIES)
+async def test_in_time(
+    soaked: bool, seconds: Iterator[float], amount: Amount, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "SOAKED", soaked)
+
     async def two() -> Sequence[float]:
         return [next(seconds), next(seconds)]
 
-    return two
-
-
-async def test_a_try_that_was_spoiled_is_made_again() -> None:
-    await times.in_time(PROMISED, TEN, taking(chain([0.0, 9.0], repeat(0.0))))
-
-
-async def test_what_is_late_once_in_six_is_late_in_every_try() -> None:
-    with pytest.raises(AssertionError):
-        await times.in_time(PROMISED, TEN, taking(cycle([0.0] * 5 + [1.0])))
-
-
-@pytest.mark.parametrize(("late", "passes"), [(1, True), (9, False)])
-async def test_the_soak_judges_all(late: int, passes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "SOAKED", True)
-    seconds = chain([1.0] * late, repeat(0.0))
     with nullcontext() if passes else pytest.raises(AssertionError):
-        await times.in_time(PROMISED, Amount(300, 300), taking(seconds))
+        await times.in_time(PROMISED, amount, two)
 
 
 @pytest.mark.parametrize(("soaked", "good", "passes"), [(False, 1, True), (False, 0, False), (True, 5, False)])

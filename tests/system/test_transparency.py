@@ -1,4 +1,4 @@
-"""Without a plugin both sides see the same streams, whoever the client is (relay-rules A1, A8)."""
+"""Where no hook changes anything both sides see the same streams, whoever the client is (relay-rules A1, A8)."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -71,64 +71,26 @@ async def kubelets_calls(call: Call, version: str) -> None:
     await call(f"{service}/RemovePodSandbox", b"\x0a\x40" + pod.pod_sandbox_id.encode())
 
 
-@asynccontextmanager
-async def captured(folder: Path) -> AsyncIterator[tuple[ProxyInside, FakeRuntime, Capture]]:
-    """Run a proxy with a relay on both sides; ``yield`` them and the runtime."""
-    proxy = ProxyInside(folder)
-    capture = Capture(folder, proxy.socket, proxy.runtime)
-    async with FakeRuntime(str(capture.runtime)) as runtime, proxy, capture:
-        yield proxy, runtime, capture
-
-
+@pytest.mark.parametrize("hooked", [False, True], ids=["no hook", "hooks change nothing"])
 @pytest.mark.parametrize("version", cri.VERSIONS)
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_both_sides_see_the_same_streams(tmp_path: Path, client: str, version: str) -> None:
-    async with captured(tmp_path) as (_, runtime, capture):
+async def test_both_sides_see_the_same_streams(tmp_path: Path, client: str, version: str, hooked: bool) -> None:
+    proxy, hooks = ProxyInside(tmp_path), HookServer(str(tmp_path / "hooks.sock"))
+    if hooked:
+        proxy.register("quiet.json", hooks.socket_path)
+    capture = Capture(tmp_path, proxy.socket, proxy.runtime)
+    async with (
+        FakeRuntime(str(capture.runtime)) as runtime,
+        hooks,
+        proxy,
+        capture,
+        CLIENTS[client](capture.socket) as call,
+    ):
         runtime.initial_metadata = (("x-runtime", "fake"), ("x-more-bin", b"\0\xff"))
-        async with CLIENTS[client](capture.socket) as call:
-            await kubelets_calls(call, version)
-            await until(lambda: capture.sides().equal, "both sides have seen the same streams")
+        await kubelets_calls(call, version)
+        await until(lambda: capture.sides().equal, "both sides have seen the same streams")
     # On a busy machine the proxy may ask for the state meanwhile, once a pod is there.
     assert len([each for each in runtime.received if ("x-caller", "kubelet") in each.metadata]) == 14
     assert runtime.requests("RunPodSandbox")[0].message.endswith(UNKNOWN_FIELD)
-    assert {status for half in capture.sides().replies[0].values() for status in [half.fields.get(b"grpc-status")]} == {
-        b"0",
-        b"5",
-    }
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-async def test_blocks_are_the_same_bytes_once_the_settings_are_acknowledged(tmp_path: Path, client: str) -> None:
-    async with captured(tmp_path) as (_, _, capture), CLIENTS[client](capture.socket) as call:
-        await call("/warm.Up/Call", b"")
-        before = capture.sides().requests[0].keys()
-        await kubelets_calls(call, cri.V1)
-        await until(lambda: capture.sides().equal, "both sides have seen the same streams")
-    sides = capture.sides()
-    for ours, theirs in (sides.requests, sides.replies):
-        later = {key: half.blocks for key, half in ours.items() if key not in before}
-        assert len(later) >= 14
-        assert later == {key: half.blocks for key, half in theirs.items() if key not in before}
-
-
-async def test_a_stream_both_ways_passes_message_by_message(tmp_path: Path) -> None:
-    async with captured(tmp_path) as (_, _, capture), Client(capture.socket) as client:
-        stream = client.both("/an.unknown.Service/Chat")
-        for number in range(20):
-            await stream.write(b"message %d" % number)
-            assert await stream.read() == b"message %d" % number
-        await stream.done_writing()
-        assert await stream.read() is grpc.aio.EOF
-        assert await stream.code() is grpc.StatusCode.OK
-        await until(lambda: capture.sides().equal, "both sides have seen the same streams")
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-async def test_a_hook_that_answers_nothing_changes_nothing(tmp_path: Path, client: str) -> None:
-    async with captured(tmp_path) as (proxy, _, capture), HookServer(str(tmp_path / "hooks.sock")) as hooks:
-        proxy.register("quiet.json", hooks.socket_path)
-        await until(lambda: proxy.recorder.counted("config_reloads", result="ok") == 1, "the plugin is registered")
-        async with CLIENTS[client](capture.socket) as call:
-            await kubelets_calls(call, cri.V1)
-            await until(lambda: capture.sides().equal, "both sides have seen the same streams")
-    assert {call.point.name for call in hooks.calls} == set(registration.ALL_POINTS)
+    assert {half.fields.get(b"grpc-status") for half in capture.sides().replies[0].values()} == {b"0", b"5"}
+    assert {call.point.name for call in hooks.calls} == (set(registration.ALL_POINTS) if hooked else set())
