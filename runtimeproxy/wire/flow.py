@@ -26,6 +26,9 @@ QUEUED_SETTINGS = 2_500
 """Most SETTINGS that wait for their ACK."""
 QUEUED_BYTES = 4 << 20
 """Most bytes of frames that wait although they cost no credit: trailers and resets behind their stream's DATA."""
+MERGED_BYTES = 4_096
+"""DATA that wait one behind the other are put together up to so many bytes: a client that opens no window may wait for
+long, and few frames keep what credit allows."""
 
 
 class Source(Protocol):
@@ -132,7 +135,9 @@ class Outlet:
             if source is not None:
                 source.credit(charge)
             return
-        self._append(stream, _Waiting(memoryview(payload), end, False, charge, source))
+        waiting = _Waiting(memoryview(payload), end, False, charge, source)
+        if stream not in self.queues or not self.queues[stream][-1].merge(waiting):
+            self._append(stream, waiting)
 
     def take(self, stream: int, length: int) -> bool:
         """Take credit for a DATA frame that the caller sends at once; False, and none is taken, if it has to wait."""
@@ -353,6 +358,16 @@ class _Waiting:
     def free(self) -> int:
         """Return how many bytes wait that cost no credit."""
         return len(self.payload) if self.whole and not self.charge else 0
+
+    def merge(self, later: "_Waiting") -> bool:
+        """Take what comes behind, if both are short and alike; else return False."""
+        size = len(self.payload) + len(later.payload)
+        if self.whole or self.end or self.source is not later.source or size > MERGED_BYTES:
+            return False
+        self.payload = memoryview(bytes(self.payload) + later.payload)
+        self.end = later.end
+        self.charge += later.charge
+        return True
 
     def credit(self) -> None:
         if self.source is not None:

@@ -15,7 +15,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
-from runtimeproxy.wire.flow import CREDIT_STEP, PAIR_WINDOW, QUEUED_BYTES, QUEUED_FRAMES, QUEUED_SETTINGS, Outlet
+from runtimeproxy.wire.flow import (
+    CREDIT_STEP,
+    MERGED_BYTES,
+    PAIR_WINDOW,
+    QUEUED_BYTES,
+    QUEUED_FRAMES,
+    QUEUED_SETTINGS,
+    Outlet,
+)
 from tests.amounts import examples
 from tests.wire.frames import credited, parse, taken
 
@@ -296,6 +304,30 @@ def test_window_of_a_stream_that_has_ended_counts_no_more() -> None:
         outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, http2.MAX_WINDOW)])
 
 
+def test_short_waiting_data_are_put_together() -> None:
+    source, outlet = started(), waiting_for_credit(1)
+    for _ in range(2 * MERGED_BYTES):
+        outlet.send_data(1, b"y", False, source, 1)
+        outlet.send_data(1, b"", False, source, 0)
+    outlet.send_data(1, b"z", True, source, CREDIT_STEP)
+    outlet.send_data(3, bytes(MERGED_BYTES), False, None, 0)
+    assert len(outlet.queues[1]) == 4
+    outlet.open_window(1 + MERGED_BYTES)
+    assert data_of(outlet) == [(1, 1, False), (3, MERGED_BYTES, False)]
+    outlet.open_window(100_000)
+    assert data_of(outlet) == [(1, MERGED_BYTES, False), (1, MERGED_BYTES, False), (1, 1, True)]
+    assert credited(source.out) == [CREDIT_STEP + 2 * MERGED_BYTES]
+
+
+def test_data_of_another_source_or_behind_an_end_wait_alone() -> None:
+    outlet = waiting_for_credit(1)
+    outlet.send_data(1, b"of another source", False, started(), 0)
+    outlet.send_frame(1, TRAILERS)
+    outlet.send_data(1, b"behind whole frames", True, None, 0)
+    outlet.send_data(1, b"behind the end", True, None, 0)
+    assert len(outlet.queues[1]) == 5
+
+
 # ---- a model of the peer: random work, checked frame by frame
 
 GOVERNED, PASSING = (1, 3), (5, 7)
@@ -321,6 +353,16 @@ class Stream:
     """END_STREAM or the trailers were handed over, or it was dropped."""
     window: int | None = None
     given: int = 0
+
+    def put(self, item: Item) -> None:
+        """Put DATA behind what waits, or to it: short ones go together."""
+        last = self.items[-1] if self.items else None
+        if last and not last.whole and not last.end and len(last.rest) + len(item.rest) <= MERGED_BYTES:
+            last.rest += item.rest
+            last.end = item.end
+            last.charge += item.charge
+        else:
+            self.items.append(item)
 
 
 class Peer(RuleBasedStateMachine):
@@ -359,7 +401,7 @@ class Peer(RuleBasedStateMachine):
             payload = bytes((model.given + place) % 251 for place in range(size))
             model.given += size
             model.ended = end
-            model.items.append(Item(payload, end, size))
+            model.put(Item(payload, end, size))
             self.outlet.send_data(stream, payload, end, self.source, size)
 
     @rule(stream=st.sampled_from(PASSING), padding=st.integers(0, 255), size=st.sampled_from([0, 16_000]))
