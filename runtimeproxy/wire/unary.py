@@ -17,6 +17,9 @@ from runtimeproxy.wire.connection import Connection
 STREAMS_UNTIL_TOLD = 1
 """How many streams are open at most before the peer's SETTINGS say how many it takes."""
 
+ACKS_AT_ONCE = 16
+"""So many answers to the peer's PINGs wait for something else to be sent at most."""
+
 _ENABLE_PUSH = 0x2
 _LONGEST_TEXT = 2048
 _LONGEST_CACHED_BLOCK = 256
@@ -98,8 +101,10 @@ class Calls(Connection):
         return max(self.stream_limit - len(self._calls), 0)
 
     def acknowledge(self, ack: bytes) -> None:
-        """Answer a PING of the peer behind what it is sent next."""
+        """Answer a PING of the peer behind what it is sent next; of many of them as soon as may be."""
         self.acks.append(ack)
+        if len(self.acks) > ACKS_AT_ONCE:
+            self.outlet.acknowledge()
 
     def open(self, path: str, message: bytes, seconds: float) -> int:
         """Send a request that has so many seconds; return its stream."""

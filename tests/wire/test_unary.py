@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import JOINED_BYTES, grpc, headers, http2
-from runtimeproxy.wire.unary import STREAMS_UNTIL_TOLD, CallFailed, Calls, Kind, Outcome, TooLong, Unprocessed
+from runtimeproxy.wire.unary import (
+    ACKS_AT_ONCE,
+    STREAMS_UNTIL_TOLD,
+    CallFailed,
+    Calls,
+    Kind,
+    Outcome,
+    TooLong,
+    Unprocessed,
+)
 
 LIMIT = 1000
 PATH = "/package.Service/Method"
@@ -169,12 +178,14 @@ def test_answers_in_any_order() -> None:
     assert calls.ended == [(5, b"5"), (3, b"3"), (1, b"1")]
 
 
-def test_pings_are_acknowledged_behind_what_is_sent_next() -> None:
+def test_few_pings_are_acknowledged_with_the_next_write_and_many_at_once() -> None:
     calls = connected()
-    pings = [http2.frame(http2.PING, 0, 0, bytes([number] * 8)) for number in range(20)]
+    pings = [http2.frame(http2.PING, 0, 0, bytes([number] * 8)) for number in range(ACKS_AT_ONCE + 1)]
     acks = [http2.frame(http2.PING, http2.ACK, 0, ping[http2.HEAD_BYTES :]) for ping in pings]
-    calls.receive(b"".join(pings))
-    assert (calls.out, calls.acks) == ([], acks)
+    calls.receive(b"".join(pings[:-1]))
+    assert (calls.out, calls.acks) == ([], acks[:-1])
+    calls.receive(pings[-1])
+    assert (calls.out, calls.acks) == (acks, [])
 
 
 @pytest.mark.parametrize("length", [0, LIMIT, LIMIT + 1])
