@@ -1,6 +1,6 @@
 """What resctrl is told: cache masks, bandwidth numbers and schemata lines, as pure functions.
 
-Owns the formulas (facts/koordlet-hooks section 6) and the texts of resctrl's files, as the kernel's
+Owns the formulas (docs/koordlet.rst, "RDT") and the texts of resctrl's files, as the kernel's
 Documentation/arch/x86/resctrl.rst has them.
 Must not know: files, groups, tasks, pods.
 Invariant: what is made here is what the kernel takes: masks without holes and as wide as it asks, numbers in its steps,

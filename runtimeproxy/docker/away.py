@@ -1,4 +1,4 @@
-"""A client whose daemon is away: its first request is answered 502 (facts/docker-mode.md, "Wire rules").
+"""A client whose daemon is away: its first request is answered 502 (docs/docker-mode.rst, "Wire rules").
 
 Owns that one answer.
 Must not know: what the request asks for.

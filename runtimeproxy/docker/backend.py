@@ -8,7 +8,7 @@ reply, but for that of ``update``. An update has a connection of its own, so tha
 what only reads may be sent again where a connection that was kept turns out to have ended (RFC 9110, 9.2.2).
 
 Paths have no version in front: every daemon, from 20.10 (API 1.12 to 1.41) to Engine 29 and later (from 1.44), routes
-them and takes its newest API for them, while any one version is refused by some daemon (facts/docker-mode.md, C
+them and takes its newest API for them, while any one version is refused by some daemon (docs/docker-mode.rst,
 "Paths"). What is read here is spelt alike in all of them.
 """
 

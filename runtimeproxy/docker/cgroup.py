@@ -3,7 +3,7 @@
 Owns the difference: CRI names a path from the root of the cgroup tree in both drivers, Docker under systemd one slice.
 Must not know: bodies, requests, the daemon.
 Invariant: what is no slice of systemd's is never changed; a slice survives the way to CRI's form and back.
-Source: systemd.slice(5): a-b.slice lies in a.slice, "-.slice" is the root, no part is empty; facts/docker-mode.md, A.
+Source: systemd.slice(5): a-b.slice lies in a.slice, "-.slice" is the root, no part is empty; docs/docker-mode.rst.
 """
 
 import re

@@ -4,7 +4,7 @@ Owns which part of an adjustment goes to which member of which body, what Docker
 of PreStartContainer.
 Must not know: how JSON is rewritten (``wire.json``), who asked for a change, how a cgroup driver spells a parent.
 Invariant: a body differs in the changed members only, and without a change it is the very same object; the daemon's own
-checks hold (facts/docker-mode.md, "Daemon checks"; moby's adaptContainerSettings, verifyPlatformContainerResources and
+checks hold (docs/docker-mode.rst, "Daemon checks"; moby's adaptContainerSettings, verifyPlatformContainerResources and
 UpdateContainer). Raises WireError where a body is no JSON or not of the request's kind.
 """
 

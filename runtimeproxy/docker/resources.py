@@ -2,7 +2,7 @@
 
 Owns the table of resource fields and the labels that dockershim and cri-dockerd set.
 Must not know: bodies, requests, any wire format.
-Invariant: no other file names these keys and labels (facts/docker-mode.md, sections A and B).
+Invariant: no other file names these keys and labels (docs/docker-mode.rst, "Names and labels" and "Bodies").
 """
 
 RESOURCE_TABLE: dict[str, str] = {

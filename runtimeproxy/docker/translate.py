@@ -3,7 +3,7 @@
 Owns which part of a create or an update becomes which part of a pod or a container, and what a name says.
 Must not know: how a body is edited (``edit``), what inspect adds (``status``), the forms of a cgroup parent.
 Invariant: nothing but ``Unreadable`` is raised, whatever the bytes, and its text holds none of them. The same pod gives
-the same hook message as in CRI mode, as far as dockershim passes it on (facts/docker-mode.md, A).
+the same hook message as in CRI mode, as far as dockershim passes it on (docs/docker-mode.rst, "Bodies").
 
 What dockershim adds to the kubelet's own is taken off again: its labels, and the cpu shares and the OOM score of every
 pause container. Without them a sandbox has no resources, as in CRI, where they are the pod's and not the pause
@@ -59,7 +59,7 @@ class AskedContainer:
 
 @dataclass(frozen=True, slots=True)
 class DockerName:
-    """What the name of a pod or a container says (facts/docker-mode.md, "Names and labels").
+    """What the name of a pod or a container says (docs/docker-mode.rst, "Names and labels").
 
     It is k8s_<container>_<pod>_<namespace>_<uid>_<attempt>, with a seventh part after a conflict of names; POD stands
     for the container of a sandbox.
