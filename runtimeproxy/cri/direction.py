@@ -7,19 +7,16 @@ Invariant: frames that nobody has a stake in leave as the very bytes that came, 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import Excess
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import headers, http2
 from runtimeproxy.wire.flow import PAIR_WINDOW, Outlet
-
-if TYPE_CHECKING:
-    from runtimeproxy.cri.reader import Reader
 
 KNOWN_BLOCKS = 1_024
 KNOWN_BLOCK_BYTES = 512
@@ -54,6 +51,16 @@ class Stream(Protocol):
     def runtime_data(self, data: "Data") -> None: ...
     def runtime_reset(self, frame: bytes) -> None: ...
     def runtime_window(self, increment: int) -> None: ...
+
+
+class Owner(Protocol):
+    """What a direction needs of its connection."""
+
+    clock: Callable[[], float]
+    streams: dict[int, Stream]
+
+    @property
+    def open(self) -> MutableMapping[int, Any]: ...
 
 
 @dataclass(slots=True)
@@ -115,7 +122,7 @@ class Direction(ABC):
     side: str
     """Whose frames they are, as the methods of ``Stream`` begin."""
 
-    def __init__(self, reader: "Reader", source: Outlet, sink: Outlet) -> None:
+    def __init__(self, reader: Owner, source: Outlet, sink: Outlet) -> None:
         self._reader = reader
         self._clock = reader.clock
         self._leaving = False

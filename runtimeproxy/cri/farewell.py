@@ -7,15 +7,15 @@ Invariant: a last id never rises; what is told to be refused was never sent to t
 
 from collections import Counter
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from runtimeproxy.cri.direction import Direction, Stream
+from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.image import ImageStream
 from runtimeproxy.cri.refused import refusal
 from runtimeproxy.cri.routes import VERSIONS, runtime_path
 from runtimeproxy.wire import grpc, http2
-
-if TYPE_CHECKING:
-    from runtimeproxy.cri.reader import Reader
+from runtimeproxy.wire.flow import Outlet
 
 ENDLESS: frozenset[bytes] = frozenset(runtime_path(version, "GetContainerEvents").encode() for version in VERSIONS)
 """Methods whose answers have no end of their own; before its first event nothing else tells one from a unary call."""
@@ -31,10 +31,24 @@ class Open(Enum):
     ENDLESS = "endless"
 
 
+class Owner(Protocol):
+    """What is needed of the pair's state."""
+
+    client_out: Outlet
+    open: dict[int, Open]
+    streams: dict[int, Stream]
+    highest: int
+
+    @property
+    def held(self) -> list[HeldStream]: ...
+    @property
+    def from_client(self) -> Direction: ...
+
+
 class Farewell:
     """The end of one client's connection."""
 
-    def __init__(self, owner: "Reader") -> None:
+    def __init__(self, owner: Owner) -> None:
         self.last = http2.MAX_STREAM_ID
         """The last stream id that the client was told; what it opens above is refused."""
         self.highest_image = 0

@@ -7,7 +7,7 @@ is kept (relay-rules A4 to A7, C1).
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.cri import bounds
@@ -16,11 +16,9 @@ from runtimeproxy.cri.direction import Data, HeaderBlock
 from runtimeproxy.cri.refused import refusal
 from runtimeproxy.cri.routes import Route
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM
+from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
 from runtimeproxy.wire import grpc, headers, http2
-
-if TYPE_CHECKING:
-    from runtimeproxy.cri.reader import Reader
+from runtimeproxy.wire.flow import Outlet
 
 REQUEST_FIELDS = frozenset({b"content-type", b"grpc-encoding", b"grpc-timeout"})
 REPLY_FIELDS = frozenset({b":status", b"grpc-encoding", b"grpc-status"})
@@ -40,6 +38,28 @@ def _nothing() -> None:
 
     Listeners lead to the call and its fiber, and these keep the stream: a cycle for the garbage collector.
     """
+
+
+class Events(Protocol):
+    """What the front is told of a held call."""
+
+    def held(self, stream: "HeldStream") -> None: ...
+    def settled(self, stream: "HeldStream") -> None: ...
+    def wake(self) -> None: ...
+
+
+class Owner(Protocol):
+    """What a held stream needs of its connection."""
+
+    client_out: Outlet
+    runtime_out: Outlet
+    held_bytes: HeldBytes
+    clock: Callable[[], float]
+
+    @property
+    def events(self) -> Events: ...
+    def forget(self, stream: int) -> None: ...
+    def drop(self, stream: int) -> None: ...
 
 
 class HeldStream:
@@ -67,7 +87,7 @@ class HeldStream:
     _kept_reset = b""
 
     def __init__(
-        self, owner: "Reader", route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
+        self, owner: Owner, route: Route, stream: int, fields: Sequence[headers.Field], half_closed: bool
     ) -> None:
         self.owner = owner
         self.stream = stream

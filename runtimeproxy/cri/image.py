@@ -7,7 +7,7 @@ Invariant: both window levels are hop by hop; when the image service is away its
 connection lives.
 """
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 from runtimeproxy.cri.bounds import IMAGE_STREAMS_UNTIL_TOLD
 from runtimeproxy.cri.direction import Data, HeaderBlock
@@ -15,17 +15,23 @@ from runtimeproxy.cri.refused import refusal
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import grpc, headers, http2
 from runtimeproxy.wire.connection import Connection
-
-if TYPE_CHECKING:
-    from runtimeproxy.cri.reader import Reader
+from runtimeproxy.wire.flow import Outlet
 
 AWAY = "the image endpoint is not reachable: check --remote-image-service-endpoint and the service behind it"
+
+
+class Owner(Protocol):
+    """What the image connection needs of the pair."""
+
+    client_out: Outlet
+
+    def retire(self, stream: int) -> None: ...
 
 
 class ImageLink(Connection):
     """One connection to the image service."""
 
-    def __init__(self, owner: "Reader", client_settings: dict[int, int]) -> None:
+    def __init__(self, owner: Owner, client_settings: dict[int, int]) -> None:
         super().__init__(client_settings, IMAGE_STREAMS_UNTIL_TOLD)
         self.owner = owner
         self.streams: dict[int, ImageStream] = {}

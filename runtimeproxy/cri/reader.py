@@ -168,6 +168,7 @@ class FromClient(Direction):
     """Frames of the client."""
 
     side = "client"
+    _reader: Reader
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader, reader.client_out, reader.runtime_out)
@@ -271,6 +272,7 @@ class FromRuntime(Direction):
     """Frames of the runtime."""
 
     side = "runtime"
+    _reader: Reader
 
     def passes_block(self, stream: int, block: bytes, end: bool) -> bool:
         headers.check(block)

@@ -5,13 +5,18 @@ Must not know: why a call is refused, held calls.
 Invariant: nothing of such a stream goes on; its DATA is credited, so that the connection lives.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtimeproxy.cri.direction import Data
 from runtimeproxy.wire import grpc, headers, http2
+from runtimeproxy.wire.flow import Outlet
 
-if TYPE_CHECKING:
-    from runtimeproxy.cri.reader import Reader
+
+class Owner(Protocol):
+    """What a dropped stream needs of its connection."""
+
+    client_out: Outlet
+    runtime_out: Outlet
 
 
 def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
@@ -25,7 +30,7 @@ def refusal(stream: int, code: int, text: str, half_closed: bool) -> bytes:
 class DroppedStream:
     """A stream that we answered ourselves: what either side still sends on it is dropped, its DATA credited."""
 
-    def __init__(self, owner: "Reader") -> None:
+    def __init__(self, owner: Owner) -> None:
         self._owner = owner
 
     def client_data(self, data: Data) -> None:

@@ -5,7 +5,7 @@ Must not know: the client's bytes, sockets, hook servers.
 Invariant: an answer passes as it comes; only that of a held call is kept.
 """
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known
 from runtimeproxy.errors import WireError
@@ -13,17 +13,25 @@ from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import Framing, ResponseHead
 
-if TYPE_CHECKING:
-    from runtimeproxy.docker.reader import Reader
-
 _CONTINUE = 100
 _SWITCHING = 101
+
+
+class Taker(Protocol):
+    """Whoever takes what was read."""
+
+    to_client: list[bytes]
+
+    def awaited(self) -> Exchange | None: ...
+    def answered(self, exchange: Exchange) -> None: ...
+    def closes(self) -> None: ...
+    def become_tunnel(self) -> None: ...
 
 
 class Answers:
     """Reads the answers of the daemon."""
 
-    def __init__(self, taker: "Reader", known: Known) -> None:
+    def __init__(self, taker: Taker, known: Known) -> None:
         self._taker = taker
         self._known_answers, self._known_bytes = known.answers, known.longest
         self._rest = bytearray()

@@ -6,18 +6,15 @@ Invariant: a held request leaves once, whole, or not at all; its answer waits fo
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtimeproxy.caches import Cache
 from runtimeproxy.call import MESSAGE_LIMIT, UNANSWERED, CallState, Reply
 from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.errors import WireError
-from runtimeproxy.heldbytes import NO_ROOM
+from runtimeproxy.heldbytes import NO_ROOM, HeldBytes
 from runtimeproxy.wire import JOINED_BYTES, bodies, http1
 from runtimeproxy.wire.http1 import Framing, RequestHead, ResponseHead
-
-if TYPE_CHECKING:
-    from runtimeproxy.docker.reader import Reader
 
 REPLY_LIMIT = 1 << 20
 """Longest answer to a held call that is kept, in bytes; dockerd's own are some hundred bytes."""
@@ -82,12 +79,23 @@ class Known:
             self.requests.keep(raw, exchange, len(raw))
 
 
+class Owner(Protocol):
+    """What a held exchange needs of its connection's reader."""
+
+    held_bytes: HeldBytes
+    settled: Callable[["HeldExchange"], None]
+
+    def send_request(self, exchange: "HeldExchange", request: bytes, body: bytes = b"") -> None: ...
+    def send_refusal(self, exchange: "HeldExchange", status: int, message: str, close: bool) -> None: ...
+    def answer(self, exchange: "HeldExchange") -> None: ...
+
+
 class HeldExchange(Exchange):
     """A request that waits for the hook servers, and whose answer waits for the Store."""
 
     head: RequestHead
 
-    def __init__(self, owner: "Reader", head: RequestHead, route: Route) -> None:
+    def __init__(self, owner: Owner, head: RequestHead, route: Route) -> None:
         super().__init__(head)
         self._owner = owner
         self.route = route

@@ -6,17 +6,16 @@ Invariant: behind a request that is held, or that may become a tunnel, nothing i
 its turn (relay-rules B3, B7).
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from runtimeproxy.call import CallState
 from runtimeproxy.docker import routes
-from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known
+from runtimeproxy.docker.exchange import Exchange, HeldExchange, Known, Owner
+from runtimeproxy.docker.routes import Route
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.bodies import Body, Send, follow
 from runtimeproxy.wire.http1 import BadMessage, RequestHead
-
-if TYPE_CHECKING:
-    from runtimeproxy.docker.reader import Reader
 
 READ_AHEAD_BYTES = 64 * 1024
 """What is read behind a request that holds the connection up (relay-rules B1)."""
@@ -25,10 +24,25 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """How a client begins that speaks HTTP/2 without asking (RFC 9113, 3.4)."""
 
 
+class Taker(Owner, Protocol):
+    """Whoever takes what was read."""
+
+    to_daemon: list[bytes]
+    intercepts: Callable[[Route], bool]
+    read_client: Callable[[bool], None]
+    client_done: Callable[[], None]
+
+    def begun(self, exchange: Exchange) -> None: ...
+    def is_turn_of(self, exchange: Exchange) -> bool: ...
+    def held_whole(self, exchange: HeldExchange) -> None: ...
+    def speaks_http2(self) -> bool: ...
+    def unreadable(self, error: BadMessage, inside: Exchange | None) -> None: ...
+
+
 class Requests:
     """Reads the requests of one client."""
 
-    def __init__(self, taker: "Reader", known: Known) -> None:
+    def __init__(self, taker: Taker, known: Known) -> None:
         self._taker = taker
         self._known = known
         self._known_requests, self._known_bytes = known.requests, known.longest
