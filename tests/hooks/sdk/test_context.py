@@ -1,30 +1,20 @@
 """What a hook's method is given: which field is seen where, what can be edited at which hook point, and the answer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from runtimeproxy import model
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
 from runtimeproxy.merge import difference, echo, judged, limited
-from runtimeproxy.model import (
-    MAP_FIELDS,
-    RESOURCE_FIELDS,
-    Adjustment,
-    ContainerInfo,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    Resources,
-)
+from runtimeproxy.model import Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.merge_cases import BAD, GOOD
 
-RUN_POD, CREATE, UPDATE = (
-    BY_NAME[f"Pre{name}"] for name in ("RunPodSandbox", "CreateContainer", "UpdateContainerResources")
-)
+RUN_POD, CREATE = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
 POINTS = pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
 CANARY = "canary-value"
 
@@ -43,31 +33,28 @@ CONTAINER = ContainerInfo(
     envs={"PATH": "/bin", "SECRET": CANARY},
 )
 
-Context = PodContext | ContainerContext
-
 
 def request_at(point: HookPoint) -> HookRequest:
     return HookRequest(POD, CONTAINER if point.subject is SubjectKind.CONTAINER else None)
 
 
+KINDS: Mapping[SubjectKind, Any] = {SubjectKind.POD: PodContext, SubjectKind.CONTAINER: ContainerContext}
+
+
 def context_at(point: HookPoint) -> Any:
-    kind: Any = ContainerContext if point.subject is SubjectKind.CONTAINER else PodContext
-    return kind(point, request_at(point))
+    return KINDS[point.subject](point, request_at(point))
 
 
 def unedited(point: HookPoint) -> HookAnswer:
     return replace(echo(request_at(point)), resources=None)
 
 
-def change_at(point: HookPoint, context: Context) -> Adjustment:
+def change_at(point: HookPoint, context: Any) -> Adjustment:
     """Return what the proxy makes of the answer; all of it has an effect."""
     change = difference(request_at(point), context.answer())
     assert judged(change, request_at(point))[1] == ()
     assert replace(limited(point, change), confirmed=change.confirmed) == change
     return replace(change, confirmed=frozenset())
-
-
-# -- what is seen ----------------------------------------------------------------------------------------------------
 
 
 def test_pod_is_seen_as_it_was_sent() -> None:
@@ -111,22 +98,14 @@ def test_text_of_a_context_has_no_value(point: HookPoint) -> None:
     assert CANARY not in f"{everything} {everything!s}"
 
 
-# -- what can be edited ----------------------------------------------------------------------------------------------
-
-EDITS: Mapping[Part, tuple[str, Callable[[Any], None], Adjustment]] = {
+Edit = Callable[[Any], None]
+NEW_PARENT = Adjustment(cgroup_parent="/new")
+EDITS: Mapping[Part, tuple[str, Edit, Adjustment]] = {
     Part.LABELS: ("labels", lambda c: c.labels.update(new="1"), Adjustment(labels={"new": "1"})),
     Part.ANNOTATIONS: ("annotations", lambda c: c.annotations.update(new="1"), Adjustment(annotations={"new": "1"})),
     Part.ENVS: ("env", lambda c: c.env.update(NEW="1"), Adjustment(envs={"NEW": "1"})),
-    Part.CGROUP_PARENT: (
-        "cgroup_parent",
-        lambda c: setattr(c, "cgroup_parent", "/new"),
-        Adjustment(cgroup_parent="/new"),
-    ),
-    Part.RESOURCES: (
-        "cpu_shares",
-        lambda c: setattr(c.resources, "cpu_shares", 2),
-        Adjustment(resources={"cpu_shares": 2}),
-    ),
+    Part.CGROUP_PARENT: ("cgroup_parent", lambda c: setattr(c, "cgroup_parent", "/new"), NEW_PARENT),
+    Part.RESOURCES: ("cpu_shares", lambda c: c.resources.set("cpu_shares", 2), Adjustment(resources={"cpu_shares": 2})),
 }
 SUBJECTS_WITHOUT = {Part.LABELS: SubjectKind.CONTAINER, Part.ENVS: SubjectKind.POD}
 """A container has no labels, a pod no environment."""
@@ -138,13 +117,8 @@ def test_answer_without_edits_is_an_echo_without_resources(point: HookPoint) -> 
     assert context_at(point).answer() == unedited(point)
 
 
-def test_every_part_that_has_an_effect_can_be_edited_somewhere() -> None:
+def test_every_part_that_has_an_effect_can_be_edited() -> None:
     assert {(point, part) for point in HOOK_POINTS for part in point.applies} <= set(PARTS)
-    answered = [context_at(RUN_POD), context_at(CREATE)]
-    for context, point in zip(answered, (RUN_POD, CREATE), strict=True):
-        for part in point.applies:
-            EDITS[part][1](context)
-    assert all(any(getattr(each.answer(), field.name) for each in answered) for field in fields(HookAnswer))
 
 
 @pytest.mark.parametrize(("point", "part"), PARTS, ids=lambda value: str(getattr(value, "name", value)))
@@ -155,36 +129,37 @@ def test_part_can_be_edited_where_that_has_an_effect(point: HookPoint, part: Par
         edit(context)
         assert change_at(point, context) == change
         return
-    why = "can be changed any more" if point.stage is Stage.POST else "can change .* only"
+    parts = ", ".join(sorted(each.value for each in point.applies))
+    why = "can be changed any more" if point.stage is Stage.POST else f"can change {parts} only"
     with pytest.raises(NotSayable, match=rf"^{name}: .*{point.name} .*{why}$"):
         edit(context)
     assert context.answer() == unedited(point)
 
 
-@pytest.mark.parametrize("name", ["PreRunPodSandbox", "PreCreateContainer"])
-def test_oom_score_can_be_said_where_something_is_made(name: str) -> None:
-    context = context_at(BY_NAME[name])
-    context.resources.oom_score_adj = 5
-    assert change_at(BY_NAME[name], context).resources == {"oom_score_adj": 5}
+SET = "no runtime changes it once the container exists: set it at PreCreateContainer"
+CLEAR = "no runtime clears it once the container exists: clear it at PreCreateContainer, or name all the CPUs"
+OOM, CPUS, MEMS = ("oom_score_adj", 5), ("cpuset_cpus", ""), ("cpuset_mems", "")
+EXISTING = [
+    *(("RunPodSandbox", *edit, "") for edit in (OOM, CPUS, MEMS)),
+    *(("CreateContainer", *edit, "") for edit in (OOM, CPUS, MEMS)),
+    *(("StartContainer", *edit, why) for edit, why in ((OOM, SET), (CPUS, CLEAR), (MEMS, CLEAR))),
+    *(("UpdateContainerResources", *edit, why) for edit, why in ((OOM, SET), (CPUS, ""), (MEMS, ""))),
+]
 
 
-@pytest.mark.parametrize("name", ["PreStartContainer", "PreUpdateContainerResources"])
-def test_oom_score_is_refused_where_the_container_exists(name: str) -> None:
-    with pytest.raises(NotSayable, match=r"^oom_score_adj: no runtime changes it once the container exists"):
-        context_at(BY_NAME[name]).resources.oom_score_adj = 5
-
-
-def test_cpuset_is_taken_out_of_the_kubelets_update_only() -> None:
-    with pytest.raises(NotSayable, match=r"^cpuset_cpus: no runtime clears it once the container exists"):
-        context_at(BY_NAME["PreStartContainer"]).resources.cpuset_cpus = ""
-    context = context_at(UPDATE)
-    context.resources.cpuset_cpus = ""
-    assert change_at(UPDATE, context).resources == {"cpuset_cpus": ""}
-
-
-def test_refusal_names_what_can_be_changed() -> None:
-    with pytest.raises(NotSayable, match=rf"at {UPDATE.name} a hook server can change annotations, resources only"):
-        context_at(UPDATE).env["A"] = "1"
+@pytest.mark.parametrize("score", [0, -998])
+@pytest.mark.parametrize(("operation", "name", "value", "why"), EXISTING)
+def test_container_that_exists_can_be_told_less(operation: str, name: str, value: Any, why: str, score: int) -> None:
+    point = BY_NAME[f"Pre{operation}"]
+    sent = Resources(cpu_quota=50_000, cpuset_cpus="0-3", cpuset_mems="0", oom_score_adj=score)
+    request = HookRequest(replace(POD, resources=sent), replace(CONTAINER, resources=sent))
+    context = KINDS[point.subject](point, request)
+    if why:
+        with pytest.raises(NotSayable, match=f"^{name}: {why}$"):
+            context.resources.set(name, value)
+    else:
+        context.resources.set(name, value)
+    assert difference(request, context.answer()).resources == ({} if why else {name: value})
 
 
 @pytest.mark.parametrize("point", [point for point in HOOK_POINTS if point.subject is SubjectKind.CONTAINER])
@@ -218,59 +193,59 @@ def test_attributes_are_edited_and_not_replaced(point: HookPoint, name: str) -> 
     assert context.answer() == unedited(point)
 
 
-@pytest.mark.parametrize("path", ["", None, 3, "/a\udcff", "a", "/a/../b", "/a\0"])
-def test_bad_cgroup_parent_is_refused(path: Any) -> None:
-    container = context_at(CREATE)
-    with pytest.raises(NotSayable, match=r"^cgroup_parent: must be (an absolute path|a text in UTF-8)"):
-        container.cgroup_parent = path
-    assert container.cgroup_parent == "/kubepods/podu-1"
+def with_parent(sent: str) -> PodContext:
+    return PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent=sent)))
 
 
-def test_cgroup_parent_is_a_slice_where_one_was_sent() -> None:
-    pod = PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent="/kubepods.slice/pod1.slice")))
-    with pytest.raises(NotSayable, match=r"^cgroup_parent: must be a \.slice where one was sent"):
-        pod.cgroup_parent = "/kubepods/pod1"
-    pod.cgroup_parent = "/kubepods.slice/pod2.slice"
-    assert pod.answer().cgroup_parent == "/kubepods.slice/pod2.slice"
+SLICE, SLICES_ONLY = "/kubepods.slice/pod1.slice", r"must be a \.slice where one was sent"
+NO_PATH = r"must be (an absolute path|a text in UTF-8)"
+
+
+@pytest.mark.parametrize(
+    ("sent", "path", "why"),
+    [*(("/kubepods/podu-1", path, NO_PATH) for path in ("", None, 3, "/a\udcff")), (SLICE, "/pod1", SLICES_ONLY)],
+)
+def test_bad_cgroup_parent_is_refused(sent: str, path: Any, why: str) -> None:
+    pod = with_parent(sent)
+    with pytest.raises(NotSayable, match=f"^cgroup_parent: {why}"):
+        pod.cgroup_parent = path
+    assert pod.cgroup_parent == sent
 
 
 @pytest.mark.parametrize("odd", ["kubepods", "/kubepods/../x"])
 def test_odd_cgroup_parent_of_the_kubelet_can_be_said_again(odd: str) -> None:
-    pod = PodContext(RUN_POD, HookRequest(replace(POD, cgroup_parent=odd)))
+    pod = with_parent(odd)
     pod.cgroup_parent = "/other"
     pod.cgroup_parent = odd
     assert pod.answer().cgroup_parent == odd
 
 
-# -- the tables of the proxy's own check -----------------------------------------------------------------------------
-
-
-def apply(answer: HookAnswer) -> None:
-    """Make the edits of an answer to a request without anything, and check that it comes out."""
+def said_again(answer: HookAnswer) -> HookAnswer:
+    """Make the edits of an answer, and return what a pod and a container of which nothing was sent answer then."""
     pod, container = PodContext(RUN_POD, HookRequest(PodInfo())), ContainerContext(CREATE, HookRequest(PodInfo()))
     pod.labels.update(answer.labels)
     container.annotations.update(answer.annotations)
     container.env.update(answer.envs)
     if answer.cgroup_parent:
         container.cgroup_parent = answer.cgroup_parent
-    for name in RESOURCE_FIELDS if answer.resources else ():
+    for name in model.RESOURCE_FIELDS if answer.resources else ():
         value = getattr(answer.resources, name)
-        if name in MAP_FIELDS:
+        if name in model.MAP_FIELDS:
             getattr(container.resources, name).update(value)
         elif value:
-            setattr(container.resources, name, value)
-    said = replace(container.answer(), labels=pod.answer().labels)
-    assert (said.resources or Resources()) == (answer.resources or Resources())
-    assert replace(said, resources=None) == replace(answer, resources=None)
+            container.resources.set(name, value)
+    return replace(container.answer(), labels=pod.answer().labels)
 
 
 @pytest.mark.parametrize("answer", GOOD, ids=range(len(GOOD)))
 def test_answer_that_the_proxy_takes_can_be_said(answer: HookAnswer) -> None:
-    apply(answer)
+    said = said_again(answer)
+    assert (said.resources or Resources()) == (answer.resources or Resources())
+    assert replace(said, resources=None) == replace(answer, resources=None)
 
 
 @pytest.mark.parametrize(("field", "answer"), BAD, ids=[f"{n}-{field}" for n, (field, _) in enumerate(BAD)])
 def test_answer_that_the_proxy_refuses_cannot_be_said(field: str, answer: HookAnswer) -> None:
     name = field.removeprefix("resources.").replace("envs", "env")
     with pytest.raises(NotSayable, match=rf"^{name}: "):
-        apply(answer)
+        said_again(answer)
