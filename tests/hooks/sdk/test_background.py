@@ -1,8 +1,8 @@
-"""The event loop in the background: results, errors, cancelling, and its end."""
+"""The event loop in the background: errors and its end; test_serving.py shows results and cancelling."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator
 from concurrent.futures import CancelledError, Future
 
 import pytest
@@ -12,55 +12,19 @@ from runtimeproxy_hooks.sdk.background import BackgroundLoop
 LONG_SECONDS = 20.0
 
 
-@pytest.fixture
-def loop() -> Iterator[BackgroundLoop]:
-    made = BackgroundLoop()
-    yield made
-    made.close(LONG_SECONDS)
-
-
-def test_coroutine_runs_on_the_loops_thread(loop: BackgroundLoop) -> None:
-    threads = []
-
-    async def run() -> None:
-        await asyncio.sleep(0)
-        threads.append(threading.current_thread().name)
-
-    for _ in range(2):
-        loop.submit(run()).result(LONG_SECONDS)
-    assert threads == ["hook-event-loop"] * 2
-
-
 @pytest.mark.parametrize(
     ("error", "seen"), [(KeyError("a"), KeyError), (SystemExit(3), RuntimeError), (KeyboardInterrupt(), RuntimeError)]
 )
-def test_error_comes_back_and_the_loop_goes_on(
-    loop: BackgroundLoop, error: BaseException, seen: type[Exception]
-) -> None:
+def test_error_comes_back_and_the_loop_goes_on(error: BaseException, seen: type[Exception]) -> None:
+    loop = BackgroundLoop()
+
     async def fail() -> None:
         raise error
 
     for _ in range(2):
         with pytest.raises(seen):
             loop.submit(fail()).result(LONG_SECONDS)
-
-
-def test_cancelled_coroutine_is_told_and_wakes_its_waiter(loop: BackgroundLoop) -> None:
-    began, told = threading.Event(), threading.Event()
-
-    async def wait() -> None:
-        began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            told.set()
-
-    running = loop.submit(wait())
-    assert began.wait(LONG_SECONDS)
-    assert running.cancel()
-    with pytest.raises(CancelledError):
-        running.result(LONG_SECONDS)
-    assert told.wait(LONG_SECONDS)
+    loop.close(LONG_SECONDS)
 
 
 def test_end_cancels_what_runs_and_closes_generators() -> None:
