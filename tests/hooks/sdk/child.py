@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from runtimeproxy_hooks.sdk import ContainerContext, Hook, Malformed, PodContext, main, reject
+from runtimeproxy_hooks.sdk import ContainerContext, Hook, PodContext, main, reject
 
 DO = "do"
 BEGAN = "told to wait"
@@ -25,20 +25,12 @@ def refuse(container: ContainerContext) -> None:
     reject("not on my node")
 
 
-def malformed(container: ContainerContext) -> None:
-    raise Malformed(f"annotation {DO}", "must be a verb")
-
-
 def boom(container: ContainerContext) -> None:
     raise Unprintable(SECRET)
 
 
 def leave(container: ContainerContext) -> None:
     sys.exit(SECRET)
-
-
-def unsayable(container: ContainerContext) -> None:
-    del container.env["A"]
 
 
 def wait(seconds: float) -> None:
@@ -49,10 +41,8 @@ def wait(seconds: float) -> None:
 ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
     "": lambda container: None,
     "refuse": refuse,
-    "malformed": malformed,
     "boom": boom,
     "leave": leave,
-    "unsayable": unsayable,
     "slow": lambda container: wait(SLOW_SECONDS),
     "hang": lambda container: wait(3600),
 }

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 LONG_SECONDS = 20.0
+ROOT = Path(__file__).parents[3]
 CHILD = ("-m", "tests.hooks.sdk.child")
 
 
@@ -18,15 +19,17 @@ class Process:
     """One hook server that listens in a directory and registers in a directory below it."""
 
     def __init__(
-        self, folder: Path, *flags: str, program: tuple[str, ...] = CHILD, file: str = "obedient-dreamy.json"
+        self, folder: Path, *flags: str, program: Sequence[str] = CHILD, file: str = "obedient-dreamy.json"
     ) -> None:
         self.socket = folder / "a.sock"
         self.registrations = folder / "hookserver.d"
         self.file = self.registrations / file
         self._log = folder / f"log-{time.monotonic_ns()}"
-        command = [sys.executable, *program, f"--endpoint={self.socket}", f"--register-dir={self.registrations}"]
+        where = (f"--endpoint={self.socket}", f"--register-dir={self.registrations}")
+        environ = os.environ | {"PYTHONPATH": str(ROOT)}
         with self._log.open("wb") as log:
-            self.process = start([*command, *flags], log)
+            command = [sys.executable, *program, *where, *flags]
+            self.process = subprocess.Popen(command, stderr=log, cwd=ROOT, env=environ)
 
     @property
     def log(self) -> str:
@@ -50,18 +53,10 @@ class Process:
         return entry
 
 
-def start(command: list[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a process in the directory of the project."""
-    root = Path(__file__).parents[3]
-    return subprocess.Popen(command, stderr=stderr, cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
-
-
 @contextmanager
-def running(
-    folder: Path, *flags: str, program: tuple[str, ...] = CHILD, file: str = "obedient-dreamy.json"
-) -> Iterator[Process]:
+def running(folder: Path, *flags: str, **more: Any) -> Iterator[Process]:
     """Run a hook server; it is killed in the end if it has not ended by itself."""
-    made = Process(folder, *flags, program=program, file=file)
+    made = Process(folder, *flags, **more)
     try:
         yield made.wait_ready()
     finally:

@@ -1,4 +1,8 @@
-"""The flags of a hook server: what they give, and the one line for what is wrong."""
+"""The command line of a hook server: what the flags give, and the one line for what is wrong; no server is started."""
+
+import argparse
+import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -6,7 +10,9 @@ from hypothesis import strategies as st
 
 from runtimeproxy.config import parse_duration
 from runtimeproxy.errors import ConfigError
+from runtimeproxy_hooks.sdk import Hook, main
 from runtimeproxy_hooks.sdk.flags import parser
+from tests.hooks.sdk.child import Dreamy, Obedient
 
 
 def test_defaults_hold_without_flags() -> None:
@@ -36,31 +42,77 @@ def test_flag_gives_its_value(flag: str, value: object) -> None:
     assert vars(parser("gpu").parse_args([flag]))[name] == value
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--endpoint=a.sock"], "--endpoint: 'a.sock' is no unix socket: write /path, unix:/path or "),
-        (["--failure-policy=fail"], "argument --failure-policy: invalid choice: 'fail' (choose from "),
-        *(
-            ([f"--order={text}"], f"argument --order: '{text}' is no place: write a number from 0 to 99")
-            for text in ("100", "-1", "\N{SUPERSCRIPT TWO}")
-        ),
-        (["--timeout=0s"], "--timeout: '0s' is no time limit: write one above zero, like 500ms, 2s or 1m"),
-        (["--timeout=1h"], "--timeout: '1h' is no duration: write one like 500ms, 2s, 1m, or a number of seconds"),
-        (["--log-level=trace"], "argument --log-level: invalid choice: 'trace' (choose from "),
-        (["--log=debug"], "unrecognized arguments: --log=debug"),
-        (["gpu"], "unrecognized arguments: gpu"),
-        (["--order"], "argument --order: expected one argument"),
-    ],
-)
-def test_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], line: str) -> None:
+UNPLACED = ("100", "-1", "\N{SUPERSCRIPT TWO}")
+
+
+class Pointless(Hook):
+    """Has no method named like a hook point."""
+
+
+class Clashing(Obedient):
+    """Has a flag that the SDK has already."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--timeout")
+
+
+class Fileless(Obedient):
+    """Needs a file that is not there."""
+
+    def configure(self, arguments: argparse.Namespace) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/nowhere")
+
+
+HELP = "; --help lists the flags"
+TWICE = "two hooks, or a hook and the SDK, have the same flag: argument --{0}: conflicting option string: --{0}; rename"
+NO_FILE_NAME = "cannot be in a file's name; use letters, digits, '.', '_' and '-'"
+WRONG_FLAGS = [
+    ("--endpoint=a.sock", "--endpoint: 'a.sock' is no unix socket: write /path, unix:/path or "),
+    ("--failure-policy=fail", "argument --failure-policy: invalid choice: 'fail' (choose from "),
+    *((f"--order={text}", f"argument --order: '{text}' is no place: write a number from 0 to 99") for text in UNPLACED),
+    ("--timeout=0s", "--timeout: '0s' is no time limit: write one above zero, like 500ms, 2s or 1m"),
+    ("--timeout=1h", "--timeout: '1h' is no duration: write one like 500ms, 2s, 1m, or a number of seconds"),
+    ("--log-level=trace", "argument --log-level: invalid choice: 'trace' (choose from "),
+    *((text, f"unrecognized arguments: {text}{HELP}") for text in ("--log=debug", "obedient", "--mark=x")),
+    ("--order", f"argument --order: expected one argument{HELP}"),
+]
+WRONG_LINES: list[tuple[list[Any], str, list[str], str]] = [
+    *(([Obedient()], "", [flag], f"obedient: error: {line}") for flag, line in WRONG_FLAGS),
+    ([Dreamy()], "", ["--mark=xy"], "dreamy: error: --mark: write one letter"),
+    ([Fileless()], "", [], "fileless: error: [Errno 2] No such file or directory: '/nowhere'"),
+    ([Dreamy(), Dreamy()], "two", [], f"two: error: {TWICE.format('mark')}"),
+    ([Clashing()], "", [], f"clashing: error: {TWICE.format('timeout')}"),
+    ([], "", [], ": error: there is no hook to serve; give main one: main(MyHook())"),
+    ([Dreamy], "", [], "dreamy: error: <class 'tests.hooks.sdk.child.Dreamy'> is no hook; give main instances of "),
+    ([Pointless()], "", [], "pointless: error: Pointless has no method named like a hook point; there are pre_"),
+    *(([Obedient()], name, [], f"{name}: error: {name!r} {NO_FILE_NAME}") for name in ("a/b", ".a")),
+]
+
+
+@pytest.mark.parametrize(("hooks", "name", "argv", "line"), WRONG_LINES)
+def test_wrong_command_line_is_one_line(
+    capsys: pytest.CaptureFixture[str], hooks: list[Hook], name: str, argv: list[str], line: str
+) -> None:
     with pytest.raises(SystemExit) as exited:
-        parser("gpu").parse_args(flags)
+        main(*hooks, name=name, argv=argv)
     assert exited.value.code == 2
     said, empty = capsys.readouterr().err.split("\n")
     assert not empty
-    assert said.startswith(f"gpu: error: {line}")
-    assert said.endswith("; --help lists the flags")
+    assert said.startswith(line)
+
+
+def test_missing_grpcio_is_one_line_that_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "runtimeproxy_hooks.sdk.serving", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(SystemExit) as exited:
+        main(Obedient(), argv=["--register-dir="])
+    assert exited.value.code == 1
+    assert capsys.readouterr().err == (
+        "obedient: error: the Python package grpc is missing, which serves gRPC; "
+        "install runtimeproxy with its extra: 'runtimeproxy[hooks]'\n"
+    )
 
 
 def test_help_names_every_flag_and_default(capsys: pytest.CaptureFixture[str]) -> None:
