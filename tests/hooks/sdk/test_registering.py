@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
@@ -26,20 +24,15 @@ CONTENT = content()
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "hookserver.d"
-    made.mkdir()
-    return made
-
-
-@pytest.fixture
-def file(folder: Path) -> Path:
+def file(tmp_path: Path) -> Path:
+    folder = tmp_path / "hookserver.d"
+    folder.mkdir()
     return folder / "a.json"
 
 
 @pytest.fixture
-def unwritten(folder: Path) -> Registration:
-    return Registration(str(folder), "a.json", CONTENT)
+def unwritten(file: Path) -> Registration:
+    return Registration(str(file.parent), file.name, CONTENT)
 
 
 @pytest.fixture
@@ -51,11 +44,6 @@ def registration(unwritten: Registration) -> Registration:
 @pytest.mark.parametrize(("order", "name"), [(None, "gpu.json"), (0, "00-gpu.json"), (7, "07-gpu.json")])
 def test_file_name_has_the_order(order: int | None, name: str) -> None:
     assert file_name("gpu", order) == name
-
-
-@given(st.integers(0, 99), st.integers(0, 99))
-def test_order_of_names_is_the_order_of_numbers(first: int, second: int) -> None:
-    assert (file_name("b", first) < file_name("b", second)) == (first < second)
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(None, None), ("500ms", 0.5)])
@@ -71,9 +59,11 @@ def test_proxy_reads_what_is_written(policy: str, timeout: str | None, seconds: 
     )
 
 
-def test_file_is_written_and_removed_and_nothing_else_is_left(file: Path, registration: Registration) -> None:
-    assert registration.path == str(file)
-    assert file.read_bytes() == CONTENT
+def test_file_is_written_left_alone_and_removed(file: Path, registration: Registration) -> None:
+    assert (registration.path, file.read_bytes()) == (str(file), CONTENT)
+    before = file.stat()
+    registration.look_after()
+    assert file.stat() == before
     assert os.listdir(file.parent) == ["a.json"]
     registration.remove()
     assert os.listdir(file.parent) == []
@@ -88,22 +78,15 @@ def test_made_directories_are_its_owners_only_whatever_the_umask(tmp_path: Path)
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("x", "x/hooks.d")] == [0o755, 0o755]
 
 
-def test_file_takes_the_place_of_an_old_one_whole(file: Path, unwritten: Registration) -> None:
+def test_file_takes_the_place_of_an_old_one_whole(file: Path, unwritten: Registration, tmp_path: Path) -> None:
     file.write_bytes(b"old")
-    (file.parent / ".a.json.new").write_bytes(b"left by a kill")
+    (tmp_path / "mine").write_text("mine")
+    (file.parent / ".a.json.new").symlink_to(tmp_path / "mine")  # not followed
     with file.open("rb") as reading:  # the proxy, just now
         unwritten.write()
         assert reading.read() == b"old"
-    assert file.read_bytes() == CONTENT
+    assert (file.read_bytes(), file.is_symlink(), (tmp_path / "mine").read_text()) == (CONTENT, False, "mine")
     assert os.listdir(file.parent) == ["a.json"]
-
-
-def test_link_beside_it_is_not_followed(file: Path, unwritten: Registration, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("mine")
-    (file.parent / ".a.json.new").symlink_to(tmp_path / "mine")
-    unwritten.write()
-    assert (tmp_path / "mine").read_text() == "mine"
-    assert not file.is_symlink()
 
 
 def test_write_that_fails_says_what_to_do_and_leaves_nothing(file: Path, unwritten: Registration) -> None:
@@ -111,15 +94,6 @@ def test_write_that_fails_says_what_to_do_and_leaves_nothing(file: Path, unwritt
     with pytest.raises(ConfigError, match=r"cannot write .*a\.json: Is a directory; check the directory or set --regi"):
         unwritten.write()
     assert os.listdir(file.parent) == ["a.json"]
-
-
-# Looking after it.
-
-
-def test_unchanged_file_is_left_alone(file: Path, registration: Registration) -> None:
-    before = file.stat()
-    registration.look_after()
-    assert file.stat() == before
 
 
 def socketed(path: Path) -> None:
@@ -154,15 +128,6 @@ def test_file_is_written_again(
     assert caplog.messages == [f"{file} {said}: written again"]
 
 
-@given(st.binary(max_size=2 * len(CONTENT)) | st.sampled_from([CONTENT[:-1], CONTENT + b"x"]))
-def test_whatever_stands_there_is_made_right(tmp_path_factory: pytest.TempPathFactory, found: bytes) -> None:
-    registration = Registration(str(tmp_path_factory.getbasetemp() / "law"), "a.json", CONTENT)
-    registration.write()
-    Path(registration.path).write_bytes(found)
-    registration.look_after()
-    assert Path(registration.path).read_bytes() == CONTENT
-
-
 def test_link_to_the_same_content_is_the_users_and_stays(file: Path, registration: Registration) -> None:
     file.rename(file.parent / "real")
     file.symlink_to("real")
@@ -184,9 +149,6 @@ def test_trouble_is_logged_once_and_ended_as_soon_as_it_can_be(
         file.unlink()
     trouble = f"cannot write {file} again: Is a directory; the proxy may not know this server until it can be"
     assert caplog.messages == [trouble, f"{file} had vanished: written again"] * 2
-
-
-# Another hook server's file.
 
 
 class Neighbour:
@@ -267,9 +229,6 @@ def test_file_that_names_no_server_is_no_others(file: Path, unwritten: Registrat
     assert file.read_bytes() == CONTENT
 
 
-# Files of its earlier lives, with its socket under other names.
-
-
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://", "link"])
 def test_other_files_with_its_socket_are_removed(
     file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, spelling: str
@@ -286,8 +245,9 @@ def test_other_files_with_its_socket_are_removed(
 
 
 def test_file_that_does_not_name_its_socket_stays(
-    folder: Path, unwritten: Registration, caplog: pytest.LogCaptureFixture
+    file: Path, unwritten: Registration, caplog: pytest.LogCaptureFixture
 ) -> None:
+    folder = file.parent
     (folder / "other.json").write_bytes(content("/run/b.sock"))
     (folder / "empty.json").touch()
     (folder / "folder.json").mkdir()
@@ -301,52 +261,6 @@ def test_file_that_does_not_name_its_socket_stays(
     assert not caplog.records
 
 
-@pytest.fixture
-def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return what lets a function of ``os`` fail; root, who runs the tests, may do everything."""
-
-    def refused(name: str, error: OSError, only: str = "") -> None:
-        function = getattr(os, name)
-
-        def failing(path: str) -> object:
-            if path.endswith(only):
-                raise error
-            return function(path)
-
-        monkeypatch.setattr(os, name, failing)
-
-    return refused
-
-
-BUSY, DENIED = OSError(16, "Device or resource busy"), PermissionError(13, "Permission denied")
-
-
-def test_file_that_cannot_be_removed_at_the_start_is_told_of(
-    folder: Path, unwritten: Registration, caplog: pytest.LogCaptureFixture, refuse: Callable[..., None]
-) -> None:
-    (folder / "b.json").write_bytes(CONTENT)
-    refuse("unlink", BUSY, only="b.json")  # a mount of its own
-    unwritten.write()
-    assert caplog.messages == [
-        f"{folder}/b.json names this server's socket, too, so each call would be asked twice, and cannot be removed: "
-        "Device or resource busy; remove it by hand"
-    ]
-    assert (folder / "a.json").read_bytes() == CONTENT
-
-
-def test_directory_that_cannot_be_listed_is_told_of(
-    file: Path, unwritten: Registration, caplog: pytest.LogCaptureFixture, refuse: Callable[..., None]
-) -> None:
-    refuse("scandir", DENIED)
-    unwritten.write()
-    told = f"cannot look for older registrations of this server in {file.parent}: Permission denied"
-    assert caplog.messages == [told]
-    assert file.read_bytes() == CONTENT
-
-
-# The end.
-
-
 @pytest.mark.parametrize("disturb", [disturb for disturb, _ in DISTURBED.values()], ids=DISTURBED)
 def test_file_that_is_not_ours_any_more_is_left(
     file: Path, registration: Registration, caplog: pytest.LogCaptureFixture, disturb: Callable[[Path], None]
@@ -354,6 +268,7 @@ def test_file_that_is_not_ours_any_more_is_left(
     file.unlink()
     disturb(file)
     before = os.path.lexists(file)
+    registration.leave()
     registration.remove()
     assert os.path.lexists(file) == before
     assert not caplog.records
@@ -367,18 +282,37 @@ def test_file_that_stays_is_told_of(file: Path, registration: Registration, capl
     assert caplog.record_tuples == [("runtimeproxy_hooks.sdk.registering", logging.WARNING, f"{stays}; {advice}")]
 
 
-def test_file_that_was_removed_already_does_not_stay(
-    file: Path, registration: Registration, caplog: pytest.LogCaptureFixture
-) -> None:
-    file.unlink()
-    registration.leave()
-    assert os.listdir(file.parent) == []
-    assert not caplog.records
+BUSY, DENIED = OSError(16, "Device or resource busy"), PermissionError(13, "Permission denied")
+TWICE = "names this server's socket, too, so each call would be asked twice, and cannot be removed"
+UNLISTED = "cannot look for older registrations of this server in {}"
+REFUSALS: list[tuple[str, OSError, Callable[[Registration], None], str]] = [
+    ("unlink", BUSY, Registration.write, f"{{}}/b.json {TWICE}: Device or resource busy; remove it by hand"),
+    ("scandir", DENIED, Registration.write, f"{UNLISTED}: Permission denied"),
+    ("unlink", DENIED, Registration.remove, "cannot remove {}/a.json: Permission denied; remove it by hand"),
+]
 
 
-def test_file_that_cannot_be_removed_at_the_end_is_told_of(
-    file: Path, registration: Registration, caplog: pytest.LogCaptureFixture, refuse: Callable[..., None]
+@pytest.mark.parametrize(("call", "error", "act", "words"), REFUSALS)
+def test_system_that_refuses_is_told_of(
+    file: Path,
+    registration: Registration,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    error: OSError,
+    act: Callable[[Registration], None],
+    words: str,
 ) -> None:
-    refuse("unlink", DENIED)
-    registration.remove()
-    assert f"cannot remove {file}: Permission denied; remove it by hand" in caplog.text
+    (file.parent / "b.json").write_bytes(CONTENT)
+    function = getattr(os, call)
+
+    def refuse(path: str) -> object:
+        if path.endswith(".new"):
+            return function(path)
+        raise error
+
+    with monkeypatch.context() as patched:  # root, who runs the tests, may do everything
+        patched.setattr(os, call, refuse)
+        act(registration)
+    assert caplog.messages == [words.format(file.parent)]
+    assert {each.read_bytes() for each in file.parent.iterdir()} == {CONTENT}

@@ -163,17 +163,6 @@ def test_point_without_a_method_is_unimplemented(serve: Serve, method: str) -> N
     assert bare(serve(Obedient()), method, b"")[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_plain_methods_run_at_the_same_time(serve: Serve) -> None:
-    class Meeting(Hook):
-        barrier = threading.Barrier(THREADS)
-
-        def pre_create_container(self, container: ContainerContext) -> None:
-            self.barrier.wait(LONG_SECONDS)
-
-    path = serve(Meeting())
-    await asyncio.gather(*(call(path, request()) for _ in range(THREADS)))
-
-
 async def test_async_methods_run_at_the_same_time_on_one_loop(serve: Serve) -> None:
     class Meeting(Hook):
         met: asyncio.Barrier | None = None
@@ -235,7 +224,7 @@ def test_method_whose_caller_has_gone_already_is_cut_off(serve: Serve, caplog: p
     eventually(lambda: "late at PreCreateContainer: cut off" in caplog.text)
 
 
-async def test_deadlines_and_cancels_work_while_all_threads_hang(told: Told, path: str) -> None:
+async def test_threads_serve_at_once_and_who_leaves_while_all_hang_is_not_served(told: Told, path: str) -> None:
     async with channel(path) as opened:
         hanging = [asyncio.ensure_future(ask(opened, "hang")) for _ in range(THREADS)]
         for _ in hanging:
@@ -251,24 +240,13 @@ async def test_deadlines_and_cancels_work_while_all_threads_hang(told: Told, pat
     assert not told.entered.acquire(blocking=False), "a call began that nobody waited for"
 
 
-def test_health_service_says_serving(serve: Serve) -> None:
-    with grpc.insecure_channel(f"unix:{serve(Obedient())}") as channel:
-        health: Any = health_pb2_grpc.HealthStub(channel)
-        for service in ("", codec.SERVICE):
-            answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=LONG_SECONDS)
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(grpc.RpcError) as raised:
-            health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=LONG_SECONDS)
-        failed: Any = raised.value
-        assert failed.code() is grpc.StatusCode.NOT_FOUND
-
-
-def test_watcher_of_its_health_is_told_of_the_end(path: str) -> None:
+@pytest.mark.parametrize("service", ["", codec.SERVICE])
+def test_watcher_of_its_health_is_told_of_the_end(path: str, service: str) -> None:
     server = HookServer([Obedient()], "server")
     server.start(path)
     with grpc.insecure_channel(f"unix:{path}") as channel, ThreadPoolExecutor(1) as ending:
         health: Any = health_pb2_grpc.HealthStub(channel)
-        told = health.Watch(health_pb2.HealthCheckRequest(), timeout=LONG_SECONDS)
+        told = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=LONG_SECONDS)
         assert next(told).status == health_pb2.HealthCheckResponse.SERVING
         left = ending.submit(server.stop, LONG_SECONDS)
         assert next(told).status == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -64,10 +64,16 @@ def beside(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
-def test_socket_is_served_and_narrow_whatever_the_umask(path: Path, serve: Servers, umask: int) -> None:
+def test_socket_is_narrow_and_served_before_it_has_its_name(path: Path, serve: Servers, umask: int) -> None:
+    def look(bound: str) -> None:
+        serve(bound)
+        assert stat.S_IMODE(os.lstat(bound).st_mode) == 0o600
+        assert listens(bound)
+        assert not path.exists()
+
     before = os.umask(umask)
     try:
-        placed = place(str(path), serve)
+        placed = place(str(path), look)
         assert os.umask(umask) == umask
     finally:
         os.umask(before)
@@ -75,16 +81,6 @@ def test_socket_is_served_and_narrow_whatever_the_umask(path: Path, serve: Serve
     assert listens(str(path))
     assert beside(path) == ["a.sock", "a.sock.lock"]
     placed.close()
-
-
-def test_socket_is_narrow_and_listens_before_it_has_its_name(path: Path, serve: Servers) -> None:
-    def look(bound: str) -> None:
-        serve(bound)
-        assert stat.S_IMODE(os.lstat(bound).st_mode) == 0o600
-        assert listens(bound)
-        assert not path.exists()
-
-    place(str(path), look).close()
 
 
 def test_long_names_and_those_of_urls_work(tmp_path: Path, serve: Servers) -> None:
@@ -96,7 +92,7 @@ def test_long_names_and_those_of_urls_work(tmp_path: Path, serve: Servers) -> No
 
 
 def test_end_removes_the_socket_and_gives_the_lock_back(path: Path, serve: Servers) -> None:
-    for _ in range(3):
+    for _ in range(2):
         placed = place(str(path), serve)
         serve.stop()
         assert path.is_socket()  # what made it was not told its name, and could not remove it
@@ -105,18 +101,14 @@ def test_end_removes_the_socket_and_gives_the_lock_back(path: Path, serve: Serve
         assert beside(path) == ["a.sock.lock"]
 
 
-def test_end_leaves_what_another_made(path: Path, serve: Servers) -> None:
+@pytest.mark.parametrize("made", [True, False])
+def test_end_leaves_what_another_made(path: Path, serve: Servers, made: bool) -> None:
     placed = place(str(path), serve)
     path.unlink()
-    stale(path)
+    if made:
+        stale(path)
     placed.close()
-    assert path.is_socket()
-
-
-def test_end_bears_that_the_socket_is_gone(path: Path, serve: Servers) -> None:
-    placed = place(str(path), serve)
-    path.unlink()
-    placed.close()
+    assert path.is_socket() == made
 
 
 def test_socket_that_cannot_be_removed_stays_with_a_warning(
@@ -133,20 +125,6 @@ def test_socket_that_cannot_be_removed_stays_with_a_warning(
     assert caplog.messages == [f"{path} stays: {words}"]
     serve.stop()
     place(str(path), serve).close()  # the lock was given back, and nobody listens
-
-
-# What stands there.
-
-
-def test_dead_socket_is_replaced_also_one_without_its_name(path: Path, serve: Servers) -> None:
-    lock = path.with_name("a.sock.lock")
-    lock.touch()
-    stale(path)
-    stale(path.with_name(f".{lock.stat().st_ino}.sock"))  # killed between its making and its naming
-    placed = place(str(path), serve)
-    assert listens(str(path))
-    assert beside(path) == ["a.sock", "a.sock.lock"]
-    placed.close()
 
 
 def test_second_hook_server_is_refused(path: Path, serve: Servers) -> None:
@@ -218,9 +196,6 @@ def test_server_starts_after_a_kill(path: Path, serve: Servers, when: str) -> No
     assert listens(str(path))
     assert beside(path) == ["a.sock", "a.sock.lock"]
     placed.close()
-
-
-# Who listens.
 
 
 def test_listener_is_seen_also_when_connections_wait(path: Path) -> None:
