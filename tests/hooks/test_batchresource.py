@@ -9,7 +9,7 @@ from runtimeproxy_hooks.batchresource import BatchResource
 from runtimeproxy_hooks.cgroups import Cgroups
 from runtimeproxy_hooks.koordinator import BATCH_CPU, BATCH_MEMORY, EXTENDED_RESOURCE_SPEC, MAX_INT64
 from runtimeproxy_hooks.sdk import Malformed
-from runtimeproxy_hooks.sdk.testing import NO_DIFFERENCE, HookTester
+from runtimeproxy_hooks.sdk.testing import HookTester
 from tests.hooks.nodes import annotation, node, qos, tree
 
 BE = qos("BE")
@@ -83,27 +83,23 @@ def test_pod_gets_the_sums(tester: HookTester, containers: Any, expected: dict[s
 
 
 LISTED = spec(main=amounts(500, 500, 500))
+UNASKED = [annotation(EXTENDED_RESOURCE_SPEC, text) for text in ("", "null", "{}", '{"containers": null}')]
+LEFT_ALONE = [
+    *((qos(other), LISTED, "main") for other in ("LSE", "LSR", "LS", "SYSTEM", "", "be", "other")),
+    ({}, annotation(EXTENDED_RESOURCE_SPEC, "{"), "main"),
+    *((BE, annotations, "main") for annotations in ({}, spec(), *UNASKED)),
+    *((BE, LISTED, container) for container in ("other", "MAIN", "")),
+]
 
 
-@pytest.mark.parametrize(
-    ("labels", "annotations"),
-    [
-        *((qos(other), LISTED) for other in ("LSE", "LSR", "LS", "SYSTEM", "", "be", "other")),
-        ({}, annotation(EXTENDED_RESOURCE_SPEC, "{")),
-        (BE, {}),
-        *((BE, annotation(EXTENDED_RESOURCE_SPEC, text)) for text in ("", "null", "{}")),
-        *((BE, annotation(EXTENDED_RESOURCE_SPEC, {"containers": containers})) for containers in (None, {})),
-    ],
-)
-def test_other_pods_are_left_alone(tester: HookTester, labels: dict[str, str], annotations: dict[str, str]) -> None:
-    assert tester.pre_run_pod_sandbox(labels=labels, annotations=annotations) == NO_DIFFERENCE
-    assert tester.pre_create_container(labels=labels, annotations=annotations) == NO_DIFFERENCE
-
-
-@pytest.mark.parametrize("container", ["other", "MAIN", ""])
-def test_unlisted_container_is_left_alone(tester: HookTester, container: str) -> None:
-    assert not tester.pre_create_container(labels=BE, annotations=LISTED, container=container)
-    assert not tester.pre_update_container_resources(labels=BE, annotations=LISTED, container=container)
+@pytest.mark.parametrize(("labels", "annotations", "container"), LEFT_ALONE)
+def test_other_pods_and_containers_are_left_alone(
+    tester: HookTester, labels: dict[str, str], annotations: dict[str, str], container: str
+) -> None:
+    call: dict[str, Any] = {"labels": labels, "annotations": annotations}
+    assert container != "main" or not tester.pre_run_pod_sandbox(**call)
+    assert not tester.pre_create_container(**call, container=container)
+    assert not tester.pre_update_container_resources(**call, container=container)
 
 
 @pytest.mark.parametrize(
@@ -148,51 +144,37 @@ def test_node_decides_on_quotas(tmp_path: Path, settings: str, limit: int | None
         assert changed.resources == fields(512, quota, 2 * GIB)
 
 
-def v1(root: Path) -> list[Path]:
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """The files of the pod's cgroup."""
     names = (f"cpu{POD}/cpu.shares", f"cpu{POD}/cpu.cfs_quota_us", f"memory{POD}/memory.limit_in_bytes")
-    return tree(root, dict.fromkeys(names, "old\n"))
+    return tree(tmp_path, dict.fromkeys(names, "old\n"))
 
 
-def v2(root: Path) -> list[Path]:
-    tree(root, {"cgroup.controllers": "cpu memory\n"})
-    return tree(root / POD.strip("/"), dict.fromkeys(("cpu.weight", "cpu.max", "memory.max"), "old\n"))
-
-
-@pytest.mark.parametrize(
-    ("make", "main", "contents"),
-    [
-        (v1, amounts(500, 500, "1Ki"), ["512", "50000", "1024"]),
-        (v1, amounts(), ["2", "-1", "-1"]),
-        (v2, amounts(500, 500, "1Ki"), ["20", "50000 100000", "1024"]),
-        (v2, amounts(), ["1", "max 100000", "max"]),
-    ],
-)
-def test_pods_cgroup_is_written(
-    tester: HookTester, tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Any, main: Any, contents: list[str]
-) -> None:
-    files = make(tmp_path)
-    assert tester.pre_create_container(labels=BE, annotations=spec(main=main), cgroup_parent=POD)
+def test_pods_cgroup_is_written(tester: HookTester, files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    call: dict[str, Any] = {"labels": BE, "annotations": LISTED, "cgroup_parent": POD}
+    assert tester.pre_create_container(**call)
     assert [file.read_text() for file in files] == ["old\n"] * 3, "a container's hook writes nothing"
-    assert tester.pre_run_pod_sandbox(labels=BE, annotations=spec(main=main), cgroup_parent=POD)
-    assert [file.read_text().strip() for file in files] == contents
+    assert tester.pre_run_pod_sandbox(**call)
+    assert [file.read_text() for file in files] == ["512\n", "50000\n", "500\n"]
     assert not caplog.records
 
 
 def test_each_kind_of_failed_write_is_logged_once(
-    tester: HookTester, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tester: HookTester, files: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    shares, quota, memory = v1(tmp_path)
+    shares, quota, memory = files
     quota.unlink()
     memory.unlink()
     memory.mkdir()
+    call: dict[str, Any] = {"labels": BE, "annotations": LISTED, "cgroup_parent": POD}
     for _ in range(2):
-        difference = tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent=POD)
-        assert difference.resources == fields(512, 50_000, 500)
+        assert tester.pre_run_pod_sandbox(**call).resources == fields(512, 50_000, 500)
     assert shares.read_text() == "512\n"
     assert not quota.exists()
-    assert [record.message.split()[0] for record in caplog.records] == ["cpu_quota", "memory_limit_in_bytes"]
+    assert [message.split()[0] for message in caplog.messages] == ["cpu_quota", "memory_limit_in_bytes"]
     quota.mkdir()
-    assert tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent=POD)
+    assert tester.pre_run_pod_sandbox(**call)
     assert len(caplog.records) == 3, "another kind of error is another line"
 
 
@@ -205,8 +187,7 @@ def test_path_of_no_pod_is_not_written_and_fails_no_call(
     assert len(caplog.records) == 3
 
 
-def test_malformed_pod_is_not_written_in_part(tester: HookTester, tmp_path: Path) -> None:
-    files = v1(tmp_path)
+def test_malformed_pod_is_not_written_in_part(tester: HookTester, files: list[Path]) -> None:
     annotations = spec(a=amounts(500, 500, 1), b=amounts(500, 500, "x"))
     with pytest.raises(Malformed):
         tester.pre_run_pod_sandbox(labels=BE, annotations=annotations, cgroup_parent=POD)

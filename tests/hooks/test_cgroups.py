@@ -1,17 +1,16 @@
-"""Cgroup files of both versions, on directory trees; test_cgroups_kernel.py has them on the kernel's own."""
+"""Cgroup files of both versions, on directory trees, and on the kernel's own: there what was written is in force."""
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from runtimeproxy_hooks.cgroups import SETTINGS, Cgroups, overwrite, weight
+from runtimeproxy_hooks.cgroups import ROOT, SETTINGS, Cgroups, overwrite, weight
 from runtimeproxy_hooks.sdk import Malformed
-from tests.amounts import examples
+from tests.engines import cgroups as in_force
 from tests.hooks.nodes import tree
 
 POD = "/kubepods/podx"
@@ -39,7 +38,6 @@ V2 = {
     "kubepods/podx/c1/cgroup.procs": "20\n",
     "kubepods/podx/c1/cgroup.threads": "20\n21\n",
 }
-ELSEWHERE = "cgroup path: it must be absolute and below the root"
 THROUGH_LINK = "cgroup path: it leads through a symbolic link"
 
 
@@ -88,44 +86,31 @@ def test_cgroups_that_are_not_mounted_are_looked_for_again(tmp_path: Path) -> No
     cgroups.write(POD, "cpu_quota", -1)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "name", "content"),
-    [
-        ("cpu_shares", 512, f"{CPU}/cpu.shares", "512\n"),
-        ("cpu_quota", 50000, f"{CPU}/cpu.cfs_quota_us", "50000\n"),
-        ("cpu_quota", -1, f"{CPU}/cpu.cfs_quota_us", "-1\n"),
-        ("memory_limit_in_bytes", 1 << 30, f"{MEMORY}/memory.limit_in_bytes", "1073741824\n"),
-        ("memory_limit_in_bytes", -1, f"{MEMORY}/memory.limit_in_bytes", "-1\n"),
-        ("cpuset_cpus", "2-3,8", f"{CPUSET}/cpuset.cpus", "2-3,8\n"),
-        ("cpuset_cpus", "", f"{CPUSET}/cpuset.cpus", "\n"),
-    ],
-)
-def test_version_1_takes_values_as_cri_has_them(
-    v1: Cgroups, setting: str, value: int | str, name: str, content: str
+V1_FILES = {
+    **{"cpu_shares": f"{CPU}/cpu.shares", "cpu_quota": f"{CPU}/cpu.cfs_quota_us"},
+    **{"memory_limit_in_bytes": f"{MEMORY}/memory.limit_in_bytes", "cpuset_cpus": f"{CPUSET}/cpuset.cpus"},
+}
+WRITTEN = [
+    ("cpu_shares", 1024, "100\n", "39"),
+    ("cpu_quota", 50000, "max 100000\n", "50000 100000"),
+    ("cpu_quota", 50000, "2000 20000\n", "50000 20000"),
+    ("cpu_quota", -1, "2000 20000\n", "max 20000"),
+    ("cpu_quota", -1, "\n", "max 100000"),
+    ("memory_limit_in_bytes", 1 << 30, "max\n", "1073741824"),
+    ("memory_limit_in_bytes", -1, "1073741824\n", "max"),
+    ("cpuset_cpus", "2-3,8", "0\n", "2-3,8"),
+    ("cpuset_cpus", "", "0\n", ""),
+]
+
+
+@pytest.mark.parametrize(("setting", "value", "before", "in_version_2"), WRITTEN)
+def test_version_1_takes_values_as_cri_has_them_and_2_has_its_own_words(
+    cgroups: Cgroups, setting: str, value: int | str, before: str, in_version_2: str
 ) -> None:
-    v1.write(POD, setting, value)
-    assert (v1.root / name).read_text() == content
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "before", "content"),
-    [
-        ("cpu_shares", 1024, "100\n", "39\n"),
-        ("cpu_quota", 50000, "max 100000\n", "50000 100000\n"),
-        ("cpu_quota", 50000, "2000 20000\n", "50000 20000\n"),
-        ("cpu_quota", -1, "2000 20000\n", "max 20000\n"),
-        ("cpu_quota", -1, "\n", "max 100000\n"),
-        ("memory_limit_in_bytes", 1 << 30, "max\n", "1073741824\n"),
-        ("memory_limit_in_bytes", -1, "1073741824\n", "max\n"),
-        ("cpuset_cpus", "2-3,8", "0\n", "2-3,8\n"),
-        ("cpuset_cpus", "", "0\n", "\n"),
-    ],
-)
-def test_version_2_has_words_of_its_own(v2: Cgroups, setting: str, value: int | str, before: str, content: str) -> None:
-    file = v2.root / "kubepods/podx" / SETTINGS[setting].v2_name
-    file.write_text(before)
-    v2.write(POD, setting, value)
-    assert file.read_text() == content
+    v2_name = f"kubepods/podx/{SETTINGS[setting].v2_name}"
+    [file] = tree(cgroups.root, {v2_name if cgroups.v2 else V1_FILES[setting]: before})
+    cgroups.write(POD, setting, value)
+    assert file.read_text() == f"{in_version_2 if cgroups.v2 else value}\n"
 
 
 @pytest.mark.parametrize(
@@ -136,21 +121,11 @@ def test_weight_of_shares_is_runcs(shares: int, expected: int) -> None:
     assert weight(shares) == expected
 
 
-@given(st.integers(), st.integers())
-@settings(max_examples=examples())
-def test_more_shares_never_weigh_less(one: int, other: int) -> None:
-    assert 1 <= weight(min(one, other)) <= weight(max(one, other)) <= 10000
-
-
 def test_file_is_found_by_its_controller(v1: Cgroups) -> None:
     inside = v1.root / CPU
     assert v1.file(POD, "cpu", "cpu.bvt_warp_ns", "other") == inside / "cpu.bvt_warp_ns"
     assert v1.file(f"{POD}//c1/.", "cpuacct", "cpuacct.usage", "other") == inside / "c1/cpuacct.usage"
     assert v1.file(POD, "net_cls", "net_cls.classid", "other") == v1.root / "net_cls/kubepods/podx/net_cls.classid"
-
-
-def test_file_of_version_2_needs_no_controller(v2: Cgroups) -> None:
-    assert v2.file(POD, "cpu", "other", "cpu.idle") == v2.root / "kubepods/podx/cpu.idle"
 
 
 def test_nothing_is_ever_made(cgroups: Cgroups) -> None:
@@ -161,17 +136,14 @@ def test_nothing_is_ever_made(cgroups: Cgroups) -> None:
     assert sorted(cgroups.root.rglob("*")) == before
 
 
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("path", ["../x", "kubepods/podx", "/kubepods/../../etc", "/kubepods/..", "/kubepods\0/podx"])
-def test_path_that_leads_elsewhere_is_malformed(cgroups: Cgroups, path: str, use: str) -> None:
-    with pytest.raises(Malformed, match=ELSEWHERE):
-        USES[use](cgroups, path)
+ROOTS = ("", "/", "//", "/.", "/./")
+OUTSIDE = ("../x", "kubepods/podx", "/kubepods/../../etc", "/kubepods/..", "/kubepods\0/podx")
+ELSEWHERE = [(use, path) for use in USES for path in (*OUTSIDE, *(ROOTS if use != "container" else ()))]
 
 
-@pytest.mark.parametrize("use", ["file", "write", "pids", "tids"])
-@pytest.mark.parametrize("path", ["", "/", "//", "/.", "/./"])
-def test_root_itself_is_malformed(cgroups: Cgroups, path: str, use: str) -> None:
-    with pytest.raises(Malformed, match=ELSEWHERE):
+@pytest.mark.parametrize(("use", "path"), ELSEWHERE)
+def test_path_that_leads_elsewhere_or_to_the_root_is_malformed(cgroups: Cgroups, use: str, path: str) -> None:
+    with pytest.raises(Malformed, match="cgroup path: it must be absolute and below the root"):
         USES[use](cgroups, path)
 
 
@@ -187,10 +159,15 @@ def test_link_leads_nowhere(cgroups: Cgroups, use: str, tmp_path_factory: pytest
     assert {file.read_text() for file in files} == {"1\n"}
 
 
-def test_dangling_link_leads_nowhere(cgroups: Cgroups) -> None:
+def test_link_to_nothing_or_to_itself_leads_nowhere(cgroups: Cgroups) -> None:
+    loop = shares_file(cgroups, "/loop").parent
     shares_file(cgroups, "/dangling").parent.symlink_to("/not/there")
+    loop.symlink_to(loop)
     with pytest.raises(Malformed, match=THROUGH_LINK):
         shares_file(cgroups, "/dangling")
+    assert cgroups.pids("/loop") == []
+    with pytest.raises(OSError, match="symbolic links"):
+        cgroups.write("/loop", "cpu_shares", 2)
 
 
 def test_path_is_judged_without_a_descriptor_too(v1: Cgroups, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,14 +195,6 @@ def test_root_may_be_a_link(cgroups: Cgroups, tmp_path_factory: pytest.TempPathF
     link = tmp_path_factory.mktemp("links") / "root"
     link.symlink_to(cgroups.root)
     assert Cgroups(link).pids(POD) == cgroups.pids(POD) != []
-
-
-def test_link_to_itself_leads_nowhere(cgroups: Cgroups) -> None:
-    loop = shares_file(cgroups, "/loop").parent
-    loop.symlink_to(loop)
-    assert cgroups.pids("/loop") == []
-    with pytest.raises(OSError, match="symbolic links"):
-        cgroups.write("/loop", "cpu_shares", 2)
 
 
 def test_linked_file_is_not_written(tmp_path: Path) -> None:
@@ -276,3 +245,33 @@ def test_what_is_gone_has_no_processes(cgroups: Cgroups) -> None:
     file.unlink()
     file.symlink_to("gone")  # listed, and not there when it is read
     assert 20 not in cgroups.pids(POD)
+
+
+PATH = f"/runtimeproxy-test-{os.getpid()}"
+
+
+@pytest.fixture
+def roots() -> Iterator[list[Path]]:
+    """Make a cgroup in every hierarchy of this machine, with all controllers; give the roots of both versions."""
+    mounted = [root for root in (ROOT, ROOT / "unified") if not Cgroups(root).absent]
+    for root in mounted:
+        for controller in {row.controller for row in SETTINGS.values()} if in_force.is_v2(root) else ():
+            with suppress(OSError):  # version 1 has it
+                (root / "cgroup.subtree_control").write_text(f"+{controller}")  # runc does so, too, and leaves it
+        for top in in_force.directories("/", root):
+            Path(f"{top}{PATH}").mkdir(exist_ok=True)
+    yield mounted
+    for root in mounted:
+        in_force.remove(PATH, root)
+
+
+QUOTAS = [("cpu_shares", 512), ("cpu_quota", 50000), ("cpu_quota", -1)]
+LIMITS = [("memory_limit_in_bytes", 1 << 26), ("memory_limit_in_bytes", -1), ("cpuset_cpus", "0"), ("cpuset_cpus", "")]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("setting", "value"), [*QUOTAS, *LIMITS])
+def test_written_value_is_in_force(roots: list[Path], setting: str, value: int | str) -> None:
+    root = next(root for root in roots if Cgroups(root).file(PATH, *SETTINGS[setting]).exists())
+    Cgroups(root).write(PATH, setting, value)
+    assert in_force.read(PATH, setting, root) == in_force.expected(setting, value, root)

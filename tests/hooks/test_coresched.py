@@ -161,8 +161,7 @@ def test_process_that_is_forked_meanwhile_has_the_cookie(machine: Machine) -> No
     machine.processes("podp/c11", 11, 12)
     machine.kernel.on_share = lambda pid: machine.processes("podp/c11", 11, 12, 13, 14) if pid == 12 else None
     machine.hooked(11, BLUE)
-    assert set(machine.kernel.cookies.values()) == {machine.kernel.cookies[11]}
-    assert set(machine.kernel.cookies) == {11, 12, 13, 14}
+    assert machine.kernel.cookies == dict.fromkeys((11, 12, 13, 14), machine.kernel.cookies[11])
 
 
 def test_container_that_forks_on_and_on_is_left(machine: Machine) -> None:
@@ -215,19 +214,13 @@ def test_calls_at_the_same_time_make_one_group(machine: Machine) -> None:
     assert machine.start(99, BLUE) == cookies[0]
 
 
-def test_restart_splits_no_group(machine: Machine) -> None:
+def test_restart_splits_no_group_and_forgets_containers_that_ended(machine: Machine) -> None:
+    machine.start(10, EXCLUSIVE, uid="r")
     cookies = machine.start(11, BLUE), machine.start(12, EXCLUSIVE)
+    machine.end("podr/c10")
     machine.start_server()
     assert (machine.start(13, BLUE, uid="q"), machine.start(14, EXCLUSIVE)) == cookies
-
-
-def test_restart_forgets_containers_that_ended(machine: Machine) -> None:
-    machine.start(11, EXCLUSIVE)
-    cookie = machine.start(12, BLUE, uid="q")
-    machine.end("podp/c11")
-    machine.start_server()
-    assert machine.start(13, BLUE, uid="q") == cookie
-    assert "podp" not in machine.state.read_text()
+    assert "podr" not in machine.state.read_text()
 
 
 NO_STATE = (
@@ -339,49 +332,45 @@ def test_cgroups_that_are_mounted_later_are_seen(machine: Machine) -> None:
     assert machine.start(12, BLUE) == cookie
 
 
-def test_flags_name_cgroups_and_state(tmp_path: Path) -> None:
-    assert configured(CoreSched())._state == coresched.STATE
-    hook = configured(CoreSched(), f"--cgroup-root={tmp_path}", f"--core-sched-state={tmp_path}/state")
-    assert (hook.cgroups.root, hook._state) == (tmp_path, tmp_path / "state")
-
-
 class Libc:
     """Keeps what it is called with, and answers as libc does."""
 
-    def __init__(self, answer: int) -> None:
-        self.answer = answer
-        self.call: tuple[int, ...] = ()
+    answer = 0
 
     def prctl(self, option: int, *arguments: ctypes.c_ulong) -> int:
-        values = tuple(each.value for each in arguments)
-        self.call = (option, *values)
-        if values[0] == GET:
-            ctypes.c_uint64.from_address(values[3]).value = 0xFEDCBA9876543210
+        self.call = (option, *(each.value for each in arguments))
+        if self.call[1] == GET:
+            ctypes.c_uint64.from_address(self.call[4]).value = 0xFEDCBA9876543210
         ctypes.set_errno(errno.EPERM)
         return self.answer
 
 
-@pytest.mark.parametrize(
-    ("command", "pid", "scope", "raw", "cookie"),
-    [
-        (CREATE, ITSELF, THREAD, (62, 1, 0, 0, 0), 0),
-        (SHARE_TO, 17, PROCESS, (62, 2, 17, 1, 0), 0),
-        (SHARE_FROM, 17, THREAD, (62, 3, 17, 0, 0), 0),
-        (GET, 17, THREAD, (62, 0, 17, 0), 0xFEDCBA9876543210),
-    ],
-)
+@pytest.fixture
+def libc(monkeypatch: pytest.MonkeyPatch) -> Libc:
+    made = Libc()
+    monkeypatch.setattr(coresched, "LIBC", made)
+    return made
+
+
+CALLS = [
+    ((CREATE, ITSELF, THREAD), (62, 1, 0, 0, 0), 0),
+    ((SHARE_TO, 17, PROCESS), (62, 2, 17, 1, 0), 0),
+    ((SHARE_FROM, 17, THREAD), (62, 3, 17, 0, 0), 0),
+    ((GET, 17, THREAD), (62, 0, 17, 0), 0xFEDCBA9876543210),
+]
+
+
+@pytest.mark.parametrize(("call", "raw", "cookie"), CALLS)
 def test_prctl_is_called_as_the_kernel_reads_it(
-    command: int, pid: int, scope: int, raw: tuple[int, ...], cookie: int, monkeypatch: pytest.MonkeyPatch
+    libc: Libc, call: tuple[int, int, int], raw: tuple[int, ...], cookie: int
 ) -> None:
-    libc = Libc(0)
-    monkeypatch.setattr(coresched, "LIBC", libc)
-    assert coresched.sched_core(command, pid, scope) == cookie
+    assert coresched.sched_core(*call) == cookie
     assert libc.call[: len(raw)] == raw
     assert len(libc.call) == 5
 
 
-def test_refused_prctl_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coresched, "LIBC", Libc(-1))
+def test_refused_prctl_says_what_is_needed(libc: Libc) -> None:
+    libc.answer = -1
     with pytest.raises(PermissionError, match=r"PR_SCHED_CORE: Operation not permitted; .* CAP_SYS_PTRACE"):
         coresched.sched_core(CREATE, ITSELF, THREAD)
 
@@ -399,7 +388,8 @@ def test_kernel_of_this_machine_has_groups_or_says_why(
     machine: Machine, sleepers: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Real processes under a tree of cgroups: one group of two, one of its own; or one log line and no failure."""
-    machine.tester = HookTester(CoreSched(Cgroups(machine.root), machine.state))
+    hook = configured(CoreSched(), f"--cgroup-root={machine.root}", f"--core-sched-state={machine.state}")
+    machine.tester = HookTester(hook)
     for pid, labels in zip(sleepers, (BLUE, BLUE, RED), strict=True):
         machine.processes(f"podp/c{pid}", pid)
         machine.tester.post_start_container(labels=labels, cgroup_parent="/podp", container_id=f"c{pid}")

@@ -7,10 +7,9 @@ import pytest
 
 from runtimeproxy_hooks.cpunormalization import NORMALIZED, CpuNormalization
 from runtimeproxy_hooks.koordinator import RESOURCE_STATUS
-from runtimeproxy_hooks.node import DEFAULT_FILE
 from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import NO_DIFFERENCE, Difference, HookTester
-from tests.hooks.nodes import annotation, configured, node, qos
+from tests.hooks.nodes import annotation, node, qos
 
 
 def on_node(path: Path, ratio: str) -> HookTester:
@@ -27,46 +26,31 @@ def both(asked: HookTester, **call: Any) -> Difference:
     return updated
 
 
-@pytest.mark.parametrize(
-    ("ratio", "quota", "scaled"),
-    [
-        *(("2", 100_000, 50_000), ("3", 100_000, 33_334), ("2", 1999, 1000)),
-        *(("2", 1000, None), ("1", 100_000, None), ("0.5", 100_000, None), ("2", -1, None), ("2", 0, None)),
-    ],
-)
-def test_quota_is_scaled_if_there_is_one(tmp_path: Path, ratio: str, quota: int, scaled: int | None) -> None:
-    difference = both(on_node(tmp_path, ratio), resources={"cpu_quota": quota, "cpu_shares": 512})
+CPUSETS = ("cpuset", "CPUSet")
+NUMA = {"numaNodeResources": [{"node": 0, "resources": {"cpu": "4"}}]}
+SHARED = ("", "null", "{}", '{"cpuset": null}', '{"cpuset": ""}', NUMA)
+SCALED = [
+    *(("2", name, {}, 100_000, 50_000) for name in ("", "unknown", "LS")),
+    *(("2", name, {}, 100_000, None) for name in ("LSR", "LSE", "BE", "SYSTEM")),
+    *(("2", name, annotation(RESOURCE_STATUS, status), 100_000, 50_000) for name in ("", "LS") for status in SHARED),
+    *(("2", name, annotation(RESOURCE_STATUS, {key: "0-3"}), 100_000, None) for name in ("", "LS") for key in CPUSETS),
+    *(("2", "", {}, quota, scaled) for quota, scaled in ((1999, 1000), (1000, None), (-1, None), (0, None))),
+    *((ratio, "", {}, 100_000, scaled) for ratio, scaled in (("3", 33_334), ("1", None), ("0.5", None))),
+]
+
+
+@pytest.mark.parametrize(("ratio", "name", "annotations", "quota", "scaled"), SCALED)
+def test_quota_of_containers_that_share_cpus_is_scaled(
+    tmp_path: Path, ratio: str, name: str, annotations: dict[str, str], quota: int, scaled: int | None
+) -> None:
+    resources = {"cpu_quota": quota, "cpu_shares": 512}
+    difference = both(on_node(tmp_path, ratio), labels=qos(name), annotations=annotations, resources=resources)
     assert difference.resources == ({"cpu_quota": scaled} if scaled else {})
 
 
 def test_without_resources_or_settings_nothing_changes(tmp_path: Path) -> None:
     assert both(on_node(tmp_path, "2")) == NO_DIFFERENCE
     assert both(HookTester(CpuNormalization()), resources={"cpu_quota": 50_000}) == NO_DIFFERENCE
-
-
-@pytest.mark.parametrize(
-    ("name", "scaled"),
-    [("", True), ("unknown", True), ("LS", True), ("LSR", False), ("LSE", False), ("BE", False), ("SYSTEM", False)],
-)
-def test_only_classes_that_share_cpus_are_scaled(tmp_path: Path, name: str, scaled: bool) -> None:
-    difference = both(on_node(tmp_path, "2"), labels=qos(name), resources={"cpu_quota": 100_000})
-    assert difference.resources == ({"cpu_quota": 50_000} if scaled else {})
-
-
-@pytest.mark.parametrize("name", ["", "LS"])
-@pytest.mark.parametrize(
-    ("status", "scaled"),
-    [
-        *((text, True) for text in ("", "null", "{}", '{"cpuset": null}', '{"cpuset": ""}')),
-        ({"numaNodeResources": [{"node": 0, "resources": {"cpu": "4"}}]}, True),
-        ({"cpuset": "0-3"}, False),
-        ({"CPUSet": "0-3"}, False),
-    ],
-)
-def test_container_with_own_cpus_is_not_scaled(tmp_path: Path, name: str, status: Any, scaled: bool) -> None:
-    annotations = annotation(RESOURCE_STATUS, status)
-    changed = both(on_node(tmp_path, "2"), labels=qos(name), annotations=annotations, resources={"cpu_quota": 100_000})
-    assert changed.resources == ({"cpu_quota": 50_000} if scaled else {})
 
 
 @pytest.mark.parametrize("status", ["{", [], {"cpuset": 3}, {"cpuset": ["canary"]}])
@@ -106,10 +90,3 @@ def test_foreign_quota_annotation_is_an_error_where_read(tmp_path: Path, kept: s
     assert not asked.pre_update_container_resources(resources={"cpu_shares": 512}, **call)
     created = asked.pre_create_container(resources={"cpu_quota": 50_000}, **call)
     assert created.annotations == {NORMALIZED: "50000:25000"}
-
-
-def test_flag_names_the_settings(tmp_path: Path) -> None:
-    node(tmp_path, "cpu-normalization-ratio: 4")
-    tester = HookTester(configured(CpuNormalization(), f"--node-config={tmp_path}/node.yaml"))
-    assert tester.pre_create_container(resources={"cpu_quota": 8000}).resources == {"cpu_quota": 2000}
-    assert configured(CpuNormalization()).node.path == DEFAULT_FILE

@@ -66,11 +66,9 @@ def changed(hook: Cpuset, **call: Any) -> dict[str, Any]:
     return created.resources
 
 
-# -- CPUs of the pod's own -------------------------------------------------------------------------------------------
-
 OWN = [
     ("no settings", {"cpuset": "4-7,9"}, "", EXCLUSIVE),
-    ("wins over pools", {"cpuset": "4-7,9"}, POOLS + STATIC, EXCLUSIVE),
+    ("wins over pools", {"cpuset": "4-7,9"}, POOLS + STATIC + SYSTEM, EXCLUSIVE),
     ("quota stays", {"cpuset": "4-7,9"}, KEEP_QUOTA, cpus("4-7,9")),
     ("key case", {"CPUSet": "4-7,9"}, "", EXCLUSIVE),
     ("verbatim", {"cpuset": "1,1,0-0"}, "", {**cpus("1,1,0-0"), "cpu_quota": -1}),
@@ -78,25 +76,14 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize("sent", [None, {}, SENT])
-@pytest.mark.parametrize(("value", "settings", "resources"), rows(OWN))
-def test_annotations_cpuset_is_given(make: Make, value: Any, settings: str, resources: Any, sent: Any) -> None:
-    assert changed(make(settings), annotations=status(value), resources=sent) == resources
-
-
 @pytest.mark.parametrize("name", ["LSE", "LSR", "LS", "BE", "SYSTEM", "", "other"])
-def test_annotations_cpuset_holds_for_every_class(make: Make, name: str) -> None:
-    hook = make(POOLS + SYSTEM)
-    for parent in (GUARANTEED, BEST_EFFORT):
-        call = {"annotations": status({"cpuset": "4-7,9"}), "labels": qos(name), "cgroup_parent": parent}
-        assert changed(hook, **call) == EXCLUSIVE
+@pytest.mark.parametrize(("value", "settings", "resources"), rows(OWN))
+def test_annotations_cpuset_is_given(make: Make, value: Any, settings: str, resources: Any, name: str) -> None:
+    for sent, parent in ((None, GUARANTEED), ({}, BEST_EFFORT), (SENT, BURSTABLE)):
+        call = {"annotations": status(value), "labels": qos(name), "cgroup_parent": parent}
+        assert changed(make(settings), **call, resources=sent) == resources
+    assert changed(make(settings), **call, resources={**SENT, **resources}) == NOTHING  # it is there already
 
-
-def test_cpuset_that_is_there_already_is_no_change(make: Make) -> None:
-    assert changed(make(""), annotations=status({"cpuset": "4-7,9"}), resources=EXCLUSIVE) == NOTHING
-
-
-# -- pools: the first rule that holds decides ------------------------------------------------------------------------
 
 SECOND_HAS_CPU = status({"numaNodeResources": [{"node": 1}, {"node": 0, "resources": {"cpu": 4}}]})
 NODE_IN_OTHER_CASE = status({"NUMANodeResources": [{"Node": 1, "RESOURCES": {"cpu": 4}}]})
@@ -174,16 +161,6 @@ def test_first_rule_that_holds_decides(
     assert changed(make(settings), resources=SENT, **call) == resources
 
 
-def test_settings_are_read_again(make: Make) -> None:
-    hook = make(POOLS)
-    assert changed(hook, labels=qos("LS")) == ALL
-    make("shared-pools: [{node: 0, cpuset: 0-1}]")
-    assert changed(hook, labels=qos("LS")) == cpus("0-1")
-
-
-# -- the clear case --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sent", [None, {}, {"cpu_shares": 2}, {"cpu_shares": 2, "cpuset_mems": "0"}])
 def test_nothing_set_is_nothing_cleared(make: Make, sent: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert changed(make(STATIC), cgroup_parent=BEST_EFFORT, resources=sent) == NOTHING
@@ -201,49 +178,33 @@ def test_clearing_that_the_wire_cannot_say_is_logged_once(make: Make, caplog: py
     assert changed(hook, cgroup_parent=BEST_EFFORT, resources=SENT) == CLEARED
 
 
-# -- the pod ---------------------------------------------------------------------------------------------------------
+GIVEN = status({"cpuset": "4-7"})
+QUOTAS = [
+    ("CPUs of its own", POOLS, GIVEN, "-1"),
+    ("the quota stays", KEEP_QUOTA, GIVEN, "200000"),
+    ("no annotation", POOLS, {}, "200000"),
+    ("no cpuset", POOLS, status({"cpuset": ""}), "200000"),
+    ("shared CPUs", POOLS, numa(0, cpu=4), "200000"),
+]
 
 
-@pytest.mark.parametrize(
-    ("files", "written"),
-    [
-        ({f"cpu{GUARANTEED}/cpu.cfs_quota_us": "200000\n"}, "-1"),
-        ({"cgroup.controllers": "cpu\n", f"{GUARANTEED[1:]}/cpu.max": "200000 50000\n"}, "max 50000"),
-    ],
-    ids=["v1", "v2"],
-)
-def test_pod_with_own_cpus_has_no_quota(make: Make, tmp_path: Path, files: dict[str, str], written: str) -> None:
-    hook, [*_, file] = make(POOLS), tree(tmp_path, files)
-    given = HookTester(hook).pre_run_pod_sandbox(annotations=status({"cpuset": "4-7"}), cgroup_parent=GUARANTEED)
-    assert given == Difference(resources={"cpu_quota": -1})
-    assert file.read_text().strip() == written
-
-
-@pytest.mark.parametrize(
-    ("settings", "annotations"),
-    [
-        pytest.param(KEEP_QUOTA, status({"cpuset": "4-7"}), id="the quota stays"),
-        pytest.param(POOLS, {}, id="no annotation"),
-        pytest.param(POOLS, status({"cpuset": ""}), id="no cpuset"),
-        pytest.param(POOLS, numa(0, cpu=4), id="shared CPUs"),
-    ],
-)
-def test_other_pods_keep_their_quota(make: Make, tmp_path: Path, settings: str, annotations: dict[str, str]) -> None:
+@pytest.mark.parametrize(("settings", "annotations", "quota"), rows(QUOTAS))
+def test_pod_with_own_cpus_has_no_quota(
+    make: Make, tmp_path: Path, settings: str, annotations: dict[str, str], quota: str
+) -> None:
     [file] = tree(tmp_path, {f"cpu{GUARANTEED}/cpu.cfs_quota_us": "200000\n"})
-    assert not HookTester(make(settings)).pre_run_pod_sandbox(annotations=annotations, cgroup_parent=GUARANTEED)
-    assert file.read_text() == "200000\n"
+    given = HookTester(make(settings)).pre_run_pod_sandbox(annotations=annotations, cgroup_parent=GUARANTEED)
+    assert given.resources == ({"cpu_quota": -1} if quota == "-1" else NOTHING)
+    assert file.read_text() == f"{quota}\n"
 
 
 @pytest.mark.parametrize("parent", [GUARANTEED, "", "/", "/kubepods/../x"])
 def test_cgroup_that_cannot_be_written_stops_no_pod(make: Make, parent: str, caplog: pytest.LogCaptureFixture) -> None:
-    annotations = status({"cpuset": "4-7"})
-    given = HookTester(make("")).pre_run_pod_sandbox(annotations=annotations, cgroup_parent=parent, pod="p")
+    given = HookTester(make("")).pre_run_pod_sandbox(annotations=GIVEN, cgroup_parent=parent, pod="p")
     assert given == Difference(resources={"cpu_quota": -1})
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert line.startswith("default/p: the quota of the pod's cgroup stays as it is: ")
 
-
-# -- what cannot be read ---------------------------------------------------------------------------------------------
 
 UNREADABLE = [
     *("{", "canary", "[]", "3", '"0-3"'),

@@ -16,25 +16,20 @@ from tests.hooks.nodes import annotation, node, qos, tree
 
 POD, BURSTABLE = "/kubepods/podx", "/kubepods/burstable/podx"
 BESTEFFORT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podx.slice"
-TOPS = {"v1": "cpu,cpuacct", "v2": "."}
 ON = "group-identity: {enable: true}\n"
 OWN = "group-identity: {enable: true, LSR: 1, LS: 0, BE: 2}\n"
 OFF = "group-identity: {enable: false, LSR: 1, LS: 1, BE: 1}\n"
 
 
-@pytest.fixture(params=TOPS)
-def top(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The hierarchy of a tree in which the pods' cgroups have the file."""
-    made = tmp_path / TOPS[request.param]
-    tree(made, {f"{pod[1:]}/{FILE}": "5\n" for pod in (POD, BURSTABLE, BESTEFFORT)})
-    if request.param == "v2":
-        tree(tmp_path, {"cgroup.controllers": "cpu\n"})
-    return made
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """A hierarchy in which the pods' cgroups have the file."""
+    tree(tmp_path / "cpu,cpuacct", {f"{pod[1:]}/{FILE}": "5\n" for pod in (POD, BURSTABLE, BESTEFFORT)})
+    return tmp_path / "cpu,cpuacct"
 
 
 def hook(top: Path, config: str = ON) -> HookTester:
-    root = top if (top / "cgroup.controllers").exists() else top.parent
-    return HookTester(GroupIdentity(node(top, config), Cgroups(root)))
+    return HookTester(GroupIdentity(node(top, config), Cgroups(top.parent)))
 
 
 def written(top: Path, pod: str = POD) -> str:
@@ -88,9 +83,13 @@ def test_unreadable_annotation_fails_the_call(top: Path, text: str) -> None:
     assert written(top) == "5\n"
 
 
-def test_path_that_leads_elsewhere_fails_the_call(top: Path) -> None:
+def test_path_that_leads_elsewhere_fails_the_call_and_no_path_does_not(
+    top: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(Malformed, match="cgroup path"):
         hook(top).pre_run_pod_sandbox(cgroup_parent="/kubepods/../../x")
+    assert not hook(top).pre_run_pod_sandbox(cgroup_parent="")
+    assert not caplog.records
 
 
 def test_kernel_without_the_file_is_said_once(top: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -126,11 +125,6 @@ def test_absent_cgroups_are_said_once_and_pods_run(
     assert caplog.messages == [f"pods run without a group identity: {absent}; said once only"]
 
 
-def test_pod_of_no_cgroup_is_passed_over(top: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert not hook(top).pre_run_pod_sandbox(cgroup_parent="")
-    assert not caplog.records
-
-
 def test_refused_write_is_logged_and_the_pod_runs(top: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = top / POD[1:] / FILE
     file.unlink()
@@ -138,8 +132,3 @@ def test_refused_write_is_logged_and_the_pod_runs(top: Path, caplog: pytest.LogC
     assert not hook(top).pre_run_pod_sandbox(cgroup_parent=POD, pod="web")
     said = f"default/web gets no {FILE}: {file}: Is a directory; run this server as root"
     assert caplog.messages == [f"{said}, with the node's cgroups mounted to be written"]
-
-
-def test_kernel_of_this_machine_runs_unknown_pods(caplog: pytest.LogCaptureFixture) -> None:
-    assert not HookTester(GroupIdentity()).pre_run_pod_sandbox(cgroup_parent="/runtimeproxy-test-gone", pod="web")
-    assert "/runtimeproxy-test-gone is not there" in caplog.text
