@@ -1,25 +1,32 @@
-"""``python -m runtimeproxy_hooks``: which hooks it serves, in which order, and what it says of a wrong name."""
+"""The project's hooks together: ``python -m runtimeproxy_hooks``, the flags that they share, what they say once."""
 
+import argparse
+import logging
 import os
 import re
 import runpy
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtimeproxy.relay.listener import MAX_PATH_BYTES
 from runtimeproxy_hooks import Hook
 from runtimeproxy_hooks import __main__ as hosting
+from runtimeproxy_hooks.cgroups import ROOT
+from runtimeproxy_hooks.cpuset import Cpuset
+from runtimeproxy_hooks.groupidentity import GroupIdentity
+from runtimeproxy_hooks.node import DEFAULT_FILE
 from runtimeproxy_hooks.sdk.flags import parser, server_name
 from runtimeproxy_hooks.sdk.hook import hook_name
+from tests.hooks.nodes import configured, node
 from tests.hooks.sdk.processes import running
 
 NAMES = sorted(hosting.HOOKS)
 KNOWN = ", ".join(NAMES)
-
-
 POD, CREATE, UPDATE = "PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources"
 STARTED, STOPPED = "PostStartContainer", "PostStopPodSandbox"
 POINTS = {
@@ -37,16 +44,6 @@ POINTS = {
 def test_each_hook_has_its_name_and_points() -> None:
     hooks = [hosting.load(name) for name in NAMES]
     assert {hook_name(hook): [point.name for point in hook.points] for hook in hooks} == POINTS
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
-@pytest.mark.parametrize("name", NAMES)
-def test_each_hook_is_a_program(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
-    with pytest.raises(SystemExit) as exited:
-        runpy.run_module(f"runtimeproxy_hooks.{name}", run_name="__main__")
-    assert not exited.value.code
-    assert f"/{name}.sock" in capsys.readouterr().out
 
 
 def test_every_hook_in_the_folder_stands_in_the_table() -> None:
@@ -91,17 +88,15 @@ def test_server_name_is_cut_only_where_it_must_be() -> None:
     assert server_name(NAMES) == "batchres-coresche-cpunorma-cpuset-gpu-groupide-oomscore-rdt"
 
 
+UNNAMED = f"name the hooks to serve first: {KNOWN}, or all"
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        *(
-            (words, f"name the hooks to serve first: {KNOWN}, or all")
-            for words in ([], ["--order=5"], ["--help", "gpu"])
-        ),
-        *(
-            (["gpu", name], f"there is no hook {name!r}; there are {KNOWN}; all stands alone")
-            for name in ("gppu", "all")
-        ),
+        *((words, UNNAMED) for words in ([], ["--order=5"], ["--help", "gpu"])),
+        (["gpu", "gppu"], f"there is no hook 'gppu'; there are {KNOWN}; all stands alone"),
+        (["gpu", "all"], f"there is no hook 'all'; there are {KNOWN}; all stands alone"),
         (["gpu", "cpuset", "gpu"], "gpu is named twice"),
     ],
 )
@@ -112,19 +107,69 @@ def test_wrong_name_is_one_line(capsys: pytest.CaptureFixture[str], words: list[
     assert capsys.readouterr().err == f"runtimeproxy-hooks: error: {line}\n"
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_lists_the_hooks(capsys: pytest.CaptureFixture[str], flag: str) -> None:
-    with pytest.raises(SystemExit) as exited:
-        hosting.run([flag])
-    assert not exited.value.code
-    assert f"hooks: {KNOWN}\n" in capsys.readouterr().out
+HELPS = [
+    *(("__main__", flag, f"hooks: {KNOWN}\n") for flag in ("-h", "--help")),
+    ("__main__", "all --help", "/all.sock"),
+    *((name, "--help", f"/{name}.sock") for name in NAMES),
+]
 
 
-def test_all_hooks_bear_each_others_flags(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
+@pytest.mark.parametrize(("module", "words", "said"), HELPS)
+def test_each_module_is_a_program_with_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], module: str, words: str, said: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, *words.split()])
     with pytest.raises(SystemExit) as exited:
-        hosting.run(["all", "--help"])
+        runpy.run_module(f"runtimeproxy_hooks.{module}", run_name="__main__")
     assert not exited.value.code
-    assert "/all.sock" in capsys.readouterr().out
+    assert said in capsys.readouterr().out
+
+
+CGROUPS = {"batchresource", "coresched", "cpuset", "groupidentity", "rdt"}
+SETTINGS = CGROUPS - {"coresched"} | {"cpunormalization"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hook_has_flags_for_what_it_looks_at(tmp_path: Path, name: str) -> None:
+    hook: Any = hosting.load(name)
+    parser = argparse.ArgumentParser()
+    hook.add_arguments(parser)
+    flags = vars(parser.parse_args([]))
+    assert ("node_config" in flags, "cgroup_root" in flags) == (name in SETTINGS, name in CGROUPS)
+    if name in SETTINGS:
+        assert flags["node_config"].path == DEFAULT_FILE
+        assert configured(hook, f"--node-config={tmp_path}/x").node.path == tmp_path / "x"
+    if name in CGROUPS:
+        assert flags["cgroup_root"] == ROOT
+        assert configured(hook, f"--cgroup-root={tmp_path}").cgroups.root == tmp_path
+
+
+def test_hooks_of_a_server_share_the_settings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    node(tmp_path, "system-cpuset: 0-1")
+    hooks, parser = [Cpuset(), GroupIdentity()], argparse.ArgumentParser()
+    for hook in hooks:
+        hook.add_arguments(parser)
+    arguments = parser.parse_args([f"--node-config={tmp_path}/node.yaml"])
+    for hook in hooks:
+        hook.configure(arguments)
+    assert caplog.messages == [f"{tmp_path}/node.yaml: the node's settings are taken"], "at the start, and once"
+    assert hooks[0].node is hooks[1].node
+    assert hooks[0].node.settings.system_cpuset == "0-1"
+
+
+def test_trouble_is_told_the_first_time_only(caplog: pytest.LogCaptureFixture) -> None:
+    one, two = GroupIdentity(), Cpuset()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda number: one.warn_once("file", "%s is not there", "x"), range(200)))
+    one.warn_once(("file", None), "100 % of it is gone")
+    two.warn_once("file", "not there either")
+    assert [(each.name.rpartition(".")[2], each.getMessage()) for each in caplog.records] == [
+        ("groupidentity", "x is not there; said once only"),
+        ("groupidentity", "100 % of it is gone; said once only"),
+        ("cpuset", "not there either; said once only"),
+    ]
 
 
 async def test_hooks_words_at_its_start_are_logged_like_all_else(tmp_path: Path) -> None:
