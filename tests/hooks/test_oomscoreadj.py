@@ -44,7 +44,6 @@ UNREADABLE_SPECS = (
     *("{", "[77123]", "77123", '{"main": 77123}', '{"main": 77123.0}', '{"main": true}', '{"main": 1e2}'),
     *('{"main": 5, "other": "77123"}', '{"main": ' + "77123" * 2000 + "}", "[" * 100_000),
 )
-UNREADABLE_NUMBERS = ("77123", "77123" * 2000, "100.0", "1e2", " 100", "1_0", "٣", "-")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ UNREADABLE_NUMBERS = ("77123", "77123" * 2000, "100.0", "1e2", " 100", "1_0", "�
         *(({SPEC: text}, SPEC) for text in UNREADABLE_SPECS),
         ({SPEC: '{"main": 1001}', POD: "100"}, SPEC),
         ({SPEC: '{"main": "77123"}', POD: "100"}, SPEC),
-        *(({POD: text}, POD) for text in UNREADABLE_NUMBERS),
+        *(({POD: text}, POD) for text in ("77123", "77123" * 2000, "100.0", "1e2", " 100", "1_0", "٣", "-")),
         ({SPEC: '{"other": 5}', POD: "x77123"}, POD),
     ],
 )

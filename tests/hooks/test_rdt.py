@@ -19,7 +19,7 @@ from runtimeproxy_hooks.rdt import RDT_CLASS, ROUNDS, Rdt
 from runtimeproxy_hooks.resctrl_fs import Resctrl
 from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import UID, Difference
-from tests.fakes.resctrl import AMD, Hardware, StandIn
+from tests.fakes.resctrl import Hardware, StandIn
 from tests.hooks.nodes import configured, qos, rows
 from tests.hooks.rdt_node import EVERY_CLASS, FULL, POD_GROUP, SMALL, Node, Refusing, Watching, annotated, threads
 
@@ -31,9 +31,6 @@ SMALL_LINES, MB_100, L3_FULL = "L3:0=00f;1=00f\nMB:0= 20;1= 20\n", "MB:0=100;1=1
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
-
-
-# -- the group of a pod ----------------------------------------------------------------------------------------------
 
 
 def llc(*ends: Any, **by_cache: Any) -> dict[str, Any]:
@@ -71,20 +68,16 @@ def test_pods_annotation_makes_its_group(node: Node, said: object, schemata: str
     assert node.schemata(POD_GROUP).startswith(schemata)
 
 
-@pytest.mark.parametrize(
-    "said", ["", "null", "{}", '{"llc":{}}', '{"llc":{"schemataPerCache":[]},"mb":{"schemata":{}}}']
-)
-def test_annotation_that_asks_for_nothing_makes_no_group(node: Node, said: str) -> None:
-    tester = node.hook()
-    tester.pre_run_pod_sandbox(annotations=annotated(said))
-    assert not tester.pre_create_container(annotations=annotated(said))
-    assert node.groups() == []
+NOTHING = ("{}", '{"llc":{}}', '{"llc":{"schemataPerCache":[]},"mb":{"schemata":{}}}')
 
 
-def test_annotation_that_asks_for_nothing_wins_over_the_class(node: Node) -> None:
+@pytest.mark.parametrize(("said", "groups"), [*((said, []) for said in NOTHING), ("", ["LS"]), ("null", ["LS"])])
+def test_annotation_that_asks_for_nothing_wins_over_the_class(node: Node, said: str, groups: list[str]) -> None:
     tester = node.hook(classes=EVERY_CLASS)
-    assert not tester.pre_create_container(annotations=annotated({}), labels=qos("LS"))
-    assert tester.pre_create_container(annotations=annotated("null"), labels=qos("LS"))
+    tester.pre_run_pod_sandbox(annotations=annotated(said))
+    assert node.groups() == []
+    changed = tester.pre_create_container(annotations=annotated(said), labels=qos("LS"))
+    assert node.groups() == [*changed.annotations.values()] == groups
 
 
 def per_cache(resource: str, entry: Any) -> dict[str, Any]:
@@ -137,22 +130,6 @@ def test_unknown_cache_ids_are_told_once_a_pod(node: Node, caplog: pytest.LogCap
     assert "77" not in caplog.text.replace(UID, "")
 
 
-@pytest.mark.parametrize(
-    ("hardware", "schemata"),
-    [
-        (Hardware(mb_ids=()), "L3:0=00f;1=00f\n"),
-        (Hardware(l3_ids=()), "MB:0= 20;1= 20\n"),
-        (Hardware(cdp=True, mb_ids=()), "L3DATA:0=00f;1=00f\nL3CODE:0=00f;1=00f\n"),
-        (Hardware(min_cbm_bits=5, mb_ids=()), "L3:0=01f;1=01f\n"),
-        (Hardware(4, (2,), 0xFFFF, 0, False, (2,), 0, 1, AMD), "L3:2=001f\nMB:2=  32\n"),
-    ],
-)
-def test_each_node_limits_what_it_can(node: Node, tmp_path: Path, hardware: Hardware, schemata: str) -> None:
-    resctrl = StandIn(tmp_path / "other", hardware)
-    node.hook(resctrl=resctrl).pre_run_pod_sandbox(**ASKED)
-    assert (resctrl.root / POD_GROUP / "schemata").read_text() == schemata
-
-
 @pytest.mark.parametrize("uid", ["", "a/b", "a\nb", "a\0b"])
 def test_uid_that_cannot_name_a_group_is_an_error(node: Node, uid: str) -> None:
     with pytest.raises(Malformed, match="pod uid"):
@@ -180,8 +157,6 @@ def test_second_stop_of_a_dead_sandbox_spares_the_new_ones_group(node: Node) -> 
     tester.post_stop_pod_sandbox(**ASKED, attempt=1)
     assert node.groups() == []
 
-
-# -- the group of a class --------------------------------------------------------------------------------------------
 
 GUARANTEED, BURSTABLE, BEST_EFFORT = f"/kubepods/pod{UID}", "/kubepods/burstable/podu", "/kubepods/besteffort/podu"
 SLICE = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.slice"
@@ -235,21 +210,13 @@ def test_annotation_wins_over_the_class(node: Node) -> None:
     assert node.groups() == [POD_GROUP]
 
 
-def test_containers_made_at_the_same_time_share_the_class(node: Node) -> None:
+def test_class_is_shared_by_its_containers_and_outlives_its_pods(node: Node) -> None:
     tester = node.hook(classes=EVERY_CLASS)
     with ThreadPoolExecutor(8) as pool:
         made = [pool.submit(tester.pre_create_container, labels=qos("BE")) for _ in range(32)]
         assert all(each.result().annotations == {RDT_CLASS: "BE"} for each in made)
+    tester.post_stop_pod_sandbox(labels=qos("BE"))
     assert node.groups() == ["BE"]
-
-
-def test_class_outlives_its_pods_and_takes_new_settings(node: Node) -> None:
-    tester = node.hook(classes=EVERY_CLASS)
-    tester.pre_create_container(labels=qos("LS"))
-    tester.post_stop_pod_sandbox(labels=qos("LS"))
-    assert node.schemata("LS") == FULL
-    node.hook(classes={"LS": {"enable": True, "l3": [0, 50], "mb": 50}}).pre_create_container(labels=qos("LS"))
-    assert node.schemata("LS") == "L3:0=03f;1=03f\nMB:0= 50;1= 50\n"
 
 
 class Counting(StandIn):
@@ -298,9 +265,6 @@ def test_written_limits_are_remembered_of_so_many_groups(
     assert resctrl.limited == dict.fromkeys(("LS", "BE"), 2 if most == 1 else 1)
 
 
-# -- into the group: by the runtime before the start, by moving threads after it -------------------------------------
-
-
 def test_runtime_is_told_before_the_container_starts(node: Node) -> None:
     """Of a group that was removed meanwhile, too: it is made again."""
     changed = node.hook().pre_create_container(**ASKED, env={"A": "b"}, resources={"cpu_shares": 2})
@@ -317,12 +281,12 @@ def test_runtime_is_not_told_where_the_flag_says_so(node: Node) -> None:
         assert node.resctrl.tasks("LS") == set(tids)
 
 
-def test_help_says_what_the_annotation_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_what_the_annotation_needs_and_where_resctrl_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         configured(Rdt(), "--help")
     said = capsys.readouterr().out
-    assert "ignore_rdt_not_enabled_errors" in said
-    assert "--no-rdt-class-annotation" in said
+    for words in ("ignore_rdt_not_enabled_errors", "--no-rdt-class-annotation", "(/sys/fs/resctrl)"):
+        assert words in said
 
 
 def test_restarted_server_finds_groups_on_disk(node: Node) -> None:
@@ -389,9 +353,6 @@ def test_threads_without_end_are_not_waited_for(node: Node, caplog: pytest.LogCa
     assert f"each of {ROUNDS} rounds" in caplog.text
 
 
-# -- trouble: each is told once, and pods run ------------------------------------------------------------------------
-
-
 def told(caplog: pytest.LogCaptureFixture) -> str:
     """Return the one warning that was logged."""
     [record] = caplog.records
@@ -425,14 +386,8 @@ def test_node_without_rdt_says_so_at_its_start_and_runs_pods(
     assert not list(root.glob("koordlet-*"))
 
 
-def test_node_that_can_limit_says_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    node.hook()
-    assert not caplog.records
-
-
-def test_flag_names_the_root_of_resctrl(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_flag_names_the_root_of_resctrl(tmp_path: Path) -> None:
     assert configured(Rdt(), f"--resctrl-root={tmp_path}/here").resctrl.root == tmp_path / "here"
-    assert str(tmp_path / "here") in caplog.text
 
 
 def test_resctrl_that_is_mounted_later_is_used(node: Node, tmp_path: Path) -> None:
@@ -461,23 +416,28 @@ def test_classes_that_have_run_out_are_told_once(node: Node, caplog: pytest.LogC
     assert tester.pre_create_container(labels=qos("LS")).annotations == {RDT_CLASS: "LS"}
 
 
-@pytest.mark.parametrize(
-    ("refused", "words"),
-    [
-        (("mkdir",), "no group can be made: Operation not permitted"),
-        (("schemata",), "limits are refused: Operation not permitted"),
-        (("schemata", "rmdir"), "limits are refused: Operation not permitted"),
-    ],
-)
-def test_refused_group_is_told_once(
-    node: Node, refused: tuple[str, ...], words: str, caplog: pytest.LogCaptureFixture
+MADE, STARTED = "pre_run_pod_sandbox pre_create_container", "post_start_container"
+STOPPED = "pre_run_pod_sandbox post_stop_pod_sandbox"
+REFUSALS = [
+    (("mkdir",), MADE, [], "no group can be made: Operation not permitted"),
+    (("schemata",), MADE, [], "limits are refused: Operation not permitted"),  # no class is wasted on such a group
+    (("schemata", "rmdir"), MADE, [POD_GROUP], "limits are refused: Operation not permitted"),
+    (("tasks",), STARTED, [POD_GROUP], "threads of a container stay where they are: Operation not permitted"),
+    (("rmdir",), STOPPED, [POD_GROUP], "the group of a pod that has ended stays: Operation not permitted"),
+]
+
+
+@pytest.mark.parametrize(("refused", "methods", "groups", "words"), REFUSALS)
+def test_refusal_of_the_kernel_is_told_once(
+    node: Node, caplog: pytest.LogCaptureFixture, refused: tuple[str, ...], methods: str, groups: list[str], words: str
 ) -> None:
     tester = node.hook(resctrl=Refusing(node.root, *refused))
-    for _ in range(2):
-        tester.pre_run_pod_sandbox(**ASKED)
-        tester.pre_create_container(**ASKED)
+    with threads(1) as tids:
+        node.container(*tids)
+        for method in 2 * methods.split():
+            getattr(tester, method)(**ASKED)
     assert words in told(caplog)
-    assert node.groups() == ([POD_GROUP] if "rmdir" in refused else []), "no class is wasted on a group without limits"
+    assert node.groups() == groups
 
 
 def test_class_keeps_its_limits_where_new_ones_are_refused(node: Node) -> None:
@@ -502,35 +462,18 @@ def test_group_that_another_thread_made_is_used_and_kept(node: Node, refused: tu
     assert node.groups() == [POD_GROUP]
 
 
-def test_refused_threads_are_told_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    tester = node.hook(resctrl=Refusing(node.root, "tasks"))
-    with threads(2) as tids:
-        node.container(*tids)
-        for _ in range(2):
-            tester.post_start_container(**ASKED)
-    assert "threads of a container stay where they are: Operation not permitted" in told(caplog)
+ENDED = "a container has ended already"
+NO_CGROUPS = "{0}/nothing holds no cgroups: mount the node's there, or set --cgroup-root"
 
 
-def test_group_that_cannot_be_removed_is_told_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    tester = node.hook(resctrl=Refusing(node.root, "rmdir"))
-    tester.pre_run_pod_sandbox(**ASKED)
-    for _ in range(2):
-        tester.post_stop_pod_sandbox(**ASKED)
-    assert "the group of a pod that has ended stays" in told(caplog)
-
-
-@pytest.mark.parametrize("cgroup_parent", [GUARANTEED, "/elsewhere"])
-def test_container_that_has_ended_is_told_once(
-    node: Node, cgroup_parent: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("root", "parent", "words"),
+    [("cgroup", GUARANTEED, ENDED), ("cgroup", "/elsewhere", ENDED), ("nothing", GUARANTEED, NO_CGROUPS)],
+)
+def test_container_without_a_cgroup_is_told_once(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, root: str, parent: str, words: str
 ) -> None:
-    tester = node.hook()
+    tester = node.hook(f"--cgroup-root={tmp_path}/{root}")
     for _ in range(2):
-        tester.post_start_container(**ASKED, cgroup_parent=cgroup_parent)
-    assert "a container has ended already" in told(caplog)
-
-
-def test_missing_cgroups_are_told_once(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tester = node.hook("--cgroup-root", str(tmp_path / "nothing"))
-    for _ in range(2):
-        tester.post_start_container(**ASKED)
-    assert f"{tmp_path}/nothing holds no cgroups: mount the node's there, or set --cgroup-root" in told(caplog)
+        tester.post_start_container(**ASKED, cgroup_parent=parent)
+    assert words.format(tmp_path) in told(caplog)

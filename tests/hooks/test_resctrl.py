@@ -1,31 +1,19 @@
 """resctrl: masks, bandwidth numbers and schemata lines, then groups and tasks on disk."""
 
-import errno
 import os
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy_hooks.resctrl import (
-    Bandwidth,
-    Cache,
-    Machine,
-    Range,
-    Wish,
-    bandwidth_value,
-    cache_mask,
-    machine_of,
-    parse_schemata,
-    schemata,
-    unknown_ids,
-)
-from runtimeproxy_hooks.resctrl_fs import ROOT, Resctrl
+from runtimeproxy_hooks import resctrl as pure
+from runtimeproxy_hooks.resctrl import Bandwidth, Cache, Machine, Range, Wish
+from runtimeproxy_hooks.resctrl_fs import Resctrl
 from tests.amounts import examples
 from tests.fakes.resctrl import AMD, Hardware, StandIn
-from tests.hooks.rdt_node import Refusing
 
 INTEL, ME = "GenuineIntel", os.getpid()
 
@@ -35,22 +23,20 @@ L3_INFO = {"cbm_mask": "7ff", "min_cbm_bits": "1"}
 MB_INFO = {"min_bandwidth": "10", "bandwidth_gran": "10"}
 
 
-@pytest.mark.parametrize(
-    ("ways", "min_bits", "wanted", "mask"),
-    [
-        *((11, 1, (0, 100), "7ff"), (11, 1, (0, 30), "f"), (11, 1, (0, 1), "1"), (11, 1, (20, 80), "1f8")),
-        *((11, 1, (20, 50), "38"), (11, 1, (90, 100), "400"), (12, 1, (50, 100), "fc0"), (16, 0, (0, 100), "ffff")),
-        *((20, 1, (0, 100), "fffff"), (20, 1, (0, 25), "1f"), (20, 1, (20, 50), "3f0")),
-        # koordlet's line is dropped: both ends round up to the same way
-        *((11, 1, (start, 100), "400") for start in (91, 95, 99)),
-        *((11, 1, (50, 51), "20"), (16, 0, (99, 100), "8000"), (1, 1, (40, 60), "1")),
-        # the kernel refuses what is narrower than min_cbm_bits
-        *((20, 2, (0, 1), "3"), (20, 2, (99, 100), "c0000"), (20, 2, (5, 10), "3"), (20, 3, (50, 52), "700")),
-        *((20, 20, (40, 45), "fffff"), (11, 2, (95, 100), "600"), (11, 4, (0, 10), "f")),
-    ],
-)
+MASKS = [
+    *((11, 1, (0, 30), "f"), (20, 1, (20, 50), "3f0")),
+    # koordlet's line is dropped: both ends round up to the same way
+    *((11, 1, (start, 100), "400") for start in (91, 95, 99)),
+    *((11, 1, (50, 51), "20"), (16, 0, (99, 100), "8000"), (1, 1, (40, 60), "1")),
+    # the kernel refuses what is narrower than min_cbm_bits
+    *((20, 2, (0, 1), "3"), (20, 2, (99, 100), "c0000"), (20, 2, (5, 10), "3"), (20, 3, (50, 52), "700")),
+    *((20, 20, (40, 45), "fffff"), (11, 2, (95, 100), "600"), (11, 4, (0, 10), "f")),
+]
+
+
+@pytest.mark.parametrize(("ways", "min_bits", "wanted", "mask"), MASKS)
 def test_range_becomes_a_mask(ways: int, min_bits: int, wanted: Range, mask: str) -> None:
-    assert f"{cache_mask(wanted, Cache((0,), ways, min_bits)):x}" == mask
+    assert f"{pure.cache_mask(wanted, Cache((0,), ways, min_bits)):x}" == mask
 
 
 RANGES = st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda ends: ends[0] < ends[1])
@@ -60,7 +46,7 @@ RANGES = st.tuples(st.integers(0, 99), st.integers(1, 100)).filter(lambda ends: 
 @settings(max_examples=examples(200))
 def test_every_mask_is_one_of_the_kernels_and_koordlets_if_it_can(ways: int, bits: int, wanted: Range) -> None:
     bits = min(bits, ways)
-    mask = cache_mask(wanted, Cache((0,), ways, bits))
+    mask = pure.cache_mask(wanted, Cache((0,), ways, bits))
     ones = f"{mask:b}".strip("0")
     assert set(ones) == {"1"}, "no holes, and never empty"
     assert mask < 1 << ways
@@ -80,7 +66,7 @@ def test_every_mask_is_one_of_the_kernels_and_koordlets_if_it_can(ways: int, bit
     ],
 )
 def test_percentage_becomes_a_number(vendor: str, minimum: int, step: int, percentage: int, value: int) -> None:
-    assert bandwidth_value(percentage, Bandwidth((0,), vendor, minimum, step)) == value
+    assert pure.bandwidth_value(percentage, Bandwidth((0,), vendor, minimum, step)) == value
 
 
 OTHER_IDS = {"L3": Cache((8, 16), 4, 1)}
@@ -114,7 +100,7 @@ CODE_AND_DATA = {"L3CODE": L3, "L3DATA": L3}
 def test_group_has_a_line_for_each_resource(
     caches: dict[str, Cache], bandwidth: Bandwidth | None, wish: Wish, lines: str
 ) -> None:
-    assert schemata(Machine(caches, bandwidth), wish) == lines
+    assert pure.schemata(Machine(caches, bandwidth), wish) == lines
 
 
 @pytest.mark.parametrize(
@@ -129,23 +115,23 @@ def test_group_has_a_line_for_each_resource(
     ],
 )
 def test_ids_that_a_resource_lacks_are_noticed(machine: Machine, wish: Wish, unknown: bool) -> None:
-    assert unknown_ids(machine, wish) is unknown
+    assert pure.unknown_ids(machine, wish) is unknown
 
 
-@pytest.mark.parametrize("wanted", [(-1, 50), (0, 101), (50, 50), (60, 50), (100, 100), (0, 0)])
-def test_range_out_of_order_is_an_error(wanted: Range) -> None:
-    with pytest.raises(ValueError, match=r"^a range goes from a lower to a higher percentage, both from 0 to 100$"):
-        Wish(l3=wanted)
-    with pytest.raises(ValueError, match="a range goes from a lower"):
-        Wish(l3=(0, 100), l3_of={0: (0, 50), 1: wanted})
+NO_RANGE = "a range goes from a lower to a higher percentage, both from 0 to 100$"
+NO_PERCENT = "a memory bandwidth is 1 to 100 percent$"
+NO_WISHES = [
+    *(({"l3": ends}, NO_RANGE) for ends in ((-1, 50), (0, 101), (50, 50), (60, 50), (100, 100), (0, 0))),
+    ({"l3": (0, 100), "l3_of": {0: (0, 50), 1: (60, 50)}}, NO_RANGE),
+    *(({"mb": percentage}, NO_PERCENT) for percentage in (0, -1, 101)),
+    ({"mb": 100, "mb_of": {0: 50, 1: 101}}, NO_PERCENT),
+]
 
 
-@pytest.mark.parametrize("percentage", [0, -1, 101])
-def test_bandwidth_out_of_range_is_an_error(percentage: int) -> None:
-    with pytest.raises(ValueError, match=r"^a memory bandwidth is 1 to 100 percent$"):
-        Wish(mb=percentage)
-    with pytest.raises(ValueError, match="a memory bandwidth is 1 to 100 percent"):
-        Wish(mb=100, mb_of={0: 50, 1: percentage})
+@pytest.mark.parametrize(("wish", "words"), NO_WISHES)
+def test_percentage_out_of_range_is_an_error(wish: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words}"):
+        Wish(**wish)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +146,7 @@ def test_bandwidth_out_of_range_is_an_error(percentage: int) -> None:
     ],
 )
 def test_schemata_file_is_read(text: str, values: dict[str, dict[int, str]]) -> None:
-    assert parse_schemata(text) == values
+    assert pure.parse_schemata(text) == values
 
 
 CODE_AND_DATA_ROOT = "L3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n"
@@ -185,7 +171,7 @@ AMD_INFO = {"L3": {"cbm_mask": "ffff", "min_cbm_bits": "0"}, "MB": {"min_bandwid
 def test_machine_has_what_lines_and_info_say(
     root: str, info: dict[str, dict[str, str]], vendor: str, machine: Machine
 ) -> None:
-    assert machine_of(root, info, vendor) == machine
+    assert pure.machine_of(root, info, vendor) == machine
 
 
 NO_ROW = "L3 is not used: its cbm_mask is no unbroken row"
@@ -206,18 +192,15 @@ MEGABYTES = "MB is not used: its numbers are no percentages; mount resctrl"
 def test_resource_that_makes_no_sense_is_noted(
     root: str, info: dict[str, dict[str, str]], vendor: str, note: str
 ) -> None:
-    machine = machine_of(root, info, vendor)
+    machine = pure.machine_of(root, info, vendor)
     assert not machine
     assert [each.startswith(note) for each in machine.notes] == [True]
 
 
 def test_one_bad_resource_leaves_the_other_in_use() -> None:
-    machine = machine_of("L3:0=7ff;1=7ff\nMB:0=100\n", {"L3": L3_INFO, "MB": MB_INFO}, "")
+    machine = pure.machine_of("L3:0=7ff;1=7ff\nMB:0=100\n", {"L3": L3_INFO, "MB": MB_INFO}, "")
     assert (dict(machine.caches), machine.bandwidth, len(machine.notes)) == ({"L3": L3}, None, 1)
     assert machine
-
-
-# -- groups and tasks on disk: which requests reach the kernel, and which of its refusals mean nothing ----------------
 
 
 @pytest.fixture
@@ -248,15 +231,10 @@ def test_vendor_is_this_machines_own(tmp_path: Path) -> None:
     assert (machine.bandwidth is not None and machine.bandwidth.vendor in said) if known else machine.notes
 
 
-@pytest.mark.parametrize("below", ["", "nothing"])
-def test_missing_mount_limits_nothing(tmp_path: Path, below: str) -> None:
-    assert Resctrl(tmp_path / below).machine() == Machine()
-
-
-def test_root_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    assert Resctrl(file).machine() == Machine(notes=("it cannot be read: Not a directory",))
+def test_mount_that_is_missing_or_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert Resctrl(tmp_path).machine() == Resctrl(tmp_path / "nothing").machine() == Machine()
+    assert Resctrl(tmp_path / "file").machine() == Machine(notes=("it cannot be read: Not a directory",))
 
 
 def test_group_is_made_once_and_removed_once(resctrl: StandIn) -> None:
@@ -267,19 +245,6 @@ def test_group_is_made_once_and_removed_once(resctrl: StandIn) -> None:
     resctrl.remove("LS")
     assert not resctrl.exists("LS")
     resctrl.remove("LS")
-
-
-def test_no_free_class_is_an_error(tmp_path: Path) -> None:
-    resctrl = StandIn(tmp_path, Hardware(closids=1))
-    with pytest.raises(OSError) as caught:  # noqa: PT011 - the number is looked at
-        resctrl.make("LS")
-    assert caught.value.errno == errno.ENOSPC
-
-
-def test_limits_are_written_as_they_are(resctrl: StandIn) -> None:
-    resctrl.make("LS")
-    resctrl.limit("LS", "L3:1=3\nMB:0=40\n")
-    assert (resctrl.root / "LS/schemata").read_text() == "L3:0=7ff;1=003\nMB:0= 40;1=100\n"
 
 
 def test_thread_is_moved_and_one_that_has_ended_is_no_error(resctrl: StandIn) -> None:
@@ -296,15 +261,6 @@ def test_writer_itself_is_never_moved(resctrl: StandIn, tid: int) -> None:
     with pytest.raises(ValueError, match="above 0"):
         resctrl.move("LS", tid)
     assert resctrl.tasks("LS") == frozenset()
-
-
-def test_other_refusals_are_raised(tmp_path: Path) -> None:
-    resctrl = Refusing(tmp_path, "tasks", "schemata")
-    resctrl.make("LS")
-    with pytest.raises(PermissionError):
-        resctrl.move("LS", ME)
-    with pytest.raises(PermissionError):
-        resctrl.limit("LS", "L3:0=3\n")
 
 
 NO_GROUPS = ["", ".", "..", "info", "mon_groups", "mon_data", "LS/mon_groups", "/LS", "../LS", "L\nS", "L\0S"]
@@ -340,7 +296,3 @@ def test_requests_are_plain_mkdir_write_and_rmdir(tmp_path: Path) -> None:
     (tmp_path / "BE/tasks").touch()
     resctrl.move("BE", ME)
     assert (tmp_path / "BE/tasks").read_text() == f"{ME}\n"
-
-
-def test_root_is_where_resctrl_is_mounted() -> None:
-    assert Resctrl().root == ROOT == Path("/sys/fs/resctrl")
