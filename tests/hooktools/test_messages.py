@@ -30,12 +30,7 @@ def test_each_field_of_the_example_is_left_out_once(point: Any) -> None:
     assert left_out.keys() == whole == set(kind.DESCRIPTOR.fields_by_name)
     for name, rest in left_out.items():
         assert {field.name for field, _ in kind.FromString(rest).ListFields()} == whole - {name}
-
-
-def test_field_that_is_not_there_is_not_left_out() -> None:
-    point = BY_NAME["PreRunPodSandbox"]
-    body = codec.encode(point, HookRequest(PodInfo(labels={"a": "1"})))
-    assert [name for name, _ in messages._without_each_field(point, body)] == ["pod_meta", "labels"]
+        assert name not in dict(messages._without_each_field(point, rest))  # what is not there is not left out
 
 
 def resources(**fields: Any) -> HookAnswer:

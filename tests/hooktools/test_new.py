@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.hookpoints import BY_NAME
 from runtimeproxy.hooktools import new
 from runtimeproxy.plugins import registration
-from tests.hooks.sdk.processes import eventually
+from tests.hooks.sdk import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,22 +111,6 @@ def test_python_is_the_one_that_runtimeproxy_is_installed_in(
     assert not [name for name, text in files.items() if "python3" in text.replace(word, "").replace(in_unit, "")]
 
 
-def test_every_template_is_used() -> None:
-    folder = ROOT / "runtimeproxy" / "hooktools" / "template"
-    assert {path.name for path in folder.iterdir()} == set(new._FILES)
-
-
-def test_registration_file_is_one_without_warnings(tmp_path: Path) -> None:
-    folder = new.new("gpu-env", tmp_path)
-    entry = registration.parse("gpu_env.json", (folder / "gpu_env.json").read_bytes())
-    assert entry.warnings == ()
-    assert entry.endpoint == "/var/run/runtimeproxy-hooks/gpu_env.sock"
-    assert entry.points == {"PreCreateContainer"}
-
-
-# -- as it stands there ----------------------------------------------------------------------------------------------
-
-
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
@@ -167,7 +150,7 @@ def test_readmes_commands_work_as_they_stand_there(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "PATH": path}
     serving = subprocess.Popen(["bash", "-c", f"exec {serve.strip()}"], cwd=folder, env=environment)
     try:
-        eventually((folder / "gpu_env.sock").exists)
+        processes.eventually((folder / "gpu_env.sock").exists)
         done = subprocess.run(
             ["bash", "-euc", try_out], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
         )
@@ -194,13 +177,9 @@ def _programs(folder: Path) -> Path:
 @pytest.mark.slow
 def test_server_registers_as_its_registration_file_says(tmp_path: Path) -> None:
     folder = new.new("gpu-env", tmp_path)
-    socket, register = folder / "x.sock", tmp_path / "hookserver.d"
-    arguments = [sys.executable, "gpu_env.py", f"--endpoint={socket}", f"--register-dir={register}"]
-    with subprocess.Popen(arguments, cwd=folder, env=ENVIRONMENT) as serving:
-        try:
-            eventually((register / "gpu_env.json").exists)
-            written = json.loads((register / "gpu_env.json").read_text())
-        finally:
-            serving.terminate()
-    assert written == json.loads((folder / "gpu_env.json").read_text()) | {"remote-endpoint": str(socket)}
-    assert set(written["runtime-hooks"]) <= BY_NAME.keys()
+    content = (folder / "gpu_env.json").read_bytes()
+    entry = registration.parse("gpu_env.json", content)
+    assert (entry.warnings, entry.points) == ((), {"PreCreateContainer"})
+    assert entry.endpoint == "/var/run/runtimeproxy-hooks/gpu_env.sock"
+    with processes.running(tmp_path, program=(str(folder / "gpu_env.py"),), file="gpu_env.json") as server:
+        assert server.registered() == json.loads(content) | {"remote-endpoint": str(server.socket)}
