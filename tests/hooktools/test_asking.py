@@ -19,10 +19,6 @@ POINT = BY_NAME["PreCreateContainer"]
 BODY = request.encoded(POINT, request.example())
 
 
-def test_server_is_named_by_its_socket() -> None:
-    assert asking.find("unix:///run/x.sock") == Server("/run/x.sock")
-
-
 @pytest.mark.parametrize(
     ("more", "server"),
     [
@@ -31,23 +27,28 @@ def test_server_is_named_by_its_socket() -> None:
         ({"runtime-hooks": ["PreStartContainer"]}, Server("/run/x.sock", 2.0, frozenset({"PreStartContainer"}))),
     ],
 )
-def test_server_is_named_by_its_registration_file(tmp_path: Path, more: dict[str, object], server: Server) -> None:
+def test_server_is_named_by_its_registration_file_or_its_socket(
+    tmp_path: Path, more: dict[str, object], server: Server
+) -> None:
     file = tmp_path / "10-x.json"
     file.write_text(json.dumps({"remote-endpoint": "unix:///run/x.sock", **more}))
     assert asking.find(str(file)) == server
+    assert asking.find("unix:///run/x.sock") == Server("/run/x.sock")
 
 
-def test_text_that_names_no_server_is_told(tmp_path: Path) -> None:
-    broken = tmp_path / "x.json"
-    broken.write_text("{}")
-    for text, words in (
-        ("x.sock", "SERVER: 'x.sock' is no unix socket"),
-        (str(broken), f"{broken}: remote-endpoint is missing"),
-        (str(tmp_path / "y.json"), f"{tmp_path}/y.json: the registration file can not be read: No such file"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            asking.find(text)
-        assert str(caught.value).startswith(words)
+UNNAMED = [
+    ("x.sock", "SERVER: 'x.sock' is no unix socket"),
+    ("{}/x.json", "{}/x.json: remote-endpoint is missing"),
+    ("{}/y.json", "{}/y.json: the registration file can not be read: No such file"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), UNNAMED)
+def test_text_that_names_no_server_is_told(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        asking.find(text.format(tmp_path))
+    assert str(caught.value).startswith(words.format(tmp_path))
 
 
 @pytest.mark.parametrize(

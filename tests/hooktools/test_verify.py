@@ -19,6 +19,7 @@ from tests.fakes import hookanswers
 from tests.fakes.broken_hookservers import BROKEN, GOOD, LATE_SECONDS, Made, Tried, answering
 from tests.fakes.hookserver import HookServer
 from tests.hooks.nodes import rows
+from tests.hooks.sdk.processes import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -73,19 +74,25 @@ async def test_good_server_keeps_every_rule(tmp_path: Path, made: Made) -> None:
     assert marked(found, Mark.SKIPPED) == {"restart"} | refused
 
 
-@pytest.mark.parametrize(
-    ("made", "served"), [(GOOD["an echo"], HOOK_POINTS), (one_point, TWO_POINTS[1:])], ids=["all", "one"]
-)
-async def test_all_points_that_are_served_are_tried_where_none_is_named(
-    tmp_path: Path, made: Made, served: Sequence[HookPoint]
+TRIED = [
+    ("all", GOOD["an echo"], (), HOOK_POINTS),
+    ("one", one_point, (), TWO_POINTS[1:]),
+    ("named", GOOD["an echo"], TWO_POINTS[:1], TWO_POINTS[:1]),
+    ("others where no named one is served", one_point, TWO_POINTS[:1], TWO_POINTS[1:]),
+]
+
+
+@pytest.mark.parametrize(("made", "named", "served"), rows(TRIED))
+async def test_named_points_are_tried_or_all_that_are_served(
+    tmp_path: Path, made: Made, named: Sequence[HookPoint], served: Sequence[HookPoint]
 ) -> None:
     tried: set[HookPoint] = set()
 
     async def note(subject: Subject) -> None:
         tried.update(subject.sound)
 
-    found = await verdicts(tmp_path, made, points=(), tried=(*RULES, Rule("note", "It is noted.", note)))
-    assert marked(found, Mark.BROKEN) == set()
+    found = await verdicts(tmp_path, made, named, tried=(*RULES, Rule("note", "It is noted.", note)))
+    assert marked(found, Mark.BROKEN) == ({"serves"} if set(named) - set(served) else set())
     assert tried == set(served)
 
 
@@ -96,19 +103,16 @@ BOTH_LATE = "PreRunPodSandbox (a plain request), PreCreateContainer (a plain req
 FORGETS, HANGS_ONCE = BROKEN["forgets a number of its echo"], BROKEN["hangs without a cgroup parent"]
 LATE, SEE = HANGS_ONCE.timeout_seconds, "no answer in time, see 'deadline'"
 LATE_TWICE = f"no answer within {LATE:g} s: PreRunPodSandbox (empty), PreRunPodSandbox (missing)"
-TOLD: list[tuple[Made, float, dict[str, str]]] = [
-    (
-        FORGETS.made,
-        10.0,
-        {"echo": f"PreCreateContainer: resources: {NUMBERS} repeated as sent, oom_score_adj left out"},
-    ),
-    (GOOD["a refusal"], 10.0, {"values": REFUSED, "echo": REFUSED}),
-    (BROKEN["hangs"].made, 0.2, {"deadline": f"no answer within 0.2 s: {BOTH_LATE}"}),
-    (HANGS_ONCE.made, LATE, {"empty": SEE, "missing": SEE, "deadline": LATE_TWICE}),
+MIXTURE = f"PreCreateContainer: resources: {NUMBERS} repeated as sent, oom_score_adj left out"
+TOLD: list[tuple[str, Made, float, dict[str, str]]] = [
+    ("mixture", FORGETS.made, 10.0, {"echo": MIXTURE}),
+    ("refusal", GOOD["a refusal"], 10.0, {"values": REFUSED, "echo": REFUSED}),
+    ("late", BROKEN["hangs"].made, 0.2, {"deadline": f"no answer within 0.2 s: {BOTH_LATE}"}),
+    ("late twice", HANGS_ONCE.made, LATE, {"empty": SEE, "missing": SEE, "deadline": LATE_TWICE}),
 ]
 
 
-@pytest.mark.parametrize(("made", "timeout_seconds", "words"), TOLD, ids=["mixture", "refusal", "late", "late twice"])
+@pytest.mark.parametrize(("made", "timeout_seconds", "words"), rows(TOLD))
 async def test_verdict_says_what_broke_the_rule(
     tmp_path: Path, made: Made, timeout_seconds: float, words: dict[str, str]
 ) -> None:
@@ -165,20 +169,6 @@ async def test_server_that_hangs_after_a_rule_is_told(tmp_path: Path) -> None:
     assert (found["harm"].mark, found["harm"].words) == (Mark.BROKEN, words)
 
 
-async def test_other_points_are_tried_where_no_named_one_is_served(tmp_path: Path) -> None:
-    found = await verdicts(tmp_path, one_point, points=TWO_POINTS[:1], tried=RULES[:4])
-    assert marked(found, Mark.BROKEN) == {"serves"}
-    assert marked(found, Mark.KEPT) == {"plain", "values", "echo"}
-
-
-async def test_named_hook_points_are_tried_and_no_others(tmp_path: Path) -> None:
-    async with HookServer(str(tmp_path / "hooks.sock")) as server:
-        subject = Subject(server.socket_path, request.example(), TWO_POINTS[:1], 10.0)
-        await subject.probe()
-        await judge(subject)
-        assert {call.point.name for call in server.calls} == {"PreRunPodSandbox"}
-
-
 def test_every_point_needs_what_it_is_told() -> None:
     with pytest.raises(ConfigError, match="is about a container"):
         Subject("/run/x.sock", HookRequest(request.example().pod))
@@ -187,9 +177,6 @@ def test_every_point_needs_what_it_is_told() -> None:
 async def test_nothing_is_judged_where_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(HookCallFailed, match=r"hooks\.sock: verify: not reachable: No such file.*; is it running"):
         await Subject(str(tmp_path / "hooks.sock"), request.example(), TWO_POINTS).probe()
-
-
-# -- several hook points ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -225,28 +212,38 @@ async def test_rule_is_broken_if_one_point_breaks_it(ends: list[Exception | None
     assert str(caught.value) == str(raised)
 
 
-# -- restart ---------------------------------------------------------------------------------------------------------
-
 RESTART = tuple(rule for rule in RULES if rule.name == "restart")
 
 
-@pytest.mark.parametrize(
-    ("command", "mark", "words"),
-    [
-        ("true", Mark.KEPT, RESTART[0].sentence),
-        ("exit 3", Mark.BROKEN, "the restart command ended with exit code 3"),
-        ("sleep 100", Mark.BROKEN, "waited 2 s for the command to end"),
-        ("rm {socket}", Mark.BROKEN, f"waited 2 s for an answer at PreRunPodSandbox; {ENDED}"),
-    ],
-    ids=["answers again", "fails", "does not end", "away"],
-)
+def has_ended(pid: str) -> bool:
+    """Tell whether a process that nobody waits for has ended."""
+    status = Path("/proc", pid, "status")
+    return not status.exists() or "State:\tZ" in status.read_text()
+
+
+COMMANDS = [
+    ("answers again", "true", Mark.KEPT, RESTART[0].sentence),
+    ("fails", "exit 3", Mark.BROKEN, "the restart command ended with exit code 3"),
+    (
+        "does not end, nor does its child",
+        "sleep 100 & echo $! > {pid}; wait",
+        Mark.BROKEN,
+        "waited 2 s for the command to end",
+    ),
+    ("away", "rm {socket}", Mark.BROKEN, f"waited 2 s for an answer at PreRunPodSandbox; {ENDED}"),
+]
+
+
+@pytest.mark.parametrize(("command", "mark", "words"), rows(COMMANDS))
 async def test_restart_is_tried_with_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, mark: Mark, words: str
 ) -> None:
     monkeypatch.setattr(connections, "RESTART_SECONDS", 2.0 if words.startswith("waited") else 10.0)
-    command = command.format(socket=tmp_path / "hooks.sock")
+    command, pid = command.format(socket=tmp_path / "hooks.sock", pid=tmp_path / "pid"), tmp_path / "pid"
     found = await verdicts(tmp_path, answering(hookanswers.echo()), restart_command=command, tried=RESTART)
     assert (found["restart"].mark, found["restart"].words) == (mark, words)
+    if pid.exists():
+        await asyncio.to_thread(eventually, lambda: has_ended(pid.read_text().strip()))
 
 
 async def test_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
@@ -263,34 +260,11 @@ async def test_server_may_be_slow_after_a_restart(tmp_path: Path) -> None:
     assert starts == []
 
 
-async def test_child_that_a_restart_command_left_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "RESTART_SECONDS", 2.0)
-    pid_file = tmp_path / "pid"
-    command = f"sleep 100 & echo $! > {pid_file}; wait"
-    await verdicts(tmp_path, answering(hookanswers.echo()), restart_command=command, tried=RESTART)
-    status = Path("/proc", pid_file.read_text().strip(), "status")
-    for _ in range(500):
-        if not status.exists() or "State:\tZ" in status.read_text():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the command's child still runs")
-
-
-# -- the table -------------------------------------------------------------------------------------------------------
-
 POD_ONLY = HookRequest(request.example().pod)
 UNSERVED = "serves             FAIL  PreRunPodSandbox not served (UNIMPLEMENTED)\n"
 ONE_OF_TWO = "\n13 passed, 1 failed, 1 skipped"
 TABLES: list[tuple[str, Made, HookRequest, Sequence[HookPoint], str, str, str]] = [
-    (
-        "good",
-        GOOD["an echo"],
-        request.example(),
-        TWO_POINTS[:1],
-        "PreRunPodSandbox",
-        "",
-        "\n14 passed, 0 failed, 1 skip",
-    ),
+    ("good", GOOD["an echo"], POD_ONLY, TWO_POINTS[:1], "PreRunPodSandbox", "", "\n14 passed, 0 failed, 1 skipped"),
     ("others are tried", one_point, request.example(), TWO_POINTS[:1], "PreCreateContainer", UNSERVED, ONE_OF_TWO),
     ("unfit for the others", one_point, POD_ONLY, TWO_POINTS[:1], "none of PreRunPodSandbox", UNSERVED, ""),
     ("nothing", BROKEN["serves no hook point"].made, request.example(), (), "no hook point", "", ""),
@@ -307,13 +281,7 @@ async def shown(folder: Path, made: Made, asked: HookRequest, points: Sequence[H
 
 @pytest.mark.parametrize(("made", "asked", "points", "serves", "first", "last"), rows(TABLES))
 async def test_table_says_what_is_served(
-    tmp_path: Path,
-    made: Made,
-    asked: HookRequest,
-    points: Sequence[HookPoint],
-    serves: str,
-    first: str,
-    last: str,
+    tmp_path: Path, made: Made, asked: HookRequest, points: Sequence[HookPoint], serves: str, first: str, last: str
 ) -> None:
     good, lines = await shown(tmp_path, made, asked, points)
     assert lines[0] == f"{tmp_path}/hooks.sock serves {serves}\n"
@@ -322,15 +290,17 @@ async def test_table_says_what_is_served(
     assert good == ("0 failed" in lines[-1])
 
 
+BAD_QUOTA = "resources.cpu_quota: must be -1 (unlimited), 0 (not set) or at least 1000 microseconds"
+VALUES_FAIL = [
+    f"values             FAIL  PreRunPodSandbox: {BAD_QUOTA} (and at PreCreateContainer)",
+    f"                         the rule: {RULES[2].sentence}",
+]
+
+
 async def test_table_shows_each_rule_and_the_sums(tmp_path: Path) -> None:
     good, lines = await shown(tmp_path, answering(hookanswers.koordlet(cpu_quota=-5)), request.example(), TWO_POINTS)
     assert not good
     assert lines[1] == "serves             pass  It serves at least one hook point, and those that --point names."
-    assert lines[3].splitlines() == [
-        "values             FAIL  PreRunPodSandbox: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or at "
-        "least 1000 microseconds (and at PreCreateContainer)",
-        "                         the rule: What an answer sets is valid: a bad field is lost, and under policy Fail "
-        "the call with it.",
-    ]
+    assert lines[3].splitlines() == VALUES_FAIL
     assert [row.split()[0] for row in lines[1:-1]] == [rule.name for rule in RULES]
     assert lines[-1] == ONE_OF_TWO
