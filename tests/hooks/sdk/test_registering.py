@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,9 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
 from runtimeproxy.plugins import registration as proxy
 from runtimeproxy_hooks.sdk.registering import POLICIES, Registration, entry, file_name
+
+Log = pytest.LogCaptureFixture
+Act = Callable[[Registration], None]
 
 
 def content(endpoint: str = "/run/a.sock") -> bytes:
@@ -115,16 +118,19 @@ DISTURBED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("disturb", "said"), DISTURBED.values(), ids=DISTURBED)
-def test_file_is_written_again(
-    file: Path, registration: Registration, caplog: pytest.LogCaptureFixture, disturb: Callable[[Path], None], said: str
+def test_disturbed_file_is_left_at_the_end_and_written_again_before(
+    file: Path, registration: Registration, caplog: Log, disturb: Callable[[Path], None], said: str
 ) -> None:
     file.unlink()
     disturb(file)
+    before = os.path.lexists(file)
+    registration.leave()
+    registration.remove()
+    assert os.path.lexists(file) == before
+    assert not caplog.records
     registration.look_after()
     registration.look_after()
-    assert file.read_bytes() == CONTENT
-    assert not file.is_symlink()
-    assert os.listdir(file.parent) == ["a.json"]
+    assert (file.read_bytes(), file.is_symlink(), os.listdir(file.parent)) == (CONTENT, False, ["a.json"])
     assert caplog.messages == [f"{file} {said}: written again"]
 
 
@@ -136,7 +142,7 @@ def test_link_to_the_same_content_is_the_users_and_stays(file: Path, registratio
 
 
 def test_trouble_is_logged_once_and_ended_as_soon_as_it_can_be(
-    file: Path, registration: Registration, caplog: pytest.LogCaptureFixture
+    file: Path, registration: Registration, caplog: Log
 ) -> None:
     file.unlink()
     for _ in range(2):  # a second trouble is logged again
@@ -157,55 +163,37 @@ class Neighbour:
     def __init__(self, file: Path, spelling: str = "") -> None:
         self.path = str(file.parent.parent / "other.sock")
         self.content = json.dumps({"remote-endpoint": spelling + self.path, "runtime-hooks": ["PreRunPodSandbox"]})
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(self.path)
-        self.socket.listen()
+        self.socket = listening(self.path)
         file.write_text(self.content)
 
 
-@pytest.fixture(params=["", "unix:", "unix://"])
-def neighbour(file: Path, request: pytest.FixtureRequest) -> Iterator[Neighbour]:
-    other = Neighbour(file, request.param)
-    with other.socket:
-        yield other
+def listening(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(path)
+    made.listen()
+    return made
 
 
-def test_file_of_a_server_that_listens_is_not_replaced(
-    file: Path, unwritten: Registration, neighbour: Neighbour
+@pytest.mark.parametrize("spelling", ["", "unix:", "unix://"])
+def test_file_of_another_server_is_replaced_once_that_is_gone(
+    file: Path, unwritten: Registration, caplog: Log, spelling: str
 ) -> None:
+    other = Neighbour(file, spelling)
     with pytest.raises(ConfigError) as caught:
         unwritten.write()
     assert str(caught.value) == (
-        f"{file} is the registration of another hook server, which listens on {neighbour.path}; stop that one, or "
+        f"{file} is the registration of another hook server, which listens on {other.path}; stop that one, or "
         "remove the file if it has ended, or set --order or --register-dir so that this one has a file of its own"
     )
-    assert file.read_text() == neighbour.content
-    assert os.listdir(file.parent) == ["a.json"]
-
-
-def test_file_of_a_server_that_is_gone_is_replaced_with_a_warning(
-    file: Path, unwritten: Registration, neighbour: Neighbour, caplog: pytest.LogCaptureFixture
-) -> None:
-    neighbour.socket.close()
+    assert (file.read_text(), os.listdir(file.parent)) == (other.content, ["a.json"])
+    other.socket.close()
     unwritten.write()
     assert file.read_bytes() == CONTENT
-    words = f"was the registration of another hook server, at {neighbour.path}: nobody listens there"
+    words = f"was the registration of another hook server, at {other.path}: nobody listens there"
     assert caplog.messages == [f"{file} {words}"]
 
 
-def test_file_of_its_own_last_life_is_replaced_without_a_word(
-    file: Path, tmp_path: Path, neighbour: Neighbour, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "link").symlink_to(tmp_path)  # its socket's path may be spelt otherwise, as /run and /var/run
-    for endpoint in (neighbour.path, str(tmp_path / "link" / "other.sock")):
-        Registration(str(file.parent), "a.json", content(endpoint)).write()
-        assert file.read_bytes() == content(endpoint)
-    assert not caplog.records
-
-
-def test_two_servers_with_one_file_do_not_fight_for_it(
-    file: Path, registration: Registration, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_two_servers_with_one_file_do_not_fight_for_it(file: Path, registration: Registration, caplog: Log) -> None:
     other = Neighbour(file)
     for _ in range(3):
         registration.look_after()
@@ -230,23 +218,20 @@ def test_file_that_names_no_server_is_no_others(file: Path, unwritten: Registrat
 
 
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://", "link"])
-def test_other_files_with_its_socket_are_removed(
-    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, spelling: str
-) -> None:
+def test_files_of_earlier_lives_are_replaced_or_removed(file: Path, tmp_path: Path, caplog: Log, spelling: str) -> None:
     socket_path, link = tmp_path / "a.sock", tmp_path / "link"
-    link.symlink_to(tmp_path)
+    link.symlink_to(tmp_path)  # its socket's path may be spelt otherwise, as /run and /var/run
     older = str(link / "a.sock") if spelling == "link" else f"{spelling}{socket_path}"
     for name in ("07-a.json", "a.json", "b.json"):
         (file.parent / name).write_bytes(content(older))
-    Registration(str(file.parent), "a.json", content(str(socket_path))).write()
-    assert os.listdir(file.parent) == ["a.json"]
+    with listening(str(socket_path)):
+        Registration(str(file.parent), "a.json", content(str(socket_path))).write()
+    assert (os.listdir(file.parent), file.read_bytes()) == (["a.json"], content(str(socket_path)))
     words = "named this server's socket, too, and was left over: removed"
     assert caplog.messages == [f"{file.parent}/07-a.json {words}", f"{file.parent}/b.json {words}"]
 
 
-def test_file_that_does_not_name_its_socket_stays(
-    file: Path, unwritten: Registration, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_that_does_not_name_its_socket_stays(file: Path, unwritten: Registration, caplog: Log) -> None:
     folder = file.parent
     (folder / "other.json").write_bytes(content("/run/b.sock"))
     (folder / "empty.json").touch()
@@ -261,20 +246,7 @@ def test_file_that_does_not_name_its_socket_stays(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("disturb", [disturb for disturb, _ in DISTURBED.values()], ids=DISTURBED)
-def test_file_that_is_not_ours_any_more_is_left(
-    file: Path, registration: Registration, caplog: pytest.LogCaptureFixture, disturb: Callable[[Path], None]
-) -> None:
-    file.unlink()
-    disturb(file)
-    before = os.path.lexists(file)
-    registration.leave()
-    registration.remove()
-    assert os.path.lexists(file) == before
-    assert not caplog.records
-
-
-def test_file_that_stays_is_told_of(file: Path, registration: Registration, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_that_stays_is_told_of(file: Path, registration: Registration, caplog: Log) -> None:
     registration.leave()
     assert file.read_bytes() == CONTENT
     stays = f"{file} stays, for its policy is Fail: calls are refused until this server is back"
@@ -285,7 +257,7 @@ def test_file_that_stays_is_told_of(file: Path, registration: Registration, capl
 BUSY, DENIED = OSError(16, "Device or resource busy"), PermissionError(13, "Permission denied")
 TWICE = "names this server's socket, too, so each call would be asked twice, and cannot be removed"
 UNLISTED = "cannot look for older registrations of this server in {}"
-REFUSALS: list[tuple[str, OSError, Callable[[Registration], None], str]] = [
+REFUSALS: list[tuple[str, OSError, Act, str]] = [
     ("unlink", BUSY, Registration.write, f"{{}}/b.json {TWICE}: Device or resource busy; remove it by hand"),
     ("scandir", DENIED, Registration.write, f"{UNLISTED}: Permission denied"),
     ("unlink", DENIED, Registration.remove, "cannot remove {}/a.json: Permission denied; remove it by hand"),
@@ -294,16 +266,10 @@ REFUSALS: list[tuple[str, OSError, Callable[[Registration], None], str]] = [
 
 @pytest.mark.parametrize(("call", "error", "act", "words"), REFUSALS)
 def test_system_that_refuses_is_told_of(
-    file: Path,
-    registration: Registration,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    error: OSError,
-    act: Callable[[Registration], None],
-    words: str,
+    file: Path, unwritten: Registration, caplog: Log, call: str, error: OSError, act: Act, words: str
 ) -> None:
-    (file.parent / "b.json").write_bytes(CONTENT)
+    for name in ("a.json", "b.json"):
+        (file.parent / name).write_bytes(CONTENT)
     function = getattr(os, call)
 
     def refuse(path: str) -> object:
@@ -311,8 +277,8 @@ def test_system_that_refuses_is_told_of(
             return function(path)
         raise error
 
-    with monkeypatch.context() as patched:  # root, who runs the tests, may do everything
+    with pytest.MonkeyPatch.context() as patched:  # root, who runs the tests, may do everything
         patched.setattr(os, call, refuse)
-        act(registration)
+        act(unwritten)
     assert caplog.messages == [words.format(file.parent)]
-    assert {each.read_bytes() for each in file.parent.iterdir()} == {CONTENT}
+    assert [each.read_bytes() for each in file.parent.iterdir()] == [CONTENT] * 2

@@ -116,9 +116,15 @@ async def test_answer_is_an_echo_with_the_edits_of_all_hooks(serve: Serve) -> No
     assert of_a_pod.labels == {"a": "b"}
 
 
-@pytest.mark.parametrize(
-    ("module", "unloaded"), [("sdk", "aiohttp grpc uvloop"), ("sdk.testing", "grpc"), ("sdk.serving", "aiohttp uvloop")]
-)
+UNLOADED = [
+    ("sdk", "aiohttp grpc uvloop"),
+    ("sdk.testing", "grpc"),
+    ("sdk.serving", "aiohttp uvloop"),
+    ("sdk.pytest_plugin", "grpc google.protobuf yaml runtimeproxy.hookapi runtimeproxy_hooks.sdk.testing"),
+]
+
+
+@pytest.mark.parametrize(("module", "unloaded"), UNLOADED)
 def test_sdk_loads_only_what_it_needs(module: str, unloaded: str) -> None:
     script = f"import sys, runtimeproxy_hooks.{module}; sys.exit(bool({set(unloaded.split())} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

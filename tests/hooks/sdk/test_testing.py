@@ -2,23 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from runtimeproxy.hookapi import codec
-from runtimeproxy.hookpoints import HookPoint, SubjectKind
-from runtimeproxy.merge import difference, judged, limited
-from runtimeproxy.model import NUMBER_FIELDS, ContainerInfo, HookRequest, PodInfo, Resources
-from runtimeproxy_hooks.sdk import testing
+from runtimeproxy.hookpoints import SubjectKind
+from runtimeproxy.model import Resources
+from runtimeproxy_hooks.sdk import pytest_plugin, testing
 from runtimeproxy_hooks.sdk.context import ContainerContext, PodContext
 from runtimeproxy_hooks.sdk.errors import NotSayable, Rejected
-from runtimeproxy_hooks.sdk.hook import METHODS, Hook, ask
+from runtimeproxy_hooks.sdk.hook import METHODS, Hook
 from runtimeproxy_hooks.sdk.testing import CONTAINER_ID, UID, Difference, HookTester
-from tests.amounts import examples
 
 POD_METHODS = [name for name, point in METHODS.items() if point.subject is SubjectKind.POD]
 CONTAINER_METHODS = [name for name in METHODS if name not in POD_METHODS]
@@ -35,6 +29,14 @@ class Everywhere(Hook):
 
     pre_run_pod_sandbox = post_stop_pod_sandbox = pre_create_container = pre_start_container = _at
     post_start_container = pre_update_container_resources = post_stop_container = _at
+
+
+def called(method: str, **facts: Any) -> Any:
+    """Return the context that a hook was given, which changed nothing."""
+    given: list[Any] = []
+    assert not getattr(HookTester(Everywhere(given.append)), method)(**facts)
+    assert given[0].hook_point == METHODS[method].name
+    return given[0]
 
 
 def edit_everything(container: ContainerContext) -> None:
@@ -78,109 +80,50 @@ def test_hooks_are_asked_in_order_and_each_call_stands_for_itself() -> None:
     assert tester.pre_create_container(env={"A": "0"}).env == {"A": "012"}
 
 
-KEYS = st.sampled_from(["", "a", "b", "A=B", "c\0"])
-TEXTS = st.text(max_size=3) | st.sampled_from(["0-3", "1", "3-1", "/a", "/a/..", "\udcff"])
-ENTRIES = st.dictionaries(KEYS, TEXTS, max_size=3)
-NUMBERS = st.sampled_from([0, 0, 0, -1, -2, 1, 5, 1000, 2**63 - 1])
-RESOURCES = st.fixed_dictionaries(
-    {},
-    optional={
-        **dict.fromkeys(NUMBER_FIELDS, NUMBERS),
-        "cpuset_cpus": st.sampled_from(["", "0-3", "odd"]),
-        "cpuset_mems": st.sampled_from(["", "0"]),
-        "hugepage_limits": st.dictionaries(st.sampled_from(["2MB", "1GB"]), st.integers(0, 2)),
-        "unified": ENTRIES,
-    },
-)
-FACTS: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("pod", "namespace", "uid"), st.sampled_from(["web", ""])),
-    **{"labels": ENTRIES, "annotations": ENTRIES, "resources": RESOURCES | st.none(), "attempt": st.integers(0, 2)},
-    "cgroup_parent": st.sampled_from(["", "/a", "/b", "odd"]),
+POD_FACTS: dict[str, Any] = {
+    **{"pod": "web", "namespace": "shop", "uid": "u-1", "labels": {"l": "1"}, "annotations": {"a": "2", "b": "\udcff"}},
+    **{"cgroup_parent": "/x", "pod_attempt": 3, "pod_resources": {"cpu_shares": 2}},
 }
-OF_PODS = {"runtime_handler": st.just("kata"), "overhead": RESOURCES}
-OF_CONTAINERS = {
-    **{"container": st.just("side"), "container_id": st.just("c1"), "container_annotations": ENTRIES, "env": ENTRIES},
-    **{"pod_resources": RESOURCES, "pod_attempt": st.integers(0, 2)},
-}
+POD_SEEN = ("web", "shop", "u-1", 3, {"l": "1"}, {"a": "2"}, Resources(cpu_shares=2))
+POD_MADE_UP = ("pod", "default", UID, 0, {}, {}, None)
+OWN_FACTS = {"container": "side", "container_id": "c1", "attempt": 4, "container_annotations": {"c": "3"}}
+SENT = {"cpu_quota": -1, "cpuset_cpus": "0", "unified": {"a": "b"}, "hugepage_limits": {"2MB": 5}}
 
 
-def calls(methods: list[str], facts: dict[str, Any]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
-    return st.tuples(st.sampled_from(methods), st.fixed_dictionaries({}, optional=FACTS | facts))
+def of_pod(pod: Any) -> tuple[Any, ...]:
+    """Return what is seen of a pod, also of a container's."""
+    return pod.name, pod.namespace, pod.uid, pod.attempt, dict(pod.labels), dict(pod.annotations), pod.resources.sent
 
 
-CALLS = calls(POD_METHODS, OF_PODS) | calls(CONTAINER_METHODS, OF_CONTAINERS)
-EDITS = st.lists(
-    st.tuples(st.sampled_from(["labels", "annotations", "env", "unified"]), KEYS, TEXTS)
-    | st.tuples(st.just("hugepage_limits"), st.sampled_from(["2MB", "4MB"]), st.integers(-1, 2))
-    | st.tuples(st.just("resources"), st.sampled_from(NUMBER_FIELDS), NUMBERS)
-    | st.tuples(st.just("resources"), st.sampled_from(["cpuset_cpus", "cpuset_mems"]), TEXTS | st.just(""))
-    | st.tuples(st.just("cgroup_parent"), st.just(""), TEXTS),
-    max_size=6,
-)
+@pytest.mark.parametrize("method", POD_METHODS)
+def test_hook_sees_the_facts_of_a_pod_or_what_is_made_up(method: str) -> None:
+    facts = {name.removeprefix("pod_"): value for name, value in POD_FACTS.items()}
+    pod = called(method, **facts, runtime_handler="kata", overhead={"cpu_quota": -1})
+    assert of_pod(pod) == POD_SEEN
+    assert (pod.cgroup_parent, pod.runtime_handler, pod.overhead.sent) == ("/x", "kata", Resources(cpu_quota=-1))
+    pod = called(method, resources=None)
+    assert of_pod(pod) == POD_MADE_UP
+    assert (pod.cgroup_parent, pod.runtime_handler, pod.overhead.sent) == (f"/kubepods/pod{UID}", "", None)
 
 
-def make(context: Any, where: str, key: str, value: Any) -> None:
-    """Make an edit if it can be said."""
-    try:
-        if where == "resources":
-            setattr(context.resources, key, value)
-        elif where == "cgroup_parent":
-            context.cgroup_parent = value
-        else:
-            getattr(context.resources if where in ("unified", "hugepage_limits") else context, where)[key] = value
-    except (NotSayable, AttributeError):  # a pod has no env, a container no labels
-        pass
+@pytest.mark.parametrize("method", CONTAINER_METHODS)
+def test_hook_sees_the_facts_of_a_container_or_what_is_made_up(method: str) -> None:
+    container = called(method, **POD_FACTS, **OWN_FACTS, env={"E": "4"}, resources=SENT)
+    assert (of_pod(container.pod), container.resources.sent) == (POD_SEEN, Resources(**SENT))
+    assert (container.name, container.id, container.attempt, container.cgroup_parent) == ("side", "c1", 4, "/x")
+    assert (dict(container.annotations), dict(container.env)) == ({"c": "3"}, {"E": "4"})
+    container = called(method, uid="u-2")
+    assert (of_pod(container.pod), container.resources.sent) == (("pod", "default", "u-2", 0, {}, {}, None), None)
+    made_up = "" if method == "pre_create_container" else CONTAINER_ID
+    assert (container.name, container.id, container.attempt) == ("main", made_up, 0)
+    assert (container.cgroup_parent, dict(container.env), dict(container.annotations)) == ("/kubepods/podu-2", {}, {})
 
 
-POD_FIELDS = {name: name for name in ("namespace", "uid", "labels", "annotations", "cgroup_parent")} | {"name": "pod"}
-OWN_FIELDS = {"attempt": "attempt", "resources": "resources"}
-CONTAINER_FIELDS = {"name": "container", "id": "container_id", "annotations": "container_annotations", "envs": "env"}
+hook_tester = pytest_plugin.hook_tester
 
 
-def sent_by_the_proxy(point: HookPoint, said: dict[str, Any]) -> HookRequest:
-    """Return what the tester sends, built in another way: field by field the fact that it has."""
-    facts = {"pod": "pod", "namespace": "default", "uid": UID, "container": "main", "container_id": CONTAINER_ID}
-    facts |= ({"container_id": ""} if point.name == "PreCreateContainer" else {}) | said
-    facts = {"cgroup_parent": f"/kubepods/pod{facts['uid']}"} | facts
-
-    def message(kind: Any, named: dict[str, str]) -> Any:
-        values = {field: facts[name] for field, name in named.items() if facts.get(name) is not None}
-        messages = {name: Resources(**values[name]) for name in ("resources", "overhead") if name in values}
-        return kind(**values | messages)
-
-    if point.subject is SubjectKind.POD:
-        more = {"runtime_handler": "runtime_handler", "overhead": "overhead"}
-        return HookRequest(message(PodInfo, POD_FIELDS | OWN_FIELDS | more))
-    pod = message(PodInfo, POD_FIELDS | {"attempt": "pod_attempt", "resources": "pod_resources"})
-    return HookRequest(pod, message(ContainerInfo, CONTAINER_FIELDS | OWN_FIELDS))
-
-
-def seen(context: Any) -> dict[str, Any]:
-    """Return all that a hook sees."""
-    names = ("hook_point", "name", "namespace", "uid", "id", "attempt", "runtime_handler", "cgroup_parent")
-    maps = {name: dict(getattr(context, name, {})) for name in ("labels", "annotations", "env")}
-    values = {name: getattr(context, name, None) for name in names}
-    messages = {name: getattr(context, name).sent for name in ("resources", "overhead") if hasattr(context, name)}
-    return values | maps | messages | ({"pod": seen(context.pod)} if hasattr(context, "pod") else {})
-
-
-@settings(max_examples=examples(300))
-@given(CALLS, EDITS)
-def test_difference_is_what_the_proxy_makes_of_the_answer(
-    asked: tuple[str, dict[str, Any]], edits: list[tuple[str, str, Any]]
-) -> None:
-    (method, said), point = asked, METHODS[asked[0]]
-    request = codec.decode_request(point, codec.encode(point, sent_by_the_proxy(point, said)))
-    told: list[dict[str, Any]] = []
-    hook = Everywhere(lambda context: (told.append(seen(context)), [make(context, *edit) for edit in edits]))
-    changed: Difference = getattr(HookTester(hook), method)(**said)
-    change = difference(request, ask([hook], point, request, lambda _: None))
-    assert told[0] == told[1]
-    assert judged(change, request)[1] == ()  # neither what can be said nor what was sent is ever refused
-    assert change == replace(limited(point, change), confirmed=change.confirmed)
-    assert (changed.env, changed.labels, changed.annotations) == (change.envs, change.labels, change.annotations)
-    assert (changed.resources, changed.cgroup_parent) == (change.resources, change.cgroup_parent)
-    assert bool(changed) is bool(change)
+def test_fixture_is_the_tester(hook_tester: type[HookTester]) -> None:
+    assert hook_tester is HookTester
 
 
 class Slow(Hook):
