@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.errors import ConfigError
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from runtimeproxy.hooktools import connections, request, rules, verify
 from runtimeproxy.hooktools.asking import HookCallFailed
@@ -167,11 +166,6 @@ async def test_server_that_hangs_after_a_rule_is_told(tmp_path: Path) -> None:
     found = await verdicts(tmp_path, answering(answer), timeout_seconds=LATE_SECONDS, tried=(rule,))
     words = "afterwards a plain request: no answer in time"
     assert (found["harm"].mark, found["harm"].words) == (Mark.BROKEN, words)
-
-
-def test_every_point_needs_what_it_is_told() -> None:
-    with pytest.raises(ConfigError, match="is about a container"):
-        Subject("/run/x.sock", HookRequest(request.example().pod))
 
 
 async def test_nothing_is_judged_where_nobody_listens(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The gRPC server of hooks, on real sockets: answers, statuses, threads, limits, health, and its end."""
+"""The gRPC server of hooks, on real sockets, and its event loop: answers, statuses, limits, health, and the end."""
 
 import asyncio
 import logging
@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from runtimeproxy.hookapi import codec
 from runtimeproxy.hookpoints import BY_NAME
 from runtimeproxy.model import ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy_hooks.sdk import ContainerContext, Hook
+from runtimeproxy_hooks.sdk.background import BackgroundLoop
 from runtimeproxy_hooks.sdk.serving import THREADS, HookServer
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.callers import CREATE, LONG_SECONDS, bare, call, request
@@ -297,3 +298,78 @@ def test_end_cuts_off_what_hangs_and_counts_what_runs_on(path: str, do: str, lef
     assert hook.cut_off.wait(LONG_SECONDS if do == "dream" else 0) == (do == "dream")
     hook.release.set()
     eventually(lambda: server.stop(0) == 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"), [(KeyError("a"), KeyError), (SystemExit(3), RuntimeError), (KeyboardInterrupt(), RuntimeError)]
+)
+def test_error_comes_back_and_the_event_loop_goes_on(error: BaseException, seen: type[Exception]) -> None:
+    loop = BackgroundLoop()
+
+    async def fail() -> None:
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(seen):
+            loop.submit(fail()).result(LONG_SECONDS)
+    loop.close(LONG_SECONDS)
+
+
+def test_end_of_the_event_loop_cancels_what_runs() -> None:
+    loop = BackgroundLoop()
+    began, closed = threading.Event(), threading.Event()
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            closed.set()
+
+    async def wait() -> None:
+        async for _ in numbers():
+            began.set()
+            await asyncio.Event().wait()
+
+    running = loop.submit(wait())
+    assert began.wait(LONG_SECONDS)
+    for _ in range(2):
+        loop.close(LONG_SECONDS)
+    with pytest.raises(CancelledError):
+        running.result(LONG_SECONDS)
+    assert closed.is_set()
+
+
+def test_blocked_event_loop_does_not_hold_its_end_up() -> None:
+    loop = BackgroundLoop()
+    began, released = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        began.set()
+        released.wait(LONG_SECONDS)
+
+    running = loop.submit(block())
+    assert began.wait(LONG_SECONDS)
+    loop.close(0.05)
+    assert not running.done()
+    released.set()
+    running.result(LONG_SECONDS)
+    loop.close(LONG_SECONDS)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_late_coroutine_is_not_left_waiting(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    """The loop may have looked for the last time: then it never sees what it is handed."""
+    loop = BackgroundLoop()
+    unseen: Future[None] = Future()
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda coroutine, _: coroutine.close() or unseen)
+
+    class Never:
+        def __await__(self) -> Generator[None, None, None]:
+            raise AssertionError
+
+    if after:
+        loop.close(LONG_SECONDS)
+    waited_for = loop.submit(Never())
+    loop.close(LONG_SECONDS)
+    with pytest.raises(CancelledError):
+        waited_for.result(LONG_SECONDS)
