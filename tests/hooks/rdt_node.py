@@ -75,12 +75,17 @@ def threads(count: int) -> Iterator[list[int]]:
 
 
 class Watching(StandIn):
-    """A stand-in that does something before each of the first moves."""
+    """A stand-in that keeps what is written to it, and does something before each of the first moves."""
 
     def __init__(self, root: Path, *acts: Callable[[], object]) -> None:
         super().__init__(root)
         self._acts = iter(acts)
+        self.limited: list[str] = []
         self.moved: list[int] = []
+
+    def limit(self, group: str, schemata: str) -> None:
+        super().limit(group, schemata)
+        self.limited.append(group)
 
     def move(self, group: str, tid: int) -> None:
         next(self._acts, lambda: None)()

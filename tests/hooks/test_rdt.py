@@ -1,9 +1,8 @@
 """rdt: which group a pod gets and what is in it, how a container gets into it, and that no trouble stops a pod.
 
-The kernel's part is the stand-in's (tests/fakes/resctrl.py); tests/system/test_reference_rdt.py has real containers.
+The kernel's part is the stand-in's (tests/fakes/resctrl.py); test_reference_engines.py in tests/system has containers.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,6 +22,7 @@ from tests.fakes.resctrl import Hardware, StandIn
 from tests.hooks.nodes import configured, qos, rows
 from tests.hooks.rdt_node import EVERY_CLASS, FULL, POD_GROUP, SMALL, Node, Refusing, Watching, annotated, threads
 
+Log, Patch = pytest.LogCaptureFixture, pytest.MonkeyPatch
 ASKED: dict[str, Any] = {"annotations": annotated(SMALL)}
 """What a pod with limits of its own is sent with."""
 SMALL_LINES, MB_100, L3_FULL = "L3:0=00f;1=00f\nMB:0= 20;1= 20\n", "MB:0=100;1=100\n", "L3:0=7ff;1=7ff\n"
@@ -118,7 +118,7 @@ def test_unreadable_annotation_is_an_error_without_its_value(node: Node, said: o
     assert node.groups() == []
 
 
-def test_unknown_cache_ids_are_told_once_a_pod(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_cache_ids_are_told_once_a_pod(node: Node, caplog: Log) -> None:
     call: dict[str, Any] = {"annotations": annotated(llc(_1=[20, 50], _77=[20, 50])), "namespace": "shop"}
     tester = node.hook()
     tester.pre_run_pod_sandbox(**call, pod="cart")
@@ -136,26 +136,19 @@ def test_uid_that_cannot_name_a_group_is_an_error(node: Node, uid: str) -> None:
         node.hook().pre_run_pod_sandbox(**ASKED, uid=uid)
 
 
-def test_stopped_sandbox_takes_its_own_group_with_it(node: Node) -> None:
-    tester = node.hook()
-    tester.pre_run_pod_sandbox(**ASKED)
-    tester.post_stop_pod_sandbox(**ASKED, uid="another")
-    assert node.groups() == [POD_GROUP]
-    for _ in range(2):
-        tester.post_stop_pod_sandbox(**ASKED)
-        assert node.groups() == []
-
-
-def test_second_stop_of_a_dead_sandbox_spares_the_new_ones_group(node: Node) -> None:
+def test_stopped_sandbox_takes_its_group_unless_a_new_one_is_in_it(node: Node) -> None:
     tester = node.hook()
     with threads(1) as (tid,):
         node.container(tid)
         tester.pre_run_pod_sandbox(**ASKED, attempt=1)
         tester.post_start_container(**ASKED, pod_attempt=1)
-        tester.post_stop_pod_sandbox(**ASKED, attempt=0)
+        tester.post_stop_pod_sandbox(**ASKED, attempt=0)  # the second stop of a dead sandbox
         assert node.resctrl.tasks(POD_GROUP) == {tid}
-    tester.post_stop_pod_sandbox(**ASKED, attempt=1)
-    assert node.groups() == []
+    tester.post_stop_pod_sandbox(**ASKED, uid="another")
+    assert node.groups() == [POD_GROUP]
+    for _ in range(2):
+        tester.post_stop_pod_sandbox(**ASKED, attempt=1)
+        assert node.groups() == []
 
 
 GUARANTEED, BURSTABLE, BEST_EFFORT = f"/kubepods/pod{UID}", "/kubepods/burstable/podu", "/kubepods/besteffort/podu"
@@ -203,13 +196,6 @@ def test_class_that_is_not_enabled_is_not_used(node: Node, classes: dict[str, An
     assert (node.root / "LS/tasks").read_text() == ""
 
 
-def test_annotation_wins_over_the_class(node: Node) -> None:
-    tester = node.hook(classes=EVERY_CLASS)
-    tester.pre_run_pod_sandbox(**ASKED, labels=qos("BE"))
-    assert tester.pre_create_container(**ASKED, labels=qos("BE")).annotations == {RDT_CLASS: POD_GROUP}
-    assert node.groups() == [POD_GROUP]
-
-
 def test_class_is_shared_by_its_containers_and_outlives_its_pods(node: Node) -> None:
     tester = node.hook(classes=EVERY_CLASS)
     with ThreadPoolExecutor(8) as pool:
@@ -219,56 +205,44 @@ def test_class_is_shared_by_its_containers_and_outlives_its_pods(node: Node) -> 
     assert node.groups() == ["BE"]
 
 
-class Counting(StandIn):
-    """A stand-in that counts how often a group was given limits."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.limited: Counter[str] = Counter()
-
-    def limit(self, group: str, schemata: str) -> None:
-        super().limit(group, schemata)
-        self.limited[group] += 1
-
-
 def test_limits_of_a_pods_group_are_written_once_a_sandbox(node: Node) -> None:
-    resctrl = Counting(node.root)
+    resctrl = Watching(node.root)
     tester = node.hook(resctrl=resctrl)
     for sandbox in (1, 2):
         tester.pre_run_pod_sandbox(**ASKED)
         for _ in range(2):
             assert tester.pre_create_container(**ASKED).annotations == {RDT_CLASS: POD_GROUP}
-        assert resctrl.limited == {POD_GROUP: sandbox}
+        assert resctrl.limited == [POD_GROUP] * sandbox
 
 
 def test_limits_of_a_class_are_written_when_its_settings_change(node: Node, tmp_path: Path) -> None:
-    resctrl = Counting(node.root)
+    resctrl = Watching(node.root)
     tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
     for times, mb in ((1, 50), (2, 70)):
         (tmp_path / "node.yaml").write_text(yaml.safe_dump({"rdt": {"LS": {"enable": True, "mb": mb}}}))
         for _ in range(2):
             tester.pre_create_container(labels=qos("LS"))
-        assert resctrl.limited == {"LS": times}
+        assert resctrl.limited == ["LS"] * times
         assert node.schemata("LS") == f"{L3_FULL}MB:0= {mb};1= {mb}\n"
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_written_limits_are_remembered_of_so_many_groups(
-    node: Node, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_written_limits_are_remembered_of_so_many_groups(node: Node, monkeypatch: Patch, most: int) -> None:
     monkeypatch.setattr(rdt, "MOST_WRITTEN", most)
-    resctrl = Counting(node.root)
+    resctrl = Watching(node.root)
     tester = node.hook(classes=EVERY_CLASS, resctrl=resctrl)
     for _ in range(2):
         for name in ("LS", "BE"):
             assert tester.pre_create_container(labels=qos(name)).annotations == {RDT_CLASS: name}
-    assert resctrl.limited == dict.fromkeys(("LS", "BE"), 2 if most == 1 else 1)
+    assert resctrl.limited == ["LS", "BE"] * (2 if most == 1 else 1)
 
 
-def test_runtime_is_told_before_the_container_starts(node: Node) -> None:
+def test_runtime_is_told_of_the_pods_group_before_the_class(node: Node) -> None:
     """Of a group that was removed meanwhile, too: it is made again."""
-    changed = node.hook().pre_create_container(**ASKED, env={"A": "b"}, resources={"cpu_shares": 2})
+    tester = node.hook(classes=EVERY_CLASS)
+    changed = tester.pre_create_container(**ASKED, labels=qos("BE"), env={"A": "b"}, resources={"cpu_shares": 2})
     assert changed == Difference(annotations={RDT_CLASS: POD_GROUP})
+    assert node.groups() == [POD_GROUP]
     assert node.schemata(POD_GROUP) == SMALL_LINES
 
 
@@ -281,7 +255,8 @@ def test_runtime_is_not_told_where_the_flag_says_so(node: Node) -> None:
         assert node.resctrl.tasks("LS") == set(tids)
 
 
-def test_help_says_what_the_annotation_needs_and_where_resctrl_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_name_the_root_and_help_says_what_the_annotation_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert configured(Rdt(), "--resctrl-root=/here").resctrl.root == Path("/here")
     with pytest.raises(SystemExit):
         configured(Rdt(), "--help")
     said = capsys.readouterr().out
@@ -313,38 +288,22 @@ def test_group_that_a_late_second_stop_took_is_made_again(node: Node) -> None:
     assert node.schemata(POD_GROUP) == SMALL_LINES
 
 
-def test_every_thread_is_moved_also_one_that_appears_meanwhile(node: Node) -> None:
-    with threads(4) as tids:
-        acts = (lambda: None, lambda: node.container(*tids[:3]), lambda: node.container(*tids))
-        resctrl = Watching(node.root, *acts)
-        node.container(*tids[:2])
-        node.hook(resctrl=resctrl).post_start_container(**ASKED)
-        assert resctrl.tasks(POD_GROUP) == set(tids)
-        assert sorted(resctrl.moved) == sorted(tids), "each once"
-
-
-def test_thread_that_the_runtime_put_in_is_not_moved_again(node: Node) -> None:
-    resctrl = Watching(node.root)
-    tester = node.hook(resctrl=resctrl)
-    tester.pre_run_pod_sandbox(**ASKED)
-    with threads(2) as tids:
-        node.container(*tids)
-        StandIn(node.root).move(POD_GROUP, tids[0])
-        tester.post_start_container(**ASKED)
-        assert resctrl.moved == [tids[1]]
-
-
-def test_thread_that_ends_meanwhile_is_no_error(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_thread_that_is_not_in_the_group_is_moved_once(node: Node, caplog: Log) -> None:
     with threads(1) as ended:
         pass
-    with threads(1) as tids:
-        node.container(*ended, *tids)
-        node.hook().post_start_container(**ASKED)
-        assert node.resctrl.tasks(POD_GROUP) == set(tids)
+    with threads(5) as tids:
+        appear = [partial(node.container, *ended, *tids[:count]) for count in (3, 4, 5)]
+        resctrl = Watching(node.root, *appear[1:])
+        resctrl.make(POD_GROUP)
+        StandIn(node.root).move(POD_GROUP, tids[0])  # as the runtime does
+        appear[0]()
+        node.hook(resctrl=resctrl).post_start_container(**ASKED)
+        assert resctrl.tasks(POD_GROUP) == set(tids)
+        assert sorted(resctrl.moved) == sorted([*ended, *tids[1:]])
     assert not caplog.records
 
 
-def test_threads_without_end_are_not_waited_for(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_threads_without_end_are_not_waited_for(node: Node, caplog: Log) -> None:
     with threads(ROUNDS + 5) as tids:
         resctrl = Watching(node.root, *(partial(node.container, *tids[:n]) for n in range(2, len(tids) + 1)))
         node.container(tids[0])
@@ -353,24 +312,22 @@ def test_threads_without_end_are_not_waited_for(node: Node, caplog: pytest.LogCa
     assert f"each of {ROUNDS} rounds" in caplog.text
 
 
-def told(caplog: pytest.LogCaptureFixture) -> str:
+def told(caplog: Log) -> str:
     """Return the one warning that was logged."""
     [record] = caplog.records
     assert record.levelname == "WARNING"
     return record.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (Resctrl, "offers neither L3 nor MB"),
-        (lambda root: StandIn(root, Hardware(l3_ids=(), mb_ids=())), "offers neither L3 nor MB"),
-        (lambda root: StandIn(root, Hardware(cbm_mask=0b1011, mb_ids=())), "cbm_mask is no unbroken row of ones"),
-    ],
-)
-def test_node_without_rdt_says_so_at_its_start_and_runs_pods(
-    node: Node, tmp_path: Path, make: Callable[[Path], Resctrl], words: str, caplog: pytest.LogCaptureFixture
-) -> None:
+WITHOUT_RDT: list[tuple[Callable[[Path], Resctrl], str]] = [
+    (Resctrl, "offers neither L3 nor MB"),
+    (lambda root: StandIn(root, Hardware(l3_ids=(), mb_ids=())), "offers neither L3 nor MB"),
+    (lambda root: StandIn(root, Hardware(cbm_mask=0b1011, mb_ids=())), "cbm_mask is no unbroken row of ones"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), WITHOUT_RDT)
+def test_node_without_rdt_says_so_and_runs_pods(node: Node, tmp_path: Path, caplog: Log, make: Any, words: str) -> None:
     root = tmp_path / "none"
     tester = node.hook(classes=EVERY_CLASS, resctrl=make(root))
     assert words in caplog.text
@@ -386,10 +343,6 @@ def test_node_without_rdt_says_so_at_its_start_and_runs_pods(
     assert not list(root.glob("koordlet-*"))
 
 
-def test_flag_names_the_root_of_resctrl(tmp_path: Path) -> None:
-    assert configured(Rdt(), f"--resctrl-root={tmp_path}/here").resctrl.root == tmp_path / "here"
-
-
 def test_resctrl_that_is_mounted_later_is_used(node: Node, tmp_path: Path) -> None:
     root = tmp_path / "later"
     resctrl = StandIn(root)
@@ -401,7 +354,7 @@ def test_resctrl_that_is_mounted_later_is_used(node: Node, tmp_path: Path) -> No
     assert resctrl.exists(POD_GROUP)
 
 
-def test_classes_that_have_run_out_are_told_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_classes_that_have_run_out_are_told_once(node: Node, caplog: Log) -> None:
     tester, uids = node.hook(classes=EVERY_CLASS), [f"pod-{number}" for number in range(5)]
     for uid in uids:
         tester.pre_run_pod_sandbox(**ASKED, uid=uid)
@@ -429,7 +382,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("refused", "methods", "groups", "words"), REFUSALS)
 def test_refusal_of_the_kernel_is_told_once(
-    node: Node, caplog: pytest.LogCaptureFixture, refused: tuple[str, ...], methods: str, groups: list[str], words: str
+    node: Node, caplog: Log, refused: tuple[str, ...], methods: str, groups: list[str], words: str
 ) -> None:
     tester = node.hook(resctrl=Refusing(node.root, *refused))
     with threads(1) as tids:
@@ -466,14 +419,11 @@ ENDED = "a container has ended already"
 NO_CGROUPS = "{0}/nothing holds no cgroups: mount the node's there, or set --cgroup-root"
 
 
-@pytest.mark.parametrize(
-    ("root", "parent", "words"),
-    [("cgroup", GUARANTEED, ENDED), ("cgroup", "/elsewhere", ENDED), ("nothing", GUARANTEED, NO_CGROUPS)],
-)
+@pytest.mark.parametrize(("root", "words"), [("cgroup", ENDED), ("nothing", NO_CGROUPS)])
 def test_container_without_a_cgroup_is_told_once(
-    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, root: str, parent: str, words: str
+    node: Node, tmp_path: Path, caplog: Log, root: str, words: str
 ) -> None:
     tester = node.hook(f"--cgroup-root={tmp_path}/{root}")
-    for _ in range(2):
+    for parent in (GUARANTEED, "/elsewhere"):
         tester.post_start_container(**ASKED, cgroup_parent=parent)
     assert words.format(tmp_path) in told(caplog)
