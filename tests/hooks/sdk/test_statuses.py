@@ -16,6 +16,8 @@ from runtimeproxy_hooks.sdk.statuses import MAX_TEXT, status
 from tests.hooks.sdk.callers import CREATE, request
 from tests.hooks.sdk.child import SECRET
 
+Log = pytest.LogCaptureFixture
+
 
 class Raising(Hook):
     name = "raising"
@@ -33,8 +35,7 @@ class Dream(Raising):
 
 
 class Innocent(Hook):
-    def pre_create_container(self, container: ContainerContext) -> None:
-        pass
+    def pre_create_container(self, container: ContainerContext) -> None: ...
 
 
 class Foreign(Hook):
@@ -43,20 +44,17 @@ class Foreign(Hook):
     pre_create_container = staticmethod(int)  # type: ignore[assignment]
 
 
-def wait(awaitable: Awaitable[None]) -> None:
-    async def finish() -> None:
-        await awaitable
-
-    asyncio.run(finish())
-
-
 def answered(*hooks: Hook) -> tuple[int, str]:
     """Return the status of what the hooks raise."""
     try:
-        ask(hooks, CREATE, request(), wait)
+        ask(hooks, CREATE, request(), lambda waiting: asyncio.run(finish(waiting)))
     except BaseException as error:
         return status(error, "server", CREATE, request())
     raise AssertionError("nothing was raised")
+
+
+async def finish(waiting: Awaitable[None]) -> None:
+    await waiting
 
 
 def internal(name: str) -> tuple[int, str]:
@@ -78,7 +76,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("error", "expected", "level", "line"), KINDS, ids=[type(row[0]).__name__ for row in KINDS])
 def test_each_error_has_its_status_and_its_line(
-    caplog: pytest.LogCaptureFixture, error: BaseException, expected: tuple[int, str], level: str, line: str
+    caplog: Log, error: BaseException, expected: tuple[int, str], level: str, line: str
 ) -> None:
     caplog.set_level(logging.INFO)
     assert answered(Innocent(), Raising(error)) == expected
@@ -88,12 +86,12 @@ def test_each_error_has_its_status_and_its_line(
     assert record.getMessage() == f"raising at PreCreateContainer{line.format(place)}"
 
 
-def test_error_of_an_async_method_has_its_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_an_async_method_has_its_place(caplog: Log) -> None:
     assert answered(Dream(KeyError(SECRET))) == internal("KeyError")
     assert f"KeyError at {__file__}:{Dream.pre_create_container.__code__.co_firstlineno + 1} " in caplog.text
 
 
-def test_traceback_at_debug_level_has_places_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_traceback_at_debug_level_has_places_and_no_text(caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
     answered(Raising(KeyError(SECRET)))
     assert [record.levelname for record in caplog.records] == ["ERROR", "DEBUG"]
@@ -101,12 +99,12 @@ def test_traceback_at_debug_level_has_places_and_no_text(caplog: pytest.LogCaptu
     assert SECRET not in caplog.text
 
 
-def test_place_is_the_innermost_where_no_line_is_the_hooks_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_place_is_the_innermost_where_no_line_is_the_hooks_own(caplog: Log) -> None:
     answered(Foreign())
     assert f"foreign at PreCreateContainer: TypeError at {ask.__code__.co_filename}:" in caplog.text
 
 
-def test_error_that_no_hook_raised_is_the_servers(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_that_no_hook_raised_is_the_servers(caplog: Log) -> None:
     try:
         raise OverflowError(SECRET)
     except OverflowError as error:
@@ -116,9 +114,9 @@ def test_error_that_no_hook_raised_is_the_servers(caplog: pytest.LogCaptureFixtu
     assert caplog.text.endswith("for n/p\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("x" * MAX_TEXT, "x" * MAX_TEXT), ("x" * (MAX_TEXT + 1), "x" * (MAX_TEXT - 1) + "…"), ("a\udc80b", "a?b")],
-)
+CUT = [("x" * MAX_TEXT, "x" * MAX_TEXT), ("x" * (MAX_TEXT + 1), "x" * (MAX_TEXT - 1) + "…"), ("a\udc80b", "a?b")]
+
+
+@pytest.mark.parametrize(("text", "said"), CUT)
 def test_text_that_cannot_be_sent_is_made_so(text: str, said: str) -> None:
     assert answered(Raising(Rejected(text)))[1] == said
