@@ -12,6 +12,7 @@ from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import HookTester
 from tests.hooks.nodes import annotation, node, qos, tree
 
+Log = pytest.LogCaptureFixture
 BE = qos("BE")
 POD = "/kubepods/besteffort/pod1"
 GIB = 1 << 30
@@ -34,52 +35,44 @@ def tester(tmp_path: Path) -> HookTester:
     return HookTester(BatchResource(cgroups=Cgroups(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("main", "expected"),
-    [
-        (amounts("500", "500", "2Gi"), fields(512, 50_000, 2 * GIB)),
-        (amounts(500, 500, 2 * GIB), fields(512, 50_000, 2 * GIB)),
-        (amounts("1e3", "1k", "1e9"), fields(1024, 100_000, 10**9)),
-        (amounts("500m", "500m", "500m"), fields(2, 1000, 1)),
-        (amounts(1.5, "2000.5", "1.5Gi"), fields(2, 200_100, 3 * GIB // 2)),
-        (amounts("500"), fields(512, -1, -1)),
-        (amounts(None, "500"), fields(2, 50_000, -1)),
-        (amounts(None, None, "16Gi"), fields(2, -1, 16 * GIB)),
-        (amounts(0, 0, 0), fields(2, -1, -1)),
-        (amounts("-1", "-1", "-1"), fields(2, -1, -1)),
-        (amounts(1, 1, 1), fields(2, 1000, 1)),
-        (amounts("1M", "1M", "7Ei"), fields(262144, 100_000_000, 7 << 60)),
-        (amounts(1, MAX_INT64, MAX_INT64), fields(2, MAX_INT64, MAX_INT64)),
-        (None, fields(2, -1, -1)),
-        ({"requests": None, "limits": {}}, fields(2, -1, -1)),
-        ({"Requests": {BATCH_CPU: "500"}, "LIMITS": {BATCH_MEMORY: "1Ki"}}, fields(512, -1, 1024)),
-        ({"requests": {BATCH_CPU.upper(): "500", "cpu": "1"}}, fields(2, -1, -1)),
-    ],
-)
+AMOUNTS = [
+    *((amounts(cpu, cpu, memory), fields(512, 50_000, 2 * GIB)) for cpu, memory in (("500", "2Gi"), (500, 2 * GIB))),
+    (amounts("500m", "500m", "500m"), fields(2, 1000, 1)),  # rounded up
+    (amounts(1.5, "2000.5", "1.5Gi"), fields(2, 200_100, 3 * GIB // 2)),
+    *((amounts(*none), fields(2, -1, -1)) for none in ((), (0, 0, 0), ("-1", "-1", "-1"))),
+    *((amounts("500"), fields(512, -1, -1)), (amounts(None, "500"), fields(2, 50_000, -1))),
+    (amounts(None, None, "16Gi"), fields(2, -1, 16 * GIB)),
+    (amounts("1M", MAX_INT64, MAX_INT64), fields(262144, MAX_INT64, MAX_INT64)),
+    *((spec_of_none, fields(2, -1, -1)) for spec_of_none in (None, {"requests": None, "limits": {}})),
+    ({"Requests": {BATCH_CPU: "500"}, "LIMITS": {BATCH_MEMORY: "1Ki"}}, fields(512, -1, 1024)),
+    ({"requests": {BATCH_CPU.upper(): "500", "cpu": "1"}}, fields(2, -1, -1)),
+]
+
+
+@pytest.mark.parametrize(("main", "expected"), AMOUNTS)
 def test_container_gets_the_annotations_amounts(tester: HookTester, main: Any, expected: dict[str, int]) -> None:
     call: dict[str, Any] = {"labels": BE, "annotations": spec(main=main), "container": "main"}
     assert tester.pre_create_container(**call).resources == expected
     assert tester.pre_update_container_resources(**call, resources={"cpu_quota": 7000}).resources == expected
 
 
-@pytest.mark.parametrize(
-    ("containers", "expected"),
-    [
-        ({"a": amounts("500", "500", "2Gi")}, fields(512, 50_000, 2 * GIB)),
-        ({"a": amounts(500, 500, 100), "b": amounts("1k", "1k", "1Ki")}, fields(1536, 150_000, 1124)),
-        ({"a": amounts(1, 1, 1), "b": amounts(1, 1, 1)}, fields(2, 1000, 2)),
-        ({"a": amounts(1, 5, 1), "b": amounts(2, 6, 1)}, fields(3, 1100, 2)),
-        ({"a": amounts(500, 500, 100), "b": amounts(500, None, 100)}, fields(1024, -1, 200)),
-        ({"a": amounts(500, 500, 100), "b": amounts(500, 500, "0")}, fields(1024, 100_000, -1)),
-        ({"a": amounts(500, 500, 100), "b": amounts(-200, -500, -100)}, fields(512, -1, -1)),
-        ({"a": amounts(500, 500, 100), "b": {}}, fields(512, -1, -1)),
-        ({"a": amounts(500, 500, 100), "b": None}, fields(512, -1, -1)),
-        ({"a": amounts(500, 500, 100), "b": {"requests": {BATCH_CPU: 500}}}, fields(1024, -1, -1)),
-        ({"a": amounts("1M", MAX_INT64, MAX_INT64), "b": amounts("1M", 1, 1)}, fields(262144, MAX_INT64, MAX_INT64)),
-    ],
-)
-def test_pod_gets_the_sums(tester: HookTester, containers: Any, expected: dict[str, int]) -> None:
-    assert tester.pre_run_pod_sandbox(labels=BE, annotations=spec(**containers)).resources == expected
+HALF = amounts(500, 500, 100)
+SUMS = [
+    ([HALF], fields(512, 50_000, 100)),
+    ([HALF, amounts("1k", "1k", "1Ki")], fields(1536, 150_000, 1124)),
+    ([amounts(1, 1, 1), amounts(1, 1, 1)], fields(2, 1000, 2)),
+    ([amounts(1, 5, 1), amounts(2, 6, 1)], fields(3, 1100, 2)),
+    ([HALF, amounts(500, None, 100)], fields(1024, -1, 200)),
+    ([HALF, amounts(500, 500, "0")], fields(1024, 100_000, -1)),
+    *(([HALF, none], fields(512, -1, -1)) for none in (amounts(-200, -500, -100), {}, None)),
+    ([amounts("1M", MAX_INT64, MAX_INT64), amounts("1M", 1, 1)], fields(262144, MAX_INT64, MAX_INT64)),
+]
+
+
+@pytest.mark.parametrize(("containers", "expected"), SUMS)
+def test_pod_gets_the_sums(tester: HookTester, containers: list[Any], expected: dict[str, int]) -> None:
+    annotations = spec(**dict(zip("ab", containers, strict=False)))
+    assert tester.pre_run_pod_sandbox(labels=BE, annotations=annotations).resources == expected
 
 
 LISTED = spec(main=amounts(500, 500, 500))
@@ -126,17 +119,14 @@ def test_malformed_annotation_is_an_error(tester: HookTester, value: Any, why: s
         assert EXTENDED_RESOURCE_SPEC in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "limit", "quota"),
-    [
-        ("cpu-suppress-policy: cfsQuota", 500, -1),
-        ("cpu-suppress-policy: cpuset", 500, 50_000),
-        ("cpu-normalization-ratio: 3", 500, 16_667),
-        ("cpu-normalization-ratio: 3", 20, 1000),
-        ("cpu-normalization-ratio: 3", None, -1),
-        ("{cpu-normalization-ratio: 3, cpu-suppress-policy: cfsQuota}", 500, -1),
-    ],
-)
+ON_NODES = [
+    *(("cpu-suppress-policy: cfsQuota", 500, -1), ("cpu-suppress-policy: cpuset", 500, 50_000)),
+    *(("cpu-normalization-ratio: 3", limit, quota) for limit, quota in ((500, 16_667), (20, 1000), (None, -1))),
+    ("{cpu-normalization-ratio: 3, cpu-suppress-policy: cfsQuota}", 500, -1),
+]
+
+
+@pytest.mark.parametrize(("settings", "limit", "quota"), ON_NODES)
 def test_node_decides_on_quotas(tmp_path: Path, settings: str, limit: int | None, quota: int) -> None:
     tester = HookTester(BatchResource(node(tmp_path, settings), Cgroups(tmp_path)))
     for ask in (tester.pre_run_pod_sandbox, tester.pre_create_container, tester.pre_update_container_resources):
@@ -151,7 +141,7 @@ def files(tmp_path: Path) -> list[Path]:
     return tree(tmp_path, dict.fromkeys(names, "old\n"))
 
 
-def test_pods_cgroup_is_written(tester: HookTester, files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_pods_cgroup_is_written(tester: HookTester, files: list[Path], caplog: Log) -> None:
     call: dict[str, Any] = {"labels": BE, "annotations": LISTED, "cgroup_parent": POD}
     assert tester.pre_create_container(**call)
     assert [file.read_text() for file in files] == ["old\n"] * 3, "a container's hook writes nothing"
@@ -160,9 +150,7 @@ def test_pods_cgroup_is_written(tester: HookTester, files: list[Path], caplog: p
     assert not caplog.records
 
 
-def test_each_kind_of_failed_write_is_logged_once(
-    tester: HookTester, files: list[Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_kind_of_failed_write_is_logged_once(tester: HookTester, files: list[Path], caplog: Log) -> None:
     shares, quota, memory = files
     quota.unlink()
     memory.unlink()
@@ -178,9 +166,7 @@ def test_each_kind_of_failed_write_is_logged_once(
     assert len(caplog.records) == 3, "another kind of error is another line"
 
 
-def test_path_of_no_pod_is_not_written_and_fails_no_call(
-    tester: HookTester, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_path_of_no_pod_is_not_written_and_fails_no_call(tester: HookTester, tmp_path: Path, caplog: Log) -> None:
     [shares] = tree(tmp_path, {"cpu/cpu.shares": "old"})
     assert tester.pre_run_pod_sandbox(labels=BE, annotations=LISTED, cgroup_parent="/kubepods/../..").resources
     assert shares.read_text() == "old"

@@ -1,8 +1,7 @@
 """The base class of a hook: which methods are registered, which names are mistakes, and how several hooks are asked."""
 
-import abc
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from functools import lru_cache, partial, partialmethod, update_wrapper, wraps
+from functools import lru_cache, partial, partialmethod, wraps
 from typing import Any
 
 import pytest
@@ -103,18 +102,6 @@ def test_method_without_one_parameter_is_a_mistake(value: Any) -> None:
         made(pre_start_container=value)
 
 
-class Given:
-    """A decorator that is a class of its own."""
-
-    def __init__(self, method: Any) -> None:
-        update_wrapper(self, method)
-
-    def __get__(self, hook: Hook | None, owner: object = None) -> Any:
-        return self if hook is None else partial(self, hook)
-
-    def __call__(self, hook: Hook, container: ContainerContext) -> None: ...
-
-
 def wrapped(method: Any, *more: Any) -> Any:
     """Return what gives a method some arguments more than it has."""
 
@@ -131,8 +118,7 @@ CALLABLE = [
     *(partialmethod(lambda self, container, more: None, more=3), partial(lambda container, more: None, more=3)),
     # what is called counts, and not what it wraps
     *(wrapped(lambda self, container: None), wrapped(lambda self, container, more: None, "more")),
-    *(Given(lambda self: None), lru_cache(lambda self, container: None)),
-    partialmethod(lambda self, more, container: None, "more"),
+    *(lru_cache(lambda self, container: None), partialmethod(lambda self, more, container: None, "more")),
 ]
 
 
@@ -151,17 +137,6 @@ def test_methods_are_inherited_also_from_a_parent_that_is_no_hook() -> None:
 def test_misspelt_method_of_a_parent_that_is_no_hook_is_a_mistake() -> None:
     with pytest.raises(TypeError, match=r"^Made\.pre_run_pod is no hook point"):
         made(type("Mixin", (), {"pre_run_pod": lambda self, pod: None}), Hook)
-
-
-def test_abstract_hook_can_have_concrete_children() -> None:
-    class Base(Hook, abc.ABC):
-        @abc.abstractmethod
-        def cpus(self) -> str: ...
-
-        def pre_create_container(self, container: ContainerContext) -> None:
-            container.env["CPUS"] = self.cpus()
-
-    assert ask([made(Base, cpus=lambda self: "3")()], CREATE, REQUEST, unused).envs == {"A": "sent", "CPUS": "3"}
 
 
 def test_arguments_of_the_class_statement_reach_other_parents() -> None:
