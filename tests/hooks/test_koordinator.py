@@ -191,48 +191,42 @@ def test_quantity_is_exact_and_rounded_up(value: Any, whole: int, thousandths: i
     assert milli(value, "x") == thousandths
 
 
+BEYOND = r"^gpu-memory: beyond 64 bits"
+NO_QUANTITY = r"^gpu-memory: not a quantity"
 GREATEST = [*((value, MAX_INT64) for value in (MAX_INT64, str(MAX_INT64), "9223372036854775806.5")), ("9E", 9 * 10**18)]
+TOO_GREAT = [2**63, -(2**63), "9223372036854775808", "8Ei", "10E", "1e19", "-1e19", "1e999999999", f"{MAX_INT64}.1"]
+NO_QUANTITIES = [
+    *("", " ", "-", "+", ".", "Gi", "m", "e3", "1e", "1e+", "1 Gi", "1gi", "1K", "1mi", "1ki", "1Kim", "1e3Ki"),
+    *("1_000", "1" * 65, "1,5", "1.2.3", "--1", "0x10", "1/2", "inf", "nan", "\u0663", "1\n1", SECRET),
+    *("1e" + "9" * 63, 10**70, float("nan"), float("inf"), True, False, None, [], {}, [1], {"a": 1}),
+]
 
 
 @pytest.mark.parametrize(("value", "whole"), [*GREATEST, ("-9223372036854775807", -MAX_INT64), ("7Ei", 7 << 60)])
 def test_greatest_quantities_have_no_thousandths(value: Any, whole: int) -> None:
     assert quantity(value, "x") == whole
-    with pytest.raises(Malformed, match=r"^x: beyond 64 bits"):
-        milli(value, "x")
-
-
-BEYOND = (2**63, -(2**63), "9223372036854775808", "8Ei", "10E", "1e19", "-1e19", "1e999999999", "9223372036854775807.1")
-
-
-@pytest.mark.parametrize("value", BEYOND)
-def test_quantity_beyond_64_bits_is_malformed(value: Any) -> None:
-    with pytest.raises(Malformed, match=r"^x: beyond 64 bits"):
-        quantity(value, "x")
+    with pytest.raises(Malformed, match=BEYOND):
+        milli(value, "gpu-memory")
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "", " ", "-", "+", ".", "Gi", "m", "e3", "1e", "1e+", "1 Gi", "1gi", "1K", "1mi", "1ki", "1Kim", "1e3Ki",
-        "1_000", "1" * 65, "1,5", "1.2.3", "--1", "0x10", "1/2", "inf", "nan", "\u0663", "1\n1", SECRET,
-        "1e" + "9" * 63, 10**70, float("nan"), float("inf"), True, False, None, [], {}, [1], {"a": 1},
-    ],
-)  # fmt: skip
-def test_text_of_no_quantity_is_malformed_and_not_shown(value: Any) -> None:
+    ("value", "words"), [*((value, BEYOND) for value in TOO_GREAT), *((value, NO_QUANTITY) for value in NO_QUANTITIES)]
+)
+def test_text_of_no_quantity_is_malformed_and_not_shown(value: Any, words: str) -> None:
     for reads in (quantity, milli):
-        with pytest.raises(Malformed, match=r"^gpu-memory: not a quantity") as caught:
+        with pytest.raises(Malformed, match=words) as caught:
             reads(value, "gpu-memory")
         assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "whole"),
-    [
-        *(('"16Gi"', 16 << 30), ("50", 50), ("1.5", 2), ("1e3", 1000), ("1e-999999999", 1)),
-        ("9007199254740993.0", 9007199254740993),  # a double has no such number
-        *(("0.1000000000000000055511151231257827", 1), ("0.9223372036854775807e19", MAX_INT64)),
-    ],
-)
+EXACT = [
+    *(('"16Gi"', 16 << 30), ("50", 50), ("1.5", 2), ("1e3", 1000), ("1e-999999999", 1)),
+    ("9007199254740993.0", 9007199254740993),  # a double has no such number
+    *(("0.1000000000000000055511151231257827", 1), ("0.9223372036854775807e19", MAX_INT64)),
+]
+
+
+@pytest.mark.parametrize(("text", "whole"), EXACT)
 def test_number_of_json_is_as_exact_as_a_text(text: str, whole: int) -> None:
     assert quantity(read_member(text, (int, float, str)), "x") == whole
 
@@ -274,23 +268,15 @@ def test_any_annotation_is_read_or_malformed(text: str) -> None:
     assert value == (json.loads(text) if text else None)
 
 
-@pytest.mark.parametrize(
-    ("request_milli", "shares"),
-    [
-        (-(10**18), 2), (-1, 2), (0, 2), (1, 2), (2, 2), (3, 3), (500, 512), (999, 1022), (1000, 1024), (1001, 1025),
-        (4000, 4096), (255_999, 262_142), (256_000, 262_144), (256_001, 262_144), (10**18, 262_144),
-    ],
-)  # fmt: skip
-def test_shares_are_1024_a_core(request_milli: int, shares: int) -> None:
-    assert koordinator.cpu_shares(request_milli) == shares
+CORES = [
+    *((amount, 2, -1) for amount in (-(10**18), -1, 0)),
+    *((1, 2, 1000), (2, 2, 1000), (3, 3, 1000), (10, 10, 1000), (11, 11, 1100), (500, 512, 50_000)),
+    *((999, 1022, 99_900), (1000, 1024, 100_000), (1001, 1025, 100_100), (255_999, 262_142, 25_599_900)),
+    *((amount, 262_144, 100 * amount) for amount in (256_000, 256_001, 10**15)),
+    (MAX_INT64, 262_144, MAX_INT64),
+]
 
 
-@pytest.mark.parametrize(
-    ("limit_milli", "quota"),
-    [
-        (-(10**18), -1), (-1, -1), (0, -1), (1, 1000), (9, 1000), (10, 1000), (11, 1100), (500, 50_000),
-        (1000, 100_000), (1001, 100_100), (4000, 400_000), (10**15, 10**17), (MAX_INT64, MAX_INT64),
-    ],
-)  # fmt: skip
-def test_quota_is_100000_a_core(limit_milli: int, quota: int) -> None:
-    assert koordinator.cpu_quota(limit_milli) == quota
+@pytest.mark.parametrize(("amount", "shares", "quota"), CORES)
+def test_core_is_1024_shares_and_a_quota_of_100000(amount: int, shares: int, quota: int) -> None:
+    assert (koordinator.cpu_shares(amount), koordinator.cpu_quota(amount)) == (shares, quota)

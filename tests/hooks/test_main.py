@@ -52,15 +52,15 @@ def test_every_hook_in_the_folder_stands_in_the_table() -> None:
     assert served - {"__main__"} == set(NAMES)
 
 
-@pytest.mark.parametrize(
-    ("words", "hooks", "name", "flags"),
-    [
-        (["gpu"], ["gpu"], "", []),
-        (["gpu", "cpuset", "--order", "5", "rdt"], ["gpu", "cpuset"], "", ["--order", "5", "rdt"]),
-        (["cpuset", "gpu"], ["cpuset", "gpu"], "", []),
-        (["all", "--help"], NAMES, "all", ["--help"]),
-    ],
-)
+SERVED = [
+    (["gpu"], ["gpu"], "", []),
+    (["gpu", "cpuset", "--order", "5", "rdt"], ["gpu", "cpuset"], "", ["--order", "5", "rdt"]),
+    (["cpuset", "gpu"], ["cpuset", "gpu"], "", []),
+    (["all", "--help"], NAMES, "all", ["--help"]),
+]
+
+
+@pytest.mark.parametrize(("words", "hooks", "name", "flags"), SERVED)
 def test_named_hooks_are_served_in_this_order(
     monkeypatch: pytest.MonkeyPatch, words: list[str], hooks: list[str], name: str, flags: list[str]
 ) -> None:
@@ -70,8 +70,7 @@ def test_named_hooks_are_served_in_this_order(
         served.extend([[hook_name(hook) for hook in hooks], name, argv])
 
     monkeypatch.setattr(hosting, "main", record)
-    monkeypatch.setattr(sys, "argv", ["runtimeproxy-hooks", *words])
-    hosting.run()
+    hosting.run(words)
     assert served == [hooks, name, flags]
 
 
@@ -88,18 +87,15 @@ def test_server_name_is_cut_only_where_it_must_be() -> None:
     assert server_name(NAMES) == "batchres-coresche-cpunorma-cpuset-gpu-groupide-oomscore-rdt"
 
 
-UNNAMED = f"name the hooks to serve first: {KNOWN}, or all"
+UNNAMED, UNKNOWN = f"name the hooks to serve first: {KNOWN}, or all", f"there are {KNOWN}; all stands alone"
+WRONG = [
+    *((words, UNNAMED) for words in ([], ["--order=5"], ["--help", "gpu"])),
+    *((["gpu", name], f"there is no hook {name!r}; {UNKNOWN}") for name in ("gppu", "all")),
+    (["gpu", "cpuset", "gpu"], "gpu is named twice"),
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        *((words, UNNAMED) for words in ([], ["--order=5"], ["--help", "gpu"])),
-        (["gpu", "gppu"], f"there is no hook 'gppu'; there are {KNOWN}; all stands alone"),
-        (["gpu", "all"], f"there is no hook 'all'; there are {KNOWN}; all stands alone"),
-        (["gpu", "cpuset", "gpu"], "gpu is named twice"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), WRONG)
 def test_wrong_name_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
     with pytest.raises(SystemExit) as exited:
         hosting.run(words)

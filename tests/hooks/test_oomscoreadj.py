@@ -13,20 +13,19 @@ from runtimeproxy_hooks.sdk import Malformed
 from runtimeproxy_hooks.sdk.testing import HookTester
 from tests.amounts import examples
 
+Log = pytest.LogCaptureFixture
 
-@pytest.mark.parametrize(
-    ("annotations", "value"),
-    [
-        ({SPEC: '{"main": -500, "other": 200}'}, -500),
-        ({SPEC: '{"main": 200}', POD: "100"}, 200),
-        *(({SPEC: spec, POD: "100"}, 100) for spec in ('{"other": 200}', '{"MAIN": 200}', '{"other": null}')),
-        *(({SPEC: spec, POD: "100"}, 100) for spec in ("{}", "null", "")),
-        ({POD: "+7"}, 7),
-        ({POD: "00000007"}, 7),
-        ({POD: "-" + "0" * 5000 + "5"}, -5),
-    ],
-)
-def test_asked_value_is_set(annotations: dict[str, str], value: int, caplog: pytest.LogCaptureFixture) -> None:
+
+ASKED = [
+    *(({SPEC: '{"main": -500, "other": 200}'}, -500), ({SPEC: '{"main": 200}', POD: "100"}, 200)),
+    *(({SPEC: spec, POD: "100"}, 100) for spec in ('{"other": 200}', '{"MAIN": 200}', '{"other": null}')),
+    *(({SPEC: spec, POD: "100"}, 100) for spec in ("{}", "null", "")),
+    *(({POD: "+7"}, 7), ({POD: "00000007"}, 7), ({POD: "-" + "0" * 5000 + "5"}, -5)),
+]
+
+
+@pytest.mark.parametrize(("annotations", "value"), ASKED)
+def test_asked_value_is_set(annotations: dict[str, str], value: int, caplog: Log) -> None:
     for before in (None, {}, {"oom_score_adj": 968, "cpu_shares": 2}):
         changed = HookTester(OomScoreAdj()).pre_create_container(annotations=annotations, resources=before)
         assert changed.resources == {"oom_score_adj": value}
@@ -34,31 +33,26 @@ def test_asked_value_is_set(annotations: dict[str, str], value: int, caplog: pyt
 
 
 @pytest.mark.parametrize("annotations", [{}, {POD: ""}, {SPEC: ""}, {SPEC: '{"other": 5}'}])
-def test_nothing_asked_is_nothing_changed(annotations: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_asked_is_nothing_changed(annotations: dict[str, str], caplog: Log) -> None:
     resources = {"oom_score_adj": 968}
     assert not HookTester(OomScoreAdj()).pre_create_container(annotations=annotations, resources=resources)
     assert not caplog.records
 
 
-UNREADABLE_SPECS = (
+SPECS = (
     *("{", "[77123]", "77123", '{"main": 77123}', '{"main": 77123.0}', '{"main": true}', '{"main": 1e2}'),
     *('{"main": 5, "other": "77123"}', '{"main": ' + "77123" * 2000 + "}", "[" * 100_000),
 )
+UNREADABLE = [
+    *(({SPEC: text}, SPEC) for text in SPECS),
+    *(({SPEC: text, POD: "100"}, SPEC) for text in ('{"main": 1001}', '{"main": "77123"}')),
+    *(({POD: text}, POD) for text in ("77123", "77123" * 2000, "100.0", "1e2", " 100", "1_0", "٣", "-")),
+    ({SPEC: '{"other": 5}', POD: "x77123"}, POD),
+]
 
 
-@pytest.mark.parametrize(
-    ("annotations", "key"),
-    [
-        *(({SPEC: text}, SPEC) for text in UNREADABLE_SPECS),
-        ({SPEC: '{"main": 1001}', POD: "100"}, SPEC),
-        ({SPEC: '{"main": "77123"}', POD: "100"}, SPEC),
-        *(({POD: text}, POD) for text in ("77123", "77123" * 2000, "100.0", "1e2", " 100", "1_0", "٣", "-")),
-        ({SPEC: '{"other": 5}', POD: "x77123"}, POD),
-    ],
-)
-def test_unreadable_value_is_logged_and_not_shown(
-    annotations: dict[str, str], key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(("annotations", "key"), UNREADABLE)
+def test_unreadable_value_is_logged_and_not_shown(annotations: dict[str, str], key: str, caplog: Log) -> None:
     tester = HookTester(OomScoreAdj())
     assert not tester.pre_create_container(annotations=annotations, resources={"oom_score_adj": 968}, pod="web")
     (record,) = caplog.records
@@ -68,7 +62,7 @@ def test_unreadable_value_is_logged_and_not_shown(
 
 
 @pytest.mark.parametrize("annotations", [{POD: "0"}, {POD: "-0"}, {SPEC: '{"main": 0}'}, {SPEC: '{"main": null}'}])
-def test_zero_cannot_be_asked_for(annotations: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_zero_cannot_be_asked_for(annotations: dict[str, str], caplog: Log) -> None:
     tester = HookTester(OomScoreAdj())
     assert not tester.pre_create_container(annotations=annotations)  # it is 0, or the runtime's own, as it stands
     assert not caplog.records

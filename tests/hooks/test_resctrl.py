@@ -56,65 +56,48 @@ def test_every_mask_is_one_of_the_kernels_and_koordlets_if_it_can(ways: int, bit
         assert mask == koordlets
 
 
-@pytest.mark.parametrize(
-    ("vendor", "minimum", "step", "percentage", "value"),
-    [
-        *((INTEL, 10, 10, *row) for row in ((1, 10), (10, 10), (11, 20), (90, 90), (91, 100), (100, 100))),
-        *((INTEL, 20, 10, 5, 20), (INTEL, 5, 5, 12, 15), (INTEL, 1, 1, 37, 37), (INTEL, 10, 30, 95, 100)),
-        *((AMD, 0, 1, *row) for row in ((1, 1), (50, 80), (33, 52), (99, 158), (100, 2048))),
-        (AMD, 8, 1, 1, 8),
-    ],
-)
+NUMBERS = [
+    *((INTEL, 10, 10, *row) for row in ((1, 10), (10, 10), (11, 20), (90, 90), (91, 100), (100, 100))),
+    *((INTEL, 20, 10, 5, 20), (INTEL, 5, 5, 12, 15), (INTEL, 1, 1, 37, 37), (INTEL, 10, 30, 95, 100)),
+    *((AMD, 0, 1, *row) for row in ((1, 1), (50, 80), (33, 52), (99, 158), (100, 2048))),
+    (AMD, 8, 1, 1, 8),
+]
+
+
+@pytest.mark.parametrize(("vendor", "minimum", "step", "percentage", "value"), NUMBERS)
 def test_percentage_becomes_a_number(vendor: str, minimum: int, step: int, percentage: int, value: int) -> None:
     assert pure.bandwidth_value(percentage, Bandwidth((0,), vendor, minimum, step)) == value
 
 
-OTHER_IDS = {"L3": Cache((8, 16), 4, 1)}
-CODE_AND_DATA = {"L3CODE": L3, "L3DATA": L3}
+FULL, MB_ONLY, L3_ONLY = Machine({"L3": L3}, MB), Machine({}, MB), Machine({"L3": L3})
+CODE_AND_DATA = Machine({"L3CODE": L3, "L3DATA": L3})
+OTHER_IDS = Machine({"L3": Cache((8, 16), 4, 1)}, Bandwidth((16,), AMD, 0, 1))
+LINES = [
+    (FULL, Wish(l3=(0, 100), mb=100), "L3:0=7ff;1=7ff\nMB:0=100;1=100\n", False),
+    (FULL, Wish(l3=(0, 30)), "L3:0=f;1=f\n", False),
+    (FULL, Wish(mb=15), "MB:0=20;1=20\n", False),
+    (FULL, Wish(), "", False),
+    # one cache id alone is written; the kernel keeps the others
+    (FULL, Wish(l3_of={1: (20, 50)}), "L3:1=38\n", False),
+    (FULL, Wish(mb_of={0: 40}), "MB:0=40\n", False),
+    # an id's own value goes before the common one
+    (FULL, Wish((20, 80), 20, {0: (20, 50)}, {1: 40}), "L3:0=38;1=1f8\nMB:0=20;1=40\n", False),
+    # what the node does not have is left out; an id that a resource does not have is noticed
+    (L3_ONLY, Wish(l3=(0, 100), mb=50), "L3:0=7ff;1=7ff\n", False),
+    (MB_ONLY, Wish(l3=(0, 100), mb=50), "MB:0=50;1=50\n", False),
+    (Machine(), Wish(l3=(0, 100), mb=50), "", False),
+    *((machine, Wish(l3_of={7: (0, 50)}), "", machine is FULL) for machine in (FULL, MB_ONLY)),
+    *((machine, Wish(mb_of={2: 10}), "", machine is FULL) for machine in (FULL, L3_ONLY)),
+    (FULL, Wish(l3_of={0: (0, 50), -1: (0, 50)}, mb_of={7: 50}), "L3:0=3f\n", True),
+    # code and data have a line each; ids need not be 0 and 1, nor the same
+    (CODE_AND_DATA, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n", False),
+    (OTHER_IDS, Wish(l3=(0, 50), mb=100), "L3:8=3;16=3\nMB:16=2048\n", False),
+]
 
 
-@pytest.mark.parametrize(
-    ("caches", "bandwidth", "wish", "lines"),
-    [
-        ({"L3": L3}, MB, Wish(l3=(0, 100), mb=100), "L3:0=7ff;1=7ff\nMB:0=100;1=100\n"),
-        ({"L3": L3}, MB, Wish(l3=(0, 30)), "L3:0=f;1=f\n"),
-        ({"L3": L3}, MB, Wish(mb=15), "MB:0=20;1=20\n"),
-        ({"L3": L3}, MB, Wish(), ""),
-        # one cache id alone is written; the kernel keeps the others
-        ({"L3": L3}, MB, Wish(l3_of={1: (20, 50)}), "L3:1=38\n"),
-        ({"L3": L3}, MB, Wish(mb_of={0: 40}), "MB:0=40\n"),
-        # an id's own value goes before the common one
-        ({"L3": L3}, MB, Wish((20, 80), 20, {0: (20, 50)}, {1: 40}), "L3:0=38;1=1f8\nMB:0=20;1=40\n"),
-        # what the node does not have is left out
-        ({"L3": L3}, None, Wish(l3=(0, 100), mb=50), "L3:0=7ff;1=7ff\n"),
-        ({}, MB, Wish(l3=(0, 100), mb=50), "MB:0=50;1=50\n"),
-        ({}, None, Wish(l3=(0, 100), mb=50), ""),
-        ({"L3": L3}, MB, Wish(l3_of={7: (0, 50)}), ""),
-        ({"L3": L3}, MB, Wish(l3_of={0: (0, 50), 7: (0, 50)}, mb_of={7: 50}), "L3:0=3f\n"),
-        # code and data have a line each
-        (CODE_AND_DATA, None, Wish(l3=(0, 30)), "L3CODE:0=f;1=f\nL3DATA:0=f;1=f\n"),
-        # ids need not be 0 and 1, nor the same
-        (OTHER_IDS, Bandwidth((16,), AMD, 0, 1), Wish(l3=(0, 50), mb=100), "L3:8=3;16=3\nMB:16=2048\n"),
-    ],
-)
-def test_group_has_a_line_for_each_resource(
-    caches: dict[str, Cache], bandwidth: Bandwidth | None, wish: Wish, lines: str
-) -> None:
-    assert pure.schemata(Machine(caches, bandwidth), wish) == lines
-
-
-@pytest.mark.parametrize(
-    ("machine", "wish", "unknown"),
-    [
-        (Machine({"L3": L3}, MB), Wish((0, 50), 50, {0: (0, 9), 1: (0, 9)}, {0: 1, 1: 1}), False),
-        (Machine({"L3": L3}, MB), Wish(l3_of={2: (0, 9)}), True),
-        (Machine({"L3": L3}, MB), Wish(l3_of={0: (0, 9), -1: (0, 9)}), True),
-        (Machine({"L3": L3}, MB), Wish(mb_of={2: 10}), True),
-        (Machine({"L3": L3}), Wish(mb_of={2: 10}), False),
-        (Machine({}, MB), Wish(l3_of={2: (0, 9)}), False),
-    ],
-)
-def test_ids_that_a_resource_lacks_are_noticed(machine: Machine, wish: Wish, unknown: bool) -> None:
+@pytest.mark.parametrize(("machine", "wish", "lines", "unknown"), LINES)
+def test_group_has_a_line_for_each_resource(machine: Machine, wish: Wish, lines: str, unknown: bool) -> None:
+    assert pure.schemata(machine, wish) == lines
     assert pure.unknown_ids(machine, wish) is unknown
 
 
@@ -134,73 +117,59 @@ def test_percentage_out_of_range_is_an_error(wish: Any, words: str) -> None:
         Wish(**wish)
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("", {}),
-        ("L3:0=7ff;1=7ff\nMB:0=100;1=100\n", {"L3": {0: "7ff", 1: "7ff"}, "MB": {0: "100", 1: "100"}}),
-        ("    MB:0=2048;1=  16\n    L3:0=00ff;1=ffff\n", {"MB": {0: "2048", 1: "16"}, "L3": {0: "00ff", 1: "ffff"}}),
-        ("L3:0=7ff;\n", {"L3": {0: "7ff"}}),
-        ("L3:uninitialized\nMB:0=90\n", {"MB": {0: "90"}}),
-        ("no line\nL3:x=1;1=3\n", {"L3": {1: "3"}}),
-    ],
-)
+SCHEMATA: list[tuple[str, dict[str, dict[int, str]]]] = [
+    ("", {}),
+    ("L3:0=7ff;1=7ff\nMB:0=100;1=100\n", {"L3": {0: "7ff", 1: "7ff"}, "MB": {0: "100", 1: "100"}}),
+    ("    MB:0=2048;1=  16\n    L3:0=00ff;1=ffff\n", {"MB": {0: "2048", 1: "16"}, "L3": {0: "00ff", 1: "ffff"}}),
+    *(("L3:0=7ff;\n", {"L3": {0: "7ff"}}), ("L3:uninitialized\nMB:0=90\n", {"MB": {0: "90"}})),
+    ("no line\nL3:x=1;1=3\n", {"L3": {1: "3"}}),
+]
+
+
+@pytest.mark.parametrize(("text", "values"), SCHEMATA)
 def test_schemata_file_is_read(text: str, values: dict[str, dict[int, str]]) -> None:
     assert pure.parse_schemata(text) == values
 
 
-CODE_AND_DATA_ROOT = "L3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n"
+BOTH_LINES, BOTH_INFO = "L3:0=7ff;1=7ff\nMB:0=100;1=100\n", {"L3": L3_INFO, "MB": MB_INFO}
 AMD_ROOT = "    MB:0=2048\nSMBA:0=2048\n    L3:0=ffff\n"
 AMD_INFO = {"L3": {"cbm_mask": "ffff", "min_cbm_bits": "0"}, "MB": {"min_bandwidth": "0", "bandwidth_gran": "0"}}
+AMD_MACHINE = Machine({"L3": Cache((0,), 16, 0)}, Bandwidth((0,), AMD, 0, 1))
+MACHINES: list[tuple[str, dict[str, dict[str, str]], str, Machine]] = [
+    (BOTH_LINES, BOTH_INFO, INTEL, FULL),
+    ("L3:1=3;0=7ff\n", {"L3": L3_INFO}, INTEL, L3_ONLY),
+    ("MB:0=  50;1= 100\n", {"MB": MB_INFO}, INTEL, MB_ONLY),
+    ("L3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff\n", {"L3CODE": L3_INFO, "L3DATA": L3_INFO}, INTEL, CODE_AND_DATA),
+    (AMD_ROOT, AMD_INFO, AMD, AMD_MACHINE),
+    # neither a line without its info nor an info without its line is of use
+    *(("L3:0=7ff\n", {}, INTEL, Machine()), ("L2:0=ff\n", {"L3": L3_INFO}, INTEL, Machine())),
+    ("", BOTH_INFO, INTEL, Machine()),
+]
 
 
-@pytest.mark.parametrize(
-    ("root", "info", "vendor", "machine"),
-    [
-        ("L3:0=7ff;1=7ff\nMB:0=100;1=100\n", {"L3": L3_INFO, "MB": MB_INFO}, INTEL, Machine({"L3": L3}, MB)),
-        ("L3:1=3;0=7ff\n", {"L3": L3_INFO}, INTEL, Machine({"L3": L3})),
-        ("MB:0=  50;1= 100\n", {"MB": MB_INFO}, INTEL, Machine({}, MB)),
-        (CODE_AND_DATA_ROOT, {"L3CODE": L3_INFO, "L3DATA": L3_INFO}, INTEL, Machine(CODE_AND_DATA)),
-        (AMD_ROOT, AMD_INFO, AMD, Machine({"L3": Cache((0,), 16, 0)}, Bandwidth((0,), AMD, 0, 1))),
-        # neither a line without its info nor an info without its line is of use
-        ("L3:0=7ff\n", {}, INTEL, Machine()),
-        ("L2:0=ff\n", {"L3": L3_INFO}, INTEL, Machine()),
-        ("", {"L3": L3_INFO, "MB": MB_INFO}, INTEL, Machine()),
-    ],
-)
-def test_machine_has_what_lines_and_info_say(
-    root: str, info: dict[str, dict[str, str]], vendor: str, machine: Machine
-) -> None:
+@pytest.mark.parametrize(("root", "info", "vendor", "machine"), MACHINES)
+def test_machine_has_what_lines_and_info_say(root: str, info: Any, vendor: str, machine: Machine) -> None:
     assert pure.machine_of(root, info, vendor) == machine
 
 
-NO_ROW = "L3 is not used: its cbm_mask is no unbroken row"
+NO_ROW, WIDER = "L3 is not used: its cbm_mask is no unbroken row", "L3 is not used: its min_cbm_bits is wider"
 FOREIGN = "MB is not used: how its numbers count is known for GenuineIntel"
 MEGABYTES = "MB is not used: its numbers are no percentages; mount resctrl"
+SENSELESS: list[tuple[str, dict[str, dict[str, str]], str, Machine, str]] = [
+    *(("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": mask}}, INTEL, Machine(), NO_ROW) for mask in ("7fd", "7fe", "0")),
+    ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": ""}}, INTEL, Machine(), "L3 is not used: invalid literal"),
+    ("L3:0=1", {"L3": {**L3_INFO, "min_cbm_bits": "12"}}, INTEL, Machine(), WIDER),
+    ("MB:0=100", {"MB": MB_INFO}, "HygonGenuine", Machine(), FOREIGN),
+    ("MB:0=4294967295", {"MB": MB_INFO}, INTEL, Machine(), MEGABYTES),
+    (BOTH_LINES, BOTH_INFO, "", L3_ONLY, FOREIGN),  # the other one is used
+]
 
 
-@pytest.mark.parametrize(
-    ("root", "info", "vendor", "note"),
-    [
-        *(("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": mask}}, INTEL, NO_ROW) for mask in ("7fd", "7fe", "0")),
-        ("L3:0=1", {"L3": {**L3_INFO, "cbm_mask": ""}}, INTEL, "L3 is not used: invalid literal"),
-        ("L3:0=1", {"L3": {**L3_INFO, "min_cbm_bits": "12"}}, INTEL, "L3 is not used: its min_cbm_bits is wider"),
-        ("MB:0=100", {"MB": MB_INFO}, "HygonGenuine", FOREIGN),
-        ("MB:0=4294967295", {"MB": MB_INFO}, INTEL, MEGABYTES),
-    ],
-)
-def test_resource_that_makes_no_sense_is_noted(
-    root: str, info: dict[str, dict[str, str]], vendor: str, note: str
-) -> None:
+@pytest.mark.parametrize(("root", "info", "vendor", "used", "note"), SENSELESS)
+def test_resource_that_makes_no_sense_is_noted(root: str, info: Any, vendor: str, used: Machine, note: str) -> None:
     machine = pure.machine_of(root, info, vendor)
-    assert not machine
+    assert (machine.caches, machine.bandwidth, bool(machine)) == (used.caches, used.bandwidth, bool(used))
     assert [each.startswith(note) for each in machine.notes] == [True]
-
-
-def test_one_bad_resource_leaves_the_other_in_use() -> None:
-    machine = pure.machine_of("L3:0=7ff;1=7ff\nMB:0=100\n", {"L3": L3_INFO, "MB": MB_INFO}, "")
-    assert (dict(machine.caches), machine.bandwidth, len(machine.notes)) == ({"L3": L3}, None, 1)
-    assert machine
 
 
 @pytest.fixture
@@ -209,16 +178,11 @@ def resctrl(tmp_path: Path) -> StandIn:
 
 
 WIDE = Hardware(cdp=True, mb_ids=(), cbm_mask=0xFFFFF, min_cbm_bits=2)
+WIDE_MACHINE = Machine({"L3CODE": Cache((0, 1), 20, 2), "L3DATA": Cache((0, 1), 20, 2)})
+TREES = [(Hardware(), FULL), (Hardware(l3_ids=(), mb_ids=()), Machine()), (WIDE, WIDE_MACHINE)]
 
 
-@pytest.mark.parametrize(
-    ("hardware", "machine"),
-    [
-        (Hardware(), Machine({"L3": L3}, MB)),
-        (Hardware(l3_ids=(), mb_ids=()), Machine()),
-        (WIDE, Machine({"L3CODE": Cache((0, 1), 20, 2), "L3DATA": Cache((0, 1), 20, 2)})),
-    ],
-)
+@pytest.mark.parametrize(("hardware", "machine"), TREES)
 def test_machine_is_read_from_the_tree(tmp_path: Path, hardware: Hardware, machine: Machine) -> None:
     assert StandIn(tmp_path, hardware).machine() == machine
 
@@ -247,20 +211,15 @@ def test_group_is_made_once_and_removed_once(resctrl: StandIn) -> None:
     resctrl.remove("LS")
 
 
-def test_thread_is_moved_and_one_that_has_ended_is_no_error(resctrl: StandIn) -> None:
+def test_thread_is_moved_never_the_writer_and_an_ended_one_is_no_error(resctrl: StandIn) -> None:
     resctrl.make("LS")
+    for tid in (0, -1):
+        with pytest.raises(ValueError, match="above 0"):
+            resctrl.move("LS", tid)
     assert resctrl.tasks("LS") == frozenset()
     resctrl.move("LS", ME)
     resctrl.move("LS", int(Path("/proc/sys/kernel/pid_max").read_text()) + 1)
     assert resctrl.tasks("LS") == {ME}
-
-
-@pytest.mark.parametrize("tid", [0, -1])
-def test_writer_itself_is_never_moved(resctrl: StandIn, tid: int) -> None:
-    resctrl.make("LS")
-    with pytest.raises(ValueError, match="above 0"):
-        resctrl.move("LS", tid)
-    assert resctrl.tasks("LS") == frozenset()
 
 
 NO_GROUPS = ["", ".", "..", "info", "mon_groups", "mon_data", "LS/mon_groups", "/LS", "../LS", "L\nS", "L\0S"]
