@@ -61,17 +61,16 @@ def test_malformed_status_is_an_error(tmp_path: Path, status: Any) -> None:
     assert "canary" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "quota", "result"),
-    [
-        ("1.2", 50_000, 41_667),  # what the kubelet asked for, from a proxy that knows it
-        ("1.2", 41_667, 41_667),  # what the runtime has, from a proxy that was started since then
-        ("1.2", 60_000, 50_000),  # another quota of the kubelet's
-        ("1.5", 41_667, 33_334),  # the node's settings were changed meanwhile
-        ("1", 41_667, 50_000),
-        ("1.2", -1, -1),
-    ],
-)
+UPDATES = [
+    ("1.2", 50_000, 41_667),  # what the kubelet asked for, from a proxy that knows it
+    ("1.2", 41_667, 41_667),  # what the runtime has, from a proxy that was started since then
+    ("1.2", 60_000, 50_000),  # another quota of the kubelet's
+    *(("1.5", 41_667, 33_334), ("1", 41_667, 50_000)),  # the node's settings were changed meanwhile
+    ("1.2", -1, -1),
+]
+
+
+@pytest.mark.parametrize(("ratio", "quota", "result"), UPDATES)
 def test_quota_is_not_scaled_again_after_a_restart(tmp_path: Path, ratio: str, quota: int, result: int) -> None:
     created = on_node(tmp_path, "1.2").pre_create_container(resources={"cpu_quota": 50_000})
     updated = on_node(tmp_path, ratio).pre_update_container_resources(

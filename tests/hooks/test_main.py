@@ -161,10 +161,10 @@ def test_trouble_is_told_the_first_time_only(caplog: pytest.LogCaptureFixture) -
         list(pool.map(lambda number: one.warn_once("file", "%s is not there", "x"), range(200)))
     one.warn_once(("file", None), "100 % of it is gone")
     two.warn_once("file", "not there either")
-    assert [(each.name.rpartition(".")[2], each.getMessage()) for each in caplog.records] == [
-        ("groupidentity", "x is not there; said once only"),
-        ("groupidentity", "100 % of it is gone; said once only"),
-        ("cpuset", "not there either; said once only"),
+    assert caplog.record_tuples == [
+        ("runtimeproxy_hooks.groupidentity", logging.WARNING, "x is not there; said once only"),
+        ("runtimeproxy_hooks.groupidentity", logging.WARNING, "100 % of it is gone; said once only"),
+        ("runtimeproxy_hooks.cpuset", logging.WARNING, "not there either; said once only"),
     ]
 
 

@@ -24,17 +24,15 @@ POINT = BY_NAME["PreCreateContainer"]
 BODY = request.encoded(POINT, request.example())
 
 
-@pytest.mark.parametrize(
-    ("more", "server"),
-    [
-        ({}, Server("/run/x.sock", 2.0, frozenset())),
-        ({"timeout": "500ms"}, Server("/run/x.sock", 0.5, frozenset())),
-        ({"runtime-hooks": ["PreStartContainer"]}, Server("/run/x.sock", 2.0, frozenset({"PreStartContainer"}))),
-    ],
-)
-def test_server_is_named_by_its_registration_file_or_its_socket(
-    tmp_path: Path, more: dict[str, object], server: Server
-) -> None:
+NAMED: list[tuple[dict[str, object], Server]] = [
+    ({}, Server("/run/x.sock", 2.0, frozenset())),
+    ({"timeout": "500ms"}, Server("/run/x.sock", 0.5, frozenset())),
+    ({"runtime-hooks": ["PreStartContainer"]}, Server("/run/x.sock", 2.0, frozenset({"PreStartContainer"}))),
+]
+
+
+@pytest.mark.parametrize(("more", "server"), NAMED)
+def test_server_is_named_by_its_file_or_its_socket(tmp_path: Path, more: dict[str, object], server: Server) -> None:
     file = tmp_path / "10-x.json"
     file.write_text(json.dumps({"remote-endpoint": "unix:///run/x.sock", **more}))
     assert asking.find(str(file)) == server

@@ -59,15 +59,12 @@ def test_request_is_read_as_it_is_written(text: str, read: HookRequest) -> None:
 
 REFUSED = [
     ("pod: {\n", "f: this is no YAML: "),
-    ("[" * 5000, "f: this is nested too deeply: write 'key: value' lines"),
     ("- pod", "f:1: write 'key: value' lines here"),
     ("pods: {}", "f:1: pods: unknown key; did you mean pod?"),
     ("pod:\n  labls: {secret: canary}", "f:2: pod.labls: unknown key; did you mean labels?"),
     ("pod:\n  id: canary", "f:2: pod.id: unknown key; did you mean uid?"),
     ("container: {pod_id: canary}", "f:1: container.pod_id: unknown key; there are name, attempt, "),
-    ("pod:\n  name: canary\n  name: canary", "f:3: pod.name: stands there twice: remove one of them"),
     ("pod: {labels: {a: canary, a: b}}", "f:1: pod.labels.a: stands there twice"),
-    ("pod: {[canary]: 1}", "f:1: pod: a key is one text"),
     ("pod: canary", "f:1: pod: write 'key: value' lines here"),
     ("pod: {labels: [canary]}", "f:1: pod.labels: write 'key: value' lines here"),
     ("pod: {annotations: {a: {b: canary}}}", "f:1: pod.annotations.a: write one text, in quotes if it is JSON"),
@@ -102,13 +99,8 @@ RESOURCES = st.builds(
     hugepage_limits=st.dictionaries(TEXTS, st.integers(0, 2**64 - 1), max_size=3),
     unified=ENTRIES,
 )
-COMMON: dict[str, Any] = {
-    "name": TEXTS,
-    "attempt": st.integers(0, 2**32 - 1),
-    "annotations": ENTRIES,
-    "cgroup_parent": TEXTS,
-    "resources": st.none() | RESOURCES,
-}
+COMMON: dict[str, Any] = {"name": TEXTS, "cgroup_parent": TEXTS, "annotations": ENTRIES}
+COMMON |= {"attempt": st.integers(0, 2**32 - 1), "resources": st.none() | RESOURCES}
 TEXT_PARTS = dict.fromkeys(("uid", "namespace", "runtime_handler"), TEXTS)
 PODS = st.builds(PodInfo, **COMMON, **TEXT_PARTS, labels=ENTRIES, overhead=st.none() | RESOURCES)
 CONTAINERS = st.builds(ContainerInfo, **COMMON, id=TEXTS, envs=ENTRIES)

@@ -52,14 +52,9 @@ def test_file_name_has_the_order(order: int | None, name: str) -> None:
 @pytest.mark.parametrize(("timeout", "seconds"), [(None, None), ("500ms", 0.5)])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_proxy_reads_what_is_written(policy: str, timeout: str | None, seconds: float | None) -> None:
-    points = (BY_NAME["PreCreateContainer"], BY_NAME["PostStopContainer"])
-    assert proxy.parse("a.json", entry("/run/a.sock", points, policy, timeout)) == proxy.Registration(
-        name="a.json",
-        endpoint="/run/a.sock",
-        policy=proxy.FailurePolicy(policy),
-        points=frozenset({"PreCreateContainer", "PostStopContainer"}),
-        timeout_seconds=seconds,
-    )
+    read = proxy.parse("a.json", entry("/run/a.sock", HOOK_POINTS, policy, timeout))
+    assert (read.name, read.endpoint, read.timeout_seconds, read.warnings) == ("a.json", "/run/a.sock", seconds, ())
+    assert (read.policy, read.points) == (proxy.FailurePolicy(policy), BY_NAME.keys())
 
 
 def test_file_is_written_left_alone_and_removed(file: Path, registration: Registration) -> None:
@@ -141,9 +136,7 @@ def test_link_to_the_same_content_is_the_users_and_stays(file: Path, registratio
     assert file.is_symlink()
 
 
-def test_trouble_is_logged_once_and_ended_as_soon_as_it_can_be(
-    file: Path, registration: Registration, caplog: Log
-) -> None:
+def test_trouble_is_logged_once_and_ended_when_it_can_be(file: Path, registration: Registration, caplog: Log) -> None:
     file.unlink()
     for _ in range(2):  # a second trouble is logged again
         file.mkdir()
