@@ -100,12 +100,6 @@ def test_kernel_without_the_file_is_said_once(top: Path, caplog: Log) -> None:
     assert not list(top.rglob(FILE))
 
 
-def test_missing_cgroup_is_logged_and_the_pod_runs(top: Path, caplog: Log) -> None:
-    assert not hook(top).pre_run_pod_sandbox(cgroup_parent="/kubepods/pody", pod="web")
-    assert caplog.messages == [f"default/web gets no {FILE}: its cgroup {top}/kubepods/pody is not there"]
-    assert not (top / "kubepods/pody").exists()
-
-
 @pytest.mark.parametrize("make", [lambda root: None, Path.touch, Path.mkdir])
 def test_absent_cgroups_are_said_once_and_pods_run(tmp_path: Path, caplog: Log, make: Callable[[Path], None]) -> None:
     root = tmp_path / "cgroup"
@@ -117,10 +111,15 @@ def test_absent_cgroups_are_said_once_and_pods_run(tmp_path: Path, caplog: Log, 
     assert caplog.messages == [f"pods run without a group identity: {absent}; said once only"]
 
 
-def test_refused_write_is_logged_and_the_pod_runs(top: Path, caplog: Log) -> None:
+NEEDED = "run this server as root, with the node's cgroups mounted to be written"
+REFUSED, MISSING = f"{{0}}{POD}/{FILE}: Is a directory; {NEEDED}", "its cgroup {0}/kubepods/y is not there"
+
+
+@pytest.mark.parametrize(("parent", "words"), [(POD, REFUSED), ("/kubepods/y", MISSING)])
+def test_value_that_cannot_be_written_stops_no_pod(top: Path, caplog: Log, parent: str, words: str) -> None:
     file = top / POD[1:] / FILE
     file.unlink()
     file.mkdir()
-    assert not hook(top).pre_run_pod_sandbox(cgroup_parent=POD, pod="web")
-    said = f"default/web gets no {FILE}: {file}: Is a directory; run this server as root"
-    assert caplog.messages == [f"{said}, with the node's cgroups mounted to be written"]
+    assert not hook(top).pre_run_pod_sandbox(cgroup_parent=parent, pod="web")
+    assert caplog.messages == [f"default/web gets no {FILE}: {words.format(top)}"]
+    assert not (top / "kubepods/y").exists()

@@ -21,30 +21,26 @@ KINDS = {
 SECRET = "canary"
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        *(({QOS_CLASS: name}, name) for name in ("LSE", "LSR", "LS", "BE", "SYSTEM", "")),
-        *(({QOS_CLASS: name}, "") for name in ("be", "NONE", " BE", "Guaranteed")),
-        *(({}, ""), ({"other": "BE"}, "")),
-    ],
-)
+QOS = [
+    *(({QOS_CLASS: name}, name) for name in ("LSE", "LSR", "LS", "BE", "SYSTEM", "")),
+    *(({QOS_CLASS: name}, "") for name in ("be", "NONE", " BE", "Guaranteed")),
+    *(({}, ""), ({"other": "BE"}, "")),
+]
+SLICES = "/kubepods.slice/kubepods-"
+KUBE_QOS = [
+    *((path, "Guaranteed") for path in ("", "/", "/kubepods/pod1", f"{SLICES}pod1_2.slice", "/kubepods/BestEffort/p")),
+    *((path, "Burstable") for path in ("/kubepods/burstable/pod1", f"{SLICES}burstable.slice/x.slice")),
+    *((path, "BestEffort") for path in ("/kubepods/besteffort/pod1", f"{SLICES}besteffort.slice/x.slice")),
+    ("/kubepods/burstable/besteffort", "BestEffort"),
+]
+
+
+@pytest.mark.parametrize(("labels", "expected"), QOS)
 def test_qos_class_is_the_label_if_it_is_one_of_five(labels: dict[str, str], expected: str) -> None:
     assert koordinator.qos(labels) is koordinator.Qos(expected)
 
 
-SLICES = "/kubepods.slice/kubepods-"
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        *((path, "Guaranteed") for path in ("", "/", "/kubepods/pod1", f"{SLICES}pod1_2.slice")),
-        *((path, "Burstable") for path in ("/kubepods/burstable/pod1", f"{SLICES}burstable.slice/x.slice")),
-        *((path, "BestEffort") for path in ("/kubepods/besteffort/pod1", f"{SLICES}besteffort.slice/x.slice")),
-        *(("/kubepods/burstable/besteffort", "BestEffort"), ("/kubepods/BestEffort/pod1", "Guaranteed")),
-    ],
-)
+@pytest.mark.parametrize(("path", "expected"), KUBE_QOS)
 def test_kubernetes_class_is_in_the_path(path: str, expected: str) -> None:
     assert koordinator.kube_qos(path) == expected
 

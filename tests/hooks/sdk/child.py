@@ -17,22 +17,6 @@ SLOW_SECONDS = 0.6
 """Of each of the two hooks: together more than the server goes on taking calls, less than it lets them run."""
 
 
-class Unprintable(Exception):
-    """A foreign exception with a text that quotes a value."""
-
-
-def refuse(container: ContainerContext) -> None:
-    reject("not on my node")
-
-
-def boom(container: ContainerContext) -> None:
-    raise Unprintable(SECRET)
-
-
-def leave(container: ContainerContext) -> None:
-    sys.exit(SECRET)
-
-
 def wait(seconds: float) -> None:
     print(BEGAN, file=sys.stderr, flush=True)
     time.sleep(seconds)
@@ -40,9 +24,8 @@ def wait(seconds: float) -> None:
 
 ACTIONS: Mapping[str, Callable[[ContainerContext], None]] = {
     "": lambda container: None,
-    "refuse": refuse,
-    "boom": boom,
-    "leave": leave,
+    "refuse": lambda container: reject("not on my node"),
+    "leave": lambda container: sys.exit(SECRET),
     "slow": lambda container: wait(SLOW_SECONDS),
     "hang": lambda container: wait(3600),
 }

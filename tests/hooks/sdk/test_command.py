@@ -65,10 +65,8 @@ async def test_server_serves_without_registering(folder: Path) -> None:
 
 def test_debug_lines_name_calls_and_no_values(folder: Path) -> None:
     with running(folder, "--log-level=debug") as server:
-        for do in ("", "boom"):
-            callers.status(str(server.socket), request(do, other=SECRET))
+        callers.status(str(server.socket), request(other=SECRET))
         assert re.search(r" DEBUG \S+: PreCreateContainer: ns/pod/main in \d+\.\d{3} ms\n", server.log)
-        assert "raise Unprintable(SECRET)" in server.log  # the traceback's code
         assert SECRET not in server.log
         assert " asyncio: " not in server.log  # the debug lines of libraries may hold values
 

@@ -73,19 +73,9 @@ def test_container_and_its_pod_are_seen_as_they_were_sent() -> None:
     pod = container.pod
     assert (pod.name, pod.namespace, pod.uid, pod.attempt) == ("web", "shop", "u-1", 2)
     assert (dict(pod.labels), dict(pod.annotations), pod.resources.cpu_shares) == (POD.labels, POD.annotations, 512)
-
-
-@pytest.mark.parametrize(("own", "seen"), [("", "/kubepods/podu-1"), ("/mine", "/mine")])
-def test_containers_cgroup_parent_is_its_own_or_its_pods(own: str, seen: str) -> None:
-    request = HookRequest(POD, replace(CONTAINER, cgroup_parent=own))
-    assert ContainerContext(CREATE, request).cgroup_parent == seen
-
-
-def test_empty_request_can_be_read() -> None:
-    container = ContainerContext(CREATE, HookRequest(PodInfo()))
-    assert (container.name, container.id, dict(container.env), container.resources.cpu_shares) == ("", "", {}, None)
-    assert container.answer() == HookAnswer()
-    assert PodContext(RUN_POD, HookRequest(PodInfo())).answer() == HookAnswer()
+    assert container.cgroup_parent == POD.cgroup_parent
+    own = HookRequest(POD, replace(CONTAINER, cgroup_parent="/mine"))
+    assert ContainerContext(CREATE, own).cgroup_parent == "/mine"
 
 
 @POINTS
@@ -163,7 +153,7 @@ def test_container_that_exists_can_be_told_less(operation: str, name: str, value
 
 
 @pytest.mark.parametrize("point", [point for point in HOOK_POINTS if point.subject is SubjectKind.CONTAINER])
-def test_pod_of_a_container_can_only_be_read(point: HookPoint) -> None:
+def test_pod_of_a_container_and_overhead_can_only_be_read(point: HookPoint) -> None:
     container = context_at(point)
     pod = container.pod
     for edit in (
@@ -177,9 +167,6 @@ def test_pod_of_a_container_can_only_be_read(point: HookPoint) -> None:
     with pytest.raises(AttributeError):
         pod.name = "other"
     assert container.answer() == unedited(point)
-
-
-def test_overhead_of_a_pod_can_only_be_read() -> None:
     with pytest.raises(NotSayable, match="overhead can only be read"):
         context_at(RUN_POD).overhead.cpu_shares = 2
 

@@ -300,21 +300,6 @@ def test_end_cuts_off_what_hangs_and_counts_what_runs_on(path: str, do: str, lef
     eventually(lambda: server.stop(0) == 0)
 
 
-@pytest.mark.parametrize(
-    ("error", "seen"), [(KeyError("a"), KeyError), (SystemExit(3), RuntimeError), (KeyboardInterrupt(), RuntimeError)]
-)
-def test_error_comes_back_and_the_event_loop_goes_on(error: BaseException, seen: type[Exception]) -> None:
-    loop = BackgroundLoop()
-
-    async def fail() -> None:
-        raise error
-
-    for _ in range(2):
-        with pytest.raises(seen):
-            loop.submit(fail()).result(LONG_SECONDS)
-    loop.close(LONG_SECONDS)
-
-
 def test_end_of_the_event_loop_cancels_what_runs() -> None:
     loop = BackgroundLoop()
     began, closed = threading.Event(), threading.Event()
