@@ -81,22 +81,19 @@ async def async_generator(self: Hook, container: ContainerContext) -> AsyncItera
     yield
 
 
-@pytest.mark.parametrize("value", ["x", {}, property(lambda self: None), sync_generator, async_generator])
-def test_hook_points_name_is_for_methods_only(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"^Made\.pre_start_container must be a method, plain or async"):
-        made(pre_start_container=value)
-
-
-WITHOUT_ONE_PARAMETER = [
-    *(lambda self: None, lambda self, container, more: None, lambda self, *, container: None, lambda: None),
-    *(staticmethod(lambda: None), staticmethod(lambda self, container: None), classmethod(lambda cls: None)),
+NO_METHOD = r"must be a method, plain or async, and no generator$"
+ONE_PARAMETER = r"must have one parameter: def pre_start_container\(self, container\)$"
+UNFIT = [
+    *((value, NO_METHOD) for value in ("x", {}, property(lambda self: None), sync_generator, async_generator)),
+    *((value, ONE_PARAMETER) for value in (lambda self: None, lambda self, container, more: None, lambda: None)),
+    *((value, ONE_PARAMETER) for value in (lambda self, *, container: None, staticmethod(lambda: None))),
+    *((value, ONE_PARAMETER) for value in (staticmethod(lambda self, container: None), classmethod(lambda cls: None))),
 ]
 
 
-@pytest.mark.parametrize("value", WITHOUT_ONE_PARAMETER)
-def test_method_without_one_parameter_is_a_mistake(value: Any) -> None:
-    words = r"^Made\.pre_start_container must have one parameter: def pre_start_container\(self, container\)$"
-    with pytest.raises(TypeError, match=words):
+@pytest.mark.parametrize(("value", "words"), UNFIT)
+def test_hook_points_name_is_for_methods_with_one_parameter_only(value: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=rf"^Made\.pre_start_container {words}"):
         made(pre_start_container=value)
 
 
