@@ -16,24 +16,21 @@ from runtimeproxy.hooktools import new
 from runtimeproxy.plugins import registration
 from tests.hooks.sdk import processes
 
+MODULES = [("gpu", "gpu"), ("gpu-env", "gpu_env"), ("gpu_env2", "gpu_env2"), ("a-b_c", "a_b_c"), ("x" * 40, "x" * 40)]
+ILLEGIBLE, TAKEN = "is no name: write small letters", "is the name of another module"
+REFUSED = [
+    *((name, ILLEGIBLE) for name in ("", "Gpu", "1a", "_a", "a_", "a--b", "a.b", "a/b", "é", "a b", "..", "x" * 41)),
+    *((name, TAKEN) for name in ("class", "json", "queue", "grpc", "pytest")),
+    ("runtimeproxy-hooks", f"'runtimeproxy_hooks' {TAKEN}, which runtimeproxy_hooks.py would"),
+]
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [("gpu", "gpu"), ("gpu-env", "gpu_env"), ("gpu_env2", "gpu_env2"), ("a-b_c", "a_b_c"), ("x" * 40, "x" * 40)],
-)
+
+@pytest.mark.parametrize(("name", "module"), MODULES)
 def test_name_becomes_a_modules(name: str, module: str) -> None:
     assert new.checked(name) == module
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        *((name, "is no name: write small letters") for name in ("", "Gpu", "1a", "_a", "a_", "a--b", "a.b", "a/b")),
-        *((name, "is no name: write small letters") for name in ("é", "a b", "..", "x" * 41)),
-        *((name, "is the name of another module") for name in ("class", "json", "queue", "grpc", "pytest")),
-        ("runtimeproxy-hooks", "'runtimeproxy_hooks' is the name of another module, which runtimeproxy_hooks.py would"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), REFUSED)
 def test_name_of_no_module_of_its_own_is_refused(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         new.new(name, tmp_path)

@@ -94,9 +94,11 @@ def test_write_that_fails_says_what_to_do_and_leaves_nothing(file: Path, unwritt
     assert os.listdir(file.parent) == ["a.json"]
 
 
-def socketed(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
+def listening(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(path)
+    made.listen()
+    return made
 
 
 DISTURBED: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -107,7 +109,7 @@ DISTURBED: dict[str, tuple[Callable[[Path], object], str]] = {
     "longer": (lambda path: path.write_bytes(CONTENT + b" "), "was changed"),
     "empty": (Path.touch, "was changed"),
     "a pipe": (os.mkfifo, "was changed"),
-    "a socket": (socketed, "was changed"),
+    "a socket": (lambda path: listening(str(path)).close(), "was changed"),
     "endless": (lambda path: path.symlink_to(path), "was changed"),
 }
 
@@ -158,13 +160,6 @@ class Neighbour:
         self.content = json.dumps({"remote-endpoint": spelling + self.path, "runtime-hooks": ["PreRunPodSandbox"]})
         self.socket = listening(self.path)
         file.write_text(self.content)
-
-
-def listening(path: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.bind(path)
-    made.listen()
-    return made
 
 
 @pytest.mark.parametrize("spelling", ["", "unix:", "unix://"])
