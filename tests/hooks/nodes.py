@@ -4,15 +4,12 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from runtimeproxy_hooks.koordinator import QOS_CLASS
 from runtimeproxy_hooks.node import Node
-from runtimeproxy_hooks.sdk import Hook
-
-H = TypeVar("H", bound=Hook)
 
 
 def rows(table: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -36,7 +33,7 @@ def tree(root: Path, files: dict[str, str]) -> list[Path]:
     return made
 
 
-def configured(hook: H, *flags: str) -> H:
+def configured(hook: Any, *flags: str) -> Any:
     """Return the hook after it has taken the flags, as ``main`` gives them."""
     parser = argparse.ArgumentParser()
     hook.add_arguments(parser)

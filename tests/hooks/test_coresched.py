@@ -226,7 +226,8 @@ def test_state_of_something_else_is_told_and_replaced(machine: Machine, content:
     cookie = machine.start(11, BLUE)
     assert machine.start(12, BLUE) == cookie
     words = f"{machine.state} cannot be read, running containers' groups are not known: "
-    assert [message.startswith(words) for message in caplog.messages] == [True]
+    [message] = caplog.messages
+    assert message.startswith(words)
     machine.start_server()
     assert machine.start(13, BLUE) == cookie  # the file is a good one again
 
@@ -283,7 +284,8 @@ def test_kernel_without_it_is_said_once(machine: Machine, number: int, caplog: L
         assert machine.start(pid, BLUE) == 0
     machine.stop_pod()
     words = "pods run without core scheduling, this kernel or machine has none: "
-    assert [message.startswith(words) for message in caplog.messages] == [True]
+    [message] = caplog.messages
+    assert message.startswith(words)
 
 
 def test_container_without_processes_is_told(machine: Machine, caplog: Log) -> None:
@@ -372,7 +374,8 @@ def test_kernel_of_this_machine_has_groups_or_says_why(machine: Machine, sleeper
     try:
         one, other, alone = (coresched.sched_core(GET, pid, THREAD) for pid in sleepers)
     except OSError:
-        assert ["none:" in message for message in caplog.messages] == [True]
+        [message] = caplog.messages
+        assert "none:" in message
         return
     assert one == other != 0
     assert alone not in {0, one}

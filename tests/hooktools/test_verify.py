@@ -36,17 +36,11 @@ def one_point(path: str) -> HookServer:
 
 
 async def verdicts(
-    folder: Path,
-    made: Made,
-    points: Sequence[HookPoint] = TWO_POINTS,
-    timeout_seconds: float = 10.0,
-    restart_command: str | None = None,
-    tried: Sequence[Rule] = RULES,
+    folder: Path, made: Made, points: Sequence[HookPoint] = TWO_POINTS, tried: Sequence[Rule] = RULES, **more: Any
 ) -> dict[str, Verdict]:
     """Return the verdicts on a server, by the rules' names."""
-    path = str(folder / "hooks.sock")
-    async with made(path):
-        subject = Subject(path, request.example(), points, timeout_seconds, restart_command)
+    async with made(path := str(folder / "hooks.sock")):
+        subject = Subject(path, request.example(), points, **({"timeout_seconds": 10.0} | more))
         await subject.probe()
         return {verdict.rule.name: verdict for verdict in await judge(subject, rules=tried)}
 
@@ -58,7 +52,7 @@ def marked(found: dict[str, Verdict], mark: Mark) -> set[str]:
 @pytest.mark.parametrize("tried", BROKEN.values(), ids=BROKEN)
 async def test_broken_server_breaks_its_own_rules_only(tmp_path: Path, tried: Tried) -> None:
     points = TWO_POINTS if tried.timeout_seconds > LATE_SECONDS else TWO_POINTS[1:]  # what hangs does so once
-    found = await verdicts(tmp_path, tried.made, points, tried.timeout_seconds)
+    found = await verdicts(tmp_path, tried.made, points, timeout_seconds=tried.timeout_seconds)
     assert marked(found, Mark.BROKEN) == tried.breaks, found
     assert list(found) == [rule.name for rule in RULES]
 

@@ -40,17 +40,17 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "a.sock")
 
 
+def started(path: str, *hooks: Hook, **more: Any) -> HookServer:
+    made = HookServer(hooks, "server", **more)
+    made.start(path)
+    return made
+
+
 @pytest.fixture
 def serve(path: str) -> Iterator[Serve]:
     """Start a server of hooks and return its socket's path; it is stopped in the end."""
     servers: list[HookServer] = []
-
-    def started(*hooks: Hook, **more: Any) -> str:
-        servers.append(HookServer(hooks, "server", **more))
-        servers[-1].start(path)
-        return path
-
-    yield started
+    yield lambda *hooks, **more: servers.append(started(path, *hooks, **more)) or path
     for server in servers:
         assert server.stop(0) == 0
 
@@ -245,8 +245,7 @@ async def test_threads_serve_at_once_and_who_leaves_while_all_hang_is_not_served
 
 @pytest.mark.parametrize("service", ["", codec.SERVICE])
 def test_watcher_of_its_health_is_told_of_the_end(path: str, service: str) -> None:
-    server = HookServer([Obedient()], "server")
-    server.start(path)
+    server = started(path, Obedient())
     with grpc.insecure_channel(f"unix:{path}") as channel, ThreadPoolExecutor(1) as ending:
         health: Any = health_pb2_grpc.HealthStub(channel)
         told = health.Watch(health_pb2.HealthCheckRequest(service=service), timeout=LONG_SECONDS)
@@ -267,8 +266,7 @@ def test_socket_that_cannot_be_bound_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_end_answers_the_calls_of_before_and_refuses_new_ones(path: str) -> None:
-    server = HookServer([hook := Told()], "server")
-    server.start(path)
+    server = started(path, hook := Told())
     async with channel(path) as opened:
         waiting = asyncio.ensure_future(ask(opened, "hang"))
         await hook.is_entered()
@@ -284,8 +282,7 @@ async def test_end_answers_the_calls_of_before_and_refuses_new_ones(path: str) -
 
 @pytest.mark.parametrize(("do", "left"), [("hang", 1), ("dream", 0)])
 def test_end_cuts_off_what_hangs_and_counts_what_runs_on(path: str, do: str, left: int) -> None:
-    server = HookServer([hook := Told()], "server")
-    server.start(path)
+    server = started(path, hook := Told())
     with ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(callers.status, path, request(do))
         assert hook.entered.acquire(timeout=LONG_SECONDS)
