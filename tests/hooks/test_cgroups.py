@@ -1,16 +1,14 @@
-"""Cgroup files of both versions, on directory trees, and on the kernel's own: there what was written is in force."""
+"""Cgroup files of both versions, on directory trees; tests/system/test_reference_engines.py has the kernel's own."""
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from runtimeproxy_hooks.cgroups import ROOT, SETTINGS, Cgroups, overwrite, weight
+from runtimeproxy_hooks.cgroups import SETTINGS, Cgroups, overwrite, weight
 from runtimeproxy_hooks.sdk import Malformed
-from tests.engines import cgroups as in_force
 from tests.hooks.nodes import tree
 
 POD = "/kubepods/podx"
@@ -228,33 +226,3 @@ def test_what_is_gone_has_no_processes(cgroups: Cgroups) -> None:
     file.unlink()
     file.symlink_to("gone")  # listed, and not there when it is read
     assert 20 not in cgroups.pids(POD)
-
-
-PATH = f"/runtimeproxy-test-{os.getpid()}"
-
-
-@pytest.fixture
-def roots() -> Iterator[list[Path]]:
-    """Make a cgroup in every hierarchy of this machine, with all controllers; give the roots of both versions."""
-    mounted = [root for root in (ROOT, ROOT / "unified") if not Cgroups(root).absent]
-    for root in mounted:
-        for controller in {row.controller for row in SETTINGS.values()} if in_force.is_v2(root) else ():
-            with suppress(OSError):  # version 1 has it
-                (root / "cgroup.subtree_control").write_text(f"+{controller}")  # runc does so, too, and leaves it
-        for top in in_force.directories("/", root):
-            Path(f"{top}{PATH}").mkdir(exist_ok=True)
-    yield mounted
-    for root in mounted:
-        in_force.remove(PATH, root)
-
-
-QUOTAS = [("cpu_shares", 512), ("cpu_quota", 50000), ("cpu_quota", -1)]
-LIMITS = [("memory_limit_in_bytes", 1 << 26), ("memory_limit_in_bytes", -1), ("cpuset_cpus", "0"), ("cpuset_cpus", "")]
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize(("setting", "value"), [*QUOTAS, *LIMITS])
-def test_written_value_is_in_force(roots: list[Path], setting: str, value: int | str) -> None:
-    root = next(root for root in roots if Cgroups(root).file(PATH, *SETTINGS[setting]).exists())
-    Cgroups(root).write(PATH, setting, value)
-    assert in_force.read(PATH, setting, root) == in_force.expected(setting, value, root)

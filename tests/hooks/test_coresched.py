@@ -1,12 +1,14 @@
-"""coresched: who shares a cookie with whom, over restarts too, on a kernel in memory and on this machine's."""
+"""coresched: who shares a cookie with whom, over restarts too, on a kernel in memory.
+
+In tests/system/test_reference_engines.py it is this machine's.
+"""
 
 import ctypes
 import errno
 import logging
 import os
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,8 @@ class Machine:
         self.start_server()
 
     def start_server(self) -> None:
-        self.tester = HookTester(CoreSched(Cgroups(self.root), self.state, self.kernel))
+        flags = f"--cgroup-root={self.root}", f"--core-sched-state={self.state}"
+        self.tester = HookTester(configured(CoreSched(prctl=self.kernel), *flags))
 
     def processes(self, path: str, *pids: int) -> None:
         """Make a container's cgroup and say which processes are in it."""
@@ -353,30 +356,3 @@ def test_refused_prctl_says_what_is_needed(libc: Libc) -> None:
     libc.answer = -1
     with pytest.raises(PermissionError, match=r"PR_SCHED_CORE: Operation not permitted; .* CAP_SYS_PTRACE"):
         coresched.sched_core(CREATE, ITSELF, THREAD)
-
-
-@pytest.fixture
-def sleepers() -> Iterator[list[int]]:
-    made = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
-    yield [each.pid for each in made]
-    for each in made:
-        each.kill()
-        each.wait()
-
-
-def test_kernel_of_this_machine_has_groups_or_says_why(machine: Machine, sleepers: list[int], caplog: Log) -> None:
-    """Real processes under a tree of cgroups: one group of two, one of its own; or one log line and no failure."""
-    hook = configured(CoreSched(), f"--cgroup-root={machine.root}", f"--core-sched-state={machine.state}")
-    machine.tester = HookTester(hook)
-    for pid, labels in zip(sleepers, (BLUE, BLUE, RED), strict=True):
-        machine.processes(f"podp/c{pid}", pid)
-        machine.tester.post_start_container(labels=labels, cgroup_parent="/podp", container_id=f"c{pid}")
-    try:
-        one, other, alone = (coresched.sched_core(GET, pid, THREAD) for pid in sleepers)
-    except OSError:
-        [message] = caplog.messages
-        assert "none:" in message
-        return
-    assert one == other != 0
-    assert alone not in {0, one}
-    assert coresched.sched_core(GET, ITSELF, THREAD) == 0

@@ -34,6 +34,11 @@ class Dream(Raising):
         raise self.error
 
 
+class Deleting(Hook):
+    def pre_create_container(self, container: ContainerContext) -> None:
+        del container.env["A"]  # the SDK raises
+
+
 class Innocent(Hook):
     def pre_create_container(self, container: ContainerContext) -> None: ...
 
@@ -86,9 +91,10 @@ def test_each_error_has_its_status_and_its_line(
     assert record.getMessage() == f"raising at PreCreateContainer{line.format(place)}"
 
 
-def test_error_of_an_async_method_has_its_place(caplog: Log) -> None:
-    assert answered(Dream(KeyError(SECRET))) == internal("KeyError")
-    assert f"KeyError at {__file__}:{Dream.pre_create_container.__code__.co_firstlineno + 1} " in caplog.text
+@pytest.mark.parametrize("hook", [Dream(KeyError(SECRET)), Deleting()])
+def test_place_is_the_hooks_own_also_where_async_or_the_sdk_raises(caplog: Log, hook: Hook) -> None:
+    answered(hook)
+    assert f" at {__file__}:{type(hook).pre_create_container.__code__.co_firstlineno + 1}" in caplog.text
 
 
 def test_traceback_at_debug_level_has_places_and_no_text(caplog: Log) -> None:
