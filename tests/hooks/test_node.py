@@ -14,6 +14,7 @@ from runtimeproxy.errors import ConfigError
 from runtimeproxy_hooks import node as node_module
 from runtimeproxy_hooks.node import MAX_BYTES, GroupIdentities, Node, Pool, RdtClass, Settings, parse
 from tests.amounts import examples
+from tests.hooks.nodes import tree
 
 Log = pytest.LogCaptureFixture
 RDT = {"LSR": RdtClass(False, (0, 100), 100), "LS": RdtClass(False, (0, 100), 100), "BE": RdtClass(False, (0, 30), 100)}
@@ -192,18 +193,6 @@ def test_file_is_followed_and_each_change_is_logged_once(
     assert not caplog.records
 
 
-def test_file_of_the_same_time_in_its_place_is_seen(tmp_path: Path) -> None:
-    file, other = tmp_path / "node.yaml", tmp_path / "other"
-    file.write_text(f"{RATIO_IS} 2.5")
-    node = Node(file)
-    assert ratio(node) == 2.5
-    assert node.settings is node.settings
-    other.write_text(f"{RATIO_IS} 3.5")
-    os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
-    other.rename(file)
-    assert ratio(node) == 3.5
-
-
 def test_thread_that_looked_too_early_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "node.yaml"
     file.write_text("cpu-normalization-ratio: 2")
@@ -215,14 +204,15 @@ def test_thread_that_looked_too_early_undoes_nothing(tmp_path: Path, monkeypatch
     assert next(late, "asked") == "asked"
 
 
-def test_config_map_is_followed(tmp_path: Path) -> None:
+def test_config_map_is_followed_whatever_the_time_of_its_files(tmp_path: Path) -> None:
     for version in ("1.5", "2.5"):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / "node.yaml").write_text(f"cpu-normalization-ratio: {version}")
+        [file] = tree(tmp_path, {f"{version}/node.yaml": f"{RATIO_IS} {version}"})
+        os.utime(file, ns=(0, 0))
     (tmp_path / "..data").symlink_to("1.5")
     (tmp_path / "node.yaml").symlink_to("..data/node.yaml")
     node = Node(tmp_path / "node.yaml")
     assert ratio(node) == 1.5
+    assert node.settings is node.settings
     (tmp_path / "new").symlink_to("2.5")
     (tmp_path / "new").rename(tmp_path / "..data")
     assert ratio(node) == 2.5

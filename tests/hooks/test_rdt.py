@@ -17,7 +17,7 @@ from runtimeproxy_hooks.koordinator import RESCTRL
 from runtimeproxy_hooks.rdt import RDT_CLASS, ROUNDS, Rdt
 from runtimeproxy_hooks.resctrl_fs import Resctrl
 from runtimeproxy_hooks.sdk import Malformed
-from runtimeproxy_hooks.sdk.testing import UID, Difference
+from runtimeproxy_hooks.sdk.testing import UID, Difference, HookTester
 from tests.fakes.resctrl import Hardware, StandIn
 from tests.hooks.nodes import configured, qos, rows
 from tests.hooks.rdt_node import EVERY_CLASS, FULL, POD_GROUP, SMALL, Node, Refusing, Watching, annotated, threads
@@ -136,17 +136,19 @@ def test_uid_that_cannot_name_a_group_is_an_error(node: Node, uid: str) -> None:
 
 
 def test_stopped_sandbox_takes_its_group_unless_a_new_one_is_in_it(node: Node) -> None:
-    tester = node.hook()
+    def restarted() -> HookTester:
+        return node.hook(resctrl=StandIn(node.root))
+
     with threads(1) as (tid,):
         node.container(tid)
-        tester.pre_run_pod_sandbox(**ASKED, attempt=1)
-        tester.post_start_container(**ASKED, pod_attempt=1)
-        tester.post_stop_pod_sandbox(**ASKED, attempt=0)  # the second stop of a dead sandbox
+        restarted().pre_run_pod_sandbox(**ASKED, attempt=1)
+        restarted().post_start_container(**ASKED, pod_attempt=1)
+        restarted().post_stop_pod_sandbox(**ASKED, attempt=0)  # the second stop of a dead sandbox
         assert node.resctrl.tasks(POD_GROUP) == {tid}
-    tester.post_stop_pod_sandbox(**ASKED, uid="another")
+    restarted().post_stop_pod_sandbox(**ASKED, uid="another")
     assert node.groups() == [POD_GROUP]
     for _ in range(2):
-        tester.post_stop_pod_sandbox(**ASKED, attempt=1)
+        restarted().post_stop_pod_sandbox(**ASKED, attempt=1)
         assert node.groups() == []
 
 
@@ -259,16 +261,6 @@ def test_flags_name_the_root_and_help_says_what_the_annotation_needs(capsys: pyt
     said = capsys.readouterr().out
     for words in ("ignore_rdt_not_enabled_errors", "--no-rdt-class-annotation", "(/sys/fs/resctrl)"):
         assert words in said
-
-
-def test_restarted_server_finds_groups_on_disk(node: Node) -> None:
-    node.hook().pre_run_pod_sandbox(**ASKED)
-    with threads(2) as tids:
-        node.container(*tids)
-        node.hook(resctrl=StandIn(node.root)).post_start_container(**ASKED)
-        assert node.resctrl.tasks(POD_GROUP) == set(tids)
-    node.hook(resctrl=StandIn(node.root)).post_stop_pod_sandbox(**ASKED)
-    assert node.groups() == []
 
 
 def test_group_that_a_late_second_stop_took_is_made_again(node: Node) -> None:

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy import model, records
-from runtimeproxy.hookpoints import BY_NAME
-from runtimeproxy.merge import combine, difference, judged
+from runtimeproxy import model
+from runtimeproxy.merge import difference, judged
 from runtimeproxy.model import MAP_FIELDS, NUMBER_FIELDS, TEXT_FIELDS, HookAnswer, HookRequest, PodInfo, Resources
-from runtimeproxy_hooks.sdk.context import ContainerContext
 from runtimeproxy_hooks.sdk.edits import EditableResources, Entries, Environment
 from runtimeproxy_hooks.sdk.errors import NotSayable
 from tests.amounts import examples
@@ -307,24 +305,3 @@ WHOLE = replace(SENT, cpu_quota=-1, cpuset_cpus="7", **MAPS)
 def test_answer_is_the_whole_message_but_in_the_kubelets_update(more: Any, answer: Resources) -> None:
     resources = edited(SENT, *SET.items(), **more)
     assert (resources.answer, resources.value, resources.sent) == (answer, WHOLE, SENT)
-
-
-@pytest.mark.parametrize(
-    ("edits", "released"),
-    [
-        ([], {}),
-        ([("cpu_quota", 2000)], {"cpu_quota": 2000}),
-        ([("cpu_shares", 2)], {"cpu_shares": 2}),  # as the kubelet asked for it
-    ],
-)
-def test_value_set_at_create_stays_unless_a_method_sets_what_was_sent(edits: list[Edit], released: Any) -> None:
-    asked = model.ContainerInfo(resources=Resources(cpu_shares=2, memory_limit_in_bytes=1000))
-    holds = model.ContainerInfo(resources=Resources(cpu_shares=512, memory_limit_in_bytes=500))
-    owners = (("cpu_shares", "mine"), ("memory_limit_in_bytes", "mine"))
-    subject = model.Subject(model.PodRecord(PodInfo(), PodInfo()), model.ContainerRecord(asked, holds, owners))
-    update = records.AskedUpdate("c1", Resources(cpu_quota=1000))
-    request = records.told_of_update(subject, update)
-    container = ContainerContext(BY_NAME["PreUpdateContainerResources"], request)
-    made(container.resources, edits)
-    change = combine(model.NO_ADJUSTMENT, "mine", difference(request, container.answer()))
-    assert records.differing(subject, update, change) == released
