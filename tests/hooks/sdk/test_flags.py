@@ -1,7 +1,9 @@
 """The command line of a hook server: what the flags give, and the one line for what is wrong; no server is started."""
 
 import argparse
+import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,6 +34,18 @@ def test_flag_gives_its_value_over_the_defaults(flag: str, value: dict[str, obje
 
 
 UNPLACED = ("100", "-1", "\N{SUPERSCRIPT TWO}")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Take back how ``main`` sets up the log."""
+    loggers = [logging.getLogger(name) for name in ("", "runtimeproxy_hooks", "tests")]
+    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    for handler in set(loggers[0].handlers).difference(handlers):
+        loggers[0].removeHandler(handler)
 
 
 class Pointless(Hook):
