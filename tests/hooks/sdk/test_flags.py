@@ -37,6 +37,13 @@ UNPLACED = ("100", "-1", "\N{SUPERSCRIPT TWO}")
 
 
 @pytest.fixture(autouse=True)
+def without_grpcio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server can be started, whatever is wrong here."""
+    monkeypatch.delitem(sys.modules, "runtimeproxy_hooks.sdk.serving", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+
+
+@pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """Take back how ``main`` sets up the log."""
     loggers = [logging.getLogger(name) for name in ("", "runtimeproxy_hooks", "tests")]
@@ -102,9 +109,7 @@ def test_wrong_command_line_is_one_line(capsys: Out, hooks: list[Any], name: str
     assert said.startswith(line)
 
 
-def test_missing_grpcio_is_one_line_that_says_what_to_install(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "runtimeproxy_hooks.sdk.serving", raising=False)
-    monkeypatch.setitem(sys.modules, "grpc", None)
+def test_missing_grpcio_is_one_line_that_says_what_to_install(capsys: Out) -> None:
     with pytest.raises(SystemExit) as exited:
         main(Obedient(), argv=["--register-dir="])
     assert exited.value.code == 1
