@@ -106,6 +106,7 @@ def test_wrong_name_is_one_line(capsys: pytest.CaptureFixture[str], words: list[
 HELPS = [
     *(("__main__", flag, f"hooks: {KNOWN}\n") for flag in ("-h", "--help")),
     ("__main__", "all --help", "/all.sock"),
+    ("coresched", "--help", "/run/runtimeproxy/coresched.json"),
     *((name, "--help", f"/{name}.sock") for name in NAMES),
 ]
 
