@@ -102,11 +102,8 @@ OF_MAIN = [
     *((amounts(cpu=True), f"{BATCH_CPU} must be a text or"), (amounts(memory="8Ei"), "beyond 64 bits")),
 ]
 MALFORMED = [
-    *(
-        ("{", "not JSON"),
-        ([], "the value must be a JSON object"),
-        ({"containers": []}, "containers must be a JSON object"),
-    ),
+    *(("{", "not JSON"), ([], "the value must be a JSON object")),
+    ({"containers": []}, "containers must be a JSON object"),
     *(({"containers": {"main": main}}, why) for main, why in OF_MAIN),
 ]
 
