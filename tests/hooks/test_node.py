@@ -193,15 +193,17 @@ def test_file_is_followed_and_each_change_is_logged_once(
     assert not caplog.records
 
 
-def test_thread_that_looked_too_early_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_of_a_slow_thread_undoes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Log) -> None:
     file = tmp_path / "node.yaml"
-    file.write_text("cpu-normalization-ratio: 2")
+    file.write_text(f"{RATIO_IS} 2")
     node = Node(file)
     assert ratio(node) == 2
     seen, late = node_module._state, iter([None])
     monkeypatch.setattr(node_module, "_state", lambda path: next(late, seen(path)))
+    caplog.set_level(logging.INFO)
     assert ratio(node) == 2
     assert next(late, "asked") == "asked"
+    assert not caplog.records
 
 
 def test_config_map_is_followed_whatever_the_time_of_its_files(tmp_path: Path) -> None:
