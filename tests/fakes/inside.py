@@ -5,7 +5,7 @@ All of it follows from the config and the resources in force.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from tests.engines import cgroups
 from tests.fakes import cri_pb2
 
-Resources = cri_pb2.LinuxContainerResources
+Resources: TypeAlias = cri_pb2.LinuxContainerResources
 IMAGE_ENVIRONMENT = ("PATH=/bin", "HOSTNAME=fake")
 MAX_CPUS = "0-1"
 

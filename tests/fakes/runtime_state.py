@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import cri_pb2, inside
 from tests.fakes.shapes import CONTAINERD, CREATE, START, UPDATE, Shape
 
-IMAGE = "docker.io/library/runtimeproxy-busybox:1"
 IMAGE_REFERENCE = "sha256:" + "0" * 64
 STREAMING_URL = "http://127.0.0.1:10010"
 
@@ -124,10 +124,6 @@ class RuntimeState:
             "Attach": self._url(cri_pb2.AttachResponse, "attach"),
             "PortForward": self._url(cri_pb2.PortForwardResponse, "portforward"),
             "ListImages": self._list_images,
-            "ImageStatus": self._image_status,
-            "PullImage": self._pull_image,
-            "RemoveImage": lambda message: cri_pb2.RemoveImageResponse(),
-            "ImageFsInfo": lambda message: cri_pb2.ImageFsInfoResponse(),
         }
 
     def knows(self, method: str) -> bool:
@@ -315,17 +311,8 @@ class RuntimeState:
     def _url(self, reply: Callable[..., Any], kind: str) -> Callable[[bytes], Any]:
         return lambda message: reply(url=f"{STREAMING_URL}/{kind}/{next(self._numbers)}")
 
-    # ---- images
-
     def _list_images(self, message: bytes) -> cri_pb2.ListImagesResponse:
-        return cri_pb2.ListImagesResponse(images=[_image()])
-
-    def _image_status(self, message: bytes) -> cri_pb2.ImageStatusResponse:
-        known = cri_pb2.ImageStatusRequest.FromString(message).image.image == IMAGE
-        return cri_pb2.ImageStatusResponse(image=_image() if known else None)
-
-    def _pull_image(self, message: bytes) -> cri_pb2.PullImageResponse:
-        return cri_pb2.PullImageResponse(image_ref=cri_pb2.PullImageRequest.FromString(message).image.image)
+        return cri_pb2.ListImagesResponse(images=[cri_pb2.Image(id=IMAGE_REFERENCE, repo_tags=[BUSYBOX_IMAGE], size=1)])
 
 
 def _version(api_version: str, runtime_name: str) -> bytes:
@@ -352,10 +339,6 @@ def _listed_container(container: Container) -> cri_pb2.Container:
     listed.metadata.CopyFrom(config.metadata)
     listed.image.CopyFrom(config.image)
     return listed
-
-
-def _image() -> cri_pb2.Image:
-    return cri_pb2.Image(id=IMAGE_REFERENCE, repo_tags=[IMAGE], size=1)
 
 
 def _info(values: Mapping[str, Any] | None) -> dict[str, str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import grpc
 
 from tests.fakes import cri_pb2, crio, spec
 from tests.fakes.spec import Json
 
-Resources = cri_pb2.LinuxContainerResources
+Resources: TypeAlias = cri_pb2.LinuxContainerResources
 TellsPod = Callable[[str, cri_pb2.PodSandboxConfig, str], Json]
 TellsContainer = Callable[[str, str, cri_pb2.CreateContainerRequest, Resources, str], Json]
 Check = Callable[[Resources, str], str]
