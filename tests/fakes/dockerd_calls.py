@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes import dockerd_engines as engines
@@ -66,6 +67,21 @@ async def read_json(exchange: Exchange) -> tuple[bytes, dict[str, Any]]:
 
 # ---- the system
 
+PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Pragma", "no-cache"))
+EMPTY_PING = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", "0"))
+
+
+async def ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    await exchange.reply(200, b"OK", *PING_HEADERS, *dockerd.engine.ping)
+
+
+async def ping_head(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    await exchange.reply(200, b"", *PING_HEADERS, *dockerd.engine.ping, *EMPTY_PING)
+
+
+async def not_found(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
+    raise Refused(HTTPStatus.NOT_FOUND, "page not found")
+
 
 async def version(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     engine = {"Version": dockerd.server_version, "ApiVersion": dockerd.api, "MinAPIVersion": dockerd.minimum}
@@ -92,7 +108,7 @@ async def info(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None
         "OperatingSystem": "fake",
         "OSType": "linux",
         "Architecture": "x86_64",
-        "NCPU": dockerd.state.cpus,
+        "NCPU": 2,
         "MemTotal": 1 << 33,
         "DockerRootDir": "/var/lib/docker",
         "Name": "fake",
@@ -196,27 +212,3 @@ async def image_inspect(dockerd: FakeDockerd, exchange: Exchange, reference: str
 
 async def list_images(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
     await exchange.json([image.listed() for image in dockerd.state.images.by_name.values()])
-
-
-CALLS: Mapping[str, Handler] = {
-    "GET /version": version,
-    "GET /info": info,
-    "POST /containers/create": create,
-    "POST /containers/{ref}/start": start,
-    "POST /containers/{ref}/stop": stop,
-    "POST /containers/{ref}/kill": done(204, lambda state, sent, ref: state.kill(ref, text(sent, "signal"))),
-    "POST /containers/{ref}/restart": done(204, lambda state, sent, ref: state.restart(ref)),
-    "POST /containers/{ref}/rename": done(204, lambda state, sent, ref: state.rename(ref, text(sent, "name"))),
-    "POST /containers/{ref}/update": update,
-    "POST /containers/{ref}/resize": done(200, lambda state, sent, ref: state.find(ref)),
-    "POST /containers/prune": prune,
-    "DELETE /containers/{ref}": done(204, lambda state, sent, ref: state.remove(ref, flag(sent, "force"))),
-    "GET /containers/json": list_containers,
-    "GET /containers/{ref}/json": inspect,
-    "HEAD /containers/{ref}/archive": stat_archive,
-    "POST /containers/{ref}/exec": exec_create,
-    "GET /exec/{ref}/json": exec_inspect,
-    "POST /exec/{ref}/resize": done(200, lambda state, sent, ref: state.exec_find(ref)),
-    "GET /images/{ref}/json": image_inspect,
-    "GET /images/json": list_images,
-}

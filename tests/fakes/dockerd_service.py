@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes.dockerd_calls import CALLS, Handler
+from tests.fakes.dockerd_calls import PING_HEADERS
 from tests.fakes.dockerd_checks import Refused, bad
-from tests.fakes.dockerd_received import Head, Header, Injection, Malformed, Received, parse
-from tests.fakes.dockerd_routes import NOT_FOUND, PING, UNCLEAN, Match, match, version_number
-from tests.fakes.dockerd_streams import STREAMS
-from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockerd_received import Head, Header, Injection, Received, parse
+from tests.fakes.dockerd_routes import NOT_FOUND, PING, UNCLEAN, Match, match
+from tests.fakes.dockerd_structs import go_json, version_number
 from tests.fakes.dockerd_wire import JSON, PLAIN, Cut, Exchange, Reader, whole
 
 if TYPE_CHECKING:
@@ -25,24 +24,9 @@ if TYPE_CHECKING:
 LINGER_SECONDS = 0.5
 """So long a connection is only half closed at its end if bytes came that nobody read, as net/http does."""
 
-PING_HEADERS = (("Cache-Control", "no-cache, no-store, must-revalidate"), ("Pragma", "no-cache"))
-EMPTY_PING = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", "0"))
 
-
-async def _ping(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.reply(200, b"OK", *PING_HEADERS, *dockerd.engine.ping)
-
-
-async def _ping_head(dockerd: FakeDockerd, exchange: Exchange, reference: str) -> None:
-    await exchange.reply(200, b"", *PING_HEADERS, *dockerd.engine.ping, *EMPTY_PING)
-
-
-HANDLERS: Mapping[str, Handler] = {
-    **CALLS,
-    **STREAMS,
-    "GET /_ping": _ping,
-    "HEAD /_ping": _ping_head,
-}
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
+"""Answers what is no head of a request."""
 
 
 class Service:
@@ -62,20 +46,17 @@ class Service:
                 pass
             if reader.untaken or reader.abandoned:
                 await _linger(reader, writer)
-        except Malformed as malformed:
-            writer.write(_refusal(malformed))
+        except ValueError:
+            writer.write(BAD_REQUEST)
             await _linger(reader, writer)
-        except (asyncio.IncompleteReadError, OSError, Cut):
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, Cut):
             pass  # the client is gone, or shall think so of us
         finally:
             writer.close()
 
     async def _serve_request(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> bool:
         """Serve one request; return whether the connection can carry another."""
-        try:
-            head = parse(await reader.until(b"\r\n\r\n"))
-        except asyncio.LimitOverrunError:
-            raise Malformed(431, "431 Request Header Fields Too Large") from None
+        head = parse(await reader.until(b"\r\n\r\n"))
         found = match(head)
         received = Received(head, found.route.key, connection, time.monotonic(), self._dockerd.keep_body_bytes)
         self._dockerd.record(received)
@@ -124,19 +105,18 @@ class Service:
         try:
             if found.route is UNCLEAN:
                 return await exchange.reply(HTTPStatus.MOVED_PERMANENTLY, b"", ("Location", found.location))
-            if found.route is NOT_FOUND:
-                raise Refused(HTTPStatus.NOT_FOUND, "page not found")
-            exchange.common = self._versioned
-            self._check_version(found.version)
-            exchange.api = found.version or self._api
-            exchange.common = self._common
+            if found.route is not NOT_FOUND:
+                exchange.common = self._versioned
+                self._check_version(found.version)
+                exchange.api = found.version or self._api
+                exchange.common = self._common
             if injection is not None:
                 await injection.wait()
                 if injection.raw is not None:
                     return await exchange.write(injection.raw)
                 if injection.status:
                     raise Refused(HTTPStatus(injection.status), injection.message)
-            return await HANDLERS[found.route.key](self._dockerd, exchange, found.reference)
+            return await found.route.handler(self._dockerd, exchange, found.reference)
         except Refused as refused:
             await self._refuse(exchange, found, refused)
 
@@ -188,9 +168,3 @@ async def _linger(reader: Reader, writer: asyncio.StreamWriter) -> None:
         await asyncio.wait_for(reader.ended.wait(), LINGER_SECONDS)
     except TimeoutError:
         pass  # it had its time
-
-
-def _refusal(malformed: Malformed) -> bytes:
-    phrase = HTTPStatus(malformed.status).phrase
-    head = f"HTTP/1.1 {malformed.status} {phrase}\r\n{PLAIN[0]}: {PLAIN[1]}\r\nConnection: close\r\n\r\n"
-    return (head + malformed.text).encode()

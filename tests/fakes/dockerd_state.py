@@ -20,7 +20,6 @@ from tests.fakes.dockerd_structs import CONFIG, HOST_CONFIG, RESOURCES
 
 CGROUPFS = "cgroupfs"
 SYSTEMD = "systemd"
-MANY_CPUS = 1024
 VALID_NAME = re.compile(r"/?[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 KILLED, TERMINATED = 137, 143
 _DEADLY = {"9": KILLED, "15": TERMINATED, "2": 130, "3": 131}
@@ -30,9 +29,8 @@ _SIGNALS = {"KILL": "9", "TERM": "15", "INT": "2", "QUIT": "3", "HUP": "1", "USR
 class DockerdState:
     """All that survives a restart of the fake dockerd."""
 
-    def __init__(self, cgroup_driver: str = CGROUPFS, cpus: int = MANY_CPUS) -> None:
+    def __init__(self, cgroup_driver: str = CGROUPFS) -> None:
         self.cgroup_driver = cgroup_driver
-        self.cpus = cpus
         self.images = Images()
         self.containers: dict[str, Container] = {}
         self.execs: dict[str, Exec] = {}
@@ -87,7 +85,7 @@ class DockerdState:
         checks.check_types(body)
         given = {key: value for key, value in (body.get("HostConfig") or {}).items() if value is not None}
         host = {key: given.get(key, zero) for key, zero in HOST_CONFIG.items()}
-        checks.check(host, systemd=self.cgroup_driver == SYSTEMD, cpus=self.cpus, update=False)
+        checks.check(host, systemd=self.cgroup_driver == SYSTEMD, update=False)
         config = {key: body.get(key, zero) for key, zero in CONFIG.items()}
         image = self.images.find(config["Image"]) if config["Image"] else None
         if image is not None:
@@ -176,7 +174,7 @@ class DockerdState:
         update["RestartPolicy"] = body.get("RestartPolicy") or HOST_CONFIG["RestartPolicy"]
         checks.check_types({"HostConfig": update})
         settings = {**HOST_CONFIG, **update}
-        checks.check(settings, systemd=self.cgroup_driver == SYSTEMD, cpus=self.cpus, update=True)
+        checks.check(settings, systemd=self.cgroup_driver == SYSTEMD, update=True)
         container = self.find(reference)
         try:
             container.host = checks.updated(container.host, update)

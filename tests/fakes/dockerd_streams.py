@@ -8,18 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tests.fakes.dockerd_calls import Handler, flag, read_json, text
+from tests.fakes.dockerd_calls import flag, read_json, text
 from tests.fakes.dockerd_checks import Refused, bad
 from tests.fakes.dockerd_engines import EVENT
 from tests.fakes.dockerd_events import Event, event_matches, parse_filters
 from tests.fakes.dockerd_programs import Stdio, frame, run
 from tests.fakes.dockerd_records import Container, Exec, Output
-from tests.fakes.dockerd_routes import version_number
 from tests.fakes.dockerd_state import KILLED
-from tests.fakes.dockerd_structs import go_json
+from tests.fakes.dockerd_structs import go_json, version_number
 from tests.fakes.dockerd_wire import JSON, Exchange
 
 if TYPE_CHECKING:
@@ -338,18 +337,3 @@ async def _nothing() -> bytes:
 
 async def _nowhere(stream: int, data: bytes) -> None:
     pass
-
-
-STREAMS: Mapping[str, Handler] = {
-    "GET /events": events,
-    "POST /containers/{ref}/wait": wait,
-    "GET /containers/{ref}/stats": stats,
-    "POST /images/create": pull,
-    "POST /build": build,
-    "POST /images/load": load,
-    "GET /containers/{ref}/export": export,
-    "PUT /containers/{ref}/archive": put_archive,
-    "GET /containers/{ref}/logs": logs,
-    "POST /containers/{ref}/attach": attach,
-    "POST /exec/{ref}/start": exec_start,
-}

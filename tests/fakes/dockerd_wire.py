@@ -300,7 +300,6 @@ class Exchange:
 
     async def hijack(self, status: int, head: bytes) -> None:
         """Take the connection over: send a head that was made by hand; what follows is the handler's, both ways."""
-        self.received.early_bytes = self.reader.untaken
         self.received.status = status
         self.keep_alive = False
         await self.write(head)
