@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -23,7 +22,6 @@ class Head:
     raw: bytes
     method: str
     target: str
-    minor: int
     headers: tuple[tuple[str, str], ...]
     path: str
     """Decoded."""
@@ -36,36 +34,25 @@ class Head:
         """Return the first value of a header, "" if it is not there; ``name`` in any case."""
         return next((value for key, value in self.headers if key.lower() == name.lower()), "")
 
-    @property
-    def expects(self) -> bool:
-        """Tell whether the client waits for 100 before it sends the body."""
-        return self.minor > 0 and self.length != 0 and self.get("Expect").lower() == "100-continue"
-
-    @property
-    def upgrade(self) -> bool:
-        return any(key.lower() == "upgrade" for key, _ in self.headers)
-
 
 @functools.lru_cache(maxsize=256)
 def parse(raw: bytes) -> Head:
     """Return the head whose bytes, with the empty line, are ``raw``. Raises ValueError if it is none."""
     first, *lines = raw[:-4].decode("latin-1").split("\r\n")
-    method, target, version = first.split(" ")
+    method, target, _ = first.split(" ")
     headers = tuple((name, value.strip(" \t")) for name, value in (line.split(":", 1) for line in lines))
-    named = {name.lower(): value.lower() for name, value in reversed(headers)}
-    minor, connection = int(version.removeprefix("HTTP/1.")), named.get("connection", "")
-    path, _, raw_query = re.sub(r"^http://[^/?]*", "", target).partition("?")
+    named = {name.lower(): value for name, value in reversed(headers)}
+    path, _, raw_query = target.partition("?")
     return Head(
         raw=raw,
         method=method,
         target=target,
-        minor=minor,
         headers=headers,
         path=unquote_to_bytes(path.encode("latin-1")).decode(errors="surrogateescape"),
         raw_query=raw_query,
         query=dict(reversed(parse_qsl(raw_query, keep_blank_values=True))),
         length=None if "transfer-encoding" in named else int(named.get("content-length", "0")),
-        keep_alive="keep-alive" in connection or (minor > 0 and "close" not in connection),
+        keep_alive="close" not in named.get("connection", "").lower(),
     )
 
 
@@ -120,8 +107,8 @@ class Injection:
     """What goes wrong with a route's calls, in this order: a delay, a hang until ``release``, raw bytes, an error.
 
     ``cut_after_bytes`` counts the reply's bytes: that many are sent, then the connection is closed (0: at once; what
-    was asked for is done nevertheless). ``raw`` and an error are sent instead of doing what was asked for. ``close``
-    closes the connection after the reply. ``times`` calls are hit; None means all.
+    was asked for is done nevertheless). ``raw`` and an error are sent instead of doing what was asked for. ``times``
+    calls are hit; None means all.
     """
 
     delay_seconds: float = 0.0
@@ -130,7 +117,6 @@ class Injection:
     status: int = 0
     message: str = ""
     cut_after_bytes: int | None = None
-    close: bool = False
     times: int | None = None
     hanging: int = 0
     """How many calls hang now."""

@@ -48,21 +48,13 @@ class Exec:
     exit_code: int | None = None
 
     @property
-    def tty(self) -> bool:
-        return bool(self.config.get("Tty"))
-
-    @property
     def command(self) -> list[str]:
         return list(self.config["Cmd"])
 
     def inspect(self) -> Struct:
         """Return what GET /exec/{ref}/json answers."""
-        entrypoint, *arguments = self.command
-        process = {"tty": self.tty, "entrypoint": entrypoint, "arguments": arguments, "privileged": False}
         life = {"Running": self.running, "ExitCode": self.exit_code, "Pid": 4712 if self.running else 0}
-        streams = {f"Open{name}": bool(self.config.get(f"Attach{name}")) for name in ("Stdin", "Stderr", "Stdout")}
-        more = {"CanRemove": self.exit_code is not None, "ContainerID": self.container.id, "DetachKeys": ""}
-        return {"ID": self.id, **life, "ProcessConfig": process, **streams, **more}
+        return {"ID": self.id, **life, "ContainerID": self.container.id, "CanRemove": self.exit_code is not None}
 
 
 @dataclass(slots=True, eq=False)
@@ -84,8 +76,6 @@ class Container:
     execs: list[str] = field(default_factory=list)
     output: deque[Output] = field(default_factory=lambda: deque(maxlen=10_000))
     listeners: set[Callable[[Output], None]] = field(default_factory=set)
-    stdin: bytearray = field(default_factory=bytearray)
-    """What came through attach."""
 
     @property
     def running(self) -> bool:
@@ -100,21 +90,24 @@ class Container:
         return [*(self.config["Entrypoint"] or []), *(self.config["Cmd"] or [])]
 
     @property
+    def labels(self) -> dict[str, str]:
+        return self.config["Labels"] or {}
+
+    @property
     def state(self) -> Struct:
         nothing = dict.fromkeys(("Paused", "Restarting", "OOMKilled", "Dead"), False)
         process = {"Pid": 4711 if self.running else 0, "ExitCode": self.exit_code, "Error": ""}
         times = {"StartedAt": _moment(self.started), "FinishedAt": _moment(self.finished)}
         return {"Status": self.status, "Running": self.running, **nothing, **process, **times}
 
-    def inspect(self, size: bool = False) -> Struct:
+    def inspect(self) -> Struct:
         """Return what GET /containers/{ref}/json answers."""
         path, *arguments = self.command or [""]
         folder = f"/var/lib/docker/containers/{self.id}"
         names = {"Id": self.id, "Name": f"/{self.name}", "Image": self.image_id, "Created": _moment(self.created)}
         life = {"State": self.state, "Path": path, "Args": arguments, "ExecIDs": list(self.execs) or None}
         files = {f"{name}Path": f"{folder}/{name.lower()}" for name in ("ResolvConf", "Hostname", "Hosts", "Log")}
-        sizes = {"SizeRw": 0, "SizeRootFs": 1 << 20} if size else {}
-        return {**INSPECTED, **names, **life, **files, **sizes, "HostConfig": self.host, "Config": self.config}
+        return {**INSPECTED, **names, **life, **files, "HostConfig": self.host, "Config": self.config}
 
     def listed(self) -> Struct:
         """Return what GET /containers/json shows of it."""

@@ -16,17 +16,10 @@ from tests.fakes.dockerd_checks import Refused, bad
 from tests.fakes.dockerd_received import Head, Header, Injection, Received, parse
 from tests.fakes.dockerd_routes import NOT_FOUND, PING, UNCLEAN, Match, match
 from tests.fakes.dockerd_structs import go_json, version_number
-from tests.fakes.dockerd_wire import JSON, PLAIN, Cut, Exchange, Reader, whole
+from tests.fakes.dockerd_wire import JSON, Cut, Exchange, Reader, whole
 
 if TYPE_CHECKING:
     from tests.fakes.dockerd import FakeDockerd
-
-LINGER_SECONDS = 0.5
-"""So long a connection is only half closed at its end if bytes came that nobody read, as net/http does."""
-
-
-BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
-"""Answers what is no head of a request."""
 
 
 class Service:
@@ -44,19 +37,14 @@ class Service:
         try:
             while await self._serve_request(reader, writer, connection):
                 pass
-            if reader.untaken or reader.abandoned:
-                await _linger(reader, writer)
-        except ValueError:
-            writer.write(BAD_REQUEST)
-            await _linger(reader, writer)
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, Cut):
-            pass  # the client is gone, or shall think so of us
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, OSError, Cut):
+            pass  # the client is gone, or says nothing that we know, or shall think so of us
         finally:
             writer.close()
 
     async def _serve_request(self, reader: Reader, writer: asyncio.StreamWriter, connection: int) -> bool:
         """Serve one request; return whether the connection can carry another."""
-        head = parse(await reader.until(b"\r\n\r\n"))
+        head = parse(await reader.readuntil(b"\r\n\r\n"))
         found = match(head)
         received = Received(head, found.route.key, connection, time.monotonic(), self._dockerd.keep_body_bytes)
         self._dockerd.record(received)
@@ -72,23 +60,20 @@ class Service:
             reader.current = None
 
     def _is_plain(self, head: Head, found: Match) -> bool:
-        return (
-            head.keep_alive and head.minor > 0 and head.length == 0 and not (self._dockerd.injections or found.version)
-        )
+        return head.keep_alive and head.length == 0 and not (self._dockerd.injections or found.version)
 
     def _plain_ping(self, head: Head) -> bytes:
         """Return the usual reply to a ping, made once a second: the bench measures others than this server."""
         second = int(time.time())
         if second != self._ping_second:
             self._ping_second = second
-            [self._ping_reply], _ = whole(head, 200, b"OK", [*self._common, *PING_HEADERS, *self._dockerd.engine.ping])
+            [self._ping_reply] = whole(head, 200, b"OK", [*self._common, *PING_HEADERS, *self._dockerd.engine.ping])
         return self._ping_reply
 
     async def _exchange(self, exchange: Exchange, found: Match) -> bool:
         injection = self._take_injection(found.route.key)
         if injection is not None:
             exchange.cut_after_bytes = injection.cut_after_bytes
-            exchange.keep_alive = exchange.keep_alive and not injection.close
         work = self._answer(exchange, found, injection)
         await (_until_client_ends(exchange, work) if found.route.cancels else work)
         return exchange.keep_alive
@@ -118,23 +103,13 @@ class Service:
                     raise Refused(HTTPStatus(injection.status), injection.message)
             return await found.route.handler(self._dockerd, exchange, found.reference)
         except Refused as refused:
-            await self._refuse(exchange, found, refused)
+            await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
 
     def _check_version(self, version: str) -> None:
         if version and version_number(version) < version_number(self._minimum):
-            advice = "please upgrade your client to a newer version"
-            raise bad(
-                f"client version {version} is too old. Minimum supported API version is {self._minimum}, {advice}"
-            )
+            raise bad(f"client version {version} is too old. Minimum supported API version is {self._minimum}")
         if version and version_number(version) > version_number(self._api):
             raise bad(f"client version {version} is too new. Maximum supported API version is {self._api}")
-
-    async def _refuse(self, exchange: Exchange, found: Match, refused: Refused) -> None:
-        if found.version and version_number(found.version) < (1, 24):
-            nosniff = ("X-Content-Type-Options", "nosniff")
-            await exchange.reply(refused.status, f"{refused.message}\n".encode(), PLAIN, nosniff)
-        else:
-            await exchange.reply(refused.status, go_json({"message": refused.message}, html=False), JSON)
 
 
 async def _until_client_ends(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
@@ -158,13 +133,3 @@ async def _until_client_ends(exchange: Exchange, work: Coroutine[Any, Any, None]
 async def _client_end(exchange: Exchange) -> None:
     await exchange.body_over.wait()  # before it, an end is an error of the read
     await exchange.reader.ended.wait()
-
-
-async def _linger(reader: Reader, writer: asyncio.StreamWriter) -> None:
-    """Let the client read the reply before the close takes it away."""
-    if writer.can_write_eof():
-        writer.write_eof()
-    try:
-        await asyncio.wait_for(reader.ended.wait(), LINGER_SECONDS)
-    except TimeoutError:
-        pass  # it had its time

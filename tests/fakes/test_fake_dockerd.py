@@ -41,7 +41,6 @@ async def test_request_is_kept_as_it_came(dockerd: FakeDockerd) -> None:
     [
         "GET /events",
         "GET /containers/c1/logs?stdout=1&follow=1",
-        "POST /containers/c1/wait",
         "POST /images/create?fromImage=web",
         "POST /build",
     ],
