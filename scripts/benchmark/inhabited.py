@@ -131,7 +131,7 @@ def _container_config(asked: Container, of: cri_pb2.PodSandboxConfig) -> cri_pb2
         annotations=asked.annotations,
         log_path=f"{asked.name}/0.log",
         linux=cri_pb2.LinuxContainerConfig(
-            resources=cri_pb2.LinuxContainerResources(**asked.resources),  # type: ignore[arg-type]
+            resources=cri_pb2.LinuxContainerResources(**asked.resources),
             security_context=cri_pb2.LinuxContainerSecurityContext(
                 namespace_options=_NAMESPACES, masked_paths=MASKED_PATHS, readonly_paths=READONLY_PATHS
             ),

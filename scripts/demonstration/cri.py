@@ -71,7 +71,7 @@ class CriKubelet:
 
 
 def _resources(values: Values) -> Resources:
-    return Resources(**values)  # type: ignore[arg-type]
+    return Resources(**values)
 
 
 @contextmanager

@@ -4,8 +4,7 @@ Pods use the host's network, so they need no CNI and carry neither hostname nor 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
 from google.protobuf.message import Message
@@ -19,10 +18,9 @@ VERSIONS = (V1, V1ALPHA2)
 MAX_MESSAGE_BYTES = 64 << 20
 IMAGE_METHODS = frozenset({"ListImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo"})
 
+HOST_NETWORK = {"network": cri_pb2.NODE, "pid": cri_pb2.CONTAINER}
 _REPLIES: Mapping[str, str] = {"GetContainerEvents": "ContainerEventResponse"}
 """Methods whose reply is not named after them."""
-
-M = TypeVar("M", bound=Message)
 
 
 def pod_config(
@@ -35,13 +33,11 @@ def pod_config(
     annotations: Mapping[str, str] | None = None,
 ) -> cri_pb2.PodSandboxConfig:
     """Return the config of a pod on the host's network."""
-    config = cri_pb2.PodSandboxConfig(log_directory=log_directory, labels=labels or {}, annotations=annotations or {})
-    config.metadata.name = name
-    config.metadata.uid = uid
-    config.metadata.namespace = "default"
-    config.linux.cgroup_parent = cgroup_parent
-    config.linux.security_context.namespace_options.CopyFrom(_host_network())
-    return config
+    metadata = {"name": name, "uid": uid, "namespace": "default"}
+    linux = {"cgroup_parent": cgroup_parent, "security_context": {"namespace_options": HOST_NETWORK}}
+    return cri_pb2.PodSandboxConfig(
+        metadata=metadata, log_directory=log_directory, labels=labels, annotations=annotations, linux=linux
+    )
 
 
 def container_config(
@@ -55,19 +51,16 @@ def container_config(
     image: str = BUSYBOX_IMAGE,
 ) -> cri_pb2.ContainerConfig:
     """Return the config of a container whose log is ``NAME.log`` in its pod's log directory."""
-    config = cri_pb2.ContainerConfig(command=command, labels=labels or {}, annotations=annotations or {})
-    config.metadata.name = name
-    config.image.image = image
-    config.log_path = f"{name}.log"
-    config.envs.extend(cri_pb2.KeyValue(key=key, value=value) for key, value in envs)
-    config.linux.security_context.namespace_options.CopyFrom(_host_network())
-    if resources is not None:
-        config.linux.resources.CopyFrom(resources)
-    return config
-
-
-def _host_network() -> cri_pb2.NamespaceOption:
-    return cri_pb2.NamespaceOption(network=cri_pb2.NODE, pid=cri_pb2.CONTAINER)
+    return cri_pb2.ContainerConfig(
+        metadata={"name": name},
+        image={"image": image},
+        command=command,
+        envs=[{"key": key, "value": value} for key, value in envs],
+        labels=labels,
+        annotations=annotations,
+        log_path=f"{name}.log",
+        linux={"resources": resources, "security_context": {"namespace_options": HOST_NETWORK}},
+    )
 
 
 class CriClient:
@@ -84,7 +77,7 @@ class CriClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *details: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -112,7 +105,7 @@ class CriClient:
     # ---- pods
 
     def version(self) -> cri_pb2.VersionResponse:
-        return _of(cri_pb2.VersionResponse, self.call("Version", cri_pb2.VersionRequest()))
+        return self.call("Version", cri_pb2.VersionRequest())
 
     def run_pod(self, config: cri_pb2.PodSandboxConfig) -> str:
         return str(self.call("RunPodSandbox", cri_pb2.RunPodSandboxRequest(config=config)).pod_sandbox_id)
@@ -120,7 +113,7 @@ class CriClient:
     def pod_status(self, pod_id: str) -> cri_pb2.PodSandboxStatusResponse:
         """Read the verbose status."""
         request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=pod_id, verbose=True)
-        return _of(cri_pb2.PodSandboxStatusResponse, self.call("PodSandboxStatus", request))
+        return self.call("PodSandboxStatus", request)
 
     def pods(self) -> list[cri_pb2.PodSandbox]:
         return list(self.call("ListPodSandbox", cri_pb2.ListPodSandboxRequest()).items)
@@ -158,12 +151,12 @@ class CriClient:
     def status(self, container_id: str) -> cri_pb2.ContainerStatusResponse:
         """Read the verbose status."""
         request = cri_pb2.ContainerStatusRequest(container_id=container_id, verbose=True)
-        return _of(cri_pb2.ContainerStatusResponse, self.call("ContainerStatus", request))
+        return self.call("ContainerStatus", request)
 
     def exec_sync(self, container_id: str, *command: str, timeout_seconds: int = 20) -> cri_pb2.ExecSyncResponse:
         """Run a command in a container; return its output and exit code."""
         request = cri_pb2.ExecSyncRequest(container_id=container_id, cmd=command, timeout=timeout_seconds)
-        return _of(cri_pb2.ExecSyncResponse, self.call("ExecSync", request))
+        return self.call("ExecSync", request)
 
     def environment(self, container_id: str) -> dict[str, bytes]:
         """Read the environment that a process in the container sees."""
@@ -174,12 +167,6 @@ class CriClient:
     def exec_url(self, container_id: str, *command: str) -> str:
         request = cri_pb2.ExecRequest(container_id=container_id, cmd=command, stdout=True, stderr=True)
         return str(self.call("Exec", request).url)
-
-    def attach_url(self, container_id: str) -> str:
-        return str(self.call("Attach", cri_pb2.AttachRequest(container_id=container_id, stdout=True)).url)
-
-    def port_forward_url(self, pod_id: str, *ports: int) -> str:
-        return str(self.call("PortForward", cri_pb2.PortForwardRequest(pod_sandbox_id=pod_id, port=ports)).url)
 
     # ---- images
 
@@ -194,8 +181,3 @@ def _serialize(message: Message) -> bytes:
 def _reply(method: str) -> type[Message]:
     reply: type[Message] = getattr(cri_pb2, _REPLIES.get(method, f"{method}Response"))
     return reply
-
-
-def _of(kind: type[M], message: Message) -> M:
-    assert isinstance(message, kind)
-    return message

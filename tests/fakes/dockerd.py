@@ -3,8 +3,7 @@
 What is recorded is what came; requests of one connection are answered in order.
 It stands on plain asyncio streams: aiohttp's server can neither answer after a half-close nor send an unframed reply.
 
-Run alone: ``python -m tests.fakes.dockerd --socket PATH [--containers N --list-bytes N] [--api V --minimum V]
-[--cgroup-driver systemd]``.
+Run alone: ``python -m tests.fakes.dockerd --socket PATH``.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import argparse
 import asyncio
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import uvloop
@@ -24,25 +22,23 @@ from tests.fakes.dockerd_received import Injection, Received
 from tests.fakes.dockerd_records import Container
 from tests.fakes.dockerd_routes import ROUTES
 from tests.fakes.dockerd_service import Service
-from tests.fakes.dockerd_state import CGROUPFS, SYSTEMD, DockerdState
+from tests.fakes.dockerd_state import CGROUPFS, DockerdState
 from tests.fakes.dockerd_streams import Feed
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockerd_wire import Reader
-from tests.fakes.server import Server, stay
+from tests.fakes.server import Listener, stay
 
 KEPT_BODY_BYTES = 1 << 20
-BACKLOG = 4096
-"""What Linux allows by itself (net.core.somaxconn), and so what a Go program asks for."""
 
 __all__ = ["DockerdState", "FakeDockerd", "Feed", "Injection", "Received"]
 
 
-class FakeDockerd(Server):
+class FakeDockerd(Listener):
     """The server; ``state`` may be handed to a later server on the same socket, as after a restart of dockerd.
 
-    ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the window of API versions, and
-    ``server_version`` are the engine's if they are not given. ``keep_received`` bounds the record of requests (None
-    keeps all), ``keep_body_bytes`` what is kept of each body; ``counts`` counts them by route, without bound.
+    ``engine`` is the version of Docker Engine; ``api`` and ``minimum``, the window of API versions, are the engine's
+    if they are not given. ``keep_received`` bounds the record of requests (None keeps all), ``keep_body_bytes`` what is
+    kept of each body; ``counts`` counts them by route, without bound.
     """
 
     mangle: Callable[[Any], Any] | None = None
@@ -56,19 +52,19 @@ class FakeDockerd(Server):
         engine: Engine = ENGINE_20,
         api: str | None = None,
         minimum: str | None = None,
-        server_version: str | None = None,
         cgroup_driver: str = CGROUPFS,
         keep_received: int | None = None,
         keep_body_bytes: int = KEPT_BODY_BYTES,
     ) -> None:
+        super().__init__(socket_path)
         self.socket_path = socket_path
         self.state = state or DockerdState(cgroup_driver)
-        self.engine, self.server_version = engine, server_version or engine.version
+        self.engine, self.server_version = engine, engine.version
         self.api, self.minimum = api or engine.api, minimum or engine.minimum
         self.keep_body_bytes = keep_body_bytes
         self.received: deque[Received] = deque(maxlen=keep_received)
         self.counts: Counter[str] = Counter()
-        self.accepted = 0
+        self._accepted = 0
         self.watchers = 0
         """How many GET /events are open."""
         self.big_list: bytes | None = None
@@ -76,37 +72,17 @@ class FakeDockerd(Server):
         self.big_list_for = ""  # the User-Agent that is answered so; "" is everybody
         self.feeds: dict[str, Feed] = {}
         self.export_bytes = 1 << 20
-        """How long the archives of export, get and cp are."""
+        """How long an exported archive is."""
         self.injections: dict[str, Injection] = {}
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | socket.socket] = {}
         """The socket until it is a stream."""
-        self._detached: set[asyncio.Task[None]] = set()
-        self._waiting: list[asyncio.Event] = []
-        self._listener: socket.socket | None = None
         self._service = Service(self, self.api, self.minimum, self.server_version)
 
     # ---- life
 
-    async def start(self) -> None:
-        Path(self.socket_path).unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.setblocking(False)
-        self._listener.bind(self.socket_path)
-        self._listener.listen(BACKLOG)
-        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
-
-    async def stop(self) -> None:
-        """Die: stop listening and drop every connection, whatever is under way."""
-        if self._listener is None:
-            return
-        asyncio.get_running_loop().remove_reader(self._listener)
-        self._listener.close()
-        self._listener = None
+    async def end(self) -> None:
         self.drop_connections()
-        for task in self._detached:
-            task.cancel()
-        await asyncio.gather(*self._connections, *self._detached, return_exceptions=True)
-        Path(self.socket_path).unlink(missing_ok=True)
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     @property
     def connections(self) -> int:
@@ -125,14 +101,6 @@ class FakeDockerd(Server):
         """Return what was received on a route, given as in dockerd_routes.ROUTES ("POST /containers/{ref}/start")."""
         self._known(route)
         return [received for received in self.received if received.route == route]
-
-    async def wait_for_requests(self, route: str, count: int = 1) -> list[Received]:
-        """Wait until so many requests on a route have come; return them."""
-        while len(found := self.requests(route)) < count:
-            arrival = asyncio.Event()
-            self._waiting.append(arrival)
-            await arrival.wait()
-        return found
 
     def inject(self, route: str, injection: Injection) -> Injection:
         """Let a route's calls go wrong from now on; it replaces what was injected before."""
@@ -155,12 +123,8 @@ class FakeDockerd(Server):
 
     def fill_list(self, count: int, total_bytes: int) -> None:
         """Let GET /containers/json answer ``count`` containers in about ``total_bytes`` bytes; made once, here."""
-        padding = {
-            "Command": "sleep",
-            "State": "running",
-            "Status": "Up 1 second",
-            "HostConfig": {"NetworkMode": "host"},
-        }
+        life = {"Command": "sleep", "State": "running", "Status": "Up 1 second"}
+        padding = {**life, "HostConfig": {"NetworkMode": "host"}}
         listed = [{"Id": f"{n:064x}", "Names": [f"/fake_{n}"], "Labels": {}, **padding} for n in range(count)]
         rest = max(0, total_bytes - len(go_json(listed))) // max(1, count)
         for container in listed:
@@ -172,24 +136,11 @@ class FakeDockerd(Server):
         if route not in {row.key for row in ROUTES}:
             raise KeyError(f"no such route: {route!r}; dockerd_routes.ROUTES lists them")
 
-    # ---- what handlers use
-
-    def detach(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let work go on that no connection waits for."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._detached.add(task)
-        task.add_done_callback(self._detached.discard)
-
     # ---- connections
 
-    def _accept(self, listener: socket.socket) -> None:
-        # Not by asyncio's own server: what that accepts in the moment of its close stays open, and nobody knows of it.
-        try:
-            client, _ = listener.accept()
-        except BlockingIOError:
-            return  # the client has gone again
-        task = asyncio.get_running_loop().create_task(self._serve(client, self.accepted))
-        self.accepted += 1
+    def accepted(self, client: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(client, self._accepted))
+        self._accepted += 1
         self._connections[task] = client
         task.add_done_callback(self._ended)
 
@@ -215,38 +166,14 @@ class FakeDockerd(Server):
     def record(self, received: Received) -> None:
         self.received.append(received)
         self.counts[received.route] += 1
-        while self._waiting:
-            self._waiting.pop().set()
 
 
-async def alone(dockerd: FakeDockerd) -> None:
-    async with dockerd:
+async def alone() -> None:
+    parser = argparse.ArgumentParser(description="fake dockerd")
+    parser.add_argument("--socket", required=True)
+    async with FakeDockerd(parser.parse_args().socket, keep_received=0, keep_body_bytes=0) as dockerd:
         await stay(f"fake dockerd {{}} listens on {dockerd.socket_path}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="fake dockerd")
-    parser.add_argument("--socket", required=True)
-    parser.add_argument("--containers", type=int, default=0, help="containers that GET /containers/json answers")
-    parser.add_argument("--list-bytes", type=int, default=1 << 20, help="size of that answer")
-    parser.add_argument("--export-bytes", type=int, default=1 << 20, help="size of an exported archive")
-    parser.add_argument("--api", default=ENGINE_20.api, help="newest API version")
-    parser.add_argument("--minimum", default=ENGINE_20.minimum, help="oldest API version")
-    parser.add_argument("--cgroup-driver", choices=(CGROUPFS, SYSTEMD), default=CGROUPFS)
-    arguments = parser.parse_args()
-    dockerd = FakeDockerd(
-        arguments.socket,
-        api=arguments.api,
-        minimum=arguments.minimum,
-        cgroup_driver=arguments.cgroup_driver,
-        keep_received=0,
-        keep_body_bytes=0,
-    )
-    dockerd.export_bytes = arguments.export_bytes
-    if arguments.containers:
-        dockerd.fill_list(arguments.containers, arguments.list_bytes)
-    uvloop.run(alone(dockerd))
-
-
 if __name__ == "__main__":
-    main()
+    uvloop.run(alone())

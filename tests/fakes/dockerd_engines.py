@@ -1,22 +1,20 @@
 """The versions of Docker Engine: what a daemon says of itself, and what its answers have from an API version on.
 
-20.10 changes nothing; a change holds for the API version that a request names, not for the daemon's newest.
+20.10 changes nothing; a change holds for the API version that a request names, not for the daemon's newest. What an
+answer lost, or has in another form, is all there; of what it has more there is one example.
 Sources: moby's api/docs/CHANGELOG.md, daemon/server/router/{container,image,system}, daemon/server/middleware.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from tests.fakes.dockerd_routes import version_number
-from tests.fakes.dockerd_structs import CONFIG, Struct
+from tests.fakes.dockerd_received import Header
+from tests.fakes.dockerd_structs import Struct, version_number
 
-Header = tuple[str, str]
-
-INFO, INSPECT, LISTED, IMAGE, EVENT = "info", "inspect", "listed", "image", "event"
-"""The answers that differ: GET /info, a container's inspect and its row in a list, an image's inspect, an event."""
+INSPECT, IMAGE, EVENT = "inspect", "image", "event"
+"""The answers that differ: a container's inspect, an image's, an event."""
 ALL = (1, 0)
 """Stands for a change that holds for every API version."""
 
@@ -39,8 +37,8 @@ class Engine:
     ping: Sequence[Header]
     """The headers of a ping's reply that tell of the daemon."""
     changes: Sequence[Change] = ()
-    event_types: Mapping[str, str] = field(default_factory=dict)
-    """By media type that a client accepts, what GET /events is answered as."""
+    negotiates: bool = False
+    """Answers GET /events as the client accepts it."""
 
     def shown(self, answer: str, api: str, struct: Struct) -> Struct:
         """Return an answer as it is for a request of an API version."""
@@ -52,31 +50,18 @@ class Engine:
 
     def event_type(self, accept: str) -> str:
         """Return the Content-Type of GET /events."""
-        wanted = (part.partition(";")[0].strip() for part in accept.split(","))
-        return next((self.event_types[kind] for kind in wanted if kind in self.event_types), "application/json")
+        lines = self.negotiates and ("application/x-ndjson" in accept or "*/*" in accept)
+        return "application/x-ndjson" if lines else "application/json"
 
 
 # ---- what changed
 
-_OF_CONTAINERS_ONLY = (
-    *("Hostname", "Domainname", "AttachStdin", "AttachStdout", "AttachStderr", "Tty", "OpenStdin", "StdinOnce"),
-    "Image",
-)
-_OMITTED = ("ExposedPorts", "Healthcheck")
-"""Fields of a Config that were left out before, too, where they hold nothing."""
-_DEPRECATED_OF_IMAGES = ("Parent", "Comment", "DockerVersion", "Author")
 _SNAPSHOTTER = "overlayfs"
 _MANIFEST = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": "sha256:" + "1" * 64, "size": 1}
 
 
 def _without(struct: Struct, *names: str) -> Struct:
     return {key: value for key, value in struct.items() if key not in names}
-
-
-def _with_own_info(info: Struct) -> Struct:
-    runtimes = {name: {**runtime, "status": {}} for name, runtime in info["Runtimes"].items()}
-    more = {"CgroupVersion": "2", "CDISpecDirs": [], "Containerd": {"Address": "/run/containerd/containerd.sock"}}
-    return {**info, **more, "Runtimes": runtimes}
 
 
 def _on_unified_hierarchy(inspected: Struct) -> Struct:
@@ -91,68 +76,38 @@ def _on_snapshotter(inspected: Struct) -> Struct:
     return {**inspected, "Driver": _SNAPSHOTTER, "GraphDriver": {"Data": None, "Name": _SNAPSHOTTER}}
 
 
-def _with_storage(inspected: Struct) -> Struct:
-    storage = {"RootFS": {"Snapshot": {"Name": _SNAPSHOTTER}}}
-    return {**_without(inspected, "GraphDriver"), "Storage": storage}
-
-
-def _with_manifest(shown: Struct) -> Struct:
-    return {**shown, "ImageManifestDescriptor": _MANIFEST}
+def _with_manifest(inspected: Struct) -> Struct:
+    return {**inspected, "ImageManifestDescriptor": _MANIFEST}
 
 
 def _without_old_parts(inspected: Struct) -> Struct:
     config = inspected["Config"] if inspected["Config"]["OnBuild"] else _without(inspected["Config"], "OnBuild")
-    network = _without(inspected["NetworkSettings"], "Bridge")
-    return {**inspected, "Config": config, "NetworkSettings": network}
-
-
-def _with_whole_config(image: Struct) -> Struct:
-    """Show an image's Config as the whole of a container's, which it was in the code."""
-    return {**image, "Config": {**_without(dict(CONFIG), *_OMITTED), **image["Config"]}}
-
-
-def _with_own_config(image: Struct) -> Struct:
-    return {**image, "Config": _without(image["Config"], *_OF_CONTAINERS_ONLY)}
+    more = {"Config": config, "Storage": {"RootFS": {"Snapshot": {"Name": _SNAPSHOTTER}}}}
+    return {**_without(inspected, "GraphDriver"), **more, "NetworkSettings": {"Networks": {}}}
 
 
 def _without_empty_config(image: Struct) -> Struct:
     """Leave out what holds nothing; a Config of nothing is null."""
     config = {key: value for key, value in image["Config"].items() if value}
-    empty = [name for name in _DEPRECATED_OF_IMAGES if not image.get(name)]
-    return {**_without(image, *empty), "Config": config or None}
+    return {**_without(image, "Parent"), "Config": config or None}
 
 
 def _without_old_names(event: Struct) -> Struct:
     return _without(event, "status", "id", "from")
 
 
-def _more(**values: Any) -> Callable[[Struct], Struct]:
-    return lambda struct: {**struct, **values}
-
-
-_SINCE_20 = (
-    Change(INFO, ALL, _with_own_info),
-    Change(INFO, (1, 49), _more(FirewallBackend={"Driver": "iptables"})),
-    Change(INFO, (1, 50), _more(DiscoveredDevices=[])),
-    Change(INSPECT, ALL, _on_unified_hierarchy),
-    Change(IMAGE, ALL, _with_whole_config),
-    Change(IMAGE, (1, 50), _with_own_config),
-)
+_SINCE_20 = (Change(INSPECT, ALL, _on_unified_hierarchy),)
 _SINCE_28 = (
-    Change(INFO, ALL, _more(Driver=_SNAPSHOTTER)),
     Change(INSPECT, ALL, _on_snapshotter),
     Change(INSPECT, (1, 48), _with_manifest),
-    Change(INSPECT, (1, 52), _with_storage),
     Change(INSPECT, (1, 52), _without_old_parts),
-    Change(LISTED, (1, 48), _with_manifest),
     Change(IMAGE, (1, 52), _without_empty_config),
     Change(EVENT, (1, 52), _without_old_names),
 )
 _BUILDKIT = (("Builder-Version", "2"), ("Swarm", "inactive"))
-_NEGOTIATED = dict.fromkeys(("application/x-ndjson", "*/*"), "application/x-ndjson")
 
 ENGINE_20 = Engine("20.10", "20.10.24", "1.41", "1.12", ())
 ENGINE_28 = Engine("28", "28.5.1", "1.51", "1.24", _BUILDKIT, _SINCE_20)
-ENGINE_29 = Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT, (*_SINCE_20, *_SINCE_28), _NEGOTIATED)
+ENGINE_29 = Engine("29", "29.0.0", "1.52", "1.44", _BUILDKIT, (*_SINCE_20, *_SINCE_28), negotiates=True)
 
 ENGINES = (ENGINE_20, ENGINE_28, ENGINE_29)

@@ -81,11 +81,7 @@ def _labels(labels: Mapping[str, str], annotations: Mapping[str, str], own: Mapp
 
 
 def _pod_labels(pod: Pod) -> dict[str, str]:
-    return {
-        "io.kubernetes.pod.name": pod.name,
-        "io.kubernetes.pod.namespace": pod.namespace,
-        "io.kubernetes.pod.uid": pod.uid,
-    }
+    return {f"io.kubernetes.pod.{key}": getattr(pod, key) for key in ("name", "namespace", "uid")}
 
 
 def _body(config: Mapping[str, Any], host: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,19 +159,9 @@ def update_body(resources: Values, moves_swap: bool) -> dict[str, Any]:
 
 def exec_body(argv: Sequence[str]) -> dict[str, Any]:
     """Return the create body of an exec that is run to its end."""
-    return {
-        "User": "",
-        "Privileged": False,
-        "Tty": False,
-        "AttachStdin": False,
-        "AttachStderr": True,
-        "AttachStdout": True,
-        "Detach": False,
-        "DetachKeys": "",
-        "Env": None,
-        "WorkingDir": "",
-        "Cmd": list(argv),
-    }
+    streams = {"AttachStdin": False, "AttachStderr": True, "AttachStdout": True}
+    nothing = {"Detach": False, "DetachKeys": "", "Env": None, "WorkingDir": ""}
+    return {"User": "", "Privileged": False, "Tty": False, **streams, **nothing, "Cmd": list(argv)}
 
 
 def _resources(values: Values) -> dict[str, int | str]:

@@ -4,11 +4,10 @@ Without a fault every byte and every half-close passes as it came.
 """
 
 import asyncio
-import os
 import socket
 from dataclasses import dataclass, field
 
-from tests.fakes.server import Server
+from tests.fakes.server import Listener
 
 READ_BYTES = 65536
 
@@ -43,7 +42,6 @@ class Connection:
     to_backend: bytearray = field(default_factory=bytearray)
     to_client: bytearray = field(default_factory=bytearray)
     client_half_closed: bool = False
-    backend_half_closed: bool = False
     task: asyncio.Task[None] | None = None
 
     def close(self) -> None:
@@ -60,32 +58,20 @@ class Connection:
         self.backend.close()
 
 
-class FaultRelay(Server):
+class FaultRelay(Listener):
     """Listens on ``listen`` and relays to ``backend``; ``connections`` keeps the ended ones too, in order of accept."""
 
     def __init__(self, listen: str, backend: str) -> None:
+        super().__init__(listen)
         self.listen = listen
         self.backend = backend
         self.to_backend = Faults()
         self.to_client = Faults()
         self.connections: list[Connection] = []
-        self._listener: socket.socket | None = None
 
-    async def start(self) -> None:
-        self._listener = _unix_socket()
-        self._listener.bind(self.listen)
-        self._listener.listen(128)
-        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
-
-    async def stop(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
-            os.unlink(self.listen)
-            self._listener = None
+    async def end(self) -> None:
         self.cut()
-        for connection in self.connections:
-            await _end(connection.task)
+        await asyncio.gather(*(one.task for one in self.connections if one.task is not None), return_exceptions=True)
 
     def cut(self) -> None:
         """Drop every open connection at once; the peers see an end."""
@@ -103,16 +89,9 @@ class FaultRelay(Server):
         sent = max((len(connection.to_client) for connection in self.connections), default=0)
         self.to_client.cut_after_bytes = sent + more_bytes
 
-    def half_close_backend(self) -> None:
-        """Tell the backend that no more bytes come from any client."""
-        for connection in self.connections:
-            connection.backend.shutdown(socket.SHUT_WR)
-
-    def _accept(self, listener: socket.socket) -> None:
-        # Not by an awaited accept: one that is cancelled in that moment would lose the client.
-        client, _ = listener.accept()
-        client.setblocking(False)
-        backend = _unix_socket()
+    def accepted(self, client: socket.socket) -> None:
+        backend = socket.socket(socket.AF_UNIX)
+        backend.setblocking(False)
         try:
             backend.connect(self.backend)
         except OSError:
@@ -143,10 +122,7 @@ class FaultRelay(Server):
             passed += data
             if faults.cut_after_bytes is not None and len(passed) >= faults.cut_after_bytes:
                 raise ConnectionAbortedError("cut as told")
-        if forward:
-            connection.client_half_closed = True
-        else:
-            connection.backend_half_closed = True
+        connection.client_half_closed |= forward
         target.shutdown(socket.SHUT_WR)
 
     async def _read(self, source: socket.socket, faults: Faults) -> bytes:
@@ -172,15 +148,3 @@ async def _readable(source: socket.socket) -> None:
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-async def _end(task: asyncio.Task[None] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def _unix_socket() -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.setblocking(False)
-    return made

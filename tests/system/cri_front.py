@@ -189,7 +189,7 @@ def _container_config(container: Container) -> cri_pb2.ContainerConfig:
 
 
 def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
-    return cri_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
+    return cri_pb2.LinuxContainerResources(**values)
 
 
 @asynccontextmanager
