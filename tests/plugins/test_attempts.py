@@ -111,9 +111,6 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-# -- the time --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("budget_seconds", "left", "reason", "state"),
     [
@@ -150,9 +147,6 @@ def test_nobody_is_asked_without_time_left(desk: Desk) -> None:
     for _ in range(2 * FAILURES_IN_A_ROW):
         assert desk.ask(seconds=0) is Reason.DEADLINE
     assert desk.plugin.breaker.state is State.CLOSED
-
-
-# -- the breaker -----------------------------------------------------------------------------------------------------
 
 
 def test_breaker_tells_opening_and_closing_by_line_and_gauge(desk: Desk, log: pytest.LogCaptureFixture) -> None:
@@ -213,9 +207,6 @@ def test_removed_plugin_is_not_told_of(desk: Desk, log: pytest.LogCaptureFixture
         end(desk.begin(plugin=plugin), HookError("a", CREATE.name, Reason.DEADLINE))
     assert plugin.breaker.state is State.OPEN
     assert (desk.gauge, log.records) == (None, [])
-
-
-# -- points that are not served --------------------------------------------------------------------------------------
 
 
 def test_unserved_point_is_told_once_and_not_asked_again(desk: Desk, log: pytest.LogCaptureFixture) -> None:

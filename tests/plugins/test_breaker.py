@@ -72,9 +72,6 @@ def test_only_an_answer_ends_a_row_of_failures(bench: Bench, reason: Reason | No
     assert bench.breaker.state is State.OPEN
 
 
-# -- half open -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("reason", WELL)
 def test_half_open_lets_one_in_and_an_answer_closes_it(bench: Bench, reason: Reason | None) -> None:
     bench.open()
@@ -105,9 +102,6 @@ def test_each_opening_is_longer_up_to_five_minutes(bench: Bench) -> None:
     assert bench.breaker.seconds == OPEN_SECONDS
 
 
-# -- another server at the socket ------------------------------------------------------------------------------------
-
-
 def test_another_server_is_tried_at_once_by_one_call(bench: Bench) -> None:
     bench.open()
     bench.server = "another socket"
@@ -117,8 +111,6 @@ def test_another_server_is_tried_at_once_by_one_call(bench: Bench) -> None:
     bench.breaker.end(probe, None, bench.now)
     assert bench.breaker.state is State.CLOSED
 
-
-# -- whatever happens ------------------------------------------------------------------------------------------------
 
 REASONS = st.sampled_from([None, *Reason])
 

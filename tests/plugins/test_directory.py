@@ -146,9 +146,6 @@ with tempfile.TemporaryDirectory() as folder:
     ]
 
 
-# ---- files that are renamed while they are read
-
-
 def renaming(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Rename the first name to the second one behind the first listing, that to the third behind the next, ..."""
     left, listdir = list(names), os.listdir

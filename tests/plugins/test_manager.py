@@ -147,9 +147,6 @@ async def test_stop_without_a_start_ends(rig: Rig) -> None:
     await rig.manager.stop()
 
 
-# ---- what is told
-
-
 @pytest.fixture
 def told() -> Iterator[Callable[[], list[str]]]:
     """What the proxy's own log says from now on; to be asked for once."""
@@ -244,9 +241,6 @@ async def test_unreadable_directory_keeps_the_plugins_with_one_line(
     assert len(complaints) == 2, "one each time"
 
 
-# ---- faults of ours
-
-
 async def test_fault_in_reading_ends_neither_start_nor_following(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("a.json", "b.json"):
         made, rig.clients = rig.clients, None  # type: ignore[assignment]  # the factory fails now
@@ -277,9 +271,6 @@ async def test_fault_in_watching_does_not_end_the_following(
     rig.put("b.json")
     await rig.until(lambda: rig.names() == ["a", "b"])
     assert "canary" not in caplog.text
-
-
-# ---- a directory that does not answer: a link leads into a mount whose server is gone
 
 
 @pytest.fixture

@@ -72,8 +72,6 @@ async def test_nobody_there_is_told_at_once(tmp_path: Path, left: str) -> None:
     assert time.monotonic() - began < LONG_SECONDS / 2
 
 
-# Who may be at the other end.
-
 NOBODY = 65534
 as_root = pytest.mark.engine
 """Only root can give a file to another user."""

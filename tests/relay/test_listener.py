@@ -73,9 +73,6 @@ def test_close_removes_the_socket_and_gives_the_lock_back(folder: Path) -> None:
         assert sorted(os.listdir(folder)) == ["a.sock.lock"]
 
 
-# Mode and group.
-
-
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
 @pytest.mark.parametrize("umask", [0, 0o022, 0o777])
 def test_mode_is_the_configured_one_whatever_the_umask(folder: Path, mode: int, umask: int) -> None:
@@ -146,9 +143,6 @@ listen(sys.argv[1] + "/a.sock", mode=0o660, group="1")
         assert "ConfigError: cannot listen on" in run.stderr
         assert "Operation not permitted" in run.stderr
         assert os.listdir(folder) == ["a.sock.lock"]
-
-
-# What stands against listening.
 
 
 KEPT: list[socket.socket] = []
@@ -242,8 +236,6 @@ def test_path_of_107_bytes_is_taken(folder: Path) -> None:
     listen(str(folder / ("n" * (107 - len(os.fsencode(folder)) - 1)))).close()
 
 
-# The directory and the group.
-
 GROUP = 12345 if os.geteuid() == 0 else os.getegid()
 """The socket's; only root gives to a group that it is not in, and nobody need know of one."""
 OTHERS = [12346] if os.geteuid() == 0 else []
@@ -305,9 +297,6 @@ def test_directory_stays_and_is_told_of_if_the_group_cannot_enter(
 def test_who_may_write_in_the_directory(mode: int, user: int, group: int, fault: str) -> None:
     found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
     assert folder_fault(found, group_id=999) == fault
-
-
-# A start behind another one.
 
 
 def test_stale_socket_is_replaced(folder: Path) -> None:
@@ -379,12 +368,6 @@ def test_lock_is_not_handed_to_children(folder: Path) -> None:
         child.terminate()
 
 
-# Paths.
-
-
-# The end: nobody is to connect any more, while who has connected is still accepted.
-
-
 def test_withdrawn_socket_still_accepts_who_has_connected(tmp_path: Path) -> None:
     path = str(tmp_path / "a.sock")
     listener = listen(path)
@@ -450,8 +433,6 @@ def test_socket_that_cannot_be_removed_stays_with_one_warning() -> None:
     words = "it cannot be removed (Permission denied); the next start tries again"
     assert run.stderr == f"WARNING {folder}/a.sock stays: {words}\n"
 
-
-# The socket that systemd hands over (LISTEN_FDS).
 
 _INHERIT = """
 import os, socket, sys

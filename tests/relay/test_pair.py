@@ -122,9 +122,6 @@ async def test_end_waits_for_a_slow_client(rig: Rig) -> None:
     await rig.until("closed")
 
 
-# ---- half-close
-
-
 async def test_eof_that_waits_passes_when_the_flow_says_so(rig: Rig) -> None:
     rig.flow.waits = True
     rig.client.shutdown(socket.SHUT_WR)
@@ -186,9 +183,6 @@ async def test_tunnel_to_a_backend_that_has_gone_is_closed(watching: Rig) -> Non
     assert watching.flow.events == ["backend ended", "closed"]
 
 
-# ---- the client is held
-
-
 async def test_client_that_is_held_is_not_read(rig: Rig) -> None:
     rig.pair.hold_client(True)
     rig.client.send(b"one")
@@ -223,9 +217,6 @@ async def test_client_is_not_read_for_a_slow_backend_though_it_is_held_no_longer
         rig.client.send(b"more")
     rig.client.shutdown(socket.SHUT_WR)
     assert await rig.read_to_end(rig.backend) == sent
-
-
-# ---- hang-up
 
 
 async def test_client_that_hangs_up_ends_the_backend(watching: Rig) -> None:
@@ -332,9 +323,6 @@ async def test_without_a_watch_the_backend_is_read_on(rig: Rig) -> None:
         await asyncio.sleep(0.001)
 
 
-# ---- another backend
-
-
 async def test_another_backend_takes_the_place_of_one_that_ended(rig: Rig) -> None:
     rig.flow.keeps = True
     rig.backend.close()
@@ -362,9 +350,6 @@ async def test_client_that_waited_for_the_first_backend_is_read_for_the_second(r
     rig.pair.replace_backend(near)
     assert (await rig.read(rig.backend)).startswith(b"z")
     first.close()
-
-
-# ---- our last answer
 
 
 async def test_behind_the_last_answer_the_client_sees_the_end_and_closes(rig: Rig) -> None:

@@ -90,9 +90,6 @@ async def told(connection: Connection) -> None:
     await connection.next(http2.PING)
 
 
-# ---- against grpcio
-
-
 async def echo(message: bytes, context: Any) -> bytes:
     return message
 
@@ -149,9 +146,6 @@ async def test_calls_wait_until_a_server_says_how_many_it_takes(path: str, clien
         messages = [str(number).encode() * 1000 for number in range(6 * MOST)]
         assert await asyncio.gather(*(client.call(METHOD, each, LONG_SECONDS) for each in messages)) == messages
         assert len(client.links) == 1
-
-
-# ---- who is at the path
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
@@ -270,9 +264,6 @@ async def test_ping_is_acknowledged_where_nothing_else_is_sent(path: str, client
         await asyncio.sleep(unary.ACK_SECONDS)
 
 
-# ---- descriptors are short
-
-
 @pytest.mark.parametrize("number", SCARCE, ids=errno.errorcode.get)
 async def test_shortage_is_waited_for(path: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unary, "SCARCE_RETRY_SECONDS", 0.01)
@@ -301,9 +292,6 @@ async def test_shortage_that_stays_is_our_own_and_later_failures_are_not(path: s
         assert failed.text == "the proxy itself lacks what it needs: Too many open files"
         assert (await failing_soon(client)).kind is Kind.DEADLINE
         assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
-
-
-# ---- deadlines and cancels
 
 
 async def test_deadline_resets_the_stream_and_later_calls_use_a_new_connection(path: str, client: UnaryClient) -> None:
@@ -368,9 +356,6 @@ async def test_peer_that_asks_and_never_reads_is_no_longer_read(path: str, clien
             await connection.next(http2.PING)
         connection.send(answer(1, b"x"))
         assert await call == b"x"
-
-
-# ---- the peer takes few at a time, or sends calls back (RFC 9113, 5.1.2 and 8.7)
 
 
 @pytest.mark.parametrize("by", ["reset", "goaway"])
@@ -448,9 +433,6 @@ async def test_call_that_gives_up_hands_its_turn_on(path: str, client: UnaryClie
         with pytest.raises(asyncio.CancelledError):
             await second
         assert link._promised == 0
-
-
-# ---- broken peers: a call fails once, the next one dials anew
 
 
 async def speak_http1(connection: Connection) -> None:

@@ -43,9 +43,6 @@ def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
     return at
 
 
-# ---- sized and endless ones
-
-
 @given(st.integers(1, 100), st.binary(max_size=40), CUTS)
 def test_sized_body_ends_after_its_length(length: int, behind: bytes, cuts: list[int]) -> None:
     body = SizedBody(length)
@@ -87,9 +84,6 @@ def test_each_framing_has_its_follower(framing: Framing, length: int, kind: type
 def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: list[bool], done: bool) -> None:
     assert [body.passes(bytes(500), size) for size in sizes] == passed
     assert body.done is done
-
-
-# ---- chunked ones
 
 
 @pytest.mark.parametrize(("count", "passes"), [(PASSING_CHUNKS, True), (PASSING_CHUNKS + 1, False)])

@@ -44,9 +44,6 @@ def data_of(outlet: Outlet) -> list[tuple[int, int, bool]]:
     return [(frame.stream_id, len(frame.data), "END_STREAM" in frame.flags) for frame in taken(outlet.out)]
 
 
-# ---- the first SETTINGS and frame boundaries
-
-
 def test_nothing_leaves_before_the_first_settings() -> None:
     outlet = Outlet()
     outlet.inject(PING)
@@ -93,9 +90,6 @@ def test_ping_acks_wait_for_something_to_be_sent_with() -> None:
     assert (len(outlet.out), outlet.waiting) == (2, True)
     outlet.acknowledge()
     assert (len(outlet.out), outlet.waiting) == (3, False)
-
-
-# ---- DATA within the windows
 
 
 def test_data_are_split_at_the_peers_max_frame_size() -> None:
@@ -154,9 +148,6 @@ def test_streams_take_turns() -> None:
         outlet.send_data(stream, bytes(20_000), True, None, 0)
     outlet.open_window(100_000)
     assert data_of(outlet) == [(1, 16_384, False), (3, 16_384, False), (1, 3616, True), (3, 3616, True)]
-
-
-# ---- what waits is bounded
 
 
 def waiting_for_credit(*streams: int) -> Outlet:
@@ -235,9 +226,6 @@ def test_connection_window_is_not_opened_by_nothing() -> None:
         started().open_window(0)
 
 
-# ---- credit
-
-
 def test_peer_may_use_its_window_to_the_last_byte() -> None:
     outlet = started()
     outlet.received(PAIR_WINDOW)
@@ -257,9 +245,6 @@ def test_data_that_leaves_at_once_is_counted_and_credited_in_one_step() -> None:
     assert outlet.outstanding == 0
     with pytest.raises(WireError, match="connection window"):
         outlet.relayed(PAIR_WINDOW + 1)
-
-
-# ---- credit for DATA that the caller sends itself
 
 
 @pytest.mark.parametrize(
@@ -328,8 +313,6 @@ def test_data_of_another_source_or_behind_an_end_wait_alone() -> None:
     assert len(outlet.queues[1]) == 5
 
 
-# ---- a model of the peer: random work, checked frame by frame
-
 GOVERNED, PASSING = (1, 3), (5, 7)
 CUT_STREAM = 99
 BIG = 100_000
@@ -385,8 +368,6 @@ class Peer(RuleBasedStateMachine):
             self.streams[stream].window = self.initial
         if early:
             self.start()
-
-    # What the relay does.
 
     @precondition(lambda self: not self.started)
     @rule()
@@ -472,8 +453,6 @@ class Peer(RuleBasedStateMachine):
         self.source.received(length)
         return True
 
-    # What the peer does.
-
     @rule(increment=st.sampled_from([1, 17_000, 200_000]))
     def open_window(self, increment: int) -> None:
         self.window += increment
@@ -497,8 +476,6 @@ class Peer(RuleBasedStateMachine):
         self.initial, self.max_frame = initial, max_frame
         self.outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, initial), (http2.MAX_FRAME_SIZE, max_frame)])
         self.outlet.catch_up()
-
-    # What must hold after each step.
 
     @invariant()
     def holds(self) -> None:

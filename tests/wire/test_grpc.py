@@ -13,9 +13,6 @@ from runtimeproxy.wire import JOINED_BYTES, grpc
 LIMIT = 1000
 
 
-# ---- messages
-
-
 @given(st.binary(max_size=300))
 def test_message_reads_back(body: bytes) -> None:
     framed = grpc.message(body)
@@ -94,9 +91,6 @@ def test_compression_that_cannot_be_undone_is_refused(body: bytes, encoding: byt
         grpc.open_message(grpc.message(body, compressed=True), encoding, LIMIT)
 
 
-# ---- deadlines
-
-
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
@@ -137,9 +131,6 @@ def test_timeout_is_written_in_the_finest_unit_that_holds_it(seconds: float, val
 def test_timeout_reads_back(seconds: float) -> None:
     back = grpc.read_timeout(grpc.timeout(seconds))
     assert back == pytest.approx(seconds, rel=1e-3)
-
-
-# ---- status texts
 
 
 @pytest.mark.parametrize(

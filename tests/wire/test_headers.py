@@ -60,9 +60,6 @@ def find_path(block: bytes) -> bytes:
     return headers.path(headers.walk(block))
 
 
-# ---- reading
-
-
 @given(MARKED, st.booleans(), st.booleans())
 def test_block_that_stands_alone_is_read_as_hpack_reads_it(
     fields: list[tuple[Header, bool]], coded: bool, updated: bool
@@ -127,9 +124,6 @@ def test_latest_1024_huffman_strings_are_remembered() -> None:
     assert again is not first, "1,024 later ones took its place"
 
 
-# ---- the path
-
-
 @pytest.mark.parametrize(
     ("block", "path"),
     [
@@ -170,9 +164,6 @@ def test_request_without_a_path_is_ambiguous(block: bytes) -> None:
         find_path(block)
 
 
-# ---- building
-
-
 @given(st.lists(FIELDS, max_size=8))
 def test_own_block_is_read_by_a_peer_that_insists_on_the_size_update(fields: list[Header]) -> None:
     block = headers.build(fields)
@@ -192,9 +183,6 @@ def test_literal_says_whether_it_may_be_indexed(name: bytes, sensitive: bool) ->
     [field] = tableless().decode(headers.literal(name, b"v", sensitive), raw=True)
     assert isinstance(field, NeverIndexedHeaderTuple) == sensitive
     assert tuple(field) == (name, b"v")
-
-
-# ---- a direction's blocks
 
 
 def acknowledged() -> Blocks:
@@ -253,9 +241,6 @@ def test_first_block_after_each_ack_starts_with_one_size_update(block: bytes) ->
         assert blocks.mark(block) is block
     blocks.acknowledge()
     assert blocks.mark(translated) == b"\x20" + translated, "also one that was translated before"
-
-
-# ---- what a block may cost
 
 
 INDEXED, LITERAL, UPDATE = b"\x82", b"\x00\x01a\x01b", b"\x20"

@@ -21,12 +21,9 @@ from tests.wire.http1_forms import (
 )
 
 RULES_OF_BODIES = {
-    *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY),
+    *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY)
 }
 STATUSES = {Rule.HEAD_BYTES: 431, Rule.FIELDS: 431, Rule.VERSION: 505, Rule.TRANSFER_CODING: 501, Rule.EXPECT: 417}
-
-
-# ---- requests
 
 
 @pytest.mark.parametrize("expected", REQUESTS, ids=lambda row: row.raw[:60])
@@ -60,9 +57,6 @@ def test_request_is_refused(raw: bytes, rule: Rule) -> None:
     assert caught.value.rule is rule
 
 
-# ---- responses
-
-
 @pytest.mark.parametrize("expected", RESPONSES, ids=lambda row: row.raw[:60] + row.method.encode())
 def test_response_is_read(expected: Response) -> None:
     read = http1.response_head(expected.raw, expected.method)
@@ -77,9 +71,6 @@ def test_response_is_refused(raw: bytes, rule: Rule, method: str) -> None:
     with pytest.raises(BadMessage) as caught:
         http1.response_head(raw, method)
     assert caught.value.rule is rule
-
-
-# ---- the list of refused forms
 
 
 def test_every_rule_of_heads_has_a_form_that_breaks_it() -> None:
@@ -101,9 +92,6 @@ def test_arbitrary_bytes_raise_nothing_but_bad_message(noise: bytes, raw: bytes,
                 read(octets)
 
 
-# ---- remembering
-
-
 def test_short_heads_are_remembered_and_long_ones_are_not() -> None:
     for read in (http1.request_head, lambda octets: http1.response_head(octets, "GET")):
         start = get if read is http1.request_head else lambda *fields: head("HTTP/1.1 200 OK", *fields)
@@ -119,8 +107,6 @@ def test_remembered_response_is_that_of_its_method() -> None:
     framings = [http1.response_head(raw, method).framing for method in ("GET", "HEAD", "CONNECT", "POST")]
     assert framings == [Framing.SIZED, Framing.EMPTY, Framing.UNTIL_CLOSE, Framing.SIZED]
 
-
-# ---- the end of a head
 
 HEADS = [row.raw for row in REQUESTS + RESPONSES]
 
@@ -183,9 +169,6 @@ def test_as_many_fields_as_the_limit_are_read_and_one_more_is_refused() -> None:
     with pytest.raises(BadMessage) as caught:
         http1.request_head(get(*many, "X: y"))
     assert caught.value.rule is Rule.FIELDS
-
-
-# ---- writing
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,6 @@ Reading = Message | Rule | None
 """A message, our refusal, or None for h11's and for a head that is not whole."""
 
 
-# ---- the two readers
-
-
 def ours(stream: bytes, method: str | None = None) -> Reading:
     """Read the first message: a request, or the response to a request with ``method``."""
     try:
@@ -124,8 +121,6 @@ def alike(mine: Message, other: Message) -> bool:
     fields = [(name, value.lower() if name == "transfer-encoding" else value) for name, value in mine.fields]
     return mine._replace(fields=fields) == other
 
-
-# ---- the comparison
 
 READ_BY_H11 = {
     *(Rule.LINE_END, Rule.FOLDED, Rule.CONTROL, Rule.TARGET, Rule.VERSION, Rule.HOST, Rule.CONTENT_LENGTH),
@@ -217,8 +212,6 @@ def test_rules_that_h11_is_milder_about_have_a_form_that_it_reads() -> None:
             read.add(rule)
     assert read == READ_BY_H11
 
-
-# ---- generated messages
 
 LINES = st.sampled_from(
     [

@@ -33,9 +33,6 @@ def pattern(size: int) -> bytes:
     return bytes(place % 251 for place in range(size))
 
 
-# ---- building
-
-
 @pytest.mark.parametrize(
     ("built", "expected"),
     [
@@ -101,9 +98,6 @@ def test_push_promise_is_split_at_16384_bytes_and_built_like_headers() -> None:
         (http2.PUSH_PROMISE, 16_380),
         (http2.CONTINUATION, 1),
     ]
-
-
-# ---- reading
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**16 - 1).filter(lambda i: i not in (4, 5)), CODES), max_size=8))
@@ -174,8 +168,6 @@ def test_block_too_short_for_its_fixed_fields_is_refused(kind: int, flags: int, 
     with pytest.raises(WireError, match="too short"):
         http2.split_block(kind, flags, payload)
 
-
-# ---- collecting
 
 FRAMES = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), STREAMS, st.binary(max_size=30)), max_size=6)
 

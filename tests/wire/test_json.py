@@ -29,9 +29,6 @@ def edited(text: str, edit: Edit) -> str:
     return result.decode()
 
 
-# ---- reading
-
-
 @pytest.mark.parametrize(
     ("key", "folded"),
     [
@@ -121,9 +118,6 @@ def test_errors_hold_no_value(text: str) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-# ---- counting
-
-
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
@@ -146,9 +140,6 @@ def test_tokens_are_counted_outside_of_strings(text: str, tokens: int) -> None:
 def test_short_text_is_not_looked_at() -> None:
     assert not has_more_tokens(b"[[[[", 4)
     assert has_more_tokens(b"[[[[[", 4)
-
-
-# ---- each edit, by hand
 
 
 @pytest.mark.parametrize(
@@ -267,8 +258,6 @@ def test_no_change_is_the_same_object(text: str, edit: Edit) -> None:
     encoded = text.encode()
     assert rewrite(encoded, edit) is encoded
 
-
-# ---- any document, any edits, any damage: a simple model on the stdlib's parser
 
 SPACE = st.text(" \t\n\r", max_size=2)
 KEYS = st.sampled_from(["a", "A", "b", "k", "K", KELVIN, "s", LONG_S, "ab", "é", "", '"', "\\", "\n"])

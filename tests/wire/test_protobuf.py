@@ -79,9 +79,6 @@ def readable(message: bytes, kind: type[Message] = Resources) -> bool:
     return True
 
 
-# ---- reading
-
-
 @settings(deadline=None)
 @given(st.lists(raw_fields(), max_size=6))
 def test_fields_tile_the_message(parts: list[bytes]) -> None:
@@ -149,8 +146,6 @@ def test_what_the_parser_takes_is_taken(message: bytes) -> None:
     assert not refused or "out of range" in refused or not readable(message, cri_pb2.StopPodSandboxResponse)
 
 
-# ---- counting
-
 CONFIG = {2: {8: {}}}
 """Of a create: its config, of that the envs, which here have another number."""
 
@@ -186,9 +181,6 @@ def test_nothing_behind_the_limit_is_looked_at() -> None:
     assert protobuf.has_more_fields(message, 49, {})
     with pytest.raises(WireError):
         protobuf.has_more_fields(message, 50, {})
-
-
-# ---- scalars
 
 
 @settings(deadline=None)
@@ -239,8 +231,6 @@ def test_scalar(before: bytes, edits: dict[int, Edit], after: bytes) -> None:
 def test_no_change_is_the_same_object(message: bytes, edits: dict[int, Edit]) -> None:
     assert rewrite(message, edits) is message
 
-
-# ---- messages inside
 
 PARENT = message_field({1: string_field("/x")})
 
@@ -300,9 +290,6 @@ def test_what_stays_is_copied_once_however_deep_it_stands() -> None:
     assert most < 1.1 * len(message)
 
 
-# ---- entries
-
-
 def entry(key: bytes, value: bytes) -> bytes:
     return message_of(9, message_of(1, key) + message_of(2, value))
 
@@ -332,8 +319,6 @@ ENTRIES: dict[str, tuple[bytes, dict[str, str], bytes]] = {
 def test_entries(before: bytes, values: dict[str, str], after: bytes) -> None:
     assert edited(before, {9: entries_field({key: string_field(value) for key, value in values.items()})}) == after
 
-
-# ---- any message, edited and read
 
 TEXTS = st.text(max_size=4)
 MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)

@@ -80,9 +80,6 @@ def asked(received: bytes) -> tuple[CallFailed, list[Frame]]:
     return failure(calls), sent(calls)
 
 
-# The request.
-
-
 def test_request_on_the_wire() -> None:
     calls = connected()
     assert calls.open(PATH, b"message", 1.5) == 1
@@ -167,9 +164,6 @@ def test_late_answer_to_a_cancelled_call_is_dropped_and_credited() -> None:
     assert [frame[0] for frame in sent(calls)] == [http2.WINDOW_UPDATE]
 
 
-# The answer.
-
-
 def test_answers_in_any_order() -> None:
     calls = connected()
     streams = [calls.open(PATH, b"", 1.0) for _ in range(3)]
@@ -208,9 +202,6 @@ def test_any_split_of_the_bytes_gives_the_same_answer(message: bytes, cuts: list
         received = received[size:]
     calls.receive(received)
     assert outcome(calls) == message
-
-
-# Failures that the peer tells.
 
 
 @pytest.mark.parametrize(
@@ -302,9 +293,6 @@ def test_goaway_ends_later_calls_and_lets_earlier_ones_finish() -> None:
     assert failure(calls, 3).kind is Kind.UNREACHABLE
     calls.receive(answer(1, b"reply"))
     assert outcome(calls) == b"reply"
-
-
-# Whatever comes.
 
 
 _FRAMES = st.builds(
