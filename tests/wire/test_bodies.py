@@ -11,7 +11,7 @@ from tests.wire.http1_forms import CHUNKED, REFUSED_CHUNKED
 from tests.wire.test_http1 import RULES_OF_BODIES
 
 SHORT = 200
-"""Bodies up to this length are cut at every place."""
+"""Bodies are cut at every place up to this one."""
 
 EXTENSIONS = st.sampled_from([b"", b";a", b';a="b c"', b";"])
 TRAILERS = st.lists(st.sampled_from([b"X-Sum: 1\r\n", b"Y:\r\n", b"Content-Lengths: 9\r\n"]), max_size=3)
@@ -50,20 +50,11 @@ def test_sized_body_ends_after_its_length(length: int, behind: bytes, cuts: list
     assert body.done
 
 
-def test_endless_body_takes_everything() -> None:
-    body = EndlessBody()
-    assert [body.feed(b"abc"), body.feed(b"abc", 2), body.feed(b"")] == [3, 3, 0]
-    assert not body.done
-
-
 @pytest.mark.parametrize(
     ("framing", "length", "kind"),
     [
-        (Framing.EMPTY, 0, None),
-        (Framing.SIZED, 0, None),
-        (Framing.SIZED, 1, SizedBody),
-        (Framing.CHUNKED, 0, ChunkedBody),
-        (Framing.UNTIL_CLOSE, 0, EndlessBody),
+        *((framing, 0, None) for framing in (Framing.EMPTY, Framing.SIZED)),
+        *((Framing.SIZED, 1, SizedBody), (Framing.CHUNKED, 0, ChunkedBody), (Framing.UNTIL_CLOSE, 0, EndlessBody)),
     ],
 )
 def test_each_framing_has_its_follower(framing: Framing, length: int, kind: type[Body] | None) -> None:
@@ -84,6 +75,7 @@ def test_each_framing_has_its_follower(framing: Framing, length: int, kind: type
 def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: list[bool], done: bool) -> None:
     assert [body.passes(bytes(500), size) for size in sizes] == passed
     assert body.done is done
+    assert done or body.feed(b"abc", 2) == 3
 
 
 @pytest.mark.parametrize(("count", "passes"), [(PASSING_CHUNKS, True), (PASSING_CHUNKS + 1, False)])
@@ -153,15 +145,8 @@ def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: t
     assert (body.feed(kind(b"head" + raw + b"GET /"), 4), body.done) == (4 + len(raw), True)
     assert body.feed(b"GET /") == 0
     assert bodies.dechunk(kind(raw)) == payload
-
-
-@pytest.mark.parametrize(("raw", "payload"), [row for row in CHUNKED if len(row[0]) <= SHORT])
-def test_chunked_body_may_be_cut_at_every_place(raw: bytes, payload: bytes) -> None:
-    for place in range(1, len(raw)):
-        kept: list[bytes | bytearray] = []
-        assert fed(ChunkedBody(kept.append), raw + b"GET", [place]) == len(raw)
-        assert b"".join(kept) == payload
-    assert fed(ChunkedBody(), raw + b"GET", [1] * len(raw)) == len(raw)
+    for place in range(1, min(len(raw), SHORT)):
+        assert fed(ChunkedBody(), raw + b"GET", [place]) == len(raw)
 
 
 @given(chunked(), st.binary(max_size=10), CUTS)
@@ -181,21 +166,7 @@ def test_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule
         assert caught.value.rule is rule
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"5",
-        b"5\r",
-        b"5\r\n",
-        b"5\r\nhello",
-        b"5\r\nhello\r\n",
-        b"0\r\n",
-        b"0\r\nX: a\r\n",
-        b"0\r\n\r",
-        b"0\r\n\r\nx",
-    ],
-)
+@pytest.mark.parametrize("raw", [b"", b"5", b"5\r", b"5\r\nhello", b"5\r\nhello\r\n", b"0\r\n\r", b"0\r\n\r\nx"])
 def test_only_a_whole_chunked_body_has_a_payload(raw: bytes) -> None:
     with pytest.raises(BadMessage) as caught:
         bodies.dechunk(raw)

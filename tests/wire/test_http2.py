@@ -1,18 +1,8 @@
 """Tests of the frame layout; hyperframe is the oracle."""
 
+import hyperframe.frame as oracle
 import pytest
 from hyperframe.exceptions import HyperframeError
-from hyperframe.frame import (
-    DataFrame,
-    Frame,
-    GoAwayFrame,
-    HeadersFrame,
-    PingFrame,
-    PushPromiseFrame,
-    RstStreamFrame,
-    SettingsFrame,
-    WindowUpdateFrame,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,21 +26,21 @@ def pattern(size: int) -> bytes:
 @pytest.mark.parametrize(
     ("built", "expected"),
     [
-        (http2.frame(http2.PING, http2.ACK, 0, b"12345678"), PingFrame(0, b"12345678", flags=["ACK"])),
-        (http2.frame(http2.DATA, http2.END_STREAM, 5), DataFrame(5, flags=["END_STREAM"])),
-        (http2.frame(http2.DATA, 0, 5, b"x" * 70_000), DataFrame(5, b"x" * 70_000)),
-        (http2.window_update(0, 983_041), WindowUpdateFrame(0, 983_041)),
-        (http2.window_update(7, http2.MAX_WINDOW), WindowUpdateFrame(7, http2.MAX_WINDOW)),
-        (http2.rst_stream(9, http2.CANCEL), RstStreamFrame(9, 8)),
-        (http2.rst_stream(9, http2.REFUSED_STREAM), RstStreamFrame(9, 7)),
-        (http2.goaway(http2.MAX_STREAM_ID, http2.NO_ERROR), GoAwayFrame(0, 2**31 - 1, 0)),
-        (http2.goaway(3, 2, b"why"), GoAwayFrame(0, 3, 2, b"why")),
-        (http2.settings({http2.HEADER_TABLE_SIZE: 0, 0x99: 7}), SettingsFrame(0, {1: 0, 0x99: 7})),
-        (http2.settings({}), SettingsFrame(0)),
-        (http2.SETTINGS_ACK, SettingsFrame(0, flags=["ACK"])),
+        (http2.frame(http2.PING, http2.ACK, 0, b"12345678"), oracle.PingFrame(0, b"12345678", flags=["ACK"])),
+        (http2.frame(http2.DATA, http2.END_STREAM, 5), oracle.DataFrame(5, flags=["END_STREAM"])),
+        (http2.frame(http2.DATA, 0, 5, b"x" * 70_000), oracle.DataFrame(5, b"x" * 70_000)),
+        (http2.window_update(0, 983_041), oracle.WindowUpdateFrame(0, 983_041)),
+        (http2.window_update(7, http2.MAX_WINDOW), oracle.WindowUpdateFrame(7, http2.MAX_WINDOW)),
+        (http2.rst_stream(9, http2.CANCEL), oracle.RstStreamFrame(9, 8)),
+        (http2.rst_stream(9, http2.REFUSED_STREAM), oracle.RstStreamFrame(9, 7)),
+        (http2.goaway(http2.MAX_STREAM_ID, http2.NO_ERROR), oracle.GoAwayFrame(0, 2**31 - 1, 0)),
+        (http2.goaway(3, 2, b"why"), oracle.GoAwayFrame(0, 3, 2, b"why")),
+        (http2.settings({http2.HEADER_TABLE_SIZE: 0, 0x99: 7}), oracle.SettingsFrame(0, {1: 0, 0x99: 7})),
+        (http2.settings({}), oracle.SettingsFrame(0)),
+        (http2.SETTINGS_ACK, oracle.SettingsFrame(0, flags=["ACK"])),
     ],
 )
-def test_frames_are_built_as_hyperframe_builds_them(built: bytes, expected: Frame) -> None:
+def test_frames_are_built_as_hyperframe_builds_them(built: bytes, expected: oracle.Frame) -> None:
     assert built == expected.serialize()
 
 
@@ -77,7 +67,7 @@ def test_header_block_is_split_into_continuations(size: int, end: bool) -> None:
 
 
 def test_header_block_keeps_its_priority_and_loses_its_padding() -> None:
-    original = HeadersFrame(5, pattern(40), pad_length=9, flags=["PADDED", "PRIORITY", "END_STREAM"])
+    original = oracle.HeadersFrame(5, pattern(40), pad_length=9, flags=["PADDED", "PRIORITY", "END_STREAM"])
     original.depends_on, original.stream_weight, original.exclusive = 3, 200, True
     framed = original.serialize()
     prefix, fragment = http2.split_block(http2.HEADERS, framed[4], framed[http2.HEAD_BYTES :])
@@ -90,7 +80,7 @@ def test_header_block_keeps_its_priority_and_loses_its_padding() -> None:
 
 
 def test_push_promise_is_split_at_16384_bytes_and_built_like_headers() -> None:
-    original = PushPromiseFrame(1, 2, pattern(16_381), pad_length=4, flags=["PADDED", "END_HEADERS"]).serialize()
+    original = oracle.PushPromiseFrame(1, 2, pattern(16_381), pad_length=4, flags=["PADDED", "END_HEADERS"]).serialize()
     prefix, fragment = http2.split_block(http2.PUSH_PROMISE, original[4], original[http2.HEAD_BYTES :])
     assert (prefix, fragment) == (b"\0\0\0\2", pattern(16_381))
     frames = [frame for frame, _ in parse(http2.block_frames(http2.PUSH_PROMISE, original[4], 1, prefix, fragment))]
@@ -130,29 +120,29 @@ def test_31_bits_are_read_at_an_offset_without_the_reserved_one(value: int, offs
     st.binary(max_size=30),
     st.none() | st.integers(0, 255),
     st.booleans(),
-    st.sampled_from([HeadersFrame, PushPromiseFrame]),
+    st.sampled_from([oracle.HeadersFrame, oracle.PushPromiseFrame]),
 )
 def test_block_is_split_from_what_stands_around_it(
-    block: bytes, padding: int | None, priority: bool, make: type[HeadersFrame] | type[PushPromiseFrame]
+    block: bytes, padding: int | None, priority: bool, make: type[oracle.HeadersFrame] | type[oracle.PushPromiseFrame]
 ) -> None:
-    flags = ["PADDED"] * (padding is not None) + ["PRIORITY"] * (priority and make is HeadersFrame)
+    flags = ["PADDED"] * (padding is not None) + ["PRIORITY"] * (priority and make is oracle.HeadersFrame)
     framed = make(1, data=block, pad_length=padding or 0, flags=flags).serialize()
     prefix, fragment = http2.split_block(framed[3], framed[4], framed[http2.HEAD_BYTES :])
     assert fragment == block
-    assert len(prefix) == (4 if make is PushPromiseFrame else 5 * priority)
+    assert len(prefix) == (4 if make is oracle.PushPromiseFrame else 5 * priority)
 
 
 @given(st.binary(max_size=30), st.integers(0, 40))
 def test_padding_is_taken_off_as_hyperframe_takes_it(payload: bytes, padding: int) -> None:
     framed = bytes((padding,)) + payload
-    oracle = DataFrame(1, flags=["PADDED"])
+    theirs = oracle.DataFrame(1, flags=["PADDED"])
     try:
-        oracle.parse_body(memoryview(framed))
+        theirs.parse_body(memoryview(framed))
     except HyperframeError:
         with pytest.raises(WireError, match="padding"):
             http2.unpad(framed, http2.PADDED)
     else:
-        assert http2.unpad(framed, http2.PADDED) == oracle.data
+        assert http2.unpad(framed, http2.PADDED) == theirs.data
     assert http2.unpad(framed, http2.END_STREAM) is framed
 
 

@@ -11,11 +11,6 @@ from hypothesis import strategies as st
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import protobuf
 from runtimeproxy.wire.protobuf import (
-    FIXED32,
-    FIXED64,
-    LENGTH_DELIMITED,
-    START_GROUP,
-    VARINT,
     Edit,
     Field,
     entries_field,
@@ -49,7 +44,8 @@ def long_varint(value: int, extra: int) -> bytes:
 def raw_fields(draw: st.DrawFn, numbers: st.SearchStrategy[int] = NUMBERS, depth: int = 2) -> bytes:
     """Draw one valid field of any wire type, in any encoding of it."""
     number, extra = draw(numbers), draw(st.integers(0, 3))
-    wire_type = draw(st.sampled_from([VARINT, FIXED64, LENGTH_DELIMITED, FIXED32] + [START_GROUP] * (depth > 0)))
+    plain = (protobuf.VARINT, protobuf.FIXED64, protobuf.LENGTH_DELIMITED, protobuf.FIXED32)
+    wire_type = draw(st.sampled_from([*plain, *[protobuf.START_GROUP] * (depth > 0)]))
     match wire_type:
         case protobuf.VARINT:
             value = long_varint(draw(INT64), extra)
@@ -60,7 +56,7 @@ def raw_fields(draw: st.DrawFn, numbers: st.SearchStrategy[int] = NUMBERS, depth
             inner = draw(st.lists(raw_fields(numbers, depth - 1), max_size=2))
             value = b"".join(inner) + varint(number << 3 | protobuf.END_GROUP)
         case _:
-            value = draw(st.binary(min_size=8, max_size=8))[: 8 if wire_type == FIXED64 else 4]
+            value = draw(st.binary(min_size=8, max_size=8))[: 8 if wire_type == protobuf.FIXED64 else 4]
     return varint(number << 3 | wire_type) + value
 
 
@@ -89,13 +85,13 @@ def test_fields_tile_the_message(parts: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (b"\x08\x96\x01", Field(1, VARINT, 0, 1, 3)),
-        (b"\x12\x07testing", Field(2, LENGTH_DELIMITED, 0, 2, 9)),
-        (b"\x12\x80\x00", Field(2, LENGTH_DELIMITED, 0, 3, 3)),
-        (b"\x19" + bytes(8), Field(3, FIXED64, 0, 1, 9)),
-        (b"\x25" + bytes(4), Field(4, FIXED32, 0, 1, 5)),
-        (b"\x2b\x0b\x08\x01\x0c\x2c", Field(5, START_GROUP, 0, 1, 6)),
-        (b"\xf8\xff\xff\xff\x0f\x00", Field(2**29 - 1, VARINT, 0, 5, 6)),
+        (b"\x08\x96\x01", Field(1, protobuf.VARINT, 0, 1, 3)),
+        (b"\x12\x07testing", Field(2, protobuf.LENGTH_DELIMITED, 0, 2, 9)),
+        (b"\x12\x80\x00", Field(2, protobuf.LENGTH_DELIMITED, 0, 3, 3)),
+        (b"\x19" + bytes(8), Field(3, protobuf.FIXED64, 0, 1, 9)),
+        (b"\x25" + bytes(4), Field(4, protobuf.FIXED32, 0, 1, 5)),
+        (b"\x2b\x0b\x08\x01\x0c\x2c", Field(5, protobuf.START_GROUP, 0, 1, 6)),
+        (b"\xf8\xff\xff\xff\x0f\x00", Field(2**29 - 1, protobuf.VARINT, 0, 5, 6)),
     ],
 )
 def test_field(message: bytes, field: Field) -> None:
@@ -155,7 +151,7 @@ def create(entries: bytes, before: bytes = b"") -> bytes:
 
 
 def message_of(number: int, payload: bytes) -> bytes:
-    return varint(number << 3 | LENGTH_DELIMITED) + varint(len(payload)) + payload
+    return varint(number << 3 | protobuf.LENGTH_DELIMITED) + varint(len(payload)) + payload
 
 
 @pytest.mark.parametrize(
@@ -235,33 +231,25 @@ def test_no_change_is_the_same_object(message: bytes, edits: dict[int, Edit]) ->
 PARENT = message_field({1: string_field("/x")})
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param(b"", b"\x42\x04\x0a\x02/x", id="made"),
-        pytest.param(b"\x42\x00\x48\x01", b"\x42\x04\x0a\x02/x\x48\x01", id="filled"),
-        pytest.param(b"\x42\x07\xa8\x06\x01\x0a\x02/y\x48\x01", b"\x42\x07\xa8\x06\x01\x0a\x02/x\x48\x01", id="edited"),
-        pytest.param(
-            b"\x42\x03\x0a\x01a\x48\x01\x42\x02\x10\x01", b"\x48\x01\x42\x06\x0a\x02/x\x10\x01", id="two parts joined"
-        ),
-        pytest.param(b"\x40\x01", b"\x40\x01\x42\x04\x0a\x02/x", id="other wire type"),
-    ],
-)
+MESSAGES = {
+    "made": (b"", b"\x42\x04\x0a\x02/x"),
+    "filled": (b"\x42\x00\x48\x01", b"\x42\x04\x0a\x02/x\x48\x01"),
+    "edited": (b"\x42\x07\xa8\x06\x01\x0a\x02/y\x48\x01", b"\x42\x07\xa8\x06\x01\x0a\x02/x\x48\x01"),
+    "two parts joined": (b"\x42\x03\x0a\x01a\x48\x01\x42\x02\x10\x01", b"\x48\x01\x42\x06\x0a\x02/x\x10\x01"),
+    "other wire type": (b"\x40\x01", b"\x40\x01\x42\x04\x0a\x02/x"),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), MESSAGES.values(), ids=MESSAGES)
 def test_message(before: bytes, after: bytes) -> None:
     assert edited(before, {8: PARENT}) == after
 
 
-@pytest.mark.parametrize(
-    "inside",
-    [
-        pytest.param(b"\x0a\x05a", id="text"),
-        pytest.param(b"\xa2\x06\x05a", id="long tag"),
-        pytest.param(b"\x0d\x01\x02", id="number of four bytes"),
-        pytest.param(b"\x10\x80", id="number"),
-        pytest.param(b"\x10\x01\x80", id="tag"),
-        pytest.param(b"\x13\x08", id="group"),
-    ],
-)
+INSIDE = {"text": b"\x0a\x05a", "long tag": b"\xa2\x06\x05a", "number of four bytes": b"\x0d\x01\x02"}
+INSIDE |= {"number": b"\x10\x80", "tag": b"\x10\x01\x80", "group": b"\x13\x08"}
+
+
+@pytest.mark.parametrize("inside", INSIDE.values(), ids=INSIDE)
 def test_field_that_goes_on_behind_its_message_is_cut_short(inside: bytes) -> None:
     behind = b"\x48\x01\x14\x50\x01\x58\x01"
     with pytest.raises(WireError):
@@ -329,20 +317,15 @@ GARBAGE = st.lists(raw_fields(st.integers(50, 60)), max_size=2).map(b"".join)
 @st.composite
 def scattered(draw: st.DrawFn) -> bytes:
     """Draw a Resources message: fields in any order and number, unknown ones between them."""
-    parts = draw(
-        st.lists(
-            st.one_of(
-                INT64.map(lambda number: Resources(cpu_quota=number).SerializeToString()),
-                INT64.map(lambda number: b"\x10" + long_varint(number, 2)),
-                TEXTS.map(lambda text: Resources(cpuset_cpus=text).SerializeToString()),
-                MAPS.map(lambda texts: Resources(unified=texts).SerializeToString()),
-                raw_fields(st.sampled_from([2, 6, 9])).filter(comparable),
-                GARBAGE,
-            ),
-            max_size=8,
-        )
+    part = st.one_of(
+        INT64.map(lambda number: Resources(cpu_quota=number).SerializeToString()),
+        INT64.map(lambda number: b"\x10" + long_varint(number, 2)),
+        TEXTS.map(lambda text: Resources(cpuset_cpus=text).SerializeToString()),
+        MAPS.map(lambda texts: Resources(unified=texts).SerializeToString()),
+        raw_fields(st.sampled_from([2, 6, 9])).filter(comparable),
+        GARBAGE,
     )
-    return b"".join(parts)
+    return b"".join(draw(st.lists(part, max_size=8)))
 
 
 def comparable(field: bytes) -> bool:
@@ -350,18 +333,19 @@ def comparable(field: bytes) -> bool:
     if not readable(field):
         return False
     [found] = protobuf.fields(field)
-    return (found.number, found.wire_type) != (9, LENGTH_DELIMITED) or bool(Resources.FromString(field).unified)
+    is_entry = (found.number, found.wire_type) == (9, protobuf.LENGTH_DELIMITED)
+    return not is_entry or bool(Resources.FromString(field).unified)
+
+
+def edits_to(number: int, text: str, texts: Mapping[str, str]) -> dict[int, Edit]:
+    entries = entries_field({key: string_field(value) for key, value in texts.items()})
+    return {2: varint_field(number), 6: string_field(text), 9: entries}
 
 
 @settings(deadline=None)
 @given(scattered(), INT64, TEXTS, MAPS)
 def test_edit_means_what_the_parser_reads(message: bytes, number: int, text: str, texts: dict[str, str]) -> None:
-    edits = {
-        2: varint_field(number),
-        6: string_field(text),
-        9: entries_field({key: string_field(value) for key, value in texts.items()}),
-    }
-    result = edited(message, edits)
+    result = edited(message, edits_to(number, text, texts))
     expected = Resources.FromString(message)
     expected.cpu_quota, expected.cpuset_cpus = number, text
     expected.unified.update(texts)
@@ -373,12 +357,7 @@ def test_edit_means_what_the_parser_reads(message: bytes, number: int, text: str
 @given(scattered())
 def test_setting_what_stands_there_changes_nothing(message: bytes) -> None:
     now = Resources.FromString(message)
-    edits = {
-        2: varint_field(now.cpu_quota),
-        6: string_field(now.cpuset_cpus),
-        9: entries_field({key: string_field(value) for key, value in now.unified.items()}),
-    }
-    assert rewrite(message, edits) is message
+    assert rewrite(message, edits_to(now.cpu_quota, now.cpuset_cpus, now.unified)) is message
 
 
 @settings(deadline=None)
