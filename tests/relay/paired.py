@@ -5,6 +5,7 @@ Must not know: what is tested.
 """
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from runtimeproxy.relay.endpoint import ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.wire.bodies import Send
+from tests.patience import until
 
 MIB = 2**20
 
@@ -96,9 +98,23 @@ class Rig:
             return await asyncio.get_running_loop().sock_recv(sock, size)
 
     async def until(self, event: str) -> None:
-        async with asyncio.timeout(20):
-            while event not in self.flow.events:
-                await asyncio.sleep(0.001)
+        await until(lambda: event in self.flow.events)
+
+    def another_backend(self) -> socket.socket:
+        """Put another backend in the place of the one that has ended; return that one."""
+        first, (self.backend, near) = self.backend, socket.socketpair()
+        self.backend.setblocking(False)
+        self.pair.replace_backend(near)
+        return first
+
+    async def send_until_some_waits(self) -> int:
+        """Let the client send until some of that waits for the backend; return how much that was."""
+        sent = 0
+        while not self.pair._backend.waiting:
+            with contextlib.suppress(BlockingIOError):
+                sent += self.client.send(b"z" * 16384)
+            await asyncio.sleep(0)
+        return sent
 
     async def fill(self, sock: socket.socket) -> int:
         """Send until the pair reads no more; return how much that was."""

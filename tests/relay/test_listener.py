@@ -3,6 +3,7 @@
 That is fault matrix P4, P6 and X5, promise 17.
 """
 
+import contextlib
 import grp
 import os
 import socket
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,58 +93,52 @@ from runtimeproxy.relay.listener import listen
 os.umask(0)
 listen(sys.argv[1], mode=int(sys.argv[2], 8), group=sys.argv[3]).close()
 """
-_DELAY_MICROSECONDS = 50_000
-_TRIES = 5  # a busy machine may not let us look between two system calls
 _SLOWED = "bind,fchmod,chmod,fchmodat,chown,lchown,fchownat,listen"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o600, 0o660])
 def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: int) -> None:
-    group = os.getgid()
-    slow = f"inject={_SLOWED}:delay_exit={_DELAY_MICROSECONDS}"
-    command = ["strace", "-f", "-qq", "-e", f"trace={_SLOWED}", "-e", slow]
-    command += [sys.executable, "-c", _SLOW_START, str(folder / "a.sock"), oct(mode), str(group)]
-    seen: set[int] = set()
-    for _ in range(_TRIES):
-        seen |= modes_while(command, folder / "a.sock")
+    path, seen = folder / "a.sock", set[int]()
+    command = ["strace", "-f", "-qq", "-e", f"trace={_SLOWED}", "-e", f"inject={_SLOWED}:delay_exit=50000"]
+    command += [sys.executable, "-c", _SLOW_START, str(path), oct(mode), str(os.getgid())]
+    for _ in range(5):  # a busy machine may not let us look between two system calls
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            while process.poll() is None:
+                with contextlib.suppress(FileNotFoundError):
+                    seen.add(mode_of(path))
+            assert process.stderr is not None
+            trace = process.stderr.read()
+        assert process.returncode == 0, trace
+        assert "bind(" in trace
         if seen >= {0o600, mode}:
             break
     assert seen == {0o600, mode}
 
 
-def modes_while(command: list[str], path: Path) -> set[int]:
-    """Run a command under strace; return the modes that a path has meanwhile."""
-    seen = set()
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None:
-            try:
-                seen.add(mode_of(path))
-            except FileNotFoundError:
-                pass
-        assert process.stderr is not None
-        trace = process.stderr.read()
-    assert process.returncode == 0, trace
-    assert "bind(" in trace
-    return seen
+_AS_NOBODY = """
+import errno, logging, os, socket, sys
+from runtimeproxy.relay.listener import listen
+folder = sys.argv[1]
+if os.geteuid() == 0:
+    os.chown(folder, 65534, 65534)
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+"""
+
+
+def run_as_nobody(code: str) -> tuple[str, list[str], subprocess.CompletedProcess[str]]:
+    """Run ``code`` for a directory of its own; return that, what is left in it, and what the process says."""
+    # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_python(_AS_NOBODY + code, folder)
+        return folder, os.listdir(folder), run
 
 
 def test_group_that_cannot_be_given_leaves_no_socket() -> None:
-    code = """
-import os, sys
-from runtimeproxy.relay.listener import listen
-os.chmod(sys.argv[1], 0o755)
-if os.geteuid() == 0:
-    os.chown(sys.argv[1], 65534, 65534)
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-listen(sys.argv[1] + "/a.sock", mode=0o660, group="1")
-"""
-    # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_python(code, folder)
-        assert "ConfigError: cannot listen on" in run.stderr
-        assert "Operation not permitted" in run.stderr
-        assert os.listdir(folder) == ["a.sock.lock"]
+    _, left, run = run_as_nobody('listen(folder + "/a.sock", mode=0o660, group="1")')
+    assert "ConfigError: cannot listen on" in run.stderr
+    assert "Operation not permitted" in run.stderr
+    assert left == ["a.sock.lock"]
 
 
 KEPT: list[socket.socket] = []
@@ -173,7 +169,6 @@ def open_to(mode: int) -> Callable[[Path], object]:
 NO_SOCKET = "a.sock is there and is no socket; remove it"
 NO_LOCK = r"a\.sock\.lock is no regular file"
 OPEN = "can be written by everybody"
-OTHER = rf"another process \(pid {os.getpid()}\) listens on"
 AGAINST: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "file": ("a.sock", Path.touch, NO_SOCKET),
     "folder": ("a.sock", Path.mkdir, NO_SOCKET),
@@ -181,21 +176,13 @@ AGAINST: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "link": ("a.sock", lambda path: path.symlink_to("."), NO_SOCKET),
     "dangling link": ("a.sock", lambda path: path.symlink_to("nothing"), NO_SOCKET),
     "link to a socket": ("a.sock", link_to_socket, NO_SOCKET),
-    "another program": (
-        "a.sock",
-        lambda path: bind(path).listen(),
-        rf"another process \(pid {os.getpid()}\) listens on",
-    ),
+    "another program": ("a.sock", lambda path: bind(path).listen(), rf"process \(pid {os.getpid()}\) listens on"),
     "another program, backlog full": ("a.sock", fill, "another process listens on"),
     "datagram socket": ("a.sock", lambda path: bind(path, socket.SOCK_DGRAM), "another process listens on"),
     "lock is a folder": ("a.sock.lock", Path.mkdir, NO_LOCK),
     "lock is a link": ("a.sock.lock", lambda path: path.symlink_to("nothing"), NO_LOCK),
     "lock is a FIFO": ("a.sock.lock", os.mkfifo, NO_LOCK),
-    "folder is a link": (
-        "in",
-        lambda path: path.symlink_to("."),
-        "is a link or no directory; set --koord-runtimeproxy",
-    ),
+    "folder is a link": ("in", lambda path: path.symlink_to("."), "no directory; set --koord-runtimeproxy"),
     "folder is a file": ("in", Path.touch, "is a link or no directory"),
     **{f"folder of mode {mode:o}": ("in", open_to(mode), OPEN) for mode in (0o777, 0o1777, 0o702)},
     "folder above is a file": ("above", Path.touch, "cannot listen on .*: File exists; check its directory"),
@@ -284,14 +271,9 @@ def test_directory_stays_and_is_told_of_if_the_group_cannot_enter(
 @pytest.mark.parametrize(
     ("mode", "user", "group", "fault"),
     [
-        (0o700, 0, 0, ""),
-        (0o755, os.geteuid(), 12345, ""),
-        (0o755, 65534, 0, "belongs to user 65534"),
-        (0o770, 0, 0, ""),
-        (0o770, 0, 999, ""),
-        (0o770, 0, 12345, "can be written by group 12345"),
-        (0o777, 0, 0, "can be written by everybody"),
-        (0o1777, 0, 0, "can be written by everybody"),
+        *((0o700, 0, 0, ""), (0o755, os.geteuid(), 12345, ""), (0o755, 65534, 0, "belongs to user 65534")),
+        *((0o770, 0, 0, ""), (0o770, 0, 999, ""), (0o770, 0, 12345, "can be written by group 12345")),
+        *((0o777, 0, 0, "can be written by everybody"), (0o1777, 0, 0, "can be written by everybody")),
     ],
 )
 def test_who_may_write_in_the_directory(mode: int, user: int, group: int, fault: str) -> None:
@@ -306,9 +288,7 @@ def test_stale_socket_is_replaced(folder: Path) -> None:
     listener.close()
 
 
-def test_second_start_is_refused_and_the_first_does_not_notice(folder: Path, listener: Listener) -> None:
-    before = (folder / "a.sock").lstat()
-    code = """
+_SECOND_START = """
 import sys
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.relay.listener import listen
@@ -317,11 +297,14 @@ try:
 except ConfigError as error:
     sys.exit(str(error))
 """
-    listener.socket.setblocking(True)
+
+
+def test_second_start_is_refused_and_the_first_does_not_notice(folder: Path, listener: Listener) -> None:
+    before = (folder / "a.sock").lstat()
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(listener.path)
         call, _ = listener.socket.accept()
-        run = run_python(code, listener.path)
+        run = run_python(_SECOND_START, listener.path)
         assert run.returncode == 1
         expected = f"another runtimeproxy (pid {os.getpid()}) listens on {listener.path}, or still finishes calls and "
         expected += f"holds {listener.path}.lock; stop it and wait for its end, or choose another"
@@ -329,7 +312,6 @@ except ConfigError as error:
         client.sendall(b"still")
         assert call.recv(5) == b"still"
         call.close()
-    listener.socket.setblocking(False)
     with pytest.raises(BlockingIOError):
         listener.socket.accept()  # the second start did not even connect
     assert (folder / "a.sock").lstat() == before
@@ -341,7 +323,7 @@ def test_hundred_starts_at_once_leave_one(folder: Path) -> None:
     refused: list[ConfigError] = []
     start = threading.Barrier(10)
 
-    def attempt() -> None:
+    def attempt(_: int) -> None:
         start.wait()
         for _ in range(10):
             try:
@@ -349,11 +331,8 @@ def test_hundred_starts_at_once_leave_one(folder: Path) -> None:
             except ConfigError as error:
                 refused.append(error)
 
-    threads = [threading.Thread(target=attempt) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(10) as threads:
+        list(threads.map(attempt, range(10)))
     assert (len(made), len(refused)) == (1, 99)
     assert talk(folder / "a.sock", made[0].socket) == b"hello"
     made[0].close()
@@ -368,24 +347,16 @@ def test_lock_is_not_handed_to_children(folder: Path) -> None:
         child.terminate()
 
 
-def test_withdrawn_socket_still_accepts_who_has_connected(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.sock")
+def test_withdrawn_socket_still_accepts_who_has_connected_and_keeps_its_lock(folder: Path) -> None:
+    path = str(folder / "a.sock")
     listener = listen(path)
     with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
         early.connect(path)
         assert listener.withdraw()
         with pytest.raises(FileNotFoundError):
             late.connect(path)
-        accepted, _ = listener.socket.accept()
-        accepted.close()
+        listener.socket.accept()[0].close()
     assert listener.withdraw(), "it is repeatable"
-    listener.close()
-
-
-def test_lock_is_kept_to_the_end(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.sock")
-    listener = listen(path)
-    listener.withdraw()
     with pytest.raises(ConfigError, match="another runtimeproxy"):
         listen(path)
     listener.close()
@@ -405,14 +376,9 @@ def test_file_that_took_the_sockets_place_stays(tmp_path: Path, left: str | None
 
 
 _STAYS = """
-import errno, logging, os, socket, sys
-from runtimeproxy.relay.listener import listen
 logging.basicConfig(format="%(levelname)s %(message)s")
-if os.geteuid() == 0:
-    os.chown(sys.argv[1], 65534, 65534)
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-listener = listen(sys.argv[1] + "/a.sock")
-os.chmod(sys.argv[1], 0o500)
+listener = listen(folder + "/a.sock")
+os.chmod(folder, 0o500)
 early, late = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
 early.connect(listener.path)
 assert listener.withdraw()
@@ -420,15 +386,13 @@ assert late.connect_ex(listener.path) == errno.ECONNREFUSED
 listener.socket.accept()[0].close()
 listener.close()
 assert listener.socket.fileno() == -1
-os.chmod(sys.argv[1], 0o700)
-listen(sys.argv[1] + "/a.sock").close()
+os.chmod(folder, 0o700)
+listen(folder + "/a.sock").close()
 """
 
 
 def test_socket_that_cannot_be_removed_stays_with_one_warning() -> None:
-    # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_python(_STAYS, folder)
+    folder, _, run = run_as_nobody(_STAYS)
     assert run.returncode == 0, run.stderr
     words = "it cannot be removed (Permission denied); the next start tries again"
     assert run.stderr == f"WARNING {folder}/a.sock stays: {words}\n"
