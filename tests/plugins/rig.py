@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from runtimeproxy.hookpoints import BY_NAME, HookPoint
@@ -11,10 +10,9 @@ from runtimeproxy.plugins.manager import Manager
 from runtimeproxy.relay.unary import Peer
 from runtimeproxy.telemetry import Recorder
 from tests.fakes import registration
+from tests.patience import until
 
 CREATE = BY_NAME["PreCreateContainer"]
-PATIENCE_SECONDS = 10.0
-"""How long a busy machine may take where the time is not what is tested."""
 
 
 class FakeClient:
@@ -72,14 +70,14 @@ class Rig:
     def names(self, point: HookPoint = CREATE) -> list[str]:
         return [plugin.name for plugin in self.manager.plugins_for(point)]
 
-    def endpoints(self, point: HookPoint = CREATE) -> list[str]:
-        return [plugin.endpoint for plugin in self.manager.plugins_for(point)]
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for what must come true."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():
-                await asyncio.sleep(0.001)
+    async def until_asked(self, *names: str, point: HookPoint = CREATE) -> None:
+        await until(lambda: self.names(point) == list(names))
+
+    async def until_at(self, *endpoints: str) -> None:
+        await until(lambda: [plugin.endpoint for plugin in self.manager.plugins_for(CREATE)] == list(endpoints))
 
     @property
     def invalid(self) -> float:

@@ -6,14 +6,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from runtimeproxy.errors import Reason
-from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, LONGEST_SECONDS, OPEN_SECONDS, Breaker, State
+from runtimeproxy.plugins.breaker import Breaker, State
 from tests.amounts import examples
 
 SICK = (Reason.DEADLINE, Reason.BROKEN_ANSWER)
 WELL = (None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER)
 NOTHING = tuple(reason for reason in Reason if reason not in {*SICK, *WELL})
 START = 1000.0
-SERVER = "a socket"
 
 
 class Bench:
@@ -22,10 +21,9 @@ class Bench:
     def __init__(self) -> None:
         self.breaker = Breaker()
         self.now = START
-        self.server = SERVER
 
     def admit(self) -> int | None:
-        return self.breaker.admit(self.server, self.now)
+        return self.breaker.admit("a socket", self.now)
 
     def ask(self, reason: Reason | None) -> bool:
         """Make an attempt that ends so; tell whether it was let in."""
@@ -35,7 +33,7 @@ class Bench:
         return attempt is not None
 
     def open(self) -> None:
-        for _ in range(FAILURES_IN_A_ROW):
+        for _ in range(5):
             assert self.ask(Reason.DEADLINE)
         assert self.breaker.state is State.OPEN
 
@@ -46,22 +44,6 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
-
-
-def test_figures_are_those_of_the_fault_matrix() -> None:
-    assert (FAILURES_IN_A_ROW, OPEN_SECONDS, LONGEST_SECONDS) == (5, 30.0, 300.0)
-
-
-@pytest.mark.parametrize("reason", SICK)
-def test_five_failures_in_a_row_open_it(bench: Bench, reason: Reason) -> None:
-    for _ in range(FAILURES_IN_A_ROW):
-        assert bench.breaker.state is State.CLOSED
-        assert bench.ask(reason)
-    assert (bench.breaker.state, bench.breaker.seconds) == (State.OPEN, OPEN_SECONDS)
-    assert bench.admit() is None
-    bench.wait(OPEN_SECONDS - 1)
-    assert bench.admit() is None
-    assert bench.breaker.seconds_left(bench.now) == 1.0
 
 
 @pytest.mark.parametrize(("reason", "more"), [*((reason, 5) for reason in WELL), *((reason, 1) for reason in NOTHING)])
@@ -75,7 +57,7 @@ def test_only_an_answer_ends_a_row_of_failures(bench: Bench, reason: Reason | No
 @pytest.mark.parametrize("reason", WELL)
 def test_half_open_lets_one_in_and_an_answer_closes_it(bench: Bench, reason: Reason | None) -> None:
     bench.open()
-    bench.wait(OPEN_SECONDS)
+    bench.wait(30)
     probe = bench.admit()
     assert probe is not None
     assert (bench.breaker.state, bench.breaker.seconds_left(bench.now)) == (State.HALF_OPEN, 0.0)
@@ -90,26 +72,16 @@ def test_each_opening_is_longer_up_to_five_minutes(bench: Bench) -> None:
     waited = []
     for _ in range(12):
         waited.append(bench.breaker.seconds)
-        bench.wait(bench.breaker.seconds - 0.001)
-        assert bench.admit() is None
-        bench.wait(0.001)
+        bench.wait(bench.breaker.seconds - 1)
+        assert (bench.admit(), bench.breaker.seconds_left(bench.now)) == (None, 1.0)
+        bench.wait(1)
         assert bench.ask(Reason.DEADLINE)
         assert bench.admit() is None
     assert waited == [30, 60, 90, 120, 150, 180, 210, 240, 270, 300, 300, 300]
-    bench.wait(LONGEST_SECONDS)
+    bench.wait(300)
     bench.ask(None)
     bench.open()
-    assert bench.breaker.seconds == OPEN_SECONDS
-
-
-def test_another_server_is_tried_at_once_by_one_call(bench: Bench) -> None:
-    bench.open()
-    bench.server = "another socket"
-    probe = bench.admit()
-    assert probe is not None
-    assert bench.admit() is None
-    bench.breaker.end(probe, None, bench.now)
-    assert bench.breaker.state is State.CLOSED
+    assert bench.breaker.seconds == 30
 
 
 REASONS = st.sampled_from([None, *Reason])

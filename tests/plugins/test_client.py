@@ -1,7 +1,7 @@
 """The client of a hook server: what it tells, what it takes, and the reason of every failure."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -17,7 +17,7 @@ from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
 from tests.fakes.descriptors import no_descriptors
 from tests.fakes.hookserver import HookServer
-from tests.relay.peers import Connection, Peer
+from tests.relay.peers import Peer
 
 POD = PodInfo(id="p1", name="pod", uid="u1", namespace="ns", attempt=2, labels={"l": "1"}, annotations={"a": "1"})
 CONTAINER = ContainerInfo(
@@ -116,14 +116,12 @@ async def test_answer_that_takes_the_time_of_the_call_is_a_deadline(
     assert await ask(client) == HookAnswer()
 
 
-async def test_crash_in_an_answer_is_a_broken_one(client: HookClient, server: HookServer) -> None:
-    server.default = server.crash_mid_answer()
-    assert (await failing(client)).reason is Reason.BROKEN_ANSWER
-
-
-async def test_nobody_there_is_unreachable(client: HookClient, path: str) -> None:
+async def test_server_that_crashes_in_an_answer_or_is_not_there(client: HookClient, path: str) -> None:
     error = await failing(client)
     assert (error.reason, error.detail) == (Reason.UNREACHABLE, f"{path}: No such file or directory")
+    async with HookServer(path, faulty=True) as server:
+        server.default = server.crash_mid_answer()
+        assert (await failing(client)).reason is Reason.BROKEN_ANSWER
 
 
 async def test_want_of_descriptors_is_our_own_failure(client: HookClient, server: HookServer) -> None:
@@ -155,50 +153,38 @@ async def test_socket_that_others_could_replace_is_not_dialled(
     assert await ask(client) == HookAnswer()
 
 
-def reset(connection: Connection, stream: int) -> None:
-    connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
-
-
-def send_goaway(connection: Connection, stream: int) -> None:
-    connection.send(http2.goaway(0, 0))
-
-
-@pytest.mark.parametrize("refuse", [reset, send_goaway])
-async def test_server_that_sends_every_call_back_is_a_deadline(
-    path: str, refuse: Callable[[Connection, int], None]
-) -> None:
+@pytest.mark.parametrize("by", ["reset", "goaway"])
+async def test_server_that_sends_every_call_back_is_a_deadline(client: HookClient, path: str, by: str) -> None:
     async with Peer(path) as peer:
-        client = HookClient("plugin", path)
-        asked = asyncio.ensure_future(failing(client, 0.2))
-        times = 0
+        call, times = asyncio.ensure_future(failing(client, 0.2)), 0
         connection = await peer.connection()
-        while not asked.done():
+        while not call.done():
             try:
                 async with asyncio.timeout(0.3):
-                    refuse(connection, await connection.request())
+                    stream = await connection.request()
                     times += 1
-                    if refuse is send_goaway:
+                    if by == "reset":
+                        connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
+                    else:
+                        connection.send(http2.goaway(0, 0))
                         connection = await peer.connection()
             except (TimeoutError, EOFError):
                 break
-        assert (await asked).reason is Reason.DEADLINE
+        assert (await call).reason is Reason.DEADLINE
         assert 2 < times < 10, "each pause is twice as long as the one before"
-        await client.close()
 
 
-async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(
+    client: HookClient, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(unary, "RETRY_SECONDS", LONG_SECONDS)
     async with Peer(path) as peer:
-        client = HookClient("plugin", path)
-        asked = asyncio.ensure_future(failing(client))
+        call = asyncio.ensure_future(failing(client))
         connection = await peer.connection()
-        reset(connection, await connection.request())
-        error = await asked
-        assert (error.reason, error.detail) == (
-            Reason.DEADLINE,
-            "the server sent every try back until the time was over",
-        )
-        await client.close()
+        connection.send(http2.rst_stream(await connection.request(), http2.REFUSED_STREAM))
+        error = await call
+        assert error.reason is Reason.DEADLINE
+        assert error.detail == "the server sent every try back until the time was over"
 
 
 async def test_longer_answer_is_taken_where_that_is_allowed(server: HookServer, path: str) -> None:

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,38 +14,19 @@ from runtimeproxy.plugins.registration import MAX_BYTES
 from runtimeproxy.plugins.registry import Unreadable
 
 
-def reason(folder: Path, name: str) -> str:
-    content = directory.read(str(folder))[name]
-    assert isinstance(content, Unreadable)
-    return content.reason
-
-
-COUNTING = ["a.json", "a.b.json"]
-OTHERS = ["..json", ".json", ".a.json", ".a.json.swp", "a.json~", "a.JSON", "a.yaml", "ajson"]
-
-
-def test_files_that_end_with_json_and_are_not_hidden_count(tmp_path: Path) -> None:
-    for name in COUNTING + OTHERS:
-        (tmp_path / name).write_bytes(b"x")
-    assert directory.read(str(tmp_path)) == dict.fromkeys(COUNTING, b"x")
-
-
-def test_contents_are_read_whole(tmp_path: Path) -> None:
-    contents = {"a.json": b"", "b.json": os.urandom(MAX_BYTES), "c.json": b"\0\xff"}
-    for name, content in contents.items():
+def test_files_that_end_with_json_and_are_not_hidden_are_read_whole(tmp_path: Path) -> None:
+    contents = {"a.json": b"", "a.b.json": os.urandom(MAX_BYTES), "c.json": b"\0\xff"}
+    others = ["..json", ".json", ".a.json", ".a.json.swp", "a.json~", "a.JSON", "a.yaml", "ajson"]
+    for name, content in (contents | dict.fromkeys(others, b"x")).items():
         (tmp_path / name).write_bytes(content)
     assert directory.read(str(tmp_path)) == contents
+    # A listing never names ".a.json": it stands for a file that a listing during a rename leaves out.
+    assert directory.read(str(tmp_path), {".a.json"}) == contents | {".a.json": b"x"}
 
 
 @pytest.mark.parametrize("folder", ["", "none"], ids=["file", "directory"])
 def test_known_name_that_is_gone_is_left_out(tmp_path: Path, folder: str) -> None:
     assert directory.read(str(tmp_path / folder), {"a.json"}) == {}
-
-
-def test_known_name_is_looked_up_even_if_no_listing_has_it(tmp_path: Path) -> None:
-    # A listing never names ".hidden.json": it stands for a file that a listing during a rename leaves out.
-    (tmp_path / ".hidden.json").write_bytes(b"x")
-    assert directory.read(str(tmp_path), {".hidden.json"}) == {".hidden.json": b"x"}
 
 
 def test_file_in_place_of_the_directory_cannot_be_read(tmp_path: Path) -> None:
@@ -53,19 +35,25 @@ def test_file_in_place_of_the_directory_cannot_be_read(tmp_path: Path) -> None:
         directory.read(str(tmp_path / "file"))
 
 
-def test_links_are_followed(tmp_path: Path) -> None:
+def test_links_are_followed_if_they_lead_to_a_file(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
     (tmp_path / "target").write_bytes(b"x")
-    (folder / "a.json").symlink_to("../target")
     (tmp_path / "link").symlink_to("d")
-    assert directory.read(str(tmp_path / "link")) == {"a.json": b"x"}
+    for name, target in {"a.json": "../target", "dangling.json": "nothing", "circle.json": "circle.json"}.items():
+        (folder / name).symlink_to(target)
+    assert directory.read(str(tmp_path / "link")) == {
+        "a.json": b"x",
+        "dangling.json": Unreadable("dangling.json: cannot be read: No such file or directory"),
+        "circle.json": Unreadable("circle.json: cannot be read: Too many levels of symbolic links"),
+    }
 
 
 def test_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "a.json").open("wb") as file:
         file.truncate(2**40)  # a file of holes: reading it would take for ever
-    assert reason(tmp_path, "a.json") == ("a.json: longer than 1048576 bytes; a registration is one small JSON file")
+    told = Unreadable("a.json: longer than 1048576 bytes; a registration is one small JSON file")
+    assert directory.read(str(tmp_path)) == {"a.json": told}
 
 
 def test_file_that_grows_is_read_up_to_the_limit(tmp_path: Path) -> None:
@@ -77,6 +65,9 @@ def test_file_that_grows_is_read_up_to_the_limit(tmp_path: Path) -> None:
         os.close(file)
 
 
+NO_FILE = "{}: not a regular file; a registration is one small JSON file"
+
+
 def test_what_is_no_regular_file_is_never_opened(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     os.mkfifo(tmp_path / "fifo.json")
@@ -85,16 +76,8 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "socket.json"))
         contents = directory.read(str(tmp_path))
-    assert sorted(contents) == ["device.json", "fifo.json", "folder.json", "link.json", "socket.json"]
-    for name, content in contents.items():
-        assert content == Unreadable(f"{name}: not a regular file; a registration is one small JSON file")
-
-
-def test_links_to_nothing_and_in_a_circle_are_unreadable(tmp_path: Path) -> None:
-    (tmp_path / "dangling.json").symlink_to("nothing")
-    (tmp_path / "circle.json").symlink_to("circle.json")
-    assert reason(tmp_path, "dangling.json") == "dangling.json: cannot be read: No such file or directory"
-    assert reason(tmp_path, "circle.json") == "circle.json: cannot be read: Too many levels of symbolic links"
+    names = [f"{kind}.json" for kind in ("folder", "fifo", "link", "device", "socket")]
+    assert contents == {name: Unreadable(NO_FILE.format(name)) for name in names}
 
 
 def test_name_that_cannot_be_looked_up_is_not_taken_for_gone(tmp_path: Path) -> None:
@@ -112,34 +95,32 @@ def test_fifo_that_takes_a_files_place_is_not_waited_for(tmp_path: Path) -> None
         content = directory._regular(folder, "a.json", found)
     finally:
         os.close(folder)
-    assert content == Unreadable("a.json: not a regular file; a registration is one small JSON file")
+    assert content == Unreadable(NO_FILE.format("a.json"))
 
 
-def test_files_and_directories_without_permission() -> None:
-    code = """
-import os, sys, tempfile
+UNPERMITTED = """
+import os, sys
 from runtimeproxy.plugins import directory
-from runtimeproxy.plugins.registry import Unreadable
-with tempfile.TemporaryDirectory() as folder:
-    os.chmod(folder, 0o755)
-    path = os.path.join(folder, "a.json")
-    open(path, "w").close()
-    os.chmod(path, 0)
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-    print(directory.read(folder))
-    os.seteuid(os.getuid())
-    os.chmod(folder, 0)
-    if os.geteuid() == 0:
-        os.seteuid(65534)
+folder, nobody = sys.argv[1], 65534 if os.geteuid() == 0 else os.geteuid()
+for closed in (os.path.join(folder, "a.json"), folder):
+    os.chmod(closed, 0)
+    os.seteuid(nobody)
     try:
-        directory.read(folder)
+        print(directory.read(folder))
     except PermissionError:
         print("directory refused")
     os.seteuid(os.getuid())
-    os.chmod(folder, 0o755)
+os.chmod(folder, 0o755)
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+
+
+def test_files_and_directories_without_permission() -> None:
+    # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        (Path(folder) / "a.json").touch()
+        command = [sys.executable, "-c", UNPERMITTED, folder]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     assert run.stdout.splitlines() == [
         "{'a.json': Unreadable(reason='a.json: cannot be read: Permission denied')}",
         "directory refused",
