@@ -65,11 +65,14 @@ def stale(path: Path) -> None:
         dead.bind(str(path))
 
 
-def test_close_removes_the_socket_and_gives_the_lock_back(folder: Path) -> None:
+def test_listener_replaces_a_stale_socket_and_removes_its_own(folder: Path) -> None:
+    path = folder / "a.sock"
+    stale(path)
     for _ in range(3):
-        listener = listen(str(folder / "a.sock"))
+        listener = listen(str(path))
         assert not listener.socket.getblocking()
-        assert listener.socket.getsockname() == listener.path == str(folder / "a.sock")
+        assert listener.socket.getsockname() == listener.path == str(path)
+        assert talk(path, listener.socket) == b"hello"
         listener.close()
         listener.close()
         assert sorted(os.listdir(folder)) == ["a.sock.lock"]
@@ -279,13 +282,6 @@ def test_directory_stays_and_is_told_of_if_the_group_cannot_enter(
 def test_who_may_write_in_the_directory(mode: int, user: int, group: int, fault: str) -> None:
     found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
     assert folder_fault(found, group_id=999) == fault
-
-
-def test_stale_socket_is_replaced(folder: Path) -> None:
-    stale(folder / "a.sock")
-    listener = listen(str(folder / "a.sock"))
-    assert talk(folder / "a.sock", listener.socket) == b"hello"
-    listener.close()
 
 
 _SECOND_START = """

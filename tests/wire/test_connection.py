@@ -101,28 +101,22 @@ def test_resets_goaway_and_unknown_frames(link: Noted) -> None:
     assert link.closing
 
 
-def test_window_updates_open_the_connection_and_the_stream(link: Noted) -> None:
-    link.outlet.apply_settings([(http2.INITIAL_WINDOW_SIZE, 0)])
-    link.outlet.govern(1)
-    link.outlet.send_data(1, b"abc", True, None, 0)
-    assert link.sent() == []
-    link.receive(http2.window_update(1, 3))
-    assert link.sent() == [(http2.DATA, http2.END_STREAM, 1, b"abc")]
-    before = link.outlet.window
-    link.receive(http2.window_update(0, 10))
-    assert link.outlet.window == before + 10
-
-
-def test_what_a_wider_window_lets_go_is_sent_when_all_is_read(link: Noted) -> None:
-    link.receive(http2.settings({http2.INITIAL_WINDOW_SIZE: 0}))
-    link.outlet.govern(1)
-    link.outlet.send_data(1, b"abc", True, None, 0)
-    link.sent()
+def test_windows_are_opened_by_updates_and_by_settings_once_all_is_read(link: Noted) -> None:
     wider, narrower = (http2.settings({http2.INITIAL_WINDOW_SIZE: size}) for size in (3, 0))
+    link.receive(narrower)
+    link.outlet.govern(1)
+    link.outlet.send_data(1, b"abc", False, None, 0)
     link.receive(wider + narrower)
     assert http2.DATA not in [kind for kind, *_ in link.sent()]
     link.receive(narrower + wider)
-    assert link.sent()[-1] == (http2.DATA, http2.END_STREAM, 1, b"abc")
+    assert link.sent()[-1] == (http2.DATA, 0, 1, b"abc")
+    link.outlet.send_data(1, b"def", True, None, 0)
+    assert link.sent() == []
+    link.receive(http2.window_update(1, 3))
+    assert link.sent() == [(http2.DATA, http2.END_STREAM, 1, b"def")]
+    before = link.outlet.window
+    link.receive(http2.window_update(0, 10))
+    assert link.outlet.window == before + 10
 
 
 CUT = http2.frame(http2.HEADERS, 0, 1, BLOCK)
