@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -15,16 +16,77 @@ import pytest
 
 from runtimeproxy import logs
 from runtimeproxy.errors import Reason
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from runtimeproxy.plugins import directory, manager
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.plugins.watch import Watcher
+from runtimeproxy.telemetry import Recorder
 from tests.fakes import registration
 from tests.patience import SECONDS, until
-from tests.plugins.rig import CREATE, Rig
 
-START = BY_NAME["PreStartContainer"]
+CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
+
+
+class FakeClient:
+    """A client that remembers what it was made for and whether it was closed."""
+
+    def __init__(self, plugin: str, endpoint: str) -> None:
+        self.plugin = plugin
+        self.endpoint = endpoint
+        self.closed = 0
+        self.busy = asyncio.Event()
+        self.busy.set()
+
+    async def close(self) -> None:
+        await self.busy.wait()
+        self.closed += 1
+
+
+class Rig:
+    """A manager on a directory, and what it made and counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.recorder = Recorder(time.monotonic)
+        self.clients: list[FakeClient] = []
+        self.poll(1000)
+
+    def poll(self, seconds: float) -> None:
+        """Make the manager anew, with another poll."""
+        self.manager = manager.Manager(
+            str(self.folder),
+            timeout_seconds=2.0,
+            recorder=self.recorder,
+            client_factory=self._client,
+            poll_seconds=seconds,
+        )
+
+    def _client(self, plugin: str, endpoint: str) -> FakeClient:
+        self.clients.append(FakeClient(plugin, endpoint))
+        return self.clients[-1]
+
+    def put(
+        self, name: str, endpoint: str = "/run/a.sock", points: tuple[str, ...] = (CREATE.name,), **more: str
+    ) -> None:
+        """Rename a registration into place."""
+        registration.write(self.folder, name, registration.text(endpoint, points, **more))
+
+    def names(self, point: HookPoint = CREATE) -> list[str]:
+        return [plugin.name for plugin in self.manager.plugins_for(point)]
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+    async def until_asked(self, *names: str, point: HookPoint = CREATE) -> None:
+        await until(lambda: self.names(point) == list(names))
+
+    async def until_at(self, *endpoints: str) -> None:
+        await until(lambda: [plugin.endpoint for plugin in self.manager.plugins_for(CREATE)] == list(endpoints))
+
+    @property
+    def invalid(self) -> float:
+        return self.recorder.gauges["config_invalid_files", ()]
 
 
 @pytest.fixture
@@ -274,9 +336,9 @@ Hang = Callable[[str], threading.Event]
 def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     """Have the next looks hang in what sets the watches, or in what reads: a link leads into a mount that is gone."""
     gate = threading.Event()
-    monkeypatch.setattr(manager, "PATIENCE_SECONDS", 0.05)
 
     def start(step: str) -> threading.Event:
+        monkeypatch.setattr(manager, "PATIENCE_SECONDS", 0.05)
         owner = {"arm": Watcher, "read": directory}[step]
         real = getattr(owner, step)
 

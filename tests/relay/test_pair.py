@@ -4,25 +4,177 @@ The end by a hang-up, with another backend and behind the last answer is relay-r
 """
 
 import asyncio
+import contextlib
 import socket
 from array import array
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from runtimeproxy.errors import WireError
 from runtimeproxy.relay import pair
+from runtimeproxy.relay.endpoint import ReadBuffer
+from runtimeproxy.relay.hangups import Hangups
+from runtimeproxy.wire.bodies import Send
 from tests.patience import until
-from tests.relay.paired import MIB, Rig
+
+MIB = 2**20
+
+
+class Copy:
+    """A flow that copies, and does what a test asks on special bytes."""
+
+    def __init__(self) -> None:
+        self.to_client: list[bytes] = []
+        self.to_backend: list[bytes] = []
+        self.events: list[str] = []
+        self.keeps = False  # whether the connection goes on behind the backend's EOF
+        self.waits = False  # whether the client's EOF waits
+        self.call: Callable[[], object] = int  # called while the client's bytes are read
+        self.bulk = False  # whether big reads pass as they are
+        self.passed = 0  # how many bytes did
+
+    def outputs(self) -> tuple[list[bytes], list[bytes]]:
+        return self.to_client, self.to_backend
+
+    def client_bytes(self, data: bytes) -> None:
+        if data == b"nonsense":
+            raise WireError("nonsense")
+        self.to_backend += [data[:1], data[1:]] if len(data) > 1 else [data]
+        self.call()
+
+    def backend_bytes(self, data: bytes) -> None:
+        if data == b"nonsense":
+            self.to_client.append(b"last words")
+            raise WireError("nonsense")
+        self.to_client.append(data)
+
+    def client_passes(self, buffer: bytearray, size: int, send: Send) -> bool:
+        if self.bulk:
+            send(size)
+            self.passed += size
+        return self.bulk
+
+    backend_passes = client_passes
+
+    def client_ended(self) -> bool:
+        self.events.append("client ended")
+        return self.waits
+
+    def client_gone(self) -> None:
+        self.events.append("client gone")
+
+    def backend_ended(self) -> bool:
+        self.events.append("backend ended")
+        return self.keeps
+
+    def closed(self) -> None:
+        self.events.append("closed")
+
+
+class Rig:
+    """A pair between two socket pairs; ``watches``: for hang-ups."""
+
+    def __init__(self, watches: bool = False) -> None:
+        self.client, near = socket.socketpair()
+        self.backend, far = socket.socketpair()
+        self.flow = Copy()
+        loop = asyncio.get_running_loop()
+        self.hangups = Hangups(loop)
+        self.pair = pair.Pair(loop, near, far, self.flow, ReadBuffer(), self.hangups if watches else None, self.flow)
+        for sock in (self.client, self.backend):
+            sock.setblocking(False)
+
+    async def read(self, sock: socket.socket, size: int = 65536) -> bytes:
+        async with asyncio.timeout(20):
+            return await asyncio.get_running_loop().sock_recv(sock, size)
+
+    async def asks(self, question: bytes = b"question") -> None:
+        """Send from the client what the backend has to get."""
+        self.client.send(question)
+        assert await self.read(self.backend) == question
+
+    async def answers(self, answer: bytes = b"answer") -> None:
+        """Send from the backend what the client has to get."""
+        self.backend.send(answer)
+        assert await self.read(self.client) == answer
+
+    async def ended(self, sock: socket.socket, *last: bytes) -> None:
+        """See that EOF comes behind the last bytes."""
+        for data in (*last, b""):
+            assert await self.read(sock) == data
+
+    async def until(self, event: str) -> None:
+        await until(lambda: event in self.flow.events)
+
+    def another_backend(self) -> socket.socket:
+        """Put another backend in the place of the one that has ended; return that one."""
+        first, (self.backend, near) = self.backend, socket.socketpair()
+        self.backend.setblocking(False)
+        self.pair.replace_backend(near)
+        return first
+
+    async def send_until_some_waits(self) -> int:
+        """Let the client send until some of that waits for the backend; return how much that was."""
+        sent = 0
+        while not self.pair._backend.waiting:
+            with contextlib.suppress(BlockingIOError):
+                sent += self.client.send(b"z" * 16384)
+            await asyncio.sleep(0)
+        return sent
+
+    async def fill(self, sock: socket.socket) -> int:
+        """Send until the pair reads no more; return how much that was."""
+        sent = quiet = 0
+        while quiet < 5:
+            try:
+                sent += sock.send(b"z" * 65536)
+                quiet = 0
+            except BlockingIOError:
+                quiet += 1
+                await asyncio.sleep(0.01)
+        return sent
+
+    async def read_to_end(self, sock: socket.socket) -> int:
+        """Return how much comes before EOF."""
+        got = 0
+        while piece := await self.read(sock, MIB):
+            got += len(piece)
+        return got
+
+    async def stays_open(self) -> bool:
+        """Tell whether the pair is not closed within a moment."""
+        await asyncio.sleep(0.02)
+        return "closed" not in self.flow.events
+
+    def close(self) -> None:
+        self.pair.close()
+        self.hangups.close()
+        self.client.close()
+        self.backend.close()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def watching() -> AsyncIterator[Rig]:
+    made = Rig(watches=True)
+    yield made
+    made.close()
 
 
 async def test_bytes_flow_both_ways_and_half_close_passes(rig: Rig) -> None:
-    rig.client.send(b"question")
-    assert await rig.read(rig.backend) == b"question"
+    await rig.asks()
     rig.client.shutdown(socket.SHUT_WR)
-    assert await rig.read(rig.backend) == b""
-    rig.backend.send(b"answer")
-    assert await rig.read(rig.client) == b"answer"
+    await rig.ended(rig.backend)
+    await rig.answers()
     rig.backend.close()
-    assert await rig.read(rig.client) == b""
+    await rig.ended(rig.client)
     await rig.until("closed")
     assert rig.flow.events == ["client ended", "backend ended", "closed"]
 
@@ -48,8 +200,7 @@ async def test_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
     await rig.until("backend ended")
     rig.flow.to_client.append(b"kept answer")
     rig.pair.backend_done()
-    assert await rig.read(rig.client) == b"kept answer"
-    assert await rig.read(rig.client) == b""
+    await rig.ended(rig.client, b"kept answer")
     assert rig.flow.events == ["backend ended", "closed"]
 
 
@@ -58,7 +209,7 @@ async def test_broken_protocol_ends_both_connections(rig: Rig, side: str) -> Non
     getattr(rig, side).send(b"nonsense")
     await rig.until("closed")
     assert await rig.read(rig.client) == (b"last words" if side == "backend" else b"")
-    assert await rig.read(rig.backend) == b""
+    await rig.ended(rig.backend)
 
 
 @pytest.mark.parametrize("bulk", [False, True])
@@ -120,10 +271,8 @@ async def test_eof_that_waits_passes_when_the_flow_says_so(rig: Rig) -> None:
     await rig.until("client ended")
     rig.flow.to_backend.append(b"held till now")
     rig.pair.client_done()
-    assert await rig.read(rig.backend) == b"held till now"
-    assert await rig.read(rig.backend) == b""
-    rig.backend.send(b"answer")
-    assert await rig.read(rig.client) == b"answer"
+    await rig.ended(rig.backend, b"held till now")
+    await rig.answers()
 
 
 @pytest.mark.parametrize("first", ["client", "backend"])
@@ -131,22 +280,19 @@ async def test_in_a_tunnel_each_side_ends_by_itself(watching: Rig, first: str) -
     watching.flow.keeps = True
     if first == "client":
         watching.client.shutdown(socket.SHUT_WR)
-        assert await watching.read(watching.backend) == b""
-        watching.backend.send(b"late output")
-        assert await watching.read(watching.client) == b"late output"
+        await watching.ended(watching.backend)
+        await watching.answers(b"late output")
         assert await watching.stays_open()
     watching.backend.shutdown(socket.SHUT_WR)
     await watching.until("backend ended")
     watching.flow.to_client.append(b"last output")
     watching.pair.half_close()
-    assert await watching.read(watching.client) == b"last output"
-    assert await watching.read(watching.client) == b""
+    await watching.ended(watching.client, b"last output")
     if first == "backend":
-        watching.client.send(b"late input")
-        assert await watching.read(watching.backend) == b"late input"
+        await watching.asks(b"late input")
         assert await watching.stays_open()
         watching.client.shutdown(socket.SHUT_WR)
-        assert await watching.read(watching.backend) == b""
+        await watching.ended(watching.backend)
     await watching.until("closed")
 
 
@@ -169,8 +315,7 @@ async def test_tunnel_to_a_backend_that_has_gone_is_closed(watching: Rig) -> Non
     watching.backend.close()
     await watching.until("backend ended")
     watching.pair.half_close()
-    assert await watching.read(watching.client) == b"last output"
-    assert await watching.read(watching.client) == b""
+    await watching.ended(watching.client, b"last output")
     await watching.until("closed")
     assert watching.flow.events == ["backend ended", "closed"]
 
@@ -215,8 +360,7 @@ async def test_client_that_hangs_up_ends_the_backend(watching: Rig) -> None:
     await watching.until("closed")
     assert watching.flow.events == ["client gone", "closed"]
     assert watching.pair.client_ended
-    assert await watching.read(watching.backend) == b"last question"
-    assert await watching.read(watching.backend) == b""
+    await watching.ended(watching.backend, b"last question")
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["EOF passed", "EOF waits"])
@@ -272,8 +416,7 @@ async def test_backend_that_leaves_too_ends_what_it_does_not_take(watching: Rig)
 async def test_client_that_reads_no_more_may_send_on(watching: Rig) -> None:
     watching.client.shutdown(socket.SHUT_RD)
     await to_nobody(watching.backend)
-    watching.client.send(b"question")
-    assert await watching.read(watching.backend) == b"question"
+    await watching.asks()
     assert watching.flow.events == []
     watching.client.close()
     await watching.until("closed")
@@ -299,13 +442,11 @@ async def test_another_backend_takes_the_place_of_one_that_ended(rig: Rig) -> No
     rig.backend.close()
     await rig.until("backend ended")
     rig.another_backend()
-    rig.client.send(b"question")
-    assert await rig.read(rig.backend) == b"question"
-    rig.backend.send(b"answer")
-    assert await rig.read(rig.client) == b"answer"
+    await rig.asks()
+    await rig.answers()
     rig.flow.keeps = False
     rig.backend.close()
-    assert await rig.read(rig.client) == b""
+    await rig.ended(rig.client)
     await rig.until("closed")
 
 
@@ -322,9 +463,8 @@ async def test_client_that_waited_for_the_first_backend_is_read_for_the_second(r
 async def test_behind_the_last_answer_the_client_sees_the_end_and_closes(rig: Rig) -> None:
     rig.flow.to_client.append(b"last answer")
     rig.pair.finish_client()
-    assert await rig.read(rig.backend) == b""
-    assert await rig.read(rig.client) == b"last answer"
-    assert await rig.read(rig.client) == b""
+    await rig.ended(rig.backend)
+    await rig.ended(rig.client, b"last answer")
     rig.client.send(b"still talking")
     assert await rig.stays_open()
     rig.client.shutdown(socket.SHUT_WR)
@@ -364,7 +504,7 @@ async def test_nothing_happens_behind_the_end(rig: Rig) -> None:
     rig.pair.backend_done()
     rig.pair.hold_client(False)
     assert rig.flow.events == ["closed"]
-    assert await rig.read(rig.client) == b""
+    await rig.ended(rig.client)
 
 
 async def test_client_that_is_shut_loses_nothing_and_sends_no_more(rig: Rig) -> None:
@@ -376,10 +516,9 @@ async def test_client_that_is_shut_loses_nothing_and_sends_no_more(rig: Rig) -> 
     assert await rig.read(rig.backend) == b"sent before"
     await rig.until("client ended")
     assert rig.pair.client_ended
-    rig.backend.send(b"answer")
-    assert await rig.read(rig.client) == b"answer"
+    await rig.answers()
     rig.pair.finish_client()
-    assert await rig.read(rig.client) == b""
+    await rig.ended(rig.client)
     assert "closed" in rig.flow.events
 
 

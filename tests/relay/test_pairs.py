@@ -15,8 +15,8 @@ from runtimeproxy.relay.pairs import Pairs
 from runtimeproxy.telemetry import Recorder
 from tests import patience
 from tests.fakes.descriptors import no_descriptors
-from tests.relay.paired import Copy
 from tests.relay.test_dial import fill_backlog
+from tests.relay.test_pair import Copy
 
 LONG_SECONDS = 60.0
 """How long an end may take; what does not wait for it is over long before."""

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -59,6 +60,18 @@ def full_backlog(path: str) -> Iterator[socket.socket]:
         listener.listen(0)
         waiting.connect(path)
         yield listener
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "peer.sock")
+
+
+@pytest.fixture
+async def client(path: str) -> AsyncIterator[UnaryClient]:
+    made = UnaryClient(path)
+    yield made
+    await made.close()
 
 
 async def failing(awaitable: Awaitable[bytes]) -> CallFailed:
