@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,13 +29,6 @@ def folder(tmp_path: Path) -> Path:
     path.mkdir(mode=0o700)
     path.chmod(0o700)
     return path
-
-
-@pytest.fixture
-def listener(folder: Path) -> Iterator[Listener]:
-    made = listen(str(folder / "a.sock"))
-    yield made
-    made.close()
 
 
 def mode_of(path: Path) -> int:
@@ -59,23 +52,18 @@ def run_python(code: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> su
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=pass_fds)
 
 
-def stale(path: Path) -> None:
-    """Leave a socket behind that nobody listens on, as a killed process does."""
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-
-
 def test_listener_replaces_a_stale_socket_and_removes_its_own(folder: Path) -> None:
-    path = folder / "a.sock"
-    stale(path)
-    for _ in range(3):
-        listener = listen(str(path))
-        assert not listener.socket.getblocking()
-        assert listener.socket.getsockname() == listener.path == str(path)
-        assert talk(path, listener.socket) == b"hello"
-        listener.close()
-        listener.close()
-        assert sorted(os.listdir(folder)) == ["a.sock.lock"]
+    longest = folder / ("n" * (107 - len(os.fsencode(folder)) - 1))
+    for path in (folder / "a.sock", longest):
+        bind(path).close()  # as a killed process leaves it
+        for _ in range(2):
+            listener = listen(str(path))
+            assert not listener.socket.getblocking()
+            assert listener.socket.getsockname() == listener.path == str(path)
+            assert talk(path, listener.socket) == b"hello"
+            listener.close()
+            listener.close()
+            assert not path.exists()
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
@@ -144,24 +132,25 @@ def test_group_that_cannot_be_given_leaves_no_socket() -> None:
     assert left == ["a.sock.lock"]
 
 
-KEPT: list[socket.socket] = []
-"""Sockets of others, closed behind the test."""
-
-
 def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    KEPT.append(socket.socket(socket.AF_UNIX, kind))
-    KEPT[-1].bind(str(path))
-    return KEPT[-1]
+    sock = socket.socket(socket.AF_UNIX, kind)
+    sock.bind(str(path))
+    return sock
 
 
-def fill(path: Path) -> None:
-    bind(path).listen(0)
-    KEPT.append(socket.socket(socket.AF_UNIX))
-    KEPT[-1].connect(str(path))
+def answer(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, clients: int = 0) -> list[socket.socket]:
+    """Be another program at a path, whose backlog so many clients fill; the sockets are to be kept."""
+    kept = [bind(path, kind)]
+    if kind is socket.SOCK_STREAM:
+        kept[0].listen(0 if clients else 8)
+    for _ in range(clients):
+        kept.append(socket.socket(socket.AF_UNIX))
+        kept[-1].connect(str(path))
+    return kept
 
 
 def link_to_socket(path: Path) -> None:
-    stale(path.with_name("socket"))
+    bind(path.with_name("socket")).close()
     path.symlink_to("socket")
 
 
@@ -179,9 +168,9 @@ AGAINST: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "link": ("a.sock", lambda path: path.symlink_to("."), NO_SOCKET),
     "dangling link": ("a.sock", lambda path: path.symlink_to("nothing"), NO_SOCKET),
     "link to a socket": ("a.sock", link_to_socket, NO_SOCKET),
-    "another program": ("a.sock", lambda path: bind(path).listen(), rf"process \(pid {os.getpid()}\) listens on"),
-    "another program, backlog full": ("a.sock", fill, "another process listens on"),
-    "datagram socket": ("a.sock", lambda path: bind(path, socket.SOCK_DGRAM), "another process listens on"),
+    "another program": ("a.sock", answer, rf"process \(pid {os.getpid()}\) listens on"),
+    "another program, backlog full": ("a.sock", lambda path: answer(path, clients=1), "another process listens on"),
+    "datagram socket": ("a.sock", lambda path: answer(path, socket.SOCK_DGRAM), "another process listens on"),
     "lock is a folder": ("a.sock.lock", Path.mkdir, NO_LOCK),
     "lock is a link": ("a.sock.lock", lambda path: path.symlink_to("nothing"), NO_LOCK),
     "lock is a FIFO": ("a.sock.lock", os.mkfifo, NO_LOCK),
@@ -197,16 +186,17 @@ WAYS = {"in": "in/a.sock", "above": "above/in/a.sock"}
 def test_what_stands_against_it_is_named_and_never_touched(
     folder: Path, name: str, make: Callable[[Path], object], words: str
 ) -> None:
-    make(folder / name)
-    before = {path: path.lstat().st_ino for path in folder.rglob("*")}
+    def there() -> dict[Path, int]:
+        lock = folder / "a.sock.lock"
+        return {path: path.lstat().st_ino for path in folder.rglob("*") if path != lock}
+
+    kept = make(folder / name)
+    before = there()
     with pytest.raises(ConfigError, match=words):
         listen(str(folder / WAYS.get(name, "a.sock")))
-    after = {path: path.lstat().st_ino for path in folder.rglob("*")}
-    after.pop(folder / "a.sock.lock", None)
-    before.pop(folder / "a.sock.lock", None)
-    assert after == before
-    while KEPT:
-        KEPT.pop().close()
+    assert there() == before
+    for sock in kept if isinstance(kept, list) else ():
+        sock.close()
 
 
 @pytest.mark.parametrize(
@@ -220,10 +210,6 @@ def test_what_stands_against_it_is_named_and_never_touched(
 def test_bad_setting_is_named(path: str, group: str | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         listen(path, group=group, flag="--admin-endpoint")
-
-
-def test_path_of_107_bytes_is_taken(folder: Path) -> None:
-    listen(str(folder / ("n" * (107 - len(os.fsencode(folder)) - 1)))).close()
 
 
 GROUP = 12345 if os.geteuid() == 0 else os.getegid()
@@ -284,34 +270,24 @@ def test_who_may_write_in_the_directory(mode: int, user: int, group: int, fault:
     assert folder_fault(found, group_id=999) == fault
 
 
-_SECOND_START = """
-import sys
-from runtimeproxy.errors import ConfigError
-from runtimeproxy.relay.listener import listen
-try:
-    listen(sys.argv[1])
-except ConfigError as error:
-    sys.exit(str(error))
-"""
-
-
-def test_second_start_is_refused_and_the_first_does_not_notice(folder: Path, listener: Listener) -> None:
+def test_second_start_is_refused_and_the_first_does_not_notice(folder: Path) -> None:
+    path = str(folder / "a.sock")
+    listener = listen(path)
     before = (folder / "a.sock").lstat()
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(listener.path)
+        client.connect(path)
         call, _ = listener.socket.accept()
-        run = run_python(_SECOND_START, listener.path)
-        assert run.returncode == 1
-        expected = f"another runtimeproxy (pid {os.getpid()}) listens on {listener.path}, or still finishes calls and "
-        expected += f"holds {listener.path}.lock; stop it and wait for its end, or choose another"
-        assert run.stderr == f"{expected} --koord-runtimeproxy-endpoint\n"
-        client.sendall(b"still")
-        assert call.recv(5) == b"still"
-        call.close()
+        with call, pytest.raises(ConfigError) as refused:
+            listen(path)
+        assert str(refused.value) == (
+            f"another runtimeproxy (pid {os.getpid()}) listens on {path}, or still finishes calls and holds "
+            f"{path}.lock; stop it and wait for its end, or choose another --koord-runtimeproxy-endpoint"
+        )
     with pytest.raises(BlockingIOError):
         listener.socket.accept()  # the second start did not even connect
     assert (folder / "a.sock").lstat() == before
     assert talk(folder / "a.sock", listener.socket) == b"hello"
+    listener.close()
 
 
 def test_hundred_starts_at_once_leave_one(folder: Path) -> None:
@@ -443,16 +419,11 @@ def test_handed_over_descriptor_of_another_kind_is_refused(tmp_path: Path) -> No
             assert (run.returncode, cause in run.stderr, "Traceback" in run.stderr) == (1, True, False)
 
 
-OURS = str(os.getpid())
-FOR_OTHERS = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": OURS}]
-
-
-@pytest.mark.parametrize("environ", [*FOR_OTHERS, {"LISTEN_FDS": "0", "LISTEN_PID": OURS}], ids=range(5))
-def test_variables_for_somebody_else_mean_nothing(environ: dict[str, str]) -> None:
-    assert inherited(environ) is None
-    assert environ == {}
-
-
-def test_more_than_one_handed_over_socket_is_refused() -> None:
+def test_variables_count_for_this_process_and_one_socket_only() -> None:
+    ours = str(os.getpid())
+    others = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
+    for environ in (*others, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
+        assert inherited(environ) is None
+        assert environ == {}
     with pytest.raises(ConfigError, match="LISTEN_FDS is '2': one socket is expected"):
-        inherited({"LISTEN_FDS": "2", "LISTEN_PID": str(os.getpid())})
+        inherited({"LISTEN_FDS": "2", "LISTEN_PID": ours})
