@@ -30,7 +30,6 @@ LONG_SECONDS = 10.0
 """A deadline that no test waits for."""
 SHORT_SECONDS = 0.05
 PING = http2.frame(http2.PING, 0, 0, bytes(8))
-ONE_AT_A_TIME = {http2.MAX_CONCURRENT_STREAMS: 1}
 MOST = 10
 
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
@@ -72,6 +71,18 @@ async def client(path: str) -> AsyncIterator[UnaryClient]:
     made = UnaryClient(path)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def server(path: str) -> AsyncIterator[Server]:
+    async with Server(path) as made:
+        yield made
+
+
+@pytest.fixture
+async def one_at_a_time(path: str) -> AsyncIterator[Server]:
+    async with Server(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as made:
+        yield made
 
 
 async def failing(awaitable: Awaitable[bytes]) -> CallFailed:
@@ -254,30 +265,28 @@ async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: s
     os.unlink(path + ".old")
 
 
-async def test_goaway_lets_calls_finish_and_sends_later_ones_elsewhere(path: str, client: UnaryClient) -> None:
-    async with Server(path) as server:
-        earlier, first, stream = await asked(client, server)
-        first.send(http2.goaway(stream, 0))
-        await told(first)
-        await answered(client, server)
-        first.send(answer(stream, b"first"))
-        assert await earlier == b"first"
-        await ended(first)
+async def test_goaway_lets_calls_finish_and_sends_later_ones_elsewhere(client: UnaryClient, server: Server) -> None:
+    earlier, first, stream = await asked(client, server)
+    first.send(http2.goaway(stream, 0))
+    await told(first)
+    await answered(client, server)
+    first.send(answer(stream, b"first"))
+    assert await earlier == b"first"
+    await ended(first)
 
 
-async def test_ping_is_acknowledged_where_nothing_else_is_sent(path: str, client: UnaryClient) -> None:
-    async with Server(path) as server:
-        connection = await answered(client, server)
-        for _ in range(2):
-            await told(connection)
-        connection.send(PING)
-        await asyncio.sleep(unary.ACK_SECONDS / 2)
-        await answered(client, server, connection)
-        await asyncio.sleep(unary.ACK_SECONDS)
+async def test_ping_is_acknowledged_where_nothing_else_is_sent(client: UnaryClient, server: Server) -> None:
+    connection = await answered(client, server)
+    for _ in range(2):
+        await told(connection)
+    connection.send(PING)
+    await asyncio.sleep(unary.ACK_SECONDS / 2)
+    await answered(client, server, connection)
+    await asyncio.sleep(unary.ACK_SECONDS)
 
 
 @pytest.mark.parametrize("number", SCARCE, ids=errno.errorcode.get)
-async def test_shortage_is_waited_for(path: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shortage_is_waited_for(path: str, server: Server, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unary, "SCARCE_RETRY_SECONDS", 0.01)
     failures = [OSError(number, "scarce")] * 3
 
@@ -287,9 +296,8 @@ async def test_shortage_is_waited_for(path: str, number: int, monkeypatch: pytes
         return dial_now(path)
 
     client = UnaryClient(path, dialler=scarce)
-    async with Server(path) as server:
-        await answered(client, server)
-        await client.close()
+    await answered(client, server)
+    await client.close()
 
 
 async def test_shortage_that_stays_is_our_own_and_later_failures_are_not(path: str, client: UnaryClient) -> None:
@@ -306,33 +314,30 @@ async def test_shortage_that_stays_is_our_own_and_later_failures_are_not(path: s
         assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
 
 
-async def test_deadline_resets_the_stream_and_later_calls_use_a_new_connection(path: str, client: UnaryClient) -> None:
-    async with Server(path) as server:
-        assert (await failing_soon(client)).kind is Kind.DEADLINE
-        first = await server.connection()
-        assert (await first.next(http2.RST_STREAM))[2:] == (1, b"\0\0\0\x08")
-        await ended(first)
-        await answered(client, server)
+async def test_deadline_resets_the_stream_and_retires_the_connection(client: UnaryClient, server: Server) -> None:
+    assert (await failing_soon(client)).kind is Kind.DEADLINE
+    first = await server.connection()
+    assert (await first.next(http2.RST_STREAM))[2:] == (1, b"\0\0\0\x08")
+    await ended(first)
+    await answered(client, server)
 
 
 async def test_reset_at_the_deadline_is_the_deadline(
-    path: str, client: UnaryClient, monkeypatch: pytest.MonkeyPatch
+    client: UnaryClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a server does whose own timer is first."""
     monkeypatch.setattr(unary, "_AT_THE_DEADLINE_SECONDS", LONG_SECONDS)
-    async with Server(path) as server:
-        call, connection, stream = await asked(client, server)
-        connection.send(http2.rst_stream(stream, http2.CANCEL))
-        assert (await failing(call)).kind is Kind.DEADLINE
+    call, connection, stream = await asked(client, server)
+    connection.send(http2.rst_stream(stream, http2.CANCEL))
+    assert (await failing(call)).kind is Kind.DEADLINE
 
 
-async def test_cancel_resets_the_stream_and_keeps_the_connection(path: str, client: UnaryClient) -> None:
-    async with Server(path) as server:
-        call, connection, stream = await asked(client, server)
-        call.cancel()
-        assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
-        assert call.cancelled()
-        await answered(client, server, connection)
+async def test_cancel_resets_the_stream_and_keeps_the_connection(client: UnaryClient, server: Server) -> None:
+    call, connection, stream = await asked(client, server)
+    call.cancel()
+    assert (await connection.next(http2.RST_STREAM))[2:] == (stream, b"\0\0\0\x08")
+    assert call.cancelled()
+    await answered(client, server, connection)
 
 
 async def test_peer_that_reads_nothing_costs_the_deadline_only(path: str, client: UnaryClient) -> None:
@@ -345,96 +350,91 @@ async def test_peer_that_reads_nothing_costs_the_deadline_only(path: str, client
         assert time.monotonic() - begun < LONG_SECONDS, "each waits for its own deadline alone"
 
 
-async def test_peer_that_asks_and_never_reads_is_no_longer_read(path: str, client: UnaryClient) -> None:
+async def test_peer_that_asks_and_never_reads_is_no_longer_read(client: UnaryClient, server: Server) -> None:
     pings = 100_000
-    async with Server(path) as server:
-        call = start(client)
-        connection = await server.connection()
-        transport = connection.writer.transport
-        transport.pause_reading()  # type: ignore[attr-defined]
-        connection.send(PING * pings)
-        stuck = 0
-        async with asyncio.timeout(20):
-            while transport.get_write_buffer_size() != stuck:
-                stuck = transport.get_write_buffer_size()
-                await asyncio.sleep(0.1)
-        assert stuck > 500_000
-        transport.resume_reading()  # type: ignore[attr-defined]
-        for _ in range(pings):
-            await connection.next(http2.PING)
-        connection.send(answer(1, b"x"))
-        assert await call == b"x"
+    call = start(client)
+    connection = await server.connection()
+    transport = connection.writer.transport
+    transport.pause_reading()  # type: ignore[attr-defined]
+    connection.send(PING * pings)
+    stuck = 0
+    async with asyncio.timeout(20):
+        while transport.get_write_buffer_size() != stuck:
+            stuck = transport.get_write_buffer_size()
+            await asyncio.sleep(0.1)
+    assert stuck > 500_000
+    transport.resume_reading()  # type: ignore[attr-defined]
+    for _ in range(pings):
+        await connection.next(http2.PING)
+    connection.send(answer(1, b"x"))
+    assert await call == b"x"
 
 
 @pytest.mark.parametrize("by", ["reset", "goaway"])
-async def test_call_that_the_peer_did_nothing_for_is_sent_again(path: str, client: UnaryClient, by: str) -> None:
+async def test_call_that_the_peer_did_nothing_for_is_sent_again(client: UnaryClient, server: Server, by: str) -> None:
     """RFC 9113, 8.7."""
-    async with Server(path) as server:
-        call, connection, stream = await asked(client, server)
-        if by == "reset":
-            connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
-        else:
-            connection.send(http2.goaway(0, 0))
-            connection = await server.connection()
-        again = await connection.request()
-        connection.send(answer(again, b"x"))
-        assert await call == b"x"
-        assert (again, server.accepted) == ((3, 1) if by == "reset" else (1, 2))
+    call, connection, stream = await asked(client, server)
+    if by == "reset":
+        connection.send(http2.rst_stream(stream, http2.REFUSED_STREAM))
+    else:
+        connection.send(http2.goaway(0, 0))
+        connection = await server.connection()
+    again = await connection.request()
+    connection.send(answer(again, b"x"))
+    assert await call == b"x"
+    assert (again, server.accepted) == ((3, 1) if by == "reset" else (1, 2))
 
 
-async def test_calls_take_turns_in_their_order_and_none_is_woken_in_vain(path: str, client: UnaryClient) -> None:
+async def test_calls_take_turns_in_order_and_none_wakes_in_vain(client: UnaryClient, one_at_a_time: Server) -> None:
     """Where the peer takes few at a time (RFC 9113, 5.1.2)."""
-    async with Server(path, ONE_AT_A_TIME) as server:
-        first, connection, stream = await asked(client, server)
-        await told(connection)
-        calls = [first, *(start(client) for _ in range(5))]
-        assert (await failing_soon(client)).kind is Kind.DEADLINE
-        (link,) = client.links
-        link.room = None  # type: ignore[assignment,method-assign]  # who waits again would fail
-        for number, done in enumerate(calls):
-            connection.send(answer(stream, b"x"))
-            assert await done == b"x"
-            assert [each.done() for each in calls].count(True) == number + 1
-            if done is not calls[-1]:
-                stream = await connection.request()
-        assert (stream, server.accepted) == (11, 1)
-
-
-async def test_calls_that_wait_go_on_when_the_connection_ends(path: str, client: UnaryClient) -> None:
-    async with Server(path, ONE_AT_A_TIME) as server:
-        first, connection, _ = await asked(client, server)
-        await told(connection)
-        waiting = start(client)
-        await asyncio.sleep(0.02)
-        connection.close()
-        assert (await failing(first)).kind is Kind.BROKEN
-        second = await server.connection()
-        second.send(answer(await second.request(), b"x"))
-        assert await waiting == b"x"
-
-
-async def test_call_that_gives_up_hands_its_turn_on(path: str, client: UnaryClient) -> None:
-    async with Server(path, ONE_AT_A_TIME) as server:
-        first, connection, stream = await asked(client, server)
-        await told(connection)
-        second, third = start(client), start(client)
-        await asyncio.sleep(0.02)
-        (link,) = client.links
-        woken, wake = link._waiting[0], link._wake
-
-        def woken_and_cancelled() -> None:
-            wake()
-            if woken.done():
-                second.cancel()
-
-        link._wake = woken_and_cancelled  # type: ignore[method-assign]
+    first, connection, stream = await asked(client, one_at_a_time)
+    await told(connection)
+    calls = [first, *(start(client) for _ in range(5))]
+    assert (await failing_soon(client)).kind is Kind.DEADLINE
+    (link,) = client.links
+    link.room = None  # type: ignore[assignment,method-assign]  # who waits again would fail
+    for number, done in enumerate(calls):
         connection.send(answer(stream, b"x"))
-        assert await first == b"x"
-        connection.send(answer(await connection.request(), b"y"))
-        assert await third == b"y"
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        assert link._promised == 0
+        assert await done == b"x"
+        assert [each.done() for each in calls].count(True) == number + 1
+        if done is not calls[-1]:
+            stream = await connection.request()
+    assert (stream, one_at_a_time.accepted) == (11, 1)
+
+
+async def test_calls_that_wait_go_on_when_the_connection_ends(client: UnaryClient, one_at_a_time: Server) -> None:
+    first, connection, _ = await asked(client, one_at_a_time)
+    await told(connection)
+    waiting = start(client)
+    await asyncio.sleep(0.02)
+    connection.close()
+    assert (await failing(first)).kind is Kind.BROKEN
+    second = await one_at_a_time.connection()
+    second.send(answer(await second.request(), b"x"))
+    assert await waiting == b"x"
+
+
+async def test_call_that_gives_up_hands_its_turn_on(client: UnaryClient, one_at_a_time: Server) -> None:
+    first, connection, stream = await asked(client, one_at_a_time)
+    await told(connection)
+    second, third = start(client), start(client)
+    await asyncio.sleep(0.02)
+    (link,) = client.links
+    woken, wake = link._waiting[0], link._wake
+
+    def woken_and_cancelled() -> None:
+        wake()
+        if woken.done():
+            second.cancel()
+
+    link._wake = woken_and_cancelled  # type: ignore[method-assign]
+    connection.send(answer(stream, b"x"))
+    assert await first == b"x"
+    connection.send(answer(await connection.request(), b"y"))
+    assert await third == b"y"
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert link._promised == 0
 
 
 def end_inside_a_frame(peer: Connection) -> None:
