@@ -59,9 +59,8 @@ def endpoint(end: End) -> Endpoint:
     return end.endpoint
 
 
-async def test_what_the_socket_does_not_take_waits_in_order_and_half_close_behind_it(
-    end: End, endpoint: Endpoint
-) -> None:
+async def test_what_the_socket_does_not_take_waits_in_order(end: End, endpoint: Endpoint) -> None:
+    """And the half-close behind it."""
     sent = bytes(range(256)) * 8192
     endpoint.write(sent)
     endpoint.write(b"tail")

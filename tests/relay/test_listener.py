@@ -319,7 +319,7 @@ def test_lock_is_not_handed_to_children(folder: Path) -> None:
         child.terminate()
 
 
-def test_withdrawn_socket_still_accepts_who_has_connected_and_keeps_its_lock(folder: Path) -> None:
+def test_withdrawn_socket_accepts_who_has_connected_and_keeps_its_lock(folder: Path) -> None:
     path = str(folder / "a.sock")
     listener = listen(path)
     with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:

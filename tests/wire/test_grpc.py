@@ -33,14 +33,10 @@ def test_pieces_are_the_framed_message_and_a_long_one_is_not_copied(size: int) -
 @pytest.mark.parametrize(
     ("framed", "lacks"), [(b"", 5), (b"\0\0\0\0", 1), (b"\0\0\0\0\2", 2), (b"\1\0\0\0\2ab", 0), (b"\0\0\0\0\2ab!", -1)]
 )
-def test_it_is_known_how_much_a_message_lacks(framed: bytes, lacks: int) -> None:
+def test_it_is_known_how_much_a_message_lacks_within_the_limit(framed: bytes, lacks: int) -> None:
     assert grpc.missing(framed) == grpc.missing(bytearray(framed), 2) == lacks
-
-
-def test_what_announces_more_than_the_limit_is_not_waited_for() -> None:
-    assert grpc.missing(b"\0\x01\x02\x03\x04") == 0x01020304
     with pytest.raises(grpc.TooLong, match="longer than the limit"):
-        grpc.missing(b"\0\x01\x02\x03\x04", 0x01020303)
+        grpc.missing(b"\0\0\0\0\3", 2)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +131,3 @@ def test_status_text_reads_back_and_is_printable_ascii(text: str) -> None:
     value = grpc.percent_encode(text)
     assert grpc.percent_decode(value) == text
     assert all(0x20 <= byte <= 0x7E for byte in value)
-
-
-@pytest.mark.parametrize(("value", "text"), [(b"%zz %", "%zz %"), (b"%ff!", "\ufffd!"), (b"raw \xc3\xb6", "raw ö")])
-def test_malformed_status_text_is_never_refused(value: bytes, text: str) -> None:
-    assert grpc.percent_decode(value) == text

@@ -1,6 +1,7 @@
 """Tests of HTTP/1.1 heads: each row of the tables, any split of the bytes, edits and answers of our own."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -23,7 +24,15 @@ from tests.wire.http1_forms import (
 RULES_OF_BODIES = {
     *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY)
 }
+HEADS = [row.raw for row in REQUESTS + RESPONSES]
 STATUSES = {Rule.HEAD_BYTES: 431, Rule.FIELDS: 431, Rule.VERSION: 505, Rule.TRANSFER_CODING: 501, Rule.EXPECT: 417}
+
+
+def refusal(read: Callable[..., object], *arguments: object) -> Rule:
+    """Return the rule for which something is refused."""
+    with pytest.raises(BadMessage) as caught:
+        read(*arguments)
+    return caught.value.rule
 
 
 @pytest.mark.parametrize("expected", REQUESTS, ids=lambda row: row.raw[:60])
@@ -52,9 +61,7 @@ def test_fields_are_in_order_with_names_in_lower_case_and_bare_values(first: str
 
 @pytest.mark.parametrize(("raw", "rule"), REFUSED_REQUESTS)
 def test_request_is_refused(raw: bytes, rule: Rule) -> None:
-    with pytest.raises(BadMessage) as caught:
-        http1.request_head(raw)
-    assert caught.value.rule is rule
+    assert refusal(http1.request_head, raw) is rule
 
 
 @pytest.mark.parametrize("expected", RESPONSES, ids=lambda row: row.raw[:60] + row.method.encode())
@@ -68,9 +75,7 @@ def test_response_is_read(expected: Response) -> None:
 @pytest.mark.parametrize(("raw", "rule"), REFUSED_RESPONSES)
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_response_is_refused(raw: bytes, rule: Rule, method: str) -> None:
-    with pytest.raises(BadMessage) as caught:
-        http1.response_head(raw, method)
-    assert caught.value.rule is rule
+    assert refusal(http1.response_head, raw, method) is rule
 
 
 def test_every_rule_of_heads_has_a_form_that_breaks_it() -> None:
@@ -84,7 +89,7 @@ def test_refusal_tells_its_rule_and_its_status(rule: Rule) -> None:
     assert (refusal.rule, refusal.status, str(refusal)) == (rule, STATUSES.get(rule, 400), rule.text)
 
 
-@given(st.binary(max_size=60), st.sampled_from([row.raw for row in REQUESTS + RESPONSES]), st.integers(0, 200))
+@given(st.binary(max_size=60), st.sampled_from(HEADS), st.integers(0, 200))
 def test_arbitrary_bytes_raise_nothing_but_bad_message(noise: bytes, raw: bytes, at: int) -> None:
     for read in (http1.request_head, lambda octets: http1.response_head(octets, "GET"), http1.head_end):
         for octets in (noise, raw[:at] + noise + raw[at:]):
@@ -92,7 +97,7 @@ def test_arbitrary_bytes_raise_nothing_but_bad_message(noise: bytes, raw: bytes,
                 read(octets)
 
 
-def test_short_heads_are_remembered_and_long_ones_are_not() -> None:
+def test_short_heads_are_remembered_with_their_method_and_long_ones_not() -> None:
     for read in (http1.request_head, lambda octets: http1.response_head(octets, "GET")):
         start = get if read is http1.request_head else lambda *fields: head("HTTP/1.1 200 OK", *fields)
         size = http1.CACHED_BYTES - len(start("X: "))
@@ -100,15 +105,9 @@ def test_short_heads_are_remembered_and_long_ones_are_not() -> None:
         assert read(short) is read(bytes(bytearray(short)))
         assert read(long) is not read(bytes(bytearray(long)))
         assert read(long).field("x") == "s" * (size + 1)
-
-
-def test_remembered_response_is_that_of_its_method() -> None:
     raw = head("HTTP/1.1 200 OK", "Content-Length: 5")
     framings = [http1.response_head(raw, method).framing for method in ("GET", "HEAD", "CONNECT", "POST")]
     assert framings == [Framing.SIZED, Framing.EMPTY, Framing.UNTIL_CLOSE, Framing.SIZED]
-
-
-HEADS = [row.raw for row in REQUESTS + RESPONSES]
 
 
 @given(st.sampled_from(HEADS), st.binary(max_size=3), st.binary(max_size=5), st.lists(st.integers(1, 60)))
@@ -150,25 +149,18 @@ def test_what_cannot_become_a_head_is_refused_without_its_end(beginning: bytes, 
     assert caught is rule
 
 
-def test_head_of_the_limit_ends_and_a_longer_one_is_refused() -> None:
+def test_head_of_the_limits_is_read_and_a_longer_one_is_refused() -> None:
     room = HEAD_LIMIT - len(get("X: "))
     longest, longer = get("X: " + "x" * room), get("X: " + "x" * (room + 1))
     for before in (b"", b"12345"):
         assert http1.head_end(before + longest + b"body", len(before)) == len(before) + HEAD_LIMIT
         assert http1.head_end(before + longest[:-1], len(before)) == 0
         for octets in (longer, longer[:-1], longest[:-1] + b"x", longer + longer):
-            with pytest.raises(BadMessage) as caught:
-                http1.head_end(before + octets, len(before))
-            assert caught.value.rule is Rule.HEAD_BYTES
+            assert refusal(http1.head_end, before + octets, len(before)) is Rule.HEAD_BYTES
     assert http1.request_head(longest).field("x") == "x" * room
-
-
-def test_as_many_fields_as_the_limit_are_read_and_one_more_is_refused() -> None:
     many = [f"X-{number}: y" for number in range(FIELDS_LIMIT - 1)]
     assert len(http1.request_head(get(*many)).fields) == FIELDS_LIMIT
-    with pytest.raises(BadMessage) as caught:
-        http1.request_head(get(*many, "X: y"))
-    assert caught.value.rule is Rule.FIELDS
+    assert refusal(http1.request_head, get(*many, "X: y")) is Rule.FIELDS
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from tests.wire.frames import parse
 
 SMALL = 16
 """A MAX_FRAME_SIZE that keeps the cases of splitting readable; the real least one is 16,384."""
-SIZES = [0, 1, SMALL - 1, SMALL, SMALL + 1, 2 * SMALL, 2 * SMALL + 1]
 
 STREAMS = st.integers(1, http2.MAX_STREAM_ID)
 CODES = st.integers(0, 2**32 - 1)
@@ -53,17 +52,17 @@ def test_head_reads_back(size: int, kind: int, flags: int, stream: int) -> None:
 
 
 @pytest.mark.parametrize("end", [True, False])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [0, 1, SMALL - 1, SMALL, SMALL + 1, 2 * SMALL, 2 * SMALL + 1])
 def test_header_block_is_split_into_continuations(size: int, end: bool) -> None:
-    block = pattern(size)
-    frames = [frame for frame, _ in parse(http2.header_frames(3, block, end, SMALL))]
-    assert b"".join(frame.data for frame in frames) == block
+    frames = [frame for frame, _ in parse(http2.header_frames(3, pattern(size), end, SMALL))]
+    assert b"".join(frame.data for frame in frames) == pattern(size)
     assert {frame.stream_id for frame in frames} == {3}
-    assert [frame.type for frame in frames] == [http2.HEADERS] + [http2.CONTINUATION] * (len(frames) - 1)
-    assert all(len(frame.data) == SMALL for frame in frames[:-1])
+    more = len(frames) - 1
+    assert [frame.type for frame in frames] == [http2.HEADERS] + [http2.CONTINUATION] * more
+    assert [len(frame.data) for frame in frames[:-1]] == [SMALL] * more
     assert len(frames[-1].data) <= SMALL
-    assert ["END_HEADERS" in frame.flags for frame in frames] == [False] * (len(frames) - 1) + [True]
-    assert ["END_STREAM" in frame.flags for frame in frames] == [end] + [False] * (len(frames) - 1)
+    assert ["END_HEADERS" in frame.flags for frame in frames] == [False] * more + [True]
+    assert ["END_STREAM" in frame.flags for frame in frames] == [end] + [False] * more
 
 
 def test_header_block_keeps_its_priority_and_loses_its_padding() -> None:
@@ -83,11 +82,11 @@ def test_push_promise_is_split_at_16384_bytes_and_built_like_headers() -> None:
     original = oracle.PushPromiseFrame(1, 2, pattern(16_381), pad_length=4, flags=["PADDED", "END_HEADERS"]).serialize()
     prefix, fragment = http2.split_block(http2.PUSH_PROMISE, original[4], original[http2.HEAD_BYTES :])
     assert (prefix, fragment) == (b"\0\0\0\2", pattern(16_381))
-    frames = [frame for frame, _ in parse(http2.block_frames(http2.PUSH_PROMISE, original[4], 1, prefix, fragment))]
-    assert [(frame.type, len(frame.data)) for frame in frames] == [
-        (http2.PUSH_PROMISE, 16_380),
-        (http2.CONTINUATION, 1),
-    ]
+    first, last = (
+        frame for frame, _ in parse(http2.block_frames(http2.PUSH_PROMISE, original[4], 1, prefix, fragment))
+    )
+    assert (first.type, len(first.data)) == (http2.PUSH_PROMISE, 16_380)
+    assert (last.type, len(last.data)) == (http2.CONTINUATION, 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**16 - 1).filter(lambda i: i not in (4, 5)), CODES), max_size=8))
@@ -95,15 +94,12 @@ def test_settings_read_back_in_order_with_doubles_and_unknown_ones(entries: list
     assert http2.read_settings(http2.settings_payload(entries)) == entries
 
 
-ALLOWED = [(http2.INITIAL_WINDOW_SIZE, value) for value in (0, 2**31 - 1)]
-ALLOWED += [(http2.MAX_FRAME_SIZE, value) for value in (16_384, 2**24 - 1)]
-REFUSED = [(http2.INITIAL_WINDOW_SIZE, 2**31), (http2.MAX_FRAME_SIZE, 16_383), (http2.MAX_FRAME_SIZE, 2**24)]
-
-
 def test_settings_out_of_range_or_cut_are_refused() -> None:
-    assert http2.read_settings(http2.settings_payload(ALLOWED)) == ALLOWED
-    cut = [bytes(size) for size in (1, 5, 7)]
-    for payload in [*(http2.settings_payload([*ALLOWED, entry]) for entry in REFUSED), *cut]:
+    window, frame = http2.INITIAL_WINDOW_SIZE, http2.MAX_FRAME_SIZE
+    allowed = [(window, 0), (window, 2**31 - 1), (frame, 16_384), (frame, 2**24 - 1)]
+    assert http2.read_settings(http2.settings_payload(allowed)) == allowed
+    broken = [http2.settings_payload([*allowed, entry]) for entry in ((window, 2**31), (frame, 16_383), (frame, 2**24))]
+    for payload in (*broken, bytes(1), bytes(5), bytes(7)):
         with pytest.raises(WireError, match="SETTINGS"):
             http2.read_settings(payload)
 
@@ -174,13 +170,8 @@ def test_frames_are_whole_after_any_split_of_the_bytes(
     assert found == frames
 
 
-def test_reserved_bit_of_a_stream_id_is_cleared() -> None:
-    assert http2.FrameBuffer().feed(http2.frame(http2.DATA, 0, 2**31 + 5)) == [(http2.DATA, 0, 5, b"")]
-
-
-def test_frame_above_the_limit_is_refused_at_its_head() -> None:
-    assert http2.FrameBuffer(20).feed(http2.frame(http2.DATA, 0, 1, bytes(20)))
+@pytest.mark.parametrize(("buffer", "limit"), [(http2.FrameBuffer(20), 20), (http2.FrameBuffer(), 16_384)])
+def test_frame_above_the_limit_is_refused_at_its_head(buffer: http2.FrameBuffer, limit: int) -> None:
+    assert buffer.feed(http2.frame(http2.DATA, 0, 2**31 + 5, bytes(limit))) == [(http2.DATA, 0, 5, bytes(limit))]
     with pytest.raises(WireError, match="longer than the receiver allows"):
-        http2.FrameBuffer(20).feed(http2.frame(http2.DATA, 0, 1, bytes(21))[: http2.HEAD_BYTES])
-    with pytest.raises(WireError, match="longer than the receiver allows"):
-        http2.FrameBuffer().feed(http2.frame(http2.DATA, 0, 1, bytes(16_385))[: http2.HEAD_BYTES])
+        buffer.feed(http2.frame(http2.DATA, 0, 1, bytes(limit + 1))[: http2.HEAD_BYTES])
