@@ -22,14 +22,12 @@ pytestmark = pytest.mark.slow
 WIDE = 8 << 20
 """So much h11 waits for; our own limits have tests of their own."""
 
-Fields = Sequence[tuple[str, str]]
-
 
 class Message(NamedTuple):
     """What a reader made of the bytes; ``end`` is where the message ended, -1 if it did not."""
 
     first: tuple[str, str] | int
-    fields: Fields
+    fields: Sequence[tuple[str, str]]
     body: bytes
     end: int
 
@@ -134,9 +132,8 @@ BEHIND = b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n"
 
 def body_of(row: Request | Response) -> bytes:
     """Return a body that fits a head."""
-    return {Framing.SIZED: bytes(min(row.length, 5_000)), Framing.CHUNKED: b"5\r\nhello\r\n0\r\n\r\n"}.get(
-        row.framing, b""
-    )
+    bodies = {Framing.SIZED: bytes(min(row.length, 5_000)), Framing.CHUNKED: b"5\r\nhello\r\n0\r\n\r\n"}
+    return bodies.get(row.framing, b"")
 
 
 @pytest.mark.parametrize("row", REQUESTS, ids=lambda row: repr(row.raw)[:60])
