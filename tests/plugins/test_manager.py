@@ -116,23 +116,6 @@ async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig
     assert [point.name for point in HOOK_POINTS if rig.manager.fail_policy_registered(point)] == [CREATE.name]
 
 
-async def test_files_come_change_and_go(rig: Rig) -> None:
-    await rig.manager.start()
-    rig.put("b.json")
-    await rig.until_asked("b")
-    rig.put("a.json")
-    await rig.until_asked("a", "b")
-    rig.put("a.json", "/run/new.sock")
-    await rig.until_at("/run/new.sock", "/run/a.sock")
-    rig.put("a.json", points=(START.name,))
-    await rig.until_asked("b")
-    await rig.until_asked("a", point=START)
-    rig.remove("b.json")
-    await rig.until_asked()
-    assert rig.recorder.counted("config_reloads", result="ok") == 4
-    assert rig.recorder.counted("config_reloads", result="removed") == 1
-
-
 async def test_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) -> None:
     rig.put("a.json")
     await rig.manager.start()
@@ -222,15 +205,18 @@ def told() -> Iterator[Callable[[], list[str]]]:
     logger.setLevel(level)
 
 
-async def test_log_names_each_change_however_fast_they_come(rig: Rig, told: Callable[[], list[str]]) -> None:
+async def test_files_come_change_and_go_and_the_log_names_each_change(rig: Rig, told: Callable[[], list[str]]) -> None:
     entry = {"remote-endpoint": "/run/x.sock", "runtime-hooks": [CREATE.name, "Unheard"], "secret": "canary"}
     registration.write(rig.folder, "a.json", json.dumps(entry))
     await rig.manager.start()
     for endpoint in ("/run/y.sock", "/run/z.sock"):
         rig.put("a.json", endpoint)
         await rig.until_at(endpoint)
-    rig.remove("a.json")
+    rig.put("a.json", "/run/z.sock", points=(START.name,))
     await rig.until_asked()
+    await rig.until_asked("a", point=START)
+    rig.remove("a.json")
+    await rig.until_asked(point=START)
     rig.put("a.json", "/run/z.sock")
     await rig.until_at("/run/z.sock")
     assert [line.partition("registration ")[2] for line in told()] == [
@@ -239,9 +225,11 @@ async def test_log_names_each_change_however_fast_they_come(rig: Rig, told: Call
         "a.json: unknown hook points are ignored: 'Unheard'",
         "a.json changed: endpoint /run/y.sock, policy Ignore, points PreCreateContainer",
         "a.json changed: endpoint /run/z.sock, policy Ignore, points PreCreateContainer",
+        "a.json changed: endpoint /run/z.sock, policy Ignore, points PreStartContainer",
         "a.json removed",
         "a.json added: endpoint /run/z.sock, policy Ignore, points PreCreateContainer",
     ]
+    assert [rig.recorder.counted("config_reloads", result=result) for result in ("ok", "removed")] == [5, 1]
 
 
 async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:

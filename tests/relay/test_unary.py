@@ -265,16 +265,6 @@ async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: s
     os.unlink(path + ".old")
 
 
-async def test_goaway_lets_calls_finish_and_sends_later_ones_elsewhere(client: UnaryClient, server: Server) -> None:
-    earlier, first, stream = await asked(client, server)
-    first.send(http2.goaway(stream, 0))
-    await told(first)
-    await answered(client, server)
-    first.send(answer(stream, b"first"))
-    assert await earlier == b"first"
-    await ended(first)
-
-
 async def test_ping_is_acknowledged_where_nothing_else_is_sent(client: UnaryClient, server: Server) -> None:
     connection = await answered(client, server)
     for _ in range(2):
