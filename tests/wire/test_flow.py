@@ -14,16 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runtimeproxy.errors import WireError
-from runtimeproxy.wire import http2
-from runtimeproxy.wire.flow import (
-    CREDIT_STEP,
-    MERGED_BYTES,
-    PAIR_WINDOW,
-    QUEUED_BYTES,
-    QUEUED_FRAMES,
-    QUEUED_SETTINGS,
-    Outlet,
-)
+from runtimeproxy.wire import flow, http2
+from runtimeproxy.wire.flow import CREDIT_STEP, MERGED_BYTES, PAIR_WINDOW, QUEUED_BYTES, QUEUED_FRAMES, Outlet
 from tests.amounts import examples
 from tests.wire.frames import credited, parse, taken
 
@@ -110,7 +102,7 @@ def waiting_for_credit(*streams: int) -> Outlet:
         (lambda outlet, number: outlet.send_frame((1, 3)[number % 2], b""), QUEUED_FRAMES - 3),
         (lambda outlet, number: outlet.send_frame((1, 3)[number % 2], bytes(QUEUED_BYTES // 4)), 4),
         (lambda outlet, _: outlet.inject(PING), QUEUED_FRAMES),
-        (lambda outlet, _: outlet.settings_announced([]), QUEUED_SETTINGS - 1),
+        (lambda outlet, _: outlet.settings_announced([]), flow.QUEUED_SETTINGS - 1),
     ],
     ids=["frames of all streams", "their bytes that cost no credit", "own frames", "SETTINGS without their ACK"],
 )

@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import protobuf
-from runtimeproxy.wire.protobuf import (
-    Edit,
-    Field,
-    entries_field,
-    message_field,
-    rewrite,
-    string_field,
-    varint,
-    varint_field,
-)
+from runtimeproxy.wire.protobuf import Edit, entries_field, message_field, rewrite, string_field, varint, varint_field
 from tests.fakes import cri_pb2
 
 Linux = cri_pb2.LinuxPodSandboxConfig
@@ -85,16 +76,16 @@ def test_fields_tile_the_message(parts: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (b"\x08\x96\x01", Field(1, protobuf.VARINT, 0, 1, 3)),
-        (b"\x12\x07testing", Field(2, protobuf.LENGTH_DELIMITED, 0, 2, 9)),
-        (b"\x12\x80\x00", Field(2, protobuf.LENGTH_DELIMITED, 0, 3, 3)),
-        (b"\x19" + bytes(8), Field(3, protobuf.FIXED64, 0, 1, 9)),
-        (b"\x25" + bytes(4), Field(4, protobuf.FIXED32, 0, 1, 5)),
-        (b"\x2b\x0b\x08\x01\x0c\x2c", Field(5, protobuf.START_GROUP, 0, 1, 6)),
-        (b"\xf8\xff\xff\xff\x0f\x00", Field(2**29 - 1, protobuf.VARINT, 0, 5, 6)),
+        (b"\x08\x96\x01", protobuf.Field(1, protobuf.VARINT, 0, 1, 3)),
+        (b"\x12\x07testing", protobuf.Field(2, protobuf.LENGTH_DELIMITED, 0, 2, 9)),
+        (b"\x12\x80\x00", protobuf.Field(2, protobuf.LENGTH_DELIMITED, 0, 3, 3)),
+        (b"\x19" + bytes(8), protobuf.Field(3, protobuf.FIXED64, 0, 1, 9)),
+        (b"\x25" + bytes(4), protobuf.Field(4, protobuf.FIXED32, 0, 1, 5)),
+        (b"\x2b\x0b\x08\x01\x0c\x2c", protobuf.Field(5, protobuf.START_GROUP, 0, 1, 6)),
+        (b"\xf8\xff\xff\xff\x0f\x00", protobuf.Field(2**29 - 1, protobuf.VARINT, 0, 5, 6)),
     ],
 )
-def test_field(message: bytes, field: Field) -> None:
+def test_field(message: bytes, field: protobuf.Field) -> None:
     assert list(protobuf.fields(message)) == [field]
 
 
