@@ -50,16 +50,15 @@ def answer(stream: int, message: bytes) -> bytes:
     return block(stream, HEAD) + data(stream, grpc.message(message)) + block(stream, GOOD_END, end=True)
 
 
-def outcome(calls: Calls, stream: int = 1) -> Outcome:
+def outcome(calls: Calls) -> Outcome:
     """Take the only outcome."""
-    ((ended, result),) = calls.ended
+    ((_, result),) = calls.ended
     calls.ended.clear()
-    assert ended == stream
     return result
 
 
-def failure(calls: Calls, stream: int = 1) -> CallFailed:
-    result = outcome(calls, stream)
+def failure(calls: Calls) -> CallFailed:
+    result = outcome(calls)
     assert isinstance(result, CallFailed)
     return result
 
@@ -172,69 +171,56 @@ def test_any_split_of_the_bytes_gives_the_same_answer(message: bytes, cuts: list
     assert outcome(calls) == message
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "text", "kind"),
-    [
-        ([(b"grpc-status", b"7"), (b"grpc-message", b"no%20way%21")], 7, "no way!", Kind.STATUS),
-        ([(b"grpc-status", b"13")], 13, "", Kind.STATUS),
-        ([(b"grpc-status", b"4"), (b"grpc-message", b"A=1")], 4, "the peer says that the time is over", Kind.DEADLINE),
-        ([(b"grpc-status", b"17")], 2, "", Kind.STATUS),
-        ([(b"grpc-status", b"x")], 2, "", Kind.STATUS),
-        ([(b"grpc-status", b"-1")], 2, "", Kind.STATUS),
-        ([(b"grpc-status", b"9" * 5000)], 2, "", Kind.STATUS),
-        ([(b"grpc-status", b"7"), (b"grpc-message", b"x" * 9000)], 7, "x" * 2048, Kind.STATUS),
-        ([(b"grpc-status", b"0")], 13, "not exactly one whole gRPC message", Kind.BROKEN),
-    ],
-)
-def test_trailers_only(fields: list[headers.Header], code: int, text: str, kind: Kind) -> None:
-    failed, after = asked(block(1, [*HEAD, *fields], end=True))
-    assert (failed.code, failed.text, failed.kind) == (code, text, kind)
-    assert str(failed) == text
-    assert after == []
+def status(value: bytes, text: bytes = b"") -> bytes:
+    """Build an answer of trailers only."""
+    return block(1, [*HEAD, (b"grpc-status", value), (b"grpc-message", text)], end=True)
 
 
-@pytest.mark.parametrize(
-    ("status", "code"), [(b"400", 13), (b"401", 16), (b"403", 7), (b"404", 12), (b"503", 14), (b"418", 2), (b"", 2)]
-)
-@pytest.mark.parametrize("end", [True, False])
-def test_http_status_in_place_of_an_answer(status: bytes, code: int, end: bool) -> None:
-    failed, after = asked(block(1, [(b":status", status), (b"content-type", b"text/plain")], end))
-    assert (failed.code, failed.kind) == (code, Kind.BROKEN)
-    assert "HTTP status" in failed.text
-    assert [frame[0] for frame in after] == ([] if end else [http2.RST_STREAM])
+def http_status(value: bytes, end: bool) -> bytes:
+    return block(1, [(b":status", value), (b"content-type", b"text/plain")], end)
 
 
-REQUEST_AGAIN = b"\0\0\0\0\2ok"
-NOT_ONE = (b"", REQUEST_AGAIN * 2, REQUEST_AGAIN[:-1])
+CANCELLED = [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
+REPLY = b"\0\0\0\0\2ok"
 BEGUN, ENDED = block(1, HEAD), block(1, GOOD_END, end=True)
+NO_STATUS, NOT_ONE = "the answer ends without grpc-status", "not exactly one whole gRPC message"
+CODES_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"503": 14, b"418": 2, b"": 2}
+TOO_LONG = (b"\0" + (LIMIT + 1).to_bytes(4), grpc.message(b"x" * LIMIT) + b"x")
+UNPROCESSED = (http2.rst_stream(1, http2.REFUSED_STREAM), http2.goaway(0, 0))
+
+FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
+    (status(b"7", b"no%20way%21"), 7, Kind.STATUS, "no way!", []),
+    (status(b"7", b"x" * 9000), 7, Kind.STATUS, "x" * 2048, []),
+    (status(b"13"), 13, Kind.STATUS, "", []),
+    *((status(unknown), 2, Kind.STATUS, "", []) for unknown in (b"17", b"x", b"-1", b"9" * 5000)),
+    (status(b"4", b"A=1"), 4, Kind.DEADLINE, "the peer says that the time is over", []),
+    *((received, 13, Kind.BROKEN, NOT_ONE, []) for received in (status(b"0"), BEGUN + ENDED)),
+    *((BEGUN + data(1, body) + ENDED, 13, Kind.BROKEN, NOT_ONE, []) for body in (REPLY * 2, REPLY[:-1])),
+    (BEGUN + data(1, b"\1" + REPLY[1:]) + ENDED, 13, Kind.BROKEN, "gRPC message in an unknown compression", []),
+    (block(1, HEAD, end=True), 13, Kind.BROKEN, NO_STATUS, []),
+    (BEGUN + block(1, [(b"x", b"y")], end=True), 13, Kind.BROKEN, NO_STATUS, []),
+    (BEGUN + data(1, REPLY, end=True), 13, Kind.BROKEN, NO_STATUS, []),
+    (BEGUN + BEGUN, 13, Kind.BROKEN, "the answer has headers after its message", CANCELLED),
+    (data(1, b"x"), 13, Kind.BROKEN, "the answer begins without headers", CANCELLED),
+    (http2.rst_stream(1, 2), 13, Kind.BROKEN, "the peer reset the call (HTTP/2 error 2)", []),
+    (block(1, [HEAD[0], (b"content-type", b"text/html")]), 2, Kind.BROKEN, "the answer is not gRPC", CANCELLED),
+    *(
+        (http_status(value, end), code, Kind.BROKEN, f"HTTP status '{value.decode()}' in place of an answer", after)
+        for value, code in CODES_OF_HTTP.items()
+        for end, after in ((True, []), (False, CANCELLED))
+    ),
+    *((BEGUN + data(1, body), 8, Kind.BROKEN, "the answer is longer than 1000 bytes", CANCELLED) for body in TOO_LONG),
+    *((told, 14, Kind.UNREACHABLE, "the peer took no more calls on this connection", []) for told in UNPROCESSED),
+]
+"""What is received, what it makes of the call, and what is sent then."""
 
 
-@pytest.mark.parametrize(
-    ("received", "text"),
-    [
-        (block(1, [(b":status", b"200"), (b"content-type", b"text/html")]), "is not gRPC"),
-        (block(1, HEAD, end=True), "ends without grpc-status"),
-        (BEGUN + block(1, [(b"x", b"y")], end=True), "ends without grpc-status"),
-        (BEGUN + data(1, REQUEST_AGAIN, end=True), "ends without grpc-status"),
-        (BEGUN + BEGUN, "headers after its message"),
-        (data(1, b"x"), "begins without headers"),
-        *((BEGUN + data(1, payload) + ENDED, "not exactly one whole gRPC message") for payload in NOT_ONE),
-        (BEGUN + data(1, b"\x01" + REQUEST_AGAIN[1:]) + ENDED, "unknown compression"),
-        (http2.rst_stream(1, 2), "reset the call (HTTP/2 error 2)"),
-    ],
-)
-def test_broken_answers(received: bytes, text: str) -> None:
-    failed, _ = asked(received)
-    assert failed.kind is Kind.BROKEN
-    assert text in failed.text
-
-
-@pytest.mark.parametrize("payload", [b"\0" + (LIMIT + 1).to_bytes(4, "big"), grpc.message(b"x" * LIMIT) + b"x"])
-def test_answer_that_is_too_long_is_cancelled_at_once(payload: bytes) -> None:
-    failed, after = asked(block(1, HEAD) + data(1, payload))
-    assert (type(failed), failed.code, failed.kind) == (TooLong, 8, Kind.BROKEN)
-    assert failed.text == "the answer is longer than 1000 bytes"
-    assert after == [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
+@pytest.mark.parametrize(("received", "code", "kind", "text", "after"), FAILURES)
+def test_failure(received: bytes, code: int, kind: Kind, text: str, after: list[Frame]) -> None:
+    failed, sent_after = asked(received)
+    assert (failed.code, failed.kind, failed.text, str(failed), sent_after) == (code, kind, text, text, after)
+    assert isinstance(failed, Unprocessed) == (kind is Kind.UNREACHABLE)
+    assert isinstance(failed, TooLong) == (code == 8)
 
 
 def test_answer_before_the_request_was_taken_whole_cancels_the_rest() -> None:
@@ -244,13 +230,6 @@ def test_answer_before_the_request_was_taken_whole_cancels_the_rest() -> None:
     assert [frame[0] for frame in sent(calls)] == [http2.RST_STREAM]
     calls.receive(http2.window_update(0, 100_000))
     assert calls.out == []
-
-
-@pytest.mark.parametrize("received", [http2.rst_stream(1, http2.REFUSED_STREAM), http2.goaway(0, 0)])
-def test_call_that_was_never_begun(received: bytes) -> None:
-    failed, _ = asked(received)
-    assert isinstance(failed, Unprocessed)
-    assert (failed.code, failed.kind) == (14, Kind.UNREACHABLE)
 
 
 def test_calls_end_in_any_order_and_by_goaway_the_later_ones() -> None:
