@@ -1,9 +1,4 @@
-"""A scripted HTTP/2 server on a unix socket: it does what a test says, frame by frame.
-
-Owns the listening socket and the connections, each with the frames that came.
-Must not know: the client under test.
-Invariant: nothing is answered but what the test sends; the server's SETTINGS and the ACK of the client's go out first.
-"""
+"""A scripted HTTP/2 server on a unix socket: behind its SETTINGS it does what a test says, frame by frame."""
 
 import asyncio
 import os

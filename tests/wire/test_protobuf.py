@@ -131,10 +131,6 @@ CONFIG = {2: {8: {}}}
 """Of a create: its config, of that the envs, which here have another number."""
 
 
-def create(entries: bytes, before: bytes = b"") -> bytes:
-    return before + message_of(2, entries)
-
-
 def message_of(number: int, payload: bytes) -> bytes:
     return varint(number << 3 | protobuf.LENGTH_DELIMITED) + varint(len(payload)) + payload
 
@@ -144,10 +140,10 @@ def message_of(number: int, payload: bytes) -> bytes:
     [
         (b"\x08\x00" * 50, 50),
         (b"\x0a\x00" * 50, 50),
-        (create(b"\x42\x00" * 50, b"\x08\x00"), 52),
-        (create(b"\x42\x02\x08\x00" * 50), 101),
-        (create(b"\x4a\x00" * 50) + create(b"\x42\x00" * 50), 102),
-        (create(message_of(7, b"\x08\x00" * 50)), 2),
+        (b"\x08\x00" + message_of(2, b"\x42\x00" * 50), 52),
+        (message_of(2, b"\x42\x02\x08\x00" * 50), 101),
+        (message_of(2, b"\x4a\x00" * 50) + message_of(2, b"\x42\x00" * 50), 102),
+        (message_of(2, message_of(7, b"\x08\x00" * 50)), 2),
         (b"\x10" + b"\x80" * 9 + b"\x00", 1),
         (b"\x0b" + b"\x08\x00" * 50 + b"\x0c", 51),
     ],
