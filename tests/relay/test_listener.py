@@ -4,6 +4,7 @@ That is fault matrix P4, P6 and X5, promise 17.
 """
 
 import contextlib
+import errno
 import grp
 import os
 import socket
@@ -12,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -44,12 +46,6 @@ def talk(path: Path, listening: socket.socket) -> bytes:
         with accepted:
             client.sendall(b"hello")
             return accepted.recv(5)
-
-
-def run_python(code: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a process of its own; the file descriptors keep their numbers."""
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=pass_fds)
 
 
 def test_listener_replaces_a_stale_socket_and_removes_its_own(folder: Path) -> None:
@@ -107,29 +103,25 @@ def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: i
     assert seen == {0o600, mode}
 
 
-_AS_NOBODY = """
-import errno, logging, os, socket, sys
-from runtimeproxy.relay.listener import listen
-folder = sys.argv[1]
-if os.geteuid() == 0:
-    os.chown(folder, 65534, 65534)
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-"""
-
-
-def run_as_nobody(code: str) -> tuple[str, list[str], subprocess.CompletedProcess[str]]:
-    """Run ``code`` for a directory of its own; return that, what is left in it, and what the process says."""
-    # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
+@contextlib.contextmanager
+def nobodys_folder() -> Iterator[str]:
+    """Be a user without rights, who has a directory in the system's temporary one: pytest's is closed to others."""
+    us = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:
-        run = run_python(_AS_NOBODY + code, folder)
-        return folder, os.listdir(folder), run
+        if us == 0:
+            os.chown(folder, 65534, 65534)
+        os.seteuid(us or 65534)
+        try:
+            yield folder
+        finally:
+            os.seteuid(us)
 
 
 def test_group_that_cannot_be_given_leaves_no_socket() -> None:
-    _, left, run = run_as_nobody('listen(folder + "/a.sock", mode=0o660, group="1")')
-    assert "ConfigError: cannot listen on" in run.stderr
-    assert "Operation not permitted" in run.stderr
-    assert left == ["a.sock.lock"]
+    with nobodys_folder() as folder:
+        with pytest.raises(ConfigError, match=r"cannot listen on .*: Operation not permitted"):
+            listen(f"{folder}/a.sock", mode=0o660, group="1")
+        assert os.listdir(folder) == ["a.sock.lock"]
 
 
 def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
@@ -347,27 +339,25 @@ def test_file_that_took_the_sockets_place_stays(tmp_path: Path, left: str | None
     assert path.exists() == (left is not None)
 
 
-_STAYS = """
-logging.basicConfig(format="%(levelname)s %(message)s")
-listener = listen(folder + "/a.sock")
-os.chmod(folder, 0o500)
-early, late = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-early.connect(listener.path)
-assert listener.withdraw()
-assert late.connect_ex(listener.path) == errno.ECONNREFUSED
-listener.socket.accept()[0].close()
-listener.close()
-assert listener.socket.fileno() == -1
-os.chmod(folder, 0o700)
-listen(folder + "/a.sock").close()
-"""
-
-
-def test_socket_that_cannot_be_removed_stays_with_one_warning() -> None:
-    folder, _, run = run_as_nobody(_STAYS)
-    assert run.returncode == 0, run.stderr
+def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        nobodys_folder() as folder,
+        socket.socket(socket.AF_UNIX) as early,
+        socket.socket(socket.AF_UNIX) as late,
+    ):
+        listener = listen(f"{folder}/a.sock")
+        os.chmod(folder, 0o500)
+        early.connect(listener.path)
+        assert listener.withdraw()
+        assert late.connect_ex(listener.path) == errno.ECONNREFUSED
+        listener.socket.accept()[0].close()
+        listener.close()
+        assert listener.socket.fileno() == -1
+        os.chmod(folder, 0o700)
+        listen(f"{folder}/a.sock").close()
+    (line,) = caplog.records
     words = "it cannot be removed (Permission denied); the next start tries again"
-    assert run.stderr == f"WARNING {folder}/a.sock stays: {words}\n"
+    assert (line.levelname, line.getMessage()) == ("WARNING", f"{folder}/a.sock stays: {words}")
 
 
 _INHERIT = """
@@ -392,12 +382,18 @@ listener.close()
 """
 
 
+def inherit(given: socket.socket | IO[str]) -> subprocess.CompletedProcess[str]:
+    """Hand something over to a process of its own, as systemd does."""
+    command = [sys.executable, "-c", _INHERIT, str(given.fileno())]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=(given.fileno(),))
+
+
 def test_handed_over_socket_serves_and_stays(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as held, socket.socket(socket.AF_UNIX) as client:
         held.bind(str(tmp_path / "a.sock"))
         held.listen()
         client.connect(str(tmp_path / "a.sock"))
-        run = run_python(_INHERIT, str(held.fileno()), pass_fds=(held.fileno(),))
+        run = inherit(held)
         assert run.returncode == 0, run.stderr
         assert client.recv(200) == os.fsencode(tmp_path / "a.sock")
         assert os.listdir(tmp_path) == ["a.sock"]
@@ -414,7 +410,7 @@ def test_handed_over_descriptor_of_another_kind_is_refused(tmp_path: Path) -> No
         internet.bind(("127.0.0.1", 0))
         internet.listen()
         for given in (idle, datagram, internet, file):
-            run = run_python(_INHERIT, str(given.fileno()), pass_fds=(given.fileno(),))
+            run = inherit(given)
             cause = "is no socket" if given is file else "is no listening unix stream socket"
             assert (run.returncode, cause in run.stderr, "Traceback" in run.stderr) == (1, True, False)
 
