@@ -22,24 +22,19 @@ LONG_SECONDS = 60.0
 """How long an end may take; what does not wait for it is over long before."""
 
 
-class Connection:
+class Connection(Pair):
     """A connection that copies."""
 
-    def __init__(self, front: "Front", client: socket.socket, backend: socket.socket) -> None:
-        self.pair = Pair(front.loop, client, backend, Copy(), front.buffer)
-        self._front = front
+    front: "Front"
 
     def drain(self, refusing: bool) -> None:
         """Ask nobody."""
 
     def unfinished(self) -> Unfinished:
-        return self._front.unfinished
+        return self.front.unfinished
 
     def part(self) -> None:
-        self._front.parted += 1
-
-    def close(self) -> None:
-        self.pair.close()
+        self.front.parted += 1
 
 
 class Front(Pairs):
@@ -50,7 +45,9 @@ class Front(Pairs):
     parted = 0
 
     def paired(self, client: socket.socket, backend: socket.socket) -> Leaving:
-        return Connection(self, client, backend)
+        made = Connection(self.loop, client, backend, Copy(), self.buffer)
+        made.front = self
+        return made
 
     def unreachable(self, client: socket.socket) -> None:
         client.sendall(b"away")
