@@ -17,7 +17,7 @@ from runtimeproxy.wire import http2
 from tests.fakes import hookanswers
 from tests.fakes.descriptors import no_descriptors
 from tests.fakes.hookserver import HookServer
-from tests.relay.peers import Peer
+from tests.relay.peers import serve
 
 POD = PodInfo(id="p1", name="pod", uid="u1", namespace="ns", attempt=2, labels={"l": "1"}, annotations={"a": "1"})
 CONTAINER = ContainerInfo(
@@ -149,7 +149,7 @@ async def test_socket_that_others_could_replace_is_not_dialled(
 
 @pytest.mark.parametrize("by", ["reset", "goaway"])
 async def test_server_that_sends_every_call_back_is_a_deadline(client: HookClient, path: str, by: str) -> None:
-    async with Peer(path) as peer:
+    async with serve(path) as peer:
         call, times = asyncio.ensure_future(failing(client, 0.2)), 0
         connection = await peer.connection()
         while not call.done():
@@ -172,7 +172,7 @@ async def test_call_that_is_sent_back_at_its_deadline_is_a_deadline(
     client: HookClient, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unary, "RETRY_SECONDS", LONG_SECONDS)
-    async with Peer(path) as peer:
+    async with serve(path) as peer:
         call = asyncio.ensure_future(failing(client))
         connection = await peer.connection()
         connection.send(http2.rst_stream(await connection.request(), http2.REFUSED_STREAM))

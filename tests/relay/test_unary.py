@@ -22,29 +22,29 @@ from runtimeproxy.relay.dial import SCARCE, dial_now
 from runtimeproxy.relay.unary import CallFailed, Kind, Peer, Shortage, UnaryClient
 from runtimeproxy.wire import http2
 from tests.fakes.descriptors import no_descriptors
-from tests.relay.peers import Connection, answer
-from tests.relay.peers import Peer as Server
+from tests.patience import until
+from tests.relay.peers import Connection, Server, answer, serve
 
 METHOD = "/package.Service/Method"
 LONG_SECONDS = 10.0
 """A deadline that no test waits for."""
 SHORT_SECONDS = 0.05
 PING = http2.frame(http2.PING, 0, 0, bytes(8))
-MOST = 10
 
-Handler = Callable[[bytes, Any], Awaitable[bytes]]
+
+async def echo(message: bytes, context: Any) -> bytes:
+    await asyncio.sleep(0.005)
+    return message
 
 
 @asynccontextmanager
-async def grpc_server(path: str, handler: Handler, *options: tuple[str, int]) -> AsyncIterator[None]:
-    """Run grpcio's server with one handler for every method."""
-
-    class Handlers:
-        def service(self, details: grpc.HandlerCallDetails) -> Any:
-            return grpc.unary_unary_rpc_method_handler(handler)
-
+async def grpc_server(
+    path: str, handler: Callable[[bytes, Any], Awaitable[bytes]] = echo, *options: tuple[str, int]
+) -> AsyncIterator[None]:
+    """Run grpcio's server."""
     server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((Handlers(),))  # type: ignore[arg-type]
+    methods = {"Method": grpc.unary_unary_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("package.Service", methods),))
     server.add_insecure_port(f"unix:{path}")
     await server.start()
     yield
@@ -75,13 +75,13 @@ async def client(path: str) -> AsyncIterator[UnaryClient]:
 
 @pytest.fixture
 async def server(path: str) -> AsyncIterator[Server]:
-    async with Server(path) as made:
+    async with serve(path) as made:
         yield made
 
 
 @pytest.fixture
 async def one_at_a_time(path: str) -> AsyncIterator[Server]:
-    async with Server(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as made:
+    async with serve(path, {http2.MAX_CONCURRENT_STREAMS: 1}) as made:
         yield made
 
 
@@ -127,14 +127,10 @@ async def told(connection: Connection) -> None:
     await connection.next(http2.PING)
 
 
-async def echo(message: bytes, context: Any) -> bytes:
-    return message
-
-
 def test_it_works_on_uvloop(path: str) -> None:
     async def scenario() -> None:
         client = UnaryClient(path)
-        async with grpc_server(path, echo):
+        async with grpc_server(path):
             assert await client.call(METHOD, b"x" * 300_000, LONG_SECONDS) == b"x" * 300_000
             await client.close()
         assert (await failing(client.call(METHOD, b"", LONG_SECONDS))).kind is Kind.UNREACHABLE
@@ -147,16 +143,14 @@ def test_it_works_on_uvloop(path: str) -> None:
 
 async def test_server_is_told_the_deadline_and_sees_the_cancel(path: str, client: UnaryClient) -> None:
     left: list[float] = []
-    cancelled = asyncio.Event()
+    cancelled: list[bool] = []
 
     async def hang(message: bytes, context: Any) -> bytes:
         left.append(context.time_remaining())
         try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-        raise AssertionError("unreachable")
+            return bytes(await asyncio.Event().wait())
+        finally:
+            cancelled.append(True)
 
     async with grpc_server(path, hang):
         # A server drops, unseen, what comes to it when its deadline has passed: then there is more time.
@@ -168,19 +162,13 @@ async def test_server_is_told_the_deadline_and_sees_the_cancel(path: str, client
             if left and left[-1] > 0:
                 break
         assert 0 < left[-1] <= seconds
-        async with asyncio.timeout(20):
-            await cancelled.wait()
+        await until(lambda: cancelled)
 
 
 async def test_calls_wait_until_a_server_says_how_many_it_takes(path: str, client: UnaryClient) -> None:
     """grpcio resets what is above its limit, with an error that says nothing of why."""
-
-    async def slowly(message: bytes, context: Any) -> bytes:
-        await asyncio.sleep(0.005)
-        return message
-
-    async with grpc_server(path, slowly, ("grpc.max_concurrent_streams", MOST)):
-        messages = [str(number).encode() * 1000 for number in range(6 * MOST)]
+    async with grpc_server(path, echo, ("grpc.max_concurrent_streams", 10)):
+        messages = [str(number).encode() * 1000 for number in range(60)]
         assert await asyncio.gather(*(client.call(METHOD, each, LONG_SECONDS) for each in messages)) == messages
         assert len(client.links) == 1
 
@@ -188,7 +176,7 @@ async def test_calls_wait_until_a_server_says_how_many_it_takes(path: str, clien
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 async def test_nobody_is_dialled_without_time_left(path: str, seconds: float) -> None:
     client = UnaryClient(path, dialler=lambda path: pytest.fail("it was dialled"))
-    async with Server(path):
+    async with serve(path):
         assert (await failing(client.call(METHOD, b"", seconds))).kind is Kind.DEADLINE
 
 
@@ -204,7 +192,7 @@ async def test_nobody_there_is_told_at_once(path: str, client: UnaryClient, reas
 
 async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryClient) -> None:
     assert client.peer() == Peer(None, 0)
-    async with Server(path) as server:
+    async with serve(path) as server:
         first = client.peer()
         assert first.connection == 1
         await answered(client, server)
@@ -215,7 +203,7 @@ async def test_peer_changes_with_socket_and_connection(path: str, client: UnaryC
         assert client.peer() == Peer(first.socket, 2)
         assert (await failing_soon(client)).kind is Kind.DEADLINE
         assert client.peer() == Peer(first.socket, 0)
-    async with Server(path) as server:
+    async with serve(path) as server:
         second = client.peer()
         assert second.socket not in (None, first.socket)
         assert second.connection == 3
@@ -253,10 +241,10 @@ async def test_full_backlog_is_waited_for_and_its_end_seen(path: str, client: Un
 
 
 async def test_replaced_socket_is_dialled_and_calls_end_where_they_began(path: str, client: UnaryClient) -> None:
-    async with Server(path) as old:
+    async with serve(path) as old:
         earlier, first, stream = await asked(client, old)
         os.rename(path, path + ".old")
-        async with Server(path) as new:
+        async with serve(path) as new:
             await answered(client, new)
             first.send(answer(stream, b"old"))
             assert await earlier == b"old"
@@ -291,7 +279,7 @@ async def test_shortage_is_waited_for(path: str, server: Server, number: int, mo
 
 
 async def test_shortage_that_stays_is_our_own_and_later_failures_are_not(path: str, client: UnaryClient) -> None:
-    async with Server(path):
+    async with serve(path):
         with no_descriptors():
             there = client.peer()
             assert there.socket is not None
@@ -445,7 +433,7 @@ MISBEHAVIOUR: dict[str, Callable[[Connection], object]] = {
 async def test_broken_peer_fails_a_call_once_and_the_next_call_dials(
     path: str, client: UnaryClient, misbehave: Callable[[Connection], object]
 ) -> None:
-    async with Server(path, begins=False) as server:
+    async with serve(path, begins=False) as server:
         call = start(client)
         misbehave(await server.connection())
         assert (await failing(call)).kind is Kind.BROKEN
