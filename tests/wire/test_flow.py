@@ -447,6 +447,5 @@ TestPeer = pytest.mark.slow(Peer.TestCase)
 TestPeer.settings = settings(
     max_examples=examples(80),
     stateful_step_count=60,
-    deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
 )

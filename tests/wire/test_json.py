@@ -297,7 +297,7 @@ def expected(text: str, edit: Edit) -> str | None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(500))
+@settings(max_examples=examples(500))
 @given(VALUES, EDITS)
 @example('{"a":1,"k":2,"K":3}', Members({"k": Put(1)}))
 def test_any_document_is_read_and_edited(text: str, edit: Edit) -> None:
@@ -316,7 +316,7 @@ def test_any_document_is_read_and_edited(text: str, edit: Edit) -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(300))
+@settings(max_examples=examples(300))
 @given(st.data(), st.booleans())
 def test_every_byte_outside_a_changed_value_stays(data: st.DataObject, exact: bool) -> None:
     names = data.draw(st.lists(KEYS, max_size=4, unique_by=fold))
@@ -340,7 +340,6 @@ def test_every_byte_outside_a_changed_value_stays(data: st.DataObject, exact: bo
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(VALUES, st.integers(0, 60), st.binary(max_size=2), EDITS)
 def test_damaged_texts_raise_nothing_else(text: str, at: int, damage: bytes, edit: Edit) -> None:
     encoded = text.encode()

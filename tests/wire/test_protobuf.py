@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 from google.protobuf.message import DecodeError, Message
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
@@ -66,7 +66,6 @@ def readable(message: bytes, kind: type[Message] = Resources) -> bool:
     return True
 
 
-@settings(deadline=None)
 @given(st.lists(raw_fields(), max_size=6))
 def test_fields_tile_the_message(parts: list[bytes]) -> None:
     message = b"".join(parts)
@@ -114,7 +113,6 @@ def test_groups_take_no_recursion_and_a_long_one_is_not_walked_through() -> None
         list(protobuf.fields(b"\x0b" + b"\x08\x00" * most + b"\x0c"))
 
 
-@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=40), st.lists(raw_fields(), max_size=4).map(b"".join)))
 @example(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
 def test_what_the_parser_takes_is_taken(message: bytes) -> None:
@@ -160,7 +158,6 @@ def test_nothing_behind_the_limit_is_looked_at() -> None:
         protobuf.has_more_fields(message, 50, {})
 
 
-@settings(deadline=None)
 @given(INT64)
 def test_varint_is_the_parsers(value: int) -> None:
     assert b"\x08" * bool(value) + varint(value) * bool(value) == Resources(cpu_period=value).SerializeToString()
@@ -312,7 +309,6 @@ def comparable(field: bytes) -> bool:
     return not is_entry or bool(Resources.FromString(field).unified)
 
 
-@settings(deadline=None)
 @given(scattered(), INT64, TEXTS, MAPS)
 def test_edit_means_what_the_parser_reads(message: bytes, quota: int, cpus: str, unified: dict[str, str]) -> None:
     result = edited(message, number(quota) | text(cpus) | texts(unified))
@@ -323,14 +319,12 @@ def test_edit_means_what_the_parser_reads(message: bytes, quota: int, cpus: str,
     assert without(result, {2, 6, 9}) == without(message, {2, 6, 9})
 
 
-@settings(deadline=None)
 @given(scattered())
 def test_setting_what_stands_there_changes_nothing(message: bytes) -> None:
     now = Resources.FromString(message)
     assert rewrite(message, number(now.cpu_quota) | text(now.cpuset_cpus) | texts(now.unified)) is message
 
 
-@settings(deadline=None)
 @given(st.lists(scattered(), max_size=3), INT64)
 def test_message_in_parts_means_what_the_parser_reads(parts: list[bytes], quota: int) -> None:
     message = UNKNOWN.join(b"\x2a" + varint(len(part)) + part for part in parts)
