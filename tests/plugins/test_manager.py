@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,17 +53,19 @@ class Rig:
         self.clients: list[FakeClient] = []
         self.poll(1000)
 
-    def poll(self, seconds: float) -> None:
+    def poll(self, poll: float) -> None:
         """Make the manager anew, with another poll."""
         self.manager = manager.Manager(
-            str(self.folder),
-            timeout_seconds=2.0,
-            recorder=self.recorder,
-            client_factory=self._client,
-            poll_seconds=seconds,
+            str(self.folder), timeout_seconds=2.0, recorder=self.recorder, client_factory=self._make, poll_seconds=poll
         )
 
-    def _client(self, plugin: str, endpoint: str) -> FakeClient:
+    async def start(self, *names: str, **more: Any) -> None:
+        """Start the manager with these registrations."""
+        for name in names:
+            self.put(f"{name}.json", **more)
+        await self.manager.start()
+
+    def _make(self, plugin: str, endpoint: str) -> FakeClient:
         self.clients.append(FakeClient(plugin, endpoint))
         return self.clients[-1]
 
@@ -101,8 +104,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig) -> None:
     rig.put("b.json", policy="Fail", timeout="500ms")
-    rig.put("a.json", "unix:///run/other.sock", (CREATE.name, START.name))
-    await rig.manager.start()
+    await rig.start("a", endpoint="unix:///run/other.sock", points=(CREATE.name, START.name))
     first, second = rig.manager.plugins_for(CREATE)
     assert (first.name, first.endpoint, first.policy) == ("a", "/run/other.sock", FailurePolicy.IGNORE)
     assert (second.name, second.endpoint, second.policy) == ("b", "/run/a.sock", FailurePolicy.FAIL)
@@ -117,8 +119,7 @@ async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig
 
 
 async def test_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) -> None:
-    rig.put("a.json")
-    await rig.manager.start()
+    await rig.start("a")
     (before,) = rig.manager.plugins_for(CREATE)
     rig.put("a.json", policy="Fail", timeout="1s")
     await until(lambda: rig.manager.fail_policy_registered(CREATE))
@@ -134,8 +135,7 @@ async def test_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) -> N
 async def test_plugin_stays_the_same_while_other_files_change(rig: Rig) -> None:
     told: list[bool] = []
     rig.manager.on_change = lambda: told.append(rig.manager.fail_policy_registered(CREATE))
-    rig.put("a.json")
-    await rig.manager.start()
+    await rig.start("a")
     before = rig.manager.plugins_for(CREATE)
     rig.put("a.json")
     rig.put("b.json", policy="Fail")
@@ -148,9 +148,7 @@ async def test_plugin_stays_the_same_while_other_files_change(rig: Rig) -> None:
 
 @pytest.mark.parametrize("change", ["goes", "changes", "stays"])
 async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: str) -> None:
-    rig.put("a.json")
-    rig.put("b.json")
-    await rig.manager.start()
+    await rig.start("a", "b")
     (plugin, closed) = rig.manager.plugins_for(CREATE)
     for _ in range(FAILURES_IN_A_ROW):
         attempt = plugin.breaker.admit("socket", 0.0)
@@ -168,9 +166,7 @@ async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: s
 
 
 async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> None:
-    rig.put("a.json")
-    rig.put("b.json")
-    await rig.manager.start()
+    await rig.start("a", "b")
     rig.clients[0].busy.clear()
     rig.remove("a.json")
     await rig.until_asked("b")
@@ -234,8 +230,7 @@ async def test_files_come_change_and_go_and_the_log_names_each_change(rig: Rig, 
 
 async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """koordlet writes its file in place at every start, and names a hook point that no proxy knows."""
-    rig.put("koordlet.json", points=(CREATE.name, "PreRemoveRunPodSandbox"))
-    await rig.manager.start()
+    await rig.start("koordlet", points=(CREATE.name, "PreRemoveRunPodSandbox"))
     caplog.set_level("INFO")
     caplog.clear()
     text = (rig.folder / "koordlet.json").read_text()
@@ -252,8 +247,7 @@ async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCapt
 
 
 async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.put("a.json", policy="Fail", points=(START.name, CREATE.name))
-    await rig.manager.start()
+    await rig.start("a", policy="Fail", points=(START.name, CREATE.name))
     rig.remove("a.json")
     await rig.until_asked()
     (line,) = caplog.records
@@ -267,8 +261,7 @@ async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: pytest.Lo
 async def test_unreadable_directory_keeps_the_plugins_with_one_line(
     rig: Rig, told: Callable[[], list[str]], tmp_path: Path
 ) -> None:
-    rig.put("a.json")
-    await rig.manager.start()
+    await rig.start("a")
     file = tmp_path / "no directory"
     file.touch()
     for fault in range(2):
@@ -358,8 +351,7 @@ async def test_start_goes_on_without_a_directory_that_does_not_answer(
 async def test_directory_that_stops_answering_keeps_plugins_and_delays_no_stop(
     rig: Rig, caplog: pytest.LogCaptureFixture, hang: Hang, step: str
 ) -> None:
-    rig.put("a.json")
-    await rig.manager.start()
+    await rig.start("a")
     hang(step)
     rig.put("b.json")
     await until(lambda: "does not answer" in caplog.text)
