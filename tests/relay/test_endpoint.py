@@ -8,7 +8,7 @@ import pytest
 
 from runtimeproxy.relay.endpoint import HIGH_WATER, LOW_WATER, PIECE_BYTES, Endpoint, ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
-from tests.patience import until
+from tests.patience import read, until
 
 TICK_SECONDS = 0.01
 
@@ -33,15 +33,10 @@ class End:
     def drained(self, endpoint: Endpoint) -> None:
         self.drains += 1
 
-    async def read(self, size: int) -> bytes:
-        """Read at the far end."""
-        async with asyncio.timeout(20):
-            return await asyncio.get_running_loop().sock_recv(self.far, size)
-
     async def read_all(self, size: int) -> bytes:
         got = b""
         while len(got) < size:
-            got += await self.read(size)
+            got += await read(self.far)
         return got
 
 
@@ -68,7 +63,7 @@ async def test_what_the_socket_does_not_take_waits_in_order(end: End, endpoint: 
     assert endpoint.waiting > HIGH_WATER
     assert endpoint.slow
     assert await end.read_all(len(sent) + 4) == sent + b"tail"
-    assert await end.read(1) == b""
+    assert await read(end.far, 1) == b""
     assert (endpoint.waiting, endpoint.slow) == (0, False)
     assert end.drains == 1, "told once, when few enough bytes wait"
     end.far.send(b"still heard")
@@ -101,7 +96,7 @@ async def test_what_is_refused_fails_in_the_hands_of_its_sender(end: End, endpoi
         end.far.send(b"to nobody")
     endpoint.resume()
     endpoint.write(b"and yet it reads")
-    assert await end.read(100) == b"and yet it reads"
+    assert await read(end.far, 100) == b"and yet it reads"
     await asyncio.sleep(TICK_SECONDS)
     assert (end.data, end.ends) == (b"", 0)
     endpoint.close()
@@ -121,7 +116,7 @@ async def test_close_with_bytes_waiting_leaves_no_callback(end: End, endpoint: E
     endpoint.write(b"x" * (4 * HIGH_WATER))
     endpoint.close()
     endpoint.resume()
-    while await end.read(HIGH_WATER):
+    while await read(end.far, HIGH_WATER):
         pass
     await asyncio.sleep(TICK_SECONDS)
     assert (end.drains, end.ends) == (0, 0)

@@ -64,13 +64,14 @@ def test_full_close_shows_with_the_eof_and_a_half_close_does_not() -> None:
 
 
 async def test_full_close_is_told_once_and_a_half_close_is_not(watch: Watch) -> None:
-    (one, _, far), (_, near, _) = watch.add(), watch.add()
+    (one, near, far), _ = watch.add(), watch.add()
     far.shutdown(socket.SHUT_WR)
     await watch.tells()
     far.close()
     await watch.tells(one)
+    watch.hangups.watch(near, lambda: watch.hung_up(one))  # it is watched no longer, so it may be watched anew
     before, gone, _ = watch.add(closed=True)
-    await watch.tells(one, before)
+    await watch.tells(one, one, before)
     assert near.recv(20) == gone.recv(20) == b"last words", "they are still there"
 
 

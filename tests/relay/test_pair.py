@@ -16,7 +16,7 @@ from runtimeproxy.relay import pair
 from runtimeproxy.relay.endpoint import ReadBuffer
 from runtimeproxy.relay.hangups import Hangups
 from runtimeproxy.wire.bodies import Send
-from tests.patience import until
+from tests.patience import read, until
 
 MIB = 2**20
 
@@ -85,24 +85,20 @@ class Rig:
         for sock in (self.client, self.backend):
             sock.setblocking(False)
 
-    async def read(self, sock: socket.socket, size: int = 65536) -> bytes:
-        async with asyncio.timeout(20):
-            return await asyncio.get_running_loop().sock_recv(sock, size)
-
     async def asks(self, question: bytes = b"question") -> None:
         """Send from the client what the backend has to get."""
         self.client.send(question)
-        assert await self.read(self.backend) == question
+        assert await read(self.backend) == question
 
     async def answers(self, answer: bytes = b"answer") -> None:
         """Send from the backend what the client has to get."""
         self.backend.send(answer)
-        assert await self.read(self.client) == answer
+        assert await read(self.client) == answer
 
     async def ended(self, sock: socket.socket, *last: bytes) -> None:
         """See that EOF comes behind the last bytes."""
         for data in (*last, b""):
-            assert await self.read(sock) == data
+            assert await read(sock) == data
 
     async def until(self, event: str) -> None:
         await until(lambda: event in self.flow.events)
@@ -138,7 +134,7 @@ class Rig:
     async def read_to_end(self, sock: socket.socket) -> int:
         """Return how much comes before EOF."""
         got = 0
-        while piece := await self.read(sock, MIB):
+        while piece := await read(sock, MIB):
             got += len(piece)
         return got
 
@@ -188,7 +184,7 @@ async def test_call_goes_on_behind_what_is_read_and_leaves_in_one_write_with_it(
 
     rig.flow.call = lambda: rig.pair.later(go_on)
     rig.client.send(b"question")
-    assert await rig.read(rig.backend) == b"question and more"
+    assert await read(rig.backend) == b"question and more"
     assert seen == [(False, b"question")]
     rig.pair.later(go_on)
     assert len(seen) == 2
@@ -208,7 +204,7 @@ async def test_answer_that_is_kept_goes_out_before_the_end(rig: Rig) -> None:
 async def test_broken_protocol_ends_both_connections(rig: Rig, side: str) -> None:
     getattr(rig, side).send(b"nonsense")
     await rig.until("closed")
-    assert await rig.read(rig.client) == (b"last words" if side == "backend" else b"")
+    assert await read(rig.client) == (b"last words" if side == "backend" else b"")
     await rig.ended(rig.backend)
 
 
@@ -227,7 +223,7 @@ async def test_side_that_does_not_read_stops_the_other(rig: Rig, slow: str, bulk
     assert 0 < endpoint.waiting < MIB
     got = 0
     while got < 8 * MIB:
-        got += len(await rig.read(slow_socket, MIB))
+        got += len(await read(slow_socket, MIB))
     await sending
     assert got == 8 * MIB
 
@@ -241,7 +237,7 @@ async def test_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: s
     got = bytearray()
     while len(got) < len(data):
         rig.flow.bulk = not rig.flow.bulk
-        got += await rig.read(receiver, 300_000)
+        got += await read(receiver, 300_000)
     await sending
     assert got == data
     assert 0 < rig.flow.passed < len(data)
@@ -253,7 +249,7 @@ async def test_what_waits_goes_before_what_could_pass(rig: Rig) -> None:
     rig.backend.send(b"z" * 50_000)
     got = b""
     while len(got) < 50_006:
-        got += await rig.read(rig.client)
+        got += await read(rig.client)
     assert got == b"before" + b"z" * 50_000
     assert rig.flow.passed == 0
 
@@ -327,7 +323,7 @@ async def test_client_that_is_held_is_not_read(rig: Rig) -> None:
     with pytest.raises(BlockingIOError):
         rig.backend.recv(9)
     rig.pair.hold_client(False)
-    assert await rig.read(rig.backend) == b"one"
+    assert await read(rig.backend) == b"one"
 
 
 async def test_held_client_is_not_read_when_the_backend_has_drained(rig: Rig) -> None:
@@ -456,7 +452,7 @@ async def test_client_that_waited_for_the_first_backend_is_read_for_the_second(r
     rig.backend.shutdown(socket.SHUT_WR)
     await rig.until("backend ended")
     first = rig.another_backend()
-    assert (await rig.read(rig.backend)).startswith(b"z")
+    assert (await read(rig.backend)).startswith(b"z")
     first.close()
 
 
@@ -513,7 +509,7 @@ async def test_client_that_is_shut_loses_nothing_and_sends_no_more(rig: Rig) -> 
     rig.pair.shut_client()
     with pytest.raises(BrokenPipeError):
         rig.client.send(b"sent behind")
-    assert await rig.read(rig.backend) == b"sent before"
+    assert await read(rig.backend) == b"sent before"
     await rig.until("client ended")
     assert rig.pair.client_ended
     await rig.answers()

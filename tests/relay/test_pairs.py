@@ -13,8 +13,8 @@ from runtimeproxy.relay.drain import Leaving, Unfinished
 from runtimeproxy.relay.pair import Pair
 from runtimeproxy.relay.pairs import Pairs
 from runtimeproxy.telemetry import Recorder
-from tests import patience
 from tests.fakes.descriptors import no_descriptors
+from tests.patience import SECONDS, read, until
 from tests.relay.test_dial import fill_backlog
 from tests.relay.test_pair import Copy
 
@@ -96,16 +96,11 @@ class Rig:
         """Accept those that fill the backlog; return the backend's end of the client that is paired then."""
         for _ in range(waiting):
             self.backend()
-        await patience.until(lambda: self.count("connections"))
+        await until(lambda: self.count("connections"))
         return self.backend()
 
     def count(self, what: str) -> float:
         return self.front.recorder.total(what)
-
-    @staticmethod
-    async def read(sock: socket.socket) -> bytes:
-        async with asyncio.timeout(patience.SECONDS):
-            return await asyncio.get_running_loop().sock_recv(sock, 100)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +119,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def soon(draining: asyncio.Task[None]) -> None:
-    await asyncio.wait_for(draining, patience.SECONDS)
+    await asyncio.wait_for(draining, SECONDS)
 
 
 def lack(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
@@ -143,16 +138,16 @@ def lack(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
 async def test_client_is_paired_at_once(rig: Rig) -> None:
     client, backend = rig.client(b"question"), rig.backend()
     assert (len(rig.front.connections), rig.count("connections")) == (1, 1)
-    assert await rig.read(backend) == b"question"
+    assert await read(backend) == b"question"
     backend.sendall(b"answer")
-    assert await rig.read(client) == b"answer"
+    assert await read(client) == b"answer"
 
 
 async def test_client_waits_behind_a_full_backlog(rig: Rig) -> None:
     waiting = rig.fill()
     rig.client(b"question")
     assert rig.count("connections") == 0
-    assert await rig.read(await rig.backend_behind(waiting)) == b"question"
+    assert await read(await rig.backend_behind(waiting)) == b"question"
     assert len(rig.front.connections) == 1
 
 
@@ -174,7 +169,7 @@ async def test_client_is_told_in_time_and_who_is_to_blame(
         rig.fill()
     else:
         lack(monkeypatch, min(pairs.SCARCE), 1_000_000)
-    assert await rig.read(rig.client()) == b"away"
+    assert await read(rig.client()) == b"away"
     assert (rig.count("backend_dial_failures"), rig.count("connections")) == (1, 0)
     (line,) = caplog.messages
     assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in line
@@ -182,7 +177,7 @@ async def test_client_is_told_in_time_and_who_is_to_blame(
 
 async def test_look_leaves_no_connection_and_nothing_to_tell(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.front.look()
-    assert await rig.read(rig.backend()) == b""
+    assert await read(rig.backend()) == b""
     rig.fill()
     rig.front.look()
     with no_descriptors():
@@ -209,7 +204,7 @@ async def test_want_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.M
     monkeypatch.setattr(pairs, "SCARCE_RETRY_SECONDS", 0.01)
     lack(monkeypatch, number, 3)
     rig.client(b"question")
-    assert await rig.read(await rig.backend_behind(0)) == b"question"
+    assert await read(await rig.backend_behind(0)) == b"question"
     assert rig.count("backend_dial_failures") == 0
 
 
@@ -217,7 +212,7 @@ async def test_end_closes_every_connection(rig: Rig) -> None:
     client, backend = rig.client(), rig.backend()
     await rig.front.drain(LONG_SECONDS)
     assert rig.front.parted == 1
-    assert await rig.read(client) == await rig.read(backend) == b""
+    assert await read(client) == await read(backend) == b""
 
 
 async def test_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(rig: Rig) -> None:
@@ -228,9 +223,9 @@ async def test_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(r
     assert not stopping.done()
     rig.front.unfinished = Unfinished(calls=1)
     backend = await rig.backend_behind(waiting)
-    assert await rig.read(backend) == b"question"
+    assert await read(backend) == b"question"
     backend.sendall(b"answer")
-    assert await rig.read(client) == b"answer"
+    assert await read(client) == b"answer"
     rig.front.unfinished = Unfinished()
     await soon(stopping)
 
@@ -242,7 +237,7 @@ async def test_waiting_client_is_told_that_the_backend_has_gone(rig: Rig, ending
     stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS)) if ending else None
     await asyncio.sleep(0.05)
     rig.listener.close()
-    assert await rig.read(client) == b"away"
+    assert await read(client) == b"away"
     if stopping:
         await soon(stopping)
 
@@ -259,7 +254,7 @@ async def test_end_does_not_wait_for_a_client_that_has_asked_nothing(rig: Rig, l
     if not leaves:
         with pytest.raises(BrokenPipeError):
             client.send(b"question")
-        assert await rig.read(client) == b""
+        assert await read(client) == b""
 
 
 async def test_end_cancels_what_does_not_finish_and_waits_no_longer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +276,6 @@ async def test_end_cancels_what_does_not_finish_and_waits_no_longer(rig: Rig, mo
     await soon(asyncio.create_task(rig.front.drain(0.02)))
     assert endless.cancelled()
     assert rig.front.tasks == {uncancelled}
-    assert await rig.read(client) == b"", "the client that waited to be paired is closed"
+    assert await read(client) == b"", "the client that waited to be paired is closed"
     freed.set()
     await uncancelled

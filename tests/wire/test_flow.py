@@ -100,7 +100,7 @@ def waiting_for_credit(*streams: int) -> Outlet:
     ("send", "most"),
     [
         (lambda outlet, number: outlet.send_frame((1, 3)[number % 2], b""), QUEUED_FRAMES - 3),
-        (lambda outlet, number: outlet.send_frame((1, 3)[number % 2], bytes(QUEUED_BYTES // 4)), 4),
+        (lambda outlet, number: outlet.send_frame(3, bytes(QUEUED_BYTES // 4 if number < 4 else 1)), 4),
         (lambda outlet, _: outlet.inject(PING), QUEUED_FRAMES),
         (lambda outlet, _: outlet.settings_announced([]), flow.QUEUED_SETTINGS - 1),
     ],
