@@ -60,7 +60,6 @@ class Rig:
         )
 
     async def start(self, *names: str, **more: Any) -> None:
-        """Start the manager with these registrations."""
         for name in names:
             self.put(f"{name}.json", **more)
         await self.manager.start()
@@ -72,7 +71,6 @@ class Rig:
     def put(
         self, name: str, endpoint: str = "/run/a.sock", points: tuple[str, ...] = (CREATE.name,), **more: str
     ) -> None:
-        """Rename a registration into place."""
         registration.write(self.folder, name, registration.text(endpoint, points, **more))
 
     def names(self, point: HookPoint = CREATE) -> list[str]:

@@ -37,7 +37,6 @@ def test_poll_finds_what_inotify_misses_within_ten_seconds() -> None:
 
 
 async def seen(watcher: Watcher, within_seconds: float = PATIENCE_SECONDS) -> bool:
-    """Tell whether a change is seen."""
     try:
         async with asyncio.timeout(within_seconds):
             await watcher.changed()

@@ -15,14 +15,11 @@ GOOD_END = headers.build([(b"grpc-status", b"0")])
 
 
 def answer(stream: int, message: bytes) -> bytes:
-    """Return a good answer's frames."""
     body = http2.frame(http2.DATA, 0, stream, grpc.message(message))
     return http2.header_frames(stream, HEAD, False) + body + http2.header_frames(stream, GOOD_END, True)
 
 
 class Connection:
-    """One client's connection."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self._reader = reader
@@ -35,7 +32,6 @@ class Connection:
         self.send(http2.settings(settings) + http2.SETTINGS_ACK)
 
     def send(self, data: bytes) -> None:
-        """Send bytes."""
         self.writer.write(data)
 
     async def next(self, kind: int) -> Frame:
@@ -54,17 +50,13 @@ class Connection:
             self._pending += self._frames.feed(data)
 
     async def request(self) -> int:
-        """Return the stream of the next request."""
         return (await self.next(http2.HEADERS))[2]
 
     def close(self) -> None:
-        """Close at once."""
         self.writer.transport.abort()
 
 
 class Server:
-    """The connections that clients make."""
-
     def __init__(self, settings: dict[int, int] | None, begins: bool) -> None:
         self.accepted = 0
         self.open: list[Connection] = []
@@ -82,7 +74,6 @@ class Server:
             self._connections.put_nowait(connection)
 
     async def connection(self) -> Connection:
-        """Return the next connection that a client made."""
         async with asyncio.timeout(20):
             return await self._connections.get()
 

@@ -38,7 +38,6 @@ def mode_of(path: Path) -> int:
 
 
 def talk(path: Path, listening: socket.socket) -> bytes:
-    """Connect and send through the listening socket."""
     listening.setblocking(True)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))

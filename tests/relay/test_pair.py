@@ -132,14 +132,12 @@ class Rig:
         return sent
 
     async def read_to_end(self, sock: socket.socket) -> int:
-        """Return how much comes before EOF."""
         got = 0
         while piece := await read(sock, MIB):
             got += len(piece)
         return got
 
     async def stays_open(self) -> bool:
-        """Tell whether the pair is not closed within a moment."""
         await asyncio.sleep(0.02)
         return "closed" not in self.flow.events
 

@@ -23,8 +23,6 @@ LONG_SECONDS = 60.0
 
 
 class Connection(Pair):
-    """A connection that copies."""
-
     front: "Front"
 
     def drain(self, refusing: bool) -> None:

@@ -24,7 +24,6 @@ class Systemd:
         self.socket.setblocking(False)
 
     def told(self) -> list[bytes]:
-        """Return what came."""
         found = []
         while True:
             try:
@@ -33,7 +32,6 @@ class Systemd:
                 return found
 
     async def until_alive(self) -> None:
-        """Wait for one more beat."""
         async with asyncio.timeout(20):
             assert await asyncio.get_running_loop().sock_recv(self.socket, 100) == b"WATCHDOG=1"
 

@@ -41,7 +41,6 @@ async def echo(message: bytes, context: Any) -> bytes:
 async def grpc_server(
     path: str, handler: Callable[[bytes, Any], Awaitable[bytes]] = echo, *options: tuple[str, int]
 ) -> AsyncIterator[None]:
-    """Run grpcio's server."""
     server = grpc.aio.server(options=options)
     methods = {"Method": grpc.unary_unary_rpc_method_handler(handler)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("package.Service", methods),))
@@ -53,7 +52,6 @@ async def grpc_server(
 
 @contextmanager
 def full_backlog(path: str) -> Iterator[socket.socket]:
-    """Listen with a backlog that has no room."""
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
         listener.bind(path)
         listener.listen(0)

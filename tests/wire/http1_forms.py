@@ -16,12 +16,10 @@ PREFIX = "/v1.41/containers"
 
 
 def head(*lines: str) -> bytes:
-    """Join the lines of a head."""
     return "\r\n".join((*lines, "", "")).encode("latin-1")
 
 
 def first(line: str) -> bytes:
-    """Build a request with this first line."""
     return head(line, "Host: h")
 
 

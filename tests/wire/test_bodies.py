@@ -19,7 +19,6 @@ TRAILERS = st.lists(st.sampled_from([b"X-Sum: 1\r\n", b"Y:\r\n", b"Content-Lengt
 
 @st.composite
 def chunked(draw: st.DrawFn) -> tuple[bytes, bytes]:
-    """Return a chunked body and its payload."""
     pieces = draw(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
     written = draw(st.sampled_from([b"%x", b"%X", b"%03x", b"%015X"]))
     lines = [(written % len(piece)) + draw(EXTENSIONS) + b"\r\n" + piece + b"\r\n" for piece in pieces]

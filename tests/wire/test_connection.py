@@ -12,8 +12,6 @@ BLOCK = headers.build([(b":status", b"200")])
 
 
 class Noted(Connection):
-    """A connection that notes what its streams get."""
-
     def __init__(self, settings: dict[int, int] | None = None) -> None:
         super().__init__(settings or {}, 7)
         self.events: list[tuple[object, ...]] = []

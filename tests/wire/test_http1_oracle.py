@@ -131,7 +131,6 @@ BEHIND = b"GET /next HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
 def body_of(row: Request | Response) -> bytes:
-    """Return a body that fits a head."""
     bodies = {Framing.SIZED: bytes(min(row.length, 5_000)), Framing.CHUNKED: b"5\r\nhello\r\n0\r\n\r\n"}
     return bodies.get(row.framing, b"")
 

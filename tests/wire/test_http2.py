@@ -18,7 +18,6 @@ CODES = st.integers(0, 2**32 - 1)
 
 
 def pattern(size: int) -> bytes:
-    """Return bytes that differ at each place."""
     return bytes(place % 251 for place in range(size))
 
 

@@ -51,7 +51,6 @@ def answer(stream: int, message: bytes) -> bytes:
 
 
 def outcome(calls: Calls) -> Outcome:
-    """Take the only outcome."""
     ((_, result),) = calls.ended
     calls.ended.clear()
     return result
