@@ -44,6 +44,18 @@ def fill_backlog(path: str) -> list[socket.socket]:
     return kept
 
 
+def scarce(number: int, times: int) -> Callable[[str], socket.socket | None]:
+    """Return a dialler that fails so many times for want of something."""
+    failures = [OSError(number, "scarce")] * times
+
+    def dialler(path: str) -> socket.socket | None:
+        if failures:
+            raise failures.pop()
+        return dial_now(path)
+
+    return dialler
+
+
 async def test_full_backlog_is_waited_for(listener: socket.socket) -> None:
     path = listener.getsockname()
     kept = fill_backlog(path)

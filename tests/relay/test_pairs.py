@@ -15,7 +15,7 @@ from runtimeproxy.relay.pairs import Pairs
 from runtimeproxy.telemetry import Recorder
 from tests.fakes.descriptors import no_descriptors
 from tests.patience import SECONDS, read, until
-from tests.relay.test_dial import fill_backlog
+from tests.relay.test_dial import fill_backlog, scarce
 from tests.relay.test_pair import Copy
 
 LONG_SECONDS = 60.0
@@ -122,15 +122,9 @@ async def soon(draining: asyncio.Task[None]) -> None:
 
 def lack(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
     """Have connecting fail so many times for want of something."""
-    failures, connect = [OSError(number, "scarce")] * times, dial.dial_now
-
-    def scarce(path: str) -> socket.socket | None:
-        if failures:
-            raise failures.pop()
-        return connect(path)
-
-    monkeypatch.setattr(pairs, "dial_now", scarce)
-    monkeypatch.setattr(dial, "dial_now", scarce)
+    dialler = scarce(number, times)
+    for module in (pairs, dial):
+        monkeypatch.setattr(module, "dial_now", dialler)
 
 
 async def test_client_is_paired_at_once(rig: Rig) -> None:

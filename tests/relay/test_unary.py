@@ -18,12 +18,13 @@ import pytest
 import uvloop
 
 from runtimeproxy.relay import unary
-from runtimeproxy.relay.dial import SCARCE, dial_now
+from runtimeproxy.relay.dial import SCARCE
 from runtimeproxy.relay.unary import CallFailed, Kind, Peer, Shortage, UnaryClient
 from runtimeproxy.wire import http2
 from tests.fakes.descriptors import no_descriptors
 from tests.patience import until
 from tests.relay.peers import Connection, Server, answer, serve
+from tests.relay.test_dial import scarce
 
 METHOD = "/package.Service/Method"
 LONG_SECONDS = 10.0
@@ -264,30 +265,22 @@ async def test_ping_is_acknowledged_where_nothing_else_is_sent(client: UnaryClie
 @pytest.mark.parametrize("number", SCARCE, ids=errno.errorcode.get)
 async def test_shortage_is_waited_for(path: str, server: Server, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unary, "SCARCE_RETRY_SECONDS", 0.01)
-    failures = [OSError(number, "scarce")] * 3
-
-    def scarce(path: str) -> socket.socket | None:
-        if failures:
-            raise failures.pop()
-        return dial_now(path)
-
-    client = UnaryClient(path, dialler=scarce)
+    client = UnaryClient(path, dialler=scarce(number, 3))
     await answered(client, server)
     await client.close()
 
 
-async def test_shortage_that_stays_is_our_own_and_later_failures_are_not(path: str, client: UnaryClient) -> None:
-    async with serve(path):
-        with no_descriptors():
-            there = client.peer()
-            assert there.socket is not None
-            assert (client.peer(), there.connection) == (there, 0)
-            failed = await failing_soon(client)
-        assert isinstance(failed, Shortage)
-        assert failed.kind is Kind.UNREACHABLE, "the peer never saw it"
-        assert failed.text == "the proxy itself lacks what it needs: Too many open files"
-        assert (await failing_soon(client)).kind is Kind.DEADLINE
-        assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
+async def test_shortage_that_stays_is_our_own_and_later_failures_are_not(client: UnaryClient, server: Server) -> None:
+    with no_descriptors():
+        there = client.peer()
+        assert there.socket is not None
+        assert (client.peer(), there.connection) == (there, 0)
+        failed = await failing_soon(client)
+    assert isinstance(failed, Shortage)
+    assert failed.kind is Kind.UNREACHABLE, "the peer never saw it"
+    assert failed.text == "the proxy itself lacks what it needs: Too many open files"
+    assert (await failing_soon(client)).kind is Kind.DEADLINE
+    assert client.peer() == Peer((there.socket[0], True), 0)  # type: ignore[index]
 
 
 async def test_deadline_resets_the_stream_and_retires_the_connection(client: UnaryClient, server: Server) -> None:
