@@ -54,13 +54,15 @@ def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listen
 
 
 @pytest.mark.parametrize("failures", [0, 2])
-async def test_connections_are_handed_on(listener: Listener, failures: int) -> None:
-    listener.failures = failures
+async def test_connections_are_handed_on_behind_a_pause_for_each_failure(listener: Listener, failures: int) -> None:
+    loop, failed = asyncio.get_running_loop(), list[float]()
+    listener.failures, listener.failed = failures, lambda: failed.append(loop.time())
     accepts = listener.connect(3)
     accepts.start()
     await until(lambda: len(listener.accepted) == 3)
     accepts.stop()
     assert listener.failures == 0
+    assert not failed or failed[1] - failed[0] >= 0.01
 
 
 async def test_stop_in_the_pause_accepts_no_more(listener: Listener) -> None:

@@ -151,28 +151,19 @@ def test_stall_above_a_quarter_of_a_second_is_found_whenever_it_begins() -> None
 
 def test_loop_that_rests_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that comes just before it rests, or just behind that, finds that it works."""
-    look, quiet = StallWatch._frame, 0
-    rested: asyncio.Event
-    loop: asyncio.AbstractEventLoop
+    look, quiet = StallWatch._frame, list[StallWatch]()
 
     def looks(watch: StallWatch) -> FrameType | None:
-        nonlocal quiet
-        quiet += 1
-        if quiet == LOOKS:
-            loop.call_soon_threadsafe(rested.set)
+        quiet.append(watch)
         return look(watch)
 
-    def asks(watch: StallWatch) -> None:
-        nonlocal quiet
-        quiet = 0
-
     async def rest() -> None:
-        nonlocal loop, rested, quiet
-        loop, rested, quiet = asyncio.get_running_loop(), asyncio.Event(), 0
-        monkeypatch.setattr(StallWatch, "_frame", looks)
-        monkeypatch.setattr(StallWatch, "_wait_for_turn", asks)
-        await asyncio.wait_for(rested.wait(), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            while len(quiet) < LOOKS:
+                await asyncio.sleep(2 * LOOKS * stalls.LOOK_SECONDS)
 
+    monkeypatch.setattr(StallWatch, "_frame", looks)
+    monkeypatch.setattr(StallWatch, "_wait_for_turn", lambda watch: quiet.clear())
     watched(rest)
 
 
