@@ -1,7 +1,8 @@
 """Heads and chunked bodies of HTTP/1.1 in tables: what is accepted and how it is read, what is refused by which rule.
 
-The heads of the docker CLI and of cri-dockerd are those of recorded traffic, with other ids, lengths and credentials;
-those of the SDK for Python, curl, build sessions and websockets are written as these clients are known to send them.
+The heads of the docker CLI and of cri-dockerd are those of recorded traffic, with other ids, lengths and credentials,
+the framing last; those of the SDK for Python, curl, build sessions and websockets are written as these clients are
+known to send them.
 """
 
 from typing import NamedTuple
