@@ -135,6 +135,7 @@ async def test_plugin_stays_the_same_while_other_files_change(rig: Rig) -> None:
     rig.manager.on_change = lambda: told.append(rig.manager.fail_policy_registered(CREATE))
     await rig.start("a")
     before = rig.manager.plugins_for(CREATE)
+    await rig.manager._scan()
     rig.put("a.json")
     rig.put("b.json", policy="Fail")
     await rig.until_asked("a", "b")
