@@ -112,20 +112,14 @@ def replace_by_a_file(path: Path) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "directory that others can write": (
-        lambda path: path.parent.chmod(0o1777),
-        "{folder} can be written by everybody, who could replace the socket: chown",
-    ),
+    "directory of all": (lambda path: path.parent.chmod(0o1777), "{folder} can be written by everybody, who could"),
     "linked directory": (lambda path: link(path.parent), "{folder} is a link: register the socket by the path of its"),
     "link": (link, "{path} is a link or no socket: register the path of the hook server's own socket"),
     "file": (replace_by_a_file, "{path} is a link or no socket"),
-    "socket of another user": (
-        lambda path: os.chown(path, NOBODY, NOBODY),
-        f"{{path}} belongs to user {NOBODY}: run the hook server as root, or as",
-    ),
+    "another user": (lambda path: os.chown(path, NOBODY, NOBODY), f"{{path}} belongs to user {NOBODY}: run the hook"),
 }
 """Who else may be able to write in a directory test_listener.py shows."""
-OF_ROOT = pytest.param(*FAULTS.pop("socket of another user"), marks=as_root, id="socket of another user")
+OF_ROOT = pytest.param(*FAULTS.pop("another user"), marks=as_root, id="another user")
 
 
 @pytest.mark.parametrize(("spoil", "text"), [*(pytest.param(*row, id=fault) for fault, row in FAULTS.items()), OF_ROOT])

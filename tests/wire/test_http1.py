@@ -15,6 +15,7 @@ from tests.wire.http1_forms import REFUSED_REQUESTS, REFUSED_RESPONSES, REQUESTS
 RULES_OF_BODIES = {
     *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY)
 }
+SIZES = st.integers(1, 60)
 STATUSES = {Rule.HEAD_BYTES: 431, Rule.FIELDS: 431, Rule.VERSION: 505, Rule.TRANSFER_CODING: 501, Rule.EXPECT: 417}
 
 
@@ -92,10 +93,7 @@ def test_short_heads_are_remembered_with_their_method_and_long_ones_not() -> Non
     assert framings == [Framing.SIZED, Framing.EMPTY, Framing.UNTIL_CLOSE, Framing.SIZED]
 
 
-ROWS = st.sampled_from([*REQUESTS, *RESPONSES])
-
-
-@given(ROWS, st.binary(max_size=3), st.binary(max_size=5), st.lists(st.integers(1, 60)))
+@given(st.sampled_from(REQUESTS + RESPONSES), st.binary(max_size=3), st.binary(max_size=5), st.lists(SIZES))
 def test_any_split_gives_the_same_end(row: Response, before: bytes, after: bytes, pieces: list[int]) -> None:
     stream, whole = before + row.raw + after, len(before + row.raw)
     buffer, seen, at = bytearray(before), 0, len(before)

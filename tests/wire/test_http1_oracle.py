@@ -59,33 +59,23 @@ def theirs(stream: bytes, method: str | None = None) -> Reading:
     """Read the first message with h11; all bytes are there, then the connection ends."""
     peer = h11.Connection(h11.SERVER if method is None else h11.CLIENT, max_incomplete_event_size=WIDE)
     if method is not None:
-        asked = h11.Request(method=method, target="/", headers=[("Host", "h"), ("Upgrade", "tcp")])
-        peer.send(asked)
+        peer.send(h11.Request(method=method, target="/", headers=[("Host", "h"), ("Upgrade", "tcp")]))
         peer.send(h11.EndOfMessage())
     peer.receive_data(stream)
     try:
-        return _first_message(peer, len(stream), until_close=method is not None)
+        begun = event = peer.next_event()
+        body = b""
+        while isinstance(event, h11.Request | h11.Response | h11.Data):
+            event = peer.next_event()
+            body += bytes(event.data) if isinstance(event, h11.Data) else b""
     except h11.RemoteProtocolError:
         return None
-
-
-def _first_message(peer: h11.Connection, size: int, until_close: bool) -> Reading:
-    begun = peer.next_event()
     if not isinstance(begun, h11.Request | h11.Response | h11.InformationalResponse):
         return None
-    body, ended = b"", isinstance(begun, h11.InformationalResponse)
-    while not ended:
-        event = peer.next_event()
-        if isinstance(event, h11.Data):
-            body += bytes(event.data)
-        elif event is h11.NEED_DATA:
-            ended = until_close and ends_with_the_connection(peer)
-            break
-        else:
-            ended = True
+    ended = event is not h11.NEED_DATA or (method is not None and ends_with_the_connection(peer))
     first = (text(begun.method), text(begun.target)) if isinstance(begun, h11.Request) else begun.status_code
     fields = [(text(name), text(value)) for name, value in begun.headers]
-    return Message(first, fields, body, size - len(peer.trailing_data[0]) if ended else -1)
+    return Message(first, fields, body, len(stream) - len(peer.trailing_data[0]) if ended else -1)
 
 
 def ends_with_the_connection(peer: h11.Connection) -> bool:

@@ -15,7 +15,6 @@ from tests.fakes import cri_pb2
 
 Linux = cri_pb2.LinuxPodSandboxConfig
 Resources = cri_pb2.LinuxContainerResources
-Config = cri_pb2.ContainerConfig
 
 UNKNOWN = b"\xa2\x06\x02\xff\xfe" + b"\xa8\x06\x01"
 """Fields 100 and 101 of messages that do not have them: bytes that are not UTF-8, and a number."""

@@ -62,13 +62,6 @@ def failure(calls: Calls) -> CallFailed:
     return result
 
 
-def asked(received: bytes) -> tuple[CallFailed, list[Frame]]:
-    """Receive bytes for one request; return its failure and what was sent after it."""
-    calls = connected(b"")
-    calls.receive(received)
-    return failure(calls), sent(calls)
-
-
 def test_request_on_the_wire() -> None:
     calls = connected()
     assert calls.open(PATH, b"message", 1.5) == 1
@@ -216,8 +209,10 @@ FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
 
 @pytest.mark.parametrize(("received", "code", "kind", "text", "after"), FAILURES)
 def test_failure(received: bytes, code: int, kind: Kind, text: str, after: list[Frame]) -> None:
-    failed, sent_after = asked(received)
-    assert (failed.code, failed.kind, failed.text, str(failed), sent_after) == (code, kind, text, text, after)
+    calls = connected(b"")
+    calls.receive(received)
+    failed = failure(calls)
+    assert (failed.code, failed.kind, failed.text, str(failed), sent(calls)) == (code, kind, text, text, after)
     assert isinstance(failed, Unprocessed) == (kind is Kind.UNREACHABLE)
     assert isinstance(failed, TooLong) == (code == 8)
 
