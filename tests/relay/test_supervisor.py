@@ -10,6 +10,7 @@ import pytest
 
 from runtimeproxy.relay.supervisor import Supervisor
 from tests.fakes.descriptors import no_descriptors
+from tests.patience import read
 
 BEAT_USEC = "40000"
 
@@ -32,8 +33,7 @@ class Systemd:
                 return found
 
     async def until_alive(self) -> None:
-        async with asyncio.timeout(20):
-            assert await asyncio.get_running_loop().sock_recv(self.socket, 100) == b"WATCHDOG=1"
+        assert await read(self.socket) == b"WATCHDOG=1"
 
     def supervisor(self, **variables: str) -> Supervisor:
         environ = {"NOTIFY_SOCKET": self.name, "OTHER": "1", **variables}
