@@ -82,7 +82,7 @@ _CONTENTS = st.sampled_from([GOOD, OTHER, HALF, b"", Unreadable("x"), None])
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a.json", "b.json"]), _CONTENTS)))
-def test_what_counts_is_the_last_good_content_since_the_file_came(events: list[tuple[str, Content | None]]) -> None:
+def test_last_good_content_since_the_file_came_counts(events: list[tuple[str, Content | None]]) -> None:
     registry = Registry()
     expected: dict[str, bytes] = {}
     for name, what in events:

@@ -111,7 +111,7 @@ PLACES: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize(("setup", "unseen", "changes"), PLACES.values(), ids=PLACES.keys())
-async def test_what_matters_is_seen_and_nothing_else(
+async def test_change_that_matters_is_seen_and_no_other(
     tmp_path: Path, watcher: Watcher, setup: str, unseen: list[str], changes: list[str]
 ) -> None:
     do(tmp_path, setup)

@@ -74,7 +74,7 @@ async def test_full_backlog_is_waited_for(listener: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, ConnectionRefusedError])
-async def test_nobody_there_is_told_at_once(tmp_path: Path, error: type[OSError]) -> None:
+async def test_missing_listener_is_told_at_once(tmp_path: Path, error: type[OSError]) -> None:
     path = str(tmp_path / "none.sock")
     if error is ConnectionRefusedError:
         with socket.socket(socket.AF_UNIX) as dead:
@@ -97,7 +97,7 @@ as_root = pytest.mark.engine
         *((OSError(number, "scarce"), "the proxy itself lacks what it needs: scarce") for number in SCARCE),
     ],
 )
-def test_what_is_short_here_is_no_fault_of_who_listens(error: OSError, words: str) -> None:
+def test_shortage_here_is_no_fault_of_the_listener(error: OSError, words: str) -> None:
     assert why(error) == words
 
 
@@ -150,7 +150,7 @@ def test_socket_of_root_that_another_user_listens_on_is_left_at_once(tmp_path: P
             assert accepted.recv(1) == b""
 
 
-def test_nobody_there_is_no_matter_of_trust(served: Path) -> None:
+def test_missing_listener_is_no_matter_of_trust(served: Path) -> None:
     for path in (served.with_name("other.sock"), served.parent / "none" / "hooks.sock"):
         with pytest.raises(FileNotFoundError):
             dial_trusted(str(path))

@@ -85,7 +85,7 @@ async def test_idle_clients_have_a_moment_before_newer_calls_are_refused(front: 
 
 @pytest.mark.parametrize("kind", ["calls", "tasks", "answers"])
 @virtual_time
-async def test_what_is_waited_for(front: Front, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+async def test_end_waits_for_calls_tasks_and_answers(front: Front, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     """Streams are cut behind it."""
     waits, streams = front.connect(**({} if kind == "tasks" else {kind: 1})), front.connect(streams=2)
     if kind == "tasks":
@@ -114,7 +114,7 @@ async def test_answer_that_does_not_end_is_a_stream(front: Front, caplog: pytest
 
 @pytest.mark.parametrize("reason", ["the time is over (--drain-timeout)", "a second signal came"])
 @virtual_time
-async def test_nobody_is_waited_for_when_it_has_to_end(
+async def test_end_waits_for_nobody_when_time_or_a_signal_ends_it(
     front: Front, caplog: pytest.LogCaptureFixture, reason: str
 ) -> None:
     connection = front.connect(stays=True, calls=1)

@@ -54,7 +54,7 @@ def endpoint(end: End) -> Endpoint:
     return end.endpoint
 
 
-async def test_what_the_socket_does_not_take_waits_in_order(end: End, endpoint: Endpoint) -> None:
+async def test_bytes_wait_in_order_for_the_socket(end: End, endpoint: Endpoint) -> None:
     """And the half-close behind it."""
     sent = bytes(range(256)) * 8192
     endpoint.write(sent)
@@ -87,7 +87,7 @@ async def test_write_error_ends_only_writing(end: End, endpoint: Endpoint) -> No
     assert endpoint.closed
 
 
-async def test_what_is_refused_fails_in_the_hands_of_its_sender(end: End, endpoint: Endpoint) -> None:
+async def test_refused_bytes_fail_in_the_hands_of_their_sender(end: End, endpoint: Endpoint) -> None:
     """What it is sent goes on; that nothing more comes is not told as the peer's EOF."""
     endpoint.resume()
     for _ in range(2):

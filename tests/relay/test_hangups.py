@@ -113,7 +113,7 @@ async def test_descriptor_that_is_used_anew_is_another_socket(watch: Watch) -> N
     await watch.tells(number, again)
 
 
-async def test_nobody_is_told_behind_the_end(watch: Watch) -> None:
+async def test_hang_up_behind_the_end_is_not_told(watch: Watch) -> None:
     _, near, far = watch.add()
     watch.hangups.close()
     far.close()

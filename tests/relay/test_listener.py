@@ -174,7 +174,7 @@ WAYS = {"in": "in/a.sock", "above": "above/in/a.sock"}
 
 
 @pytest.mark.parametrize(("name", "make", "words"), AGAINST.values(), ids=AGAINST)
-def test_what_stands_against_it_is_named_and_never_touched(
+def test_obstacle_is_named_and_never_touched(
     folder: Path, name: str, make: Callable[[Path], object], words: str
 ) -> None:
     def there() -> dict[Path, int]:
@@ -256,7 +256,7 @@ def test_directory_stays_and_is_told_of_if_the_group_cannot_enter(
         *((0o777, 0, 0, "can be written by everybody"), (0o1777, 0, 0, "can be written by everybody")),
     ],
 )
-def test_who_may_write_in_the_directory(mode: int, user: int, group: int, fault: str) -> None:
+def test_directory_that_others_can_write_in_is_told(mode: int, user: int, group: int, fault: str) -> None:
     found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
     assert folder_fault(found, group_id=999) == fault
 

@@ -241,7 +241,7 @@ async def test_big_read_passes_from_the_shared_buffer_in_order(rig: Rig, side: s
     assert 0 < rig.flow.passed < len(data)
 
 
-async def test_what_waits_goes_before_what_could_pass(rig: Rig) -> None:
+async def test_waiting_bytes_go_before_bytes_that_could_pass(rig: Rig) -> None:
     rig.flow.bulk = True
     rig.flow.to_client.append(b"before")
     rig.backend.send(b"z" * 50_000)

@@ -126,7 +126,7 @@ async def told(connection: Connection) -> None:
     await connection.next(http2.PING)
 
 
-def test_it_works_on_uvloop(path: str) -> None:
+def test_client_works_on_uvloop(path: str) -> None:
     async def scenario() -> None:
         client = UnaryClient(path)
         async with grpc_server(path):
@@ -173,14 +173,14 @@ async def test_calls_wait_until_a_server_says_how_many_it_takes(path: str, clien
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
-async def test_nobody_is_dialled_without_time_left(path: str, seconds: float) -> None:
+async def test_call_without_time_left_dials_nobody(path: str, seconds: float) -> None:
     client = UnaryClient(path, dialler=lambda path: pytest.fail("it was dialled"))
     async with serve(path):
         assert (await failing(client.call(METHOD, b"", seconds))).kind is Kind.DEADLINE
 
 
 @pytest.mark.parametrize("reason", ["No such file or directory", "Connection refused"])
-async def test_nobody_there_is_told_at_once(path: str, client: UnaryClient, reason: str) -> None:
+async def test_missing_peer_is_told_at_once(path: str, client: UnaryClient, reason: str) -> None:
     if reason == "Connection refused":
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(path)

@@ -142,7 +142,7 @@ def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: t
 
 
 @given(chunked(), st.binary(max_size=10), CUTS)
-def test_any_split_of_the_bytes_gives_the_same_end(body: tuple[bytes, bytes], behind: bytes, cuts: list[int]) -> None:
+def test_chunked_body_ends_alike_for_any_split(body: tuple[bytes, bytes], behind: bytes, cuts: list[int]) -> None:
     raw, payload = body
     kept: list[bytes | bytearray] = []
     assert fed(ChunkedBody(kept.append), raw + behind, cuts) == len(raw)

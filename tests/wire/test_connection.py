@@ -44,7 +44,7 @@ def link() -> Noted:
     return made
 
 
-def test_it_opens_with_the_preface_its_settings_and_the_window() -> None:
+def test_connection_opens_with_preface_settings_and_window() -> None:
     made = Noted({http2.INITIAL_WINDOW_SIZE: 5})
     opening = b"".join(made.outlet.out)
     assert opening.startswith(http2.PREFACE)

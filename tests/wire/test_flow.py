@@ -106,7 +106,7 @@ def waiting_for_credit(*streams: int) -> Outlet:
     ],
     ids=["frames of all streams", "their bytes that cost no credit", "own frames", "SETTINGS without their ACK"],
 )
-def test_what_waits_is_bounded(send: Callable[[Outlet, int], None], most: int) -> None:
+def test_waiting_frames_are_bounded(send: Callable[[Outlet, int], None], most: int) -> None:
     outlet = waiting_for_credit(1, 3)
     outlet.send_frame(5, b"has nothing to wait for")
     outlet.send_frame(5, bytes(QUEUED_BYTES), 100)  # costs credit
@@ -119,7 +119,7 @@ def test_what_waits_is_bounded(send: Callable[[Outlet, int], None], most: int) -
 
 
 @pytest.mark.parametrize("forget", [Outlet.drop, Outlet.ungovern, lambda outlet, _: outlet.drop_all()])
-def test_what_has_left_or_was_dropped_counts_no_more(forget: Callable[[Outlet, int], None]) -> None:
+def test_frames_that_left_or_were_dropped_count_no_more(forget: Callable[[Outlet, int], None]) -> None:
     outlet = waiting_for_credit(1)
     for _ in range(3):
         outlet.send_frame(1, bytes(QUEUED_BYTES // 2))

@@ -33,7 +33,7 @@ def test_pieces_are_the_framed_message_and_a_long_one_is_not_copied(size: int) -
 @pytest.mark.parametrize(
     ("framed", "lacks"), [(b"", 5), (b"\0\0\0\0", 1), (b"\0\0\0\0\2", 2), (b"\1\0\0\0\2ab", 0), (b"\0\0\0\0\2ab!", -1)]
 )
-def test_it_is_known_how_much_a_message_lacks_within_the_limit(framed: bytes, lacks: int) -> None:
+def test_message_tells_how_much_it_lacks_within_the_limit(framed: bytes, lacks: int) -> None:
     assert grpc.missing(framed) == grpc.missing(bytearray(framed), 2) == lacks
     with pytest.raises(grpc.TooLong, match="longer than the limit"):
         grpc.missing(b"\0\0\0\0\3", 2)
@@ -59,7 +59,7 @@ REFUSED: list[tuple[bytes, bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("framed", "encoding", "limit", "problem"), REFUSED, ids=lambda value: repr(value)[:40])
-def test_what_is_not_one_message_within_the_limit_is_refused(
+def test_anything_but_one_message_within_the_limit_is_refused(
     framed: bytes, encoding: bytes, limit: int, problem: str
 ) -> None:
     with pytest.raises(WireError, match=problem):

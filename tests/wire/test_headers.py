@@ -245,7 +245,7 @@ def test_block_starts_with_two_size_updates_at_most(updates: bytes) -> None:
         Blocks().translate(updates + b"\x20\x20" + b"\x82")
 
 
-def test_what_a_block_refers_to_again_and_again_is_not_decoded_without_end() -> None:
+def test_repeated_references_are_not_decoded_without_end() -> None:
     blocks = Blocks()
     value = b"v" * 4_000
     blocks.translate(b"\x40\x01k\x7f\xa1\x1e" + value)

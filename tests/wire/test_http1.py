@@ -94,7 +94,7 @@ def test_short_heads_are_remembered_with_their_method_and_long_ones_not() -> Non
 
 
 @given(st.sampled_from(REQUESTS + RESPONSES), st.binary(max_size=3), st.binary(max_size=5), st.lists(SIZES))
-def test_any_split_gives_the_same_end(row: Response, before: bytes, after: bytes, pieces: list[int]) -> None:
+def test_head_ends_alike_for_any_split(row: Response, before: bytes, after: bytes, pieces: list[int]) -> None:
     stream, whole = before + row.raw + after, len(before + row.raw)
     buffer, seen, at = bytearray(before), 0, len(before)
     for piece in [*pieces, len(stream)]:
@@ -117,7 +117,7 @@ def test_any_split_gives_the_same_end(row: Response, before: bytes, after: bytes
         *((beginning, Rule.CONTROL) for beginning in (b"\0", b"\0\n", b"GET /\0", b"\x16\x03\x01\0\xa5\x01\0\0")),
     ],
 )
-def test_what_cannot_become_a_head_is_refused_without_its_end(beginning: bytes, rule: Rule) -> None:
+def test_bytes_that_cannot_become_a_head_are_refused_at_once(beginning: bytes, rule: Rule) -> None:
     buffer, caught = bytearray(b"\r"), None
     for size in (len(beginning), *range(1, len(beginning) + 1)):
         buffer[1:] = beginning[:size]

@@ -81,7 +81,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "problem"), BROKEN)
-def test_what_is_no_json_is_neither_read_nor_rewritten(text: bytes, problem: str) -> None:
+def test_broken_text_is_neither_read_nor_rewritten(text: bytes, problem: str) -> None:
     with pytest.raises(WireError, match=f"no JSON: .*{problem}"):
         parse(text)
     for edits in ({}, {"b": Put(1)}, {"a": Put(1)}):
@@ -300,7 +300,7 @@ def expected(text: str, edit: Edit) -> str | None:
 @settings(max_examples=examples(500))
 @given(VALUES, EDITS)
 @example('{"a":1,"k":2,"K":3}', Members({"k": Put(1)}))
-def test_any_document_is_read_and_edited(text: str, edit: Edit) -> None:
+def test_document_is_read_and_edited_as_in_the_model(text: str, edit: Edit) -> None:
     wanted, encoded = expected(text, edit), text.encode()
     value = parse(encoded)
     assert plain(value) == plain(json.loads(text, object_pairs_hook=Object))

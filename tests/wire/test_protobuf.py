@@ -114,7 +114,7 @@ def test_groups_take_no_recursion_and_a_long_one_is_not_walked_through() -> None
 
 @given(st.one_of(st.binary(max_size=40), st.lists(raw_fields(), max_size=4).map(b"".join)))
 @example(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
-def test_what_the_parser_takes_is_taken(message: bytes) -> None:
+def test_message_that_the_parser_takes_is_taken(message: bytes) -> None:
     """Except field number 0, which upb takes and Go refuses."""
     refused = ""
     try:
@@ -266,7 +266,7 @@ def test_field_that_goes_on_behind_its_message_is_cut_short(inside: bytes) -> No
         protobuf.has_more_fields(message_of(8, inside) + behind, 2, {8: {}})
 
 
-def test_what_stays_is_copied_once_however_deep_it_stands() -> None:
+def test_rest_of_a_message_is_copied_once_however_deep_it_stands() -> None:
     message = message_of(8, message_of(8, message_of(1, bytes(4 << 20)) + b"\x10\x01"))
     edits = {8: message_field({8: message_field({2: varint_field(2), 9: entries_field({"k": string_field("v")})})})}
     tracemalloc.start()

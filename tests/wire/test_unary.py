@@ -150,7 +150,7 @@ def test_compressed_answer_has_the_limit_of_a_plain_one(length: int) -> None:
 
 
 @given(st.binary(max_size=LIMIT), st.lists(st.integers(1, 400)))
-def test_any_split_of_the_bytes_gives_the_same_answer(message: bytes, cuts: list[int]) -> None:
+def test_answer_is_the_same_for_any_split(message: bytes, cuts: list[int]) -> None:
     calls = connected(b"")
     framed = grpc.message(message)
     half = len(framed) // 2
@@ -245,7 +245,7 @@ _FRAMES = st.builds(
 
 
 @given(st.lists(_FRAMES, max_size=12))
-def test_any_frames_end_each_call_at_most_once(frames: list[bytes]) -> None:
+def test_call_ends_at_most_once_whatever_frames_come(frames: list[bytes]) -> None:
     calls = connected()
     streams = {calls.open(PATH, b"", 1.0) for _ in range(2)}
     try:
