@@ -12,13 +12,13 @@ from runtimeproxy.plugins.aside import aside
 PATIENCE_SECONDS = 20
 
 
-async def test_it_returns_what_the_work_returns_and_the_loop_goes_on_meanwhile() -> None:
+async def test_result_is_returned_and_the_loop_goes_on_meanwhile() -> None:
     went_on = threading.Event()
     asyncio.get_running_loop().call_soon(went_on.set)
     assert await aside(lambda: went_on.wait(PATIENCE_SECONDS)) is True
 
 
-async def test_it_raises_what_the_work_raises() -> None:
+async def test_error_of_the_work_is_raised() -> None:
     def fail() -> None:
         raise OSError(5, "input/output error")
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Generator
-from types import coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -13,16 +12,12 @@ from runtimeproxy.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.model import HookAnswer, HookRequest, PodInfo
 from runtimeproxy.plugins.attempts import Attempts
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, OPEN_SECONDS, State
-from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.relay.unary import Peer
 from runtimeproxy.telemetry import Recorder
 from tests.fakes.plugins import ONE_PEER, FakeClient, FakePlugins
 
-CREATE = BY_NAME["PreCreateContainer"]
-START = BY_NAME["PreStartContainer"]
+CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
 CANARY = "canary-4711"
-
-
 Attempt = Coroutine[Any, None, HookAnswer]
 
 
@@ -36,13 +31,8 @@ class Client(FakeClient):
     ) -> HookAnswer:
         assert peer == self.there
         self.seconds = timeout_seconds
-        await _answered()
+        await asyncio.sleep(0)
         return HookAnswer()
-
-
-@coroutine
-def _answered() -> Generator[None, None, None]:
-    yield
 
 
 class Desk:
@@ -51,22 +41,15 @@ class Desk:
     def __init__(self, budget_seconds: float = 10.0) -> None:
         self.now = 100.0
         self.plugins = FakePlugins()
-        self.recorder = Recorder(self.clock)
-        self.attempts = Attempts(self.plugins.plugins_for, self.recorder, self.clock, budget_seconds)
+        self.recorder = Recorder(lambda: self.now)
+        self.attempts = Attempts(self.plugins.plugins_for, self.recorder, lambda: self.now, budget_seconds)
         self.client = Client("a", HookAnswer(), [])
         self.plugins.add("a", client=self.client)
+        (self.plugin,) = self.plugins.plugins
 
-    def clock(self) -> float:
-        return self.now
-
-    @property
-    def plugin(self) -> Plugin:
-        return self.plugins.plugins[0]
-
-    def begin(self, point: HookPoint = CREATE, seconds: float = 10.0, plugin: Plugin | None = None) -> Attempt:
+    def begin(self, point: HookPoint = CREATE, seconds: float = 10.0) -> Attempt:
         """Make an attempt up to its answer. Raises HookError if nobody is asked."""
-        request = HookRequest(PodInfo())
-        attempt = self.attempts.ask(plugin or self.plugin, point, request, self.now + seconds)
+        attempt = self.attempts.ask(self.plugin, point, HookRequest(PodInfo()), self.now + seconds)
         attempt.send(None)
         return attempt
 
@@ -111,19 +94,13 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-# -- the time --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("budget_seconds", "left", "reason", "state"),
     [
-        (10.0, 2.0, Reason.DEADLINE, State.OPEN),
-        (10.0, 0.7, Reason.DEADLINE, State.OPEN),
-        (10.0, 0.6, Reason.DEADLINE, State.CLOSED),
+        *((10.0, left, Reason.DEADLINE, State.OPEN) for left in (2.0, 0.7)),
+        *((1.0, left, Reason.DEADLINE, State.OPEN) for left in (1.0, 0.4)),
+        *((budget, left, Reason.DEADLINE, State.CLOSED) for budget, left in ((10.0, 0.6), (1.0, 0.3))),
         (10.0, 0.1, Reason.BROKEN_ANSWER, State.OPEN),
-        (1.0, 1.0, Reason.DEADLINE, State.OPEN),
-        (1.0, 0.4, Reason.DEADLINE, State.OPEN),
-        (1.0, 0.3, Reason.DEADLINE, State.CLOSED),
     ],
 )
 def test_deadline_counts_where_a_third_of_the_usual_time_was_left(
@@ -139,20 +116,14 @@ def test_deadline_counts_where_a_third_of_the_usual_time_was_left(
     assert desk.plugin.breaker.state is state
 
 
-def test_server_is_given_its_seconds(desk: Desk) -> None:
+def test_server_is_given_its_seconds_and_not_asked_without_any(desk: Desk) -> None:
     desk.ask(seconds=0.5)
     assert desk.client.seconds == 0.5
     desk.ask()
     assert desk.client.seconds == desk.plugin.timeout_seconds
-
-
-def test_nobody_is_asked_without_time_left(desk: Desk) -> None:
     for _ in range(2 * FAILURES_IN_A_ROW):
         assert desk.ask(seconds=0) is Reason.DEADLINE
     assert desk.plugin.breaker.state is State.CLOSED
-
-
-# -- the breaker -----------------------------------------------------------------------------------------------------
 
 
 def test_breaker_tells_opening_and_closing_by_line_and_gauge(desk: Desk, log: pytest.LogCaptureFixture) -> None:
@@ -207,37 +178,26 @@ def test_another_socket_is_tried_at_once(desk: Desk) -> None:
 
 
 def test_removed_plugin_is_not_told_of(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    plugin = desk.plugin
     desk.plugins.plugins.clear()
-    for _ in range(FAILURES_IN_A_ROW):
-        end(desk.begin(plugin=plugin), HookError("a", CREATE.name, Reason.DEADLINE))
-    assert plugin.breaker.state is State.OPEN
+    desk.open()
     assert (desk.gauge, log.records) == (None, [])
 
 
-# -- points that are not served --------------------------------------------------------------------------------------
-
-
 def test_unserved_point_is_told_once_and_not_asked_again(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    """However long it is: fault matrix H8 asks for 30 s."""
+    """However long it is (fault matrix H8 asks for 30 s), and however many calls find it out at once."""
+    first = desk.begin()
     assert desk.ask(Reason.UNIMPLEMENTED) is None
+    end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
     for _ in range(10):
         desk.now += 30
         assert desk.ask() is Reason.UNIMPLEMENTED
         assert desk.ask(point=START) is None
-    assert [line.getMessage() for line in log.records] == [
+    assert log.messages == [
         "hook server a does not serve PreCreateContainer although its registration lists it: take it out of "
         "runtime-hooks, or update the server; it is not asked again before it reconnects"
     ]
     assert vars(log.records[0])["kind"] == "a PreCreateContainer"
     assert desk.plugin.breaker.state is State.CLOSED
-
-
-def test_two_calls_at_once_tell_of_an_unserved_point_once(desk: Desk, log: pytest.LogCaptureFixture) -> None:
-    first = desk.begin()
-    assert desk.ask(Reason.UNIMPLEMENTED) is None
-    end(first, HookError("a", CREATE.name, Reason.UNIMPLEMENTED))
-    assert len(log.records) == 1
 
 
 @pytest.mark.parametrize("there", [Peer("socket", 2), Peer("another socket", 2), Peer("socket", 0), Peer(None, 0)])

@@ -6,119 +6,64 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from runtimeproxy.errors import Reason
-from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW, LONGEST_SECONDS, OPEN_SECONDS, Breaker, State
+from runtimeproxy.plugins.breaker import Breaker, State
 from tests.amounts import examples
 
 SICK = (Reason.DEADLINE, Reason.BROKEN_ANSWER)
 WELL = (None, Reason.REFUSED, Reason.UNIMPLEMENTED, Reason.ERROR_STATUS, Reason.BAD_ANSWER)
 NOTHING = tuple(reason for reason in Reason if reason not in {*SICK, *WELL})
 START = 1000.0
-SERVER = "a socket"
 
 
-class Bench:
-    """A breaker and a clock that stands still unless a test moves it."""
-
-    def __init__(self) -> None:
-        self.breaker = Breaker()
-        self.now = START
-        self.server = SERVER
-
-    def admit(self) -> int | None:
-        return self.breaker.admit(self.server, self.now)
-
-    def ask(self, reason: Reason | None) -> bool:
-        """Make an attempt that ends so; tell whether it was let in."""
-        attempt = self.admit()
-        if attempt is not None:
-            self.breaker.end(attempt, reason, self.now)
-        return attempt is not None
-
-    def open(self) -> None:
-        for _ in range(FAILURES_IN_A_ROW):
-            assert self.ask(Reason.DEADLINE)
-        assert self.breaker.state is State.OPEN
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
+def ask(breaker: Breaker, reason: Reason | None, now: float = START) -> bool:
+    """Make an attempt that ends so; tell whether it was let in."""
+    attempt = breaker.admit("a socket", now)
+    if attempt is not None:
+        breaker.end(attempt, reason, now)
+    return attempt is not None
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-def test_figures_are_those_of_the_fault_matrix() -> None:
-    assert (FAILURES_IN_A_ROW, OPEN_SECONDS, LONGEST_SECONDS) == (5, 30.0, 300.0)
-
-
-@pytest.mark.parametrize("reason", SICK)
-def test_five_failures_in_a_row_open_it(bench: Bench, reason: Reason) -> None:
-    for _ in range(FAILURES_IN_A_ROW):
-        assert bench.breaker.state is State.CLOSED
-        assert bench.ask(reason)
-    assert (bench.breaker.state, bench.breaker.seconds) == (State.OPEN, OPEN_SECONDS)
-    assert bench.admit() is None
-    bench.wait(OPEN_SECONDS - 1)
-    assert bench.admit() is None
-    assert bench.breaker.seconds_left(bench.now) == 1.0
+def opened() -> Breaker:
+    breaker = Breaker()
+    assert [ask(breaker, Reason.DEADLINE) for _ in range(6)] == [True] * 5 + [False]
+    return breaker
 
 
 @pytest.mark.parametrize(("reason", "more"), [*((reason, 5) for reason in WELL), *((reason, 1) for reason in NOTHING)])
-def test_only_an_answer_ends_a_row_of_failures(bench: Bench, reason: Reason | None, more: int) -> None:
+def test_only_an_answer_ends_a_row_of_failures(reason: Reason | None, more: int) -> None:
+    breaker = Breaker()
     for ended in [*[Reason.DEADLINE] * 4, reason, *[Reason.BROKEN_ANSWER] * more]:
-        assert bench.breaker.state is State.CLOSED
-        assert bench.ask(ended)
-    assert bench.breaker.state is State.OPEN
-
-
-# -- half open -------------------------------------------------------------------------------------------------------
+        assert breaker.state is State.CLOSED
+        assert ask(breaker, ended)
+    assert breaker.state is State.OPEN
 
 
 @pytest.mark.parametrize("reason", WELL)
-def test_half_open_lets_one_in_and_an_answer_closes_it(bench: Bench, reason: Reason | None) -> None:
-    bench.open()
-    bench.wait(OPEN_SECONDS)
-    probe = bench.admit()
+def test_half_open_lets_one_in_and_an_answer_closes_it(reason: Reason | None) -> None:
+    breaker, now = opened(), START + 30
+    probe = breaker.admit("a socket", now)
     assert probe is not None
-    assert (bench.breaker.state, bench.breaker.seconds_left(bench.now)) == (State.HALF_OPEN, 0.0)
-    assert bench.admit() is None
-    bench.breaker.end(probe, reason, bench.now)
-    assert bench.breaker.state is State.CLOSED
-    assert None not in [bench.admit() for _ in range(10)]
+    assert (breaker.state, breaker.seconds_left(now)) == (State.HALF_OPEN, 0.0)
+    assert breaker.admit("a socket", now) is None
+    breaker.end(probe, reason, now)
+    assert breaker.state is State.CLOSED
+    assert None not in [breaker.admit("a socket", now) for _ in range(10)]
 
 
-def test_each_opening_is_longer_up_to_five_minutes(bench: Bench) -> None:
-    bench.open()
-    waited = []
+def test_each_opening_is_longer_up_to_five_minutes() -> None:
+    breaker, now, waited = opened(), START, []
     for _ in range(12):
-        waited.append(bench.breaker.seconds)
-        bench.wait(bench.breaker.seconds - 0.001)
-        assert bench.admit() is None
-        bench.wait(0.001)
-        assert bench.ask(Reason.DEADLINE)
-        assert bench.admit() is None
+        waited.append(breaker.seconds)
+        now += breaker.seconds
+        assert (breaker.seconds_left(now - 1), ask(breaker, None, now - 1)) == (1.0, False)
+        assert ask(breaker, Reason.DEADLINE, now)
+        assert not ask(breaker, None, now)
     assert waited == [30, 60, 90, 120, 150, 180, 210, 240, 270, 300, 300, 300]
-    bench.wait(LONGEST_SECONDS)
-    bench.ask(None)
-    bench.open()
-    assert bench.breaker.seconds == OPEN_SECONDS
+    assert ask(breaker, None, now + 300)
+    for _ in range(5):
+        ask(breaker, Reason.DEADLINE, now + 300)
+    assert breaker.seconds == 30
 
-
-# -- another server at the socket ------------------------------------------------------------------------------------
-
-
-def test_another_server_is_tried_at_once_by_one_call(bench: Bench) -> None:
-    bench.open()
-    bench.server = "another socket"
-    probe = bench.admit()
-    assert probe is not None
-    assert bench.admit() is None
-    bench.breaker.end(probe, None, bench.now)
-    assert bench.breaker.state is State.CLOSED
-
-
-# -- whatever happens ------------------------------------------------------------------------------------------------
 
 REASONS = st.sampled_from([None, *Reason])
 

@@ -1,6 +1,6 @@
 """The Plugins Manager on a real directory: who is asked, by which client, what is told; it goes on whatever fails.
 
-How registrations follow swapped, replaced and hostile files: tests/system/test_registration_swaps.py.
+How registrations follow swapped, replaced and hostile files: tests/system/test_plugins.py.
 """
 
 import asyncio
@@ -8,22 +8,86 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtimeproxy import logs
 from runtimeproxy.errors import Reason
-from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS
+from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint
 from runtimeproxy.plugins import directory, manager
 from runtimeproxy.plugins.breaker import FAILURES_IN_A_ROW
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.plugins.watch import Watcher
+from runtimeproxy.telemetry import Recorder
 from tests.fakes import registration
-from tests.plugins.rig import CREATE, PATIENCE_SECONDS, Rig
+from tests.patience import SECONDS, until
 
-START = BY_NAME["PreStartContainer"]
+CREATE, START = BY_NAME["PreCreateContainer"], BY_NAME["PreStartContainer"]
+
+
+class FakeClient:
+    """A client that remembers what it was made for and whether it was closed."""
+
+    def __init__(self, plugin: str, endpoint: str) -> None:
+        self.plugin = plugin
+        self.endpoint = endpoint
+        self.closed = 0
+        self.busy = asyncio.Event()
+        self.busy.set()
+
+    async def close(self) -> None:
+        await self.busy.wait()
+        self.closed += 1
+
+
+class Rig:
+    """A manager on a directory, and what it made and counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.recorder = Recorder(time.monotonic)
+        self.clients: list[FakeClient] = []
+        self.poll(1000)
+
+    def poll(self, poll: float) -> None:
+        """Make the manager anew, with another poll."""
+        self.manager = manager.Manager(
+            str(self.folder), timeout_seconds=2.0, recorder=self.recorder, client_factory=self._make, poll_seconds=poll
+        )
+
+    async def start(self, *names: str, **more: Any) -> None:
+        for name in names:
+            self.put(f"{name}.json", **more)
+        await self.manager.start()
+
+    def _make(self, plugin: str, endpoint: str) -> FakeClient:
+        self.clients.append(FakeClient(plugin, endpoint))
+        return self.clients[-1]
+
+    def put(
+        self, name: str, endpoint: str = "/run/a.sock", points: tuple[str, ...] = (CREATE.name,), **more: str
+    ) -> None:
+        registration.write(self.folder, name, registration.text(endpoint, points, **more))
+
+    def names(self, point: HookPoint = CREATE) -> list[str]:
+        return [plugin.name for plugin in self.manager.plugins_for(point)]
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+    async def until_asked(self, *names: str, point: HookPoint = CREATE) -> None:
+        await until(lambda: self.names(point) == list(names))
+
+    async def until_at(self, *endpoints: str) -> None:
+        await until(lambda: [plugin.endpoint for plugin in self.manager.plugins_for(CREATE)] == list(endpoints))
+
+    @property
+    def invalid(self) -> float:
+        return self.recorder.gauges["config_invalid_files", ()]
 
 
 @pytest.fixture
@@ -38,8 +102,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig) -> None:
     rig.put("b.json", policy="Fail", timeout="500ms")
-    rig.put("a.json", "unix:///run/other.sock", (CREATE.name, START.name))
-    await rig.manager.start()
+    await rig.start("a", endpoint="unix:///run/other.sock", points=(CREATE.name, START.name))
     first, second = rig.manager.plugins_for(CREATE)
     assert (first.name, first.endpoint, first.policy) == ("a", "/run/other.sock", FailurePolicy.IGNORE)
     assert (second.name, second.endpoint, second.policy) == ("b", "/run/a.sock", FailurePolicy.FAIL)
@@ -47,71 +110,44 @@ async def test_plugins_registered_before_the_start_serve_the_first_call(rig: Rig
     assert rig.manager.plugins_for(START) == (first,)
     assert first.client is rig.clients[0]
     assert (rig.clients[0].plugin, rig.clients[0].endpoint) == ("a", "/run/other.sock")
-
-
-async def test_points_with_a_plugin_and_with_a_fail_policy(rig: Rig) -> None:
-    rig.put("a.json", policy="Fail")
-    rig.put("b.json", points=(START.name,))
-    await rig.manager.start()
-    assert rig.manager.registered([CREATE])
-    assert rig.manager.registered([BY_NAME["PostStopContainer"], START])
-    assert not rig.manager.registered([BY_NAME["PostStopContainer"]])
-    assert not rig.manager.registered([])
+    stop = BY_NAME["PostStopContainer"]
+    asked = [rig.manager.registered(points) for points in ([CREATE], [stop, START], [stop], [])]
+    assert asked == [True, True, False, False]
     assert [point.name for point in HOOK_POINTS if rig.manager.fail_policy_registered(point)] == [CREATE.name]
 
 
-async def test_files_come_change_and_go(rig: Rig) -> None:
-    await rig.manager.start()
-    rig.put("b.json")
-    await rig.until(lambda: rig.names() == ["b"])
-    rig.put("a.json")
-    await rig.until(lambda: rig.names() == ["a", "b"])
-    rig.put("a.json", "/run/new.sock")
-    await rig.until(lambda: rig.endpoints() == ["/run/new.sock", "/run/a.sock"])
-    rig.put("a.json", points=(START.name,))
-    await rig.until(lambda: rig.names() == ["b"] and rig.names(START) == ["a"])
-    (rig.folder / "b.json").unlink()
-    await rig.until(lambda: rig.names() == [])
-    assert rig.recorder.counted("config_reloads", result="ok") == 4
-    assert rig.recorder.counted("config_reloads", result="removed") == 1
-
-
 async def test_client_is_kept_as_long_as_the_endpoint_is_the_same(rig: Rig) -> None:
-    rig.put("a.json")
-    await rig.manager.start()
+    await rig.start("a")
     (before,) = rig.manager.plugins_for(CREATE)
     rig.put("a.json", policy="Fail", timeout="1s")
-    await rig.until(lambda: rig.manager.fail_policy_registered(CREATE))
+    await until(lambda: rig.manager.fail_policy_registered(CREATE))
     (after,) = rig.manager.plugins_for(CREATE)
     assert (after.client, after.timeout_seconds) == (before.client, 1.0)
-    assert after.breaker is not before.breaker
-    assert after.unserved is not before.unserved
-    assert after.bad_fields is not before.bad_fields
+    for known in ("breaker", "unserved", "bad_fields"):
+        assert getattr(after, known) is not getattr(before, known)
     rig.put("a.json", "/run/new.sock")
-    await rig.until(lambda: rig.endpoints() == ["/run/new.sock"])
-    await rig.until(lambda: [client.closed for client in rig.clients] == [1, 0])
+    await rig.until_at("/run/new.sock")
+    await until(lambda: [client.closed for client in rig.clients] == [1, 0])
 
 
 async def test_plugin_stays_the_same_while_other_files_change(rig: Rig) -> None:
     told: list[bool] = []
     rig.manager.on_change = lambda: told.append(rig.manager.fail_policy_registered(CREATE))
-    rig.put("a.json")
-    await rig.manager.start()
+    await rig.start("a")
     before = rig.manager.plugins_for(CREATE)
+    await rig.manager._scan()
     rig.put("a.json")
     rig.put("b.json", policy="Fail")
-    await rig.until(lambda: rig.names() == ["a", "b"])
-    (rig.folder / "b.json").unlink()
-    await rig.until(lambda: rig.names() == ["a"])
+    await rig.until_asked("a", "b")
+    rig.remove("b.json")
+    await rig.until_asked("a")
     assert rig.manager.plugins_for(CREATE) == before
     assert told == [False, True, False], "told of each change, and of nothing else"
 
 
 @pytest.mark.parametrize("change", ["goes", "changes", "stays"])
 async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: str) -> None:
-    rig.put("a.json")
-    rig.put("b.json")
-    await rig.manager.start()
+    await rig.start("a", "b")
     (plugin, closed) = rig.manager.plugins_for(CREATE)
     for _ in range(FAILURES_IN_A_ROW):
         attempt = plugin.breaker.admit("socket", 0.0)
@@ -119,24 +155,22 @@ async def test_gauge_of_an_open_breaker_ends_with_its_plugin(rig: Rig, change: s
         plugin.breaker.end(attempt, Reason.DEADLINE, 0.0)
     rig.recorder.gauge("hook_breaker_open", 1.0, plugin="a")
     if change == "goes":
-        (rig.folder / "a.json").unlink()
+        rig.remove("a.json")
     elif change == "changes":
         rig.put("a.json", timeout="1s")
-    (rig.folder / "b.json").unlink()
-    await rig.until(lambda: closed not in rig.manager.plugins_for(CREATE))
+    rig.remove("b.json")
+    await until(lambda: closed not in rig.manager.plugins_for(CREATE))
     shown = {labels: value for (name, labels), value in rig.recorder.gauges.items() if name == "hook_breaker_open"}
     assert shown == {(("plugin", "a"),): float(change == "stays")}
 
 
 async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> None:
-    rig.put("a.json")
-    rig.put("b.json")
-    await rig.manager.start()
+    await rig.start("a", "b")
     rig.clients[0].busy.clear()
-    (rig.folder / "a.json").unlink()
-    await rig.until(lambda: rig.names() == ["b"])
+    rig.remove("a.json")
+    await rig.until_asked("b")
     stopping = asyncio.create_task(rig.manager.stop())
-    await rig.until(lambda: rig.clients[1].closed == 1)
+    await until(lambda: rig.clients[1].closed == 1)
     assert not stopping.done()
     rig.clients[0].busy.set()
     await stopping
@@ -145,9 +179,6 @@ async def test_stop_closes_all_clients_and_waits_for_those_in_use(rig: Rig) -> N
 
 async def test_stop_without_a_start_ends(rig: Rig) -> None:
     await rig.manager.stop()
-
-
-# ---- what is told
 
 
 @pytest.fixture
@@ -169,40 +200,44 @@ def told() -> Iterator[Callable[[], list[str]]]:
     logger.setLevel(level)
 
 
-async def test_log_names_each_change_however_fast_they_come(rig: Rig, told: Callable[[], list[str]]) -> None:
+async def test_files_come_change_and_go_and_the_log_names_each_change(rig: Rig, told: Callable[[], list[str]]) -> None:
     entry = {"remote-endpoint": "/run/x.sock", "runtime-hooks": [CREATE.name, "Unheard"], "secret": "canary"}
     registration.write(rig.folder, "a.json", json.dumps(entry))
     await rig.manager.start()
     for endpoint in ("/run/y.sock", "/run/z.sock"):
         rig.put("a.json", endpoint)
-        await rig.until(lambda: rig.endpoints() == [endpoint])  # noqa: B023
-    (rig.folder / "a.json").unlink()
-    await rig.until(lambda: rig.names() == [])
+        await rig.until_at(endpoint)
+    rig.put("a.json", "/run/z.sock", points=(START.name,))
+    await rig.until_asked()
+    await rig.until_asked("a", point=START)
+    rig.remove("a.json")
+    await rig.until_asked(point=START)
     rig.put("a.json", "/run/z.sock")
-    await rig.until(lambda: rig.endpoints() == ["/run/z.sock"])
+    await rig.until_at("/run/z.sock")
     assert [line.partition("registration ")[2] for line in told()] == [
         "a.json added: endpoint /run/x.sock, policy Ignore, points PreCreateContainer",
         "a.json: unknown keys are ignored: 'secret'",
         "a.json: unknown hook points are ignored: 'Unheard'",
         "a.json changed: endpoint /run/y.sock, policy Ignore, points PreCreateContainer",
         "a.json changed: endpoint /run/z.sock, policy Ignore, points PreCreateContainer",
+        "a.json changed: endpoint /run/z.sock, policy Ignore, points PreStartContainer",
         "a.json removed",
         "a.json added: endpoint /run/z.sock, policy Ignore, points PreCreateContainer",
     ]
+    assert [rig.recorder.counted("config_reloads", result=result) for result in ("ok", "removed")] == [5, 1]
 
 
 async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """koordlet writes its file in place at every start, and names a hook point that no proxy knows."""
-    rig.put("koordlet.json", points=(CREATE.name, "PreRemoveRunPodSandbox"))
-    await rig.manager.start()
+    await rig.start("koordlet", points=(CREATE.name, "PreRemoveRunPodSandbox"))
     caplog.set_level("INFO")
     caplog.clear()
     text = (rig.folder / "koordlet.json").read_text()
     (rig.folder / "koordlet.json").write_text(text[:20])
-    await rig.until(lambda: rig.invalid == 1)
+    await until(lambda: rig.invalid == 1)
     assert rig.names() == ["koordlet"]
     (rig.folder / "koordlet.json").write_text(text)
-    await rig.until(lambda: rig.invalid == 0)
+    await until(lambda: rig.invalid == 0)
     *rejected, last = caplog.messages
     assert all(line.startswith("registration rejected: koordlet.json: not JSON (yet?)") for line in rejected)
     assert all(line.endswith("; the last good state stays") for line in rejected)
@@ -211,10 +246,9 @@ async def test_half_written_moment_is_no_change(rig: Rig, caplog: pytest.LogCapt
 
 
 async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.put("a.json", policy="Fail", points=(START.name, CREATE.name))
-    await rig.manager.start()
-    (rig.folder / "a.json").unlink()
-    await rig.until(lambda: rig.names() == [])
+    await rig.start("a", policy="Fail", points=(START.name, CREATE.name))
+    rig.remove("a.json")
+    await rig.until_asked()
     (line,) = caplog.records
     assert line.levelname == "WARNING"
     assert line.getMessage() == (
@@ -226,8 +260,7 @@ async def test_removal_of_a_fail_policy_is_warned_of(rig: Rig, caplog: pytest.Lo
 async def test_unreadable_directory_keeps_the_plugins_with_one_line(
     rig: Rig, told: Callable[[], list[str]], tmp_path: Path
 ) -> None:
-    rig.put("a.json")
-    await rig.manager.start()
+    await rig.start("a")
     file = tmp_path / "no directory"
     file.touch()
     for fault in range(2):
@@ -239,12 +272,9 @@ async def test_unreadable_directory_keeps_the_plugins_with_one_line(
         rig.folder.rename(file)
         (tmp_path / "away").rename(rig.folder)
         rig.put("a.json", f"/run/{fault}.sock")
-        await rig.until(lambda: rig.endpoints() == [f"/run/{fault}.sock"])  # noqa: B023
+        await rig.until_at(f"/run/{fault}.sock")
     complaints = [line for line in told() if "cannot be read (Not a directory): the plugins stay as they are" in line]
     assert len(complaints) == 2, "one each time"
-
-
-# ---- faults of ours
 
 
 async def test_fault_in_reading_ends_neither_start_nor_following(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -254,10 +284,10 @@ async def test_fault_in_reading_ends_neither_start_nor_following(rig: Rig, caplo
         rig.put(name)
         if name == "a.json":
             await rig.manager.start()
-        await rig.until(lambda: "failed inside the proxy: AttributeError" in caplog.text)
+        await until(lambda: "failed inside the proxy: AttributeError" in caplog.text)
         rig.clients = made
         os.utime(rig.folder / name)  # any event, or the poll, has the directory read again
-        await rig.until(lambda: name.removesuffix(".json") in rig.names())  # noqa: B023
+        await until(lambda: name.removesuffix(".json") in rig.names())  # noqa: B023
 
 
 @pytest.mark.parametrize("step", ["arm", "changed"])
@@ -272,58 +302,58 @@ async def test_fault_in_watching_does_not_end_the_following(
     with monkeypatch.context() as faulty:
         faulty.setattr(Watcher, step, fail)
         await rig.manager.start()
-        await rig.until(lambda: "failed inside the proxy: RecursionError" in caplog.text)
+        await until(lambda: "failed inside the proxy: RecursionError" in caplog.text)
         assert rig.names() == ["a"]
     rig.put("b.json")
-    await rig.until(lambda: rig.names() == ["a", "b"])
+    await rig.until_asked("a", "b")
     assert "canary" not in caplog.text
 
 
-# ---- a directory that does not answer: a link leads into a mount whose server is gone
+Hang = Callable[[str], threading.Event]
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    made = threading.Event()
-    monkeypatch.setattr(manager, "PATIENCE_SECONDS", 0.05)
-    yield made
-    made.set()
+def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
+    """Have the next looks hang in what sets the watches, or in what reads: a link leads into a mount that is gone."""
+    gate = threading.Event()
 
+    def start(step: str) -> threading.Event:
+        monkeypatch.setattr(manager, "PATIENCE_SECONDS", 0.05)
+        owner = {"arm": Watcher, "read": directory}[step]
+        real = getattr(owner, step)
 
-def hang(gate: threading.Event, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Have the next looks wait for the gate, by what sets the watches or by what reads."""
-    owner, name = {"arm": (Watcher, "arm"), "read": (directory, "read")}[step]
-    real = getattr(owner, name)
+        def waits(*arguments: object) -> object:
+            gate.wait()
+            return real(*arguments)
 
-    def waits(*arguments: object) -> object:
-        gate.wait()
-        return real(*arguments)
+        monkeypatch.setattr(owner, step, waits)
+        return gate
 
-    monkeypatch.setattr(owner, name, waits)
+    yield start
+    gate.set()
 
 
 @pytest.mark.parametrize("step", ["arm", "read"])
 async def test_start_goes_on_without_a_directory_that_does_not_answer(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gate: threading.Event, step: str
+    rig: Rig, caplog: pytest.LogCaptureFixture, hang: Hang, step: str
 ) -> None:
     rig.put("a.json")
-    hang(gate, monkeypatch, step)
+    gate = hang(step)
     await rig.manager.start()
-    await rig.until(lambda: f"{rig.folder} does not answer: is there a link into a mount" in caplog.text)
+    await until(lambda: f"{rig.folder} does not answer: is there a link into a mount" in caplog.text)
     assert rig.names() == []
     gate.set()
-    await rig.until(lambda: rig.names() == ["a"])
+    await rig.until_asked("a")
 
 
 @pytest.mark.parametrize("step", ["arm", "read"])
 async def test_directory_that_stops_answering_keeps_plugins_and_delays_no_stop(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gate: threading.Event, step: str
+    rig: Rig, caplog: pytest.LogCaptureFixture, hang: Hang, step: str
 ) -> None:
-    rig.put("a.json")
-    await rig.manager.start()
-    hang(gate, monkeypatch, step)
+    await rig.start("a")
+    hang(step)
     rig.put("b.json")
-    await rig.until(lambda: "does not answer" in caplog.text)
+    await until(lambda: "does not answer" in caplog.text)
     assert rig.names() == ["a"]
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(SECONDS):
         await rig.manager.stop()

@@ -37,7 +37,6 @@ def test_poll_finds_what_inotify_misses_within_ten_seconds() -> None:
 
 
 async def seen(watcher: Watcher, within_seconds: float = PATIENCE_SECONDS) -> bool:
-    """Tell whether a change is seen."""
     try:
         async with asyncio.timeout(within_seconds):
             await watcher.changed()
@@ -57,110 +56,62 @@ def do(folder: Path, script: str) -> None:
     subprocess.run(["sh", "-ec", script], cwd=folder, stdout=subprocess.DEVNULL, check=True)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "echo new > hooks.d/a.json",
-        "echo more >> hooks.d/a.json",
-        "echo new > hooks.d/.new; mv hooks.d/.new hooks.d/a.json",
-        "rm hooks.d/a.json",
-        "mv hooks.d/a.json .",
-        "chmod 600 hooks.d/a.json",
-        "cd hooks.d; mkdir ..2; ln -s ..2 ..data_tmp; mv -T ..data_tmp ..data",
-        "rm -r hooks.d",
-        "mv hooks.d old.d",
-        "mkdir new.d; echo b > new.d/b.json; mv hooks.d old.d; mv new.d hooks.d",
-        "mv ../above ../moved",
-    ],
-)
-async def test_change_is_seen_soon_and_so_is_the_next_one(folder: Path, watcher: Watcher, change: str) -> None:
-    folder.mkdir(parents=True)
-    (folder / "a.json").write_text("old")
-    watcher.arm()
-    do(folder.parent, change)
-    assert await seen(watcher)
-    await settled(watcher)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "last.json").write_text("last")
-    assert await seen(watcher)
-
-
 VERSIONS = """
-mkdir -p above opt/v1 opt/v2; echo 1 > opt/v1/a.json; echo 2 > opt/v2/a.json
-ln -s v1 opt/current
+mkdir -p above opt/v1 opt/v2; echo 1 > opt/v1/a.json; echo 2 > opt/v2/a.json; ln -s v1 opt/current
 """
+CHANGES = [
+    *("echo new > hooks.d/a.json", "echo more >> hooks.d/a.json", "rm hooks.d/a.json", "mv hooks.d/a.json ."),
+    *("echo new > hooks.d/.new; mv hooks.d/.new hooks.d/a.json", "chmod 600 hooks.d/a.json"),
+    "cd hooks.d; mkdir ..2; ln -s ..2 ..data_tmp; mv -T ..data_tmp ..data",
+    *("rm -r hooks.d", "mv hooks.d old.d", "mv ../above ../moved"),
+    "mkdir new.d; echo b > new.d/b.json; mv hooks.d old.d; mv new.d hooks.d",
+]
+"""Each is seen, and so is the next one."""
+MADE, A, NEXT = "mkdir -p above/hooks.d", "echo a > above/hooks.d/a.json", "echo next > above/hooks.d/next.json"
+RENEWED = ["ln -s v2 opt/new; mv -T opt/new opt/current", "echo new > opt/v2/a.json"]
+ENDLESS = "for n in $(seq 0 1199); do ln -s link$((n + 1)) link$n; done; ln -s $PWD/link0 hooks.d/chain.json"
+LONGEST = f"""
+{MADE} elsewhere; echo old > elsewhere/real; ln -s elsewhere/real link38
+for n in $(seq 0 37); do ln -s $PWD/link$((n + 1)) link$n; done
+ln -s $PWD/link0 above/hooks.d/a.json; cat above/hooks.d/a.json
+"""
+CLIMBING = f"""
+{MADE} opt/releases/v1; ln -s ./releases//v1/ opt/current
+echo old > opt/releases/shared; ln -s $PWD/opt/current/../shared above/hooks.d/a.json
+"""
+BEHIND_LINKS = [
+    "echo a > first/a.json",
+    "ln -s $PWD/second above/tmp; mv -T above/tmp above/hooks.d",
+    *("echo a > second/a.json", "mv second gone", "mkdir second"),
+]
+LINKED_FILE = f"{VERSIONS} {MADE}; ln -s $PWD/opt/current/a.json above/hooks.d/a.json"
+TO_NOTHING = f"{MADE} elsewhere; ln -s $PWD/elsewhere/real above/hooks.d/a.json"
+RING = f"{MADE}; cd above/hooks.d; ln -s $PWD/b.json a.json; ln -s $PWD/a.json b.json"
+
 PLACES: dict[str, tuple[str, list[str], list[str]]] = {
-    "a missing directory": ("", [], ["mkdir above", "mkdir above/hooks.d", "echo a > above/hooks.d/a.json"]),
-    "a directory that comes and goes": ("", [], ["mkdir -p above/hooks.d", "rm -r above"] * 5),
-    "what happens elsewhere above": (
-        "mkdir -p above/hooks.d",
-        ["echo x > above/other", "mkdir another"],
-        ["echo a > above/hooks.d/a.json"],
-    ),
-    "reading": (
-        "mkdir -p above/hooks.d; echo a > above/hooks.d/a.json",
-        ["cat above/hooks.d/a.json; ls above/hooks.d"],
-        ["echo b > above/hooks.d/a.json"],
-    ),
-    "a directory behind links": (
-        "mkdir first second above; ln -s $PWD/first above/hooks.d",
-        [],
-        [
-            "echo a > first/a.json",
-            "ln -s $PWD/second above/tmp; mv -T above/tmp above/hooks.d",
-            "echo a > second/a.json",
-            "mv second gone",
-            "mkdir second",
-        ],
-    ),
-    "a file that a link points to": (
-        "mkdir -p above/hooks.d elsewhere; ln -s $PWD/elsewhere/real above/hooks.d/a.json",
-        ["echo content > elsewhere/other"],
-        ["echo content > elsewhere/real"] * 2,
-    ),
-    "a file behind a link in the middle of a chain": (
-        f"{VERSIONS} mkdir above/hooks.d; ln -s $PWD/opt/current/a.json above/hooks.d/a.json",
-        [],
-        ["ln -s v2 opt/new; mv -T opt/new opt/current", "echo new > opt/v2/a.json"],
-    ),
-    "a directory behind a link in the middle of a chain": (
-        f"{VERSIONS} ln -s $PWD/opt/current above/hooks.d",
-        [],
-        ["ln -s v2 opt/new; mv -T opt/new opt/current", "echo new > opt/v2/a.json"],
-    ),
-    "a chain of links without end": (
-        "mkdir -p above/hooks.d; cd above; for n in $(seq 0 1199); do ln -s link$((n + 1)) link$n; done; "
-        "ln -s $PWD/link0 hooks.d/chain.json",
-        [],
-        ["echo content > above/hooks.d/c.json"],
-    ),
-    "links in a ring": (
-        "mkdir -p above/hooks.d; cd above/hooks.d; ln -s $PWD/b.json a.json; ln -s $PWD/a.json b.json",
-        [],
-        ["echo content > above/hooks.d/c.json"],
-    ),
-    "as many links as the kernel follows": (
-        """
-        mkdir -p above/hooks.d elsewhere; echo old > elsewhere/real; ln -s elsewhere/real link38
-        for n in $(seq 0 37); do ln -s $PWD/link$((n + 1)) link$n; done
-        ln -s $PWD/link0 above/hooks.d/a.json; cat above/hooks.d/a.json
-        """,
-        [],
-        ["echo new > elsewhere/real"],
-    ),
+    **{change: (f"{MADE}; {A}", [], [f"cd above; {change}", f"{MADE}; {NEXT}"]) for change in CHANGES},
+    "a missing directory": ("", [], ["mkdir above", "mkdir above/hooks.d", A]),
+    "a directory that comes and goes": ("", [], [MADE, "rm -r above"] * 5),
+    "what happens elsewhere above": (MADE, ["echo x > above/other", "mkdir another"], [A]),
+    "reading": (f"{MADE}; {A}", ["cat above/hooks.d/a.json; ls above/hooks.d"], [A]),
+    "a directory behind links": ("mkdir first second above; ln -s $PWD/first above/hooks.d", [], BEHIND_LINKS),
+    "a file that a link points to": (TO_NOTHING, ["echo x > elsewhere/other"], ["echo x > elsewhere/real"] * 2),
+    "a file behind a link in the middle of a chain": (LINKED_FILE, [], RENEWED),
+    "a directory behind such a link": (f"{VERSIONS} ln -s $PWD/opt/current above/hooks.d", [], RENEWED),
+    "a chain of links without end": (f"{MADE}; cd above; {ENDLESS}", [], [NEXT]),
+    "links in a ring": (RING, [], [NEXT]),
+    "as many links as the kernel follows": (LONGEST, [], ["echo new > elsewhere/real"]),
     "a link that climbs out of what another one leads to": (
-        """
-        mkdir -p above/hooks.d opt/releases/v1; ln -s ./releases//v1/ opt/current
-        echo old > opt/releases/shared; ln -s $PWD/opt/current/../shared above/hooks.d/a.json
-        """,
+        CLIMBING,
         ["touch opt/other opt/releases/other"],
         ["echo new > opt/releases/shared"],
     ),
 }
+"""How it begins, what is not seen then, and what is: each change by itself."""
 
 
 @pytest.mark.parametrize(("setup", "unseen", "changes"), PLACES.values(), ids=PLACES.keys())
-async def test_what_matters_is_seen_and_nothing_else(
+async def test_change_that_matters_is_seen_and_no_other(
     tmp_path: Path, watcher: Watcher, setup: str, unseen: list[str], changes: list[str]
 ) -> None:
     do(tmp_path, setup)

@@ -1,15 +1,10 @@
-"""A scripted HTTP/2 server on a unix socket: it does what a test says, frame by frame.
-
-Owns the listening socket and the connections, each with the frames that came.
-Must not know: the client under test.
-Invariant: nothing is answered but what the test sends; the server's SETTINGS and the ACK of the client's go out first.
-"""
+"""A scripted HTTP/2 server on a unix socket: behind its SETTINGS it does what a test says, frame by frame."""
 
 import asyncio
 import os
 from collections import deque
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from runtimeproxy.wire import grpc, headers, http2
 
@@ -20,14 +15,11 @@ GOOD_END = headers.build([(b"grpc-status", b"0")])
 
 
 def answer(stream: int, message: bytes) -> bytes:
-    """Return a good answer's frames."""
     body = http2.frame(http2.DATA, 0, stream, grpc.message(message))
     return http2.header_frames(stream, HEAD, False) + body + http2.header_frames(stream, GOOD_END, True)
 
 
 class Connection:
-    """One client's connection."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self._reader = reader
@@ -40,7 +32,6 @@ class Connection:
         self.send(http2.settings(settings) + http2.SETTINGS_ACK)
 
     def send(self, data: bytes) -> None:
-        """Send bytes."""
         self.writer.write(data)
 
     async def next(self, kind: int) -> Frame:
@@ -59,52 +50,42 @@ class Connection:
             self._pending += self._frames.feed(data)
 
     async def request(self) -> int:
-        """Return the stream of the next request."""
         return (await self.next(http2.HEADERS))[2]
 
     def close(self) -> None:
-        """Close at once."""
         self.writer.transport.abort()
 
 
-class Peer:
-    """The server; ``begins`` is False for one that says nothing by itself."""
-
-    def __init__(self, path: str, settings: dict[int, int] | None = None, *, begins: bool = True) -> None:
-        self.path = path
+class Server:
+    def __init__(self, settings: dict[int, int] | None, begins: bool) -> None:
         self.accepted = 0
+        self.open: list[Connection] = []
         self._settings = settings or {}
         self._begins = begins
         self._connections: asyncio.Queue[Connection] = asyncio.Queue()
-        self._open: list[Connection] = []
-        self._server: asyncio.Server | None = None
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._accept, self.path)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for connection in self._open:
-            connection.close()
-        if os.path.exists(self.path):
-            os.unlink(self.path)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         connection = Connection(reader, writer)
-        self._open.append(connection)
-        try:
+        self.open.append(connection)
+        with suppress(EOFError):  # it left at once
             if self._begins:
                 await connection.begin(self._settings)
-        except EOFError:
-            return  # it left at once
-        self._connections.put_nowait(connection)
+            self._connections.put_nowait(connection)
 
     async def connection(self) -> Connection:
-        """Return the next connection that a client made."""
         async with asyncio.timeout(20):
             return await self._connections.get()
+
+
+@asynccontextmanager
+async def serve(path: str, settings: dict[int, int] | None = None, *, begins: bool = True) -> AsyncIterator[Server]:
+    """Serve at a path; ``begins`` is False for a server that says nothing by itself."""
+    made = Server(settings, begins)
+    server = await asyncio.start_unix_server(made.accept, path)
+    yield made
+    server.close()
+    for connection in made.open:
+        connection.close()
+    if os.path.exists(path):
+        os.unlink(path)

@@ -3,98 +3,87 @@
 import asyncio
 import errno
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from runtimeproxy.relay import acceptor as acceptor_module
-from runtimeproxy.relay.acceptor import Acceptor
-from runtimeproxy.relay.dial import dial_now
+from runtimeproxy.relay import acceptor
+from tests.patience import until
 
 
-class ScarceListener:
+class Listener:
     """A listening socket whose accept fails for want of descriptors a few times; ``failed`` is called each time."""
 
-    def __init__(self, real: socket.socket, failures: int, failed: Callable[[], object] = lambda: None) -> None:
-        self._real = real
-        self._failed = failed
-        self.failures = failures
+    def __init__(self, path: str) -> None:
+        self.real = socket.socket(socket.AF_UNIX)
+        self.real.bind(path)
+        self.real.listen(16)
+        self.real.setblocking(False)
+        self.failures = 0
+        self.failed: Callable[[], object] = int
+        self.sockets = [self.real]
+        self.accepted: list[socket.socket] = []
 
     def fileno(self) -> int:
-        return self._real.fileno()
+        return self.real.fileno()
 
     def accept(self) -> tuple[socket.socket, object]:
         if self.failures:
             self.failures -= 1
-            self._failed()
+            self.failed()
             raise OSError(errno.EMFILE, "Too many open files")
-        return self._real.accept()
+        return self.real.accept()
+
+    def connect(self, clients: int) -> acceptor.Acceptor:
+        """Let clients connect; return who is to accept them."""
+        for _ in range(clients):
+            self.sockets.append(socket.socket(socket.AF_UNIX))
+            self.sockets[-1].connect(self.real.getsockname())
+        return acceptor.Acceptor(asyncio.get_running_loop(), self, self.accepted.append)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+    monkeypatch.setattr(acceptor, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(acceptor, "BATCH", 2)
+    made = Listener(str(tmp_path / "l.sock"))
+    yield made
+    for sock in made.sockets + made.accepted:
+        sock.close()
 
 
 @pytest.mark.parametrize("failures", [0, 2])
-async def test_connections_are_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
-    monkeypatch.setattr(acceptor_module, "PAUSE_SECONDS", 0.01)
-    with socket.socket(socket.AF_UNIX) as real:
-        real.bind(str(tmp_path / "l.sock"))
-        real.listen(16)
-        real.setblocking(False)
-        listener = ScarceListener(real, failures)
-        accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
-        acceptor = Acceptor(asyncio.get_running_loop(), listener, accepted.put_nowait)  # type: ignore[arg-type]
-        acceptor.start()
-        clients = [dial_now(str(tmp_path / "l.sock")) for _ in range(3)]
-        async with asyncio.timeout(20):
-            taken = [await accepted.get() for _ in clients]
-        acceptor.stop()
-        assert listener.failures == 0
-        for sock in [*clients, *taken]:
-            assert sock is not None
-            sock.close()
+async def test_connections_are_handed_on_behind_a_pause_for_each_failure(listener: Listener, failures: int) -> None:
+    loop, failed = asyncio.get_running_loop(), list[float]()
+    listener.failures, listener.failed = failures, lambda: failed.append(loop.time())
+    accepts = listener.connect(3)
+    accepts.start()
+    await until(lambda: len(listener.accepted) == 3)
+    accepts.stop()
+    assert listener.failures == 0
+    assert not failed or failed[1] - failed[0] >= 0.01
 
 
-async def test_stopping_in_the_pause_accepts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "PAUSE_SECONDS", 0.02)
-    with socket.socket(socket.AF_UNIX) as real:
-        real.bind(str(tmp_path / "l.sock"))
-        real.listen(16)
-        real.setblocking(False)
-        loop = asyncio.get_running_loop()
-        stopped = asyncio.Event()
+async def test_stop_in_the_pause_accepts_no_more(listener: Listener) -> None:
+    stopped = asyncio.Event()
 
-        def stop() -> None:
-            acceptor.stop()
-            stopped.set()
+    def stop() -> None:
+        accepts.stop()
+        stopped.set()
 
-        # In the loop's next turn: however long the machine takes for it, the pause's end comes behind.
-        listener = ScarceListener(real, 1, lambda: loop.call_soon(stop))
-        accepted: list[socket.socket] = []
-        acceptor = Acceptor(loop, listener, accepted.append)  # type: ignore[arg-type]
-        acceptor.start()
-        client = dial_now(str(tmp_path / "l.sock"))
-        await asyncio.wait_for(stopped.wait(), 20)
-        await asyncio.sleep(0.05)
-        assert not accepted
-        assert client is not None
-        client.close()
+    # In the loop's next turn: however long the machine takes for it, the pause's end comes behind.
+    listener.failures, listener.failed = 1, lambda: asyncio.get_running_loop().call_soon(stop)
+    accepts = listener.connect(1)
+    accepts.start()
+    await asyncio.wait_for(stopped.wait(), 20)
+    await asyncio.sleep(0.05)
+    assert not listener.accepted
 
 
-async def test_who_waits_is_accepted_at_once_if_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acceptor_module, "BATCH", 2)
-    with socket.socket(socket.AF_UNIX) as real:
-        real.bind(str(tmp_path / "l.sock"))
-        real.listen(16)
-        real.setblocking(False)
-        accepted: list[socket.socket] = []
-        acceptor = Acceptor(asyncio.get_running_loop(), real, accepted.append)
-        clients = [dial_now(str(tmp_path / "l.sock")) for _ in range(3)]
-        counts = []
-        for _ in range(3):
-            acceptor.accept()
-            counts.append(len(accepted))
-        assert counts == [2, 3, 3]
-        for sock in [*clients, *accepted]:
-            assert sock is not None
-            sock.close()
+async def test_accept_takes_a_batch_of_who_waits_at_once(listener: Listener) -> None:
+    accepts, counts = listener.connect(3), []
+    for _ in range(3):
+        accepts.accept()
+        counts.append(len(listener.accepted))
+    assert counts == [2, 3, 3]

@@ -1,4 +1,4 @@
-"""The end of a front: what is waited for, in which order, how long, and what is told of it."""
+"""The end of a front in virtual time: what is waited for, in which order, how long, and what is told of it."""
 
 import asyncio
 import logging
@@ -8,17 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from runtimeproxy.relay import drain
-from runtimeproxy.relay.drain import Drain, Unfinished
-
-SOON = 20.0
-"""For what happens at once, on a machine that has a lot to do."""
+from runtimeproxy.relay.drain import ANSWER_SECONDS, NOTICE_SECONDS, PARTING_SECONDS, Drain, Unfinished
+from tests.fakes.clock import virtual_time
 
 
 class Connection:
     """A connection that has open what a test says; it ends when it parts unless its client stays."""
 
-    def __init__(self, others: set["Connection"], *, stays: bool = False, **left: int) -> None:
-        self.left = Unfinished(**left)
+    def __init__(self, others: set["Connection"], stays: bool, left: Unfinished) -> None:
+        self.left = left
         self.told: list[bool] = []
         """Whether newer calls were refused, each time it was asked."""
         self.parted = 0
@@ -32,153 +30,124 @@ class Connection:
     def unfinished(self) -> Unfinished:
         return self.left
 
+    def finish(self) -> None:
+        self.left = Unfinished()
+
     def part(self) -> None:
         self.parted += 1
         if not self._stays:
             self._others.discard(self)
 
 
-class Rig:
+class Front:
     """A front with nothing but its end."""
 
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+    def __init__(self) -> None:
         self.connections: set[Connection] = set()
         self.tasks: set[object] = set()
         self.at_once = asyncio.Event()
-        self._caplog = caplog
 
     def connect(self, *, stays: bool = False, **left: int) -> Connection:
-        return Connection(self.connections, stays=stays, **left)
+        return Connection(self.connections, stays, Unfinished(**left))
 
-    def start(self, seconds: float = 60.0) -> asyncio.Task[None]:
-        return asyncio.create_task(Drain(self.connections, self.tasks).run(seconds, self.at_once))
-
-    async def end(self, seconds: float = 60.0) -> None:
-        await asyncio.wait_for(self.start(seconds), SOON)
-
-    @property
-    def lines(self) -> list[str]:
-        return [record.getMessage() for record in self._caplog.records]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so. Raises TimeoutError if it does not come."""
-    async with asyncio.timeout(SOON):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-@pytest.fixture(autouse=True)
-def times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(drain, "NOTICE_SECONDS", 0.01)
-    monkeypatch.setattr(drain, "ANSWER_SECONDS", 60.0)
-    monkeypatch.setattr(drain, "PARTING_SECONDS", 60.0)
+    async def ends_after(self, seconds: float, *events: tuple[float, Callable[[], object]], most: float = 60.0) -> bool:
+        """Drain while things happen at their seconds; tell whether that takes so long, but for a few looks."""
+        loop = asyncio.get_running_loop()
+        for at, event in events:
+            loop.call_later(at, event)
+        await Drain(self.connections, self.tasks).run(most, self.at_once)
+        return seconds <= loop.time() + 1e-6 < seconds + 5 * drain.LOOK_SECONDS
 
 
 @pytest.fixture
-def rig(caplog: pytest.LogCaptureFixture) -> Rig:
+def front(caplog: pytest.LogCaptureFixture) -> Front:
     caplog.set_level(logging.INFO)
-    return Rig(caplog)
+    return Front()
 
 
-async def test_without_connections_it_ends_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "NOTICE_SECONDS", 60.0)
-    await rig.end()
+@virtual_time
+async def test_end_without_connections_comes_at_once(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    assert await front.ends_after(0)
     nothing = "calls: 0, answers that have begun: 0, streams: 0, held calls at work: 0, connections: 0"
-    begin, end = rig.lines
+    begin, end = caplog.messages
     assert begin == f"draining for at most 60.0 s; waiting for {nothing}"
     assert re.match(r"drained after \d+\.\d\d s: ", end)
     assert end.endswith(f" s: every call is answered; cut off are {nothing}")
 
 
-async def test_idle_clients_have_a_moment_before_newer_calls_are_refused(rig: Rig) -> None:
-    connection = rig.connect()
-    await rig.end()
-    assert connection.told[0] is False
-    assert connection.told[-1] is True
+@virtual_time
+async def test_idle_clients_have_a_moment_before_newer_calls_are_refused(front: Front) -> None:
+    connection = front.connect()
+    assert await front.ends_after(NOTICE_SECONDS)
     assert connection.told == sorted(connection.told)
-    assert connection.parted == 1
+    assert (connection.told[0], connection.told[-1], connection.parted) == (False, True, 1)
 
 
 @pytest.mark.parametrize("kind", ["calls", "tasks", "answers"])
-async def test_what_is_waited_for(rig: Rig, kind: str) -> None:
+@virtual_time
+async def test_end_waits_for_calls_tasks_and_answers(front: Front, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     """Streams are cut behind it."""
-    waits, streams = rig.connect(), rig.connect(streams=2)
+    waits, streams = front.connect(**({} if kind == "tasks" else {kind: 1})), front.connect(streams=2)
     if kind == "tasks":
-        rig.tasks.add("a held call")
-    else:
-        waits.left = Unfinished(**{kind: 1})
-    draining = rig.start()
-    await asyncio.sleep(0.05)
-    assert not draining.done()
-    assert (waits.parted, streams.parted) == (0, 0)
-    rig.tasks.clear()
-    waits.left = Unfinished()
-    await asyncio.wait_for(draining, SOON)
-    assert (waits.parted, streams.parted) == (1, 1)
-    assert "every call is answered; cut off are calls: 0, answers that have begun: 0, streams: 2," in rig.lines[-1]
+        front.tasks.add("a held call")
+    before: list[int] = []
+
+    def finish() -> None:
+        before.extend((waits.parted, streams.parted))
+        front.tasks.clear()
+        waits.finish()
+
+    assert await front.ends_after(0.9, (0.9, finish))
+    assert (before, waits.parted, streams.parted) == ([0, 0], 1, 1)
+    cut = "every call is answered; cut off are calls: 0, answers that have begun: 0, streams: 2,"
+    assert cut in caplog.messages[-1]
 
 
-async def test_answer_that_does_not_end_is_a_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@virtual_time
+async def test_answer_that_does_not_end_is_a_stream(front: Front, caplog: pytest.LogCaptureFixture) -> None:
     """Its time begins when no call waits any more."""
-    monkeypatch.setattr(drain, "ANSWER_SECONDS", 0.05)
-    call, answer = rig.connect(calls=1), rig.connect(answers=1)
-    draining = rig.start()
-    await asyncio.sleep(0.1)
-    assert not draining.done()
-    freed = asyncio.get_running_loop().time()
-    call.left = Unfinished()
-    await asyncio.wait_for(draining, SOON)
-    assert asyncio.get_running_loop().time() - freed >= 0.04
+    call, answer = front.connect(calls=1), front.connect(answers=1)
+    assert await front.ends_after(3 + ANSWER_SECONDS, (3, call.finish))
     assert answer.parted == 1
-    assert "answers that have begun: 1," in rig.lines[-1]
+    assert "answers that have begun: 1," in caplog.messages[-1]
 
 
-async def test_time_ends_it_and_nobody_is_waited_for_then(rig: Rig) -> None:
-    connection = rig.connect(stays=True, calls=1)
-    rig.tasks.add("a held call")
-    await rig.end(0.03)
+@pytest.mark.parametrize("reason", ["the time is over (--drain-timeout)", "a second signal came"])
+@virtual_time
+async def test_end_waits_for_nobody_when_time_or_a_signal_ends_it(
+    front: Front, caplog: pytest.LogCaptureFixture, reason: str
+) -> None:
+    connection = front.connect(stays=True, calls=1)
+    front.tasks.add("a held call")
+    if reason == "a second signal came":
+        assert await front.ends_after(3, (3, front.at_once.set))
+    else:
+        assert await front.ends_after(3, most=3)
     assert connection.parted == 1
-    assert "the time is over (--drain-timeout); cut off are calls: 1," in rig.lines[-1]
-    assert rig.lines[-1].endswith("held calls at work: 1, connections: 1")
+    assert f"{reason}; cut off are calls: 1," in caplog.messages[-1]
+    assert caplog.messages[-1].endswith("held calls at work: 1, connections: 1")
 
 
-async def test_second_signal_ends_it_at_once(rig: Rig) -> None:
-    connection = rig.connect(stays=True, calls=1)
-    draining = rig.start()
-    await asyncio.sleep(0.02)
-    assert not draining.done()
-    rig.at_once.set()
-    await asyncio.wait_for(draining, SOON)
-    assert connection.parted == 1
-    assert "a second signal came; cut off are calls: 1," in rig.lines[-1]
+@pytest.mark.parametrize("closes", [True, False])
+@virtual_time
+async def test_clients_that_have_everything_have_a_moment_to_close(front: Front, closes: bool) -> None:
+    front.connect(stays=True)
+    moment = PARTING_SECONDS / 2 if closes else PARTING_SECONDS
+    closing = [(NOTICE_SECONDS + moment, front.connections.clear)] if closes else []
+    assert await front.ends_after(NOTICE_SECONDS + moment, *closing)
 
 
-async def test_clients_that_have_everything_have_a_moment_to_close(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = rig.connect(stays=True)
-    draining = rig.start()
-    await until(lambda: connection.parted == 1)
-    await asyncio.sleep(0.02)
-    assert not draining.done()
-    rig.connections.clear()
-    await asyncio.wait_for(draining, SOON)
-    monkeypatch.setattr(drain, "PARTING_SECONDS", 0.01)
-    rig.connect(stays=True)
-    await rig.end()
+@virtual_time
+async def test_client_that_connects_meanwhile_is_waited_for_too(front: Front) -> None:
+    front.connect(calls=1)
+    late: list[Connection] = []
 
+    def reconnect() -> None:
+        front.connections.clear()
+        late.append(front.connect(calls=1))
 
-async def test_who_connects_meanwhile_is_waited_for_too(rig: Rig) -> None:
-    rig.connect(calls=1)
-    draining = rig.start()
-    await asyncio.sleep(0.02)
-    rig.connections.clear()
-    late = rig.connect(calls=1)
-    await until(lambda: late.told != [])
-    await asyncio.sleep(0.02)
-    assert not draining.done()
-    late.left = Unfinished()
-    await asyncio.wait_for(draining, SOON)
+    assert await front.ends_after(5, (2, reconnect), (5, lambda: late[0].finish()))
+    assert late[0].told
 
 
 def test_sum_of_what_is_unfinished_is_true_if_anything_is() -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from runtimeproxy.relay.hangups import Hangups, has_hung_up
+from tests.patience import until
 
 TICK_SECONDS = 0.01
 
@@ -16,30 +17,27 @@ class Watch:
 
     def __init__(self) -> None:
         self.hangups = Hangups(asyncio.get_running_loop())
-        self.near: list[socket.socket] = []
-        self.far: list[socket.socket] = []
+        self.pairs: list[tuple[socket.socket, socket.socket]] = []
         self.told: list[int] = []
 
-    def add(self) -> int:
-        """Watch one more; return its number."""
-        near, far = socket.socketpair()
-        self.near.append(near)
-        self.far.append(far)
-        number = len(self.near) - 1
-        self.hangups.watch(near, lambda: self.told.append(number))
-        return number
+    def add(self, *, closed: bool = False) -> tuple[int, socket.socket, socket.socket]:
+        """Watch one more, whose far end may have closed before; return its number and both ends."""
+        number, (near, far) = len(self.pairs), socket.socketpair()
+        self.pairs.append((near, far))
+        far.send(b"last words")
+        if closed:
+            far.close()
+        self.hangups.watch(near, lambda: self.hung_up(number))
+        return number, near, far
 
-    async def until(self, *numbers: int) -> None:
-        """Wait until these were told."""
-        async with asyncio.timeout(5):
-            while sorted(self.told) != sorted(numbers):
-                await asyncio.sleep(0.001)
+    def hung_up(self, number: int) -> None:
+        self.told.append(number)
 
-    async def quiet(self) -> bool:
-        """Tell whether nobody more is told for a moment."""
-        before = list(self.told)
+    async def tells(self, *numbers: int) -> None:
+        """Wait until these were told, and see that nobody else is."""
+        await until(lambda: sorted(self.told) == sorted(numbers))
         await asyncio.sleep(TICK_SECONDS)
-        return self.told == before
+        assert sorted(self.told) == sorted(numbers)
 
 
 @pytest.fixture
@@ -47,98 +45,78 @@ async def watch() -> AsyncIterator[Watch]:
     made = Watch()
     yield made
     made.hangups.close()
-    for sock in [*made.near, *made.far]:
+    for sock in [end for pair in made.pairs for end in pair]:
         sock.close()
 
 
 def test_full_close_shows_with_the_eof_and_a_half_close_does_not() -> None:
     near, far = socket.socketpair()
     with near, far:
-        far.sendall(b"last words")
+        far.send(b"last words")
         assert not has_hung_up(near)
         far.shutdown(socket.SHUT_WR)
         assert near.recv(20) == b"last words"
         assert near.recv(20) == b""
         assert not has_hung_up(near), "it may still read"
-        near.sendall(b"never read")
+        near.send(b"never read")
         far.close()
         assert has_hung_up(near)
 
 
 async def test_full_close_is_told_once_and_a_half_close_is_not(watch: Watch) -> None:
-    one, other = watch.add(), watch.add()
-    watch.far[one].shutdown(socket.SHUT_WR)
-    watch.far[other].sendall(b"alive")
-    assert await watch.quiet()
-    watch.far[one].close()
-    await watch.until(one)
-    assert await watch.quiet()
-    assert watch.near[other].recv(9) == b"alive"
-
-
-async def test_peer_that_had_closed_before_is_told_too(watch: Watch) -> None:
-    near, far = socket.socketpair()
-    far.sendall(b"last words")
+    (one, near, far), _ = watch.add(), watch.add()
+    far.shutdown(socket.SHUT_WR)
+    await watch.tells()
     far.close()
-    watch.hangups.watch(near, lambda: watch.told.append(7))
-    await watch.until(7)
-    assert near.recv(20) == b"last words", "they are still there"
-    near.close()
+    await watch.tells(one)
+    watch.hangups.watch(near, lambda: watch.hung_up(one))  # it is watched no longer, so it may be watched anew
+    before, gone, _ = watch.add(closed=True)
+    await watch.tells(one, one, before)
+    assert near.recv(20) == gone.recv(20) == b"last words", "they are still there"
 
 
-async def test_who_is_forgotten_is_not_told(watch: Watch) -> None:
-    number = watch.add()
-    watch.hangups.forget(watch.near[number])
-    watch.hangups.forget(watch.near[number])
-    watch.far[number].close()
-    assert await watch.quiet()
+async def test_forgotten_peer_is_not_told(watch: Watch) -> None:
+    _, near, far = watch.add()
+    watch.hangups.forget(near)
+    watch.hangups.forget(near)
+    far.close()
+    await watch.tells()
 
 
-async def test_who_is_forgotten_by_another_ones_hang_up_is_not_told(watch: Watch) -> None:
+async def test_peer_that_is_forgotten_by_another_ones_hang_up_is_not_told(watch: Watch) -> None:
     """Both hang up within one turn of the loop, and the first one's end closes the second."""
-    pairs = [socket.socketpair() for _ in range(2)]
+    (_, _, first), (_, _, second) = watch.add(), watch.add()
 
-    def told(number: int) -> None:
-        watch.told.append(number)
-        other = pairs[1 - number][0]
+    def hung_up(number: int) -> None:
+        watch.told.append(7)
+        other, _ = watch.pairs[1 - number]
         watch.hangups.forget(other)
         other.close()
 
-    watch.hangups.watch(pairs[0][0], lambda: told(0))
-    watch.hangups.watch(pairs[1][0], lambda: told(1))
-    pairs[0][1].close()
-    pairs[1][1].close()
-    while not watch.told:
-        await asyncio.sleep(0.001)
-    assert await watch.quiet()
-    assert len(watch.told) == 1
-    for near, _ in pairs:
-        near.close()
+    watch.hung_up = hung_up  # type: ignore[method-assign]
+    first.close()
+    second.close()
+    await watch.tells(7)
 
 
 async def test_descriptor_that_is_used_anew_is_another_socket(watch: Watch) -> None:
-    number = watch.add()
-    watch.far[number].close()
-    await watch.until(number)
-    watch.hangups.forget(watch.near[number])
-    descriptor = watch.near[number].fileno()
-    watch.near[number].close()
-    again = watch.add()
-    assert watch.near[again].fileno() == descriptor
-    assert await watch.quiet()
-    watch.far[again].close()
-    await watch.until(number, again)
-
-
-async def test_nobody_is_told_behind_the_end(watch: Watch) -> None:
-    number = watch.add()
-    hangups = Hangups(asyncio.get_running_loop())
-    near, far = socket.socketpair()
-    hangups.watch(near, lambda: watch.told.append(99))
-    hangups.close()
+    number, near, far = watch.add()
     far.close()
-    assert await watch.quiet()
-    hangups.forget(near)
+    await watch.tells(number)
+    watch.hangups.forget(near)
+    descriptor = near.fileno()
     near.close()
-    watch.far[number].close()
-    await watch.until(number)
+    again, near, far = watch.add()
+    assert near.fileno() == descriptor
+    await watch.tells(number)
+    far.close()
+    await watch.tells(number, again)
+
+
+async def test_hang_up_behind_the_end_is_not_told(watch: Watch) -> None:
+    _, near, far = watch.add()
+    watch.hangups.close()
+    far.close()
+    await watch.tells()
+    watch.hangups.forget(near)
+    watch.hangups = Hangups(asyncio.get_running_loop())

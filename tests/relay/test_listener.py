@@ -3,6 +3,8 @@
 That is fault matrix P4, P6 and X5, promise 17.
 """
 
+import contextlib
+import errno
 import grp
 import os
 import socket
@@ -12,7 +14,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -29,19 +33,11 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def listener(folder: Path) -> Iterator[Listener]:
-    made = listen(str(folder / "a.sock"))
-    yield made
-    made.close()
-
-
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
 def talk(path: Path, listening: socket.socket) -> bytes:
-    """Connect and send through the listening socket."""
     listening.setblocking(True)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
@@ -51,29 +47,18 @@ def talk(path: Path, listening: socket.socket) -> bytes:
             return accepted.recv(5)
 
 
-def run_python(code: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a process of its own; the file descriptors keep their numbers."""
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=pass_fds)
-
-
-def stale(path: Path) -> None:
-    """Leave a socket behind that nobody listens on, as a killed process does."""
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-
-
-def test_close_removes_the_socket_and_gives_the_lock_back(folder: Path) -> None:
-    for _ in range(3):
-        listener = listen(str(folder / "a.sock"))
-        assert not listener.socket.getblocking()
-        assert listener.socket.getsockname() == listener.path == str(folder / "a.sock")
-        listener.close()
-        listener.close()
-        assert sorted(os.listdir(folder)) == ["a.sock.lock"]
-
-
-# Mode and group.
+def test_listener_replaces_a_stale_socket_and_removes_its_own(folder: Path) -> None:
+    longest = folder / ("n" * (107 - len(os.fsencode(folder)) - 1))
+    for path in (folder / "a.sock", longest):
+        bind(path).close()  # as a killed process leaves it
+        for _ in range(2):
+            listener = listen(str(path))
+            assert not listener.socket.getblocking()
+            assert listener.socket.getsockname() == listener.path == str(path)
+            assert talk(path, listener.socket) == b"hello"
+            listener.close()
+            listener.close()
+            assert not path.exists()
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
@@ -94,81 +79,69 @@ from runtimeproxy.relay.listener import listen
 os.umask(0)
 listen(sys.argv[1], mode=int(sys.argv[2], 8), group=sys.argv[3]).close()
 """
-_DELAY_MICROSECONDS = 50_000
-_TRIES = 5  # a busy machine may not let us look between two system calls
 _SLOWED = "bind,fchmod,chmod,fchmodat,chown,lchown,fchownat,listen"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o600, 0o660])
 def test_mode_is_never_wider_even_between_two_system_calls(folder: Path, mode: int) -> None:
-    group = os.getgid()
-    slow = f"inject={_SLOWED}:delay_exit={_DELAY_MICROSECONDS}"
-    command = ["strace", "-f", "-qq", "-e", f"trace={_SLOWED}", "-e", slow]
-    command += [sys.executable, "-c", _SLOW_START, str(folder / "a.sock"), oct(mode), str(group)]
-    seen: set[int] = set()
-    for _ in range(_TRIES):
-        seen |= modes_while(command, folder / "a.sock")
+    path, seen = folder / "a.sock", set[int]()
+    command = ["strace", "-f", "-qq", "-e", f"trace={_SLOWED}", "-e", f"inject={_SLOWED}:delay_exit=50000"]
+    command += [sys.executable, "-c", _SLOW_START, str(path), oct(mode), str(os.getgid())]
+    for _ in range(5):  # a busy machine may not let us look between two system calls
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            while process.poll() is None:
+                with contextlib.suppress(FileNotFoundError):
+                    seen.add(mode_of(path))
+            assert process.stderr is not None
+            trace = process.stderr.read()
+        assert process.returncode == 0, trace
+        assert "bind(" in trace
         if seen >= {0o600, mode}:
             break
     assert seen == {0o600, mode}
 
 
-def modes_while(command: list[str], path: Path) -> set[int]:
-    """Run a command under strace; return the modes that a path has meanwhile."""
-    seen = set()
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None:
-            try:
-                seen.add(mode_of(path))
-            except FileNotFoundError:
-                pass
-        assert process.stderr is not None
-        trace = process.stderr.read()
-    assert process.returncode == 0, trace
-    assert "bind(" in trace
-    return seen
+@contextlib.contextmanager
+def nobodys_folder() -> Iterator[str]:
+    """Be a user without rights, who has a directory in the system's temporary one: pytest's is closed to others."""
+    us = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        if us == 0:
+            os.chown(folder, 65534, 65534)
+        os.seteuid(us or 65534)
+        try:
+            yield folder
+        finally:
+            os.seteuid(us)
 
 
 def test_group_that_cannot_be_given_leaves_no_socket() -> None:
-    code = """
-import os, sys
-from runtimeproxy.relay.listener import listen
-os.chmod(sys.argv[1], 0o755)
-if os.geteuid() == 0:
-    os.chown(sys.argv[1], 65534, 65534)
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-listen(sys.argv[1] + "/a.sock", mode=0o660, group="1")
-"""
-    # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_python(code, folder)
-        assert "ConfigError: cannot listen on" in run.stderr
-        assert "Operation not permitted" in run.stderr
+    with nobodys_folder() as folder:
+        with pytest.raises(ConfigError, match=r"cannot listen on .*: Operation not permitted"):
+            listen(f"{folder}/a.sock", mode=0o660, group="1")
         assert os.listdir(folder) == ["a.sock.lock"]
 
 
-# What stands against listening.
-
-
-KEPT: list[socket.socket] = []
-"""Sockets of others, closed behind the test."""
-
-
 def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-    KEPT.append(socket.socket(socket.AF_UNIX, kind))
-    KEPT[-1].bind(str(path))
-    return KEPT[-1]
+    sock = socket.socket(socket.AF_UNIX, kind)
+    sock.bind(str(path))
+    return sock
 
 
-def fill(path: Path) -> None:
-    bind(path).listen(0)
-    KEPT.append(socket.socket(socket.AF_UNIX))
-    KEPT[-1].connect(str(path))
+def answer(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, clients: int = 0) -> list[socket.socket]:
+    """Be another program at a path, whose backlog so many clients fill; the sockets are to be kept."""
+    kept = [bind(path, kind)]
+    if kind is socket.SOCK_STREAM:
+        kept[0].listen(0 if clients else 8)
+    for _ in range(clients):
+        kept.append(socket.socket(socket.AF_UNIX))
+        kept[-1].connect(str(path))
+    return kept
 
 
 def link_to_socket(path: Path) -> None:
-    stale(path.with_name("socket"))
+    bind(path.with_name("socket")).close()
     path.symlink_to("socket")
 
 
@@ -179,7 +152,6 @@ def open_to(mode: int) -> Callable[[Path], object]:
 NO_SOCKET = "a.sock is there and is no socket; remove it"
 NO_LOCK = r"a\.sock\.lock is no regular file"
 OPEN = "can be written by everybody"
-OTHER = rf"another process \(pid {os.getpid()}\) listens on"
 AGAINST: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "file": ("a.sock", Path.touch, NO_SOCKET),
     "folder": ("a.sock", Path.mkdir, NO_SOCKET),
@@ -187,21 +159,13 @@ AGAINST: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "link": ("a.sock", lambda path: path.symlink_to("."), NO_SOCKET),
     "dangling link": ("a.sock", lambda path: path.symlink_to("nothing"), NO_SOCKET),
     "link to a socket": ("a.sock", link_to_socket, NO_SOCKET),
-    "another program": (
-        "a.sock",
-        lambda path: bind(path).listen(),
-        rf"another process \(pid {os.getpid()}\) listens on",
-    ),
-    "another program, backlog full": ("a.sock", fill, "another process listens on"),
-    "datagram socket": ("a.sock", lambda path: bind(path, socket.SOCK_DGRAM), "another process listens on"),
+    "another program": ("a.sock", answer, rf"process \(pid {os.getpid()}\) listens on"),
+    "another program, backlog full": ("a.sock", lambda path: answer(path, clients=1), "another process listens on"),
+    "datagram socket": ("a.sock", lambda path: answer(path, socket.SOCK_DGRAM), "another process listens on"),
     "lock is a folder": ("a.sock.lock", Path.mkdir, NO_LOCK),
     "lock is a link": ("a.sock.lock", lambda path: path.symlink_to("nothing"), NO_LOCK),
     "lock is a FIFO": ("a.sock.lock", os.mkfifo, NO_LOCK),
-    "folder is a link": (
-        "in",
-        lambda path: path.symlink_to("."),
-        "is a link or no directory; set --koord-runtimeproxy",
-    ),
+    "folder is a link": ("in", lambda path: path.symlink_to("."), "no directory; set --koord-runtimeproxy"),
     "folder is a file": ("in", Path.touch, "is a link or no directory"),
     **{f"folder of mode {mode:o}": ("in", open_to(mode), OPEN) for mode in (0o777, 0o1777, 0o702)},
     "folder above is a file": ("above", Path.touch, "cannot listen on .*: File exists; check its directory"),
@@ -210,19 +174,20 @@ WAYS = {"in": "in/a.sock", "above": "above/in/a.sock"}
 
 
 @pytest.mark.parametrize(("name", "make", "words"), AGAINST.values(), ids=AGAINST)
-def test_what_stands_against_it_is_named_and_never_touched(
+def test_obstacle_is_named_and_never_touched(
     folder: Path, name: str, make: Callable[[Path], object], words: str
 ) -> None:
-    make(folder / name)
-    before = {path: path.lstat().st_ino for path in folder.rglob("*")}
+    def there() -> dict[Path, int]:
+        lock = folder / "a.sock.lock"
+        return {path: path.lstat().st_ino for path in folder.rglob("*") if path != lock}
+
+    kept = make(folder / name)
+    before = there()
     with pytest.raises(ConfigError, match=words):
         listen(str(folder / WAYS.get(name, "a.sock")))
-    after = {path: path.lstat().st_ino for path in folder.rglob("*")}
-    after.pop(folder / "a.sock.lock", None)
-    before.pop(folder / "a.sock.lock", None)
-    assert after == before
-    while KEPT:
-        KEPT.pop().close()
+    assert there() == before
+    for sock in kept if isinstance(kept, list) else ():
+        sock.close()
 
 
 @pytest.mark.parametrize(
@@ -237,12 +202,6 @@ def test_bad_setting_is_named(path: str, group: str | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         listen(path, group=group, flag="--admin-endpoint")
 
-
-def test_path_of_107_bytes_is_taken(folder: Path) -> None:
-    listen(str(folder / ("n" * (107 - len(os.fsencode(folder)) - 1)))).close()
-
-
-# The directory and the group.
 
 GROUP = 12345 if os.geteuid() == 0 else os.getegid()
 """The socket's; only root gives to a group that it is not in, and nobody need know of one."""
@@ -292,59 +251,34 @@ def test_directory_stays_and_is_told_of_if_the_group_cannot_enter(
 @pytest.mark.parametrize(
     ("mode", "user", "group", "fault"),
     [
-        (0o700, 0, 0, ""),
-        (0o755, os.geteuid(), 12345, ""),
-        (0o755, 65534, 0, "belongs to user 65534"),
-        (0o770, 0, 0, ""),
-        (0o770, 0, 999, ""),
-        (0o770, 0, 12345, "can be written by group 12345"),
-        (0o777, 0, 0, "can be written by everybody"),
-        (0o1777, 0, 0, "can be written by everybody"),
+        *((0o700, 0, 0, ""), (0o755, os.geteuid(), 12345, ""), (0o755, 65534, 0, "belongs to user 65534")),
+        *((0o770, 0, 0, ""), (0o770, 0, 999, ""), (0o770, 0, 12345, "can be written by group 12345")),
+        *((0o777, 0, 0, "can be written by everybody"), (0o1777, 0, 0, "can be written by everybody")),
     ],
 )
-def test_who_may_write_in_the_directory(mode: int, user: int, group: int, fault: str) -> None:
+def test_directory_that_others_can_write_in_is_told(mode: int, user: int, group: int, fault: str) -> None:
     found = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, user, group, 0, 0, 0, 0))
     assert folder_fault(found, group_id=999) == fault
 
 
-# A start behind another one.
-
-
-def test_stale_socket_is_replaced(folder: Path) -> None:
-    stale(folder / "a.sock")
-    listener = listen(str(folder / "a.sock"))
-    assert talk(folder / "a.sock", listener.socket) == b"hello"
-    listener.close()
-
-
-def test_second_start_is_refused_and_the_first_does_not_notice(folder: Path, listener: Listener) -> None:
+def test_second_start_is_refused_and_the_first_does_not_notice(folder: Path) -> None:
+    path = str(folder / "a.sock")
+    listener = listen(path)
     before = (folder / "a.sock").lstat()
-    code = """
-import sys
-from runtimeproxy.errors import ConfigError
-from runtimeproxy.relay.listener import listen
-try:
-    listen(sys.argv[1])
-except ConfigError as error:
-    sys.exit(str(error))
-"""
-    listener.socket.setblocking(True)
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(listener.path)
+        client.connect(path)
         call, _ = listener.socket.accept()
-        run = run_python(code, listener.path)
-        assert run.returncode == 1
-        expected = f"another runtimeproxy (pid {os.getpid()}) listens on {listener.path}, or still finishes calls and "
-        expected += f"holds {listener.path}.lock; stop it and wait for its end, or choose another"
-        assert run.stderr == f"{expected} --koord-runtimeproxy-endpoint\n"
-        client.sendall(b"still")
-        assert call.recv(5) == b"still"
-        call.close()
-    listener.socket.setblocking(False)
+        with call, pytest.raises(ConfigError) as refused:
+            listen(path)
+        assert str(refused.value) == (
+            f"another runtimeproxy (pid {os.getpid()}) listens on {path}, or still finishes calls and holds "
+            f"{path}.lock; stop it and wait for its end, or choose another --koord-runtimeproxy-endpoint"
+        )
     with pytest.raises(BlockingIOError):
         listener.socket.accept()  # the second start did not even connect
     assert (folder / "a.sock").lstat() == before
     assert talk(folder / "a.sock", listener.socket) == b"hello"
+    listener.close()
 
 
 def test_hundred_starts_at_once_leave_one(folder: Path) -> None:
@@ -352,7 +286,7 @@ def test_hundred_starts_at_once_leave_one(folder: Path) -> None:
     refused: list[ConfigError] = []
     start = threading.Barrier(10)
 
-    def attempt() -> None:
+    def attempt(_: int) -> None:
         start.wait()
         for _ in range(10):
             try:
@@ -360,11 +294,8 @@ def test_hundred_starts_at_once_leave_one(folder: Path) -> None:
             except ConfigError as error:
                 refused.append(error)
 
-    threads = [threading.Thread(target=attempt) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(10) as threads:
+        list(threads.map(attempt, range(10)))
     assert (len(made), len(refused)) == (1, 99)
     assert talk(folder / "a.sock", made[0].socket) == b"hello"
     made[0].close()
@@ -379,30 +310,16 @@ def test_lock_is_not_handed_to_children(folder: Path) -> None:
         child.terminate()
 
 
-# Paths.
-
-
-# The end: nobody is to connect any more, while who has connected is still accepted.
-
-
-def test_withdrawn_socket_still_accepts_who_has_connected(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.sock")
+def test_withdrawn_socket_accepts_who_has_connected_and_keeps_its_lock(folder: Path) -> None:
+    path = str(folder / "a.sock")
     listener = listen(path)
     with socket.socket(socket.AF_UNIX) as early, socket.socket(socket.AF_UNIX) as late:
         early.connect(path)
         assert listener.withdraw()
         with pytest.raises(FileNotFoundError):
             late.connect(path)
-        accepted, _ = listener.socket.accept()
-        accepted.close()
+        listener.socket.accept()[0].close()
     assert listener.withdraw(), "it is repeatable"
-    listener.close()
-
-
-def test_lock_is_kept_to_the_end(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.sock")
-    listener = listen(path)
-    listener.withdraw()
     with pytest.raises(ConfigError, match="another runtimeproxy"):
         listen(path)
     listener.close()
@@ -421,37 +338,26 @@ def test_file_that_took_the_sockets_place_stays(tmp_path: Path, left: str | None
     assert path.exists() == (left is not None)
 
 
-_STAYS = """
-import errno, logging, os, socket, sys
-from runtimeproxy.relay.listener import listen
-logging.basicConfig(format="%(levelname)s %(message)s")
-if os.geteuid() == 0:
-    os.chown(sys.argv[1], 65534, 65534)
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-listener = listen(sys.argv[1] + "/a.sock")
-os.chmod(sys.argv[1], 0o500)
-early, late = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-early.connect(listener.path)
-assert listener.withdraw()
-assert late.connect_ex(listener.path) == errno.ECONNREFUSED
-listener.socket.accept()[0].close()
-listener.close()
-assert listener.socket.fileno() == -1
-os.chmod(sys.argv[1], 0o700)
-listen(sys.argv[1] + "/a.sock").close()
-"""
-
-
-def test_socket_that_cannot_be_removed_stays_with_one_warning() -> None:
-    # In the system's own temporary directory: pytest's is closed to the user that the code becomes.
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_python(_STAYS, folder)
-    assert run.returncode == 0, run.stderr
+def test_socket_that_cannot_be_removed_stays_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        nobodys_folder() as folder,
+        socket.socket(socket.AF_UNIX) as early,
+        socket.socket(socket.AF_UNIX) as late,
+    ):
+        listener = listen(f"{folder}/a.sock")
+        os.chmod(folder, 0o500)
+        early.connect(listener.path)
+        assert listener.withdraw()
+        assert late.connect_ex(listener.path) == errno.ECONNREFUSED
+        listener.socket.accept()[0].close()
+        listener.close()
+        assert listener.socket.fileno() == -1
+        os.chmod(folder, 0o700)
+        listen(f"{folder}/a.sock").close()
+    (line,) = caplog.records
     words = "it cannot be removed (Permission denied); the next start tries again"
-    assert run.stderr == f"WARNING {folder}/a.sock stays: {words}\n"
+    assert (line.levelname, line.getMessage()) == ("WARNING", f"{folder}/a.sock stays: {words}")
 
-
-# The socket that systemd hands over (LISTEN_FDS).
 
 _INHERIT = """
 import os, socket, sys
@@ -475,12 +381,18 @@ listener.close()
 """
 
 
+def inherit(given: socket.socket | IO[str]) -> subprocess.CompletedProcess[str]:
+    """Hand something over to a process of its own, as systemd does."""
+    command = [sys.executable, "-c", _INHERIT, str(given.fileno())]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, pass_fds=(given.fileno(),))
+
+
 def test_handed_over_socket_serves_and_stays(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as held, socket.socket(socket.AF_UNIX) as client:
         held.bind(str(tmp_path / "a.sock"))
         held.listen()
         client.connect(str(tmp_path / "a.sock"))
-        run = run_python(_INHERIT, str(held.fileno()), pass_fds=(held.fileno(),))
+        run = inherit(held)
         assert run.returncode == 0, run.stderr
         assert client.recv(200) == os.fsencode(tmp_path / "a.sock")
         assert os.listdir(tmp_path) == ["a.sock"]
@@ -497,21 +409,16 @@ def test_handed_over_descriptor_of_another_kind_is_refused(tmp_path: Path) -> No
         internet.bind(("127.0.0.1", 0))
         internet.listen()
         for given in (idle, datagram, internet, file):
-            run = run_python(_INHERIT, str(given.fileno()), pass_fds=(given.fileno(),))
+            run = inherit(given)
             cause = "is no socket" if given is file else "is no listening unix stream socket"
             assert (run.returncode, cause in run.stderr, "Traceback" in run.stderr) == (1, True, False)
 
 
-OURS = str(os.getpid())
-FOR_OTHERS = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": OURS}]
-
-
-@pytest.mark.parametrize("environ", [*FOR_OTHERS, {"LISTEN_FDS": "0", "LISTEN_PID": OURS}], ids=range(5))
-def test_variables_for_somebody_else_mean_nothing(environ: dict[str, str]) -> None:
-    assert inherited(environ) is None
-    assert environ == {}
-
-
-def test_more_than_one_handed_over_socket_is_refused() -> None:
+def test_variables_count_for_this_process_and_one_socket_only() -> None:
+    ours = str(os.getpid())
+    others = [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": ours}]
+    for environ in (*others, {"LISTEN_FDS": "0", "LISTEN_PID": ours}):
+        assert inherited(environ) is None
+        assert environ == {}
     with pytest.raises(ConfigError, match="LISTEN_FDS is '2': one socket is expected"):
-        inherited({"LISTEN_FDS": "2", "LISTEN_PID": str(os.getpid())})
+        inherited({"LISTEN_FDS": "2", "LISTEN_PID": ours})

@@ -1,7 +1,6 @@
 """What every front does with a client: paired at once or later, or told that the backend is away; and the end."""
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -15,47 +14,38 @@ from runtimeproxy.relay.pair import Pair
 from runtimeproxy.relay.pairs import Pairs
 from runtimeproxy.telemetry import Recorder
 from tests.fakes.descriptors import no_descriptors
-from tests.relay.paired import Copy
-from tests.relay.test_dial import fill_backlog
+from tests.patience import SECONDS, read, until
+from tests.relay.test_dial import fill_backlog, scarce
+from tests.relay.test_pair import Copy
 
 LONG_SECONDS = 60.0
 """How long an end may take; what does not wait for it is over long before."""
-SOON = 20.0
-"""For what happens at once, on a machine that has a lot to do."""
 
 
-class Connection:
-    """A connection that copies."""
-
-    def __init__(self, front: "Front", client: socket.socket, backend: socket.socket) -> None:
-        self.pair = Pair(front.loop, client, backend, Copy(), front.buffer)
-        self._front = front
+class Connection(Pair):
+    front: "Front"
 
     def drain(self, refusing: bool) -> None:
         """Ask nobody."""
 
     def unfinished(self) -> Unfinished:
-        return self._front.unfinished
+        return self.front.unfinished
 
     def part(self) -> None:
-        self._front.parted += 1
-
-    def close(self) -> None:
-        self.pair.close()
+        self.front.parted += 1
 
 
 class Front(Pairs):
     """A front that says one word where the backend is away."""
 
-    def __init__(self, endpoint: str) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(endpoint, Recorder(loop.time), loop, set())
-        self.unfinished = Unfinished()
-        """What each connection has open."""
-        self.parted = 0
+    unfinished = Unfinished()
+    """What each connection has open."""
+    parted = 0
 
     def paired(self, client: socket.socket, backend: socket.socket) -> Leaving:
-        return Connection(self, client, backend)
+        made = Connection(self.loop, client, backend, Copy(), self.buffer)
+        made.front = self
+        return made
 
     def unreachable(self, client: socket.socket) -> None:
         client.sendall(b"away")
@@ -66,10 +56,10 @@ class Rig:
     """A front, its backend's listener, and what to close behind a test."""
 
     def __init__(self, path: str) -> None:
+        loop = asyncio.get_running_loop()
         self.sockets: list[socket.socket] = []
         self.listen(path)
-        self.front = Front(path)
-        self._waiting: list[socket.socket] = []
+        self.front = Front(path, Recorder(loop.time), loop, set())
 
     def listen(self, path: str) -> None:
         """Be the backend at a path."""
@@ -78,10 +68,11 @@ class Rig:
         self.listener.listen(0)
         self.sockets.append(self.listener)
 
-    def client(self) -> socket.socket:
-        """Let the front take a client; return the client's end."""
+    def client(self, sends: bytes = b"") -> socket.socket:
+        """Let the front take a client that sends something; return the client's end."""
         near, far = socket.socketpair()
         far.setblocking(False)
+        far.send(sends)
         self.sockets.append(far)
         self.front.accept(near)
         return far
@@ -93,26 +84,21 @@ class Rig:
         self.sockets.append(sock)
         return sock
 
-    def fill(self) -> None:
-        """Fill the backend's backlog."""
-        self._waiting = fill_backlog(self.front.backend_endpoint)
-        self.sockets += self._waiting
+    def fill(self) -> int:
+        """Fill the backend's backlog; return how many wait in it."""
+        waiting = fill_backlog(self.front.backend_endpoint)
+        self.sockets += waiting
+        return len(waiting)
 
-    def empty(self) -> None:
-        """Accept those that fill the backlog."""
-        for _ in self._waiting:
+    async def backend_behind(self, waiting: int) -> socket.socket:
+        """Accept those that fill the backlog; return the backend's end of the client that is paired then."""
+        for _ in range(waiting):
             self.backend()
+        await until(lambda: self.count("connections"))
+        return self.backend()
 
-    async def paired(self) -> None:
-        """Wait until a client is paired."""
-        async with asyncio.timeout(20):
-            while not self.front.recorder.total("connections"):
-                await asyncio.sleep(0.001)
-
-    @staticmethod
-    async def read(sock: socket.socket) -> bytes:
-        async with asyncio.timeout(20):
-            return await asyncio.get_running_loop().sock_recv(sock, 100)
+    def count(self, what: str) -> float:
+        return self.front.recorder.total(what)
 
 
 @pytest.fixture(autouse=True)
@@ -130,42 +116,60 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         sock.close()
 
 
+async def soon(draining: asyncio.Task[None]) -> None:
+    await asyncio.wait_for(draining, SECONDS)
+
+
+def lack(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
+    """Have connecting fail so many times for want of something."""
+    dialler = scarce(number, times)
+    for module in (pairs, dial):
+        monkeypatch.setattr(module, "dial_now", dialler)
+
+
 async def test_client_is_paired_at_once(rig: Rig) -> None:
-    client, backend = rig.client(), rig.backend()
-    assert len(rig.front.connections) == 1
-    assert rig.front.recorder.total("connections") == 1
-    client.sendall(b"question")
-    assert await rig.read(backend) == b"question"
+    client, backend = rig.client(b"question"), rig.backend()
+    assert (len(rig.front.connections), rig.count("connections")) == (1, 1)
+    assert await read(backend) == b"question"
     backend.sendall(b"answer")
-    assert await rig.read(client) == b"answer"
+    assert await read(client) == b"answer"
 
 
-async def test_behind_a_full_backlog_a_client_waits(rig: Rig) -> None:
-    rig.fill()
-    client = rig.client()
-    client.sendall(b"question")
-    assert rig.front.recorder.total("connections") == 0
-    rig.empty()
-    await rig.paired()
+async def test_client_waits_behind_a_full_backlog(rig: Rig) -> None:
+    waiting = rig.fill()
+    rig.client(b"question")
+    assert rig.count("connections") == 0
+    assert await read(await rig.backend_behind(waiting)) == b"question"
     assert len(rig.front.connections) == 1
-    assert await rig.read(rig.backend()) == b"question"
 
 
-async def test_client_is_told_that_nobody_listens(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.listener.close()
-    with caplog.at_level(logging.WARNING):
-        client = rig.client()
-    assert await rig.read(client) == b"away"
-    assert rig.front.recorder.total("backend_dial_failures") == 1
-    assert rig.front.recorder.total("connections") == 0
-    [record] = caplog.records
-    assert "--remote-runtime-service-endpoint" in record.getMessage()
-    assert "Connection refused" in record.getMessage()
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("nobody listens", "Connection refused"),
+        ("descriptors are short", "the proxy itself lacks what it needs: scarce"),
+        ("backlog is full", "it accepts nobody: its backlog stays full"),
+    ],
+)
+async def test_client_is_told_in_time_and_who_is_to_blame(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str, why: str
+) -> None:
+    monkeypatch.setattr(pairs, "DIAL_SECONDS", 0.03)
+    if fault == "nobody listens":
+        rig.listener.close()
+    elif fault == "backlog is full":
+        rig.fill()
+    else:
+        lack(monkeypatch, min(pairs.SCARCE), 1_000_000)
+    assert await read(rig.client()) == b"away"
+    assert (rig.count("backend_dial_failures"), rig.count("connections")) == (1, 0)
+    (line,) = caplog.messages
+    assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in line
 
 
 async def test_look_leaves_no_connection_and_nothing_to_tell(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.front.look()
-    assert await rig.read(rig.backend()) == b""
+    assert await read(rig.backend()) == b""
     rig.fill()
     rig.front.look()
     with no_descriptors():
@@ -182,116 +186,79 @@ async def test_backend_that_is_back_is_told_of_once(rig: Rig, caplog: pytest.Log
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             rig.client(), rig.backend()
-    away, back = (record.getMessage() for record in caplog.records)
+    away, back = caplog.messages
     assert "is not reachable" in away
     assert back == f"container runtime at {path} is reachable again"
-
-
-@pytest.mark.parametrize(
-    ("scarce", "why"),
-    [(True, "the proxy itself lacks what it needs: scarce"), (False, "it accepts nobody: its backlog stays full")],
-)
-async def test_client_is_told_in_time_and_who_is_to_blame(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, scarce: bool, why: str
-) -> None:
-    monkeypatch.setattr(pairs, "DIAL_SECONDS", 0.03)
-
-    def lacking(path: str) -> socket.socket | None:
-        raise OSError(errno.EMFILE, "scarce")
-
-    if scarce:
-        monkeypatch.setattr(pairs, "dial_now", lacking)
-        monkeypatch.setattr(dial, "dial_now", lacking)
-    else:
-        rig.fill()
-    assert await rig.read(rig.client()) == b"away"
-    assert rig.front.recorder.total("backend_dial_failures") == 1
-    assert f"is not reachable ({why}): check --remote-runtime-service-endpoint" in caplog.text
-
-
-async def test_client_is_told_when_the_backend_goes_while_it_waits(rig: Rig) -> None:
-    rig.fill()
-    client = rig.client()
-    await asyncio.sleep(0.01)
-    rig.listener.close()
-    assert await rig.read(client) == b"away"
 
 
 @pytest.mark.parametrize("number", pairs.SCARCE)
 async def test_want_of_descriptors_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(pairs, "SCARCE_RETRY_SECONDS", 0.01)
-    failures = [OSError(number, "scarce")] * 3
-    connect = dial.dial_now
-
-    def scarce(path: str) -> socket.socket | None:
-        if failures:
-            raise failures.pop()
-        return connect(path)
-
-    monkeypatch.setattr(pairs, "dial_now", scarce)
-    monkeypatch.setattr(dial, "dial_now", scarce)
-    client = rig.client()
-    client.sendall(b"question")
-    await rig.paired()
-    assert await rig.read(rig.backend()) == b"question"
-    assert rig.front.recorder.total("backend_dial_failures") == 0
+    lack(monkeypatch, number, 3)
+    rig.client(b"question")
+    assert await read(await rig.backend_behind(0)) == b"question"
+    assert rig.count("backend_dial_failures") == 0
 
 
 async def test_end_closes_every_connection(rig: Rig) -> None:
     client, backend = rig.client(), rig.backend()
     await rig.front.drain(LONG_SECONDS)
     assert rig.front.parted == 1
-    assert await rig.read(client) == b""
-    assert await rig.read(backend) == b""
+    assert await read(client) == await read(backend) == b""
 
 
 async def test_end_serves_a_client_that_has_asked_while_it_waited_to_be_paired(rig: Rig) -> None:
-    rig.fill()
-    client = rig.client()
-    client.sendall(b"question")
+    waiting = rig.fill()
+    client = rig.client(b"question")
     stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS))
     await asyncio.sleep(0.05)
     assert not stopping.done()
     rig.front.unfinished = Unfinished(calls=1)
-    rig.empty()
-    await rig.paired()
-    backend = rig.backend()
-    assert await rig.read(backend) == b"question"
+    backend = await rig.backend_behind(waiting)
+    assert await read(backend) == b"question"
     backend.sendall(b"answer")
-    assert await rig.read(client) == b"answer"
+    assert await read(client) == b"answer"
     rig.front.unfinished = Unfinished()
-    await asyncio.wait_for(stopping, SOON)
+    await soon(stopping)
 
 
-async def test_end_tells_a_client_that_has_asked_that_the_backend_has_gone(rig: Rig) -> None:
+@pytest.mark.parametrize("ending", [False, True])
+async def test_waiting_client_is_told_that_the_backend_has_gone(rig: Rig, ending: bool) -> None:
     rig.fill()
-    client = rig.client()
-    client.sendall(b"question")
-    stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS))
+    client = rig.client(b"question")
+    stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS)) if ending else None
     await asyncio.sleep(0.05)
     rig.listener.close()
-    assert await rig.read(client) == b"away"
-    await asyncio.wait_for(stopping, SOON)
+    assert await read(client) == b"away"
+    if stopping:
+        await soon(stopping)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_end_does_not_wait_for_a_client_that_has_asked_nothing(rig: Rig, leaves: bool) -> None:
     """Neither a request on its way is lost: what it sends fails in its own hands."""
+    rig.client(), rig.backend()
+    rig.front.unfinished = Unfinished(calls=1)
     rig.fill()
     client = rig.client()
     if leaves:
         client.close()
-    await asyncio.wait_for(rig.front.drain(LONG_SECONDS), SOON)
-    assert not rig.front.connections
+    stopping = asyncio.create_task(rig.front.drain(LONG_SECONDS))
+    await asyncio.sleep(0.05)
     if not leaves:
         with pytest.raises(BrokenPipeError):
             client.send(b"question")
-        assert await rig.read(client) == b""
+    assert not stopping.done()
+    rig.front.unfinished = Unfinished()
+    await soon(stopping)
+    assert len(rig.front.connections) == 1, "the one that was paired"
+    assert leaves or await read(client) == b""
 
 
-async def test_what_cannot_be_cancelled_does_not_hold_up_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_end_cancels_what_does_not_finish_and_waits_no_longer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "CANCEL_SECONDS", 0.03)
-    freed = asyncio.Event()
+    rig.fill()
+    client, freed = rig.client(), asyncio.Event()
 
     async def stubborn() -> None:
         while not freed.is_set():
@@ -300,20 +267,13 @@ async def test_what_cannot_be_cancelled_does_not_hold_up_the_end(rig: Rig, monke
             except asyncio.CancelledError:
                 continue
 
-    task = asyncio.create_task(stubborn())
-    rig.front.keep(task)
+    endless, uncancelled = asyncio.create_task(asyncio.sleep(LONG_SECONDS)), asyncio.create_task(stubborn())
+    for task in (endless, uncancelled):
+        rig.front.keep(task)
     await asyncio.sleep(0)
-    await asyncio.wait_for(rig.front.drain(0.02), SOON)
-    freed.set()
-    await task
-
-
-async def test_end_cancels_what_does_not_finish(rig: Rig) -> None:
-    rig.fill()
-    client = rig.client()
-    endless = asyncio.create_task(asyncio.sleep(LONG_SECONDS))
-    rig.front.keep(endless)
-    await rig.front.drain(0.02)
+    await soon(asyncio.create_task(rig.front.drain(0.02)))
     assert endless.cancelled()
-    assert not rig.front.tasks
-    assert await rig.read(client) == b"", "the client that waited to be paired is closed"
+    assert rig.front.tasks == {uncancelled}
+    assert await read(client) == b"", "the client that waited to be paired is closed"
+    freed.set()
+    await uncancelled

@@ -10,86 +10,81 @@ import pytest
 
 from runtimeproxy.relay.supervisor import Supervisor
 from tests.fakes.descriptors import no_descriptors
+from tests.patience import read
 
 BEAT_USEC = "40000"
 
 
+class Systemd:
+    """The socket that NOTIFY_SOCKET names."""
+
+    def __init__(self, path: str, abstract: bool) -> None:
+        self.name = f"@{path}" if abstract else path
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(f"\0{path}" if abstract else path)
+        self.socket.setblocking(False)
+
+    def told(self) -> list[bytes]:
+        found = []
+        while True:
+            try:
+                found.append(self.socket.recv(100))
+            except BlockingIOError:
+                return found
+
+    async def until_alive(self) -> None:
+        assert await read(self.socket) == b"WATCHDOG=1"
+
+    def supervisor(self, **variables: str) -> Supervisor:
+        environ = {"NOTIFY_SOCKET": self.name, "OTHER": "1", **variables}
+        made = Supervisor(environ)
+        assert environ == {"OTHER": "1"}
+        return made
+
+
 @pytest.fixture(params=["path", "abstract"])
-def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
-    """Return a socket as systemd has it, and its name in NOTIFY_SOCKET."""
-    name = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.bind(f"\0{name}" if request.param == "abstract" else name)
-        sock.setblocking(False)
-        yield sock, f"@{name}" if request.param == "abstract" else name
-
-
-def told(sock: socket.socket) -> list[bytes]:
-    """Return what came."""
-    found = []
-    while True:
-        try:
-            found.append(sock.recv(100))
-        except BlockingIOError:
-            return found
-
-
-async def until_alive(sock: socket.socket) -> None:
-    """Wait for one more beat."""
-    async with asyncio.timeout(20):
-        assert await asyncio.get_running_loop().sock_recv(sock, 100) == b"WATCHDOG=1"
-
-
-async def test_it_is_told_of_the_beginning_and_the_end(systemd: tuple[socket.socket, str]) -> None:
-    sock, name = systemd
-    environ = {"NOTIFY_SOCKET": name, "OTHER": "1"}
-    supervisor = Supervisor(environ)
-    assert environ == {"OTHER": "1"}
-    assert told(sock) == []
-    supervisor.ready(asyncio.get_running_loop())
-    supervisor.stopping()
-    supervisor.leave()
-    await asyncio.sleep(0.05)
-    assert told(sock) == [b"READY=1", b"STOPPING=1"]
-
-
-@pytest.mark.parametrize("pid", [None, str(os.getpid())], ids=["anybody", "us"])
-async def test_loop_tells_that_it_lives(systemd: tuple[socket.socket, str], pid: str | None) -> None:
-    sock, name = systemd
-    environ = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": BEAT_USEC} | ({} if pid is None else {"WATCHDOG_PID": pid})
-    supervisor = Supervisor(environ)
-    assert environ == {}
-    supervisor.ready(asyncio.get_running_loop())
-    assert told(sock) == [b"READY=1", b"WATCHDOG=1"]
-    for _ in range(3):
-        await until_alive(sock)
-    supervisor.stopping()
-    assert told(sock)[-1:] == [b"STOPPING=1"]
-    await until_alive(sock)
-    supervisor.leave()
-    told(sock)
-    await asyncio.sleep(0.05)
-    assert told(sock) == []
+def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Systemd]:
+    made = Systemd(str(tmp_path / "notify"), request.param == "abstract")
+    yield made
+    made.socket.close()
 
 
 @pytest.mark.parametrize(
-    "environ",
+    "watchdog",
     [
+        {},
         {"WATCHDOG_USEC": BEAT_USEC, "WATCHDOG_PID": "1"},
-        {"WATCHDOG_USEC": "soon"},
-        {"WATCHDOG_USEC": "²"},
-        {"WATCHDOG_USEC": "0"},
-        {"WATCHDOG_USEC": ""},
+        *({"WATCHDOG_USEC": interval} for interval in ("soon", "²", "0", "")),
     ],
     ids=str,
 )
-async def test_nobody_waits_for_a_beat(systemd: tuple[socket.socket, str], environ: dict[str, str]) -> None:
-    sock, name = systemd
-    supervisor = Supervisor({"NOTIFY_SOCKET": name} | environ)
+async def test_beginning_and_end_are_told_and_no_beat_that_nobody_waits_for(
+    systemd: Systemd, watchdog: dict[str, str]
+) -> None:
+    supervisor = systemd.supervisor(**watchdog)
+    assert systemd.told() == []
     supervisor.ready(asyncio.get_running_loop())
     await asyncio.sleep(0.05)
-    assert told(sock) == [b"READY=1"]
+    supervisor.stopping()
     supervisor.leave()
+    assert systemd.told() == [b"READY=1", b"STOPPING=1"]
+
+
+@pytest.mark.parametrize("pid", [{}, {"WATCHDOG_PID": str(os.getpid())}], ids=["anybody", "us"])
+async def test_loop_tells_that_it_lives_to_the_end(systemd: Systemd, pid: dict[str, str]) -> None:
+    supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC, **pid)
+    supervisor.ready(asyncio.get_running_loop())
+    assert systemd.told() == [b"READY=1", b"WATCHDOG=1"]
+    with no_descriptors():
+        for _ in range(3):
+            await systemd.until_alive()
+        supervisor.stopping()
+    assert systemd.told()[-1:] == [b"STOPPING=1"]
+    await systemd.until_alive()
+    supervisor.leave()
+    systemd.told()
+    await asyncio.sleep(0.05)
+    assert systemd.told() == []
 
 
 async def test_without_a_supervisor_nothing_is_told(tmp_path: Path) -> None:
@@ -100,33 +95,18 @@ async def test_without_a_supervisor_nothing_is_told(tmp_path: Path) -> None:
         supervisor.leave()
 
 
-async def test_one_that_does_not_read_costs_nothing(systemd: tuple[socket.socket, str]) -> None:
-    sock, name = systemd
-    supervisor = Supervisor({"NOTIFY_SOCKET": name})
+def test_supervisor_that_does_not_read_costs_nothing(systemd: Systemd) -> None:
+    supervisor = systemd.supervisor()
     for _ in range(2000):  # far more than a socket keeps
         supervisor.stopping()
-    assert 0 < len(told(sock)) < 2000
+    assert 0 < len(systemd.told()) < 2000
     supervisor.leave()
 
 
-async def test_without_a_descriptor_left_it_is_told_as_before(systemd: tuple[socket.socket, str]) -> None:
-    sock, name = systemd
-    supervisor = Supervisor({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": BEAT_USEC})
-    supervisor.ready(asyncio.get_running_loop())
-    told(sock)
-    with no_descriptors():
-        for _ in range(3):
-            await until_alive(sock)
-        supervisor.stopping()
-        assert told(sock)[-1:] == [b"STOPPING=1"]
-    supervisor.leave()
-
-
-async def test_beat_begins_once_there_is_a_descriptor(systemd: tuple[socket.socket, str]) -> None:
-    sock, name = systemd
-    supervisor = Supervisor({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": BEAT_USEC})
+async def test_beat_begins_once_there_is_a_descriptor(systemd: Systemd) -> None:
+    supervisor = systemd.supervisor(WATCHDOG_USEC=BEAT_USEC)
     with no_descriptors():
         supervisor.ready(asyncio.get_running_loop())
-    assert told(sock) == []
-    await until_alive(sock)
+    assert systemd.told() == []
+    await systemd.until_alive()
     supervisor.leave()

@@ -1,7 +1,8 @@
 """Heads and chunked bodies of HTTP/1.1 in tables: what is accepted and how it is read, what is refused by which rule.
 
-The heads of the docker CLI and of cri-dockerd are those of recorded traffic, with other ids, lengths and credentials;
-those of the SDK for Python, curl, build sessions and websockets are written as these clients are known to send them.
+The heads of the docker CLI and of cri-dockerd are those of recorded traffic, with other ids, lengths and credentials,
+the framing last; those of the SDK for Python, curl, build sessions and websockets are written as these clients are
+known to send them.
 """
 
 from typing import NamedTuple
@@ -16,12 +17,10 @@ PREFIX = "/v1.41/containers"
 
 
 def head(*lines: str) -> bytes:
-    """Join the lines of a head."""
     return "\r\n".join((*lines, "", "")).encode("latin-1")
 
 
 def first(line: str) -> bytes:
-    """Build a request with this first line."""
     return head(line, "Host: h")
 
 
@@ -46,84 +45,45 @@ class Request(NamedTuple):
     closes: bool = False
 
 
-def _json(length: int, *fields: str) -> tuple[str, ...]:
-    return (f"Content-Length: {length}", *fields, "Content-Type: application/json")
+def _asks(line: str, *fields: str, upgrade: str = "", expects_continue: bool = False) -> Request:
+    """Build a request of a client whose framing its last field says."""
+    name, _, value = fields[-1].partition(": ")
+    framing = {"Content-Length": Framing.SIZED, "Transfer-Encoding": Framing.CHUNKED}.get(name, Framing.EMPTY)
+    host = () if fields[0].startswith("Host: ") else (HOST,)
+    length = int(value) if framing is Framing.SIZED else 0
+    return Request(head(f"{line} HTTP/1.1", *host, *fields), framing, length, upgrade, expects_continue)
 
 
-_UPGRADE = ("Connection: Upgrade", "Content-Type: text/plain", "Upgrade: tcp")
+_SIZE, _EMPTY_BODY, _CODING = "Content-Length: {}".format, "Content-Length: 0", "Transfer-Encoding: chunked"
+_JSON, _TEXT, _TAR = (f"Content-Type: {kind}" for kind in ("application/json", "text/plain", "application/x-tar"))
+_TCP = ("Connection: Upgrade", "Upgrade: tcp")
+_CURL = ("Host: localhost", "User-Agent: curl/7.88.1", "Accept: */*")
+_SDK = ("Host: localhost", "User-Agent: docker-sdk-python/7.1.0", "Accept-Encoding: gzip, deflate", "Accept: */*")
+_FORM = ("Content-Type: application/x-www-form-urlencoded", "Expect: 100-continue")
+_SESSION = ("Connection: Upgrade", "Upgrade: h2c", "X-Docker-Expose-Session-Uuid: 1")
+_METHODS = tuple(f"X-Docker-Expose-Session-Grpc-Method: /a/{method}" for method in "BC")
+_WEBSOCKET = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
 
 OF_CLIENTS = [
-    Request(head("HEAD /_ping HTTP/1.1", HOST, CLI)),
-    Request(head(f"GET {PREFIX}/c1/json HTTP/1.1", HOST, CLI)),
-    Request(head("GET /v1.45/images/127.0.0.1:5000/pause:1/json HTTP/1.1", HOST, GO)),
-    Request(head(f"GET {PREFIX}/json?all=1&filters=%7B%22id%22%3A%7B%22{ID}%22%3Atrue%7D%7D HTTP/1.1", HOST, GO)),
-    Request(head(f"POST {PREFIX}/create HTTP/1.1", HOST, CLI, *_json(1489)), Framing.SIZED, 1489),
-    Request(head(f"POST {PREFIX}/create?name=k8s_POD_w_d_u_0 HTTP/1.1", HOST, GO, *_json(2210)), Framing.SIZED, 2210),
-    Request(head(f"POST {PREFIX}/{ID}/start HTTP/1.1", HOST, GO, "Content-Length: 0"), Framing.SIZED),
-    Request(head(f"POST {PREFIX}/{ID}/stop?t=10 HTTP/1.1", HOST, GO, "Content-Length: 0"), Framing.SIZED),
-    Request(head(f"POST {PREFIX}/{ID}/wait?condition=removed HTTP/1.1", HOST, CLI, "Content-Length: 0"), Framing.SIZED),
-    Request(
-        head(
-            f"POST {PREFIX}/{ID}/attach?stderr=1&stdout=1&stream=1 HTTP/1.1", HOST, CLI, "Content-Length: 0", *_UPGRADE
-        ),
-        Framing.SIZED,
-        upgrade="tcp",
-    ),
-    Request(
-        head(f"POST /v1.41/exec/{ID}/start HTTP/1.1", HOST, CLI, *_json(28, "Connection: Upgrade"), "Upgrade: tcp"),
-        Framing.SIZED,
-        28,
-        upgrade="tcp",
-    ),
-    Request(head(f"DELETE {PREFIX}/{ID}?force=1&v=1 HTTP/1.1", HOST, GO)),
-    Request(
-        head(
-            f"PUT {PREFIX}/c1/archive?noOverwriteDirNonDir=true&path=%2Froot HTTP/1.1",
-            *(HOST, CLI, "Transfer-Encoding: chunked", "Content-Type: text/plain"),
-        ),
-        Framing.CHUNKED,
-    ),
-    Request(
-        head(
-            "POST /v1.41/build?dockerfile=Dockerfile&q=1&version=1 HTTP/1.1",
-            *(HOST, CLI, "Transfer-Encoding: chunked", "Content-Type: application/x-tar", "X-Registry-Config: e30="),
-        ),
-        Framing.CHUNKED,
-    ),
-    Request(
-        head(
-            "POST /session HTTP/1.1",
-            *(HOST, CLI, "Connection: Upgrade", "Upgrade: h2c", "X-Docker-Expose-Session-Uuid: 1"),
-            *("X-Docker-Expose-Session-Grpc-Method: /a/B", "X-Docker-Expose-Session-Grpc-Method: /a/C"),
-        ),
-        upgrade="h2c",
-    ),
-    Request(
-        head(
-            "GET /version HTTP/1.1",
-            *("Host: localhost", "User-Agent: docker-sdk-python/7.1.0", "Accept-Encoding: gzip, deflate"),
-            *("Accept: */*", "Connection: keep-alive"),
-        )
-    ),
-    Request(head("GET /info HTTP/1.1", "Host: localhost", "User-Agent: curl/7.88.1", "Accept: */*")),
-    Request(
-        head(
-            "POST /images/load HTTP/1.1",
-            *("Host: localhost", "User-Agent: curl/7.88.1", "Accept: */*", "Content-Length: 2097152"),
-            *("Content-Type: application/x-www-form-urlencoded", "Expect: 100-continue"),
-        ),
-        Framing.SIZED,
-        2097152,
-        expects_continue=True,
-    ),
-    Request(
-        head(
-            f"GET {PREFIX}/{ID}/attach/ws?stream=1 HTTP/1.1",
-            *("Host: localhost", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13"),
-            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-        ),
-        upgrade="websocket",
-    ),
+    _asks("HEAD /_ping", CLI),
+    _asks(f"GET {PREFIX}/c1/json", CLI),
+    _asks("GET /v1.45/images/127.0.0.1:5000/pause:1/json", GO),
+    _asks(f"GET {PREFIX}/json?all=1&filters=%7B%22id%22%3A%7B%22{ID}%22%3Atrue%7D%7D", GO),
+    _asks(f"POST {PREFIX}/create", CLI, _JSON, _SIZE(1489)),
+    _asks(f"POST {PREFIX}/create?name=k8s_POD_w_d_u_0", GO, _JSON, _SIZE(2210)),
+    _asks(f"POST {PREFIX}/{ID}/start", GO, _EMPTY_BODY),
+    _asks(f"POST {PREFIX}/{ID}/stop?t=10", GO, _EMPTY_BODY),
+    _asks(f"POST {PREFIX}/{ID}/wait?condition=removed", CLI, _EMPTY_BODY),
+    _asks(f"POST {PREFIX}/{ID}/attach?stderr=1&stdout=1&stream=1", CLI, _TEXT, *_TCP, _EMPTY_BODY, upgrade="tcp"),
+    _asks(f"POST /v1.41/exec/{ID}/start", CLI, _JSON, *_TCP, _SIZE(28), upgrade="tcp"),
+    _asks(f"DELETE {PREFIX}/{ID}?force=1&v=1", GO),
+    _asks(f"PUT {PREFIX}/c1/archive?noOverwriteDirNonDir=true&path=%2Froot", CLI, _TEXT, _CODING),
+    _asks("POST /v1.41/build?dockerfile=Dockerfile&q=1&version=1", CLI, _TAR, "X-Registry-Config: e30=", _CODING),
+    _asks("POST /session", CLI, *_SESSION, *_METHODS, upgrade="h2c"),
+    _asks("GET /version", *_SDK, "Connection: keep-alive"),
+    _asks("GET /info", *_CURL),
+    _asks("POST /images/load", *_CURL, *_FORM, _SIZE(2097152), expects_continue=True),
+    _asks(f"GET {PREFIX}/{ID}/attach/ws?stream=1", "Host: localhost", *_WEBSOCKET, upgrade="websocket"),
 ]
 """What clients of the daemon send: none of it may ever be refused."""
 
@@ -291,14 +251,9 @@ REFUSED_RESPONSES = [
 _LONGEST_TRAILER = b"X: " + b"x" * (65_536 - 7) + b"\r\n"
 
 CHUNKED = [
-    # Rows: a whole chunked body, and its payload.
-    (b"0\r\n\r\n", b""),
-    (b"000\r\n\r\n", b""),
+    *((b"0\r\n\r\n", b""), (b"000\r\n\r\n", b"")),
     (b"5\r\nhello\r\n0\r\n\r\n", b"hello"),
-    (
-        b"5\r\nhello\r\nA\r\n, world: \n\r\n0c\r\n\r\n0\r\n\r\n0\r\n\r\n\r\n0\r\n\r\n",
-        b"hello, world: \n\r\n0\r\n\r\n0\r\n\r\n",
-    ),
+    (b"5\r\nhello\r\n0c\r\n\r\n0\r\n\r\n0\r\n\r\n\r\n0\r\n\r\n", b"hello\r\n0\r\n\r\n0\r\n\r\n"),
     (b"000000000000005\r\nhello\r\n000000000000000\r\n\r\n", b"hello"),
     (b"1F\r\n" + b"x" * 31 + b"\r\n1f\r\n" + b"y" * 31 + b"\r\n0\r\n\r\n", b"x" * 31 + b"y" * 31),
     (b'5;a;b=c;d="e\t\xe9;"\r\nhello\r\n0; x\r\n\r\n', b"hello"),
@@ -307,6 +262,7 @@ CHUNKED = [
     (b"5\r\nhello\r\n0\r\nX-Sum: 1\r\nY:\r\nContent-Lengths: 5\r\nZ: \xe9\ta \r\n\r\n", b"hello"),
     (b"0\r\n" + _LONGEST_TRAILER + b"\r\n", b""),
 ]
+"""Whole chunked bodies, each with its payload."""
 
 REFUSED_CHUNKED = [
     *breaking(Rule.CHUNK_SIZE, b"\r\n", b"\n", b" 5\r\n", b"5 \r\n", b"5 ;x\r\n", b"+5\r\n", b"0x5\r\n", b"5_0\r\n"),

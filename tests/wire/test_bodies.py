@@ -8,10 +8,10 @@ from runtimeproxy.wire import bodies
 from runtimeproxy.wire.bodies import PASSING_CHUNKS, Body, ChunkedBody, EndlessBody, SizedBody
 from runtimeproxy.wire.http1 import BadMessage, Framing, Rule
 from tests.wire.http1_forms import CHUNKED, REFUSED_CHUNKED
-from tests.wire.test_http1 import RULES_OF_BODIES
+from tests.wire.test_http1 import RULES_OF_BODIES, refusal
 
 SHORT = 200
-"""Bodies up to this length are cut at every place."""
+"""Bodies are cut at every place up to this one."""
 
 EXTENSIONS = st.sampled_from([b"", b";a", b';a="b c"', b";"])
 TRAILERS = st.lists(st.sampled_from([b"X-Sum: 1\r\n", b"Y:\r\n", b"Content-Lengths: 9\r\n"]), max_size=3)
@@ -19,7 +19,6 @@ TRAILERS = st.lists(st.sampled_from([b"X-Sum: 1\r\n", b"Y:\r\n", b"Content-Lengt
 
 @st.composite
 def chunked(draw: st.DrawFn) -> tuple[bytes, bytes]:
-    """Return a chunked body and its payload."""
     pieces = draw(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
     written = draw(st.sampled_from([b"%x", b"%X", b"%03x", b"%015X"]))
     lines = [(written % len(piece)) + draw(EXTENSIONS) + b"\r\n" + piece + b"\r\n" for piece in pieces]
@@ -43,9 +42,6 @@ def fed(body: Body, stream: bytes, cuts: list[int]) -> int:
     return at
 
 
-# ---- sized and endless ones
-
-
 @given(st.integers(1, 100), st.binary(max_size=40), CUTS)
 def test_sized_body_ends_after_its_length(length: int, behind: bytes, cuts: list[int]) -> None:
     body = SizedBody(length)
@@ -53,20 +49,11 @@ def test_sized_body_ends_after_its_length(length: int, behind: bytes, cuts: list
     assert body.done
 
 
-def test_endless_body_takes_everything() -> None:
-    body = EndlessBody()
-    assert [body.feed(b"abc"), body.feed(b"abc", 2), body.feed(b"")] == [3, 3, 0]
-    assert not body.done
-
-
 @pytest.mark.parametrize(
     ("framing", "length", "kind"),
     [
-        (Framing.EMPTY, 0, None),
-        (Framing.SIZED, 0, None),
-        (Framing.SIZED, 1, SizedBody),
-        (Framing.CHUNKED, 0, ChunkedBody),
-        (Framing.UNTIL_CLOSE, 0, EndlessBody),
+        *((framing, 0, None) for framing in (Framing.EMPTY, Framing.SIZED)),
+        *((Framing.SIZED, 1, SizedBody), (Framing.CHUNKED, 0, ChunkedBody), (Framing.UNTIL_CLOSE, 0, EndlessBody)),
     ],
 )
 def test_each_framing_has_its_follower(framing: Framing, length: int, kind: type[Body] | None) -> None:
@@ -87,18 +74,7 @@ def test_each_framing_has_its_follower(framing: Framing, length: int, kind: type
 def test_bytes_pass_unread_up_to_the_end(body: Body, sizes: list[int], passed: list[bool], done: bool) -> None:
     assert [body.passes(bytes(500), size) for size in sizes] == passed
     assert body.done is done
-
-
-# ---- chunked ones
-
-
-@pytest.mark.parametrize(("count", "passes"), [(PASSING_CHUNKS, True), (PASSING_CHUNKS + 1, False)])
-def test_many_small_chunks_do_not_pass_unread(count: int, passes: bool) -> None:
-    body, offered = ChunkedBody(), b"1\r\nx\r\n" * count
-    assert body.passes(offered, len(offered)) is passes
-    behind = b"0\r\n\r\n" if passes else offered + b"0\r\n\r\n"
-    assert body.feed(behind) == len(behind)
-    assert body.done
+    assert done or body.feed(b"abc", 2) == 3
 
 
 @pytest.mark.parametrize(
@@ -125,6 +101,8 @@ def test_many_small_chunks_do_not_pass_unread(count: int, passes: bool) -> None:
         (b"5\r\n12345\r\n", b"0\r\n\r\n", True, b""),
         (b"5\r\n12345\r\n3", b"\r\nabc", False, b"\r\n0\r\n\r\n"),
         (b"5\r\n12345\r\n0\r\n", b"\r\n", False, b""),
+        (b"", b"1\r\nx\r\n" * PASSING_CHUNKS, True, b"0\r\n\r\n"),
+        (b"", b"1\r\nx\r\n" * (PASSING_CHUNKS + 1), False, b"0\r\n\r\n"),
     ],
 )
 @pytest.mark.parametrize("cuts", [[], [1] * 40])
@@ -159,19 +137,12 @@ def test_chunked_body_is_followed_to_its_end(raw: bytes, payload: bytes, kind: t
     assert (body.feed(kind(b"head" + raw + b"GET /"), 4), body.done) == (4 + len(raw), True)
     assert body.feed(b"GET /") == 0
     assert bodies.dechunk(kind(raw)) == payload
-
-
-@pytest.mark.parametrize(("raw", "payload"), [row for row in CHUNKED if len(row[0]) <= SHORT])
-def test_chunked_body_may_be_cut_at_every_place(raw: bytes, payload: bytes) -> None:
-    for place in range(1, len(raw)):
-        kept: list[bytes | bytearray] = []
-        assert fed(ChunkedBody(kept.append), raw + b"GET", [place]) == len(raw)
-        assert b"".join(kept) == payload
-    assert fed(ChunkedBody(), raw + b"GET", [1] * len(raw)) == len(raw)
+    for place in range(1, min(len(raw), SHORT)):
+        assert fed(ChunkedBody(), raw + b"GET", [place]) == len(raw)
 
 
 @given(chunked(), st.binary(max_size=10), CUTS)
-def test_any_split_of_the_bytes_gives_the_same_end(body: tuple[bytes, bytes], behind: bytes, cuts: list[int]) -> None:
+def test_chunked_body_ends_alike_for_any_split(body: tuple[bytes, bytes], behind: bytes, cuts: list[int]) -> None:
     raw, payload = body
     kept: list[bytes | bytearray] = []
     assert fed(ChunkedBody(kept.append), raw + behind, cuts) == len(raw)
@@ -180,32 +151,13 @@ def test_any_split_of_the_bytes_gives_the_same_end(body: tuple[bytes, bytes], be
 
 @pytest.mark.parametrize(("raw", "rule"), REFUSED_CHUNKED, ids=lambda value: repr(value)[:40])
 def test_broken_chunked_body_is_refused_however_it_is_cut(raw: bytes, rule: Rule) -> None:
-    splits = [[], [1] * len(raw), *([place] for place in range(1, len(raw)) if len(raw) <= SHORT)]
-    for cuts in splits:
-        with pytest.raises(BadMessage) as caught:
-            fed(ChunkedBody(), raw, cuts)
-        assert caught.value.rule is rule
+    for cuts in ([], [1] * len(raw), *([place] for place in range(1, len(raw)) if len(raw) <= SHORT)):
+        assert refusal(fed, ChunkedBody(), raw, cuts) is rule
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"5",
-        b"5\r",
-        b"5\r\n",
-        b"5\r\nhello",
-        b"5\r\nhello\r\n",
-        b"0\r\n",
-        b"0\r\nX: a\r\n",
-        b"0\r\n\r",
-        b"0\r\n\r\nx",
-    ],
-)
+@pytest.mark.parametrize("raw", [b"", b"5", b"5\r", b"5\r\nhello", b"5\r\nhello\r\n", b"0\r\n\r", b"0\r\n\r\nx"])
 def test_only_a_whole_chunked_body_has_a_payload(raw: bytes) -> None:
-    with pytest.raises(BadMessage) as caught:
-        bodies.dechunk(raw)
-    assert caught.value.rule is Rule.WHOLE_BODY
+    assert refusal(bodies.dechunk, raw) is Rule.WHOLE_BODY
 
 
 def test_every_rule_of_bodies_has_a_form_that_breaks_it() -> None:

@@ -1,7 +1,7 @@
 """Tests of HTTP/1.1 heads: each row of the tables, any split of the bytes, edits and answers of our own."""
 
 import json
-from contextlib import suppress
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -9,28 +9,25 @@ from hypothesis import strategies as st
 
 from runtimeproxy.wire import http1
 from runtimeproxy.wire.http1 import FIELDS_LIMIT, HEAD_LIMIT, BadMessage, Framing, Rule
-from tests.wire.http1_forms import (
-    REFUSED_REQUESTS,
-    REFUSED_RESPONSES,
-    REQUESTS,
-    RESPONSES,
-    Request,
-    Response,
-    get,
-    head,
-)
+from tests.wire import http1_forms
+from tests.wire.http1_forms import REFUSED_REQUESTS, REFUSED_RESPONSES, REQUESTS, RESPONSES, Response, get, head
 
 RULES_OF_BODIES = {
-    *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY),
+    *(Rule.CHUNK_SIZE, Rule.CHUNK_LINE_BYTES, Rule.CHUNK_END, Rule.TRAILER, Rule.TRAILER_BYTES, Rule.WHOLE_BODY)
 }
+SIZES = st.integers(1, 60)
 STATUSES = {Rule.HEAD_BYTES: 431, Rule.FIELDS: 431, Rule.VERSION: 505, Rule.TRANSFER_CODING: 501, Rule.EXPECT: 417}
 
 
-# ---- requests
+def refusal(read: Callable[..., object], *arguments: object) -> Rule:
+    """Return the rule for which something is refused."""
+    with pytest.raises(BadMessage) as caught:
+        read(*arguments)
+    return caught.value.rule
 
 
 @pytest.mark.parametrize("expected", REQUESTS, ids=lambda row: row.raw[:60])
-def test_request_is_read(expected: Request) -> None:
+def test_request_is_read(expected: http1_forms.Request) -> None:
     read = http1.request_head(expected.raw)
     assert read.raw == expected.raw
     assert (read.framing, read.length) == (expected.framing, expected.length)
@@ -55,12 +52,7 @@ def test_fields_are_in_order_with_names_in_lower_case_and_bare_values(first: str
 
 @pytest.mark.parametrize(("raw", "rule"), REFUSED_REQUESTS)
 def test_request_is_refused(raw: bytes, rule: Rule) -> None:
-    with pytest.raises(BadMessage) as caught:
-        http1.request_head(raw)
-    assert caught.value.rule is rule
-
-
-# ---- responses
+    assert refusal(http1.request_head, raw) is rule
 
 
 @pytest.mark.parametrize("expected", RESPONSES, ids=lambda row: row.raw[:60] + row.method.encode())
@@ -74,12 +66,7 @@ def test_response_is_read(expected: Response) -> None:
 @pytest.mark.parametrize(("raw", "rule"), REFUSED_RESPONSES)
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_response_is_refused(raw: bytes, rule: Rule, method: str) -> None:
-    with pytest.raises(BadMessage) as caught:
-        http1.response_head(raw, method)
-    assert caught.value.rule is rule
-
-
-# ---- the list of refused forms
+    assert refusal(http1.response_head, raw, method) is rule
 
 
 def test_every_rule_of_heads_has_a_form_that_breaks_it() -> None:
@@ -93,18 +80,7 @@ def test_refusal_tells_its_rule_and_its_status(rule: Rule) -> None:
     assert (refusal.rule, refusal.status, str(refusal)) == (rule, STATUSES.get(rule, 400), rule.text)
 
 
-@given(st.binary(max_size=60), st.sampled_from([row.raw for row in REQUESTS + RESPONSES]), st.integers(0, 200))
-def test_arbitrary_bytes_raise_nothing_but_bad_message(noise: bytes, raw: bytes, at: int) -> None:
-    for read in (http1.request_head, lambda octets: http1.response_head(octets, "GET"), http1.head_end):
-        for octets in (noise, raw[:at] + noise + raw[at:]):
-            with suppress(BadMessage):
-                read(octets)
-
-
-# ---- remembering
-
-
-def test_short_heads_are_remembered_and_long_ones_are_not() -> None:
+def test_short_heads_are_remembered_with_their_method_and_long_ones_not() -> None:
     for read in (http1.request_head, lambda octets: http1.response_head(octets, "GET")):
         start = get if read is http1.request_head else lambda *fields: head("HTTP/1.1 200 OK", *fields)
         size = http1.CACHED_BYTES - len(start("X: "))
@@ -112,28 +88,20 @@ def test_short_heads_are_remembered_and_long_ones_are_not() -> None:
         assert read(short) is read(bytes(bytearray(short)))
         assert read(long) is not read(bytes(bytearray(long)))
         assert read(long).field("x") == "s" * (size + 1)
-
-
-def test_remembered_response_is_that_of_its_method() -> None:
     raw = head("HTTP/1.1 200 OK", "Content-Length: 5")
     framings = [http1.response_head(raw, method).framing for method in ("GET", "HEAD", "CONNECT", "POST")]
     assert framings == [Framing.SIZED, Framing.EMPTY, Framing.UNTIL_CLOSE, Framing.SIZED]
 
 
-# ---- the end of a head
-
-HEADS = [row.raw for row in REQUESTS + RESPONSES]
-
-
-@given(st.sampled_from(HEADS), st.binary(max_size=3), st.binary(max_size=5), st.lists(st.integers(1, 60)))
-def test_any_split_of_the_bytes_gives_the_same_end(raw: bytes, before: bytes, after: bytes, pieces: list[int]) -> None:
-    stream = before + raw + after
+@given(st.sampled_from(REQUESTS + RESPONSES), st.binary(max_size=3), st.binary(max_size=5), st.lists(SIZES))
+def test_head_ends_alike_for_any_split(row: Response, before: bytes, after: bytes, pieces: list[int]) -> None:
+    stream, whole = before + row.raw + after, len(before + row.raw)
     buffer, seen, at = bytearray(before), 0, len(before)
     for piece in [*pieces, len(stream)]:
         buffer += stream[at : at + piece]
         at += piece
         end = http1.head_end(buffer, len(before), seen)
-        assert end == (len(before + raw) if len(buffer) >= len(before + raw) else 0)
+        assert end == (whole if len(buffer) >= whole else 0)
         if end:
             return
         seen = len(buffer)
@@ -149,7 +117,7 @@ def test_any_split_of_the_bytes_gives_the_same_end(raw: bytes, before: bytes, af
         *((beginning, Rule.CONTROL) for beginning in (b"\0", b"\0\n", b"GET /\0", b"\x16\x03\x01\0\xa5\x01\0\0")),
     ],
 )
-def test_what_cannot_become_a_head_is_refused_without_its_end(beginning: bytes, rule: Rule) -> None:
+def test_bytes_that_cannot_become_a_head_are_refused_at_once(beginning: bytes, rule: Rule) -> None:
     buffer, caught = bytearray(b"\r"), None
     for size in (len(beginning), *range(1, len(beginning) + 1)):
         buffer[1:] = beginning[:size]
@@ -164,28 +132,18 @@ def test_what_cannot_become_a_head_is_refused_without_its_end(beginning: bytes, 
     assert caught is rule
 
 
-def test_head_of_the_limit_ends_and_a_longer_one_is_refused() -> None:
+def test_head_of_the_limits_is_read_and_a_longer_one_is_refused() -> None:
     room = HEAD_LIMIT - len(get("X: "))
     longest, longer = get("X: " + "x" * room), get("X: " + "x" * (room + 1))
     for before in (b"", b"12345"):
         assert http1.head_end(before + longest + b"body", len(before)) == len(before) + HEAD_LIMIT
         assert http1.head_end(before + longest[:-1], len(before)) == 0
         for octets in (longer, longer[:-1], longest[:-1] + b"x", longer + longer):
-            with pytest.raises(BadMessage) as caught:
-                http1.head_end(before + octets, len(before))
-            assert caught.value.rule is Rule.HEAD_BYTES
+            assert refusal(http1.head_end, before + octets, len(before)) is Rule.HEAD_BYTES
     assert http1.request_head(longest).field("x") == "x" * room
-
-
-def test_as_many_fields_as_the_limit_are_read_and_one_more_is_refused() -> None:
     many = [f"X-{number}: y" for number in range(FIELDS_LIMIT - 1)]
     assert len(http1.request_head(get(*many)).fields) == FIELDS_LIMIT
-    with pytest.raises(BadMessage) as caught:
-        http1.request_head(get(*many, "X: y"))
-    assert caught.value.rule is Rule.FIELDS
-
-
-# ---- writing
+    assert refusal(http1.request_head, get(*many, "X: y")) is Rule.FIELDS
 
 
 @pytest.mark.parametrize(
@@ -207,7 +165,7 @@ def test_head_with_another_length_differs_in_the_lines_of_its_framing_only(
 
 
 @pytest.mark.parametrize("row", REQUESTS, ids=lambda row: row.raw[:60])
-def test_head_with_another_length_is_read_with_that_length(row: Request) -> None:
+def test_head_with_another_length_is_read_with_that_length(row: http1_forms.Request) -> None:
     before, after = http1.request_head(row.raw), http1.request_head(http1.with_length(row.raw, 3))
     assert (after.framing, after.length) == (Framing.SIZED, 3)
     assert (after.method, after.target, after.closes) == (before.method, before.target, before.closes)

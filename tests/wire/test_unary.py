@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import JOINED_BYTES, grpc, headers, http2
-from runtimeproxy.wire.unary import (
-    ACKS_AT_ONCE,
-    STREAMS_UNTIL_TOLD,
-    CallFailed,
-    Calls,
-    Kind,
-    Outcome,
-    TooLong,
-    Unprocessed,
-)
+from runtimeproxy.wire.unary import ACKS_AT_ONCE, CallFailed, Calls, Kind, Outcome, TooLong, Unprocessed
 
 LIMIT = 1000
 PATH = "/package.Service/Method"
@@ -59,28 +50,16 @@ def answer(stream: int, message: bytes) -> bytes:
     return block(stream, HEAD) + data(stream, grpc.message(message)) + block(stream, GOOD_END, end=True)
 
 
-def outcome(calls: Calls, stream: int = 1) -> Outcome:
-    """Take the only outcome."""
-    ((ended, result),) = calls.ended
+def outcome(calls: Calls) -> Outcome:
+    ((_, result),) = calls.ended
     calls.ended.clear()
-    assert ended == stream
     return result
 
 
-def failure(calls: Calls, stream: int = 1) -> CallFailed:
-    result = outcome(calls, stream)
+def failure(calls: Calls) -> CallFailed:
+    result = outcome(calls)
     assert isinstance(result, CallFailed)
     return result
-
-
-def asked(received: bytes) -> tuple[CallFailed, list[Frame]]:
-    """Send one request, receive bytes and return the failure with what was sent after it."""
-    calls = connected(b"")
-    calls.receive(received)
-    return failure(calls), sent(calls)
-
-
-# The request.
 
 
 def test_request_on_the_wire() -> None:
@@ -110,29 +89,22 @@ def test_stream_ids_can_be_used_up() -> None:
     assert calls.closing
 
 
-def test_request_waits_for_the_peers_windows_and_frame_size() -> None:
-    calls = Calls(LIMIT)
-    calls.receive(http2.settings({http2.INITIAL_WINDOW_SIZE: 10, http2.MAX_FRAME_SIZE: 16384}))
+def test_request_waits_for_the_peers_windows() -> None:
+    calls, message = Calls(LIMIT), b"m" * (JOINED_BYTES + 1)
+    calls.receive(http2.settings({http2.INITIAL_WINDOW_SIZE: 10}))
     calls.out.clear()
-    calls.open(PATH, b"m" * 20_000, 1.0)
-    framed = grpc.message(b"m" * 20_000)
-    assert [frame[3] for frame in sent(calls) if frame[0] == http2.DATA] == [framed[:10]]
-    calls.receive(http2.window_update(1, 2**20))
-    first, rest = sent(calls)
-    assert (len(first[3]), first[1]) == (16384, 0)
-    assert (first[3] + rest[3], rest[1]) == (framed[10:], http2.END_STREAM)
-
-
-def test_long_request_is_sent_as_the_windows_open() -> None:
-    size = JOINED_BYTES + 1
-    calls = connected(b"m" * size)
-    calls.receive(http2.window_update(1, size) + http2.window_update(0, size))
-    assert sum(len(frame[3]) for frame in sent(calls)) == size + 5 - 65_535
+    calls.open(PATH, message, 1.0)
+    parts = sent(calls)[1:]
+    assert sum(len(payload) for *_, payload in parts) == 10
+    calls.receive(http2.window_update(1, 2**30) + http2.window_update(0, 2**30))
+    parts += sent(calls)
+    assert b"".join(payload for *_, payload in parts) == grpc.message(message)
+    assert [flags for _, flags, *_ in parts] == [0] * (len(parts) - 1) + [http2.END_STREAM]
 
 
 def test_number_of_streams_obeys_the_peer() -> None:
     calls = Calls(LIMIT)
-    assert calls.room == STREAMS_UNTIL_TOLD == 1
+    assert calls.room == 1
     calls.open(PATH, b"", 1.0)
     assert calls.room == 0
     calls.receive(http2.settings({}))
@@ -148,34 +120,15 @@ def test_number_of_streams_obeys_the_peer() -> None:
     assert calls.room == 1
 
 
-def test_cancel_resets_the_stream_once() -> None:
+def test_cancel_resets_the_stream_once_and_drops_a_late_answer() -> None:
     calls = connected(b"")
     calls.cancel(1)
     calls.cancel(1)
     assert sent(calls) == [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
-    assert calls.ended == []
-
-
-def test_late_answer_to_a_cancelled_call_is_dropped_and_credited() -> None:
-    calls = connected(b"")
-    calls.cancel(1)
-    calls.out.clear()
-    for _ in range(20):
-        calls.receive(data(1, bytes(16384)))
+    calls.receive(data(1, bytes(16384)) * 20)
     calls.receive(block(1, HEAD) + block(1, GOOD_END, end=True) + http2.rst_stream(1, http2.CANCEL))
     assert calls.ended == []
     assert [frame[0] for frame in sent(calls)] == [http2.WINDOW_UPDATE]
-
-
-# The answer.
-
-
-def test_answers_in_any_order() -> None:
-    calls = connected()
-    streams = [calls.open(PATH, b"", 1.0) for _ in range(3)]
-    for stream in reversed(streams):
-        calls.receive(answer(stream, str(stream).encode()))
-    assert calls.ended == [(5, b"5"), (3, b"3"), (1, b"1")]
 
 
 def test_few_pings_are_acknowledged_with_the_next_write_and_many_at_once() -> None:
@@ -197,7 +150,7 @@ def test_compressed_answer_has_the_limit_of_a_plain_one(length: int) -> None:
 
 
 @given(st.binary(max_size=LIMIT), st.lists(st.integers(1, 400)))
-def test_any_split_of_the_bytes_gives_the_same_answer(message: bytes, cuts: list[int]) -> None:
+def test_answer_is_the_same_for_any_split(message: bytes, cuts: list[int]) -> None:
     calls = connected(b"")
     framed = grpc.message(message)
     half = len(framed) // 2
@@ -210,73 +163,58 @@ def test_any_split_of_the_bytes_gives_the_same_answer(message: bytes, cuts: list
     assert outcome(calls) == message
 
 
-# Failures that the peer tells.
+def status(value: bytes, text: bytes = b"") -> bytes:
+    """Build an answer of trailers only."""
+    return block(1, [*HEAD, (b"grpc-status", value), (b"grpc-message", text)], end=True)
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "text", "kind"),
-    [
-        ([(b"grpc-status", b"7"), (b"grpc-message", b"no%20way%21")], 7, "no way!", Kind.STATUS),
-        ([(b"grpc-status", b"13")], 13, "", Kind.STATUS),
-        ([(b"grpc-status", b"4"), (b"grpc-message", b"A=1")], 4, "the peer says that the time is over", Kind.DEADLINE),
-        ([(b"grpc-status", b"17")], 2, "", Kind.STATUS),
-        ([(b"grpc-status", b"x")], 2, "", Kind.STATUS),
-        ([(b"grpc-status", b"-1")], 2, "", Kind.STATUS),
-        ([(b"grpc-status", b"9" * 5000)], 2, "", Kind.STATUS),
-        ([(b"grpc-status", b"7"), (b"grpc-message", b"x" * 9000)], 7, "x" * 2048, Kind.STATUS),
-        ([(b"grpc-status", b"0")], 13, "not exactly one whole gRPC message", Kind.BROKEN),
-    ],
-)
-def test_trailers_only(fields: list[headers.Header], code: int, text: str, kind: Kind) -> None:
-    failed, after = asked(block(1, [*HEAD, *fields], end=True))
-    assert (failed.code, failed.text, failed.kind) == (code, text, kind)
-    assert str(failed) == text
-    assert after == []
+def http_status(value: bytes, end: bool) -> bytes:
+    return block(1, [(b":status", value), (b"content-type", b"text/plain")], end)
 
 
-@pytest.mark.parametrize(
-    ("status", "code"), [(b"400", 13), (b"401", 16), (b"403", 7), (b"404", 12), (b"503", 14), (b"418", 2), (b"", 2)]
-)
-@pytest.mark.parametrize("end", [True, False])
-def test_http_status_in_place_of_an_answer(status: bytes, code: int, end: bool) -> None:
-    failed, after = asked(block(1, [(b":status", status), (b"content-type", b"text/plain")], end))
-    assert (failed.code, failed.kind) == (code, Kind.BROKEN)
-    assert "HTTP status" in failed.text
-    assert [frame[0] for frame in after] == ([] if end else [http2.RST_STREAM])
+CANCELLED = [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
+REPLY = b"\0\0\0\0\2ok"
+BEGUN, ENDED = block(1, HEAD), block(1, GOOD_END, end=True)
+NO_STATUS, NOT_ONE = "the answer ends without grpc-status", "not exactly one whole gRPC message"
+CODES_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"503": 14, b"418": 2, b"": 2}
+TOO_LONG = (b"\0" + (LIMIT + 1).to_bytes(4), grpc.message(b"x" * LIMIT) + b"x")
+UNPROCESSED = (http2.rst_stream(1, http2.REFUSED_STREAM), http2.goaway(0, 0))
+
+FAILURES: list[tuple[bytes, int, Kind, str, list[Frame]]] = [
+    (status(b"7", b"no%20way%21"), 7, Kind.STATUS, "no way!", []),
+    (status(b"7", b"x" * 9000), 7, Kind.STATUS, "x" * 2048, []),
+    (status(b"13"), 13, Kind.STATUS, "", []),
+    *((status(unknown), 2, Kind.STATUS, "", []) for unknown in (b"17", b"x", b"-1", b"9" * 5000)),
+    (status(b"4", b"A=1"), 4, Kind.DEADLINE, "the peer says that the time is over", []),
+    *((received, 13, Kind.BROKEN, NOT_ONE, []) for received in (status(b"0"), BEGUN + ENDED)),
+    *((BEGUN + data(1, body) + ENDED, 13, Kind.BROKEN, NOT_ONE, []) for body in (REPLY * 2, REPLY[:-1])),
+    (BEGUN + data(1, b"\1" + REPLY[1:]) + ENDED, 13, Kind.BROKEN, "gRPC message in an unknown compression", []),
+    (block(1, HEAD, end=True), 13, Kind.BROKEN, NO_STATUS, []),
+    (BEGUN + block(1, [(b"x", b"y")], end=True), 13, Kind.BROKEN, NO_STATUS, []),
+    (BEGUN + data(1, REPLY, end=True), 13, Kind.BROKEN, NO_STATUS, []),
+    (BEGUN + BEGUN, 13, Kind.BROKEN, "the answer has headers after its message", CANCELLED),
+    (data(1, b"x"), 13, Kind.BROKEN, "the answer begins without headers", CANCELLED),
+    (http2.rst_stream(1, 2), 13, Kind.BROKEN, "the peer reset the call (HTTP/2 error 2)", []),
+    (block(1, [HEAD[0], (b"content-type", b"text/html")]), 2, Kind.BROKEN, "the answer is not gRPC", CANCELLED),
+    *(
+        (http_status(value, end), code, Kind.BROKEN, f"HTTP status '{value.decode()}' in place of an answer", after)
+        for value, code in CODES_OF_HTTP.items()
+        for end, after in ((True, []), (False, CANCELLED))
+    ),
+    *((BEGUN + data(1, body), 8, Kind.BROKEN, "the answer is longer than 1000 bytes", CANCELLED) for body in TOO_LONG),
+    *((told, 14, Kind.UNREACHABLE, "the peer took no more calls on this connection", []) for told in UNPROCESSED),
+]
+"""What is received, what it makes of the call, and what is sent then."""
 
 
-REQUEST_AGAIN = b"\0\0\0\0\2ok"
-
-
-@pytest.mark.parametrize(
-    ("received", "text"),
-    [
-        (block(1, [(b":status", b"200"), (b"content-type", b"text/html")]), "is not gRPC"),
-        (block(1, HEAD, end=True), "ends without grpc-status"),
-        (block(1, HEAD) + block(1, [(b"x", b"y")], end=True), "ends without grpc-status"),
-        (block(1, HEAD) + data(1, REQUEST_AGAIN, end=True), "ends without grpc-status"),
-        (block(1, HEAD) + block(1, HEAD), "headers after its message"),
-        (data(1, b"x"), "begins without headers"),
-        (block(1, HEAD) + block(1, GOOD_END, end=True), "not exactly one whole gRPC message"),
-        (block(1, HEAD) + data(1, REQUEST_AGAIN * 2) + block(1, GOOD_END, end=True), "not exactly one whole"),
-        (block(1, HEAD) + data(1, REQUEST_AGAIN[:-1]) + block(1, GOOD_END, end=True), "not exactly one whole"),
-        (block(1, HEAD) + data(1, b"\x01" + REQUEST_AGAIN[1:]) + block(1, GOOD_END, end=True), "unknown compression"),
-        (block(1, HEAD) + data(1, b"\x02" + REQUEST_AGAIN[1:]) + block(1, GOOD_END, end=True), "compressed flag"),
-        (http2.rst_stream(1, 2), "reset the call (HTTP/2 error 2)"),
-    ],
-)
-def test_broken_answers(received: bytes, text: str) -> None:
-    failed, _ = asked(received)
-    assert failed.kind is Kind.BROKEN
-    assert text in failed.text
-
-
-@pytest.mark.parametrize("payload", [b"\0" + (LIMIT + 1).to_bytes(4, "big"), grpc.message(b"x" * LIMIT) + b"x"])
-def test_answer_that_is_too_long_is_cancelled_at_once(payload: bytes) -> None:
-    failed, after = asked(block(1, HEAD) + data(1, payload))
-    assert (type(failed), failed.code, failed.kind) == (TooLong, 8, Kind.BROKEN)
-    assert failed.text == "the answer is longer than 1000 bytes"
-    assert after == [(http2.RST_STREAM, 0, 1, b"\0\0\0\x08")]
+@pytest.mark.parametrize(("received", "code", "kind", "text", "after"), FAILURES)
+def test_failure(received: bytes, code: int, kind: Kind, text: str, after: list[Frame]) -> None:
+    calls = connected(b"")
+    calls.receive(received)
+    failed = failure(calls)
+    assert (failed.code, failed.kind, failed.text, str(failed), sent(calls)) == (code, kind, text, text, after)
+    assert isinstance(failed, Unprocessed) == (kind is Kind.UNREACHABLE)
+    assert isinstance(failed, TooLong) == (code == 8)
 
 
 def test_answer_before_the_request_was_taken_whole_cancels_the_rest() -> None:
@@ -288,23 +226,13 @@ def test_answer_before_the_request_was_taken_whole_cancels_the_rest() -> None:
     assert calls.out == []
 
 
-@pytest.mark.parametrize("received", [http2.rst_stream(1, http2.REFUSED_STREAM), http2.goaway(0, 0)])
-def test_call_that_was_never_begun(received: bytes) -> None:
-    failed, _ = asked(received)
-    assert isinstance(failed, Unprocessed)
-    assert (failed.code, failed.kind) == (14, Kind.UNREACHABLE)
-
-
-def test_goaway_ends_later_calls_and_lets_earlier_ones_finish() -> None:
-    calls = connected(b"", b"")
-    calls.receive(http2.goaway(1, 0))
+def test_calls_end_in_any_order_and_by_goaway_the_later_ones() -> None:
+    calls = connected(b"", b"", b"", b"")
+    calls.receive(answer(5, b"5") + http2.goaway(3, 0) + answer(3, b"3") + answer(1, b"1"))
     assert calls.closing
-    assert failure(calls, 3).kind is Kind.UNREACHABLE
-    calls.receive(answer(1, b"reply"))
-    assert outcome(calls) == b"reply"
-
-
-# Whatever comes.
+    _, (stream, unprocessed) = calls.ended[:2]
+    assert isinstance(unprocessed, Unprocessed)
+    assert [stream, *calls.ended[:1], *calls.ended[2:]] == [7, (5, b"5"), (3, b"3"), (1, b"1")]
 
 
 _FRAMES = st.builds(
@@ -317,7 +245,7 @@ _FRAMES = st.builds(
 
 
 @given(st.lists(_FRAMES, max_size=12))
-def test_any_frames_end_each_call_at_most_once(frames: list[bytes]) -> None:
+def test_call_ends_at_most_once_whatever_frames_come(frames: list[bytes]) -> None:
     calls = connected()
     streams = {calls.open(PATH, b"", 1.0) for _ in range(2)}
     try:

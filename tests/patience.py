@@ -1,0 +1,20 @@
+"""Waiting for what must come, however busy the machine is."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+SECONDS = 20.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something is so. Raises TimeoutError if it does not come."""
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def read(sock: socket.socket, size: int = 65536) -> bytes:
+    """Read what comes next on a non-blocking socket."""
+    async with asyncio.timeout(SECONDS):
+        return await asyncio.get_running_loop().sock_recv(sock, size)
