@@ -5,10 +5,11 @@ scripts/test, new ones in every run of scripts/soak. No deadline and no health c
 machine is decides nothing. An engine is started once a session, with a root of its own.
 """
 
+import asyncio
 import gc
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import amounts, skips
 from tests.engines import machine
+from tests.fakes.clock import VirtualLoop
 
 if TYPE_CHECKING:
     from tests.engines.containerd import Containerd
@@ -47,6 +49,13 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=CLOCKLESS,
     )
     settings.load_profile("soak" if amounts.SHARE_VARIABLE in os.environ else "usual")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run an async test on the loop that it is marked for."""
+    marked = item.get_closest_marker("virtual_time") is not None
+    return {"virtual time": VirtualLoop} if marked else {"usual": asyncio.new_event_loop}
 
 
 def pytest_collection() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 from runtimeproxy.deadlines import Deadlines
 from tests.fakes.clock import virtual_time
 
+pytestmark = virtual_time
+
 Lines = list[tuple[float, str]]
 
 
@@ -15,7 +17,6 @@ def noting(lines: Lines, name: str) -> Callable[[], None]:
     return lambda: lines.append((asyncio.get_running_loop().time(), name))
 
 
-@virtual_time
 async def test_late_callers_are_told_in_time_and_in_order() -> None:
     deadlines, lines = Deadlines(), Lines()
     for at, name in ((3, "c"), (1, "a"), (2, "b"), (3, "d")):
@@ -26,7 +27,6 @@ async def test_late_callers_are_told_in_time_and_in_order() -> None:
     assert lines == [(1, "a"), (2, "b"), (3, "c"), (3, "d"), (21, "after a quiet time")]
 
 
-@virtual_time
 async def test_deadline_that_is_over_tells_nobody() -> None:
     """Also where one that is told ends it, earlier or at the same time."""
     deadlines, lines = Deadlines(), Lines()
@@ -40,7 +40,6 @@ async def test_deadline_that_is_over_tells_nobody() -> None:
     assert lines == [(2, "late")]
 
 
-@virtual_time
 async def test_thousand_calls_take_one_timer() -> None:
     loop, deadlines = asyncio.get_running_loop(), Deadlines()
     timers: list[asyncio.TimerHandle] = []

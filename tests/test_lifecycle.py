@@ -18,6 +18,8 @@ from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core, moments
 from tests.fakes.plugins import FAIL, IGNORE, FakeClient
 
+pytestmark = virtual_time
+
 CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
 STOP = Operation.STOP_CONTAINER
 AT_START, AT_UPDATE = ("PreStartContainer",), ("PreUpdateContainerResources",)
@@ -39,7 +41,6 @@ def call_for(point: HookPoint) -> FakeCall:
 
 
 @pytest.mark.parametrize("point", PRE_POINTS, ids=lambda point: point.name)
-@virtual_time
 async def test_change_of_a_pre_hook_is_released(core: Core, point: HookPoint) -> None:
     core.plugins.add("a", SHARES, points=(point.name,), delay_seconds=0.5)
     call = call_for(point)
@@ -53,7 +54,6 @@ async def test_change_of_a_pre_hook_is_released(core: Core, point: HookPoint) ->
 
 
 @pytest.mark.parametrize("point", POST_POINTS, ids=lambda point: point.name)
-@virtual_time
 async def test_post_hook_is_told_before_the_answer_goes(core: Core, point: HookPoint) -> None:
     core.plugins.add("a", ENVS, points=(point.name,), delay_seconds=0.5)
     call = call_for(point)
@@ -69,7 +69,6 @@ async def test_post_hook_is_told_before_the_answer_goes(core: Core, point: HookP
 
 @pytest.mark.parametrize("untouched", [True, False])
 @pytest.mark.parametrize("operation", list(Operation))
-@virtual_time
 async def test_no_call_waits_without_plugins(core: Core, operation: Operation, untouched: bool) -> None:
     """It is released before it is read, unless something in the Store is to be put in."""
     call = FakeCall(operation, untouched=untouched)
@@ -81,7 +80,6 @@ async def test_no_call_waits_without_plugins(core: Core, operation: Operation, u
 
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
-@virtual_time
 async def test_call_released_by_its_front_is_not_held(core: Core, policy: FailurePolicy) -> None:
     """Nobody can be asked before it: it is told of afterwards, as what the runtime did is."""
     core.plugins.add("a", Reason.DEADLINE, policy=policy)
@@ -91,7 +89,6 @@ async def test_call_released_by_its_front_is_not_held(core: Core, policy: Failur
     assert core.plugins.told() == [("a", "PostStartContainer")]
 
 
-@virtual_time
 async def test_unrecorded_calls_pass_unless_somebody_is_asked_or_waits(core: Core) -> None:
     assert core.lifecycle.passes_unrecorded()
     core.plugins.add("a", points=AT_UPDATE, delay_seconds=1)
@@ -113,7 +110,6 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("fields", "counter"), UNKNOWN)
-@virtual_time
 async def test_unknown_or_unreadable_call_passes_without_plugins(
     core: Core, fields: dict[str, Any], counter: str
 ) -> None:
@@ -127,7 +123,6 @@ async def test_unknown_or_unreadable_call_passes_without_plugins(
 
 
 @pytest.mark.parametrize(("label", "skipped"), [("true", True), ("True", False), ("", False)])
-@virtual_time
 async def test_pod_with_the_skip_label_is_never_handed_to_hook_servers(core: Core, label: str, skipped: bool) -> None:
     core.plugins.add("a", policy=FAIL)
     pod = PodInfo(id="p1", labels={"skip": label})
@@ -144,7 +139,6 @@ READS = [
 
 
 @pytest.mark.parametrize(("point", "read", "asks", "told", "left"), READS)
-@virtual_time
 async def test_runtime_is_asked_only_for_a_plugin_of_the_call(
     core: Core, point: str, read: Subject | None, asks: list[str], told: list[Any], left: tuple[int, int]
 ) -> None:
@@ -178,7 +172,6 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
-@virtual_time
 async def test_failed_hold_is_released_unchanged_under_ignore(
     core: Core, fields: dict[str, Any], reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,7 +191,6 @@ async def test_failed_hold_is_released_unchanged_under_ignore(
 
 
 @pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
-@virtual_time
 async def test_failed_hold_is_refused_under_fail(
     core: Core, fields: dict[str, Any], reason: Reason, counter: str
 ) -> None:
@@ -216,7 +208,6 @@ async def test_failed_hold_is_refused_under_fail(
     assert core.now <= 11.0
 
 
-@virtual_time
 async def test_unreadable_subject_is_a_post_hooks_failure_too(core: Core) -> None:
     core.plugins.add("a", policy=FAIL)
     call = FakeCall(STOP, known=None, read=BackendError("away"))
@@ -225,7 +216,6 @@ async def test_unreadable_subject_is_a_post_hooks_failure_too(core: Core) -> Non
     assert core.fail_open() == 0
 
 
-@virtual_time
 async def test_edit_that_fails_without_any_plugin_changes_nothing(core: Core) -> None:
     call = FakeCall(CREATE, edit_error=KeyError("x"))
     assert await core.run(call) == ["release", "answer"]
@@ -233,7 +223,6 @@ async def test_edit_that_fails_without_any_plugin_changes_nothing(core: Core) ->
     assert core.store.container("c1") == SUBJECT.container
 
 
-@virtual_time
 async def test_plugin_that_raises_anything_is_an_internal_error(core: Core) -> None:
     core.plugins.add("a", RuntimeError(CANARY), policy=FAIL, points=AT_START)
     call = FakeCall(START)
@@ -249,7 +238,6 @@ OWNERS = [("fail", ["prepare", "refuse"]), ("ignore", ["prepare", "release", "an
 
 @pytest.mark.parametrize(("owner", "steps"), OWNERS)
 @pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
-@virtual_time
 async def test_rejected_extra_update_is_the_failure_of_the_owners(
     core: Core, owner: str, steps: list[str], fields: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,7 +254,6 @@ async def test_rejected_extra_update_is_the_failure_of_the_owners(
 
 
 @pytest.mark.parametrize("reply", [AGREED, Reply(agreed=False), UNANSWERED])
-@virtual_time
 async def test_extra_update_is_recorded_whatever_becomes_of_the_start(core: Core, reply: Reply) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
@@ -277,7 +264,6 @@ async def test_extra_update_is_recorded_whatever_becomes_of_the_start(core: Core
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
 @pytest.mark.parametrize("unsure", [False, True])
-@virtual_time
 async def test_container_is_read_anew_after_a_lost_extra_update(
     core: Core, policy: FailurePolicy, fields: dict[str, Any], unsure: bool
 ) -> None:
@@ -287,7 +273,6 @@ async def test_container_is_read_anew_after_a_lost_extra_update(
     assert core.store.container("c1") == (None if unsure else SUBJECT.container)
 
 
-@virtual_time
 async def test_client_leaving_in_the_extra_update_leaves_no_record(core: Core) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
@@ -298,7 +283,6 @@ async def test_client_leaving_in_the_extra_update_leaves_no_record(core: Core) -
     assert core.store.counts() == (1, 0)
 
 
-@virtual_time
 async def test_call_under_way_brings_no_forgotten_record_back(core: Core) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, points=AT_START)
@@ -314,7 +298,6 @@ async def test_call_under_way_brings_no_forgotten_record_back(core: Core) -> Non
     assert core.store.counts() == (1, 1), "a call of another container keeps what it has (the fake's are all c1)"
 
 
-@virtual_time
 async def test_extra_update_beside_a_lost_update_keeps_no_record(core: Core) -> None:
     core.store.commit(SUBJECT)
     lost = core.start(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=1))
@@ -327,7 +310,6 @@ async def test_extra_update_beside_a_lost_update_keeps_no_record(core: Core) -> 
 
 
 @pytest.mark.filterwarnings("error")
-@virtual_time
 async def test_client_leaving_at_once_leaves_no_question(core: Core) -> None:
     core.plugins.add("a")
     call = FakeCall(START, known=None)
@@ -352,7 +334,6 @@ TIMES: list[tuple[tuple[float, ...], float | None, list[Any]]] = [
 
 @pytest.mark.parametrize("point", ["PreStartContainer", "PostStartContainer"])
 @pytest.mark.parametrize(("timeouts", "deadline", "seconds"), TIMES)
-@virtual_time
 async def test_hanging_hook_server_leaves_time_to_those_behind_it(
     core: Core, timeouts: tuple[float, ...], deadline: float | None, seconds: list[Any], point: str
 ) -> None:
@@ -368,7 +349,6 @@ async def test_hanging_hook_server_leaves_time_to_those_behind_it(
 
 
 @pytest.mark.parametrize("deadline", [0.0, -5.0])
-@virtual_time
 async def test_caller_without_time_has_post_hooks_only(core: Core, deadline: float) -> None:
     core.plugins.add("a", ENVS, delay_seconds=1)
     await core.run(FakeCall(START, deadline=deadline))
@@ -376,14 +356,12 @@ async def test_caller_without_time_has_post_hooks_only(core: Core, deadline: flo
     assert core.times.released == 0
 
 
-@virtual_time
 async def test_reading_the_subject_is_paid_from_the_same_budget(core: Core) -> None:
     core.plugins.add("a", timeout_seconds=100, points=AT_START)
     await core.run(FakeCall(START, known=None, read=SUBJECT, read_seconds=4))
     assert core.plugins.asked[0].timeout_seconds == 6.0
 
 
-@virtual_time
 async def test_subject_is_read_no_longer_than_the_budget(core: Core) -> None:
     core.plugins.add("a", points=AT_START)
     call = FakeCall(START, known=None, read_seconds=1000, deadline=4.0)
@@ -397,7 +375,6 @@ class Hanging(FakeClient):
         return HookAnswer()
 
 
-@virtual_time
 async def test_hold_ends_a_second_after_its_budget_whatever_happens(core: Core) -> None:
     core.plugins.add("a", points=AT_START, client=Hanging("a", HookAnswer(), []))
     call = FakeCall(START)
@@ -407,7 +384,6 @@ async def test_hold_ends_a_second_after_its_budget_whatever_happens(core: Core) 
 
 
 @pytest.mark.parametrize(("deadline", "released"), [(None, 10.5), (8.0, 4.5)])
-@virtual_time
 async def test_extra_update_ends_before_the_hold_does(core: Core, deadline: float | None, released: float) -> None:
     core.plugins.add("a", SHARES, points=AT_START)
     call = FakeCall(START, prepare_seconds=1000, deadline=deadline)
@@ -415,7 +391,6 @@ async def test_extra_update_ends_before_the_hold_does(core: Core, deadline: floa
     assert call.steps[:2] == [(0, "prepare"), (released, "release")]
 
 
-@virtual_time
 async def test_number_and_age_of_holds_are_known(core: Core) -> None:
     core.plugins.add("a", delay_seconds=2, points=AT_START)
     assert core.lifecycle.holds() == (0, 0.0)
@@ -430,7 +405,6 @@ async def test_number_and_age_of_holds_are_known(core: Core) -> None:
     assert core.lifecycle.holds() == (0, 0.0)
 
 
-@virtual_time
 async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> None:
     client = core.plugins.add("a", delay_seconds=1, policy=FAIL)
     call = FakeCall(START)
@@ -449,7 +423,6 @@ async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> No
 # -- order and waiting (relay-rules C6) --------------------------------------------------------------------------------
 
 
-@virtual_time
 async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
     """Nobody is asked about a stop here, but it waits behind those whose hooks are asked."""
     core.plugins.add("a", delay_seconds=1, points=AT_START + AT_UPDATE)
@@ -458,7 +431,6 @@ async def test_calls_about_one_container_keep_their_order(core: Core) -> None:
     assert [at for call in calls for at, step in call.steps if step == "release"] == [1, 2, 2, 1]
 
 
-@virtual_time
 async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=AT_UPDATE)
     first = core.start(FakeCall(UPDATE))
@@ -471,7 +443,6 @@ async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Co
     assert behind.steps[:2] == [(0.25, "read"), (3, "release")]
 
 
-@virtual_time
 async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> None:
     core.plugins.add("a")
     slow = core.start(FakeCall(STOP, runtime_seconds=100))
@@ -482,7 +453,6 @@ async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> Non
     assert core.plugins.told() == [("a", "PreUpdateContainerResources"), ("a", "PostStopContainer")]
 
 
-@virtual_time
 async def test_turn_is_waited_for_at_most_the_budget(core: Core) -> None:
     core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=AT_START)
     core.plugins.add("b", points=AT_UPDATE)
@@ -495,7 +465,6 @@ async def test_turn_is_waited_for_at_most_the_budget(core: Core) -> None:
     await first
 
 
-@virtual_time
 async def test_commit_keeps_what_other_calls_committed_meanwhile(core: Core) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", HookAnswer(annotations={"A": "1"}), points=AT_UPDATE)

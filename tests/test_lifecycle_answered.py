@@ -16,6 +16,8 @@ from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL, NOTHING
 
+pytestmark = virtual_time
+
 CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
 RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
@@ -42,7 +44,6 @@ NOT_AGREED = [
 
 
 @pytest.mark.parametrize(("operation", "reply", "outcome"), NOT_AGREED)
-@virtual_time
 async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
     core: Core, operation: Operation, reply: Reply, outcome: str
 ) -> None:
@@ -58,7 +59,6 @@ async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
     assert core.store.snapshot() == before
 
 
-@virtual_time
 async def test_store_is_written_only_after_the_runtime_agreed(core: Core) -> None:
     core.plugins.add("a", ENVS, points=("PreCreateContainer",))
     task = core.start(FakeCall(CREATE))
@@ -74,7 +74,6 @@ LEFT = [(REMOVE, SUBJECT, (1, 0)), (REMOVE_POD, POD_SUBJECT, (0, 0)), (STOP, SUB
 
 
 @pytest.mark.parametrize(("operation", "known", "left"), [*LEFT, (STOP_POD, POD_SUBJECT, (1, 1))])
-@virtual_time
 async def test_records_are_kept_until_remove(
     core: Core, operation: Operation, known: Subject, left: tuple[int, int]
 ) -> None:
@@ -96,7 +95,6 @@ FAULTS = [
 
 @pytest.mark.parametrize("reply", [AGREED, UNANSWERED])
 @pytest.mark.parametrize(("error", "counter", "told"), FAULTS)
-@virtual_time
 async def test_answer_goes_whatever_fails_behind_it(
     core: Core, error: Exception, counter: str, told: str, reply: Reply, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,7 +112,6 @@ async def test_answer_goes_whatever_fails_behind_it(
 
 
 @pytest.mark.parametrize(("delay", "deadline", "answer", "over"), [(100, 2.0, 1.5, 3), (1.5, 1.02, 1.01, 2.5)])
-@virtual_time
 async def test_answer_waits_at_most_half_of_the_callers_time(
     core: Core, delay: float, deadline: float, answer: float, over: float
 ) -> None:
@@ -127,7 +124,6 @@ async def test_answer_waits_at_most_half_of_the_callers_time(
     assert core.failures("a", STARTED, Reason.DEADLINE) == (over == 3)
 
 
-@virtual_time
 async def test_answer_does_not_outwait_an_earlier_calls_post_hooks(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1.5, points=(STARTED,))
     first = core.start(FakeCall(START))
@@ -138,7 +134,6 @@ async def test_answer_does_not_outwait_an_earlier_calls_post_hooks(core: Core) -
     assert (behind.steps, behind.over_at) == ([(0.5, "release"), (2.0, "answer")], 2.0)
 
 
-@virtual_time
 async def test_create_is_answered_behind_its_commit(core: Core) -> None:
     hook = core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
     held = core.start(FakeCall(CREATE))
@@ -154,7 +149,6 @@ async def test_create_is_answered_behind_its_commit(core: Core) -> None:
 
 
 @pytest.mark.parametrize("told", [False, True])
-@virtual_time
 async def test_commit_is_there_when_the_next_call_is_read(core: Core, told: bool) -> None:
     """Where nobody is told the answer goes first, but nothing else is looked at before the commit."""
     if told:
@@ -174,7 +168,6 @@ async def test_commit_is_there_when_the_next_call_is_read(core: Core, told: bool
     assert known == [told, True]
 
 
-@virtual_time
 async def test_post_hooks_have_their_time_from_their_turn_on(core: Core) -> None:
     core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=(STARTED,))
     core.plugins.add("b", points=(STOPPED,))
@@ -186,7 +179,6 @@ async def test_post_hooks_have_their_time_from_their_turn_on(core: Core) -> None
 
 
 @pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
-@virtual_time
 async def test_subject_for_post_hooks_is_read_in_the_holds_time(core: Core, deadline: float) -> None:
     core.plugins.add("a", points=(STOPPED,))
     await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
@@ -204,7 +196,6 @@ async def told_of_stop(core: Core, pod_id: str = "p1") -> list[str]:
     return [asked.plugin for asked in core.plugins.asked]
 
 
-@virtual_time
 async def test_stop_of_a_pod_is_told_again_only_to_who_does_not_know_it(core: Core) -> None:
     core.plugins.add("a")
     failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=(POD_STOPPED,))
@@ -218,7 +209,6 @@ async def test_stop_of_a_pod_is_told_again_only_to_who_does_not_know_it(core: Co
     assert await told_of_stop(core) == ["a", "failing", "late"], "a new pod has the id"
 
 
-@virtual_time
 async def test_oldest_of_many_stopped_pods_may_be_told_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "STOPPED_PODS", 1)
     core.plugins.add("a")
@@ -239,7 +229,6 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)])
-@virtual_time
 async def test_fields_that_hook_servers_set_are_named_with_them(
     core: Core, reply: Reply, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,7 +240,6 @@ async def test_fields_that_hook_servers_set_are_named_with_them(
 
 
 @pytest.mark.parametrize(("operation", "told"), [(START, [EARLIER]), (STOP, [])])
-@virtual_time
 async def test_start_shows_what_the_create_was_given(
     core: Core, operation: Operation, told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -259,7 +247,6 @@ async def test_start_shows_what_the_create_was_given(
     assert said(caplog) == told
 
 
-@virtual_time
 async def test_line_names_so_many_fields_at_the_most(core: Core, caplog: pytest.LogCaptureFixture) -> None:
     core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
     await core.run(FakeCall(CREATE, reply=REFUSED))
@@ -277,7 +264,6 @@ OWED: list[tuple[Operation, Subject, Reply, tuple[int, int]]] = [
 
 
 @pytest.mark.parametrize(("operation", "known", "fate", "left"), OWED)
-@virtual_time
 async def test_post_hook_owed_for_a_lost_answer_is_told(
     core: Core, operation: Operation, known: Subject, fate: Reply, left: tuple[int, int]
 ) -> None:
@@ -302,7 +288,6 @@ LOST = [
 
 
 @pytest.mark.parametrize(("operation", "known", "left"), LOST)
-@virtual_time
 async def test_lost_answer_has_the_subject_read_anew(
     core: Core, operation: Operation, known: Subject, left: set[str]
 ) -> None:
@@ -331,7 +316,6 @@ LOST_PODS = [(RUN_POD, PARENT, False), (RUN_POD, HookAnswer(labels={"a": "1"}), 
 
 
 @pytest.mark.parametrize(("operation", "answer", "remembers"), [*LOST_PODS, (CREATE, PARENT, True)])
-@virtual_time
 async def test_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
     core: Core, operation: Operation, answer: HookAnswer, remembers: bool
 ) -> None:
@@ -341,7 +325,6 @@ async def test_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
     assert core.store.read_pod(SUBJECT.pod.effective).read is not remembers
 
 
-@virtual_time
 async def test_start_settled_late_keeps_no_record_of_what_was_lost_since(core: Core) -> None:
     core.plugins.add("a", points=(STARTED,))
     await core.run(FakeCall(START, reply=UNANSWERED, fates=[UNANSWERED, DONE]))
@@ -352,7 +335,6 @@ async def test_start_settled_late_keeps_no_record_of_what_was_lost_since(core: C
 
 
 @pytest.mark.parametrize(("operation", "told"), [(STOP, ["a"]), (START, ["a", "a"])])
-@virtual_time
 async def test_stop_asked_for_again_is_told_of_once(core: Core, operation: Operation, told: list[str]) -> None:
     core.plugins.add("a", points=(STOPPED, STARTED))
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
@@ -363,7 +345,6 @@ async def test_stop_asked_for_again_is_told_of_once(core: Core, operation: Opera
 
 
 @pytest.mark.parametrize("known", [None, SUBJECT], ids=["unknown", "after the end"])
-@virtual_time
 async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, known: Subject | None) -> None:
     call = FakeCall(STOP, known, reply=UNANSWERED, fates=[DONE])
     await core.run(call)
@@ -373,7 +354,6 @@ async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, kno
     assert [step for _, step in call.steps] == ["release", "answer"]
 
 
-@virtual_time
 async def test_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=(STOPPED,))
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
@@ -387,7 +367,6 @@ async def test_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
 # -- what others may know of calls -------------------------------------------------------------------------------------
 
 
-@virtual_time
 async def test_calls_are_numbered_as_they_leave(core: Core) -> None:
     calls = [FakeCall(STOP), FakeCall(START), FakeCall(CREATE), FakeCall(STOP)]
     core.plugins.add("a", points=("PreStartContainer",))
@@ -397,7 +376,6 @@ async def test_calls_are_numbered_as_they_leave(core: Core) -> None:
     assert [call.number for call in calls] == [1, 2, 0, 3], "of a refused one nothing leaves"
 
 
-@virtual_time
 async def test_key_of_a_call_is_known_from_its_hold_to_its_answer(core: Core) -> None:
     core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", STARTED))
     tasks = [core.start(FakeCall(START)), core.start(FakeCall(STOP, key="c2")), core.start(FakeCall(STOP, key="c2"))]
@@ -411,7 +389,6 @@ async def test_key_of_a_call_is_known_from_its_hold_to_its_answer(core: Core) ->
     assert core.lifecycle.under_way() == set()
 
 
-@virtual_time
 async def test_call_that_ends_voids_what_was_read_meanwhile(core: Core) -> None:
     with core.store.watch() as watch:
         await core.run(FakeCall(STOP, None, key="c7"))

@@ -20,6 +20,8 @@ from tests.fakes.clock import virtual_time
 from tests.fakes.state import LIST, container, pod
 from tests.fakes.synced import Synced
 
+pytestmark = virtual_time
+
 START, UPDATE, STOP = Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES, Operation.STOP_CONTAINER
 AWAY = BackendError("nobody there")
 LATE = BackendError("no answer in 10 s", grpc.DEADLINE_EXCEEDED)
@@ -41,7 +43,6 @@ def waits(rig: Synced) -> list[float]:
 # -- when and what is read ---------------------------------------------------------------------------------------------
 
 
-@virtual_time
 async def test_all_is_read_at_the_start_pods_before_containers() -> None:
     async with Synced("p1", "p2", "c1", "c2", "c3").running() as rig:
         await asyncio.sleep(0.5)
@@ -51,7 +52,6 @@ async def test_all_is_read_at_the_start_pods_before_containers() -> None:
         assert (rig.recorder.counted("records_read"), syncs(rig, "complete")) == (5, 1)
 
 
-@virtual_time
 async def test_nothing_is_asked_before_the_runtime_is_there() -> None:
     rig = Synced("p1")
     await rig.sync.stop()  # before it has started
@@ -64,7 +64,6 @@ async def test_nothing_is_asked_before_the_runtime_is_there() -> None:
     await rig.sync.stop()
 
 
-@virtual_time
 async def test_known_record_is_not_read() -> None:
     rig = Synced("p1", "c1", "c2")
     rig.store.commit(container("c1", name="committed"))
@@ -74,7 +73,6 @@ async def test_known_record_is_not_read() -> None:
     assert rig.name("c1") == "committed"
 
 
-@virtual_time
 async def test_pass_is_made_every_minute_and_told_of_where_it_reads(caplog: pytest.LogCaptureFixture) -> None:
     assert PASS_SECONDS == 60
     caplog.set_level(logging.INFO)
@@ -89,7 +87,6 @@ async def test_pass_is_made_every_minute_and_told_of_where_it_reads(caplog: pyte
     assert rig.recorder.gauges[("sync_seconds", ())] == 0.0
 
 
-@virtual_time
 async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
     async with Synced("p1", "c1", hooked=False).running() as rig:
         await asyncio.sleep(1000)
@@ -104,7 +101,6 @@ async def test_nothing_is_read_but_swept_without_a_hook_server() -> None:
         assert len(rig.state.lists) == 2
 
 
-@virtual_time
 async def test_first_hook_server_brings_a_pass() -> None:
     async with Synced("p1", hooked=False).running() as rig:
         await asyncio.sleep(10)
@@ -122,7 +118,6 @@ async def test_first_hook_server_brings_a_pass() -> None:
         assert rig.known == {"p1", "p2"}
 
 
-@virtual_time
 async def test_create_without_an_answer_brings_a_pass() -> None:
     async with Synced("p1").running() as rig:
         await asyncio.sleep(5)
@@ -132,7 +127,6 @@ async def test_create_without_an_answer_brings_a_pass() -> None:
         assert rig.known == {"p1", "c2"}
 
 
-@virtual_time
 async def test_few_are_read_at_one_time() -> None:
     rig = Synced("p1", *(f"c{number}" for number in range(20)))
     rig.state.read_seconds = 1
@@ -142,7 +136,6 @@ async def test_few_are_read_at_one_time() -> None:
     assert rig.state.at_once["container"] == READERS
 
 
-@virtual_time
 async def test_full_node_is_known_in_five_seconds_beside_a_held_call() -> None:
     """Calls come first: while one is held each reader waits before it reads on."""
     pods, containers = 1_000, 3_000
@@ -182,7 +175,6 @@ MEANWHILE: list[tuple[str, Callable[[Store], object], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("one", "act", "names"), MEANWHILE)
-@virtual_time
 async def test_record_committed_or_dropped_while_it_is_read_stays_so(
     one: str, act: Callable[[Store], object], names: dict[str, str]
 ) -> None:
@@ -198,7 +190,6 @@ async def test_record_committed_or_dropped_while_it_is_read_stays_so(
     assert {info.effective.id: info.effective.name for info in (*records.pods, *records.containers)} == names
 
 
-@virtual_time
 async def test_subject_of_a_call_meanwhile_is_left_to_a_soon_pass() -> None:
     """An update of an unknown container passes while that is read: the status may be older than the update."""
     async with unasked("p1", "c1").running() as rig:
@@ -211,7 +202,6 @@ async def test_subject_of_a_call_meanwhile_is_left_to_a_soon_pass() -> None:
     assert rig.state.reads == ["p1", "c1", "c1"]
 
 
-@virtual_time
 async def test_subject_of_a_call_under_way_is_left_to_a_next_pass() -> None:
     rig = unasked("p1", "c1")
     update = rig.start(FakeCall(UPDATE, known=None, runtime_seconds=3))
@@ -223,7 +213,6 @@ async def test_subject_of_a_call_under_way_is_left_to_a_next_pass() -> None:
     await update
 
 
-@virtual_time
 async def test_unreadable_call_holds_up_nothing() -> None:
     error = Unreadable("cut")
     async with unasked("p1", "c1").running() as rig:
@@ -236,7 +225,6 @@ async def test_unreadable_call_holds_up_nothing() -> None:
 # -- what is dropped ---------------------------------------------------------------------------------------------------
 
 
-@virtual_time
 async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
     async with Synced("p1", "c1", "c2", "p2").running() as rig:
         await asyncio.sleep(1)
@@ -246,7 +234,6 @@ async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
         assert rig.recorder.counted("records_swept") == 2
 
 
-@virtual_time
 async def test_records_are_swept_where_nobody_wants_to_know_of_it() -> None:
     rig = Synced("p1")
     rig.sync = Sync(rig.state, rig.lifecycle, rig.recorder)
@@ -256,7 +243,6 @@ async def test_records_are_swept_where_nobody_wants_to_know_of_it() -> None:
         assert rig.known == {"p1"}
 
 
-@virtual_time
 async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
     """Also where it was known before: a runtime that answers of it has it."""
     rig = Synced("p1")
@@ -273,7 +259,6 @@ async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
 
 
 @pytest.mark.parametrize("hooked", [True, False])
-@virtual_time
 async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) -> None:
     """Also where no hook server is registered, and no record is known."""
     rig = Synced("c1", hooked=hooked)
@@ -288,7 +273,6 @@ async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) 
         assert rig.store.kept_ids() | rig.known == set()
 
 
-@virtual_time
 async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
     rig = Synced("p9")
     for one in ("c1", "c2"):
@@ -308,7 +292,6 @@ async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
 
 
 @pytest.mark.parametrize("error", [AWAY, LATE])
-@virtual_time
 async def test_runtime_that_is_away_is_tried_up_to_once_a_second(
     error: BackendError, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -328,7 +311,6 @@ async def test_runtime_that_is_away_is_tried_up_to_once_a_second(
     assert syncs(rig, "failed") >= 16
 
 
-@virtual_time
 async def test_runtime_that_comes_back_is_listed_at_most_once_a_second() -> None:
     async with Synced("p1").running() as rig:
         for _ in range(50):
@@ -337,7 +319,6 @@ async def test_runtime_that_comes_back_is_listed_at_most_once_a_second() -> None
     assert 4 <= len(rig.state.lists) <= 6
 
 
-@virtual_time
 async def test_read_that_fails_cancels_nobody_but_the_other_reads() -> None:
     """A cancel that stays behind ends the sync at its next wait (Python 3.11.2), for good and unseen."""
     rig = Synced("p1", "p2")
@@ -348,7 +329,6 @@ async def test_read_that_fails_cancels_nobody_but_the_other_reads() -> None:
         assert (rig.sync._task.cancelling(), syncs(rig, "failed")) == (0, 1)
 
 
-@virtual_time
 async def test_nothing_is_passed_over_where_the_runtime_goes_away() -> None:
     rig = Synced("p1", *(f"c{number}" for number in range(8)))
     rig.state.read_seconds = 1
@@ -367,7 +347,6 @@ async def test_nothing_is_passed_over_where_the_runtime_goes_away() -> None:
 
 
 @pytest.mark.parametrize("one", ["p2", "c3"])
-@virtual_time
 async def test_unavailable_one_keeps_no_other_from_being_known(one: str) -> None:
     """The first time it may be the runtime that went away; the second time its list has come in between."""
     rig = Synced("p1", "p2", *(f"c{number}" for number in range(20)))
@@ -386,7 +365,6 @@ async def test_unavailable_one_keeps_no_other_from_being_known(one: str) -> None
         assert rig.sync._suspects == set()
 
 
-@virtual_time
 async def test_hanging_one_keeps_no_other_from_being_known(caplog: pytest.LogCaptureFixture) -> None:
     rig = Synced("p1", "p2", "c1", "c2")
     rig.state.errors["p1"] = rig.state.errors["c2"] = LATE
@@ -404,7 +382,6 @@ async def test_hanging_one_keeps_no_other_from_being_known(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("error", [ODD, Unreadable("half a status"), None])
 @pytest.mark.parametrize("one", ["p2", "c2"])
-@virtual_time
 async def test_unreadable_one_is_passed_over_until_the_runtime_returns(
     one: str, error: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -428,7 +405,6 @@ async def test_unreadable_one_is_passed_over_until_the_runtime_returns(
 
 
 @pytest.mark.parametrize("error", [ODD, AWAY])
-@virtual_time
 async def test_one_that_failed_and_is_gone_is_remembered_no_more(error: BackendError) -> None:
     rig = Synced("p1", "c1")
     rig.state.errors["c1"] = error
@@ -443,7 +419,6 @@ async def test_one_that_failed_and_is_gone_is_remembered_no_more(error: BackendE
 
 
 @pytest.mark.parametrize("error", [ODD, NO_LIST, KeyError(CANARY)])
-@virtual_time
 async def test_list_that_fails_is_asked_for_up_to_once_a_minute(error: Exception) -> None:
     """It may be too long for the runtime or for us, and is work for both. A runtime that returns is listed at once."""
     rig = Synced("p1")
@@ -460,7 +435,6 @@ async def test_list_that_fails_is_asked_for_up_to_once_a_minute(error: Exception
 
 
 @pytest.mark.parametrize("error", [ODD, NO_LIST])
-@virtual_time
 async def test_list_that_cannot_be_had_is_told_of_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     text = f"the runtime's state cannot be read ({error}): trying again, and what a call needs is read then"
     rig = Synced("p1")
@@ -478,7 +452,6 @@ async def test_list_that_cannot_be_had_is_told_of_once(error: Exception, caplog:
 
 
 @pytest.mark.parametrize("where", [LIST, "c1"])
-@virtual_time
 async def test_fault_of_our_own_is_counted_and_ends_nothing(where: str, caplog: pytest.LogCaptureFixture) -> None:
     rig = Synced("p1", "c1", "c2")
     rig.state.errors[where] = KeyError(CANARY)
@@ -494,7 +467,6 @@ async def test_fault_of_our_own_is_counted_and_ends_nothing(where: str, caplog: 
 
 
 @pytest.mark.parametrize("missing", ["", "p1", "c1"])
-@virtual_time
 async def test_stop_at_any_moment_leaves_nothing(missing: str) -> None:
     """Also in that in which the runtime leaves."""
     for steps in range(40):

@@ -9,6 +9,8 @@ from runtimeproxy.deadlines import Deadlines
 from runtimeproxy.turns import Turns
 from tests.fakes.clock import virtual_time
 
+pytestmark = virtual_time
+
 Take = tuple[str, str, float, float]
 """Who takes a turn, of which key, how long it waits at most, how long it holds the turn."""
 
@@ -57,7 +59,6 @@ ORDERS: dict[str, tuple[list[Take], list[tuple[float, str]]]] = {
 
 
 @pytest.mark.parametrize(("takes", "lines"), ORDERS.values(), ids=ORDERS)
-@virtual_time
 async def test_turns_are_taken_in_order(takes: list[Take], lines: list[tuple[float, str]]) -> None:
     log = Log()
     await asyncio.gather(*(log.start(*take) for take in takes))
@@ -65,7 +66,6 @@ async def test_turns_are_taken_in_order(takes: list[Take], lines: list[tuple[flo
     assert not log.turns.queues, "a key without anybody takes no memory"
 
 
-@virtual_time
 async def test_one_that_gives_up_or_goes_ahead_lets_nobody_else_pass() -> None:
     log = Log()
     first, impatient, leaving, last = (
@@ -78,7 +78,6 @@ async def test_one_that_gives_up_or_goes_ahead_lets_nobody_else_pass() -> None:
     assert log.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
 
 
-@virtual_time
 async def test_waiters_memory_does_not_grow_with_those_before_it() -> None:
     """Ten thousand calls may be about one container; each would hold ten thousand places else."""
     log = Log()

@@ -13,6 +13,8 @@ from runtimeproxy.unsettled import ASKED_AFTER_SECONDS, MOST_QUESTIONS, Unsettle
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
 
+pytestmark = virtual_time
+
 START, STOP = Operation.START_CONTAINER, Operation.STOP_CONTAINER
 CANARY = "canary-4711"
 
@@ -59,7 +61,6 @@ def asked(call: FakeCall) -> list[float]:
     return [at for at, _ in call.steps]
 
 
-@virtual_time
 async def test_call_is_finished_within_a_second_of_its_end(rig: Rig) -> None:
     await asyncio.sleep(5)
     call = rig.add(UNANSWERED, UNANSWERED, DONE)
@@ -74,7 +75,6 @@ WORDS = [(DONE, 1, "agreed"), (GONE, 1, "agreed"), (NOT_DONE, 0, "failed")]
 
 
 @pytest.mark.parametrize(("fate", "finished", "result"), WORDS)
-@virtual_time
 async def test_runtimes_first_word_counts(rig: Rig, fate: Reply, finished: int, result: str) -> None:
     call = rig.add(fate)
     await asyncio.sleep(300)
@@ -83,7 +83,6 @@ async def test_runtimes_first_word_counts(rig: Rig, fate: Reply, finished: int, 
     assert rig.counted(result) == 1
 
 
-@virtual_time
 async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
     rig.stopping.add("c1")
     call, other = rig.add(DONE), rig.add(DONE, key="c2")
@@ -96,7 +95,6 @@ async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("fate", [UNANSWERED, BackendError("away"), Unreadable("half a list")])
-@virtual_time
 async def test_unknown_outcome_is_asked_for_ever_more_rarely(rig: Rig, fate: Reply | Exception) -> None:
     call, slow = rig.add(fate), rig.add(fate, read_seconds=5)
     await asyncio.sleep(1000)
@@ -105,7 +103,6 @@ async def test_unknown_outcome_is_asked_for_ever_more_rarely(rig: Rig, fate: Rep
     assert ASKED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
 
 
-@virtual_time
 async def test_no_task_waits_between_two_questions(rig: Rig) -> None:
     rig.add(UNANSWERED)
     for _ in range(100):
@@ -113,7 +110,6 @@ async def test_no_task_waits_between_two_questions(rig: Rig) -> None:
         assert len(asyncio.all_tasks()) == 1
 
 
-@virtual_time
 async def test_fault_of_our_own_ends_it_and_tells_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     call = rig.add(KeyError(CANARY))
     with caplog.at_level(logging.DEBUG):
@@ -124,7 +120,6 @@ async def test_fault_of_our_own_ends_it_and_tells_no_value(rig: Rig, caplog: pyt
 
 
 @pytest.mark.parametrize(("key", "operation", "left"), [("c1", STOP, 0), ("c2", STOP, 1), ("c1", START, 1)])
-@virtual_time
 async def test_later_answer_to_the_same_settles_it(rig: Rig, key: str, operation: Operation, left: int) -> None:
     call = rig.add(DONE)
     rig.unsettled.answered(key, operation)
@@ -133,7 +128,6 @@ async def test_later_answer_to_the_same_settles_it(rig: Rig, key: str, operation
     assert (len(asked(call)), len(rig.finished), rig.counted("repeated")) == (left, left, 1 - left)
 
 
-@virtual_time
 async def test_later_answer_counts_while_the_runtime_is_asked(rig: Rig) -> None:
     call = rig.add(DONE, read_seconds=1)
     await asyncio.sleep(0.5)
@@ -142,7 +136,6 @@ async def test_later_answer_counts_while_the_runtime_is_asked(rig: Rig) -> None:
     assert (asked(call), rig.finished, rig.counted("repeated")) == ([0.1], [], 1)
 
 
-@virtual_time
 async def test_few_questions_are_asked_at_one_time(rig: Rig) -> None:
     calls = {f"c{number}": rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(11)}
     await asyncio.sleep(1.5)
@@ -154,7 +147,6 @@ async def test_few_questions_are_asked_at_one_time(rig: Rig) -> None:
     assert {key for _, key, _ in rig.finished} == calls.keys() - {settled}
 
 
-@virtual_time
 async def test_oldest_of_too_many_is_given_up() -> None:
     rig = Rig(most_calls=3)
     calls = [rig.add(DONE, key=f"c{number}") for number in range(5)]
@@ -163,7 +155,6 @@ async def test_oldest_of_too_many_is_given_up() -> None:
     assert [len(asked(call)) for call in calls] == [0, 0, 1, 1, 1]
 
 
-@virtual_time
 async def test_call_being_finished_is_not_given_up() -> None:
     rig = Rig(most_calls=1)
     rig.finish_seconds = 1.0
@@ -174,7 +165,6 @@ async def test_call_being_finished_is_not_given_up() -> None:
     assert (rig.finished, rig.counted("agreed"), rig.counted("given_up")) == ([(1.1, "c1", DONE)], 1, 0)
 
 
-@virtual_time
 async def test_call_that_is_given_up_waits_for_no_question() -> None:
     """The task of a question that waits for its turn has the call, and that its request."""
     rig = Rig(most_calls=2 * MOST_QUESTIONS)
@@ -186,7 +176,6 @@ async def test_call_that_is_given_up_waits_for_no_question() -> None:
     await rig.unsettled.stop()
 
 
-@virtual_time
 async def test_nothing_is_left_or_taken_after_the_stop(rig: Rig) -> None:
     rig.finish_seconds = 1.0
     finishing, slow = rig.add(DONE), rig.add(DONE, read_seconds=1)
