@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -43,21 +43,35 @@ def file(tmp_path: Path) -> Iterator[File]:
     made.close()
 
 
-def loaded(file: File) -> dict[str, Kept]:
+def tried(file: File) -> tuple[str, dict[str, Kept]]:
+    """Return for which reason a file cannot be loaded, "" if it can, and what can be read of it."""
     kept: dict[str, bytes] = {}
-    file.load(kept)
-    return read(kept)
+    reason = ""
+    try:
+        file.load(kept)
+    except Failed as error:
+        reason = error.reason
+    return reason, {one: form.read(text) for one, text in kept.items()}
 
 
-def read(kept: Mapping[str, bytes]) -> dict[str, Kept]:
-    return {one: form.read(text) for one, text in kept.items()}
+def loaded(file: File) -> dict[str, Kept]:
+    reason, kept = tried(file)
+    assert reason == ""
+    return kept
 
 
-def failing(work: Callable[[], object]) -> str:
-    """Return for which reason it fails."""
+def unwritten(file: File) -> str:
+    """Return for which reason nothing can be written."""
     with pytest.raises(Failed) as raised:
-        work()
+        file.write(SOME)
     return raised.value.reason
+
+
+def check_anew(file: File) -> None:
+    """Check that the next try finds nothing, and that what is written then is read."""
+    assert loaded(file) == {}
+    file.write({"new": some(7)})
+    assert loaded(file) == {"new": some(7)}
 
 
 def content(file: File) -> bytes:
@@ -69,15 +83,14 @@ def content(file: File) -> bytes:
 # -- where it is -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("folder", "socket", "path"),
-    [
-        (None, "/run/rp/proxy.sock", "/run/rp/proxy.sock.originals"),
-        ("", "/run/rp/proxy.sock", None),
-        ("/run/kept", "/run/rp/proxy.sock", "/run/kept/run-rp-proxy.sock.originals"),
-        ("/run/kept/", "/run/rq/proxy.sock", "/run/kept/run-rq-proxy.sock.originals"),
-    ],
-)
+PATHS = [
+    *[(None, "/run/rp/proxy.sock", "/run/rp/proxy.sock.originals"), ("", "/run/rp/proxy.sock", None)],
+    ("/run/kept", "/run/rp/proxy.sock", "/run/kept/run-rp-proxy.sock.originals"),
+    ("/run/kept/", "/run/rq/proxy.sock", "/run/kept/run-rq-proxy.sock.originals"),
+]
+
+
+@pytest.mark.parametrize(("folder", "socket", "path"), PATHS)
 def test_each_socket_has_a_file_of_its_own(folder: str | None, socket: str, path: str | None) -> None:
     assert path_of(folder, socket) == path
 
@@ -89,7 +102,7 @@ def test_tmpfs_is_known() -> None:
         is_in_memory("/nowhere")
 
 
-def test_a_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
+def test_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("/run/containerd.sock")
     assert owner("Containerd", str(link)) == OURS
@@ -129,13 +142,13 @@ def test_written_values_are_read(file: File) -> None:
     assert rows(Path(file.path))[third] == {name: list(pair) for name, pair in SOME[third].pairs.items()}
 
 
-def test_an_id_may_be_any_text(file: File) -> None:
+def test_id_may_be_any_text(file: File) -> None:
     odd = {"\ud800": some(1), "'; DROP TABLE kept": some(2), "a\0b": some(3)}
     file.write(odd)
     assert loaded(file) == odd
 
 
-def test_a_wider_mode_is_made_narrow(file: File) -> None:
+def test_wider_mode_is_made_narrow(file: File) -> None:
     file.write(SOME)
     file.close()
     os.chmod(file.path, 0o666)
@@ -143,14 +156,12 @@ def test_a_wider_mode_is_made_narrow(file: File) -> None:
     assert mode_of(Path(file.path)) == 0o600
 
 
-def test_an_empty_file_is_a_new_one(file: File) -> None:
+def test_empty_file_is_a_new_one(file: File) -> None:
     Path(file.path).touch()
-    assert loaded(file) == {}
-    file.write(SOME)
-    assert loaded(file) == SOME
+    check_anew(file)
 
 
-def test_the_file_does_not_grow_over_lifecycles(file: File) -> None:
+def test_file_does_not_grow_over_lifecycles(file: File) -> None:
     sizes = set()
     for start in range(0, LIFECYCLES.now, 200):
         batch: dict[str, Kept | None] = {f"{number:064x}": some(number) for number in range(start, start + 200)}
@@ -179,14 +190,11 @@ NOT_OURS_BY: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("prepare", NOT_OURS_BY.values(), ids=NOT_OURS_BY)
-def test_only_a_regular_file_that_nobody_else_can_have_made_is_used(
-    file: File, prepare: Callable[[Path], None]
-) -> None:
+def test_only_a_file_that_nobody_else_can_have_made_is_used(file: File, prepare: Callable[[Path], None]) -> None:
     path = Path(file.path)
     prepare(path)
     before = path.lstat() if path.exists() else None
-    assert failing(lambda: loaded(file)) == NOT_OURS
-    assert failing(lambda: file.write(SOME)) == NOT_OURS
+    assert (tried(file), unwritten(file)) == ((NOT_OURS, {}), NOT_OURS)
     assert before is None or path.lstat().st_ino == before.st_ino
     path.parent.chmod(0o700)
 
@@ -197,12 +205,12 @@ def test_another_users_file_is_not_used(file: File, monkeypatch: pytest.MonkeyPa
     me = os.geteuid()
     monkeypatch.setattr(originals, "folder_fault", lambda found, group: "")
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    assert failing(lambda: loaded(file)) == NOT_OURS
+    assert tried(file) == (NOT_OURS, {})
 
 
 def test_without_its_directory_it_cannot_be_used(tmp_path: Path) -> None:
     file = File(str(tmp_path / "gone" / "a"), OURS)
-    assert failing(lambda: loaded(file)) == failing(lambda: file.write(SOME)) == UNUSABLE
+    assert (tried(file), unwritten(file)) == ((UNUSABLE, {}), UNUSABLE)
 
 
 @pytest.mark.parametrize("other", [owner("Docker", "/run/docker.sock"), f"2 {OURS}", ""])
@@ -210,60 +218,48 @@ def test_another_runtimes_file_is_made_anew(file: File, other: str) -> None:
     theirs = File(file.path, other)
     theirs.write(SOME)
     theirs.close()
-    assert failing(lambda: loaded(file)) == FOREIGN
+    assert tried(file) == (FOREIGN, {})
     assert not os.path.exists(file.path)
-    made_anew(file)
+    check_anew(file)
 
 
-def test_a_database_of_something_else_is_made_anew(file: File) -> None:
+def test_database_of_something_else_is_made_anew(file: File) -> None:
     with closing(sqlite3.connect(file.path)) as other:
         other.execute("CREATE TABLE other (a)")
-    assert failing(lambda: loaded(file)) == BROKEN
-    made_anew(file)
+    assert tried(file) == (BROKEN, {})
+    check_anew(file)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [("id", b"[]", 0), (b"id", None, 0), (b"id", 1.5, 0), (b"\xff", b"[]", 0), (7, b"[]", 0), (b"id", b"[]", "x")],
-)
-def test_a_broken_row_costs_itself_alone(file: File, row: tuple[object, ...]) -> None:
+ROWS: list[tuple[object, ...]] = [
+    *[("id", b"[]", 0), (b"id", None, 0), (b"id", 1.5, 0), (b"\xff", b"[]", 0), (7, b"[]", 0), (b"id", b"[]", "x")],
+]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_broken_row_costs_itself_alone(file: File, row: tuple[object, ...]) -> None:
     file.write(SOME)
     with closing(sqlite3.connect(file.path)) as other:
         other.execute("INSERT INTO kept VALUES (?, ?, ?)", row)
         other.commit()
-    kept: dict[str, bytes] = {}
-    assert failing(lambda: file.load(kept)) == BROKEN
-    assert read(kept) == SOME
-    made_anew(file)
-
-
-def made_anew(file: File) -> None:
-    """Check that the next try finds nothing, and that what is written then is read."""
-    assert loaded(file) == {}
-    file.write({"new": some(7)})
-    assert loaded(file) == {"new": some(7)}
+    assert tried(file) == (BROKEN, SOME)
+    check_anew(file)
 
 
 def check_broken(file: File, data: bytes) -> None:
     """Check that of broken bytes no wrong value comes, and that they are in nobody's way."""
     Path(file.path).write_bytes(data)
     os.chmod(file.path, 0o600)
-    kept: dict[str, bytes] = {}
-    reason = ""
-    try:
-        file.load(kept)
-    except Failed as error:
-        reason = error.reason
+    reason, kept = tried(file)
     assert reason in ("", BROKEN, FOREIGN)
     assert os.path.exists(file.path) == (not reason)
-    assert read(kept).items() <= SOME.items()
+    assert kept.items() <= SOME.items()
     file.write({"new": some(7)})
     assert loaded(file)["new"] == some(7)
     file.close()
     os.unlink(file.path)
 
 
-def test_a_file_that_is_cut_anywhere(file: File) -> None:
+def test_file_that_is_cut_anywhere(file: File) -> None:
     """At each of its bytes in a soak."""
     file.write(SOME)
     data = content(file)
@@ -272,7 +268,7 @@ def test_a_file_that_is_cut_anywhere(file: File) -> None:
         check_broken(file, data[:length])
 
 
-def test_a_file_filled_with_noise(file: File) -> None:
+def test_file_filled_with_noise(file: File) -> None:
     file.write(SOME)
     data = content(file)
     noise = random.Random(0)
@@ -288,28 +284,28 @@ def test_a_file_filled_with_noise(file: File) -> None:
 
 
 @pytest.mark.parametrize("pragma", ["query_only=ON", "max_page_count=3"])
-def test_a_write_that_fails_changes_nothing(file: File, pragma: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_that_fails_changes_nothing(file: File, pragma: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write({"first": some(1)})
     file.close()
     monkeypatch.setattr(originals, "_PRAGMAS", (*originals._PRAGMAS, pragma))
-    assert failing(lambda: file.write(SOME)) == UNUSABLE
+    assert unwritten(file) == UNUSABLE
     monkeypatch.undo()
     assert loaded(file) == {"first": some(1)}
     file.write(SOME)
     assert loaded(file).keys() == {"first", *SOME}
 
 
-def test_a_file_that_is_gone_is_made_again(file: File) -> None:
+def test_file_that_is_gone_is_made_again(file: File) -> None:
     file.write({"first": some(1)})
     os.unlink(file.path)
-    assert failing(lambda: file.write(SOME)) == UNUSABLE
+    assert unwritten(file) == UNUSABLE
     file.write(SOME)
     assert loaded(file) == SOME
 
 
 def test_without_sqlite_it_cannot_be_used(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sqlite3", None)
-    assert failing(lambda: file.write(SOME)) == UNUSABLE
+    assert unwritten(file) == UNUSABLE
 
 
 # -- more processes ----------------------------------------------------------------------------------------------------
@@ -342,7 +338,7 @@ def test_two_processes_write_in_turn(file: File) -> None:
     assert loaded(file) == {f"{name}-{each}": some(rounds - 1) for name in ("a", "b") for each in range(50)}
 
 
-def test_a_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
+def test_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
     pause = random.Random(0)
     for _ in range(KILLS.now):
         with writer(file, "a") as process:
