@@ -83,6 +83,8 @@ async def test_interruption_is_raised_where_a_fiber_waits(error: type[BaseExcept
     with pytest.raises(error):
         await made
     made.interrupt(error())  # it has ended
+    made = fiber(noted([], pending()))
+    assert (made.cancel(), made.cancelled(), made.cancel()) == (True, True, False), "as a task is"
 
 
 @virtual_time
@@ -95,13 +97,6 @@ async def test_awaited_task_ends_before_the_fiber_is_interrupted() -> None:
     with pytest.raises(TimeoutError):
         await made
     assert steps == ["begun", "begun", asyncio.CancelledError, TimeoutError]
-
-
-async def test_fiber_is_cancelled_as_a_task_is() -> None:
-    steps = Steps()
-    made = fiber(noted(steps, pending()))
-    assert (made.cancel(), made.cancelled(), made.cancel()) == (True, True, False)
-    assert steps == ["begun", asyncio.CancelledError]
 
 
 async def test_interruption_from_inside_is_raised_at_the_next_wait() -> None:

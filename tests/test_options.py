@@ -6,87 +6,26 @@ Names, defaults and help are compared with README.rst in test_docs.py, what the 
 import pytest
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.options import OPTIONS, Mode, Option, parse_duration, parse_endpoint, parse_pause, parse_size
+from runtimeproxy.options import OPTIONS, Mode, Option
 
 BY_NAME = {option.name: option for option in OPTIONS}
+ENDPOINT, TIMEOUT, PAUSE, SIZE = "koord-runtimeproxy-endpoint", "hook-timeout", "drain-timeout", "hook-answer-limit"
 
 
 def test_option_tells_its_spellings_and_its_default() -> None:
-    option = BY_NAME["koord-runtimeproxy-endpoint"]
-    assert (option.flag, option.variable) == (f"--{option.name}", "RUNTIMEPROXY_KOORD_RUNTIMEPROXY_ENDPOINT")
+    option = BY_NAME[ENDPOINT]
+    assert (option.flag, option.variable) == (f"--{ENDPOINT}", "RUNTIMEPROXY_KOORD_RUNTIMEPROXY_ENDPOINT")
     assert (option.shown_default, BY_NAME["socket-group"].shown_default) == (option.default, "none")
 
 
-ENDPOINTS = [
-    *[("/run/a.sock", "/run/a.sock"), ("unix:/run/a.sock", "/run/a.sock"), ("unix:///run/a.sock", "/run/a.sock")],
-    *[("/run/unix:/a.sock", "/run/unix:/a.sock"), ("/" + "a" * 106, "/" + "a" * 106)],
-]
-
-
-@pytest.mark.parametrize(("text", "path"), ENDPOINTS)
-def test_endpoint_is_the_path_of_a_unix_socket(text: str, path: str) -> None:
-    assert parse_endpoint(text, "--x") == path
-
-
-NO_ENDPOINTS = [
-    *["", "/", "run/a.sock", "unix:", "unix://", "unix:///", "unix:run/a.sock", "unix://run/a.sock", "/run/dir/"],
-    *["tcp://127.0.0.1:2375", "//./pipe/docker/", "npipe:////./pipe/docker", "unix:unix:/run/a.sock", "/run/a\0b"],
-    *[" /run/a.sock", "UNIX:/run/a.sock"],
-]
-
-
-@pytest.mark.parametrize("text", NO_ENDPOINTS)
-def test_what_is_no_endpoint_names_its_origin_and_what_to_write(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_endpoint(text, "--some-flag")
-    assert str(caught.value) == f"--some-flag: {text!r} is no unix socket: write /path, unix:/path or unix:///path"
-
-
-@pytest.mark.parametrize("text", ["/" + "a" * 107, "unix:///" + "ä" * 54])
-def test_path_that_no_socket_can_have_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--x: .* is too long: a socket's path has at most 107 bytes$"):
-        parse_endpoint(text, "--x")
-
-
-DURATIONS = [("2s", 2), ("500ms", 0.5), ("1m", 60), ("3", 3), ("0.5", 0.5), ("1.5s", 1.5), (" 2s ", 2), ("0.25m", 15)]
-NO_DURATIONS = ["", "s", "-1s", "1h", "1 s", "2s2s", "nan", "inf", "1e3", "1.", ".5", "9" * 10, "\uff11s"]
-
-
-@pytest.mark.parametrize(("text", "seconds"), DURATIONS)
-def test_duration_is_in_seconds(text: str, seconds: float) -> None:
-    assert parse_duration(text, "--x") == parse_pause(text, "--x") == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("parse", [parse_duration, parse_pause])
-@pytest.mark.parametrize("text", NO_DURATIONS)
-def test_what_is_no_duration_is_refused(text: str, parse: type[float]) -> None:
-    with pytest.raises(ConfigError, match=r"^--x: .* is no duration: write one like 500ms, 2s, 1m, or a number"):
-        parse(text, "--x")
-
-
-@pytest.mark.parametrize("text", ["0", "0s", "0.0ms"])
-def test_time_limit_is_above_zero_while_a_pause_may_be_none(text: str) -> None:
-    assert parse_pause(text, "--x") == 0
-    with pytest.raises(ConfigError, match=r"^--x: .* is no time limit: write one above zero"):
-        parse_duration(text, "--x")
-
-
-SIZES = [("4MiB", 4 << 20), ("512KiB", 512 << 10), ("1024", 1024), (" 64MiB ", 64 << 20), ("67108864", 64 << 20)]
-NO_SIZES = ["", "0", "1023", "65MiB", "67108865", "4MB", "4 MiB", "4mib", "-1", "1.5MiB", "\uff1124"]
-
-
-@pytest.mark.parametrize(("text", "size"), SIZES)
-def test_size_is_in_bytes(text: str, size: int) -> None:
-    assert parse_size(text, "--x") == size
-
-
-@pytest.mark.parametrize("text", NO_SIZES)
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--x: .* is no size from 1KiB to 64MiB: write one like 512KiB, 4MiB, or b"):
-        parse_size(text, "--x")
-
-
-VALUES = [
+TIMES = [("2s", 2), ("500ms", 0.5), ("1m", 60), ("3", 3), ("0.5", 0.5), ("1.5s", 1.5), (" 2s ", 2), ("0.25m", 15)]
+VALUES: list[tuple[str, str, object]] = [
+    *[(ENDPOINT, f"{scheme}/run/a.sock", "/run/a.sock") for scheme in ("", "unix:", "unix://")],
+    *[(ENDPOINT, path, path) for path in ("/run/unix:/a.sock", "/" + "a" * 106)],
+    *[(name, text, seconds) for name in (TIMEOUT, PAUSE) for text, seconds in TIMES],
+    *[(PAUSE, text, 0) for text in ("0", "0s", "0.0ms")],
+    *[(SIZE, "4MiB", 4 << 20), (SIZE, "512KiB", 512 << 10), (SIZE, "1024", 1024), (SIZE, " 64MiB ", 64 << 20)],
+    *[(SIZE, "67108864", 64 << 20)],
     *[("backend-runtime-mode", "Docker", Mode.DOCKER), ("backend-runtime-mode", "containerD", Mode.CONTAINERD)],
     *[("runtime-hook-server-key", "skip", "skip"), ("runtime-hook-server-val", "", "")],
     *[("hookserver-config-dir", "/a/b", "/a/b"), ("originals-dir", "None", ""), ("config", "conf.yaml", "conf.yaml")],
@@ -103,26 +42,45 @@ def test_value_of_an_option(name: str, text: str, value: object) -> None:
     assert BY_NAME[name].read(text, "--x") == value
 
 
+NO_ENDPOINTS = [
+    *["", "/", "run/a.sock", "unix:", "unix://", "unix:///", "unix:run/a.sock", "unix://run/a.sock", "/run/dir/"],
+    *["tcp://127.0.0.1:2375", "//./pipe/docker/", "npipe:////./pipe/docker", "unix:unix:/run/a.sock", "/run/a\0b"],
+    *[" /run/a.sock", "UNIX:/run/a.sock"],
+]
+NO_TIMES = ["", "s", "-1s", "1h", "1 s", "2s2s", "nan", "inf", "1e3", "1.", ".5", "9" * 10, "\uff11s"]
+NO_SIZES = ["", "0", "1023", "65MiB", "67108865", "4MB", "4 MiB", "4mib", "-1", "1.5MiB", "\uff1124"]
 NO_NAME = "is no name: write one without spaces around it, or leave it out"
 NO_GROUP = "is no group's number: the highest is 4294967294"
 NO_PATH = "is no absolute path: write one like /etc/runtime/hookserver.d"
 NO_MODE = "is no file mode: write three octal digits, like 0600"
+TOO_LONG = "is too long: a socket's path has at most 107 bytes"
 BAD = [
+    *[(ENDPOINT, text, "is no unix socket: write /path, unix:/path or unix:///path") for text in NO_ENDPOINTS],
+    *[(ENDPOINT, text, TOO_LONG) for text in ("/" + "a" * 107, "unix:///" + "ä" * 54)],
+    *[
+        (name, text, "is no duration: write one like 500ms, 2s, 1m, or a number of seconds")
+        for name in (TIMEOUT, PAUSE)
+        for text in NO_TIMES
+    ],
+    *[(TIMEOUT, text, "is no time limit: write one above zero, like 500ms, 2s or 1m") for text in ("0", "0s", "0.0ms")],
+    *[(SIZE, text, "is no size from 1KiB to 64MiB: write one like 512KiB, 4MiB, or bytes") for text in NO_SIZES],
     ("backend-runtime-mode", "cri-o", "is no backend mode: write Containerd or Docker"),
     *[("runtime-hook-server-key", "", NO_NAME), ("socket-group", " kube", NO_NAME)],
     *[("socket-group", "4294967295", NO_GROUP), ("socket-group", "99999999999", NO_GROUP)],
     *[("hookserver-config-dir", path, NO_PATH) for path in ("a/b", "/a\0")],
     *[("originals-dir", "nowhere", NO_PATH), ("socket-mode", "384", NO_MODE), ("socket-mode", "04755", NO_MODE)],
-    ("log-level", "loud", "is not one of debug, info, warning, error"),
-    ("log-format", "xml", "is not one of text, json"),
+    *[
+        ("log-level", "loud", "is not one of debug, info, warning, error"),
+        ("log-format", "xml", "is not one of text, json"),
+    ],
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "rest"), BAD)
 def test_bad_value_is_one_line_that_says_what_to_write(name: str, text: str, rest: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        BY_NAME[name].parse(text, "--x")
-    assert str(caught.value) == f"--x: {text!r} {rest}"
+        BY_NAME[name].parse(text, "--some-flag")
+    assert str(caught.value) == f"--some-flag: {text!r} {rest}"
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)

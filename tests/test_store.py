@@ -112,21 +112,14 @@ def test_container_that_changes_its_pod_is_one_of_the_new_pod_alone(store: Store
 def test_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
     asked = pod("p3")
     moved = PodRecord(asked.original, replace(asked.effective, cgroup_parent="/elsewhere"))
+    info, plain = PodInfo("p3", cgroup_parent="/kube"), PodInfo("p3")
+    read = PodRecord(info, info, read=True)  # nobody knows whether it was moved
     known = [store.has_moved_pods]
-    for record in (moved, asked, moved):
+    for record in (moved, asked, read, PodRecord(plain, plain, read=True), moved):
         store.commit(Subject(record))
         known.append(store.has_moved_pods)
     store.forget("p3")
-    assert [*known, store.has_moved_pods] == [False, True, False, True, False]
-
-
-@pytest.mark.parametrize(("parent", "moved"), [("/kube", True), ("", False)])
-def test_read_pod_with_a_parent_may_have_been_moved(parent: str, moved: bool) -> None:
-    store, info = Store(), PodInfo(id="p1", cgroup_parent=parent)
-    store.commit(Subject(PodRecord(info, info, read=True)))
-    assert store.has_moved_pods is moved
-    store.commit(Subject(PodRecord(info, info)))
-    assert not store.has_moved_pods
+    assert [*known, store.has_moved_pods] == [False, True, False, True, False, True, False]
 
 
 def test_whole_id_is_that_of_the_only_one_that_begins_so() -> None:

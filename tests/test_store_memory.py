@@ -37,38 +37,37 @@ def anew(values: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(values)))
 
 
-KUBELETS_NOTES = {
+NOTES = {
     "io.kubernetes.container.restartCount": "0",
     "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
     "io.kubernetes.container.terminationMessagePolicy": "File",
     "io.kubernetes.pod.terminationGracePeriod": "30",
 }
+"""What the kubelet adds to every container."""
 
 
 def pod_fields(number: int) -> dict[str, Any]:
     uid, name = f"{number:08x}-7a66-4aef-8c4a-3f2f0c0e{number:04x}", f"web-7d9c5c8f9b-{number:05x}"
-    labels = {"app": "web", "app.kubernetes.io/name": "web", "pod-template-hash": "7d9c5c8f9b"}
-    labels |= {"koordinator.sh/qosClass": "BE", "io.kubernetes.pod.name": name}
-    labels |= {"io.kubernetes.pod.namespace": "production", "io.kubernetes.pod.uid": uid}
-    annotations = {
-        "kubernetes.io/config.seen": f"2024-05-05T10:11:12.{number:09d}Z",
-        "kubernetes.io/config.source": "api",
-        "scheduling.koordinator.sh/resource-status": f'{{"cpuset": "0-{number}"}}',
-        "note": f"{number}" * 50,
-    }
     parent = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid}.slice"
-    names = {"id": f"{number:064x}", "name": name, "uid": uid, "namespace": "production", "cgroup_parent": parent}
-    return anew({**names, "labels": labels, "annotations": annotations})
+    names = {"name": name, "namespace": "production", "uid": uid}
+    labels = {"app": "web", "app.kubernetes.io/name": "web", "pod-template-hash": "7d9c5c8f9b"}
+    labels |= {"koordinator.sh/qosClass": "BE"} | {f"io.kubernetes.pod.{key}": value for key, value in names.items()}
+    annotations = {"kubernetes.io/config.seen": f"2024-05-05T10:11:12.{number:09d}Z", "note": f"{number}" * 50}
+    annotations |= {
+        "kubernetes.io/config.source": "api",
+        "scheduling.koordinator.sh/resource-status": f"0-{number}" * 4,
+    }
+    maps = {"labels": labels, "annotations": annotations}
+    return anew({**names, **maps, "id": f"{number:064x}", "cgroup_parent": parent})
 
 
 def container_fields(number: int, pod_id: str) -> dict[str, Any]:
     envs = {f"SERVICE_{service}_SERVICE_HOST": f"10.96.{service}.{number % 9}" for service in range(SERVICES)}
     envs |= {f"SERVICE_{service}_PORT": f"tcp://10.96.{service}.{number % 9}:8080" for service in range(SERVICES)}
-    annotations = {"io.kubernetes.container.hash": f"{number:08x}", **KUBELETS_NOTES}
-    parent = f"/kubepods/besteffort/{number // CONTAINERS_OF_EACH}"
-    names = {"id": f"c{number:063x}", "pod_id": pod_id, "name": f"main-{number % CONTAINERS_OF_EACH}"}
     envs["POD_NUMBER"] = f"{number}"
-    return anew({**names, "cgroup_parent": parent, "annotations": annotations, "envs": envs})
+    names = {"id": f"c{number:063x}", "pod_id": pod_id, "name": f"main-{number % CONTAINERS_OF_EACH}"}
+    names["cgroup_parent"] = f"/kubepods/besteffort/{number // CONTAINERS_OF_EACH}"
+    return anew({**names, "annotations": {"io.kubernetes.container.hash": f"{number:08x}", **NOTES}, "envs": envs})
 
 
 def resident_bytes() -> int:
