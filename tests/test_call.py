@@ -3,10 +3,9 @@
 import pytest
 
 from runtimeproxy import records
-from runtimeproxy.call import DONE, UNANSWERED, Call, Reply, Unreadable, read_once
-from runtimeproxy.errors import HookError, RuntimeProxyError
-from runtimeproxy.hookpoints import Operation
-from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, Subject
+from runtimeproxy.call import DONE, UNANSWERED, Call, Unreadable, read_once
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.model import NO_ADJUSTMENT
 from runtimeproxy.store import Store
 from tests.fakes.calls import SUBJECT
 
@@ -49,32 +48,8 @@ def test_unreadable_message_is_not_tried_again() -> None:
     assert caught.value.__context__ is None, "nothing keeps the frames of the first time"
 
 
-class Plain(Call):
-    """A call that does only what each has to."""
-
-    operation = Operation.STOP_CONTAINER
-    concerned = ()
-
-    def order_key(self) -> str:
-        return "c1"
-
-    def subject(self, store: Store) -> Subject | None:
-        return SUBJECT
-
-    async def read_subject(self, store: Store) -> Subject | None:
-        return SUBJECT
-
-    async def release(self, subject: Subject | None, adjustment: Adjustment) -> Reply:
-        return DONE
-
-    def refuse(self, error: HookError) -> None:
-        raise error
-
-    def answer(self, reply: Reply) -> None:
-        assert reply is DONE
-
-    def over(self) -> None:
-        pass
+Plain = type("Plain", (Call,), dict.fromkeys(Call.__abstractmethods__))
+"""A call of a front that does nothing but what each has to."""
 
 
 async def test_call_changes_nothing_by_itself() -> None:

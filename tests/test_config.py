@@ -14,49 +14,32 @@ IMAGE, IMAGE_VARIABLE = "remote-image-service-endpoint", "RUNTIMEPROXY_REMOTE_IM
 TIMEOUT, TIMEOUT_VARIABLE = "hook-timeout", "RUNTIMEPROXY_HOOK_TIMEOUT"
 RUNTIME, LISTEN = "remote-runtime-service-endpoint", "koord-runtimeproxy-endpoint"
 
-OTHER_VALUES: dict[str, tuple[str, object]] = {
-    "backend-runtime-mode": ("docker", Mode.DOCKER),
-    LISTEN: ("unix:///a", "/a"),
-    RUNTIME: ("unix:/b", "/b"),
-    IMAGE: ("/c", "/c"),
-    "runtime-hook-server-key": ("key", "key"),
-    "runtime-hook-server-val": ("yes", "yes"),
-    "hookserver-config-dir": ("/d", "/d"),
-    TIMEOUT: ("700ms", 0.7),
-    "hook-budget": ("1m", 60.0),
-    "hook-answer-limit": ("1MiB", 1 << 20),
-    "socket-mode": ("0640", 0o640),
-    "socket-group": ("kube", "kube"),
-    "drain-timeout": ("0", 0.0),
-    "originals-dir": ("/o", "/o"),
-    "admin-endpoint": ("/e", "/e"),
-    "log-level": ("debug", "debug"),
-    "log-format": ("json", "json"),
+CONTAINERD, DOCKER = "/var/run/containerd/containerd.sock", "/var/run/docker.sock"
+VALUES: dict[str, tuple[object, str, object]] = {
+    "backend-runtime-mode": (Mode.CONTAINERD, "docker", Mode.DOCKER),
+    LISTEN: ("/var/run/koord-runtimeproxy/runtimeproxy.sock", "unix:///a", "/a"),
+    RUNTIME: (CONTAINERD, "unix:/b", "/b"),
+    IMAGE: (CONTAINERD, "/c", "/c"),
+    "runtime-hook-server-key": ("runtimeproxy.koordinator.sh/skip-hookserver", "key", "key"),
+    "runtime-hook-server-val": ("true", "yes", "yes"),
+    "hookserver-config-dir": ("/etc/runtime/hookserver.d", "/d", "/d"),
+    TIMEOUT: (2.0, "700ms", 0.7),
+    "hook-budget": (10.0, "1m", 60.0),
+    "hook-answer-limit": (4 << 20, "1MiB", 1 << 20),
+    "socket-mode": (0o600, "0640", 0o640),
+    "socket-group": (None, "kube", "kube"),
+    "drain-timeout": (10.0, "0", 0.0),
+    "originals-dir": (None, "/o", "/o"),
+    "admin-endpoint": ("/var/run/koord-runtimeproxy/admin.sock", "/e", "/e"),
+    "log-level": ("info", "debug", "debug"),
+    "log-format": ("text", "json", "json"),
 }
+"""The default of each option, and another text with its value."""
 
 
 def test_nothing_given_is_containerd_on_its_default_socket() -> None:
     loaded = config.load({}, {})
-    assert loaded == Config(
-        mode=Mode.CONTAINERD,
-        listen_endpoint="/var/run/koord-runtimeproxy/runtimeproxy.sock",
-        runtime_endpoint="/var/run/containerd/containerd.sock",
-        image_endpoint="/var/run/containerd/containerd.sock",
-        skip_label_key="runtimeproxy.koordinator.sh/skip-hookserver",
-        skip_label_value="true",
-        hookserver_config_dir="/etc/runtime/hookserver.d",
-        hook_timeout_seconds=2.0,
-        hook_budget_seconds=10.0,
-        hook_answer_bytes=4 << 20,
-        socket_mode=0o600,
-        socket_group=None,
-        drain_timeout_seconds=10.0,
-        originals_dir=None,
-        admin_endpoint="/var/run/koord-runtimeproxy/admin.sock",
-        log_level="info",
-        log_format="text",
-        warnings=(),
-    )
+    assert loaded == Config(**{field: VALUES[option.name][0] for field, option in SETTINGS}, warnings=())
     with pytest.raises(FrozenInstanceError):
         loaded.socket_mode = 0o666  # type: ignore[misc]
 
@@ -69,7 +52,7 @@ def test_each_option_but_the_file_sets_a_field_of_its_own() -> None:
 
 @pytest.mark.parametrize(("field", "option"), SETTINGS, ids=[option.name for _, option in SETTINGS])
 def test_each_option_is_read_from_flag_environment_and_file(field: str, option: Option) -> None:
-    text, value = OTHER_VALUES[option.name]
+    _, text, value = VALUES[option.name]
     for loaded in (
         config.load({option.name: text}, {}),
         config.load({}, {option.variable: text}),
@@ -132,7 +115,7 @@ def test_values_of_a_file_are_taken_as_they_are_written() -> None:
 
 
 ENDPOINTS = [
-    ({"backend-runtime-mode": "DOCKER"}, "/var/run/docker.sock", "/var/run/docker.sock"),
+    ({"backend-runtime-mode": "DOCKER"}, DOCKER, DOCKER),
     ({RUNTIME: "/r"}, "/r", "/r"),
     ({RUNTIME: "/r", IMAGE: "unix:///i"}, "/r", "/i"),
 ]
@@ -158,7 +141,7 @@ def test_docker_mode_ignores_an_image_endpoint_with_one_warning(
     flags: dict[str, str], environ: dict[str, str], text: str | None, origin: str
 ) -> None:
     loaded = config.load({"backend-runtime-mode": "Docker", **flags}, environ, text, FILE)
-    assert loaded.image_endpoint == loaded.runtime_endpoint == "/var/run/docker.sock"
+    assert loaded.image_endpoint == loaded.runtime_endpoint == DOCKER
     assert loaded.warnings == (f"{origin} is ignored: Docker mode has no image endpoint",)
 
 

@@ -27,6 +27,8 @@ POD_SUBJECT = Subject(SUBJECT.pod)
 CANARY = "canary-4711"
 ENVS = HookAnswer(envs={"A": "1"})
 SHARES = HookAnswer(resources=Resources(cpu_shares=2))
+Fields = dict[str, Any]
+"""What a call does otherwise."""
 PRE_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.PRE]
 POST_POINTS = [point for point in HOOK_POINTS if point.stage is Stage.POST]
 
@@ -110,9 +112,8 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("fields", "counter"), UNKNOWN)
-async def test_unknown_or_unreadable_call_passes_without_plugins(
-    core: Core, fields: dict[str, Any], counter: str
-) -> None:
+async def test_unknown_call_passes_without_plugins(core: Core, fields: Fields, counter: str) -> None:
+    """Or one that cannot be read."""
     call = FakeCall(START, **fields)
     assert await core.run(call) == ["release", "answer"]
     assert not counter or core.recorder.counted(counter, operation="StartContainer") == 1
@@ -173,7 +174,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
 async def test_failed_hold_is_released_unchanged_under_ignore(
-    core: Core, fields: dict[str, Any], reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
+    core: Core, fields: Fields, reason: Reason, counter: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     core.plugins.add("a", SHARES, policy=IGNORE)
     call = FakeCall(START, **fields)
@@ -191,9 +192,7 @@ async def test_failed_hold_is_released_unchanged_under_ignore(
 
 
 @pytest.mark.parametrize(("fields", "reason", "counter"), FAULTS)
-async def test_failed_hold_is_refused_under_fail(
-    core: Core, fields: dict[str, Any], reason: Reason, counter: str
-) -> None:
+async def test_failed_hold_is_refused_under_fail(core: Core, fields: Fields, reason: Reason, counter: str) -> None:
     core.plugins.add("a", SHARES if "prepare_seconds" in fields else ENVS, policy=FAIL)
     call = FakeCall(START, **fields)
     assert (await core.run(call))[-1] == "refuse"
@@ -239,7 +238,7 @@ OWNERS = [("fail", ["prepare", "refuse"]), ("ignore", ["prepare", "release", "an
 @pytest.mark.parametrize(("owner", "steps"), OWNERS)
 @pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
 async def test_rejected_extra_update_is_the_failure_of_the_owners(
-    core: Core, owner: str, steps: list[str], fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+    core: Core, owner: str, steps: list[str], fields: Fields, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, policy in (("fail", FAIL), ("ignore", IGNORE)):
         core.plugins.add(name, SHARES if name == owner else HookAnswer(), policy=policy, points=AT_START)
@@ -265,7 +264,7 @@ async def test_extra_update_is_recorded_whatever_becomes_of_the_start(core: Core
 @pytest.mark.parametrize("fields", [BROKE_OFF, HANGS])
 @pytest.mark.parametrize("unsure", [False, True])
 async def test_container_is_read_anew_after_a_lost_extra_update(
-    core: Core, policy: FailurePolicy, fields: dict[str, Any], unsure: bool
+    core: Core, policy: FailurePolicy, fields: Fields, unsure: bool
 ) -> None:
     core.store.commit(SUBJECT)
     core.plugins.add("a", SHARES, policy=policy, points=AT_START)

@@ -31,6 +31,9 @@ CANARY = "canary-4711"
 ENVS = HookAnswer(envs={"A": "1"})
 CPUS = HookAnswer(resources=Resources(cpuset_cpus="77"))
 
+Left = tuple[int, int]
+"""How many pods and containers are known."""
+
 
 @pytest.fixture
 def core() -> Core:
@@ -74,9 +77,7 @@ LEFT = [(REMOVE, SUBJECT, (1, 0)), (REMOVE_POD, POD_SUBJECT, (0, 0)), (STOP, SUB
 
 
 @pytest.mark.parametrize(("operation", "known", "left"), [*LEFT, (STOP_POD, POD_SUBJECT, (1, 1))])
-async def test_records_are_kept_until_remove(
-    core: Core, operation: Operation, known: Subject, left: tuple[int, int]
-) -> None:
+async def test_records_are_kept_until_remove(core: Core, operation: Operation, known: Subject, left: Left) -> None:
     """An earlier call brings nothing back."""
     core.store.commit(SUBJECT)
     stop = core.start(FakeCall(STOP, runtime_seconds=5))
@@ -257,7 +258,7 @@ async def test_line_names_so_many_fields_at_the_most(core: Core, caplog: pytest.
 
 # -- calls without the runtime's answer (relay-rules C3) ---------------------------------------------------------------
 
-OWED: list[tuple[Operation, Subject, Reply, tuple[int, int]]] = [
+OWED: list[tuple[Operation, Subject, Reply, Left]] = [
     *[(START, SUBJECT, DONE, (1, 1)), (STOP, SUBJECT, DONE, (1, 1)), (STOP_POD, POD_SUBJECT, DONE, (1, 0))],
     *[(STOP, SUBJECT, GONE, (1, 0)), (STOP_POD, POD_SUBJECT, GONE, (0, 0))],
 ]
@@ -265,7 +266,7 @@ OWED: list[tuple[Operation, Subject, Reply, tuple[int, int]]] = [
 
 @pytest.mark.parametrize(("operation", "known", "fate", "left"), OWED)
 async def test_post_hook_owed_for_a_lost_answer_is_told(
-    core: Core, operation: Operation, known: Subject, fate: Reply, left: tuple[int, int]
+    core: Core, operation: Operation, known: Subject, fate: Reply, left: Left
 ) -> None:
     """Then the subject is committed, or forgotten where it is gone."""
     core.plugins.add("a", ENVS, points=POST_POINTS)
@@ -288,9 +289,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("operation", "known", "left"), LOST)
-async def test_lost_answer_has_the_subject_read_anew(
-    core: Core, operation: Operation, known: Subject, left: set[str]
-) -> None:
+async def test_lost_answer_has_it_read_anew(core: Core, operation: Operation, known: Subject, left: set[str]) -> None:
     """A create's subject has an id that nobody knows: another call for the same name keeps what it makes."""
     lists: list[float] = []
     core.lifecycle.on_lost = lambda: lists.append(core.now)

@@ -38,12 +38,6 @@ def ids_of(store: Store, pod_id: str) -> list[str]:
     return [record.effective.id for record in store.containers_of(pod_id)]
 
 
-def test_new_store_knows_nothing() -> None:
-    store = Store()
-    assert (store.pod("p1"), store.container("c1"), store.containers_of("p1")) == (None, None, ())
-    assert (store.snapshot(), store.counts(), store.ids()) == (((), ()), (0, 0), set())
-
-
 def test_records_are_found_by_their_exact_id(store: Store) -> None:
     assert store.ids() == {"p1", "p2", "c1", "c2", "c3"}
     assert store.containers_of("p2") == (container("c2", "p2"), container("c3", "p2"))
@@ -51,6 +45,7 @@ def test_records_are_found_by_their_exact_id(store: Store) -> None:
     for near in ("p", "P1", "p1 ", "p11", "", "c", "C1", "c11"):
         assert store.pod(near) is store.container(near) is None
     assert store.pod("c1") is store.container("p1") is None
+    assert store.containers_of("p3") == ()
 
 
 def test_later_commit_replaces_the_record(store: Store) -> None:
