@@ -1,12 +1,10 @@
 """The dispatcher asks all plugins in order, within the budget, and turns failures into the policies' verdicts."""
 
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 
-from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import BY_NAME, HookPoint
 from runtimeproxy.model import (
@@ -20,8 +18,11 @@ from runtimeproxy.model import (
     Resources,
 )
 from runtimeproxy.plugins.registration import FailurePolicy
-from runtimeproxy.telemetry import Recorder
-from tests.fakes.plugins import FAIL, IGNORE, FakePlugins
+from tests.fakes.clock import virtual_time
+from tests.fakes.core import Core
+from tests.fakes.plugins import FAIL, IGNORE
+
+pytestmark = virtual_time
 
 CREATE, START, STOPPED = (BY_NAME[name] for name in ("PreCreateContainer", "PreStartContainer", "PostStopContainer"))
 CONTAINER = ContainerInfo("c1", name="main", resources=Resources(cpu_shares=1024), envs={"A": "1"})
@@ -34,30 +35,11 @@ SHARES = HookAnswer(resources=Resources(cpu_shares=5))
 BAD_QUOTA = HookAnswer(envs=GPU, resources=Resources(cpu_period=100_000, cpu_quota=-7, cpu_shares=5))
 
 
-class Desk:
-    """A dispatcher on fake plugins and a clock that the hook calls move."""
+class Desk(Core):
+    """The core's dispatcher, asked directly."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.plugins = FakePlugins()
-        self.recorder = Recorder(self.clock)
-        self.dispatcher = Dispatcher(self.plugins, self.recorder, self.clock, 10.0)
-
-    def clock(self) -> float:
-        return self.now
-
-    async def before(self, seconds: float = 10.0) -> Adjustment:
-        """Ask at PreCreateContainer."""
-        return await self.dispatcher.before(CREATE, REQUEST, self.now + seconds)
-
-    def taking(self, seconds: float, answer: HookAnswer) -> Callable[[HookRequest], HookAnswer]:
-        """Return an answer that takes its time."""
-
-        def answered(request: HookRequest) -> HookAnswer:
-            self.now += seconds
-            return answer
-
-        return answered
+    async def before(self, request: HookRequest = REQUEST, seconds: float = 10.0) -> Adjustment:
+        return await self.dispatcher.before(CREATE, request, self.now + seconds)
 
     def counted(self, plugin: str, reason: Reason, point: HookPoint = CREATE) -> tuple[int, int]:
         """Return how many failures there are, and how many of them fail open."""
@@ -160,12 +142,11 @@ async def test_hook_servers_words_reach_the_caller_and_no_log(
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 async def test_policy_decides_where_the_budget_is_used_up(desk: Desk, policy: FailurePolicy) -> None:
-    desk.plugins.add("a", desk.taking(4.0, SHARES))
-    desk.plugins.add("b", policy=policy)
-    with refused_under(policy, r"'b' at PreCreateContainer: deadline: .*--hook-budget"):
-        assert (await desk.before(seconds=4.0)).resources == {"cpu_shares": 5}
-    assert desk.plugins.told() == [("a", CREATE.name)]
-    assert desk.counted("b", Reason.DEADLINE) == (1, policy is IGNORE)
+    desk.plugins.add("a", SHARES, policy=policy)
+    with refused_under(policy, r"'a' at PreCreateContainer: deadline: .*--hook-budget"):
+        assert await desk.before(seconds=0.0) is NO_ADJUSTMENT
+    assert desk.plugins.told() == []
+    assert desk.counted("a", Reason.DEADLINE) == (1, policy is IGNORE)
 
 
 async def test_after_tells_everybody_whatever_fails(desk: Desk) -> None:
@@ -182,12 +163,12 @@ async def test_after_tells_everybody_whatever_fails(desk: Desk) -> None:
 async def test_each_failure_is_logged_with_whom_it_was_about(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.plugins.add("a", Reason.UNREACHABLE)
     await desk.before()
-    await desk.dispatcher.before(CREATE, OTHER_REQUEST, desk.now + 10)
+    await desk.before(OTHER_REQUEST)
     assert [line.partition(", for ")[2] for line in caplog.messages] == [REQUEST.name, OTHER_REQUEST.name]
     assert len({vars(record)["kind"] for record in caplog.records}) == 2, "neither is left out for the other's sake"
 
 
-def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_is_a_failure_of_every_plugin_of_the_point(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.plugins.add("a")
     desk.plugins.add("b")
     desk.plugins.add("other", policy=FAIL, points=(START.name,))

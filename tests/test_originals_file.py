@@ -82,7 +82,6 @@ def content(file: File) -> bytes:
 
 # -- where it is -------------------------------------------------------------------------------------------------------
 
-
 PATHS = [
     *[(None, "/run/rp/proxy.sock", "/run/rp/proxy.sock.originals"), ("", "/run/rp/proxy.sock", None)],
     ("/run/kept", "/run/rp/proxy.sock", "/run/kept/run-rp-proxy.sock.originals"),
@@ -213,34 +212,35 @@ def test_without_its_directory_it_cannot_be_used(tmp_path: Path) -> None:
     assert (tried(file), unwritten(file)) == ((UNUSABLE, {}), UNUSABLE)
 
 
-@pytest.mark.parametrize("other", [owner("Docker", "/run/docker.sock"), f"2 {OURS}", ""])
-def test_another_runtimes_file_is_made_anew(file: File, other: str) -> None:
-    theirs = File(file.path, other)
+def by_another(path: str, owner: str) -> None:
+    theirs = File(path, owner)
     theirs.write(SOME)
     theirs.close()
-    assert tried(file) == (FOREIGN, {})
+
+
+def with_sql(path: str, *statement: object) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(*statement)  # type: ignore[arg-type]
+
+
+ROWS = [("id", b"[]", 0), (b"id", None, 0), (b"id", 1.5, 0), (b"\xff", b"[]", 0), (7, b"[]", 0), (b"id", b"[]", "x")]
+OTHERS = [(by_another, other, FOREIGN) for other in (owner("Docker", "/run/docker.sock"), f"2 {OURS}", "")]
+
+
+@pytest.mark.parametrize(("make", "what", "reason"), [*OTHERS, (with_sql, "CREATE TABLE other (a)", BROKEN)])
+def test_file_of_something_else_is_made_anew(
+    file: File, make: Callable[[str, str], None], what: str, reason: str
+) -> None:
+    make(file.path, what)
+    assert tried(file) == (reason, {})
     assert not os.path.exists(file.path)
     check_anew(file)
-
-
-def test_database_of_something_else_is_made_anew(file: File) -> None:
-    with closing(sqlite3.connect(file.path)) as other:
-        other.execute("CREATE TABLE other (a)")
-    assert tried(file) == (BROKEN, {})
-    check_anew(file)
-
-
-ROWS: list[tuple[object, ...]] = [
-    *[("id", b"[]", 0), (b"id", None, 0), (b"id", 1.5, 0), (b"\xff", b"[]", 0), (7, b"[]", 0), (b"id", b"[]", "x")],
-]
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_broken_row_costs_itself_alone(file: File, row: tuple[object, ...]) -> None:
     file.write(SOME)
-    with closing(sqlite3.connect(file.path)) as other:
-        other.execute("INSERT INTO kept VALUES (?, ?, ?)", row)
-        other.commit()
+    with_sql(file.path, "INSERT INTO kept VALUES (?, ?, ?)", row)
     assert tried(file) == (BROKEN, SOME)
     check_anew(file)
 
