@@ -5,7 +5,8 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-README, HOOKS, KOORDLET = ((ROOT / name).read_text() for name in ("README.rst", "docs/hooks.rst", "docs/koordlet.rst"))
+README = (ROOT / "README.rst").read_text()
+HOOKS, HOOK_API, KOORDLET = ((ROOT / f"docs/{name}.rst").read_text() for name in ("hooks", "hook-api", "koordlet"))
 
 
 def table(document: str, heading: str) -> list[list[str]]:

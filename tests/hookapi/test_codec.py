@@ -14,6 +14,7 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, codec, entries_pb2
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from runtimeproxy.model import NUMBER_FIELDS, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from tests.docs import HOOK_API, table
 
 POD_POINT, CONTAINER_POINT = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
 POINTS = pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
@@ -48,50 +49,34 @@ def set_fields(message: Any) -> set[str]:
 
 # -- the protocol ----------------------------------------------------------------------------------------------------
 
-MAP, RESOURCES = "map", "LinuxContainerResources"
-MESSAGES: dict[str, list[str]] = {
-    "PodSandboxMetadata": ["name string", "uid string", "namespace string", "attempt uint32"],
-    "PodSandboxHookRequest": [
-        *("pod_meta PodSandboxMetadata", "runtime_handler string", "labels map", "annotations map"),
-        *("cgroup_parent string", f"overhead {RESOURCES}", f"resources {RESOURCES}"),
-    ],
-    "PodSandboxHookResponse": ["labels map", "annotations map", "cgroup_parent string", f"resources {RESOURCES}"],
-    RESOURCES: [
-        *("cpu_period int64", "cpu_quota int64", "cpu_shares int64", "memory_limit_in_bytes int64"),
-        *("oom_score_adj int64", "cpuset_cpus string", "cpuset_mems string", "hugepage_limits HugepageLimit"),
-        *("unified map", "memory_swap_limit_in_bytes int64"),
-    ],
-    "HugepageLimit": ["page_size string", "limit uint64"],
-    "ContainerMetadata": ["name string", "attempt uint32", "id string"],
-    "ContainerResourceHookRequest": [
-        *("pod_meta PodSandboxMetadata", "container_meta ContainerMetadata", "container_annotations map"),
-        *(f"container_resources {RESOURCES}", f"pod_resources {RESOURCES}", "pod_annotations map", "pod_labels map"),
-        *("pod_cgroup_parent string", "container_envs map"),
-    ],
-    "ContainerResourceHookResponse": [
-        *("container_annotations map", f"container_resources {RESOURCES}", "pod_cgroup_parent string"),
-        "container_envs map",
-    ],
+FIELDS = {
+    message: dict(text.split(" ", 1) for text in fields.split("; "))
+    for message, fields in table(HOOK_API, "On the wire")
 }
-"""The first table of hook-api: each message's fields and their types, in the order of their numbers, from 1."""
+"""The first table of hook-api: the type and the name of each field by its number, for each message."""
+TYPES = {"TYPE_STRING": "string", "TYPE_INT64": "int64", "TYPE_UINT32": "uint32", "TYPE_UINT64": "uint64"}
 
 
-def type_of(field: Any) -> str:
-    if field.message_type is not None:
-        return MAP if field.message_type.GetOptions().map_entry else str(field.message_type.name)
-    names = {field.TYPE_STRING: "string", field.TYPE_INT64: "int64", field.TYPE_UINT32: "uint32"}
-    return (names | {field.TYPE_UINT64: "uint64"})[field.type]
+def names(message: str) -> list[str]:
+    return [text.split()[-1] for text in FIELDS[message].values()]
+
+
+def words(field: Any) -> str:
+    """Return type and name of a field as hook-api has them."""
+    kind = field.message_type
+    if kind is None:
+        return f"{next(word for name, word in TYPES.items() if getattr(field, name) == field.type)} {field.name}"
+    if kind.GetOptions().map_entry:
+        return f"map {field.name}"
+    return f"{'repeated ' * field.is_repeated}{kind.name} {field.name}"
 
 
 def test_messages_have_the_protocols_names_numbers_and_types() -> None:
-    found = {
-        name: {field.number: f"{field.name} {type_of(field)}" for field in message.fields}
-        for name, message in api_pb2.DESCRIPTOR.message_types_by_name.items()
-    }
-    assert found == {name: dict(enumerate(fields, 1)) for name, fields in MESSAGES.items()}
+    kinds = api_pb2.DESCRIPTOR.message_types_by_name.items()
+    assert {name: {str(field.number): words(field) for field in kind.fields} for name, kind in kinds} == FIELDS
     for point, name in ((POD_POINT, "PodSandboxHookRequest"), (CONTAINER_POINT, "ContainerResourceHookRequest")):
-        assert codec.request_fields(point) == {number: text.split()[0] for number, text in found[name].items()}
-    assert tuple(field.split()[0] for field in MESSAGES[RESOURCES]) == tuple(Resources.__dataclass_fields__)
+        assert codec.request_fields(point) == dict(enumerate(names(name), 1))
+    assert names("LinuxContainerResources") == list(Resources.__dataclass_fields__)
 
 
 def test_envs_that_are_passed_on_stand_where_the_protocol_has_them() -> None:
@@ -115,8 +100,8 @@ def test_service_has_one_method_for_each_hook_point() -> None:
 
 
 def test_pod_request_has_every_field() -> None:
-    assert set_fields(pod_message(POD)) == {field.split()[0] for field in MESSAGES["PodSandboxHookRequest"]}
-    assert set_fields(SENT_MESSAGE) == {field.split()[0] for field in MESSAGES[RESOURCES]}
+    assert set_fields(pod_message(POD)) == set(names("PodSandboxHookRequest"))
+    assert set_fields(SENT_MESSAGE) == set(names("LinuxContainerResources"))
     told: dict[str, Any] = {"runtime_handler": "kata", "labels": LABELS, "annotations": NOTES, "cgroup_parent": PARENT}
     told |= {"overhead": api_pb2.LinuxContainerResources(cpu_shares=2), "resources": SENT_MESSAGE}
     meta = api_pb2.PodSandboxMetadata(**NAMES)
@@ -125,7 +110,7 @@ def test_pod_request_has_every_field() -> None:
 
 def test_container_request_has_every_field() -> None:
     message = container_message(CONTAINER)
-    assert set_fields(message) == {field.split()[0] for field in MESSAGES["ContainerResourceHookRequest"]}
+    assert set_fields(message) == set(names("ContainerResourceHookRequest"))
     of_pod: dict[str, Any] = {"pod_labels": LABELS, "pod_annotations": NOTES, "pod_cgroup_parent": PARENT}
     own: dict[str, Any] = {"container_annotations": {"hash": "1"}, "container_envs": ENVS}
     own |= {"container_meta": api_pb2.ContainerMetadata(name="main", attempt=3, id="c1")}
