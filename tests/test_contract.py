@@ -328,7 +328,7 @@ async def test_every_front_tells_and_knows_the_same(
 
 
 @pytest.mark.parametrize("front", [FIRST, *OTHERS], ids=lambda front: front.name)
-async def test_a_new_proxy_with_the_kubelets_values_tells_the_same(tmp_path: Path, front: Front) -> None:
+async def test_new_proxy_with_the_kubelets_values_tells_the_same(tmp_path: Path, front: Front) -> None:
     """All but dockershim's swap limit after its update, which does not name it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()

@@ -128,7 +128,7 @@ def test_hooks_guide_has_all_settings_of_the_node() -> None:
     assert set(yaml.safe_load(settings)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
 
 
-def test_hooks_guides_pod_has_the_label_with_which_the_proxy_leaves_it_alone() -> None:
+def test_hooks_guides_pod_is_left_alone_by_the_proxy() -> None:
     template = yaml.safe_load(code_blocks("yaml")[0])["spec"]["template"]
     assert template["metadata"]["labels"]["runtimeproxy.koordinator.sh/skip-hookserver"] == "true"
 

@@ -108,7 +108,7 @@ def test_value_somebody_else_changed_since_stands(kept_pod: Kept) -> None:
     assert (record, record.owners) == (ContainerRecord(asked, other), (("cpuset_cpus", "pinner"),))
 
 
-def test_where_nothing_of_it_stands_the_runtime_tells_it_all() -> None:
+def test_runtime_tells_it_all_where_nothing_of_it_stands() -> None:
     told = resources(cpu_quota=7)
     record = restored_container(told, Kept(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
     assert record.original is record.effective is told

@@ -164,7 +164,7 @@ def test_bad_value_names_its_field_and_rule_and_is_lost(field: str, answer: Hook
 
 
 @pytest.mark.parametrize("said", ["/pod2", "/pods.slice/pod2"])
-def test_where_systemd_makes_the_cgroups_a_parent_is_a_slice(said: str) -> None:
+def test_cgroup_parent_is_a_slice_where_systemd_makes_the_cgroups(said: str) -> None:
     request = HookRequest(replace(POD, cgroup_parent="/kubepods.slice/pod1.slice"))
     assert judged(difference(request, HookAnswer(cgroup_parent="/pod2.slice")), request)[1] == ()
     good, (broken,) = judged(difference(request, HookAnswer(cgroup_parent=said)), request)
@@ -334,9 +334,7 @@ def test_applied_answer_is_what_is_echoed(question: Question, answer: HookAnswer
 
 
 @given(QUESTIONS, st.tuples(ANSWERS, ANSWERS, ANSWERS))
-def test_what_three_plugins_change_is_all_that_they_have_changed(
-    question: Question, answers: tuple[HookAnswer, ...]
-) -> None:
+def test_changes_of_three_plugins_add_up(question: Question, answers: tuple[HookAnswer, ...]) -> None:
     point, request = question
     seen, made = request, []
     for answer in answers:

@@ -85,7 +85,7 @@ def test_bad_value_is_one_line_that_says_what_to_write(name: str, text: str, res
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)
 @pytest.mark.parametrize("text", ["/a\n", "/a\0", "\x1b", "\x7f", "/\ud800"], ids=ascii)
-def test_what_nobody_means_to_write_is_refused_in_every_option(option: Option, text: str) -> None:
+def test_control_characters_are_refused_in_every_option(option: Option, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         option.read(text, "--x")
     told = "has a control character, such as a line feed, or half a character: take it out"

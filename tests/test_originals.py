@@ -154,7 +154,7 @@ async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> N
 # -- where there is none -----------------------------------------------------------------------------------------------
 
 
-async def test_where_hooks_replace_nothing_there_is_no_file(path: Path) -> None:
+async def test_file_is_not_made_where_hooks_replace_nothing(path: Path) -> None:
     async with Process(path) as process:
         for number in range(3):
             process.store.commit(hooked(f"c{number}", effective=replace(CONTAINER, envs={"A": "1"})))
@@ -270,7 +270,7 @@ async def test_lock_that_is_held_is_waited_for(path: Path) -> None:
             await kept_ids(path, "c1", "c2")
 
 
-async def test_without_threads_it_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_is_tried_again_without_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
@@ -284,7 +284,7 @@ async def test_without_threads_it_is_tried_again(path: Path, monkeypatch: pytest
     await process.originals.stop()
 
 
-async def test_what_cannot_be_written_at_the_end_is_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_values_that_cannot_be_written_at_the_end_are_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> NoReturn:
         raise Failed("unusable", "no")
 

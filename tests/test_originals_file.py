@@ -112,7 +112,7 @@ def test_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
 # -- what is in it -----------------------------------------------------------------------------------------------------
 
 
-def test_without_anything_to_keep_there_is_no_file_and_no_sqlite(tmp_path: Path) -> None:
+def test_file_and_sqlite_are_not_needed_for_nothing(tmp_path: Path) -> None:
     program = f"""
 import sys
 from runtimeproxy.originals import File
@@ -207,7 +207,7 @@ def test_another_users_file_is_not_used(file: File, monkeypatch: pytest.MonkeyPa
     assert tried(file) == (NOT_OURS, {})
 
 
-def test_without_its_directory_it_cannot_be_used(tmp_path: Path) -> None:
+def test_file_cannot_be_used_without_its_directory(tmp_path: Path) -> None:
     file = File(str(tmp_path / "gone" / "a"), OURS)
     assert (tried(file), unwritten(file)) == ((UNUSABLE, {}), UNUSABLE)
 
@@ -303,7 +303,7 @@ def test_file_that_is_gone_is_made_again(file: File) -> None:
     assert loaded(file) == SOME
 
 
-def test_without_sqlite_it_cannot_be_used(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_cannot_be_used_without_sqlite(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sqlite3", None)
     assert unwritten(file) == UNUSABLE
 

@@ -63,7 +63,7 @@ XDIST = pytest.param(("-p", "xdist", "-n", "2"), id="xdist", marks=pytest.mark.s
 
 
 @pytest.mark.parametrize("workers", [pytest.param((), id="one process"), XDIST])
-def test_as_root_on_debian_a_skipped_test_or_file_has_failed(tmp_path: Path, workers: tuple[str, ...]) -> None:
+def test_skipped_test_or_file_has_failed_as_root_on_debian(tmp_path: Path, workers: tuple[str, ...]) -> None:
     code, closing, printed = run(tmp_path, 0, "debian", *workers)
     assert code == pytest.ExitCode.TESTS_FAILED, printed
     assert closing.startswith("2 failed, 1 passed, 1 xfailed, 3 errors in "), printed
@@ -72,7 +72,7 @@ def test_as_root_on_debian_a_skipped_test_or_file_has_failed(tmp_path: Path, wor
 
 
 @pytest.mark.parametrize(("uid", "system"), [(1000, "debian"), (0, "fedora")])
-def test_elsewhere_a_test_may_be_skipped(tmp_path: Path, uid: int, system: str) -> None:
+def test_skipped_test_is_skipped_elsewhere(tmp_path: Path, uid: int, system: str) -> None:
     code, closing, printed = run(tmp_path, uid, system)
     assert code == pytest.ExitCode.OK, printed
     assert closing.startswith("1 passed, 5 skipped, 1 xfailed in "), printed

@@ -55,30 +55,30 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 WRONG = [
-    ((), "Missing command. (runtimeproxy hook --help lists what there is)"),
-    (("call", "/x"), "Missing argument 'POINT'. (runtimeproxy hook call --help lists what there is)"),
-    (("call", "/x", "PreCreateContainr"), "POINT: 'PreCreateContainr' is no hook point; did you mean PreCreateContai"),
-    (("call", "/x", "?"), "POINT: '?' is no hook point; there are PreRunPodSandbox, PreCreateContainer, PreSta"),
-    (("call", "x.sock", CREATE), "SERVER: 'x.sock' is no unix socket: write /path, unix:/path or"),
-    (("call", "/no/x.json", CREATE), "/no/x.json: the registration file can not be read: No such file"),
-    (("call", "/x", CREATE, "-f", "/no/f"), "/no/f: the request can not be read: No such file"),
-    (("call", "/x", CREATE, "-f", "-"), "PreCreateContainer is about a container, and the request has"),
-    (("call", "/x", CREATE, "--timeout=0"), "--timeout: '0' is no time limit: write one above zero"),
-    (("verify", "/x", "--point=x"), "POINT: 'x' is no hook point"),
-    (("verify", "/x", "--timeout=soon"), "--timeout: 'soon' is no duration"),
-    (("verify", "/x", "-f", "-"), "PreCreateContainer is about a container"),
-    (("bench", "/x", "-n", "0"), "Invalid value for '-n' / '--calls': 0 is not in the range x>=1."),
-    (("bench", "/x", "--concurrency=0"), "Invalid value for '--concurrency': 0 is not in the range x>=1."),
-    (("bench", "/x", "--point=PreRunPodSandbox", "-f", "/no/f"), "/no/f: the request can not be read"),
-    (("new", "9"), "NAME: '9' is no name"),
-    (("new", "gpu", "--directory=/no"), "/no/gpu can not be made: No such file or directory"),
-    (("new", ROOT.name, f"--directory={ROOT.parent}"), f"{ROOT} is there already, and nothing is written over: take"),
+    ("", "Missing command. (runtimeproxy hook --help lists what there is)"),
+    ("call /x", "Missing argument 'POINT'. (runtimeproxy hook call --help lists what there is)"),
+    ("call /x PreCreateContainr", "POINT: 'PreCreateContainr' is no hook point; did you mean PreCreateContainer?"),
+    ("call /x ?", "POINT: '?' is no hook point; there are PreRunPodSandbox, PreCreateContainer, PreSta"),
+    (f"call x.sock {CREATE}", "SERVER: 'x.sock' is no unix socket: write /path, unix:/path or"),
+    (f"call /no/x.json {CREATE}", "/no/x.json: the registration file can not be read: No such file"),
+    (f"call /x {CREATE} -f /no/f", "/no/f: the request can not be read: No such file"),
+    (f"call /x {CREATE} -f -", "PreCreateContainer is about a container, and the request has"),
+    (f"call /x {CREATE} --timeout=0", "--timeout: '0' is no time limit: write one above zero"),
+    ("verify /x --point=x", "POINT: 'x' is no hook point"),
+    ("verify /x --timeout=soon", "--timeout: 'soon' is no duration"),
+    ("verify /x -f -", "PreCreateContainer is about a container"),
+    ("bench /x -n 0", "Invalid value for '-n' / '--calls': 0 is not in the range x>=1."),
+    ("bench /x --concurrency=0", "Invalid value for '--concurrency': 0 is not in the range x>=1."),
+    ("bench /x --point=PreRunPodSandbox -f /no/f", "/no/f: the request can not be read"),
+    ("new 9", "NAME: '9' is no name"),
+    ("new gpu --directory=/no", "/no/gpu can not be made: No such file or directory"),
+    (f"new docs --directory={ROOT}", f"{ROOT}/docs is there already, and nothing is written over: take"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), WRONG)
-def test_mistake_of_the_user_is_one_line_and_exit_code_2(hook: Hook, arguments: tuple[str, ...], words: str) -> None:
-    code, out, err = hook(*arguments)
+@pytest.mark.parametrize(("command", "words"), WRONG)
+def test_mistake_of_the_user_is_one_line_and_exit_code_2(hook: Hook, command: str, words: str) -> None:
+    code, out, err = hook(*command.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"runtimeproxy: error: {words}")
     assert err.count("\n") == 1
