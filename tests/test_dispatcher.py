@@ -5,18 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 
+from runtimeproxy import model
 from runtimeproxy.errors import HookError, Reason
 from runtimeproxy.hookpoints import BY_NAME, HookPoint
-from runtimeproxy.model import (
-    NO_ADJUSTMENT,
-    Adjustment,
-    Conflict,
-    ContainerInfo,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    Resources,
-)
+from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
@@ -95,7 +87,7 @@ async def test_later_plugin_wins_a_conflict(desk: Desk, caplog: pytest.LogCaptur
     desk.plugins.add("b", HookAnswer(envs={"A": CANARY + "2"}))
     with caplog.at_level(logging.DEBUG):
         adjustment = await desk.before()
-    assert (adjustment.envs, adjustment.conflicts) == ({"A": CANARY + "2"}, (Conflict("envs.A", "a", "b"),))
+    assert (adjustment.envs, adjustment.conflicts) == ({"A": CANARY + "2"}, (model.Conflict("envs.A", "a", "b"),))
     assert desk.recorder.counted("hook_conflicts", hook=CREATE.name, loser="a", winner="b") == 1
     assert "hook servers a and b set the same field at PreCreateContainer: the later one wins" in caplog.text
     assert CANARY not in caplog.text

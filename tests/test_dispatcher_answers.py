@@ -10,22 +10,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtimeproxy import model
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.errors import HookError, Reason, WireError
 from runtimeproxy.hookapi import api_pb2, codec
 from runtimeproxy.hookpoints import BY_NAME, HookPoint, SubjectKind
 from runtimeproxy.merge import by_field
-from runtimeproxy.model import (
-    NO_ADJUSTMENT,
-    RESOURCE_FIELDS,
-    Adjustment,
-    ContainerInfo,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    Resources,
-    tidy,
-)
+from runtimeproxy.model import NO_ADJUSTMENT, Adjustment, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from runtimeproxy.telemetry import Recorder
 from tests.amounts import examples
 from tests.fakes.plugins import FakePlugins
@@ -131,7 +122,7 @@ ABSENT = {SubjectKind.POD: {"envs"}, SubjectKind.CONTAINER: {"labels"}}
 
 def answer(parts: list[Piece]) -> HookAnswer:
     values = {part.field: dict([part.value]) if part.field in MAPS else part.value for part in parts}
-    resources = {name: values.pop(name) for name in RESOURCE_FIELDS if name in values}
+    resources = {name: values.pop(name) for name in model.RESOURCE_FIELDS if name in values}
     return HookAnswer(**values, resources=Resources(**resources) if resources else None)
 
 
@@ -145,7 +136,7 @@ def lost(bad: set[str]) -> set[str]:
 
 def expected(part: Piece) -> tuple[str, object]:
     """Return the name of ``Adjustment.owners`` under which a piece is set, and to what."""
-    field = f"resources.{part.field}" if part.field in RESOURCE_FIELDS else part.field
+    field = f"resources.{part.field}" if part.field in model.RESOURCE_FIELDS else part.field
     return (f"{field}.{part.value[0]}", part.value[1]) if part.field in MAPS else (field, part.value)
 
 
@@ -157,7 +148,7 @@ def test_bad_fields_cost_themselves_and_all_else_is_applied(point: HookPoint, pa
     server = Server(point, codec.encode_answer(point, answer(parts)))
     changed, bad = server.changed() or {}, {part.field for part in said if not part.good}
     assert server.bad_fields() == bad
-    without_effect = {part.field for part in said if point is START and part.field not in RESOURCE_FIELDS}
+    without_effect = {part.field for part in said if point is START and part.field not in model.RESOURCE_FIELDS}
     effective = [part for part in said if part.good and part.field not in lost(bad) | without_effect]
     assert changed == dict(map(expected, effective))
 
@@ -241,7 +232,7 @@ def test_all_that_is_not_bad_of_a_damaged_answer_is_applied(answered: tuple[Hook
             assert found.pop(name, None) == (None if is_bad else value)
             assert not is_bad or field in bad
             continue
-        normal = tidy(field, value) if field in RESOURCE_FIELDS else value
+        normal = model.tidy(field, value) if field in model.RESOURCE_FIELDS else value
         if field in lost(bad) or normal in ("", SENT_VALUES.get(name)):
             assert name not in found
         else:

@@ -13,19 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimeproxy import model
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, Part, Stage, SubjectKind
 from runtimeproxy.merge import applied, by_field, combine, difference, echo, judged, limited
-from runtimeproxy.model import (
-    NO_ADJUSTMENT,
-    RESOURCE_FIELDS,
-    Adjustment,
-    Conflict,
-    ContainerInfo,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    Resources,
-)
+from runtimeproxy.model import Adjustment, Conflict, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
 from tests import merge_cases as cases
 from tests.merge_cases import BAD, SENT, TIDY
 
@@ -65,7 +56,7 @@ CONFIRMED: list[tuple[Resources | None, set[str]]] = [
     *[
         (None, set()),
         (Resources(), set()),
-        (SENT, set(RESOURCE_FIELDS) - {"oom_score_adj", "memory_swap_limit_in_bytes"}),
+        (SENT, set(model.RESOURCE_FIELDS) - {"oom_score_adj", "memory_swap_limit_in_bytes"}),
     ],
     *[(Resources(cpu_quota=50_000), {"cpu_quota"}), (Resources(cpu_quota=50_001), set())],
     (Resources(cpu_quota=-1, cpu_shares=512, cpuset_mems="0"), {"cpu_shares", "cpuset_mems"}),
@@ -210,7 +201,7 @@ def test_no_rule_holds_a_value() -> None:
 
 def added(*plugins: Adjustment) -> Adjustment:
     """Add up what plugins change that are called 1, 2 and so on."""
-    adjustment = NO_ADJUSTMENT
+    adjustment = model.NO_ADJUSTMENT
     for number, change in enumerate(plugins, 1):
         adjustment = combine(adjustment, f"{number}", change)
     return adjustment

@@ -7,18 +7,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy import model
-from runtimeproxy.model import (
-    NO_ADJUSTMENT,
-    NO_RESOURCES,
-    NUMBER_FIELDS,
-    RESOURCE_FIELDS,
-    Adjustment,
-    ContainerInfo,
-    HookRequest,
-    PodInfo,
-    Resources,
-    tidy,
-)
+from runtimeproxy.model import Adjustment, ContainerInfo, HookRequest, PodInfo, Resources
 from tests.merge_cases import BAD_CPUSETS, TIDY
 
 FULL = Resources(100_000, -1, 2, 2**30, -998, "0-3", "0", {"2MB": 4}, {"memory.low": "1"}, 2**31)
@@ -27,11 +16,11 @@ FULL = Resources(100_000, -1, 2, 2**30, -998, "0-3", "0", {"2MB": 4}, {"memory.l
 def test_every_field_of_resources_is_a_number_a_text_or_a_map() -> None:
     """They are those of the protocol: tests/hookapi/test_codec.py."""
     texts, maps = dict.fromkeys(model.TEXT_FIELDS, str), dict.fromkeys(model.MAP_FIELDS, dict)
-    kinds = {**dict.fromkeys(NUMBER_FIELDS, int), **texts, **maps}
-    assert {name: type(getattr(NO_RESOURCES, name)) for name in RESOURCE_FIELDS} == kinds
+    kinds = {**dict.fromkeys(model.NUMBER_FIELDS, int), **texts, **maps}
+    assert {name: type(getattr(model.NO_RESOURCES, name)) for name in model.RESOURCE_FIELDS} == kinds
 
 
-@pytest.mark.parametrize("value", [FULL, PodInfo(), ContainerInfo(), NO_ADJUSTMENT])
+@pytest.mark.parametrize("value", [FULL, PodInfo(), ContainerInfo(), model.NO_ADJUSTMENT])
 def test_values_are_frozen(value: Any) -> None:
     name = next(iter(type(value).__dataclass_fields__))
     with pytest.raises(FrozenInstanceError):
@@ -48,7 +37,7 @@ OVERLAYS: list[tuple[Resources | None, Mapping[str, Any], Resources | None]] = [
     (None, {}, None),
     (FULL, {}, FULL),
     (None, {"cpu_shares": 5}, Resources(cpu_shares=5)),
-    (NO_RESOURCES, {"cpuset_cpus": "1", "cpu_quota": -1}, Resources(cpuset_cpus="1", cpu_quota=-1)),
+    (model.NO_RESOURCES, {"cpuset_cpus": "1", "cpu_quota": -1}, Resources(cpuset_cpus="1", cpu_quota=-1)),
     (Resources(cpuset_cpus="1", cpu_shares=9), {"cpuset_cpus": ""}, Resources(cpu_shares=9)),
     (None, {"unified": {"a": "1"}}, Resources(unified={"a": "1"})),
     (Resources(unified={"a": "1", "b": "2"}), {"unified": {"b": "3"}}, Resources(unified={"a": "1", "b": "3"})),
@@ -67,17 +56,17 @@ def test_changes_are_laid_over_a_message(
 
 NAMED: list[tuple[Resources | None, Mapping[str, Any]]] = [
     (None, {}),
-    (NO_RESOURCES, {}),
+    (model.NO_RESOURCES, {}),
     (Resources(cpu_quota=-1, cpuset_mems="0"), {"cpu_quota": -1, "cpuset_mems": "0"}),
     (Resources(unified={"a": "1"}, hugepage_limits={}), {"unified": {"a": "1"}}),
-    (FULL, {name: getattr(FULL, name) for name in RESOURCE_FIELDS}),
+    (FULL, {name: getattr(FULL, name) for name in model.RESOURCE_FIELDS}),
 ]
 
 
 @pytest.mark.parametrize(("resources", "expected"), NAMED)
 def test_named_fields_are_those_that_are_set(resources: Resources | None, expected: Mapping[str, Any]) -> None:
     assert model.named(resources) == expected
-    assert model.overlay(NO_RESOURCES, expected) == (resources or NO_RESOURCES)
+    assert model.overlay(model.NO_RESOURCES, expected) == (resources or model.NO_RESOURCES)
 
 
 ECHOES = [
@@ -85,7 +74,7 @@ ECHOES = [
     (Resources(cpu_shares=2, cpuset_cpus="0"), Resources(cpu_shares=3), True),
     (Resources(cpu_shares=2, cpu_quota=-1), Resources(cpu_shares=2, cpu_period=1000), False),
     (Resources(cpuset_cpus="0"), Resources(cpuset_cpus="0", cpu_shares=2), False),
-    (NO_RESOURCES, NO_RESOURCES, False),
+    (model.NO_RESOURCES, model.NO_RESOURCES, False),
 ]
 
 
@@ -102,7 +91,7 @@ def test_people_know_a_pod_and_a_container_by_their_names() -> None:
 
 PLAIN = [
     *(("cpu_quota", quota) for quota in (-1000, -7, -1, 0, 1000, 2**62)),
-    *((name, number) for name in NUMBER_FIELDS if name != "cpu_quota" for number in (-1, 0, 1, 834)),
+    *((name, number) for name in model.NUMBER_FIELDS if name != "cpu_quota" for number in (-1, 0, 1, 834)),
     *(("cpuset_cpus", text) for text in ("", "0", "0-3,8", "3-1", "all")),
     *((name, normal) for name, _, normal in TIDY),
 ]
@@ -110,12 +99,12 @@ PLAIN = [
 
 @pytest.mark.parametrize(("name", "odd", "normal"), [*TIDY, *((name, value, value) for name, value in PLAIN)])
 def test_value_is_taken_in_its_normal_form(name: str, odd: int | str, normal: int | str) -> None:
-    assert tidy(name, odd) == normal
+    assert model.tidy(name, odd) == normal
 
 
 @pytest.mark.parametrize("text", BAD_CPUSETS)
 def test_tidying_makes_nothing_good_that_is_bad(text: str) -> None:
-    assert tidy("cpuset_cpus", text) == ",".join(text.split(" "))
+    assert model.tidy("cpuset_cpus", text) == ",".join(text.split(" "))
 
 
 SWAPS = [(5, 5, 7, 7), (5, 5, 0, 0), (0, 0, 7, 7), (5, 0, 7, 0), (5, -1, 7, -1), (5, -1, 0, -1), (5, 9, 7, 9)]

@@ -6,21 +6,9 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy import records
+from runtimeproxy import model, records
 from runtimeproxy.merge import difference
-from runtimeproxy.model import (
-    NO_ADJUSTMENT,
-    Adjustment,
-    ContainerInfo,
-    ContainerRecord,
-    HookAnswer,
-    HookRequest,
-    PodInfo,
-    PodRecord,
-    Resources,
-    ResourceValue,
-    Subject,
-)
+from runtimeproxy.model import Adjustment, ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.records import AskedUpdate, SaidUpdate
 
 POD = PodInfo(name="web", uid="u-1", labels={"qos": "BE"}, annotations={"n": "1"}, cgroup_parent="/kube/u-1")
@@ -50,8 +38,8 @@ HALVED = running(cpu_shares=512)
 def test_effective_values_are_told() -> None:
     hooked_pod, hooked = replace(POD, cgroup_parent="/hooked"), replace(CONTAINER, envs={"A": "2"})
     pod = PodRecord(POD, hooked_pod)
-    assert records.told(Subject(pod)) == HookRequest(hooked_pod)
-    assert records.told(subject(effective=hooked, pod=pod)) == HookRequest(hooked_pod, hooked)
+    assert records.told(Subject(pod)) == model.HookRequest(hooked_pod)
+    assert records.told(subject(effective=hooked, pod=pod)) == model.HookRequest(hooked_pod, hooked)
 
 
 def test_container_is_there_in_a_containers_call() -> None:
@@ -87,7 +75,7 @@ def test_created_container_is_kept_as_asked_and_as_it_is() -> None:
     assert records.container_of(made).owners == (("cpu_shares", "one"),)
 
 
-@pytest.mark.parametrize("adjustment", [NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
+@pytest.mark.parametrize("adjustment", [model.NO_ADJUSTMENT, Adjustment(confirmed=ECHOED_SHARES)])
 def test_record_that_no_hook_changed_is_kept_once(adjustment: Adjustment) -> None:
     pod = records.created_pod(Subject(PodRecord(POD, POD)), adjustment, "p1").pod
     assert pod.original is pod.effective
@@ -170,23 +158,23 @@ def test_pod_runs_where_its_container_does_if_nobody_tells(
 
 
 def test_extra_update_is_in_the_runtimes_values_alone() -> None:
-    made = records.prepared(subject(), {"cpu_shares": 2}, NO_ADJUSTMENT)
+    made = records.prepared(subject(), {"cpu_shares": 2}, model.NO_ADJUSTMENT)
     assert made == subject(effective=running(cpu_shares=2))
-    assert records.prepared(subject(), {}, NO_ADJUSTMENT) == subject()
+    assert records.prepared(subject(), {}, model.NO_ADJUSTMENT) == subject()
 
 
 def test_hooks_of_an_update_are_told_the_kubelets_values() -> None:
     effective = replace(HALVED, annotations={"a": "hook"}, envs={"A": "hook"})
     asked = AskedUpdate("c1", Resources(memory_limit_in_bytes=5), {"n": "2"})
     told = replace(effective, annotations={"a": "hook", "n": "2"}, resources=replace(ASKED, memory_limit_in_bytes=5))
-    assert records.told_of_update(subject(effective=effective), asked) == HookRequest(POD, told)
+    assert records.told_of_update(subject(effective=effective), asked) == model.HookRequest(POD, told)
 
 
 def test_update_without_resources_of_a_container_without_any() -> None:
     bare = subject(BARE)
     assert records.told_of_update(bare, NOTHING) == records.told(bare)
-    assert records.differing(bare, NOTHING, NO_ADJUSTMENT) == {}
-    assert records.updated(bare, SaidUpdate(NOTHING), NO_ADJUSTMENT) == bare
+    assert records.differing(bare, NOTHING, model.NO_ADJUSTMENT) == {}
+    assert records.updated(bare, SaidUpdate(NOTHING), model.NO_ADJUSTMENT) == bare
     repeated = Adjustment(confirmed=ECHOED_SHARES)
     assert records.differing(bare, NOTHING, repeated) == {}
     assert records.differing(subject(CONTAINER, BARE), NOTHING, repeated) == {"cpu_shares": 1024}
@@ -197,7 +185,7 @@ MAPS: dict[str, Any] = {"unified": {"a": "1", "b": "3", "c": "4"}, "hugepage_lim
 WITH_MAPS = running(unified={"a": "1"}, hugepage_limits={"2MB": 4})
 TWO = {"cpu_quota": -1, "oom_score_adj": 1}
 CLEARED = {"cpuset_cpus": ""}
-DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | None, Mapping[str, ResourceValue]]] = {
+DIFFERING: dict[str, tuple[ContainerInfo, Resources | None, Mapping[str, Any] | None, Mapping[str, Any]]] = {
     "the hook says nothing": (HALVED, SHARES, None, {}),
     "an echo of what runs": (CONTAINER, QUOTA, {}, {}),
     "an echo of what does not run": (HALVED, QUOTA, {}, {"cpu_shares": 1024}),
@@ -221,7 +209,7 @@ def test_only_what_the_runtime_would_not_hold_is_put_into_an_update(
     told = records.told_of_update(known, update)
     assert told.container is not None
     assert told.container.resources is not None
-    answer = HookAnswer(resources=None if changes is None else replace(told.container.resources, **changes))
+    answer = model.HookAnswer(resources=None if changes is None else replace(told.container.resources, **changes))
     found = records.differing(known, update, difference(told, answer))
     assert found == differs
     assert list(found) == sorted(found)
@@ -236,7 +224,7 @@ def test_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
     effective = running(cpu_shares=400, unified={"a": "1", "b": "2"})
     notes = {"a": "1", "n": "2"}
     expected = replace(original, annotations=notes), replace(effective, annotations=notes | {"hook": "3"})
-    made = records.updated(known, said, NO_ADJUSTMENT)
+    made = records.updated(known, said, model.NO_ADJUSTMENT)
     assert (made.pod, made.container) == (known.pod, ContainerRecord(*expected))
 
 
@@ -259,8 +247,8 @@ def test_owners_of_what_a_container_has_follow_what_is_set() -> None:
     by_two = Adjustment(resources={"cpuset_cpus": "6"}, owners={"resources.cpuset_cpus": "two"})
     started = records.prepared(OWNED, {"cpuset_cpus": "6"}, by_two)
     of_kubelet, taken_back = AskedUpdate("c1", Resources(cpuset_cpus="1")), SaidUpdate(NOTHING, {"cpu_shares": 1024})
-    updated = records.updated(started, SaidUpdate(of_kubelet), NO_ADJUSTMENT)
-    repeated = records.updated(started, taken_back, NO_ADJUSTMENT)
+    updated = records.updated(started, SaidUpdate(of_kubelet), model.NO_ADJUSTMENT)
+    repeated = records.updated(started, taken_back, model.NO_ADJUSTMENT)
     assert [dict(records.container_of(made).owners) for made in (OWNED, started, updated, repeated)] == [
         {"cpu_shares": "one", "cpuset_cpus": "one"},
         {"cpu_shares": "one", "cpuset_cpus": "two"},
@@ -277,7 +265,7 @@ def test_hook_that_scales_never_scales_twice() -> None:
         assert told.container is not None
         assert told.container.resources is not None
         half = replace(told.container.resources, cpu_shares=told.container.resources.cpu_shares // 2)
-        adjustment = difference(told, HookAnswer(resources=half))
+        adjustment = difference(told, model.HookAnswer(resources=half))
         said = SaidUpdate(update, records.differing(known, update, adjustment))
         known = records.updated(known, said, adjustment)
         resources = records.container_of(known).effective.resources
