@@ -355,17 +355,18 @@ async def test_caller_without_time_has_post_hooks_only(core: Core, deadline: flo
     assert core.times.released == 0
 
 
-async def test_reading_the_subject_is_paid_from_the_same_budget(core: Core) -> None:
+READING = [(SUBJECT, 4, None, [6.0], 4), (None, 1000, 4.0, [], 2)]
+
+
+@pytest.mark.parametrize(("read", "seconds", "deadline", "timeouts", "released"), READING)
+async def test_reading_the_subject_is_paid_from_the_same_budget(
+    core: Core, read: Subject | None, seconds: float, deadline: float | None, timeouts: list[float], released: float
+) -> None:
+    """It ends with that, in time for the runtime to answer."""
     core.plugins.add("a", timeout_seconds=100, points=AT_START)
-    await core.run(FakeCall(START, known=None, read=SUBJECT, read_seconds=4))
-    assert core.plugins.asked[0].timeout_seconds == 6.0
-
-
-async def test_subject_is_read_no_longer_than_the_budget(core: Core) -> None:
-    core.plugins.add("a", points=AT_START)
-    call = FakeCall(START, known=None, read_seconds=1000, deadline=4.0)
-    await core.run(call)
-    assert call.steps[:2] == [(0, "read"), (2, "release")], "with time enough for the runtime to answer"
+    await core.run(FakeCall(START, known=None, read=read, read_seconds=seconds, deadline=deadline))
+    assert [asked.timeout_seconds for asked in core.plugins.asked] == timeouts
+    assert core.times.released == released
 
 
 class Hanging(FakeClient):
@@ -443,13 +444,18 @@ async def test_call_by_another_name_waits_for_its_turn_once_it_is_known(core: Co
 
 
 async def test_no_call_waits_for_another_calls_runtime_answer(core: Core) -> None:
-    core.plugins.add("a")
+    """And a commit keeps what other calls committed meanwhile."""
+    core.store.commit(SUBJECT)
+    core.plugins.add("a", HookAnswer(annotations={"A": "1"}))
     slow = core.start(FakeCall(STOP, runtime_seconds=100))
     await asyncio.sleep(1)
     await core.run(FakeCall(UPDATE))
     assert core.now == 2
     await slow
     assert core.plugins.told() == [("a", "PreUpdateContainerResources"), ("a", "PostStopContainer")]
+    record = core.store.container("c1")
+    assert record is not None
+    assert record.effective.annotations == {"A": "1"}
 
 
 async def test_turn_is_waited_for_at_most_the_budget(core: Core) -> None:
@@ -462,15 +468,3 @@ async def test_turn_is_waited_for_at_most_the_budget(core: Core) -> None:
     assert hurried.steps[-2] == (2, "release")
     assert core.failures("b", "PreUpdateContainerResources", Reason.DEADLINE) == 1
     await first
-
-
-async def test_commit_keeps_what_other_calls_committed_meanwhile(core: Core) -> None:
-    core.store.commit(SUBJECT)
-    core.plugins.add("a", HookAnswer(annotations={"A": "1"}), points=AT_UPDATE)
-    slow = core.start(FakeCall(STOP, runtime_seconds=5))
-    await asyncio.sleep(1)
-    await core.run(FakeCall(UPDATE))
-    await slow
-    record = core.store.container("c1")
-    assert record is not None
-    assert record.effective.annotations == {"A": "1"}

@@ -219,15 +219,6 @@ async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
         assert rig.recorder.counted("records_swept") == 2
 
 
-async def test_records_are_swept_where_nobody_wants_to_know_of_it() -> None:
-    rig = Synced("p1")
-    rig.sync = Sync(rig.state, rig.lifecycle, rig.recorder)
-    rig.store.commit(container("c9", "p9"))
-    async with rig.running():
-        await asyncio.sleep(1)
-        assert rig.known == {"p1"}
-
-
 async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
     """Also where it was known before: a runtime that answers of it has it."""
     rig = Synced("p1")
@@ -245,8 +236,9 @@ async def test_record_committed_after_the_list_was_asked_for_stays() -> None:
 
 @pytest.mark.parametrize("hooked", [True, False])
 async def test_kept_values_go_with_what_the_runtime_no_longer_has(hooked: bool) -> None:
-    """Also where no hook server is registered, and no record is known."""
+    """Also where no hook server is registered, no record is known, and nobody wants to be told."""
     rig = Synced("c1", hooked=hooked)
+    rig.sync = Sync(rig.state, rig.lifecycle, rig.recorder)
     kept = write(Kept(("p1", "main", 0), {"cgroup_parent": (None, "/a")}))
     rig.store.keep({"c1": kept, "c2": kept})
     async with rig.running():
