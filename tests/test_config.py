@@ -107,13 +107,6 @@ def test_file_that_says_nothing_changes_nothing(text: str) -> None:
     assert config.load({}, {}, text, FILE) == config.load({}, {})
 
 
-def test_values_of_a_file_are_taken_as_they_are_written() -> None:
-    text = "socket-mode: 0600\nruntime-hook-server-val: yes\nhook-timeout: 2\nsocket-group: 0998\n"
-    loaded = config.load({}, {}, text, FILE)
-    assert (loaded.socket_mode, loaded.skip_label_value) == (0o600, "yes")
-    assert (loaded.hook_timeout_seconds, loaded.socket_group) == (2, "0998")
-
-
 ENDPOINTS = [
     ({"backend-runtime-mode": "DOCKER"}, DOCKER, DOCKER),
     ({RUNTIME: "/r"}, "/r", "/r"),

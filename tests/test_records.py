@@ -42,13 +42,6 @@ def test_effective_values_are_told() -> None:
     assert records.told(subject(effective=hooked, pod=pod)) == model.HookRequest(hooked_pod, hooked)
 
 
-def test_container_is_there_in_a_containers_call() -> None:
-    whole = subject()
-    assert records.container_of(whole) is whole.container
-    with pytest.raises(AssertionError):
-        records.container_of(Subject(whole.pod))
-
-
 def test_hooked_fields_are_named_without_their_values() -> None:
     hooked = replace(running(cpu_shares=5), envs={"A": "2"}, annotations={"a": "1", "b": "2"})
     assert records.hooked(subject(effective=hooked)) == ["annotations.b", "envs.A", "resources.cpu_shares"]
