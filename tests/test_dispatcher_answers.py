@@ -114,51 +114,41 @@ PIECES = [
     pieces("oom_score_adj", SCORE, NO_SCORE),
     *(pieces(name, CPUS, NO_CPUS) for name in ("cpuset_cpus", "cpuset_mems")),
 ]
-ANSWERS = st.lists(st.one_of(PIECES), max_size=6, unique_by=lambda piece: piece.field)
+PARTS = st.lists(st.one_of(PIECES), max_size=6, unique_by=lambda piece: piece.field)
 MAPS = {"envs", "labels", "annotations", "hugepage_limits", "unified"}
+MESSAGES: dict[HookPoint, Any] = {
+    RUN_POD: api_pb2.PodSandboxHookResponse,
+    **dict.fromkeys((CREATE, START), api_pb2.ContainerResourceHookResponse),
+}
 ABSENT = {SubjectKind.POD: {"envs"}, SubjectKind.CONTAINER: {"labels"}}
 """What the point's message has no field for."""
 
 
-def answer(parts: list[Piece]) -> HookAnswer:
+class Answer(NamedTuple):
+    """What a hook server answers; ``bad`` names the bad fields of it, None where bytes were damaged."""
+
+    point: HookPoint
+    body: bytes
+    bad: set[str] | None
+
+
+def put_together(point: HookPoint, parts: list[Piece]) -> Answer:
     values = {part.field: dict([part.value]) if part.field in MAPS else part.value for part in parts}
     resources = {name: values.pop(name) for name in model.RESOURCE_FIELDS if name in values}
-    return HookAnswer(**values, resources=Resources(**resources) if resources else None)
+    answer = HookAnswer(**values, resources=Resources(**resources) if resources else None)
+    bad = {part.field for part in parts if not part.good} - ABSENT[point.subject]
+    return Answer(point, codec.encode_answer(point, answer), bad)
 
 
-TOGETHER = ({"cpu_period", "cpu_quota"}, {"memory_limit_in_bytes", "memory_swap_limit_in_bytes"})
+def damaged(answer: Answer, changes: list[tuple[int, int, int]], more: bytes, cut: int) -> Answer:
+    """Replace none or one byte at some places, add bytes and cut some off."""
+    body = bytearray(answer.body)
+    for at, count, value in changes:
+        body[at : at + count] = bytes([value])
+    body += more
+    return Answer(answer.point, bytes(body[: len(body) - cut]), None)
 
 
-def lost(bad: set[str]) -> set[str]:
-    """Return the fields that are lost with bad ones; a map loses but the bad entry."""
-    return bad - MAPS | {name for group in TOGETHER if group & bad for name in group}
-
-
-def expected(part: Piece) -> tuple[str, object]:
-    """Return the name of ``Adjustment.owners`` under which a piece is set, and to what."""
-    field = f"resources.{part.field}" if part.field in model.RESOURCE_FIELDS else part.field
-    return (f"{field}.{part.value[0]}", part.value[1]) if part.field in MAPS else (field, part.value)
-
-
-@pytest.mark.slow
-@settings(max_examples=examples(1000))
-@given(st.sampled_from([RUN_POD, CREATE, START]), ANSWERS)
-def test_bad_fields_cost_themselves_and_all_else_is_applied(point: HookPoint, parts: list[Piece]) -> None:
-    said = [part for part in parts if part.field not in ABSENT[point.subject]]
-    server = Server(point, codec.encode_answer(point, answer(parts)))
-    changed, bad = server.changed() or {}, {part.field for part in said if not part.good}
-    assert server.bad_fields() == bad
-    without_effect = {part.field for part in said if point is START and part.field not in model.RESOURCE_FIELDS}
-    effective = [part for part in said if part.good and part.field not in lost(bad) | without_effect]
-    assert changed == dict(map(expected, effective))
-
-
-# -- answers that are damaged ----------------------------------------------------------------------------------------
-
-MESSAGES: dict[HookPoint, Any] = {
-    RUN_POD: api_pb2.PodSandboxHookResponse,
-    CREATE: api_pb2.ContainerResourceHookResponse,
-}
 ODD_FIELDS = [
     b"\x0a\x02\xff\xfe",  # a map entry that is none
     b"\x1a\x02\xff\xfe",  # a cgroup parent that is not UTF-8
@@ -170,25 +160,15 @@ ODD_FIELDS = [
     b"\x9a\x06\x03abc",  # an unknown field
     b"\x80",
 ]
-Change = tuple[int, int, int]
-"""Where, how many bytes are replaced, by which one."""
-
-
-def damaged(
-    point: HookPoint, parts: list[Piece], changes: list[Change], more: bytes, cut: int
-) -> tuple[HookPoint, bytes]:
-    """Return an answer in which some bytes were changed, added and cut off."""
-    body = bytearray(codec.encode_answer(point, answer(parts)))
-    for at, count, value in changes:
-        body[at : at + count] = bytes([value])
-    body += more
-    return point, bytes(body[: len(body) - cut])
-
-
 POINTS = st.sampled_from(list(MESSAGES))
+WHOLE = st.builds(put_together, POINTS, PARTS)
 CHANGES = st.lists(st.tuples(numbers(0, 200), numbers(0, 1), numbers(0, 255)), max_size=3)
 MORE, CUT = st.sampled_from([b"", *ODD_FIELDS]), st.just(0) | numbers(0, 50)
-DAMAGED = st.builds(damaged, POINTS, ANSWERS, CHANGES, MORE, CUT)
+ANSWERS = (
+    WHOLE | st.builds(damaged, WHOLE, CHANGES, MORE, CUT) | st.builds(Answer, POINTS, st.binary(max_size=60), st.none())
+)
+
+# -- what must come of them ------------------------------------------------------------------------------------------
 
 
 def everything(point: HookPoint, body: bytes) -> dict[str, Any] | None:
@@ -213,28 +193,31 @@ def everything(point: HookPoint, body: bytes) -> dict[str, Any] | None:
     return {name: value for name, value in said.items() if SENT_VALUES.get(name) != value}
 
 
+TOGETHER = ({"cpu_period", "cpu_quota"}, {"memory_limit_in_bytes", "memory_swap_limit_in_bytes"})
+
+
 @pytest.mark.slow
-@settings(max_examples=examples(1000))
-@given(DAMAGED | st.tuples(POINTS, st.binary(max_size=60)))
-def test_all_that_is_not_bad_of_a_damaged_answer_is_applied(answered: tuple[HookPoint, bytes]) -> None:
-    server = Server(*answered)
-    found, says = server.changed(), everything(*answered)
+@settings(max_examples=examples(2000))
+@given(ANSWERS)
+def test_all_of_an_answer_that_is_not_bad_is_applied(answer: Answer) -> None:
+    server = Server(answer.point, answer.body)
+    found, says = server.changed(), everything(answer.point, answer.body)
     if says is None:
         assert found is None
         assert server.failures() == 1
         return
     bad = server.bad_fields()
+    assert answer.bad in (None, bad)
+    lost = bad | {name for group in TOGETHER if group & bad for name in group}
     found = found or {}
     for name, value in says.items():
         field, _, key = name.removeprefix("resources.").partition(".")
         if field in MAPS:
             is_bad = not key or (field == "envs" and ("=" in key or "\0" in f"{key}{value}"))
-            assert found.pop(name, None) == (None if is_bad else value)
             assert not is_bad or field in bad
-            continue
-        normal = model.tidy(field, value) if field in model.RESOURCE_FIELDS else value
-        if field in lost(bad) or normal in ("", SENT_VALUES.get(name)):
-            assert name not in found
         else:
-            assert found.pop(name) == normal
+            value = model.tidy(field, value) if field in model.RESOURCE_FIELDS else value
+            is_bad = field in lost or value in ("", SENT_VALUES.get(name))
+        without_effect = answer.point is START and not name.startswith("resources.")
+        assert found.pop(name, None) == (None if is_bad or without_effect else value)
     assert not found
