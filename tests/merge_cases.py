@@ -36,6 +36,7 @@ RESOURCE_CASES: list[tuple[str, Resources | None, Resources | None, Mapping[str,
     ("partial: cpuset not set stays", SENT, Resources(cpu_shares=2), {"cpu_shares": 2}),
     ("partial: three of four numbers", SENT, Resources(**{**KEPT, "cpu_quota": 0}), {}),
     ("partial: one huge page size", SENT, Resources(hugepage_limits={"2MB": 1}), {"hugepage_limits": {"2MB": 1}}),
+    ("partial: one huge page size as it was", SENT, Resources(hugepage_limits={"2MB": 2**21}), {}),
     ("partial: huge page size of 0", SENT, Resources(hugepage_limits={"4MB": 0}), {"hugepage_limits": {"4MB": 0}}),
     ("partial: one unified key", SENT, Resources(unified={"io.max": "x"}), {"unified": {"io.max": "x"}}),
     # echo: every number that was sent is there
