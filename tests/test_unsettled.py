@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import pytest
 
@@ -61,26 +62,29 @@ def asked(call: FakeCall) -> list[float]:
     return [at for at, _ in call.steps]
 
 
-async def test_call_is_finished_within_a_second_of_its_end(rig: Rig) -> None:
+Fates = list[Reply | Exception]
+UNKNOWN: list[Fates] = [[UNANSWERED], [BackendError("away")], [Unreadable("half a list")]]
+QUESTIONS: list[tuple[Fates, float, Sequence[float], str]] = [
+    ([UNANSWERED, UNANSWERED, DONE], 0, [0.1, 0.4, 0.9], "agreed"),
+    *[([DONE], 0, [0.1], "agreed"), ([GONE], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
+    *[(fates, 0, ASKED_AFTER_SECONDS, "given_up") for fates in UNKNOWN],
+    *[(fates, 5, [0.1, 10, 30, 60, 125], "given_up") for fates in UNKNOWN],
+]
+
+
+@pytest.mark.parametrize(("fates", "read_seconds", "asked_after", "result"), QUESTIONS)
+async def test_runtime_is_asked_ever_more_rarely_until_it_tells(
+    rig: Rig, fates: Fates, read_seconds: float, asked_after: Sequence[float], result: str
+) -> None:
+    """Most are finished within a second of their end; a slow runtime is not asked again at once."""
     await asyncio.sleep(5)
-    call = rig.add(UNANSWERED, UNANSWERED, DONE)
+    call = rig.add(*fates, read_seconds=read_seconds)
     assert rig.unsettled.calls() == [call]
-    await asyncio.sleep(300)
-    assert asked(call) == [5.1, 5.4, 5.9]
-    assert rig.finished == [(5.9, "c1", DONE)]
-    assert (rig.unsettled.calls(), rig.counted("agreed")) == ([], 1)
-
-
-WORDS = [(DONE, 1, "agreed"), (GONE, 1, "agreed"), (NOT_DONE, 0, "failed")]
-
-
-@pytest.mark.parametrize(("fate", "finished", "result"), WORDS)
-async def test_runtimes_first_word_counts(rig: Rig, fate: Reply, finished: int, result: str) -> None:
-    call = rig.add(fate)
-    await asyncio.sleep(300)
-    assert asked(call) == [0.1]
-    assert [reply for _, _, reply in rig.finished] == [fate] * finished
-    assert rig.counted(result) == 1
+    await asyncio.sleep(1000)
+    assert [round(at - 5, 6) for at in asked(call)] == list(asked_after)
+    assert [reply for _, _, reply in rig.finished] == (fates[-1:] if result == "agreed" else [])
+    assert (rig.unsettled.calls(), rig.counted(result)) == ([], 1)
+    assert ASKED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
 
 
 async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
@@ -92,15 +96,6 @@ async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
     await asyncio.sleep(300)
     assert (asked(call), asked(other)) == ([0.1, 0.4], [0.1])
     assert [key for _, key, _ in rig.finished] == ["c2", "c1"]
-
-
-@pytest.mark.parametrize("fate", [UNANSWERED, BackendError("away"), Unreadable("half a list")])
-async def test_unknown_outcome_is_asked_for_ever_more_rarely(rig: Rig, fate: Reply | Exception) -> None:
-    call, slow = rig.add(fate), rig.add(fate, read_seconds=5)
-    await asyncio.sleep(1000)
-    assert (asked(call), asked(slow)) == (list(ASKED_AFTER_SECONDS), [0.1, 10.0, 30.0, 60.0, 125.0])
-    assert (rig.finished, rig.unsettled.calls(), rig.counted("given_up")) == ([], [], 2)
-    assert ASKED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
 
 
 async def test_no_task_waits_between_two_questions(rig: Rig) -> None:
