@@ -115,7 +115,10 @@ def test_text_of_our_own_errors_is_written(stderr: Stderr) -> None:
     assert re.search(r"it broke: ConfigError at .*test_logs\.py:\d+: --x: what to do$", line)
 
 
-@pytest.mark.parametrize(("exc_info", "end"), [((None, None, None), ": oops"), (ValueError("canary"), "s: ValueError")])
+NOWHERE = [((None, None, None), ": oops"), (ValueError("canary"), ": oops: ValueError")]
+
+
+@pytest.mark.parametrize(("exc_info", "end"), NOWHERE)
 def test_exception_may_have_no_place(stderr: Stderr, exc_info: object, end: str) -> None:
     (line,) = stderr.written("debug", "text", lambda: OURS.error("oops", exc_info=exc_info))  # type: ignore[arg-type]
     assert line.endswith(end)
