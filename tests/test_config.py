@@ -80,24 +80,24 @@ FAULTS = [
     ("zzz: 1", "unknown key 'zzz'; --help lists the options"),
     ("config: /a", "unknown key 'config'"),
 ]
-ERRORS: list[tuple[dict[str, str], dict[str, str], str | None, str]] = [
-    ({TIMEOUT: "x"}, {}, None, "--hook-timeout: 'x' is no duration"),
-    ({}, {TIMEOUT_VARIABLE: "x"}, None, f"{TIMEOUT_VARIABLE}: 'x' is no duration"),
-    ({}, {TIMEOUT_VARIABLE: ""}, None, f"{TIMEOUT_VARIABLE}: '' is no duration"),
-    ({}, {IMAGE_VARIABLE: "/a\n"}, None, f"{IMAGE_VARIABLE}: '/a\\n' has a control character"),
-    *[({}, {}, text, f"{FILE}: {fault}") for text, fault in FAULTS],
-    ({}, {}, "hook-budget: 1s\nhook-budget: 2s", f"{FILE}:2: hook-budget: stands there twice: remove one of them"),
-    ({}, {}, "[]", f"{FILE}:1: write 'key: value' lines here"),
-    ({}, {}, "socket-group: [a]", f"{FILE}:1: socket-group: write one text, in quotes if it is JSON"),
+Sources = tuple[dict[str, str], dict[str, str], str | None]
+"""Flags, environment and file."""
+ERRORS: list[tuple[Sources, str]] = [
+    (({TIMEOUT: "x"}, {}, None), "--hook-timeout: 'x' is no duration"),
+    (({}, {TIMEOUT_VARIABLE: "x"}, None), f"{TIMEOUT_VARIABLE}: 'x' is no duration"),
+    (({}, {TIMEOUT_VARIABLE: ""}, None), f"{TIMEOUT_VARIABLE}: '' is no duration"),
+    (({}, {IMAGE_VARIABLE: "/a\n"}, None), f"{IMAGE_VARIABLE}: '/a\\n' has a control character"),
+    *[(({}, {}, text), f"{FILE}: {fault}") for text, fault in FAULTS],
+    (({}, {}, "hook-budget: 1s\nhook-budget: 2s"), f"{FILE}:2: hook-budget: stands there twice: remove one of them"),
+    (({}, {}, "[]"), f"{FILE}:1: write 'key: value' lines here"),
+    (({}, {}, "socket-group: [a]"), f"{FILE}:1: socket-group: write one text, in quotes if it is JSON"),
 ]
 
 
-@pytest.mark.parametrize(("flags", "environ", "text", "line"), ERRORS)
-def test_error_is_one_line_that_names_its_origin(
-    flags: dict[str, str], environ: dict[str, str], text: str | None, line: str
-) -> None:
+@pytest.mark.parametrize(("sources", "line"), ERRORS)
+def test_error_is_one_line_that_names_its_origin(sources: Sources, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        config.load(flags, environ, text, FILE)
+        config.load(*sources, FILE)
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
 
@@ -122,18 +122,17 @@ def test_runtime_endpoint_follows_the_mode_and_the_image_endpoint_it(
     assert (loaded.runtime_endpoint, loaded.image_endpoint) == (runtime, image)
 
 
-IGNORED: list[tuple[dict[str, str], dict[str, str], str | None, str]] = [
-    ({IMAGE: "/i"}, {}, None, f"--{IMAGE}"),
-    ({}, {IMAGE_VARIABLE: "?"}, None, IMAGE_VARIABLE),
-    ({}, {}, f"{IMAGE}: /i", f"{FILE}: {IMAGE}"),
+MODE = {"backend-runtime-mode": "Docker"}
+IGNORED: list[tuple[Sources, str]] = [
+    ((MODE | {IMAGE: "/i"}, {}, None), f"--{IMAGE}"),
+    ((MODE, {IMAGE_VARIABLE: "?"}, None), IMAGE_VARIABLE),
+    ((MODE, {}, f"{IMAGE}: /i"), f"{FILE}: {IMAGE}"),
 ]
 
 
-@pytest.mark.parametrize(("flags", "environ", "text", "origin"), IGNORED)
-def test_docker_mode_ignores_an_image_endpoint_with_one_warning(
-    flags: dict[str, str], environ: dict[str, str], text: str | None, origin: str
-) -> None:
-    loaded = config.load({"backend-runtime-mode": "Docker", **flags}, environ, text, FILE)
+@pytest.mark.parametrize(("sources", "origin"), IGNORED)
+def test_docker_mode_ignores_an_image_endpoint_with_one_warning(sources: Sources, origin: str) -> None:
+    loaded = config.load(*sources, FILE)
     assert loaded.image_endpoint == loaded.runtime_endpoint == DOCKER
     assert loaded.warnings == (f"{origin} is ignored: Docker mode has no image endpoint",)
 

@@ -52,6 +52,10 @@ def test_changes_are_laid_over_a_message(
     """The base stays as it is: FULL is that of several rows."""
     assert model.overlay(base, changes) == expected
     assert changes or model.overlay(base, changes) is base
+    fields = model.named(base)
+    cleared = {name: value for name, value in changes.items() if not value}
+    assert model.laid_over(fields, changes) == {**model.named(expected), **cleared}
+    assert fields == model.named(base)
 
 
 NAMED: list[tuple[Resources | None, Mapping[str, Any]]] = [
@@ -113,19 +117,3 @@ SWAPS = [(5, 5, 7, 7), (5, 5, 0, 0), (0, 0, 7, 7), (5, 0, 7, 0), (5, -1, 7, -1),
 @pytest.mark.parametrize(("memory", "swap", "new_memory", "new_swap"), [*SWAPS, (5, 9, 10, 10), (5, 9, 0, 0)])
 def test_swap_limit_follows_a_new_memory_limit(memory: int, swap: int, new_memory: int, new_swap: int) -> None:
     assert model.swap_beside(memory, swap, new_memory) == new_swap
-
-
-LAID_OVER: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-    ({}, {}, {}),
-    ({"cpu_shares": 2}, {}, {"cpu_shares": 2}),
-    ({"cpu_shares": 2, "cpuset_cpus": "0"}, {"cpuset_cpus": ""}, {"cpu_shares": 2, "cpuset_cpus": ""}),
-    ({}, {"unified": {"a": "1"}}, {"unified": {"a": "1"}}),
-    ({"unified": {"a": "1", "b": "1"}}, {"unified": {"a": "2"}}, {"unified": {"a": "2", "b": "1"}}),
-]
-
-
-@pytest.mark.parametrize(("fields", "changes", "expected"), LAID_OVER)
-def test_fields_are_laid_over_others(fields: Any, changes: Any, expected: Any) -> None:
-    before = dict(fields)
-    assert model.laid_over(fields, changes) == expected
-    assert fields == before

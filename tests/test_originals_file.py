@@ -76,12 +76,6 @@ def check_anew(file: File) -> None:
     assert loaded(file) == {"new": some(7)}
 
 
-def content(file: File) -> bytes:
-    """Return the bytes of a file that is closed."""
-    file.close()
-    return Path(file.path).read_bytes()
-
-
 # -- where it is -------------------------------------------------------------------------------------------------------
 
 PATHS = [
@@ -257,7 +251,8 @@ def check_broken(file: File, data: bytes) -> None:
 def test_file_that_is_cut_anywhere(file: File) -> None:
     """At each of its bytes in a soak."""
     file.write(SOME)
-    data = content(file)
+    file.close()
+    data = Path(file.path).read_bytes()
     step = Amount(97, 1)
     for length in range(1, len(data), min(step.now, step.usual)):
         check_broken(file, data[:length])
@@ -265,7 +260,8 @@ def test_file_that_is_cut_anywhere(file: File) -> None:
 
 def test_file_filled_with_noise(file: File) -> None:
     file.write(SOME)
-    data = content(file)
+    file.close()
+    data = Path(file.path).read_bytes()
     noise = random.Random(0)
     for _ in range(Amount(200, 20_000).now):
         broken = bytearray(data)

@@ -1,6 +1,7 @@
 """The Store keeps what was committed under its id, and nothing else."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -171,8 +172,9 @@ def test_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_watch_notes_what_is_kept_dropped_or_told_to_have_changed(store: Store) -> None:
+    """For as long as its context lasts, whatever happens."""
     store.void("nobody watches yet")
-    with store.watch() as watch, store.watch() as other:
+    with suppress(KeyError), store.watch() as watch, store.watch() as other:
         assert store.watched
         assert (watch.kept, watch.voided) == (set(), set())
         store.commit(Subject(pod("p3")))
@@ -180,15 +182,11 @@ def test_watch_notes_what_is_kept_dropped_or_told_to_have_changed(store: Store) 
         for one in ("p2", "nothing"):
             store.forget(one)
         store.void("changed")
+        raise KeyError
+    assert not store.watched
     store.commit(Subject(pod("p4")))
     assert watch.kept == other.kept == {"p3", "c1", "p1"}, "with the pods of containers"
     assert watch.voided == other.voided == {"p2", "nothing", "changed"}
-
-
-def test_watch_ends_with_its_context_whatever_happens(store: Store) -> None:
-    with pytest.raises(KeyError), store.watch():
-        raise KeyError
-    assert not store.watched
 
 
 # -- what is kept of the kubelet's own values --------------------------------------------------------------------------

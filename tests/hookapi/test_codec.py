@@ -193,19 +193,14 @@ def test_bytes_of_an_answer_are_read(point: HookPoint, body: bytes, answer: Hook
     assert codec.decode(point, body) == answer
 
 
-def maps_of(answer: HookAnswer) -> list[Any]:
-    assert answer.resources is not None
-    resources = answer.resources
-    return [answer.labels, answer.annotations, answer.envs, resources.hugepage_limits, resources.unified]
-
-
 @POINTS
 def test_small_answer_that_came_before_is_known_and_nobody_can_change_it(point: HookPoint) -> None:
     answer = codec.decode(point, codec.encode_answer(point, ANSWER))
     assert codec.decode(point, codec.encode_answer(point, ANSWER)) is answer
-    for entries in maps_of(answer):
+    limits: Any = answer.resources
+    for entries in (answer.labels, answer.annotations, answer.envs, limits.hugepage_limits, limits.unified):
         with pytest.raises(TypeError, match="does not support item assignment"):
-            entries["new"] = "1"
+            entries["new"] = "1"  # type: ignore[index]
     body = codec.encode_answer(point, replace(ANSWER, annotations={"long": "x" * 20_000}))
     assert codec.decode(point, body) == codec.decode(point, body)
     assert codec.decode(point, body) is not codec.decode(point, body)
