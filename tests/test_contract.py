@@ -26,8 +26,6 @@ from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
 from tests.system.proxy import ProxyInside
 
-# -- a kubelet on each front -------------------------------------------------------------------------------------------
-
 PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c.slice"
 MIB = 1 << 20
 LABELS, NOTES = {"app": "web"}, {"kubernetes.io/config.source": "api"}
@@ -135,8 +133,6 @@ FIRST, *OTHERS = (
 )
 
 
-# -- what may differ ---------------------------------------------------------------------------------------------------
-
 DIFFERENCES = {
     "runtime_handler": "dockershim asks for no runtime: Docker's handler is its daemon's default",
     "pod overhead": "dockershim drops the overhead of a sandbox",
@@ -160,8 +156,6 @@ REMOVES = {Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX}
 
 HOOKED_PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod6f1c.slice"
 
-
-# -- what was seen -----------------------------------------------------------------------------------------------------
 
 Fields = dict[tuple[str, ...], Any]
 """Values by their path."""
@@ -267,9 +261,6 @@ def differences(first: Fields, second: Fields) -> dict[tuple[str, ...], tuple[An
     """Return the fields that are not equal, with both values."""
     places = first.keys() | second.keys()
     return {path: both for path in places if (both := (first.get(path), second.get(path)))[0] != both[1]}
-
-
-# -- the contract ------------------------------------------------------------------------------------------------------
 
 
 def changed(response: Any) -> None:

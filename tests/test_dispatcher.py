@@ -1,4 +1,7 @@
-"""The dispatcher asks all plugins in order, within the budget, and turns failures into the policies' verdicts."""
+"""The dispatcher asks all plugins in order, within the budget, and turns failures into the policies' verdicts.
+
+That each bad field of an answer costs itself, and is counted, stands in test_dispatcher_answers.py.
+"""
 
 import logging
 from contextlib import nullcontext
@@ -183,8 +186,6 @@ async def test_unserved_point_is_a_failure_each_time_and_one_line(
     (line,) = caplog.messages
     assert line.startswith("hook server a does not serve PreCreateContainer although its registration lists it: ")
 
-
-# -- answers with bad fields: that each costs itself, and is counted, stands in test_dispatcher_answers.py -------------
 
 BAD_FIELD = (
     "'a' at PreCreateContainer: bad_answer: resources.cpu_quota: must be -1 (unlimited), 0 (not set) or at least"

@@ -71,9 +71,6 @@ class Server:
         return counted
 
 
-# -- answers that are put together of good and bad pieces ------------------------------------------------------------
-
-
 class Piece(NamedTuple):
     """One field of an answer, and whether any runtime takes the value."""
 
@@ -167,8 +164,6 @@ MORE, CUT = st.sampled_from([b"", *ODD_FIELDS]), st.just(0) | numbers(0, 50)
 ANSWERS = (
     WHOLE | st.builds(damaged, WHOLE, CHANGES, MORE, CUT) | st.builds(Answer, POINTS, st.binary(max_size=60), st.none())
 )
-
-# -- what must come of them ------------------------------------------------------------------------------------------
 
 
 def everything(point: HookPoint, body: bytes) -> dict[str, Any] | None:

@@ -22,8 +22,6 @@ from tests.docs import CODE, HOOKS, README, code_blocks, table
 from tests.hooks.sdk import callers
 from tests.hooks.sdk.processes import running
 
-# -- README.rst --------------------------------------------------------------------------------------------------------
-
 LITERALS = {" ".join(text.split()) for text in re.findall(r"``(.*?)``", README, re.DOTALL)}
 COMMANDS = {line.strip() for line in README.splitlines() if line.startswith("    ")}
 SOCKET = "unix:///var/run/koord-runtimeproxy/runtimeproxy.sock"
@@ -78,9 +76,6 @@ WORDS = [
 @pytest.mark.parametrize("words", WORDS)
 def test_readme_says_what_nobody_may_miss(words: str) -> None:
     assert words in " ".join(README.split())
-
-
-# -- docs/hooks.rst ----------------------------------------------------------------------------------------------------
 
 
 def test_hook_server_has_ten_lines() -> None:

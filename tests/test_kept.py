@@ -21,8 +21,6 @@ def resources(**values: Any) -> ContainerInfo:
     return replace(CONTAINER, resources=Resources(**values))
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
-
 OF_PODS: list[tuple[Mapping[str, Any], Mapping[str, Pair] | None]] = [
     ({"labels": {"app": "hooked"}}, {"labels.app": ("web", "hooked")}),
     ({"labels": {"app": "web", "new": ""}}, {"labels.new": (None, "")}),
@@ -59,8 +57,6 @@ def test_replaced_values_of_a_container_are_kept(hooked: Mapping[str, Any], pair
     kept = kept_of(ContainerRecord(CONTAINER, replace(CONTAINER, **hooked)))
     assert kept == (None if pairs is None else Kept(CONTAINER_NAME, pairs))
 
-
-# -- what comes back ---------------------------------------------------------------------------------------------------
 
 SET_LIMITS = Resources(cpu_shares=2, hugepage_limits={"2MB": 4})
 HOOKED_POD = replace(
@@ -156,9 +152,6 @@ def test_every_pod_and_container_comes_back_by_way_of_its_text(asked: Any, hooke
         assert again.effective == record.effective
         assert (again.original.resources or Resources()) == asked["resources"]
         assert replace(again.original, resources=None) == replace(record.original, resources=None)
-
-
-# -- as JSON -----------------------------------------------------------------------------------------------------------
 
 
 def test_text_says_it_all_and_no_more() -> None:

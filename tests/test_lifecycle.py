@@ -1,4 +1,4 @@
-"""The straight line up to the release: order of its steps, and what each failure leads to (relay-rules C7, C9)."""
+"""The straight line up to the release: order of its steps, and what failures lead to (relay-rules C6, C7, C9)."""
 
 import asyncio
 import gc
@@ -120,9 +120,6 @@ async def test_unknown_call_passes_without_plugins(core: Core, fields: Fields, c
     assert (call.changed_by, core.store.counts()) == (None, (0, 0))
 
 
-# -- who is not asked --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("label", "skipped"), [("true", True), ("True", False), ("", False)])
 async def test_pod_with_the_skip_label_is_never_handed_to_hook_servers(core: Core, label: str, skipped: bool) -> None:
     core.plugins.add("a", policy=FAIL)
@@ -151,9 +148,6 @@ async def test_runtime_is_asked_only_for_a_plugin_of_the_call(
     assert call.released_with[1] is NO_ADJUSTMENT
     assert (core.plugins.told(), core.store.counts()) == (told, left)
     assert core.recorder.total("hook_failures") == 0
-
-
-# -- failures of the hold, by the policy -------------------------------------------------------------------------------
 
 
 def fault(reason: Reason, counter: str = "", *, of: str, **fields: Any) -> Any:
@@ -228,8 +222,6 @@ async def test_plugin_that_raises_anything_is_an_internal_error(core: Core) -> N
     assert await core.run(call) == ["refuse"]
     assert str(call.refused_with) == "hook server 'a' at PreStartContainer: internal: RuntimeError"
 
-
-# -- the extra update of PreStartContainer -----------------------------------------------------------------------------
 
 BROKE_OFF, HANGS = {"prepare_error": BackendError("broke off")}, {"prepare_seconds": 60}
 OWNERS = [("fail", ["prepare", "refuse"]), ("ignore", ["prepare", "release", "answer"])]
@@ -317,8 +309,6 @@ async def test_client_leaving_at_once_leaves_no_question(core: Core) -> None:
     gc.collect()
     assert call.steps == []
 
-
-# -- time --------------------------------------------------------------------------------------------------------------
 
 TIMES: list[tuple[tuple[float, ...], float | None, list[Any]]] = [
     # never more than half of the caller's time
@@ -418,9 +408,6 @@ async def test_call_that_ends_while_held_cancels_its_pre_hooks(core: Core) -> No
     assert (core.lifecycle.holds(), core.store.counts()) == ((0, 0.0), (0, 0))
     await core.run(FakeCall(START))
     assert core.times.held == 0.5
-
-
-# -- order and waiting (relay-rules C6) --------------------------------------------------------------------------------
 
 
 async def test_calls_about_one_container_keep_their_order(core: Core) -> None:

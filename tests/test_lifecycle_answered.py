@@ -1,4 +1,7 @@
-"""The straight line behind the runtime's answer: commit, Post hooks, the answer, and what follows without one."""
+"""The straight line behind the runtime's answer: commit, Post hooks, the answer, and what follows without one.
+
+The last is relay-rules C3.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -109,9 +112,6 @@ async def test_answer_goes_whatever_fails_behind_it(
     assert CANARY not in caplog.text
 
 
-# -- when the answer goes ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("delay", "deadline", "answer", "over"), [(100, 2.0, 1.5, 3), (1.5, 1.02, 1.01, 2.5)])
 async def test_answer_waits_at_most_half_of_the_callers_time(
     core: Core, delay: float, deadline: float, answer: float, over: float
@@ -186,9 +186,6 @@ async def test_subject_for_post_hooks_is_read_in_the_holds_time(core: Core, dead
     assert len(core.plugins.asked) == 1
 
 
-# -- a pod that is stopped several times -------------------------------------------------------------------------------
-
-
 async def told_of_stop(core: Core, pod_id: str = "p1") -> list[str]:
     """Stop a pod and return who is told of it."""
     core.plugins.asked.clear()
@@ -216,8 +213,6 @@ async def test_oldest_of_many_stopped_pods_may_be_told_again(core: Core, monkeyp
     told = [bool(await told_of_stop(core, pod_id)) for pod_id in ("p1", "p2", "p2", "p1")]
     assert told == [True, True, False, True]
 
-
-# -- what the log says of a call that the runtime refuses --------------------------------------------------------------
 
 HOOKED = replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus="77"))
 EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (at an earlier call)"
@@ -255,8 +250,6 @@ async def test_line_names_so_many_fields_at_the_most(core: Core, caplog: pytest.
     assert line.count("(a)") == FIELDS_SHOWN
     assert line.endswith(", 5 more")
 
-
-# -- calls without the runtime's answer (relay-rules C3) ---------------------------------------------------------------
 
 OWED: list[tuple[Operation, Subject, Reply, Left]] = [
     *[(START, SUBJECT, DONE, (1, 1)), (STOP, SUBJECT, DONE, (1, 1)), (STOP_POD, POD_SUBJECT, DONE, (1, 0))],
@@ -361,9 +354,6 @@ async def test_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
         await asyncio.sleep(seconds)
         under_way.append(core.lifecycle.under_way())
     assert under_way == [set(), {"c1"}, set()]
-
-
-# -- what others may know of calls -------------------------------------------------------------------------------------
 
 
 async def test_calls_are_numbered_as_they_leave(core: Core) -> None:

@@ -63,9 +63,6 @@ def fail_with(error: Exception) -> None:
         OURS.error("it broke", exc_info=True)
 
 
-# -- what a line says --------------------------------------------------------------------------------------------------
-
-
 def test_text_line_has_time_level_logger_and_message(stderr: Stderr) -> None:
     (line,) = stderr.written("info", "text", lambda: OURS.info("plugin %s\ntwo\x1b[31m\udcff ä", "a"))
     assert re.fullmatch(TIME + re.escape(r" INFO runtimeproxy.some.part: plugin a\ntwo\x1b[31m\udcff ä"), line)
@@ -140,9 +137,6 @@ def test_template_that_does_not_fit_its_arguments_is_dropped(stderr: Stderr, cap
     assert (handler.dropped, stderr.lines(), capfd.readouterr().err) == (1, [], "")
 
 
-# -- how many lines there are ------------------------------------------------------------------------------------------
-
-
 def test_one_line_a_second_of_a_kind_tells_how_many_were_left_out() -> None:
     now = 0.0
     limit = logs.Limit(lambda: now)
@@ -192,9 +186,6 @@ def test_lines_of_other_kinds_of_debug_and_unlimited_ones_are_all_written(stderr
     messages = [json.loads(line)["message"] for line in stderr.written("debug", "json", log)]
     first, second = ["plugin a", "asked a", "it is a"], ["plugin b", "asked b", "it is b"]
     assert messages == [*first, *second, "asked b", "it is b"]
-
-
-# -- where they go -----------------------------------------------------------------------------------------------------
 
 
 def test_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Answers of hook servers are judged and added up (hook-api, "What an answer means").
 
 Two that set one field: hook-api, "Order and owners"; fault matrix H11. A bad value costs its own field or
-entry alone: hook-api, "Normal forms and checks"; fault matrix H7, promise 3.
+entry alone: hook-api, "Normal forms and checks"; fault matrix H7, promise 3; of any answer: test_dispatcher_answers.py.
 """
 
 import re
@@ -38,8 +38,6 @@ def changes(point: HookPoint, request: HookRequest, answer: HookAnswer) -> Adjus
 def asking(resources: Resources | None) -> HookRequest:
     return HookRequest(POD, replace(CONTAINER, resources=resources))
 
-
-# -- what an answer changes ------------------------------------------------------------------------------------------
 
 RESOURCES = [pytest.param(*row, id=name) for name, *row in cases.RESOURCE_CASES]
 
@@ -129,9 +127,6 @@ def test_answer_changes_only_what_its_hook_point_applies_to(point: HookPoint) ->
     assert (change.owners, change.conflicts) == ({}, ())
 
 
-# -- what of an answer is bad, and what that costs --------------------------------------------------------------------
-# That all other fields of the answer hold is shown of many answers in test_dispatcher_answers.py.
-
 BAD_IDS = [f"{number}-{field}" for number, (field, _) in enumerate(BAD)]
 TOGETHER = [("cpu_period", "cpu_quota"), ("memory_limit_in_bytes", "memory_swap_limit_in_bytes")]
 PARTNERS = {one: other for pair in TOGETHER for one, other in (pair, pair[::-1])}
@@ -196,9 +191,6 @@ def test_no_rule_holds_a_value() -> None:
         assert "777777" not in str(broken)
 
 
-# -- how answers add up ----------------------------------------------------------------------------------------------
-
-
 def added(*plugins: Adjustment) -> Adjustment:
     """Add up what plugins change that are called 1, 2 and so on."""
     adjustment = model.NO_ADJUSTMENT
@@ -250,9 +242,6 @@ def test_three_plugins_on_one_field_are_two_conflicts_but_none_with_itself() -> 
     assert combine(three, "3", Adjustment(envs={"E": "d"})).conflicts == three.conflicts
 
 
-# -- what the next plugin sees ---------------------------------------------------------------------------------------
-
-
 def test_adjustment_is_applied_to_a_pod_or_to_a_container_alone() -> None:
     resources: dict[str, Any] = {"cpu_quota": -1, "cpuset_cpus": "", "unified": {"cpu.weight": "9"}}
     maps = {"labels": {"app": "2"}, "annotations": {"new": "1"}, "envs": {"NEW": "1"}}
@@ -272,8 +261,6 @@ def test_missing_resources_message_appears_only_if_something_is_set() -> None:
     )
     assert applied(none_sent, Adjustment(resources={"cpu_shares": 2})) == asking(Resources(cpu_shares=2))
 
-
-# -- for any request and any answer ----------------------------------------------------------------------------------
 
 TEXT = st.text(max_size=3)
 ENTRIES = st.dictionaries(st.sampled_from(["", "a", "b", "A=B"]), TEXT, max_size=3)

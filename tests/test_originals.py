@@ -78,9 +78,6 @@ async def kept_ids(path: Path, *ids: str) -> None:
     await until(lambda: path.exists() and rows(path).keys() == {*ids}, "all are kept", lambda: str(rows(path)))
 
 
-# -- what gets there and back ------------------------------------------------------------------------------------------
-
-
 async def test_replaced_values_are_there_for_the_next_process(path: Path) -> None:
     path = path.parent / "made" / "a"
     async with Process(path) as first:
@@ -151,9 +148,6 @@ async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> N
     assert not old.recorder.total("originals_failures") + new.recorder.total("originals_failures")
 
 
-# -- where there is none -----------------------------------------------------------------------------------------------
-
-
 async def test_file_is_not_made_where_hooks_replace_nothing(path: Path) -> None:
     async with Process(path) as process:
         for number in range(3):
@@ -178,9 +172,6 @@ async def test_directory_that_cannot_be_used_is_told_once(
         await asyncio.sleep(0.05)
     assert caplog.messages == [told]
     assert process.failures("unusable") == process.recorder.total("originals_failures") == failures
-
-
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
 def noise(path: Path) -> None:

@@ -76,8 +76,6 @@ def check_anew(file: File) -> None:
     assert loaded(file) == {"new": some(7)}
 
 
-# -- where it is -------------------------------------------------------------------------------------------------------
-
 PATHS = [
     *[(None, "/run/rp/proxy.sock", "/run/rp/proxy.sock.originals"), ("", "/run/rp/proxy.sock", None)],
     ("/run/kept", "/run/rp/proxy.sock", "/run/kept/run-rp-proxy.sock.originals"),
@@ -103,9 +101,6 @@ def test_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
     assert owner("Containerd", str(link)) == OURS
     assert Path("/proc/sys/kernel/random/boot_id").read_text().strip() in OURS
     assert OURS not in (owner("Docker", "/run/containerd.sock"), owner("Containerd", "/run/other.sock"))
-
-
-# -- what is in it -----------------------------------------------------------------------------------------------------
 
 
 def test_file_and_sqlite_are_not_needed_for_nothing(tmp_path: Path) -> None:
@@ -159,9 +154,6 @@ def test_file_does_not_grow_over_lifecycles(file: File) -> None:
     assert loaded(file) == {}
     assert len(sizes) == 1
     assert max(sizes) <= 4 * 4096
-
-
-# -- what is no good ---------------------------------------------------------------------------------------------------
 
 
 def with_a_second_name(path: Path) -> None:
@@ -298,8 +290,6 @@ def test_file_cannot_be_used_without_sqlite(file: File, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "sqlite3", None)
     assert unwritten(file) == UNUSABLE
 
-
-# -- more processes ----------------------------------------------------------------------------------------------------
 
 WRITER = f"""
 import sys

@@ -48,9 +48,6 @@ def test_hooked_fields_are_named_without_their_values() -> None:
     assert records.hooked(subject()) == records.hooked(Subject(subject().pod)) == []
 
 
-# -- create ------------------------------------------------------------------------------------------------------------
-
-
 def test_created_pod_is_kept_as_asked_and_as_it_is() -> None:
     made = records.created_pod(Subject(PodRecord(POD, POD)), Adjustment(labels={"l": "2"}, cgroup_parent="/own"), "p1")
     known = replace(POD, id="p1")
@@ -147,9 +144,6 @@ def test_pod_runs_where_its_container_does_if_nobody_tells(
     assert (read.pod.read, read.renewed) == (True, pods != known)
 
 
-# -- start and update --------------------------------------------------------------------------------------------------
-
-
 def test_extra_update_is_in_the_runtimes_values_alone() -> None:
     made = records.prepared(subject(), {"cpu_shares": 2}, model.NO_ADJUSTMENT)
     assert made == subject(effective=running(cpu_shares=2))
@@ -220,8 +214,6 @@ def test_update_keeps_the_kubelets_values_and_the_runtimes_apart() -> None:
     made = records.updated(known, said, model.NO_ADJUSTMENT)
     assert (made.pod, made.container) == (known.pod, ContainerRecord(*expected))
 
-
-# -- whose a field is, over time ---------------------------------------------------------------------------------------
 
 BY_ONE = {"resources.cpu_shares": "one", "resources.cpuset_cpus": "one"}
 SET_BY_ONE = Adjustment(resources={"cpu_shares": 512, "cpuset_cpus": "7", "unified": {"a": "1"}}, owners=BY_ONE)

@@ -132,9 +132,6 @@ def test_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
     assert (store.whole_pod_id(longest[1:]), store.whole_pod_id(longest)) == (f"{longest}b", longest)
 
 
-# -- what is buried ----------------------------------------------------------------------------------------------------
-
-
 def test_buried_record_does_not_come_back(store: Store) -> None:
     for one in ("c1", "unknown"):
         store.bury(one)
@@ -168,9 +165,6 @@ def test_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -> 
     assert store.ids() == {"p1"}
 
 
-# -- who watches -------------------------------------------------------------------------------------------------------
-
-
 def test_watch_notes_what_is_kept_dropped_or_told_to_have_changed(store: Store) -> None:
     """For as long as its context lasts, whatever happens."""
     store.void("nobody watches yet")
@@ -188,8 +182,6 @@ def test_watch_notes_what_is_kept_dropped_or_told_to_have_changed(store: Store) 
     assert watch.kept == other.kept == {"p3", "c1", "p1"}, "with the pods of containers"
     assert watch.voided == other.voided == {"p2", "nothing", "changed"}
 
-
-# -- what is kept of the kubelet's own values --------------------------------------------------------------------------
 
 ASKED_POD = PodInfo("p9", "web", labels={"app": "web"}, cgroup_parent="/kube")
 HOOKED_POD = replace(ASKED_POD, labels={"app": "hooked"}, cgroup_parent="/else")

@@ -40,9 +40,6 @@ def waits(rig: Synced) -> list[float]:
     return [round(later - earlier, 6) for earlier, later in pairwise(rig.state.lists)]
 
 
-# -- when and what is read ---------------------------------------------------------------------------------------------
-
-
 async def test_all_is_read_at_the_start_pods_before_containers() -> None:
     rig = Synced("p1", "p2", "c1", "c2", "c3")
     rig.store.commit(container("c2", name="committed"))
@@ -139,9 +136,6 @@ async def test_full_node_is_known_in_five_seconds_beside_a_held_call() -> None:
     await held
 
 
-# -- what no pass may touch --------------------------------------------------------------------------------------------
-
-
 def unasked(*ids: str) -> Synced:
     """Return a rig whose hook server is asked about none of the calls below; a read takes a second."""
     rig = Synced(*ids, hooked=False)
@@ -207,9 +201,6 @@ async def test_unreadable_call_holds_up_nothing() -> None:
         assert rig.known == {"p1", "c1"}
 
 
-# -- what is dropped ---------------------------------------------------------------------------------------------------
-
-
 async def test_records_of_what_the_runtime_lacks_are_swept() -> None:
     async with Synced("p1", "c1", "c2", "p2").running() as rig:
         await asyncio.sleep(1)
@@ -265,9 +256,6 @@ async def test_subject_of_a_call_is_not_swept_nor_is_its_pod() -> None:
         assert rig.known == {"p9"}
 
 
-# -- a runtime that is away --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("error", [AWAY, LATE])
 async def test_runtime_that_is_away_is_tried_up_to_once_a_second(
     error: BackendError, caplog: pytest.LogCaptureFixture
@@ -318,9 +306,6 @@ async def test_nothing_is_passed_over_where_the_runtime_goes_away() -> None:
         assert rig.known == {"p1", *rig.state.containers}
     assert rig.recorder.counted("records_unreadable") == 0
     assert rig.sync._suspects == set()
-
-
-# -- one of which it does not tell -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("one", ["p2", "c3"])
@@ -390,9 +375,6 @@ async def test_one_that_failed_and_is_gone_is_remembered_no_more(error: BackendE
         rig.state.lacks("c1")
         await asyncio.sleep(PASS_SECONDS)
         assert rig.sync._passed_over == rig.sync._suspects == set()
-
-
-# -- a list that cannot be had -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [ODD, NO_LIST, KeyError(CANARY)])

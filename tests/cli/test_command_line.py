@@ -42,9 +42,6 @@ def nothing(config: Config) -> int:
     return 0
 
 
-# -- help --------------------------------------------------------------------------------------------------------------
-
-
 @BOTH
 def test_help_shows_every_flag_with_its_default(run: Run, command: tuple[str, ...]) -> None:
     code, out, err = run(*command, "--help")
@@ -71,8 +68,6 @@ def test_help_and_version_import_nothing_heavy(arguments: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
-
-# -- what is wrong before anything runs --------------------------------------------------------------------------------
 
 WRONG = [
     ("koord-runtime-proxy --hook-timout=1s", "No such option"),
@@ -101,9 +96,6 @@ def test_nothing_is_made_on_disk_by_a_wrong_command_line(run: Run, tmp_path: Pat
     socket = tmp_path / "made" / "proxy.sock"
     assert run(*KOORD, f"--koord-runtimeproxy-endpoint={socket}", "--hook-timeout=x")[0] == 2
     assert list(tmp_path.iterdir()) == []
-
-
-# -- running -----------------------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -200,9 +192,6 @@ def test_closed_standard_files_are_open_when_the_program_runs(tmp_path: Path, cl
         os.close(given)
     seen = (tmp_path / "seen").read_text().split()
     assert seen == ["/dev/null" if fd in closed else str(tmp_path / "given") for fd in range(3)]
-
-
-# -- the configuration file --------------------------------------------------------------------------------------------
 
 
 def test_default_file_is_read_if_it_is_there_and_none_is_named(tmp_path: Path) -> None:

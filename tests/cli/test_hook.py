@@ -100,9 +100,6 @@ def test_refusal_is_one_line_and_exit_code_1(hook: Hook, refusing: Path, command
     assert hook(command, refusing, *point) == (1, "", f"runtimeproxy: error: {refusing}: {words}\n")
 
 
-# -- call ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("point", [name(point.name) for point in HOOK_POINTS for name in (str, str.lower, str.upper)])
 def test_every_point_can_be_called_with_the_example(hook: Hook, echoing: Path, point: str) -> None:
     code, out, err = hook("call", echoing, point)
@@ -129,9 +126,6 @@ async def test_bad_answer_is_printed_and_exit_code_1(hook: Hook, tmp_path: Path)
     rule = "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
     assert yaml.safe_load(out) == {"applied": {}, "dropped": {"resources": {"cpu_period": 5}}, "bad": [rule]}
     assert (code, err) == (1, f"runtimeproxy: error: {socket}: {CREATE}: bad answer: {rule}\n")
-
-
-# -- verify, bench, new ----------------------------------------------------------------------------------------------
 
 
 def test_verify_prints_verdicts_and_tells_by_the_exit_code(hook: Hook, echoing: Path) -> None:

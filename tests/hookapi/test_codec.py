@@ -47,8 +47,6 @@ def set_fields(message: Any) -> set[str]:
     return {field.name for field, _ in message.ListFields()}
 
 
-# -- the protocol ----------------------------------------------------------------------------------------------------
-
 FIELDS = {
     message: dict(text.split(" ", 1) for text in fields.split("; "))
     for message, fields in table(HOOK_API, "On the wire")
@@ -94,9 +92,6 @@ def test_service_has_one_method_for_each_hook_point() -> None:
     for point in HOOK_POINTS:
         assert codec.method_path(point) == f"/runtime.v1alpha1.RuntimeHookService/{point.name}Hook"
     assert service.full_name == codec.SERVICE
-
-
-# -- the proxy's side ------------------------------------------------------------------------------------------------
 
 
 def test_pod_request_has_every_field() -> None:
@@ -227,8 +222,6 @@ def test_broken_bytes_are_the_peers_fault(
         read(point, body)
 
 
-# -- text without a UTF-8 form: entries and texts are left out -------------------------------------------------------
-
 ODD = b"\xff\xfe".decode("utf-8", "surrogateescape")
 ODD_MAP, KEPT = {"good": "1", "bad": ODD, ODD: "1"}, {"good": "1"}
 ODD_RESOURCES = Resources(cpu_shares=2, cpuset_cpus=ODD, hugepage_limits={"2MB": 1, ODD: 1}, unified=ODD_MAP)
@@ -260,8 +253,6 @@ def test_text_of_an_answer_that_is_not_utf8_is_left_out() -> None:
     assert answered(POD_POINT, answer) == HookAnswer(KEPT, KEPT, {}, "", LEFT)
     assert answered(CONTAINER_POINT, answer) == HookAnswer({}, KEPT, KEPT, "", LEFT)
 
-
-# -- for any value: both sides know what a message has ---------------------------------------------------------------
 
 TEXT = st.text(max_size=5)
 ENTRIES = st.dictionaries(TEXT, TEXT, max_size=3)
