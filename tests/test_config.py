@@ -115,9 +115,7 @@ ENDPOINTS = [
 
 
 @pytest.mark.parametrize(("flags", "runtime", "image"), ENDPOINTS)
-def test_runtime_endpoint_follows_the_mode_and_the_image_endpoint_it(
-    flags: dict[str, str], runtime: str, image: str
-) -> None:
+def test_endpoints_follow_the_mode_and_each_other(flags: dict[str, str], runtime: str, image: str) -> None:
     loaded = config.load(flags, {})
     assert (loaded.runtime_endpoint, loaded.image_endpoint) == (runtime, image)
 

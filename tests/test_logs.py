@@ -63,9 +63,26 @@ def fail_with(error: Exception) -> None:
         OURS.error("it broke", exc_info=True)
 
 
-def test_text_line_has_time_level_logger_and_message(stderr: Stderr) -> None:
-    (line,) = stderr.written("info", "text", lambda: OURS.info("plugin %s\ntwo\x1b[31m\udcff ä", "a"))
-    assert re.fullmatch(TIME + re.escape(r" INFO runtimeproxy.some.part: plugin a\ntwo\x1b[31m\udcff ä"), line)
+LINES: dict[str, tuple[Callable[[], None], str]] = {
+    "time, level, logger and message": (
+        lambda: OURS.info("plugin %s\ntwo\x1b[31m\udcff ä", "a"),
+        TIME + re.escape(r" INFO runtimeproxy.some.part: plugin a\ntwo\x1b[31m\udcff ä"),
+    ),
+    "an error of ours with its text": (
+        lambda: fail_with(ConfigError("--x: what to do")),
+        r".*it broke: ConfigError at .*test_logs\.py:\d+: --x: what to do",
+    ),
+    "no error": (lambda: OURS.error("oops", exc_info=(None, None, None)), r".* runtimeproxy\.some\.part: oops"),
+    "an error without a place": (lambda: OURS.error("oops", exc_info=ValueError("canary")), ".*: oops: ValueError"),
+    "a foreign template": (lambda: FOREIGN.warning("decoded %s", "canary"), ".* somelibrary: decoded %s"),
+    "its first line": (lambda: FOREIGN.error("never retrieved\nValueError('canary')"), ".*: never retrieved"),
+}
+
+
+@pytest.mark.parametrize(("log", "line"), LINES.values(), ids=LINES)
+def test_text_line_has(stderr: Stderr, log: Callable[[], None], line: str) -> None:
+    (written,) = stderr.written("info", "text", log)
+    assert re.fullmatch(line, written)
 
 
 def test_json_line_is_an_object_with_the_same(stderr: Stderr) -> None:
@@ -105,29 +122,6 @@ def test_foreign_exception_is_told_without_its_text(stderr: Stderr, level: str, 
     traceback = json.loads(lines[0]).get("traceback", []) if format == "json" else [line.strip() for line in lines[1:]]
     assert len(traceback) == (level == "debug")
     assert all(re.fullmatch(r".*test_logs\.py:\d+ in fail_with: raise error", frame) for frame in traceback)
-
-
-def test_text_of_our_own_errors_is_written(stderr: Stderr) -> None:
-    (line,) = stderr.written("info", "text", lambda: fail_with(ConfigError("--x: what to do")))
-    assert re.search(r"it broke: ConfigError at .*test_logs\.py:\d+: --x: what to do$", line)
-
-
-NOWHERE = [((None, None, None), ": oops"), (ValueError("canary"), ": oops: ValueError")]
-
-
-@pytest.mark.parametrize(("exc_info", "end"), NOWHERE)
-def test_exception_may_have_no_place(stderr: Stderr, exc_info: object, end: str) -> None:
-    (line,) = stderr.written("debug", "text", lambda: OURS.error("oops", exc_info=exc_info))  # type: ignore[arg-type]
-    assert line.endswith(end)
-
-
-def test_lines_of_foreign_libraries_are_cut_to_their_template(stderr: Stderr) -> None:
-    def log() -> None:
-        FOREIGN.warning("decoded header %s", "canary")
-        FOREIGN.error("Task exception was never retrieved\nfuture: <Task exception=ValueError('canary')>")
-
-    told = [line.partition("somelibrary: ")[2] for line in stderr.written("debug", "text", log)]
-    assert told == ["decoded header %s", "Task exception was never retrieved"]
 
 
 def test_template_that_does_not_fit_its_arguments_is_dropped(stderr: Stderr, capfd: pytest.CaptureFixture[str]) -> None:

@@ -233,9 +233,7 @@ async def test_failed_write_is_done_as_soon_as_it_can_be(
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, noise])
-async def test_file_that_is_spoilt_while_it_is_used_is_made_anew_whole(
-    path: Path, spoil: Callable[[Path], Any]
-) -> None:
+async def test_file_spoilt_in_use_is_made_anew_whole(path: Path, spoil: Callable[[Path], Any]) -> None:
     async with Process(path) as process:
         process.commit("c1", "c2")
         await kept_ids(path, "c1", "c2")

@@ -135,9 +135,7 @@ READ_PARENTS = [(None, "/kube", "/kube"), ("/hooked", "/kube", "/hooked"), ("", 
 
 
 @pytest.mark.parametrize(("pods", "containers", "known"), READ_PARENTS)
-def test_pod_runs_where_its_container_does_if_nobody_tells(
-    pods: str | None, containers: str, known: str | None
-) -> None:
+def test_pod_runs_where_its_container_does(pods: str | None, containers: str, known: str | None) -> None:
     pod, container = replace(POD, cgroup_parent=pods), replace(CONTAINER, cgroup_parent=containers)
     read = records.was_read(PodRecord(pod, pod, read=True), ContainerRecord(container, container))
     assert (read.pod.original.cgroup_parent, read.pod.effective.cgroup_parent) == (known, known)
