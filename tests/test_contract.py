@@ -95,17 +95,13 @@ class DockerKubelet:
         self.stop_pod, self.remove_pod, self.close = shim.stop_pod_sandbox, shim.remove_pod_sandbox, shim.close
 
     def run_pod(self) -> str:
-        return self._shim.run_pod_sandbox(**_arguments(POD))
+        return self._shim.run_pod_sandbox(**asdict(POD))
 
     def create(self, pod_id: str) -> str:
-        return self._shim.create_container(pod_id, **_arguments(CONTAINER))
+        return self._shim.create_container(pod_id, **asdict(CONTAINER))
 
     def update(self, container_id: str) -> None:
         self._shim.update_container_resources(container_id, UPDATE)
-
-
-def _arguments(value: dockershim_bodies.Pod | dockershim_bodies.Container) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 class Front(NamedTuple):
