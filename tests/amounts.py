@@ -1,10 +1,4 @@
-"""How much the tests do: their usual amount, or a share of the full one when scripts/soak runs them.
-
-Owns the full amounts, the environment variable by which scripts/soak tells the share, and what scripts/test --fast
-takes of the examples.
-Must not know: which tests there are.
-Invariant: no amount is below one.
-"""
+"""How much the tests do: their usual amount, or a share of the full one when scripts/soak runs them."""
 
 import os
 from dataclasses import dataclass

@@ -1,21 +1,22 @@
-"""How Hypothesis works here, the engines that tests share, what thousands of tests need not do again and again.
+"""How Hypothesis works here, the loops and engines of tests, what thousands of tests need not do again and again.
 
-As root on Debian, where everything can run, a skipped test has failed. Hypothesis has the same examples in every run of
-scripts/test, new ones in every run of scripts/soak. No deadline and no health check looks at the clock: how busy the
-machine is decides nothing. An engine is started once a session, with a root of its own.
+As root on Debian, where everything can run, a skipped test has failed. No deadline and no health check looks at the
+clock: how busy the machine is decides nothing.
 """
 
+import asyncio
 import gc
 import os
 import sys
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import amounts, skips
 from tests.engines import machine
+from tests.fakes.clock import VirtualLoop
 
 if TYPE_CHECKING:
     from tests.engines.containerd import Containerd
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-CLOCKLESS = (HealthCheck.too_slow,)
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Judge skips, let a soak take its time, and choose the profile before tests say how many examples they want."""
@@ -35,18 +34,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if amounts.SHARE_VARIABLE in os.environ:
         config.option.timeout = 0  # in a soak tests may take hours
     amounts.quick = "not slow" in config.option.markexpr
-    settings.register_profile(
-        "usual", max_examples=amounts.examples(), derandomize=True, deadline=None, suppress_health_check=CLOCKLESS
-    )
-    settings.register_profile(
-        "soak",
-        max_examples=amounts.examples(),
-        derandomize=False,  # Hypothesis takes its own profile for CI as the default there
-        print_blob=True,
-        deadline=None,
-        suppress_health_check=CLOCKLESS,
-    )
+    clockless: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    number = amounts.examples()
+    # The same examples in every run of scripts/test, new ones in every run of scripts/soak.
+    settings.register_profile("usual", max_examples=number, derandomize=True, **clockless)
+    settings.register_profile("soak", max_examples=number, derandomize=False, print_blob=True, **clockless)
     settings.load_profile("soak" if amounts.SHARE_VARIABLE in os.environ else "usual")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run an async test on the loop that it is marked for."""
+    marked = item.get_closest_marker("virtual_time") is not None
+    return {"virtual time": VirtualLoop} if marked else {"usual": asyncio.new_event_loop}
 
 
 def pytest_collection() -> None:

@@ -1,14 +1,12 @@
-"""The code blocks of docs/hooks.rst, which tests run as they stand there.
-
-Owns how a block is found in the text.
-Must not know: what is done with it.
-"""
+"""The documents that tests compare with the program, and how a table or a code block is found in one."""
 
 import re
 import textwrap
 from pathlib import Path
 
-HOOKS, KOORDLET = ((Path(__file__).parents[1] / "docs" / name).read_text() for name in ("hooks.rst", "koordlet.rst"))
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.rst").read_text()
+HOOKS, HOOK_API, KOORDLET = ((ROOT / f"docs/{name}.rst").read_text() for name in ("hooks", "hook-api", "koordlet"))
 
 
 def table(document: str, heading: str) -> list[list[str]]:
@@ -22,7 +20,7 @@ def table(document: str, heading: str) -> list[list[str]]:
 
 
 def code_blocks(language: str) -> list[str]:
-    """Return the blocks of a language, in their order."""
+    """Return the code blocks of a language in docs/hooks.rst, in their order."""
     found = re.findall(rf"^\.\. code-block:: {language}\n\n((?:(?:   .*)?\n)+)", HOOKS, re.MULTILINE)
     return [textwrap.dedent(block).strip() + "\n" for block in found]
 

@@ -36,6 +36,7 @@ RESOURCE_CASES: list[tuple[str, Resources | None, Resources | None, Mapping[str,
     ("partial: cpuset not set stays", SENT, Resources(cpu_shares=2), {"cpu_shares": 2}),
     ("partial: three of four numbers", SENT, Resources(**{**KEPT, "cpu_quota": 0}), {}),
     ("partial: one huge page size", SENT, Resources(hugepage_limits={"2MB": 1}), {"hugepage_limits": {"2MB": 1}}),
+    ("partial: one huge page size as it was", SENT, Resources(hugepage_limits={"2MB": 2**21}), {}),
     ("partial: huge page size of 0", SENT, Resources(hugepage_limits={"4MB": 0}), {"hugepage_limits": {"4MB": 0}}),
     ("partial: one unified key", SENT, Resources(unified={"io.max": "x"}), {"unified": {"io.max": "x"}}),
     # echo: every number that was sent is there
@@ -150,7 +151,13 @@ def says(cgroup_parent: str | None = None, **fields: Any) -> Adjustment:
     return Adjustment(cgroup_parent=cgroup_parent, **fields)
 
 
-CPUS_1, NO_CPUS = says(resources={"cpuset_cpus": "1"}), says(resources={"cpuset_cpus": ""})
+def sets(**resources: Any) -> Adjustment:
+    return Adjustment(resources=resources)
+
+
+PAGES, OTHER_PAGES = {"2MB": 1, "1GB": 1}, {"2MB": 2, "4MB": 3}
+TWO_PARTS, OTHER_PARTS = says(labels={"a": "1"}, envs={"a": "1"}), says("/x", annotations={"a": "2"})
+CPUS_1, NO_CPUS = sets(cpuset_cpus="1"), sets(cpuset_cpus="")
 
 MERGE_CASES: list[tuple[str, Adjustment, Adjustment, Adjustment | None, tuple[str, ...]]] = [
     ("label", says(labels={"a": "1"}), says(labels={"a": "2"}), None, ("labels.a",)),
@@ -160,35 +167,18 @@ MERGE_CASES: list[tuple[str, Adjustment, Adjustment, Adjustment | None, tuple[st
     ("other env", says(envs={"a": "1"}), says(envs={"b": "2"}), says(envs={"a": "1", "b": "2"}), ()),
     ("cgroup parent", says("/a"), says("/b"), None, ("cgroup_parent",)),
     ("same cgroup parent", says("/a"), says("/a"), None, ()),
-    (
-        "number",
-        says(resources={"cpu_quota": -1, "cpu_shares": 2}),
-        says(resources={"cpu_quota": 1000, "cpu_shares": 2}),
-        None,
-        ("resources.cpu_quota",),
-    ),
+    ("number", sets(cpu_quota=-1, cpu_shares=2), sets(cpu_quota=1000, cpu_shares=2), None, ("resources.cpu_quota",)),
     ("cpuset cleared", CPUS_1, NO_CPUS, None, ("resources.cpuset_cpus",)),
     ("cleared cpuset set", NO_CPUS, CPUS_1, None, ("resources.cpuset_cpus",)),
     (
         "huge pages key by key",
-        says(resources={"hugepage_limits": {"2MB": 1, "1GB": 1}}),
-        says(resources={"hugepage_limits": {"2MB": 2, "4MB": 3}}),
-        says(resources={"hugepage_limits": {"2MB": 2, "1GB": 1, "4MB": 3}}),
+        sets(hugepage_limits=PAGES),
+        sets(hugepage_limits=OTHER_PAGES),
+        sets(hugepage_limits=PAGES | OTHER_PAGES),
         ("resources.hugepage_limits.2MB",),
     ),
-    (
-        "unified key by key",
-        says(resources={"unified": {"a": "1"}}),
-        says(resources={"unified": {"b": "2"}}),
-        says(resources={"unified": {"a": "1", "b": "2"}}),
-        (),
-    ),
-    (
-        "different parts",
-        says(labels={"a": "1"}, envs={"a": "1"}),
-        says("/x", annotations={"a": "2"}),
-        says("/x", labels={"a": "1"}, envs={"a": "1"}, annotations={"a": "2"}),
-        (),
-    ),
+    ("unified", sets(unified={"a": "1"}), sets(unified={"b": "2"}), sets(unified={"a": "1", "b": "2"}), ()),
+    ("parts", TWO_PARTS, OTHER_PARTS, says("/x", labels={"a": "1"}, envs={"a": "1"}, annotations={"a": "2"}), ()),
+    ("nothing", TWO_PARTS, says(), TWO_PARTS, ()),
 ]
 """Name, what two plugins change, both together where that is not the second, fields in conflict."""

@@ -7,8 +7,9 @@ differ is listed in ``DIFFERENCES`` with the reason; everything else is equal, f
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pytest
 from google.protobuf.json_format import MessageToDict
@@ -25,42 +26,24 @@ from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
 from tests.system.proxy import ProxyInside
 
-# -- a kubelet on each front -------------------------------------------------------------------------------------------
-
-
 PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c.slice"
 MIB = 1 << 20
-POD = dockershim_bodies.Pod(
-    "web-0",
-    "6f1c",
-    namespace="shop",
-    attempt=1,
-    labels={"app": "web"},
-    annotations={"kubernetes.io/config.source": "api"},
-    cgroup_parent=PARENT,
-)
+LABELS, NOTES = {"app": "web"}, {"kubernetes.io/config.source": "api"}
+POD = dockershim_bodies.Pod("web-0", "6f1c", "shop", 1, LABELS, NOTES, PARENT)
+LIMITS: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": 50_000, "cpu_shares": 512, "cpuset_cpus": "0-3"}
+LIMITS |= {"memory_limit_in_bytes": 256 * MIB, "oom_score_adj": 968}
+CRI_ONLY_LIMITS: dict[str, Any] = {"unified": {"memory.high": "1000"}}
+CRI_ONLY_LIMITS |= {"hugepage_limits": [cri_pb2.HugepageLimit(page_size="2MB", limit=4 * MIB)]}
 CONTAINER = dockershim_bodies.Container(
-    "main",
-    BUSYBOX_IMAGE,
-    attempt=2,
+    *("main", BUSYBOX_IMAGE, 2),
     command=("sleep", "3600"),
     envs=(("A", "1"), ("B", ""), ("C", "x=y")),
     annotations={"note": "kept"},
-    resources={
-        "cpu_period": 100_000,
-        "cpu_quota": 50_000,
-        "cpu_shares": 512,
-        "memory_limit_in_bytes": 256 * MIB,
-        "oom_score_adj": 968,
-        "cpuset_cpus": "0-3",
-    },
+    resources=LIMITS,
 )
 UPDATE: dict[str, Any] = {"cpu_shares": 400, "memory_limit_in_bytes": 128 * MIB}
-KUBELETS_LABELS = {
-    "io.kubernetes.pod.name": POD.name,
-    "io.kubernetes.pod.namespace": POD.namespace,
-    "io.kubernetes.pod.uid": POD.uid,
-}
+NAMES = {"name": POD.name, "namespace": POD.namespace, "uid": POD.uid}
+KUBELETS_LABELS = {f"io.kubernetes.pod.{name}": value for name, value in NAMES.items()}
 KUBELETS_ANNOTATIONS = {
     "io.kubernetes.container.hash": "d464c1e4",
     "io.kubernetes.container.restartCount": "2",
@@ -75,8 +58,7 @@ class CriKubelet(cri.CriClient):
     """A kubelet that speaks CRI: it tells all that it knows."""
 
     pod = cri.pod_config(
-        POD.name,
-        POD.uid,
+        *(POD.name, POD.uid),
         cgroup_parent=POD.cgroup_parent,
         labels={**POD.labels, **KUBELETS_LABELS},
         annotations=POD.annotations,
@@ -84,15 +66,10 @@ class CriKubelet(cri.CriClient):
     pod.metadata.namespace, pod.metadata.attempt = POD.namespace, POD.attempt
     pod.linux.overhead.cpu_shares = 5
     pod.linux.resources.memory_limit_in_bytes = 512 * MIB
-    resources = cri_pb2.LinuxContainerResources(
-        hugepage_limits=[cri_pb2.HugepageLimit(page_size="2MB", limit=4 * MIB)],
-        unified={"memory.high": "1000"},
-        **dict[str, Any](CONTAINER.resources),
-    )
     container = cri.container_config(
         CONTAINER.name,
         envs=[(key, value.encode()) for key, value in CONTAINER.envs],
-        resources=resources,
+        resources=cri_pb2.LinuxContainerResources(**CRI_ONLY_LIMITS, **LIMITS),
         labels=KUBELETS_LABELS,
         annotations={**CONTAINER.annotations, **KUBELETS_ANNOTATIONS},
     )
@@ -118,21 +95,16 @@ class DockerKubelet:
         self.stop_pod, self.remove_pod, self.close = shim.stop_pod_sandbox, shim.remove_pod_sandbox, shim.close
 
     def run_pod(self) -> str:
-        return self._shim.run_pod_sandbox(**_arguments(POD))
+        return self._shim.run_pod_sandbox(**asdict(POD))
 
     def create(self, pod_id: str) -> str:
-        return self._shim.create_container(pod_id, **_arguments(CONTAINER))
+        return self._shim.create_container(pod_id, **asdict(CONTAINER))
 
     def update(self, container_id: str) -> None:
         self._shim.update_container_resources(container_id, UPDATE)
 
 
-def _arguments(value: dockershim_bodies.Pod | dockershim_bodies.Container) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
-@dataclass(frozen=True)
-class Front:
+class Front(NamedTuple):
     """A front, with the fake runtime behind it and the kubelet before it."""
 
     name: str
@@ -140,31 +112,21 @@ class Front:
     runtime: Callable[[str], Any]
     kubelet: Callable[[str], CriKubelet | DockerKubelet]
 
-    def __str__(self) -> str:
-        return self.name
-
 
 def _cri(version: str) -> Front:
-    return Front(f"CRI {version}", "Containerd", FakeRuntime, lambda socket: CriKubelet(socket, version))
+    return Front(f"CRI {version}", "Containerd", FakeRuntime, partial(CriKubelet, version=version))
 
 
 def _docker(shim: str, generation: Generation, driver: str) -> Front:
-    return Front(
-        f"Docker, {shim}, {driver}",
-        "Docker",
-        lambda socket: FakeDockerd(socket, cgroup_driver=driver),
-        lambda socket: DockerKubelet(socket, generation),
-    )
+    runtime, kubelet = partial(FakeDockerd, cgroup_driver=driver), partial(DockerKubelet, generation=generation)
+    return Front(f"Docker, {shim}, {driver}", "Docker", runtime, kubelet)
 
 
-FRONTS = [
+FIRST, *OTHERS = (
     *(_cri(version) for version in cri.VERSIONS),
     *(_docker("cri-dockerd", CRI_DOCKERD, driver) for driver in ("cgroupfs", "systemd")),
     _docker("dockershim", DOCKERSHIM, "cgroupfs"),
-]
-
-
-# -- what may differ ---------------------------------------------------------------------------------------------------
+)
 
 
 DIFFERENCES = {
@@ -189,9 +151,6 @@ REMOVES = {Operation.REMOVE_CONTAINER, Operation.REMOVE_POD_SANDBOX}
 """The Docker front does not hold the removal of what it does not know: there is nothing to forget."""
 
 HOOKED_PARENT = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod6f1c.slice"
-
-
-# -- what was seen -----------------------------------------------------------------------------------------------------
 
 
 Fields = dict[tuple[str, ...], Any]
@@ -300,20 +259,10 @@ def differences(first: Fields, second: Fields) -> dict[tuple[str, ...], tuple[An
     return {path: both for path in places if (both := (first.get(path), second.get(path)))[0] != both[1]}
 
 
-# -- the contract ------------------------------------------------------------------------------------------------------
-
-
-def changed(**fields: Any) -> hookanswers.Answer:
-    """Answer the whole request with some fields changed, as koordlet does."""
-
-    def change(response: Any) -> None:
-        for name, value in fields.items():
-            if isinstance(value, dict):
-                getattr(response, name).update(value)
-            else:
-                setattr(response, name, value)
-
-    return hookanswers.echo(change)
+def changed(response: Any) -> None:
+    response.labels.update({"l": "1"})
+    response.annotations.update({"n": "2"})
+    response.cgroup_parent = HOOKED_PARENT
 
 
 def halved(response: Any) -> None:
@@ -328,7 +277,7 @@ def halved_and_more(response: Any) -> None:
 
 AT_START = api_pb2.LinuxContainerResources(cpuset_cpus="1", cpu_quota=20_000)
 CHANGES: Mapping[str, hookanswers.Answer] = {
-    "PreRunPodSandbox": changed(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent=HOOKED_PARENT),
+    "PreRunPodSandbox": hookanswers.echo(changed),
     "PreCreateContainer": hookanswers.echo(halved_and_more),
     "PreStartContainer": hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=AT_START)),
     "PreUpdateContainerResources": hookanswers.echo(halved),
@@ -343,12 +292,12 @@ ENDS = {"one proxy": None, "a new proxy each step": Store.drop, "and it has the 
 
 @pytest.mark.parametrize("forgets", ENDS.values(), ids=ENDS.keys())
 @pytest.mark.parametrize("answers", [{}, CHANGES], ids=["listens", "changes"])
-@pytest.mark.parametrize("front", FRONTS[1:], ids=str)
+@pytest.mark.parametrize("front", OTHERS, ids=lambda front: front.name)
 async def test_every_front_tells_and_knows_the_same(
     tmp_path: Path, front: Front, answers: Mapping[str, hookanswers.Answer], forgets: Forgets
 ) -> None:
     which = answers is CHANGES, forgets
-    first = FIRST_LIVES.get(which) or await Life(FRONTS[0], tmp_path / "first", answers, forgets).live()
+    first = FIRST_LIVES.get(which) or await Life(FIRST, tmp_path / "first", answers, forgets).live()
     FIRST_LIVES[which] = first
     second = await Life(front, tmp_path / "second", answers, forgets).live()
     found: set[str] = set()
@@ -360,18 +309,18 @@ async def test_every_front_tells_and_knows_the_same(
             found |= {reason(path) for path in differing}
     read = READ_DIFFERENCES[answers is CHANGES and forgets is not Store.forget]
     expected = DIFFERENCES.keys() | (read if forgets else set())
-    assert found == (set() if front.mode == FRONTS[0].mode else expected), "the lists of differences are true"
+    assert found == (set() if front.mode == FIRST.mode else expected), "the lists of differences are true"
     assert {point for seen in second.seen for point in seen.points} == {point.name for point in HOOK_POINTS}
     assert second.operations | (REMOVES if forgets else set()) == set(Operation) - CRI_ONLY.keys()
 
 
-@pytest.mark.parametrize("front", FRONTS, ids=str)
-async def test_a_new_proxy_with_the_kubelets_values_tells_the_same(tmp_path: Path, front: Front) -> None:
+@pytest.mark.parametrize("front", [FIRST, *OTHERS], ids=lambda front: front.name)
+async def test_new_proxy_with_the_kubelets_values_tells_the_same(tmp_path: Path, front: Front) -> None:
     """All but dockershim's swap limit after its update, which does not name it: an inspected container has none."""
     one = await Life(front, tmp_path / "one", CHANGES, None).live()
     new = await Life(front, tmp_path / "new", CHANGES, Store.forget).live()
     for seen, again in zip(one.seen, new.seen, strict=True):
-        if not again.points and front.mode != FRONTS[0].mode:
+        if not again.points and front.mode != FIRST.mode:
             continue  # a remove, which the Docker front does not hold
         assert (again.step, again.points) == (seen.step, seen.points)
         for fields, others in zip(seen.told, again.told, strict=True):

@@ -32,9 +32,8 @@ async def noted(steps: Steps, awaited: Any) -> str:
     return "ended"
 
 
-async def test_a_fiber_runs_at_once_and_goes_on_within_what_it_awaits() -> None:
-    steps: Steps = []
-    first, second = pending(), pending()
+async def test_fiber_runs_at_once_and_goes_on_within_what_it_awaits() -> None:
+    steps, first, second = Steps(), pending(), pending()
 
     async def both() -> str:
         await noted(steps, first)
@@ -46,18 +45,11 @@ async def test_a_fiber_runs_at_once_and_goes_on_within_what_it_awaits() -> None:
     assert (steps, made.done()) == (["begun", 1, "begun"], False)
     second.set_result(2)
     assert (steps[-1], made.result()) == (2, "ended")
+    assert fiber(noted(steps, first)).result() == "ended", "a result that has come is not waited for"
 
 
-async def test_a_result_that_has_come_is_not_waited_for() -> None:
-    steps: Steps = []
-    come = pending()
-    come.set_result(1)
-    assert fiber(noted(steps, come)).result() == "ended"
-
-
-async def test_an_error_is_raised_where_it_waits_and_is_its_own() -> None:
-    steps: Steps = []
-    awaited = pending()
+async def test_error_is_raised_where_a_fiber_waits_and_is_its_own() -> None:
+    steps, awaited = Steps(), pending()
     made = fiber(noted(steps, awaited))
     awaited.set_exception(KeyError("key"))
     assert steps == ["begun", KeyError]
@@ -65,20 +57,15 @@ async def test_an_error_is_raised_where_it_waits_and_is_its_own() -> None:
         await made
 
 
-@pytest.mark.parametrize("awaits", ["task", "turn of the loop", "future"])
-async def test_a_fiber_awaits_all_that_a_task_awaits(awaits: str) -> None:
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-    loop.call_soon(future.set_result, None)
-    awaited = {"task": loop.create_task(asyncio.sleep(0)), "turn of the loop": asyncio.sleep(0), "future": future}
-    made = fiber(noted([], awaited.pop(awaits)))
-    assert not made.done()
-    assert await made == "ended"
-    for other in awaited.values():
-        await other
+async def test_fiber_awaits_all_that_a_task_awaits() -> None:
+    future = asyncio.get_running_loop().create_future()
+    made = [fiber(noted([], one)) for one in (asyncio.create_task(asyncio.sleep(0)), asyncio.sleep(0), future)]
+    assert not any(one.done() for one in made)
+    future.set_result(None)
+    assert await asyncio.gather(*made) == ["ended"] * 3
 
 
-async def test_a_task_may_wait_for_what_resumes_a_fiber() -> None:
+async def test_task_may_wait_for_what_resumes_a_fiber() -> None:
     awaited = pending()
     task = asyncio.create_task(noted([], awaited))
     await asyncio.sleep(0)
@@ -87,9 +74,8 @@ async def test_a_task_may_wait_for_what_resumes_a_fiber() -> None:
 
 
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
-async def test_an_interruption_is_raised_where_it_waits(error: type[BaseException]) -> None:
-    steps: Steps = []
-    awaited = pending()
+async def test_interruption_is_raised_where_a_fiber_waits(error: type[BaseException]) -> None:
+    steps, awaited = Steps(), pending()
     made = fiber(noted(steps, awaited))
     made.interrupt(error())
     assert steps == ["begun", error]
@@ -97,12 +83,14 @@ async def test_an_interruption_is_raised_where_it_waits(error: type[BaseExceptio
     with pytest.raises(error):
         await made
     made.interrupt(error())  # it has ended
+    made = fiber(noted([], pending()))
+    assert (made.cancel(), made.cancelled(), made.cancel()) == (True, True, False), "as a task is"
 
 
 @virtual_time
-async def test_a_task_that_it_waits_for_ends_before_it_is_interrupted() -> None:
+async def test_awaited_task_ends_before_the_fiber_is_interrupted() -> None:
     """What a question to the runtime has to say of its own end comes first."""
-    steps: Steps = []
+    steps = Steps()
     made = fiber(noted(steps, asyncio.create_task(noted(steps, asyncio.sleep(60)))))
     await asyncio.sleep(1)
     made.interrupt(TimeoutError())
@@ -111,17 +99,8 @@ async def test_a_task_that_it_waits_for_ends_before_it_is_interrupted() -> None:
     assert steps == ["begun", "begun", asyncio.CancelledError, TimeoutError]
 
 
-async def test_a_fiber_is_cancelled_as_a_task_is() -> None:
-    steps: Steps = []
-    made = fiber(noted(steps, pending()))
-    assert made.cancel()
-    assert made.cancelled()
-    assert not made.cancel()
-    assert steps == ["begun", asyncio.CancelledError]
-
-
-async def test_an_interruption_from_inside_is_raised_where_it_waits_next() -> None:
-    steps: Steps = []
+async def test_interruption_from_inside_is_raised_at_the_next_wait() -> None:
+    steps = Steps()
     made: Fiber[Any] = Fiber(loop=asyncio.get_running_loop())
 
     async def itself() -> None:

@@ -21,79 +21,51 @@ def resources(**values: Any) -> ContainerInfo:
     return replace(CONTAINER, resources=Resources(**values))
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+OF_PODS: list[tuple[Mapping[str, Any], Mapping[str, Pair] | None]] = [
+    ({"labels": {"app": "hooked"}}, {"labels.app": ("web", "hooked")}),
+    ({"labels": {"app": "web", "new": ""}}, {"labels.new": (None, "")}),
+    ({"labels": {}}, {"labels.app": ("web", None)}),
+    ({"annotations": {"a.b/c": "2"}}, {"annotations.a.b/c": ("1", "2")}),
+    ({"cgroup_parent": "/k/q"}, {"cgroup_parent": ("/k/p", "/k/q")}),
+    ({"cgroup_parent": None}, {"cgroup_parent": ("/k/p", None)}),
+    ({"resources": Resources(cpu_shares=2)}, {"resources.cpu_shares": (None, 2)}),
+    ({}, None),
+    ({"runtime_handler": "kata"}, None),
+]
+OTHER_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2", "cpu.idle": "1"})
+PAIRS: dict[str, Pair] = {
+    **{"resources.cpu_period": (100_000, None), "resources.cpu_quota": (200_000, -1)},
+    **{"resources.cpuset_cpus": (None, "0-3"), "resources.unified.cpu.idle": (None, "1")},
+    "resources.unified.memory.high": ("1", "2"),
+}
+OF_CONTAINERS: list[tuple[Mapping[str, Any], Mapping[str, Pair] | None]] = [
+    ({"annotations": {"note": "hooked"}}, {"annotations.note": ("kept", "hooked")}),
+    ({"cgroup_parent": "/k/q"}, {"cgroup_parent": (None, "/k/q")}),
+    ({"resources": OTHER_LIMITS}, PAIRS),
+    ({"envs": {"SECRET": "2", "NEW": "3"}}, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("hooked", "pairs"),
-    [
-        ({"labels": {"app": "hooked"}}, {"labels.app": ("web", "hooked")}),
-        ({"labels": {"app": "web", "new": ""}}, {"labels.new": (None, "")}),
-        ({"labels": {}}, {"labels.app": ("web", None)}),
-        ({"annotations": {"a.b/c": "2"}}, {"annotations.a.b/c": ("1", "2")}),
-        ({"cgroup_parent": "/k/q"}, {"cgroup_parent": ("/k/p", "/k/q")}),
-        ({"cgroup_parent": None}, {"cgroup_parent": ("/k/p", None)}),
-        ({"resources": Resources(cpu_shares=2)}, {"resources.cpu_shares": (None, 2)}),
-        ({}, None),
-        ({"runtime_handler": "kata"}, None),
-    ],
-)
-def test_a_pods_replaced_values_are_kept(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
-    record = PodRecord(POD, replace(POD, **hooked))
-    assert kept_of(record) == (None if pairs is None else Kept(POD_NAME, pairs))
+@pytest.mark.parametrize(("hooked", "pairs"), OF_PODS)
+def test_replaced_values_of_a_pod_are_kept(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+    kept = kept_of(PodRecord(POD, replace(POD, **hooked)))
+    assert kept == (None if pairs is None else Kept(POD_NAME, pairs))
 
 
-@pytest.mark.parametrize(
-    ("hooked", "pairs"),
-    [
-        ({"annotations": {"note": "hooked"}}, {"annotations.note": ("kept", "hooked")}),
-        ({"cgroup_parent": "/k/q"}, {"cgroup_parent": (None, "/k/q")}),
-        (
-            {"resources": Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2", "cpu.idle": "1"})},
-            {
-                "resources.cpu_period": (100_000, None),
-                "resources.cpu_quota": (200_000, -1),
-                "resources.cpuset_cpus": (None, "0-3"),
-                "resources.unified.cpu.idle": (None, "1"),
-                "resources.unified.memory.high": ("1", "2"),
-            },
-        ),
-        ({"envs": {"SECRET": "2", "NEW": "3"}}, None),
-    ],
-)
-def test_a_containers_replaced_values_are_kept(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
-    record = ContainerRecord(CONTAINER, replace(CONTAINER, **hooked))
-    assert kept_of(record) == (None if pairs is None else Kept(CONTAINER_NAME, pairs))
+@pytest.mark.parametrize(("hooked", "pairs"), OF_CONTAINERS)
+def test_replaced_values_of_a_container_are_kept(hooked: Mapping[str, Any], pairs: Mapping[str, Pair] | None) -> None:
+    kept = kept_of(ContainerRecord(CONTAINER, replace(CONTAINER, **hooked)))
+    assert kept == (None if pairs is None else Kept(CONTAINER_NAME, pairs))
 
 
-def test_owners_of_replaced_values_are_kept() -> None:
-    owners = (("cpu_quota", "scaler"), ("cpu_period", "other"))
-    kept = kept_of(ContainerRecord(CONTAINER, resources(cpu_quota=1, cpu_period=100_000), owners))
-    assert kept is not None
-    assert kept.owners == (("cpu_quota", "scaler"),)
-
-
-# -- what comes back ---------------------------------------------------------------------------------------------------
-
-
+SET_LIMITS = Resources(cpu_shares=2, hugepage_limits={"2MB": 4})
 HOOKED_POD = replace(
-    POD,
-    labels={"app": "hooked", "new": "1"},
-    annotations={"a.b/c": "2"},
-    cgroup_parent="/k/q",
-    resources=Resources(cpu_shares=2, hugepage_limits={"2MB": 4}),
+    POD, labels={"app": "hooked", "new": "1"}, annotations={"a.b/c": "2"}, cgroup_parent="/k/q", resources=SET_LIMITS
 )
 HOOKED_LIMITS = Resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2"})
-HOOKED_CONTAINER = replace(
-    CONTAINER, annotations={"note": "hooked", "more": "1"}, cgroup_parent="/k/q", resources=HOOKED_LIMITS
-)
+HOOKED_NOTES = {"note": "hooked", "more": "1"}
+HOOKED_CONTAINER = replace(CONTAINER, annotations=HOOKED_NOTES, cgroup_parent="/k/q", resources=HOOKED_LIMITS)
 OWNERS = (("cpu_quota", "scaler"), ("cpuset_cpus", "pinner"))
-
-
-def kept_pod(original: PodInfo = POD, effective: PodInfo = HOOKED_POD) -> Kept:
-    kept = kept_of(PodRecord(original, effective))
-    assert kept is not None
-    return kept
 
 
 def kept_container(original: ContainerInfo = CONTAINER, effective: ContainerInfo = HOOKED_CONTAINER) -> Kept:
@@ -102,34 +74,37 @@ def kept_container(original: ContainerInfo = CONTAINER, effective: ContainerInfo
     return kept
 
 
-def test_a_record_comes_back_where_the_runtime_tells_the_hooked_value() -> None:
-    assert restored_pod(HOOKED_POD, kept_pod()) == PodRecord(POD, HOOKED_POD)
-    assert not restored_pod(HOOKED_POD, kept_pod()).read
-    again = restored_container(HOOKED_CONTAINER, kept_container())
-    assert again == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
-    assert again.owners == OWNERS
+@pytest.fixture
+def kept_pod() -> Kept:
+    kept = kept_of(PodRecord(POD, HOOKED_POD))
+    assert kept is not None
+    return kept
 
 
-def test_a_value_the_runtime_does_not_tell_is_as_it_was_set() -> None:
+def test_record_comes_back_where_the_runtime_tells_the_hooked_value(kept_pod: Kept) -> None:
+    pod, again = restored_pod(HOOKED_POD, kept_pod), restored_container(HOOKED_CONTAINER, kept_container())
+    assert (pod, pod.read) == (PodRecord(POD, HOOKED_POD), False)
+    assert (again, again.owners) == (ContainerRecord(CONTAINER, HOOKED_CONTAINER), OWNERS)
+
+
+def test_value_the_runtime_does_not_tell_is_as_it_was_set(kept_pod: Kept) -> None:
     told = replace(HOOKED_POD, cgroup_parent=None, resources=None, annotations={}, labels={})
-    assert restored_pod(told, kept_pod()) == PodRecord(POD, HOOKED_POD)
+    assert restored_pod(told, kept_pod) == PodRecord(POD, HOOKED_POD)
     partly = replace(HOOKED_CONTAINER, annotations={"more": "1"}, cgroup_parent="", resources=Resources(cpu_quota=-1))
     assert restored_container(partly, kept_container()) == ContainerRecord(CONTAINER, HOOKED_CONTAINER)
 
 
-def test_a_value_somebody_else_changed_since_stands() -> None:
+def test_value_somebody_else_changed_since_stands(kept_pod: Kept) -> None:
     told = replace(HOOKED_POD, labels={"app": "other", "new": "1"}, cgroup_parent="/else")
     original = replace(POD, labels={"app": "other"}, cgroup_parent="/else")
-    assert restored_pod(told, kept_pod()) == PodRecord(original, told)
+    assert restored_pod(told, kept_pod) == PodRecord(original, told)
     other = resources(cpu_quota=7, cpuset_cpus="0-3", unified={"memory.high": "3"}, cpu_shares=5)
-    kept = kept_container(effective=resources(cpu_quota=-1, cpuset_cpus="0-3", unified={"memory.high": "2"}))
-    record = restored_container(other, kept)
+    record = restored_container(other, kept_container(effective=replace(CONTAINER, resources=HOOKED_LIMITS)))
     asked = resources(cpu_quota=7, cpu_period=100_000, unified={"memory.high": "3"}, cpu_shares=5)
-    assert record == ContainerRecord(asked, other)
-    assert record.owners == (("cpuset_cpus", "pinner"),)
+    assert (record, record.owners) == (ContainerRecord(asked, other), (("cpuset_cpus", "pinner"),))
 
 
-def test_where_nothing_of_it_stands_the_runtime_tells_it_all() -> None:
+def test_runtime_tells_it_all_where_nothing_of_it_stands() -> None:
     told = resources(cpu_quota=7)
     record = restored_container(told, Kept(CONTAINER_NAME, {"resources.cpu_quota": (1, 9)}, OWNERS))
     assert record.original is record.effective is told
@@ -138,14 +113,13 @@ def test_where_nothing_of_it_stands_the_runtime_tells_it_all() -> None:
 
 def test_resources_that_only_hooks_set_are_none_of_the_kubelets() -> None:
     bare, hooked = replace(CONTAINER, resources=None), resources(cpu_quota=9, unified={"cpu.idle": "1"})
-    record = restored_container(hooked, kept_container(bare, hooked))
-    assert record == ContainerRecord(bare, hooked)
+    assert restored_container(hooked, kept_container(bare, hooked)) == ContainerRecord(bare, hooked)
 
 
 @pytest.mark.parametrize("change", [{"namespace": "b"}, {"name": "b"}, {"uid": "b"}, {"attempt": 9}])
-def test_another_pod_under_the_id_has_nothing_of_it(change: Mapping[str, Any]) -> None:
+def test_another_pod_under_the_id_has_nothing_of_it(kept_pod: Kept, change: Mapping[str, Any]) -> None:
     other = replace(HOOKED_POD, **change)
-    record = restored_pod(other, kept_pod())
+    record = restored_pod(other, kept_pod)
     assert record.original is record.effective is other
     assert record.read
     assert restored_pod(other, kept_container()).read
@@ -161,45 +135,27 @@ def test_another_container_under_the_id_has_nothing_of_it(change: Mapping[str, A
 
 TEXTS = st.text("ab.\ud800\0\n", max_size=4)
 MAPS = st.dictionaries(TEXTS, TEXTS, max_size=3)
-RESOURCES = st.builds(
-    Resources,
-    cpu_quota=st.integers(-1, 2),
-    cpuset_cpus=TEXTS,
-    unified=MAPS,
-    hugepage_limits=st.dictionaries(TEXTS, st.integers(-(2**63), 2**63 - 1), max_size=2),
-)
+PAGES = st.dictionaries(TEXTS, st.integers(-(2**63), 2**63 - 1), max_size=2)
+QUOTAS = st.integers(-1, 2)
+RESOURCES = st.builds(Resources, cpu_quota=QUOTAS, cpuset_cpus=TEXTS, unified=MAPS, hugepage_limits=PAGES)
 VALUES = st.fixed_dictionaries({"annotations": MAPS, "cgroup_parent": TEXTS, "resources": RESOURCES})
 
 
 @given(asked=VALUES, hooked=VALUES, labels=st.tuples(MAPS, MAPS))
-def test_every_pod_comes_back_by_way_of_its_text(
-    asked: Mapping[str, Any], hooked: Mapping[str, Any], labels: tuple[Mapping[str, str], Mapping[str, str]]
-) -> None:
-    record = PodRecord(replace(POD, labels=labels[0], **asked), replace(POD, labels=labels[1], **hooked))
-    kept = kept_of(record)
-    if kept is None:
-        assert record.original == record.effective
-        return
-    again = restored_pod(record.effective, read(write(kept)))
-    assert again.effective == record.effective
-    tidy = replace(record.original, resources=again.original.resources)
-    assert again.original == tidy
-    assert again.original.resources or Resources() == asked["resources"]
+def test_every_pod_and_container_comes_back_by_way_of_its_text(asked: Any, hooked: Any, labels: Any) -> None:
+    pod = PodRecord(replace(POD, labels=labels[0], **asked), replace(POD, labels=labels[1], **hooked))
+    container = ContainerRecord(replace(CONTAINER, **asked), replace(CONTAINER, **hooked))
+    again: PodRecord | ContainerRecord
+    for record, restored in ((pod, restored_pod), (container, restored_container)):
+        kept = kept_of(record)
+        again = record if kept is None else restored(record.effective, read(write(kept)))  # type: ignore[operator]
+        assert again.effective == record.effective
+        assert (again.original.resources or Resources()) == asked["resources"]
+        assert replace(again.original, resources=None) == replace(record.original, resources=None)
 
 
-@given(asked=RESOURCES, hooked=RESOURCES)
-def test_every_container_comes_back_by_way_of_its_text(asked: Resources, hooked: Resources) -> None:
-    record = ContainerRecord(replace(CONTAINER, resources=asked), replace(CONTAINER, resources=hooked))
-    kept = kept_of(record)
-    again = record if kept is None else restored_container(record.effective, read(write(kept)))
-    assert again.effective == record.effective
-    assert (again.original.resources or Resources()) == asked
-
-
-# -- as JSON -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_text_says_it_all_and_no_more() -> None:
+def test_text_says_it_all_and_no_more() -> None:
+    """Owners only of what was replaced."""
     assert write(kept_container(effective=resources(cpu_quota=-1, cpu_period=100_000))) == (
         b'[["p1","main",3],{"resources.cpu_quota":[200000,-1],"resources.unified.memory.high":["1",null]},'
         b'[["cpu_quota","scaler"]]]'
@@ -230,6 +186,6 @@ BROKEN: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize(("text", "why"), [(text, why) for why, texts in BROKEN.items() for text in texts])
-def test_a_text_that_nobody_wrote_is_broken(text: bytes, why: str) -> None:
+def test_text_that_nobody_wrote_is_broken(text: bytes, why: str) -> None:
     with pytest.raises(BrokenKept, match=why):
         read(text)

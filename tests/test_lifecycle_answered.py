@@ -1,4 +1,7 @@
-"""The straight line behind the runtime's answer: commit, Post hooks, the answer, and what follows without one."""
+"""The straight line behind the runtime's answer: commit, Post hooks, the answer, and what follows without one.
+
+The last is relay-rules C3.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -16,16 +19,23 @@ from tests.fakes.clock import virtual_time
 from tests.fakes.core import Core
 from tests.fakes.plugins import FAIL, NOTHING
 
+pytestmark = virtual_time
+
 CREATE, START, UPDATE = Operation.CREATE_CONTAINER, Operation.START_CONTAINER, Operation.UPDATE_CONTAINER_RESOURCES
 STOP, REMOVE = Operation.STOP_CONTAINER, Operation.REMOVE_CONTAINER
 RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
 UPDATE_POD = Operation.UPDATE_POD_SANDBOX_RESOURCES
+POST_POINTS = tuple(point.name for point in HOOK_POINTS if point.stage is Stage.POST)
+STARTED, STOPPED, POD_STOPPED = (f"Post{operation.value}" for operation in (START, STOP, STOP_POD))
 
 POD_SUBJECT = Subject(SUBJECT.pod)
 REFUSED, FAULTLESS = Reply(agreed=False), Reply(agreed=False, faultless=True)
 CANARY = "canary-4711"
 ENVS = HookAnswer(envs={"A": "1"})
-POST_POINTS = tuple(point.name for point in HOOK_POINTS if point.stage is Stage.POST)
+CPUS = HookAnswer(resources=Resources(cpuset_cpus="77"))
+
+Left = tuple[int, int]
+"""How many pods and containers are known."""
 
 
 @pytest.fixture
@@ -33,30 +43,29 @@ def core() -> Core:
     return Core()
 
 
-@pytest.mark.parametrize(
-    ("operation", "reply", "outcome"),
-    [
-        *[(operation, REFUSED, "failed") for operation in (CREATE, START, STOP, REMOVE)],
-        *[(operation, UNANSWERED, "unsettled") for operation in (CREATE, START, STOP)],
-    ],
-)
-@virtual_time
+NOT_AGREED = [
+    *[(operation, REFUSED, "failed") for operation in (CREATE, START, STOP, REMOVE)],
+    *[(operation, UNANSWERED, "unsettled") for operation in (CREATE, START, STOP)],
+]
+
+
+@pytest.mark.parametrize(("operation", "reply", "outcome"), NOT_AGREED)
 async def test_nothing_is_committed_or_told_unless_the_runtime_agreed(
     core: Core, operation: Operation, reply: Reply, outcome: str
 ) -> None:
+    """Also where the runtime is asked later what became of it, and has not done it."""
     core.store.commit(SUBJECT)
     before = core.store.snapshot()
     core.plugins.add("a", ENVS, points=POST_POINTS)
-    call = FakeCall(operation, reply=reply)
-    assert await core.run(call) == ["release", "answer"]
-    assert core.plugins.told() == []
-    assert core.store.snapshot() == before
+    assert await core.run(FakeCall(operation, reply=reply, fates=[UNANSWERED, NOT_DONE])) == ["release", "answer"]
     assert core.times.outcome == outcome
     assert core.recorder.counted("calls", operation=operation.value, outcome=outcome) == 1
+    await asyncio.sleep(300)
+    assert core.plugins.told() == []
+    assert core.store.snapshot() == before
 
 
-@virtual_time
-async def test_the_store_is_written_only_after_the_runtime_agreed(core: Core) -> None:
+async def test_store_is_written_only_after_the_runtime_agreed(core: Core) -> None:
     core.plugins.add("a", ENVS, points=("PreCreateContainer",))
     task = core.start(FakeCall(CREATE))
     await asyncio.sleep(0.9)
@@ -67,79 +76,57 @@ async def test_the_store_is_written_only_after_the_runtime_agreed(core: Core) ->
     assert (record.original.envs, record.effective.envs) == ({}, {"A": "1"})
 
 
-@pytest.mark.parametrize(
-    ("operation", "known", "left"),
-    [
-        (REMOVE, SUBJECT, (1, 0)),
-        (REMOVE_POD, POD_SUBJECT, (0, 0)),
-        (STOP, SUBJECT, (1, 1)),
-        (STOP_POD, POD_SUBJECT, (1, 1)),
-    ],
-)
-@virtual_time
-async def test_records_are_kept_until_remove(
-    core: Core, operation: Operation, known: Subject, left: tuple[int, int]
-) -> None:
-    core.store.commit(SUBJECT)
-    await core.run(FakeCall(operation, known))
-    assert core.store.counts() == left
+LEFT = [(REMOVE, SUBJECT, (1, 0)), (REMOVE_POD, POD_SUBJECT, (0, 0)), (STOP, SUBJECT, (1, 1))]
 
 
-@pytest.mark.parametrize(("operation", "known"), [(REMOVE, SUBJECT), (REMOVE_POD, POD_SUBJECT)])
-@virtual_time
-async def test_an_earlier_call_brings_nothing_removed_back(core: Core, operation: Operation, known: Subject) -> None:
+@pytest.mark.parametrize(("operation", "known", "left"), [*LEFT, (STOP_POD, POD_SUBJECT, (1, 1))])
+async def test_records_are_kept_until_remove(core: Core, operation: Operation, known: Subject, left: Left) -> None:
+    """An earlier call brings nothing back."""
     core.store.commit(SUBJECT)
     stop = core.start(FakeCall(STOP, runtime_seconds=5))
     await asyncio.sleep(1)
     await core.run(FakeCall(operation, known))
-    left = core.store.counts()
+    assert core.store.counts() == left
     await stop
-    assert core.store.counts() == left == ((1, 0) if operation is REMOVE else (0, 0))
+    assert core.store.counts() == left
 
 
-@pytest.mark.parametrize(
-    ("error", "counter", "told"),
-    [
-        (KeyError(CANARY), "internal_errors", "internal error in RunPodSandbox: KeyError at "),
-        (Unreadable("no id"), "calls_unreadable", "RunPodSandbox cannot be read: no id"),
-    ],
-)
-@virtual_time
-async def test_the_answer_goes_whatever_fails_behind_it(
-    core: Core, error: Exception, counter: str, told: str, caplog: pytest.LogCaptureFixture
+FAULTS = [
+    (KeyError(CANARY), "internal_errors", "internal error in {}: KeyError at "),
+    (Unreadable("no id"), "calls_unreadable", "{} cannot be read: no id"),
+]
+
+
+@pytest.mark.parametrize("reply", [AGREED, UNANSWERED])
+@pytest.mark.parametrize(("error", "counter", "told"), FAULTS)
+async def test_answer_goes_whatever_fails_behind_it(
+    core: Core, error: Exception, counter: str, told: str, reply: Reply, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert await core.run(FakeCall(RUN_POD, POD_SUBJECT, outcome_error=error)) == ["release", "answer"]
-    assert core.recorder.counted(counter, operation="RunPodSandbox") == 1
+    """Also where that is found out later."""
+    call = FakeCall(STOP, reply=reply, outcome_error=error, fates=[DONE])
+    assert await core.run(call) == ["release", "answer"]
+    await asyncio.sleep(1)
+    assert core.recorder.counted(counter, operation=STOP.value) == 1
     assert core.store.counts() == (0, 0)
+    assert told.format(STOP.value) in caplog.text
     assert CANARY not in caplog.text
-    assert told in caplog.text
 
 
-# -- when the answer goes ----------------------------------------------------------------------------------------------
-
-
-@virtual_time
-async def test_an_answer_waits_at_most_half_of_the_callers_time(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=100, points=("PostStartContainer",))
-    call = FakeCall(START, deadline=2.0)
+@pytest.mark.parametrize(("delay", "deadline", "answer", "over"), [(100, 2.0, 1.5, 3), (1.5, 1.02, 1.01, 2.5)])
+async def test_answer_waits_at_most_half_of_the_callers_time(
+    core: Core, delay: float, deadline: float, answer: float, over: float
+) -> None:
+    """A Post hook has its own time beside that (relay-rules C2)."""
+    core.plugins.add("a", delay_seconds=delay, points=(STARTED,))
+    call = FakeCall(START, deadline=deadline)
     await core.run(call)
-    assert (call.steps, call.over_at) == ([(0, "release"), (1.5, "answer")], 3)
-    assert core.failures("a", "PostStartContainer", Reason.DEADLINE) == 1
-
-
-@virtual_time
-async def test_a_post_hook_has_its_own_time_beside_a_short_deadline(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
-    call = FakeCall(START, deadline=1.02)
-    await core.run(call)
-    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(1.01), "answer")], 2.5)
-    assert core.recorder.counted("hook_calls", plugin="a", hook="PostStartContainer") == 1
+    assert (call.steps, call.over_at) == ([(0, "release"), (pytest.approx(answer), "answer")], over)
     assert core.plugins.asked[0].timeout_seconds == 2.0
+    assert core.failures("a", STARTED, Reason.DEADLINE) == (over == 3)
 
 
-@virtual_time
-async def test_an_answer_does_not_outwait_an_earlier_calls_post_hooks(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=1.5, points=("PostStartContainer",))
+async def test_answer_does_not_outwait_an_earlier_calls_post_hooks(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=1.5, points=(STARTED,))
     first = core.start(FakeCall(START))
     await asyncio.sleep(0.5)
     behind = FakeCall(REMOVE, deadline=2.5, runtime_seconds=1.0)
@@ -148,8 +135,7 @@ async def test_an_answer_does_not_outwait_an_earlier_calls_post_hooks(core: Core
     assert (behind.steps, behind.over_at) == ([(0.5, "release"), (2.0, "answer")], 2.0)
 
 
-@virtual_time
-async def test_a_create_is_answered_behind_its_commit(core: Core) -> None:
+async def test_create_is_answered_behind_its_commit(core: Core) -> None:
     hook = core.plugins.add("a", delay_seconds=9, timeout_seconds=9, points=("PreCreateContainer",))
     held = core.start(FakeCall(CREATE))
     await asyncio.sleep(0.5)
@@ -164,11 +150,10 @@ async def test_a_create_is_answered_behind_its_commit(core: Core) -> None:
 
 
 @pytest.mark.parametrize("told", [False, True])
-@virtual_time
-async def test_the_commit_is_there_when_the_next_call_is_read(core: Core, told: bool) -> None:
+async def test_commit_is_there_when_the_next_call_is_read(core: Core, told: bool) -> None:
     """Where nobody is told the answer goes first, but nothing else is looked at before the commit."""
     if told:
-        core.plugins.add("a", points=("PostStartContainer",))
+        core.plugins.add("a", points=(STARTED,))
     known: list[bool] = []
 
     def look() -> None:
@@ -184,81 +169,53 @@ async def test_the_commit_is_there_when_the_next_call_is_read(core: Core, told: 
     assert known == [told, True]
 
 
-@virtual_time
 async def test_post_hooks_have_their_time_from_their_turn_on(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=("PostStartContainer",))
-    core.plugins.add("b", points=("PostStopContainer",))
+    core.plugins.add("a", delay_seconds=100, timeout_seconds=10, points=(STARTED,))
+    core.plugins.add("b", points=(STOPPED,))
     first = core.start(FakeCall(START))
     await asyncio.sleep(0.5)
     await core.run(FakeCall(STOP, deadline=60.0))
     await first
-    assert core.plugins.told() == [("a", "PostStartContainer"), ("b", "PostStopContainer")]
+    assert core.plugins.told() == [("a", STARTED), ("b", STOPPED)]
 
 
 @pytest.mark.parametrize("deadline", [2.0, 0.0, -1.0])
-@virtual_time
-async def test_a_subject_for_post_hooks_is_read_in_the_holds_time(core: Core, deadline: float) -> None:
-    core.plugins.add("a", points=("PostStopContainer",))
+async def test_subject_for_post_hooks_is_read_in_the_holds_time(core: Core, deadline: float) -> None:
+    core.plugins.add("a", points=(STOPPED,))
     await core.run(FakeCall(STOP, known=None, read=SUBJECT, read_seconds=0.9, deadline=deadline))
     assert len(core.plugins.asked) == 1
 
 
-# -- a pod that is stopped several times -------------------------------------------------------------------------------
+async def told_of_stop(core: Core, pod_id: str = "p1") -> list[str]:
+    """Stop a pod and return who is told of it."""
+    core.plugins.asked.clear()
+    pod = replace(SUBJECT.pod.effective, id=pod_id)
+    await core.run(FakeCall(STOP_POD, known=Subject(PodRecord(pod, pod)), key=pod_id))
+    return [asked.plugin for asked in core.plugins.asked]
 
 
-async def stop_pod(core: Core) -> None:
-    call = FakeCall(STOP_POD, known=POD_SUBJECT, key="p1")
-    assert (await core.run(call))[-1] == "answer"
-
-
-@virtual_time
-async def test_a_repeated_stop_of_a_pod_is_told_once(core: Core) -> None:
+async def test_stop_of_a_pod_is_told_again_only_to_who_does_not_know_it(core: Core) -> None:
     core.plugins.add("a")
-    for _ in range(3):
-        await stop_pod(core)
-    assert core.plugins.told() == [("a", "PostStopPodSandbox")]
-    core.plugins.add("late")
-    await stop_pod(core)
-    assert core.plugins.told() == [("a", "PostStopPodSandbox"), ("late", "PostStopPodSandbox")]
-
-
-@virtual_time
-async def test_a_repeated_stop_is_told_again_to_who_failed(core: Core) -> None:
-    core.plugins.add("a")
-    failing = core.plugins.add("b", Reason.ERROR_STATUS)
-    await stop_pod(core)
+    failing = core.plugins.add("failing", Reason.ERROR_STATUS, points=(POD_STOPPED,))
+    assert await told_of_stop(core) == ["a", "failing"]
     failing.behaviour = NOTHING
-    for _ in range(2):
-        await stop_pod(core)
-    assert [plugin for plugin, _ in core.plugins.told()] == ["a", "b", "b"]
-
-
-@virtual_time
-async def test_a_new_pod_with_the_id_of_a_stopped_one_is_told_of(core: Core) -> None:
-    core.plugins.add("a", points=("PostStopPodSandbox",))
-    await stop_pod(core)
+    assert await told_of_stop(core) == ["failing"]
+    assert await told_of_stop(core) == []
+    core.plugins.add("late")
+    assert await told_of_stop(core) == ["late"]
     await core.run(FakeCall(RUN_POD, known=POD_SUBJECT, key="new"))
-    await stop_pod(core)
-    assert len(core.plugins.asked) == 2
+    assert await told_of_stop(core) == ["a", "failing", "late"], "a new pod has the id"
 
 
-@virtual_time
-async def test_the_oldest_of_many_stopped_pods_may_be_told_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_of_many_stopped_pods_may_be_told_again(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "STOPPED_PODS", 1)
-    core.plugins.add("a", points=("PostStopPodSandbox",))
-    for pod_id in ("p1", "p2", "p2", "p1"):
-        pod = replace(SUBJECT.pod.effective, id=pod_id)
-        await core.run(FakeCall(STOP_POD, known=Subject(PodRecord(pod, pod)), key=pod_id))
-    assert [asked.request.pod.id for asked in core.plugins.asked] == ["p1", "p2", "p1"]
+    core.plugins.add("a")
+    told = [bool(await told_of_stop(core, pod_id)) for pod_id in ("p1", "p2", "p2", "p1")]
+    assert told == [True, True, False, True]
 
 
-# -- what the log says of a call that the runtime refuses --------------------------------------------------------------
-
-
-HOOKED = Subject(
-    SUBJECT.pod,
-    ContainerRecord(CONTAINER, replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus="77"))),
-)
+HOOKED = replace(CONTAINER, envs={"A": CANARY}, resources=Resources(cpuset_cpus="77"))
+EARLIER = "envs.A (at an earlier call), resources.cpuset_cpus (at an earlier call)"
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -268,29 +225,25 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(("reply", "told"), [(REFUSED, True), (AGREED, False), (UNANSWERED, False), (FAULTLESS, False)])
-@virtual_time
 async def test_fields_that_hook_servers_set_are_named_with_them(
     core: Core, reply: Reply, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     core.plugins.add("a", HookAnswer(envs={"A": CANARY}))
-    core.plugins.add("b", HookAnswer(resources=Resources(cpuset_cpus="77")))
+    core.plugins.add("b", CPUS)
     await core.run(FakeCall(CREATE, reply=reply, fates=[UNANSWERED]))
     assert said(caplog) == (["envs.A (a), resources.cpuset_cpus (b)"] if told else [])
     assert not told or caplog.messages[0].startswith("CreateContainer of /web/main failed")
 
 
-@pytest.mark.parametrize(("operation", "told"), [(START, True), (STOP, False)])
-@virtual_time
-async def test_a_start_shows_what_the_create_was_given(
-    core: Core, operation: Operation, told: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("operation", "told"), [(START, [EARLIER]), (STOP, [])])
+async def test_start_shows_what_the_create_was_given(
+    core: Core, operation: Operation, told: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    await core.run(FakeCall(operation, HOOKED, reply=REFUSED))
-    earlier = "envs.A (at an earlier call), resources.cpuset_cpus (at an earlier call)"
-    assert said(caplog) == ([earlier] if told else [])
+    await core.run(FakeCall(operation, Subject(SUBJECT.pod, ContainerRecord(CONTAINER, HOOKED)), reply=REFUSED))
+    assert said(caplog) == told
 
 
-@virtual_time
-async def test_a_line_names_so_many_fields_at_the_most(core: Core, caplog: pytest.LogCaptureFixture) -> None:
+async def test_line_names_so_many_fields_at_the_most(core: Core, caplog: pytest.LogCaptureFixture) -> None:
     core.plugins.add("a", HookAnswer(envs={f"E{number:03d}": CANARY for number in range(FIELDS_SHOWN + 5)}))
     await core.run(FakeCall(CREATE, reply=REFUSED))
     (line,) = said(caplog)
@@ -298,39 +251,38 @@ async def test_a_line_names_so_many_fields_at_the_most(core: Core, caplog: pytes
     assert line.endswith(", 5 more")
 
 
-# -- calls without the runtime's answer (relay-rules C3) ---------------------------------------------------------------
+OWED: list[tuple[Operation, Subject, Reply, Left]] = [
+    *[(START, SUBJECT, DONE, (1, 1)), (STOP, SUBJECT, DONE, (1, 1)), (STOP_POD, POD_SUBJECT, DONE, (1, 0))],
+    *[(STOP, SUBJECT, GONE, (1, 0)), (STOP_POD, POD_SUBJECT, GONE, (0, 0))],
+]
 
 
-@pytest.mark.parametrize(("operation", "known"), [(START, SUBJECT), (STOP, SUBJECT), (STOP_POD, POD_SUBJECT)])
-@virtual_time
-async def test_a_post_hook_owed_for_a_lost_answer_is_told(core: Core, operation: Operation, known: Subject) -> None:
-    core.plugins.add("a", ENVS)
-    call = FakeCall(operation, known, reply=UNANSWERED, fates=[UNANSWERED, DONE])
+@pytest.mark.parametrize(("operation", "known", "fate", "left"), OWED)
+async def test_post_hook_owed_for_a_lost_answer_is_told(
+    core: Core, operation: Operation, known: Subject, fate: Reply, left: Left
+) -> None:
+    """Then the subject is committed, or forgotten where it is gone."""
+    core.plugins.add("a", ENVS, points=POST_POINTS)
+    if fate is GONE:
+        core.store.commit(SUBJECT)
+    before = core.store.counts()
+    call = FakeCall(operation, known, reply=UNANSWERED, fates=[UNANSWERED, fate])
     await core.run(call)
-    assert core.times.outcome == "unsettled"
-    assert core.store.counts() == (0, 0)
-    core.plugins.asked.clear()
+    assert (core.times.outcome, core.store.counts(), core.plugins.told()) == ("unsettled", before, [])
     await asyncio.sleep(1)
-    assert core.store.counts() == (1, 0 if known is POD_SUBJECT else 1)
+    assert core.store.counts() == left
     assert core.plugins.told() == [("a", f"Post{operation.value}")]
     assert [step for _, step in call.steps].count("answer") == 1
 
 
-@pytest.mark.parametrize(
-    ("operation", "known", "left"),
-    [
-        (RUN_POD, POD_SUBJECT, {"p1", "c1"}),
-        (CREATE, SUBJECT, {"p1", "c1"}),
-        (UPDATE, SUBJECT, {"p1"}),
-        (REMOVE, SUBJECT, {"p1"}),
-        (UPDATE_POD, POD_SUBJECT, {"c1"}),
-        (REMOVE_POD, POD_SUBJECT, {"c1"}),
-    ],
-)
-@virtual_time
-async def test_a_lost_answer_has_the_subject_read_anew(
-    core: Core, operation: Operation, known: Subject, left: set[str]
-) -> None:
+LOST = [
+    *[(RUN_POD, POD_SUBJECT, {"p1", "c1"}), (CREATE, SUBJECT, {"p1", "c1"}), (UPDATE, SUBJECT, {"p1"})],
+    *[(REMOVE, SUBJECT, {"p1"}), (UPDATE_POD, POD_SUBJECT, {"c1"}), (REMOVE_POD, POD_SUBJECT, {"c1"})],
+]
+
+
+@pytest.mark.parametrize(("operation", "known", "left"), LOST)
+async def test_lost_answer_has_it_read_anew(core: Core, operation: Operation, known: Subject, left: set[str]) -> None:
     """A create's subject has an id that nobody knows: another call for the same name keeps what it makes."""
     lists: list[float] = []
     core.lifecycle.on_lost = lambda: lists.append(core.now)
@@ -342,8 +294,7 @@ async def test_a_lost_answer_has_the_subject_read_anew(
     with core.store.watch() as watch:
         await core.run(lost)
     assert core.times.outcome == "unsettled"
-    assert core.store.ids() == left
-    assert watch.voided == {key}
+    assert (core.store.ids(), watch.voided) == (left, {key})
     assert other.unsure == (operation not in (RUN_POD, CREATE))
     await asyncio.sleep(300)
     assert running.done()
@@ -352,17 +303,12 @@ async def test_a_lost_answer_has_the_subject_read_anew(
     assert core.recorder.total("unsettled") == 0
 
 
-@pytest.mark.parametrize(
-    ("operation", "answer", "remembers"),
-    [
-        (RUN_POD, HookAnswer(cgroup_parent="/hooked"), False),
-        (RUN_POD, HookAnswer(labels={"a": "1"}), False),
-        (RUN_POD, ENVS, True),
-        (CREATE, HookAnswer(cgroup_parent="/hooked"), True),
-    ],
-)
-@virtual_time
-async def test_a_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
+PARENT = HookAnswer(cgroup_parent="/hooked")
+LOST_PODS = [(RUN_POD, PARENT, False), (RUN_POD, HookAnswer(labels={"a": "1"}), False), (RUN_POD, ENVS, True)]
+
+
+@pytest.mark.parametrize(("operation", "answer", "remembers"), [*LOST_PODS, (CREATE, PARENT, True)])
+async def test_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
     core: Core, operation: Operation, answer: HookAnswer, remembers: bool
 ) -> None:
     core.store.remembers = True
@@ -371,20 +317,18 @@ async def test_a_lost_pod_with_hooks_changes_is_not_read_as_the_kubelets(
     assert core.store.read_pod(SUBJECT.pod.effective).read is not remembers
 
 
-@virtual_time
-async def test_a_start_settled_late_keeps_no_record_of_what_was_lost_since(core: Core) -> None:
-    core.plugins.add("a", points=("PostStartContainer",))
+async def test_start_settled_late_keeps_no_record_of_what_was_lost_since(core: Core) -> None:
+    core.plugins.add("a", points=(STARTED,))
     await core.run(FakeCall(START, reply=UNANSWERED, fates=[UNANSWERED, DONE]))
     await core.run(FakeCall(UPDATE, reply=UNANSWERED, runtime_seconds=0.2))
     await asyncio.sleep(300)
-    assert core.plugins.told() == [("a", "PostStartContainer")]
+    assert core.plugins.told() == [("a", STARTED)]
     assert core.store.container("c1") is None
 
 
 @pytest.mark.parametrize(("operation", "told"), [(STOP, ["a"]), (START, ["a", "a"])])
-@virtual_time
-async def test_a_stop_asked_for_again_is_told_of_once(core: Core, operation: Operation, told: list[str]) -> None:
-    core.plugins.add("a", points=("PostStopContainer", "PostStartContainer"))
+async def test_stop_asked_for_again_is_told_of_once(core: Core, operation: Operation, told: list[str]) -> None:
+    core.plugins.add("a", points=(STOPPED, STARTED))
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
     again = core.start(FakeCall(operation, runtime_seconds=0.2))
     await asyncio.sleep(300)
@@ -392,99 +336,37 @@ async def test_a_stop_asked_for_again_is_told_of_once(core: Core, operation: Ope
     assert [name for name, _ in core.plugins.told()] == told
 
 
-@pytest.mark.parametrize("operation", [START, STOP])
-@virtual_time
-async def test_a_call_the_runtime_did_not_carry_out_changes_nothing(core: Core, operation: Operation) -> None:
-    core.store.commit(SUBJECT)
-    before = core.store.snapshot()
-    core.plugins.add("a", points=POST_POINTS)
-    await core.run(FakeCall(operation, reply=UNANSWERED, fates=[UNANSWERED, NOT_DONE]))
-    await asyncio.sleep(300)
-    assert core.plugins.told() == []
-    assert core.store.snapshot() == before
-
-
-@pytest.mark.parametrize(
-    ("operation", "known", "told", "left"),
-    [
-        (STOP, SUBJECT, [("a", "PostStopContainer")], (1, 0)),
-        (STOP_POD, POD_SUBJECT, [("a", "PostStopPodSandbox")], (0, 0)),
-    ],
-)
-@virtual_time
-async def test_a_stop_of_what_is_gone_is_told_and_forgotten(
-    core: Core, operation: Operation, known: Subject, told: list[tuple[str, str]], left: tuple[int, int]
-) -> None:
-    core.store.commit(SUBJECT)
-    core.plugins.add("a")
-    await core.run(FakeCall(operation, known, reply=UNANSWERED, fates=[GONE]))
-    await asyncio.sleep(1)
-    assert core.plugins.told() == told
-    assert core.store.counts() == left
-
-
-@virtual_time
-async def test_an_unknown_subject_is_not_settled(core: Core) -> None:
-    call = FakeCall(STOP, None, reply=UNANSWERED)
+@pytest.mark.parametrize("known", [None, SUBJECT], ids=["unknown", "after the end"])
+async def test_unknown_call_is_not_settled_nor_any_after_the_end(core: Core, known: Subject | None) -> None:
+    call = FakeCall(STOP, known, reply=UNANSWERED, fates=[DONE])
     await core.run(call)
+    if known is not None:
+        await core.lifecycle.stop()
     await asyncio.sleep(300)
     assert [step for _, step in call.steps] == ["release", "answer"]
 
 
-@pytest.mark.parametrize(
-    ("error", "counter"), [(KeyError(CANARY), "internal_errors"), (Unreadable("no id"), "calls_unreadable")]
-)
-@virtual_time
-async def test_a_fault_in_settling_is_counted(
-    core: Core, error: Exception, counter: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    core.plugins.add("a")
-    await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE], outcome_error=error))
-    await asyncio.sleep(1)
-    assert core.recorder.counted(counter, operation="StopContainer") == 1
-    assert core.store.counts() == (0, 0)
-    assert CANARY not in caplog.text
-
-
-@virtual_time
-async def test_after_the_end_nothing_is_settled(core: Core) -> None:
-    core.plugins.add("a")
-    call = FakeCall(STOP, reply=UNANSWERED, fates=[DONE])
-    await core.run(call)
-    await core.lifecycle.stop()
-    await asyncio.sleep(300)
-    assert [step for _, step in call.steps] == ["release", "answer"]
-
-
-@virtual_time
-async def test_a_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=1, points=("PostStopContainer",))
+async def test_call_is_under_way_again_while_it_is_settled(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=1, points=(STOPPED,))
     await core.run(FakeCall(STOP, reply=UNANSWERED, fates=[DONE]))
-    assert core.lifecycle.under_way() == set()
-    await asyncio.sleep(0.5)
-    assert core.lifecycle.under_way() == {"c1"}
-    await asyncio.sleep(1)
-    assert core.lifecycle.under_way() == set()
+    under_way = []
+    for seconds in (0, 0.5, 1):
+        await asyncio.sleep(seconds)
+        under_way.append(core.lifecycle.under_way())
+    assert under_way == [set(), {"c1"}, set()]
 
 
-# -- what others may know of calls -------------------------------------------------------------------------------------
-
-
-@virtual_time
 async def test_calls_are_numbered_as_they_leave(core: Core) -> None:
-    passed, held, refused, last = (FakeCall(STOP), FakeCall(START), FakeCall(CREATE), FakeCall(STOP))
-    await core.run(passed)
+    calls = [FakeCall(STOP), FakeCall(START), FakeCall(CREATE), FakeCall(STOP)]
     core.plugins.add("a", points=("PreStartContainer",))
-    await core.run(held)
     core.plugins.add("b", KeyError(CANARY), points=("PreCreateContainer",), policy=FAIL)
-    await core.run(refused)
-    await core.run(last)
-    assert [call.number for call in (passed, held, refused, last)] == [1, 2, 0, 3]
+    for call in calls:
+        await core.run(call)
+    assert [call.number for call in calls] == [1, 2, 0, 3], "of a refused one nothing leaves"
 
 
-@virtual_time
-async def test_a_calls_key_is_known_from_its_hold_to_its_answer(core: Core) -> None:
-    core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", "PostStartContainer"))
+async def test_key_of_a_call_is_known_from_its_hold_to_its_answer(core: Core) -> None:
+    core.plugins.add("a", delay_seconds=1, points=("PreStartContainer", STARTED))
     tasks = [core.start(FakeCall(START)), core.start(FakeCall(STOP, key="c2")), core.start(FakeCall(STOP, key="c2"))]
     tasks.append(core.start(FakeCall(STOP, key=Unreadable("cut"))))
     await asyncio.sleep(0)
@@ -496,8 +378,7 @@ async def test_a_calls_key_is_known_from_its_hold_to_its_answer(core: Core) -> N
     assert core.lifecycle.under_way() == set()
 
 
-@virtual_time
-async def test_a_call_that_ends_voids_what_was_read_meanwhile(core: Core) -> None:
+async def test_call_that_ends_voids_what_was_read_meanwhile(core: Core) -> None:
     with core.store.watch() as watch:
         await core.run(FakeCall(STOP, None, key="c7"))
         await core.run(FakeCall(STOP, None, key=Unreadable("cut")))

@@ -24,8 +24,14 @@ class Stderr:
     def __init__(self) -> None:
         self.read_end, self.write_end = os.pipe()
 
+    def written(self, level: str, format: str, log: Callable[[], None]) -> list[str]:
+        """Return the lines that ``log`` leaves; the pipe ends with it."""
+        handler = logs.configure(level, format, self.write_end)
+        log()
+        handler.close()
+        return self.lines()
+
     def lines(self) -> list[str]:
-        """Return what was written; the pipe ends with it."""
         os.close(self.write_end)
         with os.fdopen(self.read_end, closefd=False) as stream:
             return stream.read().splitlines()
@@ -39,18 +45,14 @@ def stderr() -> Iterator[Stderr]:
 
 
 @pytest.fixture(autouse=True)
-def _leave_logging_as_it_was() -> Iterator[None]:
+def _logging_stays_as_it_was() -> Iterator[None]:
     level = logging.getLogger(logs.OWN_LOGGER).level
     yield
     logging.getLogger(logs.OWN_LOGGER).setLevel(level)
 
 
-def written(stderr: Stderr, level: str, format: str, log: Callable[[], None]) -> list[str]:
-    """Return the lines that ``log`` leaves on stderr."""
-    handler = logs.configure(level, format, stderr.write_end)
-    log()
-    handler.close()
-    return stderr.lines()
+def record(template: str, *values: object, level: int = logging.INFO) -> logging.LogRecord:
+    return OURS.makeRecord(OURS.name, level, "", 0, template, values, None)
 
 
 def fail_with(error: Exception) -> None:
@@ -61,102 +63,78 @@ def fail_with(error: Exception) -> None:
         OURS.error("it broke", exc_info=True)
 
 
-def test_a_text_line_has_time_level_logger_and_message(stderr: Stderr) -> None:
-    (line,) = written(stderr, "info", "text", lambda: OURS.info("plugin %s is %d", "a", 5))
-    assert re.fullmatch(rf"{TIME} INFO runtimeproxy\.some\.part: plugin a is 5", line)
+LINES: dict[str, tuple[Callable[[], None], str]] = {
+    "time, level, logger and message": (
+        lambda: OURS.info("plugin %s\ntwo\x1b[31m\udcff ä", "a"),
+        TIME + re.escape(r" INFO runtimeproxy.some.part: plugin a\ntwo\x1b[31m\udcff ä"),
+    ),
+    "an error of ours with its text": (
+        lambda: fail_with(ConfigError("--x: what to do")),
+        r".*it broke: ConfigError at .*test_logs\.py:\d+: --x: what to do",
+    ),
+    "no error": (lambda: OURS.error("oops", exc_info=(None, None, None)), r".* runtimeproxy\.some\.part: oops"),
+    "an error without a place": (lambda: OURS.error("oops", exc_info=ValueError("canary")), ".*: oops: ValueError"),
+    "a foreign template": (lambda: FOREIGN.warning("decoded %s", "canary"), ".* somelibrary: decoded %s"),
+    "its first line": (lambda: FOREIGN.error("never retrieved\nValueError('canary')"), ".*: never retrieved"),
+}
 
 
-def test_a_json_line_is_an_object_with_the_same(stderr: Stderr) -> None:
-    (line,) = written(stderr, "info", "json", lambda: OURS.warning('a "quoted" \n \x1b ä %s', "\udcff"))
-    record = json.loads(line)
-    assert re.fullmatch(TIME, record.pop("time"))
-    assert record == {
-        "level": "warning",
-        "logger": "runtimeproxy.some.part",
-        "message": 'a "quoted" \n \x1b ä \udcff',
-    }
+@pytest.mark.parametrize(("log", "line"), LINES.values(), ids=LINES)
+def test_text_line_has(stderr: Stderr, log: Callable[[], None], line: str) -> None:
+    (written,) = stderr.written("info", "text", log)
+    assert re.fullmatch(line, written)
 
 
-def test_a_text_message_stays_on_its_line(stderr: Stderr) -> None:
-    (line,) = written(stderr, "info", "text", lambda: OURS.info("one\ntwo\x1b[31m\udcff ä"))
-    assert line.endswith(r"runtimeproxy.some.part: one\ntwo\x1b[31m\udcff ä")
+def test_json_line_is_an_object_with_the_same(stderr: Stderr) -> None:
+    (line,) = stderr.written("info", "json", lambda: OURS.warning('a "quoted" \n \x1b ä %s', "\udcff"))
+    said = json.loads(line)
+    assert re.fullmatch(TIME, said.pop("time"))
+    message = 'a "quoted" \n \x1b ä \udcff'
+    assert said == {"level": "warning", "logger": "runtimeproxy.some.part", "message": message}
 
 
-@pytest.mark.parametrize(
-    ("level", "expected"),
-    [
-        ("debug", ["debug", "info", "warning", "error", "foreign warning"]),
-        ("info", ["info", "warning", "error", "foreign warning"]),
-        ("warning", ["warning", "error", "foreign warning"]),
-        ("error", ["error"]),
-    ],
-)
-def test_levels(stderr: Stderr, level: str, expected: list[str]) -> None:
+LEVELS = {
+    "debug": ["debug", "info", "warning", "error", "foreign warning"],
+    "info": ["info", "warning", "error", "foreign warning"],
+    "warning": ["warning", "error", "foreign warning"],
+    "error": ["error"],
+}
+
+
+@pytest.mark.parametrize(("level", "expected"), LEVELS.items())
+def test_lines_below_the_level_are_left_out(stderr: Stderr, level: str, expected: list[str]) -> None:
     def log() -> None:
-        for each in ("debug", "info", "warning", "error"):
+        for each in LEVELS:
             OURS.log(logging.getLevelName(each.upper()), each)
-        FOREIGN.debug("foreign debug")
-        FOREIGN.info("foreign info")
-        FOREIGN.warning("foreign warning")
+        for each in ("debug", "info", "warning"):
+            FOREIGN.log(logging.getLevelName(each.upper()), f"foreign {each}")
 
-    lines = written(stderr, level, "json", log)
-    assert [json.loads(line)["message"] for line in lines] == expected
+    assert [json.loads(line)["message"] for line in stderr.written(level, "json", log)] == expected
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
 @pytest.mark.parametrize("level", ["debug", "info"])
-def test_the_text_of_a_foreign_exception_is_never_written(stderr: Stderr, level: str, format: str) -> None:
-    lines = written(stderr, level, format, lambda: fail_with(ValueError("canary")))
+def test_foreign_exception_is_told_without_its_text(stderr: Stderr, level: str, format: str) -> None:
+    """With the traceback at debug level only."""
+    lines = stderr.written(level, format, lambda: fail_with(ValueError("canary")))
     assert "canary" not in "\n".join(lines)
     assert f"ValueError at {__file__}:" in lines[0]
+    traceback = json.loads(lines[0]).get("traceback", []) if format == "json" else [line.strip() for line in lines[1:]]
+    assert len(traceback) == (level == "debug")
+    assert all(re.fullmatch(r".*test_logs\.py:\d+ in fail_with: raise error", frame) for frame in traceback)
 
 
-def test_the_text_of_our_own_errors_is_written(stderr: Stderr) -> None:
-    (line,) = written(stderr, "info", "text", lambda: fail_with(ConfigError("--x: what to do")))
-    assert re.search(r"it broke: ConfigError at .*test_logs\.py:\d+: --x: what to do$", line)
-
-
-def test_a_traceback_is_written_at_debug_level_only() -> None:
-    text, info, as_json = Stderr(), Stderr(), Stderr()
-    lines = written(text, "debug", "text", lambda: fail_with(ValueError("canary")))
-    assert re.fullmatch(r"    .*test_logs\.py:\d+ in fail_with: raise error", lines[1])
-    assert len(written(info, "info", "text", lambda: fail_with(ValueError("canary")))) == 1
-    (line,) = written(as_json, "debug", "json", lambda: fail_with(ValueError("canary")))
-    assert re.fullmatch(r".*test_logs\.py:\d+ in fail_with: raise error", json.loads(line)["traceback"][0])
-
-
-@pytest.mark.parametrize("exc_info", [(None, None, None), ValueError("canary")], ids=["none", "never raised"])
-def test_an_exception_without_a_place(stderr: Stderr, exc_info: object) -> None:
-    (line,) = written(stderr, "debug", "text", lambda: OURS.error("oops", exc_info=exc_info))  # type: ignore[arg-type]
-    assert line.endswith(": oops: ValueError" if isinstance(exc_info, ValueError) else ": oops")
-
-
-def test_lines_of_foreign_libraries_are_cut_to_their_template(stderr: Stderr) -> None:
-    def log() -> None:
-        FOREIGN.warning("decoded header %s", "canary")
-        FOREIGN.error("Task exception was never retrieved\nfuture: <Task exception=ValueError('canary')>")
-
-    assert [line.partition("somelibrary: ")[2] for line in written(stderr, "debug", "text", log)] == [
-        "decoded header %s",
-        "Task exception was never retrieved",
-    ]
-
-
-def test_a_template_that_does_not_fit_its_arguments_is_dropped_in_silence(
-    stderr: Stderr, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_template_that_does_not_fit_its_arguments_is_dropped(stderr: Stderr, capfd: pytest.CaptureFixture[str]) -> None:
     handler = logs.configure("info", "text", stderr.write_end)
-    handler.handle(OURS.makeRecord(OURS.name, logging.INFO, "", 0, "%d", ("canary",), None))
+    handler.handle(record("%d", "canary"))
     handler.close()
-    assert handler.dropped == 1
-    assert stderr.lines() == []
-    assert capfd.readouterr().err == ""
+    assert (handler.dropped, stderr.lines(), capfd.readouterr().err) == (1, [], "")
 
 
-def test_one_line_a_second_of_a_kind_and_the_next_tells_how_many_were_left_out() -> None:
+def test_one_line_a_second_of_a_kind_tells_how_many_were_left_out() -> None:
     now = 0.0
     limit = logs.Limit(lambda: now)
-    assert [limit.admit(("a",)), limit.admit(("a",)), limit.admit(("b",)), limit.admit(("a",))] == [0, None, 0, None]
+    assert [limit.admit((kind,)) for kind in "aaba"] == [0, None, 0, None]
     now = 0.999
     assert limit.admit(("a",)) is None
     now = 1.0
@@ -165,35 +143,25 @@ def test_one_line_a_second_of_a_kind_and_the_next_tells_how_many_were_left_out()
     assert limit.admit(("a",)) == 0
 
 
-def test_the_kinds_that_the_limit_remembers_are_bounded() -> None:
+def test_kinds_that_the_limit_remembers_are_bounded() -> None:
     limit = logs.Limit(lambda: 0.0)
-    for number in range(3000):
-        assert limit.admit((str(number),)) == 0
-    assert limit.admit(("2999",)) is None
-    assert limit.admit(("0",)) == 0
+    assert {limit.admit((str(number),)) for number in range(3000)} == {0}
+    assert (limit.admit(("2999",)), limit.admit(("0",))) == (None, 0)
 
 
-class Ticks:
-    """A clock that moves when it is told to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+FORMATS = [(logs.TextLines, "(4 more like this left out)"), (logs.JsonLines, '"left_out": 4')]
 
 
-@pytest.mark.parametrize(
-    ("formatter", "told"), [(logs.TextLines, "(4 more like this left out)"), (logs.JsonLines, '"left_out": 4')]
-)
-def test_a_line_tells_how_many_like_it_were_left_out(
+@pytest.mark.parametrize(("formatter", "told"), FORMATS)
+def test_line_tells_how_many_like_it_were_left_out(
     stderr: Stderr, formatter: Callable[..., logging.Formatter], told: str
 ) -> None:
-    ticks = Ticks()
-    handler = logs.LineHandler(stderr.write_end, formatter(show_tracebacks=False), logs.Limit(ticks))
+    now = 0.0
+    handler = logs.LineHandler(stderr.write_end, formatter(show_tracebacks=False), logs.Limit(lambda: now))
     for number in range(5):
-        handler.handle(OURS.makeRecord(OURS.name, logging.WARNING, "", 0, "hook %d failed", (number,), None))
-    ticks.now = 1.5
-    handler.handle(OURS.makeRecord(OURS.name, logging.WARNING, "", 0, "hook %d failed", (9,), None))
+        handler.handle(record("hook %d failed", number))
+    now = 1.5
+    handler.handle(record("hook %d failed", 9))
     handler.close()
     first, second = stderr.lines()
     assert "hook 0 failed" in first
@@ -202,33 +170,25 @@ def test_a_line_tells_how_many_like_it_were_left_out(
     assert told in second
 
 
-def test_a_kind_of_its_own_and_debug_lines_are_not_left_out(stderr: Stderr) -> None:
+def test_lines_of_other_kinds_of_debug_and_unlimited_ones_are_all_written(stderr: Stderr) -> None:
     def log() -> None:
         for name in ("a", "b", "b"):
             OURS.info("plugin %s", name, extra={"kind": name})
             OURS.debug("asked %s", name)
+            OURS.info("it is %s", name, extra=logs.UNLIMITED)
 
-    messages = [json.loads(line)["message"] for line in written(stderr, "debug", "json", log)]
-    assert messages == ["plugin a", "asked a", "plugin b", "asked b", "asked b"]
-
-
-def test_lines_that_are_not_limited_are_all_written(stderr: Stderr) -> None:
-    def log() -> None:
-        for state in ("on", "off", "on"):
-            OURS.info("it is %s", state, extra={"limited": False})
-
-    lines = written(stderr, "info", "text", log)
-    assert [line.rpartition(" ")[2] for line in lines] == ["on", "off", "on"]
+    messages = [json.loads(line)["message"] for line in stderr.written("debug", "json", log)]
+    first, second = ["plugin a", "asked a", "it is a"], ["plugin b", "asked b", "it is b"]
+    assert messages == [*first, *second, "asked b", "it is b"]
 
 
-def test_a_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_CLOSE_SECONDS", 0.05)
     pipe = Stderr()
     handler = logs.LineHandler(pipe.write_end, logs.TextLines(show_tracebacks=False))
-    record = OURS.makeRecord(OURS.name, logging.DEBUG, "", 0, "x" * 1000, (), None)
     began = time.monotonic()
     for _ in range(logs.LINES_WAITING + 2000):
-        handler.handle(record)
+        handler.handle(record("x" * 1000, level=logging.DEBUG))
     handler.close()
     assert handler.dropped > 1000
     assert time.monotonic() - began < 10
@@ -239,7 +199,7 @@ def test_a_stderr_that_nobody_reads_costs_lines_and_no_time(monkeypatch: pytest.
     os.close(pipe.write_end)
 
 
-def test_a_broken_stderr_is_counted_and_nothing_else() -> None:
+def test_broken_stderr_is_counted_and_nothing_else() -> None:
     pipe = Stderr()
     os.close(pipe.read_end)
     handler = logs.configure("info", "text", pipe.write_end)
@@ -249,10 +209,9 @@ def test_a_broken_stderr_is_counted_and_nothing_else() -> None:
     assert handler.dropped == 1
 
 
-def test_a_second_configuration_replaces_the_first() -> None:
-    first, second = Stderr(), Stderr()
+def test_second_configuration_replaces_the_first(stderr: Stderr) -> None:
+    first = Stderr()
     logs.configure("info", "text", first.write_end)
-    lines = written(second, "info", "text", lambda: OURS.info("only once"))
-    assert len(lines) == 1
+    assert len(stderr.written("info", "text", lambda: OURS.info("only once"))) == 1
     assert first.lines() == []
     assert not [handler for handler in logging.getLogger().handlers if isinstance(handler, logs.LineHandler)]

@@ -6,12 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from runtimeproxy import originals
-from runtimeproxy.kept import Kept
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.originals import Failed, File, Originals
 from runtimeproxy.store import Store
@@ -32,7 +31,7 @@ def hooked(container_id: str = "c1", effective: ContainerInfo = SCALED) -> Subje
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(originals, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(originals, "BUSY_SECONDS", 0.1)
 
@@ -59,8 +58,16 @@ class Process:
     async def __aexit__(self, *error: object) -> None:
         await self.originals.stop()
 
+    def commit(self, *ids: str) -> None:
+        """Commit containers of which hooks replaced something."""
+        for one in ids:
+            self.store.commit(hooked(one))
+
     def failures(self, reason: str) -> int:
         return self.recorder.counted("originals_failures", reason=reason)
+
+    async def failed(self, times: int = 1) -> None:
+        await until(lambda: self.failures("unusable") >= times, "it fails")
 
 
 async def kept(path: Path, expected: object) -> None:
@@ -71,17 +78,11 @@ async def kept_ids(path: Path, *ids: str) -> None:
     await until(lambda: path.exists() and rows(path).keys() == {*ids}, "all are kept", lambda: str(rows(path)))
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-# -- what gets there and back ------------------------------------------------------------------------------------------
-
-
 async def test_replaced_values_are_there_for_the_next_process(path: Path) -> None:
     path = path.parent / "made" / "a"
     async with Process(path) as first:
-        first.store.commit(hooked())
+        assert not first.store.read_pod(POD).read, "what is not kept is the kubelet's own"
+        first.commit("c1")
         await asyncio.sleep(0)
         assert not path.exists(), "the answer goes first"
         await kept(path, QUOTAS)
@@ -97,36 +98,31 @@ async def test_replaced_values_are_there_for_the_next_process(path: Path) -> Non
         assert rows(path) == QUOTAS
 
 
-async def test_where_all_is_remembered_what_is_not_kept_is_the_kubelets_own(path: Path) -> None:
-    async with Process(path) as first:
-        assert not first.store.read_pod(POD).read
-    async with Process(None) as off:
-        assert off.store.read_pod(POD).read, "nobody knows what an earlier process' hooks have set"
-    path.write_bytes(b"noise")
-    async with Process(path) as broken:
-        assert broken.store.read_pod(POD).read
+@pytest.mark.parametrize("content", [None, b"noise"], ids=["no file", "a broken file"])
+async def test_nobody_knows_what_earlier_hooks_have_set_without_a_file(path: Path, content: bytes | None) -> None:
+    if content is not None:
+        path.write_bytes(content)
+    async with Process(path if content is not None else None) as process:
+        assert process.store.read_pod(POD).read
 
 
-async def test_at_the_end_all_is_written(path: Path) -> None:
+async def test_all_is_written_at_the_end(path: Path) -> None:
     async with Process(path) as process:
-        for number in range(120):
-            process.store.commit(hooked(f"c{number}"))
+        process.commit(*(f"c{number}" for number in range(120)))
         await asyncio.sleep(originals.COLLECT_SECONDS)
-        for number in range(120, 240):
-            process.store.commit(hooked(f"c{number}"))
+        process.commit(*(f"c{number}" for number in range(120, 240)))
     assert len(rows(path)) == 240
 
 
-@pytest.mark.parametrize(
-    "end",
-    [lambda store: store.bury("c1"), lambda store: store.commit(hooked(effective=CONTAINER))],
-    ids=["gone", "set back"],
-)
+ENDS = {"gone": lambda store: store.bury("c1"), "set back": lambda store: store.commit(hooked(effective=CONTAINER))}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("later", [False, True], ids=["same process", "next process"])
-async def test_a_row_goes_with_its_subject(path: Path, end: Callable[[Store], None], later: bool) -> None:
+async def test_row_goes_with_its_subject(path: Path, end: Callable[[Store], None], later: bool) -> None:
     """Which changes of the Store are told of is in test_store.py."""
     async with Process(path) as process:
-        process.store.commit(hooked())
+        process.commit("c1")
         await kept(path, QUOTAS)
         if not later:
             end(process.store)
@@ -139,7 +135,20 @@ async def test_a_row_goes_with_its_subject(path: Path, end: Callable[[Store], No
     assert rows(path) == {}
 
 
-async def test_where_hooks_replace_nothing_there_is_no_file(path: Path) -> None:
+async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> None:
+    async with Process(path) as old:
+        old.commit("c1")
+        await kept(path, QUOTAS)
+        async with Process(path) as new:
+            new.commit("c2")
+            old.commit("c3")
+            await kept_ids(path, "c1", "c2", "c3")
+        old.store.bury("c3")
+    assert rows(path).keys() == {"c1", "c2"}
+    assert not old.recorder.total("originals_failures") + new.recorder.total("originals_failures")
+
+
+async def test_file_is_not_made_where_hooks_replace_nothing(path: Path) -> None:
     async with Process(path) as process:
         for number in range(3):
             process.store.commit(hooked(f"c{number}", effective=replace(CONTAINER, envs={"A": "1"})))
@@ -148,75 +157,54 @@ async def test_where_hooks_replace_nothing_there_is_no_file(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-async def test_two_processes_at_once_lose_nothing_of_each_other(path: Path) -> None:
-    async with Process(path) as old:
-        old.store.commit(hooked("c1"))
-        await kept(path, QUOTAS)
-        async with Process(path) as new:
-            new.store.commit(hooked("c2"))
-            old.store.commit(hooked("c3"))
-            await kept_ids(path, "c1", "c2", "c3")
-        old.store.bury("c3")
-    assert rows(path).keys() == {"c1", "c2"}
-    assert not old.recorder.total("originals_failures") + new.recorder.total("originals_failures")
+NOT_IN_MEMORY = "the kubelet's own values do not outlive this process: /proc is not on tmpfs (--originals-dir)"
+NO_FOLDER = "/dev/shm/no/such/a: No such file or directory: it is not written; see --originals-dir"
+FOLDERS = [("/proc/a", 0, NOT_IN_MEMORY), ("/dev/shm/no/such/a", 1, NO_FOLDER)]
 
 
-# -- where there is none -----------------------------------------------------------------------------------------------
-
-
-async def test_a_directory_that_is_not_on_tmpfs_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("path", "failures", "told"), FOLDERS)
+async def test_directory_that_cannot_be_used_is_told_once(
+    path: str, failures: int, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    async with Process(Path("/proc/a")) as process:
-        process.store.commit(hooked())
+    async with Process(Path(path)) as process:
+        process.commit("c1")
         await asyncio.sleep(0.05)
-    assert caplog.messages == [
-        "the kubelet's own values do not outlive this process: /proc is not on tmpfs (--originals-dir)"
-    ]
-    assert not process.recorder.total("originals_failures")
+    assert caplog.messages == [told]
+    assert process.failures("unusable") == process.recorder.total("originals_failures") == failures
 
 
-async def test_a_directory_that_cannot_be_had_is_told_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with Process(path / "a" / "b") as process:
-        process.store.commit(hooked())
-    assert process.failures("unusable") == 1
-    assert [text.partition(": ")[2] for text in warnings(caplog)] == [
-        "No such file or directory: it is not written; see --originals-dir"
-    ]
+def noise(path: Path) -> None:
+    path.write_bytes(b"noise" * 4096)
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+USELESS: list[tuple[Callable[[Path], object], str, str, str]] = [
+    (noise, OWNER, "broken", "SQLITE_NOTADB"),
+    (lambda path: path.write_bytes(path.read_bytes()[:5000]), OWNER, "broken", "SQLITE_CORRUPT"),
+    (lambda path: None, "another's", "foreign", "it is of another runtime, boot or version"),
+]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "owner", "reason", "what"),
-    [
-        (lambda path: path.write_bytes(b"noise" * 4096), OWNER, "broken", "SQLITE_NOTADB"),
-        (lambda path: path.write_bytes(path.read_bytes()[:5000]), OWNER, "broken", "SQLITE_CORRUPT"),
-        (lambda path: None, "another's", "foreign", "it is of another runtime, boot or version"),
-    ],
-    ids=["noise", "cut", "another runtime's"],
-)
-async def test_a_useless_file_is_told_of_once_and_made_anew(
+@pytest.mark.parametrize(("spoil", "owner", "reason", "what"), USELESS)
+async def test_useless_file_is_told_of_once_and_made_anew(
     path: Path, spoil: Callable[[Path], object], owner: str, reason: str, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Process(path, owner) as process:
-        process.store.commit(hooked())
+        process.commit("c1")
     spoil(path)
     async with Process(path) as process:
         assert process.store.kept_ids() == set()
         assert not path.exists()
-        process.store.commit(hooked("c2"))
+        process.commit("c2")
         await kept_ids(path, "c2")
     assert process.failures(reason) == 1
-    assert warnings(caplog) == [f"{path}: {what}: it is made anew; see --originals-dir"]
+    assert caplog.messages == [f"{path}: {what}: it is made anew; see --originals-dir"]
 
 
-async def test_the_good_rows_of_a_broken_file_are_written_again(path: Path) -> None:
+async def test_good_rows_of_a_broken_file_are_written_again(path: Path) -> None:
     async with Process(path) as process:
-        process.store.commit(hooked())
-        process.store.commit(hooked("c2"))
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"[200000,", b"[200001,", 1))
+        process.commit("c1", "c2")
+    path.write_bytes(path.read_bytes().replace(b"[200000,", b"[200001,", 1))
     async with Process(path) as process:
         left = process.store.kept_ids()
         assert len(left) == 1
@@ -224,51 +212,46 @@ async def test_the_good_rows_of_a_broken_file_are_written_again(path: Path) -> N
     assert process.failures("broken") == 1
 
 
-async def test_a_failed_write_is_done_as_soon_as_it_can_be(
+async def test_failed_write_is_done_as_soon_as_it_can_be(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     async with Process(path) as process:
-        process.store.commit(hooked())
+        process.commit("c1")
         await kept(path, QUOTAS)
         process.file.close()  # type: ignore[union-attr]
         with monkeypatch.context() as patch:
             patch.setattr(originals, "_PRAGMAS", (*originals._PRAGMAS, "query_only=ON"))
             process.store.bury("c1")
-            process.store.commit(hooked("c2"))
-            await until(lambda: process.failures("unusable") >= 2, "it is tried again")
-            process.store.commit(hooked("c3"))
+            process.commit("c2")
+            await process.failed(2)
+            process.commit("c3")
         await kept_ids(path, "c2", "c3")
         await asyncio.sleep(0.05)
-    assert caplog.messages == [
-        f"{path}: SQLITE_READONLY: it is not written; see --originals-dir",
-        f"{path} is written again",
-    ]
+    failed = f"{path}: SQLITE_READONLY: it is not written; see --originals-dir"
+    assert caplog.messages == [failed, f"{path} is written again"]
 
 
-@pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: path.write_bytes(b"noise" * 4096)])
-async def test_a_file_that_is_spoilt_while_it_is_used_is_made_anew_whole(
-    path: Path, spoil: Callable[[Path], object]
-) -> None:
+@pytest.mark.parametrize("spoil", [Path.unlink, noise])
+async def test_file_spoilt_in_use_is_made_anew_whole(path: Path, spoil: Callable[[Path], Any]) -> None:
     async with Process(path) as process:
-        process.store.commit(hooked("c1"))
-        process.store.commit(hooked("c2"))
+        process.commit("c1", "c2")
         await kept_ids(path, "c1", "c2")
         spoil(path)
-        process.store.commit(hooked("c3"))
+        process.commit("c3")
         await until(lambda: process.recorder.total("originals_failures") == 1, "it fails")
         await kept_ids(path, "c1", "c2", "c3")
 
 
-async def test_a_lock_that_is_held_is_waited_for(path: Path) -> None:
+async def test_lock_that_is_held_is_waited_for(path: Path) -> None:
     async with Process(path) as process:
-        process.store.commit(hooked())
+        process.commit("c1")
         await kept(path, QUOTAS)
         other = File(str(path), OWNER)
         connection = other._opened()
         connection.execute("BEGIN IMMEDIATE")
-        process.store.commit(hooked("c2"))
-        await until(lambda: process.failures("unusable") == 1, "it is waited for in vain")
+        process.commit("c2")
+        await process.failed()
         async with Process(path) as late:
             assert late.failures("unusable") == 1
             connection.execute("ROLLBACK")
@@ -276,27 +259,27 @@ async def test_a_lock_that_is_held_is_waited_for(path: Path) -> None:
             await kept_ids(path, "c1", "c2")
 
 
-async def test_without_threads_it_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_is_tried_again_without_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
+    process = Process(path)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none)
-        process = Process(path)
         await process.originals.start()
-        process.store.commit(hooked())
-        await until(lambda: process.failures("unusable") >= 2, "it fails")
+        process.commit("c1")
+        await process.failed(2)
     await kept(path, QUOTAS)
     await process.originals.stop()
 
 
-async def test_at_the_end_what_cannot_be_written_is_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(file: File, subjects: dict[str, Kept | None]) -> NoReturn:
+async def test_values_that_cannot_be_written_at_the_end_are_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
         raise Failed("unusable", "no")
 
     monkeypatch.setattr(File, "write", fail)
     async with Process(path) as process:
-        process.store.commit(hooked())
-        await until(lambda: process.failures("unusable") == 1, "it fails")
+        process.commit("c1")
+        await process.failed()
     assert process.failures("unusable") == 2
     assert not path.exists()

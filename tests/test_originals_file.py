@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from runtimeproxy import originals
 from runtimeproxy.kept import Kept
 from runtimeproxy.originals import BROKEN, FOREIGN, NOT_OURS, UNUSABLE, Failed, File, is_in_memory, owner, path_of
 from tests.amounts import Amount
-from tests.system.keeping import mode_of, rows
+from tests.system.keeping import mode_of
 from tests.system.proxy import ROOT
 
 OURS = owner("Containerd", "/run/containerd.sock")
@@ -34,6 +34,8 @@ def some(number: int, uid: str = "uid") -> Kept:
 
 
 SOME = {f"{number:064x}": some(number) for number in range(40)}
+SOME |= {"\ud800": some(1), "'; DROP TABLE kept": some(2), "a\0b": some(3)}
+"""An id may be any text."""
 
 
 @pytest.fixture
@@ -43,41 +45,45 @@ def file(tmp_path: Path) -> Iterator[File]:
     made.close()
 
 
-def loaded(file: File) -> dict[str, Kept]:
+def tried(file: File) -> tuple[str, dict[str, Kept]]:
+    """Return for which reason a file cannot be loaded, "" if it can, and what can be read of it."""
     kept: dict[str, bytes] = {}
-    file.load(kept)
-    return read(kept)
+    reason = ""
+    try:
+        file.load(kept)
+    except Failed as error:
+        reason = error.reason
+    return reason, {one: form.read(text) for one, text in kept.items()}
 
 
-def read(kept: Mapping[str, bytes]) -> dict[str, Kept]:
-    return {one: form.read(text) for one, text in kept.items()}
+def loaded(file: File) -> dict[str, Kept]:
+    reason, kept = tried(file)
+    assert reason == ""
+    return kept
 
 
-def failing(work: Callable[[], object]) -> str:
-    """Return for which reason it fails."""
+def unwritten(file: File) -> str:
+    """Return for which reason nothing can be written."""
     with pytest.raises(Failed) as raised:
-        work()
+        file.write(SOME)
     return raised.value.reason
 
 
-def content(file: File) -> bytes:
-    """Return the bytes of a file that is closed."""
-    file.close()
-    return Path(file.path).read_bytes()
+def check_anew(file: File) -> None:
+    """Check that the next try finds nothing, and that what is written then is read."""
+    assert loaded(file) == {}
+    file.write({"new": some(7)})
+    assert loaded(file) == {"new": some(7)}
 
 
-# -- where it is -------------------------------------------------------------------------------------------------------
+PATHS = [
+    *[(None, "/run/rp/proxy.sock", "/run/rp/proxy.sock.originals"), ("", "/run/rp/proxy.sock", None)],
+    ("/run/kept", "/run/rp/proxy.sock", "/run/kept/run-rp-proxy.sock.originals"),
+    ("/run/kept/", "/run/rq/proxy.sock", "/run/kept/run-rq-proxy.sock.originals"),
+]
 
 
-@pytest.mark.parametrize(
-    ("folder", "socket", "path"),
-    [
-        (None, "/run/rp/proxy.sock", "/run/rp/proxy.sock.originals"),
-        ("", "/run/rp/proxy.sock", None),
-        ("/run/kept", "/run/rp/proxy.sock", "/run/kept/run-rp-proxy.sock.originals"),
-        ("/run/kept/", "/run/rq/proxy.sock", "/run/kept/run-rq-proxy.sock.originals"),
-    ],
-)
+@pytest.mark.parametrize(("folder", "socket", "path"), PATHS)
 def test_each_socket_has_a_file_of_its_own(folder: str | None, socket: str, path: str | None) -> None:
     assert path_of(folder, socket) == path
 
@@ -89,7 +95,7 @@ def test_tmpfs_is_known() -> None:
         is_in_memory("/nowhere")
 
 
-def test_a_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
+def test_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("/run/containerd.sock")
     assert owner("Containerd", str(link)) == OURS
@@ -97,10 +103,7 @@ def test_a_file_is_of_one_boot_runtime_and_mode(tmp_path: Path) -> None:
     assert OURS not in (owner("Docker", "/run/containerd.sock"), owner("Containerd", "/run/other.sock"))
 
 
-# -- what is in it -----------------------------------------------------------------------------------------------------
-
-
-def test_without_anything_to_keep_there_is_no_file_and_no_sqlite(tmp_path: Path) -> None:
+def test_file_and_sqlite_are_not_needed_for_nothing(tmp_path: Path) -> None:
     program = f"""
 import sys
 from runtimeproxy.originals import File
@@ -121,21 +124,14 @@ def test_written_values_are_read(file: File) -> None:
     assert mode_of(Path(file.path)) == 0o600
     again = File(file.path, OURS)
     assert loaded(again) == SOME
-    first, second, third, *_ = SOME
+    first, second, *_ = SOME
     again.write({first: None, second: some(0), "more": some(1), "nobody": None})
     again.close()
     others = {one: kept for one, kept in SOME.items() if one != first}
     assert loaded(file) == {**others, second: some(0), "more": some(1)}
-    assert rows(Path(file.path))[third] == {name: list(pair) for name, pair in SOME[third].pairs.items()}
 
 
-def test_an_id_may_be_any_text(file: File) -> None:
-    odd = {"\ud800": some(1), "'; DROP TABLE kept": some(2), "a\0b": some(3)}
-    file.write(odd)
-    assert loaded(file) == odd
-
-
-def test_a_wider_mode_is_made_narrow(file: File) -> None:
+def test_wider_mode_is_made_narrow(file: File) -> None:
     file.write(SOME)
     file.close()
     os.chmod(file.path, 0o666)
@@ -143,14 +139,12 @@ def test_a_wider_mode_is_made_narrow(file: File) -> None:
     assert mode_of(Path(file.path)) == 0o600
 
 
-def test_an_empty_file_is_a_new_one(file: File) -> None:
+def test_empty_file_is_a_new_one(file: File) -> None:
     Path(file.path).touch()
-    assert loaded(file) == {}
-    file.write(SOME)
-    assert loaded(file) == SOME
+    check_anew(file)
 
 
-def test_the_file_does_not_grow_over_lifecycles(file: File) -> None:
+def test_file_does_not_grow_over_lifecycles(file: File) -> None:
     sizes = set()
     for start in range(0, LIFECYCLES.now, 200):
         batch: dict[str, Kept | None] = {f"{number:064x}": some(number) for number in range(start, start + 200)}
@@ -160,9 +154,6 @@ def test_the_file_does_not_grow_over_lifecycles(file: File) -> None:
     assert loaded(file) == {}
     assert len(sizes) == 1
     assert max(sizes) <= 4 * 4096
-
-
-# -- what is no good ---------------------------------------------------------------------------------------------------
 
 
 def with_a_second_name(path: Path) -> None:
@@ -179,14 +170,11 @@ NOT_OURS_BY: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("prepare", NOT_OURS_BY.values(), ids=NOT_OURS_BY)
-def test_only_a_regular_file_that_nobody_else_can_have_made_is_used(
-    file: File, prepare: Callable[[Path], None]
-) -> None:
+def test_only_a_file_that_nobody_else_can_have_made_is_used(file: File, prepare: Callable[[Path], None]) -> None:
     path = Path(file.path)
     prepare(path)
     before = path.lstat() if path.exists() else None
-    assert failing(lambda: loaded(file)) == NOT_OURS
-    assert failing(lambda: file.write(SOME)) == NOT_OURS
+    assert (tried(file), unwritten(file)) == ((NOT_OURS, {}), NOT_OURS)
     assert before is None or path.lstat().st_ino == before.st_ino
     path.parent.chmod(0o700)
 
@@ -197,84 +185,75 @@ def test_another_users_file_is_not_used(file: File, monkeypatch: pytest.MonkeyPa
     me = os.geteuid()
     monkeypatch.setattr(originals, "folder_fault", lambda found, group: "")
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    assert failing(lambda: loaded(file)) == NOT_OURS
+    assert tried(file) == (NOT_OURS, {})
 
 
-def test_without_its_directory_it_cannot_be_used(tmp_path: Path) -> None:
+def test_file_cannot_be_used_without_its_directory(tmp_path: Path) -> None:
     file = File(str(tmp_path / "gone" / "a"), OURS)
-    assert failing(lambda: loaded(file)) == failing(lambda: file.write(SOME)) == UNUSABLE
+    assert (tried(file), unwritten(file)) == ((UNUSABLE, {}), UNUSABLE)
 
 
-@pytest.mark.parametrize("other", [owner("Docker", "/run/docker.sock"), f"2 {OURS}", ""])
-def test_another_runtimes_file_is_made_anew(file: File, other: str) -> None:
-    theirs = File(file.path, other)
+def by_another(path: str, owner: str) -> None:
+    theirs = File(path, owner)
     theirs.write(SOME)
     theirs.close()
-    assert failing(lambda: loaded(file)) == FOREIGN
+
+
+def with_sql(path: str, *statement: object) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(*statement)  # type: ignore[arg-type]
+
+
+ROWS = [("id", b"[]", 0), (b"id", None, 0), (b"id", 1.5, 0), (b"\xff", b"[]", 0), (7, b"[]", 0), (b"id", b"[]", "x")]
+OTHERS = [(by_another, other, FOREIGN) for other in (owner("Docker", "/run/docker.sock"), f"2 {OURS}", "")]
+
+
+@pytest.mark.parametrize(("make", "what", "reason"), [*OTHERS, (with_sql, "CREATE TABLE other (a)", BROKEN)])
+def test_file_of_something_else_is_made_anew(
+    file: File, make: Callable[[str, str], None], what: str, reason: str
+) -> None:
+    make(file.path, what)
+    assert tried(file) == (reason, {})
     assert not os.path.exists(file.path)
-    made_anew(file)
+    check_anew(file)
 
 
-def test_a_database_of_something_else_is_made_anew(file: File) -> None:
-    with closing(sqlite3.connect(file.path)) as other:
-        other.execute("CREATE TABLE other (a)")
-    assert failing(lambda: loaded(file)) == BROKEN
-    made_anew(file)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [("id", b"[]", 0), (b"id", None, 0), (b"id", 1.5, 0), (b"\xff", b"[]", 0), (7, b"[]", 0), (b"id", b"[]", "x")],
-)
-def test_a_broken_row_costs_itself_alone(file: File, row: tuple[object, ...]) -> None:
+@pytest.mark.parametrize("row", ROWS)
+def test_broken_row_costs_itself_alone(file: File, row: tuple[object, ...]) -> None:
     file.write(SOME)
-    with closing(sqlite3.connect(file.path)) as other:
-        other.execute("INSERT INTO kept VALUES (?, ?, ?)", row)
-        other.commit()
-    kept: dict[str, bytes] = {}
-    assert failing(lambda: file.load(kept)) == BROKEN
-    assert read(kept) == SOME
-    made_anew(file)
-
-
-def made_anew(file: File) -> None:
-    """Check that the next try finds nothing, and that what is written then is read."""
-    assert loaded(file) == {}
-    file.write({"new": some(7)})
-    assert loaded(file) == {"new": some(7)}
+    with_sql(file.path, "INSERT INTO kept VALUES (?, ?, ?)", row)
+    assert tried(file) == (BROKEN, SOME)
+    check_anew(file)
 
 
 def check_broken(file: File, data: bytes) -> None:
     """Check that of broken bytes no wrong value comes, and that they are in nobody's way."""
     Path(file.path).write_bytes(data)
     os.chmod(file.path, 0o600)
-    kept: dict[str, bytes] = {}
-    reason = ""
-    try:
-        file.load(kept)
-    except Failed as error:
-        reason = error.reason
+    reason, kept = tried(file)
     assert reason in ("", BROKEN, FOREIGN)
     assert os.path.exists(file.path) == (not reason)
-    assert read(kept).items() <= SOME.items()
+    assert kept.items() <= SOME.items()
     file.write({"new": some(7)})
     assert loaded(file)["new"] == some(7)
     file.close()
     os.unlink(file.path)
 
 
-def test_a_file_that_is_cut_anywhere(file: File) -> None:
+def test_file_that_is_cut_anywhere(file: File) -> None:
     """At each of its bytes in a soak."""
     file.write(SOME)
-    data = content(file)
+    file.close()
+    data = Path(file.path).read_bytes()
     step = Amount(97, 1)
     for length in range(1, len(data), min(step.now, step.usual)):
         check_broken(file, data[:length])
 
 
-def test_a_file_filled_with_noise(file: File) -> None:
+def test_file_filled_with_noise(file: File) -> None:
     file.write(SOME)
-    data = content(file)
+    file.close()
+    data = Path(file.path).read_bytes()
     noise = random.Random(0)
     for _ in range(Amount(200, 20_000).now):
         broken = bytearray(data)
@@ -288,31 +267,29 @@ def test_a_file_filled_with_noise(file: File) -> None:
 
 
 @pytest.mark.parametrize("pragma", ["query_only=ON", "max_page_count=3"])
-def test_a_write_that_fails_changes_nothing(file: File, pragma: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_that_fails_changes_nothing(file: File, pragma: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write({"first": some(1)})
     file.close()
     monkeypatch.setattr(originals, "_PRAGMAS", (*originals._PRAGMAS, pragma))
-    assert failing(lambda: file.write(SOME)) == UNUSABLE
+    assert unwritten(file) == UNUSABLE
     monkeypatch.undo()
     assert loaded(file) == {"first": some(1)}
     file.write(SOME)
     assert loaded(file).keys() == {"first", *SOME}
 
 
-def test_a_file_that_is_gone_is_made_again(file: File) -> None:
+def test_file_that_is_gone_is_made_again(file: File) -> None:
     file.write({"first": some(1)})
     os.unlink(file.path)
-    assert failing(lambda: file.write(SOME)) == UNUSABLE
+    assert unwritten(file) == UNUSABLE
     file.write(SOME)
     assert loaded(file) == SOME
 
 
-def test_without_sqlite_it_cannot_be_used(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_cannot_be_used_without_sqlite(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sqlite3", None)
-    assert failing(lambda: file.write(SOME)) == UNUSABLE
+    assert unwritten(file) == UNUSABLE
 
-
-# -- more processes ----------------------------------------------------------------------------------------------------
 
 WRITER = f"""
 import sys
@@ -342,7 +319,7 @@ def test_two_processes_write_in_turn(file: File) -> None:
     assert loaded(file) == {f"{name}-{each}": some(rounds - 1) for name in ("a", "b") for each in range(50)}
 
 
-def test_a_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
+def test_writer_that_is_killed_leaves_whole_transactions(file: File) -> None:
     pause = random.Random(0)
     for _ in range(KILLS.now):
         with writer(file, "a") as process:

@@ -1,6 +1,7 @@
 """The Store keeps what was committed under its id, and nothing else."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,8 @@ from runtimeproxy import store as module
 from runtimeproxy.kept import Kept, kept_of, write
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
 from runtimeproxy.store import WHOLE_ID, Store
+
+Act = Callable[[Store], object]
 
 
 def pod(pod_id: str, name: str = "web") -> PodRecord:
@@ -32,24 +35,21 @@ def store() -> Store:
     return store
 
 
-def test_a_new_store_knows_nothing() -> None:
-    store = Store()
-    assert (store.pod("p1"), store.container("c1"), store.containers_of("p1")) == (None, None, ())
-    assert (store.snapshot(), store.counts(), store.ids()) == (((), ()), (0, 0), set())
+def ids_of(store: Store, pod_id: str) -> list[str]:
+    return [record.effective.id for record in store.containers_of(pod_id)]
 
 
 def test_records_are_found_by_their_exact_id(store: Store) -> None:
     assert store.ids() == {"p1", "p2", "c1", "c2", "c3"}
     assert store.containers_of("p2") == (container("c2", "p2"), container("c3", "p2"))
-    assert store.pod("p1") == pod("p1")
-    assert store.container("c1") == container("c1", "p1")
-    for near in ("p", "P1", "p1 ", "p11", "", "c1"):
-        assert store.pod(near) is None
-    for near in ("c", "C1", "c11", "", "p1"):
-        assert store.container(near) is None
+    assert (store.pod("p1"), store.container("c1")) == (pod("p1"), container("c1", "p1"))
+    for near in ("p", "P1", "p1 ", "p11", "", "c", "C1", "c11"):
+        assert store.pod(near) is store.container(near) is None
+    assert store.pod("c1") is store.container("p1") is None
+    assert store.containers_of("p3") == ()
 
 
-def test_a_later_commit_replaces_the_record(store: Store) -> None:
+def test_later_commit_replaces_the_record(store: Store) -> None:
     store.commit(Subject(pod("p1", "renamed")))
     store.commit(Subject(pod("p1", "an older value"), container("c1", "p1", "other")))
     assert store.pod("p1") == pod("p1", "renamed"), "a container's commit leaves a known pod alone"
@@ -57,72 +57,8 @@ def test_a_later_commit_replaces_the_record(store: Store) -> None:
     assert store.counts() == (2, 3)
 
 
-def test_a_container_is_kept_without_its_pod_if_the_pod_has_no_id() -> None:
-    store = Store()
-    store.commit(Subject(pod(""), container("c1", "p1")))
-    assert store.container("c1") == container("c1", "p1")
-    assert store.counts() == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("subject", "text"),
-    [
-        (Subject(pod("")), "pod record without an id"),
-        (Subject(pod("p9"), container("", "p9")), "container record without an id"),
-        (Subject(pod(""), container("", "")), "container record without an id"),
-    ],
-)
-def test_a_record_without_an_id_is_refused_whole(store: Store, subject: Subject, text: str) -> None:
-    before = store.snapshot()
-    with pytest.raises(ValueError, match=text):
-        store.commit(subject)
-    assert store.snapshot() == before
-
-
-@pytest.mark.parametrize(
-    ("gone", "left", "of_p2"),
-    [
-        ("c2", {"p1", "c1", "p2", "c3"}, ["c3"]),
-        ("p2", {"p1", "c1", "c2", "c3"}, ["c2", "c3"]),
-        ("x", {"p1", "p2", "c1", "c2", "c3"}, ["c2", "c3"]),
-    ],
-)
-def test_an_id_is_forgotten_alone_whatever_it_is_of(store: Store, gone: str, left: set[str], of_p2: list[str]) -> None:
-    """A pod's containers stay: what the kubelet asked for them, where a hook replaced it, nobody else tells."""
-    before = store.snapshot()
-    store.forget(gone)
-    assert store.ids() == left
-    assert [record.effective.id for record in store.containers_of("p2")] == of_p2
-    assert [record.effective.id for record in before.pods + before.containers] == ["p1", "p2", "c1", "c2", "c3"]
-    assert store.counts() == (len(left & {"p1", "p2"}), len(left - {"p1", "p2"}))
-
-
-def test_a_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
-    asked = pod("p3")
-    moved = PodRecord(asked.original, replace(asked.effective, cgroup_parent="/elsewhere"))
-    assert not store.has_moved_pods
-    store.commit(Subject(moved))
-    assert store.has_moved_pods
-    store.commit(Subject(asked))
-    assert not store.has_moved_pods
-    store.commit(Subject(moved))
-    store.forget("p3")
-    assert not store.has_moved_pods
-
-
-@pytest.mark.parametrize(("parent", "moved"), [("/kube", True), ("", False)])
-def test_a_read_pod_with_a_parent_may_have_been_moved(parent: str, moved: bool) -> None:
-    store = Store()
-    info = PodInfo(id="p1", cgroup_parent=parent)
-    store.commit(Subject(PodRecord(info, info, read=True)))
-    assert store.has_moved_pods is moved
-    store.commit(Subject(PodRecord(info, info)))
-    assert not store.has_moved_pods
-
-
-def test_a_record_committed_again_stays_the_same_object(store: Store) -> None:
+def test_record_committed_again_stays_the_same_object(store: Store) -> None:
     known, owner = store.container("c1"), store.pod("p1")
-    assert known is not None
     assert owner is not None
     store.commit(Subject(owner, known))
     store.commit(Subject(owner))
@@ -130,15 +66,59 @@ def test_a_record_committed_again_stays_the_same_object(store: Store) -> None:
     assert store.pod("p1") is owner
 
 
-def test_a_container_that_changes_its_pod_is_one_of_the_new_pod_alone(store: Store) -> None:
-    store.commit(Subject(pod(""), container("c2", "p1")))
-    assert [record.effective.id for record in store.containers_of("p1")] == ["c1", "c2"]
-    assert [record.effective.id for record in store.containers_of("p2")] == ["c3"]
+NO_ID = [
+    (Subject(pod("")), "pod record without an id"),
+    (Subject(pod("p9"), container("", "p9")), "container record without an id"),
+    (Subject(pod(""), container("", "")), "container record without an id"),
+]
+
+
+@pytest.mark.parametrize(("subject", "text"), NO_ID)
+def test_record_without_an_id_is_refused_whole(store: Store, subject: Subject, text: str) -> None:
+    before = store.snapshot()
+    with pytest.raises(ValueError, match=text):
+        store.commit(subject)
+    assert store.snapshot() == before
+
+
+FORGOTTEN = [
+    ("c2", {"p1", "c1", "p2", "c3"}, ["c3"]),
+    ("p2", {"p1", "c1", "c2", "c3"}, ["c2", "c3"]),
+    ("x", {"p1", "p2", "c1", "c2", "c3"}, ["c2", "c3"]),
+]
+
+
+@pytest.mark.parametrize(("gone", "left", "of_p2"), FORGOTTEN)
+def test_id_is_forgotten_alone_whatever_it_is_of(store: Store, gone: str, left: set[str], of_p2: list[str]) -> None:
+    """A pod's containers stay: what the kubelet asked for them, where a hook replaced it, nobody else tells."""
+    before = store.snapshot()
+    store.forget(gone)
+    assert (store.ids(), ids_of(store, "p2")) == (left, of_p2)
+    assert [record.effective.id for record in before.pods + before.containers] == ["p1", "p2", "c1", "c2", "c3"]
+    assert store.counts() == (len(left & {"p1", "p2"}), len(left - {"p1", "p2"}))
+
+
+def test_container_that_changes_its_pod_is_one_of_the_new_pod_alone(store: Store) -> None:
+    store.commit(Subject(pod(""), container("c2", "p1")))  # its pod could not be read
+    assert (ids_of(store, "p1"), ids_of(store, "p2"), store.counts()) == (["c1", "c2"], ["c3"], (2, 3))
     store.bury_pod("p2")
     assert store.counts() == (1, 2)
 
 
-def test_the_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
+def test_pod_that_a_hook_moved_is_known_as_moved(store: Store) -> None:
+    asked = pod("p3")
+    moved = PodRecord(asked.original, replace(asked.effective, cgroup_parent="/elsewhere"))
+    info, plain = PodInfo("p3", cgroup_parent="/kube"), PodInfo("p3")
+    read = PodRecord(info, info, read=True)  # nobody knows whether it was moved
+    known = [store.has_moved_pods]
+    for record in (moved, asked, read, PodRecord(plain, plain, read=True), moved):
+        store.commit(Subject(record))
+        known.append(store.has_moved_pods)
+    store.forget("p3")
+    assert [*known, store.has_moved_pods] == [False, True, False, True, False, True, False]
+
+
+def test_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
     store = Store()
     for pod_id, container_id in (("pa1", "ca1"), ("pa2", "ca2"), ("pb", "cb")):
         store.commit(of(container_id, pod_id))
@@ -147,98 +127,60 @@ def test_the_whole_id_is_that_of_the_only_one_that_begins_so() -> None:
     assert [store.whole_container_id(text) for text in ("c", "ca2", "pb")] == ["c", "ca2", "pb"]
     store.bury_pod("pa2")
     assert (store.whole_pod_id("pa"), store.whole_container_id("ca")) == ("pa1", "ca1")
+    longest = "a" * WHOLE_ID
+    store.commit(Subject(pod(f"{longest}b")))
+    assert (store.whole_pod_id(longest[1:]), store.whole_pod_id(longest)) == (f"{longest}b", longest)
 
 
-def test_nothing_longer_begins_with_a_whole_id() -> None:
-    store, whole = Store(), "a" * WHOLE_ID
-    store.commit(Subject(pod(f"{whole}b")))
-    assert store.whole_pod_id(whole) == whole
-    assert store.whole_pod_id(whole[1:]) == f"{whole}b"
-
-
-# -- what is buried ----------------------------------------------------------------------------------------------------
-
-
-def test_a_buried_record_does_not_come_back(store: Store) -> None:
-    for one in ("c1", "c2", "c3", "p2", "unknown"):
+def test_buried_record_does_not_come_back(store: Store) -> None:
+    for one in ("c1", "unknown"):
         store.bury(one)
-    for subject in (of("c1", "p1"), Subject(pod("p2")), Subject(pod("unknown")), of("unknown", "p1")):
+    store.bury_pod("p2")
+    assert store.ids() == {"p1"}, "a pod is buried with its containers"
+    known = [of(one, "p1") for one in ("c1", "unknown")] + [of(one, "p2") for one in ("c2", "c3")]
+    for subject in (*known, Subject(pod("p2")), Subject(pod("unknown"))):
         store.commit(subject)
     assert store.ids() == {"p1"}
     store.commit(of("c4", "p2"))
     assert (store.pod("p2"), store.container("c4")) == (None, container("c4", "p2"))
 
 
-def test_a_buried_id_that_a_later_call_uses_is_a_new_one(store: Store) -> None:
+def test_buried_id_that_a_later_call_uses_is_a_new_one(store: Store) -> None:
     earlier = store.moment()
     store.bury_pod("p2")
     store.bury("c1")
     store.commit(Subject(pod("p2")), earlier)
     assert store.pod("p2") is None
-    later = store.moment()
-    store.commit(Subject(pod("p2"), container("c1", "p2")), later)
+    store.commit(Subject(pod("p2"), container("c1", "p2")), store.moment())
     assert (store.pod("p2"), store.container("c1")) == (pod("p2"), container("c1", "p2"))
 
 
-def test_a_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounded_number_of_ids_stays_buried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BURIED", 2)
     store = Store()
     for pod_id in ("p1", "p2", "p3"):
         store.bury(pod_id)
+    for pod_id in ("p1", "p2", "p3"):
         store.commit(Subject(pod(pod_id)))
-    assert store.ids() == set()
-    store.commit(Subject(pod("p1")))
     assert store.ids() == {"p1"}
 
 
-def test_a_pod_is_buried_with_its_containers(store: Store) -> None:
-    store.bury_pod("p2")
-    assert store.ids() == {"p1", "c1"}
-    for container_id in ("c2", "c3"):
-        store.commit(of(container_id, "p2"))
-    assert store.ids() == {"p1", "c1"}
-
-
-# -- who watches -------------------------------------------------------------------------------------------------------
-
-
-def test_nobody_watches_a_store_at_first(store: Store) -> None:
-    assert not store.watched
-    store.void("c1")
-    with store.watch() as watch:
+def test_watch_notes_what_is_kept_dropped_or_told_to_have_changed(store: Store) -> None:
+    """For as long as its context lasts, whatever happens."""
+    store.void("nobody watches yet")
+    with suppress(KeyError), store.watch() as watch, store.watch() as other:
         assert store.watched
         assert (watch.kept, watch.voided) == (set(), set())
-    assert not store.watched
-
-
-def test_a_watch_notes_what_is_kept_with_the_pods_of_containers(store: Store) -> None:
-    store.commit(of("c1", "p1"))
-    with store.watch() as watch:
         store.commit(Subject(pod("p3")))
         store.commit(of("c1", "p1"))
-        assert watch.kept == {"p3", "c1", "p1"}
-        store.commit(Subject(pod("p2")))
-        assert watch.kept == {"p3", "c1", "p1", "p2"}
-    store.commit(Subject(pod("p4")))
-    assert (watch.kept, watch.voided) == ({"p3", "c1", "p1", "p2"}, set())
-
-
-def test_a_watch_notes_what_is_dropped_or_told_to_have_changed(store: Store) -> None:
-    with store.watch() as first, store.watch() as second:
-        store.forget("p2")
-        store.forget("nothing")
+        for one in ("p2", "nothing"):
+            store.forget(one)
         store.void("changed")
-        assert first.voided == second.voided == {"p2", "nothing", "changed"}
-        assert first.kept == set()
-
-
-def test_a_watch_ends_with_its_context_whatever_happens(store: Store) -> None:
-    with pytest.raises(KeyError), store.watch():
         raise KeyError
     assert not store.watched
-
-
-# -- what is kept of the kubelet's own values --------------------------------------------------------------------------
+    store.commit(Subject(pod("p4")))
+    assert watch.kept == other.kept == {"p3", "c1", "p1"}, "with the pods of containers"
+    assert watch.voided == other.voided == {"p2", "nothing", "changed"}
 
 
 ASKED_POD = PodInfo("p9", "web", labels={"app": "web"}, cgroup_parent="/kube")
@@ -271,41 +213,39 @@ def hooked(told: list[str]) -> Store:
     return store
 
 
-def test_the_store_tells_of_records_that_hooks_changed(hooked: Store, told: list[str]) -> None:
+def test_store_tells_of_records_that_hooks_changed(hooked: Store, told: list[str]) -> None:
     assert told == ["c9", "p9"]
-    assert hooked.kept("p9") == kept(MOVED)
-    assert hooked.kept("c9") == kept(SCALED)
+    assert (hooked.kept("p9"), hooked.kept("c9")) == (kept(MOVED), kept(SCALED))
     assert hooked.kept("c8") is hooked.kept("nobody") is None
     assert hooked.kept_ids() == set(), "it is in the records"
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda store: store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD))), ["p9"]),
-        (lambda store: store.commit(Subject(MOVED, SCALED)), ["c9"]),
-        (lambda store: store.commit(Subject(store.pod("p9"), store.container("c9"))), []),
-        (lambda store: store.bury("c9"), ["c9"]),
-        (lambda store: store.bury("c8"), []),
-        (lambda store: store.bury_pod("p9"), ["c9", "p9"]),
-        (lambda store: store.drop("p9"), ["p9"]),
-        (lambda store: store.drop("nobody"), []),
-        (lambda store: store.forget("c9"), []),
-    ],
-)
-def test_the_store_tells_when_there_is_more_to_keep_or_less(
-    hooked: Store, told: list[str], change: Callable[[Store], None], expected: list[str]
+CHANGES: list[tuple[Act, list[str]]] = [
+    (lambda store: store.commit(Subject(PodRecord(ASKED_POD, ASKED_POD))), ["p9"]),
+    (lambda store: store.commit(Subject(MOVED, SCALED)), ["c9"]),
+    (lambda store: store.commit(Subject(store.pod("p9"), store.container("c9"))), []),  # type: ignore[arg-type]
+    (lambda store: store.bury("c9"), ["c9"]),
+    (lambda store: store.bury("c8"), []),
+    (lambda store: store.bury_pod("p9"), ["c9", "p9"]),
+    (lambda store: store.drop("p9"), ["p9"]),
+    (lambda store: store.drop("nobody"), []),
+    (lambda store: store.forget("c9"), []),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES)
+def test_store_tells_when_there_is_more_to_keep_or_less(
+    hooked: Store, told: list[str], change: Act, expected: list[str]
 ) -> None:
     told.clear()
     change(hooked)
     assert told == expected
 
 
-def test_a_forgotten_record_comes_back_with_the_kubelets_values(hooked: Store) -> None:
+def test_forgotten_record_comes_back_with_the_kubelets_values(hooked: Store) -> None:
     for one in ("p9", "c9", "c8"):
         hooked.forget(one)
-    assert hooked.ids() == set()
-    assert hooked.kept_ids() == {"p9", "c9"}
+    assert (hooked.ids(), hooked.kept_ids()) == (set(), {"p9", "c9"})
     pod, container = hooked.read_pod(HOOKED_POD), hooked.read_container(HOOKED)
     assert (pod, pod.read, container, container.owners) == (MOVED, False, SCALED, SCALED.owners)
     hooked.forget("c9")
@@ -324,15 +264,13 @@ def test_kept_values_go_with_a_dropped_or_buried_record(hooked: Store, told: lis
     hooked.drop("c9")
     hooked.bury("p9")
     assert (hooked.kept_ids(), told) == (set(), ["c9", "p9"])
-    record = hooked.read_container(HOOKED)
-    assert record.original is record.effective
+    assert hooked.read_container(HOOKED) == ContainerRecord(HOOKED, HOOKED)
 
 
-def test_an_earlier_process_kept_values_stay_until_the_record_is_known(told: list[str]) -> None:
+def test_earlier_process_kept_values_stay_until_the_record_is_known(told: list[str]) -> None:
     store = Store()
     store.keep({"p9": write(kept(MOVED)), "c9": write(kept(SCALED)), "c8": b"broken"})
-    assert store.kept_ids() == {"p9", "c9", "c8"}
-    assert store.kept("c8") is None
+    assert (store.kept_ids(), store.kept("c8")) == ({"p9", "c9", "c8"}, None)
     store.drop("c8")
     assert store.kept("c9") == kept(SCALED)
     assert store.read_pod(HOOKED_POD) == MOVED
@@ -342,7 +280,7 @@ def test_an_earlier_process_kept_values_stay_until_the_record_is_known(told: lis
     assert told == ["c9", "p9"], "of the pod there is nothing to keep any more"
 
 
-def test_an_unknown_record_is_as_the_runtime_tells_it() -> None:
+def test_unknown_record_is_as_the_runtime_tells_it() -> None:
     pod, container = Store().read_pod(ASKED_POD), Store().read_container(ASKED)
     assert pod.original is pod.effective is ASKED_POD
     assert pod.read

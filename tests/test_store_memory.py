@@ -19,8 +19,27 @@ pytestmark = pytest.mark.slow
 
 PODS, CONTAINERS_OF_EACH = 2_500, 3
 LIMIT_BYTES = 64 << 20
-SERVICES = 25
-"""Of a namespace: each gives every container two variables."""
+UID, ID = "NUMBER-7a66-4aef-8c4a-3f2f0c0eNUMBER", "NUMBER".rjust(65, "0")
+NAMES = {"name": "web-7d9c5c8f9b-NUMBER", "namespace": "production", "uid": UID}
+LABELS = {"app": "web", "app.kubernetes.io/name": "web", "pod-template-hash": "7d9c5c8f9b"}
+LABELS |= {"koordinator.sh/qosClass": "BE"} | {f"io.kubernetes.pod.{key}": value for key, value in NAMES.items()}
+NOTES = {"kubernetes.io/config.source": "api", "kubernetes.io/config.seen": "2024-05-05T10:11:12.0000NUMBERZ"}
+NOTES |= {"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-NUMBER"}', "note": "NUMBER" * 40}
+PARENT = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID}.slice"
+POD = {**NAMES, "id": ID, "labels": LABELS, "annotations": NOTES, "cgroup_parent": PARENT}
+
+KUBELETS_NOTES = {
+    "io.kubernetes.container.hash": "000NUMBER",
+    "io.kubernetes.container.restartCount": "0",
+    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+    "io.kubernetes.container.terminationMessagePolicy": "File",
+    "io.kubernetes.pod.terminationGracePeriod": "30",
+}
+ENVS = {"POD_NUMBER": "NUMBER"}
+for service in range(25):  # of a namespace: each gives every container two variables
+    ENVS |= {f"SERVICE_{service}_SERVICE_HOST": f"10.96.{service}.SPACE"}
+    ENVS |= {f"SERVICE_{service}_PORT": f"tcp://10.96.{service}.SPACE:8080"}
+CONTAINER = {"id": f"c{ID}", "name": "main", "annotations": KUBELETS_NOTES, "envs": ENVS, "cgroup_parent": PARENT}
 
 
 @pytest.mark.parametrize("form", ["cri", "texts"])
@@ -33,42 +52,9 @@ def test_ten_thousand_records_of_a_crowded_namespace_are_within_64_mib(form: str
     assert 1 << 20 < grown < LIMIT_BYTES
 
 
-def anew(values: dict[str, Any]) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(values)))
-
-
-KUBELETS_NOTES = {
-    "io.kubernetes.container.restartCount": "0",
-    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-    "io.kubernetes.container.terminationMessagePolicy": "File",
-    "io.kubernetes.pod.terminationGracePeriod": "30",
-}
-
-
-def pod_fields(number: int) -> dict[str, Any]:
-    uid, name = f"{number:08x}-7a66-4aef-8c4a-3f2f0c0e{number:04x}", f"web-7d9c5c8f9b-{number:05x}"
-    labels = {"app": "web", "app.kubernetes.io/name": "web", "pod-template-hash": "7d9c5c8f9b"}
-    labels |= {"koordinator.sh/qosClass": "BE", "io.kubernetes.pod.name": name}
-    labels |= {"io.kubernetes.pod.namespace": "production", "io.kubernetes.pod.uid": uid}
-    annotations = {
-        "kubernetes.io/config.seen": f"2024-05-05T10:11:12.{number:09d}Z",
-        "kubernetes.io/config.source": "api",
-        "scheduling.koordinator.sh/resource-status": f'{{"cpuset": "0-{number}"}}',
-        "note": f"{number}" * 50,
-    }
-    parent = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid}.slice"
-    names = {"id": f"{number:064x}", "name": name, "uid": uid, "namespace": "production", "cgroup_parent": parent}
-    return anew({**names, "labels": labels, "annotations": annotations})
-
-
-def container_fields(number: int, pod_id: str) -> dict[str, Any]:
-    envs = {f"SERVICE_{service}_SERVICE_HOST": f"10.96.{service}.{number % 9}" for service in range(SERVICES)}
-    envs |= {f"SERVICE_{service}_PORT": f"tcp://10.96.{service}.{number % 9}:8080" for service in range(SERVICES)}
-    annotations = {"io.kubernetes.container.hash": f"{number:08x}", **KUBELETS_NOTES}
-    parent = f"/kubepods/besteffort/{number // CONTAINERS_OF_EACH}"
-    names = {"id": f"c{number:063x}", "pod_id": pod_id, "name": f"main-{number % CONTAINERS_OF_EACH}"}
-    envs["POD_NUMBER"] = f"{number}"
-    return anew({**names, "cgroup_parent": parent, "annotations": annotations, "envs": envs})
+def numbered(template: str, number: int) -> Any:
+    """Return the values of a template for a pod or a container, in texts of its own."""
+    return json.loads(template.replace("NUMBER", f"{number:05}").replace("SPACE", f"{number % 9}"))
 
 
 def resident_bytes() -> int:
@@ -82,7 +68,7 @@ def read(fields: dict[str, Any]) -> Any:
     config = api_pb2.ContainerConfig()
     for key, value in fields["envs"].items():
         config.envs.add(key=key.encode(), value=value.encode())
-    request = api_pb2.CreateContainerRequest(pod_sandbox_id=fields["pod_id"], config=config)
+    request = api_pb2.CreateContainerRequest(pod_sandbox_id="p1", config=config)
     return translate.read_container(request.SerializeToString())[0].envs
 
 
@@ -93,19 +79,20 @@ def fill(form: str) -> None:
     from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Resources, Subject
     from runtimeproxy.store import Store
 
+    pod_template, container_template = json.dumps(POD), json.dumps(CONTAINER)
     gc.collect()
     before = resident_bytes()
     store = Store()
     for number in range(PODS):
-        pod = PodInfo(**pod_fields(number))
+        pod = PodInfo(**numbered(pod_template, number))
         owner = PodRecord(pod, pod)
         store.commit(Subject(owner))
         for each in range(CONTAINERS_OF_EACH * number, CONTAINERS_OF_EACH * (number + 1)):
             resources = Resources(cpu_shares=1024 + each, cpu_quota=50_000 + each, memory_limit_in_bytes=2**28 + each)
-            fields = container_fields(each, pod.id)
+            fields = numbered(container_template, each)
             if form == "cri":
                 fields["envs"] = read(fields)
-            asked = ContainerInfo(**fields, resources=resources)
+            asked = ContainerInfo(**fields, pod_id=pod.id, resources=resources)
             changed = envs.changed(asked.envs, {"HOOK": f"{each}"})
             hooked = replace(asked, envs=changed, resources=replace(resources, cpu_shares=2))
             store.commit(Subject(owner, ContainerRecord(asked, hooked if each % 2 else asked)))

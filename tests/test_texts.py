@@ -20,17 +20,14 @@ def anew(values: Mapping[str, str]) -> dict[str, str]:
     return dict(json.loads(json.dumps(values)))
 
 
-def pod(**fields: object) -> PodInfo:
-    made = PodInfo(
-        "p1", "web", "u-1", "shop", 1, "runc", anew({"app": "web"}), anew({"note": "a pod"}), "/kube", Resources(1)
-    )
-    return replace(made, **fields)  # type: ignore[arg-type]
+def pod(labels: Mapping[str, str] | None = None) -> PodInfo:
+    names = "p1", "web", "u-1", "shop", 1, "runc"
+    return PodInfo(*names, labels or anew({"app": "web"}), anew({"note": "a pod"}), "/kube", Resources(1))
 
 
-def container(container_id: str = "c1") -> ContainerInfo:
-    return ContainerInfo(
-        container_id, "".join("p1"), "main", 2, anew({"note": "of one"}), Resources(2), anew({"A": "one"}), "/kube"
-    )
+def container(envs: Mapping[str, str] | None = None) -> ContainerInfo:
+    notes, pod_id = anew({"note": "of one"}), "".join(["p", "1"])
+    return ContainerInfo("c1", pod_id, "main", 2, notes, Resources(2), envs or anew({"A": "one"}), "/kube")
 
 
 MAPS = st.dictionaries(st.text(max_size=9), st.text(max_size=LONGEST_TEXT + 9), max_size=4)
@@ -43,17 +40,16 @@ def test_any_record_comes_out_as_it_went_in(maps: list[dict[str, str]], words: l
     one = ContainerInfo(words[0], words[1], words[2], 0, maps[0], None, maps[1], words[3])
     other = replace(one, annotations=maps[2], envs=maps[3])
     asked = PodInfo(words[0], words[1], words[2], words[3], 0, "", maps[0], maps[1], words[3])
-    for _ in range(2):
+    for read in (False, True):
         assert texts.container(ContainerRecord(one, other)) == ContainerRecord(one, other)
-        for read in (False, True):
-            pod = texts.pod(PodRecord(asked, replace(asked, labels=maps[2], overhead=None), read))
-            assert (pod, pod.read) == (PodRecord(asked, replace(asked, labels=maps[2], overhead=None)), read)
+        record = PodRecord(asked, replace(asked, labels=maps[2], overhead=None), read)
+        made = texts.pod(record)
+        assert (made, made.read) == (record, read)
 
 
 def test_keys_and_values_of_many_records_are_there_once() -> None:
     texts = Texts()
-    first = texts.container(ContainerRecord(container("c1"), container("c1"))).effective
-    second = texts.container(ContainerRecord(container("c2"), container("c2"))).effective
+    first, second = (texts.container(ContainerRecord(one, one)).effective for one in (container(), container()))
     for name in ("annotations", "envs"):
         (one,), (other,) = getattr(first, name).items(), getattr(second, name).items()
         assert (one[0] is other[0], one[1] is other[1]) == (True, True)
@@ -61,41 +57,36 @@ def test_keys_and_values_of_many_records_are_there_once() -> None:
 
 
 def test_original_and_effective_keep_what_they_share() -> None:
-    texts = Texts()
-    info = container()
-    same = texts.container(ContainerRecord(info, info))
+    texts, info, asked = Texts(), container(), pod()
+    same, alike = texts.container(ContainerRecord(info, info)), texts.pod(PodRecord(asked, asked))
     assert same.original is same.effective
+    assert alike.original is alike.effective
     changed = texts.container(ContainerRecord(info, replace(info, resources=None)))
     assert changed.original.envs is changed.effective.envs
-    asked = pod()
-    alike = texts.pod(PodRecord(asked, asked))
-    assert alike.original is alike.effective
     moved = texts.pod(PodRecord(asked, replace(asked, cgroup_parent="/elsewhere")))
     assert moved.original.labels is moved.effective.labels
 
 
 def test_variables_that_stay_as_they_came_are_kept_so() -> None:
     envs = Envs(b"A=1", lambda raw: dict([raw.decode().split("=")]), {"HOOK": "1"})
-    info = replace(container(), envs=envs)
+    info = container(envs)
     assert Texts().container(ContainerRecord(info, info)).original.envs is envs
 
 
-def test_a_long_value_is_no_part_of_the_table() -> None:
-    texts = Texts()
-    long = "x" * (LONGEST_TEXT + 1)
-    record = texts.container(ContainerRecord(replace(container(), envs={"A": long}), container()))
-    assert record.original.envs["A"] is long
+def test_long_value_is_no_part_of_the_table() -> None:
+    texts, long = Texts(), "x" * (LONGEST_TEXT + 1)
+    assert texts.container(ContainerRecord(container({"A": long}), container())).original.envs["A"] is long
     assert long not in texts._known
 
 
-def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TABLE_LIMIT", 20)
     texts = Texts()
     for number in range(50):
-        info = replace(container(), envs={f"KEY_{number}": "x"})
+        info = container({f"KEY_{number}": "x"})
         assert texts.container(ContainerRecord(info, info)).effective == info
         assert len(texts._known) <= 20 + 16
     for number in range(50):
-        asked = pod(labels={f"label-{number}": "x"})
+        asked = pod({f"label-{number}": "x"})
         assert texts.pod(PodRecord(asked, asked)).effective == asked
         assert len(texts._known) <= 20 + 16

@@ -1,12 +1,18 @@
-"""Turns: order within a key, none between keys, and nobody waits longer than its time."""
+"""Turns: order within a key, none between keys, and nobody waits longer than its time (relay-rules C6)."""
 
 import asyncio
 import tracemalloc
-from contextlib import suppress
+
+import pytest
 
 from runtimeproxy.deadlines import Deadlines
 from runtimeproxy.turns import Turns
 from tests.fakes.clock import virtual_time
+
+pytestmark = virtual_time
+
+Take = tuple[str, str, float, float]
+"""Who takes a turn, of which key, how long it waits at most, how long it holds the turn."""
 
 
 class Log:
@@ -16,9 +22,9 @@ class Log:
         self.turns = Turns(Deadlines())
         self.lines: list[tuple[float, str]] = []
 
-    def start(self, name: str, key: str, wait_seconds: float, hold_seconds: float) -> asyncio.Task[None]:
-        """Take a turn of a key in a task."""
-        return asyncio.create_task(self._hold(name, key, wait_seconds, hold_seconds))
+    def start(self, *take: *Take) -> asyncio.Task[None]:
+        """Take a turn in a task."""
+        return asyncio.create_task(self._hold(*take))
 
     async def _hold(self, name: str, key: str, wait_seconds: float, hold_seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -32,61 +38,47 @@ class Log:
             self.turns.leave(turn)
 
 
-@virtual_time
-async def test_one_key_is_served_in_the_order_of_coming() -> None:
+ORDERS: dict[str, tuple[list[Take], list[tuple[float, str]]]] = {
+    "one key is served in the order of coming": (
+        [("a", "c1", 10, 1), ("b", "c1", 10, 1), ("c", "c1", 10, 1)],
+        [(0, "a in"), (1, "a out"), (1, "b in"), (2, "b out"), (2, "c in"), (3, "c out")],
+    ),
+    "different keys never wait for one another": (
+        [("a", "c1", 10, 3), ("b", "c2", 10, 1)],
+        [(0, "a in"), (0, "b in"), (1, "b out"), (3, "a out")],
+    ),
+    "a waiter whose time is over goes ahead": (
+        [("a", "c1", 10, 5), ("b", "c1", 2, 4)],
+        [(0, "a in"), (2, "b in"), (5, "a out"), (6, "b out")],
+    ),
+    "no time at all does not wait": (
+        [("a", "c1", 10, 5), ("b", "c1", 0, 1)],
+        [(0, "a in"), (0, "b in"), (1, "b out"), (5, "a out")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("takes", "lines"), ORDERS.values(), ids=ORDERS)
+async def test_turns_are_taken_in_order(takes: list[Take], lines: list[tuple[float, str]]) -> None:
     log = Log()
-    await asyncio.gather(*(log.start(name, "c1", 10, 1) for name in "abc"))
-    assert log.lines == [(0, "a in"), (1, "a out"), (1, "b in"), (2, "b out"), (2, "c in"), (3, "c out")]
+    await asyncio.gather(*(log.start(*take) for take in takes))
+    assert log.lines == lines
+    assert not log.turns.queues, "a key without anybody takes no memory"
 
 
-@virtual_time
-async def test_different_keys_never_wait_for_one_another() -> None:
-    log = Log()
-    await asyncio.gather(log.start("a", "c1", 10, 3), log.start("b", "c2", 10, 1))
-    assert log.lines == [(0, "a in"), (0, "b in"), (1, "b out"), (3, "a out")]
-
-
-@virtual_time
-async def test_a_waiter_whose_time_is_over_goes_ahead() -> None:
-    log = Log()
-    await asyncio.gather(log.start("a", "c1", 10, 5), log.start("b", "c1", 2, 4))
-    assert log.lines == [(0, "a in"), (2, "b in"), (5, "a out"), (6, "b out")]
-
-
-@virtual_time
-async def test_no_time_at_all_does_not_wait() -> None:
-    log = Log()
-    await asyncio.gather(log.start("a", "c1", 10, 5), log.start("b", "c1", 0, 1))
-    assert log.lines == [(0, "a in"), (0, "b in"), (1, "b out"), (5, "a out")]
-
-
-@virtual_time
 async def test_one_that_gives_up_or_goes_ahead_lets_nobody_else_pass() -> None:
     log = Log()
-    first = log.start("a", "c1", 10, 5)
-    impatient = log.start("b", "c1", 1, 1)
-    leaving = log.start("c", "c1", 10, 1)
-    last = log.start("d", "c1", 10, 1)
+    first, impatient, leaving, last = (
+        log.start(name, "c1", wait, hold)
+        for name, wait, hold in (("a", 10, 5), ("b", 1, 1), ("c", 10, 1), ("d", 10, 1))
+    )
     await asyncio.sleep(3)
     leaving.cancel()
-    with suppress(asyncio.CancelledError):
-        await leaving
-    await asyncio.gather(first, impatient, last)
+    await asyncio.gather(first, impatient, leaving, last, return_exceptions=True)
     assert log.lines == [(0, "a in"), (1, "b in"), (2, "b out"), (5, "a out"), (5, "d in"), (6, "d out")]
 
 
-@virtual_time
-async def test_a_key_without_anybody_takes_no_memory() -> None:
-    turns = Turns(Deadlines())
-    taken = [turns.take("c1"), turns.take("c2"), turns.take("c1")]
-    assert len(turns.queues) == 2
-    for turn in taken:
-        turns.leave(turn)
-    assert not turns.queues
-
-
-@virtual_time
-async def test_a_waiters_memory_does_not_grow_with_those_before_it() -> None:
+async def test_waiters_memory_does_not_grow_with_those_before_it() -> None:
     """Ten thousand calls may be about one container; each would hold ten thousand places else."""
     log = Log()
     tracemalloc.start()

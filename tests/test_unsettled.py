@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,6 +13,8 @@ from runtimeproxy.telemetry import Recorder
 from runtimeproxy.unsettled import ASKED_AFTER_SECONDS, MOST_QUESTIONS, Unsettled
 from tests.fakes.calls import FakeCall
 from tests.fakes.clock import virtual_time
+
+pytestmark = virtual_time
 
 START, STOP = Operation.START_CONTAINER, Operation.STOP_CONTAINER
 CANARY = "canary-4711"
@@ -34,9 +37,6 @@ class Rig:
             self.recorder, lambda operation: self.stopping if operation is STOP else set(), most_calls
         )
         self.finished: list[tuple[float, str, Reply]] = []
-
-    def under_way(self, operation: Operation) -> set[str]:
-        return self.stopping if operation is STOP else set()
 
     def add(self, *fates: Reply | Exception, key: str = "c1", read_seconds: float = 0.0) -> FakeCall:
         call = FakeCall(STOP, fates=list(fates), read_seconds=read_seconds)
@@ -62,31 +62,32 @@ def asked(call: FakeCall) -> list[float]:
     return [at for at, _ in call.steps]
 
 
-@virtual_time
-async def test_a_call_is_finished_within_a_second_of_its_end(rig: Rig) -> None:
+Fates = list[Reply | Exception]
+UNKNOWN: list[Fates] = [[UNANSWERED], [BackendError("away")], [Unreadable("half a list")]]
+QUESTIONS: list[tuple[Fates, float, Sequence[float], str]] = [
+    ([UNANSWERED, UNANSWERED, DONE], 0, [0.1, 0.4, 0.9], "agreed"),
+    *[([DONE], 0, [0.1], "agreed"), ([GONE], 0, [0.1], "agreed"), ([NOT_DONE], 0, [0.1], "failed")],
+    *[(fates, 0, ASKED_AFTER_SECONDS, "given_up") for fates in UNKNOWN],
+    *[(fates, 5, [0.1, 10, 30, 60, 125], "given_up") for fates in UNKNOWN],
+]
+
+
+@pytest.mark.parametrize(("fates", "read_seconds", "asked_after", "result"), QUESTIONS)
+async def test_runtime_is_asked_ever_more_rarely_until_it_tells(
+    rig: Rig, fates: Fates, read_seconds: float, asked_after: Sequence[float], result: str
+) -> None:
+    """Most are finished within a second of their end; a slow runtime is not asked again at once."""
     await asyncio.sleep(5)
-    call = rig.add(UNANSWERED, UNANSWERED, DONE)
+    call = rig.add(*fates, read_seconds=read_seconds)
     assert rig.unsettled.calls() == [call]
-    await asyncio.sleep(300)
-    assert asked(call) == [5.1, 5.4, 5.9]
-    assert rig.finished == [(5.9, "c1", DONE)]
-    assert (rig.unsettled.calls(), rig.counted("agreed")) == ([], 1)
+    await asyncio.sleep(1000)
+    assert [round(at - 5, 6) for at in asked(call)] == list(asked_after)
+    assert [reply for _, _, reply in rig.finished] == (fates[-1:] if result == "agreed" else [])
+    assert (rig.unsettled.calls(), rig.counted(result)) == ([], 1)
+    assert ASKED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
 
 
-@pytest.mark.parametrize(
-    ("fate", "finished", "result"), [(DONE, 1, "agreed"), (GONE, 1, "agreed"), (NOT_DONE, 0, "failed")]
-)
-@virtual_time
-async def test_the_runtimes_first_word_counts(rig: Rig, fate: Reply, finished: int, result: str) -> None:
-    call = rig.add(fate)
-    await asyncio.sleep(300)
-    assert asked(call) == [0.1]
-    assert [reply for _, _, reply in rig.finished] == [fate] * finished
-    assert rig.counted(result) == 1
-
-
-@virtual_time
-async def test_a_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
+async def test_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
     rig.stopping.add("c1")
     call, other = rig.add(DONE), rig.add(DONE, key="c2")
     await asyncio.sleep(0.2)
@@ -97,44 +98,24 @@ async def test_a_call_under_way_for_the_same_goes_first(rig: Rig) -> None:
     assert [key for _, key, _ in rig.finished] == ["c2", "c1"]
 
 
-@pytest.mark.parametrize("fate", [UNANSWERED, BackendError("away"), Unreadable("half a list")])
-@virtual_time
-async def test_an_unknown_outcome_is_asked_for_ever_more_rarely(rig: Rig, fate: Reply | Exception) -> None:
-    call = rig.add(fate)
-    await asyncio.sleep(1000)
-    assert asked(call) == list(ASKED_AFTER_SECONDS)
-    assert (rig.finished, rig.unsettled.calls(), rig.counted("given_up")) == ([], [], 1)
-    assert ASKED_AFTER_SECONDS[-1] > 119, "dockershim gives a stop up after 119 s"
-
-
-@virtual_time
-async def test_a_slow_runtime_is_not_asked_again_at_once(rig: Rig) -> None:
-    call = rig.add(UNANSWERED, read_seconds=5)
-    await asyncio.sleep(1000)
-    assert asked(call) == [0.1, 10.0, 30.0, 60.0, 125.0]
-
-
-@virtual_time
-async def test_there_is_no_task_between_two_questions(rig: Rig) -> None:
+async def test_no_task_waits_between_two_questions(rig: Rig) -> None:
     rig.add(UNANSWERED)
     for _ in range(100):
         await asyncio.sleep(1.05)
         assert len(asyncio.all_tasks()) == 1
 
 
-@virtual_time
-async def test_a_fault_of_our_own_ends_it_and_tells_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_fault_of_our_own_ends_it_and_tells_no_value(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     call = rig.add(KeyError(CANARY))
     with caplog.at_level(logging.DEBUG):
         await asyncio.sleep(300)
     assert (asked(call), rig.finished, rig.counted("failed")) == ([0.1], [], 1)
     assert rig.recorder.counted("internal_errors", operation=STOP.value) == 1
-    assert [record.getMessage() for record in caplog.records] == ["internal error in settling StopContainer"]
+    assert caplog.messages == ["internal error in settling StopContainer"]
 
 
 @pytest.mark.parametrize(("key", "operation", "left"), [("c1", STOP, 0), ("c2", STOP, 1), ("c1", START, 1)])
-@virtual_time
-async def test_a_later_answer_to_the_same_settles_it(rig: Rig, key: str, operation: Operation, left: int) -> None:
+async def test_later_answer_to_the_same_settles_it(rig: Rig, key: str, operation: Operation, left: int) -> None:
     call = rig.add(DONE)
     rig.unsettled.answered(key, operation)
     assert len(rig.unsettled.calls()) == left
@@ -142,8 +123,7 @@ async def test_a_later_answer_to_the_same_settles_it(rig: Rig, key: str, operati
     assert (len(asked(call)), len(rig.finished), rig.counted("repeated")) == (left, left, 1 - left)
 
 
-@virtual_time
-async def test_a_later_answer_counts_while_the_runtime_is_asked(rig: Rig) -> None:
+async def test_later_answer_counts_while_the_runtime_is_asked(rig: Rig) -> None:
     call = rig.add(DONE, read_seconds=1)
     await asyncio.sleep(0.5)
     rig.unsettled.answered("c1", STOP)
@@ -151,27 +131,18 @@ async def test_a_later_answer_counts_while_the_runtime_is_asked(rig: Rig) -> Non
     assert (asked(call), rig.finished, rig.counted("repeated")) == ([0.1], [], 1)
 
 
-@virtual_time
 async def test_few_questions_are_asked_at_one_time(rig: Rig) -> None:
-    calls = [rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(10)]
+    calls = {f"c{number}": rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(11)}
+    await asyncio.sleep(1.5)
+    settled = next(key for key, call in calls.items() if not asked(call))
+    rig.unsettled.answered(settled, STOP)  # while its question waits
     await asyncio.sleep(300)
-    begun = sorted(at for call in calls for at in asked(call))
+    begun = sorted(at for call in calls.values() for at in asked(call))
     assert [round(at, 6) for at in begun] == [0.1] * 4 + [1.1] * 4 + [2.1] * 2
-    assert {key for _, key, _ in rig.finished} == {f"c{number}" for number in range(10)}
+    assert {key for _, key, _ in rig.finished} == calls.keys() - {settled}
 
 
-@virtual_time
-async def test_a_call_settled_while_its_question_waits_is_not_asked_about(rig: Rig) -> None:
-    calls = {f"c{number}": rig.add(DONE, key=f"c{number}", read_seconds=1) for number in range(5)}
-    await asyncio.sleep(0.5)
-    (waiting,) = (key for key, call in calls.items() if not asked(call))
-    rig.unsettled.answered(waiting, STOP)
-    await asyncio.sleep(300)
-    assert (asked(calls[waiting]), len(rig.finished)) == ([], 4)
-
-
-@virtual_time
-async def test_the_oldest_of_too_many_is_given_up() -> None:
+async def test_oldest_of_too_many_is_given_up() -> None:
     rig = Rig(most_calls=3)
     calls = [rig.add(DONE, key=f"c{number}") for number in range(5)]
     assert (rig.unsettled.calls(), rig.counted("given_up")) == (calls[2:], 2)
@@ -179,8 +150,7 @@ async def test_the_oldest_of_too_many_is_given_up() -> None:
     assert [len(asked(call)) for call in calls] == [0, 0, 1, 1, 1]
 
 
-@virtual_time
-async def test_a_call_being_finished_is_not_given_up() -> None:
+async def test_call_being_finished_is_not_given_up() -> None:
     rig = Rig(most_calls=1)
     rig.finish_seconds = 1.0
     rig.add(DONE)
@@ -190,8 +160,7 @@ async def test_a_call_being_finished_is_not_given_up() -> None:
     assert (rig.finished, rig.counted("agreed"), rig.counted("given_up")) == ([(1.1, "c1", DONE)], 1, 0)
 
 
-@virtual_time
-async def test_a_call_that_is_given_up_waits_for_no_question() -> None:
+async def test_call_that_is_given_up_waits_for_no_question() -> None:
     """The task of a question that waits for its turn has the call, and that its request."""
     rig = Rig(most_calls=2 * MOST_QUESTIONS)
     for _ in range(10):
@@ -202,7 +171,6 @@ async def test_a_call_that_is_given_up_waits_for_no_question() -> None:
     await rig.unsettled.stop()
 
 
-@virtual_time
 async def test_nothing_is_left_or_taken_after_the_stop(rig: Rig) -> None:
     rig.finish_seconds = 1.0
     finishing, slow = rig.add(DONE), rig.add(DONE, read_seconds=1)

@@ -1,42 +1,34 @@
-"""The commands of ``runtimeproxy hook`` as a user meets them: words on both outputs, and the exit code."""
+"""The commands of ``runtimeproxy hook`` as a user meets them: words on both outputs, and the exit code.
+
+What each does stands in tests/hooktools.
+"""
 
 import asyncio
-import io
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from runtimeproxy import cli
 from runtimeproxy.hookpoints import HOOK_POINTS
-from tests.cli.test_command_line import HEAVY, ROOT, call
+from tests.cli.conftest import Run
+from tests.cli.test_command_line import ROOT
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 
 Hook = Callable[..., tuple[int, str, str]]
-
-NOT_FOR_HELP = (*HEAVY, "runtimeproxy.hooktools")
+CREATE = "PreCreateContainer"
 
 
 @pytest.fixture
-def hook(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Hook:
+def hook(run: Run) -> Hook:
     """Return what runs a command: exit code, output and errors come back."""
-
-    def run(*arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["runtimeproxy", "hook", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin.encode())))
-        code = cli.main()
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(run, "runtimeproxy", "hook")
 
 
 def serving(folder: Path, answer: str) -> Iterator[Path]:
@@ -62,89 +54,50 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield from serving(tmp_path_factory.mktemp("refuse"), "refuse")
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ((), ["call", "verify", "bench", "new", "No proxy need run."]),
-        (("call",), ["SERVER POINT", "--file FILE", "--timeout DURATION", "--example", "*.json", "PostStopPodSandbox"]),
-        (("verify",), ["SERVER", "--point POINT", "--restart-command COMMAND", "do not try one that serves a node"]),
-        (("bench",), ["--calls NUMBER", "[default: 1000]", "--concurrency NUMBER", "[default: PreCreateContainer]"]),
-        (("new",), ["NAME", "--directory DIR", "ten lines"]),
-    ],
-)
-def test_help_names_what_there_is(hook: Hook, command: tuple[str, ...], words: list[str]) -> None:
-    code, out, err = hook(*command, "--help")
-    assert (code, err) == (0, "")
-    text = " ".join(out.split())
-    assert [word for word in words if word not in text] == []
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; sys.argv = ['runtimeproxy', 'hook', 'verify', '--help'];"
-        "from runtimeproxy.cli import main; main();"
-        f"print('heavy:', [name for name in {NOT_FOR_HELP} if name in sys.modules])"
-    )
-    assert call("-c", code).stdout.splitlines()[-1] == "heavy: []"
-
-
 WRONG = [
-    ((), "Missing command. (runtimeproxy hook --help lists what there is)"),
-    (("call", "/x"), "Missing argument 'POINT'. (runtimeproxy hook call --help lists what there is)"),
-    (("call", "/x", "PreCreateContainr"), "POINT: 'PreCreateContainr' is no hook point; did you mean PreCreateContai"),
-    (("call", "/x", "?"), "POINT: '?' is no hook point; there are PreRunPodSandbox, PreCreateContainer, PreSta"),
-    (("call", "x.sock", "PreCreateContainer"), "SERVER: 'x.sock' is no unix socket: write /path, unix:/path or"),
-    (("call", "/no/x.json", "PreCreateContainer"), "/no/x.json: the registration file can not be read: No such file"),
-    (("call", "/x", "PreCreateContainer", "-f", "/no/f"), "/no/f: the request can not be read: No such file"),
-    (("call", "/x", "PreCreateContainer", "-f", "-"), "PreCreateContainer is about a container, and the request has"),
-    (("call", "/x", "PreCreateContainer", "--timeout=0"), "--timeout: '0' is no time limit: write one above zero"),
-    (("verify", "/x", "--point=x"), "POINT: 'x' is no hook point"),
-    (("verify", "/x", "--timeout=soon"), "--timeout: 'soon' is no duration"),
-    (("verify", "/x", "-f", "-"), "PreCreateContainer is about a container"),
-    (("bench", "/x", "-n", "0"), "Invalid value for '-n' / '--calls': 0 is not in the range x>=1."),
-    (("bench", "/x", "--concurrency=0"), "Invalid value for '--concurrency': 0 is not in the range x>=1."),
-    (("bench", "/x", "--point=PreRunPodSandbox", "-f", "/no/f"), "/no/f: the request can not be read"),
-    (("new", "9"), "NAME: '9' is no name"),
-    (("new", "gpu", "--directory=/no"), "/no/gpu can not be made: No such file or directory"),
+    ("", "Missing command. (runtimeproxy hook --help lists what there is)"),
+    ("call /x", "Missing argument 'POINT'. (runtimeproxy hook call --help lists what there is)"),
+    ("call /x PreCreateContainr", "POINT: 'PreCreateContainr' is no hook point; did you mean PreCreateContainer?"),
+    ("call /x ?", "POINT: '?' is no hook point; there are PreRunPodSandbox, PreCreateContainer, PreSta"),
+    (f"call x.sock {CREATE}", "SERVER: 'x.sock' is no unix socket: write /path, unix:/path or"),
+    (f"call /no/x.json {CREATE}", "/no/x.json: the registration file can not be read: No such file"),
+    (f"call /x {CREATE} -f /no/f", "/no/f: the request can not be read: No such file"),
+    (f"call /x {CREATE} -f -", "PreCreateContainer is about a container, and the request has"),
+    (f"call /x {CREATE} --timeout=0", "--timeout: '0' is no time limit: write one above zero"),
+    ("verify /x --point=x", "POINT: 'x' is no hook point"),
+    ("verify /x --timeout=soon", "--timeout: 'soon' is no duration"),
+    ("verify /x -f -", "PreCreateContainer is about a container"),
+    ("bench /x -n 0", "Invalid value for '-n' / '--calls': 0 is not in the range x>=1."),
+    ("bench /x --concurrency=0", "Invalid value for '--concurrency': 0 is not in the range x>=1."),
+    ("bench /x --point=PreRunPodSandbox -f /no/f", "/no/f: the request can not be read"),
+    ("new 9", "NAME: '9' is no name"),
+    ("new gpu --directory=/no", "/no/gpu can not be made: No such file or directory"),
+    (f"new docs --directory={ROOT}", f"{ROOT}/docs is there already, and nothing is written over: take"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_a_mistake_of_the_user_is_one_line_and_exit_code_2(hook: Hook, arguments: tuple[str, ...], words: str) -> None:
-    code, out, err = hook(*arguments)
+@pytest.mark.parametrize(("command", "words"), WRONG)
+def test_mistake_of_the_user_is_one_line_and_exit_code_2(hook: Hook, command: str, words: str) -> None:
+    code, out, err = hook(*command.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"runtimeproxy: error: {words}")
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["call", "verify", "bench"])
-def test_a_server_that_is_away_is_one_line_and_exit_code_1(hook: Hook, tmp_path: Path, command: str) -> None:
-    point = ["PreCreateContainer"] if command == "call" else []
-    code, out, err = hook(command, tmp_path / "x.sock", *point)
-    asked = command if command == "verify" else "PreCreateContainer"
-    words = "not reachable: No such file or directory; is it running, and is this its socket?"
-    assert (code, out, err) == (1, "", f"runtimeproxy: error: {tmp_path}/x.sock: {asked}: {words}\n")
+AWAY = "not reachable: No such file or directory; is it running, and is this its socket?"
 
 
-def test_a_request_that_is_nested_too_deep_is_the_users_mistake(hook: Hook) -> None:
-    code, out, err = hook("call", "/x", "PreCreateContainer", "-f", "-", stdin="[" * 5000)
-    words = "standard input: this is nested too deeply: write 'key: value' lines"
-    assert (code, out, err) == (2, "", f"runtimeproxy: error: {words}\n")
+@pytest.mark.parametrize(("command", "asked"), [("call", CREATE), ("verify", "verify"), ("bench", CREATE)])
+def test_server_that_is_away_is_one_line_and_exit_code_1(hook: Hook, command: str, asked: str) -> None:
+    point = [CREATE] if command == "call" else []
+    assert hook(command, "/no/x.sock", *point) == (1, "", f"runtimeproxy: error: /no/x.sock: {asked}: {AWAY}\n")
 
 
-def test_a_surprise_is_one_line_without_a_hint_at_flags_that_there_are_none_of(
-    hook: Hook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def surprise(*_: object) -> None:
-        raise ValueError("canary")
-
-    monkeypatch.setattr("runtimeproxy.hooktools.new.new", surprise)
-    code, out, err = hook("new", "gpu")
-    assert (code, out) == (1, "")
-    assert re.fullmatch(rf"runtimeproxy: error: unexpected ValueError at {re.escape(__file__)}:\d+\n", err)
-
-
-# -- call ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("command", "point"), [("call", [CREATE]), ("bench", [])])
+def test_refusal_is_one_line_and_exit_code_1(hook: Hook, refusing: Path, command: str, point: list[str]) -> None:
+    """A server that fails is not measured."""
+    words = f"{CREATE}: refused (PERMISSION_DENIED): refused by the fake hook server"
+    assert hook(command, refusing, *point) == (1, "", f"runtimeproxy: error: {refusing}: {words}\n")
 
 
 @pytest.mark.parametrize("point", [name(point.name) for point in HOOK_POINTS for name in (str, str.lower, str.upper)])
@@ -155,7 +108,7 @@ def test_every_point_can_be_called_with_the_example(hook: Hook, echoing: Path, p
     assert "not told" not in out
 
 
-def test_the_example_can_be_printed_changed_and_sent(hook: Hook, echoing: Path, tmp_path: Path) -> None:
+def test_example_can_be_printed_changed_and_sent(hook: Hook, echoing: Path, tmp_path: Path) -> None:
     code, example, err = hook("call", "--example")
     assert (code, err) == (0, "")
     file = tmp_path / "request.yaml"
@@ -166,66 +119,32 @@ def test_the_example_can_be_printed_changed_and_sent(hook: Hook, echoing: Path, 
         assert "# not told at this hook point: container\n" in out
 
 
-def test_a_refusal_is_one_line_and_exit_code_1(hook: Hook, refusing: Path) -> None:
-    code, out, err = hook("call", refusing, "PreCreateContainer")
-    words = "PreCreateContainer: refused (PERMISSION_DENIED): refused by the fake hook server"
-    assert (code, out, err) == (1, "", f"runtimeproxy: error: {refusing}: {words}\n")
-
-
-def test_a_registration_file_names_server_and_time_limit(hook: Hook, echoing: Path, tmp_path: Path) -> None:
-    file = tmp_path / "x.json"
-    file.write_text(json.dumps({"remote-endpoint": str(echoing), "runtime-hooks": ["PreRunPodSandbox"]}))
-    code, out, _ = hook("call", file, "PreStartContainer", "--timeout=10s")
-    assert code == 0
-    assert "# the proxy would not ask: the registration file does not name PreStartContainer\n" in out
-
-
-async def test_a_bad_answer_is_printed_and_exit_code_1(hook: Hook, tmp_path: Path) -> None:
+async def test_bad_answer_is_printed_and_exit_code_1(hook: Hook, tmp_path: Path) -> None:
     socket = tmp_path / "bad.sock"
     async with HookServer(str(socket), default=hookanswers.koordlet(cpu_period=5)):
-        code, out, err = await asyncio.to_thread(hook, "call", socket, "PreCreateContainer")
+        code, out, err = await asyncio.to_thread(hook, "call", socket, CREATE)
     rule = "resources.cpu_period: must be 0 (not set) or 1000..1000000 microseconds"
     assert yaml.safe_load(out) == {"applied": {}, "dropped": {"resources": {"cpu_period": 5}}, "bad": [rule]}
-    assert (code, err) == (1, f"runtimeproxy: error: {socket}: PreCreateContainer: bad answer: {rule}\n")
+    assert (code, err) == (1, f"runtimeproxy: error: {socket}: {CREATE}: bad answer: {rule}\n")
 
 
-async def test_bench_tells_failures_by_the_exit_code(hook: Hook, tmp_path: Path) -> None:
-    async with HookServer(str(tmp_path / "x.sock")) as server:
-        fail = hookanswers.BY_NAME["fail"]()
-
-        async def answer(call: hookanswers.HookCall) -> bytes:
-            return await fail(call) if len(server.calls) > 7 else b""
-
-        server.default = answer
-        code, out, err = await asyncio.to_thread(hook, "bench", server.socket_path, "-n", "5")
-    assert (code, err) == (1, "")
-    assert out.splitlines()[-1] == "  4 x INTERNAL: failed as told"
-
-
-# -- verify and bench ------------------------------------------------------------------------------------------------
-
-
-def test_verify_prints_verdicts_and_tells_by_the_exit_code(hook: Hook, echoing: Path, refusing: Path) -> None:
-    code, out, err = hook("verify", echoing, "--point=prerunpodsandbox", "--timeout=10s", "--restart-command=true")
-    assert (code, err) == (0, "")
-    assert out.endswith("\n15 passed, 0 failed, 0 skipped\n")
-    code, out, err = hook("verify", echoing, "--point=prerunpodsandbox", "--timeout=10s", "--restart-command=false")
+def test_verify_prints_verdicts_and_tells_by_the_exit_code(hook: Hook, echoing: Path) -> None:
+    verify = partial(hook, "verify", echoing, "--timeout=10s", "--point=prestartcontainer")
+    given = partial(verify, "-f", "-", stdin="container: {name: main}")
+    code, out, err = given("--restart-command=true")
+    assert (code, out.splitlines()[-1], err) == (0, "15 passed, 0 failed, 0 skipped", "")
+    code, out, err = verify("--restart-command=false")
     assert (code, err) == (1, "")
     assert "\nrestart            FAIL  the restart command ended with exit code 1\n" in out
-
-
-def test_verify_tries_the_request_that_it_is_given(hook: Hook, echoing: Path) -> None:
-    code, _, err = hook("verify", echoing, "--point=PreStartContainer", "-f", "-", stdin="container: {name: main}")
-    assert (code, err) == (0, "")
 
 
 @pytest.mark.slow
 def test_verify_tries_a_real_restart(hook: Hook, tmp_path: Path) -> None:
     socket, pid = tmp_path / "x.sock", tmp_path / "pid"
-    serve = f"cd {ROOT} && {sys.executable} -m tests.fakes.hookserver --socket {socket} --answer echo & echo $! > {pid}"
+    serve = f"cd {ROOT} && {sys.executable} -m tests.fakes.hookserver --socket {socket} --answer echo"
     starter = tmp_path / "restart.sh"
     starter.write_text(
-        f'[ ! -e {pid} ] || kill "$(cat {pid})"\nrm -f {socket}\n{serve.replace(" & ", " >/dev/null 2>&1 & ", 1)}\n'
+        f'[ ! -e {pid} ] || kill "$(cat {pid})"\nrm -f {socket}\n{serve} >/dev/null 2>&1 & echo $! > {pid}\n'
         f"while [ ! -S {socket} ]; do sleep 0.05; done\n"
     )
     subprocess.run(["sh", str(starter)], check=True, timeout=60)
@@ -239,32 +158,30 @@ def test_verify_tries_a_real_restart(hook: Hook, tmp_path: Path) -> None:
         os.kill(int(pid.read_text()), signal.SIGTERM)
 
 
-def test_bench_prints_figures_and_tells_by_the_exit_code(hook: Hook, echoing: Path) -> None:
-    code, out, err = hook("bench", echoing, "-n", "20", "--concurrency=4", "--point=PostStopContainer")
-    assert (code, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[0] == f"20 calls of PostStopContainer at {echoing}, 4 at a time"
-    assert [line.split()[0] for line in lines[1:]] == ["p50", "p90", "p99", "longest", "calls/s", "failures"]
-    assert lines[-1].split() == ["failures", "0"]
+async def test_bench_prints_figures_and_tells_failures_by_the_exit_code(hook: Hook, tmp_path: Path) -> None:
+    fail = hookanswers.BY_NAME["fail"]()
+    async with HookServer(str(tmp_path / "x.sock")) as server:
+        bench = partial(asyncio.to_thread, hook, "bench", server.socket_path, "-n", "5", "--concurrency=4")
+        code, out, err = await bench("--point=PostStopContainer")
+        assert (code, err) == (0, "")
+        first, *figures = out.splitlines()
+        assert first == f"5 calls of PostStopContainer at {server.socket_path}, 4 at a time"
+        assert [line.split()[0] for line in figures] == ["p50", "p90", "p99", "longest", "calls/s", "failures"]
+        assert figures[-1].split() == ["failures", "0"]
+        server.calls.clear()
 
+        async def answer(call: hookanswers.HookCall) -> bytes:
+            return await fail(call) if len(server.calls) > 7 else b""
 
-def test_bench_does_not_measure_a_server_that_fails(hook: Hook, refusing: Path) -> None:
-    code, out, err = hook("bench", refusing)
-    assert (code, out) == (1, "")
-    assert "PreCreateContainer: refused (PERMISSION_DENIED)" in err
-
-
-# -- new -------------------------------------------------------------------------------------------------------------
+        server.default = answer
+        code, out, err = await bench()
+    assert (code, err) == (1, "")
+    assert out.splitlines()[-1] == "  4 x INTERNAL: failed as told"
 
 
 def test_new_writes_a_folder_and_says_where(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hook("new", "gpu-env", "--directory", tmp_path)[:2] == (
-        0,
-        f"{tmp_path}/gpu_env: README.rst says how to test, try and install it\n",
-    )
+    said = "README.rst says how to test, try and install it\n"
+    assert hook("new", "gpu-env", "--directory", tmp_path) == (0, f"{tmp_path}/gpu_env: {said}", "")
     monkeypatch.chdir(tmp_path)
-    assert hook("new", "other")[:2] == (0, "other: README.rst says how to test, try and install it\n")
+    assert hook("new", "other") == (0, f"other: {said}", "")
     assert (tmp_path / "other" / "other.py").exists()
-    code, out, err = hook("new", "other")
-    assert (code, out) == (2, "")
-    assert err == "runtimeproxy: error: other is there already, and nothing is written over: take another NAME\n"

@@ -5,12 +5,9 @@ For tests without sockets: what comes from outside has no place in this time.
 """
 
 import asyncio
-import functools
 import selectors
-from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec
 
-P = ParamSpec("P")
+import pytest
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -39,12 +36,5 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
 
-def virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run an async test on a loop of its own with virtual time."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(test(*args, **kwargs))
-
-    return run
+virtual_time = pytest.mark.virtual_time
+"""Marks an async test, or a file of them, that runs on a loop of its own with virtual time (tests/conftest.py)."""

@@ -22,9 +22,9 @@ class Parts:
         self.plugins = FakePlugins()
         self.store = Store()
         self.recorder = Recorder(_now)
-        dispatcher = Dispatcher(self.plugins, self.recorder, _now, 10.0)
+        self.dispatcher = Dispatcher(self.plugins, self.recorder, _now, 10.0)
         limits = Limits(budget_seconds=10.0, skip_label=("skip", "true"))
-        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, _now)
+        self.lifecycle = Lifecycle(self.store, self.dispatcher, self.recorder, limits, _now)
 
 
 class Core(Parts):

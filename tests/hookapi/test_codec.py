@@ -14,27 +14,23 @@ from runtimeproxy.errors import WireError
 from runtimeproxy.hookapi import api_pb2, codec, entries_pb2
 from runtimeproxy.hookpoints import BY_NAME, HOOK_POINTS, HookPoint, SubjectKind
 from runtimeproxy.model import NUMBER_FIELDS, ContainerInfo, HookAnswer, HookRequest, PodInfo, Resources
+from tests.docs import HOOK_API, table
 
 POD_POINT, CONTAINER_POINT = BY_NAME["PreRunPodSandbox"], BY_NAME["PreCreateContainer"]
 POINTS = pytest.mark.parametrize("point", HOOK_POINTS, ids=lambda point: str(point.name))
 
-SENT = Resources(
-    **{"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 512, "oom_score_adj": -998},
-    **{"memory_limit_in_bytes": 2**40, "memory_swap_limit_in_bytes": 2**41, "cpuset_cpus": "0-3", "cpuset_mems": "0"},
-    hugepage_limits={"2MB": 2**21, "1GB": 2**63},
-    unified={"memory.high": "max"},
-)
-POD = PodInfo(
-    **{"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 2, "runtime_handler": "kata"},
-    labels={"app": "web"},
-    annotations={"note": "é", "empty": ""},
-    cgroup_parent="/kubepods/podu-1",
-    overhead=Resources(cpu_shares=2),
-    resources=SENT,
-)
-CONTAINER = ContainerInfo(
-    id="c1", name="main", attempt=3, annotations={"hash": "1"}, resources=SENT, envs={"PATH": "/bin", "EMPTY": ""}
-)
+NAMES: dict[str, Any] = {"name": "web", "uid": "u-1", "namespace": "shop", "attempt": 2}
+NUMBERS: dict[str, Any] = {"cpu_period": 100_000, "cpu_quota": -1, "cpu_shares": 512, "oom_score_adj": -998}
+NUMBERS |= {"memory_limit_in_bytes": 2**40, "memory_swap_limit_in_bytes": 2**41}
+NUMBERS |= {"cpuset_cpus": "0-3", "cpuset_mems": "0"}
+PAGES, UNIFIED = {"2MB": 2**21, "1GB": 2**63}, {"memory.high": "max"}
+SENT = Resources(**NUMBERS, hugepage_limits=PAGES, unified=UNIFIED)
+SENT_LIMITS = [api_pb2.HugepageLimit(page_size=size, limit=limit) for size, limit in PAGES.items()]
+SENT_MESSAGE = api_pb2.LinuxContainerResources(**NUMBERS, hugepage_limits=SENT_LIMITS, unified=UNIFIED)
+LABELS, NOTES, ENVS = {"app": "web"}, {"note": "é", "empty": ""}, {"PATH": "/bin", "EMPTY": ""}
+PARENT, OVERHEAD = "/kubepods/podu-1", Resources(cpu_shares=2)
+POD = PodInfo("", *NAMES.values(), "kata", LABELS, NOTES, PARENT, OVERHEAD, SENT)
+CONTAINER = ContainerInfo("c1", name="main", attempt=3, annotations={"hash": "1"}, resources=SENT, envs=ENVS)
 ANSWER = HookAnswer(labels={"l": "1"}, annotations={"a": "1"}, envs={"E": "1"}, cgroup_parent="/x", resources=SENT)
 
 
@@ -51,52 +47,34 @@ def set_fields(message: Any) -> set[str]:
     return {field.name for field, _ in message.ListFields()}
 
 
-# -- the protocol ----------------------------------------------------------------------------------------------------
-
-MAP, RESOURCES = "map", "LinuxContainerResources"
-MESSAGES: dict[str, list[str]] = {
-    "PodSandboxMetadata": ["name string", "uid string", "namespace string", "attempt uint32"],
-    "PodSandboxHookRequest": [
-        *("pod_meta PodSandboxMetadata", "runtime_handler string", "labels map", "annotations map"),
-        *("cgroup_parent string", f"overhead {RESOURCES}", f"resources {RESOURCES}"),
-    ],
-    "PodSandboxHookResponse": ["labels map", "annotations map", "cgroup_parent string", f"resources {RESOURCES}"],
-    RESOURCES: [
-        *("cpu_period int64", "cpu_quota int64", "cpu_shares int64", "memory_limit_in_bytes int64"),
-        *("oom_score_adj int64", "cpuset_cpus string", "cpuset_mems string", "hugepage_limits HugepageLimit"),
-        *("unified map", "memory_swap_limit_in_bytes int64"),
-    ],
-    "HugepageLimit": ["page_size string", "limit uint64"],
-    "ContainerMetadata": ["name string", "attempt uint32", "id string"],
-    "ContainerResourceHookRequest": [
-        *("pod_meta PodSandboxMetadata", "container_meta ContainerMetadata", "container_annotations map"),
-        *(f"container_resources {RESOURCES}", f"pod_resources {RESOURCES}", "pod_annotations map", "pod_labels map"),
-        *("pod_cgroup_parent string", "container_envs map"),
-    ],
-    "ContainerResourceHookResponse": [
-        *("container_annotations map", f"container_resources {RESOURCES}", "pod_cgroup_parent string"),
-        "container_envs map",
-    ],
+FIELDS = {
+    message: dict(text.split(" ", 1) for text in fields.split("; "))
+    for message, fields in table(HOOK_API, "On the wire")
 }
-"""The first table of hook-api: each message's fields and their types, in the order of their numbers, from 1."""
+"""The first table of hook-api: the type and the name of each field by its number, for each message."""
+TYPES = {"TYPE_STRING": "string", "TYPE_INT64": "int64", "TYPE_UINT32": "uint32", "TYPE_UINT64": "uint64"}
 
 
-def type_of(field: Any) -> str:
-    if field.message_type is not None:
-        return MAP if field.message_type.GetOptions().map_entry else str(field.message_type.name)
-    names = {field.TYPE_STRING: "string", field.TYPE_INT64: "int64", field.TYPE_UINT32: "uint32"}
-    return (names | {field.TYPE_UINT64: "uint64"})[field.type]
+def names(message: str) -> list[str]:
+    return [text.split()[-1] for text in FIELDS[message].values()]
+
+
+def words(field: Any) -> str:
+    """Return type and name of a field as hook-api has them."""
+    kind = field.message_type
+    if kind is None:
+        return f"{next(word for name, word in TYPES.items() if getattr(field, name) == field.type)} {field.name}"
+    if kind.GetOptions().map_entry:
+        return f"map {field.name}"
+    return f"{'repeated ' * field.is_repeated}{kind.name} {field.name}"
 
 
 def test_messages_have_the_protocols_names_numbers_and_types() -> None:
-    found = {
-        name: {field.number: f"{field.name} {type_of(field)}" for field in message.fields}
-        for name, message in api_pb2.DESCRIPTOR.message_types_by_name.items()
-    }
-    assert found == {name: dict(enumerate(fields, 1)) for name, fields in MESSAGES.items()}
+    kinds = api_pb2.DESCRIPTOR.message_types_by_name.items()
+    assert {name: {str(field.number): words(field) for field in kind.fields} for name, kind in kinds} == FIELDS
     for point, name in ((POD_POINT, "PodSandboxHookRequest"), (CONTAINER_POINT, "ContainerResourceHookRequest")):
-        assert codec.request_fields(point) == {number: text.split()[0] for number, text in found[name].items()}
-    assert api_pb2.DESCRIPTOR.package == "runtime.v1alpha1"
+        assert codec.request_fields(point) == dict(enumerate(names(name), 1))
+    assert names("LinuxContainerResources") == list(Resources.__dataclass_fields__)
 
 
 def test_envs_that_are_passed_on_stand_where_the_protocol_has_them() -> None:
@@ -109,47 +87,31 @@ def test_service_has_one_method_for_each_hook_point() -> None:
     service = api_pb2.DESCRIPTOR.services_by_name["RuntimeHookService"]
     found = {method.name: (method.input_type.name, method.output_type.name) for method in service.methods}
     kinds = {SubjectKind.POD: "PodSandboxHook", SubjectKind.CONTAINER: "ContainerResourceHook"}
-    assert found == {
-        point.method: (f"{kinds[point.subject]}Request", f"{kinds[point.subject]}Response") for point in HOOK_POINTS
-    }
-    paths = {f"/runtime.v1alpha1.RuntimeHookService/{point.name}Hook" for point in HOOK_POINTS}
-    assert {codec.method_path(point) for point in HOOK_POINTS} == paths
+    messages = {point: (f"{kinds[point.subject]}Request", f"{kinds[point.subject]}Response") for point in HOOK_POINTS}
+    assert found == {point.method: messages[point] for point in HOOK_POINTS}
+    for point in HOOK_POINTS:
+        assert codec.method_path(point) == f"/runtime.v1alpha1.RuntimeHookService/{point.name}Hook"
     assert service.full_name == codec.SERVICE
 
 
-# -- the proxy's side ------------------------------------------------------------------------------------------------
-
-
-def check_resources(message: Any) -> None:
-    """Compare each field with SENT by hand, so that a field the codec forgets is seen."""
-    assert set_fields(message) == {field.split()[0] for field in MESSAGES[RESOURCES]}
-    assert (message.cpu_period, message.cpu_quota, message.cpu_shares) == (100_000, -1, 512)
-    assert (message.memory_limit_in_bytes, message.memory_swap_limit_in_bytes) == (2**40, 2**41)
-    assert (message.oom_score_adj, message.cpuset_cpus, message.cpuset_mems) == (-998, "0-3", "0")
-    assert [(entry.page_size, entry.limit) for entry in message.hugepage_limits] == [("2MB", 2**21), ("1GB", 2**63)]
-    assert dict(message.unified) == {"memory.high": "max"}
-
-
 def test_pod_request_has_every_field() -> None:
-    message = pod_message(POD)
-    assert set_fields(message) == {field.split()[0] for field in MESSAGES["PodSandboxHookRequest"]}
-    assert message.pod_meta == api_pb2.PodSandboxMetadata(name="web", uid="u-1", namespace="shop", attempt=2)
-    assert (message.runtime_handler, message.cgroup_parent) == ("kata", "/kubepods/podu-1")
-    assert (dict(message.labels), dict(message.annotations)) == ({"app": "web"}, {"note": "é", "empty": ""})
-    assert message.overhead == api_pb2.LinuxContainerResources(cpu_shares=2)
-    check_resources(message.resources)
+    assert set_fields(pod_message(POD)) == set(names("PodSandboxHookRequest"))
+    assert set_fields(SENT_MESSAGE) == set(names("LinuxContainerResources"))
+    told: dict[str, Any] = {"runtime_handler": "kata", "labels": LABELS, "annotations": NOTES, "cgroup_parent": PARENT}
+    told |= {"overhead": api_pb2.LinuxContainerResources(cpu_shares=2), "resources": SENT_MESSAGE}
+    meta = api_pb2.PodSandboxMetadata(**NAMES)
+    assert pod_message(POD) == api_pb2.PodSandboxHookRequest(pod_meta=meta, **told)
 
 
 def test_container_request_has_every_field() -> None:
     message = container_message(CONTAINER)
-    assert set_fields(message) == {field.split()[0] for field in MESSAGES["ContainerResourceHookRequest"]}
-    assert message.pod_meta == api_pb2.PodSandboxMetadata(name="web", uid="u-1", namespace="shop", attempt=2)
-    assert message.container_meta == api_pb2.ContainerMetadata(name="main", attempt=3, id="c1")
-    assert (dict(message.pod_labels), dict(message.pod_annotations)) == ({"app": "web"}, {"note": "é", "empty": ""})
-    assert (dict(message.container_annotations), message.pod_cgroup_parent) == ({"hash": "1"}, "/kubepods/podu-1")
-    assert dict(message.container_envs) == {"PATH": "/bin", "EMPTY": ""}
-    check_resources(message.container_resources)
-    check_resources(message.pod_resources)
+    assert set_fields(message) == set(names("ContainerResourceHookRequest"))
+    of_pod: dict[str, Any] = {"pod_labels": LABELS, "pod_annotations": NOTES, "pod_cgroup_parent": PARENT}
+    own: dict[str, Any] = {"container_annotations": {"hash": "1"}, "container_envs": ENVS}
+    own |= {"container_meta": api_pb2.ContainerMetadata(name="main", attempt=3, id="c1")}
+    limits = {"container_resources": SENT_MESSAGE, "pod_resources": SENT_MESSAGE}
+    meta = api_pb2.PodSandboxMetadata(**NAMES)
+    assert message == api_pb2.ContainerResourceHookRequest(pod_meta=meta, **of_pod, **own, **limits)
 
 
 def test_container_under_a_parent_of_its_own_is_told_that() -> None:
@@ -189,12 +151,9 @@ def test_part_is_written_once_for_a_value() -> None:
     assert (POD_PARTS[id(pod)], CONTAINER_PARTS[id(container)]) == kept
     message = container_message(container, replace(pod, uid="u-2"))
     assert (message.pod_meta.uid, message.container_meta.name) == ("u-2", "main")
-
-
-def test_container_that_is_yet_to_be_created_is_not_kept() -> None:
     asked = replace(CONTAINER, id="")
-    codec.encode(CONTAINER_POINT, HookRequest(POD, asked))
-    assert id(asked) not in CONTAINER_PARTS
+    container_message(asked)
+    assert id(asked) not in CONTAINER_PARTS, "it is yet to be created, and comes once"
 
 
 def test_messages_that_are_not_known_stay_unset() -> None:
@@ -207,46 +166,36 @@ def test_container_point_needs_a_container() -> None:
         codec.encode(CONTAINER_POINT, HookRequest(POD))
 
 
-LABEL, PARENT, QUOTA = b"\x0a\x06\x0a\x01l\x12\x011", b"\x1a\x02/x", b"\x22\x0b\x10" + b"\xff" * 9 + b"\x01"
+LABEL, CGROUP, QUOTA = b"\x0a\x06\x0a\x01l\x12\x011", b"\x1a\x02/x", b"\x22\x0b\x10" + b"\xff" * 9 + b"\x01"
 SHARES, ENV = b"\x12\x02\x18\x02", b"\x22\x06\x0a\x01E\x12\x011"
-WRITTEN_BY_HAND = [
-    (POD_POINT, LABEL + PARENT + QUOTA, HookAnswer({"l": "1"}, cgroup_parent="/x", resources=Resources(cpu_quota=-1))),
-    (
-        CONTAINER_POINT,
-        SHARES + PARENT + ENV,
-        HookAnswer(envs={"E": "1"}, cgroup_parent="/x", resources=Resources(cpu_shares=2)),
-    ),
+OF_POD = HookAnswer({"l": "1"}, cgroup_parent="/x", resources=Resources(cpu_quota=-1))
+OF_CONTAINER = HookAnswer(envs={"E": "1"}, cgroup_parent="/x", resources=Resources(cpu_shares=2))
+BODIES = [
+    (POD_POINT, LABEL + CGROUP + QUOTA, OF_POD),
+    (CONTAINER_POINT, SHARES + CGROUP + ENV, OF_CONTAINER),
     # equal bytes about a pod and a container are two answers
     (POD_POINT, LABEL, HookAnswer(labels={"l": "1"})),
     (CONTAINER_POINT, LABEL, HookAnswer(annotations={"l": "1"})),
+    # empty resources are said, and unknown fields passed over
+    (POD_POINT, b"\x22\x00", HookAnswer(resources=Resources())),
+    (CONTAINER_POINT, b"\x12\x00", HookAnswer(resources=Resources())),
+    *[(point, body, HookAnswer()) for point in HOOK_POINTS for body in (b"", b"\x9a\x06\x03abc")],
 ]
 
 
-@pytest.mark.parametrize(("point", "body", "answer"), WRITTEN_BY_HAND)
+@pytest.mark.parametrize(("point", "body", "answer"), BODIES)
 def test_bytes_of_an_answer_are_read(point: HookPoint, body: bytes, answer: HookAnswer) -> None:
     assert codec.decode(point, body) == answer
-
-
-@POINTS
-def test_empty_resources_are_said_and_unknown_fields_passed_over(point: HookPoint) -> None:
-    empty = HookAnswer(resources=Resources())
-    assert codec.decode(point, codec.encode_answer(point, empty)) == empty
-    assert codec.decode(point, b"") == codec.decode(point, b"\x9a\x06\x03abc") == HookAnswer()
-
-
-def maps_of(answer: HookAnswer) -> list[Any]:
-    assert answer.resources is not None
-    resources = answer.resources
-    return [answer.labels, answer.annotations, answer.envs, resources.hugepage_limits, resources.unified]
 
 
 @POINTS
 def test_small_answer_that_came_before_is_known_and_nobody_can_change_it(point: HookPoint) -> None:
     answer = codec.decode(point, codec.encode_answer(point, ANSWER))
     assert codec.decode(point, codec.encode_answer(point, ANSWER)) is answer
-    for entries in maps_of(answer):
+    limits: Any = answer.resources
+    for entries in (answer.labels, answer.annotations, answer.envs, limits.hugepage_limits, limits.unified):
         with pytest.raises(TypeError, match="does not support item assignment"):
-            entries["new"] = "1"
+            entries["new"] = "1"  # type: ignore[index]
     body = codec.encode_answer(point, replace(ANSWER, annotations={"long": "x" * 20_000}))
     assert codec.decode(point, body) == codec.decode(point, body)
     assert codec.decode(point, body) is not codec.decode(point, body)
@@ -264,7 +213,7 @@ BROKEN = {
 
 
 @POINTS
-@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN.keys())
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("read", [codec.decode, codec.decode_request], ids=["answer", "request"])
 def test_broken_bytes_are_the_peers_fault(
     read: Callable[[HookPoint, bytes], object], body: bytes, point: HookPoint
@@ -273,56 +222,37 @@ def test_broken_bytes_are_the_peers_fault(
         read(point, body)
 
 
-# -- the hook server's side ------------------------------------------------------------------------------------------
-
-
-def back(point: HookPoint, request: HookRequest) -> HookRequest:
-    return codec.decode_request(point, codec.encode(point, request))
-
-
-def test_request_comes_back_with_what_its_message_has() -> None:
-    assert back(POD_POINT, HookRequest(POD)) == HookRequest(POD)
-    container = back(CONTAINER_POINT, HookRequest(POD, CONTAINER))
-    assert container == HookRequest(replace(POD, runtime_handler="", overhead=None), CONTAINER)
-
-
-def test_answer_comes_back_with_what_its_message_has() -> None:
-    pod = codec.decode(POD_POINT, codec.encode_answer(POD_POINT, ANSWER))
-    assert pod == replace(ANSWER, envs={})
-    container = codec.decode(CONTAINER_POINT, codec.encode_answer(CONTAINER_POINT, ANSWER))
-    assert container == replace(ANSWER, labels={})
-
-
-# -- text without a UTF-8 form: entries and texts are left out -------------------------------------------------------
-
 ODD = b"\xff\xfe".decode("utf-8", "surrogateescape")
 ODD_MAP, KEPT = {"good": "1", "bad": ODD, ODD: "1"}, {"good": "1"}
 ODD_RESOURCES = Resources(cpu_shares=2, cpuset_cpus=ODD, hugepage_limits={"2MB": 1, ODD: 1}, unified=ODD_MAP)
 LEFT = Resources(cpu_shares=2, hugepage_limits={"2MB": 1}, unified=KEPT)
 
 
-def test_text_of_a_pod_that_is_not_utf8_is_left_out() -> None:
+def back(point: HookPoint, request: HookRequest) -> HookRequest:
+    """Return what a hook server reads of a request."""
+    return codec.decode_request(point, codec.encode(point, request))
+
+
+def answered(point: HookPoint, answer: HookAnswer) -> HookAnswer:
+    """Return what the proxy reads of an answer."""
+    return codec.decode(point, codec.encode_answer(point, answer))
+
+
+def test_text_of_a_request_that_is_not_utf8_is_left_out() -> None:
     pod = PodInfo(name=ODD, runtime_handler=ODD, labels=ODD_MAP, cgroup_parent=None, overhead=ODD_RESOURCES)
     assert back(POD_POINT, HookRequest(pod)) == HookRequest(PodInfo(labels=KEPT, overhead=LEFT))
-
-
-def test_text_of_a_container_that_is_not_utf8_is_left_out() -> None:
     pod = PodInfo(name=ODD, uid="u", namespace="n", labels=ODD_MAP, annotations=ODD_MAP, cgroup_parent=ODD)
     container = ContainerInfo(id="c", name=ODD, annotations=ODD_MAP, envs=ODD_MAP, resources=ODD_RESOURCES)
-    assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(
-        PodInfo(uid="u", namespace="n", labels=KEPT, annotations=KEPT),
-        ContainerInfo(id="c", annotations=KEPT, envs=KEPT, resources=LEFT),
-    )
+    kept_pod = PodInfo(uid="u", namespace="n", labels=KEPT, annotations=KEPT)
+    kept = ContainerInfo(id="c", annotations=KEPT, envs=KEPT, resources=LEFT)
+    assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(kept_pod, kept)
 
 
 def test_text_of_an_answer_that_is_not_utf8_is_left_out() -> None:
     answer = HookAnswer(ODD_MAP, ODD_MAP, ODD_MAP, ODD, ODD_RESOURCES)
-    assert codec.decode(POD_POINT, codec.encode_answer(POD_POINT, answer)) == HookAnswer(KEPT, KEPT, {}, "", LEFT)
-    said = codec.decode(CONTAINER_POINT, codec.encode_answer(CONTAINER_POINT, answer))
-    assert said == HookAnswer({}, KEPT, KEPT, "", LEFT)
+    assert answered(POD_POINT, answer) == HookAnswer(KEPT, KEPT, {}, "", LEFT)
+    assert answered(CONTAINER_POINT, answer) == HookAnswer({}, KEPT, KEPT, "", LEFT)
 
-
-# -- for any value ---------------------------------------------------------------------------------------------------
 
 TEXT = st.text(max_size=5)
 ENTRIES = st.dictionaries(TEXT, TEXT, max_size=3)
@@ -340,16 +270,23 @@ PODS = st.builds(
     **dict.fromkeys(("overhead", "resources"), ANY_RESOURCES),
     attempt=st.integers(0, 2**32 - 1),
 )
+CONTAINERS = st.builds(ContainerInfo, id=TEXT, name=TEXT, annotations=ENTRIES, envs=ENTRIES, resources=ANY_RESOURCES)
+ANSWERS = st.builds(
+    HookAnswer, labels=ENTRIES, annotations=ENTRIES, envs=ENTRIES, cgroup_parent=TEXT, resources=ANY_RESOURCES
+)
 
 
-@given(PODS)
-def test_any_pod_comes_back(pod: PodInfo) -> None:
+@given(PODS, CONTAINERS)
+def test_any_request_comes_back(pod: PodInfo, container: ContainerInfo) -> None:
     assert back(POD_POINT, HookRequest(pod)) == HookRequest(pod)
+    told = replace(pod, runtime_handler="", overhead=None)
+    assert back(CONTAINER_POINT, HookRequest(pod, container)) == HookRequest(told, container)
 
 
-@given(st.builds(HookAnswer, annotations=ENTRIES, envs=ENTRIES, cgroup_parent=TEXT, resources=ANY_RESOURCES))
+@given(ANSWERS)
 def test_any_answer_comes_back(answer: HookAnswer) -> None:
-    assert codec.decode(CONTAINER_POINT, codec.encode_answer(CONTAINER_POINT, answer)) == answer
+    assert answered(POD_POINT, answer) == replace(answer, envs={})
+    assert answered(CONTAINER_POINT, answer) == replace(answer, labels={})
 
 
 @given(st.sampled_from(HOOK_POINTS), st.binary(max_size=200))
@@ -358,4 +295,4 @@ def test_any_bytes_are_an_answer_or_a_wire_error(point: HookPoint, body: bytes) 
         answer = codec.decode(point, body)
     except WireError:
         return
-    assert codec.decode(point, codec.encode_answer(point, answer)) == answer
+    assert answered(point, answer) == answer

@@ -1,0 +1,44 @@
+"""The entry points in this process: words on both outputs, and the exit code."""
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from runtimeproxy import app, cli
+from runtimeproxy.config import Config
+from runtimeproxy.logs import OWN_LOGGER
+
+Run = Callable[..., tuple[int, str, str]]
+"""Runs a command line: exit code, output and errors come back."""
+ENTRIES = {"runtimeproxy": cli.main, "koord-runtime-proxy": cli.koord_runtime_proxy}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Return what runs a command line in an environment that holds nothing of ours, with an application of the test."""
+    for name in [name for name in os.environ if name.startswith("RUNTIMEPROXY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def must_not_run(config: Config) -> int:
+        pytest.fail("it must not run")
+
+    def run(
+        program: str, *arguments: object, does: Callable[[Config], int] = must_not_run, stdin: str = "", **environ: str
+    ) -> tuple[int, str, str]:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(app, "run", does)
+        monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin.encode())))
+        code = ENTRIES[program]()
+        return code, *capfd.readouterr()
+
+    level = logging.getLogger(OWN_LOGGER).level
+    yield run
+    logging.getLogger(OWN_LOGGER).setLevel(level)

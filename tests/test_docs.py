@@ -1,0 +1,138 @@
+"""README.rst and docs/hooks.rst say what is so: their tables are the program's own, their code runs as it stands."""
+
+import re
+import signal
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from runtimeproxy.hookapi import codec
+from runtimeproxy.hookpoints import HOOK_POINTS, Part
+from runtimeproxy.options import OPTIONS
+from runtimeproxy_hooks import __main__ as hooks_main
+from runtimeproxy_hooks import node
+from runtimeproxy_hooks.sdk.hook import METHODS
+from tests.docs import CODE, HOOKS, README, code_blocks, table
+from tests.hooks.sdk import callers
+from tests.hooks.sdk.processes import running
+
+LITERALS = {" ".join(text.split()) for text in re.findall(r"``(.*?)``", README, re.DOTALL)}
+COMMANDS = {line.strip() for line in README.splitlines() if line.startswith("    ")}
+SOCKET = "unix:///var/run/koord-runtimeproxy/runtimeproxy.sock"
+
+
+def test_readme_has_the_table_of_options() -> None:
+    rows = [[f"``{o.flag}``", o.shown_default, f"``{o.variable}``", o.help] for o in OPTIONS]
+    assert table(README, "Flags") == rows
+
+
+def test_readme_says_which_answers_count_at_each_hook_point() -> None:
+    words = {Part.CGROUP_PARENT: "cgroup parent", Part.ENVS: "environment"}
+    rows = dict(table(README, "Hook points"))
+    assert list(rows) == [point.name for point in HOOK_POINTS]
+    for point in HOOK_POINTS:
+        named = {part for part in Part if words.get(part, part.value) in rows[point.name]}
+        assert named == point.applies
+        assert (rows[point.name] == "nothing") == (not point.applies)
+
+
+def test_readme_has_the_commands() -> None:
+    endpoints = "--remote-runtime-service-endpoint=<sock> --remote-image-service-endpoint=<sock>"
+    docker = "--backend-runtime-mode=Docker --remote-runtime-service-endpoint=<docker sock>"
+    pip = "/opt/runtimeproxy/bin/pip install --use-pep517 '.[hooks]'"  # without the flag Debian 12's pip warns
+    proxies = {"koord-runtime-proxy", f"koord-runtime-proxy {endpoints}", f"koord-runtime-proxy {docker}"}
+    assert proxies | {"scripts/demo", "scripts/test", pip} <= COMMANDS
+
+
+def test_hook_server_is_run_by_the_python_that_it_was_installed_for() -> None:
+    [environment] = [command.split()[-1] for command in COMMANDS if command.startswith("python3 -m venv ")]
+    command = f"{environment}/bin/python hello.py"
+    assert command in LITERALS
+    assert f"\n    {command}\n" in HOOKS
+
+
+def test_readme_has_the_kubelets_flags() -> None:
+    endpoint = f"--container-runtime-endpoint={SOCKET}"
+    assert {endpoint, f"--container-runtime=remote {endpoint}", f"--docker-endpoint={SOCKET}"} <= LITERALS
+
+
+WORDS = [
+    "Do not install it if you do not know why you need it.",
+    "Kubernetes 1.18 or later",
+    "Linux kernel 4.19 or later is recommended",
+    "every other container passes untouched",
+    "**The default is fail-open.**",
+    "runtimeproxy.koordinator.sh/skip-hookserver=true",
+    "Change the kubelet's flags back first",
+]
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_readme_says_what_nobody_may_miss(words: str) -> None:
+    assert words in " ".join(README.split())
+
+
+def test_hook_server_has_ten_lines() -> None:
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 10
+
+
+def test_hooks_guide_says_what_a_hook_sees_and_changes() -> None:
+    rows = table(HOOKS, "What a hook sees and changes")
+    for point, (name, given, changes) in zip(HOOK_POINTS, rows, strict=True):
+        assert name == point.name
+        assert given.startswith(f"the {point.subject.value}")
+        named = {} if changes == "nothing" else set(changes.split(", "))
+        assert set(named) == {"env" if part is Part.ENVS else part.value for part in point.applies}
+    assert all(f"``{method}``" in HOOKS for method in METHODS)
+
+
+def test_hooks_guide_names_every_hook_server_that_comes_with_it() -> None:
+    names = [name.strip("`") for name, _ in table(HOOKS, "The hook servers that come with it")]
+    assert names == sorted(hooks_main.HOOKS)
+
+
+@pytest.mark.slow  # it runs pytest
+def test_hooks_guide_shows_the_tester_as_it_works(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(CODE.replace("main(Hello())", 'if __name__ == "__main__":\n    main(Hello())'))
+    (tmp_path / "test_hello.py").write_text(code_blocks("python")[1])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow  # it starts a hook server
+def test_hooks_guide_shows_interceptor_and_reflection_as_they_work(tmp_path: Path) -> None:
+    program = tmp_path / "hello.py"
+    program.write_text(code_blocks("python")[2])
+    with running(tmp_path, program=(str(program),), file="hello.json") as server:
+        with grpc.insecure_channel(f"unix:{server.socket}") as channel:
+            assert codec.SERVICE in ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert callers.status(str(server.socket), callers.request()) == (grpc.StatusCode.OK, "")
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_hooks_guide_has_all_settings_of_the_node() -> None:
+    settings = code_blocks("yaml")[1]
+    assert node.parse(settings.encode(), "node.yaml").rdt["BE"].mb == 50
+    assert set(yaml.safe_load(settings)) == {name.replace("_", "-") for name in node.Settings.__dataclass_fields__}
+
+
+def test_hooks_guides_pod_is_left_alone_by_the_proxy() -> None:
+    template = yaml.safe_load(code_blocks("yaml")[0])["spec"]["template"]
+    assert template["metadata"]["labels"]["runtimeproxy.koordinator.sh/skip-hookserver"] == "true"
+
+
+@cache
+def help_of(*command: str) -> str:
+    return subprocess.run([sys.executable, "-m", *command, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("flag", sorted(set(re.findall(r"``(--[a-z-]+)", HOOKS))))
+def test_flag_of_the_hooks_guide_exists(flag: str) -> None:
+    assert flag in help_of("runtimeproxy_hooks", "all") + help_of("runtimeproxy", "run")
