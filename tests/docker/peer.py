@@ -1,6 +1,6 @@
-"""A scripted peer for both sides of a Docker connection: a reader without sockets between a client and a daemon.
+"""A scripted peer for both sides of a Docker connection: a ``Reader`` without sockets between a client and a daemon.
 
-Owns messages as bytes, the sides of a ``Reader``, its fake ``Events``, and the steps of which tests' tables are made.
+Owns the sides, the reader's fake ``Events``, and how a conversation is played and checked (``steps`` has the steps).
 Must not know: how the reader works.
 Invariant: nothing that a side got is taken back, and nothing follows its EOF.
 """
@@ -15,51 +15,15 @@ from runtimeproxy.docker.routes import Action, Route
 from runtimeproxy.heldbytes import PROCESS_LIMIT, HeldBytes
 from runtimeproxy.wire.bodies import Send
 from runtimeproxy.wire.http1 import BadMessage
+from tests.docker.messages import error
+from tests.docker.replies import EOF, ours
 
-ID = "f25e2652ca87d84b3474297e8ad9e595d4b9380bd870e2b152fcf2b0650a958f"
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-UPGRADE = ("Connection: Upgrade", "Upgrade: tcp")
-EXPECT = "Expect: 100-continue"
-CLOSE = "Connection: close"
-CHUNKED = "Transfer-Encoding: chunked"
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_OURS = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
 
 
-def head(*lines: str) -> bytes:
-    return "\r\n".join((*lines, "", "")).encode()
-
-
-def request(method: str, target: str, *fields: str, body: bytes | None = None) -> bytes:
-    """Return a request; ``body`` is sized."""
-    length = () if body is None else (f"Content-Length: {len(body)}",)
-    return head(f"{method} {target} HTTP/1.1", "Host: docker", *length, *fields) + (body or b"")
-
-
-def answer(status: int, *fields: str, body: bytes | None = b"") -> bytes:
-    """Return an answer; ``body`` is sized, None means that nothing is said of one."""
-    length = () if body is None else (f"Content-Length: {len(body)}",)
-    return head(f"HTTP/1.1 {status} Words", *length, *fields) + (body or b"")
-
-
-def chunks(*pieces: bytes, trailers: tuple[str, ...] = ()) -> bytes:
-    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + head(*trailers)
-
-
-PING = request("GET", "/_ping")
-INFO = request("GET", "/v1.41/info")
-CREATE = request("POST", "/v1.41/containers/create?name=box", "Content-Type: application/json", body=b'{"Image":"i"}')
-START = request("POST", f"/v1.41/containers/{ID}/start")
-STOP = request("POST", f"/v1.41/containers/{ID}/stop?t=10", body=b"")
-ATTACH = request("POST", f"/v1.41/containers/{ID}/attach?stream=1", *UPGRADE)
-EXEC = request("POST", f"/v1.41/exec/{ID}/start", "Content-Type: application/json", body=b'{"Detach":false}')
-
-OK = answer(200, "Api-Version: 1.41", body=b"OK")
-CREATED = answer(201, "Content-Type: application/json", body=b'{"Id":"1","Warnings":[]}')
-NO_CONTENT = answer(204, body=None)
-NOT_FOUND = answer(404, "Content-Type: application/json", body=b'{"message":"No such container: x"}\n')
-SWITCHING = head("HTTP/1.1 101 UPGRADED", "Content-Type: application/vnd.docker.raw-stream", *UPGRADE)
-HIJACKED = answer(200, "Content-Type: application/vnd.docker.raw-stream", body=None)
-"""The old-style hijack: neither a length nor chunks."""
+def _told(found: re.Match[bytes]) -> bytes:
+    status, closes, _ = error(found[0])
+    return ours(status, closes)
 
 
 class Side:
@@ -212,13 +176,6 @@ class Play:
             self.client.sees_end()
         return kept
 
-    def passes(self, sent: bytes, replied: bytes) -> None:
-        """Play a request and its answer, and check that both pass as they are."""
-        self.client.sends(sent)
-        assert self.daemon.got() == sent
-        self.daemon.sends(replied)
-        assert self.client.got() == replied
-
     def came(self) -> tuple[bytes, bytes, int]:
         """Return what has come since the last time: to the client, to the daemon, and how many calls were asked."""
         asked, *ended = self._told
@@ -239,19 +196,6 @@ class Play:
 
 # ---- conversations as tables
 
-EOF = b"<EOF>"
-_OURS = re.compile(rb'HTTP/1\.1 [^\r]+\r\n(?:[^\r]+\r\n)+\r\n\{"message": "[^"]*"\}\n')
-
-
-def ours(status: int, closes: bool = False) -> bytes:
-    """Return what stands in a table for an answer of ours."""
-    return b"<%d, close>" % status if closes else b"<%d>" % status
-
-
-def _told(found: re.Match[bytes]) -> bytes:
-    status, closes, _ = error(found[0])
-    return ours(status, closes)
-
 
 class Step(NamedTuple):
     """What somebody does, and all that comes of it: what each side gets, and for how many calls hooks are asked."""
@@ -262,47 +206,6 @@ class Step(NamedTuple):
     asks: int = 0
     reads: bool = True
     """Whether the client is read further."""
-
-
-def client(*pieces: bytes, **came: Any) -> Step:
-    return Step(lambda play: play.client.sends(*pieces), **came)
-
-
-def daemon(*pieces: bytes, **came: Any) -> Step:
-    return Step(lambda play: play.daemon.sends(*pieces), **came)
-
-
-def release(**came: Any) -> Step:
-    """Release the newest call as it came."""
-    return Step(lambda play: play.call.release(None), **came)
-
-
-def refuse(**came: Any) -> Step:
-    """Refuse the newest call."""
-    return Step(lambda play: play.call.refuse(500, "no"), **came)
-
-
-def answered(**came: Any) -> Step:
-    """Let the answer to the newest call go: its Post hooks are done."""
-    return Step(lambda play: play.call.answer(), **came)
-
-
-def ends(side: str, **came: Any) -> Step:
-    return Step(Play.client_ends if side == "client" else Play.daemon_ends, **came)
-
-
-def leaves(**came: Any) -> Step:
-    return Step(lambda play: play.reader.client_gone(), **came)
-
-
-def at_once(act: Callable[[HeldExchange], object], sends: Step, **came: Any) -> Step:
-    """Do something with each call from now on within the turn in which it is told, then have somebody send."""
-
-    def do(play: Play) -> None:
-        play.events.at_once = act
-        sends.act(play)
-
-    return Step(do, **came)
 
 
 def passed(sent: bytes, replied: bytes) -> Step:
@@ -327,20 +230,16 @@ def settled(replied: bytes, **came: Any) -> Step:
 
 
 def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play:
-    """Play the steps, and check after each what came of it; the daemon can be dialled anew ``daemons`` times."""
-    play = Play(**options)
-    play.events.daemons = daemons
-    for number, step in enumerate(steps):
-        step.act(play)
-        came = (*play.came(), play.events.reading)
-        assert came == step[1:], f"step {number}: {came}"
+    """Play the steps on a connection that is read into one buffer again and again, then on another; return that one.
+
+    What came of each step is checked; the daemon can be dialled anew ``daemons`` times.
+    """
+    steps = tuple(steps)
+    for shared in (True, False):
+        play = Play(shared=shared, **options)
+        play.events.daemons = daemons
+        for number, step in enumerate(steps):
+            step.act(play)
+            came = (*play.came(), play.events.reading)
+            assert came == step[1:], f"step {number}: {came}"
     return play
-
-
-def error(data: bytes) -> tuple[int, bool, bytes]:
-    """Read an answer of ours: its status, whether it closes, its body; it is of the right length, and whole."""
-    top, _, body = data.partition(b"\r\n\r\n")
-    status, *fields = top.decode().split("\r\n")
-    assert f"Content-Length: {len(body)}" in fields
-    assert "Content-Type: application/json" in fields
-    return int(status.split()[1]), CLOSE in fields, body

@@ -10,7 +10,8 @@ import pytest
 from runtimeproxy.docker import away
 from runtimeproxy.docker.away import Away
 from runtimeproxy.relay.drain import Leaving
-from tests.docker.peer import CREATE, EXPECT, PING, PREFACE, error, request
+from tests.docker.messages import EXPECT, PREFACE, error, request
+from tests.docker.requests import CREATE, PING
 
 
 @pytest.fixture

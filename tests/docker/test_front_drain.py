@@ -9,8 +9,8 @@ import pytest
 from runtimeproxy.relay import drain
 from tests.docker.client import Client, request
 from tests.docker.daemon import until
+from tests.docker.messages import error
 from tests.docker.node import CREATE, Node, id_of, written
-from tests.docker.peer import error
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
 
