@@ -297,6 +297,12 @@ class Node:
         assert container is not None
         return container
 
+    @property
+    def told_resources(self) -> Resources:
+        resources = self.told_container.resources
+        assert resources is not None
+        return resources
+
     def container(self, container_id: str) -> ContainerRecord:
         record = self.store.container(container_id)
         assert record is not None
