@@ -1,8 +1,5 @@
-"""What the daemon tells of a container is the record that its create would have made; what is plain is remembered
-(relay-rules B10).
-"""
+"""What the daemon tells of a container is the record of its create; plain ones are remembered (relay-rules B10)."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -68,14 +65,6 @@ class Rig:
         return container.effective
 
 
-@pytest.fixture(params=["cgroupfs", "systemd"])
-async def either(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
-    async with FakeDockerd(str(tmp_path / "docker.sock"), cgroup_driver=request.param) as dockerd:
-        rig = Rig(dockerd)
-        yield rig
-        await rig.backend.close()
-
-
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with FakeDockerd(str(tmp_path / "docker.sock")) as dockerd:
@@ -87,18 +76,25 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 # ---- records
 
 
-async def test_pod_and_its_container_are_read_as_they_were_asked_for(either: Rig) -> None:
-    pod = replace(TOLD_POD, id=either.pod_id, cgroup_parent=either.parent)
-    assert await either.lookup.read(either.pod_id) == (either.pod_id, Subject(PodRecord(pod, pod)))
-    found = await either.subject(either.container_id)
-    assert found.pod == PodRecord(pod, pod)
-    assert found.container is not None
-    assert found.container.original is found.container.effective
-    read = found.container.effective
-    assert (read.id, read.pod_id, read.name, read.attempt) == (either.container_id, either.pod_id, "main", 2)
-    assert (read.envs, read.resources) == ({"A": "1", "B": "2"}, ASKED), "without the image's PATH"
-    assert (read.annotations["note"], read.cgroup_parent) == ("container", "")
-    assert either.store.counts() == (0, 0), "what is read is kept by the call, if the daemon agrees to it"
+ENGINES = [{"cgroup_driver": "systemd"}, {"api": "1.52", "minimum": "1.44"}]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=["systemd", "an oldest API that is new"])
+async def test_pod_and_its_container_are_read_as_they_were_asked_for(tmp_path: Path, engine: dict[str, str]) -> None:
+    async with FakeDockerd(str(tmp_path / "docker.sock"), **engine) as dockerd:
+        rig = Rig(dockerd)
+        pod = replace(TOLD_POD, id=rig.pod_id, cgroup_parent=rig.parent)
+        assert await rig.lookup.read(rig.pod_id) == (rig.pod_id, Subject(PodRecord(pod, pod)))
+        found = await rig.subject(rig.container_id)
+        assert found.pod == PodRecord(pod, pod)
+        assert found.container is not None
+        assert found.container.original is found.container.effective
+        read = found.container.effective
+        assert (read.id, read.pod_id, read.name, read.attempt) == (rig.container_id, rig.pod_id, "main", 2)
+        assert (read.envs, read.resources) == ({"A": "1", "B": "2"}, ASKED), "without the image's PATH"
+        assert (read.annotations["note"], read.cgroup_parent) == ("container", "")
+        assert rig.store.counts() == (0, 0), "what is read is kept by the call, if the daemon agrees to it"
+        await rig.backend.close()
 
 
 async def test_what_the_store_knows_stands(rig: Rig) -> None:
@@ -146,13 +142,6 @@ async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Ri
     assert (await rig.subject(rig.container_id)).pod.effective.cgroup_parent == PARENT
 
 
-async def test_daemon_whose_oldest_api_is_new_is_read_all_the_same(tmp_path: Path) -> None:
-    async with FakeDockerd(str(tmp_path / "docker.sock"), api="1.52", minimum="1.44") as dockerd:
-        rig = Rig(dockerd)
-        assert (await rig.subject(rig.container_id)).pod.effective == replace(TOLD_POD, id=rig.pod_id)
-        await rig.backend.close()
-
-
 # ---- for the sync
 
 
@@ -177,17 +166,6 @@ async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
         again = rig.create(f"again{number}", body)
         assert (await rig.container(again)).envs == {"A": "1", "B": "2"}, "without the image's PATH"
     assert rig.asked(IMAGE) == 2, "the container's image, and the sandbox's"
-    rig.dockerd.state.images.by_name.clear()
-    await rig.container(rig.container_id)
-    assert rig.asked(IMAGE) == 2
-
-
-async def test_memory_of_images_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IMAGES_REMEMBERED", 1)
-    for _ in range(2):
-        assert await rig.lookup.pod(rig.pod_id) is not None
-        await rig.container(rig.container_id)
-    assert rig.asked(IMAGE) > 2
 
 
 async def test_image_that_is_gone_is_asked_for_each_time_and_leaves_its_part_in(rig: Rig) -> None:
@@ -196,6 +174,19 @@ async def test_image_that_is_gone_is_asked_for_each_time_and_leaves_its_part_in(
         await rig.lookup.pod(rig.pod_id)
     assert rig.asked(IMAGE) == 2
     assert (await rig.container(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
+
+
+async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IMAGES_REMEMBERED", 1)
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+    for _ in range(2):
+        assert await rig.lookup.pod(rig.pod_id) is not None
+        await rig.container(rig.container_id)
+    assert rig.asked(IMAGE) > 2
+    plain = [rig.create(f"plain{number}", PLAIN_BODY) for number in range(3)]
+    for container_id in plain:
+        assert await rig.lookup.read(container_id) is None
+    assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
 
 
 # ---- what is no pod's
@@ -211,14 +202,6 @@ async def test_b10_plain_is_remembered_by_full_id_and_nothing_more_is_asked(rig:
     for _ in range(2):
         rig.lookup.forget_plain(plain)
         assert not rig.lookup.is_plain(plain)
-
-
-async def test_memory_of_plain_containers_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 2)
-    plain = [rig.create(f"plain{number}", PLAIN_BODY) for number in range(3)]
-    for container_id in plain:
-        assert await rig.lookup.read(container_id) is None
-    assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
 
 
 async def test_labels_of_an_image_make_no_pod(rig: Rig) -> None:
@@ -240,16 +223,14 @@ async def test_inspect_without_labels_is_no_pods(rig: Rig, body: bytes) -> None:
 # ---- the daemon itself
 
 
-async def test_driver_is_asked_for_once(either: Rig) -> None:
-    assert either.lookup.driver is None
-    wanted = Driver(either.driver)
-    assert await asyncio.gather(either.lookup.known_driver(), either.lookup.known_driver()) == [wanted, wanted]
-    before = either.asked(INFO)
-    assert await either.lookup.known_driver() is wanted
-    await either.subject(either.container_id)
-    assert either.asked(INFO) == before
-    await either.lookup.learn_driver()
-    assert either.asked(INFO) == before + 1
+async def test_driver_is_asked_for_once_unless_it_is_learnt_anew(rig: Rig) -> None:
+    assert rig.lookup.driver is None
+    for _ in range(2):
+        assert await rig.lookup.known_driver() is Driver.CGROUPFS
+        await rig.subject(rig.container_id)
+    assert rig.asked(INFO) == 1
+    await rig.lookup.learn_driver()
+    assert rig.asked(INFO) == 2
 
 
 @pytest.mark.parametrize("told", [True, False])
