@@ -17,7 +17,7 @@ from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.docker.front import Front
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.lifecycle import Lifecycle, Limits
-from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodInfo, PodRecord, Resources
+from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
 from runtimeproxy.plugins.manager import Plugin
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.acceptor import Acceptor
@@ -25,6 +25,7 @@ from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.unary import Peer
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
+from tests.docker.bodies import CONTAINER, POD, SYSTEMD_PARENT
 from tests.docker.client import Answer, Client
 from tests.docker.daemon import until
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
@@ -42,36 +43,6 @@ REMOVE = "DELETE /containers/{ref}"
 INSPECT = "GET /containers/{ref}/json"
 
 BUDGET_SECONDS = 5.0
-PARENT = "/kubepods/burstable/pod6f1c7c9e"
-SYSTEMD_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c7c9e.slice"
-MIB = 1 << 20
-POD = bodies.Pod(
-    name="web-0", uid="6f1c7c9e", attempt=1, labels={"app": "web"}, annotations={"note": "pod"}, cgroup_parent=PARENT
-)
-CONTAINER = bodies.Container(
-    name="main",
-    image=BUSYBOX_IMAGE,
-    attempt=2,
-    command=("sleep", "1000"),
-    envs=(("A", "1"), ("B", "2")),
-    annotations={"note": "container"},
-    resources={"cpu_shares": 1024, "memory_limit_in_bytes": 64 * MIB, "cpuset_cpus": "0-1"},
-)
-ASKED = Resources(
-    cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
-)
-"""What the kubelet asks for with ``CONTAINER``: the shim adds the swap limit."""
-_KUBELETS = {"io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "default"}
-TOLD_POD = PodInfo(
-    name="web-0",
-    uid="6f1c7c9e",
-    namespace="default",
-    attempt=1,
-    labels={"app": "web", **_KUBELETS, "io.kubernetes.pod.uid": "6f1c7c9e"},
-    annotations={"note": "pod"},
-    cgroup_parent=PARENT,
-)
-"""What hook servers are told of ``POD``."""
 
 
 @dataclass(eq=False)

@@ -8,23 +8,11 @@ import pytest
 
 from runtimeproxy.docker import translate
 from runtimeproxy.errors import Reason
-from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
+from runtimeproxy.model import ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.docker import bodies
+from tests.docker.bodies import ANNOTATIONS, ASKED, PARENT, SYSTEMD_PARENT, TOLD, TOLD_POD
 from tests.docker.client import Answer, request
-from tests.docker.node import (
-    ASKED,
-    CREATE,
-    INSPECT,
-    PARENT,
-    START,
-    SYSTEMD_PARENT,
-    TOLD_POD,
-    UPDATE,
-    Node,
-    id_of,
-    written,
-)
+from tests.docker.node import CREATE, INSPECT, START, UPDATE, Node, id_of, written
 from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
@@ -169,9 +157,6 @@ async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node:
 
 
 # -- containers ----------------------------------------------------------------------------------------------------
-
-ANNOTATIONS = {**bodies.CONTAINER.annotations, "note": "container"}
-TOLD = ContainerInfo(name="main", attempt=2, annotations=ANNOTATIONS, resources=ASKED, envs={"A": "1", "B": "2"})
 
 
 async def test_container_is_told_with_its_pod_and_kept_as_asked_for(node: Node) -> None:

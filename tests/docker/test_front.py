@@ -15,9 +15,10 @@ from runtimeproxy.docker.reader import DAEMON_AWAY
 from runtimeproxy.docker.requests import PREFACE
 from runtimeproxy.model import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
+from tests.docker.bodies import CONTAINER
 from tests.docker.client import Client, chunked, request
 from tests.docker.daemon import until
-from tests.docker.node import CONTAINER, CREATE, INSPECT, START, UPDATE, GatedClient, Node, id_of, written
+from tests.docker.node import CREATE, INSPECT, START, UPDATE, GatedClient, Node, id_of, written
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection

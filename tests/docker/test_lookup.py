@@ -17,7 +17,8 @@ from runtimeproxy.errors import BackendError
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.sync import Listed
-from tests.docker.node import ASKED, CONTAINER, INSPECT, PARENT, POD, SYSTEMD_PARENT, TOLD_POD
+from tests.docker.bodies import ASKED, CONTAINER, PARENT, POD, SYSTEMD_PARENT, TOLD_POD
+from tests.docker.node import INSPECT
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd

@@ -12,9 +12,10 @@ from runtimeproxy.docker.call import DockerCall
 from runtimeproxy.docker.exchange import HeldExchange
 from runtimeproxy.errors import Reason
 from runtimeproxy.model import NO_ADJUSTMENT, HookAnswer, HookRequest, Resources
+from tests.docker.bodies import ASKED, MIB
 from tests.docker.client import request
 from tests.docker.daemon import until
-from tests.docker.node import ASKED, INSPECT, MIB, START, STOP, UPDATE, Node, written
+from tests.docker.node import INSPECT, START, STOP, UPDATE, Node, written
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL
