@@ -42,8 +42,10 @@ def stopping(node: Node) -> "asyncio.Task[None]":
     return asyncio.create_task(node.stop(LIMIT_SECONDS))
 
 
-async def stopped(stop: "asyncio.Task[None]") -> None:
-    """Wait for the end, which is to come long before the limit."""
+async def stopped(stop: "asyncio.Task[None]", *clients: Client) -> None:
+    """Wait for the end, which clients see, and which is to come long before the limit."""
+    for client in clients:
+        await client.ended()
     await asyncio.wait_for(stop, QUICK_SECONDS)
 
 
@@ -128,8 +130,7 @@ async def test_half_sent_request_is_waited_for(node: Node, sent: bytes) -> None:
     assert not stop.done()
     client.send(sent[-5:])
     assert (await client.answer("GET" if sent is PING else "POST")).status < 500
-    assert await client.ended() == b""
-    await stopped(stop)
+    await stopped(stop, client)
 
 
 @pytest.mark.parametrize("sent", [PING[:-5], UPLOAD[:-5]], ids=["head", "body"])
@@ -138,8 +139,7 @@ async def test_request_whose_rest_can_not_come_is_not_waited_for(node: Node, sen
     client = await used(node)
     stop = stopping(node)
     client.send(sent)
-    await client.ended()
-    await stopped(stop)
+    await stopped(stop, client)
 
 
 async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
@@ -150,10 +150,7 @@ async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
     assert b" 101 " in await attached.reader.readuntil(b"\r\n\r\n")
     events.send(request("GET", "/events"))
     assert b" 200 " in await events.reader.readuntil(b"\r\n\r\n")
-    stop = stopping(node)
-    for client in (attached, events):
-        await client.ended()
-    await stopped(stop)
+    await stopped(stopping(node), attached, events)
 
 
 # -- the daemon is away ------------------------------------------------------------------------------------------------
@@ -165,17 +162,17 @@ async def alone(tmp_path: Path) -> AsyncIterator[Node]:
         yield node
 
 
-async def accepted(node: Node, count: int = 1) -> list[Client]:
-    """Return connections that have said nothing yet."""
-    clients = [await node.client() for _ in range(count)]
-    await until(lambda: len(node.front.connections) == count)
-    return clients
+async def accepted(node: Node) -> Client:
+    """Return a connection that has said nothing yet."""
+    count, client = len(node.front.connections), await node.client()
+    await until(lambda: len(node.front.connections) > count)
+    return client
 
 
 @pytest.mark.parametrize("half", [False, True])
 async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(alone: Node, half: bool) -> None:
     """Nobody has read the whole one when the end begins."""
-    (client,) = await accepted(alone)
+    client = await accepted(alone)
     client.send(PING[:-5] if half else PING)
     await asyncio.sleep(0.02 * half)
     stop = stopping(alone)
@@ -190,19 +187,18 @@ async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for
 
 async def test_without_a_daemon_who_asks_nothing_has_a_moment(alone: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
-    early, silent = await accepted(alone, 2)
+    early, silent = await accepted(alone), await accepted(alone)
     stop = stopping(alone)
     await asyncio.sleep(NOTICE_SECONDS / 6)
     early.send(PING)
     assert error(await early.ended())[0] == 502
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
-    assert await silent.ended() == b""
-    await stopped(stop)
+    await stopped(stop, silent)
 
 
 async def test_without_a_daemon_who_was_answered_and_stays_holds_nothing_up(alone: Node) -> None:
     """It still sends the body of what it asked for."""
-    (client,) = await accepted(alone)
+    client = await accepted(alone)
     client.send(UPLOAD[:-5])
     assert (await client.answer("POST")).status == 502
     await stopped(stopping(alone))
