@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.docker.front import Front
 from runtimeproxy.hookpoints import HookPoint
@@ -106,6 +108,8 @@ class Node:
     away: bool = False
     synced: bool = False
     """The daemon's state is read and swept beside the calls, too."""
+    follows: bool = True
+    """The daemon's events are followed from the start, and it is known then."""
     prefix: str = "/v1.41"
     """Of every path; "" leaves the version out, and Engine 29 knows it from 1.44 on."""
     plugins: Plugins = field(default_factory=Plugins)
@@ -137,6 +141,8 @@ class Node:
         self._listener = listen(str(self.folder / "proxy.sock"))
         self._acceptor = Acceptor(loop, self._listener.socket, self.front.accept)
         self._acceptor.start()
+        if self.follows and not self.away:
+            await self.follow()
         return self
 
     async def __aexit__(
@@ -283,6 +289,16 @@ class Node:
         record = self.store.pod(pod_id)
         assert record is not None
         return record
+
+
+def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
+    """Run a test on a node with each of these options."""
+    return pytest.mark.parametrize("node", options, ids=str, indirect=True)
+
+
+on_each_driver = on_node({"cgroup_driver": "cgroupfs"}, {"cgroup_driver": "systemd"})
+away = on_node({"away": True})
+unfollowed = on_node({"follows": False})
 
 
 def written(body: Any) -> bytes:

@@ -194,9 +194,6 @@ class Play:
         assert self.held_bytes.count == 0
 
 
-# ---- conversations as tables
-
-
 class Step(NamedTuple):
     """What somebody does, and all that comes of it: what each side gets, and for how many calls hooks are asked."""
 

@@ -16,7 +16,6 @@ UNFRAMED_404 = answer(404, "Content-Type: text/plain", CLOSE, body=None) + b"No 
 EARLY = head("HTTP/1.1 103 Early Hints", "Link: x")
 EXPECTING = CREATE.replace(b"Host", EXPECT.encode() + b"\r\nHost")
 
-# ---- framing
 
 FRAMED = {
     "a body": (PING, OK),
@@ -63,8 +62,6 @@ def test_b2_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> No
         ]
         assert converse(steps, holds=()).reader.tunnel
 
-
-# ---- conversations
 
 LONG = answer(200, body=OK + OK)
 PASSING: dict[str, list[Step]] = {
@@ -146,8 +143,6 @@ def test_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes) -> Non
         converse([asked(CREATE), kept, answered(to_client=replied)])
 
 
-# ---- what is no answer
-
 BEGUN = STREAM[: STREAM.index(b"0\r\nSum")]
 TWO_LENGTHS = head("HTTP/1.1 200 OK", "Content-Length: 1", "Content-Length: 2")
 SETTINGS = bytes.fromhex("000006040000000000000300000064")
@@ -178,9 +173,6 @@ def test_what_is_no_answer_breaks_the_protocol(before: list[Step], broken: Step,
     with pytest.raises(WireError, match=message):
         broken.act(play)
     assert play.came() == (b"", b"", 0)
-
-
-# ---- the memory of answers
 
 
 NOT_REMEMBERED = {

@@ -64,9 +64,6 @@ async def failure(backend: Backend, route: str, seconds: float = PATIENCE_SECOND
     return text, caught.value.code
 
 
-# ---- what is asked
-
-
 def test_aiohttp_is_not_loaded_before_the_first_request() -> None:
     program = """
 import asyncio, sys
@@ -170,9 +167,6 @@ async def test_update_is_sent_as_it_is(daemon: Daemon, backend: Backend) -> None
     assert (request.method, request.target, request.body) == ("POST", UPDATE, BODY)
     assert (request.headers["content-type"], request.headers["content-length"]) == ("application/json", str(len(BODY)))
     assert "transfer-encoding" not in request.headers
-
-
-# ---- connections
 
 
 async def test_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -> None:
@@ -285,8 +279,6 @@ async def test_cancel_at_any_moment_leaves_no_task_and_no_connection(
         await until(lambda: not daemon.connections and asyncio.all_tasks() == others)
     assert daemon.requests  # the later ones got so far
 
-
-# ---- how each question fails
 
 REJECTED = [(500, b'{"message": "Invalid cpuset 0-99"}', "500: Invalid cpuset 0-99", grpc.INTERNAL)]
 REJECTED += [(500, b'{"message": "' + 5000 * b"x" + b'"}', f"500: {1024 * 'x'}", grpc.INTERNAL)]
@@ -406,8 +398,6 @@ async def test_broken_reply_is_an_error(daemon: Daemon, backend: Backend, route:
     daemon.reply(ASKS[route][0], Reply(raw=raw))
     assert (await failure(backend, route))[1] == grpc.UNAVAILABLE
 
-
-# ---- the event stream: lines cut anywhere, lines that are none, its end
 
 DESTROYED = Event("destroy", ID, 1)
 

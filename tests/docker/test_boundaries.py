@@ -22,8 +22,6 @@ from tests.wire.test_http1_oracle import BODIES, LINES, NOISE, READ_BY_H11, REQU
 
 pytestmark = pytest.mark.slow
 
-# ---- h11
-
 
 class Asked(NamedTuple):
     """A request as a reader sees it; Transfer-Encoding in lower case, as h11 gives it."""
@@ -140,9 +138,6 @@ def test_any_cut_gives_the_same_requests(data: bytes, sizes: list[int]) -> None:
     assert [one.head for one in cut.followed()] == [one.head for one in whole.followed()]
     broken = -1 if whole.inside else None
     assert cut.followed()[:broken] == whole.followed()[:broken]
-
-
-# ---- slow and big heads
 
 
 async def sent(path: Path, data: bytes) -> bytes:

@@ -40,8 +40,6 @@ class Turn:
         return self.sent.index(b"\r\n\r\n") + 4
 
 
-# ---- what is generated
-
 FIELDS = st.lists(st.sampled_from(["X-Registry-Auth: e30=", "accept:  */*", "User-Agent: curl", "X-A:"]), max_size=3)
 BODY = st.binary(max_size=60) | st.sampled_from([PING, START, b"0\r\n\r\n", OK, b"x" * 3000])
 PIECES = st.lists(BODY.filter(bool), max_size=4).map(tuple)
@@ -101,8 +99,6 @@ LAST = st.builds(lambda sent: Turn(sent, answer(200, CLOSE, body=b"last")), REQU
 CONVERSATIONS = st.builds(lambda turns, last: [*turns, *last], TURNS, st.lists(UPGRADED | ENDLESS | LAST, max_size=1))
 SIZES = st.lists(st.tuples(st.booleans(), st.integers(1, 60) | st.integers(1, 4000)), max_size=25)
 """Who sends next, the client or the daemon, and how many bytes."""
-
-# ---- what is not held
 
 
 @dataclass
@@ -229,8 +225,6 @@ def told(turns: list[Turn], known: Known) -> list[tuple[bytes, bytes]]:
     return outs
 
 
-# ---- what is held
-
 FATES = st.lists(st.tuples(st.sampled_from(["passes", "changes", "is refused"]), st.booleans()), min_size=6, max_size=6)
 """What becomes of a held call, and whether within the turn."""
 HELD_TURNS = st.lists(USUAL | OF_HEAD | FAILED_UPGRADE | st.builds(Turn, TO_HOLD, REPLIES), min_size=1, max_size=6)
@@ -329,8 +323,6 @@ def _without_continue(data: bytes) -> bytes:
     """Leave the interim 100 out: for a held request it is ours where the daemon gave none, and the other way round."""
     return data.replace(CONTINUE, b"")
 
-
-# ---- what is broken
 
 CHANGES = st.lists(
     st.tuples(st.floats(0, 1), st.sampled_from([b"", b"\n", b"\r", b"\0", b" ", b"9", b"g"])), max_size=3

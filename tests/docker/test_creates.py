@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +11,12 @@ from runtimeproxy.model import ContainerRecord, HookAnswer, HookRequest, PodReco
 from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import ANNOTATIONS, ASKED, PARENT, SYSTEMD_PARENT, TOLD, TOLD_POD
 from tests.docker.client import Answer, request
-from tests.docker.node import CREATE, INSPECT, START, UPDATE, Node, id_of, written
+from tests.docker.node import CREATE, INSPECT, START, UPDATE, Node, id_of, on_each_driver, on_node, written
 from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
-DRIVERS = [("cgroupfs", PARENT, PARENT), ("systemd", SYSTEMD_PARENT, SYSTEMD_PARENT.rpartition("/")[2])]
-"""Driver, a parent as CRI has it, and as Docker has it."""
 CANARY = "canary-4711"
 
-# -- all calls ---------------------------------------------------------------------------------------------------------
 
 PRE = [
     ("pod", "PreRunPodSandbox", "RunPodSandbox", CREATE),
@@ -68,9 +64,6 @@ async def test_call_whose_hook_fails_under_ignore_passes_as_it_came(
     assert node.recorder.counted("calls", operation=operation, outcome="agreed") >= 1
 
 
-# -- pods --------------------------------------------------------------------------------------------------------------
-
-
 async def test_pod_is_told_and_kept_as_the_kubelet_asked_for_it(node: Node) -> None:
     node.plugins.add("a")
     pod_id = await node.create_pod()
@@ -100,40 +93,38 @@ async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node) -> None:
     )
 
 
-@pytest.mark.parametrize(("driver", "in_cri", "in_docker"), DRIVERS)
-async def test_hooks_see_cris_parent_and_the_daemon_its_drivers(
-    tmp_path: Path, driver: str, in_cri: str, in_docker: str
-) -> None:
+@on_each_driver
+async def test_hooks_see_cris_parent_and_the_daemon_its_drivers(node: Node) -> None:
+    in_cri = node.pod.cgroup_parent
+    in_docker = in_cri.rpartition("/")[2] if node.cgroup_driver == "systemd" else in_cri
     hooked_cri, hooked_docker = (parent.replace("burstable", "besteffort") for parent in (in_cri, in_docker))
 
     def move(request: HookRequest) -> HookAnswer:
         return HookAnswer(cgroup_parent=hooked_cri if request.container is None else "")
 
-    async with Node(tmp_path, cgroup_driver=driver) as node:
-        await node.follow()
-        node.plugins.add("a", move, points=("PreRunPodSandbox", "PreStartContainer"))
-        pod_id = await node.create_pod()
-        assert node.told.pod.cgroup_parent == in_cri
-        assert node.host()["CgroupParent"] == hooked_docker
-        container_id = await node.create_container(pod_id)
-        assert node.host()["CgroupParent"] == hooked_docker, "the kubelet still names the old one"
-        await node.act("start", container_id)
-        assert node.told.pod.cgroup_parent == hooked_cri
-        assert node.told_container.cgroup_parent == ""
+    node.plugins.add("a", move, points=("PreRunPodSandbox", "PreStartContainer"))
+    pod_id = await node.create_pod()
+    assert node.told.pod.cgroup_parent == in_cri
+    assert node.host()["CgroupParent"] == hooked_docker
+    container_id = await node.create_container(pod_id)
+    assert node.host()["CgroupParent"] == hooked_docker, "the kubelet still names the old one"
+    await node.act("start", container_id)
+    assert node.told.pod.cgroup_parent == hooked_cri
+    assert node.told_container.cgroup_parent == ""
 
 
-async def test_pod_is_told_once_the_daemon_named_its_driver(tmp_path: Path) -> None:
-    async with Node(tmp_path, cgroup_driver="systemd") as node:
-        pod_id = await node.create_pod()
-        assert node.store.counts() == (0, 0), "nobody is asked for the driver where no plugin wants it"
-        assert node.dockerd.requests("GET /info") == []
-        node.plugins.add("a")
-        await node.create_container(pod_id)
-        assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
-        await node.remove(pod_id)
-        await node.create_pod()
-        assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
-        assert len(node.dockerd.requests("GET /info")) == 1
+@on_node({"cgroup_driver": "systemd", "follows": False})
+async def test_pod_is_told_once_the_daemon_named_its_driver(node: Node) -> None:
+    pod_id = await node.create_pod()
+    assert node.store.counts() == (0, 0), "nobody is asked for the driver where no plugin wants it"
+    assert node.dockerd.requests("GET /info") == []
+    node.plugins.add("a")
+    await node.create_container(pod_id)
+    assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+    await node.remove(pod_id)
+    await node.create_pod()
+    assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+    assert len(node.dockerd.requests("GET /info")) == 1
 
 
 async def test_pod_that_the_daemon_refuses_leaves_nothing_and_its_answer_as_it_was(node: Node) -> None:
@@ -154,9 +145,6 @@ async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node:
     assert (await node.create("web", node.pod_body())).raw == reply
     assert node.store.counts() == (0, 0)
     assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
-
-
-# -- containers ----------------------------------------------------------------------------------------------------
 
 
 async def test_container_is_told_with_its_pod_and_kept_as_asked_for(node: Node) -> None:
@@ -225,22 +213,20 @@ async def test_envs_that_a_hook_cannot_be_told_stay_as_they_are(node: Node) -> N
     assert node.container(container_id).effective.envs == {"A": "3", "RAW": "\ufffd", "E": "4", "NEW": "5"}
 
 
-@pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
-async def test_hook_that_answers_an_echo_changes_no_byte(tmp_path: Path, driver: str) -> None:
+@on_each_driver
+async def test_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
     def echo(request: HookRequest) -> HookAnswer:
         told = request.container
         if told is None:
             return HookAnswer(request.pod.labels, request.pod.annotations, {}, request.pod.cgroup_parent)
         return HookAnswer({}, told.annotations, told.envs, request.pod.cgroup_parent, told.resources)
 
-    async with Node(tmp_path, cgroup_driver=driver) as node:
-        await node.follow()
-        node.plugins.add("a", echo)
-        pod_id = await node.create_pod()
-        assert node.came(CREATE) == written(node.pod_body())
-        body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
-        assert (await node.create("web", body)).status == 201
-        assert node.came(CREATE) == body
+    node.plugins.add("a", echo)
+    pod_id = await node.create_pod()
+    assert node.came(CREATE) == written(node.pod_body())
+    body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
+    assert (await node.create("web", body)).status == 201
+    assert node.came(CREATE) == body
 
 
 async def test_fields_that_docker_cannot_carry_are_left_out_and_named(
@@ -268,33 +254,26 @@ async def test_daemons_own_rules_stand_in_the_record(node: Node) -> None:
     assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
 
 
-# -- the pod's parent --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("driver", "parent", "in_docker"),
-    [("cgroupfs", "/hooked", "/hooked"), ("systemd", "/a.slice/a-b.slice", "a-b.slice")],
-)
+@on_each_driver
 @pytest.mark.parametrize("registered", [True, False])
-async def test_parent_changed_for_the_pod_goes_into_its_containers(
-    tmp_path: Path, driver: str, parent: str, in_docker: str, registered: bool
-) -> None:
-    async with Node(tmp_path, cgroup_driver=driver) as node:
-        await node.follow()
-        node.plugins.add("a", HookAnswer(cgroup_parent=parent), points=("PreRunPodSandbox",))
-        pod_id = await node.create_pod()
-        if not registered:
-            node.plugins.plugins.clear()
-        container_id = await node.create_container(pod_id)
-        wanted = node.container_body(pod_id)
-        wanted["HostConfig"]["CgroupParent"] = in_docker
-        assert node.config() == wanted
-        assert node.container(container_id).original.cgroup_parent == ""
-        node.store.forget(container_id)
-        node.plugins.add("b", points=("PostStopContainer",))
-        await node.act("stop", container_id)
-        assert node.container(container_id).effective.cgroup_parent == "", "it is its pod's, also read again"
-        assert node.told.pod.cgroup_parent == parent
+async def test_parent_changed_for_the_pod_goes_into_its_containers(node: Node, registered: bool) -> None:
+    parent, in_docker = (
+        ("/a.slice/a-b.slice", "a-b.slice") if node.cgroup_driver == "systemd" else ("/hooked", "/hooked")
+    )
+    node.plugins.add("a", HookAnswer(cgroup_parent=parent), points=("PreRunPodSandbox",))
+    pod_id = await node.create_pod()
+    if not registered:
+        node.plugins.plugins.clear()
+    container_id = await node.create_container(pod_id)
+    wanted = node.container_body(pod_id)
+    wanted["HostConfig"]["CgroupParent"] = in_docker
+    assert node.config() == wanted
+    assert node.container(container_id).original.cgroup_parent == ""
+    node.store.forget(container_id)
+    node.plugins.add("b", points=("PostStopContainer",))
+    await node.act("stop", container_id)
+    assert node.container(container_id).effective.cgroup_parent == "", "it is its pod's, also read again"
+    assert node.told.pod.cgroup_parent == parent
 
 
 async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
@@ -309,30 +288,26 @@ async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) 
 
 
 @pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
-@pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
-async def test_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_has(
-    tmp_path: Path, driver: str, known: str
-) -> None:
-    hooked = (SYSTEMD_PARENT if driver == "systemd" else PARENT).replace("burstable", "besteffort")
-    async with Node(tmp_path, cgroup_driver=driver) as node:
-        await node.follow()
-        node.plugins.add("a", HookAnswer(cgroup_parent=hooked), points=("PreRunPodSandbox",))
-        pod_id = await node.create_pod()
-        pod_host = node.host()["CgroupParent"]
-        node.forget()
-        if known != "not yet":
-            read = await node.front._lookup.pod(pod_id)
-            assert read is not None
-            node.store.commit(Subject(read))
-        if known == "read, and nobody is asked":
-            node.plugins.plugins.clear()
-        container_id = await node.create_container(pod_id)
-        assert node.host()["CgroupParent"] == pod_host
-        pod = node.pod_of(pod_id)
-        assert pod.effective.cgroup_parent == hooked
-        if known == "not yet":
-            assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create told"
-        assert node.container(container_id).effective.cgroup_parent == ""
+@on_each_driver
+async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: Node, known: str) -> None:
+    hooked = node.pod.cgroup_parent.replace("burstable", "besteffort")
+    node.plugins.add("a", HookAnswer(cgroup_parent=hooked), points=("PreRunPodSandbox",))
+    pod_id = await node.create_pod()
+    pod_host = node.host()["CgroupParent"]
+    node.forget()
+    if known != "not yet":
+        read = await node.front._lookup.pod(pod_id)
+        assert read is not None
+        node.store.commit(Subject(read))
+    if known == "read, and nobody is asked":
+        node.plugins.plugins.clear()
+    container_id = await node.create_container(pod_id)
+    assert node.host()["CgroupParent"] == pod_host
+    pod = node.pod_of(pod_id)
+    assert pod.effective.cgroup_parent == hooked
+    if known == "not yet":
+        assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create told"
+    assert node.container(container_id).effective.cgroup_parent == ""
 
 
 async def test_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(node: Node) -> None:
@@ -344,9 +319,6 @@ async def test_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(no
     assert (await node.create("web", body)).status == 201
     assert node.came(CREATE) == written(body)
     assert node.pod_of(pod_id).original.cgroup_parent == PARENT
-
-
-# -- the pod is not known ----------------------------------------------------------------------------------------------
 
 
 async def test_unknown_pod_is_read_as_it_was(node: Node) -> None:

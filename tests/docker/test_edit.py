@@ -79,9 +79,6 @@ def in_docker(limits: Limits) -> dict[str, ResourceValue]:
     return {RESOURCE_TABLE[name]: value for name, value in in_bytes(limits).items()}
 
 
-# ---- creates
-
-
 def test_table_names_fields_of_resources() -> None:
     assert RESOURCE_TABLE.keys() == set(RESOURCE_FIELDS) - {"hugepage_limits", "unified"}
 
@@ -236,9 +233,6 @@ def test_unreadable_body(problem: str) -> None:
             edit_update(body.encode(), {"cpu_shares": 2}, NO_RESOURCES)
 
 
-# ---- updates
-
-
 def test_update() -> None:
     update = edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES)
     assert update.body == replaced(
@@ -320,8 +314,6 @@ def test_update_of_its_own_names_what_is_set() -> None:
     assert update.left_out == ("unified",)
     assert update_body({"unified": {"a": "b"}}, present) == Update(b"{}", {}, ("unified",))
 
-
-# ---- any resources, against what the daemon checks
 
 ANY_LIMIT = st.sampled_from([-1, 0, GIB, 2 * GIB, 3 * GIB])
 ANY_CHANGES: st.SearchStrategy[dict[str, ResourceValue]] = st.fixed_dictionaries(

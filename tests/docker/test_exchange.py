@@ -32,8 +32,6 @@ def held(sent: bytes, *, limit: int = 1000) -> Play:
     return converse([client(sent, asks=1)], limit=limit)
 
 
-# ---- reading the request
-
 READABLE = {
     "sized": (CREATE, BODY),
     "in chunks": (IN_CHUNKS, BODY),
@@ -70,9 +68,6 @@ def test_unreadable_request(steps: list[Step], problem: str) -> None:
     play = converse(steps)
     with pytest.raises(WireError, match=problem):
         play.call.body()
-
-
-# ---- what is kept (A4)
 
 
 def test_all_held_requests_share_one_limit() -> None:
@@ -137,9 +132,6 @@ def test_body_is_kept_once_its_turn_has_come(at: int, ended: bool) -> None:
     assert play.came() == (OK, WAITING + EOF * ended, 1)
 
 
-# ---- B8: what is released
-
-
 def test_b8_long_body_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     play, written = held(request("POST", TARGET, body=bytes(JOINED_BYTES + 1)), limit=2 * JOINED_BYTES), list[bytes]()
     top, body = play.call.head, play.call.body()
@@ -174,8 +166,6 @@ def test_b8_changed_request_differs_in_three_lines_and_its_body(sent: bytes, cha
     play.call.release(b'{"new":1}')
     assert play.daemon.got() == changed_head + b'{"new":1}'
 
-
-# ---- C1: only the first transition counts
 
 STATES: dict[CallState, Callable[[HeldExchange], object]] = {
     CallState.RELEASED: lambda call: call.release(None),
@@ -230,8 +220,6 @@ def test_refused_call_waits_for_nothing(sent: bytes) -> None:
     assert (play.call.reply, play.events.settled_calls) == (None, [])
 
 
-# ---- refusals
-
 KEPT_ALIVE = "Connection: keep-alive"
 OLD = f"POST {TARGET} HTTP/1.0"
 CLOSING = {
@@ -250,8 +238,6 @@ def test_refusal_keeps_the_connection_unless_the_client_closes_it(sent: bytes, c
     assert error(play.client.got()) == (500, closes, b'{"message": "runtimeproxy: no"}\n')
     assert (play.client.ended, play.daemon.got()) == (closes, b"" if closes else PING)
 
-
-# ---- the answer
 
 AGREED = {
     "created": (CREATE, CREATED, True),
@@ -349,9 +335,6 @@ def test_reply_of_a_call(steps: list[Step], reply: Reply | None) -> None:
 @pytest.mark.parametrize(("steps", "reply"), CUT_SHORT.values(), ids=CUT_SHORT)
 def test_reply_of_a_call_whose_body_is_not_kept_whole(steps: list[Step], reply: Reply | None) -> None:
     assert converse(steps, limit=5).call.reply == reply
-
-
-# ---- what is known again
 
 
 def test_known_messages_are_bounded() -> None:

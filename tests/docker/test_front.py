@@ -18,7 +18,7 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import CONTAINER
 from tests.docker.client import Client, chunked, request
 from tests.docker.daemon import until
-from tests.docker.node import CREATE, INSPECT, START, UPDATE, GatedClient, Node, id_of, written
+from tests.docker.node import CREATE, INSPECT, START, UPDATE, GatedClient, Node, away, id_of, unfollowed, written
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
@@ -30,9 +30,6 @@ IMAGE = b'"Image":"%b"' % BUSYBOX_IMAGE.encode()
 PLAIN_BODY = b'{ %b,"HostConfig":null, "hostconfig":null,"Env":["\\u0041=1"],"New":1e400 }' % IMAGE
 """A create that is no pod's, in a spelling that nobody would write again."""
 NO_OBJECT = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
-
-
-# -- which calls are held ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1.12", "/v1.41"])
@@ -78,9 +75,6 @@ async def test_store_knows_all_without_a_plugin(node: Node) -> None:
     assert not node.dockerd.requests(INSPECT)
 
 
-# -- references --------------------------------------------------------------------------------------------------------
-
-
 def percent(text: str) -> str:
     return "".join(f"%{ord(letter):02x}" for letter in text)
 
@@ -110,9 +104,6 @@ async def test_any_reference_names_the_same_container(node: Node, spelt: Callabl
     for made, left in ((container, (1, 0)), (pod, (0, 0))):
         assert (await node.remove(made)).status == 204
         await until(lambda left=left: node.store.counts() == left)  # type: ignore[misc]
-
-
-# -- what is no pod's --------------------------------------------------------------------------------------------------
 
 
 async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
@@ -153,9 +144,6 @@ async def test_b10_plain_container_is_remembered_by_its_full_id_only(node: Node)
     await node.remove(plain_id)
     await node.event("destroy")
     assert [await asked(reference) for reference in (plain_id, plain_id)] == [1, 1], "it is gone: 404"
-
-
-# -- who is asked for what the Store does not know ---------------------------------------------------------------------
 
 
 ASKED = [
@@ -221,28 +209,26 @@ FAILURES = [Injection(status=500, message="canary-4711"), Injection(raw=NO_OBJEC
 @pytest.mark.parametrize(
     ("route", "point", "asked"), [(INSPECT, "PreStartContainer", START), ("GET /info", "PreRunPodSandbox", CREATE)]
 )
+@unfollowed
 async def test_failed_reading_is_a_failure_under_the_policy(
-    tmp_path: Path, route: str, point: str, asked: str, policy: FailurePolicy, injection: Injection
+    node: Node, route: str, point: str, asked: str, policy: FailurePolicy, injection: Injection
 ) -> None:
-    async with Node(tmp_path) as node:
-        _, container_id = await node.made()
-        node.forget()
-        node.plugins.add("koordlet", policy=policy)
-        node.dockerd.inject(route, injection)
-        before = len(node.dockerd.requests(asked))
-        answer = await (node.act("start", container_id) if asked == START else node.create("web", node.pod_body()))
-        sent = node.dockerd.requests(asked)[before:]
-        if policy is FAIL:
-            assert (answer.status, sent) == (500, [])
-            assert f"refused: hook server 'koordlet' at {point}: unreadable" in answer.message
-            assert "canary" not in answer.message
-        else:
-            assert (answer.status, len(sent)) == (204 if asked == START else 201, 1)
-            assert node.recorder.total("hook_fail_open") == 1
-        assert (node.points, node.store.counts()) == ([], (0, 0))
+    _, container_id = await node.made()
+    node.forget()
+    node.plugins.add("koordlet", policy=policy)
+    node.dockerd.inject(route, injection)
+    before = len(node.dockerd.requests(asked))
+    answer = await (node.act("start", container_id) if asked == START else node.create("web", node.pod_body()))
+    sent = node.dockerd.requests(asked)[before:]
+    if policy is FAIL:
+        assert (answer.status, sent) == (500, [])
+        assert f"refused: hook server 'koordlet' at {point}: unreadable" in answer.message
+        assert "canary" not in answer.message
+    else:
+        assert (answer.status, len(sent)) == (204 if asked == START else 201, 1)
+        assert node.recorder.total("hook_fail_open") == 1
+    assert (node.points, node.store.counts()) == ([], (0, 0))
 
-
-# -- creates that cannot be read ---------------------------------------------------------------------------------------
 
 POD = b'%b,"Labels":{"io.kubernetes.docker.type":"podsandbox"}' % IMAGE
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -304,29 +290,22 @@ async def test_unreadable_create_of_no_pod_always_passes(node: Node, body: bytes
     assert not node.recorder.total("calls_unreadable")
 
 
-async def test_daemons_state_is_read_behind_its_events_and_swept(tmp_path: Path) -> None:
-    async with Node(tmp_path) as earlier:
-        await earlier.follow()
-        pod_id, container_id = await earlier.made()
-        state = earlier.dockerd.state
-        known = earlier.store.snapshot()
+async def test_daemons_state_is_read_behind_its_events_and_swept(node: Node, tmp_path: Path) -> None:
+    pod_id, container_id = await node.made()
     (tmp_path / "later").mkdir()
-    async with Node(tmp_path / "later", synced=True) as node:
-        node.plugins.add("a")
-        node.dockerd.state = state
-        await node.follow()
-        await until(lambda: node.store.counts() == (1, 1))
-        assert node.store.snapshot() == known
-        requests = [received.route for received in node.dockerd.received]
+    later = Node(tmp_path / "later", synced=True)
+    state = later.dockerd.state = node.dockerd.state
+    async with later:
+        later.plugins.add("a")
+        await until(lambda: later.store.counts() == (1, 1))
+        assert later.store.snapshot() == node.store.snapshot()
+        requests = [received.route for received in later.dockerd.received]
         assert requests.index("GET /events") < requests.index("GET /containers/json")
-        node.front._events.expect_update(container_id)
+        later.front._events.expect_update(container_id)
         del state.containers[container_id]
-        node.front.sync.soon()
-        await until(lambda: node.store.counts() == (1, 0))
-        assert (node.front._events.expected_updates, node.store.ids()) == ({}, {pod_id})
-
-
-# -- the client leaves -------------------------------------------------------------------------------------------------
+        later.front.sync.soon()
+        await until(lambda: later.store.counts() == (1, 0))
+        assert (later.front._events.expected_updates, later.store.ids()) == ({}, {pod_id})
 
 
 def create(node: Node) -> bytes:
@@ -414,9 +393,6 @@ async def test_client_that_half_closes_inside_a_held_body_is_answered(
     assert (node.points, node.recorder.total("calls_unreadable")) == ([], 1)
 
 
-# -- the daemon leaves -------------------------------------------------------------------------------------------------
-
-
 async def test_daemon_that_closes_during_a_hold_is_dialled_once_more(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -451,18 +427,18 @@ async def test_daemon_that_is_away_at_the_release_is_502_and_its_update_is_not_e
     assert node.recorder.total("updates_of_others") == 1
 
 
-async def test_daemon_that_is_missing_at_the_start(tmp_path: Path) -> None:
-    async with Node(tmp_path, away=True) as node:
-        await node.front.start()
-        node.plugins.add("a")
-        answer = await node.ask("GET", "/_ping")
-        assert (answer.status, answer.message) == (502, AWAY)
-        await node.dockerd.start()
-        pod_id, container_id = await node.running()
-        await until(lambda: node.dockerd.watchers == 1)
-        assert node.store.counts() == (1, 1)
-        await node.act("stop", container_id)
-        assert (node.told.pod.id, node.told.pod.cgroup_parent) == (pod_id, node.pod.cgroup_parent)
+@away
+async def test_daemon_that_is_missing_at_the_start(node: Node) -> None:
+    await node.front.start()
+    node.plugins.add("a")
+    answer = await node.ask("GET", "/_ping")
+    assert (answer.status, answer.message) == (502, AWAY)
+    await node.dockerd.start()
+    pod_id, container_id = await node.running()
+    await until(lambda: node.dockerd.watchers == 1)
+    assert node.store.counts() == (1, 1)
+    await node.act("stop", container_id)
+    assert (node.told.pod.id, node.told.pod.cgroup_parent) == (pod_id, node.pod.cgroup_parent)
 
 
 async def test_daemon_whose_backlog_is_full_at_the_release_is_502(node: Node) -> None:
@@ -481,41 +457,36 @@ async def test_daemon_whose_backlog_is_full_at_the_release_is_502(node: Node) ->
 
 @pytest.mark.parametrize("framing", ["Content-Length: 1000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\nfffff\r\n"])
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 No\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno", b""])
-async def test_client_inside_a_body_may_send_on_when_the_daemon_leaves(
-    tmp_path: Path, framing: str, answer: bytes
-) -> None:
+@away
+async def test_client_inside_a_body_may_send_on_when_the_daemon_leaves(node: Node, framing: str, answer: bytes) -> None:
     """A daemon may answer before it has read a request; a client that cannot write then may never read the answer."""
-    async with Node(tmp_path, away=True) as node:
-        with socket.socket(socket.AF_UNIX) as daemon:
-            daemon.bind(node.dockerd.socket_path)
-            daemon.listen()
-            daemon.setblocking(False)
-            client = await node.client()
-            client.send(f"POST /images/create HTTP/1.1\r\nHost: d\r\n{framing}".encode())
-            connection, _ = await asyncio.get_running_loop().sock_accept(daemon)
-            await asyncio.get_running_loop().sock_recv(connection, 1000)
-            connection.send(answer)
-            connection.close()
-            assert await client.ended() == answer
-            for _ in range(20):
-                client.send(b"x" * 1000)
-                await client.writer.drain()
-                await asyncio.sleep(0.005)
-            (paired,) = node.front.connections
-            assert (paired.reader.to_daemon, node.front.held_bytes.count) == ([], 0)
-            await client.close()
-            await until(lambda: not node.front.connections)
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(node.dockerd.socket_path)
+        daemon.listen()
+        daemon.setblocking(False)
+        client = await node.client()
+        client.send(f"POST /images/create HTTP/1.1\r\nHost: d\r\n{framing}".encode())
+        connection, _ = await asyncio.get_running_loop().sock_accept(daemon)
+        await asyncio.get_running_loop().sock_recv(connection, 1000)
+        connection.send(answer)
+        connection.close()
+        assert await client.ended() == answer
+        for _ in range(20):
+            client.send(b"x" * 1000)
+            await client.writer.drain()
+            await asyncio.sleep(0.005)
+        (paired,) = node.front.connections
+        assert (paired.reader.to_daemon, node.front.held_bytes.count) == ([], 0)
+        await client.close()
+        await until(lambda: not node.front.connections)
 
 
-async def test_daemon_that_says_nothing_sensible_of_itself_is_asked_again(tmp_path: Path) -> None:
-    async with Node(tmp_path) as node:
-        node.dockerd.inject("GET /info", Injection(raw=NO_OBJECT, times=2))
-        await node.follow()
-        assert node.dockerd.counts["GET /info"] == 3
-        assert node.recorder.total("backend_event_stream_losses") == 2
-
-
-# -- many at once ------------------------------------------------------------------------------------------------------
+@unfollowed
+async def test_daemon_that_says_nothing_sensible_of_itself_is_asked_again(node: Node) -> None:
+    node.dockerd.inject("GET /info", Injection(raw=NO_OBJECT, times=2))
+    await node.follow()
+    assert node.dockerd.counts["GET /info"] == 3
+    assert node.recorder.total("backend_event_stream_losses") == 2
 
 
 async def test_calls_of_one_container_keep_their_order_and_wait_for_no_other(node: Node) -> None:
@@ -532,9 +503,6 @@ async def test_calls_of_one_container_keep_their_order_and_wait_for_no_other(nod
     assert [(await client.answer()).status for client in clients] == [200] * 6
     told = [asked.request.container for asked in node.plugins.asked]
     assert [one.resources.cpu_shares for one in told if one and one.resources and one.name == "main"] == [2, 3, 4, 5, 6]
-
-
-# -- what is no HTTP/1.1 -----------------------------------------------------------------------------------------------
 
 
 async def test_ambiguous_request_is_refused_and_counted(node: Node) -> None:
@@ -560,18 +528,18 @@ async def test_http2_client_goes_round_the_hooks_or_away(node: Node, policy: Fai
     assert node.recorder.total("http2_tunnels") == 1
 
 
-async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(tmp_path: Path) -> None:
-    async with Node(tmp_path, away=True) as node:
-        with socket.socket(socket.AF_UNIX) as daemon:
-            daemon.bind(node.dockerd.socket_path)
-            daemon.listen()  # it says nothing to anybody, as a daemon that speaks HTTP/2 would not either
-            http2, http1 = await node.client(), await node.client()
-            http2.send(PREFACE + b"SM\r\n\r\n")
-            http1.send(request("GET", "/events"))
-            await until(lambda: len(node.front.http2) == 1)
-            for policy, left in ((IGNORE, 1), (FAIL, 0)):
-                node.plugins.add(policy.name, policy=policy)
-                node.plugins.changed()
-                await until(lambda left=left: len(node.front.http2) == left)  # type: ignore[misc]
-            assert await http2.ended() == b""
-            await until(lambda: len(node.front.connections) == 1)
+@away
+async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(node: Node) -> None:
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(node.dockerd.socket_path)
+        daemon.listen()  # it says nothing to anybody, as a daemon that speaks HTTP/2 would not either
+        http2, http1 = await node.client(), await node.client()
+        http2.send(PREFACE + b"SM\r\n\r\n")
+        http1.send(request("GET", "/events"))
+        await until(lambda: len(node.front.http2) == 1)
+        for policy, left in ((IGNORE, 1), (FAIL, 0)):
+            node.plugins.add(policy.name, policy=policy)
+            node.plugins.changed()
+            await until(lambda left=left: len(node.front.http2) == left)  # type: ignore[misc]
+        assert await http2.ended() == b""
+        await until(lambda: len(node.front.connections) == 1)

@@ -1,8 +1,6 @@
 """How a client's connection to the Docker front ends: never between a request and its answer (promise 19)."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +8,7 @@ from runtimeproxy.relay import drain
 from tests.docker.client import Client, request
 from tests.docker.daemon import until
 from tests.docker.messages import error
-from tests.docker.node import CREATE, Node, id_of, written
+from tests.docker.node import CREATE, Node, away, id_of, written
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
 
@@ -30,12 +28,6 @@ QUICK_SECONDS = 10.0
 def times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
     monkeypatch.setattr(drain, "ANSWER_SECONDS", 0.1)
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
-        yield node
 
 
 def stopping(node: Node) -> "asyncio.Task[None]":
@@ -153,15 +145,6 @@ async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
     await stopped(stopping(node), attached, events)
 
 
-# -- the daemon is away ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def alone(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path, away=True) as node:
-        yield node
-
-
 async def accepted(node: Node) -> Client:
     """Return a connection that has said nothing yet."""
     count, client = len(node.front.connections), await node.client()
@@ -170,25 +153,27 @@ async def accepted(node: Node) -> Client:
 
 
 @pytest.mark.parametrize("half", [False, True])
-async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(alone: Node, half: bool) -> None:
+@away
+async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(node: Node, half: bool) -> None:
     """Nobody has read the whole one when the end begins."""
-    client = await accepted(alone)
+    client = await accepted(node)
     client.send(PING[:-5] if half else PING)
     await asyncio.sleep(0.02 * half)
-    stop = stopping(alone)
+    stop = stopping(node)
     if half:
         await asyncio.sleep(2 * NOTICE_SECONDS)
         assert not stop.done()
         client.send(PING[-5:])
     assert error(await client.ended())[0] == 502
     await stopped(stop)
-    assert not alone.front.connections
+    assert not node.front.connections
 
 
-async def test_without_a_daemon_who_asks_nothing_has_a_moment(alone: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+@away
+async def test_without_a_daemon_who_asks_nothing_has_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
-    early, silent = await accepted(alone), await accepted(alone)
-    stop = stopping(alone)
+    early, silent = await accepted(node), await accepted(node)
+    stop = stopping(node)
     await asyncio.sleep(NOTICE_SECONDS / 6)
     early.send(PING)
     assert error(await early.ended())[0] == 502
@@ -196,9 +181,10 @@ async def test_without_a_daemon_who_asks_nothing_has_a_moment(alone: Node, monke
     await stopped(stop, silent)
 
 
-async def test_without_a_daemon_who_was_answered_and_stays_holds_nothing_up(alone: Node) -> None:
+@away
+async def test_without_a_daemon_who_was_answered_and_stays_holds_nothing_up(node: Node) -> None:
     """It still sends the body of what it asked for."""
-    client = await accepted(alone)
+    client = await accepted(node)
     client.send(UPLOAD[:-5])
     assert (await client.answer("POST")).status == 502
-    await stopped(stopping(alone))
+    await stopped(stopping(node))

@@ -74,9 +74,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         await rig.backend.close()
 
 
-# ---- records
-
-
 ENGINES = [{"cgroup_driver": "systemd"}, {"api": "1.52", "minimum": "1.44"}]
 
 
@@ -143,9 +140,6 @@ async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Ri
     assert (await rig.subject(rig.container_id)).pod.effective.cgroup_parent == PARENT
 
 
-# ---- for the sync
-
-
 async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: Rig) -> None:
     rig.create("plain", PLAIN_BODY)
     rig.create("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
@@ -156,9 +150,6 @@ async def test_container_is_read_with_its_pod_by_its_id(rig: Rig) -> None:
     assert await rig.lookup.container(rig.container_id) == await rig.subject(rig.container_id)
     for reference in (NOBODY, rig.create("plain", PLAIN_BODY)):
         assert await rig.lookup.container(reference) is None
-
-
-# ---- images
 
 
 async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
@@ -190,9 +181,6 @@ async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, mon
     assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
 
 
-# ---- what is no pod's
-
-
 async def test_b10_plain_is_remembered_by_full_id_and_nothing_more_is_asked(rig: Rig) -> None:
     rig.dockerd.inject(INFO, Injection(status=500))
     rig.dockerd.inject(IMAGE, Injection(status=500))
@@ -219,9 +207,6 @@ async def test_inspect_without_labels_is_no_pods(rig: Rig, body: bytes) -> None:
     with pytest.raises(Unreadable):
         await rig.lookup.read("a-name")
     assert (rig.lookup.is_plain(rig.container_id), rig.lookup.is_plain("a-name")) == (True, False)
-
-
-# ---- the daemon itself
 
 
 async def test_driver_is_asked_for_once_unless_it_is_learnt_anew(rig: Rig) -> None:

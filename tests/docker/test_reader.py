@@ -22,7 +22,6 @@ CONFLICT = answer(409, CLOSE, body=b"{}")
 BAD = ours(400, closes=True)
 AWAY = ours(502, closes=True)
 
-# ---- what is held
 
 HELD: dict[str, list[Step]] = {
     # B6: Expect: 100-continue
@@ -162,8 +161,6 @@ def test_b9_daemon_that_closes_is_dialled_once_more(redials: int, steps: list[St
     assert converse(steps, daemons=1).events.redials == redials
 
 
-# ---- what is not held
-
 PASSING: dict[str, list[Step]] = {
     "B7: our 400 waits for its turn and closes, also behind what is not remembered": [
         client(CREATE + INFO + NONSENSE + PING, to_daemon=CREATE + INFO),
@@ -231,9 +228,6 @@ def test_b9_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: byt
     assert not play.daemon_ends()
 
 
-# ---- what the calls and the connection are told
-
-
 def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     play = converse([client(CREATE, asks=1)])
     written: list[bytes] = []
@@ -269,8 +263,6 @@ def test_b4_http2_that_may_not_pass_ends_the_connection() -> None:
     play.client.sends(PREFACE, START)
     assert play.came() == (EOF, b"", 0)
 
-
-# ---- what is not finished (promise 19)
 
 NOTHING, A_CALL, AN_ANSWER, A_TUNNEL = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)
 LOGS = request("GET", "/v1.41/containers/box/logs?follow=1")

@@ -47,9 +47,6 @@ async def unanswered(node: Node, route: str, action: str, reference: str, body: 
     assert await client.ended() == b""
 
 
-# -- start -------------------------------------------------------------------------------------------------------------
-
-
 async def test_start_is_told_before_and_if_it_starts_something_after(node: Node) -> None:
     node.plugins.add("a")
     pod_id, container_id = await node.made()
@@ -135,9 +132,6 @@ async def test_start_whose_client_leaves_in_its_update_expects_nothing(node: Nod
     assert node.dockerd.requests(START) == []
     assert node.store.counts() == (1, 0), "nobody knows whether the update was done"
     assert not node.front._events.expected_updates
-
-
-# -- update ------------------------------------------------------------------------------------------------------------
 
 
 def scaled(request: HookRequest) -> HookAnswer:
@@ -325,9 +319,6 @@ async def test_update_beside_a_call_that_had_to_read_its_container_leaves_no_rec
     assert node.store.container(container_id) is None
 
 
-# -- stop --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("registered", [True, False])
 async def test_start_and_stop_are_held_only_where_a_hook_server_is(node: Node, registered: bool) -> None:
     if registered:
@@ -356,9 +347,6 @@ async def test_stop_leaves_forgotten_what_was_forgotten_meanwhile(node: Node, wh
     assert (await stopping).status == (204 if what == "updated" else 404)
     assert node.points == ["PostStopContainer"] * registered
     assert node.store.counts() == (1, 0)
-
-
-# -- starts and stops without an answer --------------------------------------------------------------------------------
 
 
 @pytest.fixture

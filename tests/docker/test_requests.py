@@ -18,8 +18,6 @@ LAST_ERROR = answer(404, CLOSE, body=b"no\n")
 LONG_STDIN = b"s" * (READ_AHEAD_BYTES + 1)
 MANY = PING * (READ_AHEAD_BYTES // len(PING) + 1)
 
-# ---- B4: HTTP/2
-
 
 @pytest.mark.parametrize("step", [1, 5, len(PREFACE)])
 @pytest.mark.parametrize("passes", [True, False])
@@ -32,8 +30,6 @@ def test_b4_http2_is_a_tunnel_or_closed_however_it_comes(step: int, passes: bool
     assert play.client.got() == b"\0\0\0\4\1" * passes
     assert play.events.http2_clients == 1
 
-
-# ---- B8 and bodies: what passes, in any split
 
 SPLIT = {
     "no body": PING,
@@ -54,8 +50,6 @@ def test_request_may_be_cut_anywhere(sent: bytes) -> None:
     bytewise = client(*[bytes((octet,)) for octet in sent + sent], to_daemon=sent + sent)
     assert not converse([bytewise], holds=()).events.http2_clients
 
-
-# ---- what is not held
 
 PASSING: dict[str, list[Step]] = {
     "B4: HTTP/2 begins a connection only, also behind a known request": [
@@ -188,8 +182,6 @@ def test_b3_behind_a_framed_error_they_are_the_next_requests(sent: bytes) -> Non
     converse(steps)
 
 
-# ---- what is held
-
 HELD: dict[str, list[Step]] = {
     "a held body does not pass": [client(CREATE[:-10]), client(CREATE[-10:-3])],
     "a body that waits does not pass": [client(ATTACH + CREATE[:-10], to_daemon=ATTACH), client(CREATE[-10:-3])],
@@ -263,8 +255,6 @@ def test_held(steps: list[Step]) -> None:
     converse(steps).leave()
 
 
-# ---- a body that is too long to be kept
-
 LONG = request("POST", "/containers/create", body=b'{"Image":"i", "Cmd":[]}')
 HUGE = request("POST", "/containers/create", body=b"{" + bytes(2 * READ_AHEAD_BYTES))
 HALF = len(HUGE) // 2
@@ -320,9 +310,6 @@ def test_client_inside_a_body_outlives_the_daemon(sent: bytes, whole: bool, outl
     play = Play(holds=())
     play.client.sends(sent)
     assert (play.reader.asks_nothing, play.daemon_ends()) == (whole, outlives)
-
-
-# ---- the memory of requests
 
 
 def test_request_that_may_be_held_is_not_remembered() -> None:

@@ -91,8 +91,6 @@ def container_of(reply: dict[str, Any], shipped: bytes | None = None) -> Contain
     return value.container
 
 
-# ---- what the create gave
-
 CREATES: dict[str, tuple[str, dict[str, object]]] = {
     "a pod": ("pod", {}),
     "a pod that asks for nothing": ("pod", {"HostConfig": None}),
@@ -115,9 +113,6 @@ def test_inspect_equals_the_create(kind: str, changes: dict[str, object], counts
     create, name = NAMES[kind]
     body = changed(create, changes)
     assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == asked(body, name)
-
-
-# ---- the image
 
 
 ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.sampled_from(["", "=", "=1"]))), max_size=6)
@@ -192,9 +187,6 @@ def test_container_of_an_image_that_was_committed_from_a_pods_container() -> Non
     assert read_inspect(plain, shipped) is None
 
 
-# ---- what dockerd adds
-
-
 SWAPS = [(2**28, 2**28, 2**28, 2**28), (2**28, 2**29, 0, 0), (2**28, -1, 0, 2**28)]
 SWAPS += [(2**28, 2**28 + 1, 2**28 + 1, 2**28 + 1), (0, -1, -1, -1), (0, 0, 0, 0)]
 
@@ -216,9 +208,6 @@ RUNTIMES = [("runc", "runc", ""), ("kata", "runc", "kata"), ("runc", "kata", "ru
 def test_runtime_is_no_handler_if_it_is_the_default(runtime: str, default: str, handler: str) -> None:
     reply = changed(inspected(POD_BODY, POD_NAME), {"HostConfig/Runtime": runtime})
     assert pod_of(reply, None, default).runtime_handler == handler
-
-
-# ---- other containers, other bytes
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"io.kubernetes.docker.type": "x"}])

@@ -130,9 +130,6 @@ def updated(container_id: str, time_ns: int = 1) -> Event:
     return Event("update", container_id, time_ns)
 
 
-# ---- what events mean
-
-
 @virtual_time
 async def test_quiet_stream_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
@@ -217,8 +214,6 @@ async def test_what_a_list_no_longer_has_is_forgotten_beyond_the_store() -> None
     rig.events.gone(CONTAINER)
     assert (rig.gone, rig.expected) == ([CONTAINER], {})
 
-
-# ---- the daemon comes and goes
 
 BACK = ("INFO", "the daemon's events are followed again")
 

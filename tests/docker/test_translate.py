@@ -153,8 +153,6 @@ def test_last_entry_of_a_variable_counts(entries: list[tuple[str, str]]) -> None
     assert read_container(changed(CONTAINER_BODY, {"Env": env})).envs == dict(pairs)
 
 
-# ---- what is not a pod's
-
 TYPE = "io.kubernetes.docker.type"
 
 
@@ -184,8 +182,6 @@ def test_escapes_hide_nothing() -> None:
     assert is_pods(body)
     assert translate.read_create(body, "") == AskedPod(PodInfo(), "")
 
-
-# ---- what cannot be read
 
 CREATED_IDS: list[tuple[bytes, str | None]] = [(b'{"Id":"c1","Warnings":[]}\n', "c1"), (b'{"id":"c1"}', "c1")]
 CREATED_IDS += [(reply, None) for reply in (b"{}", b'{"Id":""}', b'{"Id":null}', b'{"Id":5}', b'{"message":"x"}')]
@@ -282,8 +278,6 @@ def test_body_of_too_many_values_is_not_read(value: object) -> None:
         with pytest.raises(Unreadable, match="request with more than 131072 fields"):
             read(body)
 
-
-# ---- names
 
 NAME_UID = "6f1c2b60-8a55-4c0a-9d2e-3b1f0a6c7d10"
 NAMES = [
