@@ -1,6 +1,6 @@
 """A scripted peer for both sides of a Docker connection: a ``Reader`` without sockets between a client and a daemon.
 
-Owns the sides, the reader's fake ``Events``, and how a conversation is played and checked (``steps`` has the steps).
+Owns the sides, the reader's connection, and how a conversation is played and checked (``steps`` has the steps).
 Must not know: how the reader works.
 Invariant: nothing that a side got is taken back, and nothing follows its EOF.
 """
@@ -31,8 +31,8 @@ class Side:
 
     def __init__(self, feed: Callable[[bytes], None], out: list[bytes]) -> None:
         self._feed = feed
-        self._out = out
-        self._got = bytearray()
+        self.out = out
+        self._got = b""
         self.ended = False
         """True once it saw EOF."""
 
@@ -40,50 +40,56 @@ class Side:
         for piece in pieces:
             self._feed(piece)
 
-    def settle(self) -> None:
-        data = b"".join(self._out)
-        self._out.clear()
+    def takes(self, data: bytes | bytearray) -> None:
         assert not (data and self.ended), "bytes follow the EOF"
         self._got += data
+
+    def settle(self) -> None:
+        self.takes(b"".join(self.out))
+        self.out.clear()
 
     def got(self) -> bytes:
         """Return the bytes that came since the last time."""
         self.settle()
-        data = bytes(self._got)
-        self._got.clear()
+        data, self._got = self._got, b""
         return data
 
-    @property
-    def takes_at_once(self) -> bool:
-        return not self._out
-
-    def takes(self, data: bytes | bytearray) -> None:
-        assert self.takes_at_once, "something waits to be sent before"
-        assert not self.ended, "bytes follow the EOF"
-        self._got += data
-
     def sees_end(self) -> None:
+        assert not self.ended, "ended twice"
         self.settle()
         self.ended = True
 
 
-class FakeEvents:
-    """The connection of a reader: keeps what it is told, and answers as it is set."""
+class Play:
+    """A reader between a scripted client and a scripted daemon, and its connection; calls in ``holds`` are held."""
 
-    def __init__(self, holds: Iterable[Action]) -> None:
+    def __init__(
+        self,
+        holds: Iterable[Action] = tuple(Action),
+        limit: int = PROCESS_LIMIT,
+        shared: bool = False,
+        known: Known | None = None,
+    ) -> None:
         self.holds = frozenset(holds)
+        self.held_bytes = HeldBytes(limit)
+        self.known = known or Known()
+        self.shared = shared
+        """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
         self.calls: list[HeldExchange] = []
         self.settled_calls: list[HeldExchange] = []
         self.refusals: list[BadMessage] = []
-        self.http2_clients = 0
         self.http2_may_pass = True
-        self.daemons = 0
-        """How many times the daemon can be dialled anew."""
-        self.redials = 0
+        self.http2_clients = self.redials = self.daemons = 0
+        """The last is how many times the daemon can be dialled anew."""
         self.reading = True
         self.at_once: Callable[[HeldExchange], object] = lambda exchange: None
         """What is done with a held call within the turn in which it is told."""
-        self.play: Play
+        self._told = (0, False, False)
+        self.reader = Reader(self, self.held_bytes, self.known)
+        self.client = Side(self._of_client, self.reader.to_client)
+        self.daemon = Side(self._of_daemon, self.reader.to_daemon)
+
+    # What the reader tells its connection.
 
     def intercepts(self, route: Route) -> bool:
         return route.action in self.holds
@@ -112,38 +118,16 @@ class FakeEvents:
         self.reading = further
 
     def client_done(self) -> None:
-        assert not self.play.daemon.ended, "EOF is passed twice"
-        self.play.daemon.sees_end()
+        self.daemon.sees_end()
 
     def wake(self) -> None:
-        self.play.client.settle()
-        self.play.daemon.settle()
+        self.client.settle()
+        self.daemon.settle()
 
     def finish(self) -> None:
-        assert not self.play.client.ended, "ended twice"
-        self.play.client.sees_end()
+        self.client.sees_end()
 
-
-class Play:
-    """A reader between a scripted client and a scripted daemon; calls of the actions in ``holds`` are held."""
-
-    def __init__(
-        self,
-        holds: Iterable[Action] = tuple(Action),
-        limit: int = PROCESS_LIMIT,
-        shared: bool = False,
-        known: Known | None = None,
-    ) -> None:
-        self.events = FakeEvents(holds)
-        self.held_bytes = HeldBytes(limit)
-        self.known = known or Known()
-        self.reader = Reader(self.events, self.held_bytes, self.known)
-        self.shared = shared
-        """Whether what comes is read into a buffer that is used again, and offered to pass from there."""
-        self._told = (0, False, False)
-        self.client = Side(self._of_client, self.reader.to_client)
-        self.daemon = Side(self._of_daemon, self.reader.to_daemon)
-        self.events.play = self
+    # What tests do and see.
 
     def _of_client(self, data: bytes) -> None:
         if not self._passes(data, self.reader.client_passes, self.daemon):
@@ -156,13 +140,11 @@ class Play:
     def _passes(self, data: bytes, passes: Callable[[bytearray, int, Send], bool], other: Side) -> bool:
         """Offer bytes as a pair does: only if nothing waits to be sent before them."""
         buffer = bytearray(data + b"0\r\n\r\nof an earlier read")
-        if not self.shared or not other.takes_at_once:
-            return False
-        return passes(buffer, len(data), lambda size: other.takes(buffer[:size]))
+        return self.shared and not other.out and passes(buffer, len(data), lambda size: other.takes(buffer[:size]))
 
     @property
     def call(self) -> HeldExchange:
-        return self.events.calls[-1]
+        return self.calls[-1]
 
     def client_ends(self) -> None:
         """Play the client's EOF; the daemon sees it at once unless it waits."""
@@ -179,17 +161,17 @@ class Play:
     def came(self) -> tuple[bytes, bytes, int]:
         """Return what has come since the last time: to the client, to the daemon, and how many calls were asked."""
         asked, *ended = self._told
-        self._told = len(self.events.calls), self.client.ended, self.daemon.ended
+        self._told = len(self.calls), self.client.ended, self.daemon.ended
         outs = [
             _OURS.sub(_told, side.got()) + EOF * (side.ended and not before)
             for side, before in zip((self.client, self.daemon), ended, strict=True)
         ]
-        return outs[0], outs[1], len(self.events.calls) - asked
+        return outs[0], outs[1], len(self.calls) - asked
 
     def leave(self) -> None:
         """Have the client leave and each call end; nothing of a held request may be kept then."""
         self.reader.client_gone()
-        for call in self.events.calls:
+        for call in self.calls:
             call.answer()
         assert self.held_bytes.count == 0
 
@@ -234,9 +216,9 @@ def converse(steps: Iterable[Step], *, daemons: int = 0, **options: Any) -> Play
     steps = tuple(steps)
     for shared in (True, False):
         play = Play(shared=shared, **options)
-        play.events.daemons = daemons
+        play.daemons = daemons
         for number, step in enumerate(steps):
             step.act(play)
-            came = (*play.came(), play.events.reading)
+            came = (*play.came(), play.reading)
             assert came == step[1:], f"step {number}: {came}"
     return play

@@ -15,6 +15,16 @@ def daemon(*pieces: bytes, **came: Any) -> Step:
     return Step(lambda play: play.daemon.sends(*pieces), **came)
 
 
+def passes(*pieces: bytes) -> Step:
+    """Have the client send what goes on to the daemon at once, as it came."""
+    return client(*pieces, to_daemon=b"".join(pieces))
+
+
+def returns(*pieces: bytes) -> Step:
+    """Have the daemon send what goes on to the client at once, as it came."""
+    return daemon(*pieces, to_client=b"".join(pieces))
+
+
 def release(**came: Any) -> Step:
     """Release the newest call as it came."""
     return Step(lambda play: play.call.release(None), **came)
@@ -42,7 +52,7 @@ def at_once(act: Callable[[HeldExchange], object], sends: Step, **came: Any) -> 
     """Do something with each call from now on within the turn in which it is told, then have somebody send."""
 
     def do(play: Play) -> None:
-        play.events.at_once = act
+        play.at_once = act
         sends.act(play)
 
     return Step(do, **came)

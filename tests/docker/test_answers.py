@@ -7,7 +7,7 @@ from tests.docker.messages import CHUNKED, CLOSE, EXPECT, answer, chunks, head, 
 from tests.docker.peer import Step, asked, converse, passed
 from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
 from tests.docker.requests import ATTACH, CREATE, INFO, PING, START
-from tests.docker.steps import answered, client, daemon, leaves, release
+from tests.docker.steps import answered, client, daemon, leaves, passes, release, returns
 
 HEAD = request("HEAD", "/_ping")
 BUILD = request("POST", "/build", CHUNKED) + chunks(b"tar" * 9, b"x")
@@ -38,7 +38,7 @@ def test_next_answer_begins_behind_this_one(sent: bytes, replied: bytes) -> None
     """A body is neither waited for nor let through where there is none."""
     for place in range(1, len(replied) + 1):
         pieces = daemon(replied[:place], replied[place:] + SWITCHING, to_client=replied + SWITCHING)
-        assert converse([client(sent + ATTACH, to_daemon=sent + ATTACH), pieces], holds=()).reader.tunnel
+        assert converse([passes(sent + ATTACH), pieces], holds=()).reader.tunnel
     bytewise = daemon(*[bytes((octet,)) for octet in replied * 2], to_client=replied * 2)
     assert not converse([client(sent, sent, to_daemon=sent * 2), bytewise], holds=()).reader.tunnel
 
@@ -56,9 +56,9 @@ UNFRAMED = {
 def test_b2_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> None:
     for place in range(1, len(replied) + 1):
         steps = [
-            client(sent, to_daemon=sent),
+            passes(sent),
             daemon(replied[:place], replied[place:], b"\0more\n", to_client=replied + b"\0more\n"),
-            client(START, b"\0", to_daemon=START + b"\0"),
+            passes(START, b"\0"),
         ]
         assert converse(steps, holds=()).reader.tunnel
 
@@ -88,20 +88,20 @@ PASSING: dict[str, list[Step]] = {
         daemon(OK + NOT_FOUND, NOT_FOUND, b"nonsense\r\n\r\n", to_client=OK + ours(400, closes=True) + EOF),
     ],
     "known answers stand for the requests in their order": [
-        client(PING, INFO, to_daemon=PING + INFO),
-        daemon(OK, NOT_FOUND, to_client=OK + NOT_FOUND),
-        client(INFO, PING, to_daemon=INFO + PING),
-        daemon(NOT_FOUND, OK, to_client=NOT_FOUND + OK),
+        passes(PING, INFO),
+        returns(OK, NOT_FOUND),
+        passes(INFO, PING),
+        returns(NOT_FOUND, OK),
     ],
     "a known answer is none inside another": [
         passed(PING, OK),
-        client(PING, PING, to_daemon=PING + PING),
+        passes(PING, PING),
         daemon(LONG[: -2 * len(OK)], OK, OK, OK[:9], OK[9:], to_client=LONG + OK),
     ],
     "a known answer is none where the method says otherwise": [
         passed(HEAD, answer(200, "Content-Length: 7", body=None)),
         passed(PING, answer(200, "Content-Length: 7", body=None)),
-        daemon(b"1234567", to_client=b"1234567"),
+        returns(b"1234567"),
     ],
 }
 
@@ -126,7 +126,7 @@ HELD: dict[str, list[Step]] = {
     ],
     "B6: the daemon's 100 passes where we did not": [
         asked(EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1)),
-        daemon(CONTINUE, to_client=CONTINUE),
+        returns(CONTINUE),
     ],
 }
 
@@ -148,7 +148,7 @@ TWO_LENGTHS = head("HTTP/1.1 200 OK", "Content-Length: 1", "Content-Length: 2")
 SETTINGS = bytes.fromhex("000006040000000000000300000064")
 MODE = r"; it speaks HTTP/2: is --backend-runtime-mode right\?$"
 NO_MODE = r"^(?!.*backend-runtime-mode)"
-PINGED = [client(PING, to_daemon=PING)]
+PINGED = [passes(PING)]
 BROKEN: dict[str, tuple[list[Step], Step, str]] = {
     # what was before, what breaks the protocol, and how the error reads
     "nobody asked, at first": ([], daemon(OK), "without a request"),
@@ -157,7 +157,7 @@ BROKEN: dict[str, tuple[list[Step], Step, str]] = {
     "two lengths": (PINGED, daemon(TWO_LENGTHS), NO_MODE),
     "cut after 1 byte": (PINGED, daemon(TWO_LENGTHS[:1], TWO_LENGTHS[1:]), NO_MODE),
     "cut in a field": (PINGED, daemon(TWO_LENGTHS[:40], TWO_LENGTHS[40:]), NO_MODE),
-    "a broken chunk behind what passed": ([*PINGED, daemon(BEGUN, to_client=BEGUN)], daemon(b"zz\r\n"), NO_MODE),
+    "a broken chunk behind what passed": ([*PINGED, returns(BEGUN)], daemon(b"zz\r\n"), NO_MODE),
     "HTTP/2 behind a request": (PINGED, daemon(SETTINGS), MODE),
     "HTTP/2 at once": ([], daemon(SETTINGS), MODE),
     **{

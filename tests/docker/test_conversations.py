@@ -237,7 +237,7 @@ class Daemon:
 
     def __init__(self, turns: list[Turn], fates: list[tuple[str, bool]]) -> None:
         self.play = Play(holds=[Action.CREATE, Action.START])
-        self.play.events.at_once = self._at_once
+        self.play.at_once = self._at_once
         self._left = [replace(turn) for turn in turns]
         self._fates = iter(fates)
         self._waiting: list[tuple[HeldExchange, str]] = []
@@ -288,7 +288,7 @@ class Daemon:
         return False
 
     def _answer(self) -> None:
-        for call in self.play.events.settled_calls:
+        for call in self.play.settled_calls:
             call.answer()
 
 

@@ -13,7 +13,7 @@ from tests.docker.messages import CHUNKED, CLOSE, EXPECT, ID, answer, chunks, er
 from tests.docker.peer import Play, Step, asked, converse
 from tests.docker.replies import CREATED, EOF, NO_CONTENT, NOT_FOUND, OK, ours
 from tests.docker.requests import CREATE, PING, START, STOP
-from tests.docker.steps import answered, at_once, client, daemon, ends, refuse, release
+from tests.docker.steps import answered, at_once, client, daemon, ends, passes, refuse, release
 
 JSON = "Content-Type: application/json"
 BODY = b'{"Image":"i"}'
@@ -74,7 +74,7 @@ def test_all_held_requests_share_one_limit() -> None:
     first, second = held(CREATE, limit=2 * len(BODY) - 1), Play()
     second.reader.held_bytes = first.held_bytes
     second.client.sends(CREATE[:-1])
-    assert not second.events.calls
+    assert not second.calls
     second.client.sends(CREATE[-1:])
     with pytest.raises(WireError, match=NO_ROOM):
         second.call.body()
@@ -90,7 +90,7 @@ def test_chunked_body_counts_twice_with_its_chunks_and_without() -> None:
 def test_chunked_body_without_room_is_not_dechunked_further() -> None:
     top, chunk = request("POST", TARGET, CHUNKED), b"100\r\n" + b"x" * 256 + b"\r\n"
     sent = top + chunk + chunk
-    steps = [client(top, chunk, chunk, asks=1), release(to_daemon=sent), client(chunk * 2, to_daemon=chunk * 2)]
+    steps = [client(top, chunk, chunk, asks=1), release(to_daemon=sent), passes(chunk * 2)]
     play = converse(steps, limit=100)
     assert play.call.problem == NO_ROOM
     assert play.call._payload == b""
@@ -121,7 +121,7 @@ def test_body_is_kept_once_its_turn_has_come(at: int, ended: bool) -> None:
     assert play.held_bytes.count == 0
     if not ended:
         play.daemon.sends(OK)
-        assert (play.held_bytes.count, play.events.calls) == (5_000 - at, [])
+        assert (play.held_bytes.count, play.calls) == (5_000 - at, [])
     play.client.sends(WAITING[-at:])
     if ended:
         assert play.held_bytes.count == 0
@@ -209,7 +209,7 @@ def test_ended_call_tells_who_waits_for_it(steps: list[Step], told: list[str], r
         step.act(play)
     play.call.end()
     play.call.end()
-    assert (heard, play.call.reply, play.events.settled_calls) == (told, reply, [play.call])
+    assert (heard, play.call.reply, play.settled_calls) == (told, reply, [play.call])
 
 
 @pytest.mark.parametrize("sent", [CREATE, request("POST", TARGET, CLOSE)], ids=["kept alive", "closed"])
@@ -217,7 +217,7 @@ def test_refused_call_waits_for_nothing(sent: bytes) -> None:
     play = held(sent)
     play.call.refuse(500, "no")
     play.leave()
-    assert (play.call.reply, play.events.settled_calls) == (None, [])
+    assert (play.call.reply, play.settled_calls) == (None, [])
 
 
 KEPT_ALIVE = "Connection: keep-alive"
@@ -298,7 +298,7 @@ WAYS: dict[str, tuple[list[Step], Reply | None]] = {
             daemon(CREATED[-1:]),
             answered(to_client=CREATED),
             answered(),
-            client(PING, to_daemon=PING),
+            passes(PING),
         ],
         Reply(agreed=True, message=CREATED_BODY),
     ),

@@ -8,7 +8,7 @@ from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, answer, chunk
 from tests.docker.peer import Play, Step, asked, converse, passed, settled
 from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
 from tests.docker.requests import ATTACH, CREATE, INFO, PING, START, STOP
-from tests.docker.steps import answered, at_once, client, daemon, ends, leaves, refuse, release
+from tests.docker.steps import answered, at_once, client, daemon, ends, leaves, passes, refuse, release, returns
 
 EXPECTING = request("POST", "/containers/create", EXPECT, body=b'{"Image":"i"}')
 OLD_EXPECTING = head("POST /containers/create HTTP/1.0", "Content-Length: 2", EXPECT)
@@ -27,8 +27,8 @@ HELD: dict[str, list[Step]] = {
     # B6: Expect: 100-continue
     "B6: we tell the client to go on behind all earlier answers, and the field stays": [
         client(PING + INFO + EXPECTING[:-13], to_daemon=PING + INFO),
-        daemon(OK, to_client=OK),
-        daemon(NOT_FOUND[:-1], to_client=NOT_FOUND[:-1]),
+        returns(OK),
+        returns(NOT_FOUND[:-1]),
         daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:] + CONTINUE),
         client(EXPECTING[-13:], asks=1),
         release(to_daemon=EXPECTING),
@@ -46,7 +46,7 @@ HELD: dict[str, list[Step]] = {
     # B7: pipelining
     "B7: hooks wait until all earlier requests are answered, and their Post hooks are done": [
         client(PING + INFO + START + STOP, to_daemon=PING + INFO),
-        daemon(OK + NOT_FOUND[:-1], to_client=OK + NOT_FOUND[:-1]),
+        returns(OK + NOT_FOUND[:-1]),
         daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:], asks=1),
         release(to_daemon=START),
         settled(NO_CONTENT, asks=1),
@@ -73,9 +73,9 @@ HELD: dict[str, list[Step]] = {
     # B2, B3: tunnels
     "a tunnel passes all bytes and the client's EOF": [
         passed(ATTACH, SWITCHING + START),
-        client(START, b"\0", to_daemon=START + b"\0"),
+        passes(START, b"\0"),
         ends("client", to_daemon=EOF),
-        daemon(b"\0", CREATED, to_client=b"\0" + CREATED),
+        returns(b"\0", CREATED),
     ],
     "what is held behind a tunnel is its first bytes": [
         client(INFO + CREATE, to_daemon=INFO),
@@ -84,9 +84,9 @@ HELD: dict[str, list[Step]] = {
     "behind what cannot be read nothing passes, though an earlier answer has no end": [
         # In its tunnel a hole in the client's bytes would make a request that nobody has read.
         client(PING + b"1\r\n\0", to_daemon=PING),
-        daemon(HIJACKED, to_client=HIJACKED),
+        returns(HIJACKED),
         client(START),
-        daemon(b"bytes", to_client=b"bytes"),
+        returns(b"bytes"),
         ends("client", to_daemon=EOF),
     ],
     # B9, C5: the daemon ends
@@ -158,19 +158,19 @@ REDIALLED: dict[str, tuple[int, list[Step]]] = {
 
 @pytest.mark.parametrize(("redials", "steps"), REDIALLED.values(), ids=REDIALLED)
 def test_b9_daemon_that_closes_is_dialled_once_more(redials: int, steps: list[Step]) -> None:
-    assert converse(steps, daemons=1).events.redials == redials
+    assert converse(steps, daemons=1).redials == redials
 
 
 PASSING: dict[str, list[Step]] = {
     "B7: our 400 waits for its turn and closes, also behind what is not remembered": [
         client(CREATE + INFO + NONSENSE + PING, to_daemon=CREATE + INFO),
-        daemon(OK, to_client=OK),
+        returns(OK),
         daemon(NOT_FOUND, to_client=NOT_FOUND + BAD + EOF),
         client(PING),
     ],
     # The daemon never has the whole request: dockerd sees the end of the connection inside its body.
     "B7: a body that breaks is answered in its turn": [
-        client(PING + BUILD[:-30], to_daemon=PING + BUILD[:-30]),
+        passes(PING + BUILD[:-30]),
         client(BROKEN_CHUNK),
         daemon(OK + NOT_FOUND, to_client=OK + BAD + EOF),
     ],
@@ -231,7 +231,7 @@ def test_b9_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: byt
 def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     play = converse([client(CREATE, asks=1)])
     written: list[bytes] = []
-    monkeypatch.setattr(play.events, "wake", lambda: written.append(play.daemon.got()))
+    monkeypatch.setattr(play, "wake", lambda: written.append(play.daemon.got()))
     play.reader.send_request(play.call, b"head", b"body")
     assert written == [b"head", b"body"]
 
@@ -259,7 +259,7 @@ def test_what_a_call_is_told_when_a_side_has_gone(steps: list[Step], told: list[
 
 def test_b4_http2_that_may_not_pass_ends_the_connection() -> None:
     play = Play()
-    play.events.http2_may_pass = False
+    play.http2_may_pass = False
     play.client.sends(PREFACE, START)
     assert play.came() == (EOF, b"", 0)
 

@@ -9,7 +9,7 @@ from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, UPGRADE, answ
 from tests.docker.peer import Play, Step, asked, converse, passed, settled
 from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
 from tests.docker.requests import ATTACH, CREATE, EXEC, INFO, PING, START, STOP
-from tests.docker.steps import answered, at_once, client, daemon, ends, refuse, release
+from tests.docker.steps import answered, at_once, client, daemon, ends, passes, refuse, release, returns
 
 LOAD = request("POST", "/images/load", EXPECT, body=b"tar")
 UPLOAD = request("POST", "/images/load", body=b"i" * READ_AHEAD_BYTES)
@@ -23,12 +23,12 @@ MANY = PING * (READ_AHEAD_BYTES // len(PING) + 1)
 @pytest.mark.parametrize("passes", [True, False])
 def test_b4_http2_is_a_tunnel_or_closed_however_it_comes(step: int, passes: bool) -> None:
     play = Play()
-    play.events.http2_may_pass = passes
+    play.http2_may_pass = passes
     play.client.sends(*[PREFACE[at : at + step] for at in range(0, len(PREFACE), step)], b"\0\0\0\4\0")
     assert play.came() == ((b"", PREFACE + b"\0\0\0\4\0", 0) if passes else (EOF, b"", 0))
     play.daemon.sends(*[b"\0\0\0\4\1"] * passes)
     assert play.client.got() == b"\0\0\0\4\1" * passes
-    assert play.events.http2_clients == 1
+    assert play.http2_clients == 1
 
 
 SPLIT = {
@@ -48,7 +48,7 @@ def test_request_may_be_cut_anywhere(sent: bytes) -> None:
         rest = client(sent[place:] + PING, to_daemon=sent.removeprefix(begun) + PING)
         converse([client(sent[:place], to_daemon=begun), rest], holds=())
     bytewise = client(*[bytes((octet,)) for octet in sent + sent], to_daemon=sent + sent)
-    assert not converse([bytewise], holds=()).events.http2_clients
+    assert not converse([bytewise], holds=()).http2_clients
 
 
 PASSING: dict[str, list[Step]] = {
@@ -59,10 +59,7 @@ PASSING: dict[str, list[Step]] = {
     "a bad beginning is refused before its head has ended": [
         client(b"GET / HTTP/1.1\r\n", b"X: \0", to_client=ours(400, closes=True) + EOF)
     ],
-    "known requests are answered in their order": [
-        client(PING, INFO, PING, to_daemon=PING + INFO + PING),
-        daemon(OK, NOT_FOUND, OK, to_client=OK + NOT_FOUND + OK),
-    ],
+    "known requests are answered in their order": [passes(PING, INFO, PING), returns(OK, NOT_FOUND, OK)],
     # B9: an answer that closes
     "B9: behind an answer that closes no request is read": [
         passed(PING, LAST_ERROR),
@@ -74,10 +71,10 @@ PASSING: dict[str, list[Step]] = {
     ],
     "B9: what waits behind an upgrade that fails and closes is dropped": [
         client(ATTACH, b"\0 no request", to_daemon=ATTACH),
-        daemon(LAST_ERROR[:-3], to_client=LAST_ERROR[:-3]),
+        returns(LAST_ERROR[:-3]),
         client(b"\0 nor this"),
         ends("client", to_daemon=EOF),
-        daemon(b"no\n", to_client=b"no\n"),
+        returns(b"no\n"),
     ],
     # B1: EOF in order
     "B1: the beginning of a head goes nowhere": [
@@ -85,9 +82,9 @@ PASSING: dict[str, list[Step]] = {
         ends("client", to_daemon=EOF),
     ],
     "B1: EOF behind an upgrade passes at once if nothing waits": [
-        client(ATTACH, to_daemon=ATTACH),
+        passes(ATTACH),
         ends("client", to_daemon=EOF),
-        daemon(SWITCHING + b"output", to_client=SWITCHING + b"output"),
+        returns(SWITCHING + b"output"),
     ],
     "B1: EOF waits for the bytes behind an upgrade": [
         client(ATTACH, PING, to_daemon=ATTACH),
@@ -101,7 +98,7 @@ PASSING: dict[str, list[Step]] = {
     # B3: a possible upgrade
     "B3: an interim answer decides nothing": [
         client(ATTACH + PING, to_daemon=ATTACH),
-        daemon(CONTINUE, to_client=CONTINUE),
+        returns(CONTINUE),
         daemon(SWITCHING, to_client=SWITCHING, to_daemon=PING),
     ],
 }
@@ -126,7 +123,7 @@ UNREADABLE = {
 def test_unreadable_request_is_answered_counted_and_the_last(sent: bytes, status: int, cut: bool) -> None:
     pieces = (sent[:14], sent[14:]) if cut else (sent,)
     play = converse([client(*pieces, PING, START, to_client=ours(status, closes=True) + EOF)], holds=())
-    assert [refusal.status for refusal in play.events.refusals] == [status]
+    assert [refusal.status for refusal in play.refusals] == [status]
 
 
 UPGRADING = {
@@ -144,8 +141,8 @@ def test_b3_bytes_behind_an_upgrade_wait_and_are_the_tunnels(sent: bytes, reply:
     steps = [
         client(sent + b"POST /contain", b"ers/create HTTP/1.1\n", to_daemon=sent),
         daemon(reply + b"output", to_client=reply + b"output", to_daemon=b"POST /containers/create HTTP/1.1\n"),
-        client(START, b"\0\n", to_daemon=START + b"\0\n"),
-        daemon(OK, b"\0\n", to_client=OK + b"\0\n"),
+        passes(START, b"\0\n"),
+        returns(OK, b"\0\n"),
     ]
     converse(steps)
 
@@ -165,7 +162,7 @@ HELD: dict[str, list[Step]] = {
     "a known request is none inside a body, or behind a hold": [
         passed(PING, OK),
         client(PINGS[: -2 * len(PING)], PING, PING, to_daemon=PINGS),
-        daemon(OK, to_client=OK),
+        returns(OK),
         client(START, PING, asks=1),
         refuse(to_client=ours(500), to_daemon=PING),
     ],
@@ -239,7 +236,7 @@ HALF = len(HUGE) // 2
 TOO_LONG: dict[str, list[Step]] = {
     "the rest is still to come, and passes as it comes": [
         asked(LONG[:-8]),
-        *(client(LONG[at : at + 1], to_daemon=LONG[at : at + 1]) for at in range(-8, -1)),
+        *(passes(LONG[at : at + 1]) for at in range(-8, -1)),
     ],
     "what follows waits for the answer": [
         client(LONG[:-1], asks=1),
@@ -256,7 +253,7 @@ TOO_LONG: dict[str, list[Step]] = {
     "one that was answered before its end holds nothing up": [
         asked(LONG[:-8]),
         settled(NOT_FOUND),
-        client(LONG[-8:] + PING, to_daemon=LONG[-8:] + PING),
+        passes(LONG[-8:] + PING),
     ],
     "B1: reading stops inside it until it is released": [
         client(HUGE[:HALF], HUGE[HALF:], asks=1, reads=False),
@@ -291,7 +288,7 @@ def test_client_inside_a_body_outlives_the_daemon(sent: bytes, whole: bool, outl
 
 def test_request_that_may_be_held_is_not_remembered() -> None:
     play = converse([passed(START, NO_CONTENT)], holds=())
-    play.events.holds = frozenset(Action)
+    play.holds = frozenset(Action)
     play.client.sends(START)
     assert play.came() == (b"", b"", 1)
     assert play.call.route.action is Action.START
