@@ -193,13 +193,6 @@ async def test_b10_plain_is_remembered_by_full_id_and_nothing_more_is_asked(rig:
         assert not rig.lookup.is_plain(plain)
 
 
-async def test_labels_of_an_image_make_no_pod(rig: Rig) -> None:
-    rig.dockerd.state.images.add("committed", labels={"io.kubernetes.docker.type": "podsandbox"})
-    plain = rig.create("plain", {"Image": "committed"})
-    assert await rig.lookup.read(plain) is None
-    assert rig.lookup.is_plain(plain)
-
-
 @pytest.mark.parametrize("body", [b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'])
 async def test_inspect_without_labels_is_no_pods(rig: Rig, body: bytes) -> None:
     rig.answers(INSPECT, body)
@@ -219,27 +212,18 @@ async def test_driver_is_asked_for_once_unless_it_is_learnt_anew(rig: Rig) -> No
     assert rig.asked(INFO) == 2
 
 
-@pytest.mark.parametrize("told", [True, False])
-async def test_daemon_that_does_not_name_its_driver(rig: Rig, told: bool) -> None:
-    if told:
-        rig.answers(INFO, b'{"CgroupDriver":1}')
+@pytest.mark.parametrize(
+    ("route", "reply", "error"),
+    [(INFO, b'{"CgroupDriver":1}', Unreadable), (INFO, None, BackendError), (INSPECT, None, BackendError)],
+)
+async def test_daemon_that_fails_is_not_guessed(
+    rig: Rig, route: str, reply: bytes | None, error: type[Exception]
+) -> None:
+    if reply is not None:
+        rig.answers(route, reply)
     else:
-        rig.dockerd.inject(INFO, Injection(status=500))
-    for ask in (rig.lookup.learn_driver(), rig.lookup.read(rig.pod_id), rig.lookup.pod(rig.pod_id)):
-        with pytest.raises(Unreadable if told else BackendError):
+        rig.dockerd.inject(route, Injection(status=500))
+    for ask in (rig.lookup.read(rig.container_id), rig.lookup.read(rig.pod_id), rig.lookup.pod(rig.pod_id)):
+        with pytest.raises(error):
             await ask
     assert rig.lookup.driver is None
-
-
-@pytest.mark.parametrize(("runtime", "handler"), [("", ""), ("runc", ""), ("kata", "kata")])
-async def test_daemons_default_runtime_is_no_handler(rig: Rig, runtime: str, handler: str) -> None:
-    body = bodies.sandbox_body(POD, PAUSE_IMAGE, "cgroupfs")
-    body["HostConfig"]["Runtime"] = runtime
-    assert (await rig.subject(rig.create("other", body))).pod.effective.runtime_handler == handler
-
-
-async def test_daemon_that_cannot_be_asked(rig: Rig) -> None:
-    rig.dockerd.inject(INSPECT, Injection(status=500))
-    for ask in (rig.lookup.read(rig.container_id), rig.lookup.pod(rig.pod_id)):
-        with pytest.raises(BackendError):
-            await ask
