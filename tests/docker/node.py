@@ -20,8 +20,6 @@ from runtimeproxy.docker.front import Front
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.lifecycle import Lifecycle, Limits
 from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
-from runtimeproxy.plugins.manager import Plugin
-from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.unary import Peer
@@ -35,7 +33,7 @@ from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_engines import ENGINE_20, Engine
 from tests.fakes.dockerd_structs import go_json
-from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour, FakeClient, FakePlugins
+from tests.fakes.plugins import ALL_POINTS, FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
 
 CREATE = "POST /containers/create"
 START = "POST /containers/{ref}/start"
@@ -78,17 +76,10 @@ class Plugins(FakePlugins):
         assert self.on_change is not None
         self.on_change()
 
-    def gated(
-        self,
-        name: str,
-        behaviour: Behaviour = NOTHING,
-        *,
-        policy: FailurePolicy = IGNORE,
-        points: tuple[str, ...] = ALL_POINTS,
-    ) -> GatedClient:
+    def gated(self, name: str, behaviour: Behaviour = NOTHING, points: tuple[str, ...] = ALL_POINTS) -> GatedClient:
         """Register a plugin that answers once its gate is open."""
         client = GatedClient(name, behaviour, self.asked)
-        self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), 60.0, client))
+        self.add(name, points=points, timeout_seconds=60.0, client=client)
         return client
 
     def registered(self, points: Iterable[HookPoint]) -> bool:

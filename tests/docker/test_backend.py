@@ -18,7 +18,7 @@ from runtimeproxy.docker.backend import ROWS_AT_ONCE, UNREADABLE, Backend, Event
 from runtimeproxy.errors import BackendError
 from runtimeproxy.relay.dial import SCARCE_RETRY_SECONDS
 from runtimeproxy.wire import grpc
-from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, STREAM_HEAD, Daemon, Reply, chunk, event, until
+from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, STREAM_HEAD, Daemon, Then, chunk, event, reply, until
 from tests.fakes.descriptors import no_descriptors
 
 ID = "ab" * 32
@@ -88,7 +88,7 @@ assert 'aiohttp' in sys.modules
 async def test_body_is_given_as_it_came(daemon: Daemon, backend: Backend, route: str, encoding: str) -> None:
     path, ask = ASKS[route]
     body = b'{"Big": 12345678901234567890, "x": "\xff"}'
-    daemon.reply(path, Reply(raw=f"HTTP/1.1 200 OK\r\n{encoding}Content-Length: {len(body)}\r\n\r\n".encode() + body))
+    daemon.script(path, f"HTTP/1.1 200 OK\r\n{encoding}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     assert await ask(backend, PATIENCE_SECONDS) == body
     (request,) = daemon.requests
     assert (request.method, request.target, request.body) == ("GET", path, b"")
@@ -115,13 +115,13 @@ async def test_empty_reference_is_not_asked(daemon: Daemon, backend: Backend) ->
 async def test_absence_is_none_and_no_redirect_is_followed(daemon: Daemon, backend: Backend, status: int) -> None:
     moved = f"HTTP/1.1 {status} Words\r\nLocation: /info\r\nContent-Length: 0\r\n\r\n".encode()
     for path in (INSPECT, "/images/x/json"):
-        daemon.reply(path, Reply(raw=moved))
+        daemon.script(path, moved)
     assert [await backend.inspect(ID), await backend.image("x")] == [None, None]
     assert len(daemon.requests) == 2
 
 
 async def test_list_asks_for_pods_containers_in_every_state(daemon: Daemon, backend: Backend) -> None:
-    daemon.reply(LIST, Reply(body=b"[%b]" % ROW))
+    daemon.script(LIST, reply(b"[%b]" % ROW))
     assert await backend.pods_containers() == [("x", "container")]
     (request,) = daemon.requests
     assert (request.path, request.query["all"]) == (LIST, "1")
@@ -135,13 +135,13 @@ NO_LISTS += [b"\xff[]"]
 
 @pytest.mark.parametrize("body", NO_LISTS)
 async def test_list_of_another_form_is_an_error(daemon: Daemon, backend: Backend, body: bytes) -> None:
-    daemon.reply(LIST, Reply(body=body))
+    daemon.script(LIST, reply(body))
     assert await failure(backend, "GET /containers/json") == ("the reply is no list of containers", grpc.INTERNAL)
 
 
 @pytest.mark.parametrize("body", [b"[]", b" [ ]\n", b"[%b]" % ROW, b" [ %b , %b\n]\n" % (ROW, ROW)])
 async def test_list_may_be_written_in_any_way(daemon: Daemon, backend: Backend, body: bytes) -> None:
-    daemon.reply(LIST, Reply(body=body))
+    daemon.script(LIST, reply(body))
     assert await backend.pods_containers() == [("x", "container")] * body.count(b"Id")
 
 
@@ -161,7 +161,7 @@ async def test_calls_are_served_while_a_long_list_is_read() -> None:
 
 
 async def test_update_is_sent_as_it_is(daemon: Daemon, backend: Backend) -> None:
-    daemon.reply(UPDATE, Reply(body=b'{"Warnings": null}'))
+    daemon.script(UPDATE, reply(b'{"Warnings": null}'))
     await backend.update(ID, BODY, 5.0)
     (request,) = daemon.requests
     assert (request.method, request.target, request.body) == ("POST", UPDATE, BODY)
@@ -171,7 +171,7 @@ async def test_update_is_sent_as_it_is(daemon: Daemon, backend: Backend) -> None
 
 async def test_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -> None:
     for raw in (b"", b"HTTP/1.1 2"):
-        daemon.reply(UPDATE, Reply(raw=raw))
+        daemon.script(UPDATE, raw, Then.CLOSE)
         daemon.requests.clear()
         await failure(backend, UPDATE_ROUTE)
         assert len(daemon.requests) == 1
@@ -179,7 +179,7 @@ async def test_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -> N
 
 async def test_daemon_that_closes_after_each_reply_is_asked_again(daemon: Daemon, backend: Backend) -> None:
     for path in ("/info", UPDATE):  # without "Connection: close": the close comes as a surprise
-        daemon.reply(path, Reply(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
+        daemon.script(path, reply(), Then.CLOSE)
     for _ in range(20):
         assert await backend.info() == b"{}"
         await backend.update(ID, BODY, 5.0)
@@ -187,8 +187,8 @@ async def test_daemon_that_closes_after_each_reply_is_asked_again(daemon: Daemon
 
 
 async def test_reads_share_a_connection_and_each_update_has_its_own(daemon: Daemon, backend: Backend) -> None:
-    daemon.reply(INSPECT, Reply())
-    daemon.reply(UPDATE, Reply())
+    daemon.script(INSPECT, reply())
+    daemon.script(UPDATE, reply())
     for _ in range(3):
         assert await backend.inspect(ID) == b"{}"
         await backend.update(ID, BODY, 5.0)
@@ -196,24 +196,13 @@ async def test_reads_share_a_connection_and_each_update_has_its_own(daemon: Daem
 
 
 async def test_many_questions_at_once_are_all_answered(daemon: Daemon, backend: Backend) -> None:
-    gate = daemon.reply(INSPECT, Reply(body=b"{}")).gate
-    gate.clear()
+    daemon.hang(INSPECT)
     asked = [asyncio.create_task(backend.inspect(ID)) for _ in range(100)]
     await until(lambda: len(daemon.requests) == 100)
-    daemon.reply("/info", Reply(body=b"[]"))
+    daemon.script("/info", reply(b"[]"))
     assert await backend.info() == b"[]"  # nobody waits for the others
-    gate.set()
+    daemon.send(reply())
     assert await asyncio.gather(*asked) == 100 * [b"{}"]
-
-
-async def test_daemon_that_comes_back_is_reached_again(tmp_path: Path) -> None:
-    backend = Backend(str(tmp_path / "docker.sock"))
-    for _ in range(2):
-        async with Daemon(str(tmp_path / "docker.sock")) as daemon:
-            daemon.reply("/info", Reply())
-            assert await backend.info() == b"{}"
-        await failure(backend, "GET /info")
-    await backend.close()
 
 
 def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
@@ -245,7 +234,7 @@ async def _asked_behind(listener: socket.socket, path: str) -> bytes:
 
 
 async def test_close_fails_what_is_under_way_and_may_be_followed_by_more(daemon: Daemon, backend: Backend) -> None:
-    daemon.reply(INSPECT, Reply()).gate.clear()
+    daemon.hang(INSPECT)
     tasks = [asyncio.create_task(backend.inspect(ID)), asyncio.create_task(follow(backend))]
     await until(lambda: len(daemon.requests) == 2)
     await backend.close()
@@ -253,7 +242,7 @@ async def test_close_fails_what_is_under_way_and_may_be_followed_by_more(daemon:
         with pytest.raises(BackendError):
             await task
     await daemon.left()
-    daemon.reply("/info", Reply())
+    daemon.script("/info", reply())
     assert await backend.info() == b"{}"
     await backend.close()
     await backend.close()
@@ -267,7 +256,7 @@ async def test_cancel_at_any_moment_leaves_no_task_and_no_connection(
     monkeypatch.setattr(module, "KEPT_SECONDS", 0.001)
     path, ask = ASKS[route]
     if path != EVENTS:
-        daemon.reply(path, Reply(body=b"[]"))
+        daemon.script(path, reply(b"[]"))
     others = asyncio.all_tasks()
     for steps in range(60):
         task = asyncio.create_task(ask(backend, PATIENCE_SECONDS))
@@ -282,22 +271,22 @@ async def test_cancel_at_any_moment_leaves_no_task_and_no_connection(
 
 REJECTED = [(500, b'{"message": "Invalid cpuset 0-99"}', "500: Invalid cpuset 0-99", grpc.INTERNAL)]
 REJECTED += [(500, b'{"message": "' + 5000 * b"x" + b'"}', f"500: {1024 * 'x'}", grpc.INTERNAL)]
-REJECTED += [(500, reply, "500", grpc.INTERNAL) for reply in (b"plain text", b"[]", b'{"other": 1}', b"")]
+REJECTED += [(500, body, "500", grpc.INTERNAL) for body in (b"plain text", b"[]", b'{"other": 1}', b"")]
 REJECTED += [(404, b'{"message": "none"}', "404: none", grpc.NOT_FOUND)]
 
 
-@pytest.mark.parametrize(("status", "reply", "words", "code"), REJECTED)
+@pytest.mark.parametrize(("status", "body", "words", "code"), REJECTED)
 async def test_rejected_update_has_daemons_words(
-    daemon: Daemon, backend: Backend, status: int, reply: bytes, words: str, code: int
+    daemon: Daemon, backend: Backend, status: int, body: bytes, words: str, code: int
 ) -> None:
-    daemon.reply(UPDATE, Reply(status, reply))
+    daemon.script(UPDATE, reply(body, status))
     assert await failure(backend, UPDATE_ROUTE) == (f"the daemon answered {words}", code)
 
 
 @pytest.mark.parametrize("route", [route for route in ASKS if route != UPDATE_ROUTE])
 @pytest.mark.parametrize("status", [400, 500, 503])
 async def test_error_status_is_told_without_words(daemon: Daemon, backend: Backend, route: str, status: int) -> None:
-    daemon.reply(ASKS[route][0], Reply(status, b'{"message": "' + CANARY + b'"}'))
+    daemon.script(ASKS[route][0], reply(b'{"message": "' + CANARY + b'"}', status))
     assert await failure(backend, route) == (f"the daemon answered {status}", grpc.INTERNAL)
 
 
@@ -321,7 +310,7 @@ async def test_path_that_is_none_is_an_error() -> None:
 @every_question
 async def test_want_of_descriptors_is_waited_for(daemon: Daemon, route: str) -> None:
     backend = Backend(daemon.path, seconds=PATIENCE_SECONDS)
-    daemon.reply(ASKS[route][0], Reply(404))
+    daemon.script(ASKS[route][0], reply(status=404))
     with no_descriptors():
         asking = asyncio.create_task(ASKS[route][1](backend, PATIENCE_SECONDS))
         await asyncio.sleep(3 * SCARCE_RETRY_SECONDS)
@@ -344,7 +333,7 @@ async def test_want_of_descriptors_is_not_laid_to_the_daemon(daemon: Daemon, rou
 @every_question
 async def test_daemon_that_says_nothing_costs_the_limit(daemon: Daemon, route: str) -> None:
     backend = Backend(daemon.path, seconds=SHORT_SECONDS)
-    daemon.reply(ASKS[route][0], Reply()).gate.clear()
+    daemon.hang(ASKS[route][0])
     assert await failure(backend, route, SHORT_SECONDS) == ("no answer in 0.05 s", grpc.DEADLINE_EXCEEDED)
     await daemon.left()
     await backend.close()
@@ -353,11 +342,10 @@ async def test_daemon_that_says_nothing_costs_the_limit(daemon: Daemon, route: s
 @every_short_question
 async def test_reply_that_does_not_end_costs_the_limit(daemon: Daemon, route: str) -> None:
     backend = Backend(daemon.path, seconds=LIMIT_SECONDS)
-    daemon.reply(ASKS[route][0], Reply()).gate.clear()
+    daemon.hang(ASKS[route][0])
     task = asyncio.create_task(failure(backend, route, LIMIT_SECONDS))
-    await until(lambda: bool(daemon.requests))
-    for connection in daemon.connections:
-        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY)
+    await until(lambda: bool(daemon.waiting))
+    daemon.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY)
     assert await task == (f"no answer in {LIMIT_SECONDS:g} s", grpc.DEADLINE_EXCEEDED)
     await backend.close()
 
@@ -376,14 +364,13 @@ async def test_reply_above_the_limit_is_an_error(
     monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
     monkeypatch.setattr(module, "LIST_LIMIT", 1000)
     body = (CANARY * 100)[:1001]
-    reply = Reply(raw=ENDLESS + chunk(body[:500]) + chunk(body[500:])) if chunked else Reply(body=body)
-    daemon.reply(ASKS[route][0], reply)
+    daemon.script(ASKS[route][0], ENDLESS + chunk(body[:500]) + chunk(body[500:]) if chunked else reply(body))
     assert await failure(backend, route) == ("the reply is longer than 1000 bytes", grpc.RESOURCE_EXHAUSTED)
 
 
 async def test_reply_at_the_limit_is_none(daemon: Daemon, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
-    daemon.reply("/info", Reply(body=1000 * b"x"))
+    daemon.script("/info", reply(1000 * b"x"))
     assert await backend.info() == 1000 * b"x"
 
 
@@ -395,7 +382,7 @@ BROKEN += [b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n%b" % (length, CANARY)
 @every_question
 @pytest.mark.parametrize("raw", BROKEN)
 async def test_broken_reply_is_an_error(daemon: Daemon, backend: Backend, route: str, raw: bytes) -> None:
-    daemon.reply(ASKS[route][0], Reply(raw=raw))
+    daemon.script(ASKS[route][0], raw, Then.CLOSE)
     assert (await failure(backend, route))[1] == grpc.UNAVAILABLE
 
 
@@ -405,13 +392,13 @@ DESTROYED = Event("destroy", ID, 1)
 @pytest.fixture
 async def events(daemon: Daemon, backend: Backend) -> AsyncIterator[AsyncIterator[Event]]:
     async with backend.events(["destroy"], 1) as events:
-        await daemon.followed()
+        await until(lambda: bool(daemon.waiting))
         yield events
 
 
 async def test_events_come_as_they_are_said(daemon: Daemon, backend: Backend) -> None:
     async with backend.events(["destroy", "rename"], 1_700_000_000_000_000_123) as events:
-        await daemon.followed()
+        await until(lambda: bool(daemon.waiting))
         daemon.say(event("destroy", ID, 5))
         assert await anext(events) == Event("destroy", ID, 5)
         daemon.say(event("rename", "c2", 6) + b"\n\r\n" + event("destroy", "net", Type="network"))
@@ -427,7 +414,7 @@ async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: Daemon, monkey
     monkeypatch.setattr(module, "CHECK_SECONDS", SHORT_SECONDS)
     backend = Backend(daemon.path, seconds=LIMIT_SECONDS)
     async with backend.events(["destroy"], 1) as events:
-        await daemon.followed()
+        await until(lambda: bool(daemon.waiting))
         quiet = asyncio.ensure_future(anext(events))
         await asyncio.sleep(1.2 * LIMIT_SECONDS)
         assert not quiet.done()
@@ -477,7 +464,7 @@ async def test_line_above_the_limit_ends_the_stream(
 
 @pytest.mark.parametrize(("end", "why"), [(b"0\r\n\r\n", "the stream ended$"), (b"", ""), (b"5\r\n{", "")])
 async def test_end_of_the_stream_is_an_error(daemon: Daemon, backend: Backend, end: bytes, why: str) -> None:
-    daemon.reply(EVENTS, Reply(raw=STREAM_HEAD + chunk(event("destroy", ID)) + end))
+    daemon.script(EVENTS, STREAM_HEAD + chunk(event("destroy", ID)) + end, Then.CLOSE)
     async with backend.events(["destroy"], 1) as events:
         assert await anext(events) == DESTROYED
         with pytest.raises(BackendError, match=f"^GET /events: {why}"):
@@ -490,8 +477,7 @@ async def test_stream_that_is_no_longer_chunked_ends(
     monkeypatch.setattr(module, "CHECK_SECONDS", SHORT_SECONDS)
     daemon.say(event("destroy", ID))
     assert await anext(events) == DESTROYED
-    (stream,) = daemon.streams
-    stream.write(b"garbage\r\n")
+    daemon.send(b"garbage\r\n")
     with pytest.raises(BackendError, match=r"^GET /events: the stream broke off$"):
         await anext(events)
 
@@ -499,7 +485,7 @@ async def test_stream_that_is_no_longer_chunked_ends(
 async def test_follower_that_fails_leaves_no_connection(daemon: Daemon, backend: Backend) -> None:
     async def fail() -> None:
         async with backend.events(["destroy"], 1) as events:
-            await daemon.followed()
+            await until(lambda: bool(daemon.waiting))
             daemon.say(event("destroy", ID) + event("destroy", ID))
             async for _ in events:
                 raise ZeroDivisionError
@@ -512,7 +498,7 @@ async def test_follower_that_fails_leaves_no_connection(daemon: Daemon, backend:
 
 async def test_follower_that_stops_reading_makes_the_daemon_wait(daemon: Daemon, events: AsyncIterator[Event]) -> None:
     async def send() -> None:
-        (stream,) = daemon.streams
+        (stream,) = daemon.waiting
         for _ in range(400):
             stream.write(chunk(event("destroy", ID, filler=10_000 * "x")))
             await stream.drain()
