@@ -49,8 +49,16 @@ ASKS: dict[str, tuple[str, Ask]] = {
 }
 """Every question: its name in errors, its path, and how it is asked (``seconds`` are for the update)."""
 
+limited = pytest.mark.usefixtures("_limited")
 every_question = pytest.mark.parametrize("route", ASKS)
 every_short_question = pytest.mark.parametrize("route", list(ASKS)[:-1])
+
+
+@pytest.fixture
+def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make replies and lines of 1,000 bytes the longest, and look at a quiet stream often."""
+    for name, value in (("REPLY_LIMIT", 1000), ("LIST_LIMIT", 1000), ("CHECK_SECONDS", SHORT_SECONDS)):
+        monkeypatch.setattr(module, name, value)
 
 
 async def failure(backend: Backend, route: str, seconds: float = PATIENCE_SECONDS) -> tuple[str, int]:
@@ -358,18 +366,15 @@ async def test_update_without_time_is_not_sent(daemon: Daemon, backend: Backend,
 
 @every_short_question
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_reply_above_the_limit_is_an_error(
-    daemon: Daemon, backend: Backend, monkeypatch: pytest.MonkeyPatch, route: str, chunked: bool
-) -> None:
-    monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
-    monkeypatch.setattr(module, "LIST_LIMIT", 1000)
+@limited
+async def test_reply_above_the_limit_is_an_error(daemon: Daemon, backend: Backend, route: str, chunked: bool) -> None:
     body = (CANARY * 100)[:1001]
     daemon.script(ASKS[route][0], ENDLESS + chunk(body[:500]) + chunk(body[500:]) if chunked else reply(body))
     assert await failure(backend, route) == ("the reply is longer than 1000 bytes", grpc.RESOURCE_EXHAUSTED)
 
 
-async def test_reply_at_the_limit_is_none(daemon: Daemon, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
+@limited
+async def test_reply_at_the_limit_is_none(daemon: Daemon, backend: Backend) -> None:
     daemon.script("/info", reply(1000 * b"x"))
     assert await backend.info() == 1000 * b"x"
 
@@ -410,8 +415,8 @@ async def test_events_come_as_they_are_said(daemon: Daemon, backend: Backend) ->
     assert (request.query["since"], json.loads(request.query["filters"])) == ("1700000000.000000123", wanted)
 
 
-async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHECK_SECONDS", SHORT_SECONDS)
+@limited
+async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: Daemon) -> None:
     backend = Backend(daemon.path, seconds=LIMIT_SECONDS)
     async with backend.events(["destroy"], 1) as events:
         await until(lambda: bool(daemon.waiting))
@@ -443,18 +448,14 @@ LINES += [event("destroy", ID, at).strip() for at in (0, 2**63)]
 
 
 @pytest.mark.parametrize("line", LINES)
-async def test_unreadable_line_is_told_and_the_stream_goes_on(
-    daemon: Daemon, events: AsyncIterator[Event], line: bytes
-) -> None:
+async def test_unreadable_line_ends_no_stream(daemon: Daemon, events: AsyncIterator[Event], line: bytes) -> None:
     daemon.say(line + b"\n" + event("destroy", ID))
     assert await anext(events) is UNREADABLE
     assert await anext(events) == DESTROYED
 
 
-async def test_line_above_the_limit_ends_the_stream(
-    daemon: Daemon, events: AsyncIterator[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
+@limited
+async def test_line_above_the_limit_ends_the_stream(daemon: Daemon, events: AsyncIterator[Event]) -> None:
     daemon.say(999 * b"x" + b"\n" + 999 * b"x")
     assert await anext(events) is UNREADABLE
     daemon.say(2 * b"x")
@@ -471,10 +472,8 @@ async def test_end_of_the_stream_is_an_error(daemon: Daemon, backend: Backend, e
             await anext(events)
 
 
-async def test_stream_that_is_no_longer_chunked_ends(
-    daemon: Daemon, events: AsyncIterator[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CHECK_SECONDS", SHORT_SECONDS)
+@limited
+async def test_stream_that_is_no_longer_chunked_ends(daemon: Daemon, events: AsyncIterator[Event]) -> None:
     daemon.say(event("destroy", ID))
     assert await anext(events) == DESTROYED
     daemon.send(b"garbage\r\n")

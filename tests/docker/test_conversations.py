@@ -179,9 +179,7 @@ class Conversation:
 
 @settings(max_examples=examples(300))
 @given(CONVERSATIONS, SIZES, st.booleans())
-def test_what_is_not_held_leaves_as_it_came_at_once(
-    turns: list[Turn], sizes: list[tuple[bool, int]], shared: bool
-) -> None:
+def test_what_is_not_held_leaves_at_once(turns: list[Turn], sizes: list[tuple[bool, int]], shared: bool) -> None:
     conversation = Conversation(turns)
     conversation.play.shared = shared
     for client, size in sizes:

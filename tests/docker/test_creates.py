@@ -43,9 +43,7 @@ async def failing(node: Node, action: str, point: str, reason: Reason) -> tuple[
 
 
 @every_pre_hook
-async def test_refused_call_is_500_and_never_reaches_the_daemon(
-    node: Node, action: str, point: str, operation: str, route: str
-) -> None:
+async def test_refused_call_is_a_500_of_ours(node: Node, action: str, point: str, operation: str, route: str) -> None:
     raw, answer = await failing(node, action, point, Reason.REFUSED)
     assert answer.status == 500
     assert answer.message.startswith(f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: refused")
@@ -54,9 +52,7 @@ async def test_refused_call_is_500_and_never_reaches_the_daemon(
 
 
 @every_pre_hook
-async def test_call_whose_hook_fails_under_ignore_passes_as_it_came(
-    node: Node, action: str, point: str, operation: str, route: str
-) -> None:
+async def test_ignored_failure_changes_no_byte(node: Node, action: str, point: str, operation: str, route: str) -> None:
     raw, answer = await failing(node, action, point, Reason.UNREACHABLE)
     assert answer.status in (200, 201, 204)
     assert node.dockerd.requests(route)[-1].raw == raw
@@ -127,7 +123,7 @@ async def test_pod_is_told_once_the_daemon_named_its_driver(node: Node) -> None:
     assert len(node.dockerd.requests("GET /info")) == 1
 
 
-async def test_pod_that_the_daemon_refuses_leaves_nothing_and_its_answer_as_it_was(node: Node) -> None:
+async def test_pod_that_the_daemon_refuses_leaves_nothing(node: Node) -> None:
     await node.plain("taken")
     node.plugins.add("a")
     assert (await node.create("taken", node.pod_body())).status == 409
@@ -229,9 +225,7 @@ async def test_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
     assert node.came(CREATE) == body
 
 
-async def test_fields_that_docker_cannot_carry_are_left_out_and_named(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_fields_docker_cannot_carry_are_left_out_and_named(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     resources = Resources(hugepage_limits={"2MB": 4711}, unified={"memory.high": CANARY}, cpu_shares=2)
     node.plugins.add("a", HookAnswer(resources=resources))
     pod_id = await node.create_pod()
@@ -335,9 +329,7 @@ async def test_unknown_pod_is_read_as_it_was(node: Node) -> None:
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("sandbox", ["0" * 64, "plain"])
-async def test_container_whose_sandbox_is_none_passes_without_hooks(
-    node: Node, policy: FailurePolicy, sandbox: str
-) -> None:
+async def test_container_of_no_pod_passes_without_hooks(node: Node, policy: FailurePolicy, sandbox: str) -> None:
     if sandbox == "plain":
         sandbox = await node.plain()
     node.plugins.add("a", policy=policy)

@@ -255,9 +255,7 @@ def test_update() -> None:
         ({"cpu_shares": 256, "cpuset_cpus": "0"}, ()),
     ],
 )
-def test_update_that_says_nothing_new_is_the_same_object(
-    changes: dict[str, ResourceValue], left_out: tuple[str, ...]
-) -> None:
+def test_update_of_nothing_new_is_the_same_object(changes: dict[str, ResourceValue], left_out: tuple[str, ...]) -> None:
     body = UPDATE.encode()
     update = edit_update(body, changes, Resources(memory_limit_in_bytes=GIB, cpuset_mems="1"))
     assert update.body is body

@@ -260,9 +260,7 @@ async def test_unreadable_create_passes_unless_a_plugin_says_fail(
 
 @every_unreadable
 @pytest.mark.parametrize("point", ALL_POINTS[:2])
-async def test_unreadable_create_is_refused_under_fail(
-    node: Node, body: bytes, lines: tuple[str, ...], point: str
-) -> None:
+async def test_unreadable_create_fails_under_fail(node: Node, body: bytes, lines: tuple[str, ...], point: str) -> None:
     node.plugins.add("lenient")
     node.plugins.add("strict", policy=FAIL, points=(point,))
     answer = await node.create("odd", body, *lines)
@@ -361,9 +359,7 @@ async def test_client_that_leaves_inside_a_held_body_asked_nothing(
 
 
 @pytest.mark.parametrize(("policy", "status"), [(IGNORE, 400), (FAIL, 500)], ids=["Ignore", "Fail"])
-async def test_client_that_half_closes_inside_a_held_body_is_answered(
-    node: Node, policy: FailurePolicy, status: int
-) -> None:
+async def test_half_close_inside_a_held_body_is_answered(node: Node, policy: FailurePolicy, status: int) -> None:
     """The daemon answers what it was sent, unless a plugin refuses what cannot be read."""
     node.plugins.add("a", policy=policy)
     client = await node.client()
@@ -374,9 +370,7 @@ async def test_client_that_half_closes_inside_a_held_body_is_answered(
     assert (node.points, node.recorder.total("calls_unreadable")) == ([], 1)
 
 
-async def test_daemon_that_closes_during_a_hold_is_dialled_once_more(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_daemon_that_closes_in_a_hold_is_dialled_once_more(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     hook, client = await held(node, behaviour=HookAnswer(labels={"l": "1"}))
     node.dockerd.drop_connections()
@@ -391,7 +385,7 @@ async def test_daemon_that_closes_during_a_hold_is_dialled_once_more(
     assert made_on == started_on
 
 
-async def test_daemon_that_is_away_at_the_release_is_502_and_its_update_is_not_expected(node: Node) -> None:
+async def test_daemon_that_is_away_at_the_release_is_502(node: Node) -> None:
     _, container_id = await node.made()
     hook, client = await held(node, request("POST", f"/containers/{container_id}/update", b'{"CpuShares":5}'))
     await node.dockerd.stop()

@@ -216,9 +216,7 @@ async def test_driver_is_asked_for_once_unless_it_is_learnt_anew(rig: Rig) -> No
     ("route", "reply", "error"),
     [(INFO, b'{"CgroupDriver":1}', Unreadable), (INFO, None, BackendError), (INSPECT, None, BackendError)],
 )
-async def test_daemon_that_fails_is_not_guessed(
-    rig: Rig, route: str, reply: bytes | None, error: type[Exception]
-) -> None:
+async def test_failing_daemon_is_an_error(rig: Rig, route: str, reply: bytes | None, error: type[Exception]) -> None:
     if reply is not None:
         rig.answers(route, reply)
     else:

@@ -60,9 +60,7 @@ async def test_start_is_told_before_and_if_it_starts_something_after(node: Node)
     assert (node.points, node.dockerd.requests(UPDATE)) == (["PreStartContainer"], [])
 
 
-async def test_start_has_its_resources_set_by_an_update_of_our_own(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_start_has_its_resources_set_by_an_update_of_ours(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     resources = Resources(cpuset_cpus="1", cpu_quota=20_000, oom_score_adj=5, unified={"cpu.idle": CANARY})
     node.plugins.add("a", HookAnswer(resources=resources), points=("PreStartContainer",))
     _, container_id = await node.made()
@@ -297,7 +295,7 @@ async def test_update_of_a_sandbox_leaves_its_containers_originals(node: Node, t
 
 
 @pytest.mark.parametrize("whose", ["somebody else's", "ours, without an answer"])
-async def test_update_beside_a_call_that_had_to_read_its_container_leaves_no_record(node: Node, whose: str) -> None:
+async def test_update_beside_a_call_that_read_its_container_drops_it(node: Node, whose: str) -> None:
     _, container_id = await node.made()
     node.forget()
     gated = node.plugins.gated("a", points=("PreStartContainer",))
@@ -359,9 +357,7 @@ LOST = [
 @pytest.mark.usefixtures("_settled_at_once")
 @pytest.mark.parametrize(("route", "action", "point"), LOST)
 @pytest.mark.parametrize("done", [True, False])
-async def test_lost_answer_owes_a_post_hook_once_inspect_tells_that_it_is_done(
-    node: Node, route: str, action: str, point: str, done: bool
-) -> None:
+async def test_lost_answer_owes_a_hook_once_done(node: Node, route: str, action: str, point: str, done: bool) -> None:
     node.plugins.add("a", points=(point,))
     pod_id, container_id = await (node.running() if action == "stop" else node.made())
     of_pod = point == "PostStopPodSandbox"
@@ -378,9 +374,7 @@ async def test_lost_answer_owes_a_post_hook_once_inspect_tells_that_it_is_done(
 
 @pytest.mark.usefixtures("_settled_at_once")
 @pytest.mark.parametrize(("route", "action", "points"), [(START, "start", []), (STOP, "stop", ["PostStopContainer"])])
-async def test_lost_answer_of_what_is_gone_was_a_stop_but_never_a_start(
-    node: Node, route: str, action: str, points: list[str]
-) -> None:
+async def test_lost_answer_of_what_is_gone_was_a_stop(node: Node, route: str, action: str, points: list[str]) -> None:
     node.plugins.add("a", points=("PostStartContainer", "PostStopContainer"))
     _, container_id = await (node.running() if action == "stop" else node.made())
     await unanswered(node, route, action, container_id, done=False)

@@ -119,9 +119,7 @@ ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.samp
 
 
 @given(ENTRIES, ENTRIES, st.booleans())
-def test_fewest_envs_that_give_the_list_are_the_containers(
-    own: list[str], shipped: list[str], of_this_image: bool
-) -> None:
+def test_fewest_envs_that_make_the_list_are_its_own(own: list[str], shipped: list[str], of_this_image: bool) -> None:
     """Where it cannot have been made of this image, all but the image's are."""
     found = merged(own, shipped) if of_this_image else own
     possible = [found[:end] for end in range(len(found) + 1) if merged(found[:end], shipped) == found]
