@@ -172,6 +172,12 @@ class Node:
         self._clients.append(client)
         return client
 
+    async def sends(self, raw: bytes) -> Client:
+        """Send bytes on a connection of its own."""
+        client = await self.client()
+        client.send(raw)
+        return client
+
     async def ask(self, method: str, target: str, body: Any = None, *lines: str) -> Answer:
         """Send one request on a connection of its own; ``body`` is bytes, or what Go would write as JSON."""
         client = await self.client()

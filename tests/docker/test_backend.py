@@ -112,11 +112,8 @@ REFERENCES += [("\udcff", "%FF"), ("a b?c=d#e&f", "a%20b%3Fc%3Dd%23e%26f"), ("a\
 async def test_reference_stays_one_path_segment(daemon: Daemon, backend: Backend, reference: str, target: str) -> None:
     assert await backend.inspect(reference) is None
     assert [request.target for request in daemon.requests] == [f"/containers/{target}/json"]
-
-
-async def test_empty_reference_is_not_asked(daemon: Daemon, backend: Backend) -> None:
     assert [await backend.inspect(""), await backend.inspect("/"), await backend.image("")] == [None] * 3
-    assert daemon.requests == []
+    assert len(daemon.requests) == 1, "nobody is asked for nothing"
 
 
 @pytest.mark.parametrize("status", [404, 301])

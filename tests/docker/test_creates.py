@@ -37,8 +37,7 @@ async def failing(node: Node, action: str, point: str, reason: Reason) -> tuple[
         "start": request("POST", f"/containers/{container_id}/start"),
         "update": request("POST", f"/containers/{container_id}/update", b'{ "cpuShares":7 }'),
     }[action]
-    client = await node.client()
-    client.send(raw)
+    client = await node.sends(raw)
     return raw, await client.answer()
 
 
@@ -60,13 +59,19 @@ async def test_ignored_failure_changes_no_byte(node: Node, action: str, point: s
     assert node.recorder.counted("calls", operation=operation, outcome="agreed") >= 1
 
 
-async def test_pod_is_told_and_kept_as_the_kubelet_asked_for_it(node: Node) -> None:
+async def test_pod_and_container_are_told_and_kept_as_asked_for(node: Node) -> None:
     node.plugins.add("a")
     pod_id = await node.create_pod()
+    pod = replace(TOLD_POD, id=pod_id)
     assert node.told == HookRequest(TOLD_POD)
     assert node.came(CREATE) == written(node.pod_body())
-    whole = replace(TOLD_POD, id=pod_id)
-    assert node.pod_of(pod_id) == PodRecord(whole, whole)
+    assert node.pod_of(pod_id) == PodRecord(pod, pod)
+    container_id = await node.create_container(pod_id)
+    told = replace(TOLD, pod_id=pod_id)
+    assert node.told == HookRequest(pod, told)
+    assert node.came(CREATE) == written(node.container_body(pod_id))
+    container = replace(told, id=container_id)
+    assert node.container(container_id) == ContainerRecord(container, container)
 
 
 async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node) -> None:
@@ -141,17 +146,6 @@ async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node:
     assert (await node.create("web", node.pod_body())).raw == reply
     assert node.store.counts() == (0, 0)
     assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
-
-
-async def test_container_is_told_with_its_pod_and_kept_as_asked_for(node: Node) -> None:
-    node.plugins.add("a")
-    pod_id = await node.create_pod()
-    container_id = await node.create_container(pod_id)
-    told = replace(TOLD, pod_id=pod_id)
-    assert node.told == HookRequest(node.pod_of(pod_id).effective, told)
-    assert node.came(CREATE) == written(node.container_body(pod_id))
-    whole = replace(told, id=container_id)
-    assert node.container(container_id) == ContainerRecord(whole, whole)
 
 
 async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

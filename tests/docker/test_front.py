@@ -18,7 +18,7 @@ from runtimeproxy.plugins.registration import FailurePolicy
 from tests.docker.bodies import CONTAINER
 from tests.docker.client import Client, chunked, request
 from tests.docker.daemon import until
-from tests.docker.node import CREATE, INSPECT, START, UPDATE, GatedClient, Node, away, id_of, unfollowed, written
+from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, away, id_of, unfollowed, written
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
@@ -58,20 +58,12 @@ async def test_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None
     assert told == [*operations.split(), "RemoveContainer", "RemovePodSandbox"]
 
 
-async def test_store_knows_all_without_a_plugin(node: Node) -> None:
+async def test_store_knows_pods_and_forgets_the_removed_without_a_plugin(node: Node) -> None:
     pod_id, container_id = await node.running()
-    update = written(bodies.update_body({"cpu_shares": 512}, moves_swap=True))
-    assert (await node.act("update", container_id, update)).status == 200
-    assert node.came(UPDATE) == update
-    record = node.container(container_id)
-    assert record.original == record.effective
-    assert record.original.resources is not None
-    assert (record.original.resources.cpu_shares, record.original.pod_id) == (512, pod_id)
     await node.act("stop", container_id)
     assert node.store.counts() == (1, 1)
     await node.remove(pod_id)
     assert node.store.counts() == (0, 0)
-    assert not node.recorder.total("calls_unreadable")
     assert not node.dockerd.requests(INSPECT)
 
 
@@ -249,8 +241,7 @@ async def test_unreadable_create_passes_unless_a_plugin_says_fail(
     node.plugins.add("later", policy=FAIL, points=ALL_POINTS[2:])
     node.dockerd.keep_body_bytes = len(body)
     raw = request("POST", "/containers/create?name=odd", body, *lines)
-    client = await node.client()
-    client.send(raw)
+    client = await node.sends(raw)
     answer = await client.answer()
     [received] = node.dockerd.requests(CREATE)
     assert (answer.status, received.raw == raw) == (received.status, True)
@@ -346,8 +337,7 @@ async def test_client_that_leaves_inside_a_held_body_asked_nothing(
     """Nobody failed: it is no request that could not be read."""
     for policy in plugins:
         node.plugins.add("a", policy=policy)
-    client = await node.client()
-    client.send(create(node)[:-9])
+    client = await node.sends(create(node)[:-9])
     await until(lambda: node.front.held_bytes.count > 0)
     client.abort()
     await until(lambda: not node.front.connections)
@@ -362,8 +352,7 @@ async def test_client_that_leaves_inside_a_held_body_asked_nothing(
 async def test_half_close_inside_a_held_body_is_answered(node: Node, policy: FailurePolicy, status: int) -> None:
     """The daemon answers what it was sent, unless a plugin refuses what cannot be read."""
     node.plugins.add("a", policy=policy)
-    client = await node.client()
-    client.send(create(node)[:-9])
+    client = await node.sends(create(node)[:-9])
     client.half_close()
     assert (await client.answer()).status == status
     assert await client.ended() == b""
@@ -439,8 +428,7 @@ async def test_client_inside_a_body_may_send_on_when_the_daemon_leaves(node: Nod
         daemon.bind(node.dockerd.socket_path)
         daemon.listen()
         daemon.setblocking(False)
-        client = await node.client()
-        client.send(f"POST /images/create HTTP/1.1\r\nHost: d\r\n{framing}".encode())
+        client = await node.sends(f"POST /images/create HTTP/1.1\r\nHost: d\r\n{framing}".encode())
         connection, _ = await asyncio.get_running_loop().sock_accept(daemon)
         await asyncio.get_running_loop().sock_recv(connection, 1000)
         connection.send(answer)
@@ -481,8 +469,7 @@ async def test_calls_of_one_container_keep_their_order_and_wait_for_no_other(nod
 
 
 async def test_ambiguous_request_is_refused_and_counted(node: Node) -> None:
-    client = await node.client()
-    client.send(
+    client = await node.sends(
         b"POST /containers/create HTTP/1.1\r\nHost: d\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"
     )
     answer = await client.answer()
@@ -496,8 +483,7 @@ async def test_ambiguous_request_is_refused_and_counted(node: Node) -> None:
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 async def test_http2_client_goes_round_the_hooks_or_away(node: Node, policy: FailurePolicy) -> None:
     node.plugins.add("a", policy=policy, points=("PostStopPodSandbox",))
-    client = await node.client()
-    client.send(PREFACE + b"SM\r\n\r\n")
+    client = await node.sends(PREFACE + b"SM\r\n\r\n")
     answer = await client.ended()  # the fake daemon speaks no HTTP/2
     assert (answer == b"") is (policy is FAIL)
     assert node.recorder.total("http2_tunnels") == 1

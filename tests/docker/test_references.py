@@ -42,8 +42,7 @@ def calls_made(node: Node, unsure: bool = False) -> list[tuple[HeldExchange, Doc
 async def unanswered(node: Node, route: str, action: str, reference: str, body: bytes = b"", done: bool = True) -> None:
     """Send a call that the daemon carries out, or not, and never answers."""
     node.dockerd.inject(route, Injection(raw=None if done else b"", cut_after_bytes=0, times=1))
-    client = await node.client()
-    client.send(request("POST", f"{node.prefix}/containers/{reference}/{action}", body))
+    client = await node.sends(request("POST", f"{node.prefix}/containers/{reference}/{action}", body))
     assert await client.ended() == b""
 
 
@@ -116,8 +115,7 @@ async def test_start_whose_client_leaves_in_its_update_expects_nothing(node: Nod
     _, container_id = await node.made()
     node.plugins.add("a", HookAnswer(resources=Resources(cpu_shares=2)), points=("PreStartContainer",))
     update = node.dockerd.inject(UPDATE, Injection(hang=True))
-    client = await node.client()
-    client.send(request("POST", f"/containers/{container_id}/start"))
+    client = await node.sends(request("POST", f"/containers/{container_id}/start"))
     await until(lambda: update.hanging == 1)
     client.abort()
     await until(lambda: not node.front.tasks)
@@ -257,8 +255,7 @@ async def test_update_that_fails_or_cannot_be_read_is_not_expected(
 async def test_update_whose_call_has_ended_is_neither_sent_nor_expected(node: Node) -> None:
     _, container_id = await node.made()
     hook, made = node.plugins.gated("a"), calls_made(node)
-    client = await node.client()
-    client.send(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
+    await node.sends(request("POST", f"/containers/{container_id}/update", b'{"CpuShares":7}'))
     await until(lambda: hook.waiting == 1)
     [(exchange, call)] = made
     exchange.end()

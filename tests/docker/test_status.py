@@ -275,30 +275,25 @@ def test_any_value_anywhere_is_read(create: dict[str, Any], path: str, value: ob
         assert read is None or isinstance(read, AskedPod | AskedContainer)
 
 
-LIVES: dict[bytes, Life | None] = {b'"created"': Life(started=False, running=False)}
-LIVES |= {b'"%b"' % word: Life(started=True, running=True) for word in (b"running", b"paused", b"restarting")}
-LIVES |= {b'"%b"' % word: Life(started=True, running=False) for word in (b"removing", b"exited", b"dead")}
+LIVES = {"created": Life(started=False, running=False)}
+LIVES |= dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True))
+LIVES |= dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False))
+READ: list[tuple[Any, bytes, Any]] = [
+    # what reads it, the reply, and what is read: None if that is unreadable
+    *((read_life, b'{"State":{"Status":"%b"}}' % word.encode(), life) for word, life in LIVES.items()),
+    *((read_life, reply, None) for reply in (b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}')),
+    (read_life, b'{"State":7}', None),
+    (status.read_info, b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}', ("systemd", "runc")),
+    (status.read_info, b"{}", ("", "")),
+    *((status.read_info, reply, None) for reply in (b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}')),
+]
 
 
-@pytest.mark.parametrize(("word", "life"), LIVES.items())
-def test_life_of_a_container(word: bytes, life: Life) -> None:
-    assert read_life(b'{"State":{"Status":%b}}' % word) == life
-
-
-INFOS = [(b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}', ("systemd", "runc")), (b"{}", ("", ""))]
-
-
-@pytest.mark.parametrize(("reply", "info"), INFOS)
-def test_daemons_word_on_itself(reply: bytes, info: tuple[str, str]) -> None:
-    assert status.read_info(reply) == info
-
-
-UNREADABLE = [(read_life, reply) for reply in (b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}')]
-UNREADABLE += [(status.read_info, reply) for reply in (b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}')]
-
-
-@pytest.mark.parametrize(("read", "reply"), [*UNREADABLE, (read_life, b'{"State":7}')])
-def test_unreadable_life_or_info(read: Any, reply: bytes) -> None:
-    with pytest.raises(Unreadable) as caught:
-        read(reply)
-    assert "canary" not in str(caught.value)
+@pytest.mark.parametrize(("read", "reply", "expected"), READ)
+def test_life_of_a_container_and_daemons_word_on_itself(read: Any, reply: bytes, expected: Any) -> None:
+    if expected is None:
+        with pytest.raises(Unreadable) as caught:
+            read(reply)
+        assert "canary" not in str(caught.value)
+    else:
+        assert read(reply) == expected

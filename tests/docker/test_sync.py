@@ -175,6 +175,9 @@ async def test_own_updates_change_nothing_each_once() -> None:
         rig.events.no_update(CONTAINER)  # once more than expected: it stays at none
         await rig.told(updated(CONTAINER))
         assert CONTAINER not in rig.known
+        rig.events.expect_update(LATER)
+        rig.events.gone(LATER)
+        assert (rig.gone, rig.expected) == ([LATER], {}), "of what a list no longer has none comes"
 
 
 @virtual_time
@@ -205,14 +208,6 @@ async def test_unreadable_line_means_that_something_was_missed(caplog: pytest.Lo
         await rig.told(UNREADABLE, destroyed(OTHER_POD))
     assert (rig.recorder.counted("backend_events_unreadable"), rig.missed, caplog.records) == (1, 2, [])
     assert (rig.gone, len(rig.backend.asked)) == ([OTHER_POD], 1)
-
-
-@virtual_time
-async def test_what_a_list_no_longer_has_is_forgotten_beyond_the_store() -> None:
-    rig = Rig()
-    rig.events.expect_update(CONTAINER)
-    rig.events.gone(CONTAINER)
-    assert (rig.gone, rig.expected) == ([CONTAINER], {})
 
 
 BACK = ("INFO", "the daemon's events are followed again")
