@@ -37,7 +37,7 @@ class Side:
         """True once it saw EOF."""
 
     def sends(self, *pieces: bytes) -> None:
-        for piece in pieces:
+        for piece in filter(None, pieces):
             self._feed(piece)
 
     def takes(self, data: bytes | bytearray) -> None:

@@ -236,10 +236,7 @@ def test_unreadable_body(problem: str) -> None:
 def test_update() -> None:
     update = edit_update(UPDATE.encode(), ALL_RESOURCES, NO_RESOURCES)
     assert update.body == replaced(
-        UPDATE,
-        ('"CpuShares":256', '"CpuShares":1024'),
-        ('"CpusetCpus":"0"', '"CpusetCpus":"2-3"'),
-        *ALL_SET,
+        UPDATE, ('"CpuShares":256', '"CpuShares":1024'), ('"CpusetCpus":"0"', '"CpusetCpus":"2-3"'), *ALL_SET
     )
     assert update.left_out == ("hugepage_limits", "oom_score_adj", "unified")
     assert update.resources == {name: ALL_RESOURCES[name] for name in RESOURCE_TABLE if name != "oom_score_adj"}
