@@ -31,7 +31,6 @@ from tests.docker.daemon import until
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_engines import ENGINE_20, Engine
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.plugins import ALL_POINTS, FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
 
@@ -39,7 +38,6 @@ CREATE = "POST /containers/create"
 START = "POST /containers/{ref}/start"
 STOP = "POST /containers/{ref}/stop"
 UPDATE = "POST /containers/{ref}/update"
-REMOVE = "DELETE /containers/{ref}"
 INSPECT = "GET /containers/{ref}/json"
 
 BUDGET_SECONDS = 5.0
@@ -68,13 +66,9 @@ class GatedClient(FakeClient):
 
 @dataclass(eq=False)
 class Plugins(FakePlugins):
-    """The Plugins Manager's tables as the front asks them; ``changed`` tells it that they have changed."""
+    """The Plugins Manager's tables as the front asks them, and whom it has told when they change."""
 
-    on_change: Callable[[], None] | None = None
-
-    def changed(self) -> None:
-        assert self.on_change is not None
-        self.on_change()
+    on_change: Callable[[], None] = lambda: None
 
     def gated(self, name: str, behaviour: Behaviour = NOTHING, points: tuple[str, ...] = ALL_POINTS) -> GatedClient:
         """Register a plugin that answers once its gate is open."""
@@ -95,7 +89,6 @@ class Node:
 
     folder: Path
     cgroup_driver: str = "cgroupfs"
-    engine: Engine = ENGINE_20
     away: bool = False
     synced: bool = False
     """The daemon's state is read and swept beside the calls, too."""
@@ -105,14 +98,10 @@ class Node:
     """Of every path; "" leaves the version out, and Engine 29 knows it from 1.44 on."""
     plugins: Plugins = field(default_factory=Plugins)
     stopped: bool = False
-    faults: int = 0
-    """How many faults of the proxy's own a test provokes."""
 
     def __post_init__(self) -> None:
         self._clients: list[Client] = []
-        self.dockerd = FakeDockerd(
-            str(self.folder / "docker.sock"), engine=self.engine, cgroup_driver=self.cgroup_driver
-        )
+        self.dockerd = FakeDockerd(str(self.folder / "docker.sock"), cgroup_driver=self.cgroup_driver)
         self.pod = replace(POD, cgroup_parent=SYSTEMD_PARENT) if self.cgroup_driver == "systemd" else POD
 
     async def __aenter__(self) -> Self:
@@ -122,9 +111,8 @@ class Node:
         self.store = Store()
         self.recorder = Recorder(loop.time)
         dispatcher = Dispatcher(self.plugins, self.recorder, loop.time, 10.0)
-        self.lifecycle = Lifecycle(
-            self.store, dispatcher, self.recorder, Limits(BUDGET_SECONDS, ("skip", "true")), loop.time
-        )
+        limits = Limits(BUDGET_SECONDS, ("skip", "true"))
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, loop.time)
         manager: Any = self.plugins
         self.front = Front(self.dockerd.socket_path, self.lifecycle, manager, self.recorder, loop)
         if not self.synced:
@@ -148,7 +136,7 @@ class Node:
         await self.dockerd.stop()
         if kind is None:
             assert not self.front.tasks
-            assert self.recorder.total("internal_errors") == self.faults
+            assert self.recorder.total("internal_errors") == 0
 
     async def stop(self, seconds: float) -> None:
         """Stop as the program does, which the end does if nobody has."""
@@ -194,9 +182,7 @@ class Node:
     async def create(self, name: str, body: Any, *lines: str) -> Answer:
         return await self.ask("POST", f"{self.prefix}/containers/create?name={name}", body, *lines)
 
-    async def create_pod(self, **labels: str) -> str:
-        """Create a pod sandbox with more labels and return its id."""
-        self.pod = replace(self.pod, labels={**self.pod.labels, **labels})
+    async def create_pod(self) -> str:
         return id_of(await self.create(bodies.sandbox_name(self.pod), self.pod_body()))
 
     async def create_container(self, pod_id: str, container: bodies.Container = CONTAINER) -> str:

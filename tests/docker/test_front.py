@@ -500,7 +500,7 @@ async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(node:
         await until(lambda: len(node.front.http2) == 1)
         for policy, left in ((IGNORE, 1), (FAIL, 0)):
             node.plugins.add(policy.name, policy=policy)
-            node.plugins.changed()
+            node.plugins.on_change()
             await until(lambda left=left: len(node.front.http2) == left)  # type: ignore[misc]
         assert await http2.ended() == b""
         await until(lambda: len(node.front.connections) == 1)

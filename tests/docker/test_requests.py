@@ -5,13 +5,12 @@ import pytest
 from runtimeproxy.docker.requests import READ_AHEAD_BYTES
 from runtimeproxy.docker.routes import Action
 from runtimeproxy.heldbytes import NO_ROOM
-from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, UPGRADE, answer, chunks, head, request
+from tests.docker.messages import CHUNKED, CLOSE, PREFACE, UPGRADE, answer, chunks, head, request
 from tests.docker.peer import Play, Step, asked, converse, passed, settled
 from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
 from tests.docker.requests import ATTACH, CREATE, EXEC, INFO, PING, START, STOP
 from tests.docker.steps import answered, at_once, client, daemon, ends, passes, refuse, release, returns
 
-LOAD = request("POST", "/images/load", EXPECT, body=b"tar")
 UPLOAD = request("POST", "/images/load", body=b"i" * READ_AHEAD_BYTES)
 PINGS = request("POST", "/images/load", body=PING + PING)
 LAST_ERROR = answer(404, CLOSE, body=b"no\n")
