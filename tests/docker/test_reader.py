@@ -141,7 +141,10 @@ def test_held_body_that_breaks_behind_its_answer_gets_no_second_one() -> None:
 LOST = [asked(CREATE), ends("daemon", to_client=EOF), answered(), client(PING)]
 REDIALLED: dict[str, tuple[int, list[Step]]] = {
     # how often the daemon is dialled anew
-    "during a hold": (1, [client(CREATE + PING, asks=1), ends("daemon"), release(to_daemon=CREATE), daemon(CREATED)]),
+    "during a hold": (
+        1,
+        [client(CREATE + PING, asks=1), ends("daemon"), release(to_daemon=CREATE), settled(CREATED, to_daemon=PING)],
+    ),
     "while the body is still to come": (
         1,
         [client(CREATE[:-3]), ends("daemon"), client(CREATE[-3:], asks=1), release(to_daemon=CREATE)],

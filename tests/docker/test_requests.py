@@ -217,6 +217,10 @@ HELD: dict[str, list[Step]] = {
         client(START, UPLOAD + STOP + PING, asks=1, reads=False),
         refuse(to_client=ours(500), to_daemon=UPLOAD),
     ],
+    "B1: reading goes on inside a long head behind a held call": [
+        client(START, b"GET / HTTP/1.1\r\nX: " + LONG_STDIN, asks=1, reads=False),
+        refuse(to_client=ours(500)),
+    ],
 }
 
 
