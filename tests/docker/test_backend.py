@@ -29,7 +29,7 @@ BODY = b'{"CpuShares": 7}'
 ROW = b'{"Id": "x", "Labels": {"io.kubernetes.docker.type": "container"}}'
 ENDLESS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHORT_SECONDS = 0.05
-LIMIT_SECONDS = 1.0
+LIMIT_SECONDS = 0.5
 """Of a request: a busy machine may take some of it to answer."""
 
 
@@ -51,13 +51,14 @@ ASKS: dict[str, tuple[str, Ask]] = {
 
 limited = pytest.mark.usefixtures("_limited")
 every_question = pytest.mark.parametrize("route", ASKS)
-every_short_question = pytest.mark.parametrize("route", list(ASKS)[:-1])
+SHORT = list(ASKS)[:-1]
 
 
 @pytest.fixture
 def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make replies and lines of 1,000 bytes the longest, and look at a quiet stream often."""
-    for name, value in (("REPLY_LIMIT", 1000), ("LIST_LIMIT", 1000), ("CHECK_SECONDS", SHORT_SECONDS)):
+    """Make 1,000 bytes the longest of replies and lines, look at streams often, and keep connections for a moment."""
+    limits = {"REPLY_LIMIT": 1000, "LIST_LIMIT": 1000, "CHECK_SECONDS": SHORT_SECONDS, "KEPT_SECONDS": 0.001}
+    for name, value in limits.items():
         monkeypatch.setattr(module, name, value)
 
 
@@ -217,11 +218,11 @@ async def _asked_behind(listener: socket.socket, path: str) -> bytes:
     taken = [(await loop.sock_accept(listener))[0] for _ in range(2)]
     await loop.sock_recv(taken[1], 2**16)
     await loop.sock_sendall(taken[1], b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-    reply = await asked
+    await asked
     await backend.close()
     for connection in taken:
         connection.close()
-    return reply
+    return asked.result()
 
 
 async def test_close_fails_what_is_under_way_and_may_be_followed_by_more(daemon: Daemon, backend: Backend) -> None:
@@ -240,11 +241,9 @@ async def test_close_fails_what_is_under_way_and_may_be_followed_by_more(daemon:
 
 
 @every_question
-async def test_cancel_at_any_moment_leaves_no_task_and_no_connection(
-    daemon: Daemon, backend: Backend, route: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@limited
+async def test_cancel_at_any_moment_leaves_no_task_and_connection(daemon: Daemon, backend: Backend, route: str) -> None:
     """But for one that is kept a moment for the next question."""
-    monkeypatch.setattr(module, "KEPT_SECONDS", 0.001)
     path, ask = ASKS[route]
     if path != EVENTS:
         daemon.script(path, reply(b"[]"))
@@ -321,23 +320,15 @@ async def test_want_of_descriptors_is_not_laid_to_the_daemon(daemon: Daemon, rou
     await backend.close()
 
 
-@every_question
-async def test_daemon_that_says_nothing_costs_the_limit(daemon: Daemon, route: str) -> None:
-    backend = Backend(daemon.path, seconds=SHORT_SECONDS)
-    daemon.hang(ASKS[route][0])
-    assert await failure(backend, route, SHORT_SECONDS) == ("no answer in 0.05 s", grpc.DEADLINE_EXCEEDED)
-    await daemon.left()
-    await backend.close()
+HALF_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY
 
 
-@every_short_question
-async def test_reply_that_does_not_end_costs_the_limit(daemon: Daemon, route: str) -> None:
+@pytest.mark.parametrize(("route", "begun"), [*((route, b"") for route in ASKS), *((one, HALF_REPLY) for one in SHORT)])
+async def test_reply_that_does_not_end_costs_the_limit(daemon: Daemon, route: str, begun: bytes) -> None:
     backend = Backend(daemon.path, seconds=LIMIT_SECONDS)
-    daemon.hang(ASKS[route][0])
-    task = asyncio.create_task(failure(backend, route, LIMIT_SECONDS))
-    await until(lambda: bool(daemon.waiting))
-    daemon.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY)
-    assert await task == (f"no answer in {LIMIT_SECONDS:g} s", grpc.DEADLINE_EXCEEDED)
+    daemon.script(ASKS[route][0], begun, Then.WAIT)
+    assert await failure(backend, route, LIMIT_SECONDS) == ("no answer in 0.5 s", grpc.DEADLINE_EXCEEDED)
+    await daemon.left()
     await backend.close()
 
 
@@ -347,7 +338,7 @@ async def test_update_without_time_is_not_sent(daemon: Daemon, backend: Backend,
     assert daemon.accepted == 0
 
 
-@every_short_question
+@pytest.mark.parametrize("route", SHORT)
 @pytest.mark.parametrize("chunked", [False, True])
 @limited
 async def test_reply_above_the_limit_is_an_error(daemon: Daemon, backend: Backend, route: str, chunked: bool) -> None:
