@@ -171,34 +171,6 @@ def test_c1_withdrawn_request_is_given_back_as_it_came() -> None:
     assert held(CREATE).call.withdraw() == CREATE
 
 
-ENDED: dict[str, tuple[list[Step], list[str], Reply]] = {
-    # what came before, who is told of the end, and the reply
-    "C1: while held, once": ([], ["reply", "ended"], UNANSWERED),
-    "C2: released": ([release(to_daemon=CREATE)], ["reply"], UNANSWERED),
-    "C2: answered": ([release(to_daemon=CREATE), daemon(CREATED)], ["reply"], Reply(agreed=True, message=CREATED_BODY)),
-}
-
-
-@pytest.mark.parametrize(("steps", "told", "reply"), ENDED.values(), ids=ENDED)
-def test_ended_call_tells_who_waits_for_it(steps: list[Step], told: list[str], reply: Reply) -> None:
-    play, heard = held(CREATE), list[str]()
-    play.call.on_ended = lambda: heard.append("ended")
-    play.call.on_reply = lambda: heard.append("reply")
-    for step in steps:
-        step.act(play)
-    play.call.end()
-    play.call.end()
-    assert (heard, play.call.reply, play.settled_calls) == (told, reply, [play.call])
-
-
-@pytest.mark.parametrize("sent", [CREATE, request("POST", TARGET, CLOSE)], ids=["kept alive", "closed"])
-def test_refused_call_waits_for_nothing(sent: bytes) -> None:
-    play = held(sent)
-    play.call.refuse(500, "no")
-    play.leave()
-    assert (play.call.reply, play.settled_calls) == (None, [])
-
-
 CLOSING = {
     "kept alive": (CREATE, False),
     "Connection: close": (request("POST", TARGET, CLOSE, body=BODY), True),
@@ -212,6 +184,8 @@ def test_refusal_keeps_the_connection_unless_the_client_closes_it(sent: bytes, c
     play.call.refuse(500, "runtimeproxy: no")
     assert error(play.client.got()) == (500, closes, b'{"message": "runtimeproxy: no"}\n')
     assert (play.client.ended, play.daemon.got()) == (closes, b"" if closes else PING)
+    play.leave()
+    assert (play.call.reply, play.settled_calls) == (None, []), "it waits for nothing"
 
 
 AGREED = {

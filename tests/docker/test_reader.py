@@ -242,10 +242,10 @@ def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
 SENT = release(to_daemon=START)
 GONE: dict[str, tuple[list[Step], list[str], Reply | None]] = {
     # only what is held is told that it has ended
-    "C2: before its release": ([leaves()], ["ended"], UNANSWERED),
-    "C2: before the answer": ([SENT, leaves(), daemon(NO_CONTENT)], [], UNANSWERED),
-    "C2: behind the answer": ([SENT, daemon(NO_CONTENT), leaves(), answered()], [], Reply(agreed=True)),
-    "B9: the daemon, before the answer": ([SENT, ends("daemon", to_client=EOF)], [], UNANSWERED),
+    "C2: before its release": ([leaves()], ["reply", "ended"], UNANSWERED),
+    "C2: before the answer": ([SENT, leaves(), daemon(NO_CONTENT)], ["reply"], UNANSWERED),
+    "C2: behind the answer": ([SENT, daemon(NO_CONTENT), leaves(), answered()], ["reply"], Reply(agreed=True)),
+    "B9: the daemon, before the answer": ([SENT, ends("daemon", to_client=EOF)], ["reply"], UNANSWERED),
 }
 
 
@@ -253,10 +253,12 @@ GONE: dict[str, tuple[list[Step], list[str], Reply | None]] = {
 def test_what_a_call_is_told_when_a_side_has_gone(steps: list[Step], told: list[str], reply: Reply) -> None:
     play, heard = converse([client(START, asks=1)]), list[str]()
     play.call.on_ended = lambda: heard.append("ended")
+    play.call.on_reply = lambda: heard.append("reply")
     for step in steps:
         step.act(play)
         assert play.came() == step[1:4]
-    assert (heard, play.call.reply) == (told, reply)
+    play.call.end()
+    assert (heard, play.call.reply, play.settled_calls) == (told, reply, [play.call]), "each once"
     assert not play.call.release(None)
 
 

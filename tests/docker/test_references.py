@@ -124,19 +124,22 @@ async def test_start_whose_client_leaves_in_its_update_expects_nothing(node: Nod
     assert not node.front._events.expected_updates
 
 
+def resources_of(request: HookRequest) -> Resources:
+    assert request.container
+    assert request.container.resources
+    return request.container.resources
+
+
 def scaled(request: HookRequest) -> HookAnswer:
     """Answer as a hook that scales does: a whole echo with half the shares."""
-    assert request.container is not None
-    told = request.container.resources
-    assert told is not None
+    assert request.container
+    told = resources_of(request)
     return HookAnswer({}, request.container.annotations, resources=replace(told, cpu_shares=told.cpu_shares // 2))
 
 
 def doubled(request: HookRequest) -> HookAnswer:
     """Answer with twice the memory and the swap limit that was told."""
-    assert request.container is not None
-    told = request.container.resources
-    assert told is not None
+    told = resources_of(request)
     return HookAnswer(resources=replace(told, memory_limit_in_bytes=2 * told.memory_limit_in_bytes))
 
 
