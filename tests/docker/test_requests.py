@@ -270,16 +270,11 @@ def test_held_body_above_the_limit_passes_as_it_came(steps: list[Step]) -> None:
     play.leave()
 
 
-INSIDE = {
-    # what was sent: whether it is whole, and whether its client outlives the daemon
-    "a head": (INFO[:3], False, False),
-    "a request": (INFO, True, False),
-    "a body": (CREATE[:-3], False, True),
-    "a request with its body": (CREATE, True, False),
-}
+# What was sent, whether it is whole, and whether its client outlives the daemon.
+INSIDE = [(INFO[:3], False, False), (INFO, True, False), (CREATE[:-3], False, True), (CREATE, True, False)]
 
 
-@pytest.mark.parametrize(("sent", "whole", "outlives"), INSIDE.values(), ids=INSIDE)
+@pytest.mark.parametrize(("sent", "whole", "outlives"), INSIDE)
 def test_client_inside_a_body_outlives_the_daemon(sent: bytes, whole: bool, outlives: bool) -> None:
     play = Play(holds=())
     play.client.sends(sent)
