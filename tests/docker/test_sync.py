@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 
@@ -61,7 +61,7 @@ class Scripted(Backend):
 class Rig:
     """The follower of a daemon; two pods and a container are known."""
 
-    def __init__(self, *fails: float) -> None:
+    def __init__(self, fails: Sequence[float], faults: Sequence[Exception]) -> None:
         self.backend = Scripted(*fails)
         self.store = Store()
         for subject in (Subject(pod(POD)), Subject(pod(OTHER_POD)), container(CONTAINER)):
@@ -70,8 +70,7 @@ class Rig:
         self.gone: list[str] = []
         self.connects = self.missed = 0
         """How often the stream was there, and something may have happened that was not heard of."""
-        self.fails_with: list[Exception] = []
-        """What the next connects fail with."""
+        self._faults = list(faults)
         self.events = Events(
             self.backend,
             self.store,
@@ -84,23 +83,11 @@ class Rig:
 
     async def _connected(self) -> None:
         self.connects += 1
-        if self.fails_with:
-            raise self.fails_with.pop()
+        if self._faults:
+            raise self._faults.pop(0)
 
     def _missed(self) -> None:
         self.missed += 1
-
-    @asynccontextmanager
-    async def following(self) -> AsyncIterator[None]:
-        """Follow; at the end nothing is left of it."""
-        others = asyncio.all_tasks()
-        task = asyncio.create_task(self.events.run())
-        yield
-        assert not task.done()
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        assert asyncio.all_tasks() <= others
 
     async def told(self, *events: Event | None) -> None:
         for event in events:
@@ -115,6 +102,19 @@ class Rig:
     @property
     def expected(self) -> dict[str, int]:
         return dict(self.events.expected_updates)
+
+
+@asynccontextmanager
+async def following(*fails: float, faults: Sequence[Exception] = ()) -> AsyncIterator[Rig]:
+    """Follow a daemon; connects fail with the faults first, and at the end nothing is left of it."""
+    rig, others = Rig(fails, faults), asyncio.all_tasks()
+    task = asyncio.create_task(rig.events.run())
+    yield rig
+    assert not task.done()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() <= others
 
 
 @pytest.fixture(autouse=True)
@@ -132,8 +132,7 @@ def updated(container_id: str, time_ns: int = 1) -> Event:
 
 @virtual_time
 async def test_quiet_stream_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    async with rig.following():
+    async with following() as rig:
         await asyncio.sleep(100)
     assert rig.backend.actions == {"destroy", "rename", "update"}
     assert [since for _, since in rig.backend.asked] == [STARTED_NS]
@@ -146,8 +145,7 @@ DROPPED = [(CONTAINER, {POD, OTHER_POD}), (OTHER_POD, {POD, CONTAINER}), (POD, {
 @pytest.mark.parametrize(("of", "left"), DROPPED)
 @virtual_time
 async def test_destroyed_is_forgotten(of: str, left: set[str]) -> None:
-    rig = Rig()
-    async with rig.following():
+    async with following() as rig:
         rig.events.expect_update(of)
         await rig.told(destroyed(of))
     assert (rig.known, rig.gone, rig.expected) == (left, [of], {})
@@ -157,16 +155,14 @@ async def test_destroyed_is_forgotten(of: str, left: set[str]) -> None:
 @pytest.mark.parametrize(("of", "left"), DROPPED)
 @virtual_time
 async def test_updated_by_others_is_read_anew(of: str, left: set[str]) -> None:
-    rig = Rig()
-    async with rig.following():
+    async with following() as rig:
         await rig.told(updated(of))
     assert (rig.known, rig.gone, rig.recorder.counted("updates_of_others")) == (left - {of}, [], 1)
 
 
 @virtual_time
 async def test_own_updates_change_nothing_each_once() -> None:
-    rig = Rig()
-    async with rig.following():
+    async with following() as rig:
         for _ in range(3):
             rig.events.expect_update(CONTAINER)
         rig.events.no_update(CONTAINER)
@@ -182,8 +178,7 @@ async def test_own_updates_change_nothing_each_once() -> None:
 
 @virtual_time
 async def test_other_actions_leave_the_store() -> None:
-    rig = Rig()
-    async with rig.following():
+    async with following() as rig:
         await rig.told(Event("rename", CONTAINER, 1), Event("rename", PLAIN, 1))
         assert rig.gone == [CONTAINER, PLAIN], "a name says what is remembered beside the Store"
         for action in ("create", "start", "die", "kill", "oom", "restart", "prune", ""):
@@ -193,8 +188,7 @@ async def test_other_actions_leave_the_store() -> None:
 
 @virtual_time
 async def test_destroyed_does_not_come_back_with_a_call_under_way() -> None:
-    rig = Rig()
-    async with rig.following():
+    async with following() as rig:
         await rig.told(destroyed(LATER), destroyed(CONTAINER))
     rig.store.commit(container(LATER))
     rig.store.commit(container(CONTAINER))
@@ -203,8 +197,7 @@ async def test_destroyed_does_not_come_back_with_a_call_under_way() -> None:
 
 @virtual_time
 async def test_unreadable_line_means_that_something_was_missed(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    async with rig.following():
+    async with following() as rig:
         await rig.told(UNREADABLE, destroyed(OTHER_POD))
     assert (rig.recorder.counted("backend_events_unreadable"), rig.missed, caplog.records) == (1, 2, [])
     assert (rig.gone, len(rig.backend.asked)) == ([OTHER_POD], 1)
@@ -224,8 +217,7 @@ def away(reason: str) -> tuple[str, str]:
 @virtual_time
 async def test_stream_that_ends_is_followed_from_where_it_ended(caplog: pytest.LogCaptureFixture) -> None:
     """Each going and each coming is told once."""
-    rig = Rig(0, 0, 0)
-    async with rig.following():
+    async with following(0, 0, 0) as rig:
         await rig.told(Event("rename", CONTAINER, 41_000_000_007), None)
         await asyncio.sleep(10)
         await rig.told(Event("rename", POD, 42_000_000_000))
@@ -237,19 +229,16 @@ async def test_stream_that_ends_is_followed_from_where_it_ended(caplog: pytest.L
 
 @virtual_time
 async def test_connect_that_the_front_cannot_use_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    rig.fails_with = [BackendError("GET /info: why"), BackendError("GET /info: again")]
-    async with rig.following():
+    faults = [BackendError("GET /info: why"), BackendError("GET /info: again")]
+    async with following(faults=faults) as rig:
         await asyncio.sleep(10)
-    assert (rig.connects, rig.missed, logged(caplog)) == (3, 1, [away("GET /info: again"), BACK])
+    assert (rig.connects, rig.missed, logged(caplog)) == (3, 1, [away("GET /info: why"), BACK])
     assert rig.recorder.counted("backend_event_stream_losses") == 2
 
 
 @virtual_time
 async def test_fault_of_our_own_is_counted_and_tells_no_value(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
-    rig.fails_with = [ValueError("canary-4711")]
-    async with rig.following():
+    async with following(faults=[ValueError("canary-4711")]) as rig:
         await asyncio.sleep(10)
     assert rig.recorder.counted("internal_errors", operation="events") == 1
     error = ("ERROR", "internal error in following the daemon's events")
@@ -258,8 +247,7 @@ async def test_fault_of_our_own_is_counted_and_tells_no_value(caplog: pytest.Log
 
 @virtual_time
 async def test_daemon_that_is_away_is_tried_down_to_once_a_second() -> None:
-    rig = Rig(0, 0, 0, 0, 0, 0, 0, 5.0, 0, 0, 0)
-    async with rig.following():
+    async with following(0, 0, 0, 0, 0, 0, 0, 5.0, 0, 0, 0) as rig:
         await asyncio.sleep(20)
     waits = [round(later - earlier, 6) for (earlier, _), (later, _) in pairwise(rig.backend.asked)]
     assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 5.05, 0.1, 0.2, 0.4]
@@ -268,8 +256,7 @@ async def test_daemon_that_is_away_is_tried_down_to_once_a_second() -> None:
 @virtual_time
 async def test_cancel_at_any_moment_leaves_no_task() -> None:
     for steps in range(100):
-        rig = Rig(0, 0)
-        async with rig.following():
+        async with following(0, 0):
             for _ in range(steps):
                 await asyncio.sleep(0)
 
@@ -277,8 +264,7 @@ async def test_cancel_at_any_moment_leaves_no_task() -> None:
 @pytest.mark.parametrize("replayed", [False, True])
 @virtual_time
 async def test_update_whose_event_was_lost_is_not_expected_for_ever(replayed: bool) -> None:
-    rig = Rig()
-    async with rig.following():
+    async with following() as rig:
         await asyncio.sleep(1)
         for _ in range(2):
             rig.events.expect_update(CONTAINER)
