@@ -55,15 +55,11 @@ class Rig:
     def asked(self, route: str) -> int:
         return len(self.dockerd.requests(route))
 
-    async def subject(self, reference: str) -> Subject:
-        found = await self.lookup.read(reference)
-        assert found is not None
-        return found[1]
-
     async def container(self, reference: str) -> ContainerInfo:
-        container = (await self.subject(reference)).container
-        assert container is not None
-        return container.effective
+        found = await self.lookup.container(reference)
+        assert found is not None
+        assert found.container is not None
+        return found.container.effective
 
 
 @pytest.fixture
@@ -83,7 +79,7 @@ async def test_pod_and_its_container_are_read_as_they_were_asked_for(tmp_path: P
         rig = Rig(dockerd)
         pod = replace(TOLD_POD, id=rig.pod_id, cgroup_parent=rig.parent)
         assert await rig.lookup.read(rig.pod_id) == (rig.pod_id, Subject(PodRecord(pod, pod)))
-        found = await rig.subject(rig.container_id)
+        found = await rig.lookup.container(rig.container_id)
         assert found.pod == PodRecord(pod, pod)
         assert found.container is not None
         assert found.container.original is found.container.effective
@@ -98,12 +94,12 @@ async def test_pod_and_its_container_are_read_as_they_were_asked_for(tmp_path: P
 async def test_what_the_store_knows_stands(rig: Rig) -> None:
     pod = PodRecord(PodInfo(id=rig.pod_id, name="original"), PodInfo(id=rig.pod_id, name="effective"))
     rig.store.commit(Subject(pod))
-    assert await rig.subject(rig.pod_id[:12]) == Subject(pod)
-    assert (await rig.subject(rig.container_id)).pod == pod
+    assert await rig.lookup.container(rig.pod_id[:12]) == Subject(pod)
+    assert (await rig.lookup.container(rig.container_id)).pod == pod
     info = ContainerInfo(id=rig.container_id, pod_id=rig.pod_id, name="known")
     known = Subject(pod, ContainerRecord(info, info))
     rig.store.commit(known)
-    assert await rig.subject(rig.container_id[:12]) == rig.lookup.known(rig.container_id) == known
+    assert await rig.lookup.container(rig.container_id[:12]) == rig.lookup.known(rig.container_id) == known
     assert rig.lookup.known(rig.container_id[:12]) is None
     assert rig.asked(INSPECT) == 3
 
@@ -116,7 +112,7 @@ async def test_parent_that_differs_from_the_pods_is_the_containers_own(rig: Rig)
 
 @pytest.mark.parametrize("reference", ["nobody", "", NOBODY, ".", ".."])
 async def test_what_the_daemon_does_not_have_is_none(rig: Rig, reference: str) -> None:
-    assert await rig.lookup.read(reference) is None
+    assert await rig.lookup.read(reference) is await rig.lookup.container(reference) is None
     assert await rig.lookup.pod(reference) is None
     assert not rig.lookup.is_plain(reference)
 
@@ -133,23 +129,17 @@ async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Ri
     pod = json.loads((await rig.backend.inspect(rig.pod_id)) or b"")
     del pod["HostConfig"]["CgroupParent"]
     rig.answers(INSPECT, json.dumps(pod).encode())
-    found = await rig.subject(rig.pod_id)
+    found = await rig.lookup.container(rig.pod_id)
     assert found.pod.effective.cgroup_parent is None
     rig.store.commit(found)
     del rig.dockerd.injections[INSPECT]
-    assert (await rig.subject(rig.container_id)).pod.effective.cgroup_parent == PARENT
+    assert (await rig.lookup.container(rig.container_id)).pod.effective.cgroup_parent == PARENT
 
 
 async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: Rig) -> None:
     rig.create("plain", PLAIN_BODY)
     rig.create("odd", {**PLAIN_BODY, "Labels": {"io.kubernetes.docker.type": "something else"}})
     assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
-
-
-async def test_container_is_read_with_its_pod_by_its_id(rig: Rig) -> None:
-    assert await rig.lookup.container(rig.container_id) == await rig.subject(rig.container_id)
-    for reference in (NOBODY, rig.create("plain", PLAIN_BODY)):
-        assert await rig.lookup.container(reference) is None
 
 
 async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
@@ -206,7 +196,7 @@ async def test_driver_is_asked_for_once_unless_it_is_learnt_anew(rig: Rig) -> No
     assert rig.lookup.driver is None
     for _ in range(2):
         assert await rig.lookup.known_driver() is Driver.CGROUPFS
-        await rig.subject(rig.container_id)
+        await rig.lookup.container(rig.container_id)
     assert rig.asked(INFO) == 1
     await rig.lookup.learn_driver()
     assert rig.asked(INFO) == 2
