@@ -8,7 +8,7 @@ from runtimeproxy.relay import drain
 from tests.docker.client import Client, request
 from tests.docker.daemon import until
 from tests.docker.messages import error
-from tests.docker.node import CREATE, Node, away, id_of, written
+from tests.docker.node import CREATE, Node, away, id_of, on_node, written
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
 
@@ -99,16 +99,23 @@ async def test_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
     assert node.store.counts() == (1, 0)
 
 
+async def accepted(node: Node) -> Client:
+    """Return a connection that has said nothing yet."""
+    count, client = len(node.front.connections), await node.client()
+    await until(lambda: len(node.front.connections) > count)
+    return client
+
+
+@on_node({}, {"away": True})
 async def test_client_that_has_not_asked_yet_has_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
-    early, silent = await node.client(), await node.client()
+    early, silent = await accepted(node), await accepted(node)
     stop = stopping(node)
     await asyncio.sleep(NOTICE_SECONDS / 6)
     early.send(PING)
-    assert (await early.answer("GET")).status == 200
+    assert (await early.answer("GET")).status == (502 if node.away else 200)
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
-    assert await early.ended() == b""
-    assert await silent.ended() == b""
+    assert [await early.ended(), await silent.ended()] == [b"", b""]
     await stopped(stop)
 
 
@@ -145,13 +152,6 @@ async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
     await stopped(stopping(node), attached, events)
 
 
-async def accepted(node: Node) -> Client:
-    """Return a connection that has said nothing yet."""
-    count, client = len(node.front.connections), await node.client()
-    await until(lambda: len(node.front.connections) > count)
-    return client
-
-
 @pytest.mark.parametrize("half", [False, True])
 @away
 async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(node: Node, half: bool) -> None:
@@ -167,18 +167,6 @@ async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for
     assert error(await client.ended())[0] == 502
     await stopped(stop)
     assert not node.front.connections
-
-
-@away
-async def test_without_a_daemon_who_asks_nothing_has_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
-    early, silent = await accepted(node), await accepted(node)
-    stop = stopping(node)
-    await asyncio.sleep(NOTICE_SECONDS / 6)
-    early.send(PING)
-    assert error(await early.ended())[0] == 502
-    monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
-    await stopped(stop, silent)
 
 
 @away
