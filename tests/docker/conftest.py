@@ -11,10 +11,9 @@ from tests.docker.node import Node
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    """Run a node that follows its daemon's events."""
-    async with Node(tmp_path) as node:
-        await node.follow()
+async def node(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    """Run a node; ``on_node`` gives it options."""
+    async with Node(tmp_path, **getattr(request, "param", {})) as node:
         yield node
 
 

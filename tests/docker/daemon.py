@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from enum import Enum
 from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -17,8 +17,6 @@ from urllib.parse import parse_qs, urlsplit
 
 EVENTS = "/events"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
 PATIENCE_SECONDS = 10.0
 """How long a busy machine may take."""
 TURNS = 100
@@ -51,23 +49,9 @@ class Request(NamedTuple):
         return {name: values[0] for name, values in parse_qs(urlsplit(self.target).query).items()}
 
 
-@dataclass
-class Reply:
-    """What is answered, once ``gate`` is open; ``raw`` is sent in its place, and the connection closed behind it."""
-
-    status: int = 200
-    body: bytes = b"{}"
-    raw: bytes | None = None
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.gate.set()
-
-    def bytes(self) -> bytes:
-        if self.raw is not None:
-            return self.raw
-        head = f"HTTP/1.1 {self.status} Words\r\nContent-Type: application/json\r\nContent-Length: {len(self.body)}"
-        return f"{head}\r\n\r\n".encode() + self.body
+def reply(body: bytes = b"{}", status: int = 200) -> bytes:
+    head = f"HTTP/1.1 {status} Words\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 def chunk(data: bytes) -> bytes:
@@ -81,18 +65,22 @@ def event(action: str, container_id: str, time_ns: int = 1, **more: object) -> b
     return json.dumps(said).encode() + b"\n"
 
 
+class Then(Enum):
+    """What a connection does behind an answer; one that waits sends what a test says (``send``)."""
+
+    GO_ON, CLOSE, WAIT = range(3)
+
+
 class Daemon:
-    """The daemon; ``replies`` are by path, ``connections`` are those that are open."""
+    """The daemon; ``connections`` are those that are open, of which some are ``waiting``."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.replies: dict[str, Reply] = {}
-        self.listed: dict[str, str] = {}
-        """The ids that the list of containers has, and what the label of the type says of each."""
         self.requests: list[Request] = []
         self.accepted = 0
         self.connections: set[asyncio.StreamWriter] = set()
-        self.streams: set[asyncio.StreamWriter] = set()
+        self.waiting: set[asyncio.StreamWriter] = set()
+        self._replies = {EVENTS: (STREAM_HEAD, Then.WAIT)}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -106,32 +94,27 @@ class Daemon:
         assert self._server is not None
         self._server.close()
         os.unlink(self.path)
-        self.drop()
+        for connection in self.connections:
+            connection.transport.abort()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def reply(self, path: str, reply: Reply) -> Reply:
-        """Script the answer to what is asked of a path."""
-        self.replies[path] = reply
-        return reply
+    def script(self, path: str, raw: bytes, then: Then = Then.GO_ON) -> None:
+        """Answer so what is asked of a path."""
+        self._replies[path] = (raw, then)
 
-    def asked(self, path: str) -> list[Request]:
-        return [request for request in self.requests if request.path == path]
+    def hang(self, path: str) -> None:
+        """Say nothing to what is asked of a path."""
+        self.script(path, b"", Then.WAIT)
+
+    def send(self, data: bytes) -> None:
+        for connection in self.waiting:
+            connection.write(data)
 
     def say(self, data: bytes) -> None:
         """Send a chunk on every event stream."""
-        for stream in self.streams:
-            stream.write(chunk(data))
-
-    def drop(self) -> None:
-        """End every connection at once, as a daemon that dies does."""
-        for connection in self.connections:
-            connection.transport.abort()
-
-    async def followed(self, times: int = 1) -> None:
-        """Wait until the events have been asked for so many times, and one stream is open."""
-        await until(lambda: len(self.asked(EVENTS)) >= times and len(self.streams) == 1)
+        self.send(chunk(data))
 
     async def left(self) -> None:
         await until(lambda: not self.connections)
@@ -150,7 +133,7 @@ class Daemon:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client has left
         finally:
-            self.streams.discard(writer)
+            self.waiting.discard(writer)
             self.connections.discard(writer)
             writer.close()
 
@@ -158,37 +141,13 @@ class Daemon:
         """Answer one request; return whether the connection stays."""
         request = await _read(reader)
         self.requests.append(request)
-        reply = self.replies.get(request.path)
-        if request.path == EVENTS and reply is None:
-            writer.write(STREAM_HEAD)
-            self.streams.add(writer)
-            await reader.read()
-            return False
-        if reply is None:
-            reply = self._listing() if request.path == "/containers/json" else Reply(404, b'{"message": "none"}')
-        if not reply.gate.is_set():
-            await _open(reply.gate, reader)
-        writer.write(reply.bytes())
+        raw, then = self._replies.get(request.path, (reply(b'{"message": "none"}', 404), Then.GO_ON))
+        writer.write(raw)
         await writer.drain()
-        return reply.raw is None and request.headers.get("connection") != "close"
-
-    def _listing(self) -> Reply:
-        rows = [{"Id": id, "Labels": {"io.kubernetes.docker.type": kind}} for id, kind in self.listed.items()]
-        return Reply(body=json.dumps(rows).encode())
-
-
-async def _open(gate: asyncio.Event, reader: asyncio.StreamReader) -> None:
-    """Wait for the gate. Raises ConnectionError if the client leaves before."""
-    waiting = asyncio.create_task(gate.wait())
-    leaving = asyncio.create_task(reader.read())
-    try:
-        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not gate.is_set():
-            raise ConnectionError
-    finally:
-        waiting.cancel()
-        leaving.cancel()
-        await asyncio.gather(waiting, leaving, return_exceptions=True)
+        if then is Then.WAIT:
+            self.waiting.add(writer)
+            await reader.read()
+        return then is Then.GO_ON and request.headers.get("connection") != "close"
 
 
 async def _read(reader: asyncio.StreamReader) -> Request:

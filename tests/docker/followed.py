@@ -115,8 +115,6 @@ def follow(data: bytes, sizes: Iterable[int] = ()) -> Connection:
     return connection
 
 
-# ---- streams changed at random
-
 PIECES = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b";", b",", b"\0", b"0", b"5", b"+", b"-", b"/", b"%", b"\x0b"]
 PIECES += [b"\xe9", b"\r\n\r\n", b"\r\n ", b"\r\nX: y", b"0\r\n\r\n", b"Content-Length: 5\r\n", b"Content-Length:0\r\n"]
 PIECES += [b"chunked", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"Expect: 100-continue\r\n"]
@@ -136,8 +134,6 @@ def mutations(draw: st.DrawFn) -> bytes:
         changed = changed[:at] + put + changed[at + taken :]
     return changed
 
-
-# ---- answers
 
 _ANSWER = re.compile(rb"(?=HTTP/1\.[01] [0-9]{3} )")
 _DATE = re.compile(rb"Date: [^\r]*")

@@ -13,65 +13,34 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from runtimeproxy.dispatcher import Dispatcher
 from runtimeproxy.docker.front import Front
 from runtimeproxy.hookpoints import HookPoint
 from runtimeproxy.lifecycle import Lifecycle, Limits
-from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodInfo, PodRecord, Resources
-from runtimeproxy.plugins.manager import Plugin
-from runtimeproxy.plugins.registration import FailurePolicy
+from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources
 from runtimeproxy.relay.acceptor import Acceptor
 from runtimeproxy.relay.listener import listen
 from runtimeproxy.relay.unary import Peer
 from runtimeproxy.store import Store
 from runtimeproxy.telemetry import Recorder
+from tests.docker.bodies import CONTAINER, POD, SYSTEMD_PARENT
 from tests.docker.client import Answer, Client
 from tests.docker.daemon import until
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_engines import ENGINE_20, Engine
 from tests.fakes.dockerd_structs import go_json
-from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour, FakeClient, FakePlugins
+from tests.fakes.plugins import ALL_POINTS, FAIL, NOTHING, Behaviour, FakeClient, FakePlugins
 
 CREATE = "POST /containers/create"
 START = "POST /containers/{ref}/start"
 STOP = "POST /containers/{ref}/stop"
 UPDATE = "POST /containers/{ref}/update"
-REMOVE = "DELETE /containers/{ref}"
 INSPECT = "GET /containers/{ref}/json"
 
 BUDGET_SECONDS = 5.0
-PARENT = "/kubepods/burstable/pod6f1c7c9e"
-SYSTEMD_PARENT = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c7c9e.slice"
-MIB = 1 << 20
-POD = bodies.Pod(
-    name="web-0", uid="6f1c7c9e", attempt=1, labels={"app": "web"}, annotations={"note": "pod"}, cgroup_parent=PARENT
-)
-CONTAINER = bodies.Container(
-    name="main",
-    image=BUSYBOX_IMAGE,
-    attempt=2,
-    command=("sleep", "1000"),
-    envs=(("A", "1"), ("B", "2")),
-    annotations={"note": "container"},
-    resources={"cpu_shares": 1024, "memory_limit_in_bytes": 64 * MIB, "cpuset_cpus": "0-1"},
-)
-ASKED = Resources(
-    cpu_shares=1024, memory_limit_in_bytes=64 * MIB, memory_swap_limit_in_bytes=64 * MIB, cpuset_cpus="0-1"
-)
-"""What the kubelet asks for with ``CONTAINER``: the shim adds the swap limit."""
-_KUBELETS = {"io.kubernetes.pod.name": "web-0", "io.kubernetes.pod.namespace": "default"}
-TOLD_POD = PodInfo(
-    name="web-0",
-    uid="6f1c7c9e",
-    namespace="default",
-    attempt=1,
-    labels={"app": "web", **_KUBELETS, "io.kubernetes.pod.uid": "6f1c7c9e"},
-    annotations={"note": "pod"},
-    cgroup_parent=PARENT,
-)
-"""What hook servers are told of ``POD``."""
 
 
 @dataclass(eq=False)
@@ -97,25 +66,14 @@ class GatedClient(FakeClient):
 
 @dataclass(eq=False)
 class Plugins(FakePlugins):
-    """The Plugins Manager's tables as the front asks them; ``changed`` tells it that they have changed."""
+    """The Plugins Manager's tables as the front asks them, and whom it has told when they change."""
 
-    on_change: Callable[[], None] | None = None
+    on_change: Callable[[], None] = lambda: None
 
-    def changed(self) -> None:
-        assert self.on_change is not None
-        self.on_change()
-
-    def gated(
-        self,
-        name: str,
-        behaviour: Behaviour = NOTHING,
-        *,
-        policy: FailurePolicy = IGNORE,
-        points: tuple[str, ...] = ALL_POINTS,
-    ) -> GatedClient:
+    def gated(self, name: str, behaviour: Behaviour = NOTHING, points: tuple[str, ...] = ALL_POINTS) -> GatedClient:
         """Register a plugin that answers once its gate is open."""
         client = GatedClient(name, behaviour, self.asked)
-        self.plugins.append(Plugin(name, f"/run/{name}.sock", policy, frozenset(points), 60.0, client))
+        self.add(name, points=points, timeout_seconds=60.0, client=client)
         return client
 
     def registered(self, points: Iterable[HookPoint]) -> bool:
@@ -131,22 +89,19 @@ class Node:
 
     folder: Path
     cgroup_driver: str = "cgroupfs"
-    engine: Engine = ENGINE_20
     away: bool = False
     synced: bool = False
     """The daemon's state is read and swept beside the calls, too."""
+    follows: bool = True
+    """The daemon's events are followed from the start, and it is known then."""
     prefix: str = "/v1.41"
     """Of every path; "" leaves the version out, and Engine 29 knows it from 1.44 on."""
     plugins: Plugins = field(default_factory=Plugins)
     stopped: bool = False
-    faults: int = 0
-    """How many faults of the proxy's own a test provokes."""
 
     def __post_init__(self) -> None:
         self._clients: list[Client] = []
-        self.dockerd = FakeDockerd(
-            str(self.folder / "docker.sock"), engine=self.engine, cgroup_driver=self.cgroup_driver
-        )
+        self.dockerd = FakeDockerd(str(self.folder / "docker.sock"), cgroup_driver=self.cgroup_driver)
         self.pod = replace(POD, cgroup_parent=SYSTEMD_PARENT) if self.cgroup_driver == "systemd" else POD
 
     async def __aenter__(self) -> Self:
@@ -156,9 +111,8 @@ class Node:
         self.store = Store()
         self.recorder = Recorder(loop.time)
         dispatcher = Dispatcher(self.plugins, self.recorder, loop.time, 10.0)
-        self.lifecycle = Lifecycle(
-            self.store, dispatcher, self.recorder, Limits(BUDGET_SECONDS, ("skip", "true")), loop.time
-        )
+        limits = Limits(BUDGET_SECONDS, ("skip", "true"))
+        self.lifecycle = Lifecycle(self.store, dispatcher, self.recorder, limits, loop.time)
         manager: Any = self.plugins
         self.front = Front(self.dockerd.socket_path, self.lifecycle, manager, self.recorder, loop)
         if not self.synced:
@@ -166,6 +120,8 @@ class Node:
         self._listener = listen(str(self.folder / "proxy.sock"))
         self._acceptor = Acceptor(loop, self._listener.socket, self.front.accept)
         self._acceptor.start()
+        if self.follows and not self.away:
+            await self.follow()
         return self
 
     async def __aexit__(
@@ -180,7 +136,7 @@ class Node:
         await self.dockerd.stop()
         if kind is None:
             assert not self.front.tasks
-            assert self.recorder.total("internal_errors") == self.faults
+            assert self.recorder.total("internal_errors") == 0
 
     async def stop(self, seconds: float) -> None:
         """Stop as the program does, which the end does if nobody has."""
@@ -204,6 +160,12 @@ class Node:
         self._clients.append(client)
         return client
 
+    async def sends(self, raw: bytes) -> Client:
+        """Send bytes on a connection of its own."""
+        client = await self.client()
+        client.send(raw)
+        return client
+
     async def ask(self, method: str, target: str, body: Any = None, *lines: str) -> Answer:
         """Send one request on a connection of its own; ``body`` is bytes, or what Go would write as JSON."""
         client = await self.client()
@@ -220,9 +182,7 @@ class Node:
     async def create(self, name: str, body: Any, *lines: str) -> Answer:
         return await self.ask("POST", f"{self.prefix}/containers/create?name={name}", body, *lines)
 
-    async def create_pod(self, **labels: str) -> str:
-        """Create a pod sandbox with more labels and return its id."""
-        self.pod = replace(self.pod, labels={**self.pod.labels, **labels})
+    async def create_pod(self) -> str:
         return id_of(await self.create(bodies.sandbox_name(self.pod), self.pod_body()))
 
     async def create_container(self, pod_id: str, container: bodies.Container = CONTAINER) -> str:
@@ -297,6 +257,12 @@ class Node:
         assert container is not None
         return container
 
+    @property
+    def told_resources(self) -> Resources:
+        resources = self.told_container.resources
+        assert resources is not None
+        return resources
+
     def container(self, container_id: str) -> ContainerRecord:
         record = self.store.container(container_id)
         assert record is not None
@@ -306,6 +272,16 @@ class Node:
         record = self.store.pod(pod_id)
         assert record is not None
         return record
+
+
+def on_node(*options: dict[str, Any]) -> pytest.MarkDecorator:
+    """Run a test on a node with each of these options."""
+    return pytest.mark.parametrize("node", options, ids=str, indirect=True)
+
+
+on_each_driver = on_node({"cgroup_driver": "cgroupfs"}, {"cgroup_driver": "systemd"})
+away = on_node({"away": True})
+unfollowed = on_node({"follows": False})
 
 
 def written(body: Any) -> bytes:

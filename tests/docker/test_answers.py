@@ -3,90 +3,37 @@
 import pytest
 
 from runtimeproxy.errors import WireError
-from tests.docker.peer import (
-    ATTACH,
-    CHUNKED,
-    CLOSE,
-    CONTINUE,
-    CREATE,
-    CREATED,
-    EOF,
-    HIJACKED,
-    INFO,
-    NO_CONTENT,
-    NOT_FOUND,
-    OK,
-    PING,
-    START,
-    SWITCHING,
-    Play,
-    Step,
-    answer,
-    answered,
-    asked,
-    chunks,
-    client,
-    converse,
-    daemon,
-    head,
-    leaves,
-    ours,
-    passed,
-    release,
-    request,
-)
+from tests.docker.messages import CHUNKED, CLOSE, EXPECT, answer, chunks, head, request
+from tests.docker.peer import Step, asked, converse, passed
+from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
+from tests.docker.requests import ATTACH, CREATE, INFO, PING, START
+from tests.docker.steps import answered, client, daemon, leaves, passes, release, returns
 
 HEAD = request("HEAD", "/_ping")
 BUILD = request("POST", "/build", CHUNKED) + chunks(b"tar" * 9, b"x")
 STREAM = answer(200, CHUNKED, body=None) + chunks(b'{"status":"Pulling"}', b"x" * 30, trailers=("Sum: 1",))
 UNFRAMED_404 = answer(404, "Content-Type: text/plain", CLOSE, body=None) + b"No such container: box\n"
 EARLY = head("HTTP/1.1 103 Early Hints", "Link: x")
-EXPECTING = CREATE.replace(b"Host", b"Expect: 100-continue\r\nHost")
+EXPECTING = CREATE.replace(b"Host", EXPECT.encode() + b"\r\nHost")
 
-# ---- framing
 
 FRAMED = {
-    "a body": (PING, OK),
-    "no body": (PING, answer(200)),
     "chunks": (INFO, STREAM),
-    "204": (INFO, NO_CONTENT),
-    "304": (INFO, answer(304, body=None)),
     "304 with a length": (INFO, head("HTTP/1.1 304 Not Modified", "Content-Length: 7")),
     "HEAD": (HEAD, head("HTTP/1.1 200 OK", "Content-Length: 7")),
-    "HEAD in chunks": (HEAD, answer(404, CHUNKED, body=None)),
-    "HEAD without framing": (HEAD, answer(200, body=None)),
-    "behind 102": (INFO, head("HTTP/1.1 102 Processing") + EARLY + OK),
-    "behind 100": (INFO, CONTINUE + OK),
+    "behind 102 and 100": (INFO, head("HTTP/1.1 102 Processing") + CONTINUE + OK),
     "HTTP/1.0 kept alive": (INFO, head("HTTP/1.0 200 OK", "Connection: keep-alive", "Content-Length: 0")),
 }
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("sent", "replied"), FRAMED.values(), ids=FRAMED)
-def test_next_answer_begins_behind_this_one(sent: bytes, replied: bytes, shared: bool) -> None:
-    """Wherever they are cut; a body is neither waited for nor let through where there is none."""
+def test_next_answer_begins_behind_this_one(sent: bytes, replied: bytes) -> None:
+    """A body is neither waited for nor let through where there is none."""
     for place in range(1, len(replied) + 1):
-        play = Play(holds=(), shared=shared)
-        play.client.sends(sent + ATTACH)
-        play.daemon.sends(replied[:place], replied[place:] + SWITCHING)
-        assert play.client.got() == replied + SWITCHING
-        assert play.reader.tunnel
-    play = Play(holds=(), shared=shared)
-    play.client.sends(sent, sent)
-    play.daemon.sends(*[bytes((octet,)) for octet in replied + replied])
-    assert play.client.got() == replied + replied
-    assert not play.reader.tunnel
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_stream_passes_piece_by_piece(shared: bool) -> None:
-    play = converse([client(INFO, to_daemon=INFO)], holds=(), shared=shared)
-    body = STREAM.index(b"\r\n\r\n") + 4
-    play.daemon.sends(STREAM[:body])
-    assert play.client.got() == STREAM[:body]
-    for at in range(body, len(STREAM)):
-        play.daemon.sends(STREAM[at : at + 1])
-        assert play.client.got() == STREAM[at : at + 1]
+        pieces = daemon(replied[:place], replied[place:] + SWITCHING, to_client=replied + SWITCHING)
+        assert converse([passes(sent + ATTACH), pieces], holds=()).reader.tunnel
+    bytewise = daemon(*[bytes((octet,)) for octet in replied * 2], to_client=replied * 2)
+    assert not converse([client(sent, sent, to_daemon=sent * 2), bytewise], holds=()).reader.tunnel
 
 
 UNFRAMED = {
@@ -102,15 +49,14 @@ UNFRAMED = {
 def test_b2_reply_without_framing_is_a_tunnel(sent: bytes, replied: bytes) -> None:
     for place in range(1, len(replied) + 1):
         steps = [
-            client(sent, to_daemon=sent),
+            passes(sent),
             daemon(replied[:place], replied[place:], b"\0more\n", to_client=replied + b"\0more\n"),
-            client(START, b"\0", to_daemon=START + b"\0"),
+            passes(START, b"\0"),
         ]
         assert converse(steps, holds=()).reader.tunnel
 
 
-# ---- conversations
-
+LONG = answer(200, body=OK + OK)
 PASSING: dict[str, list[Step]] = {
     "the end of a body passes before our own answer behind it": [
         client(INFO + b"GET / HTTP/1.1\r\n\r\n", to_daemon=INFO),
@@ -135,29 +81,28 @@ PASSING: dict[str, list[Step]] = {
         daemon(OK + NOT_FOUND, NOT_FOUND, b"nonsense\r\n\r\n", to_client=OK + ours(400, closes=True) + EOF),
     ],
     "known answers stand for the requests in their order": [
-        client(PING, PING, to_daemon=PING + PING),
-        daemon(OK, NOT_FOUND, to_client=OK + NOT_FOUND),
-        client(PING, PING, to_daemon=PING + PING),
-        daemon(NOT_FOUND, OK, to_client=NOT_FOUND + OK),
+        passes(PING, INFO),
+        returns(OK, NOT_FOUND),
+        passes(INFO, PING),
+        returns(NOT_FOUND, OK),
     ],
     "a known answer is none inside another": [
         passed(PING, OK),
-        client(PING, PING, to_daemon=PING + PING),
-        daemon(answer(200, body=OK + OK)[: -2 * len(OK)], to_client=answer(200, body=OK + OK)[: -2 * len(OK)]),
-        daemon(OK, OK, OK[:9], OK[9:], to_client=OK + OK + OK),
+        passes(PING, PING, PING),
+        daemon(LONG[: -2 * len(OK)], OK, OK, OK[:9], OK[9:], to_client=LONG + OK),
+        returns(b"HTTP/1.1 201 Words\r\nX: ", OK),
     ],
     "a known answer is none where the method says otherwise": [
         passed(HEAD, answer(200, "Content-Length: 7", body=None)),
         passed(PING, answer(200, "Content-Length: 7", body=None)),
-        daemon(b"1234567", to_client=b"1234567"),
+        returns(b"1234567"),
     ],
 }
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("steps", PASSING.values(), ids=PASSING)
-def test_passing(steps: list[Step], shared: bool) -> None:
-    converse(steps, holds=(), shared=shared)
+def test_passing(steps: list[Step]) -> None:
+    converse(steps, holds=())
 
 
 HELD: dict[str, list[Step]] = {
@@ -175,57 +120,42 @@ HELD: dict[str, list[Step]] = {
     ],
     "B6: the daemon's 100 passes where we did not": [
         asked(EXPECTING.replace(b"HTTP/1.1", b"HTTP/1.0", 1)),
-        daemon(CONTINUE, to_client=CONTINUE),
+        returns(CONTINUE),
     ],
 }
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("steps", HELD.values(), ids=HELD)
-def test_held(steps: list[Step], shared: bool) -> None:
-    converse(steps, shared=shared).leave()
+def test_held(steps: list[Step]) -> None:
+    converse(steps).leave()
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("replied", [CREATED, STREAM, NO_CONTENT], ids=["a body", "chunks", "204"])
-def test_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes, shared: bool) -> None:
+def test_answer_to_a_held_call_is_kept_wherever_it_is_cut(replied: bytes) -> None:
     for place in range(1, len(replied) + 1):
-        steps = [
-            asked(CREATE),
-            daemon(EARLY + replied[:place], replied[place:], to_client=EARLY),
-            answered(to_client=replied),
-        ]
-        converse(steps, shared=shared)
+        kept = daemon(EARLY + replied[:place], replied[place:], to_client=EARLY)
+        converse([asked(CREATE), kept, answered(to_client=replied)])
 
-
-# ---- what is no answer
 
 BEGUN = STREAM[: STREAM.index(b"0\r\nSum")]
 TWO_LENGTHS = head("HTTP/1.1 200 OK", "Content-Length: 1", "Content-Length: 2")
 SETTINGS = bytes.fromhex("000006040000000000000300000064")
 MODE = r"; it speaks HTTP/2: is --backend-runtime-mode right\?$"
 NO_MODE = r"^(?!.*backend-runtime-mode)"
+PINGED = [passes(PING)]
 BROKEN: dict[str, tuple[list[Step], Step, str]] = {
     # what was before, what breaks the protocol, and how the error reads
     "nobody asked, at first": ([], daemon(OK), "without a request"),
-    "nobody asked, behind an answer": (
-        [client(PING, PING, to_daemon=PING + PING), daemon(OK, OK, to_client=OK + OK)],
-        daemon(OK),
-        "without a request",
-    ),
+    "nobody asked, behind an answer": ([passed(PING, OK)], daemon(OK), "without a request"),
     "a call that is not released": ([client(START, asks=1)], daemon(NO_CONTENT), "without a request"),
-    "two lengths": ([client(PING, to_daemon=PING)], daemon(TWO_LENGTHS), NO_MODE),
-    "cut after 1 byte": ([client(PING, to_daemon=PING)], daemon(TWO_LENGTHS[:1], TWO_LENGTHS[1:]), NO_MODE),
-    "cut in a field": ([client(PING, to_daemon=PING)], daemon(TWO_LENGTHS[:40], TWO_LENGTHS[40:]), NO_MODE),
-    "a broken chunk behind what passed": (
-        [client(PING, to_daemon=PING), daemon(BEGUN, to_client=BEGUN)],
-        daemon(b"zz\r\n"),
-        NO_MODE,
-    ),
-    "HTTP/2 behind a request": ([client(PING, to_daemon=PING)], daemon(SETTINGS), MODE),
+    "two lengths": (PINGED, daemon(TWO_LENGTHS), NO_MODE),
+    "cut after 1 byte": (PINGED, daemon(TWO_LENGTHS[:1], TWO_LENGTHS[1:]), NO_MODE),
+    "cut in a field": (PINGED, daemon(TWO_LENGTHS[:40], TWO_LENGTHS[40:]), NO_MODE),
+    "a broken chunk behind what passed": ([*PINGED, returns(BEGUN)], daemon(b"zz\r\n"), NO_MODE),
+    "HTTP/2 behind a request": (PINGED, daemon(SETTINGS), MODE),
     "HTTP/2 at once": ([], daemon(SETTINGS), MODE),
     **{
-        f"another protocol, {sent!r}": ([client(PING, to_daemon=PING)], daemon(sent), NO_MODE)
+        f"another protocol, {sent!r}": (PINGED, daemon(sent), NO_MODE)
         for sent in (b"\0" * 9, b"\0\0\6\4\0\0\0\0\1", b"\x16\x03\x01\2\0\0\0\0\0", b"HTTP/1.1 200\0")
     },
 }
@@ -239,14 +169,11 @@ def test_what_is_no_answer_breaks_the_protocol(before: list[Step], broken: Step,
     assert play.came() == (b"", b"", 0)
 
 
-# ---- the memory of answers
-
-
 NOT_REMEMBERED = {
     "in chunks": (PING, answer(200, CHUNKED, body=None) + chunks(b"x")),
     "the last one": (PING, answer(200, CLOSE, body=b"x")),
     "long": (PING, answer(200, body=b"x" * 1024)),
-    "an interim one": (PING, head("HTTP/1.1 103 Early Hints")),
+    "an interim one": (PING, EARLY),
     "two in one piece": (PING + PING, OK + OK),
     # Its method would be a part of what is kept.
     "to what is not asked again": (request("M" * 10_000, "/"), answer(404, "Some: field", body=b"x")),
@@ -255,5 +182,4 @@ NOT_REMEMBERED = {
 
 @pytest.mark.parametrize(("sent", "replied"), NOT_REMEMBERED.values(), ids=NOT_REMEMBERED)
 def test_some_answers_are_not_remembered(sent: bytes, replied: bytes) -> None:
-    play = converse([client(sent, to_daemon=sent), daemon(replied, to_client=replied)], holds=())
-    assert play.known.answers == {}
+    assert converse([passed(sent, replied)], holds=()).known.answers == {}

@@ -10,7 +10,9 @@ import pytest
 from runtimeproxy.docker import away
 from runtimeproxy.docker.away import Away
 from runtimeproxy.relay.drain import Leaving
-from tests.docker.peer import CREATE, EXPECT, PING, PREFACE, error, request
+from tests.docker.daemon import until
+from tests.docker.messages import EXPECT, PREFACE, error, request
+from tests.docker.requests import CREATE, PING
 
 
 @pytest.fixture
@@ -22,36 +24,41 @@ async def client() -> AsyncIterator[socket.socket]:
     assert len(connections) == 1
     yield far
     far.close()
-    await closed(near)
+    await until(lambda: near.fileno() < 0)
     assert not connections
 
 
-async def closed(near: socket.socket) -> None:
-    """Wait until our end of a connection is closed."""
+async def answered(client: socket.socket, sent: bytes = b"") -> bytes:
+    """Send, and read to the end."""
+    data, loop = b"", asyncio.get_running_loop()
     async with asyncio.timeout(20):
-        while near.fileno() >= 0:
-            await asyncio.sleep(0.001)
-
-
-async def read(client: socket.socket) -> bytes:
-    data = b""
-    async with asyncio.timeout(20):
-        while piece := await asyncio.get_running_loop().sock_recv(client, 65536):
+        if sent:
+            await loop.sock_sendall(client, sent)
+        while piece := await loop.sock_recv(client, 65536):
             data += piece
     return data
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [PING, CREATE, CREATE[:-3], PING + PING, request("POST", "/images/load", EXPECT, body=b"x" * 100_000)],
-    ids=["a request", "with a body", "with half a body", "two", "one that waits for 100"],
-)
-async def test_request_is_answered_502_and_the_end_follows(client: socket.socket, sent: bytes) -> None:
-    await asyncio.get_running_loop().sock_sendall(client, sent)
-    status, closes, body = error(await read(client))
-    assert (status, closes) == (502, True)
-    assert b"dockerd" in body
-    assert b"--remote-runtime-service-endpoint" in body
+ANSWERED = {
+    "a request": (PING, 502),
+    "with a body": (CREATE, 502),
+    "with half a body": (CREATE[:-3], 502),
+    "two": (PING + PING, 502),
+    "one that waits for 100": (request("POST", "/images/load", EXPECT, body=b"x" * 100_000), 502),
+    "a bad head": (b"GET / nonsense\r\n\r\n", 400),
+    "a bad beginning": (b"\0", 400),
+    "HTTP/2": (PREFACE, 505),
+    "a head without end": (b"x" * (1 << 20), 431),
+}
+
+
+@pytest.mark.parametrize(("sent", "status"), ANSWERED.values(), ids=ANSWERED)
+async def test_request_is_answered_and_the_end_follows(client: socket.socket, sent: bytes, status: int) -> None:
+    told, closes, body = error(await answered(client, sent))
+    assert (told, closes) == (status, True)
+    if status == 502:
+        assert b"dockerd" in body
+        assert b"--remote-runtime-service-endpoint" in body
 
 
 async def test_head_may_come_byte_by_byte_and_nothing_is_said_before(client: socket.socket) -> None:
@@ -61,36 +68,24 @@ async def test_head_may_come_byte_by_byte_and_nothing_is_said_before(client: soc
     await asyncio.sleep(0.01)
     with pytest.raises(BlockingIOError):
         client.recv(1)
-    client.send(PING[-1:])
-    assert error(await read(client))[0] == 502
+    assert error(await answered(client, PING[-1:]))[0] == 502
 
 
 async def test_answer_to_head_has_no_body(client: socket.socket) -> None:
-    client.send(request("HEAD", "/_ping"))
-    answer = await read(client)
+    answer = await answered(client, request("HEAD", "/_ping"))
     assert answer.startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
     assert answer.endswith(b"\r\n\r\n")
 
 
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [(b"GET / nonsense\r\n\r\n", 400), (b"\0", 400), (PREFACE, 505), (b"x" * (1 << 20), 431)],
-    ids=["a bad head", "a bad beginning", "HTTP/2", "a head without end"],
-)
-async def test_what_cannot_be_read_is_told_so(client: socket.socket, sent: bytes, status: int) -> None:
-    await asyncio.get_running_loop().sock_sendall(client, sent)
-    assert error(await read(client))[:2] == (status, True)
-
-
-async def test_client_that_half_closed_gets_its_answer(client: socket.socket) -> None:
-    client.send(PING)
+@pytest.mark.parametrize("sent", [PING, PING[:-1]])
+async def test_client_that_half_closed_gets_an_answer_if_it_asked(client: socket.socket, sent: bytes) -> None:
+    client.send(sent)
     client.shutdown(socket.SHUT_WR)
-    assert error(await read(client))[0] == 502
+    assert bool(await answered(client)) is (sent == PING)
 
 
 async def test_client_may_send_on_behind_the_answer_and_nothing_is_kept(client: socket.socket) -> None:
-    client.send(PING)
-    assert error(await read(client))[0] == 502
+    assert error(await answered(client, PING))[0] == 502
     data = b"x" * 5_000_000
     tracemalloc.start()
     try:
@@ -100,19 +95,12 @@ async def test_client_may_send_on_behind_the_answer_and_nothing_is_kept(client: 
         tracemalloc.stop()
 
 
-async def test_client_that_asks_nothing_and_goes_is_forgotten(client: socket.socket) -> None:
-    client.send(PING[:-1])
-    client.shutdown(socket.SHUT_WR)
-    assert await read(client) == b""
-
-
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(away, "WAIT_SECONDS", 0.03)
 
 
 @pytest.mark.usefixtures("_short", "client")
-@pytest.mark.parametrize(("sent", "answered"), [(PING, True), (PING[:-1], False), (b"", False)])
-async def test_client_that_stays_is_closed_after_a_time(client: socket.socket, sent: bytes, answered: bool) -> None:
-    client.send(sent)
-    assert bool(await read(client)) is answered
+@pytest.mark.parametrize("sent", [PING, PING[:-1], b""])
+async def test_client_that_stays_is_closed_after_a_time(client: socket.socket, sent: bytes) -> None:
+    assert bool(await answered(client, sent)) is (sent == PING)

@@ -18,21 +18,19 @@ from runtimeproxy.docker.backend import ROWS_AT_ONCE, UNREADABLE, Backend, Event
 from runtimeproxy.errors import BackendError
 from runtimeproxy.relay.dial import SCARCE_RETRY_SECONDS
 from runtimeproxy.wire import grpc
-from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, STREAM_HEAD, Daemon, Reply, chunk, event, until
+from tests.docker.daemon import EVENTS, PATIENCE_SECONDS, STREAM_HEAD, Daemon, Then, chunk, event, reply, until
 from tests.fakes.descriptors import no_descriptors
 
 ID = "ab" * 32
 CANARY = b"canary-4711"
 INSPECT, UPDATE, LIST = f"/containers/{ID}/json", f"/containers/{ID}/update", "/containers/json"
-INSPECT_ROUTE, IMAGE_ROUTE, UPDATE_ROUTE = (
-    "GET /containers/{}/json",
-    "GET /images/{}/json",
-    "POST /containers/{}/update",
-)
+INSPECT_ROUTE, UPDATE_ROUTE = "GET /containers/{}/json", "POST /containers/{}/update"
 BODY = b'{"CpuShares": 7}'
 ROW = b'{"Id": "x", "Labels": {"io.kubernetes.docker.type": "container"}}'
 ENDLESS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHORT_SECONDS = 0.05
+LIMIT_SECONDS = 1.0
+"""Of a request: a busy machine may take some of it to answer."""
 
 
 async def follow(backend: Backend) -> None:
@@ -43,7 +41,7 @@ async def follow(backend: Backend) -> None:
 Ask = Callable[[Backend, float], Coroutine[Any, Any, object]]
 ASKS: dict[str, tuple[str, Ask]] = {
     INSPECT_ROUTE: (INSPECT, lambda backend, _: backend.inspect(ID)),
-    IMAGE_ROUTE: ("/images/sha256%3Aff/json", lambda backend, _: backend.image("sha256:ff")),
+    "GET /images/{}/json": ("/images/sha256%3Aff/json", lambda backend, _: backend.image("sha256:ff")),
     "GET /info": ("/info", lambda backend, _: backend.info()),
     "GET /containers/json": (LIST, lambda backend, _: backend.pods_containers()),
     UPDATE_ROUTE: (UPDATE, lambda backend, seconds: backend.update(ID, BODY, seconds)),
@@ -51,8 +49,17 @@ ASKS: dict[str, tuple[str, Ask]] = {
 }
 """Every question: its name in errors, its path, and how it is asked (``seconds`` are for the update)."""
 
+limited = pytest.mark.usefixtures("_limited")
 every_question = pytest.mark.parametrize("route", ASKS)
-every_short_question = pytest.mark.parametrize("route", [route for route in ASKS if route != "GET /events"])
+SHORT = list(ASKS)[:-1]
+
+
+@pytest.fixture
+def _limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make 1,000 bytes the longest of replies and lines, look at streams often, and keep connections for a moment."""
+    limits = {"REPLY_LIMIT": 1000, "LIST_LIMIT": 1000, "CHECK_SECONDS": SHORT_SECONDS, "KEPT_SECONDS": 0.001}
+    for name, value in limits.items():
+        monkeypatch.setattr(module, name, value)
 
 
 async def failure(backend: Backend, route: str, seconds: float = PATIENCE_SECONDS) -> tuple[str, int]:
@@ -66,34 +73,17 @@ async def failure(backend: Backend, route: str, seconds: float = PATIENCE_SECOND
     return text, caught.value.code
 
 
-# ---- what is asked
-
-
-def test_aiohttp_is_not_loaded_before_the_first_request() -> None:
-    program = """
-import asyncio, sys
-from runtimeproxy.docker.backend import Backend
-import runtimeproxy.docker.sync
-from runtimeproxy.errors import BackendError
-backend = Backend('/nobody')
-assert 'aiohttp' not in sys.modules and 'yarl' not in sys.modules
-async def ask():
-    try:
-        await backend.info()
-    except BackendError:
-        await backend.close()
-asyncio.run(ask())
-assert 'aiohttp' in sys.modules
-"""
+def test_aiohttp_is_not_loaded_before_it_is_needed() -> None:
+    program = "import runtimeproxy.docker.sync, sys; sys.exit(bool({'aiohttp', 'yarl'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("route", [INSPECT_ROUTE, IMAGE_ROUTE, "GET /info"])
+@pytest.mark.parametrize("route", list(ASKS)[:3])
 @pytest.mark.parametrize("encoding", ["", "Content-Encoding: gzip\r\n"])
 async def test_body_is_given_as_it_came(daemon: Daemon, backend: Backend, route: str, encoding: str) -> None:
     path, ask = ASKS[route]
     body = b'{"Big": 12345678901234567890, "x": "\xff"}'
-    daemon.reply(path, Reply(raw=f"HTTP/1.1 200 OK\r\n{encoding}Content-Length: {len(body)}\r\n\r\n".encode() + body))
+    daemon.script(path, f"HTTP/1.1 200 OK\r\n{encoding}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     assert await ask(backend, PATIENCE_SECONDS) == body
     (request,) = daemon.requests
     assert (request.method, request.target, request.body) == ("GET", path, b"")
@@ -109,25 +99,22 @@ REFERENCES += [("\udcff", "%FF"), ("a b?c=d#e&f", "a%20b%3Fc%3Dd%23e%26f"), ("a\
 async def test_reference_stays_one_path_segment(daemon: Daemon, backend: Backend, reference: str, target: str) -> None:
     assert await backend.inspect(reference) is None
     assert [request.target for request in daemon.requests] == [f"/containers/{target}/json"]
-
-
-async def test_empty_reference_is_not_asked(daemon: Daemon, backend: Backend) -> None:
     assert [await backend.inspect(""), await backend.inspect("/"), await backend.image("")] == [None] * 3
-    assert daemon.requests == []
+    assert len(daemon.requests) == 1, "nobody is asked for nothing"
 
 
 @pytest.mark.parametrize("status", [404, 301])
 async def test_absence_is_none_and_no_redirect_is_followed(daemon: Daemon, backend: Backend, status: int) -> None:
     moved = f"HTTP/1.1 {status} Words\r\nLocation: /info\r\nContent-Length: 0\r\n\r\n".encode()
     for path in (INSPECT, "/images/x/json"):
-        daemon.reply(path, Reply(raw=moved))
+        daemon.script(path, moved)
     assert [await backend.inspect(ID), await backend.image("x")] == [None, None]
     assert len(daemon.requests) == 2
 
 
 async def test_list_asks_for_pods_containers_in_every_state(daemon: Daemon, backend: Backend) -> None:
-    daemon.listed = {ID: "podsandbox", "cd" * 32: "container"}
-    assert await backend.pods_containers() == [(ID, "podsandbox"), ("cd" * 32, "container")]
+    daemon.script(LIST, reply(b"[%b]" % ROW))
+    assert await backend.pods_containers() == [("x", "container")]
     (request,) = daemon.requests
     assert (request.path, request.query["all"]) == (LIST, "1")
     assert json.loads(request.query["filters"]) == {"label": {"io.kubernetes.docker.type": True}}
@@ -140,42 +127,33 @@ NO_LISTS += [b"\xff[]"]
 
 @pytest.mark.parametrize("body", NO_LISTS)
 async def test_list_of_another_form_is_an_error(daemon: Daemon, backend: Backend, body: bytes) -> None:
-    daemon.reply(LIST, Reply(body=body))
+    daemon.script(LIST, reply(body))
     assert await failure(backend, "GET /containers/json") == ("the reply is no list of containers", grpc.INTERNAL)
 
 
 @pytest.mark.parametrize("body", [b"[]", b" [ ]\n", b"[%b]" % ROW, b" [ %b , %b\n]\n" % (ROW, ROW)])
 async def test_list_may_be_written_in_any_way(daemon: Daemon, backend: Backend, body: bytes) -> None:
-    daemon.reply(LIST, Reply(body=body))
+    daemon.script(LIST, reply(body))
     assert await backend.pods_containers() == [("x", "container")] * body.count(b"Id")
 
 
-async def test_calls_are_served_while_a_long_list_is_read(
-    daemon: Daemon, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    daemon.reply(LIST, Reply(body=b"[" + b",".join([ROW] * 5 * ROWS_AT_ONCE) + b"]"))
-    turns, begun, decode = 0, asyncio.Event(), module._DECODER.raw_decode
+async def test_calls_are_served_while_a_long_list_is_read() -> None:
+    turns = 0
 
     async def count() -> None:
         nonlocal turns
-        await begun.wait()
         while True:
             turns += 1
             await asyncio.sleep(0)
 
-    def noted(text: str, at: int) -> Any:
-        begun.set()
-        return decode(text, at)
-
-    monkeypatch.setattr(module._DECODER, "raw_decode", noted)
     counting = asyncio.ensure_future(count())
-    assert len(await backend.pods_containers()) == 5 * ROWS_AT_ONCE
+    rows = [row async for row in module._rows(f"[{', '.join(['{}'] * 5 * ROWS_AT_ONCE)}]")]
     counting.cancel()
-    assert turns >= 4
+    assert (len(rows), turns) == (5 * ROWS_AT_ONCE, 5)
 
 
 async def test_update_is_sent_as_it_is(daemon: Daemon, backend: Backend) -> None:
-    daemon.reply(UPDATE, Reply(body=b'{"Warnings": null}'))
+    daemon.script(UPDATE, reply(b'{"Warnings": null}'))
     await backend.update(ID, BODY, 5.0)
     (request,) = daemon.requests
     assert (request.method, request.target, request.body) == ("POST", UPDATE, BODY)
@@ -183,12 +161,9 @@ async def test_update_is_sent_as_it_is(daemon: Daemon, backend: Backend) -> None
     assert "transfer-encoding" not in request.headers
 
 
-# ---- connections
-
-
 async def test_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -> None:
     for raw in (b"", b"HTTP/1.1 2"):
-        daemon.reply(UPDATE, Reply(raw=raw))
+        daemon.script(UPDATE, raw, Then.CLOSE)
         daemon.requests.clear()
         await failure(backend, UPDATE_ROUTE)
         assert len(daemon.requests) == 1
@@ -196,7 +171,7 @@ async def test_update_is_never_sent_twice(daemon: Daemon, backend: Backend) -> N
 
 async def test_daemon_that_closes_after_each_reply_is_asked_again(daemon: Daemon, backend: Backend) -> None:
     for path in ("/info", UPDATE):  # without "Connection: close": the close comes as a surprise
-        daemon.reply(path, Reply(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"))
+        daemon.script(path, reply(), Then.CLOSE)
     for _ in range(20):
         assert await backend.info() == b"{}"
         await backend.update(ID, BODY, 5.0)
@@ -204,35 +179,22 @@ async def test_daemon_that_closes_after_each_reply_is_asked_again(daemon: Daemon
 
 
 async def test_reads_share_a_connection_and_each_update_has_its_own(daemon: Daemon, backend: Backend) -> None:
-    daemon.reply(INSPECT, Reply())
-    daemon.reply(UPDATE, Reply())
+    daemon.script(INSPECT, reply())
+    daemon.script(UPDATE, reply())
     for _ in range(3):
         assert await backend.inspect(ID) == b"{}"
         await backend.update(ID, BODY, 5.0)
     assert daemon.accepted == 4
-    await backend.close()
-    await daemon.left()
 
 
 async def test_many_questions_at_once_are_all_answered(daemon: Daemon, backend: Backend) -> None:
-    gate = daemon.reply(INSPECT, Reply(body=b"{}")).gate
-    gate.clear()
+    daemon.hang(INSPECT)
     asked = [asyncio.create_task(backend.inspect(ID)) for _ in range(100)]
     await until(lambda: len(daemon.requests) == 100)
-    daemon.reply("/info", Reply(body=b"[]"))
+    daemon.script("/info", reply(b"[]"))
     assert await backend.info() == b"[]"  # nobody waits for the others
-    gate.set()
+    daemon.send(reply())
     assert await asyncio.gather(*asked) == 100 * [b"{}"]
-
-
-async def test_daemon_that_comes_back_is_reached_again(tmp_path: Path) -> None:
-    backend = Backend(str(tmp_path / "docker.sock"))
-    for _ in range(2):
-        async with Daemon(str(tmp_path / "docker.sock")) as daemon:
-            daemon.reply("/info", Reply())
-            assert await backend.info() == b"{}"
-        await failure(backend, "GET /info")
-    await backend.close()
 
 
 def test_full_backlog_is_waited_for(tmp_path: Path) -> None:
@@ -256,15 +218,15 @@ async def _asked_behind(listener: socket.socket, path: str) -> bytes:
     taken = [(await loop.sock_accept(listener))[0] for _ in range(2)]
     await loop.sock_recv(taken[1], 2**16)
     await loop.sock_sendall(taken[1], b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-    reply = await asked
+    await asked
     await backend.close()
     for connection in taken:
         connection.close()
-    return reply
+    return asked.result()
 
 
 async def test_close_fails_what_is_under_way_and_may_be_followed_by_more(daemon: Daemon, backend: Backend) -> None:
-    daemon.reply(INSPECT, Reply()).gate.clear()
+    daemon.hang(INSPECT)
     tasks = [asyncio.create_task(backend.inspect(ID)), asyncio.create_task(follow(backend))]
     await until(lambda: len(daemon.requests) == 2)
     await backend.close()
@@ -272,21 +234,19 @@ async def test_close_fails_what_is_under_way_and_may_be_followed_by_more(daemon:
         with pytest.raises(BackendError):
             await task
     await daemon.left()
-    daemon.reply("/info", Reply())
+    daemon.script("/info", reply())
     assert await backend.info() == b"{}"
     await backend.close()
     await backend.close()
 
 
 @every_question
-async def test_cancel_at_any_moment_leaves_no_task_and_no_connection(
-    daemon: Daemon, backend: Backend, route: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@limited
+async def test_cancel_at_any_moment_leaves_no_task_and_connection(daemon: Daemon, backend: Backend, route: str) -> None:
     """But for one that is kept a moment for the next question."""
-    monkeypatch.setattr(module, "KEPT_SECONDS", 0.001)
     path, ask = ASKS[route]
     if path != EVENTS:
-        daemon.reply(path, Reply(body=b"[]"))
+        daemon.script(path, reply(b"[]"))
     others = asyncio.all_tasks()
     for steps in range(60):
         task = asyncio.create_task(ask(backend, PATIENCE_SECONDS))
@@ -299,27 +259,24 @@ async def test_cancel_at_any_moment_leaves_no_task_and_no_connection(
     assert daemon.requests  # the later ones got so far
 
 
-# ---- how each question fails
-
-WORDS = [(b'{"message": "Invalid cpuset 0-99"}', "500: Invalid cpuset 0-99")]
-WORDS += [(b'{"message": "' + 5000 * b"x" + b'"}', f"500: {1024 * 'x'}")]
-WORDS += [(reply, "500") for reply in (b"plain text", b"[]", b'{"other": 1}', b"")]
-
-
-@pytest.mark.parametrize(("reply", "words"), WORDS)
-async def test_rejected_update_has_daemons_words(daemon: Daemon, backend: Backend, reply: bytes, words: str) -> None:
-    daemon.reply(UPDATE, Reply(500, reply))
-    assert await failure(backend, UPDATE_ROUTE) == (f"the daemon answered {words}", grpc.INTERNAL)
+REJECTED = [(500, b'{"message": "Invalid cpuset 0-99"}', "500: Invalid cpuset 0-99", grpc.INTERNAL)]
+REJECTED += [(500, b'{"message": "' + 5000 * b"x" + b'"}', f"500: {1024 * 'x'}", grpc.INTERNAL)]
+REJECTED += [(500, body, "500", grpc.INTERNAL) for body in (b"plain text", b"[]", b'{"other": 1}', b"")]
+REJECTED += [(404, b'{"message": "none"}', "404: none", grpc.NOT_FOUND)]
 
 
-async def test_update_of_what_is_not_there_is_an_error(backend: Backend) -> None:
-    assert await failure(backend, UPDATE_ROUTE) == ("the daemon answered 404: none", grpc.NOT_FOUND)
+@pytest.mark.parametrize(("status", "body", "words", "code"), REJECTED)
+async def test_rejected_update_has_daemons_words(
+    daemon: Daemon, backend: Backend, status: int, body: bytes, words: str, code: int
+) -> None:
+    daemon.script(UPDATE, reply(body, status))
+    assert await failure(backend, UPDATE_ROUTE) == (f"the daemon answered {words}", code)
 
 
 @pytest.mark.parametrize("route", [route for route in ASKS if route != UPDATE_ROUTE])
 @pytest.mark.parametrize("status", [400, 500, 503])
 async def test_error_status_is_told_without_words(daemon: Daemon, backend: Backend, route: str, status: int) -> None:
-    daemon.reply(ASKS[route][0], Reply(status, b'{"message": "' + CANARY + b'"}'))
+    daemon.script(ASKS[route][0], reply(b'{"message": "' + CANARY + b'"}', status))
     assert await failure(backend, route) == (f"the daemon answered {status}", grpc.INTERNAL)
 
 
@@ -343,7 +300,7 @@ async def test_path_that_is_none_is_an_error() -> None:
 @every_question
 async def test_want_of_descriptors_is_waited_for(daemon: Daemon, route: str) -> None:
     backend = Backend(daemon.path, seconds=PATIENCE_SECONDS)
-    daemon.reply(ASKS[route][0], Reply(404))
+    daemon.script(ASKS[route][0], reply(status=404))
     with no_descriptors():
         asking = asyncio.create_task(ASKS[route][1](backend, PATIENCE_SECONDS))
         await asyncio.sleep(3 * SCARCE_RETRY_SECONDS)
@@ -363,29 +320,16 @@ async def test_want_of_descriptors_is_not_laid_to_the_daemon(daemon: Daemon, rou
     await backend.close()
 
 
-@every_question
-async def test_daemon_that_says_nothing_costs_the_limit(daemon: Daemon, route: str) -> None:
-    backend = Backend(daemon.path, seconds=SHORT_SECONDS)
-    daemon.reply(ASKS[route][0], Reply()).gate.clear()
-    assert await failure(backend, route, SHORT_SECONDS) == ("no answer in 0.05 s", grpc.DEADLINE_EXCEEDED)
+HALF_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY
+
+
+@pytest.mark.parametrize(("route", "begun"), [*((route, b"") for route in ASKS), *((one, HALF_REPLY) for one in SHORT)])
+async def test_reply_that_does_not_end_costs_the_limit(daemon: Daemon, route: str, begun: bytes) -> None:
+    backend = Backend(daemon.path, seconds=0.2)
+    daemon.script(ASKS[route][0], begun, Then.WAIT)
+    assert await failure(backend, route, 0.2) == ("no answer in 0.2 s", grpc.DEADLINE_EXCEEDED)
     await daemon.left()
     await backend.close()
-
-
-@every_short_question
-async def test_reply_that_does_not_end_costs_the_limit(daemon: Daemon, route: str) -> None:
-    daemon.reply(ASKS[route][0], Reply()).gate.clear()
-    for seconds in (SHORT_SECONDS, PATIENCE_SECONDS):  # a busy machine may not even send the request in a short time
-        backend = Backend(daemon.path, seconds=seconds)
-        task = asyncio.create_task(failure(backend, route, seconds))
-        await until(lambda: bool(daemon.requests) or task.done())  # noqa: B023
-        for connection in daemon.connections:
-            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + CANARY)
-        assert (await task)[1] == grpc.DEADLINE_EXCEEDED
-        await backend.close()
-        if daemon.requests:
-            break
-    assert daemon.requests
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
@@ -394,22 +338,18 @@ async def test_update_without_time_is_not_sent(daemon: Daemon, backend: Backend,
     assert daemon.accepted == 0
 
 
-@every_short_question
+@pytest.mark.parametrize("route", SHORT)
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_reply_above_the_limit_is_an_error(
-    daemon: Daemon, backend: Backend, monkeypatch: pytest.MonkeyPatch, route: str, chunked: bool
-) -> None:
-    monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
-    monkeypatch.setattr(module, "LIST_LIMIT", 1000)
+@limited
+async def test_reply_above_the_limit_is_an_error(daemon: Daemon, backend: Backend, route: str, chunked: bool) -> None:
     body = (CANARY * 100)[:1001]
-    reply = Reply(raw=ENDLESS + chunk(body[:500]) + chunk(body[500:])) if chunked else Reply(body=body)
-    daemon.reply(ASKS[route][0], reply)
+    daemon.script(ASKS[route][0], ENDLESS + chunk(body[:500]) + chunk(body[500:]) if chunked else reply(body))
     assert await failure(backend, route) == ("the reply is longer than 1000 bytes", grpc.RESOURCE_EXHAUSTED)
 
 
-async def test_reply_at_the_limit_is_none(daemon: Daemon, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
-    daemon.reply("/info", Reply(body=1000 * b"x"))
+@limited
+async def test_reply_at_the_limit_is_none(daemon: Daemon, backend: Backend) -> None:
+    daemon.script("/info", reply(1000 * b"x"))
     assert await backend.info() == 1000 * b"x"
 
 
@@ -421,30 +361,27 @@ BROKEN += [b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n%b" % (length, CANARY)
 @every_question
 @pytest.mark.parametrize("raw", BROKEN)
 async def test_broken_reply_is_an_error(daemon: Daemon, backend: Backend, route: str, raw: bytes) -> None:
-    daemon.reply(ASKS[route][0], Reply(raw=raw))
+    daemon.script(ASKS[route][0], raw, Then.CLOSE)
     assert (await failure(backend, route))[1] == grpc.UNAVAILABLE
 
 
-# ---- the event stream: lines cut anywhere, lines that are none, its end
-
-LIMIT_SECONDS = 1.0
-"""Of a request: a busy machine may take some of it to answer."""
 DESTROYED = Event("destroy", ID, 1)
 
 
 @pytest.fixture
 async def events(daemon: Daemon, backend: Backend) -> AsyncIterator[AsyncIterator[Event]]:
     async with backend.events(["destroy"], 1) as events:
-        await daemon.followed()
+        await until(lambda: bool(daemon.waiting))
         yield events
 
 
 async def test_events_come_as_they_are_said(daemon: Daemon, backend: Backend) -> None:
     async with backend.events(["destroy", "rename"], 1_700_000_000_000_000_123) as events:
-        await daemon.followed()
+        await until(lambda: bool(daemon.waiting))
         daemon.say(event("destroy", ID, 5))
         assert await anext(events) == Event("destroy", ID, 5)
-        daemon.say(event("rename", "c2", 6) + b"\n\r\n" + event("health_status: healthy", "c3", 7))
+        daemon.say(event("rename", "c2", 6) + b"\n\r\n" + event("destroy", "net", Type="network"))
+        daemon.say(event("health_status: healthy", "c3", 7))
         assert await anext(events) == Event("rename", "c2", 6)
         assert await anext(events) == Event("health_status: healthy", "c3", 7)
     (request,) = daemon.requests
@@ -452,11 +389,11 @@ async def test_events_come_as_they_are_said(daemon: Daemon, backend: Backend) ->
     assert (request.query["since"], json.loads(request.query["filters"])) == ("1700000000.000000123", wanted)
 
 
-async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHECK_SECONDS", SHORT_SECONDS)
+@limited
+async def test_quiet_stream_is_waited_on_beyond_the_limit(daemon: Daemon) -> None:
     backend = Backend(daemon.path, seconds=LIMIT_SECONDS)
     async with backend.events(["destroy"], 1) as events:
-        await daemon.followed()
+        await until(lambda: bool(daemon.waiting))
         quiet = asyncio.ensure_future(anext(events))
         await asyncio.sleep(1.2 * LIMIT_SECONDS)
         assert not quiet.done()
@@ -477,25 +414,6 @@ async def test_events_are_read_however_they_are_cut(daemon: Daemon, events: Asyn
     assert [await anext(events), await anext(events)] == 2 * [DESTROYED]
 
 
-async def test_streams_own_bytes_may_be_cut_anywhere(daemon: Daemon, backend: Backend) -> None:
-    async def two() -> list[Event]:
-        async with backend.events(["destroy"], 1) as events:
-            return [await anext(events), await anext(events)]
-
-    raw = STREAM_HEAD + chunk(event("destroy", ID)) + chunk(event("rename", ID, 2))
-    for cut in range(0, len(raw), 3):
-        daemon.reply(EVENTS, Reply()).gate.clear()
-        daemon.requests.clear()
-        asked = asyncio.create_task(two())
-        await until(lambda: bool(daemon.requests))
-        (connection,) = daemon.connections
-        connection.write(raw[:cut])
-        await asyncio.sleep(0)
-        connection.write(raw[cut:])
-        assert await asked == [DESTROYED, Event("rename", ID, 2)]
-        await daemon.left()
-
-
 LINES = [b"garbage", b'{"Type": "container"', b"null", b"[]", b"{}", b"\xff\xfecanary-4711", b"[" * 100_000]
 LINES += [b'{"Type": "container", "Action": "destroy", "Actor": {}, "timeNano": 1}']
 LINES += [b'{"Type": "container", "Action": 1, "Actor": {"ID": "x"}, "timeNano": 1}']
@@ -504,23 +422,14 @@ LINES += [event("destroy", ID, at).strip() for at in (0, 2**63)]
 
 
 @pytest.mark.parametrize("line", LINES)
-async def test_unreadable_line_is_told_and_the_stream_goes_on(
-    daemon: Daemon, events: AsyncIterator[Event], line: bytes
-) -> None:
+async def test_unreadable_line_ends_no_stream(daemon: Daemon, events: AsyncIterator[Event], line: bytes) -> None:
     daemon.say(line + b"\n" + event("destroy", ID))
     assert await anext(events) is UNREADABLE
     assert await anext(events) == DESTROYED
 
 
-async def test_what_is_not_about_containers_is_left_out(daemon: Daemon, events: AsyncIterator[Event]) -> None:
-    daemon.say(event("destroy", "net", Type="network") + event("destroy", ID))
-    assert await anext(events) == DESTROYED
-
-
-async def test_line_above_the_limit_ends_the_stream(
-    daemon: Daemon, events: AsyncIterator[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "REPLY_LIMIT", 1000)
+@limited
+async def test_line_above_the_limit_ends_the_stream(daemon: Daemon, events: AsyncIterator[Event]) -> None:
     daemon.say(999 * b"x" + b"\n" + 999 * b"x")
     assert await anext(events) is UNREADABLE
     daemon.say(2 * b"x")
@@ -528,28 +437,20 @@ async def test_line_above_the_limit_ends_the_stream(
         await anext(events)
 
 
-async def test_end_of_the_stream_is_an_error(daemon: Daemon, backend: Backend) -> None:
-    daemon.reply(EVENTS, Reply(raw=STREAM_HEAD + chunk(event("destroy", ID)) + b"0\r\n\r\n"))
+@pytest.mark.parametrize(("end", "why"), [(b"0\r\n\r\n", "the stream ended$"), (b"", ""), (b"5\r\n{", "")])
+async def test_end_of_the_stream_is_an_error(daemon: Daemon, backend: Backend, end: bytes, why: str) -> None:
+    daemon.script(EVENTS, STREAM_HEAD + chunk(event("destroy", ID)) + end, Then.CLOSE)
     async with backend.events(["destroy"], 1) as events:
         assert await anext(events) == DESTROYED
-        with pytest.raises(BackendError, match=r"^GET /events: the stream ended$"):
+        with pytest.raises(BackendError, match=f"^GET /events: {why}"):
             await anext(events)
 
 
-async def test_daemon_that_dies_is_an_error(daemon: Daemon, events: AsyncIterator[Event]) -> None:
-    daemon.drop()
-    with pytest.raises(BackendError, match=r"^GET /events: "):
-        await anext(events)
-
-
-async def test_stream_that_is_no_longer_chunked_ends(
-    daemon: Daemon, events: AsyncIterator[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CHECK_SECONDS", SHORT_SECONDS)
+@limited
+async def test_stream_that_is_no_longer_chunked_ends(daemon: Daemon, events: AsyncIterator[Event]) -> None:
     daemon.say(event("destroy", ID))
     assert await anext(events) == DESTROYED
-    (stream,) = daemon.streams
-    stream.write(b"garbage\r\n")
+    daemon.send(b"garbage\r\n")
     with pytest.raises(BackendError, match=r"^GET /events: the stream broke off$"):
         await anext(events)
 
@@ -557,7 +458,7 @@ async def test_stream_that_is_no_longer_chunked_ends(
 async def test_follower_that_fails_leaves_no_connection(daemon: Daemon, backend: Backend) -> None:
     async def fail() -> None:
         async with backend.events(["destroy"], 1) as events:
-            await daemon.followed()
+            await until(lambda: bool(daemon.waiting))
             daemon.say(event("destroy", ID) + event("destroy", ID))
             async for _ in events:
                 raise ZeroDivisionError
@@ -570,7 +471,7 @@ async def test_follower_that_fails_leaves_no_connection(daemon: Daemon, backend:
 
 async def test_follower_that_stops_reading_makes_the_daemon_wait(daemon: Daemon, events: AsyncIterator[Event]) -> None:
     async def send() -> None:
-        (stream,) = daemon.streams
+        (stream,) = daemon.waiting
         for _ in range(400):
             stream.write(chunk(event("destroy", ID, filler=10_000 * "x")))
             await stream.drain()

@@ -1,229 +1,121 @@
-"""Docker's calls through the whole core: what all of them do, and the creates of pods and of containers."""
+"""Docker's calls through the whole core: what becomes of a failed hook, and the creates of pods and of containers."""
 
 import json
-import logging
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from runtimeproxy.docker import translate
 from runtimeproxy.errors import Reason
-from runtimeproxy.model import ContainerInfo, ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
+from runtimeproxy.model import ContainerRecord, HookAnswer, HookRequest, PodRecord, Resources, Subject
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.docker import bodies
-from tests.docker.client import chunked, request
-from tests.docker.node import ASKED, CREATE, INSPECT, PARENT, SYSTEMD_PARENT, TOLD_POD, Node, id_of, written
+from tests.docker.bodies import ANNOTATIONS, ASKED, PARENT, SYSTEMD_PARENT, TOLD, TOLD_POD
+from tests.docker.client import Answer, request
+from tests.docker.node import CREATE, INSPECT, START, UPDATE, Node, id_of, on_each_driver, on_node, written
 from tests.fakes.dockerd_received import Injection
 from tests.fakes.plugins import FAIL, IGNORE
 
-DRIVERS = [("cgroupfs", PARENT, PARENT), ("systemd", SYSTEMD_PARENT, SYSTEMD_PARENT.rpartition("/")[2])]
-"""Driver, a parent as CRI has it, and as Docker has it."""
 CANARY = "canary-4711"
+
 
 PRE = [
     ("pod", "PreRunPodSandbox", "RunPodSandbox", CREATE),
     ("container", "PreCreateContainer", "CreateContainer", CREATE),
-    ("start", "PreStartContainer", "StartContainer", "POST /containers/{ref}/start"),
-    ("update", "PreUpdateContainerResources", "UpdateContainerResources", "POST /containers/{ref}/update"),
+    ("start", "PreStartContainer", "StartContainer", START),
+    ("update", "PreUpdateContainerResources", "UpdateContainerResources", UPDATE),
 ]
-
-FAILURES = [
-    pytest.param(Reason.REFUSED, IGNORE, id="refused under Ignore"),
-    pytest.param(Reason.REFUSED, FAIL, id="refused under Fail"),
-    pytest.param(Reason.UNREACHABLE, FAIL, id="unreachable"),
-    pytest.param(Reason.BROKEN_ANSWER, FAIL, id="broken answer"),
-    pytest.param(HookAnswer(resources=Resources(cpu_shares=-5)), FAIL, id="bad answer"),
-]
-
-# -- all calls ---------------------------------------------------------------------------------------------------------
+every_pre_hook = pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
 
 
-@pytest.mark.parametrize(("behaviour", "policy"), FAILURES)
-@pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
-async def test_refused_call_is_500_and_never_reaches_the_daemon(
-    node: Node, action: str, point: str, operation: str, route: str, behaviour: Any, policy: FailurePolicy
-) -> None:
-    pod_id, container_id = await node.running()
-    before = len(node.dockerd.requests(route))
-    node.plugins.add("koordlet", behaviour, policy=policy, points=(point,))
-    target = {
-        "pod": "/containers/create?name=k8s_POD_other_default_1_0",
-        "container": "/containers/create?name=k8s_other_web-0_default_1_0",
-    }.get(action, f"/containers/{container_id}/{action}")
-    body = {"pod": node.pod_body(), "container": node.container_body(pod_id), "update": {"CpuShares": 7}}.get(action)
-    known = node.store.snapshot()
-    answer = await node.ask("POST", target, body)
-    assert answer.status == 500
-    reason = behaviour if isinstance(behaviour, Reason) else Reason.BAD_ANSWER
-    expected = f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: {reason.value}"
-    assert answer.message.startswith(expected)
-    assert len(node.dockerd.requests(route)) == before
-    assert node.store.snapshot() == known
-    assert node.recorder.counted("calls_refused", operation=operation) == 1
-
-
-@pytest.mark.parametrize(
-    "behaviour",
-    [Reason.UNREACHABLE, Reason.DEADLINE, HookAnswer(annotations={"": "x"}), ValueError(CANARY)],
-    ids=["unreachable", "deadline", "bad answer", "a fault of ours"],
-)
-@pytest.mark.parametrize(("action", "point", "operation", "route"), PRE)
-async def test_under_ignore_the_daemon_gets_the_original_bytes(
-    node: Node, action: str, point: str, operation: str, route: str, behaviour: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def failing(node: Node, action: str, point: str, reason: Reason) -> tuple[bytes, Answer]:
+    """Make a call whose hook fails; return what was sent, and the answer."""
     pod_id, container_id = await node.made()
-    node.plugins.add("koordlet", behaviour, points=(point,))
-    node.faults = int(isinstance(behaviour, ValueError))
+    node.plugins.add("koordlet", reason, points=(point,))
     raw = {
         "pod": request("POST", "/containers/create?name=a-pod", written(node.pod_body())),
         "container": request("POST", "/containers/create?name=a-container", written(node.container_body(pod_id))),
         "start": request("POST", f"/containers/{container_id}/start"),
         "update": request("POST", f"/containers/{container_id}/update", b'{ "cpuShares":7 }'),
     }[action]
-    client = await node.client()
-    client.send(raw)
-    assert (await client.answer()).status in (200, 201, 204)
+    client = await node.sends(raw)
+    return raw, await client.answer()
+
+
+@every_pre_hook
+async def test_refused_call_is_a_500_of_ours(node: Node, action: str, point: str, operation: str, route: str) -> None:
+    raw, answer = await failing(node, action, point, Reason.REFUSED)
+    assert answer.status == 500
+    assert answer.message.startswith(f"runtimeproxy: {operation} refused: hook server 'koordlet' at {point}: refused")
+    assert raw not in [received.raw for received in node.dockerd.requests(route)]
+    assert (node.recorder.counted("calls_refused", operation=operation), node.store.counts()) == (1, (1, 1))
+
+
+@every_pre_hook
+async def test_ignored_failure_changes_no_byte(node: Node, action: str, point: str, operation: str, route: str) -> None:
+    raw, answer = await failing(node, action, point, Reason.UNREACHABLE)
+    assert answer.status in (200, 201, 204)
     assert node.dockerd.requests(route)[-1].raw == raw
     assert node.recorder.total("hook_fail_open") == 1
     assert node.recorder.counted("calls", operation=operation, outcome="agreed") >= 1
-    assert CANARY not in caplog.text
 
 
-async def test_pod_with_the_skip_label_and_its_containers_are_told_to_nobody(node: Node) -> None:
-    node.plugins.add("a", policy=FAIL, behaviour=Reason.REFUSED)
-    pod_id = await node.create_pod(skip="true")
-    container_id = await node.create_container(pod_id)
-    for made in (pod_id, container_id):
-        assert (await node.act("start", made)).status == 204
-    assert (await node.act("update", container_id, b"{}")).status == 200
-    node.forget()
-    for made in (container_id, pod_id):
-        assert (await node.act("stop", made)).status == 204
-    assert node.points == []
-    assert node.store.counts() == (1, 1)
-
-
-# -- pods --------------------------------------------------------------------------------------------------------------
-
-
-async def test_pod_is_told_and_kept_as_the_kubelet_asked_for_it(node: Node) -> None:
+async def test_pod_and_container_are_told_and_kept_as_asked_for(node: Node) -> None:
     node.plugins.add("a")
     pod_id = await node.create_pod()
+    pod = replace(TOLD_POD, id=pod_id)
     assert node.told == HookRequest(TOLD_POD)
     assert node.came(CREATE) == written(node.pod_body())
-    whole = replace(TOLD_POD, id=pod_id)
-    assert node.pod_of(pod_id) == PodRecord(whole, whole)
+    assert node.pod_of(pod_id) == PodRecord(pod, pod)
+    container_id = await node.create_container(pod_id)
+    told = replace(TOLD, pod_id=pod_id)
+    assert node.told == HookRequest(pod, told)
+    assert node.came(CREATE) == written(node.container_body(pod_id))
+    container = replace(told, id=container_id)
+    assert node.container(container_id) == ContainerRecord(container, container)
 
 
-@pytest.mark.parametrize("framing", ["sized", "chunked"])
-async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node, framing: str) -> None:
-    answer = HookAnswer(
-        labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked", resources=Resources(cpu_quota=50_000)
-    )
-    node.plugins.add("a", answer)
+async def test_pod_is_changed_in_its_place_and_nowhere_else(node: Node) -> None:
+    resources = Resources(cpu_quota=50_000)
+    node.plugins.add("a", HookAnswer({"l": "1"}, {"n": "2"}, cgroup_parent="/hooked", resources=resources))
     body = written(node.pod_body()).replace(b'"Memory":0', b'"Memory":0,"New":[1e400, {}]')
-    if framing == "chunked":
-        client = await node.client()
-        lines = ("Content-Type: application/json", "Transfer-Encoding: chunked", "Trailer: X", "X-Odd:   kept")
-        client.send(request("POST", "/containers/create?name=web", b"", *lines) + chunked(body))
-        created = await client.answer()
-        head = node.dockerd.requests(CREATE)[0].head.raw
-        assert b"X-Odd:   kept\r\n" in head
-        assert b"Transfer-Encoding" not in head
-        assert b"Trailer" not in head
-    else:
-        created = await node.create("web", body)
-    released = json.loads(node.came(CREATE))
+    pod_id = id_of(await node.create("web", body))
     wanted = json.loads(body)
     wanted["Labels"] |= {"l": "1", "annotation.n": "2"}
     wanted["HostConfig"] |= {"CgroupParent": "/hooked", "CpuQuota": 50_000}
-    assert released == wanted
-    pod = node.pod_of(id_of(created))
-    assert pod.original == replace(TOLD_POD, id=id_of(created), attempt=0)
+    assert node.config() == wanted
+    pod = node.pod_of(pod_id)
+    assert pod.original == replace(TOLD_POD, id=pod_id, attempt=0)
     assert pod.effective == replace(
         pod.original,
         labels={**TOLD_POD.labels, "l": "1"},
         annotations={"note": "pod", "n": "2"},
         cgroup_parent="/hooked",
-        resources=Resources(cpu_quota=50_000),
+        resources=resources,
     )
 
 
-@pytest.mark.parametrize(("driver", "in_cri", "in_docker"), DRIVERS)
-async def test_hooks_see_cris_parent_and_the_daemon_its_drivers(
-    tmp_path: Path, driver: str, in_cri: str, in_docker: str
-) -> None:
-    hooked_cri = in_cri.replace("burstable", "besteffort")
-    hooked_docker = in_docker.replace("burstable", "besteffort")
-
-    def move(request: HookRequest) -> HookAnswer:
-        return HookAnswer(cgroup_parent=hooked_cri if request.container is None else "")
-
-    async with Node(tmp_path, cgroup_driver=driver) as node:
-        await node.follow()
-        node.plugins.add("a", move, points=("PreRunPodSandbox", "PreStartContainer"))
-        pod_id = await node.create_pod()
-        assert node.told.pod.cgroup_parent == in_cri
-        assert node.host()["CgroupParent"] == hooked_docker
-        container_id = await node.create_container(pod_id)
-        assert node.host()["CgroupParent"] == hooked_docker, "the kubelet still names the old one"
-        await node.act("start", container_id)
-        assert node.told.pod.cgroup_parent == hooked_cri
-        assert node.told_container.cgroup_parent == ""
+@on_node({"cgroup_driver": "systemd", "follows": False})
+async def test_pod_is_told_once_the_daemon_named_its_driver(node: Node) -> None:
+    pod_id = await node.create_pod()
+    assert node.store.counts() == (0, 0), "nobody is asked for the driver where no plugin wants it"
+    assert node.dockerd.requests("GET /info") == []
+    node.plugins.add("a")
+    await node.create_container(pod_id)
+    assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+    await node.remove(pod_id)
+    await node.create_pod()
+    assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
+    assert len(node.dockerd.requests("GET /info")) == 1
 
 
-async def test_pod_is_told_once_the_daemon_named_its_driver(tmp_path: Path) -> None:
-    async with Node(tmp_path, cgroup_driver="systemd") as node:
-        pod_id = await node.create_pod()
-        assert node.store.counts() == (0, 0), "nobody is asked for the driver where no plugin wants it"
-        assert node.dockerd.requests("GET /info") == []
-        node.plugins.add("a")
-        container_id = await node.create_container(pod_id)
-        assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
-        await node.remove(container_id)
-        await node.remove(pod_id)
-        await node.create_pod()
-        assert node.told.pod.cgroup_parent == SYSTEMD_PARENT
-        assert len(node.dockerd.requests("GET /info")) == 1
-
-
-@pytest.mark.parametrize("policy", [FAIL, IGNORE])
-@pytest.mark.parametrize(
-    "injection",
-    [Injection(status=500, message=CANARY), Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")],
-    ids=["error", "no JSON object"],
-)
-async def test_daemon_without_a_driver_is_a_failure_under_the_policy(
-    tmp_path: Path, policy: FailurePolicy, injection: Injection, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with Node(tmp_path) as node:
-        node.plugins.add("koordlet", policy=policy)
-        node.dockerd.inject("GET /info", injection)
-        answer = await node.create("web", node.pod_body())
-        if policy is FAIL:
-            assert answer.status == 500
-            assert "refused: hook server 'koordlet' at PreRunPodSandbox: unreadable" in answer.message
-            assert node.dockerd.requests(CREATE) == []
-        else:
-            assert answer.status == 201
-            assert node.came(CREATE) == written(node.pod_body())
-        assert (node.points, node.store.counts()) == ([], (0, 0))
-        assert CANARY not in caplog.text
-
-
-@pytest.mark.parametrize(("name", "status"), [("taken", 409), ("-", 400)])
-async def test_create_that_fails_leaves_nothing_and_its_answer_as_it_was(node: Node, name: str, status: int) -> None:
+async def test_pod_that_the_daemon_refuses_leaves_nothing(node: Node) -> None:
     await node.plain("taken")
     node.plugins.add("a")
-    answer = await node.create(name, node.pod_body())
-    assert answer.status == status
-    assert (node.points, node.store.counts()) == (["PreRunPodSandbox"], (0, 0))
+    assert (await node.create("taken", node.pod_body())).status == 409
     node.dockerd.state.images.by_name.clear()
-    pod_answer = await node.create("web", node.pod_body())
-    assert (pod_answer.status, pod_answer.message) == (404, "No such image: runtimeproxy-pause:1")
-    assert node.store.counts() == (0, 0)
+    answer = await node.create("web", node.pod_body())
+    assert (answer.status, answer.message) == (404, "No such image: runtimeproxy-pause:1")
+    assert (node.points, node.store.counts()) == (["PreRunPodSandbox"] * 2, (0, 0))
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"Id":""}', b"[1]"])
@@ -234,23 +126,6 @@ async def test_answer_without_an_id_goes_to_the_client_and_nothing_is_kept(node:
     assert (await node.create("web", node.pod_body())).raw == reply
     assert node.store.counts() == (0, 0)
     assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
-
-
-# -- containers ----------------------------------------------------------------------------------------------------
-
-ANNOTATIONS = {**bodies.CONTAINER.annotations, "note": "container"}
-TOLD = ContainerInfo(name="main", attempt=2, annotations=ANNOTATIONS, resources=ASKED, envs={"A": "1", "B": "2"})
-
-
-async def test_container_is_told_with_its_pod_and_kept_as_asked_for(node: Node) -> None:
-    node.plugins.add("a")
-    pod_id = await node.create_pod()
-    container_id = await node.create_container(pod_id)
-    told = replace(TOLD, pod_id=pod_id)
-    assert node.told == HookRequest(node.pod_of(pod_id).effective, told)
-    assert node.came(CREATE) == written(node.container_body(pod_id))
-    whole = replace(told, id=container_id)
-    assert node.container(container_id) == ContainerRecord(whole, whole)
 
 
 async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,12 +148,8 @@ async def test_create_that_has_left_is_not_held_for_a_late_plugin(node: Node, mo
 
 
 async def test_container_is_changed_where_a_hook_said_so_and_nowhere_else(node: Node) -> None:
-    answer = HookAnswer(
-        annotations={"note": "hooked"},
-        envs={"B": "3", "C": "4"},
-        cgroup_parent="/own",
-        resources=Resources(cpu_quota=20_000, cpuset_cpus="1"),
-    )
+    resources = Resources(cpu_quota=20_000, cpuset_cpus="1")
+    answer = HookAnswer({}, {"note": "hooked"}, {"B": "3", "C": "4"}, "/own", resources)
     node.plugins.add("a", answer, points=("PreCreateContainer",))
     pod_id = await node.create_pod()
     container_id = await node.create_container(pod_id)
@@ -312,28 +183,23 @@ async def test_envs_that_a_hook_cannot_be_told_stay_as_they_are(node: Node) -> N
     assert node.container(container_id).effective.envs == {"A": "3", "RAW": "\ufffd", "E": "4", "NEW": "5"}
 
 
-@pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
-async def test_hook_that_answers_an_echo_changes_no_byte(tmp_path: Path, driver: str) -> None:
+@on_each_driver
+async def test_hook_that_answers_an_echo_changes_no_byte(node: Node) -> None:
     def echo(request: HookRequest) -> HookAnswer:
         told = request.container
         if told is None:
             return HookAnswer(request.pod.labels, request.pod.annotations, {}, request.pod.cgroup_parent)
         return HookAnswer({}, told.annotations, told.envs, request.pod.cgroup_parent, told.resources)
 
-    async with Node(tmp_path, cgroup_driver=driver) as node:
-        await node.follow()
-        node.plugins.add("a", echo)
-        pod_id = await node.create_pod()
-        assert node.came(CREATE) == written(node.pod_body())
-        body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
-        assert (await node.create("web", body)).status == 201
-        assert node.came(CREATE) == body
+    node.plugins.add("a", echo)
+    pod_id = await node.create_pod()
+    assert node.came(CREATE) == written(node.pod_body())
+    body = written(node.container_body(pod_id)).replace(b'"Env":["A=1","B=2"]', ENV)
+    assert (await node.create("web", body)).status == 201
+    assert node.came(CREATE) == body
 
 
-async def test_fields_that_docker_cannot_carry_are_left_out_and_named(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
+async def test_fields_docker_cannot_carry_are_left_out_and_named(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     resources = Resources(hugepage_limits={"2MB": 4711}, unified={"memory.high": CANARY}, cpu_shares=2)
     node.plugins.add("a", HookAnswer(resources=resources))
     pod_id = await node.create_pod()
@@ -356,33 +222,27 @@ async def test_daemons_own_rules_stand_in_the_record(node: Node) -> None:
     assert node.container(container_id).effective.resources == Resources(cpu_shares=1024, cpuset_cpus="0-1")
 
 
-# -- the pod's parent --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("driver", "parent", "in_docker"),
-    [("cgroupfs", "/hooked", "/hooked"), ("systemd", "/a.slice/a-b.slice", "a-b.slice")],
-)
+@on_each_driver
 @pytest.mark.parametrize("registered", [True, False])
-async def test_parent_changed_for_the_pod_goes_into_its_containers(
-    tmp_path: Path, driver: str, parent: str, in_docker: str, registered: bool
-) -> None:
-    async with Node(tmp_path, cgroup_driver=driver) as node:
-        await node.follow()
-        node.plugins.add("a", HookAnswer(cgroup_parent=parent), points=("PreRunPodSandbox",))
-        pod_id = await node.create_pod()
-        if not registered:
-            node.plugins.plugins.clear()
-        container_id = await node.create_container(pod_id)
-        wanted = node.container_body(pod_id)
-        wanted["HostConfig"]["CgroupParent"] = in_docker
-        assert node.config() == wanted
-        assert node.container(container_id).original.cgroup_parent == ""
-        node.store.forget(container_id)
-        node.plugins.add("b", points=("PostStopContainer",))
-        await node.act("stop", container_id)
-        assert node.container(container_id).effective.cgroup_parent == "", "it is its pod's, also read again"
-        assert node.told.pod.cgroup_parent == parent
+async def test_parent_changed_for_the_pod_goes_into_its_containers(node: Node, registered: bool) -> None:
+    parent, in_docker = (
+        ("/a.slice/a-b.slice", "a-b.slice") if node.cgroup_driver == "systemd" else ("/hooked", "/hooked")
+    )
+    node.plugins.add("a", HookAnswer(cgroup_parent=parent), points=("PreRunPodSandbox",))
+    pod_id = await node.create_pod()
+    assert node.host()["CgroupParent"] == in_docker
+    if not registered:
+        node.plugins.plugins.clear()
+    container_id = await node.create_container(pod_id)
+    wanted = node.container_body(pod_id)
+    wanted["HostConfig"]["CgroupParent"] = in_docker
+    assert node.config() == wanted
+    assert node.container(container_id).original.cgroup_parent == ""
+    node.store.forget(container_id)
+    node.plugins.add("b", points=("PostStopContainer",))
+    await node.act("stop", container_id)
+    assert node.container(container_id).effective.cgroup_parent == "", "it is its pod's, also read again"
+    assert node.told.pod.cgroup_parent == parent
 
 
 async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) -> None:
@@ -397,30 +257,26 @@ async def test_containers_create_tells_the_newest_parent_of_its_pod(node: Node) 
 
 
 @pytest.mark.parametrize("known", ["not yet", "read", "read, and nobody is asked"])
-@pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
-async def test_parent_of_a_pod_that_another_proxy_hooked_is_what_the_daemon_has(
-    tmp_path: Path, driver: str, known: str
-) -> None:
-    hooked = (SYSTEMD_PARENT if driver == "systemd" else PARENT).replace("burstable", "besteffort")
-    async with Node(tmp_path, cgroup_driver=driver) as node:
-        await node.follow()
-        node.plugins.add("a", HookAnswer(cgroup_parent=hooked), points=("PreRunPodSandbox",))
-        pod_id = await node.create_pod()
-        pod_host = node.host()["CgroupParent"]
-        node.forget()
-        if known != "not yet":
-            read = await node.front._lookup.pod(pod_id)
-            assert read is not None
-            node.store.commit(Subject(read))
-        if known == "read, and nobody is asked":
-            node.plugins.plugins.clear()
-        container_id = await node.create_container(pod_id)
-        assert node.host()["CgroupParent"] == pod_host
-        pod = node.pod_of(pod_id)
-        assert pod.effective.cgroup_parent == hooked
-        if known == "not yet":
-            assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create told"
-        assert node.container(container_id).effective.cgroup_parent == ""
+@on_each_driver
+async def test_parent_of_a_pod_that_another_proxy_hooked_is_the_daemons(node: Node, known: str) -> None:
+    hooked = node.pod.cgroup_parent.replace("burstable", "besteffort")
+    node.plugins.add("a", HookAnswer(cgroup_parent=hooked), points=("PreRunPodSandbox",))
+    pod_id = await node.create_pod()
+    pod_host = node.host()["CgroupParent"]
+    node.forget()
+    if known != "not yet":
+        read = await node.front._lookup.pod(pod_id)
+        assert read is not None
+        node.store.commit(Subject(read))
+    if known == "read, and nobody is asked":
+        node.plugins.plugins.clear()
+    container_id = await node.create_container(pod_id)
+    assert node.host()["CgroupParent"] == pod_host
+    pod = node.pod_of(pod_id)
+    assert pod.effective.cgroup_parent == hooked
+    if known == "not yet":
+        assert pod.original.cgroup_parent == node.pod.cgroup_parent, "as the container's create told"
+    assert node.container(container_id).effective.cgroup_parent == ""
 
 
 async def test_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(node: Node) -> None:
@@ -432,9 +288,6 @@ async def test_container_of_an_unknown_pod_that_names_no_parent_is_left_alone(no
     assert (await node.create("web", body)).status == 201
     assert node.came(CREATE) == written(body)
     assert node.pod_of(pod_id).original.cgroup_parent == PARENT
-
-
-# -- the pod is not known ----------------------------------------------------------------------------------------------
 
 
 async def test_unknown_pod_is_read_as_it_was(node: Node) -> None:
@@ -451,9 +304,7 @@ async def test_unknown_pod_is_read_as_it_was(node: Node) -> None:
 
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("sandbox", ["0" * 64, "plain"])
-async def test_container_whose_sandbox_is_none_passes_without_hooks(
-    node: Node, policy: FailurePolicy, sandbox: str
-) -> None:
+async def test_container_of_no_pod_passes_without_hooks(node: Node, policy: FailurePolicy, sandbox: str) -> None:
     if sandbox == "plain":
         sandbox = await node.plain()
     node.plugins.add("a", policy=policy)

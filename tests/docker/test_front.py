@@ -1,30 +1,34 @@
-"""Which requests the Docker front holds, whom it asks about them, what of the others passes (relay-rules B10)."""
+"""The Docker front: which requests it holds, whom it asks about them, what passes (relay-rules B10), who leaves, HTTP/2
+(relay-rules B4).
+"""
 
-from collections.abc import Callable
+import asyncio
+import logging
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtimeproxy.docker.reader import DAEMON_AWAY
+from runtimeproxy.docker.requests import PREFACE
+from runtimeproxy.model import HookAnswer
 from runtimeproxy.plugins.registration import FailurePolicy
-from tests.docker.client import chunked, request
+from tests.docker.bodies import CONTAINER
+from tests.docker.client import Client, chunked, request
 from tests.docker.daemon import until
-from tests.docker.node import CREATE, INSPECT, START, UPDATE, Node, written
+from tests.docker.node import CREATE, INSPECT, START, GatedClient, Node, away, id_of, unfollowed, written
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
-from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE
+from tests.fakes.plugins import ALL_POINTS, FAIL, IGNORE, NOTHING, Behaviour
+from tests.relay.test_dial import fill_backlog
 
-PLAIN_BODY = b'{ "Image" : "%b","HostConfig":null, "hostconfig":null,"Env":["\\u0041=1"],"New":1e400 }' % (
-    BUSYBOX_IMAGE.encode()
-)
+AWAY = f"runtimeproxy: {DAEMON_AWAY}"
+IMAGE = b'"Image":"%b"' % BUSYBOX_IMAGE.encode()
+PLAIN_BODY = b'{ %b,"HostConfig":null, "hostconfig":null,"Env":["\\u0041=1"],"New":1e400 }' % IMAGE
 """A create that is no pod's, in a spelling that nobody would write again."""
-
-
-def percent(text: str) -> str:
-    return "".join(f"%{ord(letter):02x}" for letter in text)
-
-
-# -- which calls are held ----------------------------------------------------------------------------------------------
+NO_OBJECT = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1.12", "/v1.41"])
@@ -37,64 +41,41 @@ async def test_seven_points_fire_on_their_calls(node: Node, prefix: str) -> None
     assert node.points == [], "the start of a sandbox is a part of RunPodSandbox"
     container_id = await node.create_container(pod_id)
     assert node.points == ["PreCreateContainer"]
-    await node.act("start", container_id)
-    assert node.points == ["PreStartContainer", "PostStartContainer"]
-    await node.act("update", container_id, {"CpuShares": 512})
-    assert node.points == ["PreUpdateContainerResources"]
-    await node.act("stop", container_id)
-    assert node.points == ["PostStopContainer"]
-    await node.act("stop", pod_id)
-    assert node.points == ["PostStopPodSandbox"]
+    for action, made, body, points in (
+        ("start", container_id, None, ["PreStartContainer", "PostStartContainer"]),
+        ("update", container_id, {"CpuShares": 512}, ["PreUpdateContainerResources"]),
+        ("stop", container_id, None, ["PostStopContainer"]),
+        ("stop", pod_id, None, ["PostStopPodSandbox"]),
+    ):
+        await node.act(action, made, body)
+        assert node.points == points
     assert [(await node.remove(made)).status for made in (container_id, pod_id)] == [204, 204]
-    assert node.points == []
-    assert node.store.counts() == (0, 0)
+    assert (node.points, node.store.counts()) == ([], (0, 0))
     assert not node.dockerd.requests(INSPECT), "all of it was known"
+    operations = "RunPodSandbox CreateContainer StartContainer UpdateContainerResources StopContainer StopPodSandbox"
+    told = [times.operation for times in node.recorder.calls]
+    assert told == [*operations.split(), "RemoveContainer", "RemovePodSandbox"]
 
 
-async def test_store_knows_all_without_a_plugin(node: Node) -> None:
+async def test_store_knows_pods_and_forgets_the_removed_without_a_plugin(node: Node) -> None:
     pod_id, container_id = await node.running()
-    update = written(bodies.update_body({"cpu_shares": 512}, moves_swap=True))
-    assert (await node.act("update", container_id, update)).status == 200
-    assert node.came(UPDATE) == update
-    assert node.store.counts() == (1, 1)
-    for record in (node.container(container_id).original, node.container(container_id).effective):
-        assert record.resources is not None
-        assert (record.resources.cpu_shares, record.id, record.pod_id) == (512, container_id, pod_id)
     await node.act("stop", container_id)
     assert node.store.counts() == (1, 1)
     await node.remove(pod_id)
     assert node.store.counts() == (0, 0)
-    assert not node.recorder.total("calls_unreadable")
     assert not node.dockerd.requests(INSPECT)
 
 
-# -- references --------------------------------------------------------------------------------------------------------
-
-
-REFERENCES: dict[str, Callable[[str, str], str]] = {
-    "full id": lambda full_id, name: full_id,
-    "prefix": lambda full_id, name: full_id[:12],
-    "name": lambda full_id, name: name,
-    "encoded name": lambda full_id, name: percent(name),
-    "encoded id": lambda full_id, name: percent(full_id),
-}
-
-
-@pytest.mark.parametrize("spelt", REFERENCES.values(), ids=REFERENCES)
-async def test_any_reference_names_the_same_container(node: Node, spelt: Callable[[str, str], str]) -> None:
+@pytest.mark.parametrize("spelt", ["{0.id}", "{0.id:.12}", "{0.name}"], ids=["full id", "prefix", "name"])
+async def test_any_reference_names_the_same_container(node: Node, spelt: str) -> None:
     node.plugins.add("a")
     pod_id, container_id = await node.made()
-    container, pod = (spelt(made, node.dockerd.container(made).name) for made in (container_id, pod_id))
-    for action in ("start", "update", "stop"):
-        raw = request("POST", f"/containers/{container}/{action}", b"{}" if action == "update" else b"")
-        client = await node.client()
-        client.send(raw)
-        assert (await client.answer()).status in (200, 204)
-        assert node.dockerd.received[-1].raw == raw
+    container, pod = (spelt.format(node.dockerd.container(made)) for made in (container_id, pod_id))
+    for action, body in (("start", None), ("update", b"{}"), ("stop", None)):
+        assert (await node.act(action, container, body)).status in (200, 204)
+        assert node.dockerd.received[-1].target == f"{node.prefix}/containers/{container}/{action}"
         assert (node.told_container.id, node.told.pod.id) == (container_id, pod_id)
     assert node.points == list(ALL_POINTS[2:6])
-    assert (await node.act("start", pod)).status == 204
-    assert node.points == []
     await node.act("stop", pod)
     assert (node.told.pod.id, node.points) == (pod_id, ["PostStopPodSandbox"])
     for made, left in ((container, (1, 0)), (pod, (0, 0))):
@@ -102,31 +83,24 @@ async def test_any_reference_names_the_same_container(node: Node, spelt: Callabl
         await until(lambda left=left: node.store.counts() == left)  # type: ignore[misc]
 
 
-# -- what is no pod's --------------------------------------------------------------------------------------------------
-
-
 async def test_plain_containers_calls_pass_as_they_came(node: Node) -> None:
     node.plugins.add("a", policy=FAIL)
-    raw = request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  ")
     client = await node.client()
-    client.send(raw)
-    answer = await client.answer()
-    assert answer.status == 201
-    assert node.dockerd.requests(CREATE)[0].raw == raw
-    chunks = chunked(PLAIN_BODY)
-    raw = request("POST", "/containers/create", b"", "Content-Type: application/json", "Transfer-Encoding: chunked")
-    client.send(raw + chunks)
-    assert (await client.answer()).status == 201
-    assert node.dockerd.requests(CREATE)[1].raw == raw + chunks
-    plain_id = answer.json["Id"]
-    for action, body in (("start", b""), ("update", b'{"CpuShares": 3, "cpushares": 4}'), ("stop", b"")):
-        raw = request("POST", f"/containers/{plain_id}/{action}", body)
+
+    async def passed(raw: bytes) -> Any:
         client.send(raw)
-        assert (await client.answer()).status in (200, 204)
+        answer = await client.answer()
+        assert answer.status in (200, 201, 204)
         assert node.dockerd.received[-1].raw == raw
-    assert (await client.ask("DELETE", f"/containers/{plain_id}")).status == 204
-    assert node.points == []
-    assert node.store.counts() == (0, 0)
+        return answer.body and answer.json
+
+    fields = ("Content-Type: application/json", "Transfer-Encoding: chunked")
+    await passed(request("POST", "/containers/create", b"", *fields) + chunked(PLAIN_BODY))
+    made = await passed(request("POST", "/containers/create?name=plain&name=2", PLAIN_BODY, "X-Odd:   kept  "))
+    for action, body in (("start", b""), ("update", b'{"CpuShares": 3, "cpushares": 4}'), ("stop", b"")):
+        await passed(request("POST", f"/containers/{made['Id']}/{action}", body))
+    assert (await client.ask("DELETE", f"/containers/{made['Id']}")).status == 204
+    assert (node.points, node.store.counts()) == ([], (0, 0))
     assert not node.recorder.total("calls_unreadable")
 
 
@@ -147,9 +121,6 @@ async def test_b10_plain_container_is_remembered_by_its_full_id_only(node: Node)
     await node.remove(plain_id)
     await node.event("destroy")
     assert [await asked(reference) for reference in (plain_id, plain_id)] == [1, 1], "it is gone: 404"
-
-
-# -- who is asked for what the Store does not know ---------------------------------------------------------------------
 
 
 ASKED = [
@@ -181,9 +152,10 @@ async def test_unknown_container_is_read_only_for_a_plugin_of_its_points(
     assert node.store.counts() == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("point", "asks"), [("PreCreateContainer", True), ("PreRunPodSandbox", True), ("PreStartContainer", False)]
-)
+CREATE_ASKS = [("PreCreateContainer", True), ("PreRunPodSandbox", True), ("PreStartContainer", False)]
+
+
+@pytest.mark.parametrize(("point", "asks"), CREATE_ASKS)
 async def test_creates_unknown_pod_is_read_only_for_a_plugin_it_concerns(node: Node, point: str, asks: bool) -> None:
     pod_id = await node.create_pod()
     node.forget()
@@ -193,61 +165,53 @@ async def test_creates_unknown_pod_is_read_only_for_a_plugin_it_concerns(node: N
     assert node.store.counts() == ((1, 1) if asks else (0, 0))
 
 
-async def test_remove_asks_nobody(node: Node) -> None:
-    node.plugins.add("a", policy=FAIL)
+async def test_nobody_is_asked_about_a_remove_or_what_does_not_exist(node: Node) -> None:
     pod_id, container_id = await node.made()
     node.forget()
+    node.plugins.add("a", policy=FAIL)
     for made in (container_id, pod_id):
         assert (await node.remove(made)).status == 204
-    assert (node.points, node.dockerd.requests(INSPECT)) == ([], [])
-
-
-async def test_call_on_what_nobody_knows_passes(node: Node) -> None:
-    node.plugins.add("a", policy=FAIL)
+    assert node.dockerd.requests(INSPECT) == []
     for action, body in (("start", None), ("stop", None), ("update", b"{}")):
         answer = await node.act(action, "nobody", body)
         assert (answer.status, answer.message) == (404, "No such container: nobody")
     assert node.points == []
 
 
+FAILURES = [Injection(status=500, message="canary-4711"), Injection(raw=NO_OBJECT)]
+
+
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
+@pytest.mark.parametrize("injection", FAILURES, ids=["error", "no JSON object"])
 @pytest.mark.parametrize(
-    "injection",
-    [Injection(status=500, message="secret words"), Injection(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")],
-    ids=["error", "no container"],
+    ("route", "point", "asked"), [(INSPECT, "PreStartContainer", START), ("GET /info", "PreRunPodSandbox", CREATE)]
 )
-async def test_failed_inspect_is_a_failure_under_the_policy(
-    node: Node, policy: FailurePolicy, injection: Injection
+@unfollowed
+async def test_failed_reading_is_a_failure_under_the_policy(
+    node: Node, route: str, point: str, asked: str, policy: FailurePolicy, injection: Injection
 ) -> None:
     _, container_id = await node.made()
     node.forget()
     node.plugins.add("koordlet", policy=policy)
-    node.dockerd.inject(INSPECT, injection)
-    answer = await node.act("start", container_id)
+    node.dockerd.inject(route, injection)
+    before = len(node.dockerd.requests(asked))
+    answer = await (node.act("start", container_id) if asked == START else node.create("web", node.pod_body()))
+    sent = node.dockerd.requests(asked)[before:]
     if policy is FAIL:
-        assert answer.status == 500
-        assert "StartContainer refused: hook server 'koordlet' at PreStartContainer: unreadable" in answer.message
-        assert "secret words" not in answer.message
-        assert node.dockerd.requests(START) == []
+        assert (answer.status, sent) == (500, [])
+        assert f"refused: hook server 'koordlet' at {point}: unreadable" in answer.message
+        assert "canary" not in answer.message
     else:
-        assert answer.status == 204
+        assert (answer.status, len(sent)) == (204 if asked == START else 201, 1)
         assert node.recorder.total("hook_fail_open") == 1
-    assert node.points == []
+    assert (node.points, node.store.counts()) == ([], (0, 0))
 
 
-# -- creates that cannot be read ---------------------------------------------------------------------------------------
-
-
-POD_LABELS = b'"Labels":{"io.kubernetes.docker.type":"podsandbox"}'
-IMAGE = b'"Image":"%b"' % BUSYBOX_IMAGE.encode()
-DEEP = b"[" * 100_000 + b"]" * 100_000
+POD = b'%b,"Labels":{"io.kubernetes.docker.type":"podsandbox"}' % IMAGE
 UNREADABLE: dict[str, tuple[bytes, tuple[str, ...]]] = {
-    "a key twice": (b'{%b,%b,"labels":{}}' % (IMAGE, POD_LABELS), ()),
-    "encoded": (b"{%b,%b}" % (IMAGE, POD_LABELS), ("Content-Encoding: gzip",)),
-    "too deep": (b'{%b,%b,"X":%b}' % (IMAGE, POD_LABELS, DEEP), ()),
-    "too long": (b'{%b,%b,"X":"%b"}' % (IMAGE, POD_LABELS, b"x" * (17 << 20)), ()),
-    "no JSON": (b"{%b,%b" % (IMAGE, POD_LABELS), ()),
-    "no sandbox named": (b'{%b,"Labels":{"\\u0069o.kubernetes.docker.type":"container"}}' % IMAGE, ()),
+    "a key twice": (b'{%b,"labels":{}}' % POD, ()),
+    "encoded": (b"{%b}" % POD, ("Content-Encoding: gzip",)),
+    "too long": (b'{%b,"X":"%b"}' % (POD, b"x" * (17 << 20)), ()),
 }
 every_unreadable = pytest.mark.parametrize(("body", "lines"), UNREADABLE.values(), ids=UNREADABLE)
 
@@ -260,26 +224,19 @@ async def test_unreadable_create_passes_unless_a_plugin_says_fail(
     if registered is not None:
         node.plugins.add("a", policy=registered)
     node.plugins.add("later", policy=FAIL, points=ALL_POINTS[2:])
-    if DEEP in body:  # the fake daemon cannot read it either
-        node.dockerd.inject(CREATE, Injection(status=400))
-    raw = request("POST", "/containers/create?name=odd", body, *lines)
-    client = await node.client()
-    client.send(raw)
-    answer = await client.answer()
     node.dockerd.keep_body_bytes = len(body)
-    received = node.dockerd.requests(CREATE)[0]
-    assert answer.status == received.status
-    assert received.raw == raw[: len(received.raw)]
-    assert received.body_bytes == len(body)
+    raw = request("POST", "/containers/create?name=odd", body, *lines)
+    client = await node.sends(raw)
+    answer = await client.answer()
+    [received] = node.dockerd.requests(CREATE)
+    assert (answer.status, received.raw == raw) == (received.status, True)
     assert node.recorder.counted("calls_unreadable", operation="CreateContainer") == 1
     assert (node.points, node.store.counts()) == ([], (0, 0))
 
 
 @every_unreadable
 @pytest.mark.parametrize("point", ALL_POINTS[:2])
-async def test_unreadable_create_is_refused_under_fail(
-    node: Node, body: bytes, lines: tuple[str, ...], point: str
-) -> None:
+async def test_unreadable_create_fails_under_fail(node: Node, body: bytes, lines: tuple[str, ...], point: str) -> None:
     node.plugins.add("lenient")
     node.plugins.add("strict", policy=FAIL, points=(point,))
     answer = await node.create("odd", body, *lines)
@@ -288,36 +245,247 @@ async def test_unreadable_create_is_refused_under_fail(
     assert (node.dockerd.requests(CREATE), node.points) == ([], [])
 
 
-@pytest.mark.parametrize(
-    "body", [PLAIN_BODY, b'{%b,"X":%b}' % (IMAGE, DEEP), b"{%b" % IMAGE], ids=["a key twice", "deep", "no JSON"]
-)
-async def test_unreadable_create_of_no_pod_always_passes(node: Node, body: bytes) -> None:
-    node.plugins.add("strict", policy=FAIL)
-    if DEEP in body:
-        node.dockerd.inject(CREATE, Injection(status=400))
-    answer = await node.create("plain", body)
-    assert node.came(CREATE) == body
-    assert answer.status == node.dockerd.requests(CREATE)[0].status
-    assert not node.recorder.total("calls_unreadable")
-
-
-async def test_daemons_state_is_read_behind_its_events_and_swept(tmp_path: Path) -> None:
-    async with Node(tmp_path) as earlier:
-        await earlier.follow()
-        pod_id, container_id = await earlier.made()
-        state = earlier.dockerd.state
-        known = earlier.store.snapshot()
+async def test_daemons_state_is_read_behind_its_events_and_swept(node: Node, tmp_path: Path) -> None:
+    pod_id, container_id = await node.made()
     (tmp_path / "later").mkdir()
-    async with Node(tmp_path / "later", synced=True) as node:
-        node.plugins.add("a")
-        node.dockerd.state = state
-        await node.follow()
-        await until(lambda: node.store.counts() == (1, 1))
-        assert node.store.snapshot() == known
-        requests = [received.route for received in node.dockerd.received]
+    later = Node(tmp_path / "later", synced=True)
+    state = later.dockerd.state = node.dockerd.state
+    async with later:
+        later.plugins.add("a")
+        await until(lambda: later.store.counts() == (1, 1))
+        assert later.store.snapshot() == node.store.snapshot()
+        requests = [received.route for received in later.dockerd.received]
         assert requests.index("GET /events") < requests.index("GET /containers/json")
-        node.front._events.expect_update(container_id)
+        later.front._events.expect_update(container_id)
         del state.containers[container_id]
-        node.front.sync.soon()
-        await until(lambda: node.store.counts() == (1, 0))
-        assert (node.front._events.expected_updates, node.store.ids()) == ({}, {pod_id})
+        later.front.sync.soon()
+        await until(lambda: later.store.counts() == (1, 0))
+        assert (later.front._events.expected_updates, later.store.ids()) == ({}, {pod_id})
+
+
+def create(node: Node) -> bytes:
+    return request("POST", f"/containers/create?name={bodies.sandbox_name(node.pod)}", written(node.pod_body()))
+
+
+async def held(node: Node, raw: bytes = b"", behaviour: Behaviour = NOTHING) -> tuple[GatedClient, Client]:
+    """Send a create, or other bytes, and return the hook server that holds it and the client."""
+    hook, client = node.plugins.gated("a", behaviour), await node.client()
+    client.send(raw or create(node))
+    await until(lambda: hook.waiting == 1)
+    return hook, client
+
+
+async def half_closed(node: Node, client: Client) -> None:
+    """Half-close the only connection, and wait until its EOF has been read."""
+    client.half_close()
+    (connection,) = node.front.connections
+    await until(lambda: connection.pair.client_ended)
+
+
+@pytest.mark.parametrize("half", [False, True])
+async def test_client_that_leaves_ends_its_held_call(node: Node, half: bool) -> None:
+    hook, client = await held(node)
+    if half:
+        await half_closed(node, client)
+    client.abort()
+    await until(lambda: hook.cancelled == 1)
+    await until(lambda: not node.front.tasks and not node.front.connections)
+    assert node.recorder.counted("calls_ended", operation="RunPodSandbox") == 1
+    assert node.front.held_bytes.count == 0
+    assert (node.dockerd.requests(CREATE), node.store.counts()) == ([], (0, 0))
+
+
+async def test_client_that_half_closes_gets_its_answer(node: Node) -> None:
+    hook, client = await held(node)
+    await half_closed(node, client)
+    hook.gate.set()
+    made = id_of(await client.answer())
+    assert await client.ended() == b""
+    assert (node.pod_of(made).effective.id, hook.cancelled) == (made, 0)
+
+
+async def test_plain_create_without_a_daemon_is_502_and_counts_no_more(node: Node) -> None:
+    client = await node.client()
+    sent = request("POST", "/containers/create?name=plain", b'{"Image":"busybox"}')
+    client.send(sent[:-1])
+    await until(lambda: node.front.held_bytes.count > 0)
+    await node.dockerd.stop()
+    client.send(sent[-1:])
+    assert (await client.answer()).status == 502
+    assert node.front.held_bytes.count == 0
+
+
+@pytest.mark.parametrize("plugins", [(), (IGNORE,), (FAIL,)], ids=["nobody", "Ignore", "Fail"])
+async def test_client_that_leaves_inside_a_held_body_asked_nothing(
+    node: Node, plugins: tuple[FailurePolicy, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody failed: it is no request that could not be read."""
+    for policy in plugins:
+        node.plugins.add("a", policy=policy)
+    client = await node.sends(create(node)[:-9])
+    await until(lambda: node.front.held_bytes.count > 0)
+    client.abort()
+    await until(lambda: not node.front.connections)
+    assert (node.points, node.front.tasks, node.front.held_bytes.count) == ([], set(), 0)
+    assert node.dockerd.requests(CREATE) == []
+    counts = ("hook_failures", "calls_unreadable", "calls_refused", "calls_ended", "calls")
+    assert [node.recorder.total(name) for name in counts] == [0] * len(counts)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(("policy", "status"), [(IGNORE, 400), (FAIL, 500)], ids=["Ignore", "Fail"])
+async def test_half_close_inside_a_held_body_is_answered(node: Node, policy: FailurePolicy, status: int) -> None:
+    """The daemon answers what it was sent, unless a plugin refuses what cannot be read."""
+    node.plugins.add("a", policy=policy)
+    client = await node.sends(create(node)[:-9])
+    client.half_close()
+    assert (await client.answer()).status == status
+    assert await client.ended() == b""
+    assert (node.points, node.recorder.total("calls_unreadable")) == ([], 1)
+
+
+async def test_daemon_that_closes_in_a_hold_is_dialled_once_more(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    hook, client = await held(node, behaviour=HookAnswer(labels={"l": "1"}))
+    node.dockerd.drop_connections()
+    await until(lambda: node.dockerd.connections == 1)  # that of the events, which are followed again
+    node.front.tell_away(ConnectionRefusedError())
+    hook.gate.set()
+    made = id_of(await client.answer())
+    assert f"container runtime at {node.dockerd.socket_path} is reachable again" in caplog.text
+    assert node.pod_of(made).effective.labels["l"] == "1"
+    assert (await client.ask("POST", f"/containers/{made}/start")).status == 204
+    made_on, started_on = (node.dockerd.requests(route)[-1].connection for route in (CREATE, START))
+    assert made_on == started_on
+
+
+async def test_daemon_that_is_away_at_the_release_is_502(node: Node) -> None:
+    _, container_id = await node.made()
+    hook, client = await held(node, request("POST", f"/containers/{container_id}/update", b'{"CpuShares":5}'))
+    await node.dockerd.stop()
+    hook.gate.set()
+    answer = await client.answer()
+    assert (answer.status, answer.message, answer.headers["connection"]) == (502, AWAY, "close")
+    assert await client.ended() == b""
+    assert node.recorder.total("backend_dial_failures") == 1
+    await until(lambda: not node.front.tasks)
+    await node.dockerd.start()
+    await until(lambda: node.dockerd.watchers == 1)
+    node.dockerd.state.update(container_id, {"CpuShares": 9})
+    await node.event("update")
+    assert node.recorder.total("updates_of_others") == 1
+
+
+@away
+async def test_daemon_that_is_missing_at_the_start(node: Node) -> None:
+    await node.front.start()
+    node.plugins.add("a")
+    answer = await node.ask("GET", "/_ping")
+    assert (answer.status, answer.message) == (502, AWAY)
+    await node.dockerd.start()
+    pod_id, container_id = await node.running()
+    await until(lambda: node.dockerd.watchers == 1)
+    assert node.store.counts() == (1, 1)
+    await node.act("stop", container_id)
+    assert (node.told.pod.id, node.told.pod.cgroup_parent) == (pod_id, node.pod.cgroup_parent)
+
+
+async def test_daemon_whose_backlog_is_full_at_the_release_is_502(node: Node) -> None:
+    _, container_id = await node.made()
+    hook, client = await held(node, request("POST", f"/containers/{container_id}/start"))
+    await node.dockerd.stop()
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(node.dockerd.socket_path)
+        daemon.listen(0)
+        waiting = fill_backlog(node.dockerd.socket_path)
+        hook.gate.set()
+        assert (await client.answer()).status == 502
+        for sock in waiting:
+            sock.close()
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 1000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\nfffff\r\n"])
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 No\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno", b""])
+@away
+async def test_client_inside_a_body_may_send_on_when_the_daemon_leaves(node: Node, framing: str, answer: bytes) -> None:
+    """A daemon may answer before it has read a request; a client that cannot write then may never read the answer."""
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(node.dockerd.socket_path)
+        daemon.listen()
+        daemon.setblocking(False)
+        client = await node.sends(f"POST /images/create HTTP/1.1\r\nHost: d\r\n{framing}".encode())
+        connection, _ = await asyncio.get_running_loop().sock_accept(daemon)
+        await asyncio.get_running_loop().sock_recv(connection, 1000)
+        connection.send(answer)
+        connection.close()
+        assert await client.ended() == answer
+        for _ in range(20):
+            client.send(b"x" * 1000)
+            await client.writer.drain()
+            await asyncio.sleep(0.005)
+        (paired,) = node.front.connections
+        assert (paired.reader.to_daemon, node.front.held_bytes.count) == ([], 0)
+        await client.close()
+        await until(lambda: not node.front.connections)
+
+
+@unfollowed
+async def test_daemon_that_says_nothing_sensible_of_itself_is_asked_again(node: Node) -> None:
+    node.dockerd.inject("GET /info", Injection(raw=NO_OBJECT, times=2))
+    await node.follow()
+    assert node.dockerd.counts["GET /info"] == 3
+    assert node.recorder.total("backend_event_stream_losses") == 2
+
+
+async def test_calls_of_one_container_keep_their_order_and_wait_for_no_other(node: Node) -> None:
+    pod_id, container_id = await node.running()
+    other_id = await node.create_container(pod_id, bodies.Container("other", CONTAINER.image))
+    hook, clients = node.plugins.gated("a"), [await node.client() for _ in range(5)]
+    for shares, client in enumerate(clients, 2):
+        client.send(request("POST", f"/containers/{container_id}/update", written({"CpuShares": shares})))
+        await until(lambda shares=shares: node.lifecycle.holds()[0] == shares - 1)  # type: ignore[misc]
+    clients.append(await node.client())
+    clients[-1].send(request("POST", f"/containers/{other_id}/update", b"{}"))
+    await until(lambda: hook.waiting == 2)
+    hook.gate.set()
+    assert [(await client.answer()).status for client in clients] == [200] * 6
+    told = [asked.request.container for asked in node.plugins.asked]
+    assert [one.resources.cpu_shares for one in told if one and one.resources and one.name == "main"] == [2, 3, 4, 5, 6]
+
+
+async def test_ambiguous_request_is_refused_and_counted(node: Node) -> None:
+    client = await node.sends(
+        b"POST /containers/create HTTP/1.1\r\nHost: d\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"
+    )
+    answer = await client.answer()
+    assert (answer.status, answer.message.partition(":")[0]) == (400, "runtimeproxy")
+    assert await client.ended() == b""
+    assert (node.recorder.total("requests_refused"), node.dockerd.requests(CREATE)) == (1, [])
+    await client.close()
+    await until(lambda: not node.front.connections)
+
+
+@pytest.mark.parametrize("policy", [FAIL, IGNORE])
+async def test_http2_client_goes_round_the_hooks_or_away(node: Node, policy: FailurePolicy) -> None:
+    node.plugins.add("a", policy=policy, points=("PostStopPodSandbox",))
+    client = await node.sends(PREFACE + b"SM\r\n\r\n")
+    answer = await client.ended()  # the fake daemon speaks no HTTP/2
+    assert (answer == b"") is (policy is FAIL)
+    assert node.recorder.total("http2_tunnels") == 1
+
+
+@away
+async def test_http2_client_is_closed_when_a_plugin_with_policy_fail_comes(node: Node) -> None:
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(node.dockerd.socket_path)
+        daemon.listen()  # it says nothing to anybody, as a daemon that speaks HTTP/2 would not either
+        http2, http1 = await node.client(), await node.client()
+        http2.send(PREFACE + b"SM\r\n\r\n")
+        http1.send(request("GET", "/events"))
+        await until(lambda: len(node.front.http2) == 1)
+        for policy, left in ((IGNORE, 1), (FAIL, 0)):
+            node.plugins.add(policy.name, policy=policy)
+            node.plugins.on_change()
+            await until(lambda left=left: len(node.front.http2) == left)  # type: ignore[misc]
+        assert await http2.ended() == b""
+        await until(lambda: len(node.front.connections) == 1)

@@ -1,16 +1,14 @@
 """How a client's connection to the Docker front ends: never between a request and its answer (promise 19)."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from runtimeproxy.relay import drain
 from tests.docker.client import Client, request
 from tests.docker.daemon import until
-from tests.docker.node import CREATE, Node, id_of, written
-from tests.docker.peer import error
+from tests.docker.messages import error
+from tests.docker.node import CREATE, Node, away, id_of, on_node, written
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd_received import Injection
 
@@ -32,18 +30,14 @@ def times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "ANSWER_SECONDS", 0.1)
 
 
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path) as node:
-        yield node
-
-
 def stopping(node: Node) -> "asyncio.Task[None]":
     return asyncio.create_task(node.stop(LIMIT_SECONDS))
 
 
-async def stopped(stop: "asyncio.Task[None]") -> None:
-    """Wait for the end, which is to come long before the limit."""
+async def stopped(stop: "asyncio.Task[None]", *clients: Client) -> None:
+    """Wait for the end, which clients see, and which is to come long before the limit."""
+    for client in clients:
+        await client.ended()
     await asyncio.wait_for(stop, QUICK_SECONDS)
 
 
@@ -105,16 +99,23 @@ async def test_daemon_does_not_see_an_end_that_is_ours(node: Node) -> None:
     assert node.store.counts() == (1, 0)
 
 
+async def accepted(node: Node) -> Client:
+    """Return a connection that has said nothing yet."""
+    count, client = len(node.front.connections), await node.client()
+    await until(lambda: len(node.front.connections) > count)
+    return client
+
+
+@on_node({}, {"away": True})
 async def test_client_that_has_not_asked_yet_has_a_moment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
-    early, silent = await node.client(), await node.client()
+    early, silent = await accepted(node), await accepted(node)
     stop = stopping(node)
     await asyncio.sleep(NOTICE_SECONDS / 6)
     early.send(PING)
-    assert (await early.answer("GET")).status == 200
+    assert (await early.answer("GET")).status == (502 if node.away else 200)
     monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
-    assert await early.ended() == b""
-    assert await silent.ended() == b""
+    assert [await early.ended(), await silent.ended()] == [b"", b""]
     await stopped(stop)
 
 
@@ -128,8 +129,7 @@ async def test_half_sent_request_is_waited_for(node: Node, sent: bytes) -> None:
     assert not stop.done()
     client.send(sent[-5:])
     assert (await client.answer("GET" if sent is PING else "POST")).status < 500
-    assert await client.ended() == b""
-    await stopped(stop)
+    await stopped(stop, client)
 
 
 @pytest.mark.parametrize("sent", [PING[:-5], UPLOAD[:-5]], ids=["head", "body"])
@@ -138,8 +138,7 @@ async def test_request_whose_rest_can_not_come_is_not_waited_for(node: Node, sen
     client = await used(node)
     stop = stopping(node)
     client.send(sent)
-    await client.ended()
-    await stopped(stop)
+    await stopped(stop, client)
 
 
 async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
@@ -150,59 +149,30 @@ async def test_streams_are_cut_when_nothing_else_is_open(node: Node) -> None:
     assert b" 101 " in await attached.reader.readuntil(b"\r\n\r\n")
     events.send(request("GET", "/events"))
     assert b" 200 " in await events.reader.readuntil(b"\r\n\r\n")
-    stop = stopping(node)
-    for client in (attached, events):
-        await client.ended()
-    await stopped(stop)
-
-
-# -- the daemon is away ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def alone(tmp_path: Path) -> AsyncIterator[Node]:
-    async with Node(tmp_path, away=True) as node:
-        yield node
-
-
-async def accepted(node: Node, count: int = 1) -> list[Client]:
-    """Return connections that have said nothing yet."""
-    clients = [await node.client() for _ in range(count)]
-    await until(lambda: len(node.front.connections) == count)
-    return clients
+    await stopped(stopping(node), attached, events)
 
 
 @pytest.mark.parametrize("half", [False, True])
-async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(alone: Node, half: bool) -> None:
+@away
+async def test_without_a_daemon_a_sent_request_is_answered_and_a_half_waited_for(node: Node, half: bool) -> None:
     """Nobody has read the whole one when the end begins."""
-    (client,) = await accepted(alone)
+    client = await accepted(node)
     client.send(PING[:-5] if half else PING)
     await asyncio.sleep(0.02 * half)
-    stop = stopping(alone)
+    stop = stopping(node)
     if half:
         await asyncio.sleep(2 * NOTICE_SECONDS)
         assert not stop.done()
         client.send(PING[-5:])
     assert error(await client.ended())[0] == 502
     await stopped(stop)
-    assert not alone.front.connections
+    assert not node.front.connections
 
 
-async def test_without_a_daemon_who_asks_nothing_has_a_moment(alone: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drain, "NOTICE_SECONDS", NEVER_SECONDS)
-    early, silent = await accepted(alone, 2)
-    stop = stopping(alone)
-    await asyncio.sleep(NOTICE_SECONDS / 6)
-    early.send(PING)
-    assert error(await early.ended())[0] == 502
-    monkeypatch.setattr(drain, "NOTICE_SECONDS", NOTICE_SECONDS)
-    assert await silent.ended() == b""
-    await stopped(stop)
-
-
-async def test_without_a_daemon_who_was_answered_and_stays_holds_nothing_up(alone: Node) -> None:
+@away
+async def test_without_a_daemon_who_was_answered_and_stays_holds_nothing_up(node: Node) -> None:
     """It still sends the body of what it asked for."""
-    (client,) = await accepted(alone)
+    client = await accepted(node)
     client.send(UPLOAD[:-5])
     assert (await client.answer("POST")).status == 502
-    await stopped(stopping(alone))
+    await stopped(stopping(node))

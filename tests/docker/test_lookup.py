@@ -1,8 +1,5 @@
-"""What the daemon tells of a container is the record that its create would have made; what is plain is remembered
-(relay-rules B10).
-"""
+"""What the daemon tells of a container is the record of its create; plain ones are remembered (relay-rules B10)."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,7 +17,8 @@ from runtimeproxy.errors import BackendError
 from runtimeproxy.model import ContainerInfo, ContainerRecord, PodInfo, PodRecord, Subject
 from runtimeproxy.store import Store
 from runtimeproxy.sync import Listed
-from tests.docker.node import ASKED, CONTAINER, INSPECT, PARENT, POD, SYSTEMD_PARENT, TOLD_POD
+from tests.docker.bodies import ASKED, CONTAINER, PARENT, POD, SYSTEMD_PARENT, TOLD_POD
+from tests.docker.node import INSPECT
 from tests.engines.images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from tests.fakes import dockershim_bodies as bodies
 from tests.fakes.dockerd import FakeDockerd
@@ -57,23 +55,11 @@ class Rig:
     def asked(self, route: str) -> int:
         return len(self.dockerd.requests(route))
 
-    async def subject(self, reference: str) -> Subject:
-        found = await self.lookup.read(reference)
-        assert found is not None
-        return found[1]
-
     async def container(self, reference: str) -> ContainerInfo:
-        container = (await self.subject(reference)).container
-        assert container is not None
-        return container.effective
-
-
-@pytest.fixture(params=["cgroupfs", "systemd"])
-async def either(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
-    async with FakeDockerd(str(tmp_path / "docker.sock"), cgroup_driver=request.param) as dockerd:
-        rig = Rig(dockerd)
-        yield rig
-        await rig.backend.close()
+        found = await self.lookup.container(reference)
+        assert found is not None
+        assert found.container is not None
+        return found.container.effective
 
 
 @pytest.fixture
@@ -84,32 +70,36 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         await rig.backend.close()
 
 
-# ---- records
+ENGINES = [{"cgroup_driver": "systemd"}, {"api": "1.52", "minimum": "1.44"}]
 
 
-async def test_pod_and_its_container_are_read_as_they_were_asked_for(either: Rig) -> None:
-    pod = replace(TOLD_POD, id=either.pod_id, cgroup_parent=either.parent)
-    assert await either.lookup.read(either.pod_id) == (either.pod_id, Subject(PodRecord(pod, pod)))
-    found = await either.subject(either.container_id)
-    assert found.pod == PodRecord(pod, pod)
-    assert found.container is not None
-    assert found.container.original is found.container.effective
-    read = found.container.effective
-    assert (read.id, read.pod_id, read.name, read.attempt) == (either.container_id, either.pod_id, "main", 2)
-    assert (read.envs, read.resources) == ({"A": "1", "B": "2"}, ASKED), "without the image's PATH"
-    assert (read.annotations["note"], read.cgroup_parent) == ("container", "")
-    assert either.store.counts() == (0, 0), "what is read is kept by the call, if the daemon agrees to it"
+@pytest.mark.parametrize("engine", ENGINES, ids=["systemd", "an oldest API that is new"])
+async def test_pod_and_its_container_are_read_as_they_were_asked_for(tmp_path: Path, engine: dict[str, str]) -> None:
+    async with FakeDockerd(str(tmp_path / "docker.sock"), **engine) as dockerd:
+        rig = Rig(dockerd)
+        pod = replace(TOLD_POD, id=rig.pod_id, cgroup_parent=rig.parent)
+        assert await rig.lookup.read(rig.pod_id) == (rig.pod_id, Subject(PodRecord(pod, pod)))
+        found = await rig.lookup.container(rig.container_id)
+        assert found.pod == PodRecord(pod, pod)
+        assert found.container is not None
+        assert found.container.original is found.container.effective
+        read = found.container.effective
+        assert (read.id, read.pod_id, read.name, read.attempt) == (rig.container_id, rig.pod_id, "main", 2)
+        assert (read.envs, read.resources) == ({"A": "1", "B": "2"}, ASKED), "without the image's PATH"
+        assert (read.annotations["note"], read.cgroup_parent) == ("container", "")
+        assert rig.store.counts() == (0, 0), "what is read is kept by the call, if the daemon agrees to it"
+        await rig.backend.close()
 
 
 async def test_what_the_store_knows_stands(rig: Rig) -> None:
     pod = PodRecord(PodInfo(id=rig.pod_id, name="original"), PodInfo(id=rig.pod_id, name="effective"))
     rig.store.commit(Subject(pod))
-    assert await rig.subject(rig.pod_id[:12]) == Subject(pod)
-    assert (await rig.subject(rig.container_id)).pod == pod
+    assert await rig.lookup.container(rig.pod_id[:12]) == Subject(pod)
+    assert (await rig.lookup.container(rig.container_id)).pod == pod
     info = ContainerInfo(id=rig.container_id, pod_id=rig.pod_id, name="known")
     known = Subject(pod, ContainerRecord(info, info))
     rig.store.commit(known)
-    assert await rig.subject(rig.container_id[:12]) == rig.lookup.known(rig.container_id) == known
+    assert await rig.lookup.container(rig.container_id[:12]) == rig.lookup.known(rig.container_id) == known
     assert rig.lookup.known(rig.container_id[:12]) is None
     assert rig.asked(INSPECT) == 3
 
@@ -122,7 +112,7 @@ async def test_parent_that_differs_from_the_pods_is_the_containers_own(rig: Rig)
 
 @pytest.mark.parametrize("reference", ["nobody", "", NOBODY, ".", ".."])
 async def test_what_the_daemon_does_not_have_is_none(rig: Rig, reference: str) -> None:
-    assert await rig.lookup.read(reference) is None
+    assert await rig.lookup.read(reference) is await rig.lookup.container(reference) is None
     assert await rig.lookup.pod(reference) is None
     assert not rig.lookup.is_plain(reference)
 
@@ -139,21 +129,11 @@ async def test_pod_without_a_cgroup_parent_runs_where_its_container_does(rig: Ri
     pod = json.loads((await rig.backend.inspect(rig.pod_id)) or b"")
     del pod["HostConfig"]["CgroupParent"]
     rig.answers(INSPECT, json.dumps(pod).encode())
-    found = await rig.subject(rig.pod_id)
+    found = await rig.lookup.container(rig.pod_id)
     assert found.pod.effective.cgroup_parent is None
     rig.store.commit(found)
     del rig.dockerd.injections[INSPECT]
-    assert (await rig.subject(rig.container_id)).pod.effective.cgroup_parent == PARENT
-
-
-async def test_daemon_whose_oldest_api_is_new_is_read_all_the_same(tmp_path: Path) -> None:
-    async with FakeDockerd(str(tmp_path / "docker.sock"), api="1.52", minimum="1.44") as dockerd:
-        rig = Rig(dockerd)
-        assert (await rig.subject(rig.container_id)).pod.effective == replace(TOLD_POD, id=rig.pod_id)
-        await rig.backend.close()
-
-
-# ---- for the sync
+    assert (await rig.lookup.container(rig.container_id)).pod.effective.cgroup_parent == PARENT
 
 
 async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: Rig) -> None:
@@ -162,32 +142,12 @@ async def test_pods_and_their_containers_are_listed_apart_and_nothing_else(rig: 
     assert await rig.lookup.listed() == Listed([rig.pod_id], [rig.container_id])
 
 
-async def test_container_is_read_with_its_pod_by_its_id(rig: Rig) -> None:
-    assert await rig.lookup.container(rig.container_id) == await rig.subject(rig.container_id)
-    for reference in (NOBODY, rig.create("plain", PLAIN_BODY)):
-        assert await rig.lookup.container(reference) is None
-
-
-# ---- images
-
-
 async def test_image_is_read_once_for_all_its_containers(rig: Rig) -> None:
     for number in range(3):
         body = bodies.container_body(POD, replace(CONTAINER, attempt=number + 5), rig.pod_id, "cgroupfs")
         again = rig.create(f"again{number}", body)
         assert (await rig.container(again)).envs == {"A": "1", "B": "2"}, "without the image's PATH"
     assert rig.asked(IMAGE) == 2, "the container's image, and the sandbox's"
-    rig.dockerd.state.images.by_name.clear()
-    await rig.container(rig.container_id)
-    assert rig.asked(IMAGE) == 2
-
-
-async def test_memory_of_images_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IMAGES_REMEMBERED", 1)
-    for _ in range(2):
-        assert await rig.lookup.pod(rig.pod_id) is not None
-        await rig.container(rig.container_id)
-    assert rig.asked(IMAGE) > 2
 
 
 async def test_image_that_is_gone_is_asked_for_each_time_and_leaves_its_part_in(rig: Rig) -> None:
@@ -198,7 +158,17 @@ async def test_image_that_is_gone_is_asked_for_each_time_and_leaves_its_part_in(
     assert (await rig.container(rig.container_id)).envs == {"A": "1", "B": "2", "PATH": "/bin"}
 
 
-# ---- what is no pod's
+async def test_memories_of_images_and_plain_containers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IMAGES_REMEMBERED", 1)
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+    for _ in range(2):
+        assert await rig.lookup.pod(rig.pod_id) is not None
+        await rig.container(rig.container_id)
+    assert rig.asked(IMAGE) > 2
+    plain = [rig.create(f"plain{number}", PLAIN_BODY) for number in range(3)]
+    for container_id in plain:
+        assert await rig.lookup.read(container_id) is None
+    assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
 
 
 async def test_b10_plain_is_remembered_by_full_id_and_nothing_more_is_asked(rig: Rig) -> None:
@@ -213,21 +183,6 @@ async def test_b10_plain_is_remembered_by_full_id_and_nothing_more_is_asked(rig:
         assert not rig.lookup.is_plain(plain)
 
 
-async def test_memory_of_plain_containers_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 2)
-    plain = [rig.create(f"plain{number}", PLAIN_BODY) for number in range(3)]
-    for container_id in plain:
-        assert await rig.lookup.read(container_id) is None
-    assert [rig.lookup.is_plain(container_id) for container_id in plain] == [False, True, True]
-
-
-async def test_labels_of_an_image_make_no_pod(rig: Rig) -> None:
-    rig.dockerd.state.images.add("committed", labels={"io.kubernetes.docker.type": "podsandbox"})
-    plain = rig.create("plain", {"Image": "committed"})
-    assert await rig.lookup.read(plain) is None
-    assert rig.lookup.is_plain(plain)
-
-
 @pytest.mark.parametrize("body", [b"{}", b'{"Id":1}', b'{"Config":7,"n":"io.kubernetes.docker.type"}'])
 async def test_inspect_without_labels_is_no_pods(rig: Rig, body: bytes) -> None:
     rig.answers(INSPECT, body)
@@ -237,42 +192,26 @@ async def test_inspect_without_labels_is_no_pods(rig: Rig, body: bytes) -> None:
     assert (rig.lookup.is_plain(rig.container_id), rig.lookup.is_plain("a-name")) == (True, False)
 
 
-# ---- the daemon itself
+async def test_driver_is_asked_for_once_unless_it_is_learnt_anew(rig: Rig) -> None:
+    assert rig.lookup.driver is None
+    for _ in range(2):
+        assert await rig.lookup.known_driver() is Driver.CGROUPFS
+        await rig.lookup.container(rig.container_id)
+    assert rig.asked(INFO) == 1
+    await rig.lookup.learn_driver()
+    assert rig.asked(INFO) == 2
 
 
-async def test_driver_is_asked_for_once(either: Rig) -> None:
-    assert either.lookup.driver is None
-    wanted = Driver(either.driver)
-    assert await asyncio.gather(either.lookup.known_driver(), either.lookup.known_driver()) == [wanted, wanted]
-    before = either.asked(INFO)
-    assert await either.lookup.known_driver() is wanted
-    await either.subject(either.container_id)
-    assert either.asked(INFO) == before
-    await either.lookup.learn_driver()
-    assert either.asked(INFO) == before + 1
-
-
-@pytest.mark.parametrize("told", [True, False])
-async def test_daemon_that_does_not_name_its_driver(rig: Rig, told: bool) -> None:
-    if told:
-        rig.answers(INFO, b'{"CgroupDriver":1}')
+@pytest.mark.parametrize(
+    ("route", "reply", "error"),
+    [(INFO, b'{"CgroupDriver":1}', Unreadable), (INFO, None, BackendError), (INSPECT, None, BackendError)],
+)
+async def test_failing_daemon_is_an_error(rig: Rig, route: str, reply: bytes | None, error: type[Exception]) -> None:
+    if reply is not None:
+        rig.answers(route, reply)
     else:
-        rig.dockerd.inject(INFO, Injection(status=500))
-    for ask in (rig.lookup.learn_driver(), rig.lookup.read(rig.pod_id), rig.lookup.pod(rig.pod_id)):
-        with pytest.raises(Unreadable if told else BackendError):
+        rig.dockerd.inject(route, Injection(status=500))
+    for ask in (rig.lookup.read(rig.container_id), rig.lookup.read(rig.pod_id), rig.lookup.pod(rig.pod_id)):
+        with pytest.raises(error):
             await ask
     assert rig.lookup.driver is None
-
-
-@pytest.mark.parametrize(("runtime", "handler"), [("", ""), ("runc", ""), ("kata", "kata")])
-async def test_daemons_default_runtime_is_no_handler(rig: Rig, runtime: str, handler: str) -> None:
-    body = bodies.sandbox_body(POD, PAUSE_IMAGE, "cgroupfs")
-    body["HostConfig"]["Runtime"] = runtime
-    assert (await rig.subject(rig.create("other", body))).pod.effective.runtime_handler == handler
-
-
-async def test_daemon_that_cannot_be_asked(rig: Rig) -> None:
-    rig.dockerd.inject(INSPECT, Injection(status=500))
-    for ask in (rig.lookup.read(rig.container_id), rig.lookup.pod(rig.pod_id)):
-        with pytest.raises(BackendError):
-            await ask

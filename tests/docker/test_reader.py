@@ -4,45 +4,11 @@ import pytest
 
 from runtimeproxy.call import UNANSWERED, Reply
 from runtimeproxy.errors import WireError
-from tests.docker.peer import (
-    ATTACH,
-    CHUNKED,
-    CLOSE,
-    CONTINUE,
-    CREATE,
-    CREATED,
-    EOF,
-    EXPECT,
-    HIJACKED,
-    INFO,
-    NO_CONTENT,
-    NOT_FOUND,
-    OK,
-    PING,
-    PREFACE,
-    START,
-    STOP,
-    SWITCHING,
-    Play,
-    Step,
-    answer,
-    answered,
-    asked,
-    at_once,
-    chunks,
-    client,
-    converse,
-    daemon,
-    ends,
-    head,
-    leaves,
-    ours,
-    passed,
-    refuse,
-    release,
-    request,
-    settled,
-)
+from tests.docker.messages import CHUNKED, CLOSE, EXPECT, PREFACE, answer, chunks, head, request
+from tests.docker.peer import Play, Step, asked, converse, passed, settled
+from tests.docker.replies import CONTINUE, CREATED, EOF, HIJACKED, NO_CONTENT, NOT_FOUND, OK, SWITCHING, ours
+from tests.docker.requests import ATTACH, CREATE, INFO, PING, START, STOP
+from tests.docker.steps import answered, at_once, client, daemon, ends, leaves, passes, refuse, release, returns
 
 EXPECTING = request("POST", "/containers/create", EXPECT, body=b'{"Image":"i"}')
 OLD_EXPECTING = head("POST /containers/create HTTP/1.0", "Content-Length: 2", EXPECT)
@@ -54,54 +20,42 @@ BROKEN_CHUNK = b"no size\r\n"
 LAST = answer(200, CLOSE, body=b"last")
 CONFLICT = answer(409, CLOSE, body=b"{}")
 BAD = ours(400, closes=True)
+AWAY = ours(502, closes=True)
 
-# ---- what is held
 
 HELD: dict[str, list[Step]] = {
     # B6: Expect: 100-continue
-    "B6: we tell the client to go on, the field stays, and the daemon's word is swallowed": [
-        client(EXPECTING[:-13], to_client=CONTINUE),
-        client(EXPECTING[-13:], asks=1),
-        release(to_daemon=EXPECTING),
-        daemon(CONTINUE + CREATED),
-        answered(to_client=CREATED),
-    ],
-    "B6: we do so behind all earlier answers": [
+    "B6: we tell the client to go on behind all earlier answers, and the field stays": [
         client(PING + INFO + EXPECTING[:-13], to_daemon=PING + INFO),
-        daemon(OK, to_client=OK),
-        daemon(NOT_FOUND[:-1], to_client=NOT_FOUND[:-1]),
+        returns(OK),
+        returns(NOT_FOUND[:-1]),
         daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:] + CONTINUE),
         client(EXPECTING[-13:], asks=1),
-        refuse(to_client=ours(500)),
+        release(to_daemon=EXPECTING),
     ],
-    "B6: also one that did not wait, when its turn comes": [
+    "B6: also one that did not wait, when its turn comes, and the daemon's word is swallowed": [
         client(PING + EXPECTING, to_daemon=PING),
         daemon(OK, to_client=OK + CONTINUE, asks=1),
         release(to_daemon=EXPECTING),
         daemon(CONTINUE + CREATED),
         answered(to_client=CREATED),
     ],
+    "B6: at once behind nothing": [client(EXPECTING[:-13], to_client=CONTINUE), client(EXPECTING[-13:], asks=1)],
     "B6: a client of HTTP/1.0 waits for nothing": [client(OLD_EXPECTING), client(b"{}", asks=1)],
     "B6: without a body nothing is waited for": [client(EXPECTING_NOTHING, asks=1)],
     # B7: pipelining
     "B7: hooks wait until all earlier requests are answered, and their Post hooks are done": [
         client(PING + INFO + START + STOP, to_daemon=PING + INFO),
-        daemon(OK + NOT_FOUND[:-1], to_client=OK + NOT_FOUND[:-1]),
+        returns(OK + NOT_FOUND[:-1]),
         daemon(NOT_FOUND[-1:], to_client=NOT_FOUND[-1:], asks=1),
         release(to_daemon=START),
         settled(NO_CONTENT, asks=1),
         release(to_daemon=STOP),
     ],
-    "B7: a body that comes after its turn is waited for": [
-        client(PING + CREATE[:-3], to_daemon=PING),
-        daemon(OK, to_client=OK),
-        client(CREATE[-3:], asks=1),
-    ],
     "B7: a refusal comes in its turn": [
         client(PING + START + PING, to_daemon=PING),
         daemon(OK, to_client=OK, asks=1),
         refuse(to_client=ours(500), to_daemon=PING),
-        daemon(OK, to_client=OK),
     ],
     "B7: our 400 waits for a held call": [
         client(START + b"\0", asks=1),
@@ -119,9 +73,9 @@ HELD: dict[str, list[Step]] = {
     # B2, B3: tunnels
     "a tunnel passes all bytes and the client's EOF": [
         passed(ATTACH, SWITCHING + START),
-        client(START, b"\0", to_daemon=START + b"\0"),
+        passes(START, b"\0"),
         ends("client", to_daemon=EOF),
-        daemon(b"\0", CREATED, to_client=b"\0" + CREATED),
+        returns(b"\0", CREATED),
     ],
     "what is held behind a tunnel is its first bytes": [
         client(INFO + CREATE, to_daemon=INFO),
@@ -130,28 +84,23 @@ HELD: dict[str, list[Step]] = {
     "behind what cannot be read nothing passes, though an earlier answer has no end": [
         # In its tunnel a hole in the client's bytes would make a request that nobody has read.
         client(PING + b"1\r\n\0", to_daemon=PING),
-        daemon(HIJACKED, to_client=HIJACKED),
+        returns(HIJACKED),
         client(START),
-        daemon(b"bytes", to_client=b"bytes"),
+        returns(b"bytes"),
         ends("client", to_daemon=EOF),
     ],
     # B9, C5: the daemon ends
     "B9: a daemon that cannot be dialled is answered 502, which closes": [
         client(START + PING, asks=1),
         ends("daemon"),
-        release(to_client=ours(502, closes=True) + EOF),
+        release(to_client=AWAY + EOF),
         answered(),
         client(PING),
     ],
     "B9: 502 within the turn, and nothing behind it is read": [
         client(CREATE[:-3]),
         ends("daemon"),
-        at_once(
-            lambda call: call.release(None),
-            client(CREATE[-3:] + START + PING),
-            to_client=ours(502, closes=True) + EOF,
-            asks=1,
-        ),
+        at_once(lambda call: call.release(None), client(CREATE[-3:] + START), to_client=AWAY + EOF, asks=1),
     ],
     "B9: an idle daemon that closes closes the client": [
         passed(PING, OK),
@@ -179,10 +128,9 @@ HELD: dict[str, list[Step]] = {
 }
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("steps", HELD.values(), ids=HELD)
-def test_held(steps: list[Step], shared: bool) -> None:
-    converse(steps, shared=shared).leave()
+def test_held(steps: list[Step]) -> None:
+    converse(steps).leave()
 
 
 def test_held_body_that_breaks_behind_its_answer_gets_no_second_one() -> None:
@@ -190,17 +138,12 @@ def test_held_body_that_breaks_behind_its_answer_gets_no_second_one() -> None:
     converse(steps, limit=1).leave()
 
 
+LOST = [asked(CREATE), ends("daemon", to_client=EOF), answered(), client(PING)]
 REDIALLED: dict[str, tuple[int, list[Step]]] = {
     # how often the daemon is dialled anew
     "during a hold": (
         1,
-        [
-            client(CREATE + PING, asks=1),
-            ends("daemon"),
-            release(to_daemon=CREATE),
-            settled(CREATED, to_daemon=PING),
-            daemon(OK, to_client=OK),
-        ],
+        [client(CREATE + PING, asks=1), ends("daemon"), release(to_daemon=CREATE), settled(CREATED, to_daemon=PING)],
     ),
     "while the body is still to come": (
         1,
@@ -210,58 +153,27 @@ REDIALLED: dict[str, tuple[int, list[Step]]] = {
         1,
         [client(START, asks=1), ends("client"), ends("daemon"), release(to_daemon=START + EOF)],
     ),
-    "but not for a refusal": (
-        0,
-        [client(START, asks=1), ends("daemon"), refuse(to_client=ours(500, closes=True) + EOF)],
-    ),
-    "but not for what was sent": (
-        0,
-        [
-            client(CREATE + PING, asks=1),
-            release(to_daemon=CREATE),
-            ends("daemon", to_client=EOF),
-            answered(),
-            client(PING),
-        ],
-    ),
-    "nor for what has begun to be answered": (
-        0,
-        [
-            client(CREATE + PING, asks=1),
-            release(to_daemon=CREATE),
-            daemon(CREATED[:-1]),
-            ends("daemon", to_client=EOF),
-            answered(),
-        ],
-    ),
+    "but not for a refusal": (0, [client(START, asks=1), ends("daemon"), refuse(to_client=ours(500, True) + EOF)]),
+    "but not for what was sent": (0, LOST),
+    "nor for what has begun to be answered": (0, [LOST[0], daemon(CREATED[:-1]), *LOST[1:]]),
 }
 
 
 @pytest.mark.parametrize(("redials", "steps"), REDIALLED.values(), ids=REDIALLED)
 def test_b9_daemon_that_closes_is_dialled_once_more(redials: int, steps: list[Step]) -> None:
-    assert converse(steps, daemons=1).events.redials == redials
+    assert converse(steps, daemons=1).redials == redials
 
-
-# ---- what is not held
 
 PASSING: dict[str, list[Step]] = {
-    "B7: our 400 waits for its turn and closes": [
-        client(PING + INFO + NONSENSE + PING, to_daemon=PING + INFO),
-        daemon(OK, to_client=OK),
+    "B7: our 400 waits for its turn and closes, also behind what is not remembered": [
+        client(CREATE + INFO + NONSENSE + PING, to_daemon=CREATE + INFO),
+        returns(OK),
         daemon(NOT_FOUND, to_client=NOT_FOUND + BAD + EOF),
         client(PING),
     ],
-    "B7: also behind what is not remembered": [
-        client(CREATE + INFO + NONSENSE + PING, to_daemon=CREATE + INFO),
-        daemon(OK + NOT_FOUND, to_client=OK + NOT_FOUND + BAD + EOF),
-    ],
     # The daemon never has the whole request: dockerd sees the end of the connection inside its body.
-    "B7: a body that breaks is answered and closes": [
-        client(BUILD[:-30], to_daemon=BUILD[:-30]),
-        client(BROKEN_CHUNK, to_client=BAD + EOF),
-    ],
     "B7: a body that breaks is answered in its turn": [
-        client(PING + BUILD[:-30], to_daemon=PING + BUILD[:-30]),
+        passes(PING + BUILD[:-30]),
         client(BROKEN_CHUNK),
         daemon(OK + NOT_FOUND, to_client=OK + BAD + EOF),
     ],
@@ -288,10 +200,9 @@ PASSING: dict[str, list[Step]] = {
 }
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("steps", PASSING.values(), ids=PASSING)
-def test_passing(steps: list[Step], shared: bool) -> None:
-    converse(steps, holds=(), shared=shared)
+def test_passing(steps: list[Step]) -> None:
+    converse(steps, holds=())
 
 
 PIPELINED = {
@@ -320,72 +231,53 @@ def test_b9_answer_that_closes_drops_what_was_pipelined(sent: bytes, behind: byt
     assert not play.daemon_ends()
 
 
-# ---- what the calls and the connection are told
-
-
 def test_long_body_is_written_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     play = converse([client(CREATE, asks=1)])
     written: list[bytes] = []
-    monkeypatch.setattr(play.events, "wake", lambda: written.append(play.daemon.got()))
+    monkeypatch.setattr(play, "wake", lambda: written.append(play.daemon.got()))
     play.reader.send_request(play.call, b"head", b"body")
     assert written == [b"head", b"body"]
 
 
-GONE: dict[str, tuple[list[Step], Reply | None]] = {
-    "C2: before its release": ([leaves()], UNANSWERED),
-    "C2: before the answer": ([release(to_daemon=START), leaves(), daemon(NO_CONTENT)], UNANSWERED),
-    "C2: behind the answer": ([release(to_daemon=START), daemon(NO_CONTENT), leaves(), answered()], Reply(agreed=True)),
-    "B9: the daemon, before the answer": ([release(to_daemon=START), ends("daemon", to_client=EOF)], UNANSWERED),
+SENT = release(to_daemon=START)
+GONE: dict[str, tuple[list[Step], list[str], Reply | None]] = {
+    # only what is held is told that it has ended
+    "C2: before its release": ([leaves()], ["reply", "ended"], UNANSWERED),
+    "C2: before the answer": ([SENT, leaves(), daemon(NO_CONTENT)], ["reply"], UNANSWERED),
+    "C2: behind the answer": ([SENT, daemon(NO_CONTENT), leaves(), answered()], ["reply"], Reply(agreed=True)),
+    "B9: the daemon, before the answer": ([SENT, ends("daemon", to_client=EOF)], ["reply"], UNANSWERED),
 }
 
 
-@pytest.mark.parametrize(("steps", "reply"), GONE.values(), ids=GONE)
-def test_what_a_call_is_told_when_a_side_has_gone(steps: list[Step], reply: Reply) -> None:
-    play = converse([client(START, asks=1)])
-    told: list[str] = []
-    play.call.on_ended = lambda: told.append("ended")
+@pytest.mark.parametrize(("steps", "told", "reply"), GONE.values(), ids=GONE)
+def test_what_a_call_is_told_when_a_side_has_gone(steps: list[Step], told: list[str], reply: Reply) -> None:
+    play, heard = converse([client(START, asks=1)]), list[str]()
+    play.call.on_ended = lambda: heard.append("ended")
+    play.call.on_reply = lambda: heard.append("reply")
     for step in steps:
         step.act(play)
         assert play.came() == step[1:4]
-    assert play.call.reply == reply
-    assert told == (["ended"] if len(steps) == 1 else []), "only what is held is ended"
+    play.call.end()
+    assert (heard, play.call.reply, play.settled_calls) == (told, reply, [play.call]), "each once"
     assert not play.call.release(None)
 
 
-def test_b7_refusal_is_counted_once() -> None:
-    play = converse([], holds=())
-    play.client.sends(BUILD[:-30], BROKEN_CHUNK)
-    assert [refusal.status for refusal in play.events.refusals] == [400]
-
-
-@pytest.mark.parametrize("passes", [True, False])
-def test_b4_http2_is_a_tunnel_or_closed(passes: bool) -> None:
+def test_b4_http2_that_may_not_pass_ends_the_connection() -> None:
     play = Play()
-    play.events.http2_may_pass = passes
+    play.http2_may_pass = False
     play.client.sends(PREFACE, START)
-    assert play.came() == ((b"", PREFACE + START, 0) if passes else (EOF, b"", 0))
-    assert play.reader.tunnel is passes
+    assert play.came() == (EOF, b"", 0)
 
-
-# ---- what is not finished (promise 19)
 
 NOTHING, A_CALL, AN_ANSWER, A_TUNNEL = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)
 LOGS = request("GET", "/v1.41/containers/box/logs?follow=1")
 FOLLOWED = head("HTTP/1.1 200 OK", CHUNKED)
-UPLOAD = request("PUT", "/containers/box/archive", CHUNKED)
-UPLOADED = chunks(b"tar")
 WAITING = head("PUT /containers/box/archive HTTP/1.1", "Host: d", "Content-Length: 3", EXPECT)
 
 Look = tuple[Step, tuple[int, int, int], bool]
 UNFINISHED: dict[str, list[Look]] = {
     # what is done, what is unfinished then, and whether the client is inside nothing
     "a request": [(client(INFO[:9]), A_CALL, False), (client(INFO[9:]), A_CALL, True), (daemon(OK), NOTHING, True)],
-    "a body": [
-        (client(UPLOAD), A_CALL, False),
-        (client(UPLOADED[:-5]), A_CALL, False),
-        (client(UPLOADED[-5:]), A_CALL, True),
-        (daemon(OK), NOTHING, True),
-    ],
     "a body that is waited for": [
         (client(WAITING), A_CALL, False),
         (daemon(CONTINUE), A_CALL, False),
@@ -429,7 +321,6 @@ UNFINISHED: dict[str, list[Look]] = {
         (answered(), A_CALL, True),
         (leaves(), NOTHING, True),
     ],
-    "a held request whose client has gone": [(client(CREATE), A_CALL, True), (leaves(), NOTHING, True)],
     "half a held request whose client has gone": [(client(CREATE[:-3]), A_CALL, False), (leaves(), NOTHING, True)],
 }
 

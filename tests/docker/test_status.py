@@ -1,4 +1,4 @@
-"""Tests of reading what inspect says: it equals what the create asked for, once dockerd's own is taken off.
+"""What inspect says equals what the create asked for, once dockerd's own is taken off.
 
 ``inspected`` does to a create what dockerd does (moby's daemon/commit.go and daemon/daemon_unix.go).
 """
@@ -19,24 +19,13 @@ from runtimeproxy.docker.status import Life, Shipped, read_image, read_life
 from runtimeproxy.docker.translate import AskedContainer, AskedPod, read_create
 from runtimeproxy.model import ContainerInfo, PodInfo
 from runtimeproxy.wire.json import Object
-from tests.docker.bodies import (
-    CONTAINER_BODY,
-    CONTAINER_LABELS,
-    CONTAINER_NAME,
-    JSON,
-    META_LABELS,
-    NO_DOCUMENTS,
-    POD_BODY,
-    POD_NAME,
-    SANDBOX,
-    changed,
-)
+from tests.docker.bodies import CONTAINER_BODY, CONTAINER_NAME, KUBELETS, POD_BODY, POD_NAME, SANDBOX
+from tests.docker.documents import JSON, NO_DOCUMENTS, changed
 
 ID = "cd" * 32
 IMAGE_ID = "sha256:" + "ef" * 32
 PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
 NAMES = {"pod": (POD_BODY, POD_NAME), "container": (CONTAINER_BODY, CONTAINER_NAME)}
-either = pytest.mark.parametrize(("create", "name"), NAMES.values(), ids=NAMES)
 
 
 def image(env: Sequence[str] | None = (PATH,), labels: Mapping[str, str] | None = None) -> bytes:
@@ -90,8 +79,8 @@ def asked(create: Mapping[str, Any], name: str) -> Asked:
     return replace(value, container=replace(value.container, id=ID))
 
 
-def pod_of(reply: dict[str, Any], shipped: bytes | None = None) -> PodInfo:
-    value = read_inspect(reply, shipped)
+def pod_of(reply: dict[str, Any], shipped: bytes | None = None, *default_runtime: str) -> PodInfo:
+    value = read_inspect(reply, shipped, *default_runtime)
     assert isinstance(value, AskedPod)
     return value.pod
 
@@ -102,59 +91,35 @@ def container_of(reply: dict[str, Any], shipped: bytes | None = None) -> Contain
     return value.container
 
 
-# ---- what the create gave
-
-CREATES: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
-    "a pod": (POD_BODY, {}),
-    "a pod that asks for nothing": (POD_BODY, {"HostConfig": None}),
-    "a runtime": (POD_BODY, {"HostConfig/Runtime": "kata"}),
-    "a limit of the sandbox": (POD_BODY, {"HostConfig/Memory": 2**30}),
-    "a quota of the sandbox": (POD_BODY, {"HostConfig/CpuQuota": 50000}),
-    "no parent": (POD_BODY, {"HostConfig/CgroupParent": ""}),
-    "a container": (CONTAINER_BODY, {}),
-    "no host config": (CONTAINER_BODY, {"HostConfig": None}),
-    "an empty host config": (CONTAINER_BODY, {"HostConfig": {}}),
-    "swap without end": (CONTAINER_BODY, {"HostConfig": {"Memory": 0, "MemorySwap": -1}}),
-    "no envs": (CONTAINER_BODY, {"Env": None}),
-    "an empty list of envs": (CONTAINER_BODY, {"Env": []}),
-    "an env instead of the image's": (CONTAINER_BODY, {"Env": ["PATH=/own"]}),
-    "an env equal to the image's, and others": (CONTAINER_BODY, {"Env": [PATH, "B=1"]}),
-    "an env unset": (CONTAINER_BODY, {"Env": ["PATH", "B=1"]}),
-    "an env twice": (CONTAINER_BODY, {"Env": ["B=1", "B=1"]}),
+CREATES: dict[str, tuple[str, dict[str, object]]] = {
+    "a pod": ("pod", {}),
+    "a pod that asks for nothing": ("pod", {"HostConfig": None}),
+    "a runtime": ("pod", {"HostConfig/Runtime": "kata"}),
+    "a limit of the sandbox": ("pod", {"HostConfig/Memory": 2**30}),
+    "a quota of the sandbox": ("pod", {"HostConfig/CpuQuota": 50000}),
+    "no parent": ("pod", {"HostConfig/CgroupParent": ""}),
+    "a container": ("container", {}),
+    "no host config": ("container", {"HostConfig": None}),
+    "an empty host config": ("container", {"HostConfig": {}}),
+    "swap without end": ("container", {"HostConfig": {"Memory": 0, "MemorySwap": -1}}),
+    "no envs": ("container", {"Env": None}),
+    "an empty list of envs": ("container", {"Env": []}),
 }
 
 
-@pytest.mark.parametrize(("create", "changes"), CREATES.values(), ids=CREATES)
+@pytest.mark.parametrize(("kind", "changes"), CREATES.values(), ids=CREATES)
 @pytest.mark.parametrize("counts_swap", [True, False])
-def test_inspect_equals_the_create(create: dict[str, Any], changes: dict[str, object], counts_swap: bool) -> None:
+def test_inspect_equals_the_create(kind: str, changes: dict[str, object], counts_swap: bool) -> None:
+    create, name = NAMES[kind]
     body = changed(create, changes)
-    name = POD_NAME if create is POD_BODY else CONTAINER_NAME
     assert read_inspect(inspected(body, name, counts_swap=counts_swap), image()) == asked(body, name)
-
-
-# ---- the image
-
-
-ENVS = [([PATH], [PATH], {}), (["A=1", PATH], [PATH], {"A": "1"})]
-ENVS += [([PATH, "A=1"], [PATH], {"PATH": PATH[5:], "A": "1"}), (["PATH=/own", "A=1"], [PATH, "A=1"], {"PATH": "/own"})]
-ENVS += [(["A=1", "B=1", PATH], [PATH, "A=3"], {"A": "1", "B": "1"}), (["B=1", "A=1"], ["A=1", "A=2"], {"B": "1"})]
-ENVS += [(["A=1", "A=2"], ["A=1", "A=2"], {}), (["A=1", "B=1", PATH], [PATH, "C=1", "A=1"], {"B": "1"})]
-ENVS += [(["A=1"], None, {"A": "1"}), (None, [PATH], {})]
-
-
-@pytest.mark.parametrize(("env", "shipped", "expected"), ENVS)
-def test_env_of_the_image(env: list[str] | None, shipped: list[str] | None, expected: dict[str, str]) -> None:
-    reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Env": env})
-    assert container_of(reply, image(shipped)).envs == expected
 
 
 ENTRIES = st.lists(st.builds("".join, st.tuples(st.sampled_from("ABCD"), st.sampled_from(["", "=", "=1"]))), max_size=6)
 
 
 @given(ENTRIES, ENTRIES, st.booleans())
-def test_fewest_envs_that_give_the_list_are_the_containers(
-    own: list[str], shipped: list[str], of_this_image: bool
-) -> None:
+def test_fewest_envs_that_make_the_list_are_its_own(own: list[str], shipped: list[str], of_this_image: bool) -> None:
     """Where it cannot have been made of this image, all but the image's are."""
     found = merged(own, shipped) if of_this_image else own
     possible = [found[:end] for end in range(len(found) + 1) if merged(found[:end], shipped) == found]
@@ -176,11 +141,21 @@ class Looked(str):
 
 def test_each_of_many_envs_over_an_images_is_looked_at_a_few_times() -> None:
     own, shipped = ([Looked(f"A{number}={whose}") for number in range(1_000)] for whose in ("own", "shipped"))
-    config = Object((("Env", own), ("Labels", Object(tuple(CONTAINER_LABELS.items())))))
+    config = Object((("Env", own), ("Labels", Object(tuple(CONTAINER_BODY["Labels"].items())))))
     read = status.read_inspect(Object((("Id", ID), ("Config", config))), Shipped(env=shipped))
     assert isinstance(read, AskedContainer)
     assert read.container.envs == {f"A{number}": "own" for number in range(1_000)}
     assert len(own) <= Looked.times < 10 * (len(own) + len(shipped))
+
+
+ENVS = [(["A=1", PATH], [PATH], {"A": "1"}), (["PATH=/own", "A=1"], [PATH, "A=1"], {"PATH": "/own"})]
+ENVS += [(["A=1"], None, {"A": "1"}), (None, [PATH], {})]
+
+
+@pytest.mark.parametrize(("env", "shipped", "expected"), ENVS)
+def test_env_of_the_image(env: list[str] | None, shipped: list[str] | None, expected: dict[str, str]) -> None:
+    reply = changed(inspected(CONTAINER_BODY, CONTAINER_NAME), {"Config/Env": env})
+    assert container_of(reply, image(shipped)).envs == expected
 
 
 def test_without_the_image_all_is_kept() -> None:
@@ -195,23 +170,19 @@ def test_image_that_says_nothing(shipped: bytes) -> None:
     assert read_inspect(inspected(POD_BODY, POD_NAME), shipped) == asked(POD_BODY, POD_NAME)
 
 
-def test_labels_of_the_image() -> None:
+def test_labels_of_the_image_are_left_out_unless_they_are_overwritten() -> None:
     shipped = image(None, {"app": "web", "maintainer": "x", "annotation.note": "other"})
     pod = pod_of(inspected(POD_BODY, POD_NAME, shipped), shipped)
-    assert pod.labels == {**META_LABELS, "koordinator.sh/qosClass": "LS"}
-    assert pod.annotations["note"] == '{"a": "é"}'
+    assert (pod.labels, pod.annotations) == (KUBELETS, {"note": "pod"})
 
 
 def test_container_of_an_image_that_was_committed_from_a_pods_container() -> None:
     """The image has the kubelet's labels too: they are the container's if dockershim named it."""
-    shipped = image(None, CONTAINER_LABELS)
-    reply = inspected(CONTAINER_BODY, CONTAINER_NAME, shipped)
-    assert read_inspect(reply, shipped) == asked(CONTAINER_BODY, CONTAINER_NAME)
-    plain = inspected({"Image": "committed"}, "silly_name", shipped)
+    shipped = image(None, CONTAINER_BODY["Labels"])
+    reply, plain = inspected(CONTAINER_BODY, CONTAINER_NAME, shipped), inspected({"Image": "x"}, "silly_name", shipped)
+    read = container_of(reply, shipped)
+    assert (read.pod_id, read.name, "note" in read.annotations) == (SANDBOX, "main", False)
     assert read_inspect(plain, shipped) is None
-
-
-# ---- what dockerd adds
 
 
 SWAPS = [(2**28, 2**28, 2**28, 2**28), (2**28, 2**29, 0, 0), (2**28, -1, 0, 2**28)]
@@ -228,45 +199,38 @@ def test_swap(memory: int, swap: int, of_pod: int, of_container: int) -> None:
         assert (resources.memory_limit_in_bytes, resources.memory_swap_limit_in_bytes) == (memory, expected)
 
 
-@pytest.mark.parametrize(
-    ("runtime", "default", "handler"),
-    [("runc", "runc", ""), ("kata", "runc", "kata"), ("runc", "kata", "runc"), ("kata", "kata", ""), ("", "runc", "")],
-)
-def test_runtime(runtime: str, default: str, handler: str) -> None:
+RUNTIMES = [("runc", "runc", ""), ("kata", "runc", "kata"), ("runc", "kata", "runc"), ("kata", "kata", "")]
+
+
+@pytest.mark.parametrize(("runtime", "default", "handler"), [*RUNTIMES, ("", "runc", "")])
+def test_runtime_is_no_handler_if_it_is_the_default(runtime: str, default: str, handler: str) -> None:
     reply = changed(inspected(POD_BODY, POD_NAME), {"HostConfig/Runtime": runtime})
-    value = read_inspect(reply, None, default)
-    assert isinstance(value, AskedPod)
-    assert value.pod.runtime_handler == handler
-
-
-# ---- other containers, other bytes
+    assert pod_of(reply, None, default).runtime_handler == handler
 
 
 @pytest.mark.parametrize("labels", [None, {}, {"io.kubernetes.docker.type": "x"}])
-def test_container_of_nobodys_pod(labels: object) -> None:
+def test_container_of_nobodys_pod_is_none(labels: object) -> None:
     reply = {"Id": ID, "Name": f"/{CONTAINER_NAME}", "Image": IMAGE_ID, "Config": {"Labels": labels, "Env": "not read"}}
     assert read_inspect(reply, None) is None
 
 
-UNKNOWN = ("Id", "Name", "Image", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus")
-WRONG = [None, [5], {"canary": 5}, 7.5, 2**70, True, "\ud800"]
-"""None of these is right where a text, a number, a list or an object stands."""
+WRONG = [[5], {"canary": 5}, 7.5, 2**70, True, "\ud800"]
+"""None of these is right where a number, a list or an object stands; the text is right where one stands."""
 
 
 @pytest.mark.parametrize("value", WRONG, ids=repr)
-@pytest.mark.parametrize("path", UNKNOWN)
-def test_what_is_null_or_of_a_wrong_type_is_unknown_by_itself(path: str, value: object) -> None:
+@pytest.mark.parametrize("path", ["Name", "Config/Env", "HostConfig", "HostConfig/Memory", "HostConfig/CpusetCpus"])
+def test_part_of_a_wrong_type_is_unknown_by_itself(path: str, value: object) -> None:
     whole = inspected(CONTAINER_BODY, CONTAINER_NAME)
     absent, wrong = (changed(whole, {path: each}) for each in (None, value))
     if not isinstance(value, str) or path in ("Config/Env", "HostConfig", "HostConfig/Memory"):
         assert read_inspect(wrong, image()) == read_inspect(absent, image())
     known = container_of(absent, image())
-    assert (known.id, known.pod_id) == (ID, SANDBOX)
-    assert known.annotations["io.kubernetes.container.hash"] == "d464c1e4"
+    assert (known.id, known.pod_id, known.annotations["note"]) == (ID, SANDBOX, "container")
 
 
 @pytest.mark.parametrize("host", [{}, {"CgroupParent": None}, {"CgroupParent": 5}, None, []])
-@either
+@pytest.mark.parametrize(("create", "name"), NAMES.values(), ids=NAMES)
 def test_cgroup_parent_that_is_not_told_is_not_empty(create: dict[str, Any], name: str, host: object) -> None:
     value = read_inspect({**inspected(create, name), "HostConfig": host}, image())
     assert value is not None
@@ -300,7 +264,7 @@ def test_unreadable_document(text: bytes) -> None:
         assert "canary" not in str(raised.value)
 
 
-PATHS = ["Name", "Image", "Config", "Config/Env", "Config/Labels", "HostConfig", "HostConfig/Memory"]
+PATHS = ["Id", "Name", "Image", "Config", "Config/Env", "Config/Labels", "HostConfig", "HostConfig/Memory"]
 
 
 @settings(deadline=None)
@@ -311,29 +275,25 @@ def test_any_value_anywhere_is_read(create: dict[str, Any], path: str, value: ob
         assert read is None or isinstance(read, AskedPod | AskedContainer)
 
 
-LIVES = [("created", Life(started=False, running=False))]
-LIVES += [(word, Life(started=True, running=True)) for word in ("running", "paused", "restarting")]
-LIVES += [(word, Life(started=True, running=False)) for word in ("removing", "exited", "dead")]
+LIVES = {"created": Life(started=False, running=False)}
+LIVES |= dict.fromkeys(("running", "paused", "restarting"), Life(started=True, running=True))
+LIVES |= dict.fromkeys(("removing", "exited", "dead"), Life(started=True, running=False))
+READ: list[tuple[Any, bytes, Any]] = [
+    # what reads it, the reply, and what is read: None if that is unreadable
+    *((read_life, b'{"State":{"Status":"%b"}}' % word.encode(), life) for word, life in LIVES.items()),
+    *((read_life, reply, None) for reply in (b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}')),
+    (read_life, b'{"State":7}', None),
+    (status.read_info, b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}', ("systemd", "runc")),
+    (status.read_info, b"{}", ("", "")),
+    *((status.read_info, reply, None) for reply in (b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}')),
+]
 
 
-@pytest.mark.parametrize(("word", "life"), LIVES)
-def test_life_of_a_container(word: str, life: Life) -> None:
-    assert read_life(b'{"State":{"Status":"%b"}}' % word.encode()) == life
-
-
-@pytest.mark.parametrize("reply", [b"", b"{}", b'{"State":{}}', b'{"State":{"Status":"canary"}}', b'{"State":7}'])
-def test_unreadable_life_of_a_container(reply: bytes) -> None:
-    with pytest.raises(Unreadable) as caught:
-        read_life(reply)
-    assert "canary" not in str(caught.value)
-
-
-def test_what_the_daemon_says_of_itself() -> None:
-    assert status.read_info(b'{"CgroupDriver": "systemd", "DefaultRuntime": "runc"}') == ("systemd", "runc")
-    assert status.read_info(b"{}") == ("", "")
-
-
-@pytest.mark.parametrize("reply", [b"", b"[]", b'{"CgroupDriver": 1}', b'{"DefaultRuntime": []}'])
-def test_what_the_daemon_says_of_itself_cannot_be_read(reply: bytes) -> None:
-    with pytest.raises(Unreadable):
-        status.read_info(reply)
+@pytest.mark.parametrize(("read", "reply", "expected"), READ)
+def test_life_of_a_container_and_daemons_word_on_itself(read: Any, reply: bytes, expected: Any) -> None:
+    if expected is None:
+        with pytest.raises(Unreadable) as caught:
+            read(reply)
+        assert "canary" not in str(caught.value)
+    else:
+        assert read(reply) == expected
