@@ -36,7 +36,7 @@ def demonstrate(name: str, folder: Path, reason: str) -> bool:
         with groups.removed([pod.group for pod in pods]), _programs(name, folder, runtime, servers) as running:
             proxy, *hooks = running
             effects = _play(mode, runtime, folder, proxy, pods, groups)
-            print("Memory: ", ", ".join(f"{each.name} {each.resident_mib()} MiB" for each in hooks))
+            print("Memory: ", ", ".join(f"{each.name} {each.memory() >> 20} MiB" for each in hooks))
     calls = report.read_calls(hookservers.call_log(folder))
     shown = report.show(effects, calls, scene.EXPECTED_CALLS, report.OF_A_FAKE if reason else report.INSIDE)
     if not shown:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scripts.demonstration.interruption import interruption
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 LOOK_SECONDS = 0.002
 REGISTRATION_SECONDS = 11.0
@@ -62,15 +62,27 @@ class Program:
         """Return the lines of warnings and errors that the program wrote."""
         return [line for line in self.output().splitlines() if {"WARNING", "ERROR"} & set(line.split())]
 
-    def resident_mib(self) -> int:
-        """Return the program's resident memory now, in MiB."""
-        status = Path("/proc", str(self.process.pid), "status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:")) // 1024
+    def proc(self, file: str) -> str:
+        """Read one of the program's files in /proc."""
+        return Path("/proc", str(self.process.pid), file).read_text()
+
+    def memory(self, figure: str = "VmRSS") -> int:
+        """Return the bytes that the program has resident now; those of VmHWM at the most since ``start_peak``."""
+        return int(self.proc("status").partition(f"{figure}:")[2].split()[0]) * 1024
+
+    def start_peak(self) -> None:
+        """Forget the most memory that the program has had: proc(5), clear_refs."""
+        Path("/proc", str(self.process.pid), "clear_refs").write_text("5")
+
+    def cpu_nanoseconds(self) -> int:
+        """Return the CPU time that the program took so far."""
+        # The kernel's clock id of another process's CPU time (clock_getcpuclockid(3), which Python does not have).
+        return time.clock_gettime_ns(~self.process.pid << 3 | 2)
 
 
 @contextmanager
-def programs(commands: Mapping[str, Sequence[str]], folder: Path) -> Iterator[list[Program]]:
-    """Run programs by their names; at the end all are asked to stop at once, and every exit code must be 0.
+def programs(commands: Mapping[str, Sequence[str]], folder: Path, *, code: int = 0) -> Iterator[list[Program]]:
+    """Run programs by their names; at the end all are asked to stop at once, and must end with the code.
 
     Raises DemoError.
     """
@@ -83,15 +95,15 @@ def programs(commands: Mapping[str, Sequence[str]], folder: Path) -> Iterator[li
     except BaseException:
         _stop(running)
         raise
-    for ended, code in zip(running, _stop(running), strict=True):
-        if code:
-            raise DemoError(f"{ended.name} ended with exit code {code}; its output ends: {ended.output()[-1500:]}")
+    for ended, found in zip(running, _stop(running), strict=True):
+        if found != code:
+            raise DemoError(f"{ended.name} ended with exit code {found}; its output ends: {ended.output()[-1500:]}")
 
 
 @contextmanager
-def program(name: str, command: Sequence[str], folder: Path) -> Iterator[Program]:
+def program(name: str, command: Sequence[str], folder: Path, *, code: int = 0) -> Iterator[Program]:
     """Run one program likewise."""
-    with programs({name: command}, folder) as [running]:
+    with programs({name: command}, folder, code=code) as [running]:
         yield running
 
 

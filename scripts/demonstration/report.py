@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import localtime, strftime
 
+from scripts.figures import print_table
+
 
 @dataclass(frozen=True, slots=True)
 class Effect:
@@ -125,11 +127,3 @@ def _with_container(pod: str, calls: Sequence[HookCallLine]) -> str:
 def print_title(title: str) -> None:
     """Print the title of all that follows."""
     print(f"\n{title}\n{'=' * len(title)}\n")
-
-
-def print_table(title: str, rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under a title; the first row is the header."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    rule = "  ".join("-" * width for width in widths)
-    print("\n".join(["", title, "", lines[0], rule, *lines[1:]]))
