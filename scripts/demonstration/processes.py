@@ -1,8 +1,6 @@
-"""The programs that the demo starts: how they are run and ended, and the proxy's documented command lines.
+"""The programs that the demo, the bench and the soak start, and the proxy's documented command lines.
 
-Owns their start, the wait until they listen, and their end by process id.
-Must not know: what is shown.
-Invariant: a program that was started is ended, also when the demo fails half way.
+A program that was started is ended, also on a failure half way.
 """
 
 import os
@@ -12,8 +10,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from scripts.demonstration.interruption import interruption
 
@@ -35,8 +33,7 @@ class DemoError(Exception):
     """The demo cannot go on; the text says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """A running program and the file that its output goes to."""
 
     name: str
@@ -44,10 +41,7 @@ class Program:
     log: Path
 
     def wait_until_it_listens(self, path: Path) -> None:
-        """Wait until the program answers on its unix socket.
-
-        Raises DemoError with the end of its output.
-        """
+        """Wait until the program answers on its unix socket. Raises DemoError with the end of its output."""
         deadline = time.monotonic() + START_SECONDS
         while not _answers(path):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -55,7 +49,6 @@ class Program:
             time.sleep(LOOK_SECONDS)
 
     def output(self) -> str:
-        """Return all that the program wrote."""
         return self.log.read_text(errors="replace")
 
     def troubles(self) -> list[str]:
@@ -82,10 +75,7 @@ class Program:
 
 @contextmanager
 def programs(commands: Mapping[str, Sequence[str]], folder: Path, *, code: int = 0) -> Iterator[list[Program]]:
-    """Run programs by their names; at the end all are asked to stop at once, and must end with the code.
-
-    Raises DemoError.
-    """
+    """Run programs by their names; at the end all are asked to stop at once. Raises DemoError on another exit code."""
     running: list[Program] = []
     try:
         for name, command in commands.items():
@@ -132,11 +122,16 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
+def installed(command: str, *module: str) -> list[str]:
+    """Return a command that was installed, or the module and its arguments that stand for it."""
+    path = Path(sys.executable).parent / command
+    return [str(path)] if path.exists() else [sys.executable, "-m", *module]
+
+
 def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
     """Return a mode's documented command line, with the demo's own folder in place of the machine's."""
-    installed = Path(sys.executable).parent / COMMAND
     return [
-        *([str(installed)] if installed.exists() else [sys.executable, "-m", "runtimeproxy", "run"]),
+        *installed(COMMAND, "runtimeproxy", "run"),
         *(flag.format(runtime=runtime) for flag in DOCUMENTED_FLAGS[mode]),
         f"--koord-runtimeproxy-endpoint={proxy_socket(folder)}",
         f"--admin-endpoint={folder / 'admin.sock'}",
@@ -160,10 +155,7 @@ def registrations(folder: Path) -> Path:
 
 
 def wait_for_registration(proxy: Program, plugin: str) -> None:
-    """Wait until the proxy's log names a plugin.
-
-    Raises DemoError.
-    """
+    """Wait until the proxy's log names a plugin. Raises DemoError."""
     deadline = time.monotonic() + REGISTRATION_SECONDS
     while plugin not in proxy.output():
         if proxy.process.poll() is not None or time.monotonic() > deadline:
