@@ -7,7 +7,7 @@ wait for their answer until SIGUSR2.
 Run: ``python -m scripts.benchmark.peers cri|docker|hook SOCKET [SECONDS [LIST_BYTES [TRANSFER_BYTES]]]``. Without
 SECONDS credit and PING for a request leave with the answer, as grpc-go's writer puts together what is there; else the
 answer waits so long behind them. At the end it prints the calls that it answered as one JSON line: the runtimes those
-of a load.
+of a load. No events of its dockerd can be followed.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ CHANGES = b"\x12\x03\x32\x01\x30\x22\x0b\x0a\x06HOOKED\x12\x011"
 """A hook's answer: container_resources with cpuset_cpus "0", container_envs with HOOKED=1."""
 UNIMPLEMENTED = "12"
 INSPECT, EXEC, EXEC_START = "GET /containers/{ref}/json", "POST /containers/{ref}/exec", "POST /exec/{ref}/start"
-LISTED, EVENTS = DOCKER_LISTED.route, "GET /events"
+LISTED = DOCKER_LISTED.route
 _HEADERS = ((":status", "200"), ("content-type", "application/grpc"))
 _REFERENCE = pattern("^(/v[0-9.]+)?(/containers/|/exec/)c?[0-9a-f]{32,}")
 _LENGTH = pattern(r"content-length: *(\d+)", IGNORECASE)
@@ -302,9 +302,7 @@ class HttpConnection:
     def _answer(self, body: bytes) -> None:
         _answered[self._route] += _OF_LOAD.search(self._head) is not None and self._route != EXEC_START
         out: Sequence[bytes]
-        if self._route == EVENTS:
-            out = [f"{_OK}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode()]
-        elif self._route == EXEC_START:
+        if self._route == EXEC_START:
             out = [UPGRADED, EXEC_OUTPUT]
         elif self._route == LISTED:
             out = self._listed

@@ -351,15 +351,6 @@ def test_data_is_answered_with_credit_and_one_ping_at_a_time() -> None:
     assert end.beside(http2.DATA, 0, b"12345") == first
 
 
-def test_header_blocks_are_read_whatever_was_remembered() -> None:
-    end, peer = ends.GrpcEnd(), ends.GrpcEnd()
-    some = ((":status", "200"), ("content-type", "application/grpc"))
-    more = (*some, ("grpc-status", "0"))
-    for fields in (some, some, more, some, more, more):
-        assert peer.decode(http2.END_HEADERS, end.encode(fields)) == dict(fields)
-    assert len(end.encode(some)) == 2  # both are in the table
-
-
 @pytest.mark.parametrize(
     ("message", "ended"),
     [

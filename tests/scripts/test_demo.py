@@ -59,27 +59,6 @@ def test_verdict(
     assert says in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("wording", "is_inside"), [(INSIDE, True), (OF_A_FAKE, False)])
-def test_only_values_of_a_real_runtime_are_called_true_inside(
-    capsys: pytest.CaptureFixture[str], wording: tuple[str, str], is_inside: bool
-) -> None:
-    report.show(GOOD, CALLS, {}, wording)
-    output = capsys.readouterr().out
-    assert ("true inside" in output) is is_inside
-    assert ("no container really runs" in output) is not is_inside
-
-
-def test_calls_are_shown_by_hook_point_and_pod(capsys: pytest.CaptureFixture[str]) -> None:
-    report.show(GOOD, CALLS, {"PreRunPodSandbox": 1, "PreCreateContainer": 2, "PostStopContainer": 0})
-    _, _, table = capsys.readouterr().out.partition("Hook calls")
-    assert [" ".join(line.split()) for line in table.splitlines()[2:7] if "--" not in line] == [
-        "hook point default/demo main",
-        "PreRunPodSandbox 0",
-        "PreCreateContainer 7, 20",
-        "PostStopContainer -",
-    ]
-
-
 # ---- programs and signals
 
 
@@ -170,16 +149,6 @@ def test_calls_at_every_hook_point_are_noted_without_a_value(tmp_path: Path) -> 
     assert "canary" not in log.read_text()
     assert [(call.point, call.pod, call.container) for call in report.read_calls(log)] == [
         (point.name, "default/demo", "" if point.name.endswith("PodSandbox") else "main") for point in HOOK_POINTS
-    ]
-
-
-def test_hook_servers_are_started_as_a_user_would(tmp_path: Path) -> None:
-    servers = hookservers.hook_servers(tmp_path, Groups(Resctrl(), stood_in=False), without_cgroups=False)
-    assert [server.shown(tmp_path) for server in servers] == [
-        "runtimeproxy-hooks gpu --failure-policy=Fail --order=10",
-        "runtimeproxy-hooks batchresource cpunormalization cpuset --node-config=node.yaml --order=20",
-        "runtimeproxy-hooks rdt --node-config=node.yaml --order=30",
-        f"{Path(sys.executable).name} -m scripts.demonstration.notes --call-log=calls.jsonl --order=90",
     ]
 
 
