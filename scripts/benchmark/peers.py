@@ -218,7 +218,8 @@ class GrpcConnection:
             if kind == http2.HEADERS:
                 self._requests[stream] = self._end.decode(flags, payload), bytearray()
             elif kind == http2.WINDOW_UPDATE and not stream:
-                self._window += http2.read_u32(payload)
+                # No more at a time: who sends what nobody reads must not wait for credit that nobody reads.
+                self._window = min(self._window + http2.read_u32(payload), LONG_BYTES)
             elif kind == http2.DATA:
                 self._requests[stream][1].extend(payload)
                 if flags & http2.END_STREAM:

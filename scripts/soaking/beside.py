@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from statistics import median, median_low
 from threading import Event
 
@@ -120,11 +121,16 @@ Hold = Callable[[], AbstractContextManager[object]]
 
 def hung(mode: str, share: float) -> list[Figure]:
     """Measure other calls beside creates whose hook server hangs."""
-    points = {"points": ("PreCreateContainer",), "policy": "Fail", "flags": PATIENT, "hooked": PROXIES}
-    names = (DIRECT, *PROXIES, HOOKS)
-    with served(mode, names, list_bytes=MIB, **points) as running:  # type: ignore[arg-type]
-        hook_server = running.programs[HOOKS].process.pid
-        hold = lambda: signalled(hook_server, signal.SIGSTOP, signal.SIGCONT)  # noqa: E731
+    with served(
+        mode,
+        (DIRECT, *PROXIES, HOOKS),
+        list_bytes=MIB,
+        hooked=PROXIES,
+        points=("PreCreateContainer",),
+        policy="Fail",
+        flags=PATIENT,
+    ) as running:
+        hold = partial(signalled, running.programs[HOOKS].process.pid, signal.SIGSTOP, signal.SIGCONT)
         found = beside(running, HUNG, hold, share)
     what = f"p99 beside {HUNG} held creates to that at another proxy"
     return [ratio(f"{name}: {what}", here, there, HUNG_RATIO, share) for name, here, there in found]
@@ -133,8 +139,7 @@ def hung(mode: str, share: float) -> list[Figure]:
 def slow(mode: str, share: float) -> list[Figure]:
     """Measure other calls beside creates that the runtime does not answer."""
     with served(mode, (DIRECT, *PROXIES), list_bytes=MIB) as running:
-        runtime = running.programs[DIRECT].process.pid
-        hold = lambda: signalled(runtime, signal.SIGUSR1, signal.SIGUSR2)  # noqa: E731
+        hold = partial(signalled, running.programs[DIRECT].process.pid, signal.SIGUSR1, signal.SIGUSR2)
         found = beside(running, SLOW, hold, SLOW_SHARE * share)
     what = f"p99 beside {SLOW} creates that the runtime does not answer to that at another proxy"
     return [ratio(f"{name}: {what}", here, there, SLOW_RATIO, share) for name, here, there in found]
