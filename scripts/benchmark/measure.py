@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from scripts.benchmark import cases, fullnode
 from scripts.benchmark.cases import CRI, DIRECT, HOOKED, PROXY, Case, Figures, Round
-from scripts.benchmark.ends import CLIENTS
+from scripts.benchmark.ends import CLIENTS, CriClient
 from scripts.benchmark.loads import Kubelet, Load, Run, Transfer
 from scripts.benchmark.programs import HOOKS, REGISTRATION, Served, served
 from scripts.demonstration.processes import DemoError
 from scripts.figures import MIB, Figure, at_most
-from tests.engines.cri import CriClient
 from tests.fakes import cri_pb2, registration
 
 ROUNDS = 5
@@ -133,11 +132,11 @@ def start_seconds(running: Served, name: str) -> float:
 def huge_list() -> Figure:
     """See whether a list of 16 MiB, the longest that the kubelet takes, is the same with and without the proxy."""
     with served(CRI, (DIRECT, PROXY), list_bytes=HUGE_LIST_BYTES) as running:
-        replies = []
-        for way in (DIRECT, PROXY):
-            with CriClient(str(running.socket(way))) as client:
-                replies.append(client.call("ListContainers", cri_pb2.ListContainersRequest()).SerializeToString())
-    passes = replies[0] == replies[1] and len(replies[0]) >= HUGE_LIST_BYTES - 1024
+        clients = [CriClient(running.socket(way)) for way in (DIRECT, PROXY)]
+        direct, through = [client.call(cases.LISTED.route, cri_pb2.ListContainersRequest()) for client in clients]
+        for client in clients:
+            client.close()
+    passes = direct == through and direct.ByteSize() >= HUGE_LIST_BYTES - 1024
     return Figure("a list of 16 MiB", "unchanged" if passes else "changed", "unchanged", passes)
 
 
