@@ -4,43 +4,31 @@ import argparse
 import gc
 import signal
 import sys
+from collections.abc import Iterator
 
-from scripts.benchmark import hookmode, limits, measure, memory, report
-from scripts.benchmark.cases import CRI
-from scripts.benchmark.limits import Check
-from scripts.benchmark.modes import MODES, Mode
+from scripts.benchmark import cases, hooks, measure
 from scripts.demonstration.processes import DemoError
+from scripts.figures import Figure, print_table, show
 
-CHECK_ROUNDS = 5
-QUICK_SHARE = 0.1
-NAMES = (*MODES, hookmode.NAME)
-
-
-def _bench(name: str, check: bool, share: float) -> list[str]:
-    if name == hookmode.NAME:
-        return hookmode.bench(CHECK_ROUNDS if check else 1, check, share)
-    return bench(MODES[name], check, share)
+NAMES = (*cases.MODES, hooks.NAME)
 
 
-def bench(mode: Mode, check: bool, share: float) -> list[str]:
-    """Measure and print; return the limits that were missed, none unless they are checked. Raises DemoError."""
-    rounds = []
-    for number in range(CHECK_ROUNDS if check else 1):
-        print(f"{mode.name}, round {number + 1}", flush=True)
-        rounds.append(measure.one_round(mode, share))
-    report.show_figures(mode.name, rounds)
-    checks = list(limits.check(mode.name, memory.resident(mode, share)))
-    if mode.name == CRI:
-        passes = memory.huge_list_passes()
-        checks.append(Check("a list of 16 MiB", "unchanged" if passes else "changed", "unchanged", passes))
-    report.show_checks(mode.name, checks)
-    if not check:
-        return []
-    verdicts = limits.judge(rounds)
-    report.show_verdicts(mode.name, verdicts)
-    missed = [(found.name, f"{found.median:.2f}", found.limit) for found in verdicts if not found.kept]
-    missed += [(found.what, found.found, found.limit) for found in checks if not found.kept]
-    return [f"{mode.name}: {what} is {found}, the limit is {limit}" for what, found, limit in missed]
+def bench(name: str, check: bool, share: float) -> Iterator[Figure]:
+    """Measure and print; yield what was found. Limits are judged by the median of five rounds. Raises DemoError."""
+    rounds = measure.ROUNDS if check else 1
+    title = f"{name}, median of {rounds} rounds" if check else f"{name}, one round"
+    if name == hooks.NAME:
+        measured, figures = hooks.bench(rounds, share)
+        print_table(f"{title}, each asked as the proxy asks, in turns with one that does nothing", measured)
+    else:
+        found, figures = measure.bench(name, rounds, share)
+        print_table(f"{title}, every way in turns", cases.figure_table(found))
+        resident = measure.resident(name, share)
+        show(f"{name}, the proxy by itself", resident)
+        yield from resident if check else ()
+    if check:
+        show(f"{name}, limits by the median of the rounds", figures)
+        yield from figures
 
 
 def main() -> int:
@@ -54,15 +42,16 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is ended on the way out
     gc.freeze()  # the client's own pauses are nobody's
-    missed = []
+    failures = []
     for name in [arguments.mode] if arguments.mode else NAMES:
         try:
-            missed += _bench(name, arguments.check, QUICK_SHARE if arguments.quick else 1.0)
+            figures = list(bench(name, arguments.check, 0.1 if arguments.quick else 1.0))
+            failures += [f"{name}: {figure.missed}" for figure in figures if figure.missed]
         except DemoError as error:
-            missed.append(f"{name}: {error}")
-    for text in missed:
+            failures.append(f"{name}: {error}")
+    for text in failures:
         print(f"FAILED: {text}", file=sys.stderr)
-    return 1 if missed else 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

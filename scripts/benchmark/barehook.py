@@ -1,7 +1,4 @@
-"""A hook server of the SDK that does nothing, at every hook point: what an answer costs before a hook does anything.
-
-Run: ``python -m scripts.benchmark.barehook [flags of a hook server]``.
-"""
+"""A hook server of the SDK that does nothing, at every hook point: what an answer costs before a hook does anything."""
 
 from runtimeproxy_hooks import ContainerContext, Hook, PodContext, main
 

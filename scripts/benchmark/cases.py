@@ -1,87 +1,189 @@
-"""What is measured: one row a case, for both of the proxy's modes.
+"""What scripts/bench measures of the proxy, and its limits: a row a case, a row a limit.
 
-Owns the cases, how many calls each makes in a round, on which ways.
-Must not know: bodies, sockets, programs, limits.
-Invariant: a row's name is its own within its mode.
+A ratio is taken within a round, where both sides saw the same machine; the median of the rounds decides.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from statistics import median
+from typing import NamedTuple
 
-CRI, DOCKER = "cri", "docker"
-DIRECT, PIPE, PROXY, HOOKED = "direct", "pipe", "proxy", "proxy+hook"
-HELD_WAYS = (DIRECT, PIPE, PROXY, HOOKED)
-LIST_CONTAINERS = 200
-LIST_BYTES = 1 << 20
-TRANSFER_BYTES = 1 << 30
-HELD_CALLS, COLD_CALLS = 500, 60
-COLD_SECONDS = 0.02
+from scripts.figures import Figure
+
+CRI, DOCKER = MODES = ("cri", "docker")
+DIRECT, PIPE, PROXY, HOOKED = WAYS = ("direct", "pipe", "proxy", "proxy+hook")
+COLD_CALLS, COLD_SECONDS = 60, 0.02
 """A node makes a few held calls a second: between two of them the processor does other things."""
+TRANSFER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``calls`` are those of one round on each way; ``concurrency`` is the number of calls in flight at a time.
-
-    ``route`` is what the runtime counts the calls by: CRI's method, or Docker's method and path. ``status`` is that of
-    a good answer in HTTP. Of a transfer a share of the bytes is made, and every call. ``pause`` is the sleep before a
-    kubelet's call, in seconds; None is of a load's.
-    """
+    """``route`` is CRI's method, or Docker's method and path; ``calls`` are those of a round on each way."""
 
     mode: str
     name: str
     route: str
     calls: int
-    concurrency: int = 1
     ways: tuple[str, ...] = (DIRECT, PIPE, PROXY)
-    status: int = 200
-    transfers: bool = False
-    pause: float | None = None
+    pause: float = 0.0
+    """Seconds of sleep before each call."""
 
     @property
     def cold(self) -> "Case":
-        """Return the same case with sleep between the calls."""
         return replace(self, name=f"{self.name}, cold", calls=COLD_CALLS, pause=COLD_SECONDS)
 
 
 def _held(mode: str, name: str, route: str) -> Case:
-    return Case(mode, name, route, HELD_CALLS, ways=HELD_WAYS, pause=0.0)
+    return Case(mode, name, route, 500, WAYS)
 
 
-# A kubelet's calls.
-VERSION = Case(CRI, "Version", "Version", 4_000, pause=0.0)
-LISTED = Case(CRI, "list of 200", "ListContainers", 200, pause=0.0)
-RUN = _held(CRI, "RunPodSandbox", "RunPodSandbox")
-CREATE = _held(CRI, "CreateContainer", "CreateContainer")
-START = _held(CRI, "StartContainer", "StartContainer")
-UPDATE = _held(CRI, "UpdateContainerResources", "UpdateContainerResources")
-
-DOCKER_VERSION = Case(DOCKER, "ping", "GET /_ping", 4_000, pause=0.0)
-DOCKER_LISTED = Case(DOCKER, "list of 200", "GET /containers/json", 200, pause=0.0)
-DOCKER_POD = "create of a pod's sandbox"
-"""Stands for the route of these, which is that of containers' creates."""
+VERSION = Case(CRI, "Version", "Version", 4_000)
+LISTED = Case(CRI, "list of 200", "ListContainers", 200)
+RUN, CREATE, START, UPDATE = CRI_HELD = [
+    _held(CRI, method, method)
+    for method in ("RunPodSandbox", "CreateContainer", "StartContainer", "UpdateContainerResources")
+]
+DOCKER_VERSION = Case(DOCKER, "ping", "GET /_ping", 4_000)
+DOCKER_LISTED = Case(DOCKER, "list of 200", "GET /containers/json", 200)
 DOCKER_CREATE = _held(DOCKER, "create", "POST /containers/create")
 DOCKER_START = _held(DOCKER, "start", "POST /containers/{ref}/start")
 DOCKER_UPDATE = _held(DOCKER, "update", "POST /containers/{ref}/update")
+EXPORT = Case(DOCKER, "export of 1 GiB", "GET /containers/{ref}/export", 5)
+IMPORT = Case(DOCKER, "import of 1 GiB", "POST /images/create", 5)
 
-HELD = (RUN, CREATE, START, UPDATE, DOCKER_CREATE, DOCKER_START, DOCKER_UPDATE)
-
-# A load's.
-SMALL = Case(CRI, "small call (Version)", "Version", 12_000)
-SMALL_16 = Case(CRI, "small call, 16 at a time", "Version", 12_000, concurrency=16)
-LIST = Case(CRI, "list of 200 (1 MiB)", "ListContainers", 800)
-LIST_16 = Case(CRI, "list of 200 (1 MiB), 16 at a time", "ListContainers", 400, concurrency=16)
-
-PING = Case(DOCKER, "small call (ping)", "GET /_ping", 12_000)
-PING_16 = Case(DOCKER, "small call, 16 at a time", "GET /_ping", 12_000, concurrency=16)
-DOCKER_LIST = Case(DOCKER, "list of 200 (1 MiB)", "GET /containers/json", 800)
-DOCKER_LIST_16 = Case(DOCKER, "list of 200 (1 MiB), 16 at a time", "GET /containers/json", 400, concurrency=16)
-EXPORT = Case(DOCKER, "export of 1 GiB", "GET /containers/{ref}/export", 5, transfers=True)
-IMPORT = Case(DOCKER, "import of 1 GiB", "POST /images/create", 5, transfers=True)
-
+HELD = (*CRI_HELD, DOCKER_CREATE, DOCKER_START, DOCKER_UPDATE)
 CASES = (
     *(VERSION, VERSION.cold, LISTED, DOCKER_VERSION, DOCKER_VERSION.cold, DOCKER_LISTED),
     *HELD,
     *(case.cold for case in HELD),
-    *(SMALL_16, LIST_16, PING_16, DOCKER_LIST_16, EXPORT, IMPORT),
+    *(EXPORT, IMPORT),
 )
-"""What the bench measures; the others are those of who measures calls beside something else."""
+SMALL = {CRI: VERSION, DOCKER: DOCKER_VERSION}
+CREATES = {CRI: CREATE, DOCKER: DOCKER_CREATE}
+DOCKER_POD = "create of a pod's sandbox"
+"""Stands for the route of these, which is that of containers' creates."""
+POINTS = {
+    "PreRunPodSandbox": {CRI: RUN.route, DOCKER: DOCKER_POD},
+    "PreCreateContainer": {CRI: CREATE.route, DOCKER: DOCKER_CREATE.route},
+    "PreStartContainer": {CRI: START.route, DOCKER: DOCKER_START.route},
+    "PostStartContainer": {CRI: START.route, DOCKER: DOCKER_START.route},
+    "PreUpdateContainerResources": {CRI: UPDATE.route, DOCKER: DOCKER_UPDATE.route},
+}
+"""The hook points at which the hook server is asked, and the route of the calls that come to them."""
+
+
+class Figures(NamedTuple):
+    """One case on one way: microseconds, calls a second, microseconds of CPU a call, MiB that memory grew meanwhile.
+
+    The last two are those of the pipe or the proxy, nan of the direct way.
+    """
+
+    p50: float
+    p99: float
+    throughput: float
+    cpu: float
+    growth: float
+
+
+Round = dict[tuple[Case, str], Figures]
+
+
+class Limit(NamedTuple):
+    """A figure of a case on ``way`` to the same on ``base``, or to that of another case; at most, or at least."""
+
+    case: Case
+    figure: str
+    way: str
+    base: str
+    bound: float
+    least: bool = False
+    of: Case | None = None
+
+    @property
+    def name(self) -> str:
+        base = f" to {self.base}" if self.base else ""
+        return f"{self.case.name}: {self.figure}, {self.way}{base}{f' for {self.of.name}' if self.of else ''}"
+
+    def value(self, measured: Round) -> float:
+        """Return the ratio in one round, the figure itself without a base."""
+        found: float = getattr(measured[self.case, self.way], self.figure)
+        base: float = getattr(measured[self.of or self.case, self.base], self.figure) if self.base else 1.0
+        return found / base
+
+
+P50 = {
+    RUN: (1.9, 3.4, 1.9, 2.6),
+    CREATE: (1.7, 2.8, 1.9, 2.2),
+    START: (1.9, 5.2, 1.75, 3.5),
+    UPDATE: (2.0, 3.8, 1.8, 2.6),
+    DOCKER_CREATE: (2.0, 5.0, 1.9, 3.9),
+    DOCKER_START: (1.3, 5.0, 1.5, 4.5),
+    DOCKER_UPDATE: (1.5, 4.2, 1.5, 3.5),
+}
+"""To direct: without a hook server and with one, hot; the same cold."""
+HELD_CPU = 7
+HOOKED_CPU = {RUN: 9, CREATE: 14, START: 12, UPDATE: 9, DOCKER_CREATE: 14, DOCKER_START: 12, DOCKER_UPDATE: 9}
+"""To the pipe's for the smallest call, as the former."""
+PASSING = ((VERSION, LISTED), (DOCKER_VERSION, DOCKER_LISTED))
+LIMITS = (
+    *(Limit(small, "p50", PROXY, PIPE, 1.15) for small, _ in PASSING),
+    *(Limit(small, "cpu", PROXY, PIPE, 1.4) for small, _ in PASSING),
+    *(Limit(listed, "cpu", PROXY, PIPE, 1.15) for _, listed in PASSING),
+    *(
+        Limit(case, "p50", way, DIRECT, bound)
+        for hot, bounds in P50.items()
+        for (case, way), bound in zip(product((hot, hot.cold), (PROXY, HOOKED)), bounds, strict=True)
+    ),
+    *(Limit(case, "cpu", PROXY, PIPE, HELD_CPU, of=SMALL[case.mode]) for case in HOOKED_CPU),
+    *(Limit(case, "cpu", HOOKED, PIPE, bound, of=SMALL[case.mode]) for case, bound in HOOKED_CPU.items()),
+    *(Limit(case, "throughput", PROXY, PIPE, 0.9, least=True) for case in (EXPORT, IMPORT)),
+    *(Limit(case, "growth", PROXY, "", 1.0) for case in (EXPORT, IMPORT)),
+)
+
+
+def judge(rounds: Sequence[Round], *, judged: bool = True) -> list[Figure]:
+    """Compare the rounds' figures with the limits of their cases."""
+    verdicts = []
+    for limit in LIMITS:
+        if (limit.case, limit.way) in rounds[0]:
+            found = [limit.value(measured) for measured in rounds]
+            verdicts.append(by_median(limit.name, found, limit.bound, least=limit.least, judged=judged))
+    return verdicts
+
+
+def by_median(name: str, found: Sequence[float], bound: float, *, least: bool = False, judged: bool = True) -> Figure:
+    """Hold the median of the rounds to a limit; the best round stands beside it."""
+    middle, best = median(found), max(found) if least else min(found)
+    limit = f"{'at least' if least else 'at most'} {bound:.2f}"
+    kept = middle >= bound if least else middle <= bound
+    return Figure(name, f"{middle:.2f} (best round {best:.2f})", limit, kept if judged else None)
+
+
+HEADER = (
+    *("case", "way", "p50 us", "p99 us", "calls/s", "CPU us/call", "grew MiB"),
+    *("p50 to direct", "p50 to pipe", "CPU to pipe"),
+)
+
+
+def figure_table(rounds: Sequence[Round]) -> list[Sequence[str]]:
+    """Return the medians over the rounds: a row for every case on each of its ways."""
+    return [HEADER, *(_row(rounds, case, way) for case, way in rounds[0])]
+
+
+def _row(rounds: Sequence[Round], case: Case, way: str) -> list[str]:
+    def over(figure: str, base: str = "") -> float:
+        if base not in ("", *case.ways):
+            return float("nan")
+        return median(Limit(case, figure, way, base, 0).value(measured) for measured in rounds)
+
+    rate = over("throughput")
+    return [
+        *(case.name, way),
+        *(f"{over(figure):.0f}" for figure in ("p50", "p99")),
+        f"{rate:.{0 if rate >= 10 else 2}f}",  # transfers make less than one a second
+        *(f"{value:.2f}".replace("nan", "-") for value in (over("cpu"), over("growth"))),
+        *(f"{over('p50', base):.2f}".replace("nan", "-") for base in (DIRECT, PIPE)),
+        f"{over('cpu', PIPE):.2f}".replace("nan", "-"),
+    ]

@@ -1,96 +1,183 @@
-"""A round: every case on each of its ways, in turns, so that what else the machine does meets all of them alike.
+"""Rounds of the bench: every case on each of its ways; and the proxy by itself: its start, its memory, a full node.
 
-Owns the order of the calls, and the figures of one case on one way.
-Must not know: limits, how figures are shown.
-Invariant: the ways of a case take turns in portions; their order turns too.
+The ways of a case take turns in portions, and in being the first: so what else the machine does meets all alike.
 """
 
-from dataclasses import dataclass
+import re
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from statistics import median
+from typing import NamedTuple
 
-from scripts.benchmark import programs
-from scripts.benchmark.cases import DIRECT, Case
-from scripts.benchmark.h2load import Run
-from scripts.benchmark.modes import Load, Mode
-from scripts.benchmark.served import Served
+from scripts.benchmark import cases, fullnode
+from scripts.benchmark.cases import CRI, DIRECT, HOOKED, PROXY, Case, Figures, Round
+from scripts.benchmark.ends import CLIENTS, CriClient
+from scripts.benchmark.loads import Kubelet, Load, Run, Transfer
+from scripts.benchmark.programs import HOOKS, REGISTRATION, Served, served
+from scripts.demonstration.processes import DemoError
+from scripts.figures import MIB, Figure, at_most
+from tests.fakes import cri_pb2, registration
 
+ROUNDS = 5
 PORTIONS = 10
 WARM_UP_CALLS = 50
 
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """One case on one way: microseconds, and those of the proxy's or the pipe's CPU (None for the direct way).
-
-    ``growth`` is by how many bytes its memory was larger at the highest than before the calls, in the worst portion.
-    """
-
-    p50: float
-    p99: float
-    calls_per_second: float
-    cpu: float | None
-    growth: int | None = None
+START_SECONDS, STARTS = 0.2, 5
+IDLE_MIB = {CRI: 34, cases.DOCKER: 43}
+RESIDENT_MIB, RECORDS = 45, 100
+GROWTH_MIB, CALLS = 1, 100_000
+SETTLE_SECONDS = 3.0
+"""By then the proxy has done what it does by itself in its first seconds: that is none of the calls'."""
+UNLOADED = {CRI: {"aiohttp": "/aiohttp/", "grpcio": "/grpc/_cython/"}, cases.DOCKER: {"grpcio": "/grpc/_cython/"}}
+"""What an idle proxy must not have loaded, by a part of its path; in Docker mode aiohttp follows events."""
+HUGE_LIST_BYTES = (16 << 20) - (16 << 10)
+"""The longest reply that the kubelet takes over CRI, its limit of 16 MiB less some room."""
 
 
-Round = dict[tuple[Case, str], Figures]
-"""The figures of a round by case and way."""
-
-
-def one_round(mode: Mode, share: float) -> Round:
+def one_round(mode: str, share: float) -> Round:
     """Start everything anew and measure every case; ``share`` of each case's calls is made. Raises DemoError."""
-    measured: Round = {}
-    for names, peers in ((programs.OF_A_KUBELET, True), (programs.OF_A_LOAD, False)):
-        with programs.served(mode, names, peers=peers, share=share) as served:
-            for case in mode.cases:
-                if (case.pause is not None) is peers:
-                    found = _case(served, mode, case, share)
-                    measured |= {(case, way): figures for way, figures in found.items()}
-    return measured
+    with served(mode, (*cases.WAYS, HOOKS), share=share) as running:
+        return {
+            (case, way): figures
+            for case in cases.CASES
+            if case.mode == mode
+            for way, figures in _measured(running, case, share).items()
+        }
 
 
-def _case(served: Served, mode: Mode, case: Case, share: float) -> dict[str, Figures]:
-    measured = {way: _Measured(served, case, way, mode.prepare(served, case, way)) for way in case.ways}
+def _measured(running: Served, case: Case, share: float) -> dict[str, Figures]:
+    loads = {way: prepare(running, case, way) for way in case.ways}
+    transfers = case in (cases.EXPORT, cases.IMPORT)
     portions = min(PORTIONS, case.calls)
-    calls = max(int(case.calls * (1 if case.transfers else share) / portions), 1)
-    for way in case.ways:
-        send(served, case, way, measured[way].load, min(WARM_UP_CALLS, max(case.calls // 10, 1)))
+    calls = max(int(case.calls * (1 if transfers else share) / portions), 1)
+    for way, load in loads.items():
+        _send(running, case, way, load, min(WARM_UP_CALLS, max(case.calls // 10, 1)))
+    runs, cpu, growth = dict.fromkeys(loads, Run()), dict.fromkeys(loads, 0), dict.fromkeys(loads, 0)
     for turn in range(portions):
         first = turn % len(case.ways)
         for way in case.ways[first:] + case.ways[:first]:
-            measured[way].take(calls)
-    return {way: measured[way].figures for way in case.ways}
+            at = running.programs[way]
+            at.start_peak()
+            memory, used = at.memory(), at.cpu_nanoseconds()
+            runs[way] = runs[way].plus(_send(running, case, way, loads[way], calls))
+            cpu[way] += at.cpu_nanoseconds() - used
+            growth[way] = max(growth[way], at.memory("VmHWM") - memory)
+    return {
+        way: Figures(
+            run.percentile(50),
+            run.percentile(99),
+            len(run.microseconds) / run.seconds,
+            cpu[way] / 1000 / len(run.microseconds) if way != DIRECT else float("nan"),
+            growth[way] / MIB if way != DIRECT else float("nan"),
+        )
+        for way, run in runs.items()
+    }
 
 
-def send(served: Served, case: Case, way: str, load: Load, calls: int) -> Run:
-    """Make calls on a way, and note how many; a kubelet notes its own."""
-    if case.pause is None:
-        served.sent[way, case.route] += calls
-    return load.run(calls)
+def _send(running: Served, case: Case, way: str, load: Load, calls: int) -> Run:
+    return load.run(calls) if isinstance(load, Kubelet) else running.send(way, case.route, load, calls)
 
 
-class _Measured:
-    """What was measured of one case on one way so far."""
+def prepare(running: Served, case: Case, way: str) -> Load:
+    """Make what a case needs on a way. What is exported was made there, so the proxy knows it."""
+    if case == cases.IMPORT:
+        target = "/v1.41/images/create?fromSrc=-&message=&repo=bench&tag=1"
+        return Transfer("POST", target, running.socket(way), running.transfer_bytes)
+    client = running.client(way)
+    if case == cases.EXPORT:
+        target = f"/v1.41/containers/{client.container()}/export"
+        return Transfer("GET", target, running.socket(way), running.transfer_bytes)
+    return Kubelet(client, case.route, case.pause)
 
-    def __init__(self, served: Served, case: Case, way: str, load: Load) -> None:
-        self.load = load
-        self._served, self._case, self._way = served, case, way
-        self._run = Run((), 0.0)
-        self._cpu_nanoseconds = 0
-        self._growth = 0
 
-    def take(self, calls: int) -> None:
-        """Make a portion."""
-        served, way = self._served, self._way
-        served.start_peak(way)
-        memory, cpu = served.resident_bytes(way), served.cpu_nanoseconds(way)
-        self._run += send(served, self._case, way, self.load, calls)
-        self._cpu_nanoseconds += served.cpu_nanoseconds(way) - cpu
-        self._growth = max(self._growth, served.peak_bytes(way) - memory)
+# ---- the proxy by itself
 
-    @property
-    def figures(self) -> Figures:
-        """Return the figures."""
-        run = self._run
-        rates = (run.percentile(50), run.percentile(99), run.calls_per_second)
-        if self._way == DIRECT:
-            return Figures(*rates, None)
-        return Figures(*rates, self._cpu_nanoseconds / 1000 / len(run.microseconds), self._growth)
+
+def resident(mode: str, share: float) -> list[Figure]:
+    """Measure proxies: idle; with the records that hooked calls left; over many calls, of which a share is made."""
+    calls = max(int(CALLS * share), 1)
+    with served(mode, (DIRECT, PROXY)) as running:
+        time.sleep(SETTLE_SECONDS)
+        idle, mapped = running.programs[PROXY].memory(), running.programs[PROXY].proc("maps")
+        start = median(start_seconds(running, f"start-{number}") for number in range(STARTS))
+    with served(mode, (DIRECT, HOOKED, HOOKS)) as running:
+        proxy, client = running.programs[HOOKED], running.client(HOOKED)
+        Kubelet(client, cases.CREATES[mode].route).run(RECORDS - 1)  # one record is its pod
+        time.sleep(SETTLE_SECONDS)
+        with_records = proxy.memory()
+        small = Kubelet(client, cases.SMALL[mode].route)
+        after = [small.run(calls) and proxy.memory() for _ in range(2)]
+    loaded = ", ".join(name for name, part in UNLOADED[mode].items() if part in mapped)
+    return [
+        at_most("start to first answer", start, START_SECONDS, " s"),
+        at_most("resident after the start", idle / MIB, IDLE_MIB[mode], " MiB"),
+        at_most(f"resident with {RECORDS} records", with_records / MIB, RESIDENT_MIB, " MiB"),
+        at_most(f"growth over {calls:,} more calls", (after[1] - after[0]) / MIB, GROWTH_MIB, " MiB"),
+        Figure(f"{' and '.join(UNLOADED[mode])} while idle", loaded or "not loaded", "not loaded", not loaded),
+    ]
+
+
+def start_seconds(running: Served, name: str) -> float:
+    """Start a proxy of that name; return the seconds from the start of its process to its first answer."""
+    began = time.perf_counter()
+    with (
+        running.running(name, running.proxy_command(name)),
+        closing(CLIENTS[running.mode](running.socket(name))) as client,
+    ):
+        client.prepare(cases.SMALL[running.mode].route)()
+        return time.perf_counter() - began
+
+
+def huge_list() -> Figure:
+    """See whether a list of 16 MiB, the longest that the kubelet takes, is the same with and without the proxy."""
+    with served(CRI, (DIRECT, PROXY), list_bytes=HUGE_LIST_BYTES) as running:
+        clients = [CriClient(running.socket(way)) for way in (DIRECT, PROXY)]
+        direct, through = [client.call(cases.LISTED.route, cri_pb2.ListContainersRequest()) for client in clients]
+        for client in clients:
+            client.close()
+    passes = direct == through and direct.ByteSize() >= HUGE_LIST_BYTES - 1024
+    return Figure("a list of 16 MiB", "unchanged" if passes else "changed", "unchanged", passes)
+
+
+class FullNode(NamedTuple):
+    """Seconds from a proxy's start to its first answer, and those to read the state; what was read; bytes of memory."""
+
+    ready: float
+    complete: float
+    pods: int
+    containers: int
+    growth: int
+
+
+KNOWN_SECONDS = 300.0
+_KNOWN = re.compile(r"the runtime's state is known: (\d+) pods, (\d+) containers \(\d+ read in ([0-9.]+) s\)")
+
+
+def full_node(mode: str, pods: int, containers: int) -> FullNode:
+    """Start a proxy on a node with so many pods, each of so many containers (fault matrix S1, promise 13).
+
+    A hook server whom nobody calls is registered, for whose sake all is read. Raises DemoError.
+    """
+    node = (fullnode.__name__, mode, str(pods), str(containers))
+    with served(mode, (DIRECT, PROXY), runtime=node) as running:
+        ready, proxy = start_seconds(running, "start"), running.programs[PROXY]
+        idle = proxy.memory()
+        content = registration.text(str(running.folder / "nobody.sock"))
+        registration.write(running.registrations(PROXY), REGISTRATION, content)
+        deadline = time.monotonic() + KNOWN_SECONDS
+        while (known := _KNOWN.search(proxy.output())) is None:
+            if proxy.process.poll() is not None or time.monotonic() > deadline:
+                raise DemoError(f"the proxy does not know the runtime's state: {proxy.output()[-1500:]}")
+            time.sleep(0.02)
+        return FullNode(ready, float(known[3]), int(known[1]), int(known[2]), proxy.memory() - idle)
+
+
+def bench(mode: str, rounds: int, share: float) -> tuple[list[Round], list[Figure]]:
+    """Run the rounds; return them, and their medians against the limits."""
+    measured = []
+    for number in range(rounds):
+        print(f"{mode}, round {number + 1}", flush=True)
+        measured.append(one_round(mode, share))
+    huge: Sequence[Figure] = [huge_list()] if mode == CRI else ()
+    return measured, [*cases.judge(measured, judged=rounds == ROUNDS), *huge]

@@ -1,15 +1,12 @@
-"""What runs on the node of the bench's peers, and what its kubelet asks for: a small pod with one container.
+"""What runs on the bench's node, and what its kubelet asks for: small pods with a container each, as messages.
 
-Owns the messages of both modes, in the sizes of a cluster's: 7 labels, 7 annotations, 40 environment variables.
-Must not know: how they are sent.
-Invariant: nothing here is changed.
+They have the sizes of a cluster's: 7 labels, 7 annotations, 40 environment variables. Nothing here is changed.
 """
 
 from tests.fakes import cri_pb2
 
 LISTED = 200
 ENVS = 40
-PARENT = "/kubepods/burstable/podu1"
 IMAGE = "registry.local/busybox:1"
 ANNOTATIONS = {
     "kubernetes.io/config.seen": "2026-11-20T00:00:00Z",
@@ -23,7 +20,6 @@ ANNOTATIONS = {
 
 
 def labels(number: int) -> dict[str, str]:
-    """Return the labels of a pod's container."""
     return {
         "io.kubernetes.pod.name": f"web-{number}",
         "io.kubernetes.pod.namespace": "default",
@@ -36,20 +32,13 @@ def labels(number: int) -> dict[str, str]:
 
 
 LABELS = labels(1)
+DOCKER_ANNOTATIONS = {f"annotation.{key}": value for key, value in ANNOTATIONS.items()}
 
 # ---- what runs
 
-
-def pod_status(any_id: str) -> cri_pb2.PodSandboxStatus:
-    """Return what the runtime tells of a pod."""
-    named = cri_pb2.PodSandboxMetadata(name="web", uid="1", namespace="default")
-    return cri_pb2.PodSandboxStatus(id=any_id, metadata=named, labels=LABELS, annotations=ANNOTATIONS)
-
-
-def container_status(any_id: str) -> cri_pb2.ContainerStatus:
-    """Return what the runtime tells of a container."""
-    named = cri_pb2.ContainerMetadata(name="main")
-    return cri_pb2.ContainerStatus(id=any_id, metadata=named, labels=LABELS, annotations=ANNOTATIONS)
+VERSION = cri_pb2.VersionResponse(version="0.1.0", runtime_name="fake", runtime_version="1", runtime_api_version="v1")
+POD_NAME = cri_pb2.PodSandboxMetadata(name="web", uid="1", namespace="default")
+NAME = cri_pb2.ContainerMetadata(name="main")
 
 
 def _pod(number: int) -> cri_pb2.PodSandbox:
@@ -63,73 +52,94 @@ def _pod(number: int) -> cri_pb2.PodSandbox:
     )
 
 
-def _container(number: int) -> cri_pb2.Container:
+def _container(number: int, padding: str) -> cri_pb2.Container:
     return cri_pb2.Container(
         id=f"c{number:063x}",
         pod_sandbox_id=f"{number:064x}",
-        metadata=cri_pb2.ContainerMetadata(name="main"),
+        metadata=NAME,
         image=cri_pb2.ImageSpec(image="registry.local/web:1"),
         image_ref=f"sha256:{number:064x}",
         state=cri_pb2.CONTAINER_RUNNING,
         created_at=1,
         labels=labels(number),
-        annotations=ANNOTATIONS,
+        annotations=ANNOTATIONS | ({"padding": padding} if padding else {}),
     )
 
 
-def _docker_container(number: int) -> dict[str, object]:
-    told = labels(number) | {f"annotation.{key}": value for key, value in ANNOTATIONS.items()}
+def _docker_container(number: int, padding: str) -> dict[str, object]:
+    kind = {"io.kubernetes.docker.type": "container", "io.kubernetes.sandbox.id": f"{number:064x}"}
     return {
         "Id": f"c{number:063x}",
         "Names": [f"/k8s_main_web-{number}_default_u{number}_0"],
         "Image": "registry.local/web:1",
         "ImageID": "sha256:1",
-        "Command": "sleep",
+        "Command": "sleep" + padding,
         "Created": 1,
         "State": "running",
         "Status": "Up",
-        "Labels": told | {"io.kubernetes.docker.type": "container", "io.kubernetes.sandbox.id": f"{number:064x}"},
+        "Labels": labels(number) | DOCKER_ANNOTATIONS | kind,
     }
 
 
-VERSION = cri_pb2.VersionResponse(version="0.1.0", runtime_name="fake", runtime_version="1", runtime_api_version="v1")
 PODS = cri_pb2.ListPodSandboxResponse(items=[_pod(number) for number in range(LISTED)])
-CONTAINERS = cri_pb2.ListContainersResponse(containers=[_container(number) for number in range(LISTED)])
-DOCKER_CONTAINERS = [_docker_container(number) for number in range(LISTED)]
+
+
+def containers(padding: str = "") -> cri_pb2.ListContainersResponse:
+    """Return the list of containers, each with so much more."""
+    return cri_pb2.ListContainersResponse(containers=[_container(number, padding) for number in range(LISTED)])
+
+
+def docker_containers(padding: str = "") -> list[dict[str, object]]:
+    return [_docker_container(number, padding) for number in range(LISTED)]
+
 
 # ---- what is asked for
 
-POD = cri_pb2.PodSandboxConfig(
-    metadata=cri_pb2.PodSandboxMetadata(name="web", uid="u1", namespace="default"),
-    labels=LABELS,
-    annotations=ANNOTATIONS,
-    linux=cri_pb2.LinuxPodSandboxConfig(cgroup_parent=PARENT),
-)
 RESOURCES = cri_pb2.LinuxContainerResources(
     cpu_period=100_000, cpu_quota=50_000, cpu_shares=512, memory_limit_in_bytes=1 << 28
 )
-CONTAINER = cri_pb2.ContainerConfig(
-    metadata=cri_pb2.ContainerMetadata(name="main"),
-    image=cri_pb2.ImageSpec(image=IMAGE),
-    command=["sleep", "1000"],
-    envs=[cri_pb2.KeyValue(key=f"WEB_{number}_SERVICE_HOST", value=b"10.96.0.1") for number in range(ENVS)],
-    labels=LABELS,
-    annotations=ANNOTATIONS,
-    linux=cri_pb2.LinuxContainerConfig(resources=RESOURCES),
-)
 
 
-def docker_body(name: str, kind: str, pod_id: str) -> dict[str, object]:
+def _parent(number: int) -> str:
+    return f"/kubepods/burstable/podu{number}"
+
+
+def _envs(number: int) -> list[tuple[str, str]]:
+    """All pods see the same services but for one: no two have the same environment."""
+    return [(f"WEB_{of}_SERVICE_HOST", f"10.96.0.{1 if of else number}") for of in range(ENVS)]
+
+
+def pod_config(number: int = 1) -> cri_pb2.PodSandboxConfig:
+    return cri_pb2.PodSandboxConfig(
+        metadata=cri_pb2.PodSandboxMetadata(name="web", uid=f"u{number}", namespace="default"),
+        labels=labels(number),
+        annotations=ANNOTATIONS,
+        linux=cri_pb2.LinuxPodSandboxConfig(cgroup_parent=_parent(number)),
+    )
+
+
+def container_config(number: int = 1, name: str = "main") -> cri_pb2.ContainerConfig:
+    return cri_pb2.ContainerConfig(
+        metadata=cri_pb2.ContainerMetadata(name=name),
+        image=cri_pb2.ImageSpec(image=IMAGE),
+        command=["sleep", "1000"],
+        envs=[cri_pb2.KeyValue(key=key, value=value.encode()) for key, value in _envs(number)],
+        labels=labels(number),
+        annotations=ANNOTATIONS,
+        linux=cri_pb2.LinuxContainerConfig(resources=RESOURCES),
+    )
+
+
+def docker_body(name: str, kind: str, pod_id: str, number: int = 1) -> dict[str, object]:
     """Return the body of a create of dockershim's: a pod's sandbox, or with ``pod_id`` a container in it."""
-    told = LABELS | {f"annotation.{key}": value for key, value in ANNOTATIONS.items()}
-    told |= {"io.kubernetes.container.name": name, "io.kubernetes.docker.type": kind}
+    told = {"io.kubernetes.container.name": name, "io.kubernetes.docker.type": kind}
     return {
         "Image": IMAGE,
         "Cmd": ["sleep", "1000"],
-        "Labels": told | ({"io.kubernetes.sandbox.id": pod_id} if pod_id else {}),
-        "Env": [f"WEB_{number}_SERVICE_HOST=10.96.0.1" for number in range(ENVS)],
+        "Labels": labels(number) | DOCKER_ANNOTATIONS | told | ({"io.kubernetes.sandbox.id": pod_id} if pod_id else {}),
+        "Env": [f"{key}={value}" for key, value in _envs(number)],
         "HostConfig": {
-            "CgroupParent": PARENT,
+            "CgroupParent": _parent(number),
             "Memory": 1 << 28,
             "CpuShares": 512,
             "CpuQuota": 50_000,

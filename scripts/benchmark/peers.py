@@ -1,14 +1,13 @@
 """A runtime, a dockerd and a hook server that answer at once, and that send what peers in Go send.
 
-Owns their answers and their processes.
-Must not know: what is measured.
-Invariant: every answer is made anew, frames and all, from a request that was read whole.
+An answer is framed anew for a request that was read whole. A request costs them the reading; where a short CRI message
+tells of a pod or a container its text is kept, as a log's would be. Nothing else is done for it. SIGUSR1 lets creates
+wait for their answer until SIGUSR2.
 
-A request costs them the reading; where a CRI message tells of a pod or a container its text is kept, as a log's would
-be. Nothing else is done for it.
-Run: ``python -m scripts.benchmark.peers cri|docker|hook SOCKET [SECONDS]``. Without SECONDS credit and PING for a
-request leave with the answer, as grpc-go's writer puts together what is there; else the answer waits so long behind
-them. At the end it prints the calls that it answered as one JSON line: the runtimes those of a load.
+Run: ``python -m scripts.benchmark.peers cri|docker|hook SOCKET [SECONDS [LIST_BYTES [TRANSFER_BYTES]]]``. Without
+SECONDS credit and PING for a request leave with the answer, as grpc-go's writer puts together what is there; else the
+answer waits so long behind them. At the end it prints the calls that it answered as one JSON line: the runtimes those
+of a load. No events of its dockerd can be followed.
 """
 
 import asyncio
@@ -18,68 +17,142 @@ import os
 import signal
 import socket
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from re import IGNORECASE
 from re import compile as pattern
 
 import uvloop
 from google.protobuf.message import Message
 
 from runtimeproxy.wire import http2
-from scripts.benchmark.goends import READ_BYTES, GrpcEnd, framed, read_message
-from scripts.benchmark.node import CONTAINERS, DOCKER_CONTAINERS, PODS, VERSION, container_status, pod_status
+from scripts.benchmark import node
+from scripts.benchmark.cases import (
+    CREATES,
+    CRI,
+    DOCKER,
+    DOCKER_CREATE,
+    DOCKER_LISTED,
+    DOCKER_START,
+    DOCKER_UPDATE,
+    DOCKER_VERSION,
+    EXPORT,
+    IMPORT,
+)
+from scripts.benchmark.ends import READ_BYTES, SECONDS, GrpcEnd, framed, pieces
+from scripts.benchmark.loads import BLOCK, BUFFER_BYTES, EXEC_OUTPUT, LAST_CHUNK, imported
 from tests.fakes import cri_pb2
 
-SECONDS = 30.0
 CHUNKED_BYTES = 2048
 """net/http tells the length of a shorter answer."""
-BUFFER_BYTES = 4096
+BUFFERED_BYTES = 4096
 """net/http's buffer for writing."""
 WRITE_BYTES = 32 << 10
 """grpc-go's."""
+LONG_BYTES = 1 << 20
+"""What is longer has no text, and is sent while others are answered."""
 LOADS = ("h2load", "Docker-Client")
 """How the user agents of a load begin."""
 CHANGES = b"\x12\x03\x32\x01\x30\x22\x0b\x0a\x06HOOKED\x12\x011"
 """A hook's answer: container_resources with cpuset_cpus "0", container_envs with HOOKED=1."""
 UNIMPLEMENTED = "12"
+INSPECT, EXEC, EXEC_START = "GET /containers/{ref}/json", "POST /containers/{ref}/exec", "POST /exec/{ref}/start"
+LISTED = DOCKER_LISTED.route
 _HEADERS = ((":status", "200"), ("content-type", "application/grpc"))
-_REFERENCE = pattern("^(/v[0-9.]+)?(/containers/)c?[0-9a-f]{32,}")
+_REFERENCE = pattern("^(/v[0-9.]+)?(/containers/|/exec/)c?[0-9a-f]{32,}")
+_LENGTH = pattern(r"content-length: *(\d+)", IGNORECASE)
+_OF_LOAD = pattern(f"user-agent: ({'|'.join(LOADS)})", IGNORECASE)
 _REASONS = {200: "OK", 201: "Created", 204: "No Content", 404: "Not Found"}
+_OK = "HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\n"
+UPGRADED = (
+    b"HTTP/1.1 101 UPGRADED\r\nContent-Type: application/vnd.docker.raw-stream\r\n"
+    b"Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+)
 
 _numbers = count(1000)
 """No pod's that is listed."""
 _texts: dict[str, str] = {}
 """What was asked last, by method."""
 _answered: Counter[str] = Counter()
+_made: dict[str, tuple[str, bytes]] = {}
+"""Docker's containers by their ids: each one's name, and the body of its create."""
+
+
+class Gate:
+    """What a create's answer waits for."""
+
+    _waiting: list[Callable[[], None]] | None = None
+
+    def shut(self) -> None:
+        self._waiting = []
+
+    def open(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        for reply in waiting or ():
+            reply()
+
+    def stops(self, route: str, reply: Callable[[], None]) -> bool:
+        """Keep a reply until it opens, if it is a create's and the gate is shut."""
+        if self._waiting is None or route not in (CREATES[CRI].route, CREATES[DOCKER].route):
+            return False
+        self._waiting.append(reply)
+        return True
+
+
+gate = Gate()
 
 
 # ---- answers
 
+Answer = Callable[[str, bytes], bytes | None]
+"""Answers a method's message with a message; None if the method is not known."""
 _CRI: dict[str, Callable[..., Message]] = {
-    "Version": lambda asked: VERSION,
-    "ListPodSandbox": lambda asked: PODS,
-    "ListContainers": lambda asked: CONTAINERS,
-    "PodSandboxStatus": lambda asked: cri_pb2.PodSandboxStatusResponse(status=pod_status(asked.pod_sandbox_id)),
-    "ContainerStatus": lambda asked: cri_pb2.ContainerStatusResponse(status=container_status(asked.container_id)),
+    "Version": lambda asked: node.VERSION,
+    "Status": lambda asked: cri_pb2.StatusResponse(
+        status=cri_pb2.RuntimeStatus(conditions=[cri_pb2.RuntimeCondition(type="RuntimeReady", status=True)])
+    ),
+    "PodSandboxStatus": lambda asked: cri_pb2.PodSandboxStatusResponse(
+        status=cri_pb2.PodSandboxStatus(
+            id=asked.pod_sandbox_id, metadata=node.POD_NAME, labels=node.LABELS, annotations=node.ANNOTATIONS
+        )
+    ),
+    "ContainerStatus": lambda asked: cri_pb2.ContainerStatusResponse(
+        status=cri_pb2.ContainerStatus(
+            id=asked.container_id, metadata=node.NAME, labels=node.LABELS, annotations=node.ANNOTATIONS
+        )
+    ),
     "RunPodSandbox": lambda asked: cri_pb2.RunPodSandboxResponse(pod_sandbox_id=f"{next(_numbers):064x}"),
     "CreateContainer": lambda asked: cri_pb2.CreateContainerResponse(container_id=f"c{next(_numbers):063x}"),
     "StartContainer": lambda asked: cri_pb2.StartContainerResponse(),
     "UpdateContainerResources": lambda asked: cri_pb2.UpdateContainerResourcesResponse(),
+    "ExecSync": lambda asked: cri_pb2.ExecSyncResponse(stdout=b"ready\n"),
 }
 TOLD = ("RunPodSandbox", "CreateContainer", "UpdateContainerResources")
 
 
-def _cri(method: str, request: bytes) -> bytes | None:
-    """Answer a call to the runtime; None if it is not known."""
-    if method not in _CRI:
-        return None
-    asked = getattr(cri_pb2, f"{method}Request").FromString(request)
-    if method in TOLD:
-        _texts[method] = str(asked)
-    return bytes(_CRI[method](asked).SerializeToString())
+def _padding(short: int, list_bytes: int) -> str:
+    """Return what each of a list's containers has more, for a list that would be ``short`` bytes without."""
+    return "x" * (max(list_bytes - short, 0) // node.LISTED)
+
+
+def cri(list_bytes: int) -> Answer:
+    """Return a runtime's answers; the list of containers has so many bytes or some more."""
+    listed = {"ListPodSandbox": node.PODS.SerializeToString()}
+    listed["ListContainers"] = node.containers(_padding(node.containers().ByteSize(), list_bytes)).SerializeToString()
+
+    def answer(method: str, request: bytes) -> bytes | None:
+        if method not in _CRI:
+            return listed.get(method)
+        asked = getattr(cri_pb2, f"{method}Request", cri_pb2.VersionRequest).FromString(request)
+        if method in TOLD and len(request) < LONG_BYTES:
+            _texts[method] = str(asked)
+        return bytes(_CRI[method](asked).SerializeToString())
+
+    return answer
 
 
 def _hook(method: str, request: bytes) -> bytes:
@@ -87,21 +160,24 @@ def _hook(method: str, request: bytes) -> bytes:
     return CHANGES if "Container" in method else b""
 
 
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":")) + "\n"
+
+
 _DOCKER: dict[str, Callable[[], tuple[int, object]]] = {
-    "GET /_ping": lambda: (200, "OK"),
+    DOCKER_VERSION.route: lambda: (200, "OK"),
     "GET /info": lambda: (200, {"CgroupDriver": "cgroupfs", "CgroupVersion": "1"}),
-    "GET /containers/json": lambda: (200, DOCKER_CONTAINERS),
-    "POST /containers/create": lambda: (201, {"Id": f"c{next(_numbers):063x}", "Warnings": []}),
-    "POST /containers/{ref}/start": lambda: (204, None),
-    "POST /containers/{ref}/update": lambda: (200, {"Warnings": []}),
+    DOCKER_START.route: lambda: (204, None),
+    DOCKER_UPDATE.route: lambda: (200, {"Warnings": []}),
+    EXEC: lambda: (201, {"Id": f"{next(_numbers):064x}"}),
 }
 """Status and answer: JSON, text, or nothing."""
 
 
-def _pieces(status: int, answer: object) -> Iterator[bytes]:
+def _reply(status: int, answer: object) -> Iterator[bytes]:
     """Make the sends of an answer: what is longer than net/http's buffer leaves in a chunk of its own."""
-    text = answer if isinstance(answer, str) else json.dumps(answer, separators=(",", ":")) + "\n"
-    kind = "text/plain; charset=utf-8" if isinstance(answer, str) else "application/json"
+    text = answer if isinstance(answer, str) else _json(answer)
+    kind = "application/json" if text.endswith("\n") else "text/plain; charset=utf-8"
     head = [f"HTTP/1.1 {status} {_REASONS[status]}", "Api-Version: 1.41", "Date: Mon, 23 Nov 2026 12:00:00 GMT"]
     if answer is None:
         yield "\r\n".join([*head, "", ""]).encode()
@@ -109,10 +185,10 @@ def _pieces(status: int, answer: object) -> Iterator[bytes]:
         yield "\r\n".join([*head, f"Content-Type: {kind}", f"Content-Length: {len(text)}", "", text]).encode()
     else:
         head += [f"Content-Type: {kind}", "Transfer-Encoding: chunked"]
-        whole_answer = "\r\n".join([*head, "", f"{len(text):x}", text]).encode()
-        yield whole_answer[:BUFFER_BYTES]
-        yield whole_answer[BUFFER_BYTES:]
-        yield b"\r\n0\r\n\r\n"
+        whole = "\r\n".join([*head, "", f"{len(text):x}", text]).encode()
+        yield whole[:BUFFERED_BYTES]
+        yield whole[BUFFERED_BYTES:]
+        yield b"\r\n" + LAST_CHUNK
 
 
 # ---- connections
@@ -121,100 +197,193 @@ Later = Callable[[Callable[[], None]], object]
 
 
 class GrpcConnection:
-    """A connection of a gRPC server's; ``later`` makes the answer wait."""
+    """A connection of a gRPC server's, whose streams' windows take any answer; ``later`` makes the answer wait."""
 
-    def __init__(
-        self, sock: socket.socket, later: Later | None, answer: Callable[[str, bytes], bytes | None], counts_all: bool
-    ) -> None:
+    def __init__(self, sock: socket.socket, answer: Answer, later: Later | None, counts_all: bool = False) -> None:
         self._sock, self._later, self._answer, self._counts_all = sock, later, answer, counts_all
         self._end = GrpcEnd()
         self._preface = len(http2.PREFACE)
+        self._window = http2.DEFAULT_WINDOW
+        self._out: deque[tuple[int, bytes]] = deque([(0, self._end.settings())])
+        """Frames, each with what it costs of the window."""
         self._requests: dict[int, tuple[dict[str, str], bytearray]] = {}
-        sock.sendall(self._end.settings())
+        self._send()
 
     def received(self, data: bytes) -> None:
         """Take the client's bytes."""
         self._preface, data = max(self._preface - len(data), 0), data[self._preface :]
-        out = b""
         for kind, flags, stream, payload in self._end.frames(data):
-            out += self._end.beside(kind, flags, payload)
+            if beside := self._end.beside(kind, flags, payload):
+                self._out.append((0, beside))
             if kind == http2.HEADERS:
                 self._requests[stream] = self._end.decode(flags, payload), bytearray()
+            elif kind == http2.WINDOW_UPDATE and not stream:
+                # No more at a time: who sends what nobody reads must not wait for credit that nobody reads.
+                self._window = min(self._window + http2.read_u32(payload), LONG_BYTES)
             elif kind == http2.DATA:
                 self._requests[stream][1].extend(payload)
                 if flags & http2.END_STREAM:
-                    if self._later is None:
-                        out += self._reply(stream)
-                    else:
-                        self._later(partial(self._send_reply, stream))
-        self._send(out)
+                    self._end_of_request(stream)
+        self._send()
 
-    def _send_reply(self, stream: int) -> None:
-        self._send(self._reply(stream))
+    def _end_of_request(self, stream: int) -> None:
+        method = self._requests[stream][0][":path"].rpartition("/")[2]
+        if gate.stops(method, partial(self._send_reply, stream, method)):
+            return
+        if self._later is None:
+            self._reply(stream, method)
+        else:
+            self._later(partial(self._send_reply, stream, method))
 
-    def _send(self, out: bytes) -> None:
+    def _send_reply(self, stream: int, method: str) -> None:
+        self._reply(stream, method)
+        self._send()
+
+    def _send(self) -> None:
+        """Send as far as the window reaches."""
+        out = bytearray()
+        while self._out and self._out[0][0] <= self._window:
+            cost, frame = self._out.popleft()
+            self._window -= cost
+            out += frame
         for at in range(0, len(out), WRITE_BYTES):
             self._sock.sendall(out[at : at + WRITE_BYTES])
 
-    def _reply(self, stream: int) -> bytes:
+    def _reply(self, stream: int, method: str) -> None:
         fields, body = self._requests.pop(stream)
-        method = fields[":path"].rpartition("/")[2]
         message, end = self._answer(method, bytes(body[5:])), self._end
         _answered[method] += self._counts_all or fields.get("user-agent", "").startswith(LOADS)
         if message is None:
             status = (*_HEADERS, ("grpc-status", UNIMPLEMENTED), ("grpc-message", "not served"))
-            return http2.header_frames(stream, end.encode(status), True)
-        return (
-            http2.header_frames(stream, end.encode(_HEADERS), False)
-            + end.data(stream, framed(message))
-            + http2.header_frames(stream, end.encode((("grpc-status", "0"), ("grpc-message", ""))), True)
-        )
+            self._out.append((0, http2.header_frames(stream, end.encode(status), True)))
+            return
+        self._out.append((0, http2.header_frames(stream, end.encode(_HEADERS), False)))
+        self._out += [(len(part), http2.frame(http2.DATA, 0, stream, part)) for part in pieces(framed(message))]
+        trailers = end.encode((("grpc-status", "0"), ("grpc-message", "")))
+        self._out.append((0, http2.header_frames(stream, trailers, True)))
 
 
 class HttpConnection:
-    """A connection of an HTTP/1.1 server's."""
+    """A connection of dockerd's; ``leave`` takes it from the loop: long transfers have a thread of their own."""
 
-    def __init__(self, sock: socket.socket, later: Later | None) -> None:
-        self._sock = sock
-        self._received = b""
+    def __init__(
+        self, sock: socket.socket, leave: Callable[[], object], listed: Sequence[bytes], transfer_bytes: int
+    ) -> None:
+        self._sock, self._leave, self._listed, self._transfer_bytes = sock, leave, listed, transfer_bytes
+        self._data = bytearray()
+        self._whole = 0
+        """How many bytes the request has, 0 as long as its head is not whole."""
 
     def received(self, data: bytes) -> None:
         """Take the client's bytes."""
-        self._received += data
-        request = read_message(self._received)
-        if request is not None:
-            self._received = b""
-            for piece in self._reply(*request):
-                self._sock.sendall(piece)
+        self._data += data
+        if not self._whole:
+            end = self._data.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            first, _, self._head = self._data[: end + 2].decode().partition("\r\n")
+            length = _LENGTH.search(self._head)
+            self._length = int(length[1]) if length else 0
+            self._whole = end + 4 + self._length
+            method, self._target, _ = first.split(" ")
+            path = _REFERENCE.sub(r"\1\2{ref}", self._target.partition("?")[0])
+            self._route = f"{method} {path.removeprefix('/v1.41')}"
+            if self._route in (EXPORT.route, IMPORT.route):
+                self._leave()
+                _answered[self._route] += 1
+                transfer = self._export if self._route == EXPORT.route else self._import
+                threading.Thread(target=transfer, args=(bytes(self._data[self._whole :]),), daemon=True).start()
+                return
+        if len(self._data) >= self._whole:
+            answer = partial(self._answer, bytes(self._data[self._whole - self._length : self._whole]))
+            self._data, self._whole = bytearray(), 0
+            if not gate.stops(self._route, answer):
+                answer()
 
-    def _reply(self, first: str, fields: dict[str, str], body: bytes) -> Iterator[bytes]:
-        method, target, _ = first.split(" ")
-        path = _REFERENCE.sub(r"\1\2{ref}", target.partition("?")[0])
-        route = f"{method} {path.removeprefix('/v1.41')}"
-        _answered[route] += fields.get("user-agent", "").startswith(LOADS)
-        return _pieces(*(_DOCKER[route]() if route in _DOCKER else (404, {"message": "no such thing"})))
+    def _answer(self, body: bytes) -> None:
+        _answered[self._route] += _OF_LOAD.search(self._head) is not None and self._route != EXEC_START
+        out: Sequence[bytes]
+        if self._route == EXEC_START:
+            out = [UPGRADED, EXEC_OUTPUT]
+        elif self._route == LISTED:
+            out = self._listed
+        elif self._route == DOCKER_CREATE.route:
+            made = f"c{next(_numbers):063x}"
+            if len(body) < LONG_BYTES:
+                _made[made] = self._target.partition("name=")[2], body
+            out = list(_reply(201, {"Id": made, "Warnings": []}))
+        elif self._route == INSPECT and (told := _made.get(self._target.split("/")[-2])):
+            config = json.loads(told[1])
+            out = list(_reply(200, {"Name": f"/{told[0]}", "Config": config, "HostConfig": config["HostConfig"]}))
+        elif self._route in _DOCKER:
+            out = list(_reply(*_DOCKER[self._route]()))
+        else:
+            out = list(_reply(404, {"message": "no such thing"}))
+        if sum(map(len, out)) > LONG_BYTES:
+            threading.Thread(target=self._send, args=(out,), daemon=True).start()
+        else:
+            self._send(out)
+        if self._route == EXEC_START or "Connection: close" in self._head:
+            self._leave()
+            self._sock.close()
+
+    def _send(self, out: Sequence[bytes]) -> None:
+        for piece in out:
+            self._sock.sendall(piece)
+
+    def _export(self, begun: bytes) -> None:
+        with self._sock as sock, suppress(OSError):  # who has read enough is gone
+            sock.settimeout(None)
+            sock.sendall(f"{_OK}Content-Type: application/x-tar\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+            for _ in range(self._transfer_bytes // BUFFER_BYTES):
+                sock.sendall(BLOCK)
+            sock.sendall(LAST_CHUNK)
+
+    def _import(self, begun: bytes) -> None:
+        """Read up to the last chunk; the data are zero bytes, so nothing else looks like it."""
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        count, tail = len(begun), begun
+        with self._sock as sock:
+            sock.settimeout(None)
+            while not tail.endswith(LAST_CHUNK):
+                got = sock.recv_into(buffer)
+                if not got:
+                    return
+                count += got
+                tail = (tail + bytes(buffer[max(got - len(LAST_CHUNK), 0) : got]))[-len(LAST_CHUNK) :]
+            body = imported(count)
+            sock.sendall(f"{_OK}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+            sock.sendall(b"%x\r\n%b\r\n%b" % (len(body), body, LAST_CHUNK))
 
 
 Connection = GrpcConnection | HttpConnection
-KINDS: dict[str, Callable[[socket.socket, Later | None], Connection]] = {
-    "cri": partial(GrpcConnection, answer=_cri, counts_all=False),
-    "docker": HttpConnection,
-    "hook": partial(GrpcConnection, answer=_hook, counts_all=True),
-}
 
 
-async def serve(kind: str, path: str, seconds: float) -> None:
+def connections(
+    kind: str, seconds: float, list_bytes: int, transfer_bytes: int
+) -> Callable[[socket.socket, Callable[[], object]], Connection]:
+    """Return what makes the connections of a runtime, of a dockerd, or of a hook server."""
+    if kind == DOCKER:
+        short = len(_json(node.docker_containers()))
+        listed = list(_reply(200, node.docker_containers(_padding(short, list_bytes))))
+        return lambda sock, leave: HttpConnection(sock, leave, listed, transfer_bytes)
+    later = partial(asyncio.get_running_loop().call_later, seconds) if seconds else None
+    answer = cri(list_bytes) if kind == CRI else _hook
+    return lambda sock, leave: GrpcConnection(sock, answer, later, kind != CRI)
+
+
+async def serve(path: str, make: Callable[[socket.socket, Callable[[], object]], Connection]) -> None:
     """Serve until SIGTERM, then print the counts."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    later = partial(loop.call_later, seconds) if seconds else None
+    for number, act in {signal.SIGTERM: stopped.set, signal.SIGUSR1: gate.shut, signal.SIGUSR2: gate.open}.items():
+        loop.add_signal_handler(number, act)
 
     def accept() -> None:
         sock, _ = listener.accept()
         sock.settimeout(SECONDS)
         with suppress(BrokenPipeError):  # somebody looks whether we listen
-            loop.add_reader(sock, receive, sock, KINDS[kind](sock, later))
+            loop.add_reader(sock, receive, sock, make(sock, partial(loop.remove_reader, sock)))
 
     def receive(sock: socket.socket, connection: Connection) -> None:
         data = b""
@@ -228,14 +397,18 @@ async def serve(kind: str, path: str, seconds: float) -> None:
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
-        listener.listen()
+        listener.listen(4096)
         loop.add_reader(listener, accept)
         gc.freeze()
         await stopped.wait()
         loop.remove_reader(listener)
     os.unlink(path)
-    print(json.dumps({route: calls for route, calls in _answered.items() if calls}))
+    print(json.dumps({route: calls for route, calls in _answered.items() if calls}), flush=True)
+
+
+async def main(kind: str, path: str, seconds: str = "0", list_bytes: str = "0", transfer_bytes: str = "0") -> None:
+    await serve(path, connections(kind, float(seconds), int(list_bytes), int(transfer_bytes)))
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(sys.argv[1], sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 0.0))
+    uvloop.run(main(*sys.argv[1:]))

@@ -1,16 +1,13 @@
 """The way of a held call through the proxy, counted: its functions, their files and calls, the sends.
 
-Owns the recording, the table, the limits of what is counted.
-Must not know: what a function does.
-Invariant: what is counted is the whole program as it is run, with a client, a runtime and a hook server outside of its
-thread; a call that was answered before it was counted is no measurement and raises.
-
-A call's way begins with its first byte that the proxy reads and ends with the send that ends its answer; what is done
-for it behind that, until nothing comes any more, is counted apart. What counts is a function that stands in a file of
-the package with a name of its own: what a dataclass makes, a comprehension and a lambda belong to the one that uses
-them. One that waits is called again when it goes on. Runtime and hook server send their PING first and the answer a
+What is counted is the whole program as it is run, with a client, a runtime and a hook server outside of its thread. A
+call's way begins with its first byte that the proxy reads and ends with the send that ends its answer; what is done for
+it behind that, until nothing comes any more, is counted apart. What counts is a function that stands in a file of the
+package with a name of its own: what a dataclass makes, a comprehension and a lambda belong to the one that uses them.
+One that waits is called again when it goes on. Runtime and hook server send their PING first and the answer a
 millisecond later, so that each wakes the proxy by itself, as Go's do. Of calls that are made alike the one with the
 fewest functions counts: a timer of the proxy's own may have come between another's.
+
 Run: ``python -m scripts.benchmark.way [--check] [--list CALL]``; scripts/way calls it.
 """
 
@@ -23,39 +20,43 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns, sleep
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import runtimeproxy
 from runtimeproxy import app
 from runtimeproxy.cli.run import configuration
-from scripts.benchmark.cases import CRI, DOCKER, HELD, Case
-from scripts.benchmark.kubelet import CLIENTS, Call, Client
+from scripts.benchmark.cases import DOCKER, HELD, MODES
+from scripts.benchmark.ends import CLIENTS
 from scripts.demonstration.processes import DemoError, program
-from scripts.demonstration.report import print_table
+from scripts.figures import print_table
 from tests.fakes import registration
 
 PACKAGE = Path(runtimeproxy.__file__).parent
-WARM_CALLS = 3
-CALLS = 5
+WARM_CALLS, CALLS = 3, 5
 SETTLE_SECONDS = 2.0
 """By then the proxy has read the runtime's state, for the sake of the hook server."""
 ANSWER_SECONDS = 0.001
 QUIET_SECONDS = 0.03
-MODES = (CRI, DOCKER)
 HEADER = ("call", "hook server", "functions", "files", "calls", "sends", "functions after it", "sends after it")
+LIMITS = (
+    ("CreateContainer", True, "functions", 150),
+    ("CreateContainer", True, "files", 25),
+    ("CreateContainer", True, "sends", 5),
+    ("StartContainer", True, "sends", 7),
+    ("StartContainer", False, "functions", 60),
+)
+"""What a call may have at most, with a hook server or without."""
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """What one call went through; a function is its file and its name in there, in the order of the first calls."""
 
     call: str
     hooked: bool
-    functions: tuple[tuple[str, str], ...]
+    named: Sequence[tuple[str, str]]
     calls: int
     sends: int
     functions_after: int
@@ -63,46 +64,28 @@ class Way:
     sends_after: int
 
     @property
-    def files(self) -> int:
-        """Return how many files the functions are in."""
-        return len({file for file, _ in self.functions})
+    def functions(self) -> int:
+        return len(self.named)
 
     @property
-    def row(self) -> tuple[str, ...]:
+    def files(self) -> int:
+        return len({file for file, _ in self.named})
+
+    @property
+    def row(self) -> Sequence[str]:
         """Return the row below ``HEADER``."""
-        counts = (len(self.functions), self.files, self.calls, self.sends, self.functions_after, self.sends_after)
+        counts = (self.functions, self.files, self.calls, self.sends, self.functions_after, self.sends_after)
         return (self.call, "asked" if self.hooked else "none", *map(str, counts))
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """What a way may have at most."""
-
-    call: str
-    hooked: bool
-    what: str
-    bound: int
-
-    def missed(self, ways: Sequence[Way]) -> str | None:
-        """Say what was missed, None if nothing was."""
-        way = next(way for way in ways if (way.call, way.hooked) == (self.call, self.hooked))
-        found = len(way.functions) if self.what == "functions" else getattr(way, self.what)
-        asked = "hooked" if self.hooked else "without a hook server"
-        return f"{self.call}, {asked}: {found} {self.what}, the limit is {self.bound}" if found > self.bound else None
-
-
-LIMITS = (
-    Limit("CreateContainer", True, "functions", 150),
-    Limit("CreateContainer", True, "files", 25),
-    Limit("CreateContainer", True, "sends", 5),
-    Limit("StartContainer", True, "sends", 7),
-    Limit("StartContainer", False, "functions", 60),
-)
-
-
-def held(mode: str) -> list[Case]:
-    """Return the held calls of a mode."""
-    return [case for case in HELD if case.mode == mode]
+def missed(ways: Sequence[Way]) -> list[str]:
+    """Name the limits that were missed."""
+    return [
+        f"{call}, {'hooked' if hooked else 'without a hook server'}: {found} {what}, the limit is {bound}"
+        for call, hooked, what, bound in LIMITS
+        for way in ways
+        if (way.call, way.hooked) == (call, hooked) and (found := getattr(way, what)) > bound
+    ]
 
 
 class Recorder:
@@ -139,15 +122,15 @@ class Recorder:
         if not ends:
             raise DemoError(f"{call}: no send of the answer was seen")
         end = ends[-1]
-        before = [code for at, code in self.calls if at <= end]
-        functions = dict.fromkeys(before)
+        before = dict.fromkeys(code for at, code in self.calls if at <= end)
+        after = {code for at, code in self.calls if at > end}
         return Way(
-            call=call,
-            hooked=hooked,
-            functions=tuple((str(Path(code.co_filename).relative_to(PACKAGE)), code.co_qualname) for code in functions),
-            calls=len(before),
+            call,
+            hooked,
+            tuple((os.path.relpath(code.co_filename, PACKAGE), code.co_qualname) for code in before),
+            calls=sum(at <= end for at, _ in self.calls),
             sends=sum(at <= end for at, _ in self.sends),
-            functions_after=len({code for at, code in self.calls if at > end} - functions.keys()),
+            functions_after=len(after - before.keys()),
             sends_after=sum(at > end for at, _ in self.sends),
         )
 
@@ -177,8 +160,8 @@ def measure(mode: str, hooked: bool) -> list[Way]:
         finally:
             sys.setprofile(None)
             client.join()
-    if len(ways) != len(held(mode)):
-        raise DemoError(f"of {len(held(mode))} calls in {mode} mode {len(ways)} were counted")
+    if len(ways) != sum(case.mode == mode for case in HELD):
+        raise DemoError(f"only {len(ways)} calls in {mode} mode were counted")
     return ways
 
 
@@ -204,55 +187,51 @@ def _call_all(folder: Path, mode: str, hooked: bool, recorder: Recorder, ways: l
         while not path.exists():
             sleep(QUIET_SECONDS)
         sleep(SETTLE_SECONDS)
-        for case in held(mode):
-            with closing(CLIENTS[mode](path)) as client:
-                call = client.prepare(case.route)
-                for _ in range(WARM_CALLS):
-                    call()
-                counted = [_counted(client, call, case.name, hooked, recorder) for _ in range(CALLS)]
-            ways.append(min(counted, key=lambda way: (len(way.functions), way.calls)))
+        for case in HELD:
+            if case.mode == mode:
+                with closing(CLIENTS[mode](path)) as client:
+                    call = client.prepare(case.route)
+                    for _ in range(WARM_CALLS):
+                        call()
+                    counted = []
+                    for _ in range(CALLS):
+                        client.settle(QUIET_SECONDS)
+                        recorder.start()
+                        call()
+                        client.settle(QUIET_SECONDS)
+                        recorder.on = False
+                        counted.append(recorder.way(case.name, hooked, client.answered))
+                ways.append(min(counted, key=lambda way: (way.functions, way.calls)))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _counted(client: Client, call: Call, name: str, hooked: bool, recorder: Recorder) -> Way:
-    client.settle(QUIET_SECONDS)
-    recorder.start()
-    call()
-    client.settle(QUIET_SECONDS)
-    recorder.on = False
-    return recorder.way(name, hooked, client.answered)
-
-
 def main() -> int:
     """Return the exit code: 0 if it counted and no checked limit was missed, else 1."""
-    calls = [case.name for case in HELD]
+    calls = {case.name: case.mode for case in HELD}
     parser = argparse.ArgumentParser(prog="scripts/way", description="Count the way of held calls through the proxy.")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a limit is missed")
     parser.add_argument("--list", choices=calls, metavar="CALL", help=f"list its functions: {', '.join(calls)}")
     arguments = parser.parse_args()
-    modes = [mode for mode in MODES if arguments.list in (None, *(case.name for case in held(mode)))]
+    modes = [calls[arguments.list]] if arguments.list else MODES
     try:
         ways = [way for mode in modes for hooked in (False, True) for way in measure(mode, hooked)]
     except DemoError as error:
         print(f"FAILED: {error}", file=sys.stderr)
         return 1
     if arguments.list:
-        show_functions([way for way in ways if way.call == arguments.list])
+        for way in ways:
+            if way.call == arguments.list:
+                print(
+                    f"{way.call}, {'hook server asked' if way.hooked else 'no hook server'}: {way.functions} functions"
+                )
+                print(*(f"    {file}  {name}" for file, name in way.named), sep="\n")
         return 0
     print_table("The way of a held call, warm", [HEADER, *(way.row for way in ways)])
-    missed = [text for limit in LIMITS if (text := limit.missed(ways))] if arguments.check else []
-    for text in missed:
+    texts = missed(ways) if arguments.check else []
+    for text in texts:
         print(f"FAILED: {text}", file=sys.stderr)
-    return 1 if missed else 0
-
-
-def show_functions(ways: Sequence[Way]) -> None:
-    """Print each way's functions in the order of their first calls."""
-    for way in ways:
-        print(f"{way.call}, {'hook server asked' if way.hooked else 'no hook server'}: {len(way.functions)} functions")
-        for file, name in way.functions:
-            print(f"    {file}  {name}")
+    return 1 if texts else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Runs the demo: ``python -m scripts.demonstration [--mode MODE] [--fake]``; scripts/demo installs what it needs.
 
-Owns the order of things: runtime, resctrl, proxy, hook servers, scene, tables; one mode after the other.
-Must not know: what is made in the scene.
-Invariant: the exit code is 0 only if every effect of every mode was found; else 1, and a wrong argument's is 2.
+The exit code is 0 only if every effect of every mode was found; else 1, and a wrong argument's is 2.
 """
 
 import argparse
@@ -13,13 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.demonstration import hookservers, processes, rdt, report, scene
+from scripts.demonstration import hookservers, kubelets, processes, rdt, report, scene
 from scripts.demonstration.interruption import interruption, run_apart
-from scripts.demonstration.pods import Pod, new_pods
-from scripts.demonstration.runtimes import MODES, Mode, Runtime, why_fake
+from scripts.demonstration.pods import new_pods
+from scripts.demonstration.runtimes import MODES, why_fake
 from tests.engines.containerd import EngineError
-
-__all__ = ["demonstrate", "main", "why_fake"]
 
 
 def demonstrate(name: str, folder: Path, reason: str) -> bool:
@@ -28,17 +24,24 @@ def demonstrate(name: str, folder: Path, reason: str) -> bool:
     Raises EngineError and DemoError.
     """
     mode, pods = MODES[name], new_pods()
-    with mode.fake(folder, reason) if reason else mode.engine() as runtime:
+    with mode.fake(folder, reason) if reason else mode.engine() as (socket, kubelet):
         groups = rdt.choose(folder, runtime_is_fake=bool(reason))
         if not reason:
             print(f"         {mode.how_threads_move}")
         servers = hookservers.hook_servers(folder, groups, without_cgroups=bool(reason))
-        with groups.removed([pod.group for pod in pods]), _programs(name, folder, runtime, servers) as running:
-            proxy, *hooks = running
-            effects = _play(mode, runtime, folder, proxy, pods, groups)
-            print("Memory: ", ", ".join(f"{each.name} {each.resident_mib()} MiB" for each in hooks))
-    calls = report.read_calls(hookservers.call_log(folder))
-    shown = report.show(effects, calls, scene.EXPECTED_CALLS, report.OF_A_FAKE if reason else report.INSIDE)
+        with (
+            groups.removed([pod.group for pod in pods]),
+            _programs(name, folder, socket, servers) as (proxy, *hooks),
+        ):
+            try:
+                with kubelet(str(processes.proxy_socket(folder))) as calls:
+                    effects = scene.play(calls, pods, groups)
+            except kubelets.ERRORS as error:
+                log = proxy.output()[-1500:]
+                raise processes.DemoError(f"a call failed: {error}; the proxy's log ends: {log}") from error
+            print("Memory: ", ", ".join(f"{each.name} {each.memory() >> 20} MiB" for each in hooks))
+    noted = report.read_calls(hookservers.call_log(folder))
+    shown = report.show(effects, noted, scene.EXPECTED_CALLS, report.OF_A_FAKE if reason else report.INSIDE)
     if not shown:
         print(*(f"{each.name}: {line}" for each in hooks for line in each.troubles()), sep="\n")
     return shown
@@ -46,11 +49,11 @@ def demonstrate(name: str, folder: Path, reason: str) -> bool:
 
 @contextmanager
 def _programs(
-    mode: str, folder: Path, runtime: Runtime, servers: Sequence[hookservers.HookServer]
+    mode: str, folder: Path, runtime: str, servers: Sequence[hookservers.HookServer]
 ) -> Iterator[list[processes.Program]]:
     """Run proxy and hook servers until the end of the block, which begins when all are registered."""
     processes.registrations(folder).mkdir()
-    command = processes.proxy_command(mode, folder, runtime.socket)
+    command = processes.proxy_command(mode, folder, runtime)
     print("Proxy:  ", processes.shown(command, folder))
     commands = {server.plugin: server.command_line(folder) for server in servers}
     with processes.program("proxy", command, folder) as proxy, processes.programs(commands, folder) as hooks:
@@ -62,25 +65,16 @@ def _programs(
         yield [proxy, *hooks]
 
 
-def _play(
-    mode: Mode, runtime: Runtime, folder: Path, proxy: processes.Program, pods: Sequence[Pod], groups: rdt.Groups
-) -> list[report.Effect]:
-    try:
-        with runtime.kubelet(str(processes.proxy_socket(folder))) as kubelet:
-            return scene.play(kubelet, pods, groups)
-    except mode.errors as error:
-        raise processes.DemoError(f"a call failed: {error}; the proxy's log ends: {proxy.output()[-1500:]}") from error
-
-
 def _shown(name: str, reason: str) -> bool:
-    report.print_title(MODES[name].title)
+    title = MODES[name].title
+    print(f"\n{title}\n{'=' * len(title)}\n")
     folder = Path(tempfile.mkdtemp(prefix="rp-demo-"))
     try:
         return demonstrate(name, folder, reason)
     except (EngineError, processes.DemoError) as error:
         interruption.check()
         sys.stdout.flush()
-        print(f"FAILED: {MODES[name].title}: {error}", file=sys.stderr)
+        print(f"FAILED: {title}: {error}", file=sys.stderr)
     finally:
         with interruption.held():
             shutil.rmtree(folder)

@@ -1,8 +1,6 @@
 """SIGTERM and Ctrl-C end the demo at any moment, and never the programs it started before the demo ends them itself.
 
-Owns the demo's process group and its signal handlers.
-Must not know: what is started and ended.
-Invariant: a signal raises SystemExit once where it comes, and not within a block of ``held``.
+A signal raises SystemExit once where it comes, and not within a block of ``held``.
 """
 
 import os

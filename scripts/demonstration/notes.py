@@ -1,8 +1,6 @@
 """The demo's own hook server: it notes which hook points are called, one JSON line a call, and changes nothing.
 
-Owns the form of a line.
-Must not know: the other hook servers, the scene.
-Invariant: a line holds the time and names, never a value.
+A line holds the time and names, never a value.
 """
 
 import argparse
@@ -18,11 +16,9 @@ class Notes(Hook):
     """Writes down each call at every hook point."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flag of the file."""
         parser.add_argument("--call-log", type=Path, required=True, metavar="FILE", help="file to append lines to")
 
     def configure(self, arguments: argparse.Namespace) -> None:
-        """Open the file. Raises OSError."""
         self._log = os.open(arguments.call_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def pre_run_pod_sandbox(self, pod: PodContext) -> None:

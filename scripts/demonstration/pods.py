@@ -1,15 +1,11 @@
-"""The scene's pods, the same in both modes: four, with a container each, and where they are on the node.
-
-Owns what they ask for, their labels and annotations, and what the hook servers must make of them.
-Must not know: the mode, in which order a kubelet makes its calls, how anything is found out.
-Invariant: a pod's uid, and so its group in resctrl, was never there before.
-"""
+"""The scene's pods, the same in both modes: four with a container each, and what the hook servers must make of them."""
 
 import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from runtimeproxy_hooks.resctrl import Wish
 
@@ -48,63 +44,55 @@ class Pod:
         return f"koordlet-{self.uid}"
 
 
+_BATCH = {
+    "requests": {"kubernetes.io/batch-cpu": "500"},
+    "limits": {"kubernetes.io/batch-cpu": "1000", "kubernetes.io/batch-memory": "64Mi"},
+}
+_CACHE = {"llc": {"schemata": {"range": [0, 30]}}, "mb": {"schemata": {"percent": 20}}}
+_HALF = {"cpu_quota": 50000, "cpu_period": 100000}
+"""Half a CPU, of which the ratio in the node's settings, 1.25, makes 40000; likewise it makes the 80000 of batch."""
+
+
 def new_pods() -> tuple[Pod, ...]:
     """Return the scene's pods, never seen before."""
-    return _gpu(), _pinned(), _batch(), _cache()
-
-
-def _gpu() -> Pod:
-    return Pod(
-        "gpu",
-        "burstable",
-        annotations={"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 0}, {"minor": 1}]})},
-        envs={"LOG_LEVEL": "info", "NVIDIA_VISIBLE_DEVICES": "none"},
-        asked={"cpu_quota": 50000, "cpu_period": 100000},
-        hook_envs={"NVIDIA_VISIBLE_DEVICES": "0,1"},
-        hook={"cpu_quota": 40000},  # 50000 by the ratio in the node's settings, 1.25; likewise the 80000 of batch
+    return (
+        Pod(
+            "gpu",
+            "burstable",
+            annotations={"scheduling.koordinator.sh/device-allocated": '{"gpu": [{"minor": 0}, {"minor": 1}]}'},
+            envs={"LOG_LEVEL": "info", "NVIDIA_VISIBLE_DEVICES": "none"},
+            asked={**_HALF},
+            hook_envs={"NVIDIA_VISIBLE_DEVICES": "0,1"},
+            hook={"cpu_quota": 40000},
+        ),
+        Pod(
+            "pinned",
+            "guaranteed",
+            labels={"koordinator.sh/qosClass": "LSR"},
+            annotations={"scheduling.koordinator.sh/resource-status": json.dumps({"cpuset": CPU})},
+            asked={**_HALF},
+            hook={"cpuset_cpus": CPU, "cpu_quota": -1},
+            cpus=CPU,
+        ),
+        Pod(
+            "batch",
+            "besteffort",
+            labels={"koordinator.sh/qosClass": "BE"},
+            annotations={"node.koordinator.sh/extended-resource-spec": json.dumps({"containers": {CONTAINER: _BATCH}})},
+            asked={"cpu_shares": 2, **_HALF, "memory_limit_in_bytes": 128 * MIB},
+            hook={"cpu_shares": 512, "cpu_quota": 80000, "memory_limit_in_bytes": 64 * MIB},
+            update={"cpu_shares": 100, "cpu_quota": 20000},
+        ),
+        Pod(
+            "cache",
+            "burstable",
+            annotations={"node.koordinator.sh/resctrl": json.dumps(_CACHE)},
+            wish=Wish(l3=(0, 30), mb=20),
+        ),
     )
 
 
-def _pinned() -> Pod:
-    return Pod(
-        "pinned",
-        "guaranteed",
-        labels={"koordinator.sh/qosClass": "LSR"},
-        annotations={"scheduling.koordinator.sh/resource-status": json.dumps({"cpuset": CPU})},
-        asked={"cpu_quota": 50000, "cpu_period": 100000},
-        hook={"cpuset_cpus": CPU, "cpu_quota": -1},
-        cpus=CPU,
-    )
-
-
-def _batch() -> Pod:
-    amounts = {
-        "requests": {"kubernetes.io/batch-cpu": "500"},
-        "limits": {"kubernetes.io/batch-cpu": "1000", "kubernetes.io/batch-memory": "64Mi"},
-    }
-    return Pod(
-        "batch",
-        "besteffort",
-        labels={"koordinator.sh/qosClass": "BE"},
-        annotations={"node.koordinator.sh/extended-resource-spec": json.dumps({"containers": {CONTAINER: amounts}})},
-        asked={"cpu_shares": 2, "cpu_quota": 50000, "cpu_period": 100000, "memory_limit_in_bytes": 128 * MIB},
-        hook={"cpu_shares": 512, "cpu_quota": 80000, "memory_limit_in_bytes": 64 * MIB},
-        update={"cpu_shares": 100, "cpu_quota": 20000},
-    )
-
-
-def _cache() -> Pod:
-    wish = {"llc": {"schemata": {"range": [0, 30]}}, "mb": {"schemata": {"percent": 20}}}
-    return Pod(
-        "cache",
-        "burstable",
-        annotations={"node.koordinator.sh/resctrl": json.dumps(wish)},
-        wish=Wish(l3=(0, 30), mb=20),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a kubelet's pods are on the node: ``parent`` takes a pod's uid and its class of Kubernetes."""
 
     parent: Callable[[str, str], str]
@@ -112,7 +100,6 @@ class Place:
     """Whether containers really run."""
 
     def cgroup_parent(self, pod: Pod) -> str:
-        """Name a pod's cgroup parent."""
         return self.parent(pod.uid, pod.kube_qos)
 
     def cgroup(self, pod: Pod, container_id: str) -> str:

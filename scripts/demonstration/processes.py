@@ -1,8 +1,6 @@
-"""The programs that the demo starts: how they are run and ended, and the proxy's documented command lines.
+"""The programs that the demo, the bench and the soak start, and the proxy's documented command lines.
 
-Owns their start, the wait until they listen, and their end by process id.
-Must not know: what is shown.
-Invariant: a program that was started is ended, also when the demo fails half way.
+A program that was started is ended, also on a failure half way.
 """
 
 import os
@@ -12,12 +10,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from scripts.demonstration.interruption import interruption
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 LOOK_SECONDS = 0.002
 REGISTRATION_SECONDS = 11.0
@@ -35,8 +33,7 @@ class DemoError(Exception):
     """The demo cannot go on; the text says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """A running program and the file that its output goes to."""
 
     name: str
@@ -44,10 +41,7 @@ class Program:
     log: Path
 
     def wait_until_it_listens(self, path: Path) -> None:
-        """Wait until the program answers on its unix socket.
-
-        Raises DemoError with the end of its output.
-        """
+        """Wait until the program answers on its unix socket. Raises DemoError with the end of its output."""
         deadline = time.monotonic() + START_SECONDS
         while not _answers(path):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -55,25 +49,33 @@ class Program:
             time.sleep(LOOK_SECONDS)
 
     def output(self) -> str:
-        """Return all that the program wrote."""
         return self.log.read_text(errors="replace")
 
     def troubles(self) -> list[str]:
         """Return the lines of warnings and errors that the program wrote."""
         return [line for line in self.output().splitlines() if {"WARNING", "ERROR"} & set(line.split())]
 
-    def resident_mib(self) -> int:
-        """Return the program's resident memory now, in MiB."""
-        status = Path("/proc", str(self.process.pid), "status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:")) // 1024
+    def proc(self, file: str) -> str:
+        """Read one of the program's files in /proc."""
+        return Path("/proc", str(self.process.pid), file).read_text()
+
+    def memory(self, figure: str = "VmRSS") -> int:
+        """Return the bytes that the program has resident now; those of VmHWM at the most since ``start_peak``."""
+        return int(self.proc("status").partition(f"{figure}:")[2].split()[0]) * 1024
+
+    def start_peak(self) -> None:
+        """Forget the most memory that the program has had: proc(5), clear_refs."""
+        Path("/proc", str(self.process.pid), "clear_refs").write_text("5")
+
+    def cpu_nanoseconds(self) -> int:
+        """Return the CPU time that the program took so far."""
+        # The kernel's clock id of another process's CPU time (clock_getcpuclockid(3), which Python does not have).
+        return time.clock_gettime_ns(~self.process.pid << 3 | 2)
 
 
 @contextmanager
-def programs(commands: Mapping[str, Sequence[str]], folder: Path) -> Iterator[list[Program]]:
-    """Run programs by their names; at the end all are asked to stop at once, and every exit code must be 0.
-
-    Raises DemoError.
-    """
+def programs(commands: Mapping[str, Sequence[str]], folder: Path, *, code: int = 0) -> Iterator[list[Program]]:
+    """Run programs by their names; at the end all are asked to stop at once. Raises DemoError on another exit code."""
     running: list[Program] = []
     try:
         for name, command in commands.items():
@@ -83,15 +85,15 @@ def programs(commands: Mapping[str, Sequence[str]], folder: Path) -> Iterator[li
     except BaseException:
         _stop(running)
         raise
-    for ended, code in zip(running, _stop(running), strict=True):
-        if code:
-            raise DemoError(f"{ended.name} ended with exit code {code}; its output ends: {ended.output()[-1500:]}")
+    for ended, found in zip(running, _stop(running), strict=True):
+        if found != code:
+            raise DemoError(f"{ended.name} ended with exit code {found}; its output ends: {ended.output()[-1500:]}")
 
 
 @contextmanager
-def program(name: str, command: Sequence[str], folder: Path) -> Iterator[Program]:
+def program(name: str, command: Sequence[str], folder: Path, *, code: int = 0) -> Iterator[Program]:
     """Run one program likewise."""
-    with programs({name: command}, folder) as [running]:
+    with programs({name: command}, folder, code=code) as [running]:
         yield running
 
 
@@ -120,11 +122,16 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
+def installed(command: str, *module: str) -> list[str]:
+    """Return a command that was installed, or the module and its arguments that stand for it."""
+    path = Path(sys.executable).parent / command
+    return [str(path)] if path.exists() else [sys.executable, "-m", *module]
+
+
 def proxy_command(mode: str, folder: Path, runtime: str) -> list[str]:
     """Return a mode's documented command line, with the demo's own folder in place of the machine's."""
-    installed = Path(sys.executable).parent / COMMAND
     return [
-        *([str(installed)] if installed.exists() else [sys.executable, "-m", "runtimeproxy", "run"]),
+        *installed(COMMAND, "runtimeproxy", "run"),
         *(flag.format(runtime=runtime) for flag in DOCUMENTED_FLAGS[mode]),
         f"--koord-runtimeproxy-endpoint={proxy_socket(folder)}",
         f"--admin-endpoint={folder / 'admin.sock'}",
@@ -148,10 +155,7 @@ def registrations(folder: Path) -> Path:
 
 
 def wait_for_registration(proxy: Program, plugin: str) -> None:
-    """Wait until the proxy's log names a plugin.
-
-    Raises DemoError.
-    """
+    """Wait until the proxy's log names a plugin. Raises DemoError."""
     deadline = time.monotonic() + REGISTRATION_SECONDS
     while plugin not in proxy.output():
         if proxy.process.poll() is not None or time.monotonic() > deadline:

@@ -1,14 +1,12 @@
 """The resctrl that the demo shows: the machine's own if it can be used, else the tests' stand-in, which is told.
 
-Owns that choice, what is printed of it, what a group must say, and the removal of the demo's groups.
-Must not know: pods beyond the names of their groups, how the hook server gets threads into a group.
-Invariant: the machine's resctrl is asked only where containers really run, and keeps no group of the demo.
+The machine's is asked only where containers really run, and keeps no group of the demo.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from runtimeproxy_hooks.resctrl import Wish, parse_schemata, schemata
 from runtimeproxy_hooks.resctrl_fs import Resctrl
@@ -17,11 +15,8 @@ from tests.fakes.resctrl import Hardware, StandIn
 
 PROBE = "runtimeproxy-demo"
 
-Schemata = Mapping[str, Mapping[int, str]]
 
-
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(NamedTuple):
     """The groups of a resctrl."""
 
     resctrl: Resctrl
@@ -34,29 +29,21 @@ class Groups:
 
     def expected(self, wish: Wish) -> str:
         """Return what a group must say when a wish is in force."""
-        return _text(self._wished(wish))
+        return _text(parse_schemata(schemata(self.resctrl.machine(), wish)))
 
     def schemata(self, group: str, wish: Wish) -> str:
         """Return what a group says of the resources that are wished for; "-" if it is not there."""
-        try:
-            said = parse_schemata((self.resctrl.root / group / "schemata").read_text())
-        except FileNotFoundError:
+        if not self.resctrl.exists(group):
             return "-"
-        return _text({name: said.get(name, {}) for name in self._wished(wish)})
+        said = parse_schemata((self.resctrl.root / group / "schemata").read_text())
+        wished = parse_schemata(schemata(self.resctrl.machine(), wish))
+        return _text({name: said.get(name, {}) for name in wished})
 
     def tasks(self, group: str) -> set[int]:
         """Return the ids of the threads that a group lists; none if it is not there."""
-        try:
-            return {int(tid) for tid in (self.resctrl.root / group / "tasks").read_text().split()}
-        except FileNotFoundError:
+        if not self.resctrl.exists(group):
             return set()
-
-    def exists(self, group: str) -> bool:
-        """Tell whether a group is there."""
-        return self.resctrl.exists(group)
-
-    def _wished(self, wish: Wish) -> Schemata:
-        return parse_schemata(schemata(self.resctrl.machine(), wish))
+        return {int(tid) for tid in (self.resctrl.root / group / "tasks").read_text().split()}
 
     @contextmanager
     def removed(self, names: Sequence[str]) -> Iterator[None]:
@@ -95,7 +82,7 @@ def why_stand_in(resctrl: Resctrl) -> str:
     return ""
 
 
-def _text(said: Schemata) -> str:
+def _text(said: Mapping[str, Mapping[int, str]]) -> str:
     """Return schemata on one line; the kernel shows masks with leading zeros."""
     values = {
         name: ";".join(f"{each}={value.lstrip('0')}" for each, value in by_id.items()) for name, by_id in said.items()

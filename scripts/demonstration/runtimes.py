@@ -1,8 +1,6 @@
 """The runtimes that the demo puts behind the proxy: private engines, or the tests' fakes.
 
-Owns which runtime a mode has, when it is a fake one, and what is printed of that.
-Must not know: the proxy, what is shown.
-Invariant: a fake runtime is never used without being named with the reason; a runtime is ended whatever happens.
+A fake runtime is never used without being named with the reason; a runtime is ended whatever happens.
 """
 
 import json
@@ -10,14 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from scripts.demonstration import cri, docker, processes
+from scripts.demonstration import processes
 from scripts.demonstration.interruption import interruption
+from scripts.demonstration.kubelets import Kubelet, cri_kubelet, docker_kubelet
 from scripts.demonstration.pods import Place
-from scripts.demonstration.scene import Kubelet
 from tests.engines import machine
 from tests.engines.containerd import Containerd
 from tests.engines.dockerd import PAUSE, Dockerd
@@ -26,27 +24,18 @@ from tests.fakes.dockershim_bodies import SANDBOX_OOM_SCORE_ADJ
 
 FAKE_PLACE = Place(lambda uid, qos: f"/kubepods/{qos}/pod{uid}", real=False)
 DEMO_PAUSE = "runtimeproxy-demo-pause:1"
-CRI_MOVES = "this containerd runs with RDT off: it is told the class; the threads are moved right after the start"
-DOCKER_MOVES = "Docker cannot be told a class; the threads are moved right after the start"
+
+Runtime = tuple[str, Callable[[str], AbstractContextManager[Kubelet]]]
+"""The socket of the runtime behind the proxy, and what connects the scene's kubelet to a socket before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """The runtime behind the proxy; ``kubelet`` connects the scene's kubelet to a socket before it."""
-
-    socket: str
-    kubelet: Callable[[str], AbstractContextManager[Kubelet]]
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """A mode: its runtimes, and what a call of its kubelet that fails raises."""
+class Mode(NamedTuple):
+    """A mode and its runtimes; the fake one takes a folder and the reason."""
 
     title: str
     how_threads_move: str
     engine: Callable[[], AbstractContextManager[Runtime]]
     fake: Callable[[Path, str], AbstractContextManager[Runtime]]
-    errors: tuple[type[Exception], ...]
 
 
 def why_fake(asked: bool) -> str:
@@ -58,38 +47,30 @@ def why_fake(asked: bool) -> str:
 def containerd() -> Iterator[Runtime]:
     """Run a private containerd. Raises EngineError."""
     engine = Containerd()
-    with _ended(engine.stop):
-        engine.start()
-        print(f"Runtime: a private containerd on {engine.socket}")
+    with _started(engine, "containerd"):
         logs = str(engine.directory("logs"))
-        yield Runtime(engine.socket, partial(cri.kubelet, place=Place(engine.cgroup_parent), log_directory=logs))
+        yield engine.socket, partial(cri_kubelet, place=Place(engine.cgroup_parent), log_directory=logs)
 
 
 @contextmanager
 def dockerd() -> Iterator[Runtime]:
     """Run a private dockerd. Raises EngineError."""
     engine = Dockerd()
-    with _ended(engine.stop):
-        engine.start()
-        print(f"Runtime: a private dockerd on {engine.socket}")
-        yield Runtime(
-            engine.socket,
-            partial(
-                docker.kubelet,
-                place=Place(engine.cgroup_parent),
-                pause_image=_pause_image(engine),
-                oom_score_adj=_sandbox_oom_score_adj(),
-            ),
-        )
+    with _started(engine, "dockerd"):
+        place, score = Place(engine.cgroup_parent), _sandbox_oom_score_adj()
+        image = _pause_image(engine)
+        yield engine.socket, partial(docker_kubelet, place=place, pause_image=image, oom_score_adj=score)
 
 
 @contextmanager
-def _ended(stop: Callable[[], None]) -> Iterator[None]:
+def _started(engine: Containerd | Dockerd, name: str) -> Iterator[None]:
     try:
+        engine.start()
+        print(f"Runtime: a private {name} on {engine.socket}")
         yield
     finally:
         with interruption.held():
-            stop()
+            engine.stop()
 
 
 def _pause_image(engine: Dockerd) -> str:
@@ -117,34 +98,32 @@ def _sandbox_oom_score_adj() -> int:
 
 @contextmanager
 def _fake(
-    folder: Path, reason: str, module: str, kubelet: Callable[..., AbstractContextManager[Kubelet]]
+    module: str, kubelet: Callable[..., AbstractContextManager[Kubelet]], folder: Path, reason: str
 ) -> Iterator[Runtime]:
+    """Run a fake runtime, and say so."""
     socket = folder / "fake.sock"
     print(f"Runtime: the FAKE one of the tests, {module}: no container really runs ({reason})")
     with processes.program("fake", [sys.executable, "-m", module, f"--socket={socket}"], folder) as fake:
         fake.wait_until_it_listens(socket)
-        yield Runtime(str(socket), kubelet)
-
-
-def fake_cri(folder: Path, reason: str) -> AbstractContextManager[Runtime]:
-    """Run the fake CRI runtime, and say so."""
-    kubelet = partial(cri.kubelet, place=FAKE_PLACE, log_directory=str(folder))
-    return _fake(folder, reason, "tests.fakes.runtime", kubelet)
-
-
-def fake_dockerd(folder: Path, reason: str) -> AbstractContextManager[Runtime]:
-    """Run the fake dockerd, and say so."""
-    kubelet = partial(
-        docker.kubelet,
-        place=FAKE_PLACE,
-        pause_image=PAUSE_IMAGE,
-        oom_score_adj=SANDBOX_OOM_SCORE_ADJ,
-    )
-    return _fake(folder, reason, "tests.fakes.dockerd", kubelet)
+        yield str(socket), kubelet
 
 
 MODES: Mapping[str, Mode] = {
-    "cri": Mode("CRI mode", CRI_MOVES, containerd, fake_cri, cri.ERRORS),
-    "docker": Mode("Docker mode", DOCKER_MOVES, dockerd, fake_dockerd, docker.ERRORS),
+    "cri": Mode(
+        "CRI mode",
+        "this containerd runs with RDT off: it is told the class; the threads are moved right after the start",
+        containerd,
+        partial(_fake, "tests.fakes.runtime", partial(cri_kubelet, place=FAKE_PLACE, log_directory="/var/log/pods")),
+    ),
+    "docker": Mode(
+        "Docker mode",
+        "Docker cannot be told a class; the threads are moved right after the start",
+        dockerd,
+        partial(
+            _fake,
+            "tests.fakes.dockerd",
+            partial(docker_kubelet, place=FAKE_PLACE, pause_image=PAUSE_IMAGE, oom_score_adj=SANDBOX_OOM_SCORE_ADJ),
+        ),
+    ),
 }
 """By the value of --mode, in the order in which they are shown."""

@@ -1,8 +1,6 @@
 """The hook server rdt on the tests' stand-in for resctrl: ``python -m scripts.demonstration.standin ROOT [flags]``.
 
-Owns the one difference to ``runtimeproxy-hooks rdt``: what the kernel would answer is played.
-Must not know: the scene, the demo's folder beyond ROOT.
-Invariant: the hook is the project's own, with its own flags; of these --resctrl-root says nothing here.
+The hook is the project's own, with its own flags; of these --resctrl-root says nothing here.
 """
 
 import sys

@@ -1,5 +1,5 @@
 """What scripts/soak does: long runs with full counts, written down in docs/results.rst.
 
-``steps`` is the table of what runs, ``programs`` runs pytest and the demo, ``machine`` says where, ``results`` is what
-was found, ``document`` renders it.
+``steps`` is the table of what runs, ``results`` what was found and its page. ``beside`` measures calls beside something
+that goes on, ``endurance`` lives of containers and ``day`` a node's day; ``tested`` runs the project's own tests.
 """

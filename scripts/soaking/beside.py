@@ -1,142 +1,189 @@
-"""Calls to a proxy at which something goes on, and to another one in front of the same runtime: what it costs them.
+"""Calls to a proxy at which something goes on: is anybody refused, is anybody starved, what does it cost the others.
 
-Owns the turns, the figure that they give, and creates that are held for a turn.
-Must not know: what goes on, limits, how figures are shown.
-Invariant: calls to both proxies take turns in portions of less than a second, as the pauses of a machine with
-neighbours are longer than what is looked for; which proxy is which takes turns, too. Every held call is answered at the
-end of its turn.
+Beside creates whose hook server hangs (promise 5, fault matrix H3), or that the runtime does not answer (fault matrix
+B4); many at once (fault matrix S3, promise 11); beside lists and creates of 16 MiB (promise 10); beside clients that
+read nothing. A call that fails raises. What is compared takes turns, so that what else the machine does meets both.
 """
 
 import os
+import signal
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from statistics import median, median_low
+from threading import Event
 
-from scripts.benchmark import cri, docker
-from scripts.benchmark.cases import CRI, DOCKER, DOCKER_LIST, HOOKED, LIST, PING, PROXY, SMALL, Case
-from scripts.benchmark.h2load import Run
-from scripts.benchmark.measure import send
-from scripts.benchmark.modes import Mode
-from scripts.benchmark.served import Served
+from scripts.benchmark import cases
+from scripts.benchmark.cases import CRI, DIRECT, DOCKER, HOOKED, PROXY
+from scripts.benchmark.ends import Call, CriClient, framed
+from scripts.benchmark.loads import Execs, H2load, Run
+from scripts.benchmark.measure import HUGE_LIST_BYTES
+from scripts.benchmark.peers import EXEC, INSPECT
+from scripts.benchmark.programs import HOOKS, Served, served
 from scripts.demonstration.processes import DemoError
-from scripts.soaking import loads
-from scripts.soaking.loads import EXEC, EXEC_SYNC, INSPECT, STATUS
-from tests.engines.cri import CriClient
-from tests.fakes.dockershim import DOCKERSHIM, Dockershim
+from scripts.figures import MIB, Figure, at_most
+from tests.amounts import STALL_SECONDS
+from tests.fakes import cri_pb2
 
-CASES: Mapping[str, tuple[Case, ...]] = {
-    CRI: (SMALL, LIST, STATUS, EXEC_SYNC),
-    DOCKER: (PING, DOCKER_LIST, INSPECT, EXEC),
+LISTED = {CRI: cases.LISTED.route, DOCKER: cases.DOCKER_LISTED.route}
+CREATE = {CRI: cases.CREATE.route, DOCKER: cases.DOCKER_CREATE.route}
+SMALL = {CRI: cases.VERSION.route, DOCKER: cases.DOCKER_VERSION.route}
+LIST_QUERY = "?all=1&filters=%7B%22label%22%3A%7B%22io.kubernetes.docker.type%3Dcontainer%22%3Atrue%7D%7D"
+
+
+def prepare(
+    running: Served, way: str, route: str, concurrency: int = 1, connections: int = 1, more: str = ""
+) -> H2load | Execs:
+    """Make what calls of a route need on a way, so many at a time; ``more`` makes a create's body longer."""
+    client, path, body = running.client(way), running.socket(way), b""
+    files = running.folder / f"{way}-{route.replace('/', '_').replace(' ', '')}-{len(more)}-{concurrency}"
+    if isinstance(client, CriClient):
+        message = b""
+        if route == "ExecSync":
+            message = cri_pb2.ExecSyncRequest(container_id=client.container(), cmd=["true"]).SerializeToString()
+        elif route == CREATE[CRI]:
+            request = client.create_request()
+            request.config.args.append(more)
+            message = request.SerializeToString()
+        target = f"/runtime.v1.RuntimeService/{route}"
+        return H2load(CRI, target, path, files, framed(message), concurrency, connections)
+    if route == EXEC:
+        return Execs(path, client.container(), concurrency)
+    target, status = "/v1.41" + route.partition(" ")[2], 200
+    if route == LISTED[DOCKER]:
+        target += LIST_QUERY
+    elif route == CREATE[DOCKER]:
+        named, body = client.create_request()
+        target, body, status = f"/v1.41{named}", body.replace(b'"1000"', b'"1000%b"' % more.encode()), 201
+    elif "{ref}" in target:
+        target = target.replace("{ref}", client.container())
+    return H2load(DOCKER, target, path, files, body, concurrency, status=status)
+
+
+@contextmanager
+def meanwhile(call: Callable[[], object]) -> Iterator[None]:
+    """Call without a pause until the end of the block, which begins when one call was answered. Raises its error."""
+    over, answered = Event(), Event()
+
+    def go_on() -> None:
+        while not over.is_set():
+            call()
+            answered.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(go_on)
+        while not answered.wait(0.1) and not calling.done():
+            pass
+        try:
+            yield
+        finally:
+            over.set()
+        calling.result()
+
+
+# ---- beside creates that are held
+
+TURNS = 4
+PROXIES = (PROXY, HOOKED)
+CALLS = {
+    CRI: (
+        ("small call (Version)", "Version", 25_000, 250),
+        ("list of 200 (1 MiB)", "ListContainers", 10_000, 200),
+        ("Status", "Status", 25_000, 250),
+        ("ExecSync", "ExecSync", 15_000, 200),
+    ),
+    DOCKER: (
+        ("ping", "GET /_ping", 25_000, 250),
+        ("list of 200 (1 MiB)", "GET /containers/json", 10_000, 200),
+        ("inspect", INSPECT, 25_000, 250),
+        ("exec", EXEC, 10_000, 200),
+    ),
 }
-"""By mode: the calls that may be measured."""
-WAYS = (PROXY, HOOKED)
-"""Those of the two proxies."""
-PORTION: Mapping[Case, int] = {
-    **{SMALL: 250, LIST: 200, STATUS: 250, EXEC_SYNC: 200},
-    **{PING: 250, DOCKER_LIST: 200, INSPECT: 250, EXEC: 200},
-}
-"""The first call of each portion has to connect: it must be less than one of a hundred."""
-PATIENCE_SECONDS = 1200.0
-"""The held calls end when the turn does, not before."""
-HEARD_SECONDS = 0.2
-"""A busy program may take so long until it does what a signal says; a create that came before would not wait."""
+"""The other calls of a turn, to each proxy: so many that p99 is known within some hundredths. The last number is of a
+portion, in less than a second: the pauses of a machine with neighbours are longer than what is looked for. The first
+call of each has to connect: it must be less than one of a hundred."""
+SLOW_SHARE = 0.6
+HUNG, SLOW = 100, 20
+HUNG_RATIO, SLOW_RATIO = 1.05, 1.10
+"""p99 of a call beside the held ones may be so many times that at another proxy in front of the same runtime."""
+PATIENCE = 1200.0
+PATIENT = (f"--hook-timeout={PATIENCE}s", f"--hook-budget={PATIENCE}s")
 HOLD_SECONDS = 1.0
 """After so long all of them wait."""
+HEARD_SECONDS = 0.2
+"""A busy program may take so long until it does what a signal says; a create that came before would not wait."""
 
-Situation = Callable[[str, int], AbstractContextManager[object]]
-"""What goes on at the proxy of a way in the turn of a number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """The calls of a case at the proxy at which something goes on, and elsewhere."""
-
-    case: Case
-    here: Run
-    elsewhere: Run
-
-    @property
-    def p99s(self) -> tuple[int, int]:
-        """Return the microseconds that 99 of 100 calls did not exceed, here and elsewhere."""
-        return self.here.percentile(99), self.elsewhere.percentile(99)
-
-    @property
-    def ratio(self) -> float:
-        """Return what goes on costs."""
-        here, elsewhere = self.p99s
-        return here / elsewhere
+Hold = Callable[[], AbstractContextManager[object]]
 
 
-def measure(served: Served, mode: Mode, calls: Mapping[Case, int], situation: Situation, turns: int) -> list[Beside]:
-    """Make so many calls of the mode's cases to each proxy in every turn. Raises DemoError."""
-    cases = [case for case in CASES[mode.name] if case in calls]
-    made = {(case, way): loads.prepare(served, mode, case, way) for case in cases for way in WAYS}
-    for (case, way), load in made.items():
-        send(served, case, way, load, PORTION[case])
-    runs = {(case, at_it): Run((), 0.0) for case in cases for at_it in (True, False)}
-    for turn in range(turns):
-        here = WAYS[turn % 2]
-        with situation(here, turn):
-            for case, way, count in _portions(cases, calls):
-                runs[case, way == here] += send(served, case, way, made[case, way], count)
-    return [Beside(case, runs[case, True], runs[case, False]) for case in cases]
+def hung(mode: str, share: float) -> list[Figure]:
+    """Measure other calls beside creates whose hook server hangs."""
+    with served(
+        mode,
+        (DIRECT, *PROXIES, HOOKS),
+        list_bytes=MIB,
+        hooked=PROXIES,
+        points=("PreCreateContainer",),
+        policy="Fail",
+        flags=PATIENT,
+    ) as running:
+        hold = partial(signalled, running.programs[HOOKS].process.pid, signal.SIGSTOP, signal.SIGCONT)
+        found = beside(running, HUNG, hold, share)
+    what = f"p99 beside {HUNG} held creates to that at another proxy"
+    return [ratio(f"{name}: {what}", here, there, HUNG_RATIO, share) for name, here, there in found]
 
 
-def _portions(cases: Sequence[Case], calls: Mapping[Case, int]) -> Iterator[tuple[Case, str, int]]:
+def slow(mode: str, share: float) -> list[Figure]:
+    """Measure other calls beside creates that the runtime does not answer."""
+    with served(mode, (DIRECT, *PROXIES), list_bytes=MIB) as running:
+        hold = partial(signalled, running.programs[DIRECT].process.pid, signal.SIGUSR1, signal.SIGUSR2)
+        found = beside(running, SLOW, hold, SLOW_SHARE * share)
+    what = f"p99 beside {SLOW} creates that the runtime does not answer to that at another proxy"
+    return [ratio(f"{name}: {what}", here, there, SLOW_RATIO, share) for name, here, there in found]
+
+
+def ratio(what: str, here: Run, there: Run, bound: float, share: float) -> Figure:
+    """Hold p99 here to that elsewhere; it is judged where all calls were made."""
+    found = here.percentile(99) / there.percentile(99)
+    shown = f"{found:.2f} ({here.percentile(99):,} us to {there.percentile(99):,} us)"
+    return Figure(what, shown, f"{bound:.2f}", found <= bound if share == 1 else None)
+
+
+def beside(running: Served, count: int, hold: Hold, share: float) -> list[tuple[str, Run, Run]]:
+    """Let creates wait at one proxy after the other; return the calls there and elsewhere."""
+    loads, clients = {}, {way: [running.client(way, PATIENCE) for _ in range(count)] for way in PROXIES}
+    creates = {way: [each.prepare(CREATE[running.mode]) for each in those] for way, those in clients.items()}
+    runs: dict[tuple[str, bool], Run] = {}
+    for name, route, _, portion in CALLS[running.mode]:
+        for way in PROXIES:
+            loads[name, way] = load = prepare(running, way, route)
+            running.send(way, route, load, portion)
+    for turn in range(TURNS):
+        here = PROXIES[turn % 2]
+        with held(creates[here], hold):
+            for name, route, calls, portion in CALLS[running.mode]:
+                for way, part in portions(max(int(calls * share), 1), portion):
+                    run = running.send(way, route, loads[name, way], part)
+                    runs[name, way == here] = runs.get((name, way == here), Run()).plus(run)
+    return [(name, runs[name, True], runs[name, False]) for name, *_ in CALLS[running.mode]]
+
+
+def portions(calls: int, portion: int) -> Iterator[tuple[str, int]]:
     """Yield whose turn it is, and how many calls are made: as many on each way, which take turns in being the first."""
-    for case in cases:
-        for number, done in enumerate(range(0, calls[case], PORTION[case])):
-            for way in (WAYS, WAYS[::-1])[number % 2]:
-                yield case, way, min(PORTION[case], calls[case] - done)
-
-
-# ---- creates that are held
-
-Create = Callable[[int], object]
-"""Creates a container; no two have the same number."""
+    for number, done in enumerate(range(0, calls, portion)):
+        for way in PROXIES[:: (1, -1)[number % 2]]:
+            yield way, min(portion, calls - done)
 
 
 @contextmanager
-def _cri(socket: Path, count: int) -> Iterator[Create]:
-    pod = cri.pod()
-    with CriClient(str(socket), timeout_seconds=PATIENCE_SECONDS) as client:
-        pod_id = client.run_pod(pod)
-
-        def create(number: int) -> None:
-            request = cri.create(pod_id, pod)
-            request.config.metadata.name = f"held-{number}"
-            client.call("CreateContainer", request)
-
-        yield create
-
-
-@contextmanager
-def _docker(socket: Path, count: int) -> Iterator[Create]:
-    with ExitStack() as stack:
-        shims = [
-            stack.enter_context(Dockershim(str(socket), DOCKERSHIM, timeout_seconds=PATIENCE_SECONDS))
-            for _ in range(count)
-        ]
-        pods = [docker.run_pod(shim) for shim in shims]
-        yield lambda number: shims[number % count].create_container(pods[number % count], f"held-{number}")
-
-
-KUBELETS: Mapping[str, Callable[[Path, int], AbstractContextManager[Create]]] = {CRI: _cri, DOCKER: _docker}
-"""By mode: makes who creates so many containers at a time."""
-
-
-@contextmanager
-def held(hold: AbstractContextManager[object], create: Create, numbers: Sequence[int]) -> Iterator[None]:
-    """Let creates wait until the end of the block: for what does not go on before ``hold`` ends.
-
-    Raises DemoError if one did not wait, and whatever one fails with.
-    """
-    with ThreadPoolExecutor(len(numbers)) as pool:
-        with hold:
-            creating = [pool.submit(create, number) for number in numbers]
+def held(creates: Sequence[Call], hold: Hold) -> Iterator[None]:
+    """Let creates wait until the end of the block. Raises DemoError if one did not wait, and what one fails with."""
+    with ThreadPoolExecutor(len(creates)) as pool:
+        with hold():
+            creating = [pool.submit(create) for create in creates]
             time.sleep(HOLD_SECONDS)
             yield
             waited = not any(future.done() for future in creating)
@@ -144,16 +191,6 @@ def held(hold: AbstractContextManager[object], create: Create, numbers: Sequence
             future.result()
     if not waited:
         raise DemoError("the creates did not wait, so nothing was measured beside them")
-
-
-@contextmanager
-def holding(
-    name: str, served: Served, count: int, hold: Callable[[], AbstractContextManager[object]]
-) -> Iterator[Situation]:
-    """Give the situation in which so many creates are held at a proxy, in the mode of this name."""
-    with ExitStack() as stack:
-        creates = {way: stack.enter_context(KUBELETS[name](served.socket(way), count)) for way in WAYS}
-        yield lambda way, turn: held(hold(), creates[way], range(turn * count, (turn + 1) * count))
 
 
 @contextmanager
@@ -165,3 +202,143 @@ def signalled(program: int, at_begin: int, at_end: int) -> Iterator[None]:
         yield
     finally:
         os.kill(program, at_end)
+
+
+# ---- crowds, and what is long
+
+CROWD_TURNS = 5
+CROWD_RATIO = 5.0
+"""The slowest call of a crowd may take so many times what half of them take, whatever the runtime's own calls do: what
+of a proxy is many times as unfair as it was must not pass because a runtime alone is worse than any proxy."""
+IN_CALLS = "100 connections, in calls"
+"""Where all calls of a crowd begin at one time, the last one waits for all others: twice what half of them take. Where
+calls follow one another on connections of their own, the first ones wait for all connections to be made, which
+takes many times what a call does, and so does a pause that another program makes on the machine. There a call's wait is
+counted in calls that ended meanwhile: nobody's does in such a pause, and who is starved sees those of others end."""
+CROWDS = {
+    CRI: (
+        ("1,000 streams of one connection", SMALL[CRI], 20_000, 1_000, 1),
+        ("100 connections of 10 streams", SMALL[CRI], 20_000, 1_000, 100),
+        ("ExecSync", "ExecSync", 4_000, 200, 1),
+    ),
+    DOCKER: (
+        ("1,000 connections at once", SMALL[DOCKER], CROWD_TURNS * 1_000, 1_000, 1),
+        (IN_CALLS, SMALL[DOCKER], 20_000, 100, 1),
+        ("200 execs", EXEC, 4_000, 200, 1),
+    ),
+}
+"""The crowd, its calls, how many at a time, on how many connections where streams share them."""
+BESIDE_CALLS, BESIDE_PORTION = 2_000, 250
+BESIDE_MS = 50
+"""p99 of a small call beside lists of 16 MiB, and beside creates so much more than past the proxy, straight to the
+runtime: that and the machine have their work with such creates, too."""
+BULK = "x" * ((16 << 20) - (64 << 10))
+"""An argument of the container's command, which hook servers are not told."""
+
+
+def crowded(mode: str, share: float) -> list[Figure]:
+    """Measure many calls at once, and small ones beside lists and creates of 16 MiB."""
+    with served(mode, (DIRECT, PROXY)) as running:
+        figures = [crowd(running, *each, share) for each in CROWDS[mode]]
+    small, calls = SMALL[mode], max(int(BESIDE_CALLS * share), 1)
+    with served(mode, (DIRECT, PROXY), list_bytes=HUGE_LIST_BYTES) as running:
+        load, lists = (prepare(running, PROXY, route) for route in (small, LISTED[mode]))
+        p99s = []
+        for _ in range(CROWD_TURNS):
+            with meanwhile(lambda: running.send(PROXY, LISTED[mode], lists, 2)):
+                p99s.append(running.send(PROXY, small, load, calls).percentile(99) / 1000)
+    what = "p99 of a small call beside lists of 16 MiB"
+    figures.append(at_most(what, median(p99s), BESIDE_MS, " ms", digits=1, judged=share == 1))
+    with served(mode, (DIRECT, *PROXIES, HOOKS)) as running:
+        return figures + [beside_creates(running, way, calls, share) for way in PROXIES]
+
+
+def crowd(running: Served, name: str, route: str, calls: int, at_once: int, connections: int, share: float) -> Figure:
+    """Make a crowd's calls directly and through the proxy; compare the slowest with half of them."""
+    loads = {way: prepare(running, way, route, at_once, connections) for way in (DIRECT, PROXY)}
+    ratios: dict[str, list[float]] = {way: [] for way in loads}
+    for _ in range(CROWD_TURNS):
+        for way, load in loads.items():
+            run = running.send(way, route, load, max(int(calls * share) // CROWD_TURNS, at_once))
+            ratios[way].append(unfairness(run, in_calls=name == IN_CALLS))
+    return crowd_figure(name, median(ratios[DIRECT]), median(ratios[PROXY]), share)
+
+
+def unfairness(run: Run, *, in_calls: bool) -> float:
+    """Return the longest wait to that of half of the calls."""
+    waited = run.meanwhile if in_calls else run.microseconds
+    return max(waited) / median_low(waited)
+
+
+def crowd_figure(name: str, direct: float, through: float, share: float) -> Figure:
+    shown = f"{through:.1f} (directly {direct:.1f})"
+    kept = through <= CROWD_RATIO if share == 1 else None
+    return Figure(f"{name}: the slowest to the median", shown, f"{CROWD_RATIO:.1f}", kept)
+
+
+def beside_creates(running: Served, way: str, calls: int, share: float) -> Figure:
+    """Measure small calls through the proxy and past it, beside creates of 16 MiB."""
+    route, create = SMALL[running.mode], CREATE[running.mode]
+    loads = {each: prepare(running, each, route) for each in (way, DIRECT)}
+    big = prepare(running, way, create, more=BULK)
+    turns: list[dict[str, int]] = []
+    for _ in range(CROWD_TURNS):
+        runs = dict.fromkeys(loads, Run())
+        with meanwhile(lambda: running.send(way, create, big, 1)):
+            for done in range(0, calls, BESIDE_PORTION):
+                for each, load in loads.items():
+                    part = running.send(each, route, load, min(BESIDE_PORTION, calls - done))
+                    runs[each] = runs[each].plus(part)
+        turns.append({each: run.percentile(99) for each, run in runs.items()})
+    through, past = (median(turn[each] for turn in turns) / 1000 for each in (way, DIRECT))
+    what = f"p99 of a small call beside creates of 16 MiB{', with a hook server' if way == HOOKED else ''}"
+    return creates_figure(what, through, past, share)
+
+
+def creates_figure(what: str, through: float, past: float, share: float) -> Figure:
+    """Hold what the proxy adds, in milliseconds, to the limit."""
+    shown, limit = f"{through:.1f} ms (past the proxy {past:.1f} ms)", f"{BESIDE_MS} ms more than past the proxy"
+    return Figure(what, shown, limit, through - past <= BESIDE_MS if share == 1 else None)
+
+
+# ---- clients that read nothing
+
+CLIENTS = 100
+STALLED_TURNS = 11
+STALLED_RATIO = 2.0
+"""p99 of a ping beside the clients may be so many times that without them."""
+
+
+def stalled(share: float) -> list[Figure]:
+    """Measure pings, and memory, beside clients that ask for an export and read nothing of it."""
+    pings, route = max(int(12_000 * share), STALLED_TURNS) // STALLED_TURNS, SMALL[DOCKER]
+    ratios, growth = [], 0
+    with served(DOCKER, (DIRECT, PROXY)) as running:
+        ping, target = prepare(running, PROXY, route), f"/v1.41/containers/{running.client(PROXY).container()}/export"
+        running.send(PROXY, route, ping, pings)
+        for _ in range(STALLED_TURNS):
+            alone = running.send(PROXY, route, ping, pings).percentile(99)
+            before = running.programs[PROXY].memory()
+            with _silent(running, target):
+                time.sleep(max(STALL_SECONDS.at(share) / STALLED_TURNS, 1))
+                ratios.append(running.send(PROXY, route, ping, pings).percentile(99) / alone)
+                growth = max(growth, running.programs[PROXY].memory() - before)
+    return stalled_figures(ratios, growth, share)
+
+
+def stalled_figures(ratios: Sequence[float], growth: int, share: float) -> list[Figure]:
+    return [
+        at_most(f"memory of each of {CLIENTS} clients that do not read", growth / CLIENTS / MIB, 1, " MiB"),
+        at_most("p99 of a ping beside them to alone", median(ratios), STALLED_RATIO, judged=share == 1),
+    ]
+
+
+@contextmanager
+def _silent(running: Served, target: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for _ in range(CLIENTS):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.connect(str(running.socket(PROXY)))
+            client.sendall(f"GET {target} HTTP/1.1\r\nHost: docker\r\n\r\n".encode())
+            running.sent[cases.EXPORT.route] += 1
+        yield

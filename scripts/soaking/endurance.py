@@ -1,55 +1,59 @@
-"""What must not grow in a proxy that works for long, and whether its Store is the runtime's list (fault matrix S9 and
-X7, promise 13).
+"""Very many lives of containers, some of which end badly (fault matrix S9, promise 13): does anything grow in a proxy
+that works for long, is its Store the runtime's list?
 
-Owns the proxy and its hook server as processes, memory over what was done, what a proxy at rest holds, the limits.
-Must not know: what is called, how figures are shown.
-Invariant: memory and open files are the kernel's word on a process that does nothing else. Its Store and its tasks,
-which nobody sees from outside, it tells itself when it is asked (``shown``).
+Memory and open files are the kernel's word on a process that does nothing else; its Store and its tasks, which nobody
+sees from outside, it tells itself when it is asked (``shown``). The fake runtime is the driver's own, so that it can
+refuse a call and lose a container without a word; the proxy and the hook server are processes of their own. Every call
+is answered well but for those that were chosen to fail, and a life that ended badly has left nothing in the runtime.
 """
 
 import asyncio
 import gc
 import json
 import os
+import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any, NamedTuple
 
+import grpc
+import uvloop
+
 from runtimeproxy import sync
 from scripts.benchmark.cases import CRI, DOCKER
-from scripts.benchmark.limits import MIB
-from scripts.demonstration.processes import program
+from scripts.demonstration.processes import DemoError, program
+from scripts.figures import MIB, Figure, at_most
+from scripts.soaking.results import Found, Plot
 from scripts.soaking.shown import SHOW
+from tests.amounts import Amount
+from tests.fakes import dockerd, runtime
 from tests.system import cri_front, docker_front
-from tests.system.cri_front import CriRuntime
-from tests.system.docker_front import DockerRuntime
+from tests.system.cri_front import METHODS, CriRuntime
+from tests.system.docker_front import ROUTES, DockerRuntime
 from tests.system.docker_streams import open_files, resident_bytes
-from tests.system.fronts import Front
+from tests.system.fronts import Caller, Failed, Front
 from tests.system.proxy import ProxyProcess, until
 
 Fake = CriRuntime | DockerRuntime
 FRONTS: Mapping[str, Front] = {CRI: cri_front.CRI, DOCKER: docker_front.DOCKER}
-RUNTIMES: Mapping[str, Callable[[str], Fake]] = {
-    CRI: lambda socket: CriRuntime(socket, keep_received=0),
-    DOCKER: lambda socket: DockerRuntime(socket, keep_received=0),
-}
-"""By mode: a fake runtime that keeps no requests."""
+RUNTIMES: Mapping[str, Callable[..., Fake]] = {CRI: CriRuntime, DOCKER: DockerRuntime}
 
-GROWTH_BYTES = MIB
+GROWTH_MIB = 1
 """Over all that comes after the warm-up. The rule is 1 MiB an hour. Here hours pass in a minute: 23 of a day, or the
 months in which a kubelet makes 80,000 pods at 30 an hour; all of them together may cost what the rule grants to one."""
 DESCRIPTORS = 2
 """So many more or fewer may be open after it."""
-
 REGISTRATION = "every-point.json"
 STALLED = "the event loop hangs"
 SAMPLE_SECONDS = 0.5
-READINGS = 5
-READING_SECONDS = 0.1
+READINGS, READING_SECONDS = 5, 0.1
 """At rest the least of so many readings counts: a list of the runtime's state may be under way at any of them."""
 SETTLED_SECONDS = 30.0
 """Beyond the time between two lists: by then the Store is equal."""
@@ -64,37 +68,23 @@ class Sample(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """What the proxy shows of itself (``shown``)."""
-
-    ids: set[str]
-    tasks: int
-    stalls: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """A proxy without a client: asyncio's tasks, open file descriptors, and the ids of which there are two accounts."""
+class Rest(NamedTuple):
+    """A proxy without a client; ``differing`` of the ``known`` ids of the runtime are in it or in the Store alone."""
 
     tasks: int
     descriptors: int
     known: int
-    """How many pods and containers the runtime has."""
     differing: int
-    """How many ids are in the Store or in the runtime alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endured:
-    """Memory during the warm-up and after it, the proxy at rest before and after the latter, and what it counted."""
+class Endured(NamedTuple):
+    """Memory during the warm-up and after it, the proxy at rest before and after the latter, and its loop's stalls."""
 
     warm_up: Sequence[Sample]
     measured: Sequence[Sample]
     before: Rest
     after: Rest
     stalls: int
-    """How often the event loop hung."""
 
     @property
     def slope(self) -> float:
@@ -107,10 +97,33 @@ class Endured:
         """Return the bytes by which memory grew from the warm-up's end to the end: the slope times what was done."""
         return self.slope * (self.measured[-1].done - self.measured[0].done)
 
-    @property
-    def most(self) -> int:
-        """Return the most bytes that were seen."""
-        return max(sample.bytes for sample in (*self.warm_up, *self.measured))
+    def figures(self, share: float) -> list[Figure]:
+        """Judge what is left: memory's growth where all was run, what a proxy at rest holds always."""
+        before, after = self.before, self.after
+        most = max(sample.bytes for sample in (*self.warm_up, *self.measured))
+        growth = at_most("growth of memory after the warm-up", self.growth / MIB, GROWTH_MIB, " MiB", judged=share == 1)
+        return [
+            growth,
+            Figure("most resident memory", f"{most / MIB:.1f} MiB"),
+            Figure(
+                "open file descriptors at rest, before and after",
+                f"{before.descriptors}, {after.descriptors}",
+                f"{DESCRIPTORS} more or fewer",
+                abs(after.descriptors - before.descriptors) <= DESCRIPTORS,
+            ),
+            Figure(
+                "tasks at rest, before and after",
+                f"{before.tasks}, {after.tasks}",
+                "the same",
+                before.tasks == after.tasks,
+            ),
+            Figure(
+                f"pods and containers of {after.known} that the Store lacks or has alone",
+                f"{before.differing}, {after.differing}",
+                "0, 0",
+                not (before.differing or after.differing),
+            ),
+        ]
 
 
 class Observed:
@@ -118,22 +131,20 @@ class Observed:
 
     def __init__(self, proxy: ProxyProcess, view: Path, pass_seconds: float) -> None:
         self.socket = proxy.socket
-        self._proxy = proxy
-        self._view = view
-        self._pass_seconds = pass_seconds
+        self._proxy, self._view, self._pass_seconds = proxy, view, pass_seconds
 
     @asynccontextmanager
     async def sampled(self, done: Callable[[], float]) -> AsyncIterator[list[Sample]]:
         """Take samples of the memory until the end of the block, the first and the last at its ends."""
         samples: list[Sample] = []
 
+        def take() -> None:
+            samples.append(Sample(done(), resident_bytes(self._proxy.pid)))
+
         async def go_on() -> None:
             while True:
                 take()
                 await asyncio.sleep(SAMPLE_SECONDS)
-
-        def take() -> None:
-            samples.append(Sample(done(), resident_bytes(self._proxy.pid)))
 
         task = asyncio.create_task(go_on())
         try:
@@ -149,28 +160,28 @@ class Observed:
         deadline = loop.time() + self._pass_seconds + SETTLED_SECONDS
         await asyncio.sleep(READING_SECONDS)
         gc.collect()  # grpcio's clients, who have just left, close a connection when its last call is collected
-        while (differing := (await self.shown()).ids ^ ids) and loop.time() < deadline:
+        while (differing := {*(await self.shown())["ids"]} ^ ids) and loop.time() < deadline:
             await asyncio.sleep(READING_SECONDS)
         readings = []
         for _ in range(READINGS):
             await asyncio.sleep(READING_SECONDS)
-            readings.append(((await self.shown()).tasks, open_files(self._proxy.pid)))
+            readings.append(((await self.shown())["tasks"], open_files(self._proxy.pid)))
         tasks, descriptors = (min(figures) for figures in zip(*readings, strict=True))
         return Rest(tasks, descriptors, len(ids), len(differing))
 
-    async def shown(self) -> View:
+    async def shown(self) -> dict[str, Any]:
         """Ask the proxy to show itself."""
         self._view.unlink(missing_ok=True)
         os.kill(self._proxy.pid, SHOW)
         await until(self._view.exists, "the proxy shows itself", self._proxy.output)
-        shown = json.loads(self._view.read_text())
-        return View(set(shown["ids"]), shown["tasks"], shown["stalls"])
+        return dict(json.loads(self._view.read_text()))
 
-    def tell_stalls(self) -> None:
-        """Print where the event loop hung: the places are no figures."""
+    async def stalls(self) -> int:
+        """Return how often the event loop hung, and print where: the places are no figures."""
         for line in self._proxy.output().splitlines():
             if STALLED in line:
                 print(line, file=sys.stderr)
+        return int((await self.shown())["stalls"])
 
 
 @asynccontextmanager
@@ -195,12 +206,9 @@ async def endure(
     proxy: Observed, fake: Fake, part: Callable[[int], Awaitable[Sequence[Sample]]], counts: tuple[int, int]
 ) -> Endured:
     """Let a proxy warm up by the first count, then do the second; ``part`` does it with clients of its own."""
-    warm_up = await part(counts[0])
-    before = await proxy.rest(fake)
-    measured = await part(counts[1])
-    after = await proxy.rest(fake)
-    proxy.tell_stalls()
-    return Endured(warm_up, measured, before, after, (await proxy.shown()).stalls)
+    warm_up, before = await part(counts[0]), await proxy.rest(fake)
+    measured, after = await part(counts[1]), await proxy.rest(fake)
+    return Endured(warm_up, measured, before, after, await proxy.stalls())
 
 
 async def together(*calls: Coroutine[Any, Any, None]) -> None:
@@ -211,3 +219,177 @@ async def together(*calls: Coroutine[Any, Any, None]) -> None:
                 group.create_task(call)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+
+
+# ---- lives
+
+LIVES = Amount(200, 100_000)
+WARM_UP = 5
+"""One in so many is lived before anything is measured. What is bounded has come to its bound by then: the largest is
+the table of texts that records share, which begins anew after some 16,000 pods."""
+AT_ONCE = 8
+STANDING = 10
+"""Pods with a container each that live all the time: the Store is not empty at the end."""
+PATIENCE_SECONDS = 0.005
+"""At most so long is waited for a remove that shall be lost: it is given up before, in or after its turn in the
+runtime."""
+REFUSED = "refused as it was chosen to be"
+
+
+@dataclass(eq=False)
+class Node:
+    """A fake runtime, who speaks to it past the proxy, and what went wrong on purpose."""
+
+    fake: Fake
+    outside: Caller
+    refusals: runtime.Injection | dockerd.Injection
+    """Of stops, as many as its ``times``."""
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    ends: Counter[str] = field(default_factory=Counter)
+    lived: int = 0
+
+
+async def begin(caller: Caller) -> tuple[str, str]:
+    """Run a pod with a container, and change the container's resources; return their ids."""
+    pod_id = await caller.run_pod()
+    container_id = await caller.create(pod_id)
+    del caller.pods[pod_id]  # it would remember all that ever were
+    await caller.act("start", container_id)
+    await caller.update(container_id)
+    return pod_id, container_id
+
+
+async def end(caller: Caller, pod_id: str, container_id: str) -> None:
+    """Stop and remove a container and its pod."""
+    await _stop(caller, "stop", container_id)
+    await caller.act("remove", container_id)
+    await _end_pod(caller, pod_id)
+
+
+async def _end_pod(caller: Caller, pod_id: str) -> None:
+    await _stop(caller, "stop_pod", pod_id)
+    await caller.act("remove_pod", pod_id)
+
+
+async def _stop(caller: Caller, verb: str, subject_id: str) -> None:
+    """Stop, and ask again if that is refused on purpose: any of the stops under way may be the one."""
+    while True:
+        try:
+            await caller.act(verb, subject_id)
+        except Failed as failed:
+            if REFUSED not in failed.text:
+                raise
+        else:
+            return
+
+
+async def _well(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    await end(caller, pod_id, container_id)
+
+
+async def _stop_refused(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    node.refusals.times = (node.refusals.times or 0) + 1
+    await end(caller, pod_id, container_id)
+
+
+async def _remove_lost(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    """Give a remove up at a random moment, and ask again: the container may be gone by then."""
+    await _stop(caller, "stop", container_id)
+    remove = caller.request("remove", container_id)
+    try:
+        await caller.send("remove", remove, seconds=node.chance.uniform(0, PATIENCE_SECONDS))
+    except Failed:
+        try:
+            await caller.send("remove", remove)
+        except Failed as failed:
+            if failed.status != HTTPStatus.NOT_FOUND:
+                raise
+    await _end_pod(caller, pod_id)
+
+
+async def _removed_outside(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    """Remove both past the proxy, as ``ctr rm`` and ``docker rm`` do."""
+    await node.outside.act("remove", container_id)
+    await node.outside.act("remove_pod", pod_id)
+
+
+async def _vanished(node: Node, caller: Caller, pod_id: str, container_id: str) -> None:
+    """Lose both: no call and no event tells of it."""
+    node.fake.vanish(container_id)
+    node.fake.vanish(pod_id)
+
+
+End = Callable[[Node, Caller, str, str], Awaitable[None]]
+WELL: tuple[str, End] = ("well", _well)
+CYCLE = 200
+ENDS: Mapping[int, tuple[str, End]] = {
+    10: ("with a refused stop", _stop_refused),
+    60: ("with a remove given up at some moment", _remove_lost),
+    110: ("removed past the proxy", _removed_outside),
+    160: ("vanished", _vanished),
+}
+"""By a life's number in its cycle; all others end well."""
+
+
+def lived(mode: str, share: float) -> Found:
+    """Live through a share of the lives. Raises DemoError, AssertionError, Failed."""
+    with tempfile.TemporaryDirectory(prefix="rp-soak-") as folder:
+        ends, endured = uvloop.run(live(mode, share, Path(folder)))
+    return Found(
+        [
+            *(Figure(f"lifecycles that ended {way}", f"{count:,}") for way, count in ends.items()),
+            *endured.figures(share),
+            Figure("times that the event loop hung", f"{endured.stalls}"),
+        ],
+        plot=picture(endured),
+    )
+
+
+def picture(endured: Endured) -> Plot:
+    samples = (*endured.warm_up, *endured.measured)
+    return Plot([(sample.done, sample.bytes / MIB) for sample in samples], endured.measured[0].done)
+
+
+async def live(mode: str, share: float, folder: Path) -> tuple[Counter[str], Endured]:
+    """Live; return how many lives ended in which way, and what they left."""
+    front, socket = FRONTS[mode], folder / "runtime.sock"
+    async with (
+        RUNTIMES[mode](str(socket), keep_received=0) as fake,
+        front.caller(socket) as outside,
+        observed(front, folder, share) as proxy,
+    ):
+        node = Node(fake, outside, _refusals(fake))
+        async with front.caller(proxy.socket) as caller:
+            for _ in range(STANDING):
+                await begin(caller)
+
+        async def part(count: int) -> Sequence[Sample]:
+            numbers = iter(range(node.lived, node.lived + count))
+            async with front.caller(proxy.socket) as caller, proxy.sampled(lambda: node.lived) as samples:
+                await together(*(_live(node, caller, numbers) for _ in range(AT_ONCE)))
+            return samples
+
+        lives = LIVES.at(share)
+        warm_up = max(lives // WARM_UP, 1)
+        endured = await endure(proxy, fake, part, (warm_up, lives - warm_up))
+        if node.refusals.times:
+            raise DemoError(f"{node.refusals.times} stops were to be refused, and were not")
+        return node.ends, endured
+
+
+def _refusals(fake: Fake) -> runtime.Injection | dockerd.Injection:
+    """Have stops refused; none of them yet."""
+    if isinstance(fake, CriRuntime):
+        refusals = runtime.Injection(code=grpc.StatusCode.UNKNOWN, details=REFUSED, times=0)
+        fake.inject(METHODS["stop"], refusals)
+        return refusals
+    return fake.inject(ROUTES["stop"], dockerd.Injection(status=500, message=REFUSED, times=0))
+
+
+async def _live(node: Node, caller: Caller, numbers: Iterator[int]) -> None:
+    for number in numbers:
+        pod_id, container_id = await begin(caller)
+        way, ending = ENDS.get(number % CYCLE, WELL)
+        await ending(node, caller, pod_id, container_id)
+        node.ends[way] += 1
+        node.lived += 1

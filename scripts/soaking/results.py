@@ -1,71 +1,131 @@
-"""What a soak found: figures, limits, and which step failed.
+"""What a step of the soak found, and docs/results.rst, the page that has the last of each.
 
-Owns what counts as a failure.
-Must not know: how anything is run or written.
-Invariant: a step without a figure has failed.
+The page is also where the rows of steps that were not run again are kept. Each row says when the step ran, on what, and
+how much of its full count; an error's own text, which may name files of the machine, is not in it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from scripts.figures import Figure
+
+RESULTS = Path("docs", "results.rst")
+PICTURES = RESULTS.with_suffix("")
+_HEADER = ("step", "count", "day and machine", "figures with a limit")
+_TOP = """\
+.. Written by scripts/soak: changes made here are lost with its next run.
+
+Results
+=======
+
+What ``scripts/soak`` found last, of each step; it prints more than stands here. The limit stands behind what was found.
+
+.. list-table::
+   :header-rows: 1
+
+"""
+BELOW = "Resident memory in MiB over lifecycles; the warm-up ends at the upright line."
+"""What stands below a picture."""
+_VERDICTS = {True: "", False: " **MISSED**", None: " not judged"}
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """Points in the order of their x; ``mark`` is an x at which a line stands upright, for what the text says of it."""
+class Plot(NamedTuple):
+    """Points in the order of their x; at ``mark`` a line stands upright."""
 
     points: Sequence[tuple[float, float]]
     mark: float
-    text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A row of a step's table; ``kept`` is None where there is no limit, or where it is not judged."""
-
-    what: str
-    found: str
-    limit: str = ""
-    kept: bool | None = None
-
-    @property
-    def verdict(self) -> str:
-        """Say whether the limit was kept."""
-        if self.kept is None:
-            return "not judged" if self.limit else ""
-        return "ok" if self.kept else "MISSED"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What a step found: its figures and, if it has them, a table, whose first row is the header, and a picture."""
 
-    figures: Sequence[Figure]
+    figures: Sequence[Figure] = ()
     table: Sequence[Sequence[str]] = ()
     plot: Plot | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A step's end: ``found`` or, where an error ended it, ``error``, a text that may name files."""
+class Result(NamedTuple):
+    """A step's end; ``error`` ended it, or is "". ``amount`` is how much of its full count was run."""
 
     step: str
-    command: str
-    shows: str
-    full: str
-    share: float
-    seconds: float
-    found: Found = Found(())
+    amount: str
+    found: Found
     error: str = ""
 
     @property
     def failures(self) -> list[str]:
-        """Name what failed, with the step; nothing if nothing did."""
+        """Name what failed, with the step; a step without a figure has failed."""
         if self.error or not self.found.figures:
             return [f"{self.step}: {self.error or 'it found nothing'}"]
-        missed = [figure for figure in self.found.figures if figure.kept is False]
-        return [f"{self.step}: {figure.what} is {figure.found}, the limit is {figure.limit}" for figure in missed]
+        return [f"{self.step}: {figure.missed}" for figure in self.found.figures if figure.missed]
 
-    @property
-    def count(self) -> str:
-        """Say how much of the full count was run."""
-        return self.full if self.share == 1 else f"{self.share:g} of {self.full}"
+    def row(self, where: str) -> str:
+        """Return the step's row of the page; ``where`` is the day and the machine."""
+        lines = ["**It did not come to its end.**"] if self.error or not self.found.figures else []
+        lines += [
+            f"{figure.what}: {figure.found}; {figure.limit}{_VERDICTS[figure.kept]}"
+            for figure in self.found.figures
+            if figure.limit
+        ]
+        return _row((self.step, self.amount, where), lines or ["none has one"])
+
+
+def _row(cells: Sequence[str], lines: Sequence[str]) -> str:
+    """Return a row of a list-table; its last cell has these lines."""
+    first, *more = [f"| {line}" for line in lines] if len(lines) > 1 else lines
+    head = [f"   * - {cells[0]}", *(f"     - {cell}" for cell in (*cells[1:], first))]
+    return "\n".join([*head, *(f"       {line}" for line in more)])
+
+
+def render(rows: Mapping[str, str], pictures: Sequence[str]) -> str:
+    """Return the whole page: the rows by their steps, and the pictures of steps."""
+    text = _TOP + "\n".join([_row(_HEADER[:-1], _HEADER[-1:]), *rows.values()]) + "\n"
+    for step in pictures:
+        text += f"\n.. figure:: results/{step}.png\n   :alt: {step}\n\n   {step}: {BELOW}\n"
+    return text
+
+
+def rows_of(page: str) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a page by their steps."""
+    for found in re.finditer(r"^   \* - (\S+)\n(?:     .*\n)+", page, re.MULTILINE):
+        if found[1] != _HEADER[0]:
+            yield found[1], found[0].rstrip("\n")
+
+
+def write(result: Result, where: str, order: Sequence[str]) -> None:
+    """Put a step's row, and its picture, in the place of those of its last run."""
+    rows = dict(rows_of(RESULTS.read_text())) if RESULTS.exists() else {}
+    rows[result.step] = result.row(where)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    if result.found.plot is not None:
+        draw(result.found.plot, PICTURES / f"{result.step}.png")
+    drawn = [step for step in order if (PICTURES / f"{step}.png").exists()]
+    RESULTS.write_text(render({step: rows[step] for step in order if step in rows}, drawn))
+
+
+def draw(plot: Plot, file: Path) -> None:
+    """Draw a line over its two axes; the upright one begins at zero, so that what grows little looks so."""
+    from matplotlib.figure import Figure as Picture  # only who keeps a picture needs matplotlib
+
+    picture = Picture(figsize=(7.2, 3.0), layout="constrained")
+    axes = picture.subplots()
+    axes.plot(*zip(*plot.points, strict=True))
+    axes.axvline(plot.mark, color="black")
+    axes.set_ylim(0, 1.1 * max(y for _, y in plot.points) or 1)
+    axes.grid(color="lightgrey")
+    picture.savefig(file, dpi=100)
+
+
+def machine() -> str:
+    """Describe this machine and how busy it is: what a reader needs to compare figures, and nothing that names it."""
+    kernel = re.match(r"[\d.]*\d|", platform.release())  # what follows the version may name a provider
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
+    return (
+        f"{len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB of memory, "
+        f"Linux {kernel[0] if kernel else ''}, {platform.freedesktop_os_release()['PRETTY_NAME']}, "
+        f"Python {platform.python_version()}; load average {os.getloadavg()[0]:.1f} at the start"
+    )

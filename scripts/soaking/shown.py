@@ -1,8 +1,6 @@
 """The proxy with one signal more, which writes the Store's ids, the number of tasks and of stalls to a file.
 
-Owns that signal and the file's content.
-Must not know: who looks at it.
-Invariant: between two signals it is ``runtimeproxy run``, and nothing of it is counted or kept for the looker's sake.
+Between two signals it is ``runtimeproxy run``, and nothing of it is counted or kept for the looker's sake.
 Run: ``python -m scripts.soaking.shown FILE PASS_SECONDS FLAG...``; the flags are those of ``runtimeproxy run``, the
 seconds those between two lists of the runtime's state.
 """
@@ -31,25 +29,17 @@ class Shown(app.Proxy):
         loop.add_signal_handler(SHOW, self._show)
 
     def _show(self) -> None:
-        shown = {
-            "ids": sorted(self.store.ids()),
-            "tasks": len(asyncio.all_tasks()),
-            "stalls": self.recorder.total("loop_stalls"),
-        }
+        stalls = self.recorder.total("loop_stalls")
+        shown = {"ids": sorted(self.store.ids()), "tasks": len(asyncio.all_tasks()), "stalls": stalls}
         beside = self.file.with_suffix(".new")
         beside.write_text(json.dumps(shown))
         os.replace(beside, self.file)
 
 
-def main() -> int:
-    """Run the proxy; return its exit code."""
+if __name__ == "__main__":
     _, file, pass_seconds, *flags = sys.argv
     Shown.file = Path(file)
     sync.PASS_SECONDS = float(pass_seconds)
     app.Proxy = Shown  # type: ignore[misc]
     sys.argv[1:] = flags
-    return cli.koord_runtime_proxy()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.koord_runtime_proxy())

@@ -1,74 +1,82 @@
-"""Steps that are the project's own tests, run with a share of their full numbers.
+"""Steps that are programs of the project's own: its tests, with a share of their full numbers, and the demo.
 
-Owns which tests make up a step, and the figures that pytest's report gives.
-Must not know: how tests are run (``programs``), how figures are shown.
-Invariant: a step in which a test fails, or is skipped, has no figures but an error.
+A step in which a test fails, or is skipped, has no figures but an error. A program is interrupted, not killed, when the
+soak ends early: it ends what it has started.
 """
 
-from collections.abc import Sequence
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from xml.etree import ElementTree
 
-from scripts.soaking.programs import run_tests
-from scripts.soaking.results import Figure, Found
-from tests.amounts import CALLS_OF_A_CLIENT, EXECS_OF_THE_CLI, IDLE_SECONDS, STREAM_BYTES
+from scripts.demonstration.processes import DemoError
+from scripts.figures import Figure
+from tests.amounts import SHARE_VARIABLE, Amount
+
+PYTEST = ("pytest", "--quiet", "-p", "no:cacheprovider")
+HYPOTHESIS = (*("-n", "2", "--dist", "worksteal"), "-m", "hypothesis", "--hypothesis-show-statistics", "tests")
+"""In two processes: some take many minutes."""
+DEMOS = Amount(1, 10)
 
 
-def _system(*names: str) -> Sequence[str]:
+def system(*names: str) -> Sequence[str]:
     return [f"tests/system/test_{name}.py" for name in names]
 
 
-HOOKS = _system("hook_failures", "plugins", "policy_exact", "secrets")
-PEERS = (
-    "tests/docker/test_boundaries.py::test_heads_that_come_byte_by_byte_disturb_nobody",
-    *_system("backends_broken", "bounds", "crowd"),
-)
-CANCELS = _system("cancels")
-RESTARTS = _system("restarts", "runtime_away", "engines_killed", "containerd")
-KILLS = (*_system("restart"), "tests/test_originals_file.py")
+def tests(arguments: Sequence[str], share: float) -> list[Figure]:
+    """Run tests, whose numbers scale. Raises DemoError, with pytest's output, if one fails, is skipped, or none is."""
+    with tempfile.TemporaryDirectory(prefix="rp-soak-") as folder:
+        report = Path(folder, "report.xml")
+        code, output = run_module([*PYTEST, f"--junit-xml={report}", *arguments], {SHARE_VARIABLE: repr(share)})
+        if code:
+            raise DemoError(f"pytest ended with exit code {code}; its output: {output}")
+        passed = read_report(report.read_text())
+    slowest, seconds = max(passed, key=lambda test: test[1])
+    figures = [Figure("tests that passed", f"{len(passed)}"), Figure(f"slowest, {slowest}", f"{seconds:.0f} s")]
+    if "hypothesis" in arguments:
+        examples = sum(map(int, re.findall(r"- (\d+) passing", output)))
+        figures.append(Figure("examples that they were given", f"{examples:,}", "1 or more", examples > 0))
+    return figures
 
 
-def faults(tests: Sequence[str], share: float) -> Found:
-    """Run tests of what goes wrong, whose numbers scale."""
-    passed = run_tests(tests, share)
-    slowest, seconds = max(passed.tests, key=lambda test: test[1])
-    return Found(
-        [Figure("tests that passed", f"{len(passed.tests)}"), Figure(f"slowest, {slowest}", f"{seconds:.0f} s")]
-    )
+def read_report(xml: str) -> list[tuple[str, float]]:
+    """Return each test's name and seconds, of pytest's report in JUnit's XML. Raises DemoError if one was skipped."""
+    cases = list(ElementTree.fromstring(xml).iter("testcase"))
+    if skipped := [case.attrib["name"] for case in cases if case.find("skipped") is not None]:
+        raise DemoError(f"skipped were {', '.join(skipped)}")
+    return [(case.attrib["name"], float(case.attrib["time"])) for case in cases]
 
 
-def clients(share: float) -> Found:
-    """Run the test of the three clients, which counts at the fake runtime and at the clients."""
-    calls = CALLS_OF_A_CLIENT.at(share)
-    passed = run_tests(["tests/system/test_three_clients.py"], share)
-    return Found(
-        [
-            Figure(f"{calls:,} calls of {name.removeprefix('test_')}", f"all with grpc-status 0, in {seconds:.1f} s")
-            for name, seconds in passed.tests
-        ]
-    )
+def run_module(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a Python module with more variables in its environment; return its exit code and its output."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command, environ = [sys.executable, "-m", *arguments], os.environ | environment
+    with subprocess.Popen(command, env=environ, text=True, errors="replace", **pipes) as process:  # type: ignore[call-overload]
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            raise
+    return process.returncode, output
 
 
-def streams(share: float) -> Found:
-    """Run the tests of Docker mode's streams."""
-    passed = run_tests(_system("streams", "dockerd_streams"), share)
-    return Found(
-        [
-            Figure("tests that passed", f"{len(passed.tests)}"),
-            Figure("bytes through each pipe, each way", f"{STREAM_BYTES.at(share):,}, with equal checksums"),
-            Figure(
-                "execs of the docker CLI with a stdin, and without", f"{EXECS_OF_THE_CLI.at(share):,} each, all ended"
-            ),
-            Figure("silence before the next byte", f"{IDLE_SECONDS.at(share)} s"),
-        ]
-    )
-
-
-def properties(share: float) -> Found:
-    """Run every test that Hypothesis makes examples for, in two processes: some take many minutes."""
-    two = ("-n", "2", "--dist", "worksteal")
-    passed = run_tests([*two, "-m", "hypothesis", "--hypothesis-show-statistics", "tests"], share)
-    figures = [
-        Figure("property tests that passed", f"{len(passed.tests)}"),
-        Figure("examples that they were given", f"{passed.examples:,}", "1 or more", passed.examples > 0),
-        Figure("slowest test", f"{max(seconds for _, seconds in passed.tests):.1f} s"),
+def demo(share: float) -> list[Figure]:
+    """Run the demo several times in a row. Raises DemoError with the output of one that fails."""
+    seconds = []
+    for number in range(1, DEMOS.at(share) + 1):
+        start = time.monotonic()
+        code, output = run_module(["scripts.demonstration"], {})
+        if code:
+            raise DemoError(f"run {number} ended with exit code {code}; its output: {output}")
+        seconds.append(time.monotonic() - start)
+    return [
+        Figure("runs in a row with exit code 0", f"{len(seconds)}"),
+        Figure("seconds of a run, median and slowest", f"{median(seconds):.1f}, {max(seconds):.1f}"),
     ]
-    return Found(figures)

@@ -1,6 +1,6 @@
 """Very many at once: none is refused, none fails, and what has ended takes no memory.
 
-That is fault matrix S3; scripts/soaking/crowd.py measures how fair it is.
+That is fault matrix S3; scripts/soaking/beside.py measures how fair it is.
 """
 
 import asyncio
