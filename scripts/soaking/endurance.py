@@ -27,8 +27,8 @@ from scripts.soaking.shown import SHOW
 from tests.system import cri_front, docker_front
 from tests.system.cri_front import CriRuntime
 from tests.system.docker_front import DockerRuntime
-from tests.system.docker_streams import open_files, resident_bytes
 from tests.system.fronts import Front
+from tests.system.hostile import Process
 from tests.system.proxy import ProxyProcess, until
 
 Fake = CriRuntime | DockerRuntime
@@ -133,7 +133,7 @@ class Observed:
                 await asyncio.sleep(SAMPLE_SECONDS)
 
         def take() -> None:
-            samples.append(Sample(done(), resident_bytes(self._proxy.pid)))
+            samples.append(Sample(done(), Process(self._proxy.pid).resident()))
 
         task = asyncio.create_task(go_on())
         try:
@@ -154,7 +154,7 @@ class Observed:
         readings = []
         for _ in range(READINGS):
             await asyncio.sleep(READING_SECONDS)
-            readings.append(((await self.shown()).tasks, open_files(self._proxy.pid)))
+            readings.append(((await self.shown()).tasks, Process(self._proxy.pid).descriptors()))
         tasks, descriptors = (min(figures) for figures in zip(*readings, strict=True))
         return Rest(tasks, descriptors, len(ids), len(differing))
 

@@ -88,9 +88,11 @@ class Place:
 
 @dataclass(eq=False)
 class Trial:
-    """One call; ``name`` is its container's. ``goes_on``: the CRI runtime carries it out though it saw the cancel.
+    """One call; ``name`` is its container's, ``container_id`` is of a start's container.
 
     ``share`` of the request is sent where it is a part. The client leaves ``pause_seconds`` after the moment begins.
+    ``goes_on``: the CRI runtime carries it out though it saw the cancel. It stays at ``runtime`` before it is carried
+    out, at ``reply`` after that. ``heard``: the runtime knows of it, CRI's of its headers, dockerd of its connection.
     """
 
     name: str
@@ -100,15 +102,11 @@ class Trial:
     pause_seconds: float = 0.0
     goes_on: bool = False
     container_id: str = ""
-    """Of a start's container."""
     hook: Place = field(default_factory=Place)
     runtime: Place = field(default_factory=Place)
-    """Before the call is carried out."""
     reply: Place = field(default_factory=Place)
-    """After that, before the answer."""
     post: Place = field(default_factory=Place)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
-    """The runtime knows of the call: CRI's of its headers, dockerd of its connection."""
     left_at: float | None = None
     runtime_saw: float | None = None
     runtime_done: bool = False
@@ -141,15 +139,6 @@ class Trial:
             self.place(at).gate.set()
         if self.pause_seconds:
             await asyncio.sleep(self.pause_seconds)
-
-    def part(self, data: bytes) -> bytes:
-        """Return what is sent of the request: never all of it if it is a part."""
-        return data[: 1 + int(self.share * (len(data) - 1))] if self.moment is Moment.PART else data
-
-    def open(self) -> None:
-        """Let the call go on at the runtime, which knows that its client has gone."""
-        self.runtime.gate.set()
-        self.reply.gate.set()
 
     def __repr__(self) -> str:
         places = {name: (place.visits, place.staying, place.saw) for name in PLACES for place in [self.place(name)]}
@@ -259,7 +248,8 @@ class DockerTrials(DockerRuntime):
         if trial is not None:
             trial.runtime_saw = now()
             trial.runtime_done = True
-            trial.open()
+            trial.runtime.gate.set()
+            trial.reply.gate.set()
 
     def started(self, container_id: str) -> bool:
         return self.state.containers[container_id].running
@@ -302,30 +292,10 @@ class _DockerService(Service):
 # ---- clients that make one call and leave it
 
 
-class LeavingClient(H2Client):
-    """A client that may send no more than a part of a request."""
-
-    _most: int | None = None
-
-    async def open_part(self, path: str, message: bytes, mark: str, size: int) -> tuple[int, asyncio.Future[Answer]]:
-        self._most = size
-        try:
-            return await self.open(path, message, [(MARK, mark)])
-        finally:
-            self._most = None
-
-    async def _send(self, stream: int, body: bytes) -> None:
-        if self._most is None:
-            await super()._send(stream, body)
-        else:
-            self._h2.send_data(stream, body[: self._most])
-            self._flush()
-
-
 class CriLine:
     """A stream: of a connection that is closed with it, or of one that others share, where it is reset."""
 
-    def __init__(self, client: LeavingClient, shared: bool) -> None:
+    def __init__(self, client: H2Client, shared: bool) -> None:
         self._client = client
         self._shared = shared
         self._stream = 0
@@ -335,11 +305,8 @@ class CriLine:
         path = f"/runtime.v1.RuntimeService/{METHODS[trial.verb]}"
         if not self._shared:
             await self._client.__aenter__()
-        if trial.moment is Moment.PART:
-            size = int(trial.share * (PREFIX_BYTES + len(message)))
-            self._stream, self._answer = await self._client.open_part(path, message, trial.name, size)
-        else:
-            self._stream, self._answer = await self._client.open(path, message, [(MARK, trial.name)])
+        part = int(trial.share * (PREFIX_BYTES + len(message))) if trial.moment is Moment.PART else None
+        self._stream, self._answer = await self._client.open(path, message, [(MARK, trial.name)], part)
 
     async def leave(self) -> None:
         if not self._shared:
@@ -368,7 +335,8 @@ class DockerLine:
         await self.client.answer("GET")
         head, _, rest = message.partition(b" HTTP/1.1")
         mark = b"%btrial=%b HTTP/1.1" % (b"&" if b"?" in head else b"?", trial.name.encode())
-        self.client.send(trial.part(head + mark + rest))
+        data = head + mark + rest
+        self.client.send(data[: 1 + int(trial.share * (len(data) - 1))] if trial.moment is Moment.PART else data)
 
     async def leave(self) -> None:
         self.client.abort()

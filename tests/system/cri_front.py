@@ -60,9 +60,6 @@ class CriRuntime(FakeRuntime):
         code = grpc.StatusCode.UNKNOWN if text else None
         self.inject(METHODS[verb], Injection(delay_seconds=delay_seconds, code=code, details=text))
 
-    def given_up(self, verb: str) -> bool:
-        return [received for received in self.requests(METHODS[verb]) if not _is_the_proxys(received)][-1].cancelled
-
     def pod_ids(self) -> list[str]:
         return list(self.state.pods)
 

@@ -23,7 +23,6 @@ from tests.fakes.dockershim_bodies import Container, Pod, Values
 from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
 
 VERSION = "/v1.41"
-KEPT_BYTES = 32 << 20
 CREATE = "POST /containers/create"
 ROUTES = {
     "run_pod": CREATE,
@@ -49,7 +48,7 @@ class DockerRuntime(FakeDockerd):
     """A fake dockerd that keeps long bodies, too."""
 
     def __init__(self, socket_path: str, **more: Any) -> None:
-        super().__init__(socket_path, keep_body_bytes=KEPT_BYTES, **more)
+        super().__init__(socket_path, keep_body_bytes=32 << 20, **more)
 
     def _asked(self) -> list[Received]:
         return [received for received in self.received if received.target.startswith("/v")]
@@ -68,9 +67,6 @@ class DockerRuntime(FakeDockerd):
     def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
         status = 500 if text else 0
         self.inject(ROUTES[verb], Injection(delay_seconds=delay_seconds, status=status, message=text))
-
-    def given_up(self, verb: str) -> bool:
-        return self.requests(ROUTES[verb])[-1].client_ended
 
     def _ids(self, kind: str) -> list[str]:
         label = "io.kubernetes.docker.type"

@@ -7,18 +7,14 @@ import json
 from types import SimpleNamespace
 from typing import Any, Self
 
-from tests.engines import cri, docker_cli
+from tests.engines import docker_cli
 from tests.engines.docker_cli import Mask, Outcome
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 from tests.fakes.dockershim import CRI_DOCKERD, Dockershim, Generation
 from tests.fakes.dockershim_bodies import Pod, Values
-from tests.system import node
 from tests.system.node import LAST_LINE, names_and_values
 
-OF_THIS_RUN = (
-    *docker_cli.DRAWN,
-    Mask("<pid>", r'"Pid": \d+', "processes are numbered as they come"),
-)
+OF_THIS_RUN = (*docker_cli.DRAWN, Mask("<pid>", r'"Pid": \d+', "processes are numbered as they come"))
 """What differs between two containers that were asked for alike."""
 
 
@@ -27,15 +23,15 @@ class Kubelet:
 
     def __init__(self, socket: str, generation: Generation = CRI_DOCKERD) -> None:
         self.socket = socket
-        self.shim = Dockershim(socket, generation)
+        self.shim = shim = Dockershim(socket, generation)
+        self.version = shim.version
+        self.stop_pod, self.remove_pod = shim.stop_pod_sandbox, shim.remove_pod_sandbox
+        self.start, self.remove = shim.start_container, shim.remove_container
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *details: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self.shim.close()
 
     def docker(self, *arguments: str, exit_code: int = 0) -> Outcome:
@@ -43,11 +39,6 @@ class Kubelet:
         outcome = docker_cli.run(self.socket, *arguments)
         assert outcome.exit_code == exit_code, outcome
         return outcome
-
-    def version(self) -> dict[str, Any]:
-        return self.shim.version()
-
-    # ---- pods
 
     def run_pod(self, config: PodSandboxConfig) -> str:
         pod = _pod(config)
@@ -62,16 +53,8 @@ class Kubelet:
             oom_score_adj=0,  # a machine may lack CAP_SYS_RESOURCE
         )
 
-    def stop_pod(self, pod_id: str) -> None:
-        self.shim.stop_pod_sandbox(pod_id)
-
-    def remove_pod(self, pod_id: str) -> None:
-        self.shim.remove_pod_sandbox(pod_id)
-
     def pods(self) -> list[Any]:
         return [SimpleNamespace(id=pod["Id"]) for pod in self.shim.list_pod_sandboxes()]
-
-    # ---- containers
 
     def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str:
         self.shim.pods[pod_id] = _pod(pod)
@@ -86,17 +69,11 @@ class Kubelet:
             resources=_values(config.linux.resources),
         )
 
-    def start(self, container_id: str) -> None:
-        self.shim.start_container(container_id)
-
     def update(self, container_id: str, resources: LinuxContainerResources) -> None:
         self.shim.update_container_resources(container_id, _values(resources))
 
     def stop(self, container_id: str, grace_seconds: int = 0) -> None:
         self.shim.stop_container(container_id, grace_seconds)
-
-    def remove(self, container_id: str) -> None:
-        self.shim.remove_container(container_id)
 
     def exec_sync(self, container_id: str, *command: str) -> Any:
         """Run a command in a container; return its output and exit code."""
@@ -149,21 +126,23 @@ def _values(resources: LinuxContainerResources) -> Values:
 
 # ---- what is left of a kubelet's pod and container on their way through dockershim, and what comes in on it
 
-KUBELETS_ANNOTATIONS = {
-    "io.kubernetes.container.hash": "d464c1e4",
-    "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
-    "io.kubernetes.container.terminationMessagePolicy": "File",
-    "io.kubernetes.pod.terminationGracePeriod": "30",
-}
-RESTARTS = "io.kubernetes.container.restartCount"
+
+def annotations(container: ContainerConfig) -> dict[str, str]:
+    """Return the annotations that a kubelet gives each container of dockershim's."""
+    return {
+        "io.kubernetes.container.hash": "d464c1e4",
+        "io.kubernetes.container.restartCount": str(container.metadata.attempt),
+        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+        "io.kubernetes.container.terminationMessagePolicy": "File",
+        "io.kubernetes.pod.terminationGracePeriod": "30",
+    }
 
 
 def passed_on(pod: PodSandboxConfig) -> PodSandboxConfig:
     """Return what dockershim passes on of a pod: its labels name it, its overhead and resources stay behind."""
     left = PodSandboxConfig.FromString(pod.SerializeToString())
-    left.labels["io.kubernetes.pod.name"] = pod.metadata.name
-    left.labels["io.kubernetes.pod.namespace"] = pod.metadata.namespace
-    left.labels["io.kubernetes.pod.uid"] = pod.metadata.uid
+    for name in ("name", "namespace", "uid"):
+        left.labels[f"io.kubernetes.pod.{name}"] = getattr(pod.metadata, name)
     left.linux.ClearField("overhead")
     left.linux.ClearField("resources")
     return left
@@ -174,26 +153,3 @@ def without_swap(container: ContainerConfig) -> ContainerConfig:
     left = ContainerConfig.FromString(container.SerializeToString())
     left.linux.resources.memory_swap_limit_in_bytes = container.linux.resources.memory_limit_in_bytes
     return left
-
-
-def rich_pod(engine: Any, name: str = "rich") -> PodSandboxConfig:
-    return passed_on(node.rich_pod(engine, name))
-
-
-def plain_pod(engine: Any, name: str = "plain") -> PodSandboxConfig:
-    return passed_on(node.plain_pod(engine, name))
-
-
-def rich_container(name: str = "main", **resources: int | str) -> ContainerConfig:
-    """Return a container with all that dockershim passes on of one; ``resources`` are set beside the usual ones."""
-    return _annotated(without_swap(node.rich_container(name, **resources)))
-
-
-def plain_container(name: str = "main") -> ContainerConfig:
-    """Return a container with nothing but a name and a command; dockershim always passes resources on."""
-    return _annotated(without_swap(cri.container_config(name)))
-
-
-def _annotated(container: ContainerConfig) -> ContainerConfig:
-    container.annotations.update({**KUBELETS_ANNOTATIONS, RESTARTS: str(container.metadata.attempt)})
-    return container

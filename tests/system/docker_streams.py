@@ -21,6 +21,7 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw, UnixHttpConnection, until
 from tests.fakes.dockerd_programs import frame
+from tests.system.hostile import Process
 from tests.system.proxy import ProxyProcess, wait_until
 
 MIB = 1 << 20
@@ -37,27 +38,18 @@ FRAME_HEAD_BYTES = 8
 # ---- the streams of a command
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """How many bytes, and which."""
-
-    count: int
-    digest: str
+Sum = tuple[int, str]
+"""How many bytes, and their digest."""
 
 
 class Hijacked:
-    """A command's streams on a connection of their own. All calls block: they are a thread's.
+    """A command's streams on a connection of their own. All calls block: they are a thread's."""
 
-    ``ends`` half-closes right behind the request, before any answer.
-    """
-
-    def __init__(self, path: str, target: str, body: bytes, *, upgrade: bool = True, ends: bool = False) -> None:
+    def __init__(self, path: str, target: str, body: bytes = b"", *, upgrade: bool = True) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(SECONDS)
         self._socket.connect(path)
-        self._socket.sendall(request("POST", API + target, body, *(UPGRADE if upgrade else ())))
-        if ends:
-            self.end()
+        self.send(request("POST", API + target, body, *(UPGRADE if upgrade else ())))
         self._file = self._socket.makefile("rb", MIB)
         head = b"".join(iter(self._file.readline, b"\r\n"))
         assert head.startswith(b"HTTP/1.1 101 " if upgrade else b"HTTP/1.1 200 "), head
@@ -69,9 +61,6 @@ class Hijacked:
         self._file.close()
         self._socket.close()
 
-    def end(self) -> None:
-        self._socket.shutdown(socket.SHUT_WR)
-
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
@@ -81,10 +70,10 @@ class Hijacked:
         while left:
             piece = os.urandom(min(left, MIB))
             digest.update(piece)
-            self._socket.sendall(piece)
+            self.send(piece)
             left -= len(piece)
-        self.end()
-        return Sum(count, digest.hexdigest())
+        self._socket.shutdown(socket.SHUT_WR)
+        return count, digest.hexdigest()
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
         """Yield which stream, and bytes of it, up to the end of the connection."""
@@ -100,46 +89,25 @@ class Hijacked:
             kept[stream] += data
         return bytes(kept[STDOUT]), bytes(kept[STDERR])
 
-    def collect(self) -> tuple[Sum, bytes]:
-        """Return the sum of all of stdout, and stderr as it is."""
-        digest, count, errors = sha256(), 0, b""
-        for stream, data in self.frames():
-            if stream == STDERR:
-                errors += data
-                continue
-            count += len(data)
-            digest.update(data)
-        return Sum(count, digest.hexdigest()), errors
-
     def both(self, count: int) -> tuple[Sum, Sum]:
-        """Feed and collect at once; return what was sent and what came."""
-        sent: list[Sum] = []
-        feeding = threading.Thread(target=lambda: sent.append(self.feed(count)))
-        feeding.start()
-        came, errors = self.collect()
-        feeding.join()
-        assert not errors, errors
-        return sent[0], came
+        """Feed and read at once; return what was sent and what came on stdout."""
+        with ThreadPoolExecutor(1) as pool:
+            feeding = pool.submit(self.feed, count)
+            digest, came = sha256(), 0
+            for stream, data in self.frames():
+                assert stream == STDOUT, data
+                digest.update(data)
+                came += len(data)
+            return feeding.result(), (came, digest.hexdigest())
 
 
 class Exec(Hijacked):
-    """A command in a container; ``more`` as in ``Hijacked``."""
+    """A command in a container."""
 
-    def __init__(
-        self, path: str, container: str, command: Sequence[str], *, stdin: bool, tty: bool = False, **more: bool
-    ) -> None:
-        outputs = {"AttachStdout": True, "AttachStderr": True}
-        config = {"Cmd": list(command), "AttachStdin": stdin, "Tty": tty, **outputs}
+    def __init__(self, path: str, container: str, command: Sequence[str], *, stdin: bool, upgrade: bool = True) -> None:
+        config = {"Cmd": list(command), "AttachStdin": stdin, "AttachStdout": True, "AttachStderr": True}
         self.id = str(post(path, f"/containers/{container}/exec", config)["Id"])
-        super().__init__(path, f"/exec/{self.id}/start", json.dumps({"Detach": False, "Tty": tty}).encode(), **more)
-
-
-class Attach(Hijacked):
-    """A container's own command."""
-
-    def __init__(self, path: str, container: str, *, upgrade: bool = True) -> None:
-        target = f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
-        super().__init__(path, target, b"", upgrade=upgrade)
+        super().__init__(path, f"/exec/{self.id}/start", b'{"Detach":false,"Tty":false}', upgrade=upgrade)
 
 
 @contextmanager
@@ -175,23 +143,6 @@ def post(path: str, target: str, body: Any = None) -> Any:
     return json.loads(answer) if answer else None
 
 
-# ---- a process
-
-
-def resident_bytes(pid: int) -> int:
-    """Return how much memory a process has of its own.
-
-    Pages of files are left out: which of a program's and its libraries' the kernel has at hand is not the process's
-    doing, and one call to code that did not run before brings in many (proc_pid_status(5), RssAnon).
-    """
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) << 10
-
-
-def open_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 # ---- the proxy before a fake dockerd, and streams of lines that a test lets the daemon say
 
 OWN_CONNECTIONS = 4
@@ -205,9 +156,10 @@ def serving(folder: Path, runtime: str = "") -> Iterator[ProxyProcess]:
     with ProxyProcess(
         folder, backend_runtime_mode="Docker", remote_runtime_service_endpoint=endpoint, log_level="info"
     ) as proxy:
-        before = open_files(proxy.pid)
+        process = Process(proxy.pid)
+        before = process.descriptors()
         yield proxy
-        wait_until(lambda: open_files(proxy.pid) <= before + OWN_CONNECTIONS, "every connection is closed")
+        wait_until(lambda: process.descriptors() <= before + OWN_CONNECTIONS, "every connection is closed")
 
 
 def run_container(dockerd: FakeDockerd) -> None:
@@ -261,12 +213,11 @@ class Events(Lines):
 
 
 class Pull(Lines):
-    target = f"POST {API}/images/create?fromImage=web&tag=1"
-    route = "POST /images/create"
+    route, query = "POST /images/create", "?fromImage=web&tag=1"
 
     async def open(self) -> Raw:
         self.feed = self.fake.feed(self.route)
-        return await self.begin(self.target)
+        return await self.begin(self.route.replace(" ", f" {API}") + self.query)
 
     def say(self, line: bytes) -> bytes:
         self.feed.say(line)
@@ -274,8 +225,7 @@ class Pull(Lines):
 
 
 class Build(Pull):
-    target = f"POST {API}/build"
-    route = "POST /build"
+    route, query = "POST /build", ""
 
 
 # ---- a daemon that does what a test writes

@@ -50,13 +50,11 @@ class Failed(Exception):
 
 
 class Chat(Protocol):
-    """A stream both ways, whose other end says what it hears."""
+    """A stream both ways, whose other end says what it hears; ``hear`` raises Failed at the end."""
 
-    async def say(self, data: bytes) -> None:
-        """Send bytes."""
+    async def say(self, data: bytes) -> None: ...
 
-    async def hear(self) -> bytes:
-        """Return the next bytes. Raises Failed at the end."""
+    async def hear(self) -> bytes: ...
 
 
 class Caller(ABC):
@@ -77,32 +75,30 @@ class Caller(ABC):
         await self.close()
 
     @abstractmethod
-    async def close(self) -> None:
-        """Close all connections."""
+    async def close(self) -> None: ...
 
     @abstractmethod
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
         """Send a request, good or not; return the reply's message."""
 
-    @abstractmethod
-    def pod_request(self, pod: Pod) -> bytes:
-        """Return the request that runs a pod."""
+    # Requests: a container of a pod that this caller did not run is like one of ``POD``; an update's annotations stay
+    # out where the front has no place for them; ``request`` says no more than whom a call is about; a broken one
+    # cannot be read, and has a text in it.
 
     @abstractmethod
-    def container_request(self, pod_id: str, container: Container) -> bytes:
-        """Return the request that creates a container in a pod; one that this caller did not run is like ``POD``."""
+    def pod_request(self, pod: Pod) -> bytes: ...
 
     @abstractmethod
-    def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
-        """Return the request that updates a container; annotations stay out where the front has no place for them."""
+    def container_request(self, pod_id: str, container: Container) -> bytes: ...
 
     @abstractmethod
-    def request(self, verb: str, subject_id: str = "") -> bytes:
-        """Return the request of a call that says no more than whom it is about."""
+    def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes: ...
 
     @abstractmethod
-    def broken_request(self, verb: str, text: bytes) -> bytes:
-        """Return a request that cannot be read, with a text in it."""
+    def request(self, verb: str, subject_id: str = "") -> bytes: ...
+
+    @abstractmethod
+    def broken_request(self, verb: str, text: bytes) -> bytes: ...
 
     @abstractmethod
     def id_in(self, verb: str, reply: bytes) -> str:
@@ -143,7 +139,14 @@ class Caller(ABC):
 
 
 class Runtime(Protocol):
-    """A fake runtime, and what tests ask of it; what the proxy asks by itself is left out."""
+    """A fake runtime, and what tests ask of it; what the proxy asks by itself is left out.
+
+    ``verbs`` are what callers asked for, ``asked`` the requests of a verb, as they came, both in order. ``upset``
+    delays a verb's calls from now on, or answers them with an error of this text. ``reads`` counts what the proxy has
+    read by itself of single pods and containers. ``vanish`` removes one behind everybody's back: no call and no event
+    tells of it. ``envs`` is the environment that the last create asked for. ``long_list`` makes the list of containers
+    so long, and returns the reply's message.
+    """
 
     socket_path: str
 
@@ -151,35 +154,23 @@ class Runtime(Protocol):
 
     async def __aexit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
 
-    def verbs(self) -> list[str]:
-        """Return what callers asked for, in order."""
+    def verbs(self) -> list[str]: ...
 
-    def asked(self, verb: str) -> list[bytes]:
-        """Return the requests of a verb, as they came."""
+    def asked(self, verb: str) -> list[bytes]: ...
 
-    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
-        """Delay a verb's calls from now on, or answer them with an error of this text."""
+    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None: ...
 
-    def given_up(self, verb: str) -> bool:
-        """Tell whether the caller of the last call of a verb has gone before the answer."""
+    def pod_ids(self) -> list[str]: ...
 
-    def pod_ids(self) -> list[str]:
-        """Return the ids of all pods."""
+    def container_ids(self) -> list[str]: ...
 
-    def container_ids(self) -> list[str]:
-        """Return the ids of all containers."""
+    def reads(self) -> int: ...
 
-    def reads(self) -> int:
-        """Count what the proxy has read by itself of single pods and containers."""
+    def vanish(self, subject_id: str) -> None: ...
 
-    def vanish(self, subject_id: str) -> None:
-        """Remove a pod or a container behind everybody's back: no call and no event tells of it."""
+    def envs(self) -> list[tuple[str, str]]: ...
 
-    def envs(self) -> list[tuple[str, str]]:
-        """Return the environment that the last create asked for, in order."""
-
-    def long_list(self, count: int, total_bytes: int) -> bytes:
-        """Let the list of containers be so long; return the reply's message."""
+    def long_list(self, count: int, total_bytes: int) -> bytes: ...
 
 
 Sent = Callable[..., AbstractAsyncContextManager["asyncio.Future[bytes]"]]

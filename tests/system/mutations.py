@@ -16,13 +16,14 @@ from pathlib import Path
 
 from hpack import Decoder, HPACKError
 
-from tests.cri.peer import CREATE, REPLY, TRAILERS, VERSION, Ack, Data, Headers, Settings, grpc
+from runtimeproxy.wire.http2 import FrameBuffer
+from tests.cri import peer
 from tests.docker.client import chunked
 from tests.fakes import cri_pb2
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
-from tests.system.hostile import GREETING, Frames
+from tests.system.hostile import GREETING
 
 MOST_CHANGES = 4
 AT_ONCE_BYTES = 1 << 16
@@ -51,27 +52,25 @@ def mutated(answer: bytes, chance: random.Random) -> bytes:
         at = chance.randrange(len(data) + 1)
         end = min(at + chance.choice((1, 2, 9, 100)), len(data))
         piece = data[at:end]
-        match chance.choice(("flip", "flip", "replace", "insert", "double", "remove", "cut", "move")):
-            case "flip":
-                data[at:end] = bytes(byte ^ 1 << chance.randrange(8) for byte in piece)
-            case "replace":
-                data[at:end] = chance.randbytes(len(piece))
-            case "insert":
-                data[at:at] = chance.choice((chance.randbytes(9), b"\r\n", b"\0" * 9, b"\xff" * 9))
-            case "double":
-                data[at:at] = piece
-            case "remove":
-                del data[at:end]
-            case "cut":
-                del data[at:]
-            case "move":
-                del data[at:end]
-                data[:0] = piece
+        flipped = bytes(byte ^ 1 << chance.randrange(8) for byte in piece)
+        inserted = chance.choice((chance.randbytes(9), b"\r\n", b"\0" * 9, b"\xff" * 9))
+        put = {
+            "flip": flipped,
+            "replace": chance.randbytes(len(piece)),
+            "insert": inserted + piece,
+            "double": piece * 2,
+            "remove": b"",
+            "move": b"",
+            "cut": b"",
+        }
+        change = chance.choice(("flip", *put))
+        data[at : None if change == "cut" else end] = put[change]
+        data[:0] = piece if change == "move" else b""
     return bytes(data)
 
 
 def _cri_whole(data: bytes) -> bool:
-    return any(kind in (0, 1) and flags & 0x1 for kind, flags, _, _ in Frames().feed(data[24:]))
+    return any(kind in (0, 1) and flags & 0x1 for kind, flags, _, _ in FrameBuffer().feed(data[len(peer.PREFACE) :]))
 
 
 def _docker_whole(data: bytes) -> bool:
@@ -81,8 +80,8 @@ def _docker_whole(data: bytes) -> bool:
 
 
 def _cri_answer(message: bytes) -> bytes:
-    frames = (Settings(), Ack(), Headers(1, REPLY), Data(1, grpc(message)), Headers(1, TRAILERS, end=True))
-    return b"".join(frame.wire() for frame in frames)
+    begun = (peer.Settings(), peer.Ack(), peer.Headers(1, peer.REPLY), peer.Data(1, peer.grpc(message)))
+    return b"".join(frame.wire() for frame in (*begun, peer.Headers(1, peer.TRAILERS, end=True)))
 
 
 def _http(status: str, body: bytes, *lines: str) -> bytes:
@@ -105,17 +104,18 @@ def calls() -> dict[str, Call]:
     created = cri_pb2.CreateContainerResponse(container_id=CONTAINER_ID).SerializeToString()
     body = f'{{"Id":"{CONTAINER_ID}","Warnings":[]}}\n'.encode()
 
-    def of_cri(fields: tuple[tuple[bytes, bytes], ...], request: bytes, message: bytes) -> Call:
-        sent = GREETING + Headers(1, fields).wire() + Data(1, grpc(request), end=True).wire()
-        return Call(CRI, sent, _cri_whole, (_cri_answer(message),), grpc(message))
+    def of_cri(fields: peer.Fields, request: bytes, message: bytes) -> Call:
+        sent = GREETING + peer.Headers(1, fields).wire() + peer.Data(1, peer.grpc(request), end=True).wire()
+        return Call(CRI, sent, _cri_whole, (_cri_answer(message),), peer.grpc(message))
+
+    def of_docker(request: bytes, status: str, body: bytes) -> Call:
+        return Call(DOCKER, request, _docker_whole, _docker_answers(status, body), body.strip())
 
     return {
-        "cri": of_cri(VERSION, b"", b"\x0a\x010"),
-        "cri-held": of_cri(CREATE, cri.create_request("pod"), created),
-        "docker": Call(DOCKER, docker.request("ping"), _docker_whole, _docker_answers("200 OK", b"OK"), b"OK"),
-        "docker-held": Call(
-            DOCKER, docker.create_request("pod"), _docker_whole, _docker_answers("201 Created", body), body.strip()
-        ),
+        "cri": of_cri(peer.VERSION, b"", b"\x0a\x010"),
+        "cri-held": of_cri(peer.CREATE, cri.create_request("pod"), created),
+        "docker": of_docker(docker.request("ping"), "200 OK", b"OK"),
+        "docker-held": of_docker(docker.create_request("pod"), "201 Created", body),
     }
 
 
@@ -124,42 +124,23 @@ class BrokenRuntime:
 
     def __init__(self, path: Path, call: Call) -> None:
         self.answer = call.answers[0]
-        self._path = str(path)
+        self._path = path
         self._whole = call.whole
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["BrokenRuntime"]:
-        loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._path)
-            listener.listen(128)
-            listener.setblocking(False)
-            loop.add_reader(listener, self._accept, listener)
-            try:
-                yield self
-            finally:
-                loop.remove_reader(listener)
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+        async with await asyncio.start_unix_server(self._serve, self._path):
+            yield self
 
-    def _accept(self, listener: socket.socket) -> None:
-        client, _ = listener.accept()
-        client.setblocking(False)
-        task = asyncio.ensure_future(self._serve(client))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, client: socket.socket) -> None:
-        loop, data = asyncio.get_running_loop(), b""
-        with client, suppress(OSError):
-            while not self._whole(data):
-                more = await loop.sock_recv(client, AT_ONCE_BYTES)
-                if not more:
-                    return
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = b""
+        with suppress(OSError):
+            while not self._whole(data) and (more := await reader.read(AT_ONCE_BYTES)):
                 data += more
-            await loop.sock_sendall(client, self.answer)
+            if self._whole(data):
+                writer.write(self.answer)
+                await writer.drain()
+        writer.close()
 
 
 async def ask(path: Path, request: bytes) -> bytes:
@@ -205,18 +186,14 @@ class Stream:
         )
 
 
-def cri_passed_on(sent: bytes, came: bytes) -> bool:
+def _cri_passed_on(sent: bytes, came: bytes) -> bool:
     """Tell whether all messages, headers and ends of streams that came were sent."""
     there = _streams(sent)
     return all(there[number].has(stream) for number, stream in _streams(came).items())
 
 
-def docker_passed_on(sent: bytes, came: bytes) -> bool:
-    """Tell whether what came is how the answer begins."""
-    return sent.startswith(came)
-
-
-PASSED_ON: Mapping[str, Callable[[bytes, bytes], bool]] = {"cri": cri_passed_on, "docker": docker_passed_on}
+PASSED_ON: Mapping[str, Callable[[bytes, bytes], bool]] = {"cri": _cri_passed_on, "docker": bytes.startswith}
+"""By front: takes what was sent, and what came of it; tells whether it is the runtime's own."""
 
 
 def _streams(data: bytes) -> defaultdict[int, Stream]:

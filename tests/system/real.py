@@ -4,7 +4,7 @@ Pods and containers are told in CRI's terms, as far as a kubelet's words get thr
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.engines import cri
-from tests.fakes import cri_pb2
+from tests.fakes import cri_pb2, registration
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, DockerError
 from tests.fakes.hookserver import HookServer
@@ -22,54 +22,74 @@ from tests.system import docker_node, node, told
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
-from tests.system.node import Hooked, end, register
-from tests.system.proxy import STATE_KNOWN, wait_until
-
-RESIZED = {"example.com/resized": "yes"}
-
-
-def kill(node: Hooked) -> None:
-    """Kill the proxy, start it again, and wait until it knows what there is."""
-    node.proxy.kill()
-    written = len(node.proxy.output())
-    node.proxy.start()
-    wait_until(lambda: STATE_KNOWN in node.proxy.output()[written:], "the state is read", node.proxy.output)
-    node.told()
+from tests.system.proxy import STATE_KNOWN, ProxyProcess, wait_until
 
 
 @dataclass(frozen=True, slots=True)
-class _Real(Hooked):
+class _Real:
     """A proxy, a hook server and an engine; the kubelet speaks a version of CRI, or as a generation of the shim."""
 
+    proxy: ProxyProcess
+    hooks: HookServer
     engine: Any
     speaks: Any
 
     front: ClassVar[Front]
-    handler: ClassVar[str] = ""
-    """The runtime handler of pods, where a kubelet may name one."""
+    client_class: ClassVar[Any]
 
     def client(self) -> Any:
-        return self.client_of(str(self.proxy.socket))
+        return self.client_class(str(self.proxy.socket), self.speaks)
 
     def direct(self) -> Any:
-        return self.client_of(self.engine.socket)
+        return self.client_class(self.engine.socket, self.speaks)
 
-    def restart(self) -> None:
-        """Kill the proxy and start it again, without waiting until it knows what there is."""
+    def register(self, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
+        """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
+        self.proxy.register(f"{node.PLUGIN}.json", self.hooks.socket_path, points, **more)
+
+    def told(self) -> list[tuple[str, Any]]:
+        """Return what the hook server was told since the last time: hook points and messages, in order."""
+        told = [(call.point.name, call.request) for call in self.hooks.calls]
+        self.hooks.calls.clear()
+        return told
+
+    def restart(self, *, known: bool = False) -> None:
+        """Kill the proxy and start it again; with ``known``, wait until it knows what there is."""
         self.proxy.kill()
+        written = len(self.proxy.output())
         self.proxy.start()
+        if known:
+            wait_until(lambda: STATE_KNOWN in self.proxy.output()[written:], "the state is read", self.proxy.output)
         self.told()
 
-    def run(self, client: Any, pod: PodSandboxConfig) -> str:
-        return str(client.run_pod(pod))
+    # Pods and containers with all that a kubelet may say of one, or with little more than a name.
 
-    def resize(self, client: Any, container_id: str, asked: LinuxContainerResources) -> None:
-        """Update a container, with annotations where there is a place for them."""
-        client.update(container_id, asked)
+    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
+        return self.pod_as_passed(node.rich_pod(self.engine, name))
 
-    def resized(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        """Return a container as it is after ``resize``."""
-        return self.updated(container, asked)
+    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        return self.pod_as_passed(node.plain_pod(self.engine, name))
+
+    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
+        """Return a container whose ``resources`` are set beside the usual ones."""
+        return self.container_as_passed(node.rich_container(name, **resources))
+
+    def plain_container(self, name: str = "main") -> ContainerConfig:
+        return self.container_as_passed(cri.container_config(name))
+
+    def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
+        """Return what gets through to the engine of a pod."""
+        return pod
+
+    def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
+        return container
+
+    def sent(self, container: ContainerConfig) -> ContainerConfig:
+        """Return a container as this kubelet asks for it: dockershim gives a swap limit with each memory limit."""
+        return container
+
+    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+        return told.updated(container, asked)
 
     def failure(self, call: Callable[[], object]) -> Failed:
         """Make a call that must fail; return how it did."""
@@ -87,7 +107,7 @@ class _Real(Hooked):
         client.start(container_id)
         client.update(container_id, resources)
         seen = self.inspected(client, pod_id, container_id)
-        end(client, pod_id, container_id)
+        node.end(client, pod_id, container_id)
         return seen
 
 
@@ -95,46 +115,7 @@ class CriNode(_Real):
     """A node with a containerd."""
 
     front = CRI
-    handler = "runc"
-
-    def client_of(self, socket: str) -> cri.CriClient:
-        return cri.CriClient(socket, self.speaks)
-
-    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        """Return a pod with all that a kubelet may say of one."""
-        return node.rich_pod(self.engine, name)
-
-    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        """Return a pod with little more than a name."""
-        return node.plain_pod(self.engine, name)
-
-    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        """Return a container with all that a kubelet may say of one; ``resources`` are set beside the usual ones."""
-        return node.rich_container(name, **resources)
-
-    def plain_container(self, name: str = "main") -> ContainerConfig:
-        """Return a container with little more than a name."""
-        return cri.container_config(name)
-
-    def sent(self, container: ContainerConfig) -> ContainerConfig:
-        """Return a container as this kubelet asks for it: dockershim gives a swap limit with each memory limit."""
-        return container
-
-    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        return told.updated(container, asked)
-
-    def run(self, client: Any, pod: PodSandboxConfig) -> str:
-        request = cri_pb2.RunPodSandboxRequest(config=pod, runtime_handler=self.handler)
-        return str(client.call("RunPodSandbox", request).pod_sandbox_id)
-
-    def resize(self, client: Any, container_id: str, asked: LinuxContainerResources) -> None:
-        request = cri_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=asked, annotations=RESIZED)
-        client.call("UpdateContainerResources", request)
-
-    def resized(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        changed = told.updated(container, asked)
-        changed.annotations.update(RESIZED)
-        return changed
+    client_class = cri.CriClient
 
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
         """Wait for the whole of the first act of the container ``main``; return its lines as names and values."""
@@ -147,16 +128,11 @@ class CriNode(_Real):
         status = client.pod_status(pod_id).status
         return status.labels, status.annotations
 
+    def pod_shares(self, client: Any, pod_id: str) -> int:
+        return int(_info(client.pod_status(pod_id))["config"]["linux"]["resources"]["cpu_shares"])
+
     def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
         return dict(client.status(container_id).status.annotations)
-
-    def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
-        """Return the resources that are kept of a pod; what is missing, or 0, is not set."""
-        return dict(_info(client.pod_status(pod_id))["config"]["linux"]["resources"])
-
-    def cpuset(self, client: Any, container_id: str) -> str:
-        """Return the cpuset that is set for a container, "" if none is."""
-        return str(_info(client.status(container_id))["runtimeSpec"]["linux"]["resources"]["cpu"].get("cpus", ""))
 
     def is_running(self, client: Any, container_id: str) -> bool:
         return bool(client.status(container_id).status.state == cri_pb2.CONTAINER_RUNNING)
@@ -179,21 +155,15 @@ class ShimNode(_Real):
     """A node with a dockerd, whose kubelet's words go through dockershim."""
 
     front = DOCKER
+    client_class = docker_node.Kubelet
 
-    def client_of(self, socket: str) -> docker_node.Kubelet:
-        return docker_node.Kubelet(socket, self.speaks)
+    def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
+        return docker_node.passed_on(pod)
 
-    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        return docker_node.rich_pod(self.engine, name)
-
-    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        return docker_node.plain_pod(self.engine, name)
-
-    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        return docker_node.rich_container(name, **resources)
-
-    def plain_container(self, name: str = "main") -> ContainerConfig:
-        return docker_node.plain_container(name)
+    def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
+        passed = docker_node.without_swap(container)
+        passed.annotations.update(docker_node.annotations(container))
+        return passed
 
     def sent(self, container: ContainerConfig) -> ContainerConfig:
         return docker_node.without_swap(container)
@@ -216,17 +186,12 @@ class ShimNode(_Real):
         annotations = self.annotations(client, pod_id)
         return {key: value for key, value in labels.items() if not key.startswith("annotation.")}, annotations
 
+    def pod_shares(self, client: Any, pod_id: str) -> int:
+        return int(client.host(pod_id)["CpuShares"])
+
     def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
         labels = client.labels(container_id).items()
         return {key.removeprefix("annotation."): value for key, value in labels if key.startswith("annotation.")}
-
-    def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
-        host = client.host(pod_id)
-        names = {"cpu_quota": "CpuQuota", "cpu_shares": "CpuShares", "memory_limit_in_bytes": "Memory"}
-        return {name: host[key] for name, key in names.items()}
-
-    def cpuset(self, client: Any, container_id: str) -> str:
-        return str(client.host(container_id)["CpusetCpus"])
 
     def is_running(self, client: Any, container_id: str) -> bool:
         return bool(client.shim.inspect(container_id)["State"]["Running"])
@@ -267,7 +232,7 @@ def running(
     kind: Kind,
     engine: Any,
     folder: Path,
-    prepare: Callable[[RealNode], None] = register,
+    prepare: Callable[[RealNode], None] = _Real.register,
     *,
     runtime: str = "",
     **flags: str,

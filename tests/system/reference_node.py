@@ -14,9 +14,9 @@ from tests.engines.dockerd import Dockerd
 from tests.fakes.cri_pb2 import ContainerConfig, PodSandboxConfig
 from tests.system import node
 from tests.system.docker_node import Kubelet
+from tests.system.node import Values, assert_in_force, cri_resources
 from tests.system.proxy import Folder, ProxyProcess
 from tests.system.reference import HookProgram, served
-from tests.system.scene import Values, assert_in_force, cri_resources
 
 Engine = Containerd | Dockerd
 Client = cri.CriClient | Kubelet

@@ -30,7 +30,6 @@ from tests.system.times import FEW_TIMES, judged, limit
 pytestmark = pytest.mark.slow
 
 KILLS = Amount(10, 1_000)
-PROCESS_KILLS = Amount(3, 100)
 AWAY_SECONDS = (Amount(1, 1), Amount(1, 60), Amount(1, 600))
 MUTATIONS = Amount(100, 10_000)
 DEADLINE_SECONDS = 0.5
@@ -42,68 +41,40 @@ FOLLOWING = 1
 PROGRAMS = {"cri": "tests.fakes.runtime", "docker": "tests.fakes.dockerd"}
 
 
-@asynccontextmanager
-async def program(front: Front, socket: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", PROGRAMS[front.name], f"--socket={socket}"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as running:
-        try:
-            await until(lambda: answers(socket), "the runtime listens")
-            yield running
-        finally:
-            running.kill()
-            socket.unlink(missing_ok=True)
-
-
 # ---- B1
 
 
 @pytest.mark.parametrize("end", [FaultRelay.cut, FaultRelay.reset], ids=["end", "reset"])
-async def test_call_whose_runtime_dies_fails_at_once_and_is_never_sent_again(
+async def test_calls_whose_runtime_dies_fail_at_once_and_are_never_sent_again(
     front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
 ) -> None:
-    """The runtime is there again at once, so that a second try would reach it."""
-    took = []
+    """A stream ends with them. The runtime is there again at once, so that a second try would reach it."""
+    took: list[float] = []
+    requests: list[bytes] = []
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
+
+    def came(request: bytes) -> int:
+        """Count how often a request has begun to come."""
+        return sum(request.startswith(asked) for asked in runtime.asked("create"))
+
     async with runtime, proxy, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay:
-        async with front.caller(proxy.socket) as caller:
-            pod_id = await caller.run_pod()
-        runtime.upset("create", delay_seconds=60)
-        for number in range(KILLS.now):
+        for _ in range(KILLS.now):
+            for subject_id in (*runtime.container_ids(), *runtime.pod_ids()):
+                runtime.vanish(subject_id)
             async with front.caller(proxy.socket) as caller:
-                call = asyncio.ensure_future(caller.create(pod_id))
-                await until(lambda: len(runtime.asked("create")) == number + 1, "it is at the runtime")  # noqa: B023
+                runtime.upset("create", delay_seconds=0)
+                stream = await caller.chat()
+                requests.append(caller.create_request(await caller.run_pod()))
+                runtime.upset("create", delay_seconds=60)
+                calls: list[Awaitable[object]] = [caller.send("create", requests[-1]), stream.hear()]
+                waiting = [asyncio.ensure_future(call) for call in calls]
+                await until(lambda: came(requests[-1]) > 0, "it is at the runtime")
                 begun = time.monotonic()
                 end(relay)
-                with pytest.raises(Failed) as raised:
-                    await call
-                took.append(time.monotonic() - begun)
-                assert raised.value.status == front.lost
-        assert len(runtime.asked("create")) == KILLS.now
-    assert judged(took) < limit(took, LOST_SECONDS), took
-
-
-async def test_calls_in_a_killed_runtime_end_at_once_and_the_next_one_is_found(front: Front, tmp_path: Path) -> None:
-    """Two calls and a stream; it is stopped first, so that they are in it for certain."""
-    took = []
-    async with front.process(tmp_path) as proxy:
-        for _ in range(PROCESS_KILLS.now):
-            async with program(front, proxy.runtime) as running, front.caller(proxy.socket) as caller:
-                pod_id = await caller.run_pod()
-                stream = await caller.chat()
-                await stream.say(b"hello")
-                assert await stream.hear() == b"hello"
-                running.send_signal(signal.SIGSTOP)
-                calls: list[Awaitable[object]] = [caller.act("list"), caller.create(pod_id), stream.hear()]
-                waiting = [asyncio.ensure_future(call) for call in calls]
-                await asyncio.sleep(0.2)  # they are there by now
-                assert not any(call.done() for call in waiting)
-                begun = time.monotonic()
-                running.kill()
                 ends = await asyncio.gather(*waiting, return_exceptions=True)
                 took.append(time.monotonic() - begun)
-            assert [end.status for end in ends if isinstance(end, Failed)] == [front.lost] * len(calls), ends
-        async with program(front, proxy.runtime), front.caller(proxy.socket) as caller:
-            await caller.run_pod()
+                assert [end.status for end in ends if isinstance(end, Failed)] == [front.lost] * 2, ends
+        assert [came(request) for request in requests] == [1] * KILLS.now
     assert judged(took) < limit(took, LOST_SECONDS), took
 
 
@@ -140,9 +111,20 @@ async def _dial_until_answered(front: Front, socket: Path) -> float:
 # ---- B4
 
 
+@asynccontextmanager
+async def ended(process: subprocess.Popen[bytes]) -> AsyncIterator[subprocess.Popen[bytes]]:
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 async def test_call_to_a_stopped_runtime_ends_by_its_deadline_alone(front: Front, tmp_path: Path) -> None:
     proxy = front.process(tmp_path)
-    async with proxy, program(front, proxy.runtime) as running:
+    command = [sys.executable, "-m", PROGRAMS[front.name], f"--socket={proxy.runtime}"]
+    async with proxy, ended(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)) as running:
+        await until(lambda: answers(proxy.runtime), "the runtime listens")
         process = Process(proxy.pid)
         before = process.descriptors()
         async with front.caller(proxy.socket) as caller:

@@ -24,20 +24,8 @@ from tests.amounts import SHARE_VARIABLE, Amount
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import Injection
-from tests.system.cancelling import (
-    MOMENTS,
-    CriLine,
-    CriTrials,
-    DockerLine,
-    DockerTrials,
-    LeavingClient,
-    Line,
-    Moment,
-    Trial,
-    Trials,
-    at_hook_server,
-    now,
-)
+from tests.system import cancelling
+from tests.system.cancelling import CriLine, DockerLine, Line, Moment, Trial, now
 from tests.system.cri_front import CRI, CriRuntime
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import CONTAINER, Caller, Front
@@ -61,6 +49,8 @@ WORKS_ON_SECONDS = 0.020
 POINTS = ("PreCreateContainer", "PreStartContainer", "PostStartContainer")
 LONG = 2 << 20
 """Twice the window of a pair's connections."""
+Counts = dict[str, int]
+"""What there was of everything while no call was under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,46 +58,46 @@ class Rig:
     """The proxy and both sides of it; ``line`` makes the way of the next call."""
 
     front: Front
-    trials: Trials
-    runtime: CriTrials | DockerTrials
+    trials: cancelling.Trials
+    runtime: cancelling.CriTrials | cancelling.DockerTrials
     proxy: ProxyInside
     caller: Caller
     line: Callable[[random.Random], Line]
-    shared: LeavingClient | None
+    shared: H2Client | None
 
 
 @pytest.fixture
 async def rig(front: Front, tmp_path: Path) -> AsyncIterator[Rig]:
-    trials: Trials = {}
+    trials: cancelling.Trials = {}
     proxy = front.inside(tmp_path, hook_budget="60s")
-    runtime = (CriTrials if front is CRI else DockerTrials)(str(proxy.runtime), trials)
-    hooks = HookServer(str(tmp_path / "hooks.sock"), default=partial(at_hook_server, trials), keep_calls=False)
+    runtime = (cancelling.CriTrials if front is CRI else cancelling.DockerTrials)(str(proxy.runtime), trials)
+    hooks = HookServer(
+        str(tmp_path / "hooks.sock"), default=partial(cancelling.at_hook_server, trials), keep_calls=False
+    )
     proxy.register("plugin.json", hooks.socket_path, POINTS, timeout="60s")
     async with hooks, runtime, proxy, front.caller(proxy.socket) as caller, lines(front, proxy.socket) as (line, one):
         yield Rig(front, trials, runtime, proxy, caller, line, one)
 
 
 @asynccontextmanager
-async def lines(
-    front: Front, socket: Path
-) -> AsyncIterator[tuple[Callable[[random.Random], Line], LeavingClient | None]]:
+async def lines(front: Front, socket: Path) -> AsyncIterator[tuple[Callable[[random.Random], Line], H2Client | None]]:
     """Return what makes lines: in CRI mode half of them share a connection."""
     if front is DOCKER:
         yield lambda chance: DockerLine(socket), None
         return
-    async with LeavingClient(socket) as one:
+    async with H2Client(socket) as one:
 
         def line(chance: random.Random) -> CriLine:
             shared = chance.random() < 0.5
-            return CriLine(one if shared else LeavingClient(socket), shared)
+            return CriLine(one if shared else H2Client(socket), shared)
 
         yield line, one
 
 
 def drawn(chance: random.Random, number: int) -> Trial:
     """Draw a call and when its client leaves."""
-    verb = chance.choices(list(MOMENTS), [3, 2, 1])[0]
-    moment = chance.choice(MOMENTS[verb])
+    verb = chance.choices(list(cancelling.MOMENTS), [3, 2, 1])[0]
+    moment = chance.choice(cancelling.MOMENTS[verb])
     pause = chance.choice([0.0, chance.uniform(0, PAUSE_SECONDS)])
     return Trial(f"t{number}", verb, moment, chance.random(), pause, goes_on=chance.random() < 0.5)
 
@@ -139,16 +129,15 @@ async def leave(trial: Trial, line: Line, message: bytes) -> None:
         trial.post.gate.set()
 
 
-async def batch(rig: Rig, chance: random.Random, trials: Sequence[Trial], before: "Counts") -> None:
+async def batch(rig: Rig, chance: random.Random, trials: Sequence[Trial], before: Counts) -> None:
     """Leave calls, several at one time, and look at what that leaves; then remove what was made."""
     pod_id = await rig.caller.run_pod()
-    left = list(zip(trials, [rig.line(chance) for _ in trials], await prepared(rig, pod_id, trials), strict=True))
+    waiting = list(zip(trials, [rig.line(chance) for _ in trials], await prepared(rig, pod_id, trials), strict=True))
     rig.trials.update((trial.name, trial) for trial in trials)
-    waiting = iter(left)
 
     async def lane() -> None:
-        for one in waiting:
-            await leave(*one)
+        while waiting:
+            await leave(*waiting.pop())
 
     await asyncio.gather(*(lane() for _ in range(LANES)))
     await nothing_left(rig, trials, before)
@@ -173,62 +162,47 @@ def check(rig: Rig, trial: Trial) -> None:
     assert trial.post.saw is None, f"a Post hook was cancelled: {trial}"
 
 
-async def nothing_left(rig: Rig, trials: Sequence[Trial], before: "Counts") -> None:
+# ---- what is left behind
+
+
+def counts(rig: Rig) -> Counts:
+    front: Any = rig.proxy.app.front
+    files, connections = len(os.listdir("/proc/self/fd")), len(front.connections)
+    return {"tasks": len(asyncio.all_tasks()), "files": files, "connections": connections}
+
+
+async def nothing_left(rig: Rig, trials: Sequence[Trial], before: Counts) -> None:
     """Wait until nothing is left of calls that have ended, and the Store has what the runtime has.
 
     Calls of which nobody knows yet whether they were carried out are no more than timers, a bounded number of them.
     """
     end = now() + LEFT_SECONDS
-    while left := [*map(str, remains(rig, trials)), *kept(rig), *before.more(rig)]:
+    while left := {name: value for name, value in kept(rig, trials, before).items() if value}:
         assert now() < end, f"left behind: {left}"
         await asyncio.sleep(0.01)
 
 
-def remains(rig: Rig, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the calls for which somebody is at work, or whose Post hook is owed."""
-    return [trial for trial in trials if not trial.over or trial.post.visits != started(rig, trial)]
-
-
-def started(rig: Rig, trial: Trial) -> bool:
-    return bool(trial.container_id) and rig.runtime.started(trial.container_id)
-
-
-# ---- what is left behind
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What there was of everything while no call was under way."""
-
-    tasks: int
-    files: int
-    connections: int
-
-    @classmethod
-    def now(cls, rig: Rig) -> "Counts":
-        front: Any = rig.proxy.app.front
-        return cls(len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")), len(front.connections))
-
-    def more(self, rig: Rig) -> list[str]:
-        found = Counts.now(rig)
-        names = ("tasks", "files", "connections")
-        return [f"{name} {getattr(found, name)}" for name in names if getattr(found, name) > getattr(self, name)]
-
-
-def kept(rig: Rig) -> list[str]:
-    """Say what the proxy keeps for calls, and where the Store differs from the runtime."""
+def kept(rig: Rig, trials: Sequence[Trial], before: Counts) -> dict[str, object]:
+    """Return who is at work, what the proxy keeps for calls, and where the Store differs from the runtime."""
     front: Any = rig.proxy.app.front
     lifecycle, readers = rig.proxy.app.lifecycle, [connection.reader for connection in front.connections]
-    has = {*rig.runtime.pod_ids(), *rig.runtime.container_ids()}
-    left: dict[str, Any] = {
+    at_the_runtime = {*rig.runtime.pod_ids(), *rig.runtime.container_ids()}
+    return {
+        "at work, or whose Post hook is owed": [one for one in trials if not one.over or owes(rig, one)],
         "held bytes": front.held_bytes.count,
-        "tasks": len(front.tasks),
+        "tasks of calls": len(front.tasks),
         "held calls": lifecycle.holds()[0],
         "calls under way": lifecycle.under_way(),
         "streams": [stream for reader in readers if rig.front is CRI for stream in (*reader.streams, *reader.open)],
-        "only in the Store or at the runtime": rig.proxy.store.ids() ^ has,
+        "only in the Store or at the runtime": rig.proxy.store.ids() ^ at_the_runtime,
+        **{name: max(count - before[name], 0) for name, count in counts(rig).items()},
     }
-    return [f"{name}: {value}" for name, value in left.items() if value]
+
+
+def owes(rig: Rig, trial: Trial) -> bool:
+    """Tell whether a started container's Post hook was not asked yet, or another one was."""
+    started = bool(trial.container_id) and rig.runtime.started(trial.container_id)
+    return trial.post.visits != started
 
 
 # ---- the tests
@@ -262,10 +236,10 @@ async def counted(rig: Rig) -> Counts:
     await rig.caller.act("remove", await rig.caller.create(pod_id))
     await rig.caller.act("remove_pod", pod_id)
     await until(lambda: rig.proxy.recorder.counted("syncs", result="complete") > 0, "the runtime's state is known")
-    return Counts.now(rig)
+    return counts(rig)
 
 
-async def still_carries(rig: Rig, client: LeavingClient) -> None:
+async def still_carries(rig: Rig, client: H2Client) -> None:
     """Send on the connection on which calls were reset what needs all of its window, twice."""
     pod_id = await rig.caller.run_pod()
     for _ in range(2):
@@ -276,7 +250,6 @@ async def still_carries(rig: Rig, client: LeavingClient) -> None:
 
 # ---- deadlines of CRI's calls (S5)
 
-ONLY_CRI = pytest.mark.parametrize("front", [CRI], ids=["cri"])
 CREATE = "/runtime.v1.RuntimeService/CreateContainer"
 HOOK_SECONDS = 1.0
 SMALL_SECONDS = 0.5
@@ -286,35 +259,35 @@ EXPIRY_SECONDS = 0.2
 LATE_SECONDS = 0.050
 
 
-@ONLY_CRI
+@pytest.mark.parametrize("front", [CRI], ids=["cri"])
 async def test_what_a_hook_server_takes_comes_off_the_deadline(
     front: Front, tmp_path: Path, runtime: CriRuntime, hooks: HookServer
 ) -> None:
     """Whoever gave none has none."""
-    hooks.default, inside = hookanswers.after(HOOK_SECONDS), front.inside(tmp_path)
-    inside.register("slow.json", hooks.socket_path, ["PreCreateContainer"])
-    async with inside as proxy, front.caller(proxy.socket) as caller, H2Client(proxy.socket) as exact:
+    hooks.default, proxy = hookanswers.after(HOOK_SECONDS), front.inside(tmp_path)
+    proxy.register("slow.json", hooks.socket_path, ["PreCreateContainer"])
+    async with proxy, front.caller(proxy.socket) as caller, H2Client(proxy.socket) as exact:
         pod_id = await caller.run_pod()
-        requests = {seconds: caller.create_request(pod_id) for seconds in (None, 7, 120)}
+        requests = {seconds: caller.create_request(pod_id) for seconds in (0, 7, 120)}
         begun = time.monotonic()
         fields = {seconds: [("grpc-timeout", f"{seconds}S")] if seconds else [] for seconds in requests}
         await asyncio.gather(*(exact.call(CREATE, request, fields[each]) for each, request in requests.items()))
     for seconds, request in requests.items():
         (received,) = [each for each in runtime.requests("CreateContainer") if each.message == request]
         left, spent = received.deadline_seconds, received.at - begun
-        if seconds is None or left is None:
-            assert left is seconds
+        if left is None:
+            assert not seconds
         else:
             assert seconds - spent - SMALL_SECONDS < left < seconds - HOOK_SECONDS + SMALL_SECONDS
 
 
-@ONLY_CRI
+@pytest.mark.parametrize("front", [CRI], ids=["cri"])
 async def test_deadline_that_passes_ends_both_sides_soon(front: Front, tmp_path: Path, runtime: CriRuntime) -> None:
     """It is the runtime's clock that tells: this client has none.
 
     What the proxy adds is counted: the same call at the same moment has the runtime's and the client's lateness, too.
     """
-    proxy = front.inside(tmp_path)
+    proxy, timeout = front.inside(tmp_path), [("grpc-timeout", f"{EXPIRY_SECONDS * 1000:.0f}m")]
     async with (
         proxy,
         front.caller(proxy.socket) as caller,
@@ -326,8 +299,8 @@ async def test_deadline_that_passes_ends_both_sides_soon(front: Front, tmp_path:
             runtime.inject(method, Injection(delay_seconds=60))
 
         async def expire(connection: H2Client, method: str) -> float:
-            begun, timeout = time.monotonic(), ("grpc-timeout", f"{EXPIRY_SECONDS * 1000:.0f}m")
-            answer = await connection.call(f"/runtime.v1.RuntimeService/{method}", requests[method], [timeout])
+            begun = time.monotonic()
+            answer = await connection.call(f"/runtime.v1.RuntimeService/{method}", requests[method], timeout)
             assert answer.status == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
             return time.monotonic() - begun
 

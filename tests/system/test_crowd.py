@@ -13,7 +13,6 @@ from tests.amounts import Amount
 from tests.fakes.hookserver import HookServer
 from tests.system.cri_front import CRI, METHODS
 from tests.system.docker_front import DockerRuntime
-from tests.system.docker_streams import resident_bytes
 from tests.system.fronts import Front, Runtime
 from tests.system.h2client import H2Client
 from tests.system.hostile import Process
@@ -103,8 +102,8 @@ async def test_connections_that_have_ended_take_no_memory(front: Front, tmp_path
             await until(lambda: bool(runtime.watchers and runtime.requests("GET /info")), "the daemon is followed")
         await asyncio.sleep(SETTLE_SECONDS)
         await connect(WARM_UP)
-        before, files = resident_bytes(proxy.pid), Process(proxy.pid).descriptors()
+        before, files = Process(proxy.pid).resident(), Process(proxy.pid).descriptors()
         await connect(COME_AND_GO.now)
-        assert resident_bytes(proxy.pid) - before < MIB
+        assert Process(proxy.pid).resident() - before < MIB
         # the last connection is closed soon, not at once
         await until(lambda: Process(proxy.pid).descriptors() <= files, "every connection is closed")

@@ -1,4 +1,4 @@
-"""What only dockerd has: names and ids as references, swap limits, its own errors, containers that are no kubelet's."""
+"""What only dockerd has: names and ids as references, swap limits, its own errors."""
 
 import http
 from pathlib import Path
@@ -6,19 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.engines import images
-from tests.engines.dockerd import BUSYBOX
 from tests.fakes.dockershim import DockerError
 from tests.system import told
 from tests.system.docker_node import Kubelet
-from tests.system.node import MIB, PLUGIN, inside, register
+from tests.system.node import MIB, PLUGIN, Values, assert_in_force, cri_resources, inside, resources_answer
 from tests.system.real import DOCKERD, OLD_SHIM, Kind, RealNode, on, running
-from tests.system.scene import Values, assert_in_force, cri_resources, resources_answer
 
 pytestmark = pytest.mark.engine
 
 ONE = on(DOCKERD)
-BOTH = on(DOCKERD, OLD_SHIM)
 
 POINTS = {
     "start": ("PreStartContainer", "PostStartContainer"),
@@ -51,53 +47,6 @@ def test_any_reference_tells_the_same(node: RealNode) -> None:
             node.restart()  # a proxy that has told of a pod's stop does not tell of it again
             client.docker("stop", reference)
             assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
-
-
-@BOTH
-def test_name_that_is_taken(node: RealNode, client: Kubelet) -> None:
-    pod, container = node.rich_pod(), node.rich_container()
-    pod_id = client.run_pod(pod)
-    first_id = client.create(pod_id, container, pod)
-    with pytest.raises(DockerError, match="is already in use by container") as caught:
-        client.create(pod_id, container, pod)
-    assert first_id in caught.value.message
-    # The shim has removed the container that had the name, so the kubelet's next try is a good one.
-    node.told()
-    second_id = client.create(pod_id, container, pod)
-    client.stop(second_id)
-    assert node.told() == [
-        ("PreCreateContainer", told.of_container(pod, container)),
-        ("PostStopContainer", told.of_container(pod, container, second_id)),
-    ]
-
-
-@ONE
-def test_what_is_not_a_pods_is_not_handed_to_hook_servers(node: RealNode) -> None:
-    with node.client() as client:
-        client.docker("run", "--rm", BUSYBOX, "true")
-        client.docker("run", "-d", "--name", "plain", "--label", "app=web", BUSYBOX, "sleep", "1000")
-        container_id = client.shim.inspect("plain")["Id"]
-        for reference in ("plain", container_id, container_id[:12]):
-            client.docker("update", "--cpu-shares", "300", reference)
-            client.docker("stop", "-t", "0", reference)
-            client.docker("start", reference)
-        client.docker("rm", "-f", "plain")
-    assert node.told() == []
-
-
-@ONE
-def test_env_that_equals_the_images_counts_as_the_images_after_a_kill(node: RealNode) -> None:
-    pod, container = node.rich_pod(), node.rich_container()
-    container.envs.add(key="PATH", value=images.IMAGE_ENVIRONMENT[0].removeprefix("PATH=").encode())
-    with node.client() as client:
-        container_id = client.create(client.run_pod(pod), container, pod)
-        client.stop(container_id)
-        created = told.of_container(pod, container, container_id)
-        assert node.told()[-1] == ("PostStopContainer", created)
-        node.restart()
-        client.stop(container_id)
-        del created.container_envs["PATH"]
-        assert node.told() == [("PostStopContainer", created)]
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -167,7 +116,7 @@ def test_hook_raises_memory_where_dockershim_leaves_the_swap_limit(node: RealNod
 def test_what_dockerd_rejects_at_the_start_is_the_plugins_failure(
     kind: Kind, engine: Any, tmp_path: Path, policy: str
 ) -> None:
-    with running(kind, engine, tmp_path, lambda node: register(node, policy=policy)) as node, node.client() as client:
+    with running(kind, engine, tmp_path, lambda node: node.register(policy=policy)) as node, node.client() as client:
         pod, container = node.rich_pod(), node.rich_container()
         pod_id = client.run_pod(pod)
         container_id = client.create(pod_id, container, pod)

@@ -24,12 +24,12 @@ from tests.system.docker_streams import (
     MIB,
     SECONDS,
     STDOUT,
-    Attach,
     Exec,
+    Hijacked,
     post,
-    resident_bytes,
     serving,
 )
+from tests.system.hostile import Process
 from tests.system.proxy import ProxyProcess, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -38,6 +38,7 @@ STALLED_BYTES = MIB
 CLIS_AT_A_TIME = 2
 NUMBERS = 1_000_000
 """To be counted to for a client that does not read: some MiB."""
+ATTACH = "/containers/cat/attach?stream=1&stdin=1&stdout=1&stderr=1"
 LOGS = request("GET", f"{API}/containers/said/logs?stdout=1&follow=1")
 
 
@@ -80,7 +81,7 @@ def test_attach_carries_both_ways_at_once(path: str, dockerd: Dockerd, upgrade: 
     unlogged = {"NetworkMode": "none", "LogConfig": {"Type": "none"}}
     with dockerd.restored():
         post(path, "/containers/create?name=cat", {"Image": BUSYBOX, "Cmd": ["cat"], **stdin, "HostConfig": unlogged})
-        with Attach(path, "cat", upgrade=upgrade) as command:
+        with Hijacked(path, ATTACH, upgrade=upgrade) as command:
             post(path, "/containers/cat/start")
             sent, came = command.both(STREAM_BYTES.now)
     assert came == sent
@@ -115,14 +116,15 @@ def test_client_that_does_not_read_costs_little_memory(dockerd: Dockerd, box: st
     with serving(tmp_path, dockerd.socket) as fresh:
         path = str(fresh.socket)
         with Exec(path, box, ["echo", "warm"], stdin=False) as command:
-            command.collect()
-        before = resident_bytes(fresh.pid)
+            command.output()
+        process = Process(fresh.pid)
+        before = process.resident()
         with Exec(path, box, ["busybox", "seq", str(NUMBERS)], stdin=False) as command:
             until = time.monotonic() + STALL_SECONDS.now
             while time.monotonic() < until:
                 assert dockerd.request("GET", "/_ping", socket=path) == b"OK"
                 time.sleep(0.01)
-            assert resident_bytes(fresh.pid) - before <= STALLED_BYTES
+            assert process.resident() - before <= STALLED_BYTES
             assert not ended(dockerd, command), "it waits for its reader"
             assert command.output() == (b"".join(b"%d\n" % number for number in range(1, NUMBERS + 1)), b"")
 

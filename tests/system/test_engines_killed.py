@@ -19,7 +19,7 @@ from tests.system import told
 from tests.system.keeping import file_of, on_tmpfs, rows, scale
 from tests.system.node import CPU, end, inside
 from tests.system.proxy import WAIT_SECONDS, answers, wait_until
-from tests.system.real import CONTAINERD, DOCKERD, OLD_SHIM, Kind, RealNode, kill, on, running
+from tests.system.real import CONTAINERD, DOCKERD, OLD_SHIM, Kind, RealNode, on, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -83,7 +83,7 @@ def test_after_a_kill_pods_run_on_and_are_told_of_as_before(node: RealNode, clie
     lives = [begin(node, client, node.rich_pod(f"pod-{number}")) for number in range(REAL_RESTARTED_PODS.now)]
     pids = [node.pids(client, life.pod_id, life.container_id) for life in lives]
     assert len({pid for both in pids for pid in both} - {0}) == 2 * len(lives)
-    kill(node)
+    node.restart(known=True)
     assert [node.pids(client, life.pod_id, life.container_id) for life in lives] == pids
     for life in lives:
         client.update(life.container_id, UPDATE)
@@ -95,7 +95,7 @@ def test_after_a_kill_pods_run_on_and_are_told_of_as_before(node: RealNode, clie
         seen.append(node.told())
     assert [point for [(point, _)] in seen] == ["PostStopPodSandbox"] * len(lives)
     assert {message.labels["label"] for [(_, message)] in seen} == {"hooked"}
-    kill(node)
+    node.restart(known=True)
     for life, before in zip(lives, seen, strict=True):
         client.stop_pod(life.pod_id)
         assert node.told() == before
@@ -130,7 +130,7 @@ def test_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path
             lambda: str(rows(file)),
         )
         for _ in range(KILLS):
-            kill(node)
+            node.restart(known=True)
             for one, (asked, scaled) in expected.items():
                 client.update(one, LinuxContainerResources(cpuset_cpus=CPU))
                 ((_, update),) = node.told()

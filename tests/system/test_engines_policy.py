@@ -15,7 +15,7 @@ from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import LinuxContainerResources
 from tests.fakes.faults import FaultRelay
 from tests.fakes.hookanswers import Answer
-from tests.system.node import PLUGIN, inside, register, serving, skipped
+from tests.system.node import PLUGIN, inside, serving, skipped
 from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, Kind, RealNode, on, running
 
 pytestmark = [pytest.mark.engine, on(CONTAINERD, OLD_CRI, DOCKERD)]
@@ -41,7 +41,7 @@ def faulty(kind: Kind, engine: Any, folder: Path, fault: str, policy: str) -> It
     def prepare(node: RealNode) -> None:
         if answer is not None:
             node.hooks.default = answer
-            register(node, policy=policy, timeout="100ms" if answer is HANGS else "10s")
+            node.register(policy=policy, timeout="100ms" if answer is HANGS else "10s")
         else:
             node.proxy.register(f"{PLUGIN}.json", node.proxy.path / "nobody.sock", policy=policy)
 

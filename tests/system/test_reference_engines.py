@@ -19,12 +19,11 @@ from runtimeproxy_hooks.groupidentity import FILE as BVT
 from runtimeproxy_hooks.rdt import RDT_CLASS
 from tests.engines import cgroups
 from tests.engines.containerd import Containerd
-from tests.system.node import CPU, LAST_LINE, MIB, end
+from tests.system.node import CPU, LAST_LINE, MIB, Values, assert_first_act, end
 from tests.system.proxy import Folder, wait_until
 from tests.system.reference import HookProgram
 from tests.system.reference_node import ENGINES, ReferenceNode, before, container, running
 from tests.system.reference_standin import MOST_SECONDS, PROCESSES
-from tests.system.scene import Values, assert_first_act
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

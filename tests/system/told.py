@@ -60,8 +60,11 @@ def changed_container(container: ContainerConfig, answer: api_pb2.ContainerResou
     return changed
 
 
-def updated(container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+def updated(container: ContainerConfig, asked: LinuxContainerResources, *, anew: bool = False) -> ContainerConfig:
+    """Return the container with resources in place of its own; those that are not asked for stay, if not ``anew``."""
     changed = ContainerConfig.FromString(container.SerializeToString())
+    if anew:
+        changed.linux.ClearField("resources")
     changed.linux.resources.MergeFrom(asked)
     return changed
 
