@@ -20,7 +20,6 @@ from tests.fakes.dockershim_bodies import Container, Pod, Values
 from tests.fakes.runtime import FakeRuntime, Injection, Received
 from tests.fakes.runtime_state import RuntimeState
 from tests.fakes.shapes import CONTAINERD, SHAPES, Shape
-from tests.system import clients
 from tests.system.clients import Client
 from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
 from tests.system.h2client import H2Client
@@ -124,8 +123,9 @@ class CriCaller(Caller):
         return cri_pb2.RunPodSandboxRequest(config=_pod_config(pod)).SerializeToString()
 
     def container_request(self, pod_id: str, container: Container) -> bytes:
-        pod = _pod_config(self.pods.get(pod_id, POD))
-        return clients.create_request(pod_id, _container_config(container), pod).SerializeToString()
+        config, pod = _container_config(container), _pod_config(self.pods.get(pod_id, POD))
+        request = cri_pb2.CreateContainerRequest(pod_sandbox_id=pod_id, config=config, sandbox_config=pod)
+        return request.SerializeToString()
 
     def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
         return cri_pb2.UpdateContainerResourcesRequest(

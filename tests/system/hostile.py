@@ -19,14 +19,11 @@ AT_ONCE_BYTES = 1 << 16
 END_SECONDS = 30.0
 GREETING = peer.PREFACE + peer.Settings().wire() + peer.Ack().wire()
 _DATA, _HEADERS, _PING, _CREDIT = 0x0, 0x1, 0x6, 0x8
-_PLACE = 0x00ABCDEF
-_ANSWER: tuple[peer.Frame, ...] = (
-    peer.Headers(_PLACE, peer.REPLY),
-    peer.Data(_PLACE, peer.grpc(b"")),
-    peer.Headers(_PLACE, peer.TRAILERS, end=True),
-)
-ANSWER = b"".join(frame.wire() for frame in _ANSWER)
-"""An answer; ``_PLACE`` stands for its stream."""
+
+
+def answer(stream: int, message: bytes = b"") -> bytes:
+    begun = peer.Headers(stream, peer.REPLY), peer.Data(stream, peer.grpc(message))
+    return b"".join(frame.wire() for frame in (*begun, peer.Headers(stream, peer.TRAILERS, end=True)))
 
 
 class HostileRuntime:
@@ -78,7 +75,7 @@ class HostileRuntime:
                 writer.write(piece)
                 await writer.drain()
         elif kind in (_DATA, _HEADERS) and flags & 0x1:
-            writer.write(ANSWER.replace(_PLACE.to_bytes(4, "big"), stream.to_bytes(4, "big")))
+            writer.write(answer(stream))
         elif kind == _CREDIT and stream:
             writer.write(peer.Reset(stream, 1).wire())
         elif kind == _PING and not flags & 0x1:

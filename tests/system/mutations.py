@@ -20,10 +20,10 @@ from runtimeproxy.wire.http2 import FrameBuffer
 from tests.cri import peer
 from tests.docker.client import chunked
 from tests.fakes import cri_pb2
+from tests.system import hostile
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
-from tests.system.hostile import GREETING
 
 MOST_CHANGES = 4
 AT_ONCE_BYTES = 1 << 16
@@ -59,12 +59,9 @@ def mutated(answer: bytes, chance: random.Random) -> bytes:
             "replace": chance.randbytes(len(piece)),
             "insert": inserted + piece,
             "double": piece * 2,
-            "remove": b"",
-            "move": b"",
-            "cut": b"",
         }
-        change = chance.choice(("flip", *put))
-        data[at : None if change == "cut" else end] = put[change]
+        change = chance.choice(("flip", "remove", "move", "cut", *put))
+        data[at : None if change == "cut" else end] = put.get(change, b"")
         data[:0] = piece if change == "move" else b""
     return bytes(data)
 
@@ -77,11 +74,6 @@ def _docker_whole(data: bytes) -> bool:
     head, found, body = data.partition(b"\r\n\r\n")
     length = _LENGTH.search(head)
     return bool(found) and len(body) >= int(length[1] if length else 0)
-
-
-def _cri_answer(message: bytes) -> bytes:
-    begun = (peer.Settings(), peer.Ack(), peer.Headers(1, peer.REPLY), peer.Data(1, peer.grpc(message)))
-    return b"".join(frame.wire() for frame in (*begun, peer.Headers(1, peer.TRAILERS, end=True)))
 
 
 def _http(status: str, body: bytes, *lines: str) -> bytes:
@@ -105,8 +97,9 @@ def calls() -> dict[str, Call]:
     body = f'{{"Id":"{CONTAINER_ID}","Warnings":[]}}\n'.encode()
 
     def of_cri(fields: peer.Fields, request: bytes, message: bytes) -> Call:
-        sent = GREETING + peer.Headers(1, fields).wire() + peer.Data(1, peer.grpc(request), end=True).wire()
-        return Call(CRI, sent, _cri_whole, (_cri_answer(message),), peer.grpc(message))
+        sent = hostile.GREETING + peer.Headers(1, fields).wire() + peer.Data(1, peer.grpc(request), end=True).wire()
+        answer = peer.Settings().wire() + peer.Ack().wire() + hostile.answer(1, message)
+        return Call(CRI, sent, _cri_whole, (answer,), peer.grpc(message))
 
     def of_docker(request: bytes, status: str, body: bytes) -> Call:
         return Call(DOCKER, request, _docker_whole, _docker_answers(status, body), body.strip())

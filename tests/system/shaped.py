@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.fakes import cri_pb2, hookanswers, registration
@@ -76,9 +75,7 @@ class ShapedNode:
         await self._start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: Any, error: Any, at: Any) -> None:
         await self.caller.close()
         await self.proxy.__aexit__(kind, error, at)
         await self.runtime.__aexit__(kind, error, at)

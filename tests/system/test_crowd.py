@@ -16,7 +16,7 @@ from tests.system.docker_front import DockerRuntime
 from tests.system.fronts import Front, Runtime
 from tests.system.h2client import H2Client
 from tests.system.hostile import Process
-from tests.system.proxy import ProxyProcess, until
+from tests.system.proxy import STATE_KNOWN, ProxyProcess, until
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ async def proxy(front: Front, tmp_path: Path, runtime: Runtime) -> AsyncIterator
         async with running:
             async with front.caller(running.socket) as caller:
                 await caller.run_pod()
-            await running.state_known()
+            await asyncio.to_thread(running.wait_for_log, STATE_KNOWN)  # over a connection that stays
             before = Process(running.pid).descriptors()
             yield running
             await until(lambda: Process(running.pid).descriptors() <= before, "every connection is closed")

@@ -11,9 +11,10 @@ from tests.engines import cri
 from tests.fakes import cri_pb2, registration
 from tests.fakes.hookserver import HookServer
 from tests.fakes.runtime import FakeRuntime
-from tests.system import clients
 from tests.system.capture import Capture
 from tests.system.clients import Client
+from tests.system.cri_front import CRI
+from tests.system.fronts import POD
 from tests.system.h2client import H2Client
 from tests.system.proxy import ProxyInside, until
 
@@ -53,9 +54,10 @@ async def kubelets_calls(call: Call, version: str) -> None:
     """Do what a kubelet does with a pod, and some things that no kubelet does yet."""
     service = f"/{version}.RuntimeService"
     await call(f"{service}/Version", cri_pb2.VersionRequest(version="v1").SerializeToString())
-    run = cri_pb2.RunPodSandboxRequest(config=clients.pod()).SerializeToString()
+    caller = CRI.caller("nowhere")
+    run = caller.pod_request(POD)
     pod = cri_pb2.RunPodSandboxResponse.FromString(await call(f"{service}/RunPodSandbox", run + UNKNOWN_FIELD))
-    create = clients.create_request(pod.pod_sandbox_id).SerializeToString()
+    create = caller.create_request(pod.pod_sandbox_id)
     container = cri_pb2.CreateContainerResponse.FromString(await call(f"{service}/CreateContainer", create))
     by_id = cri_pb2.StartContainerRequest(container_id=container.container_id).SerializeToString()
     await call(f"{service}/StartContainer", by_id)
