@@ -1,7 +1,4 @@
-"""Calls whose clients leave at a chosen moment, and the hook server and runtimes that keep a call until then.
-
-A call leaves a place only when its gate is open, or by a cancel; all times are the event loop's.
-"""
+"""Calls whose clients leave at a chosen moment, and the hook server and runtimes that keep a call until then."""
 
 from __future__ import annotations
 

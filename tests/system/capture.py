@@ -1,7 +1,4 @@
-"""What passed on both sides of the proxy, read by Python's own HTTP/2 libraries: hyperframe and hpack.
-
-Nothing of ``runtimeproxy.wire`` is used: it is what is being judged.
-"""
+"""What passed on both sides of the proxy, read by hyperframe and hpack, and not by what is being judged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""The asynchronous gRPC client of the system tests: bytes in and out, with what the calls of a kubelet carry.
-
-Messages are sent as they were given, bytes that no library would make among them.
-"""
+"""The asynchronous gRPC client of the system tests: it sends messages as they were given, also unreadable ones."""
 
 from pathlib import Path
 from typing import Any, Self

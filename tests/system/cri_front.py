@@ -1,7 +1,4 @@
-"""The CRI front as tests see it: a fake CRI runtime, and a kubelet's gRPC calls.
-
-A request is the message's bytes.
-"""
+"""The CRI front as tests see it: a fake CRI runtime, and a kubelet's gRPC calls. A request is the message's bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The Docker front as tests see it: a fake dockerd, and dockershim's calls for a kubelet.
 
-A request is all its bytes, head and body; every request of a caller has the API's version in its path, which
-those of the proxy itself never have.
+A request is its head and body; one of a caller has the API's version in its path, one of the proxy itself never has.
 """
 
 import asyncio

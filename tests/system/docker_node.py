@@ -1,7 +1,4 @@
-"""A node with a real dockerd: a kubelet's pods reach it through dockershim, and the proxy.
-
-A test asks this client as it asks that of CRI; only what dockershim cannot say has no method here.
-"""
+"""A kubelet of a node with a real dockerd: a test asks it as it asks the client of CRI."""
 
 import json
 from types import SimpleNamespace

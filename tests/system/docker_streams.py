@@ -1,7 +1,4 @@
-"""Docker's streams through the proxy: a command's, lines that a test says, a daemon whose every byte a test writes.
-
-Nothing is read ahead of what is asked for, beyond one buffer; nothing is answered by a ``Scripted`` daemon itself.
-"""
+"""Docker's streams through the proxy: a command's, lines that a test says, a daemon whose every byte a test writes."""
 
 import asyncio
 import json

@@ -1,7 +1,4 @@
-"""A gRPC client on Python's h2: every header and every frame is in the test's hands.
-
-A stream's credit is given back as its DATA comes, so no call waits for another.
-"""
+"""A gRPC client on Python's h2: every header and every frame is in the test's hands."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Peers that keep to no rule: a client that sends any bytes, a runtime that answers everything and floods on demand.
-
-What frames hold is not looked at, so that neither peer ends a connection because of what it reads.
-"""
+"""Peers that keep to no rule, and never end a connection because of what they read; what an attack costs."""
 
 import asyncio
 import select

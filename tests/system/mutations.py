@@ -1,7 +1,6 @@
-"""A runtime whose answers are broken, and what a client may see of them.
+"""A runtime whose answers are broken, by a number always in the same way, and what a client may see of them.
 
-Bytes of a good answer are changed, cut, doubled or mixed up, then comes the end; a number makes the same change each
-time. A client may see a part, as the connection may end anywhere, but nothing that the runtime did not send.
+That is a part, as the connection may end anywhere, but nothing that the runtime did not send.
 """
 
 import asyncio

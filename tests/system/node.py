@@ -1,7 +1,4 @@
-"""A node under test: a real engine behind the proxy, a hook server beside it, pods as a kubelet sends them.
-
-The servers run in a thread of their own, so a test reads straight on like a kubelet: call after call.
-"""
+"""Pods and containers as a kubelet sends them to a real engine, what they say of themselves, fakes in threads."""
 
 import asyncio
 import os

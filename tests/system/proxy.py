@@ -1,7 +1,4 @@
-"""The proxy under test: as a program of its own, or inside the test where its parts are looked at.
-
-Each proxy has a folder of its own; nothing outside of it is touched.
-"""
+"""The proxy under test, in a folder of its own: as a program, or inside the test where its parts are looked at."""
 
 import asyncio
 import os

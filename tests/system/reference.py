@@ -1,7 +1,4 @@
-"""The project's own hook servers as a user starts them: as programs.
-
-A hook server's files are in its proxy's folder, and processes are ended by their id.
-"""
+"""The project's own hook servers as a user starts them: as programs, whose files are in their proxy's folder."""
 
 import subprocess
 import sys

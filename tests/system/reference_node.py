@@ -1,7 +1,4 @@
-"""A node with a real engine, a proxy and hook servers as programs, and what is asked alike of both engines' pods.
-
-A test reads the same whichever engine runs the pod.
-"""
+"""A node with a real engine, a proxy and hook servers as programs, and what is asked alike of both engines' pods."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,6 @@
 """A node whose runtime is of some shape, and whose proxy comes anew, as the tests of shapes use it.
 
-The policy is Fail, so that nothing is let through that could not be read; the registrations outlive a
-restart.
+The policy is Fail, so that nothing is let through that could not be read; registrations outlive a restart.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Runtimes that die, are away, stopped or talk nonsense: a call fails once, the next is fresh.
-
-That is fault matrix B1, B3 to B5.
-"""
+"""A runtime dies, is away, stops, talks nonsense: a call fails once, the next is fresh (fault matrix B1, B3 to B5)."""
 
 import asyncio
 import os

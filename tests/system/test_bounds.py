@@ -1,7 +1,6 @@
-"""Peers that break the protocol: their connection ends, what is kept of them is bounded, the others live.
+"""HTTP/2 peers that break the protocol: their connection ends, what is kept of them is bounded, the others live.
 
-That is promise 18 for HTTP/2, fault matrix X1. A kind goes beyond its bound with 30,000 frames of a client, 80,000 of
-a runtime.
+That is promise 18, fault matrix X1. 30,000 frames of a client, or 80,000 of a runtime, are beyond every bound.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""Clients leave at random moments of a call: everybody who works for it knows at once, and nothing is left of it.
+"""Clients leave at random moments: all who work for a call know at once, and nothing is left.
 
-That is promise 9, fault matrix S4 and S5. At the usual count the median of the times is judged, by a larger
-limit, and what is left may take long: another program on the machine decides neither. In a soak it is their 99th
-percentile, and four seconds.
+That is promise 9, fault matrix S4 and S5. A soak judges the 99th percentile, and gives four seconds to what is left;
+else the median is judged, by a larger limit, as another program on the machine decides neither.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Very many at once: none is refused, none fails, and what has ended takes no memory.
-
-That is fault matrix S3; scripts/soaking/crowd.py measures how fair it is.
-"""
+"""Very many at once: none is refused, none fails, and what has ended takes no memory (fault matrix S3)."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,7 +1,7 @@
-"""What foreign clients do through a socket in between is what they do on dockerd's own: the docker CLI, its SDK, curl.
+"""What foreign clients do through a socket in between is what they do on dockerd's own (promise 20).
 
-Each scenario runs twice on the same daemon, in containers of its own: straight, and through ``between``. Exit codes,
-output and files must be equal; what dockerd draws anew is masked. That is promise 20.
+Each scenario of the docker CLI, its SDK and curl runs straight and through ``between``, in containers of its own. Exit
+codes, output and files must be equal; what dockerd draws anew is masked.
 """
 
 import gc

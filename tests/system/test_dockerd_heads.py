@@ -1,7 +1,4 @@
-"""A real dockerd and the proxy read requests alike: the same answers, or a refusal by a rule on the list.
-
-That is fault matrix X2, X3.
-"""
+"""A real dockerd and the proxy read requests alike, or the proxy refuses by a listed rule (fault matrix X2, X3)."""
 
 import json
 import re

@@ -1,9 +1,4 @@
-"""Streams of a real dockerd through the proxy: every byte, in little memory, however long nothing was said.
-
-That is promise 12, fault matrix S6.
-
-scripts/soak runs the full amounts. How soon a byte comes is measured on a fake (test_streams).
-"""
+"""Streams of a real dockerd: every byte, in little memory, however long all is silent (promise 12, fault matrix S6)."""
 
 import socket
 import time

@@ -1,6 +1,6 @@
-"""A proxy that is told to stop finishes what it was asked for, cuts streams last, and ends in time.
+"""A proxy told to stop finishes its calls, cuts streams last, and ends in time (promise 19, fault matrix P3).
 
-That is promise 19, fault matrix P3. What is waited for and in which order is in tests/relay/test_drain.py.
+What is waited for and in which order is in tests/relay/test_drain.py.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""On real engines hook servers are told all that a kubelet's words tell; what they change is true in the container.
-
-From its first instruction on, and also after a kill of the proxy.
-"""
+"""Real engines: hook servers are told all; what they change is true in the container, from its first instruction on."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""The proxy before a real engine is killed with pods running, and so is the engine itself (fault matrix B1, B3).
-
-That is promise 8.
-"""
+"""The proxy before a real engine is killed with pods running, and the engine too (promise 8, fault matrix B1, B3)."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

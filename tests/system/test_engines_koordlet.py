@@ -1,7 +1,4 @@
-"""A stand-in koordlet works unchanged on real engines: its way to register, its echoes, its -1 and its empty cpuset.
-
-What it does is told in hook-api ("Registration files", "What an answer means").
-"""
+"""A stand-in koordlet works unchanged on real engines: how it registers, its echoes, its -1, its empty cpuset."""
 
 from collections.abc import Iterator
 from pathlib import Path

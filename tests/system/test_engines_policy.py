@@ -1,7 +1,4 @@
-"""On real engines: what a hook server that is dead, fails, hangs, answers badly or refuses means under each policy.
-
-That is fault matrix H12, too: a hook server's own pod comes up under Fail.
-"""
+"""Real engines: what hook servers that fail or refuse mean under each policy, its own pod too (fault matrix H12)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

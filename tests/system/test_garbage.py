@@ -1,7 +1,4 @@
-"""A held call that ends, well or badly, leaves nothing to the garbage collector: what it took is free at once.
-
-A thousand calls that fail would else need the memory of many more, until the collector looks at old objects.
-"""
+"""A held call that ends, well or badly, leaves nothing to the garbage collector: what it took is free at once."""
 
 import asyncio
 import gc

@@ -1,7 +1,4 @@
-"""What a hook server must be told (hook-api, "What is sent"), made from what the kubelet sent.
-
-Every field of a hook message is filled or left unset on purpose, so that two messages can be compared whole.
-"""
+"""What a hook server must be told (hook-api, "What is sent"), field by field, made from what the kubelet sent."""
 
 from runtimeproxy.hookapi import api_pb2
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
