@@ -40,14 +40,14 @@ class Moment(Enum):
     ANSWERED = "the runtime has just answered", "reply"
     TOLD = "the Post hook runs", "post"
 
-    def __init__(self, text: str, place: str) -> None:
-        self.text = text
-        self.place = place
+    @property
+    def place(self) -> str:
+        return self.value[1]
 
 
 PLACES = ("hook", "runtime", "reply", "post")
+"""On a call's way: at the runtime it stays before it is carried out, and before the answer."""
 _JUST_LEFT = frozenset({Moment.ALLOWED, Moment.ANSWERED})
-
 MOMENTS = {
     "create": tuple(moment for moment in Moment if moment is not Moment.TOLD),
     "start": tuple(Moment),
@@ -88,21 +88,18 @@ class Trial:
     """One call; ``name`` is its container's, ``container_id`` is of a start's container.
 
     ``share`` of the request is sent where it is a part. The client leaves ``pause_seconds`` after the moment begins.
-    ``goes_on``: the CRI runtime carries it out though it saw the cancel. It stays at ``runtime`` before it is carried
-    out, at ``reply`` after that. ``heard``: the runtime knows of it, CRI's of its headers, dockerd of its connection.
+    ``goes_on``: the CRI runtime carries it out though it saw the cancel. ``heard``: the runtime knows of it, CRI's of
+    its headers, dockerd of its connection.
     """
 
     name: str
     verb: str
     moment: Moment
-    share: float = 0.5
-    pause_seconds: float = 0.0
-    goes_on: bool = False
+    share: float
+    pause_seconds: float
+    goes_on: bool
     container_id: str = ""
-    hook: Place = field(default_factory=Place)
-    runtime: Place = field(default_factory=Place)
-    reply: Place = field(default_factory=Place)
-    post: Place = field(default_factory=Place)
+    places: dict[str, Place] = field(default_factory=lambda: {name: Place() for name in PLACES})
     heard: asyncio.Event = field(default_factory=asyncio.Event)
     left_at: float | None = None
     runtime_saw: float | None = None
@@ -110,19 +107,16 @@ class Trial:
 
     def __post_init__(self) -> None:
         at = self.moment.place
-        for name in PLACES[: PLACES.index(at)] if at else ():
-            self.place(name).gate.set()
-        if self.moment is not Moment.TOLD:
-            self.post.gate.set()
+        self.pass_by(*(PLACES[: PLACES.index(at)] if at else ()), *(() if at == "post" else ("post",)))
 
-    def place(self, name: str) -> Place:
-        found: Place = getattr(self, name)
-        return found
+    def pass_by(self, *places: str) -> None:
+        for name in places:
+            self.places[name].gate.set()
 
     @property
     def over(self) -> bool:
         """Tell whether nobody is at work for the call."""
-        return not any(self.place(name).staying for name in PLACES) and self.runtime_done == self.heard.is_set()
+        return not any(place.staying for place in self.places.values()) and self.runtime_done == self.heard.is_set()
 
     async def reach(self) -> None:
         """Wait for the moment. Raises TimeoutError."""
@@ -131,16 +125,11 @@ class Trial:
             if self.moment is not Moment.SENT:
                 await self.heard.wait()
             if at:
-                await self.place(at).came.wait()
+                await self.places[at].came.wait()
         if self.moment in _JUST_LEFT:
-            self.place(at).gate.set()
+            self.pass_by(at)
         if self.pause_seconds:
             await asyncio.sleep(self.pause_seconds)
-
-    def __repr__(self) -> str:
-        places = {name: (place.visits, place.staying, place.saw) for name in PLACES for place in [self.place(name)]}
-        seen = f"heard {self.heard.is_set()}, left {self.left_at}, seen {self.runtime_saw}, done {self.runtime_done}"
-        return f"<{self.name} {self.verb}, {self.moment.text}: {places}, {seen}>"
 
 
 Trials = dict[str, Trial]
@@ -151,7 +140,7 @@ async def at_hook_server(trials: Trials, call: HookCall) -> bytes:
     """Answer a container's hook call once its gate is open: nothing changes."""
     trial = trials.get(call.request.container_meta.name)
     if trial is not None:
-        await (trial.post if call.point.name.startswith("Post") else trial.hook).stay()
+        await trial.places["post" if call.point.name.startswith("Post") else "hook"].stay()
     return b""
 
 
@@ -195,13 +184,13 @@ class _CriHandlers(_Handlers):
             message = b""
             try:
                 message = await _first(messages)
-                await trial.runtime.stay()
+                await trial.places["runtime"].stay()
                 reply = self._state.answer("v1", method, message)
-                await trial.reply.stay()
+                await trial.places["reply"].stay()
                 return reply
             except asyncio.CancelledError:
                 trial.runtime_saw = now()
-                if trial.goes_on and trial.runtime.saw is not None:
+                if trial.goes_on and trial.places["runtime"].saw is not None:
                     self._state.answer("v1", method, message)
                 raise
             finally:
@@ -245,8 +234,7 @@ class DockerTrials(DockerRuntime):
         if trial is not None:
             trial.runtime_saw = now()
             trial.runtime_done = True
-            trial.runtime.gate.set()
-            trial.reply.gate.set()
+            trial.pass_by("runtime", "reply")
 
     def started(self, container_id: str) -> bool:
         return self.state.containers[container_id].running
@@ -277,12 +265,12 @@ class _DockerService(Service):
             write = exchange.write
 
             async def late(*pieces: bytes) -> None:
-                if not trial.reply.visits:
-                    await trial.reply.stay()
+                if not trial.places["reply"].visits:
+                    await trial.places["reply"].stay()
                 await write(*pieces)
 
             exchange.write = late  # type: ignore[method-assign]
-            await trial.runtime.stay()
+            await trial.places["runtime"].stay()
         await super()._answer(exchange, found, injection)
 
 

@@ -5,9 +5,9 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -228,44 +228,28 @@ class Build(Pull):
 # ---- a daemon that does what a test writes
 
 
-class Scripted:
-    """A daemon that does nothing by itself but listen; ``asked`` hands a test its end of a client's connection."""
+@asynccontextmanager
+async def scripted(path: str | Path, line: str) -> AsyncIterator["asyncio.Queue[tuple[bytes, Raw]]"]:
+    """Listen as a daemon that answers nothing; yield what gets each request that begins so.
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = str(path)
-        self._asked: list[tuple[bytes, Raw]] = []
-        self._writers: list[asyncio.StreamWriter] = []
-        self._more = asyncio.Event()
-        self._server: asyncio.Server | None = None
+    That is its head, and the connection behind it.
+    """
+    requests: asyncio.Queue[tuple[bytes, Raw]] = asyncio.Queue()
+    writers: list[asyncio.StreamWriter] = []
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._accept, self._path)
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        await self._server.wait_closed()
-        os.unlink(self._path)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.append(writer)
-        try:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with suppress(asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:
-            writer.close()
-            return
-        self._asked.append((head, Raw(reader, writer)))
-        self._more.set()
+            if head.startswith(line.encode()):
+                requests.put_nowait((head, Raw(reader, writer)))
 
-    async def asked(self, line: str) -> tuple[bytes, Raw]:
-        """Wait for a request that begins so; return its head, and the connection behind it."""
-        async with asyncio.timeout(SECONDS):
-            while True:
-                for number, (head, _) in enumerate(self._asked):
-                    if head.startswith(line.encode()):
-                        return self._asked.pop(number)
-                self._more.clear()
-                await self._more.wait()
+    server = await asyncio.start_unix_server(accept, str(path))
+    try:
+        yield requests
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await server.wait_closed()
+        os.unlink(path)

@@ -125,7 +125,7 @@ async def leave(trial: Trial, line: Line, message: bytes) -> None:
     await line.leave()
     if trial.moment is Moment.TOLD:
         await asyncio.sleep(WORKS_ON_SECONDS)
-        trial.post.gate.set()
+        trial.pass_by("post")
 
 
 async def batch(rig: Rig, chance: random.Random, trials: Sequence[Trial], before: Counts) -> None:
@@ -151,14 +151,14 @@ async def batch(rig: Rig, chance: random.Random, trials: Sequence[Trial], before
 
 def check(rig: Rig, trial: Trial) -> None:
     """Check who has seen what of a call that is over."""
-    asked, allowed = trial.hook.visits, trial.runtime.visits
-    assert max(asked, allowed, trial.reply.visits, trial.post.visits) <= 1, f"something was done twice: {trial}"
-    assert trial.hook.saw is None or not allowed, f"the runtime had a call that its client had left: {trial}"
+    hook, runtime = trial.places["hook"], trial.places["runtime"]
+    assert max(place.visits for place in trial.places.values()) <= 1, f"something was done twice: {trial}"
+    assert hook.saw is None or not runtime.visits, f"the runtime had a call that its client had left: {trial}"
     if trial.moment is Moment.ASKED:
-        assert trial.hook.saw is not None, f"the hook server was not told: {trial}"
+        assert hook.saw is not None, f"the hook server was not told: {trial}"
     if trial.heard.is_set() and trial.moment not in (Moment.ANSWERED, Moment.TOLD):
         assert trial.runtime_saw is not None, f"the runtime was not told: {trial}"
-    assert trial.post.saw is None, f"a Post hook was cancelled: {trial}"
+    assert trial.places["post"].saw is None, f"a Post hook was cancelled: {trial}"
 
 
 # ---- what is left behind
@@ -201,7 +201,7 @@ def kept(rig: Rig, trials: Sequence[Trial], before: Counts) -> dict[str, object]
 def owes(rig: Rig, trial: Trial) -> bool:
     """Tell whether a started container's Post hook was not asked yet, or another one was."""
     started = bool(trial.container_id) and rig.runtime.started(trial.container_id)
-    return trial.post.visits != started
+    return trial.places["post"].visits != started
 
 
 # ---- the tests
@@ -218,8 +218,8 @@ async def test_cancel_arrives_and_leaves_nothing_behind(front: Front, rig: Rig) 
         for trial in trials:
             if trial.left_at is not None:
                 left += 1
-                took["hook server"] += [] if trial.hook.saw is None else [trial.hook.saw - trial.left_at]
-                took["runtime"] += [] if trial.runtime_saw is None else [trial.runtime_saw - trial.left_at]
+                for who, saw in (("hook server", trial.places["hook"].saw), ("runtime", trial.runtime_saw)):
+                    took[who] += [] if saw is None else [saw - trial.left_at]
     if rig.shared is not None:
         await still_carries(rig, rig.shared)
     for fault in ("connections_broken", "hook_breaker_openings"):

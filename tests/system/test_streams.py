@@ -31,10 +31,10 @@ from tests.system.docker_streams import (
     Exec,
     Lines,
     Pull,
-    Scripted,
     asked,
     resized,
     run_container,
+    scripted,
     serving,
 )
 from tests.system.proxy import ProxyProcess
@@ -165,11 +165,11 @@ async def tunnel(proxy: ProxyProcess, name: str, early: bytes = b"") -> AsyncIte
     """Yield both ends of a tunnel; the client sends ``early`` right behind its request."""
     line, headers, protocol = TUNNELS[name]
     body = b'{"Detach":false,"Tty":false}' if "exec" in name else b""
-    async with Scripted(proxy.runtime) as scripted, await Raw.connect(str(proxy.socket)) as client:
+    async with scripted(proxy.runtime, line) as requests, await Raw.connect(str(proxy.socket)) as client:
         method, target = line.split(" ")
         asks = request(method, target, body, *headers)
         client.send(asks + early)
-        head, daemon = await scripted.asked(line)
+        head, daemon = await asyncio.wait_for(requests.get(), 20)
         assert head + await daemon.exactly(len(body)) == asks
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(daemon.reader.read(1), QUIET_SECONDS)
