@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from tests.fakes.runtime import FakeRuntime, Injection, Received
 from tests.fakes.runtime_state import RuntimeState
 from tests.fakes.shapes import CONTAINERD, SHAPES, Shape
 from tests.system.clients import Client
-from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
+from tests.system.fronts import POD, SECONDS, Caller, Failed, Front, answering
 from tests.system.h2client import H2Client
 
 METHODS = {
@@ -187,7 +187,9 @@ def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
 
 
 @asynccontextmanager
-async def sent(socket: Path | str, verb: str = "ping", request: bytes | None = None) -> Connected:
+async def sent(
+    socket: Path | str, verb: str = "ping", request: bytes | None = None
+) -> AsyncIterator[asyncio.Future[bytes]]:
     """Send a request on a connection of its own."""
     service = "ImageService" if METHODS[verb] in cri.IMAGE_METHODS else "RuntimeService"
     async with H2Client(socket) as client:
@@ -198,12 +200,8 @@ async def sent(socket: Path | str, verb: str = "ping", request: bytes | None = N
             assert got.status == 0, got
             return got.message
 
-        answered = asyncio.ensure_future(message())
-        try:
+        async with answering(message()) as answered:
             yield answered
-        finally:
-            answered.cancel()
-            await asyncio.gather(answered, return_exceptions=True)
 
 
 CRI = Front(

@@ -5,7 +5,7 @@ A request is its head and body; one of a caller has the API's version in its pat
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from tests.fakes.dockerd import FakeDockerd, Injection, Received
 from tests.fakes.dockerd_engines import ENGINES, Engine
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockershim_bodies import Container, Pod, Values
-from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
+from tests.system.fronts import POD, SECONDS, Caller, Failed, Front, answering
 
 VERSION = "/v1.41"
 CREATE = "POST /containers/create"
@@ -223,7 +223,7 @@ def _checked(answer: Answer) -> Answer:
 @asynccontextmanager
 async def sent(
     socket: Path | str, verb: str = "ping", request: bytes | None = None, *, version: str = VERSION
-) -> Connected:
+) -> AsyncIterator["asyncio.Future[bytes]"]:
     """Send a request on a connection of its own."""
     client = await Client.connect(str(socket))
     client.send(request or DockerCaller(socket, version=version).request(verb))
@@ -234,12 +234,10 @@ async def sent(
         except (Failed, asyncio.IncompleteReadError) as error:
             raise ConnectionError(str(error)) from None
 
-    answered = asyncio.ensure_future(message())
     try:
-        yield answered
+        async with answering(message()) as answered:
+            yield answered
     finally:
-        answered.cancel()
-        await asyncio.gather(answered, return_exceptions=True)
         client.abort()
 
 

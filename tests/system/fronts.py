@@ -6,8 +6,8 @@ Pods and containers are told in the kubelet's terms; a request is the bytes that
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -211,5 +211,12 @@ class Front:
         return ProxyInside(folder, **self.flags, **flags)
 
 
-Connected = AsyncIterator[asyncio.Future[bytes]]
-"""What a context manager that is a ``Sent`` yields."""
+@asynccontextmanager
+async def answering(message: Coroutine[Any, Any, bytes]) -> AsyncIterator["asyncio.Future[bytes]"]:
+    """Wait for a reply's message during the block."""
+    answered = asyncio.ensure_future(message)
+    try:
+        yield answered
+    finally:
+        answered.cancel()
+        await asyncio.gather(answered, return_exceptions=True)

@@ -1,6 +1,5 @@
 """What only dockerd has: names and ids as references, swap limits, its own errors."""
 
-import http
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +129,3 @@ def test_what_dockerd_rejects_at_the_start_is_the_plugins_failure(
             for part in (PLUGIN, "PreStartContainer", "runtime_rejected"):
                 assert part in caught.value.message
             assert client.shim.inspect(container_id)["State"]["Status"] == "created"
-
-
-@ONE
-def test_what_dockerd_refuses_of_a_hooks_create_is_told_in_its_words(node: RealNode, client: Kubelet) -> None:
-    """A hook's values stand in the request: the daemon's own error passes unchanged."""
-    pod = node.rich_pod()
-    pod_id = client.run_pod(pod)
-    node.hooks.on(CREATE, resources_answer({"cpuset_cpus": "4095"}))
-    with pytest.raises(DockerError) as caught:
-        client.create(pod_id, node.rich_container(), pod)
-    assert caught.value.status == http.HTTPStatus.BAD_REQUEST
-    assert "4095" in caught.value.message

@@ -1,17 +1,41 @@
-"""Real engines: hook servers are told all; what they change is true in the container, from its first instruction on."""
+"""Hook servers before real engines: they are told all; what they change is true from the first instruction on.
 
+What one that fails or refuses means under each policy is shown, too (fault matrix H12); koordlet works unchanged.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from runtimeproxy.hookapi import api_pb2
+from tests.docs import CODE
 from tests.engines import cgroups
-from tests.fakes.cri_pb2 import LinuxContainerResources
-from tests.fakes.hookanswers import reply
-from tests.system import told
+from tests.fakes import hookanswers, registration
+from tests.fakes.cri_pb2 import LinuxContainerResources, PodSandboxConfig
+from tests.fakes.faults import FaultRelay
+from tests.fakes.hookanswers import Answer, reply
+from tests.hooks.sdk import processes
+from tests.system import koordlet_cases, told
 from tests.system.keeping import file_of, on_tmpfs, rows
-from tests.system.node import CPU, MIB, Values, assert_first_act, assert_in_force, cri_resources, end, resources_answer
+from tests.system.koordlet_cases import Case
+from tests.system.node import (
+    CPU,
+    MIB,
+    PLUGIN,
+    Values,
+    assert_first_act,
+    assert_in_force,
+    cri_resources,
+    end,
+    inside,
+    resources_answer,
+    serving,
+    skipped,
+)
 from tests.system.proxy import wait_until
 from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, OLD_SHIM, Kind, RealNode, on, running
 
@@ -87,8 +111,16 @@ class Scene:
         node.hooks.on("PreCreateContainer", reply(for_container))
         node.hooks.on("PreStartContainer", resources_answer(AT_START))
         node.hooks.on("PreUpdateContainerResources", resources_answer(AT_UPDATE))
-        self.pod_now = told.changed_pod(self.pod, for_pod)
-        self.container_now = node.sent(told.changed_container(self.container, for_container))
+        self.pod_now = PodSandboxConfig.FromString(self.pod.SerializeToString())
+        self.pod_now.labels.update(for_pod.labels)
+        self.pod_now.annotations.update(for_pod.annotations)
+        self.pod_now.linux.cgroup_parent = self.parent
+        self.pod_now.linux.resources.cpu_shares = 300
+        now = told.updated(self.container, cri_resources(AT_CREATE))
+        now.annotations.update(for_container.container_annotations)
+        for key, value in for_container.container_envs.items():
+            now.envs.add(key=key, value=value.encode())  # the last value of a name counts
+        self.container_now = node.sent(now)
 
 
 @THREE
@@ -152,25 +184,6 @@ def test_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: An
 
 
 @THREE
-def test_pods_new_cgroup_parent_reaches_its_containers_without_a_hook(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    """Also those that are made after a kill of the proxy, and without any plugin."""
-    with running(kind, engine, tmp_path, lambda node: node.register(["PreRunPodSandbox"])) as node:
-        pod = node.plain_pod()
-        parent = engine.cgroup_parent(pod.metadata.uid, "burstable")
-        node.hooks.on("PreRunPodSandbox", reply(api_pb2.PodSandboxHookResponse(cgroup_parent=parent)))
-        with node.client() as client:
-            pod_id = client.run_pod(pod)
-            container_ids = [client.create(pod_id, node.rich_container("first"), pod)]
-            assert [point for point, _ in node.told()] == ["PreRunPodSandbox"]
-            node.restart()
-            container_ids.append(client.create(pod_id, node.rich_container("second"), pod))
-            for container_id in container_ids:
-                client.start(container_id)
-                assert_in_force(client, container_id, parent, {"cpu_shares": 512})
-            assert node.told() == []
-
-
-@THREE
 def test_what_hooks_changed_of_a_pod_outlives_a_kill(kind: Kind, engine: Any, tmp_path: Path) -> None:
     """What of a pod of containerd's is new is in the file of the kubelet's own values; dockerd's labels tell it."""
     keeps = kind.engine == "containerd"
@@ -186,3 +199,173 @@ def test_what_hooks_changed_of_a_pod_outlives_a_kill(kind: Kind, engine: Any, tm
             client.start(container_id)
             assert node.told()[0] == ("PreCreateContainer", told.of_container(scene.pod_now, scene.container))
             assert_in_force(client, container_id, scene.parent, STARTED)
+
+
+# ---- a hook server that fails or refuses
+
+SHARES = LinuxContainerResources(cpu_shares=99)
+HANGS = hookanswers.hang()
+WORDS, REFUSAL = "what a hook server says", "no room on this node"
+FAULTS: Mapping[str, tuple[Answer | None, str]] = {
+    "dead": (None, "unreachable"),
+    "fails": (hookanswers.status(grpc.StatusCode.INTERNAL, WORDS), f"error_status: gRPC status 13: {WORDS}"),
+    "hangs": (HANGS, "deadline"),
+    "answers nonsense": (hookanswers.garbage(), "bad_answer"),
+    "refuses": (hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, REFUSAL), REFUSAL),
+}
+"""What the hook server does, None if there is none -> what the kubelet reads of it."""
+
+
+@contextmanager
+def faulty(kind: Kind, engine: Any, folder: Path, fault: str, policy: str) -> Iterator[tuple[RealNode, FaultRelay]]:
+    """Run a proxy whose only plugin fails so at every point, and a relay that keeps what passes to the engine."""
+    answer, _ = FAULTS[fault]
+
+    def prepare(node: RealNode) -> None:
+        if answer is not None:
+            node.hooks.default = answer
+            node.register(policy=policy, timeout="100ms" if answer is HANGS else "10s")
+        else:
+            node.proxy.register(f"{PLUGIN}.json", node.proxy.path / "nobody.sock", policy=policy)
+
+    with (
+        serving(FaultRelay(str(folder / "engine.sock"), engine.socket)) as relay,
+        running(kind, engine, folder, prepare, runtime=relay.listen) as node,
+    ):
+        yield node, relay
+
+
+def passed(relay: FaultRelay, text: str) -> bool:
+    """Tell whether a text passed to the engine."""
+    return any(text.encode() in bytes(sent.to_backend) for sent in relay.connections)
+
+
+@THREE
+@pytest.mark.parametrize(("fault", "policy"), [*((fault, "Fail") for fault in FAULTS), ("refuses", "Ignore")])
+def test_refused_call_does_not_reach_the_engine(
+    kind: Kind, engine: Any, tmp_path: Path, fault: str, policy: str
+) -> None:
+    with faulty(kind, engine, tmp_path, fault, policy) as (node, relay), node.direct() as direct:
+        pod, another = node.rich_pod(), node.rich_pod("another")
+        pod_id = direct.run_pod(pod)
+        container_id = direct.create(pod_id, node.rich_container(), pod)
+        with node.client() as client:
+            calls: dict[str, Callable[[], object]] = {
+                "PreRunPodSandbox": lambda: client.run_pod(another),
+                "PreCreateContainer": lambda: client.create(pod_id, node.rich_container("unwanted"), pod),
+                "PreStartContainer": lambda: client.start(container_id),
+                "PreUpdateContainerResources": lambda: client.update(container_id, SHARES),
+            }
+            for point, call in calls.items():
+                failed = node.failure(call)
+                assert failed.status == (node.front.refused if fault == "refuses" else node.front.failed)
+                for part in (PLUGIN, point, FAULTS[fault][1]):
+                    assert part in failed.text
+            assert client.version(), "the connection lives"
+        assert not passed(relay, another.metadata.uid)
+        assert not passed(relay, "unwanted")
+        assert not node.is_running(direct, container_id)
+        direct.start(container_id)
+        assert inside(direct, container_id, "cpu_shares") != SHARES.cpu_shares
+
+
+@THREE
+@pytest.mark.parametrize(
+    ("fault", "policy"), [*((fault, "Ignore") for fault in FAULTS if fault != "refuses"), ("dead", "Fail")]
+)
+def test_pod_comes_up_as_without_a_plugin(kind: Kind, engine: Any, tmp_path: Path, fault: str, policy: str) -> None:
+    """Under Ignore; under Fail with the skip label: it may be the hook server's own pod."""
+    with faulty(kind, engine, tmp_path, fault, policy) as (node, relay), node.direct() as direct:
+        pod, container = node.rich_pod(), node.rich_container()
+        if policy == "Fail":
+            skipped(pod)
+        with node.client() as client:
+            through, straight = (node.lived(each, pod, container, SHARES) for each in (client, direct))
+        assert through == straight
+        assert passed(relay, pod.metadata.uid)
+
+
+# ---- koordlet: how it registers, its echoes, its -1, its empty cpuset (hook-api, "Registration files")
+
+KOORDLETS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
+"""What a koordlet with its defaults lists, beside the point that the protocol lacks."""
+
+
+@THREE
+def test_koordlets_whole_echo_changes_nothing(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    with running(kind, engine, tmp_path, lambda node: None) as node, node.client() as client, node.direct() as direct:
+        node.hooks.default = hookanswers.koordlet()
+        registration.write_as_koordlet(node.proxy.registrations, node.hooks.socket_path, KOORDLETS)
+        node.proxy.wait_for_registration("koordlet.json")
+        pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
+        through, straight = (node.lived(each, pod, container, SHARES) for each in (client, direct))
+        assert through == straight
+        assert [point for point, _ in node.told()] == list(KOORDLETS)
+        assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
+
+
+@THREE
+def test_each_of_koordlets_answers_holds_inside_the_container(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    with running(kind, engine, tmp_path, lambda node: node.register(policy="Fail")) as node, node.client() as client:
+        node.hooks.default = hookanswers.echo()
+        pod, config = node.plain_pod(), node.plain_container()
+        pod_id = client.run_pod(pod)
+        for number, case in enumerate(koordlet_cases.CASES):
+            if case.point == koordlet_cases.POD:
+                continue
+            of_update = case.point == koordlet_cases.UPDATE
+            config.metadata.name = f"c{number}"
+            config.linux.resources.CopyFrom(cri_resources(case.held if of_update else case.asked))
+            config = node.sent(config)
+            node.hooks.answers.clear()
+            if not of_update:
+                node.hooks.on(case.point, case.answer)
+            container_id = client.create(pod_id, config, pod)
+            client.start(container_id)
+            if of_update:
+                node.hooks.on(case.point, case.answer)
+                client.update(container_id, cri_resources(case.asked))
+            lifts = node.front.name == "cri"  # containerd takes -1 in an update
+            _assert_inside(client, container_id, case, {**case.held, **koordlet_cases.goes_out(case, lifts=lifts)})
+            client.stop(container_id)
+        assert "refused" not in node.proxy.output()
+
+
+SETTINGS = ("cpu_shares", "cpu_quota", "memory_limit_in_bytes", "cpuset_cpus")
+_LOOK = "; echo @; ".join(f"cat {file}" for file in (*map(cgroups.inside_file, SETTINGS), "/proc/1/environ"))
+
+
+def _assert_inside(client: Any, container_id: str, case: Case, values: Values) -> None:
+    *files, environment = client.exec_sync(container_id, "/bin/sh", "-c", _LOOK).stdout.split(b"@\n")
+    for setting, file in zip(SETTINGS, files, strict=True):
+        seen = cgroups.parse(setting, file.decode())
+        if setting == "cpuset_cpus":
+            assert cpus(str(seen)) == cpus(str(values.get(setting) or seen)), case.name
+        else:
+            assert seen == cgroups.expected(setting, values.get(setting, -1)), (case.name, setting)
+    assert {f"{key}={value}".encode() for key, value in case.envs.items()} <= set(environment.split(b"\0")), case.name
+
+
+def cpus(text: str) -> set[int]:
+    ends = [part.partition("-")[::2] for part in text.strip().split(",")]
+    return {cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1)}
+
+
+# ---- the hook server of ten lines in docs/hooks.rst, as it stands there
+
+
+@on(CONTAINERD, DOCKERD)
+def test_ten_lines_greet_each_container(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    hello = tmp_path / "hello.py"
+    hello.write_text(CODE)
+    with running(kind, engine, tmp_path, lambda node: None) as node, node.client() as client:
+        flags = (f"--register-dir={node.proxy.registrations}",)
+        with processes.running(tmp_path, *flags, program=(str(hello),), file="hello.json") as program:
+            node.proxy.wait_for_registration("hello.json")
+            pod = node.plain_pod()
+            pod.annotations["example.com/greeting"] = "good day"
+            container_id = client.create(client.run_pod(pod), node.rich_container(), pod)
+            client.start(container_id)
+            told = node.first_act(client, pod, container_id)
+            assert (told["POD_UID"], told["GREETING"]) == (pod.metadata.uid, "good day")
+            assert program.end(15) == 0

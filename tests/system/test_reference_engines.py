@@ -21,8 +21,7 @@ from tests.engines import cgroups
 from tests.engines.containerd import Containerd
 from tests.system.node import CPU, LAST_LINE, MIB, Values, assert_first_act, end
 from tests.system.proxy import Folder, wait_until
-from tests.system.reference import HookProgram
-from tests.system.reference_node import ENGINES, ReferenceNode, before, container, running
+from tests.system.reference import ENGINES, HookProgram, ReferenceNode, before, container, running
 from tests.system.reference_standin import MOST_SECONDS, PROCESSES
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

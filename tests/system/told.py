@@ -35,28 +35,6 @@ def of_container(
     )
 
 
-def changed_pod(pod: PodSandboxConfig, answer: api_pb2.PodSandboxHookResponse) -> PodSandboxConfig:
-    """Return the pod as it is after a partial answer."""
-    changed = PodSandboxConfig.FromString(pod.SerializeToString())
-    changed.labels.update(answer.labels)
-    changed.annotations.update(answer.annotations)
-    changed.linux.cgroup_parent = answer.cgroup_parent or pod.linux.cgroup_parent
-    if answer.HasField("resources"):
-        changed.linux.resources.MergeFromString(answer.resources.SerializeToString())
-    return changed
-
-
-def changed_container(container: ContainerConfig, answer: api_pb2.ContainerResourceHookResponse) -> ContainerConfig:
-    """Return the container as it is after a partial answer; of its environment the last value of a name counts."""
-    changed = ContainerConfig.FromString(container.SerializeToString())
-    changed.annotations.update(answer.container_annotations)
-    for key, value in answer.container_envs.items():
-        changed.envs.add(key=key, value=value.encode())
-    if answer.HasField("container_resources"):
-        changed.linux.resources.MergeFromString(answer.container_resources.SerializeToString())
-    return changed
-
-
 def updated(container: ContainerConfig, asked: LinuxContainerResources, *, anew: bool = False) -> ContainerConfig:
     """Return the container with resources in place of its own; those that are not asked for stay, if not ``anew``."""
     changed = ContainerConfig.FromString(container.SerializeToString())
