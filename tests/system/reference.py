@@ -14,9 +14,9 @@ from tests.engines import cgroups, cri
 from tests.engines.dockerd import Dockerd
 from tests.fakes.cri_pb2 import ContainerConfig, PodSandboxConfig
 from tests.system import node
-from tests.system.docker_node import Kubelet
 from tests.system.node import Values, assert_in_force, cri_resources
 from tests.system.proxy import ROOT, WAIT_SECONDS, Folder, Program, ProxyProcess, wait_until
+from tests.system.real import Kubelet
 
 HOOKS = (sys.executable, "-m", "runtimeproxy_hooks")
 FAIL = "--failure-policy=Fail"

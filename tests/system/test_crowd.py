@@ -61,9 +61,7 @@ async def test_thousand_streams_of_one_connection_are_open_at_once(
             assert {caller.id_in(verb, answer.message) for answer in answers} == set(runtime.container_ids())
 
 
-async def test_hundred_connections_make_their_calls_at_once(
-    front: Front, proxy: ProxyProcess, runtime: Runtime
-) -> None:
+async def test_hundred_connections_call_at_once(front: Front, proxy: ProxyProcess, runtime: Runtime) -> None:
     async def life() -> None:
         async with front.caller(proxy.socket) as caller:
             pod_id = await caller.run_pod()

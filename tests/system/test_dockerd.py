@@ -7,9 +7,8 @@ import pytest
 
 from tests.fakes.dockershim import DockerError
 from tests.system import told
-from tests.system.docker_node import Kubelet
 from tests.system.node import MIB, PLUGIN, Values, assert_in_force, cri_resources, inside, resources_answer
-from tests.system.real import DOCKERD, OLD_SHIM, Kind, RealNode, on, running
+from tests.system.real import DOCKERD, OLD_SHIM, Kind, Kubelet, RealNode, on, running
 
 pytestmark = pytest.mark.engine
 
@@ -112,9 +111,7 @@ def test_hook_raises_memory_where_dockershim_leaves_the_swap_limit(node: RealNod
 
 @ONE
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
-def test_what_dockerd_rejects_at_the_start_is_the_plugins_failure(
-    kind: Kind, engine: Any, tmp_path: Path, policy: str
-) -> None:
+def test_rejection_at_the_start_is_the_plugins_failure(kind: Kind, engine: Any, tmp_path: Path, policy: str) -> None:
     with running(kind, engine, tmp_path, lambda node: node.register(policy=policy)) as node, node.client() as client:
         pod, container = node.rich_pod(), node.rich_container()
         pod_id = client.run_pod(pod)

@@ -74,7 +74,7 @@ def test_form_is_read_as_dockerd_reads_it_or_refused(dockerd: Dockerd, between: 
     compare(dockerd, between, stream(form, target))
 
 
-def test_rules_that_dockerd_is_milder_about_are_on_the_list(dockerd: Dockerd) -> None:
+def test_rules_that_dockerd_is_milder_about_are_listed(dockerd: Dockerd) -> None:
     """And each has a form that it reads."""
     streams = {stream(form, target) for form in FORMS for target in TARGETS}
     refused = [(rule, data) for data in streams if (rule := follow(data).rule) is not None]
@@ -171,9 +171,7 @@ TABLE = [row[:2] for row in HELD + PASSING if row[0] in ("POST", "DELETE") and r
 
 
 @pytest.mark.parametrize(("method", "target"), TABLE)
-def test_request_is_held_if_dockerd_hands_it_to_a_handler_of_held_calls(
-    dockerd: Dockerd, method: str, target: str
-) -> None:
+def test_route_of_the_table_is_dockerds(dockerd: Dockerd, method: str, target: str) -> None:
     agree(dockerd, method, target)
 
 
@@ -207,9 +205,7 @@ def targets(draw: st.DrawFn) -> str:
 
 @settings(max_examples=examples())
 @given(st.sampled_from(("POST", "POST", "POST", "DELETE")), targets())
-def test_any_target_is_held_if_dockerd_hands_it_to_a_handler_of_held_calls(
-    dockerd: Dockerd, method: str, target: str
-) -> None:
+def test_any_route_is_dockerds(dockerd: Dockerd, method: str, target: str) -> None:
     agree(dockerd, method, target)
 
 
@@ -217,7 +213,7 @@ NAMES = ("name=a%20", "name=a+b", "name=%25&name=b", "na%6De=%C3%A9", "x&name=%F
 
 
 @pytest.mark.parametrize("query", NAMES)
-def test_the_name_that_a_create_asks_for_is_the_one_that_dockerd_reads(dockerd: Dockerd, query: str) -> None:
+def test_name_of_a_create_is_the_one_that_dockerd_reads(dockerd: Dockerd, query: str) -> None:
     """dockerd's error says a name that no container may have."""
     target = f"/containers/create?{query}"
     decision = route("POST", target)

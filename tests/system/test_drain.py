@@ -115,9 +115,7 @@ async def test_hook_that_hangs_holds_the_end_up_to_the_limit_or_a_second_signal(
     assert not runtime.asked("run_pod")
 
 
-async def test_call_without_an_answer_is_settled_while_others_are_finished(
-    front: Front, tmp_path: Path, hooks: HookServer
-) -> None:
+async def test_call_without_an_answer_is_settled_meanwhile(front: Front, tmp_path: Path, hooks: HookServer) -> None:
     """Its client gave it up, and the runtime carried it out; a call is held all the while."""
     gate, proxy = asyncio.Event(), front.process(tmp_path, drain_timeout=f"{LONG_SECONDS}s")
     proxy.register("a.json", hooks.socket_path, ["PreRunPodSandbox", "PostStopContainer"], timeout="20s")

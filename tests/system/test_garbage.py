@@ -64,9 +64,7 @@ def _is_a_calls(one: object) -> bool:
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 @pytest.mark.parametrize("case", ANSWERS)
-async def test_call_leaves_nothing_to_the_garbage_collector(
-    case: str, policy: str, front: Front, tmp_path: Path
-) -> None:
+async def test_call_leaves_no_garbage(case: str, policy: str, front: Front, tmp_path: Path) -> None:
     proxy: Any = front.inside(tmp_path)
     async with (
         front.runtime(str(proxy.runtime)),
