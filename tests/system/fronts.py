@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes.dockershim_bodies import Container, Pod, Values
-from tests.system.proxy import PROGRAM, ProxyInside, ProxyProcess
+from tests.system.proxy import ProxyInside, ProxyProcess
 
 SECONDS = 30.0
 PARENT = "/kubepods/burstable/pod-uid"
@@ -200,11 +200,9 @@ class Front:
     default_socket: str
     never_loaded: Sequence[str]
 
-    def process(
-        self, folder: Path, *, program: Sequence[str] = PROGRAM, pass_fds: Sequence[int] = (), **flags: str
-    ) -> ProxyProcess:
-        every: dict[str, Any] = {**self.flags, **flags}
-        return ProxyProcess(folder, program=program, pass_fds=pass_fds, **every)
+    def process(self, folder: Path, **more: Any) -> ProxyProcess:
+        """Return a proxy of this front as a program; ``more`` as in ``ProxyProcess``."""
+        return ProxyProcess(folder, **{**self.flags, **more})
 
     def inside(self, folder: Path, **flags: str) -> ProxyInside:
         """Return a proxy of this front in the test's own loop."""
