@@ -22,7 +22,7 @@ from tests.fakes import cri_pb2, hookanswers
 from tests.fakes.hookserver import HookServer
 from tests.system.h2client import H2Client
 from tests.system.hostile import GREETING, TARGET_STREAM, HostileClient, HostileRuntime, Process, pieces
-from tests.system.proxy import ProxyProcess, until
+from tests.system.proxy import ProxyInside, ProxyProcess, until
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +126,8 @@ FLOODS: dict[str, Frames] = {
 }
 """What serves nobody: it passes, or that connection ends; nothing of it is kept."""
 
+HELD = raw_headers(3, CREATE_BLOCK) + Data(3, b"\0\0\xff\xff\xff").wire()
+"""How a long request begins that is held."""
 ASKED = raw_headers(TARGET_STREAM, VERSION_BLOCK, end=True)
 
 
@@ -205,6 +207,20 @@ async def test_attack_ends_its_own_connection(side: str, name: str, tmp_path: Pa
     assert proxy.output().count("connections_broken{") == 1
 
 
+@pytest.mark.parametrize("side", ["client", "runtime"])
+async def test_connection_that_was_broken_leaves_nothing(side: str, tmp_path: Path, runtime: HostileRuntime) -> None:
+    """A part of a call that is held came on it."""
+    async with ProxyInside(tmp_path) as proxy:
+        front, tasks = proxy.app.front, len(asyncio.all_tasks())
+        async with HostileClient.connected(proxy.socket) as client:
+            await client.send([HELD])
+            await send(client, runtime, side, iter([LONG]))
+            await client.told()
+        assert proxy.recorder.counted("connections_broken", side=side, kind="frame_size") == 1
+        assert (front.connections, front.held_bytes.count) == (set(), 0)  # type: ignore[attr-defined]
+        await until(lambda: len(asyncio.all_tasks()) == tasks, "its tasks have ended")
+
+
 @pytest.mark.parametrize("name", FLOODS)
 @pytest.mark.parametrize("side", ["client", "runtime"])
 async def test_flood_costs_little(side: str, name: str, tmp_path: Path, runtime: HostileRuntime) -> None:
@@ -215,10 +231,9 @@ async def test_flood_costs_little(side: str, name: str, tmp_path: Path, runtime:
 
 async def test_client_that_reads_no_answer_to_its_frames_is_ended(tmp_path: Path, runtime: HostileRuntime) -> None:
     """Each byte of a long held request is credited by a frame of ours."""
-    begun = raw_headers(1, CREATE_BLOCK) + Data(1, b"\0\0\xff\xff\xff").wire()
     async with ProxyProcess(tmp_path, log_level="info") as proxy:
         async with attacker(proxy, reads=False) as client:
-            await client.send(chain([begun], pieces(repeat(Data(1, b"x").wire(), UNREAD.now))))
+            await client.send(chain([HELD], pieces(repeat(Data(3, b"x").wire(), UNREAD.now))))
             await client.told()
         await until(lambda: "it reads nothing of what its own frames are answered" in proxy.output(), "it is logged")
 
