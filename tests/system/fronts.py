@@ -86,19 +86,14 @@ class Caller(ABC):
 
     @abstractmethod
     def pod_request(self, pod: Pod) -> bytes: ...
-
     @abstractmethod
     def container_request(self, pod_id: str, container: Container) -> bytes: ...
-
     @abstractmethod
     def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes: ...
-
     @abstractmethod
     def request(self, verb: str, subject_id: str = "") -> bytes: ...
-
     @abstractmethod
     def broken_request(self, verb: str, text: bytes) -> bytes: ...
-
     @abstractmethod
     def id_in(self, verb: str, reply: bytes) -> str:
         """Return the id in a reply to run_pod, create or pod_status."""
