@@ -45,9 +45,6 @@ LANES = 5
 PAUSE_SECONDS = 0.003
 WORKS_ON_SECONDS = 0.020
 """What a client's leaving might do to a Post hook, it has done by then."""
-POINTS = ("PreCreateContainer", "PreStartContainer", "PostStartContainer")
-LONG = 2 << 20
-"""Twice the window of a pair's connections."""
 Counts = dict[str, int]
 """What there was of everything while no call was under way."""
 
@@ -70,10 +67,9 @@ async def rig(front: Front, tmp_path: Path) -> AsyncIterator[Rig]:
     trials: cancelling.Trials = {}
     proxy = front.inside(tmp_path, hook_budget="60s")
     runtime = (cancelling.CriTrials if front is CRI else cancelling.DockerTrials)(str(proxy.runtime), trials)
-    hooks = HookServer(
-        str(tmp_path / "hooks.sock"), default=partial(cancelling.at_hook_server, trials), keep_calls=False
-    )
-    proxy.register("plugin.json", hooks.socket_path, POINTS, timeout="60s")
+    answer, points = partial(cancelling.at_hook_server, trials), ("PreCreateContainer", "PreStartContainer")
+    hooks = HookServer(str(tmp_path / "hooks.sock"), default=answer, keep_calls=False)
+    proxy.register("plugin.json", hooks.socket_path, (*points, "PostStartContainer"), timeout="60s")
     async with hooks, runtime, proxy, front.caller(proxy.socket) as caller, lines(front, proxy.socket) as (line, one):
         yield Rig(front, trials, runtime, proxy, caller, line, one)
 
@@ -141,7 +137,7 @@ async def batch(rig: Rig, chance: random.Random, trials: Sequence[Trial], before
     await asyncio.gather(*(lane() for _ in range(LANES)))
     await nothing_left(rig, trials, before)
     for trial in trials:
-        check(rig, trial)
+        check(trial)
     rig.trials.clear()
     for container_id in rig.runtime.container_ids():
         await rig.caller.act("remove", container_id)
@@ -149,7 +145,7 @@ async def batch(rig: Rig, chance: random.Random, trials: Sequence[Trial], before
     await rig.caller.act("remove_pod", pod_id)
 
 
-def check(rig: Rig, trial: Trial) -> None:
+def check(trial: Trial) -> None:
     """Check who has seen what of a call that is over."""
     hook, runtime = trial.places["hook"], trial.places["runtime"]
     assert max(place.visits for place in trial.places.values()) <= 1, f"something was done twice: {trial}"
@@ -239,10 +235,10 @@ async def counted(rig: Rig) -> Counts:
 
 
 async def still_carries(rig: Rig, client: H2Client) -> None:
-    """Send on the connection on which calls were reset what needs all of its window, twice."""
-    pod_id = await rig.caller.run_pod()
+    """Send on the connection on which calls were reset what needs twice its window, twice."""
+    pod_id, long = await rig.caller.run_pod(), {"long": "x" * (2 << 20)}
     for _ in range(2):
-        request = rig.caller.create_request(pod_id, replace(CONTAINER, annotations={"long": "x" * LONG}))
+        request = rig.caller.create_request(pod_id, replace(CONTAINER, annotations=long))
         answer = await asyncio.wait_for(client.call(CREATE, request), 20)
         assert answer.status == 0
 
