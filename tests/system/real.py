@@ -157,9 +157,6 @@ def _info(status: Any) -> Any:
 
 # ---- dockershim
 
-OF_THIS_RUN = (*docker_cli.DRAWN, Mask("<pid>", r'"Pid": \d+', "processes are numbered as they come"))
-"""What differs between two containers that were asked for alike."""
-
 
 class Kubelet:
     """A client on a socket that makes pods of CRI's messages through dockershim."""
@@ -244,7 +241,8 @@ class Kubelet:
         text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
         for number, one in enumerate(ids):
             text = text.replace(one, f"<container {number}>")
-        return docker_cli.masked(text.encode(), OF_THIS_RUN).splitlines()
+        pids = Mask("<pid>", r'"Pid": \d+', "processes are numbered as they come")
+        return docker_cli.masked(text.encode(), (*docker_cli.DRAWN, pids)).splitlines()
 
 
 def _pod(config: PodSandboxConfig) -> Pod:

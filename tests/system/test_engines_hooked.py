@@ -150,8 +150,9 @@ def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> 
 
     client.update(container_id, cri_resources(KUBELETS_UPDATE))
     # A hook that scales must scale the kubelet's own figures, not what it made of them before.
-    asked = told.updated(scene.container_now, scene.container.linux.resources, anew=True)
-    asked = node.sent(told.updated(asked, cri_resources(KUBELETS_UPDATE)))
+    kubelets = told.updated(scene.container, cri_resources(KUBELETS_UPDATE))
+    scene.container_now.linux.resources.CopyFrom(kubelets.linux.resources)
+    asked = node.sent(scene.container_now)
     assert node.told() == [("PreUpdateContainerResources", told.of_container(scene.pod_now, asked, container_id))]
     assert_in_force(client, container_id, scene.parent, UPDATED)
 

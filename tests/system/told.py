@@ -4,10 +4,9 @@ from runtimeproxy.hookapi import api_pb2
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 
 
-def of_pod(pod: PodSandboxConfig, runtime_handler: str = "") -> api_pb2.PodSandboxHookRequest:
+def of_pod(pod: PodSandboxConfig) -> api_pb2.PodSandboxHookRequest:
     return api_pb2.PodSandboxHookRequest(
         pod_meta=_pod_meta(pod),
-        runtime_handler=runtime_handler,
         labels=pod.labels,
         annotations=pod.annotations,
         cgroup_parent=pod.linux.cgroup_parent,
@@ -35,11 +34,8 @@ def of_container(
     )
 
 
-def updated(container: ContainerConfig, asked: LinuxContainerResources, *, anew: bool = False) -> ContainerConfig:
-    """Return the container with resources in place of its own; those that are not asked for stay, if not ``anew``."""
+def updated(container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
     changed = ContainerConfig.FromString(container.SerializeToString())
-    if anew:
-        changed.linux.ClearField("resources")
     changed.linux.resources.MergeFrom(asked)
     return changed
 
