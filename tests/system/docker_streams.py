@@ -164,32 +164,29 @@ def run_container(dockerd: FakeDockerd) -> None:
     dockerd.state.start("c1")
 
 
-async def asked(path: str, line: str, *fields: str, rest: bytes = b"") -> Raw:
-    """Send a request's head, with what is behind it; its answer is not read."""
+async def asked(path: str, line: str, *fields: str) -> Raw:
+    """Send a request's head; its answer is not read."""
     method, target = line.split(" ")
     raw = await Raw.connect(path)
-    raw.send("\r\n".join([f"{method} {API}{target} HTTP/1.1", "Host: docker", *fields, "", ""]).encode() + rest)
+    raw.send("\r\n".join([f"{method} {API}{target} HTTP/1.1", "Host: docker", *fields, "", ""]).encode())
     return raw
 
 
 @dataclass(eq=False)
 class Lines:
-    """A stream of lines that a test lets the daemon say, and its client, which holds back at ``limit`` bytes."""
+    """A stream of lines that a test lets the daemon say."""
 
     path: str
     fake: FakeDockerd
-    limit: int = 1 << 20
 
     async def begin(self, line: str) -> Raw:
         """Ask for the stream, and read the head of the answer."""
-        raw = Raw(*await asyncio.open_unix_connection(self.path, limit=self.limit))
-        method, target = line.split(" ")
-        raw.send(request(method, target))
+        raw = await asked(self.path, line, "Content-Length: 0")
         assert b" 200 OK\r\n" in await raw.head()
         return raw
 
     async def open(self) -> Raw:
-        return await self.begin(f"GET {API}/containers/c1/logs?stdout=1&stderr=1&follow=1")
+        return await self.begin("GET /containers/c1/logs?stdout=1&stderr=1&follow=1")
 
     def say(self, line: bytes) -> bytes:
         """Let the daemon say a line; return what is in the chunk that it sends."""
@@ -200,7 +197,7 @@ class Lines:
 class Events(Lines):
     async def open(self) -> Raw:
         watchers = self.fake.watchers
-        raw = await self.begin(f'GET {API}/events?filters={{"type":["network"]}}')
+        raw = await self.begin('GET /events?filters={"type":["network"]}')
         await until(lambda: self.fake.watchers > watchers)
         return raw
 
@@ -214,7 +211,7 @@ class Pull(Lines):
 
     async def open(self) -> Raw:
         self.feed = self.fake.feed(self.route)
-        return await self.begin(self.route.replace(" ", f" {API}") + self.query)
+        return await self.begin(self.route + self.query)
 
     def say(self, line: bytes) -> bytes:
         self.feed.say(line)
