@@ -7,8 +7,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,30 +18,29 @@ from tests.fakes.hookserver import HookServer
 from tests.system.fronts import Failed, Front, Runtime
 from tests.system.proxy import PROGRAM, WAIT_SECONDS, ProxyProcess, answers, until
 from tests.system.test_process import refused
+from tests.system.times import in_rounds
 
 pytestmark = pytest.mark.slow
 
-DESCRIPTORS = 64
-CLIENTS = 64
-"""More than can be served: each takes two descriptors."""
-LIMITED = f'ulimit -n {DESCRIPTORS}; exec "$@"'
+DESCRIPTORS = CLIENTS = 64
+"""Of so many clients not all can be served: each takes two descriptors."""
 RECOVERY_SECONDS = 1.0
-TRIES = 10
-"""The figure is the proxy's; a try that another program on the machine disturbed is repeated."""
-PIPE_BYTES = 4096
 
 
 def limited(front: Front, folder: Path, **flags: str) -> ProxyProcess:
     """Return a proxy of few descriptors."""
-    return front.process(folder, program=["bash", "-c", LIMITED, "limited", *PROGRAM], **flags)
+    program = ["bash", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "limited", *PROGRAM]
+    return front.process(folder, program=program, **flags)
 
 
-@contextmanager
-def idle_clients(path: Path) -> Iterator[None]:
-    """Connect more clients than can be served, who ask nothing."""
+@asynccontextmanager
+async def exhausted(proxy: ProxyProcess) -> AsyncIterator[None]:
+    """Connect more clients than can be served, who ask nothing, until no descriptor is left."""
+    pauses = proxy.output().count("accepting pauses")
     with ExitStack() as stack:
         for _ in range(CLIENTS):
-            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(proxy.socket))
+        await until(lambda: proxy.output().count("accepting pauses") > pauses, "no descriptor is left")
         yield
 
 
@@ -60,28 +59,27 @@ async def ended(proxy: ProxyProcess) -> None:
 async def test_without_descriptors_old_clients_go_on_and_new_ones_wait(
     front: Front, tmp_path: Path, runtime: Runtime
 ) -> None:
-    proxy, waited = limited(front, tmp_path), []
+    proxy = limited(front, tmp_path)
 
     async def ping() -> None:
         async with front.sent(proxy.socket) as answer:
             await answer
 
+    async def recovery() -> float:
+        async with exhausted(proxy):
+            for _ in range(5):
+                await caller.act("ping")
+            late = asyncio.create_task(ping())
+            await asyncio.sleep(0.2)
+            assert not late.done()
+        freed = time.monotonic()
+        await asyncio.wait_for(late, WAIT_SECONDS)
+        return time.monotonic() - freed
+
     async with proxy, front.caller(proxy.socket) as caller:
         await caller.act("ping")
-        while min(waited, default=RECOVERY_SECONDS) >= RECOVERY_SECONDS:
-            assert len(waited) < TRIES, waited
-            with idle_clients(proxy.socket):
-                await until(lambda: proxy.output().count("accepting pauses") > len(waited), "no descriptor is left")
-                for _ in range(5):
-                    await caller.act("ping")
-                late = asyncio.create_task(ping())
-                await asyncio.sleep(0.2)
-                assert not late.done()
-            freed = time.monotonic()
-            await asyncio.wait_for(late, WAIT_SECONDS)
-            waited.append(time.monotonic() - freed)
-        with idle_clients(proxy.socket):
-            await until(lambda: proxy.output().count("accepting pauses") > len(waited), "no descriptor is left")
+        await in_rounds(RECOVERY_SECONDS, recovery)
+        async with exhausted(proxy):
             runtime.upset("ping", delay_seconds=1.0)
             before = runtime.verbs().count("ping")
             under_way = asyncio.create_task(caller.act("ping"))
@@ -94,21 +92,18 @@ async def test_without_descriptors_old_clients_go_on_and_new_ones_wait(
     assert "not reachable" not in told, "the runtime is not to blame"
 
 
-@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 async def test_want_of_descriptors_is_not_laid_to_the_hook_server(
-    front: Front, tmp_path: Path, runtime: Runtime, policy: str
+    front: Front, tmp_path: Path, runtime: Runtime
 ) -> None:
     proxy, hooks = limited(front, tmp_path, hook_timeout="300ms"), HookServer(str(tmp_path / "hooks.sock"))
-    proxy.register("hooks.json", hooks.socket_path, ("PreCreateContainer",), policy=policy)
-    failing = pytest.raises(Failed, match="internal: the proxy itself lacks what it needs")
+    proxy.register("hooks.json", hooks.socket_path, ("PreCreateContainer",), policy="Fail")
     async with hooks, proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
-        with idle_clients(proxy.socket):
-            await until(lambda: "accepting pauses" in proxy.output(), "no descriptor is left")
+        async with exhausted(proxy):
             await asyncio.sleep(1.0)
             await until(lambda: len(os.listdir(f"/proc/{proxy.pid}/fd")) == DESCRIPTORS, "none is given back")
             for _ in range(FAILURES_IN_A_ROW + 1):
-                with failing if policy == "Fail" else nullcontext():
+                with pytest.raises(Failed, match="internal: the proxy itself lacks what it needs"):
                     await caller.create(pod_id)
         assert hooks.calls == []
         async with asyncio.timeout(WAIT_SECONDS):  # not as long as a breaker that has opened
@@ -121,27 +116,14 @@ async def test_want_of_descriptors_is_not_laid_to_the_hook_server(
     assert "keeps failing" not in proxy.output()
 
 
-@contextmanager
-def full_pipe(path: Path) -> Iterator[None]:
-    """Make a pipe that nobody reads, and to which not even a line can be written."""
+async def test_log_that_nobody_reads_holds_no_call_up(front: Front, tmp_path: Path, runtime: Runtime) -> None:
+    """Not even a line can be written to it."""
+    path, full = tmp_path / "stderr", bytes(4096)
     os.mkfifo(path)
-    unread = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    assert os.write(unread, bytes(PIPE_BYTES)) == PIPE_BYTES
-    try:
-        yield
-        assert os.read(unread, 2 * PIPE_BYTES) == bytes(PIPE_BYTES)
-    finally:
-        os.close(unread)
-
-
-@pytest.mark.parametrize("where", ["unread pipe", "full disk"])
-async def test_log_that_takes_nothing_holds_no_call_up(
-    front: Front, tmp_path: Path, runtime: Runtime, where: str
-) -> None:
-    path = tmp_path / "stderr" if where == "unread pipe" else Path("/dev/full")
-    proxy = front.process(tmp_path, program=["bash", "-c", f'exec "$@" 2>{path}', "unheard", *PROGRAM])
-    with full_pipe(path) if where == "unread pipe" else nullcontext():
+    with open(os.open(path, os.O_RDWR | os.O_NONBLOCK), "r+b", buffering=0) as unread:
+        fcntl.fcntl(unread, fcntl.F_SETPIPE_SZ, len(full))
+        assert unread.write(full) == len(full)
+        proxy = front.process(tmp_path, program=["bash", "-c", f'exec "$@" 2>{path}', "unheard", *PROGRAM])
         proxy.launch()
         try:
             await until(lambda: answers(proxy.socket), "the proxy listens")
@@ -150,7 +132,7 @@ async def test_log_that_takes_nothing_holds_no_call_up(
                     await caller.create(await caller.run_pod())
         finally:
             await ended(proxy)
-    assert proxy.output() == ""
+        assert unread.read(2 * len(full)) == full
 
 
 # ---- no room where the socket and its lock are

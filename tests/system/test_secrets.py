@@ -6,7 +6,6 @@ That is fault matrix X4, promise 16.
 import asyncio
 import logging
 from collections.abc import Awaitable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +83,17 @@ async def test_no_line_figure_or_error_text_holds_a_value(
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_stderr_holds_no_value(
+async def test_stderr_holds_no_value_and_no_foreign_library_is_loaded(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, log_format: str
 ) -> None:
+    """The libraries are several times the proxy's own memory; Docker mode reads the daemon's state with aiohttp."""
     proxy = front.process(tmp_path, log_format=log_format)
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT)
     async with proxy, front.caller(proxy.socket) as caller:
         await Calls(caller, runtime, hooks).all_there_are()
+        maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
+    assert "uvloop" in maps  # so a library's compiled part is seen in this list
+    assert [library for library in front.never_loaded if library in maps] == []
     assert "'plugin'" in proxy.output()
     assert not any(secret in proxy.output() for secret in (CANARY, WORDS))
 
@@ -177,22 +180,3 @@ class Calls:
         except Failed as error:
             self.texts.append(error.text)
             return ""
-
-
-async def test_no_foreign_library_is_loaded_without_need(
-    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
-) -> None:
-    """They are several times the proxy's own memory: what a running proxy needs is its own relay and client.
-
-    Docker mode reads the daemon's state with aiohttp.
-    """
-    proxy = front.process(tmp_path)
-    proxy.register("plugin.json", hooks.socket_path)
-    async with proxy, front.caller(proxy.socket) as caller:
-        await Calls(caller, runtime, hooks).life_of_a_pod("pod")
-        with suppress(Failed):
-            await caller.act("stop", "missing")  # the runtime is asked for its state
-        maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
-    assert len(hooks.calls) == 7
-    assert "uvloop" in maps  # so a library's compiled part is seen in this list
-    assert [library for library in front.never_loaded if library in maps] == []

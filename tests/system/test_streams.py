@@ -20,37 +20,19 @@ from tests.fakes import cri_pb2
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw, until
 from tests.fakes.runtime import FakeRuntime
+from tests.system import docker_streams as docker
 from tests.system.clients import Client
-from tests.system.docker_streams import (
-    API,
-    LAST_CHUNK,
-    MIB,
-    UPGRADE,
-    Build,
-    Events,
-    Exec,
-    Lines,
-    Pull,
-    Scripted,
-    asked,
-    resized,
-    run_container,
-    serving,
-)
 from tests.system.proxy import ProxyProcess
 from tests.system.times import in_time
 
 pytestmark = pytest.mark.slow
 
-LINE_SECONDS, LINES = 0.050, Amount(20, 20)
-QUIET_SECONDS = 0.05
-"""How long a test looks for bytes that must not come."""
-EVENTS = Amount(100, 100)
+LINE_SECONDS, LINES, EVENTS = 0.050, Amount(20, 20), Amount(100, 100)
 
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with serving(tmp_path_factory.mktemp("streams")) as running:
+    with docker.serving(tmp_path_factory.mktemp("streams")) as running:
         yield running
 
 
@@ -63,7 +45,7 @@ def path(proxy: ProxyProcess) -> str:
 async def fake(proxy: ProxyProcess) -> AsyncIterator[FakeDockerd]:
     """A daemon behind the proxy, on which the container c1 runs."""
     async with FakeDockerd(str(proxy.runtime)) as dockerd:
-        run_container(dockerd)
+        docker.run_container(dockerd)
         yield dockerd
 
 
@@ -71,8 +53,8 @@ async def test_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) ->
     """By somebody else: data and sizes go at the same time."""
 
     def cat() -> int:
-        with Exec(path, "c1", ["cat"], stdin=True) as command:
-            with resized(path, f"/exec/{command.id}") as widths:
+        with docker.Exec(path, "c1", ["cat"], stdin=True) as command:
+            with docker.resized(path, f"/exec/{command.id}") as widths:
                 sent, came = command.both(STREAM_BYTES.now)
             assert came == sent
         return len(widths) - 1
@@ -84,9 +66,9 @@ async def test_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) ->
 # ---- at once
 
 
-@pytest.mark.parametrize("kind", [Lines, Events, Pull, Build])
+@pytest.mark.parametrize("kind", [docker.Lines, docker.Events, docker.Pull, docker.Build])
 async def test_line_comes_when_it_is_said_and_the_daemons_death_is_seen(
-    path: str, fake: FakeDockerd, kind: type[Lines]
+    path: str, fake: FakeDockerd, kind: type[docker.Lines]
 ) -> None:
     stream, numbers = kind(path, fake), count()
 
@@ -104,15 +86,15 @@ async def test_line_comes_when_it_is_said_and_the_daemons_death_is_seen(
 
 async def test_load_tells_its_progress_while_it_takes_the_archive(path: str, fake: FakeDockerd) -> None:
     """Each line answers a part of the request's body, so both must flow at once or the test never ends."""
-    part = b"%x\r\n%b\r\n" % (MIB, bytes(MIB))
-    async with await asked(path, "POST /images/load", "Transfer-Encoding: chunked") as raw:
+    part = b"%x\r\n%b\r\n" % (docker.MIB, bytes(docker.MIB))
+    async with await docker.asked(path, "POST /images/load", "Transfer-Encoding: chunked") as raw:
         raw.send(part)
         assert b" 200 OK\r\n" in await raw.head()
         for _ in range(8):
             assert b"Loading layer" in await raw.chunk()
             raw.send(part)
-        raw.send(LAST_CHUNK)
-        assert b"Loaded %d bytes" % (9 * MIB) in await raw.until(LAST_CHUNK)
+        raw.send(docker.LAST_CHUNK)
+        assert b"Loaded %d bytes" % (9 * docker.MIB) in await raw.until(docker.LAST_CHUNK)
 
 
 @pytest.mark.parametrize("version", cri.VERSIONS)
@@ -133,22 +115,14 @@ async def test_container_events_come_within_50_ms(tmp_path: Path, version: str) 
                 await until(lambda: runtime.requests("GetContainerEvents")[-1].cancelled)
             return took
 
-        await in_time(0.050, EVENTS, on_a_new_stream)
+        await in_time(LINE_SECONDS, EVENTS, on_a_new_stream)
 
 
 # ---- tunnels
 
-ATTACHED = f"POST {API}/containers/c1/attach?stdin=1&stream=1"
-SESSION = ("Connection: Upgrade", "Upgrade: h2c", "X-Docker-Expose-Session-Uuid: 1")
-WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket")
 TUNNELS: dict[str, tuple[str, Sequence[str], str]] = {
-    "exec": (f"POST {API}/exec/e1/start", UPGRADE, "tcp"),
-    "exec without Upgrade": (f"POST {API}/exec/e1/start", (), ""),
-    "attach": (ATTACHED, UPGRADE, "tcp"),
-    "attach without Upgrade": (ATTACHED, (), ""),
-    "build session": ("POST /session", SESSION, "h2c"),
-    "gRPC": ("POST /grpc", SESSION[:2], "h2c"),
-    "WebSocket": (f"GET {API}/containers/c1/attach/ws?stream=1", WEBSOCKET, "websocket"),
+    "exec": (f"POST {docker.API}/exec/e1/start", docker.UPGRADE, "tcp"),
+    "attach without Upgrade": (f"POST {docker.API}/containers/c1/attach?stdin=1&stream=1", (), ""),
     "a protocol of tomorrow": ("GET /new", ("Connection: Upgrade", "Upgrade: new/2"), "new/2"),
 }
 """Name -> request, its header lines, and the protocol that the daemon changes to."""
@@ -161,18 +135,18 @@ CALLS = (
 
 
 @asynccontextmanager
-async def tunnel(proxy: ProxyProcess, name: str, early: bytes = b"") -> AsyncIterator[tuple[Raw, Raw]]:
+async def tunnel(proxy: ProxyProcess, name: str, early: bytes) -> AsyncIterator[tuple[Raw, Raw]]:
     """Yield both ends of a tunnel; the client sends ``early`` right behind its request."""
     line, headers, protocol = TUNNELS[name]
     body = b'{"Detach":false,"Tty":false}' if "exec" in name else b""
-    async with Scripted(proxy.runtime) as scripted, await Raw.connect(str(proxy.socket)) as client:
+    async with docker.Scripted(proxy.runtime) as scripted, await Raw.connect(str(proxy.socket)) as client:
         method, target = line.split(" ")
         asks = request(method, target, body, *headers)
         client.send(asks + early)
         head, daemon = await scripted.asked(line)
         assert head + await daemon.exactly(len(body)) == asks
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(daemon.reader.read(1), QUIET_SECONDS)
+            await asyncio.wait_for(daemon.reader.read(1), 0.05)
         answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
         if protocol:
             answer = f"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n".encode()
@@ -182,8 +156,11 @@ async def tunnel(proxy: ProxyProcess, name: str, early: bytes = b"") -> AsyncIte
         yield client, daemon
 
 
+@pytest.mark.parametrize("client_is_first", [True, False], ids=["client first", "daemon first"])
 @pytest.mark.parametrize("name", TUNNELS)
-async def test_tunnel_passes_what_it_cannot_read(proxy: ProxyProcess, name: str) -> None:
+async def test_tunnel_passes_what_it_cannot_read_and_each_side_ends_by_itself(
+    proxy: ProxyProcess, name: str, client_is_first: bool
+) -> None:
     """Bytes that came before the change of the protocol are its first; nothing in it is a request."""
     early = CALLS[0] + bytes(range(256)) * 4096  # more than is read ahead
     async with tunnel(proxy, name, early) as (client, daemon):
@@ -193,17 +170,11 @@ async def test_tunnel_passes_what_it_cannot_read(proxy: ProxyProcess, name: str)
             assert await daemon.exactly(len(call)) == call
             daemon.send(call)
             assert await client.exactly(len(call)) == call
-
-
-@pytest.mark.parametrize("name", TUNNELS)
-async def test_each_side_of_a_tunnel_ends_by_itself(proxy: ProxyProcess, name: str) -> None:
-    for first_is_client in (True, False):
-        async with tunnel(proxy, name) as ends:
-            first, second = ends if first_is_client else ends[::-1]
-            first.send(b"last words")
-            first.end()
-            assert await second.rest() == b"last words"
-            second.send(b"the first one still reads")
-            assert await first.exactly(25) == b"the first one still reads"
-            second.end()
-            assert await first.rest() == b""
+        first, second = (client, daemon) if client_is_first else (daemon, client)
+        first.send(b"last words")
+        first.end()
+        assert await second.rest() == b"last words"
+        second.send(b"the first one still reads")
+        assert await first.exactly(25) == b"the first one still reads"
+        second.end()
+        assert await first.rest() == b""
