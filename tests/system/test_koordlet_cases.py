@@ -31,18 +31,16 @@ LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONT
 async def request(runtime: Runtime, caller: Caller, hooks: HookServer, case: Case) -> bytes:
     """Make the case's call; return the request as the runtime got it."""
     hooks.answers.clear()
-    if case.point == POD_POINT:
+    if case.point != UPDATE:
         hooks.on(case.point, case.answer)
-        await caller.run_pod()
-        return runtime.asked("run_pod")[-1]
     pod_id = await caller.run_pod()
-    if case.point == CREATE:
-        hooks.on(case.point, case.answer)
-        container_id = await caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=case.asked))
-        await caller.act("start", container_id)
-        return runtime.asked("create")[-1]
-    container_id = await caller.create(pod_id, replace(CONTAINER, resources=case.held))
+    if case.point == POD_POINT:
+        return runtime.asked("run_pod")[-1]
+    resources = case.held if case.point == UPDATE else case.asked
+    container_id = await caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=resources))
     await caller.act("start", container_id)
+    if case.point == CREATE:
+        return runtime.asked("create")[-1]
     hooks.on(case.point, case.answer)
     await caller.update(container_id, case.asked)
     return runtime.asked("update")[-1]

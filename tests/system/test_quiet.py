@@ -3,30 +3,24 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 
 from runtimeproxy.cri.direction import ALIVE_SECONDS
-from tests.fakes import cri_pb2
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_client import Raw
 from tests.fakes.faults import FaultRelay
 from tests.fakes.runtime import FakeRuntime, Injection
 from tests.system.clients import Client
 from tests.system.docker_front import DOCKER
-from tests.system.docker_streams import Events, Lines, Pull, asked, run_container
+from tests.system.docker_streams import Events, asked
 from tests.system.fronts import Front, Runtime
 from tests.system.proxy import ProxyInside, until
 
 pytestmark = pytest.mark.slow
 
-HOURS = 25
-HOUR_SECONDS = 3600.0
-TURN_SECONDS = 0.02
-"""Of real time, for what is due in an hour."""
+HOURS, HOUR_SECONDS = 25, 3600.0
 
 Day = Callable[[], Awaitable[None]]
 
@@ -42,7 +36,7 @@ def day(monkeypatch: pytest.MonkeyPatch) -> Day:
         asyncio.get_running_loop().call_later((HOURS - 0.5) * HOUR_SECONDS, due.append, True)
         for _ in range(HOURS):
             passed += HOUR_SECONDS
-            await asyncio.sleep(TURN_SECONDS)
+            await asyncio.sleep(0.02)  # of real time, for what is due in an hour
         assert due, "the loop has another clock"
 
     monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
@@ -68,59 +62,50 @@ async def test_pipe_and_kept_connection_outlive_a_day(front: Front, tmp_path: Pa
         assert proxy.app.front.connections == connections  # type: ignore[attr-defined]
 
 
-async def test_event_stream_and_pull_outlive_a_day(tmp_path: Path, day: Day) -> None:
-    """The image service has a connection of its own."""
+async def test_call_of_the_image_service_outlives_a_day(tmp_path: Path, day: Day) -> None:
+    """That has a connection of its own."""
     images = FakeRuntime(str(tmp_path / "images.sock"))
     pulled = asyncio.Event()
     images.inject("PullImage", Injection(gate=pulled))
     async with (
-        FakeRuntime(str(tmp_path / "runtime.sock")) as runtime,
+        FakeRuntime(str(tmp_path / "runtime.sock")),
         images,
         ProxyInside(tmp_path, remote_image_service_endpoint=images.socket_path) as proxy,
         Client(proxy.socket) as client,
     ):
-        stream = client.stream("GetContainerEvents", cri_pb2.GetEventsRequest())
-        await runtime.wait_for_subscribers()
         pull = asyncio.ensure_future(client.call("PullImage", timeout=None))
         await until(lambda: bool(images.requests("PullImage")), "the image is asked for")
         await day()
-        runtime.send_event("after")
-        event = cri_pb2.ContainerEventResponse.FromString(await asyncio.wait_for(stream.read(), 20))
-        assert event.container_id == "after"
         pulled.set()
         await pull
-        stream.cancel()
 
 
-async def test_streams_of_lines_and_paused_body_outlive_a_day(tmp_path: Path, day: Day) -> None:
+async def test_answer_in_chunks_and_half_a_body_outlive_a_day(tmp_path: Path, day: Day) -> None:
     inside = DOCKER.inside(tmp_path)
-    async with FakeDockerd(str(inside.runtime)) as fake, inside as proxy, AsyncExitStack() as stack:
-        run_container(fake)
-        streams = [kind(str(proxy.socket), fake) for kind in (Lines, Events, Pull)]
-        opened = [await stack.enter_async_context(await stream.open()) for stream in streams]
-        asking = await asked(str(proxy.socket), "POST /images/load", "Content-Length: 8")
-        load: Raw = await stack.enter_async_context(asking)
-        load.send(b"half")
-        assert b" 200 OK\r\n" in await load.head()
-        await day()
-        for stream, raw in zip(streams, opened, strict=True):
-            assert stream.say(b"after\n") in await raw.chunk()
-        load.send(b"more")
-        assert b"Loaded 8 bytes" in await load.chunk()
+    async with FakeDockerd(str(inside.runtime)) as fake, inside as proxy:
+        path = str(proxy.socket)
+        stream = Events(path, fake)
+        loading = await asked(path, "POST /images/load", "Content-Length: 8")
+        async with await stream.open() as events, loading as load:
+            load.send(b"half")
+            assert b" 200 OK\r\n" in await load.head()
+            await day()
+            assert stream.say(b"after\n") in await events.chunk()
+            load.send(b"more")
+            assert b"Loaded 8 bytes" in await load.chunk()
 
 
 # ---- who is silent because it hangs
 
-TIMEOUT_SECONDS = 0.5
-SPARE_SECONDS = 0.5
-"""On a machine that has a lot to do."""
+PING_SECONDS = 0.5
+"""How long a client's keepalive waits for an answer."""
 
 
-async def found_after(socket: Path | str, relay: FaultRelay, keepalive_seconds: float) -> float:
-    """Let the runtime hang behind an answer, and return how long a client with keepalive waits for the next one."""
+async def seconds_to_find(socket: Path | str, relay: FaultRelay, keepalive_seconds: float) -> float:
+    """Let the runtime hang behind an answer; return how long a client with keepalive waits for the next one."""
     options = {
         "grpc.keepalive_time_ms": int(keepalive_seconds * 1000),
-        "grpc.http2.ping_timeout_ms": int(TIMEOUT_SECONDS * 1000),
+        "grpc.http2.ping_timeout_ms": int(PING_SECONDS * 1000),
         "grpc.http2.bdp_probe": 0,  # such a PING would have that time limit, too
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.max_pings_without_data": 0,
@@ -132,22 +117,20 @@ async def found_after(socket: Path | str, relay: FaultRelay, keepalive_seconds: 
         began = time.monotonic()
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await client.call("Version")
-        waited = time.monotonic() - began
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
         for side in (relay.to_backend, relay.to_client):
             side.resume_reading()
-        return waited
+        return time.monotonic() - began
 
 
 @pytest.mark.parametrize("keepalive_seconds", [ALIVE_SECONDS / 2, ALIVE_SECONDS * 1.5])
 async def test_hanging_runtime_is_found_by_a_clients_keepalive(tmp_path: Path, keepalive_seconds: float) -> None:
-    proxy = ProxyInside(tmp_path)
-    real = str(tmp_path / "real.sock")
+    """Who asks more often finds it as much later as the proxy still takes the runtime to be alive."""
+    proxy, real = ProxyInside(tmp_path), str(tmp_path / "real.sock")
     async with FakeRuntime(real), FaultRelay(str(proxy.runtime), real) as relay:
-        directly = await found_after(proxy.runtime, relay, keepalive_seconds)
+        directly = await seconds_to_find(proxy.runtime, relay, keepalive_seconds)
         async with proxy:
-            found = await found_after(proxy.socket, relay, keepalive_seconds)
+            found = await seconds_to_find(proxy.socket, relay, keepalive_seconds)
     assert directly > keepalive_seconds / 2, "keepalive found it"
-    # Who asks more often than that finds it as much later as the proxy still takes the runtime to be alive.
-    late = ALIVE_SECONDS if keepalive_seconds < ALIVE_SECONDS else 0
-    assert found < directly + late + SPARE_SECONDS
+    late, spare_seconds = ALIVE_SECONDS if keepalive_seconds < ALIVE_SECONDS else 0, 0.5
+    assert found < directly + late + spare_seconds

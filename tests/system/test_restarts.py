@@ -48,7 +48,7 @@ SILENCE_SECONDS = 2.0 if IN_FULL else DEAD_SECONDS
 
 
 class Load:
-    """Clients that ask one thing after another: some what passes, others for the lives of pods.
+    """Clients that ask one thing after another: what passes, and for the lives of pods.
 
     ``cuts`` is how often a followed stream has ended.
     """
@@ -67,8 +67,7 @@ class Load:
         async with AsyncExitStack() as stack:
             made = (PATIENT[self._front.name](self._path) for _ in range(WORKERS))
             callers = [await stack.enter_async_context(caller) for caller in made]
-            kinds = (self._asks_passing, self._asks_held)
-            workers = [asyncio.create_task(kind(caller)) for caller in callers for kind in kinds]
+            workers = [asyncio.create_task(self._ask(caller)) for caller in 2 * callers]
             following = asyncio.create_task(self._follow(callers[0]))
             yield
             self._ending = True
@@ -76,15 +75,11 @@ class Load:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def _asks_passing(self, caller: Patient) -> None:
+    async def _ask(self, caller: Patient) -> None:
         while not self._ending:
             with suppress(Failed):
                 for verb in ("ping", "list"):
                     await self._count(verb, caller.act(verb))
-
-    async def _asks_held(self, caller: Patient) -> None:
-        while not self._ending:
-            with suppress(Failed):
                 pod_id = await self._count("run_pod", caller.run_pod())
                 container_id = await self._count("create", caller.create(pod_id))
                 for verb in ("start", "stop", "remove"):

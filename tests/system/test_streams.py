@@ -84,19 +84,6 @@ async def test_line_comes_when_it_is_said_and_the_daemons_death_is_seen(
         assert await raw.rest() == b""
 
 
-async def test_load_tells_its_progress_while_it_takes_the_archive(path: str, fake: FakeDockerd) -> None:
-    """Each line answers a part of the request's body, so both must flow at once or the test never ends."""
-    part = b"%x\r\n%b\r\n" % (docker.MIB, bytes(docker.MIB))
-    async with await docker.asked(path, "POST /images/load", "Transfer-Encoding: chunked") as raw:
-        raw.send(part)
-        assert b" 200 OK\r\n" in await raw.head()
-        for _ in range(8):
-            assert b"Loading layer" in await raw.chunk()
-            raw.send(part)
-        raw.send(docker.LAST_CHUNK)
-        assert b"Loaded %d bytes" % (9 * docker.MIB) in await raw.until(docker.LAST_CHUNK)
-
-
 @pytest.mark.parametrize("version", cri.VERSIONS)
 async def test_container_events_come_within_50_ms(tmp_path: Path, version: str) -> None:
     async with FakeRuntime(str(tmp_path / "runtime.sock")) as runtime, ProxyProcess(tmp_path) as proxy:
