@@ -1,4 +1,4 @@
-"""The proxy ends and is started again: it knows what it knew, a quota stays scaled once, and no call waits for that.
+"""The proxy ends and is started again: it knows what it knew, and no call waits for that.
 
 That is fault matrix P1, P2 and promise 7. ``kept`` is where --originals-dir is on tmpfs.
 """
@@ -15,9 +15,9 @@ from runtimeproxy.hookapi import api_pb2
 from tests.amounts import LOST_CREATES, RESTARTED_PODS
 from tests.fakes import hookanswers
 from tests.system.fronts import CONTAINER, POD, Caller, Failed, Front
-from tests.system.keeping import file_of, mode_of, on_tmpfs, rows, scale
+from tests.system.keeping import file_of, on_tmpfs, rows
 from tests.system.proxy import ProxyProcess, until
-from tests.system.shaped import Answers, ShapedNode
+from tests.system.shaped import ShapedNode
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +42,9 @@ CHANGES = {
 class Node(ShapedNode):
     """A node whose proxy is a program; ``memory`` is where it keeps the kubelet's own values, on tmpfs."""
 
-    def __init__(
-        self, front: Front, folder: Path, answers: Answers = CHANGES, memory: Path | None = None, between: bool = False
-    ) -> None:
+    def __init__(self, front: Front, folder: Path, *, memory: Path | None = None, between: bool = False) -> None:
         kept = str(memory or "none")
-        super().__init__(front, folder, answers=answers, program=True, between=between, originals_dir=kept)
+        super().__init__(front, folder, answers=CHANGES, program=True, between=between, originals_dir=kept)
         self.file = file_of(memory or folder, self.proxy.socket)
 
 
@@ -177,29 +175,3 @@ async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -
         await node.caller.act("stop", container_id)
         ((_, told),) = node.told()
         assert told.container_meta.id == container_id
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["known", "at once"])
-async def test_quota_is_scaled_once_over_kills(front: Front, tmp_path: Path, memory: Path, known: bool) -> None:
-    """Where only the cpuset is changed later the kubelet's quota is told, and two thirds of it stay in force."""
-    scaling = {point: hookanswers.echo(scale) for point in ("PreCreateContainer", "PreUpdateContainerResources")}
-    limited = replace(CONTAINER, resources={**CONTAINER.resources, "cpu_quota": 300_000})
-    async with Node(front, tmp_path, scaling, memory) as node:
-        pod_id = await node.caller.run_pod()
-        one, other = [await node.caller.create(pod_id, limited) for _ in range(2)]
-        await node.caller.update(other, {"cpu_quota": 150_000})
-        quotas = {one: [300_000, 200_000], other: [150_000, 100_000]}
-        await until(
-            lambda: {each: pairs["resources.cpu_quota"] for each, pairs in rows(node.file).items()} == quotas,
-            "both are kept",
-        )
-        for _ in range(5):
-            await node.restart()
-            if known:
-                await node.known()
-            for container_id, both in quotas.items():
-                node.told()
-                await node.caller.update(container_id, {"cpuset_cpus": "0"})
-                await node.caller.act("stop", container_id)
-                assert [message.container_resources.cpu_quota for _, message in node.told()] == both
-        assert mode_of(node.file) == 0o600

@@ -10,7 +10,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,6 @@ WORKERS = 3
 """How many clients there are of a kind."""
 POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
 
-KILLS = Amount(1, 50)
-"""Of a proxy under load."""
 RESTART_SECONDS = 0.1
 """What a supervisor waits before it starts what has died."""
 IN_FULL = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
@@ -111,50 +110,36 @@ class Load:
 
 
 class Dialler:
-    """Asks for a sign of life all the time, each time on a new connection.
+    """Asks for a sign of life, each time on a new connection.
 
-    ``refused`` is how often nobody listened, ``longest_silence`` the seconds between two good answers.
+    ``refused`` is how often nobody listened, ``answers`` when there was a good answer (``time.monotonic``).
     """
 
     def __init__(self, front: Front, path: Path) -> None:
         self.refused = 0
-        self.longest_silence = 0.0
+        self.answers: list[float] = []
         self._front = front
         self._path = path
-        self._last = 0.0
-        self._ending = False
 
-    @asynccontextmanager
-    async def going_on(self) -> AsyncIterator[None]:
-        """Ask during the context."""
-        self._last = time.monotonic()
-
-        async def ask() -> None:
-            while not self._ending:
-                await self.answered()
-                await asyncio.sleep(PAUSE_SECONDS)
-
-        asking = [asyncio.create_task(ask()) for _ in range(WORKERS)]
-        yield
-        self._ending = True
-        await asyncio.gather(*asking)
+    async def ask(self) -> None:
+        """Ask all the time."""
+        while True:
+            await self.answered()
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def answered(self) -> float:
-        """Ask until there is a good answer; return when it came (``time.monotonic``)."""
+        """Ask until there is a good answer; return when it came."""
         while True:
             try:
                 async with asyncio.timeout(DEAD_SECONDS), self._front.sent(self._path) as answer:
                     await answer
-                break
+                self.answers.append(time.monotonic())
+                return self.answers[-1]
             except (FileNotFoundError, ConnectionRefusedError):
                 self.refused += 1
             except ConnectionError:
                 pass  # it was connected to the one that was killed
             await asyncio.sleep(PAUSE_SECONDS)
-        now = time.monotonic()
-        self.longest_silence = max(self.longest_silence, now - self._last)
-        self._last = now
-        return now
 
 
 @pytest.fixture
@@ -164,18 +149,11 @@ async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
         yield server
 
 
-def own(front: Front, folder: Path) -> ProxyProcess:
-    """Return a proxy that makes its socket."""
-    return front.process(folder, drain_timeout=f"{DRAIN_SECONDS}s")
-
-
 @pytest.fixture(params=["own socket", "supervisor's socket"])
 def proxy(request: pytest.FixtureRequest, front: Front, tmp_path: Path) -> Iterator[ProxyProcess]:
     """Return a proxy that makes its socket, and one whose socket is its supervisor's."""
-    if request.param == "own socket":
-        yield own(front, tmp_path)
-        return
-    with handed_over(tmp_path / "proxy.sock") as handed:
+    handing = handed_over(tmp_path / "proxy.sock") if request.param == "supervisor's socket" else nullcontext({})
+    with handing as handed:
         yield front.process(tmp_path, **handed, drain_timeout=f"{DRAIN_SECONDS}s")
 
 
@@ -210,8 +188,9 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
     pause, took, waited = random.Random(0), [], []
-    async with proxy, load.going_on(), dialler.going_on():
-        for _ in range(KILLS.now):
+    async with proxy, load.going_on(), asyncio.TaskGroup() as group:
+        asking = [group.create_task(dialler.ask()) for _ in range(WORKERS)]
+        for _ in range(Amount(1, 50).now):
             await load.each_kind_is_answered()
             await asyncio.sleep(pause.uniform(0, 0.1))
             proxy.kill()
@@ -222,18 +201,21 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
             took.append(await first - launched)
             waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
         await load.each_kind_is_answered()
+        for task in asking:
+            task.cancel()
     assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
     starts = list(zip(took, waited, strict=True))
     assert max(seconds - others for seconds, others in starts) < ANSWER_SECONDS, starts
-    assert dialler.longest_silence - max(waited) < SILENCE_SECONDS, starts
+    longest_silence = max(later - earlier for earlier, later in pairwise(dialler.answers))
+    assert longest_silence - max(waited) < SILENCE_SECONDS, starts
     assert (dialler.refused == 0) == (SUPERVISED in proxy.command), dialler.refused
 
 
 async def test_second_starts_under_load_disturb_no_call(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    proxy = own(front, tmp_path)
+    proxy = front.process(tmp_path)
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load = Load(front, proxy)
     async with proxy, load.going_on():

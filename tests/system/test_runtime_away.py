@@ -43,33 +43,16 @@ async def seconds_to_listen(proxy: ProxyProcess, number: int) -> float:
     return took
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "a plain file"])
-async def test_path_without_a_runtime_is_logged_before_any_client(front: Front, tmp_path: Path, wrong: str) -> None:
-    proxy = front.process(tmp_path)
-    away = f"container runtime at {proxy.runtime} is not reachable"
-    if wrong == "a plain file":
-        proxy.runtime.touch()
-    async with proxy:
-        await until(lambda: away in proxy.output(), "that nobody is there is told", proxy.output)
-        assert proxy.output().index("listening on ") < proxy.output().index(away)
-        proxy.runtime.unlink(missing_ok=True)
-        async with front.runtime(str(proxy.runtime)), front.caller(proxy.socket) as caller:
-            await caller.act("ping")
-            await caller.act("ping")
-            told = f"container runtime at {proxy.runtime} is reachable again"
-            await until(lambda: told in proxy.output(), "that it is there again is told", proxy.output)
-    assert proxy.output().count(told) == 1
-
-
 async def test_first_answer_comes_within_100_ms_of_the_runtimes_start(front: Front, tmp_path: Path) -> None:
     folders = (tmp_path / str(number) for number in count())
 
     async def first_answer() -> list[float]:
         async with front.process(next(folders)) as proxy:
+            away = f"container runtime at {proxy.runtime} is not reachable"
+            await until(lambda: away in proxy.output(), "that nobody is there is told before any client", proxy.output)
             dialling = asyncio.create_task(dial_until_answered(front, proxy.socket))
             await asyncio.sleep(4 * DIAL_SECONDS)
             assert not dialling.done()
-            assert not proxy.ended
             async with front.runtime(str(proxy.runtime)):
                 await until(lambda: answers(proxy.runtime), "the runtime listens")
                 begun = time.monotonic()

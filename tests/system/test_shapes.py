@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from tests import amounts
 from tests.fakes import hookanswers
-from tests.fakes.mangles import ABSENT
 from tests.fakes.registration import ALL_POINTS
 from tests.fakes.shapes import SHAPES
 from tests.system.cri_front import CRI, CRI_SHAPES, CriRuntime
@@ -308,6 +307,8 @@ async def test_runtime_that_comes_back_is_read_and_swept(node: ShapedNode) -> No
 
 # ---- whatever a status says or leaves out
 
+ABSENT = object()
+"""Stands for a part that is taken away."""
 WRONG = (ABSENT, None, True, 5, -1, 2**70, 1.5, "text", "", [], [None], ["text"], [{}], {}, {"text": 5}, {"text": "x"})
 """What may stand where something else is expected."""
 PLAIN = ("id", "metadata", "labels", "annotations", "runtime_handler", "resources", "state", "image", "log_path")
