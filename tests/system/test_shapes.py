@@ -7,8 +7,7 @@ hook server is asked (relay-rules C4).
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from tests import amounts
 from tests.fakes import hookanswers
 from tests.fakes.registration import ALL_POINTS
-from tests.fakes.shapes import SHAPES
+from tests.fakes.shapes import SHAPES, Shape
 from tests.system.cri_front import CRI, CRI_SHAPES, CriRuntime
 from tests.system.docker_front import DOCKER_ENGINES, DockerRuntime
 from tests.system.fronts import CONTAINER, PARENT, POD, UPDATE, Caller, Failed, Front
@@ -315,11 +314,9 @@ PLAIN = ("id", "metadata", "labels", "annotations", "runtime_handler", "resource
 """Fields of a status that may be missing."""
 SANDBOX_LABEL = "io.kubernetes.sandbox.id"
 """By it alone Docker tells whose a container is."""
-EXAMPLES = amounts.examples(40)
-POINTS = {"every point": ALL_POINTS, "another point": ["PostStopPodSandbox"]}
 
 Changes = Sequence[tuple[int, Any]]
-changes = st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(WRONG)), max_size=4)
+changes = st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(WRONG)), min_size=1, max_size=8)
 """The number of a place in a document, and what stands there."""
 
 
@@ -331,8 +328,9 @@ def places(owner: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(inner)
 
 
-def change(document: Any, changes: Changes) -> None:
-    """Put other values in some places; a text is no other text, which might be a cgroup parent."""
+def changed(document: Any, changes: Changes) -> Any:
+    """Return a document with other values in some places; a text is no other text, which might be a cgroup parent."""
+    document = deepcopy(document)
     for number, value in changes:
         known = [(owner, key) for owner, key in places(document) if key != SANDBOX_LABEL]
         owner, key = known[number % len(known)]
@@ -340,77 +338,52 @@ def change(document: Any, changes: Changes) -> None:
             del owner[key]
         elif not (value == "text" and isinstance(owner[key], str)):
             owner[key] = deepcopy(value)
+    return document
 
 
-@contextmanager
-def living(front: Front, folder: Path, points: Sequence[str]) -> Iterator[tuple[Any, Callable[[], None]]]:
-    """Run a node in a loop of its own; yield its runtime, and what makes calls of a pod that the proxy reads first."""
-    node = ShapedNode(front, folder, points=points)
-
-    async def make_calls() -> None:
-        assert isinstance(node.runtime, CriRuntime | DockerRuntime)
-        pod_id = await direct.run_pod()
-        container_id = await direct.create(pod_id)
-        await node.created(pod_id)
-        await passes(node, "update", direct.update_request(container_id, {"cpu_shares": 5}, {}))
-        for verb, subject in (("start", container_id), ("stop", container_id), ("stop_pod", pod_id)):
-            await passes(node, verb, direct.request(verb, subject))
-        for one in node.inside.store.ids():
-            node.inside.store.forget(one)
-        node.runtime.received.clear()
-        for one in (*node.runtime.container_ids(), *node.runtime.pod_ids()):
-            node.runtime.vanish(one)
-
-    with asyncio.Runner() as runner:
-        runner.run(node.__aenter__())
-        direct = node.new_caller(node.runtime.socket_path)
-        try:
-            yield node.runtime, lambda: runner.run(make_calls())
-        finally:
-            runner.run(direct.close())
-            runner.run(node.__aexit__(None, None, None))
+async def goes_out_as_it_came(node: ShapedNode, direct: Caller) -> None:
+    """Make calls of a pod and a container that the proxy reads first, and have all forget them."""
+    assert isinstance(node.runtime, CriRuntime | DockerRuntime)
+    pod_id = await direct.run_pod()
+    container_id = await direct.create(pod_id)
+    await node.created(pod_id)
+    await passes(node, "update", direct.update_request(container_id, {"cpu_shares": 5}, {}))
+    for verb, subject in (("start", container_id), ("stop", container_id), ("stop_pod", pod_id)):
+        await passes(node, verb, direct.request(verb, subject))
+    for one in node.inside.store.ids():
+        node.inside.store.forget(one)
+    node.runtime.received.clear()
+    for one in (*node.runtime.container_ids(), *node.runtime.pod_ids()):
+        node.runtime.vanish(one)
 
 
-@pytest.mark.parametrize("points", POINTS.values(), ids=POINTS)
-def test_request_stands_whatever_a_cri_status_says(points: Sequence[str], tmp_path: Path) -> None:
-    with living(CRI, tmp_path, points) as (runtime, make_calls):
+@pytest.mark.parametrize("points", [ALL_POINTS, ["PostStopPodSandbox"]], ids=["every point", "another point"])
+@pytest.mark.parametrize("front", [CRI, *DOCKER_ENGINES[::2]], ids=named)
+async def test_request_stands_whatever_a_status_says(front: Front, points: Sequence[str], tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    async with ShapedNode(front, tmp_path, points=points) as node, node.new_caller(node.runtime.socket_path) as direct:
 
-        @settings(max_examples=EXAMPLES)
+        @settings(max_examples=amounts.examples(60))
         @given(st.sampled_from(SHAPES), changes, changes, st.sets(st.sampled_from(PLAIN)))
-        def holds(shape: Any, of_pod: Changes, of_container: Changes, missing: set[str]) -> None:
+        def holds(shape: Shape, of_pod: Changes, of_container: Changes, missing: set[str]) -> None:
             said = {"PodSandboxStatus": of_pod, "ContainerStatus": of_container}
+            said |= {"podsandbox": of_pod, "container": of_container}
 
             def mangle(method: str, reply: Any) -> Any:
                 if method in said:
                     for name in missing.intersection(reply.status.DESCRIPTOR.fields_by_name):
                         reply.status.ClearField(name)
                     if reply.info:
-                        document = json.loads(reply.info["info"])
-                        change(document, said[method])
+                        document = changed(json.loads(reply.info["info"]), said[method])
                         reply.info["info"] = json.dumps(document)
                 return reply
 
-            runtime.state.shape, runtime.state.mangle = shape, mangle
-            make_calls()
+            if isinstance(node.runtime, CriRuntime):
+                node.runtime.state.shape, node.runtime.state.mangle = shape, mangle
+            else:
+                assert isinstance(node.runtime, DockerRuntime)
+                label = "io.kubernetes.docker.type"
+                node.runtime.mangle = lambda shown: changed(shown, said[shown["Config"]["Labels"][label]])
+            asyncio.run_coroutine_threadsafe(goes_out_as_it_came(node, direct), loop).result()
 
-        holds()
-
-
-@pytest.mark.parametrize("points", POINTS.values(), ids=POINTS)
-@pytest.mark.parametrize("front", DOCKER_ENGINES[::2], ids=named)
-def test_request_stands_whatever_dockerds_inspect_says(front: Front, points: Sequence[str], tmp_path: Path) -> None:
-    with living(front, tmp_path, points) as (runtime, make_calls):
-
-        @settings(max_examples=EXAMPLES)
-        @given(changes, changes)
-        def holds(of_pod: Changes, of_container: Changes) -> None:
-            def mangle(shown: Any) -> Any:
-                of = {"podsandbox": of_pod, "container": of_container}
-                shown = deepcopy(shown)
-                change(shown, of[shown["Config"]["Labels"]["io.kubernetes.docker.type"]])
-                return shown
-
-            runtime.mangle = mangle
-            make_calls()
-
-        holds()
+        await asyncio.to_thread(holds)
