@@ -26,9 +26,6 @@ pytestmark = pytest.mark.slow
 
 POINT = "PreCreateContainer"
 OTHER_POINT = "PostStopPodSandbox"
-CALLERS = 4
-EFFECT_SECONDS = 0.5
-FIRST_CALL_SECONDS = 0.100
 
 
 def sets(**envs: str) -> hookanswers.Answer:
@@ -80,7 +77,7 @@ async def test_new_server_at_a_socket_is_asked_by_the_next_call(
                 assert len(old.calls) == 1
                 return [took]
 
-        await in_time(FIRST_CALL_SECONDS, HOOK_SERVERS, first_call)
+        await in_time(0.100, HOOK_SERVERS, first_call)
 
 
 # ---- the directory
@@ -158,8 +155,8 @@ async def test_no_call_goes_unhooked_while_its_file_is_swapped(
         pod_id = await caller.run_pod()
         end = asyncio.Event()
         async with asyncio.TaskGroup() as load:
-            creating = [load.create_task(create_until(caller, pod_id, end)) for _ in range(CALLERS)]
-            await in_time(EFFECT_SECONDS, SWAPS, effect)
+            creating = [load.create_task(create_until(caller, pod_id, end)) for _ in range(4)]
+            await in_time(0.5, SWAPS, effect)
             end.set()
         assert proxy.recorder.total("hook_failures") == 0
     asked = runtime.asked("create")
@@ -193,7 +190,6 @@ CONTENTS: Sequence[Callable[[random.Random], bytes]] = (
     lambda chance: b"[" * chance.choice([1 << 20, (1 << 20) + 1, 3 << 20]),
 )
 """No registration is among them."""
-LINKED = ("nothing.json", "/dev/zero", "/dev/tty", "/proc/self/mem", "/", ".")
 
 
 def spoil(chance: random.Random, path: Path) -> None:
@@ -202,7 +198,7 @@ def spoil(chance: random.Random, path: Path) -> None:
     if kind == 0:
         os.mkfifo(path)
     elif kind <= 3:
-        path.symlink_to(chance.choice((*LINKED, path.name)))
+        path.symlink_to(chance.choice(("nothing.json", path.name, "/dev/zero", "/dev/tty", "/proc/self/mem", "/", ".")))
     else:
         path.write_bytes(chance.choice(CONTENTS)(chance))
 

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 POINT = "PreCreateContainer"
 RESPONSE, RESOURCES = api_pb2.ContainerResourceHookResponse, api_pb2.LinuxContainerResources
-GOOD = hookanswers.empty()
 Failing = Callable[[HookServer], AbstractContextManager[None]]
 """Makes a hook server fail for a moment."""
 
@@ -33,7 +32,7 @@ def answering(answer: hookanswers.Answer) -> Failing:
     def failing(hooks: HookServer) -> Iterator[None]:
         hooks.default = answer
         yield
-        hooks.default = GOOD
+        hooks.default = hookanswers.empty()
 
     return failing
 
@@ -103,8 +102,6 @@ KINDS: list[tuple[str, Failing]] = [
 """Why the hook call fails, and how."""
 WEIGHTS = [1, *[24] * (len(KINDS) - 1)]
 """The first one takes its time."""
-TIMEOUT = "3s"
-"""What a busy machine makes late must not be taken for the first one."""
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
@@ -119,7 +116,8 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
     injected: Counter[str] = Counter()
     inside = front.inside(tmp_path)
     hooks = HookServer(str(tmp_path / "hooks.sock"), faulty=True, keep_calls=False)
-    inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout=TIMEOUT)
+    # What a busy machine makes late must not be taken for a deadline.
+    inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout="3s")
     async with hooks, inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
         for reason, failing in failures:

@@ -155,7 +155,6 @@ def test_handed_over_socket_is_logged_by_its_own_name(tmp_path: Path) -> None:
 
 DESCRIPTORS = CLIENTS = 64
 """Of so many clients not all can be served: each takes two descriptors."""
-RECOVERY_SECONDS = 1.0
 
 
 def limited(front: Front, folder: Path, **flags: str) -> ProxyProcess:
@@ -209,7 +208,7 @@ async def test_without_descriptors_old_clients_go_on_and_new_ones_wait(
 
     async with proxy, front.caller(proxy.socket) as caller:
         await caller.act("ping")
-        await in_rounds(RECOVERY_SECONDS, recovery)
+        await in_rounds(1.0, recovery)
         async with exhausted(proxy):
             runtime.upset("ping", delay_seconds=1.0)
             before = runtime.verbs().count("ping")

@@ -59,11 +59,9 @@ def annotation(key: str, value: object) -> dict[str, str]:
     return {key: json.dumps(value)}
 
 
-GPU_SHARE = {"core": "50", "memory": "16Gi", "memory-ratio": 50}
-
-
 def test_cpus_and_gpus_are_there_from_the_first_instruction(node: ReferenceNode) -> None:
-    share = {f"koordinator.sh/gpu-{name}": value for name, value in GPU_SHARE.items()}
+    half = {"core": "50", "memory": "16Gi", "memory-ratio": 50}
+    share = {f"koordinator.sh/gpu-{name}": value for name, value in half.items()}
     devices = annotation(koordinator.DEVICE_ALLOCATED, {"gpu": [{"minor": it, "resources": share} for it in (3, 0)]})
     cpus = annotation(koordinator.RESOURCE_STATUS, {"cpuset": CPU, "numaNodeResources": []})
     pod = node.pod(devices | cpus, qos="LSR", cgroup="guaranteed")
@@ -118,11 +116,13 @@ def test_quota_is_scaled_once(node: ReferenceNode, qos: str, times: int) -> None
             made.assert_in_force({"cpu_shares": 400, "cpu_quota": quota // times})
 
 
-OF_CONTAINER = {koordinator.OOM_SCORE_ADJ_SPEC: '{"main": 300, "other": 1}', koordinator.OOM_SCORE_ADJ: "500"}
-UNREADABLE = {koordinator.OOM_SCORE_ADJ: "5,00"}
+OOM_SCORES: dict[str, tuple[Mapping[str, str], str]] = {
+    "set": ({koordinator.OOM_SCORE_ADJ_SPEC: '{"main": 300, "other": 1}', koordinator.OOM_SCORE_ADJ: "500"}, "300"),
+    "unreadable": ({koordinator.OOM_SCORE_ADJ: "5,00"}, "900"),
+}
 
 
-@pytest.mark.parametrize(("annotations", "expected"), [(OF_CONTAINER, "300"), (UNREADABLE, "900")], ids=["set", "bad"])
+@pytest.mark.parametrize(("annotations", "expected"), OOM_SCORES.values(), ids=OOM_SCORES)
 def test_oom_score_is_the_annotations(node: ReferenceNode, annotations: Mapping[str, str], expected: str) -> None:
     """The kubelet asks for 900."""
     with running(node, node.pod(annotations), container(**LIMITED, oom_score_adj=900)) as made:
@@ -174,11 +174,9 @@ def test_what_the_kernel_lacks_is_logged_once_and_pods_run(node: ReferenceNode) 
 
 # ---- RDT above a stand-in
 
-STAND_IN = (sys.executable, "-m", "tests.system.reference_standin")
 RESCTRL = "resctrl"
 CLASSES = 3
 """Of service: the root has one of them, and BE gets one."""
-RDT_SETTINGS = "rdt: {BE: {enable: true, l3: [0, 30], mb: 35}}\n"
 WISH = {"llc": {"schemata": {"range": [20, 80]}}, "mb": {"schemataPerCache": [{"cacheID": 1, "percent": 20}]}}
 SEVERAL = f"sleep 3600 & sleep 3600 & echo {LAST_LINE}; wait"
 COUNT = 3
@@ -190,24 +188,21 @@ LIMITS = {OF_CLASS: "L3:0=00f;1=00f\nMB:0= 40;1= 40\n", OF_POD: "L3:0=1f8;1=1f8\
 
 def rdt_hook(folder: Folder) -> Sequence[HookProgram]:
     settings = folder.path / "node.yaml"
-    settings.write_text(RDT_SETTINGS)
+    settings.write_text("rdt: {BE: {enable: true, l3: [0, 30], mb: 35}}\n")
     words = (f"{folder.path}/{RESCTRL}", str(CLASSES))
     flags = [f"--node-config={settings}", "--failure-policy=Fail", f"--timeout={2 * MOST_SECONDS:.0f}s"]
-    return [HookProgram(folder, *words, program=STAND_IN, name="rdt", flags=flags)]
+    program = (sys.executable, "-m", "tests.system.reference_standin")
+    return [HookProgram(folder, *words, program=program, name="rdt", flags=flags)]
 
 
 rdt_node = on_each_engine(rdt_hook)
 
 
-def pod_of(node: ReferenceNode, kind: str) -> tuple[Any, str]:
-    """Return a new pod of the class BE, and the group that is its."""
-    pod = node.pod({koordinator.RESCTRL: json.dumps(WISH)} if kind == OF_POD else {}, qos="BE", cgroup="besteffort")
-    return pod, f"koordlet-{pod.metadata.uid}" if kind == OF_POD else "BE"
-
-
 @pytest.mark.parametrize("kind", [OF_CLASS, OF_POD])
 def test_group_holds_every_process_of_the_container(rdt_node: ReferenceNode, kind: str) -> None:
-    pod, name = pod_of(rdt_node, kind)
+    wish = annotation(koordinator.RESCTRL, WISH) if kind == OF_POD else {}
+    pod = rdt_node.pod(wish, qos="BE", cgroup="besteffort")
+    name = f"koordlet-{pod.metadata.uid}" if kind == OF_POD else "BE"
     group = rdt_node.proxy.path / RESCTRL / name
     config = container(SEVERAL)
     config.annotations[PROCESSES] = str(COUNT)

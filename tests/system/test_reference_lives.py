@@ -21,8 +21,6 @@ pytestmark = pytest.mark.slow
 
 SHARE = {"koordinator.sh/gpu-memory": "1Gi", "koordinator.sh/gpu-memory-ratio": 50}
 WITH_A_GPU = replace(POD, annotations={DEVICE_ALLOCATED: json.dumps({"gpu": [{"minor": 2, "resources": SHARE}]})})
-RESTART_SECONDS = 4.0
-"""More than an end and a start take."""
 
 
 async def test_hook_server_under_fail_leaves_no_pod_unhooked(front: Front, tmp_path: Path, runtime: Runtime) -> None:
@@ -42,7 +40,7 @@ async def test_hook_server_under_fail_leaves_no_pod_unhooked(front: Front, tmp_p
             async def outcomes() -> set[str]:
                 found = set()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(RESTART_SECONDS):
+                    async with asyncio.timeout(4):  # more than an end and a start take
                         while True:
                             found.add(await outcome())
                 return found
@@ -54,8 +52,6 @@ async def test_hook_server_under_fail_leaves_no_pod_unhooked(front: Front, tmp_p
             assert await ran == {"2", "refused"}
 
 
-VERIFY = (sys.executable, "-m", "runtimeproxy", "hook", "verify")
-AT_ONCE = 3
 PATHS = {"coresched": ["core-sched-state"], "rdt": ["resctrl-root"], ALL: ["core-sched-state", "resctrl-root"]}
 """The flags that keep a hook off what the machine itself has."""
 
@@ -66,12 +62,12 @@ def program(folder: Path, name: str) -> HookProgram:
 
 
 def verify(tried: HookProgram) -> "subprocess.CompletedProcess[str]":
-    command = [*VERIFY, str(tried.socket)]
+    command = [sys.executable, "-m", "runtimeproxy", "hook", "verify", str(tried.socket)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
 
 
 def test_each_hook_server_and_all_in_one_verify_well(tmp_path: Path) -> None:
     programs = [program(tmp_path, name) for name in (*sorted(HOOKS), ALL)]
-    with served(*programs), ThreadPoolExecutor(AT_ONCE) as pool:
+    with served(*programs), ThreadPoolExecutor(3) as pool:
         for tried, done in zip(programs, pool.map(verify, programs), strict=True):
             assert done.returncode == 0, f"{tried.name}: {done.stdout}{done.stderr}"

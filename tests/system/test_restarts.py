@@ -27,14 +27,11 @@ from tests.system.test_process import SUPERVISED, handed_over, refused
 pytestmark = pytest.mark.slow
 
 DRAIN_SECONDS = 10
-HOOK_SECONDS = 0.02
 PAUSE_SECONDS = 0.005
 WORKERS = 3
 """How many clients there are of a kind."""
 POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
 
-RESTART_SECONDS = 0.1
-"""What a supervisor waits before it starts what has died."""
 IN_FULL = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
 """Whether this is a full soak."""
 DEAD_SECONDS = 30.0
@@ -118,12 +115,13 @@ class Dialler:
     def __init__(self, front: Front, path: Path) -> None:
         self.refused = 0
         self.answers: list[float] = []
+        self.end = False
         self._front = front
         self._path = path
 
     async def ask(self) -> None:
-        """Ask all the time."""
-        while True:
+        """Ask until the ``end``."""
+        while not self.end:
             await self.answered()
             await asyncio.sleep(PAUSE_SECONDS)
 
@@ -145,7 +143,7 @@ class Dialler:
 @pytest.fixture
 async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
     path = tmp_path / "hooks.sock"
-    async with HookServer(str(path), default=hookanswers.after(HOOK_SECONDS), keep_calls=False) as server:
+    async with HookServer(str(path), default=hookanswers.after(0.02), keep_calls=False) as server:
         yield server
 
 
@@ -189,20 +187,20 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
     load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
     pause, took, waited = random.Random(0), [], []
     async with proxy, load.going_on(), asyncio.TaskGroup() as group:
-        asking = [group.create_task(dialler.ask()) for _ in range(WORKERS)]
+        for _ in range(WORKERS):
+            group.create_task(dialler.ask())
         for _ in range(Amount(1, 50).now):
             await load.each_kind_is_answered()
             await asyncio.sleep(pause.uniform(0, 0.1))
             proxy.kill()
             first = asyncio.create_task(dialler.answered())
-            await asyncio.sleep(RESTART_SECONDS)
+            await asyncio.sleep(0.1)  # a supervisor waits before it starts what has died
             launched, before = time.monotonic(), waited_seconds(os.getpid())
             proxy.launch()
             took.append(await first - launched)
             waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
         await load.each_kind_is_answered()
-        for task in asking:
-            task.cancel()
+        dialler.end = True
     assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
     starts = list(zip(took, waited, strict=True))

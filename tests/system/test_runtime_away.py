@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.amounts import Amount
-from tests.engines import docker_cli
-from tests.engines.images import BUSYBOX_IMAGE
-from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_received import Injection
-from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
 from tests.system.proxy import ProxyProcess, answers, until
 from tests.system.times import in_time, judged, limit
@@ -71,18 +66,3 @@ async def dial_until_answered(front: Front, socket: Path) -> float:
             return time.monotonic()
         except ConnectionError:
             await asyncio.sleep(next_dial - time.monotonic())
-
-
-@pytest.mark.engine
-async def test_docker_cli_repeats_what_is_safe_to_repeat_after_dockerds_death(tmp_path: Path) -> None:
-    """The connection's end says so; with a 502 ``docker images`` would fail though the next dockerd answers."""
-    async with FakeDockerd(str(tmp_path / "runtime.sock")) as dockerd, DOCKER.process(tmp_path) as proxy:
-        for route in ("GET /images/json", "POST /containers/create"):
-            dockerd.inject(route, Injection(cut_after_bytes=0, times=1))
-        listed = await asyncio.to_thread(docker_cli.run, str(proxy.socket), "images", "--quiet")
-        assert listed.exit_code == 0, listed
-        created = await asyncio.to_thread(docker_cli.run, str(proxy.socket), "create", BUSYBOX_IMAGE)
-        assert created.exit_code == 1, created
-        assert b"EOF" in created.stderr
-    cli = [received.route for received in dockerd.received if received.target.startswith("/v")]
-    assert [cli.count(route) for route in ("GET /images/json", "POST /containers/create")] == [2, 1]

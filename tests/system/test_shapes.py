@@ -102,7 +102,7 @@ async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tm
 
 @pytest.mark.parametrize("way", ["by the proxy", "behind it"])
 @pytest.mark.parametrize("removed", [False, True], ids=["lost", "removed before"])
-@pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
+@pytest.mark.parametrize("front", [CRI], ids=named)
 async def test_id_used_anew_is_another_pods(front: Front, way: str, removed: bool, tmp_path: Path) -> None:
     """A runtime that has lost its state gives ids anew; dockerd's are random."""
     async with ShapedNode(front, tmp_path) as node:
@@ -202,11 +202,8 @@ async def test_container_is_told_as_far_as_its_runtime_tells_it(front: Front, tm
 
 
 LIMIT = int(CONTAINER.resources["memory_limit_in_bytes"])
-SWAPLESS = replace(CONTAINER, resources={"memory_limit_in_bytes": LIMIT, "memory_swap_limit_in_bytes": LIMIT})
-OF_DOCKER = replace(CONTAINER, resources={"memory_limit_in_bytes": LIMIT})
-"""The shim sets the swap limit by itself."""
 TELLS_NO_SWAP = {"cri cri-o", "cri cri-dockerd", "cri no verbose"}
-"""Whether a swap limit that equals the memory limit was asked for; the first two set one by themselves."""
+"""They do not tell that one was asked for which equals the memory limit; the first two set one by themselves."""
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
@@ -217,7 +214,8 @@ async def test_swap_limit_that_equals_the_memory_limit_moves_with_it(
     """A hook server sets the memory limit, as koordlet's BatchResource does."""
     doubled = hookanswers.koordlet(memory_limit_in_bytes=2 * LIMIT)
     answers = dict.fromkeys(("PreCreateContainer", "PreUpdateContainerResources"), doubled)
-    container = OF_DOCKER if front.name.startswith("docker") else SWAPLESS
+    swap = {} if front in DOCKER_ENGINES else {"memory_swap_limit_in_bytes": LIMIT}  # dockershim sets it by itself
+    container = replace(CONTAINER, resources={"memory_limit_in_bytes": LIMIT, **swap})
     async with ShapedNode(front, tmp_path, answers=answers) as node:
         pod_id = await node.caller.run_pod()
         if restarted:

@@ -18,8 +18,8 @@ from tests.system.proxy import ProxyProcess
 
 CALLS = CALLS_OF_A_CLIENT.now
 AT_A_TIME = 20
-METHOD = "/runtime.v1.RuntimeService/Version"
 SECONDS = 120 + CALLS / 500
+METHOD = "/runtime.v1.RuntimeService/Version"
 
 pytestmark = pytest.mark.slow
 
