@@ -54,7 +54,6 @@ def hooks(path: str) -> HookServer:
 
 TIMEOUT_SECONDS = 0.2
 LATE_SECONDS = 0.100
-AT_ONCE = 5
 
 
 @asynccontextmanager
@@ -113,7 +112,7 @@ async def test_hook_that_hangs_costs_its_timeout(
     front: Front, tmp_path: Path, runtime: Runtime, path: str, hanging: Behaving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(breaker, "FAILURES_IN_A_ROW", 10**9)  # every call asks
-    inside, made = front.inside(tmp_path), 0
+    inside = front.inside(tmp_path)
     inside.register("hangs.json", path, [POINT], timeout=f"{TIMEOUT_SECONDS}s")
     async with hanging(path), inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
@@ -123,37 +122,32 @@ async def test_hook_that_hangs_costs_its_timeout(
             await caller.create(pod_id)
             return time.monotonic() - begun - TIMEOUT_SECONDS
 
-        async def some() -> Sequence[float]:
-            nonlocal made
-            made += AT_ONCE
-            return await asyncio.gather(*(late() for _ in range(AT_ONCE)))
+        async def some_at_once() -> Sequence[float]:
+            return await asyncio.gather(*(late() for _ in range(5)))
 
-        await in_time(LATE_SECONDS, HANGS, some)
-        assert proxy.recorder.counted("hook_fail_open", plugin="hangs", hook=POINT, reason="deadline") == made
-    assert len(runtime.asked("create")) == made >= HANGS.now
+        await in_time(LATE_SECONDS, HANGS, some_at_once)
+        passed = proxy.recorder.counted("hook_fail_open", plugin="hangs", hook=POINT, reason="deadline")
+    assert passed == len(runtime.asked("create")) >= HANGS.now
 
 
 async def test_hooks_that_hang_cost_no_more_than_the_budget(
     front: Front, tmp_path: Path, runtime: Runtime, path: str
 ) -> None:
     """Each may take 400 ms, all of them 700 ms: each has its share, none of them all of it."""
-    proxy, asked = front.process(tmp_path, hook_budget="700ms"), 0
+    proxy = front.process(tmp_path, hook_budget="700ms")
     for name in ("one", "three", "two"):
         proxy.register(f"{name}.json", path, [POINT], timeout="400ms")
     async with proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
 
         async def late() -> list[float]:
-            nonlocal asked
             async with HookServer(path, default=hookanswers.hang()) as hooks:  # a new one is asked once at least
-                asked += 1
                 begun = time.monotonic()
                 await caller.create(pod_id)
                 assert len(hooks.calls) == 3
                 return [time.monotonic() - begun - 0.7]
 
         await in_time(LATE_SECONDS, Amount(1, 100), late)
-    assert len(runtime.asked("create")) == asked
 
 
 @pytest.mark.parametrize("front", [CRI], ids=["cri"])
