@@ -39,13 +39,9 @@ CHANGES = {
 }
 
 
-class Node(ShapedNode):
-    """A node whose proxy is a program; ``memory`` is where it keeps the kubelet's own values, on tmpfs."""
-
-    def __init__(self, front: Front, folder: Path, *, memory: Path | None = None, between: bool = False) -> None:
-        kept = str(memory or "none")
-        super().__init__(front, folder, answers=CHANGES, program=True, between=between, originals_dir=kept)
-        self.file = file_of(memory or folder, self.proxy.socket)
+def program(front: Front, folder: Path, **more: Any) -> ShapedNode:
+    """Return a node whose proxy is a program and whose hook server changes pods and containers."""
+    return ShapedNode(front, folder, answers=CHANGES, program=True, **more)
 
 
 @pytest.fixture
@@ -72,7 +68,7 @@ class Life:
         await caller.act("start", started)
         return cls(pod_id, started, waiting, number)
 
-    async def go_on(self, node: Node) -> Sequence[tuple[str, Any]]:
+    async def go_on(self, node: ShapedNode) -> Sequence[tuple[str, Any]]:
         """Make every call that can be made again and again; return what the hook server is told."""
         await node.caller.update(self.started, {"cpu_quota": 30_000 + self.number})
         await node.caller.act("stop", self.started)
@@ -87,7 +83,8 @@ async def test_hook_messages_after_a_restart_equal_those_before(
     front: Front, tmp_path: Path, memory: Path, kill: bool, is_kept: bool
 ) -> None:
     """A start is told before it, too: the runtime refuses that one, or there would be no other after it."""
-    async with Node(front, tmp_path, memory=memory if is_kept else None) as node:
+    async with program(front, tmp_path, originals_dir=str(memory) if is_kept else "none") as node:
+        file = file_of(memory, node.proxy.socket)
         waiting_pod = await node.caller.run_pod(replace(POD, name="waiting"))
         lives = [await Life.begin(node.caller, waiting_pod, number) for number in range(RESTARTED_PODS.now)]
         node.told()
@@ -97,7 +94,7 @@ async def test_hook_messages_after_a_restart_equal_those_before(
         before = [await life.go_on(node) for life in lives]
         if is_kept:
             ids = {waiting_pod, *(one for life in lives for one in (life.pod_id, life.started, life.waiting))}
-            await until(lambda: rows(node.file).keys() == ids, "they are kept", lambda: str(rows(node.file)))
+            await until(lambda: rows(file).keys() == ids, "they are kept", lambda: str(rows(file)))
         await node.restart(kill=kill)
         await node.known()
         reads = node.runtime.reads()
@@ -121,7 +118,7 @@ def without_originals(messages: Sequence[tuple[str, Any]]) -> Sequence[tuple[str
     return messages
 
 
-async def refused_start(node: Node, container_id: str) -> Any:
+async def refused_start(node: ShapedNode, container_id: str) -> Any:
     """Ask for a start that the runtime refuses; return what the hook server is told."""
     with pytest.raises(Failed, match="not yet"):
         await node.caller.act("start", container_id)
@@ -132,7 +129,7 @@ async def refused_start(node: Node, container_id: str) -> Any:
 
 async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, tmp_path: Path) -> None:
     """The kubelet sees an end of the connection and nothing else; what it asks for anew it gets."""
-    async with Node(front, tmp_path, between=True) as node:
+    async with program(front, tmp_path, between=True) as node:
         assert isinstance(node.proxy, ProxyProcess)
         pod_id = await node.caller.run_pod()
         for _ in range(LOST_CREATES.now):
@@ -162,7 +159,7 @@ async def test_create_whose_answer_a_kill_lost_is_known_after_it(front: Front, t
 
 async def test_start_does_not_wait_for_the_state(front: Front, tmp_path: Path) -> None:
     """The runtime answers no question about what there is, while it serves its clients."""
-    async with Node(front, tmp_path) as node:
+    async with program(front, tmp_path) as node:
         container_id = await node.caller.create(await node.caller.run_pod())
         node.runtime.upset("pod_status", delay_seconds=3600)
         await node.restart()
