@@ -131,13 +131,6 @@ class ShapedNode:
         """Wait until the runtime's state has been read."""
         await until(lambda: self.is_known, "the state is known")
 
-    async def read_anew(self) -> None:
-        """Have the proxy list what the runtime has, and wait for it."""
-        recorder = self.inside.recorder
-        before = recorder.counted("syncs", result="complete")
-        self.inside.app.front.sync.soon()
-        await until(lambda: recorder.counted("syncs", result="complete") > before, "the state is read anew")
-
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:
         """Send a request; return the reply, and the request as it reached the runtime."""
         reply = await self.caller.send(verb, request)
