@@ -58,8 +58,6 @@ SWAPS = Amount(10, 1_000)
 """Of a registration file, while calls are made."""
 RESTARTED_PODS = Amount(3, 200)
 """That run through the kill of the proxy, on each front's fake runtime."""
-REAL_RESTARTED_PODS = Amount(2, 10)
-"""The same on a real engine."""
 LOST_CREATES = Amount(2, 1_000)
 """That the runtime has carried out when the proxy is killed, with a restart after each."""
 

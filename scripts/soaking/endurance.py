@@ -37,8 +37,8 @@ from tests.fakes import dockerd, runtime
 from tests.system import cri_front, docker_front
 from tests.system.cri_front import METHODS, CriRuntime
 from tests.system.docker_front import ROUTES, DockerRuntime
-from tests.system.docker_streams import open_files, resident_bytes
 from tests.system.fronts import Caller, Failed, Front
+from tests.system.hostile import Process
 from tests.system.proxy import ProxyProcess, until
 
 Fake = CriRuntime | DockerRuntime
@@ -139,7 +139,7 @@ class Observed:
         samples: list[Sample] = []
 
         def take() -> None:
-            samples.append(Sample(done(), resident_bytes(self._proxy.pid)))
+            samples.append(Sample(done(), Process(self._proxy.pid).resident()))
 
         async def go_on() -> None:
             while True:
@@ -165,7 +165,7 @@ class Observed:
         readings = []
         for _ in range(READINGS):
             await asyncio.sleep(READING_SECONDS)
-            readings.append(((await self.shown())["tasks"], open_files(self._proxy.pid)))
+            readings.append(((await self.shown())["tasks"], Process(self._proxy.pid).descriptors()))
         tasks, descriptors = (min(figures) for figures in zip(*readings, strict=True))
         return Rest(tasks, descriptors, len(ids), len(differing))
 

@@ -141,14 +141,6 @@ DRAWN = (
 )
 """What dockerd draws anew, in the output of any command."""
 
-FIGURES = (
-    *DRAWN,
-    Mask("<size>", r"\b\d+(\.\d+)?([kKMGT]i?)?B\b", "what a container uses just now"),
-    Mask("<share>", r"\b\d+(\.\d+)?%", "what a container uses just now"),
-    Mask("  ", r" {2,}", "columns are as wide as the figures in them"),
-)
-"""For tables of what is used."""
-
 TRANSFERS = (
     *DRAWN,
     Mask(

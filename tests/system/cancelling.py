@@ -1,7 +1,4 @@
-"""Calls whose clients leave at a chosen moment, and the hook server and runtimes that keep a call until then.
-
-A call leaves a place only when its gate is open, or by a cancel; all times are the event loop's.
-"""
+"""Calls whose clients leave at a chosen moment, and the hook server and runtimes that keep a call until then."""
 
 from __future__ import annotations
 
@@ -43,14 +40,14 @@ class Moment(Enum):
     ANSWERED = "the runtime has just answered", "reply"
     TOLD = "the Post hook runs", "post"
 
-    def __init__(self, text: str, place: str) -> None:
-        self.text = text
-        self.place = place
+    @property
+    def place(self) -> str:
+        return self.value[1]
 
 
 PLACES = ("hook", "runtime", "reply", "post")
+"""On a call's way: at the runtime it stays before it is carried out, and before the answer."""
 _JUST_LEFT = frozenset({Moment.ALLOWED, Moment.ANSWERED})
-
 MOMENTS = {
     "create": tuple(moment for moment in Moment if moment is not Moment.TOLD),
     "start": tuple(Moment),
@@ -88,46 +85,38 @@ class Place:
 
 @dataclass(eq=False)
 class Trial:
-    """One call; ``name`` is its container's. ``goes_on``: the CRI runtime carries it out though it saw the cancel.
+    """One call; ``name`` is its container's, ``container_id`` is of a start's container.
 
     ``share`` of the request is sent where it is a part. The client leaves ``pause_seconds`` after the moment begins.
+    ``goes_on``: the CRI runtime carries it out though it saw the cancel. ``heard``: the runtime knows of it, CRI's of
+    its headers, dockerd of its connection.
     """
 
     name: str
     verb: str
     moment: Moment
-    share: float = 0.5
-    pause_seconds: float = 0.0
-    goes_on: bool = False
+    share: float
+    pause_seconds: float
+    goes_on: bool
     container_id: str = ""
-    """Of a start's container."""
-    hook: Place = field(default_factory=Place)
-    runtime: Place = field(default_factory=Place)
-    """Before the call is carried out."""
-    reply: Place = field(default_factory=Place)
-    """After that, before the answer."""
-    post: Place = field(default_factory=Place)
+    places: dict[str, Place] = field(default_factory=lambda: {name: Place() for name in PLACES})
     heard: asyncio.Event = field(default_factory=asyncio.Event)
-    """The runtime knows of the call: CRI's of its headers, dockerd of its connection."""
     left_at: float | None = None
     runtime_saw: float | None = None
     runtime_done: bool = False
 
     def __post_init__(self) -> None:
         at = self.moment.place
-        for name in PLACES[: PLACES.index(at)] if at else ():
-            self.place(name).gate.set()
-        if self.moment is not Moment.TOLD:
-            self.post.gate.set()
+        self.pass_by(*(PLACES[: PLACES.index(at)] if at else ()), *(() if at == "post" else ("post",)))
 
-    def place(self, name: str) -> Place:
-        found: Place = getattr(self, name)
-        return found
+    def pass_by(self, *places: str) -> None:
+        for name in places:
+            self.places[name].gate.set()
 
     @property
     def over(self) -> bool:
         """Tell whether nobody is at work for the call."""
-        return not any(self.place(name).staying for name in PLACES) and self.runtime_done == self.heard.is_set()
+        return not any(place.staying for place in self.places.values()) and self.runtime_done == self.heard.is_set()
 
     async def reach(self) -> None:
         """Wait for the moment. Raises TimeoutError."""
@@ -136,25 +125,11 @@ class Trial:
             if self.moment is not Moment.SENT:
                 await self.heard.wait()
             if at:
-                await self.place(at).came.wait()
+                await self.places[at].came.wait()
         if self.moment in _JUST_LEFT:
-            self.place(at).gate.set()
+            self.pass_by(at)
         if self.pause_seconds:
             await asyncio.sleep(self.pause_seconds)
-
-    def part(self, data: bytes) -> bytes:
-        """Return what is sent of the request: never all of it if it is a part."""
-        return data[: 1 + int(self.share * (len(data) - 1))] if self.moment is Moment.PART else data
-
-    def open(self) -> None:
-        """Let the call go on at the runtime, which knows that its client has gone."""
-        self.runtime.gate.set()
-        self.reply.gate.set()
-
-    def __repr__(self) -> str:
-        places = {name: (place.visits, place.staying, place.saw) for name in PLACES for place in [self.place(name)]}
-        seen = f"heard {self.heard.is_set()}, left {self.left_at}, seen {self.runtime_saw}, done {self.runtime_done}"
-        return f"<{self.name} {self.verb}, {self.moment.text}: {places}, {seen}>"
 
 
 Trials = dict[str, Trial]
@@ -165,7 +140,7 @@ async def at_hook_server(trials: Trials, call: HookCall) -> bytes:
     """Answer a container's hook call once its gate is open: nothing changes."""
     trial = trials.get(call.request.container_meta.name)
     if trial is not None:
-        await (trial.post if call.point.name.startswith("Post") else trial.hook).stay()
+        await trial.places["post" if call.point.name.startswith("Post") else "hook"].stay()
     return b""
 
 
@@ -209,13 +184,13 @@ class _CriHandlers(_Handlers):
             message = b""
             try:
                 message = await _first(messages)
-                await trial.runtime.stay()
+                await trial.places["runtime"].stay()
                 reply = self._state.answer("v1", method, message)
-                await trial.reply.stay()
+                await trial.places["reply"].stay()
                 return reply
             except asyncio.CancelledError:
                 trial.runtime_saw = now()
-                if trial.goes_on and trial.runtime.saw is not None:
+                if trial.goes_on and trial.places["runtime"].saw is not None:
                     self._state.answer("v1", method, message)
                 raise
             finally:
@@ -259,7 +234,7 @@ class DockerTrials(DockerRuntime):
         if trial is not None:
             trial.runtime_saw = now()
             trial.runtime_done = True
-            trial.open()
+            trial.pass_by("runtime", "reply")
 
     def started(self, container_id: str) -> bool:
         return self.state.containers[container_id].running
@@ -290,42 +265,22 @@ class _DockerService(Service):
             write = exchange.write
 
             async def late(*pieces: bytes) -> None:
-                if not trial.reply.visits:
-                    await trial.reply.stay()
+                if not trial.places["reply"].visits:
+                    await trial.places["reply"].stay()
                 await write(*pieces)
 
             exchange.write = late  # type: ignore[method-assign]
-            await trial.runtime.stay()
+            await trial.places["runtime"].stay()
         await super()._answer(exchange, found, injection)
 
 
 # ---- clients that make one call and leave it
 
 
-class LeavingClient(H2Client):
-    """A client that may send no more than a part of a request."""
-
-    _most: int | None = None
-
-    async def open_part(self, path: str, message: bytes, mark: str, size: int) -> tuple[int, asyncio.Future[Answer]]:
-        self._most = size
-        try:
-            return await self.open(path, message, [(MARK, mark)])
-        finally:
-            self._most = None
-
-    async def _send(self, stream: int, body: bytes) -> None:
-        if self._most is None:
-            await super()._send(stream, body)
-        else:
-            self._h2.send_data(stream, body[: self._most])
-            self._flush()
-
-
 class CriLine:
     """A stream: of a connection that is closed with it, or of one that others share, where it is reset."""
 
-    def __init__(self, client: LeavingClient, shared: bool) -> None:
+    def __init__(self, client: H2Client, shared: bool) -> None:
         self._client = client
         self._shared = shared
         self._stream = 0
@@ -335,11 +290,8 @@ class CriLine:
         path = f"/runtime.v1.RuntimeService/{METHODS[trial.verb]}"
         if not self._shared:
             await self._client.__aenter__()
-        if trial.moment is Moment.PART:
-            size = int(trial.share * (PREFIX_BYTES + len(message)))
-            self._stream, self._answer = await self._client.open_part(path, message, trial.name, size)
-        else:
-            self._stream, self._answer = await self._client.open(path, message, [(MARK, trial.name)])
+        part = int(trial.share * (PREFIX_BYTES + len(message))) if trial.moment is Moment.PART else None
+        self._stream, self._answer = await self._client.open(path, message, [(MARK, trial.name)], part)
 
     async def leave(self) -> None:
         if not self._shared:
@@ -368,7 +320,8 @@ class DockerLine:
         await self.client.answer("GET")
         head, _, rest = message.partition(b" HTTP/1.1")
         mark = b"%btrial=%b HTTP/1.1" % (b"&" if b"?" in head else b"?", trial.name.encode())
-        self.client.send(trial.part(head + mark + rest))
+        data = head + mark + rest
+        self.client.send(data[: 1 + int(trial.share * (len(data) - 1))] if trial.moment is Moment.PART else data)
 
     async def leave(self) -> None:
         self.client.abort()

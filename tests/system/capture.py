@@ -1,7 +1,4 @@
-"""What passed on both sides of the proxy, read by Python's own HTTP/2 libraries: hyperframe and hpack.
-
-Nothing of ``runtimeproxy.wire`` is used: it is what is being judged.
-"""
+"""What passed on both sides of the proxy, read by hyperframe and hpack, and not by what is being judged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,23 +52,25 @@ def read(stream_bytes: bytes) -> dict[int, Half]:
     return halves
 
 
+Halves = Mapping[tuple[int, int], Half]
+"""By the numbers of connection and stream."""
+
+
 @dataclass(slots=True)
 class Sides:
-    """The streams of all connections, by connection and stream id, as the client's side and the runtime's saw them."""
+    """The streams of all connections as the client's side and the runtime's saw them."""
 
-    requests: tuple[Mapping[tuple[int, int], Half], Mapping[tuple[int, int], Half]]
-    replies: tuple[Mapping[tuple[int, int], Half], Mapping[tuple[int, int], Half]]
+    requests: tuple[Halves, Halves]
+    replies: tuple[Halves, Halves]
 
     @property
     def equal(self) -> bool:
-        """Tell whether both sides have seen the same streams."""
-        return all(_decoded(ours) == _decoded(theirs) for ours, theirs in (self.requests, self.replies))
+        return all(_used(ours) == _used(theirs) for ours, theirs in (self.requests, self.replies))
 
 
-def _decoded(halves: Mapping[tuple[int, int], Half]) -> dict[tuple[int, int], tuple[object, ...]]:
-    # A stream that had nothing but window updates has an empty half, and windows are not what is compared.
-    found = {key: (half.lists, half.data, half.end, half.reset) for key, half in halves.items()}
-    return {key: half for key, half in found.items() if half != ([], b"", "", None)}
+def _used(halves: Halves) -> Halves:
+    """Leave out streams that had nothing but window updates: windows are not what is compared."""
+    return {key: half for key, half in halves.items() if half != Half()}
 
 
 class Capture:
@@ -94,12 +93,10 @@ class Capture:
 
     def sides(self) -> Sides:
         """Read what has passed until now; what the proxy asked the runtime on its own connections is left out."""
-        clients = self.before.connections
         pairs = [each for each in self.behind.connections if not _is_the_proxys(each)]
-        return Sides(
-            requests=(_streams(clients, forward=True), _streams(pairs, forward=True)),
-            replies=(_streams(clients, forward=False), _streams(pairs, forward=False)),
-        )
+        both = (self.before.connections, pairs)
+        requests, replies = ([_streams(side, forward) for side in both] for forward in (True, False))
+        return Sides((requests[0], requests[1]), (replies[0], replies[1]))
 
 
 def _is_the_proxys(connection: Connection) -> bool:
@@ -108,7 +105,7 @@ def _is_the_proxys(connection: Connection) -> bool:
     return any(half.fields.get(b"user-agent") == b"runtimeproxy" for half in halves)
 
 
-def _streams(connections: Sequence[Connection], *, forward: bool) -> dict[tuple[int, int], Half]:
+def _streams(connections: Sequence[Connection], forward: bool) -> Halves:
     return {
         (number, stream): half
         for number, connection in enumerate(connections)

@@ -1,12 +1,9 @@
-"""The CRI front as tests see it: a fake CRI runtime, and a kubelet's gRPC calls.
-
-A request is the message's bytes.
-"""
+"""The CRI front as tests see it: a fake CRI runtime, and a kubelet's gRPC calls. A request is the message's bytes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,9 +17,8 @@ from tests.fakes.dockershim_bodies import Container, Pod, Values
 from tests.fakes.runtime import FakeRuntime, Injection, Received
 from tests.fakes.runtime_state import RuntimeState
 from tests.fakes.shapes import CONTAINERD, SHAPES, Shape
-from tests.system import clients
 from tests.system.clients import Client
-from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
+from tests.system.fronts import POD, SECONDS, Caller, Failed, Front, answering
 from tests.system.h2client import H2Client
 
 METHODS = {
@@ -59,9 +55,6 @@ class CriRuntime(FakeRuntime):
     def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
         code = grpc.StatusCode.UNKNOWN if text else None
         self.inject(METHODS[verb], Injection(delay_seconds=delay_seconds, code=code, details=text))
-
-    def given_up(self, verb: str) -> bool:
-        return [received for received in self.requests(METHODS[verb]) if not _is_the_proxys(received)][-1].cancelled
 
     def pod_ids(self) -> list[str]:
         return list(self.state.pods)
@@ -127,8 +120,9 @@ class CriCaller(Caller):
         return cri_pb2.RunPodSandboxRequest(config=_pod_config(pod)).SerializeToString()
 
     def container_request(self, pod_id: str, container: Container) -> bytes:
-        pod = _pod_config(self.pods.get(pod_id, POD))
-        return clients.create_request(pod_id, _container_config(container), pod).SerializeToString()
+        config, pod = _container_config(container), _pod_config(self.pods.get(pod_id, POD))
+        request = cri_pb2.CreateContainerRequest(pod_sandbox_id=pod_id, config=config, sandbox_config=pod)
+        return request.SerializeToString()
 
     def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
         return cri_pb2.UpdateContainerResourcesRequest(
@@ -193,7 +187,9 @@ def _resources(values: Values) -> cri_pb2.LinuxContainerResources:
 
 
 @asynccontextmanager
-async def sent(socket: Path | str, verb: str = "ping", request: bytes | None = None) -> Connected:
+async def sent(
+    socket: Path | str, verb: str = "ping", request: bytes | None = None
+) -> AsyncIterator[asyncio.Future[bytes]]:
     """Send a request on a connection of its own."""
     service = "ImageService" if METHODS[verb] in cri.IMAGE_METHODS else "RuntimeService"
     async with H2Client(socket) as client:
@@ -204,12 +200,8 @@ async def sent(socket: Path | str, verb: str = "ping", request: bytes | None = N
             assert got.status == 0, got
             return got.message
 
-        answered = asyncio.ensure_future(message())
-        try:
+        async with answering(message()) as answered:
             yield answered
-        finally:
-            answered.cancel()
-            await asyncio.gather(answered, return_exceptions=True)
 
 
 CRI = Front(

@@ -1,12 +1,11 @@
 """The Docker front as tests see it: a fake dockerd, and dockershim's calls for a kubelet.
 
-A request is all its bytes, head and body; every request of a caller has the API's version in its path, which
-those of the proxy itself never have.
+A request is its head and body; one of a caller has the API's version in its path, one of the proxy itself never has.
 """
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,10 +19,9 @@ from tests.fakes.dockerd import FakeDockerd, Injection, Received
 from tests.fakes.dockerd_engines import ENGINES, Engine
 from tests.fakes.dockerd_structs import go_json
 from tests.fakes.dockershim_bodies import Container, Pod, Values
-from tests.system.fronts import POD, SECONDS, Caller, Connected, Failed, Front
+from tests.system.fronts import POD, SECONDS, Caller, Failed, Front, answering
 
 VERSION = "/v1.41"
-KEPT_BYTES = 32 << 20
 CREATE = "POST /containers/create"
 ROUTES = {
     "run_pod": CREATE,
@@ -49,7 +47,7 @@ class DockerRuntime(FakeDockerd):
     """A fake dockerd that keeps long bodies, too."""
 
     def __init__(self, socket_path: str, **more: Any) -> None:
-        super().__init__(socket_path, keep_body_bytes=KEPT_BYTES, **more)
+        super().__init__(socket_path, keep_body_bytes=32 << 20, **more)
 
     def _asked(self) -> list[Received]:
         return [received for received in self.received if received.target.startswith("/v")]
@@ -68,9 +66,6 @@ class DockerRuntime(FakeDockerd):
     def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
         status = 500 if text else 0
         self.inject(ROUTES[verb], Injection(delay_seconds=delay_seconds, status=status, message=text))
-
-    def given_up(self, verb: str) -> bool:
-        return self.requests(ROUTES[verb])[-1].client_ended
 
     def _ids(self, kind: str) -> list[str]:
         label = "io.kubernetes.docker.type"
@@ -228,7 +223,7 @@ def _checked(answer: Answer) -> Answer:
 @asynccontextmanager
 async def sent(
     socket: Path | str, verb: str = "ping", request: bytes | None = None, *, version: str = VERSION
-) -> Connected:
+) -> AsyncIterator["asyncio.Future[bytes]"]:
     """Send a request on a connection of its own."""
     client = await Client.connect(str(socket))
     client.send(request or DockerCaller(socket, version=version).request(verb))
@@ -239,12 +234,10 @@ async def sent(
         except (Failed, asyncio.IncompleteReadError) as error:
             raise ConnectionError(str(error)) from None
 
-    answered = asyncio.ensure_future(message())
     try:
-        yield answered
+        async with answering(message()) as answered:
+            yield answered
     finally:
-        answered.cancel()
-        await asyncio.gather(answered, return_exceptions=True)
         client.abort()
 
 

@@ -1,16 +1,13 @@
-"""Docker's streams through the proxy: a command's, lines that a test says, a daemon whose every byte a test writes.
-
-Nothing is read ahead of what is asked for, beyond one buffer; nothing is answered by a ``Scripted`` daemon itself.
-"""
+"""Docker's streams through the proxy: a command's, lines that a test says, a daemon whose every byte a test writes."""
 
 import asyncio
 import json
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +18,7 @@ from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes.dockerd import FakeDockerd
 from tests.fakes.dockerd_client import Raw, UnixHttpConnection, until
 from tests.fakes.dockerd_programs import frame
+from tests.system.hostile import Process
 from tests.system.proxy import ProxyProcess, wait_until
 
 MIB = 1 << 20
@@ -37,27 +35,18 @@ FRAME_HEAD_BYTES = 8
 # ---- the streams of a command
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """How many bytes, and which."""
-
-    count: int
-    digest: str
+Sum = tuple[int, str]
+"""How many bytes, and their digest."""
 
 
 class Hijacked:
-    """A command's streams on a connection of their own. All calls block: they are a thread's.
+    """A command's streams on a connection of their own. All calls block: they are a thread's."""
 
-    ``ends`` half-closes right behind the request, before any answer.
-    """
-
-    def __init__(self, path: str, target: str, body: bytes, *, upgrade: bool = True, ends: bool = False) -> None:
+    def __init__(self, path: str, target: str, body: bytes = b"", *, upgrade: bool = True) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(SECONDS)
         self._socket.connect(path)
-        self._socket.sendall(request("POST", API + target, body, *(UPGRADE if upgrade else ())))
-        if ends:
-            self.end()
+        self.send(request("POST", API + target, body, *(UPGRADE if upgrade else ())))
         self._file = self._socket.makefile("rb", MIB)
         head = b"".join(iter(self._file.readline, b"\r\n"))
         assert head.startswith(b"HTTP/1.1 101 " if upgrade else b"HTTP/1.1 200 "), head
@@ -69,9 +58,6 @@ class Hijacked:
         self._file.close()
         self._socket.close()
 
-    def end(self) -> None:
-        self._socket.shutdown(socket.SHUT_WR)
-
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
@@ -81,10 +67,10 @@ class Hijacked:
         while left:
             piece = os.urandom(min(left, MIB))
             digest.update(piece)
-            self._socket.sendall(piece)
+            self.send(piece)
             left -= len(piece)
-        self.end()
-        return Sum(count, digest.hexdigest())
+        self._socket.shutdown(socket.SHUT_WR)
+        return count, digest.hexdigest()
 
     def frames(self) -> Iterator[tuple[int, bytes]]:
         """Yield which stream, and bytes of it, up to the end of the connection."""
@@ -100,46 +86,25 @@ class Hijacked:
             kept[stream] += data
         return bytes(kept[STDOUT]), bytes(kept[STDERR])
 
-    def collect(self) -> tuple[Sum, bytes]:
-        """Return the sum of all of stdout, and stderr as it is."""
-        digest, count, errors = sha256(), 0, b""
-        for stream, data in self.frames():
-            if stream == STDERR:
-                errors += data
-                continue
-            count += len(data)
-            digest.update(data)
-        return Sum(count, digest.hexdigest()), errors
-
     def both(self, count: int) -> tuple[Sum, Sum]:
-        """Feed and collect at once; return what was sent and what came."""
-        sent: list[Sum] = []
-        feeding = threading.Thread(target=lambda: sent.append(self.feed(count)))
-        feeding.start()
-        came, errors = self.collect()
-        feeding.join()
-        assert not errors, errors
-        return sent[0], came
+        """Feed and read at once; return what was sent and what came on stdout."""
+        with ThreadPoolExecutor(1) as pool:
+            feeding = pool.submit(self.feed, count)
+            digest, came = sha256(), 0
+            for stream, data in self.frames():
+                assert stream == STDOUT, data
+                digest.update(data)
+                came += len(data)
+            return feeding.result(), (came, digest.hexdigest())
 
 
 class Exec(Hijacked):
-    """A command in a container; ``more`` as in ``Hijacked``."""
+    """A command in a container."""
 
-    def __init__(
-        self, path: str, container: str, command: Sequence[str], *, stdin: bool, tty: bool = False, **more: bool
-    ) -> None:
-        outputs = {"AttachStdout": True, "AttachStderr": True}
-        config = {"Cmd": list(command), "AttachStdin": stdin, "Tty": tty, **outputs}
+    def __init__(self, path: str, container: str, command: Sequence[str], *, stdin: bool, upgrade: bool = True) -> None:
+        config = {"Cmd": list(command), "AttachStdin": stdin, "AttachStdout": True, "AttachStderr": True}
         self.id = str(post(path, f"/containers/{container}/exec", config)["Id"])
-        super().__init__(path, f"/exec/{self.id}/start", json.dumps({"Detach": False, "Tty": tty}).encode(), **more)
-
-
-class Attach(Hijacked):
-    """A container's own command."""
-
-    def __init__(self, path: str, container: str, *, upgrade: bool = True) -> None:
-        target = f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
-        super().__init__(path, target, b"", upgrade=upgrade)
+        super().__init__(path, f"/exec/{self.id}/start", b'{"Detach":false,"Tty":false}', upgrade=upgrade)
 
 
 @contextmanager
@@ -175,23 +140,6 @@ def post(path: str, target: str, body: Any = None) -> Any:
     return json.loads(answer) if answer else None
 
 
-# ---- a process
-
-
-def resident_bytes(pid: int) -> int:
-    """Return how much memory a process has of its own.
-
-    Pages of files are left out: which of a program's and its libraries' the kernel has at hand is not the process's
-    doing, and one call to code that did not run before brings in many (proc_pid_status(5), RssAnon).
-    """
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) << 10
-
-
-def open_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 # ---- the proxy before a fake dockerd, and streams of lines that a test lets the daemon say
 
 OWN_CONNECTIONS = 4
@@ -205,9 +153,10 @@ def serving(folder: Path, runtime: str = "") -> Iterator[ProxyProcess]:
     with ProxyProcess(
         folder, backend_runtime_mode="Docker", remote_runtime_service_endpoint=endpoint, log_level="info"
     ) as proxy:
-        before = open_files(proxy.pid)
+        process = Process(proxy.pid)
+        before = process.descriptors()
         yield proxy
-        wait_until(lambda: open_files(proxy.pid) <= before + OWN_CONNECTIONS, "every connection is closed")
+        wait_until(lambda: process.descriptors() <= before + OWN_CONNECTIONS, "every connection is closed")
 
 
 def run_container(dockerd: FakeDockerd) -> None:
@@ -215,32 +164,29 @@ def run_container(dockerd: FakeDockerd) -> None:
     dockerd.state.start("c1")
 
 
-async def asked(path: str, line: str, *fields: str, rest: bytes = b"") -> Raw:
-    """Send a request's head, with what is behind it; its answer is not read."""
+async def asked(path: str, line: str, *fields: str) -> Raw:
+    """Send a request's head; its answer is not read."""
     method, target = line.split(" ")
     raw = await Raw.connect(path)
-    raw.send("\r\n".join([f"{method} {API}{target} HTTP/1.1", "Host: docker", *fields, "", ""]).encode() + rest)
+    raw.send("\r\n".join([f"{method} {API}{target} HTTP/1.1", "Host: docker", *fields, "", ""]).encode())
     return raw
 
 
 @dataclass(eq=False)
 class Lines:
-    """A stream of lines that a test lets the daemon say, and its client, which holds back at ``limit`` bytes."""
+    """A stream of lines that a test lets the daemon say."""
 
     path: str
     fake: FakeDockerd
-    limit: int = 1 << 20
 
     async def begin(self, line: str) -> Raw:
         """Ask for the stream, and read the head of the answer."""
-        raw = Raw(*await asyncio.open_unix_connection(self.path, limit=self.limit))
-        method, target = line.split(" ")
-        raw.send(request(method, target))
+        raw = await asked(self.path, line, "Content-Length: 0")
         assert b" 200 OK\r\n" in await raw.head()
         return raw
 
     async def open(self) -> Raw:
-        return await self.begin(f"GET {API}/containers/c1/logs?stdout=1&stderr=1&follow=1")
+        return await self.begin("GET /containers/c1/logs?stdout=1&stderr=1&follow=1")
 
     def say(self, line: bytes) -> bytes:
         """Let the daemon say a line; return what is in the chunk that it sends."""
@@ -251,7 +197,7 @@ class Lines:
 class Events(Lines):
     async def open(self) -> Raw:
         watchers = self.fake.watchers
-        raw = await self.begin(f'GET {API}/events?filters={{"type":["network"]}}')
+        raw = await self.begin('GET /events?filters={"type":["network"]}')
         await until(lambda: self.fake.watchers > watchers)
         return raw
 
@@ -261,12 +207,11 @@ class Events(Lines):
 
 
 class Pull(Lines):
-    target = f"POST {API}/images/create?fromImage=web&tag=1"
-    route = "POST /images/create"
+    route, query = "POST /images/create", "?fromImage=web&tag=1"
 
     async def open(self) -> Raw:
         self.feed = self.fake.feed(self.route)
-        return await self.begin(self.target)
+        return await self.begin(self.route + self.query)
 
     def say(self, line: bytes) -> bytes:
         self.feed.say(line)
@@ -274,51 +219,34 @@ class Pull(Lines):
 
 
 class Build(Pull):
-    target = f"POST {API}/build"
-    route = "POST /build"
+    route, query = "POST /build", ""
 
 
 # ---- a daemon that does what a test writes
 
 
-class Scripted:
-    """A daemon that does nothing by itself but listen; ``asked`` hands a test its end of a client's connection."""
+@asynccontextmanager
+async def scripted(path: str | Path, line: str) -> AsyncIterator["asyncio.Queue[tuple[bytes, Raw]]"]:
+    """Listen as a daemon that answers nothing; yield what gets each request that begins so.
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = str(path)
-        self._asked: list[tuple[bytes, Raw]] = []
-        self._writers: list[asyncio.StreamWriter] = []
-        self._more = asyncio.Event()
-        self._server: asyncio.Server | None = None
+    That is its head, and the connection behind it.
+    """
+    requests: asyncio.Queue[tuple[bytes, Raw]] = asyncio.Queue()
+    writers: list[asyncio.StreamWriter] = []
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._accept, self._path)
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        await self._server.wait_closed()
-        os.unlink(self._path)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.append(writer)
-        try:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with suppress(asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.IncompleteReadError:
-            writer.close()
-            return
-        self._asked.append((head, Raw(reader, writer)))
-        self._more.set()
+            if head.startswith(line.encode()):
+                requests.put_nowait((head, Raw(reader, writer)))
 
-    async def asked(self, line: str) -> tuple[bytes, Raw]:
-        """Wait for a request that begins so; return its head, and the connection behind it."""
-        async with asyncio.timeout(SECONDS):
-            while True:
-                for number, (head, _) in enumerate(self._asked):
-                    if head.startswith(line.encode()):
-                        return self._asked.pop(number)
-                self._more.clear()
-                await self._more.wait()
+    server = await asyncio.start_unix_server(accept, str(path))
+    try:
+        yield requests
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await server.wait_closed()
+        os.unlink(path)

@@ -6,15 +6,15 @@ Pods and containers are told in the kubelet's terms; a request is the bytes that
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from tests.engines.images import BUSYBOX_IMAGE
 from tests.fakes.dockershim_bodies import Container, Pod, Values
-from tests.system.proxy import PROGRAM, ProxyInside, ProxyProcess
+from tests.system.proxy import ProxyInside, ProxyProcess
 
 SECONDS = 30.0
 PARENT = "/kubepods/burstable/pod-uid"
@@ -50,13 +50,10 @@ class Failed(Exception):
 
 
 class Chat(Protocol):
-    """A stream both ways, whose other end says what it hears."""
+    """A stream both ways, whose other end says what it hears; ``hear`` raises Failed at the end."""
 
-    async def say(self, data: bytes) -> None:
-        """Send bytes."""
-
-    async def hear(self) -> bytes:
-        """Return the next bytes. Raises Failed at the end."""
+    async def say(self, data: bytes) -> None: ...
+    async def hear(self) -> bytes: ...
 
 
 class Caller(ABC):
@@ -77,33 +74,26 @@ class Caller(ABC):
         await self.close()
 
     @abstractmethod
-    async def close(self) -> None:
-        """Close all connections."""
+    async def close(self) -> None: ...
 
     @abstractmethod
     async def send(self, verb: str, request: bytes, seconds: float = SECONDS) -> bytes:
         """Send a request, good or not; return the reply's message."""
 
-    @abstractmethod
-    def pod_request(self, pod: Pod) -> bytes:
-        """Return the request that runs a pod."""
+    # Requests: a container of a pod that this caller did not run is like one of ``POD``; an update's annotations stay
+    # out where the front has no place for them; ``request`` says no more than whom a call is about; a broken one
+    # cannot be read, and has a text in it.
 
     @abstractmethod
-    def container_request(self, pod_id: str, container: Container) -> bytes:
-        """Return the request that creates a container in a pod; one that this caller did not run is like ``POD``."""
-
+    def pod_request(self, pod: Pod) -> bytes: ...
     @abstractmethod
-    def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes:
-        """Return the request that updates a container; annotations stay out where the front has no place for them."""
-
+    def container_request(self, pod_id: str, container: Container) -> bytes: ...
     @abstractmethod
-    def request(self, verb: str, subject_id: str = "") -> bytes:
-        """Return the request of a call that says no more than whom it is about."""
-
+    def update_request(self, container_id: str, resources: Values, annotations: Mapping[str, str]) -> bytes: ...
     @abstractmethod
-    def broken_request(self, verb: str, text: bytes) -> bytes:
-        """Return a request that cannot be read, with a text in it."""
-
+    def request(self, verb: str, subject_id: str = "") -> bytes: ...
+    @abstractmethod
+    def broken_request(self, verb: str, text: bytes) -> bytes: ...
     @abstractmethod
     def id_in(self, verb: str, reply: bytes) -> str:
         """Return the id in a reply to run_pod, create or pod_status."""
@@ -143,43 +133,28 @@ class Caller(ABC):
 
 
 class Runtime(Protocol):
-    """A fake runtime, and what tests ask of it; what the proxy asks by itself is left out."""
+    """A fake runtime, and what tests ask of it; what the proxy asks by itself is left out.
+
+    ``verbs`` are what callers asked for, ``asked`` the requests of a verb, as they came, both in order. ``upset``
+    delays a verb's calls from now on, or answers them with an error of this text. ``reads`` counts what the proxy has
+    read by itself of single pods and containers. ``vanish`` removes one behind everybody's back: no call and no event
+    tells of it. ``envs`` is the environment that the last create asked for. ``long_list`` makes the list of containers
+    so long, and returns the reply's message.
+    """
 
     socket_path: str
 
     async def __aenter__(self) -> Self: ...
-
     async def __aexit__(self, kind: Any, error: Any, at: Any, /) -> None: ...
-
-    def verbs(self) -> list[str]:
-        """Return what callers asked for, in order."""
-
-    def asked(self, verb: str) -> list[bytes]:
-        """Return the requests of a verb, as they came."""
-
-    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None:
-        """Delay a verb's calls from now on, or answer them with an error of this text."""
-
-    def given_up(self, verb: str) -> bool:
-        """Tell whether the caller of the last call of a verb has gone before the answer."""
-
-    def pod_ids(self) -> list[str]:
-        """Return the ids of all pods."""
-
-    def container_ids(self) -> list[str]:
-        """Return the ids of all containers."""
-
-    def reads(self) -> int:
-        """Count what the proxy has read by itself of single pods and containers."""
-
-    def vanish(self, subject_id: str) -> None:
-        """Remove a pod or a container behind everybody's back: no call and no event tells of it."""
-
-    def envs(self) -> list[tuple[str, str]]:
-        """Return the environment that the last create asked for, in order."""
-
-    def long_list(self, count: int, total_bytes: int) -> bytes:
-        """Let the list of containers be so long; return the reply's message."""
+    def verbs(self) -> list[str]: ...
+    def asked(self, verb: str) -> list[bytes]: ...
+    def upset(self, verb: str, *, delay_seconds: float = 0.0, text: str = "") -> None: ...
+    def pod_ids(self) -> list[str]: ...
+    def container_ids(self) -> list[str]: ...
+    def reads(self) -> int: ...
+    def vanish(self, subject_id: str) -> None: ...
+    def envs(self) -> list[tuple[str, str]]: ...
+    def long_list(self, count: int, total_bytes: int) -> bytes: ...
 
 
 Sent = Callable[..., AbstractAsyncContextManager["asyncio.Future[bytes]"]]
@@ -209,16 +184,21 @@ class Front:
     default_socket: str
     never_loaded: Sequence[str]
 
-    def process(
-        self, folder: Path, *, program: Sequence[str] = PROGRAM, pass_fds: Sequence[int] = (), **flags: str
-    ) -> ProxyProcess:
-        every: dict[str, Any] = {**self.flags, **flags}
-        return ProxyProcess(folder, program=program, pass_fds=pass_fds, **every)
+    def process(self, folder: Path, **more: Any) -> ProxyProcess:
+        """Return a proxy of this front as a program; ``more`` as in ``ProxyProcess``."""
+        return ProxyProcess(folder, **{**self.flags, **more})
 
     def inside(self, folder: Path, **flags: str) -> ProxyInside:
         """Return a proxy of this front in the test's own loop."""
         return ProxyInside(folder, **self.flags, **flags)
 
 
-Connected = AsyncIterator[asyncio.Future[bytes]]
-"""What a context manager that is a ``Sent`` yields."""
+@asynccontextmanager
+async def answering(message: Coroutine[Any, Any, bytes]) -> AsyncIterator["asyncio.Future[bytes]"]:
+    """Wait for a reply's message during the block."""
+    answered = asyncio.ensure_future(message)
+    try:
+        yield answered
+    finally:
+        answered.cancel()
+        await asyncio.gather(answered, return_exceptions=True)

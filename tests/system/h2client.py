@@ -1,7 +1,4 @@
-"""A gRPC client on Python's h2: every header and every frame is in the test's hands.
-
-A stream's credit is given back as its DATA comes, so no call waits for another.
-"""
+"""A gRPC client on Python's h2: every header and every frame is in the test's hands."""
 
 import asyncio
 from collections.abc import Sequence
@@ -66,8 +63,13 @@ class H2Client:
         _, answer = await self.open(path, message, more)
         return await answer
 
-    async def open(self, path: str, message: bytes, more: Fields = ()) -> tuple[int, asyncio.Future[Answer]]:
-        """Send a unary request; return its stream and the answer to come. Raises ConnectionError."""
+    async def open(
+        self, path: str, message: bytes, more: Fields = (), part: int | None = None
+    ) -> tuple[int, asyncio.Future[Answer]]:
+        """Send a unary request, or so many bytes of its body; return its stream and the answer to come.
+
+        Raises ConnectionError.
+        """
         if self._ended:
             raise _end()
         stream = self._h2.get_next_available_stream_id()
@@ -76,7 +78,12 @@ class H2Client:
         self._h2.send_headers(stream, [*basic, *grpc_fields, *more])
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answers[stream] = Answer(), future
-        await self._send(stream, b"\0" + len(message).to_bytes(4, "big") + message)
+        body = b"\0" + len(message).to_bytes(4, "big") + message
+        if part is None:
+            await self._send(stream, body)
+        else:
+            self._h2.send_data(stream, body[:part])
+            self._flush()
         return stream, future
 
     async def _send(self, stream: int, body: bytes) -> None:
@@ -122,21 +129,15 @@ class H2Client:
         answer, future = self._answers.get(getattr(event, "stream_id", None) or 0, (None, None))
         if answer is None or future is None:
             return
-        if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
+        if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
             answer.fields.update(dict(event.headers))
         elif isinstance(event, h2.events.DataReceived):
             answer.data += event.data
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         elif isinstance(event, h2.events.StreamReset):
             answer.reset = int(event.error_code)
-            _finish(future, answer)
-        elif isinstance(event, h2.events.StreamEnded):
-            _finish(future, answer)
-
-
-def _finish(future: "asyncio.Future[Answer]", answer: Answer) -> None:
-    if not future.done():
-        future.set_result(answer)
+        if isinstance(event, h2.events.StreamReset | h2.events.StreamEnded) and not future.done():
+            future.set_result(answer)
 
 
 def _end() -> ConnectionError:

@@ -1,7 +1,4 @@
-"""Peers that keep to no rule: a client that sends any bytes, a runtime that answers everything and floods on demand.
-
-Frames are read here by their heads alone, so that neither peer ends a connection because of what it reads.
-"""
+"""Peers that keep to no rule, and never end a connection because of what they read; what an attack costs."""
 
 import asyncio
 import select
@@ -9,64 +6,32 @@ import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from struct import Struct
 
-from tests.cri.peer import (
-    PREFACE,
-    REPLY,
-    TRAILERS,
-    Ack,
-    Credit,
-    Data,
-    Frame,
-    Headers,
-    Raw,
-    Reset,
-    Settings,
-    grpc,
-    split,
-)
+from runtimeproxy.wire.http2 import FrameBuffer
+from tests.cri import peer
 
 TARGET_STREAM = 2
 """The stream by which a connection asks the runtime for its flood: no sane client opens it."""
 AT_ONCE_BYTES = 1 << 16
 END_SECONDS = 30.0
-GREETING = PREFACE + Settings().wire() + Ack().wire()
-_HEAD = Struct(">HBBBL")
-_DATA, _HEADERS, _SETTINGS, _PING, _CREDIT = 0x0, 0x1, 0x4, 0x6, 0x8
+GREETING = peer.PREFACE + peer.Settings().wire() + peer.Ack().wire()
+_DATA, _HEADERS, _PING, _CREDIT = 0x0, 0x1, 0x6, 0x8
 
 
-class Frames:
-    """Cuts what comes into frames: (type, flags, stream, length)."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the frames that are whole now."""
-        data = self._rest + data
-        at = 0
-        while at + _HEAD.size <= len(data):
-            high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
-            length = high << 8 | low
-            if at + _HEAD.size + length > len(data):
-                break
-            yield kind, flags, stream & 0x7FFF_FFFF, length
-            at += _HEAD.size + length
-        self._rest = data[at:]
+def answer(stream: int, message: bytes = b"") -> bytes:
+    begun = peer.Headers(stream, peer.REPLY), peer.Data(stream, peer.grpc(message))
+    return b"".join(frame.wire() for frame in (*begun, peer.Headers(stream, peer.TRAILERS, end=True)))
 
 
 class HostileRuntime:
     """Answers each request with an empty message; floods whoever opens ``TARGET_STREAM`` with ``flood``.
 
-    A stream whose credit is 0 is reset, as RFC 9113 (6.9) asks. ``credits``: DATA are credited.
+    A stream whose credit is 0 is reset, as RFC 9113 (6.9) asks.
     """
 
     def __init__(self, socket: Path) -> None:
         self.flood: Iterable[bytes] = ()
-        self.settings = Settings()
-        self.credits = True
-        self._socket = str(socket)
+        self._socket = socket
         self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -81,21 +46,20 @@ class HostileRuntime:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._tasks.add(task)
+        self._tasks.add(asyncio.ensure_future(self._serve(reader, writer)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        frames = Frames()
+        frames = FrameBuffer(1 << 24)
         try:
-            await reader.readexactly(len(PREFACE))
-            writer.write(self.settings.wire() + Ack().wire())
+            await reader.readexactly(len(peer.PREFACE))
+            writer.write(peer.Settings().wire() + peer.Ack().wire())
             while data := await reader.read(AT_ONCE_BYTES):
                 length = 0
-                for kind, flags, stream, size in frames.feed(data):
-                    length += size if kind == _DATA else 0
+                for kind, flags, stream, payload in frames.feed(data):
+                    length += len(payload) if kind == _DATA else 0
                     await self._take(writer, kind, flags, stream)
-                if length and self.credits:
-                    writer.write(Credit(0, length).wire())
+                if length:
+                    writer.write(peer.Credit(0, length).wire())
                 await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             pass  # the proxy ended it
@@ -108,21 +72,11 @@ class HostileRuntime:
                 writer.write(piece)
                 await writer.drain()
         elif kind in (_DATA, _HEADERS) and flags & 0x1:
-            writer.write(ANSWER % {b"stream": stream.to_bytes(4, "big")})
+            writer.write(answer(stream))
         elif kind == _CREDIT and stream:
-            writer.write(Reset(stream, 1).wire())
+            writer.write(peer.Reset(stream, 1).wire())
         elif kind == _PING and not flags & 0x1:
-            writer.write(Raw(6, 0x1, 0, bytes(8)).wire())
-
-
-def _with_stream(frame: Frame) -> bytes:
-    wire = frame.wire().replace(b"%", b"%%")
-    return wire[:5] + b"%(stream)b" + wire[9:]
-
-
-_ANSWER: tuple[Frame, ...] = (Headers(1, REPLY), Data(1, grpc(b"")), Headers(1, TRAILERS, end=True))
-ANSWER = b"".join(map(_with_stream, _ANSWER))
-"""An answer with a placeholder for its stream."""
+            writer.write(peer.Ping(bytes(8), ack=True).wire())
 
 
 class HostileClient:
@@ -153,9 +107,8 @@ class HostileClient:
             await loop.sock_sendall(sock, greeting)
             client = cls(sock)
             try:
-                await asyncio.to_thread(
-                    select.select, [sock], [], [], END_SECONDS
-                )  # the runtime's SETTINGS, or the end
+                # the runtime's SETTINGS, or the end
+                await asyncio.to_thread(select.select, [sock], [], [], END_SECONDS)
                 if reads:
                     await client._read_on()
                 yield client
@@ -197,7 +150,7 @@ class HostileClient:
         head = self.got.rfind(b"\x07\x00\x00\x00\x00\x00")
         if head < 3:
             return None
-        (goaway,) = list(split(bytes(self.got[head - 3 :])))
+        (goaway,) = list(peer.split(bytes(self.got[head - 3 :])))
         return int.from_bytes(goaway.body[4:8], "big")
 
 
@@ -225,6 +178,14 @@ class Process:
 
     def peak(self) -> int:
         return self._memory("VmHWM")
+
+    def resident(self) -> int:
+        """Return how much memory it has of its own.
+
+        Pages of files are left out: which of a program's and its libraries' the kernel has at hand is not the process's
+        doing, and one call to code that did not run before brings in many (proc_pid_status(5), RssAnon).
+        """
+        return self._memory("RssAnon")
 
     def descriptors(self) -> int:
         return len(list((self._folder / "fd").iterdir()))

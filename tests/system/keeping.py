@@ -1,7 +1,4 @@
-"""A place on tmpfs for the file of the kubelet's own values, and what is in such a file.
-
-The file is read as sqlite3's own shell reads it, and not by the proxy's code.
-"""
+"""A place on tmpfs for the file of the kubelet's own values, and what sqlite3's own shell would read in it."""
 
 import json
 import os

@@ -20,8 +20,9 @@ SMALL: Values = {"cpu_period": 100_000, "cpu_quota": 1000, "cpu_shares": 10}
 """A limit of 10m: the kubelet makes the kernel's least quota of it."""
 BE: Values = {"cpu_period": 100_000, "cpu_shares": 2, "oom_score_adj": 1000}
 """What it asks for one without limits."""
+GPU: Texts = {"NVIDIA_VISIBLE_DEVICES": "0"}
 HAMI: Texts = {
-    "NVIDIA_VISIBLE_DEVICES": "0",
+    **GPU,
     "CUDA_DEVICE_MEMORY_LIMIT": "17179869184",
     "CUDA_DEVICE_SM_LIMIT": "50",
     "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
@@ -105,14 +106,7 @@ CASES = (
     Case("normalized to a small one", CREATE, {**SMALL, "cpu_quota": 1100}, {"cpu_quota": 917}, LEAST),
     Case("GPU", CREATE, LS, {}, {}, {"NVIDIA_VISIBLE_DEVICES": "0,1"}),
     Case("GPU share by HAMi-core", CREATE, LS, {}, {}, HAMI),
-    Case(
-        "GPU, shared pools and a small quota",
-        CREATE,
-        SMALL,
-        {"cpu_quota": 834, "cpuset_cpus": "0-1,"},
-        cpus("0-1"),
-        {"NVIDIA_VISIBLE_DEVICES": "0"},
-    ),
+    Case("GPU, shared pools and a small quota", CREATE, SMALL, {"cpu_quota": 834, **cpus("0-1,")}, cpus("0-1"), GPU),
     Case("RDMA", CREATE, LS, {}, {}),
     # PreUpdateContainerResources
     update("nothing", {"cpu_shares": 512}, {}, {}, LS),

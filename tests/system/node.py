@@ -1,29 +1,28 @@
-"""A node under test: a real engine behind the proxy, a hook server beside it, pods as a kubelet sends them.
-
-The servers run in a thread of their own, so a test reads straight on like a kubelet: call after call.
-"""
+"""Pods and containers as a kubelet sends them to a real engine, what they say of themselves, fakes in threads."""
 
 import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtimeproxy.hookapi import api_pb2
 from tests.engines import cgroups, cri
-from tests.fakes import registration
+from tests.fakes import hookanswers
 from tests.fakes.cri_pb2 import ContainerConfig, HugepageLimit, LinuxContainerResources, PodSandboxConfig
-from tests.fakes.hookserver import HookServer
-from tests.system.proxy import ProxyProcess, wait_until
+from tests.system.proxy import wait_until
 
 MIB = 1 << 20
 CPU = str(min(os.sched_getaffinity(0)))
 PLUGIN = "tester"
 SERVER_SECONDS = 30.0
 LAST_LINE = "first=done"
+
+Values = Mapping[str, int | str]
+"""Resources by name."""
 
 
 @contextmanager
@@ -44,25 +43,6 @@ def serving(server: Any) -> Iterator[Any]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Hooked:
-    """A proxy with a hook server beside it, and what a test asks of them; ``proxy`` and ``hooks`` are made for it."""
-
-    proxy: ProxyProcess
-    hooks: HookServer
-
-    def told(self) -> list[tuple[str, Any]]:
-        """Return what the hook server was told since the last time: hook points and messages, in order."""
-        told = [(call.point.name, call.request) for call in self.hooks.calls]
-        self.hooks.calls.clear()
-        return told
-
-
-def register(node: Hooked, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
-    """Register the node's hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
-    node.proxy.register(f"{PLUGIN}.json", node.hooks.socket_path, points, **more)
 
 
 def rich_pod(engine: Any, name: str = "rich") -> PodSandboxConfig:
@@ -101,17 +81,12 @@ def skipped(pod: PodSandboxConfig) -> PodSandboxConfig:
 
 def rich_container(name: str = "main", **resources: int | str) -> ContainerConfig:
     """Return a container with all that a kubelet may say of one; ``resources`` are set beside the usual ones."""
-    usual: dict[str, Any] = {
-        "cpu_period": 100000,
-        "cpu_quota": 50000,
-        "cpu_shares": 512,
-        "memory_limit_in_bytes": 64 * MIB,
-    }
+    usual: Values = {"cpu_period": 100000, "cpu_quota": 50000, "cpu_shares": 512, "memory_limit_in_bytes": 64 * MIB}
     config = cri.container_config(
         name,
         command=first_act(),
         envs=[("LEVEL", b"info"), ("SENTENCE", b"two words = three"), ("EMPTY", b"")],
-        resources=LinuxContainerResources(**usual | resources),
+        resources=cri_resources({**usual, **resources}),
         labels={"io.kubernetes.container.name": name},
         annotations={"example.com/hash": "f00"},
     )
@@ -149,3 +124,28 @@ def end(client: Any, pod_id: str, *container_ids: str) -> None:
     client.stop_pod(pod_id)
     client.remove_pod(pod_id)
     assert pod_id not in [pod.id for pod in client.pods()]
+
+
+# ---- resources
+
+
+def resources_answer(values: Values) -> hookanswers.Answer:
+    """Answer these resources and nothing else."""
+    resources = api_pb2.LinuxContainerResources(**values)  # type: ignore[arg-type]
+    return hookanswers.reply(api_pb2.ContainerResourceHookResponse(container_resources=resources))
+
+
+def cri_resources(values: Values) -> LinuxContainerResources:
+    return LinuxContainerResources(**values)  # type: ignore[arg-type]
+
+
+def assert_in_force(client: Any, container_id: str, parent: str, values: Values) -> None:
+    """Compare what the container sees, and what the host sees of it under this cgroup parent."""
+    expected = {setting: cgroups.expected(setting, value) for setting, value in values.items()}
+    assert {setting: inside(client, container_id, setting) for setting in values} == expected
+    assert {setting: cgroups.read(f"{parent}/{container_id}", setting) for setting in values} == expected
+
+
+def assert_first_act(told_inside: Mapping[str, str], values: Values) -> None:
+    for setting, value in values.items():
+        assert cgroups.parse(setting, told_inside[setting]) == cgroups.expected(setting, value), setting

@@ -1,7 +1,4 @@
-"""Kubelets that lose no call by a restart if the proxy keeps to the rules of gRPC and HTTP.
-
-Both are as patient as a client's library allows: while nobody listens they wait.
-"""
+"""Kubelets that lose no call by a restart if the proxy keeps to the protocols' rules: they wait for a listener."""
 
 import asyncio
 import os

@@ -1,7 +1,4 @@
-"""The proxy under test: as a program of its own, or inside the test where its parts are looked at.
-
-Each proxy has a folder of its own; nothing outside of it is touched.
-"""
+"""The proxy under test, in a folder of its own: as a program, or inside the test where its parts are looked at."""
 
 import asyncio
 import os
@@ -12,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from runtimeproxy import app, config
@@ -119,16 +115,14 @@ class ProxyProcess(Folder, Program):
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *details: object) -> None:
         self._end(checked=kind is None)
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.start)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, *details: object) -> None:
         await asyncio.to_thread(self._end, checked=kind is None)
 
     @property
@@ -179,10 +173,6 @@ class ProxyProcess(Folder, Program):
         """Wait until the log holds a text so many times."""
         wait_until(lambda: self.output().count(text) >= count, f"the log says {text!r}", self.output)
 
-    async def state_known(self) -> None:
-        """Wait until the runtime's state was read, at log level info: the connection for that is open from then on."""
-        await until(lambda: STATE_KNOWN in self.output(), "the runtime's state is known", self.output)
-
     def wait_for_registration(self, name: str) -> None:
         self.wait_for_log(f"registration {name} ")
 
@@ -204,9 +194,7 @@ class ProxyInside(Folder):
         self._acceptor.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, *details: object) -> None:
         self._acceptor.stop()
         await self.app.stop(self.config.drain_timeout_seconds if kind is None else 0.0)
         self._listener.close()

@@ -4,72 +4,96 @@ Pods and containers are told in CRI's terms, as far as a kubelet's words get thr
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self
 
 import grpc
 import pytest
 
-from tests.engines import cri
-from tests.fakes import cri_pb2
+from tests.engines import cri, docker_cli
+from tests.engines.docker_cli import Mask, Outcome
+from tests.fakes import cri_pb2, registration
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
-from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, DockerError
+from tests.fakes.dockershim import CRI_DOCKERD, DOCKERSHIM, DockerError, Dockershim, Generation
+from tests.fakes.dockershim_bodies import Pod, Values
 from tests.fakes.hookserver import HookServer
-from tests.system import docker_node, node, told
+from tests.system import node, told
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
-from tests.system.node import Hooked, end, register
-from tests.system.proxy import STATE_KNOWN, wait_until
-
-RESIZED = {"example.com/resized": "yes"}
-
-
-def kill(node: Hooked) -> None:
-    """Kill the proxy, start it again, and wait until it knows what there is."""
-    node.proxy.kill()
-    written = len(node.proxy.output())
-    node.proxy.start()
-    wait_until(lambda: STATE_KNOWN in node.proxy.output()[written:], "the state is read", node.proxy.output)
-    node.told()
+from tests.system.node import LAST_LINE, names_and_values
+from tests.system.proxy import STATE_KNOWN, ProxyProcess, wait_until
 
 
 @dataclass(frozen=True, slots=True)
-class _Real(Hooked):
+class _Real:
     """A proxy, a hook server and an engine; the kubelet speaks a version of CRI, or as a generation of the shim."""
 
+    proxy: ProxyProcess
+    hooks: HookServer
     engine: Any
     speaks: Any
 
     front: ClassVar[Front]
-    handler: ClassVar[str] = ""
-    """The runtime handler of pods, where a kubelet may name one."""
+    client_class: ClassVar[Any]
 
     def client(self) -> Any:
-        return self.client_of(str(self.proxy.socket))
+        return self.client_class(str(self.proxy.socket), self.speaks)
 
     def direct(self) -> Any:
-        return self.client_of(self.engine.socket)
+        return self.client_class(self.engine.socket, self.speaks)
 
-    def restart(self) -> None:
-        """Kill the proxy and start it again, without waiting until it knows what there is."""
+    def register(self, points: Sequence[str] = registration.ALL_POINTS, **more: str) -> None:
+        """Register the hook server as the plugin ``PLUGIN``; ``more`` as in ``registration.text``."""
+        self.proxy.register(f"{node.PLUGIN}.json", self.hooks.socket_path, points, **more)
+
+    def told(self) -> list[tuple[str, Any]]:
+        """Return what the hook server was told since the last time: hook points and messages, in order."""
+        told = [(call.point.name, call.request) for call in self.hooks.calls]
+        self.hooks.calls.clear()
+        return told
+
+    def restart(self, *, known: bool = False) -> None:
+        """Kill the proxy and start it again; with ``known``, wait until it knows what there is."""
         self.proxy.kill()
+        written = len(self.proxy.output())
         self.proxy.start()
+        if known:
+            wait_until(lambda: STATE_KNOWN in self.proxy.output()[written:], "the state is read", self.proxy.output)
         self.told()
 
-    def run(self, client: Any, pod: PodSandboxConfig) -> str:
-        return str(client.run_pod(pod))
+    # Pods and containers with all that a kubelet may say of one, or with little more than a name.
 
-    def resize(self, client: Any, container_id: str, asked: LinuxContainerResources) -> None:
-        """Update a container, with annotations where there is a place for them."""
-        client.update(container_id, asked)
+    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
+        return self.pod_as_passed(node.rich_pod(self.engine, name))
 
-    def resized(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        """Return a container as it is after ``resize``."""
-        return self.updated(container, asked)
+    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
+        return self.pod_as_passed(node.plain_pod(self.engine, name))
+
+    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
+        """Return a container whose ``resources`` are set beside the usual ones."""
+        return self.container_as_passed(node.rich_container(name, **resources))
+
+    def plain_container(self, name: str = "main") -> ContainerConfig:
+        return self.container_as_passed(cri.container_config(name))
+
+    def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
+        """Return what gets through to the engine of a pod."""
+        return pod
+
+    def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
+        return container
+
+    def sent(self, container: ContainerConfig) -> ContainerConfig:
+        """Return a container as this kubelet asks for it: dockershim gives a swap limit with each memory limit."""
+        return container
+
+    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
+        return told.updated(container, asked)
 
     def failure(self, call: Callable[[], object]) -> Failed:
         """Make a call that must fail; return how it did."""
@@ -87,7 +111,7 @@ class _Real(Hooked):
         client.start(container_id)
         client.update(container_id, resources)
         seen = self.inspected(client, pod_id, container_id)
-        end(client, pod_id, container_id)
+        node.end(client, pod_id, container_id)
         return seen
 
 
@@ -95,46 +119,7 @@ class CriNode(_Real):
     """A node with a containerd."""
 
     front = CRI
-    handler = "runc"
-
-    def client_of(self, socket: str) -> cri.CriClient:
-        return cri.CriClient(socket, self.speaks)
-
-    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        """Return a pod with all that a kubelet may say of one."""
-        return node.rich_pod(self.engine, name)
-
-    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        """Return a pod with little more than a name."""
-        return node.plain_pod(self.engine, name)
-
-    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        """Return a container with all that a kubelet may say of one; ``resources`` are set beside the usual ones."""
-        return node.rich_container(name, **resources)
-
-    def plain_container(self, name: str = "main") -> ContainerConfig:
-        """Return a container with little more than a name."""
-        return cri.container_config(name)
-
-    def sent(self, container: ContainerConfig) -> ContainerConfig:
-        """Return a container as this kubelet asks for it: dockershim gives a swap limit with each memory limit."""
-        return container
-
-    def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        return told.updated(container, asked)
-
-    def run(self, client: Any, pod: PodSandboxConfig) -> str:
-        request = cri_pb2.RunPodSandboxRequest(config=pod, runtime_handler=self.handler)
-        return str(client.call("RunPodSandbox", request).pod_sandbox_id)
-
-    def resize(self, client: Any, container_id: str, asked: LinuxContainerResources) -> None:
-        request = cri_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=asked, annotations=RESIZED)
-        client.call("UpdateContainerResources", request)
-
-    def resized(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
-        changed = told.updated(container, asked)
-        changed.annotations.update(RESIZED)
-        return changed
+    client_class = cri.CriClient
 
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
         """Wait for the whole of the first act of the container ``main``; return its lines as names and values."""
@@ -147,16 +132,11 @@ class CriNode(_Real):
         status = client.pod_status(pod_id).status
         return status.labels, status.annotations
 
+    def pod_shares(self, client: Any, pod_id: str) -> int:
+        return int(_info(client.pod_status(pod_id))["config"]["linux"]["resources"]["cpu_shares"])
+
     def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
         return dict(client.status(container_id).status.annotations)
-
-    def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
-        """Return the resources that are kept of a pod; what is missing, or 0, is not set."""
-        return dict(_info(client.pod_status(pod_id))["config"]["linux"]["resources"])
-
-    def cpuset(self, client: Any, container_id: str) -> str:
-        """Return the cpuset that is set for a container, "" if none is."""
-        return str(_info(client.status(container_id))["runtimeSpec"]["linux"]["resources"]["cpu"].get("cpus", ""))
 
     def is_running(self, client: Any, container_id: str) -> bool:
         return bool(client.status(container_id).status.state == cri_pb2.CONTAINER_RUNNING)
@@ -175,33 +155,168 @@ def _info(status: Any) -> Any:
     return json.loads(status.info["info"])
 
 
+# ---- dockershim
+
+
+class Kubelet:
+    """A client on a socket that makes pods of CRI's messages through dockershim."""
+
+    def __init__(self, socket: str, generation: Generation = CRI_DOCKERD) -> None:
+        self.socket = socket
+        self.shim = shim = Dockershim(socket, generation)
+        self.version = shim.version
+        self.stop_pod, self.remove_pod = shim.stop_pod_sandbox, shim.remove_pod_sandbox
+        self.start, self.remove = shim.start_container, shim.remove_container
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.shim.close()
+
+    def docker(self, *arguments: str, exit_code: int = 0) -> Outcome:
+        """Run a docker command on this socket, which must end so."""
+        outcome = docker_cli.run(self.socket, *arguments)
+        assert outcome.exit_code == exit_code, outcome
+        return outcome
+
+    def run_pod(self, config: PodSandboxConfig) -> str:
+        pod = _pod(config)
+        return self.shim.run_pod_sandbox(
+            pod.name,
+            pod.uid,
+            namespace=pod.namespace,
+            attempt=pod.attempt,
+            labels=pod.labels,
+            annotations=pod.annotations,
+            cgroup_parent=pod.cgroup_parent,
+            oom_score_adj=0,  # a machine may lack CAP_SYS_RESOURCE
+        )
+
+    def pods(self) -> list[Any]:
+        return [SimpleNamespace(id=pod["Id"]) for pod in self.shim.list_pod_sandboxes()]
+
+    def create(self, pod_id: str, config: ContainerConfig, pod: PodSandboxConfig) -> str:
+        self.shim.pods[pod_id] = _pod(pod)
+        return self.shim.create_container(
+            pod_id,
+            config.metadata.name,
+            attempt=config.metadata.attempt,
+            command=config.command,
+            envs=[(entry.key, entry.value.decode()) for entry in config.envs],
+            labels=config.labels,
+            annotations=config.annotations,
+            resources=_values(config.linux.resources),
+        )
+
+    def update(self, container_id: str, resources: LinuxContainerResources) -> None:
+        self.shim.update_container_resources(container_id, _values(resources))
+
+    def stop(self, container_id: str, grace_seconds: int = 0) -> None:
+        self.shim.stop_container(container_id, grace_seconds)
+
+    def exec_sync(self, container_id: str, *command: str) -> Any:
+        """Run a command in a container; return its output and exit code."""
+        exit_code, stdout, stderr = self.shim.exec_sync(container_id, command)
+        return SimpleNamespace(stdout=stdout, stderr=stderr, exit_code=exit_code)
+
+    def host(self, container_id: str) -> dict[str, Any]:
+        """Return what dockerd was asked for beside the image's own: its HostConfig."""
+        return dict(self.shim.inspect(container_id)["HostConfig"])
+
+    def labels(self, container_id: str) -> dict[str, str]:
+        return dict(self.shim.inspect(container_id)["Config"]["Labels"])
+
+    def told_by_first_act(self, container_id: str) -> dict[str, str]:
+        """Follow the container's log to the end of its first act; return its lines as names and values."""
+        output = b""
+        for _, data in self.shim.logs(container_id, follow=True):
+            output += data
+            if f"{LAST_LINE}\n".encode() in output:
+                break
+        return names_and_values(output.decode().splitlines())
+
+    def inspected(self, *ids: str) -> list[str]:
+        """Return what dockerd tells of containers, but for what differs between two that were asked for alike."""
+        text = json.dumps([self.shim.inspect(one) for one in ids], indent=1)
+        for number, one in enumerate(ids):
+            text = text.replace(one, f"<container {number}>")
+        pids = Mask("<pid>", r'"Pid": \d+', "processes are numbered as they come")
+        return docker_cli.masked(text.encode(), (*docker_cli.DRAWN, pids)).splitlines()
+
+
+def _pod(config: PodSandboxConfig) -> Pod:
+    metadata = config.metadata
+    return Pod(
+        metadata.name,
+        metadata.uid,
+        metadata.namespace,
+        metadata.attempt,
+        dict(config.labels),
+        dict(config.annotations),
+        config.linux.cgroup_parent,
+    )
+
+
+def _values(resources: LinuxContainerResources) -> Values:
+    """Return what dockershim passes on; it sets the swap limit by itself."""
+    named = {field.name: value for field, value in resources.ListFields()}
+    named.pop("memory_swap_limit_in_bytes", None)
+    return named
+
+
+# ---- what is left of a kubelet's pod and container on their way through dockershim, and what comes in on it
+
+
+def annotations(container: ContainerConfig) -> dict[str, str]:
+    """Return the annotations that a kubelet gives each container of dockershim's."""
+    return {
+        "io.kubernetes.container.hash": "d464c1e4",
+        "io.kubernetes.container.restartCount": str(container.metadata.attempt),
+        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+        "io.kubernetes.container.terminationMessagePolicy": "File",
+        "io.kubernetes.pod.terminationGracePeriod": "30",
+    }
+
+
+def passed_on(pod: PodSandboxConfig) -> PodSandboxConfig:
+    """Return what dockershim passes on of a pod: its labels name it, its overhead and resources stay behind."""
+    left = PodSandboxConfig.FromString(pod.SerializeToString())
+    for name in ("name", "namespace", "uid"):
+        left.labels[f"io.kubernetes.pod.{name}"] = getattr(pod.metadata, name)
+    left.linux.ClearField("overhead")
+    left.linux.ClearField("resources")
+    return left
+
+
+def without_swap(container: ContainerConfig) -> ContainerConfig:
+    """Return a container with the swap limit that goes with its memory limit: none of it is swap."""
+    left = ContainerConfig.FromString(container.SerializeToString())
+    left.linux.resources.memory_swap_limit_in_bytes = container.linux.resources.memory_limit_in_bytes
+    return left
+
+
 class ShimNode(_Real):
     """A node with a dockerd, whose kubelet's words go through dockershim."""
 
     front = DOCKER
+    client_class = Kubelet
 
-    def client_of(self, socket: str) -> docker_node.Kubelet:
-        return docker_node.Kubelet(socket, self.speaks)
+    def pod_as_passed(self, pod: PodSandboxConfig) -> PodSandboxConfig:
+        return passed_on(pod)
 
-    def rich_pod(self, name: str = "rich") -> PodSandboxConfig:
-        return docker_node.rich_pod(self.engine, name)
-
-    def plain_pod(self, name: str = "plain") -> PodSandboxConfig:
-        return docker_node.plain_pod(self.engine, name)
-
-    def rich_container(self, name: str = "main", **resources: int | str) -> ContainerConfig:
-        return docker_node.rich_container(name, **resources)
-
-    def plain_container(self, name: str = "main") -> ContainerConfig:
-        return docker_node.plain_container(name)
+    def container_as_passed(self, container: ContainerConfig) -> ContainerConfig:
+        passed = without_swap(container)
+        passed.annotations.update(annotations(container))
+        return passed
 
     def sent(self, container: ContainerConfig) -> ContainerConfig:
-        return docker_node.without_swap(container)
+        return without_swap(container)
 
     def updated(self, container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
         changed = told.updated(container, asked)
         moves = self.speaks.moves_swap and asked.memory_limit_in_bytes
-        return docker_node.without_swap(changed) if moves else changed
+        return without_swap(changed) if moves else changed
 
     def first_act(self, client: Any, pod: PodSandboxConfig, container_id: str) -> dict[str, str]:
         return dict(client.told_by_first_act(container_id))
@@ -216,17 +331,12 @@ class ShimNode(_Real):
         annotations = self.annotations(client, pod_id)
         return {key: value for key, value in labels.items() if not key.startswith("annotation.")}, annotations
 
+    def pod_shares(self, client: Any, pod_id: str) -> int:
+        return int(client.host(pod_id)["CpuShares"])
+
     def annotations(self, client: Any, container_id: str) -> Mapping[str, str]:
         labels = client.labels(container_id).items()
         return {key.removeprefix("annotation."): value for key, value in labels if key.startswith("annotation.")}
-
-    def pod_resources(self, client: Any, pod_id: str) -> Mapping[str, int]:
-        host = client.host(pod_id)
-        names = {"cpu_quota": "CpuQuota", "cpu_shares": "CpuShares", "memory_limit_in_bytes": "Memory"}
-        return {name: host[key] for name, key in names.items()}
-
-    def cpuset(self, client: Any, container_id: str) -> str:
-        return str(client.host(container_id)["CpusetCpus"])
 
     def is_running(self, client: Any, container_id: str) -> bool:
         return bool(client.shim.inspect(container_id)["State"]["Running"])
@@ -267,7 +377,7 @@ def running(
     kind: Kind,
     engine: Any,
     folder: Path,
-    prepare: Callable[[RealNode], None] = register,
+    prepare: Callable[[RealNode], None] = _Real.register,
     *,
     runtime: str = "",
     **flags: str,

@@ -1,7 +1,6 @@
 """A node whose runtime is of some shape, and whose proxy comes anew, as the tests of shapes use it.
 
-The policy is Fail, so that nothing is let through that could not be read; the registrations outlive a
-restart.
+The policy is Fail, so that nothing is let through that could not be read; registrations outlive a restart.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.fakes import cri_pb2, hookanswers, registration
@@ -76,9 +74,7 @@ class ShapedNode:
         await self._start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: Any, error: Any, at: Any) -> None:
         await self.caller.close()
         await self.proxy.__aexit__(kind, error, at)
         await self.runtime.__aexit__(kind, error, at)
@@ -134,13 +130,6 @@ class ShapedNode:
     async def known(self) -> None:
         """Wait until the runtime's state has been read."""
         await until(lambda: self.is_known, "the state is known")
-
-    async def read_anew(self) -> None:
-        """Have the proxy list what the runtime has, and wait for it."""
-        recorder = self.inside.recorder
-        before = recorder.counted("syncs", result="complete")
-        self.inside.app.front.sync.soon()
-        await until(lambda: recorder.counted("syncs", result="complete") > before, "the state is read anew")
 
     async def passed(self, verb: str, request: bytes) -> tuple[bytes, bytes]:
         """Send a request; return the reply, and the request as it reached the runtime."""

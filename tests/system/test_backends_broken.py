@@ -1,36 +1,40 @@
-"""Runtimes that die, are away, stopped or talk nonsense: a call fails once, the next is fresh.
-
-That is fault matrix B1, B3 to B5.
-"""
+"""A runtime dies, is away, stops, talks nonsense: a call fails once, the next is fresh (fault matrix B1, B3 to B5)."""
 
 import asyncio
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hpack import Decoder, HPACKError
 
+from runtimeproxy.wire.http2 import FrameBuffer
 from tests.amounts import SHARE_VARIABLE, Amount
+from tests.cri import peer
+from tests.docker.client import chunked
+from tests.fakes import cri_pb2
 from tests.fakes.faults import FaultRelay
-from tests.system import mutations
+from tests.system import hostile
 from tests.system.cri_front import CRI
 from tests.system.docker_front import DOCKER
 from tests.system.fronts import Failed, Front
 from tests.system.hostile import Process
-from tests.system.mutations import BrokenRuntime
 from tests.system.proxy import ROOT, WAIT_SECONDS, answers, until
 from tests.system.times import FEW_TIMES, judged, limit
 
 pytestmark = pytest.mark.slow
 
 KILLS = Amount(10, 1_000)
-PROCESS_KILLS = Amount(3, 100)
 AWAY_SECONDS = (Amount(1, 1), Amount(1, 60), Amount(1, 600))
 MUTATIONS = Amount(100, 10_000)
 DEADLINE_SECONDS = 0.5
@@ -42,68 +46,40 @@ FOLLOWING = 1
 PROGRAMS = {"cri": "tests.fakes.runtime", "docker": "tests.fakes.dockerd"}
 
 
-@asynccontextmanager
-async def program(front: Front, socket: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", PROGRAMS[front.name], f"--socket={socket}"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as running:
-        try:
-            await until(lambda: answers(socket), "the runtime listens")
-            yield running
-        finally:
-            running.kill()
-            socket.unlink(missing_ok=True)
-
-
 # ---- B1
 
 
 @pytest.mark.parametrize("end", [FaultRelay.cut, FaultRelay.reset], ids=["end", "reset"])
-async def test_call_whose_runtime_dies_fails_at_once_and_is_never_sent_again(
+async def test_calls_whose_runtime_dies_fail_at_once_and_are_never_sent_again(
     front: Front, tmp_path: Path, end: Callable[[FaultRelay], None]
 ) -> None:
-    """The runtime is there again at once, so that a second try would reach it."""
-    took = []
+    """A stream ends with them. The runtime is there again at once, so that a second try would reach it."""
+    took: list[float] = []
+    requests: list[bytes] = []
     proxy, runtime = front.process(tmp_path), front.runtime(str(tmp_path / "inner.sock"))
+
+    def came(request: bytes) -> int:
+        """Count how often a request has begun to come."""
+        return sum(request.startswith(asked) for asked in runtime.asked("create"))
+
     async with runtime, proxy, FaultRelay(str(proxy.runtime), runtime.socket_path) as relay:
-        async with front.caller(proxy.socket) as caller:
-            pod_id = await caller.run_pod()
-        runtime.upset("create", delay_seconds=60)
-        for number in range(KILLS.now):
+        for _ in range(KILLS.now):
+            for subject_id in (*runtime.container_ids(), *runtime.pod_ids()):
+                runtime.vanish(subject_id)
             async with front.caller(proxy.socket) as caller:
-                call = asyncio.ensure_future(caller.create(pod_id))
-                await until(lambda: len(runtime.asked("create")) == number + 1, "it is at the runtime")  # noqa: B023
+                runtime.upset("create", delay_seconds=0)
+                stream = await caller.chat()
+                requests.append(caller.create_request(await caller.run_pod()))
+                runtime.upset("create", delay_seconds=60)
+                calls: list[Awaitable[object]] = [caller.send("create", requests[-1]), stream.hear()]
+                waiting = [asyncio.ensure_future(call) for call in calls]
+                await until(lambda: came(requests[-1]) > 0, "it is at the runtime")
                 begun = time.monotonic()
                 end(relay)
-                with pytest.raises(Failed) as raised:
-                    await call
-                took.append(time.monotonic() - begun)
-                assert raised.value.status == front.lost
-        assert len(runtime.asked("create")) == KILLS.now
-    assert judged(took) < limit(took, LOST_SECONDS), took
-
-
-async def test_calls_in_a_killed_runtime_end_at_once_and_the_next_one_is_found(front: Front, tmp_path: Path) -> None:
-    """Two calls and a stream; it is stopped first, so that they are in it for certain."""
-    took = []
-    async with front.process(tmp_path) as proxy:
-        for _ in range(PROCESS_KILLS.now):
-            async with program(front, proxy.runtime) as running, front.caller(proxy.socket) as caller:
-                pod_id = await caller.run_pod()
-                stream = await caller.chat()
-                await stream.say(b"hello")
-                assert await stream.hear() == b"hello"
-                running.send_signal(signal.SIGSTOP)
-                calls: list[Awaitable[object]] = [caller.act("list"), caller.create(pod_id), stream.hear()]
-                waiting = [asyncio.ensure_future(call) for call in calls]
-                await asyncio.sleep(0.2)  # they are there by now
-                assert not any(call.done() for call in waiting)
-                begun = time.monotonic()
-                running.kill()
                 ends = await asyncio.gather(*waiting, return_exceptions=True)
                 took.append(time.monotonic() - begun)
-            assert [end.status for end in ends if isinstance(end, Failed)] == [front.lost] * len(calls), ends
-        async with program(front, proxy.runtime), front.caller(proxy.socket) as caller:
-            await caller.run_pod()
+                assert [end.status for end in ends if isinstance(end, Failed)] == [front.lost] * 2, ends
+        assert [came(request) for request in requests] == [1] * KILLS.now
     assert judged(took) < limit(took, LOST_SECONDS), took
 
 
@@ -140,9 +116,20 @@ async def _dial_until_answered(front: Front, socket: Path) -> float:
 # ---- B4
 
 
+@asynccontextmanager
+async def ended(process: subprocess.Popen[bytes]) -> AsyncIterator[subprocess.Popen[bytes]]:
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 async def test_call_to_a_stopped_runtime_ends_by_its_deadline_alone(front: Front, tmp_path: Path) -> None:
     proxy = front.process(tmp_path)
-    async with proxy, program(front, proxy.runtime) as running:
+    command = [sys.executable, "-m", PROGRAMS[front.name], f"--socket={proxy.runtime}"]
+    async with proxy, ended(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)) as running:
+        await until(lambda: answers(proxy.runtime), "the runtime listens")
         process = Process(proxy.pid)
         before = process.descriptors()
         async with front.caller(proxy.socket) as caller:
@@ -162,23 +149,228 @@ async def test_call_to_a_stopped_runtime_ends_by_its_deadline_alone(front: Front
         await until(lambda: process.descriptors() <= before + FOLLOWING, "nothing is left of them")
 
 
-# ---- B5
+# ---- B5: answers that are broken, by a number always in the same way
+
+MOST_CHANGES = 4
+AT_ONCE_BYTES = 1 << 16
+CONTAINER_ID = "c" * 64
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as bytes: the request, what of it the runtime waits for, and good answers."""
+
+    front: Front
+    request: bytes
+    whole: Callable[[bytes], bool]
+    answers: tuple[bytes, ...]
+    good: bytes
+    """What is in a good answer as the client sees it."""
+
+    def answer(self, number: int) -> bytes:
+        return mutated(self.answers[number % len(self.answers)], random.Random(number))
+
+
+def mutated(answer: bytes, chance: random.Random) -> bytes:
+    data = bytearray(answer)
+    for _ in range(chance.randint(1, MOST_CHANGES)):
+        at = chance.randrange(len(data) + 1)
+        end = min(at + chance.choice((1, 2, 9, 100)), len(data))
+        piece = data[at:end]
+        flipped = bytes(byte ^ 1 << chance.randrange(8) for byte in piece)
+        inserted = chance.choice((chance.randbytes(9), b"\r\n", b"\0" * 9, b"\xff" * 9)) + piece
+        put = {"flip": flipped, "replace": chance.randbytes(len(piece)), "insert": inserted, "double": piece * 2}
+        change = chance.choice(("flip", "remove", "move", "cut", *put))
+        data[at : None if change == "cut" else end] = put.get(change, b"")
+        data[:0] = piece if change == "move" else b""
+    return bytes(data)
+
+
+def _cri_whole(data: bytes) -> bool:
+    return any(kind in (0, 1) and flags & 0x1 for kind, flags, _, _ in FrameBuffer().feed(data[len(peer.PREFACE) :]))
+
+
+def _docker_whole(data: bytes) -> bool:
+    head, found, body = data.partition(b"\r\n\r\n")
+    length = _LENGTH.search(head)
+    return bool(found) and len(body) >= int(length[1] if length else 0)
+
+
+def _http(status: str, body: bytes, *lines: str) -> bytes:
+    head = [f"HTTP/1.1 {status}", "Content-Type: application/json", *lines]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def _docker_answers(status: str, body: bytes) -> tuple[bytes, ...]:
+    return (
+        _http(status, body, f"Content-Length: {len(body)}"),
+        _http(status, chunked(body), "Transfer-Encoding: chunked"),
+        _http(status, body, "Connection: close"),
+        _http("101 UPGRADED", body, "Connection: Upgrade", "Upgrade: tcp"),
+    )
+
+
+def calls() -> dict[str, Call]:
+    """Return one call that passes and one that is held, of each front."""
+    cri, docker = CRI.caller("nowhere"), DOCKER.caller("nowhere")
+    created = cri_pb2.CreateContainerResponse(container_id=CONTAINER_ID).SerializeToString()
+    body = f'{{"Id":"{CONTAINER_ID}","Warnings":[]}}\n'.encode()
+
+    def of_cri(fields: peer.Fields, request: bytes, message: bytes) -> Call:
+        sent = hostile.GREETING + peer.Headers(1, fields).wire() + peer.Data(1, peer.grpc(request), end=True).wire()
+        answer = peer.Settings().wire() + peer.Ack().wire() + hostile.answer(1, message)
+        return Call(CRI, sent, _cri_whole, (answer,), peer.grpc(message))
+
+    def of_docker(request: bytes, status: str, body: bytes) -> Call:
+        return Call(DOCKER, request, _docker_whole, _docker_answers(status, body), body.strip())
+
+    return {
+        "cri": of_cri(peer.VERSION, b"", b"\x0a\x010"),
+        "cri-held": of_cri(peer.CREATE, cri.create_request("pod"), created),
+        "docker": of_docker(docker.request("ping"), "200 OK", b"OK"),
+        "docker-held": of_docker(docker.create_request("pod"), "201 Created", body),
+    }
+
+
+class BrokenRuntime:
+    """Answers each connection's first request, and closes; ``answer`` says with what."""
+
+    def __init__(self, path: Path, call: Call) -> None:
+        self.answer = call.answers[0]
+        self._path = path
+        self._whole = call.whole
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["BrokenRuntime"]:
+        async with await asyncio.start_unix_server(self._serve, self._path):
+            yield self
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = b""
+        with suppress(OSError):
+            while not self._whole(data) and (more := await reader.read(AT_ONCE_BYTES)):
+                data += more
+            if self._whole(data):
+                writer.write(self.answer)
+                await writer.drain()
+        writer.close()
+
+
+async def ask(path: Path, request: bytes) -> bytes:
+    """Send a request on a connection of its own; return all that comes until the end."""
+    loop, got = asyncio.get_running_loop(), bytearray()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, str(path))
+        with suppress(OSError):
+            await loop.sock_sendall(sock, request)
+            while data := await loop.sock_recv(sock, AT_ONCE_BYTES):
+                got += data
+    return bytes(got)
+
+
+# ---- what a client may see of a broken answer: the runtime's own bytes as far as they came
+
+_DATA, _HEADERS, _RESET, _PUSH_PROMISE, _CONTINUATION = 0x0, 0x1, 0x3, 0x5, 0x9
+_END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
+_REFUSED_STREAM = (7).to_bytes(4, "big")
+"""How the proxy tells that a stream is above the last id of the runtime's GOAWAY."""
+_SIZE_UPDATE = b"\x20"
+"""A dynamic table of no bytes: the proxy may put that before a block (relay-rules A1)."""
+
+
+@dataclass
+class Stream:
+    """What came on an HTTP/2 stream; a header block is its bytes and, if they can be decoded, its fields."""
+
+    data: bytearray = field(default_factory=bytearray)
+    blocks: list[frozenset[object]] = field(default_factory=list)
+    resets: set[bytes] = field(default_factory=set)
+    ended: bool = False
+
+    def has(self, part: "Stream") -> bool:
+        """Tell whether nothing is in ``part`` that is not here, in the same order."""
+        blocks = iter(self.blocks)
+        return (
+            self.data.startswith(part.data)
+            and all(any(block & mine for mine in blocks) for block in part.blocks)
+            and part.resets <= self.resets | {_REFUSED_STREAM}
+            and part.ended <= self.ended
+        )
+
+
+def _cri_passed_on(sent: bytes, came: bytes) -> bool:
+    """Tell whether all messages, headers and ends of streams that came were sent."""
+    there = _streams(sent)
+    return all(there[number].has(stream) for number, stream in _streams(came).items())
+
+
+PASSED_ON: Mapping[str, Callable[[bytes, bytes], bool]] = {"cri": _cri_passed_on, "docker": bytes.startswith}
+"""By front: takes what was sent, and what came of it; tells whether it is the runtime's own."""
+
+
+def _streams(data: bytes) -> defaultdict[int, Stream]:
+    streams: defaultdict[int, Stream] = defaultdict(Stream)
+    decoder, fragments = Decoder(), b""
+    for kind, flags, number, payload in _frames(data):
+        stream = streams[number]
+        if kind == _DATA:
+            stream.data += payload
+        elif kind == _RESET:
+            stream.resets.add(payload)
+        elif kind in (_HEADERS, _PUSH_PROMISE, _CONTINUATION):
+            fragments += _fragment(kind, flags, payload)
+            if flags & _END_HEADERS:
+                stream.blocks.append(_forms(decoder, fragments))
+                fragments = b""
+        stream.ended |= kind in (_DATA, _HEADERS) and bool(flags & _END_STREAM)
+    return streams
+
+
+def _frames(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield type, flags, stream and payload of each frame; of DATA that is cut, what is there."""
+    at = 0
+    while len(data) - at >= 9:
+        kind, flags, end = data[at + 3], data[at + 4], at + 9 + int.from_bytes(data[at : at + 3], "big")
+        if end <= len(data) or kind == _DATA:
+            yield kind, flags, int.from_bytes(data[at + 5 : at + 9], "big") & 0x7FFF_FFFF, data[at + 9 : end]
+        at = end
+
+
+def _fragment(kind: int, flags: int, payload: bytes) -> bytes:
+    """Return a frame's part of a header block (RFC 9113, 6.2, 6.6, 6.10)."""
+    if kind == _CONTINUATION:
+        return payload
+    if flags & _PADDED and payload:
+        payload = payload[1 : len(payload) - payload[0]]
+    if kind == _PUSH_PROMISE:
+        return payload[4:]
+    return payload[5:] if flags & _PRIORITY else payload
+
+
+def _forms(decoder: Decoder, block: bytes) -> frozenset[object]:
+    plain = block.removeprefix(_SIZE_UPDATE)
+    try:
+        return frozenset({plain, tuple(map(tuple, decoder.decode(block, raw=True)))})
+    except HPACKError:
+        return frozenset({plain})
 
 
 @pytest.mark.parametrize("name", ["cri", "cri-held", "docker", "docker-held"])
 async def test_runtime_that_talks_nonsense_costs_its_own_call_only(name: str, tmp_path: Path) -> None:
     """The client has of the runtime's own bytes what came through, then the end; the next call is answered well."""
-    call = mutations.calls()[name]
+    call = calls()[name]
     proxy = call.front.process(tmp_path)  # its end finds tracebacks and errors in the log
     async with BrokenRuntime(proxy.runtime, call).serving() as runtime, proxy:
         process = Process(proxy.pid)
         for number in range(MUTATIONS.now):
             runtime.answer = call.answer(number)
-            came = await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
-            assert mutations.PASSED_ON[call.front.name](runtime.answer, came), (number, runtime.answer, came)
+            came = await asyncio.wait_for(ask(proxy.socket, call.request), 20)
+            assert PASSED_ON[call.front.name](runtime.answer, came), (number, runtime.answer, came)
             if number % 10 == 0:
                 runtime.answer = call.answers[0]
-                assert call.good in await asyncio.wait_for(mutations.ask(proxy.socket, call.request), 20)
+                assert call.good in await asyncio.wait_for(ask(proxy.socket, call.request), 20)
             if number == 10:
                 before = process.descriptors()
         await until(lambda: process.descriptors() <= before + 2, "nothing is left of them")

@@ -1,24 +1,18 @@
-"""What only dockerd has: names and ids as references, swap limits, its own errors, containers that are no kubelet's."""
+"""What only dockerd has: names and ids as references, swap limits, its own errors."""
 
-import http
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines import images
-from tests.engines.dockerd import BUSYBOX
 from tests.fakes.dockershim import DockerError
 from tests.system import told
-from tests.system.docker_node import Kubelet
-from tests.system.node import MIB, PLUGIN, inside, register
-from tests.system.real import DOCKERD, OLD_SHIM, Kind, RealNode, on, running
-from tests.system.scene import Values, assert_in_force, cri_resources, resources_answer
+from tests.system.node import MIB, PLUGIN, Values, assert_in_force, cri_resources, inside, resources_answer
+from tests.system.real import DOCKERD, OLD_SHIM, Kind, Kubelet, RealNode, on, running
 
 pytestmark = pytest.mark.engine
 
 ONE = on(DOCKERD)
-BOTH = on(DOCKERD, OLD_SHIM)
 
 POINTS = {
     "start": ("PreStartContainer", "PostStartContainer"),
@@ -53,53 +47,6 @@ def test_any_reference_tells_the_same(node: RealNode) -> None:
             assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))]
 
 
-@BOTH
-def test_name_that_is_taken(node: RealNode, client: Kubelet) -> None:
-    pod, container = node.rich_pod(), node.rich_container()
-    pod_id = client.run_pod(pod)
-    first_id = client.create(pod_id, container, pod)
-    with pytest.raises(DockerError, match="is already in use by container") as caught:
-        client.create(pod_id, container, pod)
-    assert first_id in caught.value.message
-    # The shim has removed the container that had the name, so the kubelet's next try is a good one.
-    node.told()
-    second_id = client.create(pod_id, container, pod)
-    client.stop(second_id)
-    assert node.told() == [
-        ("PreCreateContainer", told.of_container(pod, container)),
-        ("PostStopContainer", told.of_container(pod, container, second_id)),
-    ]
-
-
-@ONE
-def test_what_is_not_a_pods_is_not_handed_to_hook_servers(node: RealNode) -> None:
-    with node.client() as client:
-        client.docker("run", "--rm", BUSYBOX, "true")
-        client.docker("run", "-d", "--name", "plain", "--label", "app=web", BUSYBOX, "sleep", "1000")
-        container_id = client.shim.inspect("plain")["Id"]
-        for reference in ("plain", container_id, container_id[:12]):
-            client.docker("update", "--cpu-shares", "300", reference)
-            client.docker("stop", "-t", "0", reference)
-            client.docker("start", reference)
-        client.docker("rm", "-f", "plain")
-    assert node.told() == []
-
-
-@ONE
-def test_env_that_equals_the_images_counts_as_the_images_after_a_kill(node: RealNode) -> None:
-    pod, container = node.rich_pod(), node.rich_container()
-    container.envs.add(key="PATH", value=images.IMAGE_ENVIRONMENT[0].removeprefix("PATH=").encode())
-    with node.client() as client:
-        container_id = client.create(client.run_pod(pod), container, pod)
-        client.stop(container_id)
-        created = told.of_container(pod, container, container_id)
-        assert node.told()[-1] == ("PostStopContainer", created)
-        node.restart()
-        client.stop(container_id)
-        del created.container_envs["PATH"]
-        assert node.told() == [("PostStopContainer", created)]
-
-
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 # The kubelet's limit is 64 MiB, and its swap limit is that, too: no swap.
@@ -107,35 +54,24 @@ CREATE, START, UPDATE = "PreCreateContainer", "PreStartContainer", "PreUpdateCon
 
 
 def memory(mib: int) -> Values:
-    return {"memory_limit_in_bytes": mib * MIB if mib > 0 else mib}
+    return {"memory_limit_in_bytes": mib * MIB}
 
 
-def swap(mib: int) -> Values:
-    return {"memory_swap_limit_in_bytes": mib * MIB if mib > 0 else mib}
-
-
-MEMORY: list[tuple[str, Values, tuple[int, int]]] = [
-    (CREATE, memory(80), (80, 80)),
-    (CREATE, memory(32), (32, 32)),
-    (CREATE, memory(-1), (0, 0)),
-    (CREATE, swap(96), (64, 96)),
-    (CREATE, {**memory(32), **swap(-1)}, (32, -1)),
-    (START, memory(80), (80, 80)),
-    (START, memory(32), (32, 32)),
-    (START, memory(-1), (64, 64)),
-    (START, swap(96), (64, 96)),
-    (UPDATE, memory(80), (80, 80)),
-    (UPDATE, memory(32), (32, 32)),
-    (UPDATE, memory(-1), (48, 48)),
+MEMORY: list[tuple[str, Values, int, int]] = [
+    (CREATE, {**memory(32), "memory_swap_limit_in_bytes": -1}, 32, -1),
+    (START, memory(80), 80, 80 * MIB),
+    (UPDATE, memory(80), 80, 80 * MIB),
+    (UPDATE, memory(32), 32, 32 * MIB),
 ]
-"""A change at a hook point -> what dockerd has in the end, memory and swap in MiB; the kubelet updates to 48 MiB."""
+"""A change at a hook point -> what dockerd has in the end, memory in MiB and swap; the kubelet updates to 48 MiB."""
 
 
-@ONE
+@on(DOCKERD, OLD_SHIM)
 def test_swap_goes_with_memory(node: RealNode, client: Kubelet) -> None:
+    """Where dockershim leaves the swap limit in an update, memory is raised all the same."""
     pod = node.plain_pod()
     pod_id = client.run_pod(pod)
-    for number, (point, values, (limit, swap_limit)) in enumerate(MEMORY):
+    for number, (point, values, mib, swap) in enumerate(MEMORY):
         node.hooks.answers.clear()
         node.hooks.on(point, resources_answer(values))
         container_id = client.create(pod_id, node.rich_container(f"main-{number}"), pod)
@@ -143,20 +79,11 @@ def test_swap_goes_with_memory(node: RealNode, client: Kubelet) -> None:
         if point == UPDATE:
             client.update(container_id, cri_resources(memory(48)))
         host = client.host(container_id)
-        assert host["Memory"] == limit * MIB, (point, values)
-        if node.engine.get("/info")["SwapLimit"]:  # else the kernel does not account for swap
-            assert host["MemorySwap"] == (swap_limit if swap_limit < 0 else swap_limit * MIB), (point, values)
-        assert_in_force(client, container_id, pod.linux.cgroup_parent, {"memory_limit_in_bytes": host["Memory"] or -1})
+        assert host["Memory"] == mib * MIB, (point, values)
+        if node.speaks.moves_swap and node.engine.get("/info")["SwapLimit"]:  # else the kernel does not account for it
+            assert host["MemorySwap"] == swap, (point, values)
+        assert_in_force(client, container_id, pod.linux.cgroup_parent, memory(mib))
         client.remove(container_id)
-
-
-@on(OLD_SHIM)
-def test_hook_raises_memory_where_dockershim_leaves_the_swap_limit(node: RealNode, client: Kubelet) -> None:
-    node.hooks.on(UPDATE, resources_answer(memory(80)))
-    pod = node.plain_pod()
-    container_id = client.create(client.run_pod(pod), node.rich_container(), pod)
-    client.update(container_id, cri_resources(memory(48)))
-    assert client.host(container_id)["Memory"] == 80 * MIB
 
 
 # -- what dockerd rejects ----------------------------------------------------------------------------------------------
@@ -164,10 +91,8 @@ def test_hook_raises_memory_where_dockershim_leaves_the_swap_limit(node: RealNod
 
 @ONE
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
-def test_what_dockerd_rejects_at_the_start_is_the_plugins_failure(
-    kind: Kind, engine: Any, tmp_path: Path, policy: str
-) -> None:
-    with running(kind, engine, tmp_path, lambda node: register(node, policy=policy)) as node, node.client() as client:
+def test_rejection_at_the_start_is_the_plugins_failure(kind: Kind, engine: Any, tmp_path: Path, policy: str) -> None:
+    with running(kind, engine, tmp_path, lambda node: node.register(policy=policy)) as node, node.client() as client:
         pod, container = node.rich_pod(), node.rich_container()
         pod_id = client.run_pod(pod)
         container_id = client.create(pod_id, container, pod)
@@ -181,15 +106,3 @@ def test_what_dockerd_rejects_at_the_start_is_the_plugins_failure(
             for part in (PLUGIN, "PreStartContainer", "runtime_rejected"):
                 assert part in caught.value.message
             assert client.shim.inspect(container_id)["State"]["Status"] == "created"
-
-
-@ONE
-def test_what_dockerd_refuses_of_a_hooks_create_is_told_in_its_words(node: RealNode, client: Kubelet) -> None:
-    """A hook's values stand in the request: the daemon's own error passes unchanged."""
-    pod = node.rich_pod()
-    pod_id = client.run_pod(pod)
-    node.hooks.on(CREATE, resources_answer({"cpuset_cpus": "4095"}))
-    with pytest.raises(DockerError) as caught:
-        client.create(pod_id, node.rich_container(), pod)
-    assert caught.value.status == http.HTTPStatus.BAD_REQUEST
-    assert "4095" in caught.value.message

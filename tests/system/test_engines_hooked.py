@@ -1,38 +1,43 @@
-"""On real engines hook servers are told all that a kubelet's words tell; what they change is true in the container.
+"""Hook servers before real engines: they are told all; what they change is true from the first instruction on.
 
-From its first instruction on, and also after a kill of the proxy.
+What one that fails or refuses means under each policy is shown, too (fault matrix H12); koordlet works unchanged.
 """
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from runtimeproxy.hookapi import api_pb2
+from tests.docs import CODE
 from tests.engines import cgroups
 from tests.fakes import hookanswers, registration
-from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources
-from tests.system import told
-from tests.system.docker_node import Kubelet
+from tests.fakes.cri_pb2 import LinuxContainerResources, PodSandboxConfig
+from tests.fakes.faults import FaultRelay
+from tests.fakes.hookanswers import Answer, reply
+from tests.hooks.sdk import processes
+from tests.system import koordlet_cases, told
 from tests.system.keeping import file_of, on_tmpfs, rows
-from tests.system.node import CPU, MIB, end, register, skipped
-from tests.system.proxy import wait_until
-from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, OLD_SHIM, Kind, RealNode, kill, on, running
-from tests.system.scene import (
-    AT_START,
-    AT_UPDATE,
-    KUBELETS_UPDATE,
-    STARTED,
-    UPDATED,
-    ContainerAnswer,
-    PodAnswer,
-    Scene,
-    act,
+from tests.system.koordlet_cases import Case
+from tests.system.node import (
+    CPU,
+    MIB,
+    PLUGIN,
+    Values,
     assert_first_act,
     assert_in_force,
     cri_resources,
-    of_update,
+    end,
+    inside,
     resources_answer,
+    serving,
+    skipped,
 )
+from tests.system.proxy import wait_until
+from tests.system.real import CONTAINERD, DOCKERD, OLD_CRI, OLD_SHIM, Kind, RealNode, on, running
 
 pytestmark = pytest.mark.engine
 
@@ -42,120 +47,92 @@ THREE, ALL = on(CONTAINERD, OLD_CRI, DOCKERD), on(CONTAINERD, OLD_CRI, DOCKERD, 
 UPDATE = LinuxContainerResources(cpu_shares=400, memory_limit_in_bytes=48 * MIB)
 
 
-def full_container(node: RealNode, name: str = "main") -> ContainerConfig:
-    return node.rich_container(name, oom_score_adj=900, cpuset_cpus=CPU, cpuset_mems="0")
-
-
 @ALL
 def test_every_hook_point_is_told_everything(node: RealNode, client: Any) -> None:
-    pod, container = node.rich_pod(), full_container(node)
-
-    pod_id = node.run(client, pod)
-    assert node.told() == [("PreRunPodSandbox", told.of_pod(pod, node.handler))]
-
+    """Also by a proxy that was killed and started anew, which costs no pod anything: it reads each subject alone."""
+    pod, container = node.rich_pod(), node.rich_container(oom_score_adj=900, cpuset_cpus=CPU, cpuset_mems="0")
+    pod_id = client.run_pod(pod)
+    assert node.told() == [("PreRunPodSandbox", told.of_pod(pod))]
     container_id = client.create(pod_id, container, pod)
     assert node.told() == [("PreCreateContainer", told.of_container(pod, container))]
-
     client.start(container_id)
     created = told.of_container(pod, container, container_id)
     assert node.told() == [("PreStartContainer", created), ("PostStartContainer", created)]
-
-    node.resize(client, container_id, UPDATE)
-    after_update = told.of_container(pod, node.resized(container, UPDATE), container_id)
+    client.update(container_id, UPDATE)
+    after_update = told.of_container(pod, node.updated(container, UPDATE), container_id)
     assert node.told() == [("PreUpdateContainerResources", after_update)]
-
+    pids = node.pids(client, pod_id, container_id)
+    node.restart()
+    assert node.pids(client, pod_id, container_id) == pids
     client.stop(container_id)
     client.stop(container_id)
     assert node.told() == [("PostStopContainer", after_update)] * 2, "a second stop still has its information"
-
+    node.restart()
     client.stop_pod(pod_id)
     client.stop_pod(pod_id)
-    assert node.told() == [("PostStopPodSandbox", told.of_pod(pod, node.handler))], "who knows it is not told again"
-
+    assert node.told() == [("PostStopPodSandbox", told.of_pod(pod))], "who knows it is not told again"
     client.remove(container_id)
     client.remove_pod(pod_id)
     assert node.told() == [], "removing has no hook point"
 
 
-@ALL
-def test_what_the_kubelet_did_not_say_is_not_told(node: RealNode, client: Any) -> None:
-    pod, container = node.plain_pod(), node.plain_container()
-    pod_id = client.run_pod(pod)
-    container_id = client.create(pod_id, container, pod)
-    end(client, pod_id, container_id)
-    created = told.of_container(pod, container, container_id)
-    assert not created.HasField("pod_resources")
-    assert not created.container_envs
-    assert node.told() == [
-        ("PreRunPodSandbox", told.of_pod(pod)),
-        ("PreCreateContainer", told.of_container(pod, container)),
-        ("PostStopContainer", created),
-        ("PostStopPodSandbox", told.of_pod(pod)),
-    ]
-
-
-@ALL
-def test_pod_with_the_skip_label_is_not_handed_to_hook_servers(node: RealNode, client: Any) -> None:
-    pod, container = skipped(node.rich_pod()), full_container(node)
-    pod_id = node.run(client, pod)
-    container_id = client.create(pod_id, container, pod)
-    client.start(container_id)
-    node.resize(client, container_id, UPDATE)
-    assert node.first_act(client, pod, container_id)["LEVEL"] == "info"
-    node.proxy.kill()
-    node.proxy.start()
-    if isinstance(client, Kubelet):
-        client.docker("restart", "-t", "0", container_id)
-    end(client, pod_id, container_id)
-    assert node.told() == []
-
-
-@ALL
-def test_each_subject_is_read_alone_after_a_kill(node: RealNode, client: Any) -> None:
-    pod, container = node.rich_pod(), full_container(node)
-    pod_id = node.run(client, pod)
-    container_id = client.create(pod_id, container, pod)
-    client.start(container_id)
-    node.resize(client, container_id, UPDATE)
-    node.restart()
-
-    # Only the engine can tell of an update that an earlier proxy saw; it keeps no annotations of it.
-    client.stop(container_id)
-    running_now = told.of_container(pod, node.updated(container, UPDATE), container_id)
-    assert node.told() == [("PostStopContainer", running_now)]
-
-    node.restart()
-    client.stop_pod(pod_id)
-    assert node.told() == [("PostStopPodSandbox", told.of_pod(pod, node.handler))]
-
-
 # ---- what hook servers change
 
+AT_CREATE: Values = {"cpu_shares": 300, "cpu_quota": 20000, "cpuset_cpus": CPU, "memory_limit_in_bytes": 48 * MIB}
+AT_START: Values = {"cpu_shares": 700, "cpu_quota": -1}
+STARTED: Values = {"cpu_period": 100000, **AT_CREATE, **AT_START}
+KUBELETS_UPDATE: Values = {"cpu_shares": 400, "memory_limit_in_bytes": 96 * MIB}
+AT_UPDATE: Values = {"cpu_quota": 30000, "cpuset_cpus": CPU}
+UPDATED: Values = {**STARTED, **KUBELETS_UPDATE, **AT_UPDATE}
 ENVIRONMENT = {"LEVEL": "debug", "DEVICES": "0,1", "SENTENCE": "two words = three", "EMPTY": "", "PATH": "/bin"}
 
 
-@pytest.fixture
-def scene(node: RealNode) -> Scene:
-    """Let a hook act at every Pre point."""
-    return act(node)
+class Scene:
+    """A pod and a container as the kubelet sends them, and as they are after the hooks before their create.
+
+    The hook server acts at every Pre point; it gives a new pod another cgroup parent.
+    """
+
+    def __init__(self, node: RealNode) -> None:
+        self.pod, self.container = node.rich_pod(), node.rich_container()
+        self.parent = node.engine.cgroup_parent(self.pod.metadata.uid, "burstable")
+        for_pod = api_pb2.PodSandboxHookResponse(
+            labels={"app": "changed", "hook.example/label": "added"},
+            annotations={"hook.example/pod": "added"},
+            cgroup_parent=self.parent,
+            resources=api_pb2.LinuxContainerResources(cpu_shares=300),
+        )
+        for_container = api_pb2.ContainerResourceHookResponse(
+            container_annotations={"hook.example/container": "added"},
+            container_envs={"LEVEL": "debug", "DEVICES": "0,1"},
+            container_resources=api_pb2.LinuxContainerResources(**AT_CREATE),  # type: ignore[arg-type]
+        )
+        node.hooks.on("PreRunPodSandbox", reply(for_pod))
+        node.hooks.on("PreCreateContainer", reply(for_container))
+        node.hooks.on("PreStartContainer", resources_answer(AT_START))
+        node.hooks.on("PreUpdateContainerResources", resources_answer(AT_UPDATE))
+        self.pod_now = PodSandboxConfig.FromString(self.pod.SerializeToString())
+        self.pod_now.labels.update(for_pod.labels)
+        self.pod_now.annotations.update(for_pod.annotations)
+        self.pod_now.linux.cgroup_parent = self.parent
+        self.pod_now.linux.resources.cpu_shares = 300
+        now = told.updated(self.container, cri_resources(AT_CREATE))
+        now.annotations.update(for_container.container_annotations)
+        for key, value in for_container.container_envs.items():
+            now.envs.add(key=key, value=value.encode())  # the last value of a name counts
+        self.container_now = node.sent(now)
 
 
 @THREE
-def test_pod_that_a_hook_changes(node: RealNode, client: Any, scene: Scene) -> None:
+def test_changes_of_hooks_are_in_force_and_told(node: RealNode, client: Any) -> None:
+    scene = Scene(node)
     pod_id = client.run_pod(scene.pod)
     assert node.told() == [("PreRunPodSandbox", told.of_pod(scene.pod))]
     assert node.pod_texts(client, pod_id) == (scene.pod_now.labels, scene.pod_now.annotations)
-    assert node.pod_resources(client, pod_id)["cpu_shares"] == 300
+    assert node.pod_shares(client, pod_id) == 300
     assert cgroups.processes(scene.parent)
     assert not cgroups.processes(scene.pod.linux.cgroup_parent)
-    end(client, pod_id)
-    assert node.told() == [("PostStopPodSandbox", told.of_pod(scene.pod_now))]
 
-
-@THREE
-def test_container_that_hooks_change(node: RealNode, client: Any, scene: Scene) -> None:
-    pod_id = client.run_pod(scene.pod)
-    node.told()
     container_id = client.create(pod_id, scene.container, scene.pod)
     assert node.told() == [("PreCreateContainer", told.of_container(scene.pod_now, scene.container))]
     assert node.annotations(client, container_id) == scene.container_now.annotations
@@ -171,16 +148,11 @@ def test_container_that_hooks_change(node: RealNode, client: Any, scene: Scene) 
     assert {name: first.get(name) for name in ENVIRONMENT} == ENVIRONMENT
     assert_in_force(client, container_id, scene.parent, STARTED)
 
-
-@THREE
-def test_update_that_a_hook_changes(node: RealNode, client: Any, scene: Scene) -> None:
-    pod_id = client.run_pod(scene.pod)
-    container_id = client.create(pod_id, scene.container, scene.pod)
-    client.start(container_id)
-    node.told()
-
     client.update(container_id, cri_resources(KUBELETS_UPDATE))
-    asked = node.sent(of_update(scene, KUBELETS_UPDATE))
+    # A hook that scales must scale the kubelet's own figures, not what it made of them before.
+    kubelets = told.updated(scene.container, cri_resources(KUBELETS_UPDATE))
+    scene.container_now.linux.resources.CopyFrom(kubelets.linux.resources)
+    asked = node.sent(scene.container_now)
     assert node.told() == [("PreUpdateContainerResources", told.of_container(scene.pod_now, asked, container_id))]
     assert_in_force(client, container_id, scene.parent, UPDATED)
 
@@ -197,7 +169,7 @@ def test_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: An
     """The shim tells a proxy that comes later of it, too; containerd keeps the pod's."""
     pod, container = node.plain_pod(), node.rich_container()
     other = node.engine.cgroup_parent(pod.metadata.uid, "aside")
-    node.hooks.on("PreCreateContainer", hookanswers.reply(ContainerAnswer(pod_cgroup_parent=other)))
+    node.hooks.on("PreCreateContainer", reply(api_pb2.ContainerResourceHookResponse(pod_cgroup_parent=other)))
     container_id = client.create(client.run_pod(pod), container, pod)
     client.start(container_id)
     assert_in_force(client, container_id, other, {"cpu_shares": 512, "cpu_quota": 50000})
@@ -207,28 +179,9 @@ def test_container_may_get_a_cgroup_parent_of_its_own(node: RealNode, client: An
     node.told()
     client.stop(container_id)
     assert node.told() == [("PostStopContainer", moved)]
-    kill(node)
+    node.restart(known=True)
     client.stop(container_id)
     assert node.told() == [("PostStopContainer", moved)]
-
-
-@THREE
-def test_pods_new_cgroup_parent_reaches_its_containers_without_a_hook(kind: Kind, engine: Any, tmp_path: Path) -> None:
-    """Also those that are made after a kill of the proxy, and without any plugin."""
-    with running(kind, engine, tmp_path, lambda node: register(node, ["PreRunPodSandbox"])) as node:
-        pod = node.plain_pod()
-        parent = engine.cgroup_parent(pod.metadata.uid, "burstable")
-        node.hooks.on("PreRunPodSandbox", hookanswers.reply(PodAnswer(cgroup_parent=parent)))
-        with node.client() as client:
-            pod_id = client.run_pod(pod)
-            container_ids = [client.create(pod_id, node.rich_container("first"), pod)]
-            assert [point for point, _ in node.told()] == ["PreRunPodSandbox"]
-            node.restart()
-            container_ids.append(client.create(pod_id, node.rich_container("second"), pod))
-            for container_id in container_ids:
-                client.start(container_id)
-                assert_in_force(client, container_id, parent, {"cpu_shares": 512})
-            assert node.told() == []
 
 
 @THREE
@@ -238,7 +191,7 @@ def test_what_hooks_changed_of_a_pod_outlives_a_kill(kind: Kind, engine: Any, tm
     with on_tmpfs() as memory:
         flags = {"originals_dir": str(memory)} if keeps else {}
         with running(kind, engine, tmp_path, **flags) as node, node.client() as client:
-            scene = act(node)
+            scene = Scene(node)
             pod_id = client.run_pod(scene.pod)
             file = file_of(memory, node.proxy.socket)
             wait_until(lambda: not keeps or pod_id in rows(file), "it is kept")
@@ -249,23 +202,167 @@ def test_what_hooks_changed_of_a_pod_outlives_a_kill(kind: Kind, engine: Any, tm
             assert_in_force(client, container_id, scene.parent, STARTED)
 
 
-@THREE
-def test_hooks_change_what_was_made_before_a_kill(node: RealNode, client: Any) -> None:
-    pod = node.rich_pod()
-    container_id = client.create(client.run_pod(pod), node.rich_container(), pod)
-    node.restart()
-    node.hooks.on("PreStartContainer", resources_answer(AT_START))
-    node.hooks.on("PreUpdateContainerResources", resources_answer(AT_UPDATE))
-    client.start(container_id)
-    assert_first_act(node.first_act(client, pod, container_id), AT_START)
-    client.update(container_id, cri_resources(KUBELETS_UPDATE))
-    assert_in_force(client, container_id, pod.linux.cgroup_parent, {**AT_START, **KUBELETS_UPDATE, **AT_UPDATE})
+# ---- a hook server that fails or refuses
+
+SHARES = LinuxContainerResources(cpu_shares=99)
+HANGS = hookanswers.hang()
+REFUSAL = "no room on this node"
+FAULTS: Mapping[str, tuple[Answer | None, str]] = {
+    "dead": (None, "unreachable"),
+    "hangs": (HANGS, "deadline"),
+    "refuses": (hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, REFUSAL), REFUSAL),
+}
+"""What the hook server does, None if there is none -> what the kubelet reads of it."""
+
+
+@contextmanager
+def faulty(kind: Kind, engine: Any, folder: Path, fault: str, policy: str) -> Iterator[tuple[RealNode, FaultRelay]]:
+    """Run a proxy whose only plugin fails so at every point, and a relay that keeps what passes to the engine."""
+    answer, _ = FAULTS[fault]
+
+    def prepare(node: RealNode) -> None:
+        if answer is not None:
+            node.hooks.default = answer
+            node.register(policy=policy, timeout="100ms" if answer is HANGS else "10s")
+        else:
+            node.proxy.register(f"{PLUGIN}.json", node.proxy.path / "nobody.sock", policy=policy)
+
+    with (
+        serving(FaultRelay(str(folder / "engine.sock"), engine.socket)) as relay,
+        running(kind, engine, folder, prepare, runtime=relay.listen) as node,
+    ):
+        yield node, relay
+
+
+def passed(relay: FaultRelay, text: str) -> bool:
+    """Tell whether a text passed to the engine."""
+    return any(text.encode() in bytes(sent.to_backend) for sent in relay.connections)
 
 
 @THREE
-def test_what_no_hook_touches_is_as_without_a_proxy(node: RealNode, client: Any) -> None:
-    pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
-    with node.direct() as direct:
-        seen = [node.lived(each, pod, container, cri_resources(KUBELETS_UPDATE)) for each in (client, direct)]
-    assert seen[0] == seen[1]
-    assert {point for point, _ in node.told()} == set(registration.ALL_POINTS)
+@pytest.mark.parametrize(("fault", "policy"), [*((fault, "Fail") for fault in FAULTS), ("refuses", "Ignore")])
+def test_refused_call_reaches_no_engine(kind: Kind, engine: Any, tmp_path: Path, fault: str, policy: str) -> None:
+    with faulty(kind, engine, tmp_path, fault, policy) as (node, relay), node.direct() as direct:
+        pod, another = node.rich_pod(), node.rich_pod("another")
+        pod_id = direct.run_pod(pod)
+        container_id = direct.create(pod_id, node.rich_container(), pod)
+        with node.client() as client:
+            calls: dict[str, Callable[[], object]] = {
+                "PreRunPodSandbox": lambda: client.run_pod(another),
+                "PreCreateContainer": lambda: client.create(pod_id, node.rich_container("unwanted"), pod),
+                "PreStartContainer": lambda: client.start(container_id),
+                "PreUpdateContainerResources": lambda: client.update(container_id, SHARES),
+            }
+            for point, call in calls.items():
+                failed = node.failure(call)
+                assert failed.status == (node.front.refused if fault == "refuses" else node.front.failed)
+                for part in (PLUGIN, point, FAULTS[fault][1]):
+                    assert part in failed.text
+            assert client.version(), "the connection lives"
+        assert not passed(relay, another.metadata.uid)
+        assert not passed(relay, "unwanted")
+        assert not node.is_running(direct, container_id)
+        direct.start(container_id)
+        assert inside(direct, container_id, "cpu_shares") != SHARES.cpu_shares
+
+
+@THREE
+@pytest.mark.parametrize(
+    ("fault", "policy"), [*((fault, "Ignore") for fault in FAULTS if fault != "refuses"), ("dead", "Fail")]
+)
+def test_pod_comes_up_as_without_a_plugin(kind: Kind, engine: Any, tmp_path: Path, fault: str, policy: str) -> None:
+    """Under Ignore; under Fail with the skip label: it may be the hook server's own pod."""
+    with faulty(kind, engine, tmp_path, fault, policy) as (node, relay), node.direct() as direct:
+        pod, container = node.rich_pod(), node.rich_container()
+        if policy == "Fail":
+            skipped(pod)
+        with node.client() as client:
+            through, straight = (node.lived(each, pod, container, SHARES) for each in (client, direct))
+        assert through == straight
+        assert passed(relay, pod.metadata.uid)
+
+
+# ---- koordlet: how it registers, its echoes, its -1, its empty cpuset (hook-api, "Registration files")
+
+KOORDLETS = ("PreRunPodSandbox", "PreCreateContainer", "PreUpdateContainerResources")
+"""What a koordlet with its defaults lists, beside the point that the protocol lacks."""
+
+
+@THREE
+def test_koordlets_whole_echo_changes_nothing(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    with running(kind, engine, tmp_path, lambda node: None) as node, node.client() as client, node.direct() as direct:
+        node.hooks.default = hookanswers.koordlet()
+        registration.write_as_koordlet(node.proxy.registrations, node.hooks.socket_path, KOORDLETS)
+        node.proxy.wait_for_registration("koordlet.json")
+        pod, container = node.rich_pod(), node.rich_container(cpuset_cpus=CPU)
+        through, straight = (node.lived(each, pod, container, SHARES) for each in (client, direct))
+        assert through == straight
+        assert [point for point, _ in node.told()] == list(KOORDLETS)
+        assert registration.KOORDLET_EXTRA_POINT in node.proxy.output(), "the unknown point has its warning"
+
+
+@THREE
+def test_each_of_koordlets_answers_holds_inside_the_container(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    with running(kind, engine, tmp_path, lambda node: node.register(policy="Fail")) as node, node.client() as client:
+        node.hooks.default = hookanswers.echo()
+        pod, config = node.plain_pod(), node.plain_container()
+        pod_id = client.run_pod(pod)
+        for number, case in enumerate(koordlet_cases.CASES):
+            if case.point == koordlet_cases.POD:
+                continue
+            of_update = case.point == koordlet_cases.UPDATE
+            config.metadata.name = f"c{number}"
+            config.linux.resources.CopyFrom(cri_resources(case.held if of_update else case.asked))
+            config = node.sent(config)
+            node.hooks.answers.clear()
+            if not of_update:
+                node.hooks.on(case.point, case.answer)
+            container_id = client.create(pod_id, config, pod)
+            client.start(container_id)
+            if of_update:
+                node.hooks.on(case.point, case.answer)
+                client.update(container_id, cri_resources(case.asked))
+            lifts = node.front.name == "cri"  # containerd takes -1 in an update
+            _assert_inside(client, container_id, case, {**case.held, **koordlet_cases.goes_out(case, lifts=lifts)})
+            client.stop(container_id)
+        assert "refused" not in node.proxy.output()
+
+
+SETTINGS = ("cpu_shares", "cpu_quota", "memory_limit_in_bytes", "cpuset_cpus")
+_LOOK = "; echo @; ".join(f"cat {file}" for file in (*map(cgroups.inside_file, SETTINGS), "/proc/1/environ"))
+
+
+def _assert_inside(client: Any, container_id: str, case: Case, values: Values) -> None:
+    *files, environment = client.exec_sync(container_id, "/bin/sh", "-c", _LOOK).stdout.split(b"@\n")
+    for setting, file in zip(SETTINGS, files, strict=True):
+        seen = cgroups.parse(setting, file.decode())
+        if setting == "cpuset_cpus":
+            assert cpus(str(seen)) == cpus(str(values.get(setting) or seen)), case.name
+        else:
+            assert seen == cgroups.expected(setting, values.get(setting, -1)), (case.name, setting)
+    assert {f"{key}={value}".encode() for key, value in case.envs.items()} <= set(environment.split(b"\0")), case.name
+
+
+def cpus(text: str) -> set[int]:
+    ends = [part.partition("-")[::2] for part in text.strip().split(",")]
+    return {cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1)}
+
+
+# ---- the hook server of ten lines in docs/hooks.rst, as it stands there
+
+
+@on(CONTAINERD, DOCKERD)
+def test_ten_lines_greet_each_container(kind: Kind, engine: Any, tmp_path: Path) -> None:
+    hello = tmp_path / "hello.py"
+    hello.write_text(CODE)
+    with running(kind, engine, tmp_path, lambda node: None) as node, node.client() as client:
+        flags = (f"--register-dir={node.proxy.registrations}",)
+        with processes.running(tmp_path, *flags, program=(str(hello),), file="hello.json") as program:
+            node.proxy.wait_for_registration("hello.json")
+            pod = node.plain_pod()
+            pod.annotations["example.com/greeting"] = "good day"
+            container_id = client.create(client.run_pod(pod), node.rich_container(), pod)
+            client.start(container_id)
+            told = node.first_act(client, pod, container_id)
+            assert (told["POD_UID"], told["GREETING"]) == (pod.metadata.uid, "good day")
+            assert program.end(15) == 0

@@ -1,25 +1,19 @@
-"""The proxy before a real engine is killed with pods running, and so is the engine itself (fault matrix B1, B3).
-
-That is promise 8.
-"""
+"""The proxy before a real engine is killed with pods running, and the engine too (promise 8, fault matrix B1, B3)."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtimeproxy.hookapi import api_pb2
-from tests.amounts import REAL_RESTARTED_PODS
 from tests.fakes import hookanswers
-from tests.fakes.cri_pb2 import LinuxContainerResources, PodSandboxConfig
+from tests.fakes.cri_pb2 import LinuxContainerResources
 from tests.system import told
 from tests.system.keeping import file_of, on_tmpfs, rows, scale
 from tests.system.node import CPU, end, inside
 from tests.system.proxy import WAIT_SECONDS, answers, wait_until
-from tests.system.real import CONTAINERD, DOCKERD, OLD_SHIM, Kind, RealNode, kill, on, running
+from tests.system.real import CONTAINERD, DOCKERD, OLD_SHIM, Kind, RealNode, on, running
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -35,71 +29,6 @@ while :; do wait; done
 
 
 # ---- the proxy
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """A pod with a container that runs, and what a hook server is to be told of it by a later proxy.
-
-    A stop tells what the start has told. An update tells the kubelet's own values, and no engine knows them any more
-    where a hook has set others: those stand in their place.
-    """
-
-    pod_id: str
-    container_id: str
-    update: Any
-    stop: Any
-
-
-def change(response: Any) -> None:
-    response.container_envs.update({"LEVEL": "hooked", "NEW": "1"})
-    response.container_annotations["hook"] = "hooked"
-    change_resources(response)
-
-
-def change_resources(message: Any) -> None:
-    message.container_resources.cpu_shares //= 2
-    message.container_resources.cpuset_cpus = CPU
-
-
-def begin(node: RealNode, client: Any, pod: PodSandboxConfig) -> Life:
-    pod_id = client.run_pod(pod)
-    container_id = client.create(pod_id, node.rich_container(), pod)
-    node.told()
-    client.update(container_id, UPDATE)
-    client.start(container_id)
-    (_, update), _, (_, started) = node.told()
-    assert started.container_envs["LEVEL"] == "hooked"
-    assert started.container_resources.cpu_quota == UPDATE.cpu_quota
-    change_resources(update)
-    return Life(pod_id, container_id, update, started)
-
-
-@on(CONTAINERD, DOCKERD, OLD_SHIM)
-def test_after_a_kill_pods_run_on_and_are_told_of_as_before(node: RealNode, client: Any) -> None:
-    of_pod = api_pb2.PodSandboxHookResponse(labels={"label": "hooked"}, annotations={"hook": "hooked"})
-    node.hooks.on("PreRunPodSandbox", hookanswers.reply(of_pod))
-    node.hooks.on("PreCreateContainer", hookanswers.echo(change))
-    lives = [begin(node, client, node.rich_pod(f"pod-{number}")) for number in range(REAL_RESTARTED_PODS.now)]
-    pids = [node.pids(client, life.pod_id, life.container_id) for life in lives]
-    assert len({pid for both in pids for pid in both} - {0}) == 2 * len(lives)
-    kill(node)
-    assert [node.pids(client, life.pod_id, life.container_id) for life in lives] == pids
-    for life in lives:
-        client.update(life.container_id, UPDATE)
-        client.stop(life.container_id)
-        assert node.told() == [("PreUpdateContainerResources", life.update), ("PostStopContainer", life.stop)]
-    seen = []
-    for life in lives:
-        client.stop_pod(life.pod_id)
-        seen.append(node.told())
-    assert [point for [(point, _)] in seen] == ["PostStopPodSandbox"] * len(lives)
-    assert {message.labels["label"] for [(_, message)] in seen} == {"hooked"}
-    kill(node)
-    for life, before in zip(lives, seen, strict=True):
-        client.stop_pod(life.pod_id)
-        assert node.told() == before
-
 
 KILLS = 5
 QUOTA, CHANGED_QUOTA = 60_000, 45_000
@@ -130,7 +59,7 @@ def test_quota_is_scaled_once_over_kills(kind: Kind, engine: Any, tmp_path: Path
             lambda: str(rows(file)),
         )
         for _ in range(KILLS):
-            kill(node)
+            node.restart(known=True)
             for one, (asked, scaled) in expected.items():
                 client.update(one, LinuxContainerResources(cpuset_cpus=CPU))
                 ((_, update),) = node.told()

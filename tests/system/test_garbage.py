@@ -1,8 +1,4 @@
-"""A held call that ends, well or badly, leaves nothing to the garbage collector: what it took is free at once.
-
-Its request, what was made of it and all that its errors' tracebacks hold would else wait until the collector looks at
-old objects, and a thousand calls that fail would need the memory of many more.
-"""
+"""A held call that ends, well or badly, leaves nothing to the garbage collector: what it took is free at once."""
 
 import asyncio
 import gc
@@ -10,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import grpc
 import pytest
@@ -20,17 +17,15 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.model import HookRequest
 from tests.fakes import hookanswers
 from tests.fakes.hookserver import HookServer
-from tests.system.fronts import Caller, Failed, Front
-from tests.system.proxy import ProxyInside, until
+from tests.system.fronts import Failed, Front
+from tests.system.proxy import until
 
 pytestmark = pytest.mark.slow
 
 CALLS = 3
 PROGRAM = f"{Path(runtimeproxy.__file__).parent}/"
 """Not by the folder's name: the checkout may have the same."""
-LATE = "no answer in time"
-UNREADABLE, CANCELLED, UNREACHABLE = "unreadable", "cancelled", "unreachable"
-"""What no answer of the hook server brings about."""
+LATE, CANCELLED, UNREADABLE, UNREACHABLE = "no answer in time", "cancelled", "unreadable", "unreachable"
 ANSWERS = {
     "served": hookanswers.empty(),
     "refused": hookanswers.status(grpc.StatusCode.PERMISSION_DENIED, "no"),
@@ -67,28 +62,10 @@ def _is_a_calls(one: object) -> bool:
     return isinstance(one, RuntimeProxyError | Unreadable | HookRequest) or Call in type(one).__mro__
 
 
-async def call(case: str, caller: Caller, proxy: ProxyInside, hooks: HookServer) -> None:
-    """Make a call that is held, and wait until the proxy has done with it."""
-    made: asyncio.Future[object]
-    if case == UNREADABLE:
-        made = asyncio.ensure_future(caller.send("run_pod", caller.broken_request("run_pod", b"x")))
-    else:
-        made = asyncio.ensure_future(caller.run_pod())
-    if case == CANCELLED:
-        await hooks.wait_for_calls("PreRunPodSandbox")
-        made.cancel()
-    with suppress(Failed, asyncio.CancelledError):
-        await made
-    hooks.calls.clear()
-    await until(lambda: not proxy.app.front.tasks, "the call's task has ended")  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 @pytest.mark.parametrize("case", ANSWERS)
-async def test_call_leaves_nothing_to_the_garbage_collector(
-    case: str, policy: str, front: Front, tmp_path: Path
-) -> None:
-    proxy = front.inside(tmp_path)
+async def test_call_leaves_no_garbage(case: str, policy: str, front: Front, tmp_path: Path) -> None:
+    proxy: Any = front.inside(tmp_path)
     async with (
         front.runtime(str(proxy.runtime)),
         HookServer(str(tmp_path / "hooks.sock"), default=ANSWERS[case]) as hooks,
@@ -97,10 +74,24 @@ async def test_call_leaves_nothing_to_the_garbage_collector(
         timeout = "50ms" if case == LATE else "20s"
         proxy.register("a.json", socket, ["PreRunPodSandbox", "PreCreateContainer"], policy=policy, timeout=timeout)
         async with proxy, front.caller(proxy.socket) as caller:
-            await call(case, caller, proxy, hooks)
+
+            async def call() -> None:
+                """Make a call that is held, and wait until the proxy has done with it."""
+                broken = caller.broken_request("run_pod", b"x")
+                made: Any = caller.send("run_pod", broken) if case == UNREADABLE else caller.run_pod()
+                made = asyncio.ensure_future(made)
+                if case == CANCELLED:
+                    await hooks.wait_for_calls("PreRunPodSandbox")
+                    made.cancel()
+                with suppress(Failed, asyncio.CancelledError):
+                    await made
+                hooks.calls.clear()
+                await until(lambda: not proxy.app.front.tasks, "the call's task has ended")
+
+            await call()
             with unreachable() as left:
                 for _ in range(CALLS):
-                    await call(case, caller, proxy, hooks)
+                    await call()
             assert left == []
             refused = case not in ("served", CANCELLED) and (policy == "Fail" or case == "refused")
             assert proxy.recorder.total("calls_refused") == refused * (CALLS + 1)

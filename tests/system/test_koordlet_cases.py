@@ -13,14 +13,12 @@ import pytest
 from runtimeproxy.docker.resources import RESOURCE_TABLE
 from tests.docs import KOORDLET, table
 from tests.fakes import cri_pb2, hookanswers
-from tests.fakes.hookserver import HookServer
 from tests.fakes.shapes import CONTAINERD, SHAPES
-from tests.system.cri_front import CRI, CRI_SHAPES
-from tests.system.docker_front import DOCKER_ENGINES
-from tests.system.fronts import CONTAINER, Caller, Front, Runtime
+from tests.system.cri_front import CRI
+from tests.system.fronts import CONTAINER, Front
 from tests.system.koordlet_cases import CASES, CREATE, UPDATE, Case, goes_out
 from tests.system.koordlet_cases import POD as POD_POINT
-from tests.system.proxy import until
+from tests.system.shaped import FRONTS, ShapedNode, named
 
 PAUSE = {"cpu_shares": 2, "oom_score_adj": -998}
 """What dockershim asks for each pod sandbox."""
@@ -28,24 +26,22 @@ LIFTING = {f"cri {shape.name}" for shape in SHAPES if shape.runtime_name == CONT
 """The fronts before runtimes that take -1 in an update."""
 
 
-async def request(runtime: Runtime, caller: Caller, hooks: HookServer, case: Case) -> bytes:
+async def released(node: ShapedNode, case: Case) -> bytes:
     """Make the case's call; return the request as the runtime got it."""
-    hooks.answers.clear()
+    node.hooks.answers.clear()
+    if case.point != UPDATE:
+        node.hooks.on(case.point, case.answer)
+    pod_id = await node.caller.run_pod()
     if case.point == POD_POINT:
-        hooks.on(case.point, case.answer)
-        await caller.run_pod()
-        return runtime.asked("run_pod")[-1]
-    pod_id = await caller.run_pod()
+        return node.runtime.asked("run_pod")[-1]
+    resources = case.held if case.point == UPDATE else case.asked
+    container_id = await node.caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=resources))
+    await node.caller.act("start", container_id)
     if case.point == CREATE:
-        hooks.on(case.point, case.answer)
-        container_id = await caller.create(pod_id, replace(CONTAINER, envs=(("A", "1"),), resources=case.asked))
-        await caller.act("start", container_id)
-        return runtime.asked("create")[-1]
-    container_id = await caller.create(pod_id, replace(CONTAINER, resources=case.held))
-    await caller.act("start", container_id)
-    hooks.on(case.point, case.answer)
-    await caller.update(container_id, case.asked)
-    return runtime.asked("update")[-1]
+        return node.runtime.asked("create")[-1]
+    node.hooks.on(case.point, case.answer)
+    await node.caller.update(container_id, case.asked)
+    return node.runtime.asked("update")[-1]
 
 
 def in_cri(case: Case, message: bytes) -> dict[str, Any]:
@@ -68,21 +64,18 @@ def in_docker(case: Case, message: bytes) -> dict[str, Any]:
     return {name: value for name, value in found.items() if usual.get(name) != value}
 
 
-@pytest.mark.parametrize("front", CRI_SHAPES + DOCKER_ENGINES, ids=lambda front: front.name)
+@pytest.mark.parametrize("front", FRONTS, ids=named)
 async def test_released_resources_for_each_answer(front: Front, tmp_path: Path) -> None:
-    proxy = front.inside(tmp_path)
-    hooks = HookServer(str(tmp_path / "hooks.sock"), default=hookanswers.echo())
-    proxy.register("koordlet.json", hooks.socket_path, policy="Fail")
-    async with front.runtime(str(proxy.runtime)) as runtime, hooks, proxy, front.caller(proxy.socket) as caller:
-        await until(lambda: "sync_seconds" in str(proxy.recorder.gauges), "the runtime is known")
+    async with ShapedNode(front, tmp_path, hookanswers.echo()) as node:
+        await node.known()
         for case in CASES:
-            message = await request(runtime, caller, hooks, case)
-            released = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
-            assert released == goes_out(case, lifts=front.name in LIFTING), case.name
+            message = await released(node, case)
+            found = in_cri(case, message) if front.caller is CRI.caller else in_docker(case, message)
+            assert found == goes_out(case, lifts=front.name in LIFTING), case.name
             if case.point == CREATE:
-                assert dict(runtime.envs()) == {"A": "1", **case.envs}, case.name
-        assert not proxy.recorder.total("hook_failures")
-        assert not proxy.recorder.total("calls_refused")
+                assert dict(node.runtime.envs()) == {"A": "1", **case.envs}, case.name
+        assert not node.inside.recorder.total("hook_failures")
+        assert not node.inside.recorder.total("calls_refused")
 
 
 def test_document_has_the_same_rows() -> None:

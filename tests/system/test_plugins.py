@@ -6,9 +6,8 @@ Whatever becomes of a file, no call goes without its hook (promise 14). That is 
 import asyncio
 import os
 import random
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count, cycle
 from pathlib import Path
 
@@ -27,9 +26,6 @@ pytestmark = pytest.mark.slow
 
 POINT = "PreCreateContainer"
 OTHER_POINT = "PostStopPodSandbox"
-CALLERS = 4
-EFFECT_SECONDS = 0.5
-FIRST_CALL_SECONDS = 0.100
 
 
 def sets(**envs: str) -> hookanswers.Answer:
@@ -74,18 +70,17 @@ async def test_new_server_at_a_socket_is_asked_by_the_next_call(
         async def first_call() -> list[float]:
             async with HookServer(str(path)) as old:
                 took = await seconds_to_ask(old)
-                if not old_lives:
-                    return [took]
-                path.rename(tmp_path / "old.sock")
-                async with HookServer(str(path)) as new:
-                    took = await seconds_to_ask(new)
-                    assert len(old.calls) == 1
-                    return [took]
+                if old_lives:
+                    path.rename(tmp_path / "old.sock")
+                    async with HookServer(str(path)) as new:
+                        took = await seconds_to_ask(new)
+                assert len(old.calls) == 1
+                return [took]
 
-        await in_time(FIRST_CALL_SECONDS, HOOK_SERVERS, first_call)
+        await in_time(0.100, HOOK_SERVERS, first_call)
 
 
-# -- the directory ---------------------------------------------------------------------------------------------------
+# ---- the directory
 
 
 def registered(proxy: ProxyInside) -> list[tuple[str, float]]:
@@ -111,7 +106,7 @@ async def test_folder_of_registrations_comes_goes_and_is_replaced(
     assert len(hooks.calls) == 2
 
 
-# -- swaps -----------------------------------------------------------------------------------------------------------
+# ---- swaps
 
 
 def renamed_over(folder: Path, number: int, content: str) -> None:
@@ -160,8 +155,8 @@ async def test_no_call_goes_unhooked_while_its_file_is_swapped(
         pod_id = await caller.run_pod()
         end = asyncio.Event()
         async with asyncio.TaskGroup() as load:
-            creating = [load.create_task(create_until(caller, pod_id, end)) for _ in range(CALLERS)]
-            await in_time(EFFECT_SECONDS, SWAPS, effect)
+            creating = [load.create_task(create_until(caller, pod_id, end)) for _ in range(4)]
+            await in_time(0.5, SWAPS, effect)
             end.set()
         assert proxy.recorder.total("hook_failures") == 0
     asked = runtime.asked("create")
@@ -180,53 +175,40 @@ async def create_until(caller: Caller, pod_id: str, end: asyncio.Event) -> int:
     return made
 
 
-# -- hostile files ---------------------------------------------------------------------------------------------------
+# ---- hostile files
 
 KEPT = ("kept-1.json", "kept-2.json", "kept-3.json")
 """The files of plugins that are registered when they are spoilt."""
 AT_ONCE = 20
 VALID = registration.text("/run/none.sock", [OTHER_POINT]).encode()
+CONTENTS: Sequence[Callable[[random.Random], bytes]] = (
+    lambda chance: b"",
+    lambda chance: VALID[: chance.randrange(len(VALID) - 1)],
+    lambda chance: bytes(255) + chance.randbytes(chance.randrange(1000)),
+    lambda chance: b"\xef\xbb\xbf" + VALID,
+    lambda chance: VALID.decode().encode("utf-16"),
+    lambda chance: b"[" * chance.choice([1 << 20, (1 << 20) + 1, 3 << 20]),
+)
+"""No registration is among them."""
 
-Hostile = Callable[[random.Random, Path], object]
-"""Makes something at a path where nothing is."""
+
+def spoil(chance: random.Random, path: Path) -> None:
+    """Make something at a path that is no registration."""
+    kind = chance.randrange(10)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind <= 3:
+        path.symlink_to(chance.choice(("nothing.json", path.name, "/dev/zero", "/dev/tty", "/proc/self/mem", "/", ".")))
+    else:
+        path.write_bytes(chance.choice(CONTENTS)(chance))
 
 
-def holding(content: Callable[[random.Random], bytes]) -> Hostile:
-    return lambda chance, path: path.write_bytes(content(chance))
-
-
-def damaged(chance: random.Random) -> bytes:
-    """Return a registration that some bytes of were changed: it may still be one."""
+def damage(chance: random.Random, path: Path) -> None:
+    """Write a registration that some bytes of were changed: it may still be one."""
     content = bytearray(VALID)
     for _ in range(chance.randrange(1, 5)):
         content[chance.randrange(len(content))] = chance.randrange(256)
-    return bytes(content)
-
-
-IN_PLACE: list[Hostile] = [
-    holding(lambda chance: b""),
-    holding(lambda chance: VALID[: chance.randrange(len(VALID) - 1)]),
-    holding(lambda chance: bytes(255) + chance.randbytes(chance.randrange(1000))),
-    holding(lambda chance: b"\xef\xbb\xbf" + VALID),
-    holding(lambda chance: VALID.decode().encode("utf-16")),
-    holding(lambda chance: b"[" * chance.choice([1 << 20, (1 << 20) + 1, 3 << 20])),
-    lambda chance, path: os.mkfifo(path),
-    lambda chance, path: path.symlink_to("nothing.json"),
-    lambda chance, path: path.symlink_to(path.name),
-    lambda chance, path: path.symlink_to(chance.choice(["/dev/zero", "/dev/tty", "/proc/self/mem", "/", "."])),
-]
-"""What can take a file's place by a rename."""
-
-
-def leave_socket(path: Path) -> None:
-    """Leave a socket; its path may be too long to be bound."""
-    beside = path.with_name("s")
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.bind(str(beside))
-    beside.rename(path)
-
-
-ANYWHERE = [*IN_PLACE, holding(damaged), lambda chance, path: path.mkdir(), lambda chance, path: leave_socket(path)]
+    path.write_bytes(content)
 
 
 def odd_name(chance: random.Random) -> str:
@@ -248,17 +230,16 @@ async def test_hostile_files_take_no_plugin_away(
         for first in range(0, HOSTILE_FILES.now, AT_ONCE):
             names = {odd_name(chance) for _ in range(min(AT_ONCE, HOSTILE_FILES.now - first))}
             for name in names:
-                chance.choice(ANYWHERE)(chance, proxy.registrations / name)
-            chance.choice(IN_PLACE)(chance, tmp_path / "spoilt")
+                chance.choice((spoil, spoil, spoil, damage))(chance, proxy.registrations / name)
+            spoil(chance, tmp_path / "spoilt")
             os.replace(tmp_path / "spoilt", proxy.registrations / chance.choice(KEPT))
             await read_all(proxy, first)
             await caller.create(pod_id)
             made += 1
             assert len(hooks.calls) == len(KEPT) * made
             for name in names:
-                remove(proxy.registrations / name)
+                (proxy.registrations / name).unlink()
         for name in KEPT:
-            remove(proxy.registrations / name)
             proxy.register(name, hooks.socket_path, [POINT], timeout="20s")
         await read_all(proxy, -1)
         assert proxy.recorder.gauges["config_invalid_files", ()] == 0
@@ -278,10 +259,3 @@ async def read_all(proxy: ProxyInside, number: int) -> None:
         return "~last" in plugins and plugins["~last"].timeout_seconds == seconds
 
     await until(read, "the directory has been read")
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        path.rmdir()
-    else:
-        path.unlink()

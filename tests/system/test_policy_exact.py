@@ -1,4 +1,7 @@
-"""The policy is exact (promise 2): a failed hook call ends as its policy says, and is counted once, as what it was."""
+"""The policy is exact (promise 2): a failed hook call ends as its policy says, and is counted once, as what it was.
+
+Also where somebody else could have made the socket (fault matrix X6).
+"""
 
 import random
 import socket
@@ -20,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 POINT = "PreCreateContainer"
 RESPONSE, RESOURCES = api_pb2.ContainerResourceHookResponse, api_pb2.LinuxContainerResources
-GOOD = hookanswers.empty()
 Failing = Callable[[HookServer], AbstractContextManager[None]]
 """Makes a hook server fail for a moment."""
 
@@ -30,7 +32,7 @@ def answering(answer: hookanswers.Answer) -> Failing:
     def failing(hooks: HookServer) -> Iterator[None]:
         hooks.default = answer
         yield
-        hooks.default = GOOD
+        hooks.default = hookanswers.empty()
 
     return failing
 
@@ -69,11 +71,22 @@ def dead(hooks: HookServer) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def anybodys(hooks: HookServer) -> Iterator[None]:
+    """Be a new socket in a folder where everybody may put one."""
+    folder = Path(hooks.socket_path).parent
+    with dead(hooks):
+        folder.chmod(0o1777)
+        yield
+        folder.chmod(0o700)
+
+
 KINDS: list[tuple[str, Failing]] = [
     ("deadline", answering(hookanswers.hang())),
     ("error_status", answering(hookanswers.status(grpc.StatusCode.DEADLINE_EXCEEDED))),
     ("unreachable", away),
     ("unreachable", dead),
+    ("untrusted_socket", anybodys),
     ("broken_answer", crashing),
     ("bad_answer", answering(hookanswers.garbage())),
     ("bad_answer", answering(hookanswers.raw(b"\x1a\x02\xff\xfe"))),
@@ -89,15 +102,13 @@ KINDS: list[tuple[str, Failing]] = [
 """Why the hook call fails, and how."""
 WEIGHTS = [1, *[24] * (len(KINDS) - 1)]
 """The first one takes its time."""
-TIMEOUT = "3s"
-"""What a busy machine makes late must not be taken for the first one."""
 
 
 @pytest.mark.parametrize("policy", ["Fail", "Ignore"])
 async def test_failure_ends_as_the_policy_says_and_is_counted(
     front: Front, tmp_path: Path, runtime: Runtime, policy: str
 ) -> None:
-    """After each failure comes a good answer, so the breaker has no say; at the end it has."""
+    """A good answer follows each failure, so the breaker has no say; at the end it has, until there is a new socket."""
     chance, in_a_row = random.Random(policy), 10
     failures = [*KINDS, *chance.choices(KINDS, WEIGHTS, k=HOOK_FAILURES.now - len(KINDS))]
     chance.shuffle(failures)
@@ -105,7 +116,8 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
     injected: Counter[str] = Counter()
     inside = front.inside(tmp_path)
     hooks = HookServer(str(tmp_path / "hooks.sock"), faulty=True, keep_calls=False)
-    inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout=TIMEOUT)
+    # What a busy machine makes late must not be taken for a deadline.
+    inside.register("bad.json", hooks.socket_path, [POINT], policy=policy, timeout="3s")
     async with hooks, inside as proxy, front.caller(proxy.socket) as caller:
         pod_id = await caller.run_pod()
         for reason, failing in failures:
@@ -119,6 +131,10 @@ async def test_failure_ends_as_the_policy_says_and_is_counted(
         with crashing(hooks):
             for _ in range(in_a_row):
                 expected += await released(front, caller, pod_id, policy)
+        await hooks.stop()
+        await hooks.start()
+        expected += await released(front, caller, pod_id, "Ignore")
+        assert not proxy.recorder.gauges["hook_breaker_open", (("plugin", "bad"),)]
         injected += {"broken_answer": 5, "breaker_open": in_a_row - 5}
         reasons = [*injected, "internal"]
         opened = injected if policy == "Ignore" else Counter()

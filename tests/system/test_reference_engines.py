@@ -4,12 +4,9 @@ RDT's is above a stand-in for resctrl, as no machine of the tests has RDT.
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -18,13 +15,11 @@ from runtimeproxy_hooks import coresched, koordinator
 from runtimeproxy_hooks.groupidentity import FILE as BVT
 from runtimeproxy_hooks.rdt import RDT_CLASS
 from tests.engines import cgroups
-from tests.engines.containerd import Containerd
-from tests.system.node import CPU, LAST_LINE, MIB, end
-from tests.system.proxy import Folder, wait_until
-from tests.system.reference import HookProgram
-from tests.system.reference_node import ENGINES, ReferenceNode, before, container, running
+from tests.engines.cri import CriClient
+from tests.system.node import CPU, LAST_LINE, MIB, Values, assert_first_act
+from tests.system.proxy import Folder
+from tests.system.reference import ENGINES, HookProgram, ReferenceNode, before, container, running
 from tests.system.reference_standin import MOST_SECONDS, PROCESSES
-from tests.system.scene import Values, assert_first_act
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -62,11 +57,9 @@ def annotation(key: str, value: object) -> dict[str, str]:
     return {key: json.dumps(value)}
 
 
-GPU_SHARE = {"core": "50", "memory": "16Gi", "memory-ratio": 50}
-
-
 def test_cpus_and_gpus_are_there_from_the_first_instruction(node: ReferenceNode) -> None:
-    share = {f"koordinator.sh/gpu-{name}": value for name, value in GPU_SHARE.items()}
+    half = {"core": "50", "memory": "16Gi", "memory-ratio": 50}
+    share = {f"koordinator.sh/gpu-{name}": value for name, value in half.items()}
     devices = annotation(koordinator.DEVICE_ALLOCATED, {"gpu": [{"minor": it, "resources": share} for it in (3, 0)]})
     cpus = annotation(koordinator.RESOURCE_STATUS, {"cpuset": CPU, "numaNodeResources": []})
     pod = node.pod(devices | cpus, qos="LSR", cgroup="guaranteed")
@@ -121,11 +114,13 @@ def test_quota_is_scaled_once(node: ReferenceNode, qos: str, times: int) -> None
             made.assert_in_force({"cpu_shares": 400, "cpu_quota": quota // times})
 
 
-OF_CONTAINER = {koordinator.OOM_SCORE_ADJ_SPEC: '{"main": 300, "other": 1}', koordinator.OOM_SCORE_ADJ: "500"}
-UNREADABLE = {koordinator.OOM_SCORE_ADJ: "5,00"}
+OOM_SCORES: dict[str, tuple[Mapping[str, str], str]] = {
+    "set": ({koordinator.OOM_SCORE_ADJ_SPEC: '{"main": 300, "other": 1}', koordinator.OOM_SCORE_ADJ: "500"}, "300"),
+    "unreadable": ({koordinator.OOM_SCORE_ADJ: "5,00"}, "900"),
+}
 
 
-@pytest.mark.parametrize(("annotations", "expected"), [(OF_CONTAINER, "300"), (UNREADABLE, "900")], ids=["set", "bad"])
+@pytest.mark.parametrize(("annotations", "expected"), OOM_SCORES.values(), ids=OOM_SCORES)
 def test_oom_score_is_the_annotations(node: ReferenceNode, annotations: Mapping[str, str], expected: str) -> None:
     """The kubelet asks for 900."""
     with running(node, node.pod(annotations), container(**LIMITED, oom_score_adj=900)) as made:
@@ -177,104 +172,44 @@ def test_what_the_kernel_lacks_is_logged_once_and_pods_run(node: ReferenceNode) 
 
 # ---- RDT above a stand-in
 
-STAND_IN = (sys.executable, "-m", "tests.system.reference_standin")
+RESCTRL = "resctrl"
 CLASSES = 3
 """Of service: the root has one of them, and BE gets one."""
-RDT_SETTINGS = "rdt: {BE: {enable: true, l3: [0, 30], mb: 35}}\n"
 WISH = {"llc": {"schemata": {"range": [20, 80]}}, "mb": {"schemataPerCache": [{"cacheID": 1, "percent": 20}]}}
 SEVERAL = f"sleep 3600 & sleep 3600 & echo {LAST_LINE}; wait"
-COUNT = 4
-"""The processes of that script, the shell and two more, and the guest."""
-GUEST = """
-import threading, time
-for _ in range(3):
-    threading.Thread(target=time.sleep, args=[3600], daemon=True).start()
-time.sleep(3600)
-"""
-GUESTS_THREADS = 4
-
+COUNT = 3
+"""The processes of that script, the shell and two more."""
 OF_CLASS, OF_POD = "class", "pod"
 LIMITS = {OF_CLASS: "L3:0=00f;1=00f\nMB:0= 40;1= 40\n", OF_POD: "L3:0=1f8;1=1f8\nMB:0=100;1= 20\n"}
 """What the schemata file shows of 11 ways and steps of 10 %: 0 to 30 % is 4 ways, 20 to 80 % the 4th to the 9th."""
 
 
-def resctrl(folder: Path) -> Path:
-    return folder / "resctrl"
-
-
 def rdt_hook(folder: Folder) -> Sequence[HookProgram]:
     settings = folder.path / "node.yaml"
-    settings.write_text(RDT_SETTINGS)
-    words = (str(resctrl(folder.path)), str(CLASSES))
+    settings.write_text("rdt: {BE: {enable: true, l3: [0, 30], mb: 35}}\n")
+    words = (f"{folder.path}/{RESCTRL}", str(CLASSES))
     flags = [f"--node-config={settings}", "--failure-policy=Fail", f"--timeout={2 * MOST_SECONDS:.0f}s"]
-    return [HookProgram(folder, *words, program=STAND_IN, name="rdt", flags=flags)]
+    program = (sys.executable, "-m", "tests.system.reference_standin")
+    return [HookProgram(folder, *words, program=program, name="rdt", flags=flags)]
 
 
 rdt_node = on_each_engine(rdt_hook)
 
 
-def pod_of(node: ReferenceNode, kind: str) -> tuple[Any, str]:
-    """Return a new pod of the class BE, and the group that is its."""
-    pod = node.pod({koordinator.RESCTRL: json.dumps(WISH)} if kind == OF_POD else {}, qos="BE", cgroup="besteffort")
-    return pod, f"koordlet-{pod.metadata.uid}" if kind == OF_POD else "BE"
-
-
-def several() -> Any:
-    """Return a container of several processes."""
+@pytest.mark.parametrize("kind", [OF_CLASS, OF_POD])
+def test_group_holds_every_process_of_the_container(rdt_node: ReferenceNode, kind: str) -> None:
+    wish = annotation(koordinator.RESCTRL, WISH) if kind == OF_POD else {}
+    pod = rdt_node.pod(wish, qos="BE", cgroup="besteffort")
+    name = f"koordlet-{pod.metadata.uid}" if kind == OF_POD else "BE"
+    group = rdt_node.proxy.path / RESCTRL / name
     config = container(SEVERAL)
     config.annotations[PROCESSES] = str(COUNT)
-    return config
-
-
-def threads(*pids: int) -> set[int]:
-    return {int(task.name) for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()}
-
-
-@contextmanager
-def guest() -> Iterator[int]:
-    """Run a process of several threads: no program of the test's image has more than one."""
-    with subprocess.Popen([sys.executable, "-c", GUEST]) as process:
-        try:
-            wait_until(lambda: len(threads(process.pid)) == GUESTS_THREADS, "the guest's threads run")
-            yield process.pid
-        finally:
-            process.kill()
-
-
-def name_of(pid: int) -> str:
-    """Return a process's name, "" if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def move_in(pid: int, cgroup: str) -> None:
-    """Put a process into a container as soon as that runs its program: until then runc may still be on its way into
-    one hierarchy of version 1 after the other."""
-    wait_until(lambda: "sleep" in map(name_of, cgroups.processes(cgroup)), "the container runs")
-    for directory in cgroups.directories(cgroup):
-        (directory / "cgroup.procs").write_text(str(pid))
-
-
-@pytest.mark.parametrize("kind", [OF_CLASS, OF_POD])
-def test_group_holds_every_thread_of_the_container(rdt_node: ReferenceNode, kind: str) -> None:
-    pod, name = pod_of(rdt_node, kind)
-    group = resctrl(rdt_node.proxy.path) / name
-    with rdt_node.client() as client:
-        pod_id = client.run_pod(pod)
-        container_id = client.create(pod_id, several(), pod)
-        if isinstance(rdt_node.engine, Containerd):
-            assert client.status(container_id).status.annotations[RDT_CLASS] == name
-        cgroup = f"{pod.linux.cgroup_parent}/{container_id}"
-        with guest() as visiting, ThreadPoolExecutor() as pool:
-            moved = pool.submit(move_in, visiting, cgroup)
-            client.start(container_id)
-            moved.result()
-            pids = cgroups.processes(cgroup)
-            assert len(pids) == COUNT
-            said = f"{rdt_node.programs['rdt'].output()}\n{rdt_node.proxy.output()}"
-            assert {int(tid) for tid in (group / "tasks").read_text().split()} == threads(*pids), said
+    with running(rdt_node, pod, config) as made:
+        if isinstance(made.client, CriClient):
+            assert made.client.status(made.container_id).status.annotations[RDT_CLASS] == name
+        pids = cgroups.processes(made.cgroup)
+        assert len(pids) == COUNT
+        said = f"{rdt_node.programs['rdt'].output()}\n{rdt_node.proxy.output()}"
+        assert set(map(int, (group / "tasks").read_text().split())) == set(pids), said
         assert (group / "schemata").read_text() == LIMITS[kind]
-        end(client, pod_id, container_id)
     assert group.exists() == (kind == OF_CLASS)

@@ -10,7 +10,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,16 +27,11 @@ from tests.system.test_process import SUPERVISED, handed_over, refused
 pytestmark = pytest.mark.slow
 
 DRAIN_SECONDS = 10
-HOOK_SECONDS = 0.02
 PAUSE_SECONDS = 0.005
 WORKERS = 3
 """How many clients there are of a kind."""
 POINTS = ["PreRunPodSandbox", "PreCreateContainer", "PostStopContainer"]
 
-KILLS = Amount(1, 50)
-"""Of a proxy under load."""
-RESTART_SECONDS = 0.1
-"""What a supervisor waits before it starts what has died."""
 IN_FULL = float(os.environ.get(SHARE_VARIABLE, "0")) >= 1
 """Whether this is a full soak."""
 DEAD_SECONDS = 30.0
@@ -48,7 +44,7 @@ SILENCE_SECONDS = 2.0 if IN_FULL else DEAD_SECONDS
 
 
 class Load:
-    """Clients that ask one thing after another: some what passes, others for the lives of pods.
+    """Clients that ask one thing after another: what passes, and for the lives of pods.
 
     ``cuts`` is how often a followed stream has ended.
     """
@@ -67,8 +63,7 @@ class Load:
         async with AsyncExitStack() as stack:
             made = (PATIENT[self._front.name](self._path) for _ in range(WORKERS))
             callers = [await stack.enter_async_context(caller) for caller in made]
-            kinds = (self._asks_passing, self._asks_held)
-            workers = [asyncio.create_task(kind(caller)) for caller in callers for kind in kinds]
+            workers = [asyncio.create_task(self._ask(caller)) for caller in 2 * callers]
             following = asyncio.create_task(self._follow(callers[0]))
             yield
             self._ending = True
@@ -76,15 +71,11 @@ class Load:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    async def _asks_passing(self, caller: Patient) -> None:
+    async def _ask(self, caller: Patient) -> None:
         while not self._ending:
             with suppress(Failed):
                 for verb in ("ping", "list"):
                     await self._count(verb, caller.act(verb))
-
-    async def _asks_held(self, caller: Patient) -> None:
-        while not self._ending:
-            with suppress(Failed):
                 pod_id = await self._count("run_pod", caller.run_pod())
                 container_id = await self._count("create", caller.create(pod_id))
                 for verb in ("start", "stop", "remove"):
@@ -116,71 +107,51 @@ class Load:
 
 
 class Dialler:
-    """Asks for a sign of life all the time, each time on a new connection.
+    """Asks for a sign of life, each time on a new connection.
 
-    ``refused`` is how often nobody listened, ``longest_silence`` the seconds between two good answers.
+    ``refused`` is how often nobody listened, ``answers`` when there was a good answer (``time.monotonic``).
     """
 
     def __init__(self, front: Front, path: Path) -> None:
         self.refused = 0
-        self.longest_silence = 0.0
+        self.answers: list[float] = []
+        self.end = False
         self._front = front
         self._path = path
-        self._last = 0.0
-        self._ending = False
 
-    @asynccontextmanager
-    async def going_on(self) -> AsyncIterator[None]:
-        """Ask during the context."""
-        self._last = time.monotonic()
-
-        async def ask() -> None:
-            while not self._ending:
-                await self.answered()
-                await asyncio.sleep(PAUSE_SECONDS)
-
-        asking = [asyncio.create_task(ask()) for _ in range(WORKERS)]
-        yield
-        self._ending = True
-        await asyncio.gather(*asking)
+    async def ask(self) -> None:
+        """Ask until the ``end``."""
+        while not self.end:
+            await self.answered()
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def answered(self) -> float:
-        """Ask until there is a good answer; return when it came (``time.monotonic``)."""
+        """Ask until there is a good answer; return when it came."""
         while True:
             try:
                 async with asyncio.timeout(DEAD_SECONDS), self._front.sent(self._path) as answer:
                     await answer
-                break
+                self.answers.append(time.monotonic())
+                return self.answers[-1]
             except (FileNotFoundError, ConnectionRefusedError):
                 self.refused += 1
             except ConnectionError:
                 pass  # it was connected to the one that was killed
             await asyncio.sleep(PAUSE_SECONDS)
-        now = time.monotonic()
-        self.longest_silence = max(self.longest_silence, now - self._last)
-        self._last = now
-        return now
 
 
 @pytest.fixture
 async def hooks(tmp_path: Path) -> AsyncIterator[HookServer]:
     path = tmp_path / "hooks.sock"
-    async with HookServer(str(path), default=hookanswers.after(HOOK_SECONDS), keep_calls=False) as server:
+    async with HookServer(str(path), default=hookanswers.after(0.02), keep_calls=False) as server:
         yield server
-
-
-def own(front: Front, folder: Path) -> ProxyProcess:
-    """Return a proxy that makes its socket."""
-    return front.process(folder, drain_timeout=f"{DRAIN_SECONDS}s")
 
 
 @pytest.fixture(params=["own socket", "supervisor's socket"])
 def proxy(request: pytest.FixtureRequest, front: Front, tmp_path: Path) -> Iterator[ProxyProcess]:
     """Return a proxy that makes its socket, and one whose socket is its supervisor's."""
-    if request.param == "own socket":
-        yield own(front, tmp_path)
-        return
-    with handed_over(tmp_path / "proxy.sock") as handed:
+    handing = handed_over(tmp_path / "proxy.sock") if request.param == "supervisor's socket" else nullcontext({})
+    with handing as handed:
         yield front.process(tmp_path, **handed, drain_timeout=f"{DRAIN_SECONDS}s")
 
 
@@ -215,30 +186,34 @@ async def test_kills_under_load_cost_only_the_calls_under_way(
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load, dialler = Load(front, proxy), Dialler(front, proxy.socket)
     pause, took, waited = random.Random(0), [], []
-    async with proxy, load.going_on(), dialler.going_on():
-        for _ in range(KILLS.now):
+    async with proxy, load.going_on(), asyncio.TaskGroup() as group:
+        for _ in range(WORKERS):
+            group.create_task(dialler.ask())
+        for _ in range(Amount(1, 50).now):
             await load.each_kind_is_answered()
             await asyncio.sleep(pause.uniform(0, 0.1))
             proxy.kill()
             first = asyncio.create_task(dialler.answered())
-            await asyncio.sleep(RESTART_SECONDS)
+            await asyncio.sleep(0.1)  # a supervisor waits before it starts what has died
             launched, before = time.monotonic(), waited_seconds(os.getpid())
             proxy.launch()
             took.append(await first - launched)
             waited.append(waited_seconds(proxy.pid) + waited_seconds(os.getpid()) - before)
         await load.each_kind_is_answered()
+        dialler.end = True
     assert ids <= {*runtime.pod_ids(), *runtime.container_ids()}
     assert {error.status for _, error in load.lost} <= {front.lost}, load.lost
     starts = list(zip(took, waited, strict=True))
     assert max(seconds - others for seconds, others in starts) < ANSWER_SECONDS, starts
-    assert dialler.longest_silence - max(waited) < SILENCE_SECONDS, starts
+    longest_silence = max(later - earlier for earlier, later in pairwise(dialler.answers))
+    assert longest_silence - max(waited) < SILENCE_SECONDS, starts
     assert (dialler.refused == 0) == (SUPERVISED in proxy.command), dialler.refused
 
 
 async def test_second_starts_under_load_disturb_no_call(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
 ) -> None:
-    proxy = own(front, tmp_path)
+    proxy = front.process(tmp_path)
     proxy.register("slow.json", hooks.socket_path, POINTS)
     load = Load(front, proxy)
     async with proxy, load.going_on():

@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.amounts import Amount
-from tests.engines import docker_cli
-from tests.engines.images import BUSYBOX_IMAGE
-from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_received import Injection
-from tests.system.docker_front import DOCKER
 from tests.system.fronts import Front
 from tests.system.proxy import ProxyProcess, answers, until
 from tests.system.times import in_time, judged, limit
@@ -20,19 +15,15 @@ from tests.system.times import in_time, judged, limit
 pytestmark = pytest.mark.slow
 
 DIAL_SECONDS = 0.050
-GOOD_SECONDS = 0.100
-RETURNS = Amount(1, 100)
-STARTS = Amount(3, 100)
-LISTENS_SECONDS = 1.0
 
 
 async def test_proxy_listens_within_a_second_without_a_runtime(front: Front, tmp_path: Path) -> None:
     proxy = front.process(tmp_path)
-    took = [await _seconds_to_listen(proxy, number) for number in range(1, STARTS.now + 1)]
-    assert judged(took) < limit(took, LISTENS_SECONDS), took
+    took = [await seconds_to_listen(proxy, number) for number in range(1, Amount(3, 100).now + 1)]
+    assert judged(took) < limit(took, 1.0), took
 
 
-async def _seconds_to_listen(proxy: ProxyProcess, number: int) -> float:
+async def seconds_to_listen(proxy: ProxyProcess, number: int) -> float:
     """Start a proxy, for the first time or once more, and end it; return the seconds until somebody could connect."""
     begun = time.monotonic()
     proxy.launch()
@@ -47,48 +38,26 @@ async def _seconds_to_listen(proxy: ProxyProcess, number: int) -> float:
     return took
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "a plain file"])
-async def test_path_without_a_runtime_is_logged_before_any_client(front: Front, tmp_path: Path, wrong: str) -> None:
-    proxy = front.process(tmp_path)
-    away = f"container runtime at {proxy.runtime} is not reachable"
-    if wrong == "a plain file":
-        proxy.runtime.touch()
-    async with proxy:
-        await until(lambda: away in proxy.output(), "that nobody is there is told", proxy.output)
-        assert proxy.output().index("listening on ") < proxy.output().index(away)
-        proxy.runtime.unlink(missing_ok=True)
-        async with front.runtime(str(proxy.runtime)), front.caller(proxy.socket) as caller:
-            await caller.act("ping")
-            await caller.act("ping")
-            told = f"container runtime at {proxy.runtime} is reachable again"
-            await until(lambda: told in proxy.output(), "that it is there again is told", proxy.output)
-    assert proxy.output().count(told) == 1
-
-
 async def test_first_answer_comes_within_100_ms_of_the_runtimes_start(front: Front, tmp_path: Path) -> None:
     folders = (tmp_path / str(number) for number in count())
 
     async def first_answer() -> list[float]:
-        return [await _first_good_answer(front, next(folders))]
+        async with front.process(next(folders)) as proxy:
+            away = f"container runtime at {proxy.runtime} is not reachable"
+            await until(lambda: away in proxy.output(), "that nobody is there is told before any client", proxy.output)
+            dialling = asyncio.create_task(dial_until_answered(front, proxy.socket))
+            await asyncio.sleep(4 * DIAL_SECONDS)
+            assert not dialling.done()
+            async with front.runtime(str(proxy.runtime)):
+                await until(lambda: answers(proxy.runtime), "the runtime listens")
+                begun = time.monotonic()
+                return [await asyncio.wait_for(dialling, 20) - begun]
 
-    await in_time(GOOD_SECONDS, RETURNS, first_answer)
-
-
-async def _first_good_answer(front: Front, folder: Path) -> float:
-    """Return the seconds from the moment that the runtime listens to the client's first good answer."""
-    async with front.process(folder) as proxy:
-        dialling = asyncio.create_task(_dial_until_answered(front, proxy.socket))
-        await asyncio.sleep(4 * DIAL_SECONDS)
-        assert not dialling.done()
-        assert not proxy.ended
-        async with front.runtime(str(proxy.runtime)):
-            await until(lambda: answers(proxy.runtime), "the runtime listens")
-            begun = time.monotonic()
-            answered = await asyncio.wait_for(dialling, 20)
-    return answered - begun
+    await in_time(0.100, Amount(1, 100), first_answer)
 
 
-async def _dial_until_answered(front: Front, socket: Path) -> float:
+async def dial_until_answered(front: Front, socket: Path) -> float:
+    """Ask on a new connection again and again; return when there was an answer."""
     while True:
         next_dial = time.monotonic() + DIAL_SECONDS
         try:
@@ -97,18 +66,3 @@ async def _dial_until_answered(front: Front, socket: Path) -> float:
             return time.monotonic()
         except ConnectionError:
             await asyncio.sleep(next_dial - time.monotonic())
-
-
-@pytest.mark.engine
-async def test_docker_cli_repeats_what_is_safe_to_repeat_after_dockerds_death(tmp_path: Path) -> None:
-    """The connection's end says so; with a 502 ``docker images`` would fail though the next dockerd answers."""
-    async with FakeDockerd(str(tmp_path / "runtime.sock")) as dockerd, DOCKER.process(tmp_path) as proxy:
-        for route in ("GET /images/json", "POST /containers/create"):
-            dockerd.inject(route, Injection(cut_after_bytes=0, times=1))
-        listed = await asyncio.to_thread(docker_cli.run, str(proxy.socket), "images", "--quiet")
-        assert listed.exit_code == 0, listed
-        created = await asyncio.to_thread(docker_cli.run, str(proxy.socket), "create", BUSYBOX_IMAGE)
-        assert created.exit_code == 1, created
-        assert b"EOF" in created.stderr
-    cli = [received.route for received in dockerd.received if received.target.startswith("/v")]
-    assert [cli.count(route) for route in ("GET /images/json", "POST /containers/create")] == [2, 1]

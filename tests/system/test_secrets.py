@@ -6,7 +6,7 @@ That is fault matrix X4, promise 16.
 import asyncio
 import logging
 from collections.abc import Awaitable
-from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from tests.system.fronts import PARENT, Caller, Failed, Front, Runtime
 
 pytestmark = pytest.mark.slow
 
-CALLS = Amount(100, 10_000)
 CANARY = "canary-7f3a91"
 WORDS = "spoken-5d20c4"
 """What hook servers and runtimes say to the caller in so many words: that may reach it, but no log."""
@@ -66,7 +65,7 @@ async def test_no_line_figure_or_error_text_holds_a_value(
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT, policy=policy)
     async with proxy, front.caller(proxy.socket) as caller:
         made = Calls(caller, runtime, hooks)
-        while made.count < CALLS.now:
+        while made.count < Amount(100, 10_000).now:
             caplog.clear()
             failed, bad = (proxy.recorder.total(name) for name in ("hook_failures", "hook_bad_fields"))
             await made.all_there_are()
@@ -84,37 +83,39 @@ async def test_no_line_figure_or_error_text_holds_a_value(
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_stderr_holds_no_value(
+async def test_stderr_holds_no_value_and_no_foreign_library_is_loaded(
     front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer, log_format: str
 ) -> None:
+    """The libraries are several times the proxy's own memory; Docker mode reads the daemon's state with aiohttp."""
     proxy = front.process(tmp_path, log_format=log_format)
     proxy.register("plugin.json", hooks.socket_path, timeout=TIMEOUT)
     async with proxy, front.caller(proxy.socket) as caller:
         await Calls(caller, runtime, hooks).all_there_are()
+        maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
+    assert "uvloop" in maps  # so a library's compiled part is seen in this list
+    assert [library for library in front.never_loaded if library in maps] == []
     assert "'plugin'" in proxy.output()
     assert not any(secret in proxy.output() for secret in (CANARY, WORDS))
 
 
 TEXTS = {"secret": CANARY}
-COMMAND, ENVS = ("/bin/sh", "-c", CANARY), (("SECRET", CANARY),)
-CONTAINER = Container(
-    "main", BUSYBOX_IMAGE, command=COMMAND, args=(CANARY,), envs=ENVS, labels=TEXTS, annotations=TEXTS
-)
+RUNS: Any = {"command": ("/bin/sh", "-c", CANARY), "args": (CANARY,), "envs": (("SECRET", CANARY),)}
+CONTAINER = Container("main", BUSYBOX_IMAGE, **RUNS, labels=TEXTS, annotations=TEXTS)
 
 
 def pod(name: str) -> Pod:
     return Pod(name, f"{name}-uid", labels=TEXTS, annotations=TEXTS, cgroup_parent=PARENT)
 
 
+@dataclass
 class Calls:
     """Makes calls with the canary wherever a value can stand; keeps the texts of their errors."""
 
-    def __init__(self, caller: Caller, runtime: Runtime, hooks: HookServer) -> None:
-        self.count = 0
-        self.texts: list[str] = []
-        self._caller = caller
-        self._runtime = runtime
-        self._hooks = hooks
+    caller: Caller
+    runtime: Runtime
+    hooks: HookServer
+    count: int = 0
+    texts: list[str] = field(default_factory=list)
 
     async def all_there_are(self) -> None:
         """Make every held call with every answer of the hook server, and calls that fail in other ways.
@@ -122,41 +123,41 @@ class Calls:
         A server that failed too often is not asked for a while: each answer is that of a new one.
         """
         for name, answer in ANSWERS.items():
-            self._hooks.default = answer
+            self.hooks.default = answer
             await self.life_of_a_pod(name)
-            await self._hooks.stop()
-            await self._hooks.start()
-        self._hooks.default = hookanswers.empty()
-        await self._caller.pass_by(CANARY)
+            await self.hooks.stop()
+            await self.hooks.start()
+        self.hooks.default = hookanswers.empty()
+        await self.caller.pass_by(CANARY)
         await self._rejected_update()
         await self._failing_calls()
-        assert {call.point.name for call in self._hooks.calls} == set(registration.ALL_POINTS)
-        assert sum(CANARY.encode() in call.message for call in self._hooks.calls) > len(ANSWERS)
+        assert {call.point.name for call in self.hooks.calls} == set(registration.ALL_POINTS)
+        assert sum(CANARY.encode() in call.message for call in self.hooks.calls) > len(ANSWERS)
 
     async def life_of_a_pod(self, name: str) -> None:
         """Make every held call; failed ones are no end."""
-        pod_id = await self._tried(self._caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
-        container_id = await self._tried(self._caller.create(pod_id, CONTAINER)) or "unknown"
-        await self._tried(self._caller.update(container_id, annotations={"secret": CANARY}))
+        pod_id = await self._tried(self.caller.run_pod(pod(f"pod-{name.replace(' ', '-')}"))) or "unknown"
+        container_id = await self._tried(self.caller.create(pod_id, CONTAINER)) or "unknown"
+        await self._tried(self.caller.update(container_id, annotations={"secret": CANARY}))
         for verb in ("start", "stop", "remove"):
-            await self._tried(self._caller.act(verb, container_id))
+            await self._tried(self.caller.act(verb, container_id))
         for verb in ("stop_pod", "remove_pod"):
-            await self._tried(self._caller.act(verb, pod_id))
+            await self._tried(self.caller.act(verb, pod_id))
 
     async def _rejected_update(self) -> None:
         """Let the runtime reject the extra update of PreStartContainer in its own words."""
-        container_id = await self._caller.create(await self._caller.run_pod(pod("rejected")), CONTAINER)
-        self._hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
-        asked = len(self._hooks.calls)
-        self._runtime.upset("update", text=WORDS)
-        await self._tried(self._caller.act("start", container_id))
-        assert self._hooks.calls[asked].point.name == "PreStartContainer"
-        self._hooks.answers.clear()
-        self._runtime.upset("update")
+        container_id = await self.caller.create(await self.caller.run_pod(pod("rejected")), CONTAINER)
+        self.hooks.on("PreStartContainer", hookanswers.reply(RESPONSE(container_resources={"cpu_shares": 77})))
+        asked = len(self.hooks.calls)
+        self.runtime.upset("update", text=WORDS)
+        await self._tried(self.caller.act("start", container_id))
+        assert self.hooks.calls[asked].point.name == "PreStartContainer"
+        self.hooks.answers.clear()
+        self.runtime.upset("update")
 
     async def _failing_calls(self) -> None:
         """Make calls that cannot be read, and such as the runtime answers with an error in its own words."""
-        caller, runtime = self._caller, self._runtime
+        caller, runtime = self.caller, self.runtime
         container_id = await caller.create(await caller.run_pod(pod("failing")), CONTAINER)
         verbs = ("run_pod", "create", "update", "start")
         for verb in verbs:
@@ -177,22 +178,3 @@ class Calls:
         except Failed as error:
             self.texts.append(error.text)
             return ""
-
-
-async def test_no_foreign_library_is_loaded_without_need(
-    front: Front, tmp_path: Path, runtime: Runtime, hooks: HookServer
-) -> None:
-    """They are several times the proxy's own memory: what a running proxy needs is its own relay and client.
-
-    Docker mode reads the daemon's state with aiohttp.
-    """
-    proxy = front.process(tmp_path)
-    proxy.register("plugin.json", hooks.socket_path)
-    async with proxy, front.caller(proxy.socket) as caller:
-        await Calls(caller, runtime, hooks).life_of_a_pod("pod")
-        with suppress(Failed):
-            await caller.act("stop", "missing")  # the runtime is asked for its state
-        maps = await asyncio.to_thread(Path(f"/proc/{proxy.pid}/maps").read_text)
-    assert len(hooks.calls) == 7
-    assert "uvloop" in maps  # so a library's compiled part is seen in this list
-    assert [library for library in front.never_loaded if library in maps] == []

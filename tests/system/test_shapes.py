@@ -1,25 +1,36 @@
-"""On each shape of a runtime the kubelet's word stands, whatever the runtime tells or lacks, over restarts too.
+"""On each shape of a runtime the kubelet's word stands, and hook servers are told what the runtime can tell.
 
-Every request is compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused. Of
-what is not there the runtime's own answer arrives, and no hook server is asked (relay-rules C4).
+Every request is compared byte for byte with what reached the runtime; the policy is Fail, so none may be refused. What
+a shape cannot tell or does not take stands in the tables. Of what is not there the runtime's own answer arrives, and no
+hook server is asked (relay-rules C4).
 """
 
-from collections.abc import Sequence
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from runtimeproxy import sync
-from runtimeproxy.hookapi import api_pb2
+from tests import amounts
 from tests.fakes import hookanswers
 from tests.fakes.registration import ALL_POINTS
-from tests.system.cri_front import CRI_SHAPES
-from tests.system.fronts import CONTAINER, PARENT, POD, Caller, Failed, Front
-from tests.system.shaped import FRONTS, QUIET, SKIPPED, SLICE_PARENT, ShapedNode, named
+from tests.fakes.shapes import SHAPES, Shape
+from tests.system.cri_front import CRI, CRI_SHAPES, CriRuntime
+from tests.system.docker_front import DOCKER_ENGINES, DockerRuntime
+from tests.system.fronts import CONTAINER, PARENT, POD, UPDATE, Caller, Failed, Front
+from tests.system.proxy import until
+from tests.system.shaped import FRONTS, QUIET, SKIPPED, SLICE_PARENT, ShapedNode, limits, named
 
 EVERY = pytest.mark.parametrize("front", FRONTS, ids=named)
-EVERY_CRI = pytest.mark.parametrize("front", CRI_SHAPES, ids=named)
+
+# ---- what no hook server changes
+
 PODS = {
     "plain": (POD, PARENT),
     "skipped": (SKIPPED, PARENT),
@@ -27,34 +38,12 @@ PODS = {
     "skipped and moved": (SKIPPED, SLICE_PARENT),
 }
 """The pod as it is run, and the cgroup parent that the kubelet asks for in its containers' creates."""
-
-
-async def changes_nothing(node: ShapedNode) -> None:
-    """Live with pods of every kind, over a restart; each request goes out as it came."""
-    pods, before = {}, {}
-    for kind, (pod, parent) in PODS.items():
-        pods[kind] = await node.caller.run_pod(pod)
-        before[kind] = await node.created(pods[kind])
-        node.caller.pods[pods[kind]] = replace(node.caller.pods[pods[kind]], cgroup_parent=parent)
-    for restarts in range(2):
-        if restarts:
-            await node.restart()
-        for kind, pod_id in pods.items():
-            new = await node.created(pod_id)
-            for container_id in (new, before[kind]) if restarts else (new,):
-                await passes(node, "start", node.caller.request("start", container_id))
-                await passes(node, "update", node.caller.update_request(container_id, {"cpu_shares": 5}, {}))
-    for kind, pod_id in pods.items():
-        await passes(node, "stop", node.caller.request("stop", before[kind]))
-        await passes(node, "stop_pod", node.caller.request("stop_pod", pod_id))
+HOOKS = [(name, ALL_POINTS) for name in QUIET] + [("silent", ["PostStopContainer"]), ("silent", ["PreRunPodSandbox"])]
+"""Who answers, and at which points."""
 
 
 async def passes(node: ShapedNode, verb: str, request: bytes) -> None:
     assert (await node.passed(verb, request))[1] == request
-
-
-HOOKS = [(name, ALL_POINTS) for name in QUIET] + [("silent", ["PostStopContainer"]), ("silent", ["PreRunPodSandbox"])]
-"""Who answers, and at which points."""
 
 
 @pytest.mark.parametrize(("hooks", "points"), HOOKS, ids=[f"{name} at {len(points)}" for name, points in HOOKS])
@@ -62,80 +51,31 @@ HOOKS = [(name, ALL_POINTS) for name in QUIET] + [("silent", ["PostStopContainer
 async def test_quiet_hook_server_changes_nothing(
     front: Front, hooks: str, points: Sequence[str], tmp_path: Path
 ) -> None:
-    """Rows 1 and 7: the kubelet's cgroup parent stands, also one that it asks for anew after a restart."""
+    """The kubelet's cgroup parent stands, also one that it asks for anew after a restart."""
     async with ShapedNode(front, tmp_path, QUIET[hooks], points=points) as node:
-        await changes_nothing(node)
+        pods, before = {}, {}
+        for kind, (pod, parent) in PODS.items():
+            pods[kind] = await node.caller.run_pod(pod)
+            before[kind] = await node.created(pods[kind])
+            node.caller.pods[pods[kind]] = replace(node.caller.pods[pods[kind]], cgroup_parent=parent)
+        for restarted in (False, True):
+            if restarted:
+                await node.restart()
+            for kind, pod_id in pods.items():
+                new = await node.created(pod_id)
+                for container_id in (new, before[kind]) if restarted else (new,):
+                    await passes(node, "start", node.caller.request("start", container_id))
+                    await passes(node, "update", node.caller.update_request(container_id, {"cpu_shares": 5}, {}))
+        for kind, pod_id in pods.items():
+            await passes(node, "stop", node.caller.request("stop", before[kind]))
+            await passes(node, "stop_pod", node.caller.request("stop_pod", pod_id))
 
 
-KILLED = {"cri containerd", "cri cri-o", "cri cri-dockerd", "cri shim gone", "docker 29"}
-"""Those that tell most and least; each is tried over a restart that is no kill."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("front", [front for front in FRONTS if front.name in KILLED], ids=named)
-async def test_quiet_hook_server_changes_nothing_over_a_kill(front: Front, tmp_path: Path) -> None:
-    async with ShapedNode(front, tmp_path, QUIET["koordlet"], program=True) as node:
-        await changes_nothing(node)
-
-
-# -- ids used anew -----------------------------------------------------------------------------------------------------
-
-OTHER = replace(POD, name="other", uid="other-uid", labels={"of": "other"}, cgroup_parent="/kubepods/pod-other-uid")
-TOLD = ["PreCreateContainer", "PreStartContainer", "PostStartContainer", "PostStopContainer", "PostStopPodSandbox"]
-
-
-@pytest.mark.parametrize("way", ["by the proxy", "behind it"])
-@pytest.mark.parametrize("removed", [False, True], ids=["lost", "removed before"])
-@EVERY_CRI
-async def test_id_used_anew_is_another_pods(front: Front, way: str, removed: bool, tmp_path: Path) -> None:
-    """A runtime that has lost its state gives ids anew; dockerd's are random."""
-    async with ShapedNode(front, tmp_path) as node:
-        pod_id = await node.caller.run_pod()
-        container_id = await node.created(pod_id)
-        if removed:
-            for verb, subject in (("remove", container_id), ("stop_pod", pod_id), ("remove_pod", pod_id)):
-                await node.caller.act(verb, subject)
-        await node.lose_state()
-        runs = node.caller if way == "by the proxy" else node.new_caller(node.runtime.socket_path)
-        assert await runs.run_pod(OTHER) == pod_id
-        if runs is not node.caller:
-            await runs.close()
-        node.hooks.calls.clear()
-        assert await node.created(pod_id, container=replace(CONTAINER, name="another")) == container_id
-        for verb, subject in (("start", container_id), ("stop", container_id), ("stop_pod", pod_id)):
-            await node.caller.act(verb, subject)
-        told = [call.request for call in node.hooks.calls]
-        assert [call.point.name for call in node.hooks.calls] == TOLD
-        assert {request.pod_meta.uid for request in told} == {OTHER.uid}
-        assert {request.container_meta.name for request in told[:-1]} == {"another"}
-        assert {request.pod_cgroup_parent for request in told[:-1]} == {OTHER.cgroup_parent}
-        assert told[-1].cgroup_parent == OTHER.cgroup_parent
-
-
-@EVERY_CRI
-async def test_list_shows_that_an_id_is_another_pods(
-    front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No call of the proxy's has made it, and none but its stop is to come."""
-    monkeypatch.setattr(sync, "SOONEST_SECONDS", 0.01)
-    async with ShapedNode(front, tmp_path) as node:
-        pod_id = await node.caller.run_pod()
-        await node.created(pod_id)
-        await node.known()
-        await node.lose_state()
-        async with node.new_caller(node.runtime.socket_path) as direct:
-            assert await direct.run_pod(OTHER) == pod_id
-        await node.read_anew()
-        node.told()
-        await node.caller.act("stop_pod", pod_id)
-        ((_, told),) = node.told()
-        assert (told.pod_meta.uid, dict(told.labels)["of"]) == (OTHER.uid, "other")
-
-
-# -- what is not there -------------------------------------------------------------------------------------------------
+# ---- what is not there, and ids used anew
 
 VERBS = ("start", "update", "stop", "remove", "stop_pod", "remove_pod")
-HOOKED = api_pb2.ContainerResourceHookResponse(container_envs={"B": "hooked"})
+OTHER = replace(POD, name="other", uid="other-uid", labels={"of": "other"}, cgroup_parent="/kubepods/pod-other-uid")
+TOLD = ["PreCreateContainer", "PreStartContainer", "PostStartContainer", "PostStopContainer", "PostStopPodSandbox"]
 
 
 async def outcome(caller: Caller, verb: str, request: bytes) -> object:
@@ -160,14 +100,288 @@ async def test_runtimes_own_answer_arrives_of_what_is_not_there(front: Front, tm
         assert counted == [0, 0, 0]
 
 
-@EVERY_CRI
-async def test_pod_whose_verbose_status_is_not_found_is_hooked(front: Front, tmp_path: Path) -> None:
-    """A controller of containerd's says NOT_FOUND of its own; no pod goes without its hooks for that."""
-    async with ShapedNode(front, tmp_path, answers={"PreCreateContainer": hookanswers.reply(HOOKED)}) as node:
+@pytest.mark.parametrize("way", ["by the proxy", "behind it"])
+@pytest.mark.parametrize("removed", [False, True], ids=["lost", "removed before"])
+@pytest.mark.parametrize("front", [CRI], ids=named)
+async def test_id_used_anew_is_another_pods(front: Front, way: str, removed: bool, tmp_path: Path) -> None:
+    """A runtime that has lost its state gives ids anew; dockerd's are random."""
+    async with ShapedNode(front, tmp_path) as node:
         pod_id = await node.caller.run_pod()
+        container_id = await node.created(pod_id)
+        if removed:
+            for verb, subject in (("remove", container_id), ("stop_pod", pod_id), ("remove_pod", pod_id)):
+                await node.caller.act(verb, subject)
+        await node.lose_state()
+        runs = node.caller if way == "by the proxy" else node.new_caller(node.runtime.socket_path)
+        assert await runs.run_pod(OTHER) == pod_id
+        if runs is not node.caller:
+            await runs.close()
+        node.told()
+        assert await node.created(pod_id, container=replace(CONTAINER, name="another")) == container_id
+        for verb, subject in (("start", container_id), ("stop", container_id), ("stop_pod", pod_id)):
+            await node.caller.act(verb, subject)
+        points, told = zip(*node.told(), strict=True)
+        assert list(points) == TOLD
+        assert {request.pod_meta.uid for request in told} == {OTHER.uid}
+        assert {request.container_meta.name for request in told[:-1]} == {"another"}
+        assert {request.pod_cgroup_parent for request in told[:-1]} == {OTHER.cgroup_parent}
+        assert told[-1].cgroup_parent == OTHER.cgroup_parent
+
+
+# ---- what hook servers are told
+
+UNTOLD = {"cri cri-dockerd", "cri no verbose"}
+"""They tell nothing of a cgroup parent: it is not set until the kubelet names it."""
+OF_CONTAINERS = {"cri shim sandboxer", "cri shim gone"}
+"""They tell it of containers alone."""
+ENVS = {"A": "1", "B": "2"}
+"""Of ``CONTAINER``."""
+ENVS_AFTER = {"cri cri-o": ENVS | {"PATH": "/bin", "HOSTNAME": "fake"}, "cri cri-dockerd": {}, "cri no verbose": {}}
+"""After a restart: CRI-O tells those of the image, too, others none."""
+
+
+def parents(node: ShapedNode) -> set[str]:
+    """Return what was told of the pod's cgroup parent, wherever anything was."""
+    told = node.told()
+    assert told
+    names = {"PostStopPodSandbox": "cgroup_parent"}
+    return {getattr(message, names.get(point, "pod_cgroup_parent")) for point, message in told}
+
+
+async def life_goes_on(caller: Caller, container_id: str, pod_id: str) -> None:
+    await caller.update(container_id)
+    await caller.act("stop", container_id)
+    await caller.act("stop_pod", pod_id)
+
+
+@pytest.mark.parametrize("parent", [PARENT, SLICE_PARENT], ids=["cgroupfs", "systemd"])
+@EVERY
+async def test_cgroup_parent_is_told_as_far_as_it_is_known(front: Front, parent: str, tmp_path: Path) -> None:
+    async with ShapedNode(front, tmp_path) as node:
+        caller, pod = node.caller, replace(POD, cgroup_parent=parent)
+        used, new, empty = [await caller.run_pod(replace(pod, name=name)) for name in ("used", "new", "empty")]
+        node.told()
+        in_used, in_new = [await caller.create(pod_id) for pod_id in (used, new)]
+        await caller.act("start", in_used)
+        await life_goes_on(caller, in_used, used)
+        assert parents(node) == {parent}
+
         await node.restart()
-        await node.caller.create(pod_id)
-        assert ("B", "hooked") in node.runtime.envs()
-        await node.caller.act("stop_pod", pod_id)
-        ((_, create), (_, stop)) = node.told()[-2:]
-        assert {create.pod_meta.uid, stop.pod_meta.uid} == {"pod-uid"}
+        await node.known()
+        caller = node.caller
+        await life_goes_on(caller, in_used, used)
+        assert parents(node) == {"" if front.name in UNTOLD else parent}
+        await caller.act("stop_pod", empty)
+        assert parents(node) == {"" if front.name in UNTOLD | OF_CONTAINERS else parent}
+        created = await caller.create(new)
+        for one in (created, in_new):
+            await caller.act("start", one)
+            await caller.update(one)
+            await caller.act("stop", one)
+        await caller.act("stop_pod", new)
+        assert parents(node) == {parent}, "a create repeats it"
+
+
+@EVERY
+async def test_container_is_told_as_far_as_its_runtime_tells_it(front: Front, tmp_path: Path) -> None:
+    """Where none was asked for a swap limit that a runtime sets by itself is none; Docker's shim asks for one."""
+    async with ShapedNode(front, tmp_path) as node:
+        container_id = await node.caller.create(await node.caller.run_pod())
+        await node.restart()
+        await node.known()
+        node.told()
+        await node.caller.act("start", container_id)
+        ((_, told), _) = node.told()
+        assert told.container_envs == ENVS_AFTER.get(front.name, ENVS)
+        assert dict(told.container_annotations)["note"] == "kept"
+        resources = {name: getattr(told.container_resources, name) for name in CONTAINER.resources}
+        untold = front.name == "cri cri-dockerd"
+        assert resources == (dict.fromkeys(resources, 0) if untold else CONTAINER.resources)
+        swap = CONTAINER.resources["memory_limit_in_bytes"] if front.name.startswith("docker") else 0
+        assert told.container_resources.memory_swap_limit_in_bytes == swap
+
+
+LIMIT = int(CONTAINER.resources["memory_limit_in_bytes"])
+TELLS_NO_SWAP = {"cri cri-o", "cri cri-dockerd", "cri no verbose"}
+"""They do not tell that one was asked for which equals the memory limit; the first two set one by themselves."""
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart"])
+@EVERY
+async def test_swap_limit_that_equals_the_memory_limit_moves_with_it(
+    front: Front, restarted: bool, tmp_path: Path
+) -> None:
+    """A hook server sets the memory limit, as koordlet's BatchResource does."""
+    doubled = hookanswers.koordlet(memory_limit_in_bytes=2 * LIMIT)
+    answers = dict.fromkeys(("PreCreateContainer", "PreUpdateContainerResources"), doubled)
+    swap = {} if front in DOCKER_ENGINES else {"memory_swap_limit_in_bytes": LIMIT}  # dockershim sets it by itself
+    container = replace(CONTAINER, resources={"memory_limit_in_bytes": LIMIT, **swap})
+    async with ShapedNode(front, tmp_path, answers=answers) as node:
+        pod_id = await node.caller.run_pod()
+        if restarted:
+            await node.restart()
+        _, released = await node.passed("create", node.caller.create_request(pod_id, container))
+        assert limits("create", released) == (2 * LIMIT, 2 * LIMIT)
+        node.hooks.on("PreCreateContainer", hookanswers.empty())
+        container_id = await node.caller.create(pod_id, container)
+        if restarted:
+            await node.restart()
+            await node.known()
+        _, released = await node.passed("update", node.caller.update_request(container_id, UPDATE, {}))
+        known = not (restarted and front.name in TELLS_NO_SWAP)
+        assert limits("update", released) == (2 * LIMIT, 2 * LIMIT if known else 0)
+
+
+# ---- the Store beside the calls: filled, swept, and settled where an answer was lost (relay-rules C2, C3)
+
+
+@pytest.fixture(params=FRONTS, ids=named)
+async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ShapedNode]:
+    async with ShapedNode(request.param, tmp_path, between=True) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["cancel", "connection"])
+async def test_create_without_an_answer_is_in_the_store(way: str, node: ShapedNode) -> None:
+    pod_id = await node.caller.run_pod()
+    request = node.caller.create_request(pod_id)
+    node.relay.to_client.stop_reading()
+    call = asyncio.ensure_future(node.caller.send("create", request))
+    await until(lambda: bool(node.runtime.container_ids()), "the runtime has made the container")
+    if way == "cancel":
+        call.cancel()
+    else:
+        node.relay.cut()
+    with pytest.raises((Failed, asyncio.CancelledError)):
+        await call
+    counted = {"operation": "CreateContainer", "outcome": "unsettled"}
+    await until(lambda: node.inside.recorder.counted("calls", **counted) == 1, "it is unsettled")
+    node.relay.to_client.resume_reading()
+    (made,) = node.runtime.container_ids()
+    await until(lambda: node.inside.store.container(made) is not None, "it is listed")
+    record = node.inside.store.container(made)
+    assert record is not None
+    assert record.effective.pod_id == pod_id
+    assert node.inside.recorder.total("unsettled") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [False, True], ids=["stopped", "gone meanwhile"])
+async def test_stop_without_an_answer_is_told(gone: bool, node: ShapedNode) -> None:
+    """The runtime is asked what became of the container; each says in its own way that there is none."""
+    container_id = await node.caller.create(await node.caller.run_pod())
+    await node.caller.act("start", container_id)
+    node.relay.to_client.stop_reading()
+    call = asyncio.ensure_future(node.caller.act("stop", container_id))
+    await until(lambda: node.runtime.verbs()[-1] == "stop", "the runtime has the request")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert node.hooks.calls_of("PostStopContainer") == []
+    if gone:
+        node.runtime.vanish(container_id)
+    node.relay.to_client.resume_reading()
+    (told,) = await asyncio.wait_for(node.hooks.wait_for_calls("PostStopContainer"), 20)
+    assert told.request.container_meta.id == container_id
+    assert node.inside.recorder.counted("unsettled", operation="StopContainer", result="agreed") == 1
+
+
+@pytest.mark.slow
+async def test_runtime_that_comes_back_is_read_and_swept(node: ShapedNode) -> None:
+    pod_id = await node.caller.run_pod()
+    gone, stays = [await node.caller.create(pod_id) for _ in range(2)]
+    await node.relay.stop()  # the socket is gone, and every connection ends
+    node.runtime.vanish(gone)
+    async with node.new_caller(node.runtime.socket_path) as kubelet:
+        new = await kubelet.create(pod_id)
+    await asyncio.sleep(0.2)
+    store = node.inside.store
+    assert store.ids() == {pod_id, gone, stays}
+    await node.relay.start()
+    await until(lambda: store.ids() == {pod_id, stays, new}, "the state is read again")
+
+
+# ---- whatever a status says or leaves out
+
+ABSENT = object()
+"""Stands for a part that is taken away."""
+WRONG = (ABSENT, None, True, 5, -1, 2**70, 1.5, "text", "", [], [None], ["text"], [{}], {}, {"text": 5}, {"text": "x"})
+"""What may stand where something else is expected."""
+PLAIN = ("id", "metadata", "labels", "annotations", "runtime_handler", "resources", "state", "image", "log_path")
+"""Fields of a status that may be missing."""
+SANDBOX_LABEL = "io.kubernetes.sandbox.id"
+"""By it alone Docker tells whose a container is."""
+
+Changes = Sequence[tuple[int, Any]]
+changes = st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(WRONG)), min_size=1, max_size=8)
+"""The number of a place in a document, and what stands there."""
+
+
+def places(owner: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each place in a JSON document: what it is in, and its key there."""
+    for key, inner in owner.items() if isinstance(owner, dict) else enumerate(owner):
+        yield owner, key
+        if isinstance(inner, dict | list):
+            yield from places(inner)
+
+
+def changed(document: Any, changes: Changes) -> Any:
+    """Return a document with other values in some places; a text is no other text, which might be a cgroup parent."""
+    document = deepcopy(document)
+    for number, value in changes:
+        known = [(owner, key) for owner, key in places(document) if key != SANDBOX_LABEL]
+        owner, key = known[number % len(known)]
+        if value is ABSENT:
+            del owner[key]
+        elif not (value == "text" and isinstance(owner[key], str)):
+            owner[key] = deepcopy(value)
+    return document
+
+
+async def goes_out_as_it_came(node: ShapedNode, direct: Caller) -> None:
+    """Make calls of a pod and a container that the proxy reads first, and have all forget them."""
+    assert isinstance(node.runtime, CriRuntime | DockerRuntime)
+    pod_id = await direct.run_pod()
+    container_id = await direct.create(pod_id)
+    await node.created(pod_id)
+    await passes(node, "update", direct.update_request(container_id, {"cpu_shares": 5}, {}))
+    for verb, subject in (("start", container_id), ("stop", container_id), ("stop_pod", pod_id)):
+        await passes(node, verb, direct.request(verb, subject))
+    for one in node.inside.store.ids():
+        node.inside.store.forget(one)
+    node.runtime.received.clear()
+    for one in (*node.runtime.container_ids(), *node.runtime.pod_ids()):
+        node.runtime.vanish(one)
+
+
+@pytest.mark.parametrize("points", [ALL_POINTS, ["PostStopPodSandbox"]], ids=["every point", "another point"])
+@pytest.mark.parametrize("front", [CRI, *DOCKER_ENGINES[::2]], ids=named)
+async def test_request_stands_whatever_a_status_says(front: Front, points: Sequence[str], tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    async with ShapedNode(front, tmp_path, points=points) as node, node.new_caller(node.runtime.socket_path) as direct:
+
+        @settings(max_examples=amounts.examples(60))
+        @given(st.sampled_from(SHAPES), changes, changes, st.sets(st.sampled_from(PLAIN)))
+        def holds(shape: Shape, of_pod: Changes, of_container: Changes, missing: set[str]) -> None:
+            said = {"PodSandboxStatus": of_pod, "ContainerStatus": of_container}
+            said |= {"podsandbox": of_pod, "container": of_container}
+
+            def mangle(method: str, reply: Any) -> Any:
+                if method in said:
+                    for name in missing.intersection(reply.status.DESCRIPTOR.fields_by_name):
+                        reply.status.ClearField(name)
+                    if reply.info:
+                        document = changed(json.loads(reply.info["info"]), said[method])
+                        reply.info["info"] = json.dumps(document)
+                return reply
+
+            if isinstance(node.runtime, CriRuntime):
+                node.runtime.state.shape, node.runtime.state.mangle = shape, mangle
+            else:
+                assert isinstance(node.runtime, DockerRuntime)
+                label = "io.kubernetes.docker.type"
+                node.runtime.mangle = lambda shown: changed(shown, said[shown["Config"]["Labels"][label]])
+            asyncio.run_coroutine_threadsafe(goes_out_as_it_came(node, direct), loop).result()
+
+        await asyncio.to_thread(holds)

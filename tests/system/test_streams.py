@@ -1,56 +1,43 @@
-"""Streams are pipes: a line comes when it is said, and a tunnel passes what it cannot read.
+"""Streams are pipes: a line comes when it is said, a tunnel passes what it cannot read, and silence ends nothing.
 
-That is promise 12, fault matrix S6. Ends and clients that do not read are in tests/relay/test_pair*.py, silence is in
-test_quiet, the full amounts in test_dockerd_streams.
+That is promise 12, fault matrix S6 and S8. Ends and clients that do not read are in tests/relay/test_pair*.py, the full
+amounts in test_dockerd_streams.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
+import grpc
 import pytest
 
+from runtimeproxy.cri.direction import ALIVE_SECONDS
 from tests.amounts import STREAM_BYTES, Amount
 from tests.docker.client import request
 from tests.engines import cri
 from tests.fakes import cri_pb2
 from tests.fakes.dockerd import FakeDockerd
-from tests.fakes.dockerd_client import Raw, until
-from tests.fakes.runtime import FakeRuntime
+from tests.fakes.dockerd_client import Raw
+from tests.fakes.faults import FaultRelay
+from tests.fakes.runtime import FakeRuntime, Injection
+from tests.system import docker_streams as docker
 from tests.system.clients import Client
-from tests.system.docker_streams import (
-    API,
-    LAST_CHUNK,
-    MIB,
-    UPGRADE,
-    Build,
-    Events,
-    Exec,
-    Lines,
-    Pull,
-    Scripted,
-    asked,
-    resized,
-    run_container,
-    serving,
-)
-from tests.system.proxy import ProxyProcess
+from tests.system.docker_front import DOCKER
+from tests.system.fronts import Front, Runtime
+from tests.system.proxy import ProxyInside, ProxyProcess, until
 from tests.system.times import in_time
 
 pytestmark = pytest.mark.slow
 
-LINE_SECONDS, LINES = 0.050, Amount(20, 20)
-QUIET_SECONDS = 0.05
-"""How long a test looks for bytes that must not come."""
-EVENTS = Amount(100, 100)
+LINE_SECONDS, LINES, EVENTS = 0.050, Amount(20, 20), Amount(100, 100)
 
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with serving(tmp_path_factory.mktemp("streams")) as running:
+    with docker.serving(tmp_path_factory.mktemp("streams")) as running:
         yield running
 
 
@@ -63,7 +50,7 @@ def path(proxy: ProxyProcess) -> str:
 async def fake(proxy: ProxyProcess) -> AsyncIterator[FakeDockerd]:
     """A daemon behind the proxy, on which the container c1 runs."""
     async with FakeDockerd(str(proxy.runtime)) as dockerd:
-        run_container(dockerd)
+        docker.run_container(dockerd)
         yield dockerd
 
 
@@ -71,8 +58,8 @@ async def test_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) ->
     """By somebody else: data and sizes go at the same time."""
 
     def cat() -> int:
-        with Exec(path, "c1", ["cat"], stdin=True) as command:
-            with resized(path, f"/exec/{command.id}") as widths:
+        with docker.Exec(path, "c1", ["cat"], stdin=True) as command:
+            with docker.resized(path, f"/exec/{command.id}") as widths:
                 sent, came = command.both(STREAM_BYTES.now)
             assert came == sent
         return len(widths) - 1
@@ -84,9 +71,9 @@ async def test_exec_is_resized_while_it_streams(path: str, fake: FakeDockerd) ->
 # ---- at once
 
 
-@pytest.mark.parametrize("kind", [Lines, Events, Pull, Build])
+@pytest.mark.parametrize("kind", [docker.Lines, docker.Events, docker.Pull, docker.Build])
 async def test_line_comes_when_it_is_said_and_the_daemons_death_is_seen(
-    path: str, fake: FakeDockerd, kind: type[Lines]
+    path: str, fake: FakeDockerd, kind: type[docker.Lines]
 ) -> None:
     stream, numbers = kind(path, fake), count()
 
@@ -100,19 +87,6 @@ async def test_line_comes_when_it_is_said_and_the_daemons_death_is_seen(
         await in_time(LINE_SECONDS, LINES, one_line)
         fake.drop_connections()
         assert await raw.rest() == b""
-
-
-async def test_load_tells_its_progress_while_it_takes_the_archive(path: str, fake: FakeDockerd) -> None:
-    """Each line answers a part of the request's body, so both must flow at once or the test never ends."""
-    part = b"%x\r\n%b\r\n" % (MIB, bytes(MIB))
-    async with await asked(path, "POST /images/load", "Transfer-Encoding: chunked") as raw:
-        raw.send(part)
-        assert b" 200 OK\r\n" in await raw.head()
-        for _ in range(8):
-            assert b"Loading layer" in await raw.chunk()
-            raw.send(part)
-        raw.send(LAST_CHUNK)
-        assert b"Loaded %d bytes" % (9 * MIB) in await raw.until(LAST_CHUNK)
 
 
 @pytest.mark.parametrize("version", cri.VERSIONS)
@@ -130,25 +104,17 @@ async def test_container_events_come_within_50_ms(tmp_path: Path, version: str) 
                     took.append((time.time_ns() - event.created_at) / 1e9)
                     assert event.container_id == f"container-{number}"
                 stream.cancel()
-                await until(lambda: runtime.requests("GetContainerEvents")[-1].cancelled)
+                await until(lambda: runtime.requests("GetContainerEvents")[-1].cancelled, "it has ended")
             return took
 
-        await in_time(0.050, EVENTS, on_a_new_stream)
+        await in_time(LINE_SECONDS, EVENTS, on_a_new_stream)
 
 
 # ---- tunnels
 
-ATTACHED = f"POST {API}/containers/c1/attach?stdin=1&stream=1"
-SESSION = ("Connection: Upgrade", "Upgrade: h2c", "X-Docker-Expose-Session-Uuid: 1")
-WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket")
 TUNNELS: dict[str, tuple[str, Sequence[str], str]] = {
-    "exec": (f"POST {API}/exec/e1/start", UPGRADE, "tcp"),
-    "exec without Upgrade": (f"POST {API}/exec/e1/start", (), ""),
-    "attach": (ATTACHED, UPGRADE, "tcp"),
-    "attach without Upgrade": (ATTACHED, (), ""),
-    "build session": ("POST /session", SESSION, "h2c"),
-    "gRPC": ("POST /grpc", SESSION[:2], "h2c"),
-    "WebSocket": (f"GET {API}/containers/c1/attach/ws?stream=1", WEBSOCKET, "websocket"),
+    "exec": (f"POST {docker.API}/exec/e1/start", docker.UPGRADE, "tcp"),
+    "attach without Upgrade": (f"POST {docker.API}/containers/c1/attach?stdin=1&stream=1", (), ""),
     "a protocol of tomorrow": ("GET /new", ("Connection: Upgrade", "Upgrade: new/2"), "new/2"),
 }
 """Name -> request, its header lines, and the protocol that the daemon changes to."""
@@ -161,18 +127,18 @@ CALLS = (
 
 
 @asynccontextmanager
-async def tunnel(proxy: ProxyProcess, name: str, early: bytes = b"") -> AsyncIterator[tuple[Raw, Raw]]:
+async def tunnel(proxy: ProxyProcess, name: str, early: bytes) -> AsyncIterator[tuple[Raw, Raw]]:
     """Yield both ends of a tunnel; the client sends ``early`` right behind its request."""
     line, headers, protocol = TUNNELS[name]
     body = b'{"Detach":false,"Tty":false}' if "exec" in name else b""
-    async with Scripted(proxy.runtime) as scripted, await Raw.connect(str(proxy.socket)) as client:
+    async with docker.scripted(proxy.runtime, line) as requests, await Raw.connect(str(proxy.socket)) as client:
         method, target = line.split(" ")
         asks = request(method, target, body, *headers)
         client.send(asks + early)
-        head, daemon = await scripted.asked(line)
+        head, daemon = await asyncio.wait_for(requests.get(), 20)
         assert head + await daemon.exactly(len(body)) == asks
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(daemon.reader.read(1), QUIET_SECONDS)
+            await asyncio.wait_for(daemon.reader.read(1), 0.05)
         answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.docker.raw-stream\r\n\r\n"
         if protocol:
             answer = f"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: {protocol}\r\n\r\n".encode()
@@ -182,8 +148,11 @@ async def tunnel(proxy: ProxyProcess, name: str, early: bytes = b"") -> AsyncIte
         yield client, daemon
 
 
+@pytest.mark.parametrize("client_is_first", [True, False], ids=["client first", "daemon first"])
 @pytest.mark.parametrize("name", TUNNELS)
-async def test_tunnel_passes_what_it_cannot_read(proxy: ProxyProcess, name: str) -> None:
+async def test_tunnel_passes_what_it_cannot_read_and_each_side_ends_by_itself(
+    proxy: ProxyProcess, name: str, client_is_first: bool
+) -> None:
     """Bytes that came before the change of the protocol are its first; nothing in it is a request."""
     early = CALLS[0] + bytes(range(256)) * 4096  # more than is read ahead
     async with tunnel(proxy, name, early) as (client, daemon):
@@ -193,17 +162,127 @@ async def test_tunnel_passes_what_it_cannot_read(proxy: ProxyProcess, name: str)
             assert await daemon.exactly(len(call)) == call
             daemon.send(call)
             assert await client.exactly(len(call)) == call
+        first, second = (client, daemon) if client_is_first else (daemon, client)
+        first.send(b"last words")
+        first.end()
+        assert await second.rest() == b"last words"
+        second.send(b"the first one still reads")
+        assert await first.exactly(25) == b"the first one still reads"
+        second.end()
+        assert await first.rest() == b""
 
 
-@pytest.mark.parametrize("name", TUNNELS)
-async def test_each_side_of_a_tunnel_ends_by_itself(proxy: ProxyProcess, name: str) -> None:
-    for first_is_client in (True, False):
-        async with tunnel(proxy, name) as ends:
-            first, second = ends if first_is_client else ends[::-1]
-            first.send(b"last words")
-            first.end()
-            assert await second.rest() == b"last words"
-            second.send(b"the first one still reads")
-            assert await first.exactly(25) == b"the first one still reads"
-            second.end()
-            assert await first.rest() == b""
+# ---- nothing is cut for its silence, however long that is (S8)
+
+Day = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture
+def day(monkeypatch: pytest.MonkeyPatch) -> Day:
+    """Return what lets more than a day pass; a timer that is set anew each time has its turn in every hour."""
+    real, passed = time.monotonic, 0.0
+
+    async def pass_by() -> None:
+        nonlocal passed
+        hours, due = 25, list[bool]()
+        asyncio.get_running_loop().call_later((hours - 0.5) * 3600, due.append, True)
+        for _ in range(hours):
+            passed += 3600
+            await asyncio.sleep(0.02)  # of real time, for what is due in an hour
+        assert due, "the loop has another clock"
+
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+    return pass_by
+
+
+async def test_pipe_and_kept_connection_outlive_a_day(front: Front, tmp_path: Path, runtime: Runtime, day: Day) -> None:
+    async with (
+        front.inside(tmp_path) as proxy,
+        front.caller(proxy.socket) as caller,
+        front.caller(proxy.socket) as idle,
+    ):
+        await idle.act("ping")
+        stream = await caller.chat()
+        await stream.say(b"one")
+        assert await stream.hear() == b"one"
+        connections = set(proxy.app.front.connections)  # type: ignore[attr-defined]
+        assert len(connections) >= 2
+        await day()
+        await stream.say(b"two")
+        assert await stream.hear() == b"two"
+        await idle.act("ping")
+        assert proxy.app.front.connections == connections  # type: ignore[attr-defined]
+
+
+async def test_call_of_the_image_service_outlives_a_day(tmp_path: Path, day: Day) -> None:
+    """That has a connection of its own."""
+    images = FakeRuntime(str(tmp_path / "images.sock"))
+    pulled = asyncio.Event()
+    images.inject("PullImage", Injection(gate=pulled))
+    async with (
+        FakeRuntime(str(tmp_path / "runtime.sock")),
+        images,
+        ProxyInside(tmp_path, remote_image_service_endpoint=images.socket_path) as proxy,
+        Client(proxy.socket) as client,
+    ):
+        pull = asyncio.ensure_future(client.call("PullImage", timeout=None))
+        await until(lambda: bool(images.requests("PullImage")), "the image is asked for")
+        await day()
+        pulled.set()
+        await pull
+
+
+async def test_answer_in_chunks_and_half_a_body_outlive_a_day(tmp_path: Path, day: Day) -> None:
+    inside = DOCKER.inside(tmp_path)
+    async with FakeDockerd(str(inside.runtime)) as fake, inside as proxy:
+        path = str(proxy.socket)
+        stream = docker.Events(path, fake)
+        loading = await docker.asked(path, "POST /images/load", "Content-Length: 8")
+        async with await stream.open() as events, loading as load:
+            load.send(b"half")
+            assert b" 200 OK\r\n" in await load.head()
+            await day()
+            assert stream.say(b"after\n") in await events.chunk()
+            load.send(b"more")
+            assert b"Loaded 8 bytes" in await load.chunk()
+
+
+# ---- who is silent because it hangs
+
+PING_SECONDS = 0.5
+"""How long a client's keepalive waits for an answer."""
+
+
+async def seconds_to_find(socket: Path | str, relay: FaultRelay, keepalive_seconds: float) -> float:
+    """Let the runtime hang behind an answer; return how long a client with keepalive waits for the next one."""
+    options = {
+        "grpc.keepalive_time_ms": int(keepalive_seconds * 1000),
+        "grpc.http2.ping_timeout_ms": int(PING_SECONDS * 1000),
+        "grpc.http2.bdp_probe": 0,  # such a PING would have that time limit, too
+        "grpc.keepalive_permit_without_calls": 1,
+        "grpc.http2.max_pings_without_data": 0,
+    }
+    async with Client(socket, **options) as client:
+        await client.call("Version")
+        for side in (relay.to_backend, relay.to_client):
+            side.stop_reading()
+        began = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await client.call("Version")
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        for side in (relay.to_backend, relay.to_client):
+            side.resume_reading()
+        return time.monotonic() - began
+
+
+@pytest.mark.parametrize("keepalive_seconds", [ALIVE_SECONDS / 2, ALIVE_SECONDS * 1.5])
+async def test_hanging_runtime_is_found_by_a_clients_keepalive(tmp_path: Path, keepalive_seconds: float) -> None:
+    """Who asks more often finds it as much later as the proxy still takes the runtime to be alive."""
+    proxy, real = ProxyInside(tmp_path), str(tmp_path / "real.sock")
+    async with FakeRuntime(real), FaultRelay(str(proxy.runtime), real) as relay:
+        directly = await seconds_to_find(proxy.runtime, relay, keepalive_seconds)
+        async with proxy:
+            found = await seconds_to_find(proxy.socket, relay, keepalive_seconds)
+    assert directly > keepalive_seconds / 2, "keepalive found it"
+    late, spare_seconds = ALIVE_SECONDS if keepalive_seconds < ALIVE_SECONDS else 0, 0.5
+    assert found < directly + late + spare_seconds

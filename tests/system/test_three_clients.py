@@ -18,22 +18,19 @@ from tests.system.proxy import ProxyProcess
 
 CALLS = CALLS_OF_A_CLIENT.now
 AT_A_TIME = 20
-PATH = "/runtime.v1.RuntimeService/Version"
 SECONDS = 120 + CALLS / 500
+METHOD = "/runtime.v1.RuntimeService/Version"
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def runtime(tmp_path: Path) -> AsyncIterator[FakeRuntime]:
-    async with FakeRuntime(str(tmp_path / "runtime.sock"), keep_received=0) as fake:
-        yield fake
-
-
-@pytest.fixture
-async def proxy(tmp_path: Path, runtime: FakeRuntime) -> AsyncIterator[ProxyProcess]:
-    async with ProxyProcess(tmp_path) as running:
-        yield running
+async def path(tmp_path: Path) -> AsyncIterator[Path]:
+    """Return the socket of a proxy whose runtime has got each call once at the end."""
+    async with FakeRuntime(str(tmp_path / "runtime.sock"), keep_received=0) as runtime:
+        async with ProxyProcess(tmp_path) as proxy:
+            yield proxy.socket
+        assert runtime.counts == {METHOD: CALLS}
 
 
 async def all_calls(call: Callable[[], Awaitable[int]]) -> Counter[int]:
@@ -49,39 +46,36 @@ async def all_calls(call: Callable[[], Awaitable[int]]) -> Counter[int]:
     return statuses
 
 
-async def test_grpcio(proxy: ProxyProcess, runtime: FakeRuntime) -> None:
-    async with Client(proxy.socket) as client:
+async def test_grpcio(path: Path) -> None:
+    async with Client(path) as client:
 
         async def call() -> int:
-            made = client.call(PATH)
+            made = client.call(METHOD)
             await made
             return int((await made.code()).value[0])
 
         assert await all_calls(call) == {0: CALLS}
-    assert runtime.counts == {PATH: CALLS}
 
 
-async def test_h2(proxy: ProxyProcess, runtime: FakeRuntime) -> None:
-    async with H2Client(proxy.socket) as client:
+async def test_h2(path: Path) -> None:
+    async with H2Client(path) as client:
 
         async def call() -> int:
-            return (await client.call(PATH, b"")).status
+            return (await client.call(METHOD, b"")).status
 
         assert await all_calls(call) == {0: CALLS}
-    assert runtime.counts == {PATH: CALLS}
 
 
-async def test_h2load(tmp_path: Path, proxy: ProxyProcess, runtime: FakeRuntime) -> None:
+async def test_h2load(tmp_path: Path, path: Path) -> None:
     """It shows HTTP's status only, so a relay before the proxy keeps the replies, and their trailers are read there."""
     body = tmp_path / "body"
     body.write_bytes(bytes(5))
-    relay = FaultRelay(str(tmp_path / "client.sock"), str(proxy.socket))
+    relay = FaultRelay(str(tmp_path / "client.sock"), str(path))
     headers = ["--header=content-type: application/grpc", "--header=te: trailers"]
     size = [f"--requests={CALLS}", "--clients=1", f"--max-concurrent-streams={AT_A_TIME}", f"--data={body}"]
-    command = ["h2load", *size, *headers, f"--base-uri=unix:{relay.listen}", f"http://localhost{PATH}"]
+    command = ["h2load", *size, *headers, f"--base-uri=unix:{relay.listen}", f"http://localhost{METHOD}"]
     async with relay:
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=SECONDS)
     assert f"{CALLS} succeeded, 0 failed" in done.stdout, done.stdout + done.stderr
     replies = capture.read(bytes(relay.connections[0].to_client)).values()
     assert Counter(int(half.fields.get(b"grpc-status", b"-1")) for half in replies) == {0: CALLS}
-    assert runtime.counts == {PATH: CALLS}

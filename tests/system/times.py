@@ -1,7 +1,4 @@
-"""Times that were measured, and the one figure of them that a limit is held against.
-
-One time alone, spoiled by another program on the machine, decides nothing where there are some.
-"""
+"""Times that were measured, and the one figure of them that a limit is held against: no single time decides."""
 
 import os
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,16 +1,12 @@
-"""What a hook server must be told (hook-api, "What is sent"), made from what the kubelet sent.
-
-Every field of a hook message is filled or left unset on purpose, so that two messages can be compared whole.
-"""
+"""What a hook server must be told (hook-api, "What is sent"), field by field, made from what the kubelet sent."""
 
 from runtimeproxy.hookapi import api_pb2
 from tests.fakes.cri_pb2 import ContainerConfig, LinuxContainerResources, PodSandboxConfig
 
 
-def of_pod(pod: PodSandboxConfig, runtime_handler: str = "") -> api_pb2.PodSandboxHookRequest:
+def of_pod(pod: PodSandboxConfig) -> api_pb2.PodSandboxHookRequest:
     return api_pb2.PodSandboxHookRequest(
         pod_meta=_pod_meta(pod),
-        runtime_handler=runtime_handler,
         labels=pod.labels,
         annotations=pod.annotations,
         cgroup_parent=pod.linux.cgroup_parent,
@@ -36,28 +32,6 @@ def of_container(
         pod_cgroup_parent=pod.linux.cgroup_parent,
         container_envs={entry.key: entry.value.decode() for entry in container.envs},
     )
-
-
-def changed_pod(pod: PodSandboxConfig, answer: api_pb2.PodSandboxHookResponse) -> PodSandboxConfig:
-    """Return the pod as it is after a partial answer."""
-    changed = PodSandboxConfig.FromString(pod.SerializeToString())
-    changed.labels.update(answer.labels)
-    changed.annotations.update(answer.annotations)
-    changed.linux.cgroup_parent = answer.cgroup_parent or pod.linux.cgroup_parent
-    if answer.HasField("resources"):
-        changed.linux.resources.MergeFromString(answer.resources.SerializeToString())
-    return changed
-
-
-def changed_container(container: ContainerConfig, answer: api_pb2.ContainerResourceHookResponse) -> ContainerConfig:
-    """Return the container as it is after a partial answer; of its environment the last value of a name counts."""
-    changed = ContainerConfig.FromString(container.SerializeToString())
-    changed.annotations.update(answer.container_annotations)
-    for key, value in answer.container_envs.items():
-        changed.envs.add(key=key, value=value.encode())
-    if answer.HasField("container_resources"):
-        changed.linux.resources.MergeFromString(answer.container_resources.SerializeToString())
-    return changed
 
 
 def updated(container: ContainerConfig, asked: LinuxContainerResources) -> ContainerConfig:
