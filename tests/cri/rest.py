@@ -165,19 +165,13 @@ def in_pod(
         cri.RunPodSandboxRequest.CONFIG_FIELD_NUMBER: {
             config.LABELS_FIELD_NUMBER: entries(labels),
             config.ANNOTATIONS_FIELD_NUMBER: entries(annotations),
-            config.LINUX_FIELD_NUMBER: {
-                **_parent(parent),
-                linux.RESOURCES_FIELD_NUMBER: in_resources(resources),
-            },
+            config.LINUX_FIELD_NUMBER: {**_parent(parent), linux.RESOURCES_FIELD_NUMBER: in_resources(resources)},
         }
     }
 
 
 def in_create(
-    envs: Mapping[str, str],
-    annotations: Mapping[str, str],
-    parent: str | None,
-    resources: Mapping[str, ResourceValue],
+    envs: Mapping[str, str], annotations: Mapping[str, str], parent: str | None, resources: Mapping[str, ResourceValue]
 ) -> Named:
     request, config = cri.CreateContainerRequest, cri.ContainerConfig
     return {
@@ -192,7 +186,4 @@ def in_create(
 
 def in_update(annotations: Mapping[str, str], resources: Mapping[str, ResourceValue]) -> Named:
     request = cri.UpdateContainerResourcesRequest
-    return {
-        request.LINUX_FIELD_NUMBER: in_resources(resources),
-        request.ANNOTATIONS_FIELD_NUMBER: entries(annotations),
-    }
+    return {request.LINUX_FIELD_NUMBER: in_resources(resources), request.ANNOTATIONS_FIELD_NUMBER: entries(annotations)}

@@ -32,7 +32,6 @@ from runtimeproxy.model import (
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.clock import virtual_time
 from tests.fakes.node import ASKED, BROKEN, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, Node, changes, wire
 from tests.fakes.plugins import FAIL, IGNORE
 
@@ -61,9 +60,7 @@ def test_every_operation_has_its_kind() -> None:
 
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("operation", list(Operation))
-@virtual_time
-async def test_call_that_nobody_changes_is_released_as_it_came(operation: Operation, hooked: bool) -> None:
-    node = Node()
+async def test_call_that_nobody_changes_is_released_as_it_came(node: Node, operation: Operation, hooked: bool) -> None:
     node.know()
     if hooked:
         node.plugins.add("a")
@@ -73,11 +70,10 @@ async def test_call_that_nobody_changes_is_released_as_it_came(operation: Operat
 
 
 @pytest.mark.parametrize("long", [False, True])
-@virtual_time
-async def test_long_message_is_read_before_its_release(long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_message_is_read_before_its_release(node: Node, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short one is read while the runtime works."""
     monkeypatch.setattr(call, "READ_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
-    node, steps = Node(), list[str]()
+    steps = list[str]()
     node.know()
     held = node.held(CREATE)
     release, read = held.release, translate.read_container
@@ -90,11 +86,9 @@ async def test_long_message_is_read_before_its_release(long: bool, monkeypatch: 
 @pytest.mark.parametrize(("message", "problem"), [(BROKEN, ""), (b"", ""), (None, "unknown compression")])
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("operation", list(Operation))
-@virtual_time
 async def test_unreadable_message_is_refused_under_fail_and_passes_else(
-    operation: Operation, policy: FailurePolicy, message: bytes | None, problem: str
+    node: Node, operation: Operation, policy: FailurePolicy, message: bytes | None, problem: str
 ) -> None:
-    node = Node()
     node.plugins.add("a", policy=policy)
     held = node.held(operation)
     held.message, held.problem = message, problem
@@ -109,9 +103,9 @@ async def test_unreadable_message_is_refused_under_fail_and_passes_else(
 @pytest.mark.parametrize(
     ("operation", "tail"), [(UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")]
 )
-@virtual_time
-async def test_update_is_read_to_its_end_before_anything_is_asked(operation: Operation, tail: bytes) -> None:
-    node = Node()
+async def test_update_is_read_to_its_end_before_anything_is_asked(
+    node: Node, operation: Operation, tail: bytes
+) -> None:
     held = node.held(operation)
     assert held.message is not None
     held.message += tail
@@ -122,9 +116,7 @@ async def test_update_is_read_to_its_end_before_anything_is_asked(operation: Ope
 @pytest.mark.parametrize(
     ("reason", "code"), [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
 )
-@virtual_time
-async def test_refusal_names_plugin_point_and_reason(reason: Reason, code: int) -> None:
-    node = Node()
+async def test_refusal_names_plugin_point_and_reason(node: Node, reason: Reason, code: int) -> None:
     node.plugins.add("koordlet", reason, policy=FAIL)
     held = await node.do(RUN_POD)
     text = f"RunPodSandbox refused: hook server 'koordlet' at PreRunPodSandbox: {reason.value}: as told"
@@ -132,17 +124,15 @@ async def test_refusal_names_plugin_point_and_reason(reason: Reason, code: int) 
 
 
 @pytest.mark.parametrize(("header", "deadline"), [(None, None), (b"5S", 8.0), (b"x", None)])
-@virtual_time
-async def test_deadline_is_the_callers_from_its_headers_on(header: bytes | None, deadline: float | None) -> None:
-    node = Node()
+async def test_deadline_is_the_callers_from_its_headers_on(
+    node: Node, header: bytes | None, deadline: float | None
+) -> None:
     held = node.held(START)
     held.fields, held.began = {} if header is None else {b"grpc-timeout": header}, 3.0
     assert node.call(held).deadline == deadline
 
 
-@virtual_time
-async def test_first_answer_of_a_call_counts() -> None:
-    node = Node()
+async def test_first_answer_of_a_call_counts(node: Node) -> None:
     held = node.held(START)
     held.given = None
     answered = node.call(held).release(None, NO_ADJUSTMENT)
@@ -153,9 +143,7 @@ async def test_first_answer_of_a_call_counts() -> None:
     assert await answered == Reply(agreed=True)
 
 
-@virtual_time
-async def test_release_of_a_call_that_has_ended_does_nothing() -> None:
-    node = Node()
+async def test_release_of_a_call_that_has_ended_does_nothing(node: Node) -> None:
     held = node.held(START)
     ended = node.call(held)
     held.end()
@@ -163,9 +151,8 @@ async def test_release_of_a_call_that_has_ended_does_nothing() -> None:
     assert held.released == []
 
 
-@virtual_time
-async def test_pods_and_containers_have_turns_of_their_own() -> None:
-    node, other = Node(), create_request()
+async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
+    other = create_request()
     other.config.metadata.name = "other"
     calls = [(CREATE, None), (CREATE, other), (RUN_POD, None), (UPDATE, None), (STOP, None), (STOP_POD, None)]
     keys = [node.call(node.held(operation, message)).order_key() for operation, message in calls]
@@ -175,9 +162,7 @@ async def test_pods_and_containers_have_turns_of_their_own() -> None:
 # -- pods ------------------------------------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
-    node = Node()
+async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
     node.plugins.add("a", HookAnswer(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked"))
     held = await node.do(RUN_POD)
     assert node.plugins.asked[0].request == HookRequest(replace(POD, id=""))
@@ -190,9 +175,7 @@ async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
     assert node.pod == PodRecord(POD, hooked)
 
 
-@virtual_time
-async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes() -> None:
-    node = Node()
+async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes(node: Node) -> None:
     held = node.held(RUN_POD)
     held.given = Reply(agreed=True, message=b"")
     await node.run(held)
@@ -200,17 +183,13 @@ async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes()
     assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
 
 
-@virtual_time
-async def test_pods_own_request_is_all_that_is_to_read() -> None:
-    node = Node()
+async def test_pods_own_request_is_all_that_is_to_read(node: Node) -> None:
     call = node.call(node.held(RUN_POD))
     assert await call.read_subject(node.store) == call.subject(node.store)
     assert node.backend.asked == []
 
 
-@virtual_time
-async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them() -> None:
-    node = Node()
+async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node: Node) -> None:
     original, effective = (
         replace(POD, resources=Resources(cpu_shares=shares), overhead=Resources(cpu_shares=shares + 4))
         for shares in (1, 2)
@@ -226,9 +205,7 @@ async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them() -> 
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha2"])
-@virtual_time
-async def test_unknown_pod_is_read_in_the_callers_version(version: str) -> None:
-    node = Node()
+async def test_unknown_pod_is_read_in_the_callers_version(node: Node, version: str) -> None:
     node.plugins.add("a")
     node.backend.known_pods["p1"] = POD
     await node.run(node.held(STOP_POD, version=version))
@@ -240,9 +217,8 @@ async def test_unknown_pod_is_read_in_the_callers_version(version: str) -> None:
 # -- create ----------------------------------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
-    node, request, noted = Node(), create_request(), replace(POD, annotations={"note": "new"})
+async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
+    request, noted = create_request(), replace(POD, annotations={"note": "new"})
     request.sandbox_config.annotations["note"] = "new"
     node.store.commit(Subject(PodRecord(POD, POD)))
     resources = Resources(cpuset_cpus="0-1")
@@ -265,11 +241,9 @@ async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is() -> Non
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["it stays", "it leaves"])
 @pytest.mark.parametrize("points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
-@virtual_time
 async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
-    points: tuple[str, ...], leaves: bool
+    node: Node, points: tuple[str, ...], leaves: bool
 ) -> None:
-    node = Node()
 
     def once(request: HookRequest) -> HookAnswer:
         return HookAnswer(cgroup_parent="/hooked" if request.container is None else "")
@@ -297,9 +271,7 @@ async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
         ),
     ],
 )
-@virtual_time
-async def test_only_what_the_store_lacks_is_read(known: list[Subject], asked: list[str]) -> None:
-    node = Node()
+async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject], asked: list[str]) -> None:
     node.plugins.add("a")
     for subject in known:
         node.store.commit(subject)
@@ -312,11 +284,9 @@ async def test_only_what_the_store_lacks_is_read(known: list[Subject], asked: li
 
 @pytest.mark.parametrize("operation", [CREATE, START, STOP_POD])
 @pytest.mark.parametrize("containers", [{}, {"c1": CONTAINER}])
-@virtual_time
 async def test_what_the_runtime_does_not_know_has_no_hooks(
-    operation: Operation, containers: dict[str, ContainerInfo]
+    node: Node, operation: Operation, containers: dict[str, ContainerInfo]
 ) -> None:
-    node = Node()
     node.plugins.add("a", policy=FAIL)
     node.backend.known_containers = containers
     held = await node.do(operation)
@@ -337,9 +307,7 @@ BY_BEGINNING: dict[Operation, Message] = {
 
 
 @pytest.mark.parametrize(("operation", "told"), [(UPDATE, 2048), (STOP, 1024), (START, 1024)])
-@virtual_time
-async def test_known_container_stands_for_the_beginning_of_its_id(operation: Operation, told: int) -> None:
-    node = Node()
+async def test_known_container_stands_for_the_beginning_of_its_id(node: Node, operation: Operation, told: int) -> None:
     node.know(resources=Resources(cpu_shares=2048))
     node.plugins.add("a")
     await node.do(operation, BY_BEGINNING[operation])
@@ -351,9 +319,7 @@ async def test_known_container_stands_for_the_beginning_of_its_id(operation: Ope
     assert node.store.counts() == (1, 1)
 
 
-@virtual_time
-async def test_runtime_is_asked_about_the_beginning_of_two_ids() -> None:
-    node = Node()
+async def test_runtime_is_asked_about_the_beginning_of_two_ids(node: Node) -> None:
     node.know()
     node.know(container=replace(CONTAINER, id="c2"))
     node.plugins.add("a", points=("PreUpdateContainerResources",))
@@ -365,11 +331,9 @@ async def test_runtime_is_asked_about_the_beginning_of_two_ids() -> None:
 
 
 @pytest.mark.parametrize(("operation", "counts"), [(REMOVE, (1, 0)), (REMOVE_POD, (0, 0))])
-@virtual_time
 async def test_remove_by_the_beginning_forgets_though_nobody_is_asked(
-    operation: Operation, counts: tuple[int, int]
+    node: Node, operation: Operation, counts: tuple[int, int]
 ) -> None:
-    node = Node()
     node.know()
     await node.do(operation, BY_BEGINNING[operation])
     assert node.store.counts() == counts
@@ -377,9 +341,8 @@ async def test_remove_by_the_beginning_forgets_though_nobody_is_asked(
 
 @pytest.mark.parametrize("ambiguous", [False, True])
 @pytest.mark.parametrize("operation", [STOP_POD, CREATE])
-@virtual_time
-async def test_known_pod_stands_for_the_beginning_of_its_id(operation: Operation, ambiguous: bool) -> None:
-    node, parents = Node(), (replace(POD, cgroup_parent="/kubelets"), POD)
+async def test_known_pod_stands_for_the_beginning_of_its_id(node: Node, operation: Operation, ambiguous: bool) -> None:
+    parents = (replace(POD, cgroup_parent="/kubelets"), POD)
     node.store.commit(Subject(PodRecord(*parents)))
     if ambiguous:
         node.store.commit(Subject(PodRecord(*(replace(pod, id="p2") for pod in parents))))
@@ -396,9 +359,7 @@ async def test_known_pod_stands_for_the_beginning_of_its_id(operation: Operation
 # -- start -----------------------------------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record() -> None:
-    node = Node()
+async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record(node: Node) -> None:
     node.know()
     node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="1", cpu_quota=-1)), points=("PreStartContainer",))
     held = await node.run(node.held(START, version="v1alpha2"))
@@ -414,16 +375,18 @@ async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record() -> None
     ("operation", "message", "released"),
     [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())],
 )
-@virtual_time
 async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
-    operation: Operation, message: Message | None, released: Message | None, caplog: pytest.LogCaptureFixture
+    node: Node,
+    operation: Operation,
+    message: Message | None,
+    released: Message | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def impossible(request: HookRequest) -> HookAnswer:
         assert request.container is not None
         assert request.container.resources is not None
         return HookAnswer(resources=replace(request.container.resources, oom_score_adj=7, cpuset_cpus=""))
 
-    node = Node()
     node.know()
     node.plugins.add("a", impossible, points=("PreStartContainer", "PreUpdateContainerResources"))
     [left] = (await node.do(operation, message)).released
@@ -436,9 +399,7 @@ async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
     assert text in caplog.text
 
 
-@virtual_time
-async def test_update_of_a_start_has_what_is_left_of_the_callers_time() -> None:
-    node = Node()
+async def test_update_of_a_start_has_what_is_left_of_the_callers_time(node: Node) -> None:
     node.know()
     node.plugins.add("a", SHARES, delay_seconds=1.5, points=("PreStartContainer",))
     held = node.held(START)
@@ -447,9 +408,7 @@ async def test_update_of_a_start_has_what_is_left_of_the_callers_time() -> None:
     assert [seconds for _, _, seconds in node.backend.updates] == [6.5]
 
 
-@virtual_time
-async def test_start_whose_caller_has_no_time_left_updates_nothing() -> None:
-    node = Node()
+async def test_start_whose_caller_has_no_time_left_updates_nothing(node: Node) -> None:
     node.know()
     held = node.held(START)
     held.fields = {b"grpc-timeout": b"1S"}
@@ -465,11 +424,9 @@ async def test_start_whose_caller_has_no_time_left_updates_nothing() -> None:
 
 
 @pytest.mark.parametrize(("not_done", "counts"), [(True, (1, 1)), (False, (1, 0))])
-@virtual_time
 async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
-    not_done: bool, counts: tuple[int, int]
+    node: Node, not_done: bool, counts: tuple[int, int]
 ) -> None:
-    node = Node()
     node.know()
     node.backend.error = BackendError("no such cpu", grpc.UNKNOWN, not_done=not_done)
     node.plugins.add("a", SHARES, points=("PreStartContainer",))
@@ -482,14 +439,12 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
 # -- update ----------------------------------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_hook_that_scales_never_scales_twice() -> None:
+async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
     def halve(request: HookRequest) -> HookAnswer:
         assert request.container is not None
         resources = request.container.resources or Resources()
         return HookAnswer(resources=replace(resources, cpu_shares=resources.cpu_shares // 2))
 
-    node = Node()
     node.store.commit(Subject(PodRecord(POD, POD)))
     node.plugins.add("a", halve, points=("PreCreateContainer", "PreUpdateContainerResources"))
     await node.do(CREATE)
@@ -501,9 +456,7 @@ async def test_hook_that_scales_never_scales_twice() -> None:
     assert node.record.effective.resources == replace(ASKED, cpu_shares=512, memory_limit_in_bytes=2**20)
 
 
-@virtual_time
-async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept() -> None:
-    node = Node()
+async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept(node: Node) -> None:
     node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
     resources = Resources(unified={"a": "1", "b": "2"}, hugepage_limits={"2MB": 4})
     node.plugins.add("a", HookAnswer(annotations={"hook": "3"}, resources=resources))

@@ -488,9 +488,7 @@ async def test_a10_trailers_that_wait_for_an_image_service_are_bounded(
     assert not pulling.connection.images
 
 
-async def test_a10_calls_before_the_image_service_is_there_reach_it_in_order(
-    listener: socket.socket,
-) -> None:
+async def test_a10_calls_before_the_image_service_is_there_reach_it_in_order(listener: socket.socket) -> None:
     scene = Scene(listener.getsockname())
     scene.client.send(wire(PREFACE, Settings(), *(Headers(stream, PULL, end=True) for stream in (1, 3, 5))))
     await asyncio.sleep(0)

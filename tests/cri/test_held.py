@@ -115,27 +115,17 @@ CONVERSATIONS: dict[str, list[Step]] = {
         HOLD_OPEN,
         Step(client(*[FULL] * 16)),
         Step(
-            refuse,
-            to_client=[LATE_CREDIT, Headers(1, refusal(13, b"no"), end=True), Reset(1, 0)],
-            to_runtime=[CANCEL],
+            refuse, to_client=[LATE_CREDIT, Headers(1, refusal(13, b"no"), end=True), Reset(1, 0)], to_runtime=[CANCEL]
         ),
     ],
     "A4: a release obeys windows and frame size, that credit is ours": [
         Step(Greets(runtime=Settings(((4, 10), (5, 16_384))))),
-        Step(
-            client(HEAD, *pieces(LARGE, 14_001)),
-            to_client=[*[Credit(1, 14_001)] * 5],
-            to_runtime=[HEAD],
-            asks=1,
-        ),
+        Step(client(HEAD, *pieces(LARGE, 14_001)), to_client=[*[Credit(1, 14_001)] * 5], to_runtime=[HEAD], asks=1),
         Step(release, to_runtime=[Data(1, LARGE[:10])]),
         Step(runtime(Credit(1, 5)), to_runtime=[Data(1, LARGE[10:15])]),
         Step(runtime(Settings(((4, 20_010),))), to_client=[Settings(((4, 20_010), (1, 0)))]),
         Step(client(Ack()), to_runtime=[Ack(), Data(1, LARGE[15:16_399]), Data(1, LARGE[16_399:20_015])]),
-        Step(
-            runtime(Credit(1, 2**20)),
-            to_runtime=[*pieces(LARGE[20_015:65_535])],
-        ),
+        Step(runtime(Credit(1, 2**20)), to_runtime=[*pieces(LARGE[20_015:65_535])]),
         Step(runtime(Credit(0, 2**20)), to_runtime=[Data(1, LARGE[65_535:])]),
     ],
     "A4: the client's credit for the answer passes": [HOLD, Step(client(Credit(1, 77)), to_runtime=[Credit(1, 77)])],

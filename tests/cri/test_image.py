@@ -86,11 +86,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     "a request is credited on the connection when it has left": [
         *pull(ASKED),
-        Step(
-            client(*[FULL] * 16),
-            to_client=[Credit(1, 16_384)] * 16,
-            to_image=[*[FULL] * 3, Data(1, bytes(16_383))],
-        ),
+        Step(client(*[FULL] * 16), to_client=[Credit(1, 16_384)] * 16, to_image=[*[FULL] * 3, Data(1, bytes(16_383))]),
         Step(image(Credit(1, 2**20), Credit(0, 2**20)), to_client=[STEP], to_image=[Data(1, b"\0"), *[FULL] * 12]),
     ],
     "an answer obeys the client's windows": [

@@ -1,6 +1,9 @@
 """What just passes: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
 
 import pytest
+from hpack import Encoder
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtimeproxy.cri import reader as reader_module
 from runtimeproxy.cri.direction import ACKS_AT_ONCE, ALIVE_SECONDS
@@ -235,6 +238,32 @@ def test_opening(steps: list[Step]) -> None:
 
 # ---- A1: header blocks
 
+NAMES = st.sampled_from([b"x-a", b"user-agent", b"authorization", b"x-trace-bin"])
+VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=30).map(str.encode)
+
+
+def sides(play: Play, from_client: bool) -> tuple[Side, Side]:
+    """Return the peer that sends, and the other one."""
+    return (play.client, play.runtime) if from_client else (play.runtime, play.client)
+
+
+@given(
+    st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=3), min_size=1, max_size=4), st.integers(1, 80), st.booleans()
+)
+def test_a1_blocks_before_the_ack_keep_their_fields_in_any_split(
+    more: list[list[tuple[bytes, bytes]]], size: int, from_client: bool
+) -> None:
+    """A peer indexes what it sends until it has the other side's SETTINGS (promise 4)."""
+    play, encoder, base = Play(), Encoder(), VERSION if from_client else REPLY
+    peer, other = sides(play, from_client)
+    peer.sends(*[PREFACE] * from_client, Settings())
+    other.got()
+    frames: list[Frame] = [Headers(2 * at + 1, (*base, *fields)) for at, fields in enumerate(more)]
+    sent = b"".join(raw_headers(frame.stream, encoder.encode(frame.fields)) for frame in frames)
+    for at in range(0, len(sent), size):
+        peer.sends(sent[at : at + size])
+    assert other.got() == frames
+
 
 def test_a1_size_update_of_a_dropped_block_stands_in_the_next_one() -> None:
     play = greeted()
@@ -459,11 +488,6 @@ PINGS: dict[str, Moves] = {
         ("peer", [ASKED], [], []),
     ],
 }
-
-
-def sides(play: Play, from_client: bool) -> tuple[Side, Side]:
-    """Return who sends PINGs, and the other one."""
-    return (play.client, play.runtime) if from_client else (play.runtime, play.client)
 
 
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])

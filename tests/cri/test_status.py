@@ -79,10 +79,7 @@ POD_STATUS = cri.PodSandboxStatus(
     runtime_handler="kata",
 )
 CONTAINER_STATUS = cri.ContainerStatus(
-    id="c1",
-    metadata=cri.ContainerMetadata(name="main", attempt=1),
-    labels={"l": "not read"},
-    annotations={"k": "v"},
+    id="c1", metadata=cri.ContainerMetadata(name="main", attempt=1), labels={"l": "not read"}, annotations={"k": "v"}
 )
 READERS = (status.read_pod_status, status.read_container_status)
 
