@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Union
 
-from runtimeproxy.model import ResourceValue
+from runtimeproxy.model import Adjustment, ResourceValue
 from tests.cri.messages import LENGTH_DELIMITED, VARINT, length_delimited, tag
 from tests.fakes import cri_pb2 as cri
 
@@ -150,40 +150,40 @@ def _named_resource(name: str, value: ResourceValue) -> int | Entries:
     return LENGTH_DELIMITED if isinstance(value, str) else VARINT
 
 
-def _parent(parent: str | None) -> Named:
-    return {} if parent is None else {cri.LinuxPodSandboxConfig.CGROUP_PARENT_FIELD_NUMBER: LENGTH_DELIMITED}
+def _parent(change: Adjustment) -> Named:
+    return (
+        {} if change.cgroup_parent is None else {cri.LinuxPodSandboxConfig.CGROUP_PARENT_FIELD_NUMBER: LENGTH_DELIMITED}
+    )
 
 
-def in_pod(
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    parent: str | None,
-    resources: Mapping[str, ResourceValue],
-) -> Named:
-    config, linux = cri.PodSandboxConfig, cri.LinuxPodSandboxConfig
+def in_pod(change: Adjustment) -> Named:
+    config = cri.PodSandboxConfig
     return {
         cri.RunPodSandboxRequest.CONFIG_FIELD_NUMBER: {
-            config.LABELS_FIELD_NUMBER: entries(labels),
-            config.ANNOTATIONS_FIELD_NUMBER: entries(annotations),
-            config.LINUX_FIELD_NUMBER: {**_parent(parent), linux.RESOURCES_FIELD_NUMBER: in_resources(resources)},
+            config.LABELS_FIELD_NUMBER: entries(change.labels),
+            config.ANNOTATIONS_FIELD_NUMBER: entries(change.annotations),
+            config.LINUX_FIELD_NUMBER: {
+                **_parent(change),
+                cri.LinuxPodSandboxConfig.RESOURCES_FIELD_NUMBER: in_resources(change.resources),
+            },
         }
     }
 
 
-def in_create(
-    envs: Mapping[str, str], annotations: Mapping[str, str], parent: str | None, resources: Mapping[str, ResourceValue]
-) -> Named:
+def in_create(change: Adjustment) -> Named:
     request, config = cri.CreateContainerRequest, cri.ContainerConfig
+    resources = {cri.LinuxContainerConfig.RESOURCES_FIELD_NUMBER: in_resources(change.resources)}
     return {
         request.CONFIG_FIELD_NUMBER: {
-            config.ENVS_FIELD_NUMBER: entries(envs),
-            config.ANNOTATIONS_FIELD_NUMBER: entries(annotations),
-            config.LINUX_FIELD_NUMBER: {cri.LinuxContainerConfig.RESOURCES_FIELD_NUMBER: in_resources(resources)},
+            config.ENVS_FIELD_NUMBER: entries(change.envs),
+            config.ANNOTATIONS_FIELD_NUMBER: entries(change.annotations),
+            config.LINUX_FIELD_NUMBER: resources,
         },
-        request.SANDBOX_CONFIG_FIELD_NUMBER: {cri.PodSandboxConfig.LINUX_FIELD_NUMBER: _parent(parent)},
+        request.SANDBOX_CONFIG_FIELD_NUMBER: {cri.PodSandboxConfig.LINUX_FIELD_NUMBER: _parent(change)},
     }
 
 
-def in_update(annotations: Mapping[str, str], resources: Mapping[str, ResourceValue]) -> Named:
+def in_update(change: Adjustment) -> Named:
+    linux, annotations = in_resources(change.resources), entries(change.annotations)
     request = cri.UpdateContainerResourcesRequest
-    return {request.LINUX_FIELD_NUMBER: in_resources(resources), request.ANNOTATIONS_FIELD_NUMBER: entries(annotations)}
+    return {request.LINUX_FIELD_NUMBER: linux, request.ANNOTATIONS_FIELD_NUMBER: annotations}

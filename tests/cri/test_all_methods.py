@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.cri.routes import HELD
-from runtimeproxy.model import HookAnswer, Resources, named
+from runtimeproxy.model import Adjustment, HookAnswer, Resources, named
 from tests.amounts import examples
 from tests.cri import rest
 from tests.cri.conversations import (
@@ -76,29 +76,21 @@ def messages_of(name: str) -> tuple[bytes, bytes]:
 
 # ---- changed calls
 
-CHANGES = HookAnswer(
-    {"app": "l"}, {"a": "2"}, {"A": "3"}, "/hooked", Resources(cpu_quota=-1, unified={"a": "4"}, cpuset_cpus="2")
+RESOURCES = Resources(cpu_quota=-1, unified={"a": "4"}, cpuset_cpus="2")
+CHANGES = HookAnswer({"app": "l"}, {"a": "2"}, {"A": "3"}, "/hooked", RESOURCES)
+# A whole echo can clear the cpusets, too (hook-api, "What an answer means").
+NAMED = Adjustment(
+    CHANGES.labels, CHANGES.annotations, CHANGES.envs, CHANGES.cgroup_parent, {"cpuset_mems": "", **named(RESOURCES)}
 )
-CHANGED = ("RunPodSandbox", "CreateContainer", "UpdateContainerResources")
-CHANGEABLE = tuple(method for method in METHODS if method.name in CHANGED)
-
-
-def names(method: str) -> rest.Named:
-    """Return what CHANGES may change; a whole echo can clear the cpusets (hook-api, "What an answer means")."""
-    assert CHANGES.resources is not None
-    resources = {"cpuset_mems": "", **named(CHANGES.resources)}
-    if method == "RunPodSandbox":
-        return rest.in_pod(CHANGES.labels, CHANGES.annotations, CHANGES.cgroup_parent, resources)
-    if method == "CreateContainer":
-        return rest.in_create(CHANGES.envs, CHANGES.annotations, CHANGES.cgroup_parent, resources)
-    return rest.in_update(CHANGES.annotations, resources)
+IN = {"RunPodSandbox": rest.in_pod, "CreateContainer": rest.in_create, "UpdateContainerResources": rest.in_update}
+CHANGEABLE = tuple(method for method in METHODS if method.name in IN)
 
 
 def only_named_fields_differ(call: Call, sent: Half, came: Half) -> None:
     """Check that a call differs in what CHANGES names, if at all."""
     if came != sent:
         assert others(came) == others(sent)
-        rest.assert_rest_is_untouched(body(sent), body(came), names(call.method.name))
+        rest.assert_rest_is_untouched(body(sent), body(came), IN[call.method.name](NAMED))
 
 
 def others(half: Half) -> tuple[list[tuple[int, bytes]], bool]:

@@ -355,21 +355,15 @@ async def test_pod_with_the_id_of_a_lost_one_takes_its_records_with_it(
 async def test_long_list_is_read_in_parts_between_which_others_have_a_turn(
     state: State, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_module, "ITEMS_AT_ONCE", 2)
-    turns = 0
-
     async def listed(*_: Any) -> Any:
         return iter([PodInfo(id=f"p{number}") for number in range(9)])
 
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
+    monkeypatch.setattr(sync_module, "ITEMS_AT_ONCE", 2)
     monkeypatch.setattr(backend, "pods", listed)
     monkeypatch.setattr(backend, "containers", listed)
-    counting = asyncio.create_task(count())
-    assert len((await state.listed()).pods) == 9
-    counting.cancel()
+    reading, turns = asyncio.ensure_future(state.listed()), 0
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(reading.result().pods) == 9
     assert turns >= 8
