@@ -61,7 +61,6 @@ class Method:
 
 
 DECLARED = cri_pb2.DESCRIPTOR.message_types_by_name
-"""The messages that the fakes know."""
 
 
 def _method(version: str, service: str, name: str) -> Method:

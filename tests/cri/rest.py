@@ -29,12 +29,9 @@ class Entries:
 Named = Mapping[int, Union[int, Entries, "Named"]]
 """By field number: the wire type of a scalar that is named, the entries that are, or what is inside of a message."""
 Leaf = tuple[tuple[int | bytes, ...], bytes]
-"""Where a field stands, and all its bytes."""
 
 
 class Field(NamedTuple):
-    """A field: all its bytes, and those of its value alone."""
-
     number: int
     wire_type: int
     octets: bytes
@@ -134,7 +131,6 @@ _RESOURCES = cri.LinuxContainerResources.DESCRIPTOR.fields_by_name
 
 
 def entries(values: Mapping[str, object], wire_type: int = LENGTH_DELIMITED) -> Entries:
-    """Name the entries that a map of an adjustment sets."""
     return Entries(frozenset(key.encode() for key in values), wire_type)
 
 

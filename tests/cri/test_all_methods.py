@@ -87,7 +87,6 @@ CHANGEABLE = tuple(method for method in METHODS if method.name in IN)
 
 
 def only_named_fields_differ(call: Call, sent: Half, came: Half) -> None:
-    """Check that a call differs in what CHANGES names, if at all."""
     if came != sent:
         assert others(came) == others(sent)
         rest.assert_rest_is_untouched(body(sent), body(came), IN[call.method.name](NAMED))
@@ -100,7 +99,6 @@ def others(half: Half) -> tuple[list[tuple[int, bytes]], bool]:
 
 
 def body(half: Half) -> bytes:
-    """Return the message, unpacked."""
     [octets] = [octets for kind, octets in half[0] if kind == DATA]
     compressed, length, message = octets[0], int.from_bytes(octets[1:5], "big"), octets[5:]
     assert length == len(message)
@@ -141,7 +139,6 @@ def test_all_but_what_a_hook_names_comes_as_it_was_sent(
 
 
 def cut_everywhere(conversation: Conversation, core: Core, same: Compare) -> None:
-    """Cut what each side sends at every place, if it is short."""
     length = max(len(conversation.sent), len(conversation.replied))
     for place in range(1, length if length <= SHORT else 0):
         stage = Stage(conversation, core)

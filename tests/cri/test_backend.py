@@ -51,14 +51,12 @@ async def backend(runtime: FakeRuntime) -> AsyncIterator[Backend]:
 
 @pytest.fixture
 async def away(tmp_path: Path) -> AsyncIterator[Backend]:
-    """Return a backend whose runtime is not there."""
     backend = Backend(str(tmp_path / "nobody.sock"))
     yield backend
     await backend.close()
 
 
 def made(runtime: FakeRuntime) -> tuple[str, str]:
-    """Make a pod with a container in the runtime and return their ids."""
     config = cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop"),
         linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/u-1"),

@@ -27,7 +27,6 @@ def update(**resources: Any) -> cri.UpdateContainerResourcesRequest:
 
 
 async def unanswered(node: Node, operation: Operation, message: Message | None = None, version: str = "v1") -> FakeHeld:
-    """Run a call that is released and never answered."""
     held = node.held(operation, message, version=version)
     held.given = UNANSWERED
     return await node.run(held)

@@ -38,7 +38,6 @@ UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
 
 
 def limits(values: Mapping[str, ResourceValue]) -> cri.LinuxContainerResources:
-    """Make resources of their values."""
     sizes = values.get("hugepage_limits", {})
     assert isinstance(sizes, Mapping)
     plain: dict[str, Any] = {name: value for name, value in values.items() if name != "hugepage_limits"}

@@ -29,8 +29,8 @@ ASKS_TO_LEAVE, LEAVES = Step(drain(False), to_client=[MOST]), drain(True)
 CONVERSATIONS: dict[str, list[Step]] = {
     # GOAWAY of the runtime
     "the runtime's GOAWAY passes where no image stream is above it": [
-        Step(client(ASK, GoAway(0)), to_runtime=[ASK, GoAway(0)]),
-        Step(runtime(GoAway(1, 5, b"bye")), to_client=[GoAway(1, 5, b"bye")]),
+        peer.passes(ASK, GoAway(0)),
+        peer.returns(GoAway(1, 5, b"bye")),
     ],
     "it rises to the highest image stream, streams above its own are refused": [
         Step(
@@ -41,22 +41,22 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(GoAway(1, 2, b"why")), to_client=[Reset(3, REFUSED), GoAway(7, 2, b"why")]),
     ],
     "above its last id a stream is refused as well": [
-        Step(client(ASK), to_runtime=[ASK]),
-        Step(runtime(GoAway(1)), to_client=[GoAway(1)]),
+        peer.passes(ASK),
+        peer.returns(GoAway(1)),
         Step(client(CREATED, Data(3, grpc(b"m"))), to_client=[Reset(3, REFUSED)]),
     ],
     # GOAWAY of ours
     "a drain sends two GOAWAYs, each once": [
-        Step(client(ASK, CREATED), to_runtime=[ASK, CREATED]),
+        peer.passes(ASK, CREATED),
         ASKS_TO_LEAVE,
         Step(drain(False)),
-        Step(client(ASK_5), to_runtime=[ASK_5]),
+        peer.passes(ASK_5),
         Step(LEAVES, to_client=[GoAway(5)]),
         Step(LEAVES),
     ],
     "a client that has not asked yet is left in peace for a while": [
         Step(drain(False)),
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         ASKS_TO_LEAVE,
     ],
     "an image call counts as asked": [
@@ -69,31 +69,31 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
     ],
     "ours are not above the runtime's": [
-        Step(client(ASK, ASK_3), to_runtime=[ASK, ASK_3]),
-        Step(runtime(GoAway(9)), to_client=[GoAway(9)]),
+        peer.passes(ASK, ASK_3),
+        peer.returns(GoAway(9)),
         Step(drain(False), to_client=[GoAway(9)]),
         Step(LEAVES, to_client=[GoAway(3)]),
     ],
     "ours stay at the runtime's": [
-        Step(client(ASK), to_runtime=[ASK]),
-        Step(runtime(GoAway(1)), to_client=[GoAway(1)]),
+        peer.passes(ASK),
+        peer.returns(GoAway(1)),
         Step(LEAVES, to_client=[GoAway(1), GoAway(1)]),
     ],
     "the runtime's do not raise ours": [
-        Step(client(ASK, ASK_3), to_runtime=[ASK, ASK_3]),
+        peer.passes(ASK, ASK_3),
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
         Step(runtime(GoAway(2**31 - 1, 0, b"max_age")), to_client=[GoAway(3, 0, b"max_age")]),
-        Step(runtime(GoAway(3, 1)), to_client=[GoAway(3, 1)]),
-        Step(runtime(GoAway(1, 2, b"x")), to_client=[GoAway(1, 2, b"x")]),
+        peer.returns(GoAway(3, 1)),
+        peer.returns(GoAway(1, 2, b"x")),
     ],
     "ACKs pass in a drain": [
         Step(LEAVES, to_client=[MOST, GoAway(0)]),
         Step(runtime(Settings()), to_client=[PASSED]),
-        Step(client(Ack()), to_runtime=[Ack()]),
+        peer.passes(Ack()),
     ],
     # what comes and ends after it
     "a block that passed before is refused too, trailers pass": [
-        Step(client(ASK, ASK_3), to_runtime=[ASK, ASK_3]),
+        peer.passes(ASK, ASK_3),
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
         Step(
             client(ASK_5, Headers(7, peer.VERSION), END),
@@ -107,10 +107,10 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(*[FULL] * 16), to_client=[Credit(0, 2**18)]),
     ],
     "what was taken is finished": [
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         HOLD,
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
-        Step(client(Data(1, grpc(b"q"), end=True)), to_runtime=[Data(1, grpc(b"q"), end=True)]),
+        peer.passes(Data(1, grpc(b"q"), end=True)),
         Step(peer.release, to_runtime=[BODY]),
         Step(runtime(ANSWER, END, Headers(3, peer.TRAILERS, end=True)), to_client=[ANSWER, END]),
         Step(peer.answered, to_client=[Headers(3, peer.TRAILERS, end=True)]),

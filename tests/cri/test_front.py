@@ -43,7 +43,6 @@ def wire(*frames: Frame | bytes) -> bytes:
 
 
 def read(written: bytes) -> list[Frame]:
-    """Cut what was written into frames."""
     outlet = Outlet()
     outlet.out.append(written)
     return peer.Side(lambda _: None, outlet, preface=False).got()
@@ -77,12 +76,10 @@ class Scene:
         self.connection.held = lambda stream: self.do(stream)  # type: ignore[method-assign]
         self.front.connections.add(self.connection)
         self.came = b""
-        """What has come to the client."""
         for sock in self.sockets:
             sock.setblocking(False)
 
     async def send(self, sock: socket.socket, *frames: Frame | bytes) -> None:
-        """Send frames, and let the proxy take them."""
         sock.send(wire(*frames))
         await self.turns()
 
@@ -117,7 +114,6 @@ class Scene:
         return any(frame.stream == stream and frame.flags & 1 for frame in peer.split(self.came))
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept the connection to the image service."""
         self.images, _ = await asyncio.wait_for(self.loop.sock_accept(listener), 20)
         self.images.setblocking(False)
         self.sockets.append(self.images)
@@ -141,8 +137,6 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 class Writes:
-    """The writes of a scene's connection."""
-
     def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scene = scene
         self.times: list[float] = []
@@ -157,7 +151,6 @@ class Writes:
         monkeypatch.setattr(Endpoint, "write", note)
 
     def written(self) -> list[list[Frame]]:
-        """Return each write since the last time."""
         written, self._written = self._written, []
         return [read(each) for each in written]
 

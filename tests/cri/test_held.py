@@ -28,11 +28,20 @@ LATE_CREDIT = Credit(0, STEP + len(MESSAGE))
 HOLD = Step(client(HEAD, WHOLE), to_runtime=[HEAD], asks=1)
 HOLD_OPEN = Step(client(HEAD, OPEN), to_client=[CREDIT], to_runtime=[HEAD], asks=1)
 RELEASE, RELEASE_OPEN = Step(peer.release, to_runtime=[WHOLE]), Step(peer.release, to_runtime=[OPEN])
-ANSWERING = Step(runtime(*ANSWER), to_client=ANSWER)
+ANSWERING = peer.returns(*ANSWER)
+KEPT = [HOLD, RELEASE, ANSWERING, Step(runtime(END))]
 
 
 def pieces(message: bytes, size: int = 16_384) -> list[Data]:
     return [Data(1, message[at : at + size]) for at in range(0, len(message), size)]
+
+
+def client_gone(play: peer.Play) -> None:
+    play.reader.client_gone()
+
+
+def runtime_gone(play: peer.Play) -> None:
+    play.reader.runtime_gone()
 
 
 LARGE = grpc(bytes(70_000))
@@ -66,7 +75,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     "A5: a reset overtakes the held request": [
         HOLD_OPEN,
-        Step(client(CANCEL), to_runtime=[CANCEL]),
+        peer.passes(CANCEL),
         Step(lambda play: play.call.release(None)),
     ],
     # A4: the request half of a held stream is hop by hop
@@ -105,20 +114,17 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(Credit(1, 2**20)), to_runtime=[*pieces(LARGE[20_015:65_535])]),
         Step(runtime(Credit(0, 2**20)), to_runtime=[Data(1, LARGE[65_535:])]),
     ],
-    "A4: the client's credit for the answer passes": [HOLD, Step(client(Credit(1, 77)), to_runtime=[Credit(1, 77)])],
+    "A4: the client's credit for the answer passes": [HOLD, peer.passes(Credit(1, 77))],
     "A4: credit for another call passes while a request waits for credit": [
-        Step(client(Headers(3, peer.VERSION, end=True)), to_runtime=[Headers(3, peer.VERSION, end=True)]),
+        peer.passes(Headers(3, peer.VERSION, end=True)),
         Step(runtime(Settings(((4, 0),))), to_client=[Settings(((4, 0), (1, 0)))]),
         Step(client(Headers(5, CREATE), Data(5, MESSAGE, end=True)), to_runtime=[Headers(5, CREATE)], asks=1),
         Step(peer.release),
-        Step(client(Credit(3, 100), Headers(7, peer.VERSION)), to_runtime=[Credit(3, 100), Headers(7, peer.VERSION)]),
+        peer.passes(Credit(3, 100), Headers(7, peer.VERSION)),
     ],
     # A6: answers
     "A6: an answer passes as it comes, and only its end is kept": [
-        HOLD,
-        RELEASE,
-        ANSWERING,
-        Step(runtime(END)),
+        *KEPT,
         Step(peer.answered, to_client=[END]),
         Step(peer.answered),
     ],
@@ -149,14 +155,7 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(*[FULL] * 16), to_client=[FULL, FULL, FULL, Data(1, bytes(16_383))]),
         Step(client(Credit(0, 2**20)), to_client=[Data(1, bytes(1)), *[FULL] * 12], to_runtime=[Credit(0, STEP)]),
     ],
-    "A6: nothing reaches a client that has cancelled": [
-        HOLD,
-        RELEASE,
-        ANSWERING,
-        Step(runtime(END)),
-        Step(client(CANCEL), to_runtime=[CANCEL]),
-        Step(peer.answered),
-    ],
+    "A6: nothing reaches a client that has cancelled": [*KEPT, peer.passes(CANCEL), Step(peer.answered)],
     # A7: refusals
     "A7: a refusal resets toward the runtime and answers the client": [
         HOLD,
@@ -170,11 +169,8 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     # C5: the runtime leaves
     "C5: an answer that is kept outlives the runtime": [
-        HOLD,
-        RELEASE,
-        ANSWERING,
-        Step(runtime(END)),
-        Step(lambda play: play.reader.runtime_gone()),
+        *KEPT,
+        Step(runtime_gone),
         Step(peer.answered, to_client=[END]),
     ],
 }
@@ -435,39 +431,23 @@ def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: peer
 
 
 @pytest.mark.parametrize(
-    "leave",
-    [client(CANCEL), lambda play: play.reader.client_gone(), lambda play: play.reader.runtime_gone()],
-    ids=["A5: cancel", "C5: client gone", "C5: runtime gone"],
+    ("leave", "released", "reply"),
+    [
+        pytest.param(client(CANCEL), False, UNANSWERED, id="A5: cancel of a held call"),
+        pytest.param(client_gone, False, UNANSWERED, id="C5: client gone from a held call"),
+        pytest.param(runtime_gone, False, UNANSWERED, id="C5: runtime gone from a held call"),
+        pytest.param(client(CANCEL), True, UNANSWERED, id="C2: cancel of a released call"),
+        pytest.param(client_gone, True, None, id="C5: client gone from a released call"),
+        pytest.param(runtime_gone, True, UNANSWERED, id="C5: runtime gone from a released call"),
+    ],
 )
-def test_held_call_ends_with_its_stream_or_connection(leave: peer.Act) -> None:
-    play = peer.converse(HOLD)
+def test_only_a_held_call_ends_with_its_stream_or_connection(leave: peer.Act, released: bool, reply: Reply) -> None:
+    play = peer.converse(HOLD, *[RELEASE, ANSWERING] * released)
     ended: list[bool] = []
     play.call.on_ended = lambda: ended.append(True)
     leave(play)
-    assert (play.call.state, play.call.reply, ended) == (CallState.ENDED, UNANSWERED, [True])
-
-
-def test_c2_cancel_after_the_release_ends_no_hook() -> None:
-    play = peer.converse(HOLD, RELEASE, ANSWERING)
-    play.call.on_ended = lambda: pytest.fail("the task of a released call is not cancelled")
-    play.client.sends(CANCEL)
-    assert (play.call.state, play.call.reply) == (CallState.RELEASED, UNANSWERED)
-
-
-def test_c5_released_call_outlives_its_client_and_not_the_runtime() -> None:
-    play = peer.converse(HOLD, RELEASE)
-    play.reader.client_gone()
-    assert play.call.reply is None
-    play.reader.runtime_gone()
-    assert not play.reader.keeps_answers
-    assert play.call.reply == UNANSWERED
-
-
-def test_c5_reader_tells_that_an_answer_is_kept() -> None:
-    play = peer.converse(HOLD, RELEASE, ANSWERING, Step(runtime(END)))
-    assert play.call.kept
-    assert play.reader.keeps_answers
-    play.call.answer()
+    assert (play.call.state, ended) == ((CallState.RELEASED, []) if released else (CallState.ENDED, [True]))
+    assert play.call.reply == reply
     assert not play.reader.keeps_answers
 
 
@@ -477,8 +457,7 @@ def test_c5_reader_tells_that_an_answer_is_kept() -> None:
 class Listener:
     """Stands for a call, which its task and its stream keep."""
 
-    def told(self) -> None:
-        """Take whatever happened."""
+    def told(self) -> None: ...
 
 
 def is_answered(play: peer.Play) -> None:

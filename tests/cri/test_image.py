@@ -19,7 +19,6 @@ STEP = Credit(0, 2**18)
 
 
 def pull(*frames: peer.Frame, settings: Settings = NOTHING) -> list[Step]:
-    """Open image calls, and greet the image service."""
     return [Step(client(*frames), to_image=[*GREETING, *frames]), Step(image(settings, Ack()), to_image=[Ack()])]
 
 

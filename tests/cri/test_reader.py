@@ -13,7 +13,7 @@ from runtimeproxy.hookpoints import UNRECORDED
 from tests.cri import peer
 from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings, Step, client, runtime
 
-ASK, END = Headers(1, peer.VERSION), Headers(1, peer.TRAILERS, end=True)
+ASK, END, END_3 = Headers(1, peer.VERSION), Headers(1, peer.TRAILERS, end=True), Headers(3, peer.TRAILERS, end=True)
 FULL, ALL_BUT_ONE = Data(1, bytes(16_384)), Data(1, bytes(16_383))
 WINDOW = [FULL, FULL, FULL, ALL_BUT_ONE]
 """All that a peer takes at first."""
@@ -22,35 +22,27 @@ PASSED = Settings(((1, 0),))
 CALL = peer.grpc(b"m")
 HOLD = Step(client(Headers(3, peer.CREATE), Data(3, CALL, end=True)), to_runtime=[Headers(3, peer.CREATE)], asks=1)
 RELEASE = Step(peer.release, to_runtime=[Data(3, CALL, end=True)])
+KEPT = [HOLD, RELEASE, Step(runtime(END_3))]
+LAST_BLOCK = peer.block(peer.TRAILERS)
+UPDATED = Step(runtime(peer.raw_headers(5, LAST_BLOCK)), to_client=peer.raw_headers(5, b"\x20" + LAST_BLOCK))
 LONG = Data(1, bytes(100)).wire()
 OURS = Reset(3, 8)
 PRIORITY, UNKNOWN = Raw(2, 0, 3, b"\0\0\0\0\x07"), Raw(0xFA, 0xFF, 3, b"a type that nobody knows")
 
 PASSING: dict[str, list[Step]] = {
     "calls that nobody has a stake in pass both ways": [
-        Step(
-            client(ASK, Data(1, peer.grpc(b"q")), END, Headers(3, peer.PULL, end=True)),
-            to_runtime=[ASK, Data(1, peer.grpc(b"q")), END, Headers(3, peer.PULL, end=True)],
-        ),
-        Step(
-            runtime(Headers(1, peer.REPLY), Data(1, peer.grpc(b"a")), END, Headers(3, peer.TRAILERS, end=True)),
-            to_client=[Headers(1, peer.REPLY), Data(1, peer.grpc(b"a")), END, Headers(3, peer.TRAILERS, end=True)],
-        ),
+        peer.passes(ASK, Data(1, peer.grpc(b"q")), END, Headers(3, peer.PULL, end=True)),
+        peer.returns(Headers(1, peer.REPLY), Data(1, peer.grpc(b"a")), END, END_3),
     ],
     "trailers behind the runtime's end harm nobody": [
-        Step(client(ASK), to_runtime=[ASK]),
-        Step(runtime(END), to_client=[END]),
-        Step(client(END), to_runtime=[END]),
-        HOLD,
-        RELEASE,
-        Step(runtime(Headers(3, peer.TRAILERS, end=True))),
-        Step(peer.answered, to_client=[Headers(3, peer.TRAILERS, end=True)]),
-        Step(client(Headers(3, peer.TRAILERS, end=True)), to_runtime=[Headers(3, peer.TRAILERS, end=True)]),
+        peer.passes(ASK),
+        peer.returns(END),
+        peer.passes(END),
+        *KEPT,
+        Step(peer.answered, to_client=[END_3]),
+        peer.passes(END_3),
     ],
-    "PRIORITY and frames of unknown types pass on a held stream, too": [
-        HOLD,
-        Step(client(PRIORITY, UNKNOWN), to_runtime=[PRIORITY, UNKNOWN]),
-    ],
+    "PRIORITY and frames of unknown types pass on a held stream, too": [HOLD, peer.passes(PRIORITY, UNKNOWN)],
     # A1: the first block behind each ACK starts with a size update, all others are the same bytes
     "A1: a size update ahead of the first block behind an ACK": [
         Step(
@@ -64,29 +56,19 @@ PASSING: dict[str, list[Step]] = {
         Step(client(Ack(), peer.raw_headers(9, BLOCK)), to_runtime=Ack().wire() + peer.raw_headers(9, b"\x20" + BLOCK)),
     ],
     "A1: a size update again behind a block that waits in a queue": [
-        HOLD,
-        RELEASE,
-        Step(runtime(Headers(3, peer.TRAILERS, end=True))),
+        *KEPT,
         Step(runtime(*[FULL] * 4), to_client=WINDOW),
-        Step(peer.answered, to_client=peer.raw_headers(3, b"\x20" + peer.block(peer.TRAILERS), end=True)),
+        Step(peer.answered, to_client=peer.raw_headers(3, b"\x20" + LAST_BLOCK, end=True)),
         Step(client(Credit(0, 100_000)), to_client=[Data(1, b"\0")]),
-        Step(
-            runtime(peer.raw_headers(5, peer.block(peer.TRAILERS))),
-            to_client=peer.raw_headers(5, b"\x20" + peer.block(peer.TRAILERS)),
-        ),
+        UPDATED,
     ],
     "A1: a size update again behind a block that waits for a frame": [
-        HOLD,
-        RELEASE,
-        Step(runtime(Headers(3, peer.TRAILERS, end=True))),
+        *KEPT,
         Step(runtime(LONG[:50]), to_client=LONG[:50]),
         Step(peer.answered),
-        Step(client(Reset(3, 8)), to_runtime=[Reset(3, 8)]),
+        peer.passes(Reset(3, 8)),
         Step(runtime(LONG[50:]), to_client=LONG[50:]),
-        Step(
-            runtime(peer.raw_headers(5, peer.block(peer.TRAILERS))),
-            to_client=peer.raw_headers(5, b"\x20" + peer.block(peer.TRAILERS)),
-        ),
+        UPDATED,
     ],
     # A3, A4: windows
     "A3: credit of the connection never passes": [Step(client(Credit(0, 5))), Step(runtime(Credit(0, 6)))],
@@ -94,17 +76,14 @@ PASSING: dict[str, list[Step]] = {
         Step(client(ASK, *WINDOW, Data(1, b"late")), to_runtime=[ASK, *WINDOW]),
         Step(runtime(Credit(0, 4)), to_runtime=[Data(1, b"late")]),
     ],
-    "A4: credit of a passing stream passes": [
-        Step(client(ASK, Credit(1, 7)), to_runtime=[ASK, Credit(1, 7)]),
-        Step(runtime(Credit(1, 8)), to_client=[Credit(1, 8)]),
-    ],
+    "A4: credit of a passing stream passes": [peer.passes(ASK, Credit(1, 7)), peer.returns(Credit(1, 8))],
     # A8: DATA are cut through
     "A8: DATA leave before their frame is whole": [
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         *(Step(client(part), to_runtime=part) for part in (LONG[:9], LONG[9:12], LONG[12:])),
     ],
     "A8: a frame of ours waits for the end of one that is cut through": [
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         HOLD,
         Step(client(LONG[:50]), to_runtime=LONG[:50]),
         Step(peer.refuse, to_client=[Headers(3, peer.refusal(13, b"no"), end=True)]),
@@ -115,10 +94,7 @@ PASSING: dict[str, list[Step]] = {
         ),
     ],
     "A8: DATA beyond the credit wait and are split, padded ones leave whole": [
-        Step(
-            client(ASK, Headers(3, peer.VERSION), Headers(5, peer.VERSION)),
-            to_runtime=[ASK, Headers(3, peer.VERSION), Headers(5, peer.VERSION)],
-        ),
+        peer.passes(ASK, Headers(3, peer.VERSION), Headers(5, peer.VERSION)),
         Step(
             client(
                 *[Data(1, bytes(16_000))] * 4, Data(1, b"x" * 2_000), Data(3, b"y" * 990, pad=9), Data(5, b"", True)
@@ -130,10 +106,7 @@ PASSING: dict[str, list[Step]] = {
     ],
     "A8: trailers stay behind their stream's DATA, others overtake": [
         Step(runtime(*[ALL_BUT_ONE] * 4, Data(1, b"abcdef"), END), to_client=[*[ALL_BUT_ONE] * 4, Data(1, b"abc")]),
-        Step(
-            runtime(Headers(3, peer.TRAILERS, end=True), Ping(b"overtake", ack=True)),
-            to_client=[Headers(3, peer.TRAILERS, end=True), Ping(b"overtake", ack=True)],
-        ),
+        peer.returns(END_3, Ping(b"overtake", ack=True)),
         Step(client(Credit(0, 100)), to_client=[Data(1, b"def"), END]),
     ],
     "A8: a reset overtakes, and what waited is credited": [
@@ -141,7 +114,7 @@ PASSING: dict[str, list[Step]] = {
         Step(client(Reset(1, 8)), to_client=[Credit(0, 2**18)], to_runtime=[Reset(1, 8)]),
     ],
     "A8: nothing more reaches a peer that has reset the stream": [
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         Step(runtime(*[FULL] * 5), to_client=WINDOW),
         Step(client(Reset(1, 8), Credit(0, 2**20)), to_runtime=[Reset(1, 8)]),
     ],
@@ -182,7 +155,7 @@ OPENING: dict[str, list[Step]] = {
             runtime(Settings(((3, 200),)), Ack(), Headers(1, peer.REPLY), END),
             to_client=[Settings(((3, 200), (1, 0))), peer.OPENED, Ack(), Headers(1, peer.REPLY), END],
         ),
-        Step(client(Ack()), to_runtime=[Ack()]),
+        peer.passes(Ack()),
     ],
     "A9: a PING to a runtime that has not said a word passes": [
         Step(client(peer.PREFACE, Settings(), Ping(b"12345678")), to_runtime=[PASSED, peer.OPENED, Ping(b"12345678")])
@@ -215,7 +188,6 @@ VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size
 
 
 def sides(play: peer.Play, from_client: bool) -> tuple[peer.Side, peer.Side]:
-    """Return the peer that sends, and the other one."""
     return (play.client, play.runtime) if from_client else (play.runtime, play.client)
 
 
@@ -472,7 +444,7 @@ PINGS: dict[str, Moves] = {
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
 @pytest.mark.parametrize("moves", PINGS.values(), ids=PINGS)
 def test_a9_pings(moves: Moves, from_client: bool) -> None:
-    play = peer.converse(Step(client(ASK), to_runtime=[ASK]))
+    play = peer.converse(peer.passes(ASK))
     asker, other = sides(play, from_client)
     for who, sent, at_peer, at_other in moves:
         if who == "silence":

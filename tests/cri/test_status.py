@@ -104,7 +104,6 @@ def container_of_text(info: str) -> ContainerInfo:
 
 
 def with_value(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """Return a copy of a document that has a value at a path of keys."""
     copy = deepcopy(document)
     *parents, last = path.split(".")
     inner = copy
