@@ -25,7 +25,6 @@ from tests.fakes.shapes import SHAPES, Shape
 
 Code = grpc.StatusCode
 UPDATE = edit.update_request("c1", {"cpu_shares": 7}, None)
-BOTH_VERSIONS = pytest.mark.parametrize("version", ["v1", "v1alpha2"])
 
 ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "ListPodSandbox": lambda backend: backend.pods("v1"),
@@ -34,6 +33,11 @@ ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "ContainerStatus": lambda backend: backend.container("v1", "c1"),
     "UpdateContainerResources": lambda backend: backend.update("v1", UPDATE, 5.0),
 }
+
+
+@pytest.fixture(params=["v1", "v1alpha2"])
+def version(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture
@@ -73,7 +77,6 @@ def made(runtime: FakeRuntime) -> tuple[str, str]:
 # ---- pods and containers
 
 
-@BOTH_VERSIONS
 async def test_pod_and_container_are_read_in_the_version_asked_for(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
@@ -88,7 +91,6 @@ async def test_pod_and_container_are_read_in_the_version_asked_for(
     assert [received.path for received in runtime.received] == paths
 
 
-@BOTH_VERSIONS
 async def test_pod_that_a_containers_status_does_not_name_is_found_in_the_list(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
@@ -123,7 +125,6 @@ async def test_what_the_runtime_does_not_know_is_none(backend: Backend) -> None:
     assert list(await backend.containers("v1")) == []
 
 
-@BOTH_VERSIONS
 async def test_all_that_there_is_is_listed(runtime: FakeRuntime, backend: Backend, version: str) -> None:
     pods, containers = zip(*(made(runtime) for _ in range(3)), strict=True)
     assert [pod.id for pod in await backend.pods(version)] == list(pods)
@@ -133,7 +134,6 @@ async def test_all_that_there_is_is_listed(runtime: FakeRuntime, backend: Backen
     assert [it.path for it in runtime.received] == [f"/runtime.{version}.RuntimeService/{name}" for name in methods]
 
 
-@BOTH_VERSIONS
 async def test_states_are_asked_for_without_the_verbose_part(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
@@ -211,7 +211,6 @@ async def test_runtime_that_is_away_is_an_error_at_once(away: Backend, method: s
 # ---- updates
 
 
-@BOTH_VERSIONS
 async def test_update_is_sent_as_it_is_with_the_time_it_has(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:

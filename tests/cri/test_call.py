@@ -1,4 +1,4 @@
-"""CRI's calls through the whole core: what hooks are told, what is released, what is kept.
+"""CRI's calls through the whole core: what hooks are told, what is released, what is kept, also without an answer.
 
 The held stream and the runtime's status are fakes; messages are real ones.
 """
@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message import Message
 
 from runtimeproxy import hookpoints
-from runtimeproxy.call import Reply, Unreadable
-from runtimeproxy.cri import call, translate
+from runtimeproxy.call import DONE, UNANSWERED, Reply, Unreadable
+from runtimeproxy.cri import api_pb2, call, translate
 from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.updates import UPDATE_SECONDS
 from runtimeproxy.errors import BackendError, Reason
@@ -32,7 +32,19 @@ from runtimeproxy.model import (
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.node import ASKED, BROKEN, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, Node, changes, wire
+from tests.fakes.node import (
+    ASKED,
+    BROKEN,
+    CONTAINER,
+    CREATE_REQUEST,
+    POD,
+    POD_REQUEST,
+    UPDATE,
+    FakeHeld,
+    Node,
+    changes,
+    wire,
+)
 from tests.fakes.plugins import FAIL, IGNORE
 
 RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
@@ -423,37 +435,24 @@ async def test_start_whose_caller_has_no_time_left_updates_nothing(node: Node) -
     assert node.backend.updates == []
 
 
-@pytest.mark.parametrize(("not_done", "counts"), [(True, (1, 1)), (False, (1, 0))])
+@pytest.mark.parametrize(
+    ("not_done", "unsure", "counts"), [(True, False, (1, 1)), (False, False, (1, 0)), (True, True, (1, 0))]
+)
 async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
-    node: Node, not_done: bool, counts: tuple[int, int]
+    node: Node, not_done: bool, unsure: bool, counts: tuple[int, int]
 ) -> None:
     node.know()
     node.backend.error = BackendError("no such cpu", grpc.UNKNOWN, not_done=not_done)
     node.plugins.add("a", SHARES, points=("PreStartContainer",))
-    await node.do(START)
+    call = node.call(node.held(START))
+    call.unsure = unsure  # of an earlier call for the same
+    await node.lifecycle.run(call)
     assert node.store.counts() == counts
     why = Reason.RUNTIME_REJECTED.value
     assert node.recorder.counted("hook_failures", plugin="a", hook="PreStartContainer", reason=why) == 1
 
 
 # -- update ----------------------------------------------------------------------------------------------------------
-
-
-async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
-    def halve(request: HookRequest) -> HookAnswer:
-        assert request.container is not None
-        resources = request.container.resources or Resources()
-        return HookAnswer(resources=replace(resources, cpu_shares=resources.cpu_shares // 2))
-
-    node.store.commit(Subject(PodRecord(POD, POD)))
-    node.plugins.add("a", halve, points=("PreCreateContainer", "PreUpdateContainerResources"))
-    await node.do(CREATE)
-    for _ in range(3):
-        assert (await node.do(UPDATE, update(memory_limit_in_bytes=2**20))).released == [None]
-        [released] = (await node.do(UPDATE, update(cpu_shares=1024))).released
-        assert changes(released, cri.UpdateContainerResourcesRequest).linux.cpu_shares == 512
-    assert node.told().resources == node.record.original.resources == replace(ASKED, memory_limit_in_bytes=2**20)
-    assert node.record.effective.resources == replace(ASKED, cpu_shares=512, memory_limit_in_bytes=2**20)
 
 
 async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept(node: Node) -> None:
@@ -474,3 +473,115 @@ async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept(node:
     assert node.record.effective.annotations == {"old": "1", "new": "2", "hook": "3"}
     runs = replace(ASKED, unified=resources.unified, hugepage_limits=resources.hugepage_limits)
     assert node.record.effective.resources == runs
+
+
+async def test_the_oom_score_of_an_update_is_not_what_the_container_has(node: Node) -> None:
+    """As real containerd: it takes the update, and the process keeps its score."""
+    node.know()
+    node.plugins.add("a", points=("PreUpdateContainerResources",))
+    await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
+    assert node.told().resources == replace(ASKED, cpu_shares=2, oom_score_adj=900), "it is what the kubelet asks for"
+    assert node.record.original.resources == node.record.effective.resources == replace(ASKED, cpu_shares=2)
+
+
+# -- calls that end without the runtime's answer --
+
+
+async def unanswered(node: Node, operation: Operation, message: Message | None = None, version: str = "v1") -> FakeHeld:
+    held = node.held(operation, message, version=version)
+    held.given = UNANSWERED
+    return await node.run(held)
+
+
+DONE_IN = {
+    START: {api_pb2.CONTAINER_RUNNING, api_pb2.CONTAINER_EXITED},
+    STOP: {api_pb2.CONTAINER_EXITED},
+    STOP_POD: {api_pb2.SANDBOX_NOTREADY},
+}
+STATES = [(one, state) for one in (START, STOP) for state in api_pb2.ContainerState.values()]
+STATES += [(STOP_POD, state) for state in api_pb2.PodSandboxState.values()]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha2"])
+@pytest.mark.parametrize(("operation", "state"), STATES)
+async def test_the_runtimes_state_tells_whether_it_was_done(
+    node: Node, operation: Operation, state: int, version: str
+) -> None:
+    node.know()
+    node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
+    setattr(node.backend, "pod_is" if operation is STOP_POD else "container_is", state)
+    await unanswered(node, operation, version=version)
+    await asyncio.sleep(0.2)
+    assert node.backend.asked == [(version, "p1" if operation is STOP_POD else "c1")]
+    done = node.recorder.counted("unsettled", operation=operation.value, result="agreed")
+    assert done == (state in DONE_IN[operation])
+
+
+@pytest.mark.parametrize(
+    ("operation", "told", "left"),
+    [
+        (START, [], (1, 1)),
+        (STOP, [("a", "PostStopContainer")], (1, 0)),
+        (STOP_POD, [("a", "PostStopPodSandbox")], (0, 0)),
+    ],
+)
+async def test_a_post_hook_of_a_stop_is_told_of_what_is_gone(
+    node: Node, operation: Operation, told: list[tuple[str, str]], left: tuple[int, int]
+) -> None:
+    node.know()
+    node.plugins.add("a", points=("PostStartContainer", "PostStopContainer", "PostStopPodSandbox"))
+    await unanswered(node, operation)
+    await asyncio.sleep(300)
+    assert node.plugins.told() == told
+    assert node.store.counts() == left
+    assert len(node.backend.asked) == 1
+
+
+@pytest.mark.parametrize("operation", [START, STOP, STOP_POD])
+async def test_a_call_the_runtime_was_never_given_is_not_asked_about(node: Node, operation: Operation) -> None:
+    node.know()
+    held = node.held(operation)
+    call = node.call(held)
+    held.end()
+    await node.lifecycle.run(call)
+    await asyncio.sleep(300)
+    assert node.backend.asked == []
+    assert node.recorder.counted("unsettled", operation=operation.value, result="failed") == 1
+
+
+async def test_the_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
+    """A thousand of them may wait for minutes, and each request may have 16 MiB."""
+    node.know()
+    node.plugins.add("a", points=("PostStopContainer",))
+    node.backend.known_containers["c1"] = CONTAINER
+    held = await unanswered(node, STOP)
+    assert held.message is None
+    node.backend.container_is = api_pb2.CONTAINER_EXITED
+    await asyncio.sleep(1)
+    assert node.plugins.told() == [("a", "PostStopContainer")]
+
+
+async def test_a_container_is_read_anew_after_a_lost_update(node: Node) -> None:
+    """The kubelet's own values stay where the runtime still has what the hook put in their place."""
+    node.know(container=replace(CONTAINER, resources=replace(ASKED, cpu_shares=512)), resources=ASKED)
+    await unanswered(node, UPDATE, update(cpu_quota=7000))
+    assert node.store.container("c1") is None
+    now = Resources(cpu_shares=512, cpuset_cpus="0-3", cpu_quota=7000)
+    node.backend.known_containers["c1"] = replace(CONTAINER, resources=now)
+    node.plugins.add("a", points=("PostStopContainer",))
+    await node.do(Operation.STOP_CONTAINER)
+    assert node.record.effective.resources == now
+    assert node.record.original.resources == replace(now, cpu_shares=1024)
+
+
+async def test_an_update_is_kept_upon_what_was_read_behind_a_lost_one(node: Node) -> None:
+    """What it names holds, whether the rest was read before it was done or after."""
+    node.know()
+    other = node.held(UPDATE, update(cpu_shares=333))
+    other.given = None
+    running = node.lifecycle.run(node.call(other))
+    await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
+    node.know(container=replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="4-5")))
+    other.settle(DONE)
+    await running
+    assert node.record.effective.resources == replace(ASKED, cpuset_cpus="4-5", cpu_shares=333)
