@@ -112,8 +112,6 @@ def data_units(body: bytes, sizes: Iterable[int], pad: int | None, end: bool) ->
 
 @dataclass(frozen=True)
 class Call:
-    """A call: what each side sends of it."""
-
     method: Method
     asked: tuple[Unit, ...]
     answered: tuple[Unit, ...]
@@ -168,7 +166,6 @@ ORDER = st.lists(st.integers(0, 4), max_size=20)
 PINGS = st.lists(st.integers(0, 9).map(lambda number: (Raw(PING, number & 1, 0, b"%08d" % number),)), max_size=2)
 """PINGs with even numbers, and with odd ones ACKs that nobody asked for."""
 FIRST_STREAM = 3
-"""The warm-up has stream 1."""
 
 
 def mixed(queues: list[list[bytes]], order: list[int], in_turn: bool) -> Iterator[tuple[int, bytes]]:
@@ -312,8 +309,6 @@ class Core(FakeEvents):
 
 @dataclass
 class Came:
-    """What came out at one side, cut into frames."""
-
     frames: list[Raw] = field(default_factory=list)
     ended: set[int] = field(default_factory=lambda: {0})
     """Streams that the other side has ended; the connection itself needs no end."""
@@ -341,8 +336,6 @@ def equal(call: Call, sent: Half, came: Half) -> None:
 
 
 class Stage:
-    """A conversation through one reader, step by step."""
-
     def __init__(self, conversation: Conversation, core: Core) -> None:
         self.conversation = conversation
         self.core = core
@@ -370,7 +363,6 @@ class Stage:
         self.play.runtime.sends(*[piece] * bool(piece))
 
     def run(self, steps: list[Step]) -> None:
-        """Do the steps, then whatever is left to be done."""
         for step in steps:
             self.step(*step)
         moved: tuple[int, ...] = ()
@@ -408,7 +400,6 @@ class Stage:
 
 
 def acks(frames: list[Raw]) -> list[Raw]:
-    """Return the ACKs of PINGs that were asked for."""
     return [frame for frame in frames if frame.kind == PING and frame.flags and not int(frame.body) & 1]
 
 

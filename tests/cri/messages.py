@@ -29,18 +29,11 @@ ONLY_IN_V1 = """
     GetContainerEvents ListMetricDescriptors ListPodSandboxMetrics StreamPodSandboxMetrics RuntimeConfig
     UpdatePodSandboxResources StreamImages
 """
-_MESSAGES = {
-    "GetContainerEvents": ("GetEventsRequest", "ContainerEventResponse"),
-    "StreamPodSandboxes": ("ListPodSandboxRequest", "ListPodSandboxResponse"),
-    "StreamContainers": ("ListContainersRequest", "ListContainersResponse"),
-    "StreamImages": ("ListImagesRequest", "ListImagesResponse"),
-}
-"""What is not called by the method's name; a stream's answers are lists in parts."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row; ``request`` and ``reply`` are None where the fakes do not declare the message."""
+    """A row; ``request`` and ``reply`` are None where the fakes do not declare the message: it passes unread."""
 
     version: str
     service: str
@@ -61,12 +54,10 @@ class Method:
 
 
 DECLARED = cri_pb2.DESCRIPTOR.message_types_by_name
-"""The messages that the fakes know."""
 
 
 def _method(version: str, service: str, name: str) -> Method:
-    request, reply = (DECLARED.get(of) for of in _MESSAGES.get(name, (f"{name}Request", f"{name}Response")))
-    return Method(version, service, name, request, reply)
+    return Method(version, service, name, DECLARED.get(f"{name}Request"), DECLARED.get(f"{name}Response"))
 
 
 METHODS = tuple(
@@ -156,15 +147,6 @@ def fields_of(message: Descriptor) -> st.SearchStrategy[bytes]:
 SHORT_FIELDS = 3
 """Map entries, what has an id only, a create with its two configs."""
 
-UNDECLARED = st.lists(
-    st.sampled_from(ODD)
-    | st.builds(lambda number, value: tag(number, VARINT) + value, st.integers(1, 20), NUMBERS)
-    | st.builds(
-        lambda number, value: tag(number, LENGTH_DELIMITED) + length_delimited(value), st.integers(1, 20), OCTETS
-    ),
-    max_size=6,
-).map(b"".join)
-
 # ---- whole messages
 
 BULK = tag(1000, LENGTH_DELIMITED) + length_delimited(bytes(range(251)) * 80)
@@ -175,8 +157,8 @@ TAILS = (*(b"",) * 7, BULK)
 
 
 def messages(descriptor: Descriptor | None) -> st.SearchStrategy[bytes]:
-    """Return messages of a type, most of them short; None is a type that the fakes do not declare."""
-    fields = UNDECLARED if descriptor is None else fields_of(descriptor)
+    """Return messages of a type, most of them short; of None any bytes."""
+    fields = OCTETS if descriptor is None else fields_of(descriptor)
     return st.builds(
         lambda found, times, tail: found * times + tail, fields, st.sampled_from(TIMES), st.sampled_from(TAILS)
     )

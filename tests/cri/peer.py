@@ -25,7 +25,6 @@ _SETTING = Struct(">HL")
 
 
 def request(path: bytes, *more: tuple[bytes, bytes]) -> Fields:
-    """Return the header fields of a gRPC request."""
     return (
         (b":method", b"POST"),
         (b":scheme", b"http"),
@@ -44,7 +43,6 @@ TRAILERS: Fields = ((b"grpc-status", b"0"),)
 
 
 def refusal(code: int, text: bytes) -> Fields:
-    """Return the header fields of a trailers-only answer."""
     return (*REPLY, (b"grpc-status", str(code).encode()), (b"grpc-message", text))
 
 
@@ -62,8 +60,6 @@ def block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 @dataclass(frozen=True)
 class Headers:
-    """A header block, whatever its frames."""
-
     stream: int
     fields: Fields
     end: bool = False
@@ -91,8 +87,6 @@ class Data:
 
 @dataclass(frozen=True)
 class Reset:
-    """An RST_STREAM frame."""
-
     stream: int
     code: int
 
@@ -102,8 +96,6 @@ class Reset:
 
 @dataclass(frozen=True)
 class Credit:
-    """A WINDOW_UPDATE frame."""
-
     stream: int
     increment: int
 
@@ -126,16 +118,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Ack:
-    """A SETTINGS frame with the ACK flag."""
-
     def wire(self) -> bytes:
         return hyper.SettingsFrame(flags=["ACK"]).serialize()
 
 
 @dataclass(frozen=True)
 class Ping:
-    """A PING frame."""
-
     payload: bytes
     ack: bool = False
 
@@ -145,8 +133,6 @@ class Ping:
 
 @dataclass(frozen=True)
 class GoAway:
-    """A GOAWAY frame."""
-
     last: int
     code: int = 0
     debug: bytes = b""
@@ -172,16 +158,13 @@ class Raw:
 Frame = Headers | Data | Reset | Credit | Settings | Ack | Ping | GoAway | Raw
 
 OPENED = Credit(0, 2**20 - 65_535)
-"""Opens the pair's window of 1 MiB."""
 
 
 def raw_headers(stream: int, fragment: bytes, end: bool = False, whole: bool = True) -> bytes:
-    """Build a HEADERS frame of a given fragment."""
     return Raw(1, 0x1 * end | 0x4 * whole, stream, fragment).wire()
 
 
 def continuation(stream: int, fragment: bytes, whole: bool = True) -> bytes:
-    """Build a CONTINUATION frame."""
     return Raw(9, 0x4 * whole, stream, fragment).wire()
 
 
@@ -195,7 +178,6 @@ class Side:
         self._preface = preface
 
     def sends(self, *frames: Frame | bytes) -> None:
-        """Send frames, all in one piece."""
         self._feed(b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames))
 
     def got_bytes(self) -> bytes:
@@ -261,7 +243,6 @@ def _value(raw: Raw) -> Frame:
 
 
 def split(data: bytes) -> Iterable[Raw]:
-    """Cut bytes into frames; the last one must be whole."""
     at = 0
     while at < len(data):
         end = at + 9 + int.from_bytes(data[at : at + 3], "big")
@@ -303,8 +284,6 @@ class FakeEvents:
 
 
 class Play:
-    """A reader between a scripted client and a scripted runtime."""
-
     def __init__(self, image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> None:
         self.events = FakeEvents()
         self.held_bytes = HeldBytes(process_limit)
@@ -338,7 +317,6 @@ class Play:
 
 
 def greeted(image_apart: bool = False, process_limit: int = PROCESS_LIMIT) -> Play:
-    """Return a pair whose SETTINGS are exchanged and acknowledged."""
     return Play(image_apart, process_limit).greet()
 
 
@@ -359,27 +337,31 @@ class Step(NamedTuple):
 
 
 def client(*frames: Frame | bytes) -> Act:
-    """Have the client send."""
     return lambda play: play.client.sends(*frames)
 
 
 def runtime(*frames: Frame | bytes) -> Act:
-    """Have the runtime send."""
     return lambda play: play.runtime.sends(*frames)
 
 
 def image(*frames: Frame | bytes) -> Act:
-    """Have the image service send."""
     return lambda play: play.image.sends(*frames)
 
 
+def passes(*frames: Frame) -> Step:
+    """Have the client send what the runtime gets as it is."""
+    return Step(client(*frames), to_runtime=frames)
+
+
+def returns(*frames: Frame) -> Step:
+    return Step(runtime(*frames), to_client=frames)
+
+
 def release(play: Play) -> None:
-    """Release the newest call as it came."""
     assert play.call.release(None)
 
 
 def refuse(play: Play) -> None:
-    """Refuse the newest call."""
     assert play.call.refuse(13, "no")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Union
 
-from runtimeproxy.model import ResourceValue
+from runtimeproxy.model import Adjustment, ResourceValue
 from tests.cri.messages import LENGTH_DELIMITED, VARINT, length_delimited, tag
 from tests.fakes import cri_pb2 as cri
 
@@ -29,12 +29,9 @@ class Entries:
 Named = Mapping[int, Union[int, Entries, "Named"]]
 """By field number: the wire type of a scalar that is named, the entries that are, or what is inside of a message."""
 Leaf = tuple[tuple[int | bytes, ...], bytes]
-"""Where a field stands, and all its bytes."""
 
 
 class Field(NamedTuple):
-    """A field: all its bytes, and those of its value alone."""
-
     number: int
     wire_type: int
     octets: bytes
@@ -134,7 +131,6 @@ _RESOURCES = cri.LinuxContainerResources.DESCRIPTOR.fields_by_name
 
 
 def entries(values: Mapping[str, object], wire_type: int = LENGTH_DELIMITED) -> Entries:
-    """Name the entries that a map of an adjustment sets."""
     return Entries(frozenset(key.encode() for key in values), wire_type)
 
 
@@ -150,49 +146,40 @@ def _named_resource(name: str, value: ResourceValue) -> int | Entries:
     return LENGTH_DELIMITED if isinstance(value, str) else VARINT
 
 
-def _parent(parent: str | None) -> Named:
-    return {} if parent is None else {cri.LinuxPodSandboxConfig.CGROUP_PARENT_FIELD_NUMBER: LENGTH_DELIMITED}
+def _parent(change: Adjustment) -> Named:
+    return (
+        {} if change.cgroup_parent is None else {cri.LinuxPodSandboxConfig.CGROUP_PARENT_FIELD_NUMBER: LENGTH_DELIMITED}
+    )
 
 
-def in_pod(
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    parent: str | None,
-    resources: Mapping[str, ResourceValue],
-) -> Named:
-    config, linux = cri.PodSandboxConfig, cri.LinuxPodSandboxConfig
+def in_pod(change: Adjustment) -> Named:
+    config = cri.PodSandboxConfig
     return {
         cri.RunPodSandboxRequest.CONFIG_FIELD_NUMBER: {
-            config.LABELS_FIELD_NUMBER: entries(labels),
-            config.ANNOTATIONS_FIELD_NUMBER: entries(annotations),
+            config.LABELS_FIELD_NUMBER: entries(change.labels),
+            config.ANNOTATIONS_FIELD_NUMBER: entries(change.annotations),
             config.LINUX_FIELD_NUMBER: {
-                **_parent(parent),
-                linux.RESOURCES_FIELD_NUMBER: in_resources(resources),
+                **_parent(change),
+                cri.LinuxPodSandboxConfig.RESOURCES_FIELD_NUMBER: in_resources(change.resources),
             },
         }
     }
 
 
-def in_create(
-    envs: Mapping[str, str],
-    annotations: Mapping[str, str],
-    parent: str | None,
-    resources: Mapping[str, ResourceValue],
-) -> Named:
+def in_create(change: Adjustment) -> Named:
     request, config = cri.CreateContainerRequest, cri.ContainerConfig
+    resources = {cri.LinuxContainerConfig.RESOURCES_FIELD_NUMBER: in_resources(change.resources)}
     return {
         request.CONFIG_FIELD_NUMBER: {
-            config.ENVS_FIELD_NUMBER: entries(envs),
-            config.ANNOTATIONS_FIELD_NUMBER: entries(annotations),
-            config.LINUX_FIELD_NUMBER: {cri.LinuxContainerConfig.RESOURCES_FIELD_NUMBER: in_resources(resources)},
+            config.ENVS_FIELD_NUMBER: entries(change.envs),
+            config.ANNOTATIONS_FIELD_NUMBER: entries(change.annotations),
+            config.LINUX_FIELD_NUMBER: resources,
         },
-        request.SANDBOX_CONFIG_FIELD_NUMBER: {cri.PodSandboxConfig.LINUX_FIELD_NUMBER: _parent(parent)},
+        request.SANDBOX_CONFIG_FIELD_NUMBER: {cri.PodSandboxConfig.LINUX_FIELD_NUMBER: _parent(change)},
     }
 
 
-def in_update(annotations: Mapping[str, str], resources: Mapping[str, ResourceValue]) -> Named:
+def in_update(change: Adjustment) -> Named:
+    linux, annotations = in_resources(change.resources), entries(change.annotations)
     request = cri.UpdateContainerResourcesRequest
-    return {
-        request.LINUX_FIELD_NUMBER: in_resources(resources),
-        request.ANNOTATIONS_FIELD_NUMBER: entries(annotations),
-    }
+    return {request.LINUX_FIELD_NUMBER: linux, request.ANNOTATIONS_FIELD_NUMBER: annotations}

@@ -25,7 +25,6 @@ from tests.fakes.shapes import SHAPES, Shape
 
 Code = grpc.StatusCode
 UPDATE = edit.update_request("c1", {"cpu_shares": 7}, None)
-BOTH_VERSIONS = pytest.mark.parametrize("version", ["v1", "v1alpha2"])
 
 ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "ListPodSandbox": lambda backend: backend.pods("v1"),
@@ -34,6 +33,11 @@ ASKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "ContainerStatus": lambda backend: backend.container("v1", "c1"),
     "UpdateContainerResources": lambda backend: backend.update("v1", UPDATE, 5.0),
 }
+
+
+@pytest.fixture(params=["v1", "v1alpha2"])
+def version(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture
@@ -51,14 +55,12 @@ async def backend(runtime: FakeRuntime) -> AsyncIterator[Backend]:
 
 @pytest.fixture
 async def away(tmp_path: Path) -> AsyncIterator[Backend]:
-    """Return a backend whose runtime is not there."""
     backend = Backend(str(tmp_path / "nobody.sock"))
     yield backend
     await backend.close()
 
 
 def made(runtime: FakeRuntime) -> tuple[str, str]:
-    """Make a pod with a container in the runtime and return their ids."""
     config = cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(name="web", uid="u-1", namespace="shop"),
         linux=cri.LinuxPodSandboxConfig(cgroup_parent="/kube/u-1"),
@@ -75,7 +77,6 @@ def made(runtime: FakeRuntime) -> tuple[str, str]:
 # ---- pods and containers
 
 
-@BOTH_VERSIONS
 async def test_pod_and_container_are_read_in_the_version_asked_for(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
@@ -90,7 +91,6 @@ async def test_pod_and_container_are_read_in_the_version_asked_for(
     assert [received.path for received in runtime.received] == paths
 
 
-@BOTH_VERSIONS
 async def test_pod_that_a_containers_status_does_not_name_is_found_in_the_list(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
@@ -125,7 +125,6 @@ async def test_what_the_runtime_does_not_know_is_none(backend: Backend) -> None:
     assert list(await backend.containers("v1")) == []
 
 
-@BOTH_VERSIONS
 async def test_all_that_there_is_is_listed(runtime: FakeRuntime, backend: Backend, version: str) -> None:
     pods, containers = zip(*(made(runtime) for _ in range(3)), strict=True)
     assert [pod.id for pod in await backend.pods(version)] == list(pods)
@@ -135,7 +134,6 @@ async def test_all_that_there_is_is_listed(runtime: FakeRuntime, backend: Backen
     assert [it.path for it in runtime.received] == [f"/runtime.{version}.RuntimeService/{name}" for name in methods]
 
 
-@BOTH_VERSIONS
 async def test_states_are_asked_for_without_the_verbose_part(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
@@ -213,7 +211,6 @@ async def test_runtime_that_is_away_is_an_error_at_once(away: Backend, method: s
 # ---- updates
 
 
-@BOTH_VERSIONS
 async def test_update_is_sent_as_it_is_with_the_time_it_has(
     runtime: FakeRuntime, backend: Backend, version: str
 ) -> None:
@@ -355,21 +352,15 @@ async def test_pod_with_the_id_of_a_lost_one_takes_its_records_with_it(
 async def test_long_list_is_read_in_parts_between_which_others_have_a_turn(
     state: State, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_module, "ITEMS_AT_ONCE", 2)
-    turns = 0
-
     async def listed(*_: Any) -> Any:
         return iter([PodInfo(id=f"p{number}") for number in range(9)])
 
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
+    monkeypatch.setattr(sync_module, "ITEMS_AT_ONCE", 2)
     monkeypatch.setattr(backend, "pods", listed)
     monkeypatch.setattr(backend, "containers", listed)
-    counting = asyncio.create_task(count())
-    assert len((await state.listed()).pods) == 9
-    counting.cancel()
+    reading, turns = asyncio.ensure_future(state.listed()), 0
+    while not reading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert len(reading.result().pods) == 9
     assert turns >= 8

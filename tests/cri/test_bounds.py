@@ -13,32 +13,8 @@ from runtimeproxy.cri import bounds
 from runtimeproxy.cri.bounds import PIECE_BYTES, UNREAD_BYTES, Excess, Unread, verdict
 from runtimeproxy.errors import WireError
 from runtimeproxy.wire import http2
-from tests.cri.peer import (
-    CREATE,
-    PREFACE,
-    PULL,
-    REPLY,
-    TRAILERS,
-    VERSION,
-    Ack,
-    Act,
-    Credit,
-    Data,
-    Frame,
-    GoAway,
-    Headers,
-    Ping,
-    Play,
-    Raw,
-    Reset,
-    Settings,
-    block,
-    client,
-    continuation,
-    greeted,
-    raw_headers,
-    runtime,
-)
+from tests.cri import peer
+from tests.cri.peer import VERSION, Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings, client, runtime
 
 # ---- what is counted
 
@@ -75,36 +51,36 @@ def test_answers_that_are_read_count_no_more() -> None:
 # ---- streams
 
 
-@pytest.mark.parametrize("fields", [VERSION, CREATE], ids=["passing", "held"])
+@pytest.mark.parametrize("fields", [VERSION, peer.CREATE], ids=["passing", "held"])
 def test_open_streams_are_bounded(fields: tuple[tuple[bytes, bytes], ...]) -> None:
-    play, fragment = greeted(), block(fields)
+    play, fragment = peer.greeted(), peer.block(fields)
     for stream in range(1, 2 * bounds.OPEN_STREAMS, 2):
-        play.client.sends(raw_headers(stream, fragment))
+        play.client.sends(peer.raw_headers(stream, fragment))
         play.runtime.got_bytes()
     with pytest.raises(Excess) as raised:
-        play.client.sends(raw_headers(2 * bounds.OPEN_STREAMS + 1, fragment))
+        play.client.sends(peer.raw_headers(2 * bounds.OPEN_STREAMS + 1, fragment))
     assert raised.value.kind == "open_streams"
 
 
 def test_open_streams_are_bounded_before_the_ack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtimeproxy.cri.reader.OPEN_STREAMS", 3)
-    play = Play()
-    play.client.sends(PREFACE, Settings(), *[Headers(stream, VERSION) for stream in (1, 3, 5)])
+    play = peer.Play()
+    play.client.sends(peer.PREFACE, Settings(), *[Headers(stream, VERSION) for stream in (1, 3, 5)])
     with pytest.raises(Excess):
         play.client.sends(Headers(7, VERSION))
 
 
 def test_image_service_gets_so_many_streams_until_it_has_told_its_limit() -> None:
-    play, last = greeted(image_apart=True), 2 * bounds.IMAGE_STREAMS_UNTIL_TOLD + 1
-    play.client.sends(*[Headers(stream, PULL) for stream in range(1, last, 2)])
+    play, last = peer.greeted(image_apart=True), 2 * bounds.IMAGE_STREAMS_UNTIL_TOLD + 1
+    play.client.sends(*[Headers(stream, peer.PULL) for stream in range(1, last, 2)])
     assert play.client.got_bytes() == b""
-    play.client.sends(Headers(last, PULL))
+    play.client.sends(Headers(last, peer.PULL))
     assert play.client.got() == [Reset(last, 7)]
 
 
 # ---- bytes
 
-HELD = Headers(1, CREATE)
+HELD = Headers(1, peer.CREATE)
 
 
 @pytest.mark.parametrize(
@@ -112,17 +88,17 @@ HELD = Headers(1, CREATE)
     [
         pytest.param(client(Headers(1, ((b"x", bytes(5_000)),), end=True)), "header_block", id="trailers"),
         pytest.param(
-            client(raw_headers(1, b"\x82", whole=False), *[Raw(9, 0, 1)] * 10, Raw(9, 4, 1)),
+            client(peer.raw_headers(1, b"\x82", whole=False), *[Raw(9, 0, 1)] * 10, Raw(9, 4, 1)),
             "header_block",
             id="frames of trailers",
         ),
         pytest.param(runtime(*[Data(1, b"x")] * 3_000), "early_reply", id="early DATA of one byte"),
         pytest.param(runtime(*[Data(1, bytes(16_384))] * 3_000), "early_reply", id="early DATA"),
-        pytest.param(runtime(*[Headers(1, REPLY)] * 3_000), "early_reply", id="early headers"),
+        pytest.param(runtime(*[Headers(1, peer.REPLY)] * 3_000), "early_reply", id="early headers"),
     ],
 )
-def test_what_is_kept_beside_a_held_request_is_bounded(sends: Act, kind: str) -> None:
-    play = greeted()
+def test_what_is_kept_beside_a_held_request_is_bounded(sends: peer.Act, kind: str) -> None:
+    play = peer.greeted()
     play.client.sends(HELD)
     with pytest.raises(Excess) as raised:
         sends(play)
@@ -132,14 +108,14 @@ def test_what_is_kept_beside_a_held_request_is_bounded(sends: Act, kind: str) ->
 # ---- telling the peer
 
 
-def asked(*frames: Frame) -> Play:
-    play = greeted(image_apart=True)
+def asked(*frames: peer.Frame) -> peer.Play:
+    play = peer.greeted(image_apart=True)
     play.client.sends(*frames)
     play.runtime.got()
     return play
 
 
-def told_last_id(play: Play) -> None:
+def told_last_id(play: peer.Play) -> None:
     play.runtime.sends(GoAway(1))
     play.client.got()
 
@@ -148,11 +124,13 @@ def told_last_id(play: Play) -> None:
     ("last", "frames", "before"),
     [
         pytest.param(5, [Headers(5, VERSION)], None, id="highest stream"),
-        pytest.param(3, [Headers(1, VERSION), Headers(3, PULL)], None, id="image calls count"),
+        pytest.param(3, [Headers(1, VERSION), Headers(3, peer.PULL)], None, id="image calls count"),
         pytest.param(1, [Headers(1, VERSION), Headers(3, VERSION)], told_last_id, id="it never rises"),
     ],
 )
-def test_client_that_broke_the_protocol_is_told_the_last_stream(last: int, frames: list[Frame], before: Act) -> None:
+def test_client_that_broke_the_protocol_is_told_the_last_stream(
+    last: int, frames: list[peer.Frame], before: peer.Act
+) -> None:
     play = asked(*frames)
     if before:
         before(play)
@@ -166,15 +144,15 @@ def test_runtime_that_broke_the_protocol_is_told() -> None:
     assert (play.client.got(), play.runtime.got()) == ([], [GoAway(0, 0xB, b"too much")])
 
 
-def inside_data(play: Play) -> None:
+def inside_data(play: peer.Play) -> None:
     play.greet()
     play.runtime.sends(Data(1, bytes(100)).wire()[:50])
     play.client.got_bytes()
 
 
-@pytest.mark.parametrize("prepare", [client(PREFACE), inside_data], ids=["before SETTINGS", "inside DATA"])
-def test_nobody_is_told_where_no_frame_may_stand(prepare: Act) -> None:
-    play = Play()
+@pytest.mark.parametrize("prepare", [client(peer.PREFACE), inside_data], ids=["before SETTINGS", "inside DATA"])
+def test_nobody_is_told_where_no_frame_may_stand(prepare: peer.Act) -> None:
+    play = peer.Play()
     prepare(play)
     play.reader.leave(True, 1, "broken")
     assert play.client.got_bytes() == b""
@@ -187,24 +165,24 @@ def frame_of(length: int, kind: int = 0xEE) -> bytes:
     return length.to_bytes(3, "big") + bytes((kind, 0)) + bytes(4)
 
 
-BLOCK = block(VERSION)
-CUT = raw_headers(1, BLOCK, whole=False)
+BLOCK = peer.block(VERSION)
+CUT = peer.raw_headers(1, BLOCK, whole=False)
 PAD = b"\x00\x01a\x7f\xe1\x7f" + b"v" * 16_352  # one literal field of 16,358 bytes
 FULL = Data(1, bytes(16_384))
 
 BROKEN: dict[str, tuple[list[Raw | bytes], str]] = {
     "frame too long": ([frame_of(16_385)], "longer than the receiver"),
     "DATA too long": ([frame_of(16_385, kind=0)], "longer than the receiver"),
-    "CONTINUATION first": ([continuation(1, b"")], "CONTINUATION out of place"),
-    "block was whole": ([raw_headers(1, BLOCK), continuation(1, b"")], "CONTINUATION out of place"),
+    "CONTINUATION first": ([peer.continuation(1, b"")], "CONTINUATION out of place"),
+    "block was whole": ([peer.raw_headers(1, BLOCK), peer.continuation(1, b"")], "CONTINUATION out of place"),
     "PING inside": ([CUT, Ping(bytes(8))], "CONTINUATION out of place"),
     "DATA inside": ([CUT, Data(1, b"x")], "CONTINUATION out of place"),
     "HEADERS inside": ([CUT, Headers(3, VERSION)], "out of place"),
-    "other stream": ([CUT, continuation(3, b"")], "another stream"),
-    "64 KiB": ([CUT, *[continuation(1, PAD, False)] * 5], "too long"),
-    "512 frames": ([CUT, *[continuation(1, b"", False)] * 512], "too long"),
+    "other stream": ([CUT, peer.continuation(3, b"")], "another stream"),
+    "64 KiB": ([CUT, *[peer.continuation(1, PAD, False)] * 5], "too long"),
+    "512 frames": ([CUT, *[peer.continuation(1, b"", False)] * 512], "too long"),
     "padding of HEADERS": ([Raw(1, 0x4 | 0x8, 1, b"\x09" + BLOCK[:5])], "padding"),
-    "padding of held DATA": ([Headers(1, CREATE), Raw(0, 0x8, 1, b"\x02x")], "padding"),
+    "padding of held DATA": ([Headers(1, peer.CREATE), Raw(0, 0x8, 1, b"\x02x")], "padding"),
     "priority cut": ([Raw(1, 0x4 | 0x20, 1, b"1234")], "too short"),
     "RST_STREAM cut": ([Raw(3, 0, 1, b"123")], "too short"),
     "WINDOW_UPDATE of 0 cut": ([Raw(8, 0, 0, b"123")], "WINDOW_UPDATE of a wrong length"),
@@ -213,9 +191,9 @@ BROKEN: dict[str, tuple[list[Raw | bytes], str]] = {
     "too much credit": ([Credit(0, 2**31 - 1)], "above 2"),
     "SETTINGS cut": ([Raw(4, 0, 0, b"12345")], "multiple of 6"),
     "SETTINGS out of range": ([Settings(((5, 100),))], "MAX_FRAME_SIZE"),
-    "index above 61 after the ACK": ([raw_headers(1, b"\xbe")], "dynamic table"),
-    "block cut": ([raw_headers(1, BLOCK + b"\x40")], "ends inside a field"),
-    "fields": ([raw_headers(1, BLOCK + b"\x82" * 300)], "too many fields"),
+    "index above 61 after the ACK": ([peer.raw_headers(1, b"\xbe")], "dynamic table"),
+    "block cut": ([peer.raw_headers(1, BLOCK + b"\x40")], "ends inside a field"),
+    "fields": ([peer.raw_headers(1, BLOCK + b"\x82" * 300)], "too many fields"),
     # 1 MiB of DATA waits, all but the 65,535 bytes that the runtime takes
     "above the pair's window": ([Headers(1, VERSION), *[FULL] * 64, Data(1, b"x")], "above the connection window"),
 }
@@ -224,23 +202,23 @@ BROKEN: dict[str, tuple[list[Raw | bytes], str]] = {
 @pytest.mark.parametrize(("frames", "problem"), BROKEN.values(), ids=BROKEN)
 def test_peer_that_breaks_the_protocol_ends_the_connection(frames: list[Raw | bytes], problem: str) -> None:
     with pytest.raises(WireError, match=problem):
-        greeted().client.sends(*frames)
+        peer.greeted().client.sends(*frames)
 
 
 @pytest.mark.parametrize(
     ("frames", "problem"),
     [
         ([b"GET / HTTP/1.1\r\n"], "does not speak HTTP/2"),
-        ([PREFACE[:-1] + b"x"], "does not speak HTTP/2"),
-        ([PREFACE, Ack()], "no SETTINGS"),
-        ([PREFACE, Headers(1, VERSION)], "no SETTINGS"),
-        ([PREFACE, Data(1, b"x")], "no SETTINGS"),
+        ([peer.PREFACE[:-1] + b"x"], "does not speak HTTP/2"),
+        ([peer.PREFACE, Ack()], "no SETTINGS"),
+        ([peer.PREFACE, Headers(1, VERSION)], "no SETTINGS"),
+        ([peer.PREFACE, Data(1, b"x")], "no SETTINGS"),
     ],
     ids=["HTTP/1", "last byte", "ACK", "HEADERS", "DATA"],
 )
 def test_connection_starts_with_preface_and_settings(frames: list[Raw | bytes], problem: str) -> None:
     with pytest.raises(WireError, match=problem):
-        Play().client.sends(*frames)
+        peer.Play().client.sends(*frames)
 
 
 @pytest.mark.parametrize(
@@ -254,43 +232,45 @@ def test_connection_starts_with_preface_and_settings(frames: list[Raw | bytes], 
     ids=["unknown", "HEADERS", "DATA", "DATA that the receiver does not take"],
 )
 def test_frame_is_not_collected_to_see_that_it_is_too_long(head: bytes, problem: str) -> None:
-    play = Play().greet(runtime=Settings(((5, 2**21),)))
+    play = peer.Play().greet(runtime=Settings(((5, 2**21),)))
     with pytest.raises(WireError, match=problem):
         play.client.sends(head)
 
 
 def test_block_may_have_64_kib_and_512_frames() -> None:
-    play = Play().greet(runtime=Settings(((5, 2**20),)))
+    play = peer.Play().greet(runtime=Settings(((5, 2**20),)))
     fits = BLOCK + (b"\x00\x01a\x7f\x81\x7e" + b"v" * 16_256) * 4
     rest = 65_536 - len(fits) - 6
     fits += b"\x00\x01b\x7f" + bytes(((rest - 127) & 0x7F | 0x80, (rest - 127) >> 7)) + b"w" * rest
     assert len(fits) == 65_536
-    play.client.sends(Raw(1, 0x5, 1, fits), raw_headers(3, BLOCK, whole=False))
-    play.client.sends(*[continuation(3, b"", whole=False)] * 510, continuation(3, b""))
+    play.client.sends(Raw(1, 0x5, 1, fits), peer.raw_headers(3, BLOCK, whole=False))
+    play.client.sends(*[peer.continuation(3, b"", whole=False)] * 510, peer.continuation(3, b""))
     assert [frame.stream for frame in play.runtime.got() if isinstance(frame, Headers)] == [1, 3]
     with pytest.raises(WireError, match="too long"):
         play.client.sends(Raw(1, 0x5, 5, fits + b"\x82"))
 
 
 def test_frames_without_cost_wait_in_bounded_numbers() -> None:
-    play = greeted()
+    play = peer.greeted()
     play.runtime.sends(*[FULL] * 4)
     with pytest.raises(WireError, match="too many frames wait"):
-        play.runtime.sends(*[Headers(1, TRAILERS)] * 16_384)
+        play.runtime.sends(*[Headers(1, peer.TRAILERS)] * 16_384)
 
 
 def test_what_came_whole_before_a_broken_frame_goes_on() -> None:
-    play = greeted()
-    play.runtime.sends(Headers(3, REPLY))
+    play = peer.greeted()
+    play.runtime.sends(Headers(3, peer.REPLY))
     play.client.got()
     with pytest.raises(WireError):
-        play.runtime.sends(Headers(1, REPLY), Data(1, b"answer"), Headers(1, TRAILERS, end=True), frame_of(16_385))
+        play.runtime.sends(
+            Headers(1, peer.REPLY), Data(1, b"answer"), Headers(1, peer.TRAILERS, end=True), frame_of(16_385)
+        )
     assert [type(frame) for frame in play.client.got()] == [Headers, Data, Headers]
 
 
 def test_goaway_of_the_runtime_that_is_cut_ends_the_connection() -> None:
     with pytest.raises(WireError, match="too short"):
-        greeted().runtime.sends(Raw(7, 0, 0, b"123"))
+        peer.greeted().runtime.sends(Raw(7, 0, 0, b"123"))
 
 
 FRAMES = st.builds(
@@ -302,8 +282,8 @@ FRAMES = st.builds(
 def test_random_frames_and_bytes_raise_nothing_but_wire_errors(
     frames: list[tuple[Raw | bytes, bool]], image_apart: bool
 ) -> None:
-    play = greeted(image_apart)
-    play.client.sends(Headers(1, CREATE))
+    play = peer.greeted(image_apart)
+    play.client.sends(Headers(1, peer.CREATE))
     with suppress(WireError):
         for frame, from_client in frames:
             (play.client if from_client else play.runtime).sends(frame)

@@ -1,4 +1,4 @@
-"""CRI's calls through the whole core: what hooks are told, what is released, what is kept.
+"""CRI's calls through the whole core: what hooks are told, what is released, what is kept, also without an answer.
 
 The held stream and the runtime's status are fakes; messages are real ones.
 """
@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message import Message
 
 from runtimeproxy import hookpoints
-from runtimeproxy.call import Reply, Unreadable
-from runtimeproxy.cri import call, translate
+from runtimeproxy.call import DONE, UNANSWERED, Reply, Unreadable
+from runtimeproxy.cri import api_pb2, call, translate
 from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.updates import UPDATE_SECONDS
 from runtimeproxy.errors import BackendError, Reason
@@ -32,8 +32,19 @@ from runtimeproxy.model import (
 from runtimeproxy.plugins.registration import FailurePolicy
 from runtimeproxy.wire import grpc
 from tests.fakes import cri_pb2 as cri
-from tests.fakes.clock import virtual_time
-from tests.fakes.node import ASKED, BROKEN, CONTAINER, CREATE_REQUEST, POD, POD_REQUEST, UPDATE, Node, changes, wire
+from tests.fakes.node import (
+    ASKED,
+    BROKEN,
+    CONTAINER,
+    CREATE_REQUEST,
+    POD,
+    POD_REQUEST,
+    UPDATE,
+    FakeHeld,
+    Node,
+    changes,
+    wire,
+)
 from tests.fakes.plugins import FAIL, IGNORE
 
 RUN_POD, STOP_POD, REMOVE_POD = Operation.RUN_POD_SANDBOX, Operation.STOP_POD_SANDBOX, Operation.REMOVE_POD_SANDBOX
@@ -61,9 +72,7 @@ def test_every_operation_has_its_kind() -> None:
 
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("operation", list(Operation))
-@virtual_time
-async def test_call_that_nobody_changes_is_released_as_it_came(operation: Operation, hooked: bool) -> None:
-    node = Node()
+async def test_call_that_nobody_changes_is_released_as_it_came(node: Node, operation: Operation, hooked: bool) -> None:
     node.know()
     if hooked:
         node.plugins.add("a")
@@ -73,11 +82,10 @@ async def test_call_that_nobody_changes_is_released_as_it_came(operation: Operat
 
 
 @pytest.mark.parametrize("long", [False, True])
-@virtual_time
-async def test_long_message_is_read_before_its_release(long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_message_is_read_before_its_release(node: Node, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short one is read while the runtime works."""
     monkeypatch.setattr(call, "READ_FIRST_BYTES", len(wire(CREATE_REQUEST)) - long)
-    node, steps = Node(), list[str]()
+    steps = list[str]()
     node.know()
     held = node.held(CREATE)
     release, read = held.release, translate.read_container
@@ -90,11 +98,9 @@ async def test_long_message_is_read_before_its_release(long: bool, monkeypatch: 
 @pytest.mark.parametrize(("message", "problem"), [(BROKEN, ""), (b"", ""), (None, "unknown compression")])
 @pytest.mark.parametrize("policy", [FAIL, IGNORE])
 @pytest.mark.parametrize("operation", list(Operation))
-@virtual_time
 async def test_unreadable_message_is_refused_under_fail_and_passes_else(
-    operation: Operation, policy: FailurePolicy, message: bytes | None, problem: str
+    node: Node, operation: Operation, policy: FailurePolicy, message: bytes | None, problem: str
 ) -> None:
-    node = Node()
     node.plugins.add("a", policy=policy)
     held = node.held(operation)
     held.message, held.problem = message, problem
@@ -109,9 +115,9 @@ async def test_unreadable_message_is_refused_under_fail_and_passes_else(
 @pytest.mark.parametrize(
     ("operation", "tail"), [(UPDATE, b"\x22\x04\x0a\x02\xff\xff"), (UPDATE_POD, b"\x1a\x03\x32\x01\xff")]
 )
-@virtual_time
-async def test_update_is_read_to_its_end_before_anything_is_asked(operation: Operation, tail: bytes) -> None:
-    node = Node()
+async def test_update_is_read_to_its_end_before_anything_is_asked(
+    node: Node, operation: Operation, tail: bytes
+) -> None:
     held = node.held(operation)
     assert held.message is not None
     held.message += tail
@@ -122,9 +128,7 @@ async def test_update_is_read_to_its_end_before_anything_is_asked(operation: Ope
 @pytest.mark.parametrize(
     ("reason", "code"), [(Reason.REFUSED, grpc.PERMISSION_DENIED), (Reason.UNREACHABLE, grpc.INTERNAL)]
 )
-@virtual_time
-async def test_refusal_names_plugin_point_and_reason(reason: Reason, code: int) -> None:
-    node = Node()
+async def test_refusal_names_plugin_point_and_reason(node: Node, reason: Reason, code: int) -> None:
     node.plugins.add("koordlet", reason, policy=FAIL)
     held = await node.do(RUN_POD)
     text = f"RunPodSandbox refused: hook server 'koordlet' at PreRunPodSandbox: {reason.value}: as told"
@@ -132,17 +136,15 @@ async def test_refusal_names_plugin_point_and_reason(reason: Reason, code: int) 
 
 
 @pytest.mark.parametrize(("header", "deadline"), [(None, None), (b"5S", 8.0), (b"x", None)])
-@virtual_time
-async def test_deadline_is_the_callers_from_its_headers_on(header: bytes | None, deadline: float | None) -> None:
-    node = Node()
+async def test_deadline_is_the_callers_from_its_headers_on(
+    node: Node, header: bytes | None, deadline: float | None
+) -> None:
     held = node.held(START)
     held.fields, held.began = {} if header is None else {b"grpc-timeout": header}, 3.0
     assert node.call(held).deadline == deadline
 
 
-@virtual_time
-async def test_first_answer_of_a_call_counts() -> None:
-    node = Node()
+async def test_first_answer_of_a_call_counts(node: Node) -> None:
     held = node.held(START)
     held.given = None
     answered = node.call(held).release(None, NO_ADJUSTMENT)
@@ -153,9 +155,7 @@ async def test_first_answer_of_a_call_counts() -> None:
     assert await answered == Reply(agreed=True)
 
 
-@virtual_time
-async def test_release_of_a_call_that_has_ended_does_nothing() -> None:
-    node = Node()
+async def test_release_of_a_call_that_has_ended_does_nothing(node: Node) -> None:
     held = node.held(START)
     ended = node.call(held)
     held.end()
@@ -163,9 +163,8 @@ async def test_release_of_a_call_that_has_ended_does_nothing() -> None:
     assert held.released == []
 
 
-@virtual_time
-async def test_pods_and_containers_have_turns_of_their_own() -> None:
-    node, other = Node(), create_request()
+async def test_pods_and_containers_have_turns_of_their_own(node: Node) -> None:
+    other = create_request()
     other.config.metadata.name = "other"
     calls = [(CREATE, None), (CREATE, other), (RUN_POD, None), (UPDATE, None), (STOP, None), (STOP_POD, None)]
     keys = [node.call(node.held(operation, message)).order_key() for operation, message in calls]
@@ -175,9 +174,7 @@ async def test_pods_and_containers_have_turns_of_their_own() -> None:
 # -- pods ------------------------------------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
-    node = Node()
+async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
     node.plugins.add("a", HookAnswer(labels={"l": "1"}, annotations={"n": "2"}, cgroup_parent="/hooked"))
     held = await node.do(RUN_POD)
     assert node.plugins.asked[0].request == HookRequest(replace(POD, id=""))
@@ -190,9 +187,7 @@ async def test_pod_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
     assert node.pod == PodRecord(POD, hooked)
 
 
-@virtual_time
-async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes() -> None:
-    node = Node()
+async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes(node: Node) -> None:
     held = node.held(RUN_POD)
     held.given = Reply(agreed=True, message=b"")
     await node.run(held)
@@ -200,17 +195,13 @@ async def test_pod_without_an_id_in_the_answer_is_not_kept_and_the_answer_goes()
     assert node.recorder.counted("calls_unreadable", operation="RunPodSandbox") == 1
 
 
-@virtual_time
-async def test_pods_own_request_is_all_that_is_to_read() -> None:
-    node = Node()
+async def test_pods_own_request_is_all_that_is_to_read(node: Node) -> None:
     call = node.call(node.held(RUN_POD))
     assert await call.read_subject(node.store) == call.subject(node.store)
     assert node.backend.asked == []
 
 
-@virtual_time
-async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them() -> None:
-    node = Node()
+async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them(node: Node) -> None:
     original, effective = (
         replace(POD, resources=Resources(cpu_shares=shares), overhead=Resources(cpu_shares=shares + 4))
         for shares in (1, 2)
@@ -226,9 +217,7 @@ async def test_update_of_a_pod_is_kept_in_both_records_without_mixing_them() -> 
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha2"])
-@virtual_time
-async def test_unknown_pod_is_read_in_the_callers_version(version: str) -> None:
-    node = Node()
+async def test_unknown_pod_is_read_in_the_callers_version(node: Node, version: str) -> None:
     node.plugins.add("a")
     node.backend.known_pods["p1"] = POD
     await node.run(node.held(STOP_POD, version=version))
@@ -240,9 +229,8 @@ async def test_unknown_pod_is_read_in_the_callers_version(version: str) -> None:
 # -- create ----------------------------------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is() -> None:
-    node, request, noted = Node(), create_request(), replace(POD, annotations={"note": "new"})
+async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is(node: Node) -> None:
+    request, noted = create_request(), replace(POD, annotations={"note": "new"})
     request.sandbox_config.annotations["note"] = "new"
     node.store.commit(Subject(PodRecord(POD, POD)))
     resources = Resources(cpuset_cpus="0-1")
@@ -265,11 +253,9 @@ async def test_container_is_told_changed_and_kept_as_asked_and_as_it_is() -> Non
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["it stays", "it leaves"])
 @pytest.mark.parametrize("points", [("PreRunPodSandbox",), ("PreRunPodSandbox", "PreCreateContainer"), ()])
-@virtual_time
 async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
-    points: tuple[str, ...], leaves: bool
+    node: Node, points: tuple[str, ...], leaves: bool
 ) -> None:
-    node = Node()
 
     def once(request: HookRequest) -> HookAnswer:
         return HookAnswer(cgroup_parent="/hooked" if request.container is None else "")
@@ -297,9 +283,7 @@ async def test_cgroup_parent_changed_for_the_pod_goes_into_its_containers(
         ),
     ],
 )
-@virtual_time
-async def test_only_what_the_store_lacks_is_read(known: list[Subject], asked: list[str]) -> None:
-    node = Node()
+async def test_only_what_the_store_lacks_is_read(node: Node, known: list[Subject], asked: list[str]) -> None:
     node.plugins.add("a")
     for subject in known:
         node.store.commit(subject)
@@ -312,11 +296,9 @@ async def test_only_what_the_store_lacks_is_read(known: list[Subject], asked: li
 
 @pytest.mark.parametrize("operation", [CREATE, START, STOP_POD])
 @pytest.mark.parametrize("containers", [{}, {"c1": CONTAINER}])
-@virtual_time
 async def test_what_the_runtime_does_not_know_has_no_hooks(
-    operation: Operation, containers: dict[str, ContainerInfo]
+    node: Node, operation: Operation, containers: dict[str, ContainerInfo]
 ) -> None:
-    node = Node()
     node.plugins.add("a", policy=FAIL)
     node.backend.known_containers = containers
     held = await node.do(operation)
@@ -337,9 +319,7 @@ BY_BEGINNING: dict[Operation, Message] = {
 
 
 @pytest.mark.parametrize(("operation", "told"), [(UPDATE, 2048), (STOP, 1024), (START, 1024)])
-@virtual_time
-async def test_known_container_stands_for_the_beginning_of_its_id(operation: Operation, told: int) -> None:
-    node = Node()
+async def test_known_container_stands_for_the_beginning_of_its_id(node: Node, operation: Operation, told: int) -> None:
     node.know(resources=Resources(cpu_shares=2048))
     node.plugins.add("a")
     await node.do(operation, BY_BEGINNING[operation])
@@ -351,9 +331,7 @@ async def test_known_container_stands_for_the_beginning_of_its_id(operation: Ope
     assert node.store.counts() == (1, 1)
 
 
-@virtual_time
-async def test_runtime_is_asked_about_the_beginning_of_two_ids() -> None:
-    node = Node()
+async def test_runtime_is_asked_about_the_beginning_of_two_ids(node: Node) -> None:
     node.know()
     node.know(container=replace(CONTAINER, id="c2"))
     node.plugins.add("a", points=("PreUpdateContainerResources",))
@@ -365,11 +343,9 @@ async def test_runtime_is_asked_about_the_beginning_of_two_ids() -> None:
 
 
 @pytest.mark.parametrize(("operation", "counts"), [(REMOVE, (1, 0)), (REMOVE_POD, (0, 0))])
-@virtual_time
 async def test_remove_by_the_beginning_forgets_though_nobody_is_asked(
-    operation: Operation, counts: tuple[int, int]
+    node: Node, operation: Operation, counts: tuple[int, int]
 ) -> None:
-    node = Node()
     node.know()
     await node.do(operation, BY_BEGINNING[operation])
     assert node.store.counts() == counts
@@ -377,9 +353,8 @@ async def test_remove_by_the_beginning_forgets_though_nobody_is_asked(
 
 @pytest.mark.parametrize("ambiguous", [False, True])
 @pytest.mark.parametrize("operation", [STOP_POD, CREATE])
-@virtual_time
-async def test_known_pod_stands_for_the_beginning_of_its_id(operation: Operation, ambiguous: bool) -> None:
-    node, parents = Node(), (replace(POD, cgroup_parent="/kubelets"), POD)
+async def test_known_pod_stands_for_the_beginning_of_its_id(node: Node, operation: Operation, ambiguous: bool) -> None:
+    parents = (replace(POD, cgroup_parent="/kubelets"), POD)
     node.store.commit(Subject(PodRecord(*parents)))
     if ambiguous:
         node.store.commit(Subject(PodRecord(*(replace(pod, id="p2") for pod in parents))))
@@ -396,9 +371,7 @@ async def test_known_pod_stands_for_the_beginning_of_its_id(operation: Operation
 # -- start -----------------------------------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record() -> None:
-    node = Node()
+async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record(node: Node) -> None:
     node.know()
     node.plugins.add("a", HookAnswer(resources=Resources(cpuset_cpus="1", cpu_quota=-1)), points=("PreStartContainer",))
     held = await node.run(node.held(START, version="v1alpha2"))
@@ -414,16 +387,18 @@ async def test_resources_of_a_start_go_ahead_of_it_and_into_the_record() -> None
     ("operation", "message", "released"),
     [(START, None, None), (UPDATE, update(cpuset_cpus="1"), cri.LinuxContainerResources())],
 )
-@virtual_time
 async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
-    operation: Operation, message: Message | None, released: Message | None, caplog: pytest.LogCaptureFixture
+    node: Node,
+    operation: Operation,
+    message: Message | None,
+    released: Message | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def impossible(request: HookRequest) -> HookAnswer:
         assert request.container is not None
         assert request.container.resources is not None
         return HookAnswer(resources=replace(request.container.resources, oom_score_adj=7, cpuset_cpus=""))
 
-    node = Node()
     node.know()
     node.plugins.add("a", impossible, points=("PreStartContainer", "PreUpdateContainerResources"))
     [left] = (await node.do(operation, message)).released
@@ -436,9 +411,7 @@ async def test_what_no_update_can_bring_about_is_left_out_and_not_recorded(
     assert text in caplog.text
 
 
-@virtual_time
-async def test_update_of_a_start_has_what_is_left_of_the_callers_time() -> None:
-    node = Node()
+async def test_update_of_a_start_has_what_is_left_of_the_callers_time(node: Node) -> None:
     node.know()
     node.plugins.add("a", SHARES, delay_seconds=1.5, points=("PreStartContainer",))
     held = node.held(START)
@@ -447,9 +420,7 @@ async def test_update_of_a_start_has_what_is_left_of_the_callers_time() -> None:
     assert [seconds for _, _, seconds in node.backend.updates] == [6.5]
 
 
-@virtual_time
-async def test_start_whose_caller_has_no_time_left_updates_nothing() -> None:
-    node = Node()
+async def test_start_whose_caller_has_no_time_left_updates_nothing(node: Node) -> None:
     node.know()
     held = node.held(START)
     held.fields = {b"grpc-timeout": b"1S"}
@@ -464,16 +435,18 @@ async def test_start_whose_caller_has_no_time_left_updates_nothing() -> None:
     assert node.backend.updates == []
 
 
-@pytest.mark.parametrize(("not_done", "counts"), [(True, (1, 1)), (False, (1, 0))])
-@virtual_time
+@pytest.mark.parametrize(
+    ("not_done", "unsure", "counts"), [(True, False, (1, 1)), (False, False, (1, 0)), (True, True, (1, 0))]
+)
 async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
-    not_done: bool, counts: tuple[int, int]
+    node: Node, not_done: bool, unsure: bool, counts: tuple[int, int]
 ) -> None:
-    node = Node()
     node.know()
     node.backend.error = BackendError("no such cpu", grpc.UNKNOWN, not_done=not_done)
     node.plugins.add("a", SHARES, points=("PreStartContainer",))
-    await node.do(START)
+    call = node.call(node.held(START))
+    call.unsure = unsure  # of an earlier call for the same
+    await node.lifecycle.run(call)
     assert node.store.counts() == counts
     why = Reason.RUNTIME_REJECTED.value
     assert node.recorder.counted("hook_failures", plugin="a", hook="PreStartContainer", reason=why) == 1
@@ -482,28 +455,7 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
 # -- update ----------------------------------------------------------------------------------------------------------
 
 
-@virtual_time
-async def test_hook_that_scales_never_scales_twice() -> None:
-    def halve(request: HookRequest) -> HookAnswer:
-        assert request.container is not None
-        resources = request.container.resources or Resources()
-        return HookAnswer(resources=replace(resources, cpu_shares=resources.cpu_shares // 2))
-
-    node = Node()
-    node.store.commit(Subject(PodRecord(POD, POD)))
-    node.plugins.add("a", halve, points=("PreCreateContainer", "PreUpdateContainerResources"))
-    await node.do(CREATE)
-    for _ in range(3):
-        assert (await node.do(UPDATE, update(memory_limit_in_bytes=2**20))).released == [None]
-        [released] = (await node.do(UPDATE, update(cpu_shares=1024))).released
-        assert changes(released, cri.UpdateContainerResourcesRequest).linux.cpu_shares == 512
-    assert node.told().resources == node.record.original.resources == replace(ASKED, memory_limit_in_bytes=2**20)
-    assert node.record.effective.resources == replace(ASKED, cpu_shares=512, memory_limit_in_bytes=2**20)
-
-
-@virtual_time
-async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept() -> None:
-    node = Node()
+async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept(node: Node) -> None:
     node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
     resources = Resources(unified={"a": "1", "b": "2"}, hugepage_limits={"2MB": 4})
     node.plugins.add("a", HookAnswer(annotations={"hook": "3"}, resources=resources))
@@ -521,3 +473,115 @@ async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept() -> 
     assert node.record.effective.annotations == {"old": "1", "new": "2", "hook": "3"}
     runs = replace(ASKED, unified=resources.unified, hugepage_limits=resources.hugepage_limits)
     assert node.record.effective.resources == runs
+
+
+async def test_the_oom_score_of_an_update_is_not_what_the_container_has(node: Node) -> None:
+    """As real containerd: it takes the update, and the process keeps its score."""
+    node.know()
+    node.plugins.add("a", points=("PreUpdateContainerResources",))
+    await node.do(UPDATE, update(cpu_shares=2, oom_score_adj=900))
+    assert node.told().resources == replace(ASKED, cpu_shares=2, oom_score_adj=900), "it is what the kubelet asks for"
+    assert node.record.original.resources == node.record.effective.resources == replace(ASKED, cpu_shares=2)
+
+
+# -- calls that end without the runtime's answer --
+
+
+async def unanswered(node: Node, operation: Operation, message: Message | None = None, version: str = "v1") -> FakeHeld:
+    held = node.held(operation, message, version=version)
+    held.given = UNANSWERED
+    return await node.run(held)
+
+
+DONE_IN = {
+    START: {api_pb2.CONTAINER_RUNNING, api_pb2.CONTAINER_EXITED},
+    STOP: {api_pb2.CONTAINER_EXITED},
+    STOP_POD: {api_pb2.SANDBOX_NOTREADY},
+}
+STATES = [(one, state) for one in (START, STOP) for state in api_pb2.ContainerState.values()]
+STATES += [(STOP_POD, state) for state in api_pb2.PodSandboxState.values()]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha2"])
+@pytest.mark.parametrize(("operation", "state"), STATES)
+async def test_the_runtimes_state_tells_whether_it_was_done(
+    node: Node, operation: Operation, state: int, version: str
+) -> None:
+    node.know()
+    node.backend.known_pods["p1"], node.backend.known_containers["c1"] = POD, CONTAINER
+    setattr(node.backend, "pod_is" if operation is STOP_POD else "container_is", state)
+    await unanswered(node, operation, version=version)
+    await asyncio.sleep(0.2)
+    assert node.backend.asked == [(version, "p1" if operation is STOP_POD else "c1")]
+    done = node.recorder.counted("unsettled", operation=operation.value, result="agreed")
+    assert done == (state in DONE_IN[operation])
+
+
+@pytest.mark.parametrize(
+    ("operation", "told", "left"),
+    [
+        (START, [], (1, 1)),
+        (STOP, [("a", "PostStopContainer")], (1, 0)),
+        (STOP_POD, [("a", "PostStopPodSandbox")], (0, 0)),
+    ],
+)
+async def test_a_post_hook_of_a_stop_is_told_of_what_is_gone(
+    node: Node, operation: Operation, told: list[tuple[str, str]], left: tuple[int, int]
+) -> None:
+    node.know()
+    node.plugins.add("a", points=("PostStartContainer", "PostStopContainer", "PostStopPodSandbox"))
+    await unanswered(node, operation)
+    await asyncio.sleep(300)
+    assert node.plugins.told() == told
+    assert node.store.counts() == left
+    assert len(node.backend.asked) == 1
+
+
+@pytest.mark.parametrize("operation", [START, STOP, STOP_POD])
+async def test_a_call_the_runtime_was_never_given_is_not_asked_about(node: Node, operation: Operation) -> None:
+    node.know()
+    held = node.held(operation)
+    call = node.call(held)
+    held.end()
+    await node.lifecycle.run(call)
+    await asyncio.sleep(300)
+    assert node.backend.asked == []
+    assert node.recorder.counted("unsettled", operation=operation.value, result="failed") == 1
+
+
+async def test_the_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
+    """A thousand of them may wait for minutes, and each request may have 16 MiB."""
+    node.know()
+    node.plugins.add("a", points=("PostStopContainer",))
+    node.backend.known_containers["c1"] = CONTAINER
+    held = await unanswered(node, STOP)
+    assert held.message is None
+    node.backend.container_is = api_pb2.CONTAINER_EXITED
+    await asyncio.sleep(1)
+    assert node.plugins.told() == [("a", "PostStopContainer")]
+
+
+async def test_a_container_is_read_anew_after_a_lost_update(node: Node) -> None:
+    """The kubelet's own values stay where the runtime still has what the hook put in their place."""
+    node.know(container=replace(CONTAINER, resources=replace(ASKED, cpu_shares=512)), resources=ASKED)
+    await unanswered(node, UPDATE, update(cpu_quota=7000))
+    assert node.store.container("c1") is None
+    now = Resources(cpu_shares=512, cpuset_cpus="0-3", cpu_quota=7000)
+    node.backend.known_containers["c1"] = replace(CONTAINER, resources=now)
+    node.plugins.add("a", points=("PostStopContainer",))
+    await node.do(Operation.STOP_CONTAINER)
+    assert node.record.effective.resources == now
+    assert node.record.original.resources == replace(now, cpu_shares=1024)
+
+
+async def test_an_update_is_kept_upon_what_was_read_behind_a_lost_one(node: Node) -> None:
+    """What it names holds, whether the rest was read before it was done or after."""
+    node.know()
+    other = node.held(UPDATE, update(cpu_shares=333))
+    other.given = None
+    running = node.lifecycle.run(node.call(other))
+    await unanswered(node, UPDATE, update(cpuset_cpus="4-5"))
+    node.know(container=replace(CONTAINER, resources=replace(ASKED, cpuset_cpus="4-5")))
+    other.settle(DONE)
+    await running
+    assert node.record.effective.resources == replace(ASKED, cpuset_cpus="4-5", cpu_shares=333)

@@ -38,7 +38,6 @@ UNKNOWN = b"\xa2\x06\x02\xff\xfe\xab\x06\xac\x06" + b"\x92\x3f\x81\x80\x00\x7f"
 
 
 def limits(values: Mapping[str, ResourceValue]) -> cri.LinuxContainerResources:
-    """Make resources of their values."""
     sizes = values.get("hugepage_limits", {})
     assert isinstance(sizes, Mapping)
     plain: dict[str, Any] = {name: value for name, value in values.items() if name != "hugepage_limits"}
@@ -167,18 +166,21 @@ KNOWN = cri.CreateContainerRequest(
 )
 CREATE = KNOWN.SerializeToString() + UNKNOWN
 POD = cri.RunPodSandboxRequest(config=POD_CONFIG).SerializeToString() + UNKNOWN
+NOVEL = Adjustment(
+    annotations={"new": ""},
+    envs={"NEW": "1", "ANOTHER": ""},
+    resources={"cpuset_cpus": "0", "cpu_shares": 2, "cpu_quota": -1, "unified": {"cpu.idle": "1"}}
+    | {"hugepage_limits": {"1GB": 0}},
+)
+"""Of each kind something that the request does not have, or that stands in the place of one value."""
 
 
 @pytest.mark.parametrize(
     ("adjustment", "parent"),
     [
-        pytest.param(Adjustment(envs={"NEW": "1", "ANOTHER": ""}), None, id="envs"),
-        pytest.param(Adjustment(annotations={"new": ""}), None, id="annotation"),
-        pytest.param(changed(cpuset_cpus="0"), None, id="text in the place of another"),
-        pytest.param(changed(cpu_shares=2, cpu_quota=-1), None, id="numbers"),
-        pytest.param(changed(hugepage_limits={"1GB": 0}, unified={"cpu.idle": "1"}), None, id="maps"),
+        pytest.param(NOVEL, None, id="without a cgroup parent"),
         pytest.param(NO_ADJUSTMENT, "/kube/other", id="cgroup parent"),
-        pytest.param(Adjustment(envs={"HOOKED": "1"}, resources={"cpuset_cpus": "0"}), "/x", id="all together"),
+        pytest.param(NOVEL, "/kube/other", id="all together"),
     ],
 )
 def test_what_is_new_stands_behind_a_create_as_it_came(adjustment: Adjustment, parent: str | None) -> None:
@@ -190,22 +192,12 @@ def test_what_is_new_stands_behind_a_create_as_it_came(adjustment: Adjustment, p
     assert edit.edit_container(result, adjustment, parent) is result
 
 
-LINUX = cri.LinuxPodSandboxConfig
-
-
-@pytest.mark.parametrize(
-    ("adjustment", "more"),
-    [
-        (Adjustment(labels={"new": ""}), cri.PodSandboxConfig(labels={"new": ""})),
-        (Adjustment(cgroup_parent="/x"), cri.PodSandboxConfig(linux=LINUX(cgroup_parent="/x"))),
-        (changed(cpu_quota=-1), cri.PodSandboxConfig(linux=LINUX(resources=limits({"cpu_quota": -1})))),
-        (Adjustment(annotations={"new": "1"}), cri.PodSandboxConfig(annotations={"new": "1"})),
-    ],
-    ids=["label", "cgroup parent", "number", "annotation"],
-)
-def test_what_is_new_of_a_pod_stands_behind_its_request(adjustment: Adjustment, more: cri.PodSandboxConfig) -> None:
-    result = edit.edit_pod(POD, adjustment)
-    assert result == POD + cri.RunPodSandboxRequest(config=more).SerializeToString()
+def test_what_is_new_of_a_pod_stands_behind_its_request() -> None:
+    linux = cri.LinuxPodSandboxConfig(cgroup_parent="/x", resources=limits({"cpu_quota": -1}))
+    more = cri.PodSandboxConfig(labels={"new": ""}, annotations={"new": "1"}, linux=linux)
+    result = edit.edit_pod(POD, Adjustment({"new": ""}, {"new": "1"}, {}, "/x", {"cpu_quota": -1}))
+    assert result.startswith(POD)
+    assert cri.RunPodSandboxRequest.FromString(result.removeprefix(POD)).config == more
 
 
 def test_what_is_new_of_an_update_stands_behind_it() -> None:
@@ -324,10 +316,6 @@ UPDATES = st.builds(
 )
 
 
-def edit_pod(message: bytes, change: Adjustment) -> bytes:
-    return edit.edit_pod(message, change)
-
-
 def edit_create(message: bytes, change: Adjustment) -> bytes:
     return edit.edit_container(message, change, change.cgroup_parent)
 
@@ -394,27 +382,9 @@ class Kind:
 
 
 KINDS = [
-    Kind(
-        "RunPodSandboxRequest",
-        RUN_PODS,
-        edit_pod,
-        pod_with,
-        lambda change: rest.in_pod(change.labels, change.annotations, change.cgroup_parent, change.resources),
-    ),
-    Kind(
-        "CreateContainerRequest",
-        create_requests(),
-        edit_create,
-        create_with,
-        lambda change: rest.in_create(change.envs, change.annotations, change.cgroup_parent, change.resources),
-    ),
-    Kind(
-        "UpdateContainerResourcesRequest",
-        UPDATES,
-        edit_update,
-        update_with,
-        lambda change: rest.in_update(change.annotations, change.resources),
-    ),
+    Kind("RunPodSandboxRequest", RUN_PODS, edit.edit_pod, pod_with, rest.in_pod),
+    Kind("CreateContainerRequest", create_requests(), edit_create, create_with, rest.in_create),
+    Kind("UpdateContainerResourcesRequest", UPDATES, edit_update, update_with, rest.in_update),
 ]
 EACH_KIND = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -461,7 +431,7 @@ def test_change_behind_a_request_says_what_it_says_within(kind: Kind, data: st.D
 def test_echo_is_no_change_but_the_same_object(kind: Kind, data: st.DataObject) -> None:
     message = encoded(data.draw(kind.requests), data.draw(st.booleans()))
     values: Any = kind.with_change(message, NO_ADJUSTMENT)
-    if kind.edit is edit_pod:
+    if kind.edit is edit.edit_pod:
         texts = {"labels": values.labels, "annotations": values.annotations, "cgroup_parent": values.cgroup_parent}
         resources = values.resources
     elif kind.edit is edit_create:

@@ -5,52 +5,22 @@ from functools import partial
 import pytest
 
 from runtimeproxy.cri.farewell import ENDLESS, GONE
-from tests.cri.peer import (
-    CREATE,
-    OPENED,
-    PREFACE,
-    PULL,
-    REPLY,
-    TRAILERS,
-    VERSION,
-    Ack,
-    Act,
-    Credit,
-    Data,
-    Fields,
-    GoAway,
-    Greets,
-    Headers,
-    Play,
-    Reset,
-    Settings,
-    Step,
-    answered,
-    client,
-    converse,
-    greeted,
-    grpc,
-    image,
-    refusal,
-    refuse,
-    release,
-    request,
-    runtime,
-)
+from tests.cri import peer
+from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Reset, Settings, Step, client, grpc, image, runtime
 
 MOST = GoAway(2**31 - 1)
-EVENTS = request(b"/runtime.v1.RuntimeService/GetContainerEvents")
+EVENTS = peer.request(b"/runtime.v1.RuntimeService/GetContainerEvents")
 REFUSED, CANCEL = 7, 8
-ASK, ASK_3, ASK_5 = (Headers(stream, VERSION) for stream in (1, 3, 5))
-ANSWER, END = Headers(1, REPLY), Headers(1, TRAILERS, end=True)
-CREATED, PULLED, WATCHED = Headers(3, CREATE), Headers(3, PULL), Headers(3, EVENTS, end=True)
+ASK, ASK_3, ASK_5 = (Headers(stream, peer.VERSION) for stream in (1, 3, 5))
+ANSWER, END = Headers(1, peer.REPLY), Headers(1, peer.TRAILERS, end=True)
+CREATED, PULLED, WATCHED = Headers(3, peer.CREATE), Headers(3, peer.PULL), Headers(3, EVENTS, end=True)
 BODY = Data(3, grpc(b"m"), end=True)
 HOLD = Step(client(CREATED, BODY), to_runtime=[CREATED], asks=1)
 PASSED = Settings(((1, 0),))
 FULL = Data(1, bytes(16_384))
 
 
-def drain(refusing: bool) -> Act:
+def drain(refusing: bool) -> peer.Act:
     return lambda play: play.reader.farewell.drain(refusing)
 
 
@@ -59,72 +29,76 @@ ASKS_TO_LEAVE, LEAVES = Step(drain(False), to_client=[MOST]), drain(True)
 CONVERSATIONS: dict[str, list[Step]] = {
     # GOAWAY of the runtime
     "the runtime's GOAWAY passes where no image stream is above it": [
-        Step(client(ASK, GoAway(0)), to_runtime=[ASK, GoAway(0)]),
-        Step(runtime(GoAway(1, 5, b"bye")), to_client=[GoAway(1, 5, b"bye")]),
+        peer.passes(ASK, GoAway(0)),
+        peer.returns(GoAway(1, 5, b"bye")),
     ],
     "it rises to the highest image stream, streams above its own are refused": [
         Step(
-            client(ASK, ASK_3, Headers(7, PULL)), to_runtime=[ASK, ASK_3], to_image=[PASSED, OPENED, Headers(7, PULL)]
+            client(ASK, ASK_3, Headers(7, peer.PULL)),
+            to_runtime=[ASK, ASK_3],
+            to_image=[PASSED, peer.OPENED, Headers(7, peer.PULL)],
         ),
         Step(runtime(GoAway(1, 2, b"why")), to_client=[Reset(3, REFUSED), GoAway(7, 2, b"why")]),
     ],
     "above its last id a stream is refused as well": [
-        Step(client(ASK), to_runtime=[ASK]),
-        Step(runtime(GoAway(1)), to_client=[GoAway(1)]),
+        peer.passes(ASK),
+        peer.returns(GoAway(1)),
         Step(client(CREATED, Data(3, grpc(b"m"))), to_client=[Reset(3, REFUSED)]),
     ],
     # GOAWAY of ours
     "a drain sends two GOAWAYs, each once": [
-        Step(client(ASK, CREATED), to_runtime=[ASK, CREATED]),
+        peer.passes(ASK, CREATED),
         ASKS_TO_LEAVE,
         Step(drain(False)),
-        Step(client(ASK_5), to_runtime=[ASK_5]),
+        peer.passes(ASK_5),
         Step(LEAVES, to_client=[GoAway(5)]),
         Step(LEAVES),
     ],
     "a client that has not asked yet is left in peace for a while": [
         Step(drain(False)),
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         ASKS_TO_LEAVE,
     ],
     "an image call counts as asked": [
         Step(drain(False)),
-        Step(client(PULLED), to_image=[PASSED, OPENED, PULLED]),
+        Step(client(PULLED), to_image=[PASSED, peer.OPENED, PULLED]),
         ASKS_TO_LEAVE,
     ],
     "image streams count as sent on": [
-        Step(client(ASK, PULLED), to_runtime=[ASK], to_image=[PASSED, OPENED, PULLED]),
+        Step(client(ASK, PULLED), to_runtime=[ASK], to_image=[PASSED, peer.OPENED, PULLED]),
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
     ],
     "ours are not above the runtime's": [
-        Step(client(ASK, ASK_3), to_runtime=[ASK, ASK_3]),
-        Step(runtime(GoAway(9)), to_client=[GoAway(9)]),
+        peer.passes(ASK, ASK_3),
+        peer.returns(GoAway(9)),
         Step(drain(False), to_client=[GoAway(9)]),
         Step(LEAVES, to_client=[GoAway(3)]),
     ],
     "ours stay at the runtime's": [
-        Step(client(ASK), to_runtime=[ASK]),
-        Step(runtime(GoAway(1)), to_client=[GoAway(1)]),
+        peer.passes(ASK),
+        peer.returns(GoAway(1)),
         Step(LEAVES, to_client=[GoAway(1), GoAway(1)]),
     ],
     "the runtime's do not raise ours": [
-        Step(client(ASK, ASK_3), to_runtime=[ASK, ASK_3]),
+        peer.passes(ASK, ASK_3),
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
         Step(runtime(GoAway(2**31 - 1, 0, b"max_age")), to_client=[GoAway(3, 0, b"max_age")]),
-        Step(runtime(GoAway(3, 1)), to_client=[GoAway(3, 1)]),
-        Step(runtime(GoAway(1, 2, b"x")), to_client=[GoAway(1, 2, b"x")]),
+        peer.returns(GoAway(3, 1)),
+        peer.returns(GoAway(1, 2, b"x")),
     ],
     "ACKs pass in a drain": [
         Step(LEAVES, to_client=[MOST, GoAway(0)]),
         Step(runtime(Settings()), to_client=[PASSED]),
-        Step(client(Ack()), to_runtime=[Ack()]),
+        peer.passes(Ack()),
     ],
     # what comes and ends after it
     "a block that passed before is refused too, trailers pass": [
-        Step(client(ASK, ASK_3), to_runtime=[ASK, ASK_3]),
+        peer.passes(ASK, ASK_3),
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
         Step(
-            client(ASK_5, Headers(7, VERSION), END), to_client=[Reset(5, REFUSED), Reset(7, REFUSED)], to_runtime=[END]
+            client(ASK_5, Headers(7, peer.VERSION), END),
+            to_client=[Reset(5, REFUSED), Reset(7, REFUSED)],
+            to_runtime=[END],
         ),
     ],
     "what is swallowed is credited": [
@@ -133,25 +107,25 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(*[FULL] * 16), to_client=[Credit(0, 2**18)]),
     ],
     "what was taken is finished": [
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         HOLD,
         Step(LEAVES, to_client=[MOST, GoAway(3)]),
-        Step(client(Data(1, grpc(b"q"), end=True)), to_runtime=[Data(1, grpc(b"q"), end=True)]),
-        Step(release, to_runtime=[BODY]),
-        Step(runtime(ANSWER, END, Headers(3, TRAILERS, end=True)), to_client=[ANSWER, END]),
-        Step(answered, to_client=[Headers(3, TRAILERS, end=True)]),
+        peer.passes(Data(1, grpc(b"q"), end=True)),
+        Step(peer.release, to_runtime=[BODY]),
+        Step(runtime(ANSWER, END, Headers(3, peer.TRAILERS, end=True)), to_client=[ANSWER, END]),
+        Step(peer.answered, to_client=[Headers(3, peer.TRAILERS, end=True)]),
     ],
 }
 
 
 @pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
 def test_a11(steps: list[Step]) -> None:
-    converse(*steps, play=greeted(image_apart=True))
+    peer.converse(*steps, play=peer.greeted(image_apart=True))
 
 
 def test_a11_goaway_of_ours_waits_for_the_first_settings() -> None:
-    play = Play()
-    play.client.sends(PREFACE, Settings())
+    play = peer.Play()
+    play.client.sends(peer.PREFACE, Settings())
     play.reader.farewell.drain(refusing=True)
     assert play.client.got() == []
     play.runtime.sends(Settings())
@@ -159,8 +133,8 @@ def test_a11_goaway_of_ours_waits_for_the_first_settings() -> None:
 
 
 def test_a11_highest_image_stream_outlives_its_connection() -> None:
-    play = greeted(image_apart=True)
-    play.client.sends(Headers(1, PULL))
+    play = peer.greeted(image_apart=True)
+    play.client.sends(Headers(1, peer.PULL))
     play.image.sends(Settings(), GoAway(1))
     play.client.sends(PULLED, ASK_5)
     play.client.got()
@@ -169,10 +143,10 @@ def test_a11_highest_image_stream_outlives_its_connection() -> None:
 
 
 def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
-    play = greeted(image_apart=True)
+    play = peer.greeted(image_apart=True)
     for stream in (1, 3):
-        play.client.sends(Headers(stream, CREATE), Data(stream, grpc(b"m"), end=True))
-    play.client.sends(Headers(5, PULL))
+        play.client.sends(Headers(stream, peer.CREATE), Data(stream, grpc(b"m"), end=True))
+    play.client.sends(Headers(5, peer.PULL))
     ended: list[int] = []
     for call in play.events.calls:
         call.on_ended = partial(ended.append, call.stream)
@@ -182,17 +156,19 @@ def test_a11_held_calls_above_the_last_id_end_with_their_hooks() -> None:
 
 
 def test_runtime_gone_ends_calls_unavailable_or_by_a_reset() -> None:
-    play = greeted()
-    play.client.sends(*(Headers(stream, VERSION, end=True) for stream in (1, 3, 5)), Headers(7, EVENTS, end=True))
+    play = peer.greeted()
+    play.client.sends(*(Headers(stream, peer.VERSION, end=True) for stream in (1, 3, 5)), Headers(7, EVENTS, end=True))
     for stream in (9, 11, 13):
-        play.client.sends(Headers(stream, CREATE), Data(stream, grpc(b"")))
+        play.client.sends(Headers(stream, peer.CREATE), Data(stream, grpc(b"")))
     for held in play.reader.held[1:]:
         held.release(None)
-    play.runtime.sends(Headers(3, REPLY), Headers(5, REPLY), Headers(5, TRAILERS, end=True), Headers(11, REPLY))
-    play.runtime.sends(Headers(13, REPLY), Headers(13, TRAILERS, end=True))
+    play.runtime.sends(
+        Headers(3, peer.REPLY), Headers(5, peer.REPLY), Headers(5, peer.TRAILERS, end=True), Headers(11, peer.REPLY)
+    )
+    play.runtime.sends(Headers(13, peer.REPLY), Headers(13, peer.TRAILERS, end=True))
     play.client.got()
     play.reader.farewell.runtime_gone()
-    gone = refusal(14, GONE.encode())
+    gone = peer.refusal(14, GONE.encode())
     assert play.client.got() == [
         *(Headers(1, gone, end=True), Reset(1, 0), Reset(3, CANCEL), Reset(7, CANCEL)),
         *(Headers(9, gone, end=True), Reset(9, 0), Reset(11, CANCEL)),
@@ -200,21 +176,29 @@ def test_runtime_gone_ends_calls_unavailable_or_by_a_reset() -> None:
     assert play.reader.farewell.unfinished() == (3, 0, 0), "the held ones are ended by whoever tells them"
 
 
-LATE = {"passing": VERSION, "held": CREATE, "image": PULL, "endless": EVENTS, "ambiguous": VERSION[:2]}
+LATE = {
+    "passing": peer.VERSION,
+    "held": peer.CREATE,
+    "image": peer.PULL,
+    "endless": EVENTS,
+    "ambiguous": peer.VERSION[:2],
+}
 
 
 @pytest.mark.parametrize("fields", LATE.values(), ids=LATE)
 @pytest.mark.parametrize("acknowledged", [True, False])
-def test_a11_late_stream_is_refused_and_what_follows_on_it_is_swallowed(fields: Fields, acknowledged: bool) -> None:
-    play = greeted(image_apart=True) if acknowledged else Play(image_apart=True)
+def test_a11_late_stream_is_refused_and_what_follows_on_it_is_swallowed(
+    fields: peer.Fields, acknowledged: bool
+) -> None:
+    play = peer.greeted(image_apart=True) if acknowledged else peer.Play(image_apart=True)
     if not acknowledged:
-        play.client.sends(PREFACE, Settings())
+        play.client.sends(peer.PREFACE, Settings())
         play.runtime.sends(Settings())
     play.client.sends(ASK)
     play.reader.farewell.drain(refusing=True)
     play.client.got()
     play.runtime.got()
-    play.client.sends(Headers(3, fields), Data(3, grpc(b"m")), Credit(3, 7), Headers(3, TRAILERS, end=True))
+    play.client.sends(Headers(3, fields), Data(3, grpc(b"m")), Credit(3, 7), Headers(3, peer.TRAILERS, end=True))
     play.client.sends(Reset(3, CANCEL), Headers(5, fields, end=True))
     assert play.runtime.got() == []
     assert play.client.got() == [Reset(3, REFUSED), Reset(5, REFUSED)]
@@ -223,10 +207,10 @@ def test_a11_late_stream_is_refused_and_what_follows_on_it_is_swallowed(fields: 
 
 # ---- what is not finished: calls that wait, answers that have begun, streams without an end
 
-UNFINISHED: dict[str, list[tuple[Act, tuple[int, int, int]]]] = {
+UNFINISHED: dict[str, list[tuple[peer.Act, tuple[int, int, int]]]] = {
     "a passing call waits for its answer, then for its end": [
         (client(), (0, 0, 0)),
-        (client(Headers(1, VERSION, end=True)), (1, 0, 0)),
+        (client(Headers(1, peer.VERSION, end=True)), (1, 0, 0)),
         (runtime(ANSWER), (0, 1, 0)),
         (runtime(Data(1, grpc(b"a"))), (0, 1, 0)),
         (runtime(END), (0, 0, 0)),
@@ -240,30 +224,30 @@ UNFINISHED: dict[str, list[tuple[Act, tuple[int, int, int]]]] = {
         (runtime(ANSWER), (0, 0, 0)),
     ],
     "container events are a stream before the first of them and after": [
-        (client(Headers(1, VERSION, end=True), WATCHED), (1, 0, 1)),
-        (runtime(ANSWER, END, Headers(3, REPLY), Data(3, grpc(b"event"))), (0, 0, 1)),
+        (client(Headers(1, peer.VERSION, end=True), WATCHED), (1, 0, 1)),
+        (runtime(ANSWER, END, Headers(3, peer.REPLY), Data(3, grpc(b"event"))), (0, 0, 1)),
         (client(Headers(5, EVENTS, end=True)), (0, 0, 2)),
         (client(Reset(3, CANCEL), Reset(5, CANCEL)), (0, 0, 0)),
     ],
     "a held call is open from its head to its answer": [
         (client(CREATED), (1, 0, 0)),
         (client(BODY), (1, 0, 0)),
-        (release, (1, 0, 0)),
-        (runtime(Headers(3, REPLY), Headers(3, TRAILERS, end=True)), (1, 0, 0)),
-        (answered, (0, 0, 0)),
+        (peer.release, (1, 0, 0)),
+        (runtime(Headers(3, peer.REPLY), Headers(3, peer.TRAILERS, end=True)), (1, 0, 0)),
+        (peer.answered, (0, 0, 0)),
     ],
-    "a refused call is finished": [(client(CREATED, BODY), (1, 0, 0)), (refuse, (0, 0, 0))],
+    "a refused call is finished": [(client(CREATED, BODY), (1, 0, 0)), (peer.refuse, (0, 0, 0))],
     "an answer that waits for the client's credit is a call": [
-        (client(Headers(1, VERSION, end=True), CREATED, BODY), (2, 0, 0)),
-        (release, (2, 0, 0)),
+        (client(Headers(1, peer.VERSION, end=True), CREATED, BODY), (2, 0, 0)),
+        (peer.release, (2, 0, 0)),
         (runtime(ANSWER, *[FULL] * 5, END), (2, 0, 0)),
-        (runtime(Headers(3, REPLY), Headers(3, TRAILERS, end=True)), (2, 0, 0)),
-        (answered, (1, 0, 0)),
+        (runtime(Headers(3, peer.REPLY), Headers(3, peer.TRAILERS, end=True)), (2, 0, 0)),
+        (peer.answered, (1, 0, 0)),
         (client(Credit(0, 100_000)), (0, 0, 0)),
     ],
     "so is an image answer, once its end is here": [
-        (Greets(client=Settings(((4, 10),))), (0, 0, 0)),
-        (client(Headers(1, PULL, end=True)), (0, 0, 0)),
+        (peer.Greets(client=Settings(((4, 10),))), (0, 0, 0)),
+        (client(Headers(1, peer.PULL, end=True)), (0, 0, 0)),
         (image(Settings(), Ack(), ANSWER, Data(1, grpc(bytes(100)))), (0, 0, 0)),
         (image(END), (1, 0, 0)),
         (client(Credit(1, 1_000)), (0, 0, 0)),
@@ -272,16 +256,16 @@ UNFINISHED: dict[str, list[tuple[Act, tuple[int, int, int]]]] = {
 
 
 @pytest.mark.parametrize("moves", UNFINISHED.values(), ids=UNFINISHED)
-def test_unfinished(moves: list[tuple[Act, tuple[int, int, int]]]) -> None:
-    play = Play(image_apart=True) if isinstance(moves[0][0], Greets) else greeted(image_apart=True)
+def test_unfinished(moves: list[tuple[peer.Act, tuple[int, int, int]]]) -> None:
+    play = peer.Play(image_apart=True) if isinstance(moves[0][0], peer.Greets) else peer.greeted(image_apart=True)
     for act, counts in moves:
         act(play)
         assert play.reader.farewell.unfinished() == counts
 
 
 def test_unfinished_before_the_ack() -> None:
-    play = Play()
-    play.client.sends(PREFACE, Settings(), ASK)
+    play = peer.Play()
+    play.client.sends(peer.PREFACE, Settings(), ASK)
     play.runtime.sends(Settings(), ANSWER)
     assert play.reader.farewell.unfinished() == (0, 1, 0)
     play.runtime.sends(END)

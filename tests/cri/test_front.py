@@ -23,37 +23,15 @@ from runtimeproxy.relay.pair import Pair
 from runtimeproxy.telemetry import Recorder
 from runtimeproxy.wire import flow
 from runtimeproxy.wire.flow import CREDIT_STEP, Outlet
-from tests.cri.peer import (
-    CREATE,
-    PREFACE,
-    PULL,
-    REPLY,
-    TRAILERS,
-    VERSION,
-    Ack,
-    Credit,
-    Data,
-    Frame,
-    GoAway,
-    Headers,
-    Ping,
-    Reset,
-    Settings,
-    Side,
-    block,
-    grpc,
-    raw_headers,
-    refusal,
-    request,
-    split,
-)
+from tests.cri import peer
+from tests.cri.peer import PREFACE, PULL, REPLY, Ack, Credit, Data, Frame, GoAway, Headers, Ping, Reset, Settings
 from tests.relay.test_dial import fill_backlog
 
 TURNS = 30
 """Of the loop, in which all that was sent is read and written on."""
-CREATED = (Headers(1, CREATE), Data(1, grpc(b"create"), end=True))
-END, END_3 = Headers(1, TRAILERS, end=True), Headers(3, TRAILERS, end=True)
-ANSWER = [Headers(1, REPLY), Data(1, grpc(b"answer")), END]
+CREATED = (Headers(1, peer.CREATE), Data(1, peer.grpc(b"create"), end=True))
+END, END_3 = Headers(1, peer.TRAILERS, end=True), Headers(3, peer.TRAILERS, end=True)
+ANSWER = [Headers(1, REPLY), Data(1, peer.grpc(b"answer")), END]
 PING, PONG = Ping(b"12345678"), Ping(b"12345678", ack=True)
 FULL = Data(1, bytes(16_384))
 PULLED = Headers(1, PULL, end=True)
@@ -65,10 +43,9 @@ def wire(*frames: Frame | bytes) -> bytes:
 
 
 def read(written: bytes) -> list[Frame]:
-    """Cut what was written into frames."""
     outlet = Outlet()
     outlet.out.append(written)
-    return Side(lambda _: None, outlet, preface=False).got()
+    return peer.Side(lambda _: None, outlet, preface=False).got()
 
 
 class Scene:
@@ -99,12 +76,10 @@ class Scene:
         self.connection.held = lambda stream: self.do(stream)  # type: ignore[method-assign]
         self.front.connections.add(self.connection)
         self.came = b""
-        """What has come to the client."""
         for sock in self.sockets:
             sock.setblocking(False)
 
     async def send(self, sock: socket.socket, *frames: Frame | bytes) -> None:
-        """Send frames, and let the proxy take them."""
         sock.send(wire(*frames))
         await self.turns()
 
@@ -136,10 +111,9 @@ class Scene:
     def answered(self, stream: int) -> bool:
         """Tell whether the client has the whole answer to a call."""
         self.ended()
-        return any(frame.stream == stream and frame.flags & 1 for frame in split(self.came))
+        return any(frame.stream == stream and frame.flags & 1 for frame in peer.split(self.came))
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept the connection to the image service."""
         self.images, _ = await asyncio.wait_for(self.loop.sock_accept(listener), 20)
         self.images.setblocking(False)
         self.sockets.append(self.images)
@@ -163,8 +137,6 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 class Writes:
-    """The writes of a scene's connection."""
-
     def __init__(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scene = scene
         self.times: list[float] = []
@@ -179,7 +151,6 @@ class Writes:
         monkeypatch.setattr(Endpoint, "write", note)
 
     def written(self) -> list[list[Frame]]:
-        """Return each write since the last time."""
         written, self._written = self._written, []
         return [read(each) for each in written]
 
@@ -266,7 +237,7 @@ async def congested(scene: Scene) -> Scene:
     """Return a connection whose client's window an answer has used up; a create is released."""
     await scene.send(scene.client, *CREATED)
     scene.calls[0].release(None)
-    await scene.send(scene.client, Headers(3, VERSION), Data(3, grpc(b""), end=True))
+    await scene.send(scene.client, Headers(3, peer.VERSION), Data(3, peer.grpc(b""), end=True))
     sizes = (16_384, 16_384, 16_384, 16_383)
     await scene.send(scene.runtime, Headers(3, REPLY), *(Data(3, b"x" * size) for size in sizes))
     return scene
@@ -338,14 +309,14 @@ async def busy(scene: Scene) -> Scene:
     """Return a connection with calls of all kinds; the first create is answered, the hooks after it are not done."""
     await scene.send(scene.client, *CREATED)
     scene.calls[0].release(None)
-    events = request(b"/runtime.v1.RuntimeService/GetContainerEvents")
-    asked = [*(Headers(stream, VERSION, end=True) for stream in (3, 5, 7)), Headers(9, events, end=True)]
-    creates = [wire(Headers(stream, CREATE), Data(stream, grpc(b"m"), end=True)) for stream in (11, 13, 15)]
+    events = peer.request(b"/runtime.v1.RuntimeService/GetContainerEvents")
+    asked = [*(Headers(stream, peer.VERSION, end=True) for stream in (3, 5, 7)), Headers(9, events, end=True)]
+    creates = [wire(Headers(stream, peer.CREATE), Data(stream, peer.grpc(b"m"), end=True)) for stream in (11, 13, 15)]
     await scene.send(scene.client, *asked, *creates)
     for held in scene.calls[2:]:
         held.release(None)
     answers = [Headers(stream, REPLY) for stream in (5, 9, 15, 7)]
-    await scene.send(scene.runtime, *answers, Headers(7, TRAILERS, end=True), *ANSWER)
+    await scene.send(scene.runtime, *answers, Headers(7, peer.TRAILERS, end=True), *ANSWER)
     assert not scene.ended()
     scene.came = b""
     return scene
@@ -356,7 +327,7 @@ async def test_c5_other_calls_end_at_once_with_the_runtime(busy: Scene) -> None:
     await busy.hang_up(busy.runtime)
     assert not busy.ended()
     assert set(read(busy.came)) == {
-        *(Headers(stream, refusal(14, GONE.encode()), end=True) for stream in (3, 11, 13)),
+        *(Headers(stream, peer.refusal(14, GONE.encode()), end=True) for stream in (3, 11, 13)),
         *(Reset(stream, 0) for stream in (3, 11, 13)),
         *(Reset(stream, 8) for stream in (5, 9, 15)),
         *(GoAway(last, 0) for last in (2**31 - 1, 15)),
@@ -380,7 +351,7 @@ async def test_runtimes_bytes_that_wait_are_no_answer_to_the_clients_frames(busy
     long = Data(5, bytes(8_000)).wire()
     await busy.send(busy.runtime, Headers(11, REPLY), Headers(13, REPLY), long[:-2])
     for stream, more in ((11, long[-2:]), (13, Headers(3, (*REPLY, (b"long", bytes(900)))).wire())):
-        busy.runtime.send(wire(more, Headers(stream, TRAILERS, end=True)))
+        busy.runtime.send(wire(more, Headers(stream, peer.TRAILERS, end=True)))
         await busy.send(busy.client, PONG)
     assert faults == []
     assert busy.front.connections
@@ -403,7 +374,7 @@ def listener(tmp_path: Path) -> AsyncIterator[socket.socket]:
 async def pulling(listener: socket.socket) -> AsyncIterator[Scene]:
     """Return a connection with an image call whose answer has begun, and a call of the runtime."""
     scene = await Scene(listener.getsockname()).greet(Settings(((4, 2**30),)))
-    await scene.send(scene.client, Credit(0, 2**30), PULLED, Headers(3, VERSION, end=True))
+    await scene.send(scene.client, Credit(0, 2**30), PULLED, Headers(3, peer.VERSION, end=True))
     await scene.accept(listener)
     await scene.send(scene.images, Settings(), Headers(1, REPLY))
     yield scene
@@ -412,7 +383,7 @@ async def pulling(listener: socket.socket) -> AsyncIterator[Scene]:
 
 def credit(heard: bytes) -> int:
     """Add up the connection's credit in what the image service has heard."""
-    frames = split(heard.removeprefix(PREFACE))
+    frames = peer.split(heard.removeprefix(PREFACE))
     return sum(int.from_bytes(frame.body, "big") for frame in frames if (frame.kind, frame.stream) == (8, 0))
 
 
@@ -464,12 +435,12 @@ async def test_a10_what_waits_for_an_image_service_is_bounded(
     [image] = pulling.connection.images
     if not there:
         monkeypatch.setattr(image, "_endpoint", None)
-    head = block((*PULL, (b"x", b"v" * 16_000)))
+    head = peer.block((*PULL, (b"x", b"v" * 16_000)))
     for streams in (range(5, 405, 2), range(405, 1_005, 2)):
         assert pulling.connection.images
         with suppress(BrokenPipeError):
             for stream in streams:
-                opened = raw_headers(stream, head, end=True) + Reset(stream, 8).wire()
+                opened = peer.raw_headers(stream, head, end=True) + Reset(stream, 8).wire()
                 await pulling.loop.sock_sendall(pulling.client, opened)
         await pulling.turns()
     assert not pulling.connection.images
@@ -481,16 +452,14 @@ async def test_a10_trailers_that_wait_for_an_image_service_are_bounded(
 ) -> None:
     """Those behind DATA of their stream, which wait for its credit."""
     monkeypatch.setattr(flow, "QUEUED_BYTES", 1 << 16)
-    trailers = raw_headers(5, block(((b"x", b"v" * 16_000),)))
+    trailers = peer.raw_headers(5, peer.block(((b"x", b"v" * 16_000),)))
     await pulling.send(pulling.client, Headers(5, PULL), *[Data(5, bytes(16_384))] * 5, *[trailers] * 5)
     with suppress(BrokenPipeError):
         await pulling.send(pulling.client, PING)
     assert not pulling.connection.images
 
 
-async def test_a10_calls_before_the_image_service_is_there_reach_it_in_order(
-    listener: socket.socket,
-) -> None:
+async def test_a10_calls_before_the_image_service_is_there_reach_it_in_order(listener: socket.socket) -> None:
     scene = Scene(listener.getsockname())
     scene.client.send(wire(PREFACE, Settings(), *(Headers(stream, PULL, end=True) for stream in (1, 3, 5))))
     await asyncio.sleep(0)
@@ -499,7 +468,7 @@ async def test_a10_calls_before_the_image_service_is_there_reach_it_in_order(
     await scene.send(scene.images, Settings())
     heard = heard_so_far(scene.images)
     assert heard.startswith(PREFACE)
-    assert [frame.stream for frame in split(heard.removeprefix(PREFACE)) if frame.stream] == [1, 3, 5, 7]
+    assert [frame.stream for frame in peer.split(heard.removeprefix(PREFACE)) if frame.stream] == [1, 3, 5, 7]
     scene.close()
 
 
@@ -515,7 +484,7 @@ async def test_a10_image_service_that_asks_and_reads_nothing_is_read_no_more(pul
     while got.count(b"12345678") < count:
         got += await asyncio.wait_for(pulling.loop.sock_recv(pulling.images, 1 << 20), 20)
     await sending
-    assert {frame.flags for frame in split(got.removeprefix(PREFACE)) if frame.kind == 6} == {1}
+    assert {frame.flags for frame in peer.split(got.removeprefix(PREFACE)) if frame.kind == 6} == {1}
 
 
 async def test_a10_image_service_that_breaks_the_protocol_is_counted_and_closed(pulling: Scene) -> None:

@@ -10,39 +10,14 @@ from runtimeproxy.call import UNANSWERED, CallState, Reply
 from runtimeproxy.cri import bounds
 from runtimeproxy.heldbytes import NO_ROOM
 from runtimeproxy.wire import JOINED_BYTES
-from tests.cri.peer import (
-    CREATE,
-    REPLY,
-    TRAILERS,
-    VERSION,
-    Ack,
-    Act,
-    Credit,
-    Data,
-    Fields,
-    Frame,
-    Greets,
-    Headers,
-    Play,
-    Reset,
-    Settings,
-    Step,
-    answered,
-    client,
-    converse,
-    greeted,
-    grpc,
-    refusal,
-    refuse,
-    release,
-    runtime,
-)
+from tests.cri import peer
+from tests.cri.peer import CREATE, REPLY, Ack, Credit, Data, Headers, Reset, Settings, Step, client, grpc, runtime
 
 MESSAGE = grpc(b"the request")
 HEAD, OPEN, WHOLE = Headers(1, CREATE), Data(1, MESSAGE), Data(1, MESSAGE, end=True)
 CREDIT = Credit(1, len(MESSAGE))
-ANSWER: list[Frame] = [Headers(1, REPLY), Data(1, grpc(b"the reply"))]
-END = Headers(1, TRAILERS, end=True)
+ANSWER: list[peer.Frame] = [Headers(1, REPLY), Data(1, grpc(b"the reply"))]
+END = Headers(1, peer.TRAILERS, end=True)
 CANCEL = Reset(1, 8)
 FULL = Data(1, bytes(16_384))
 PACKED = (*CREATE, (b"grpc-encoding", b"gzip"))
@@ -52,12 +27,21 @@ LATE_CREDIT = Credit(0, STEP + len(MESSAGE))
 
 HOLD = Step(client(HEAD, WHOLE), to_runtime=[HEAD], asks=1)
 HOLD_OPEN = Step(client(HEAD, OPEN), to_client=[CREDIT], to_runtime=[HEAD], asks=1)
-RELEASE, RELEASE_OPEN = Step(release, to_runtime=[WHOLE]), Step(release, to_runtime=[OPEN])
-ANSWERING = Step(runtime(*ANSWER), to_client=ANSWER)
+RELEASE, RELEASE_OPEN = Step(peer.release, to_runtime=[WHOLE]), Step(peer.release, to_runtime=[OPEN])
+ANSWERING = peer.returns(*ANSWER)
+KEPT = [HOLD, RELEASE, ANSWERING, Step(runtime(END))]
 
 
 def pieces(message: bytes, size: int = 16_384) -> list[Data]:
     return [Data(1, message[at : at + size]) for at in range(0, len(message), size)]
+
+
+def client_gone(play: peer.Play) -> None:
+    play.reader.client_gone()
+
+
+def runtime_gone(play: peer.Play) -> None:
+    play.reader.runtime_gone()
 
 
 LARGE = grpc(bytes(70_000))
@@ -69,16 +53,16 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(Data(1, MESSAGE[-1:])), to_client=[Credit(1, 1)], asks=1),
     ],
     "A5: an end that comes later leaves with the message": [HOLD_OPEN, Step(client(Data(1, b"", end=True))), RELEASE],
-    "A5: trailers leave behind the message": [HOLD_OPEN, Step(client(END)), Step(release, to_runtime=[OPEN, END])],
+    "A5: trailers leave behind the message": [HOLD_OPEN, Step(client(END)), Step(peer.release, to_runtime=[OPEN, END])],
     "A5: DATA that come later leave joined behind the message": [
         HOLD_OPEN,
         Step(client(Data(1, b"late"), Data(1, b"r", end=True))),
-        Step(release, to_runtime=[OPEN, Data(1, b"later", end=True)]),
+        Step(peer.release, to_runtime=[OPEN, Data(1, b"later", end=True)]),
     ],
     "A5: DATA and trailers leave behind the message": [
         HOLD_OPEN,
         Step(client(Data(1, b"l"), END)),
-        Step(release, to_runtime=[OPEN, Data(1, b"l"), END]),
+        Step(peer.release, to_runtime=[OPEN, Data(1, b"l"), END]),
     ],
     "A5: what comes after the release passes behind it": [
         HOLD_OPEN,
@@ -87,11 +71,11 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     "A5: nothing follows headers that ended the request": [
         Step(client(Headers(1, CREATE, end=True)), to_runtime=[Headers(1, CREATE, end=True)], asks=1),
-        Step(release),
+        Step(peer.release),
     ],
     "A5: a reset overtakes the held request": [
         HOLD_OPEN,
-        Step(client(CANCEL), to_runtime=[CANCEL]),
+        peer.passes(CANCEL),
         Step(lambda play: play.call.release(None)),
     ],
     # A4: the request half of a held stream is hop by hop
@@ -105,66 +89,55 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(client(*[FULL] * 20)),
     ],
     "A4: late DATA are credited when they leave": [
-        Step(Greets(runtime=Settings(((4, 2**20),)))),
+        Step(peer.Greets(runtime=Settings(((4, 2**20),)))),
         HOLD_OPEN,
         Step(client(*[FULL] * 16)),
-        Step(release, to_client=[Credit(1, STEP)], to_runtime=[OPEN, *[FULL] * 3, Data(1, bytes(16_367))]),
+        Step(peer.release, to_client=[Credit(1, STEP)], to_runtime=[OPEN, *[FULL] * 3, Data(1, bytes(16_367))]),
         Step(runtime(Credit(0, 2**20)), to_client=[LATE_CREDIT], to_runtime=[*[FULL] * 12, Data(1, bytes(17))]),
     ],
     "A4: late DATA of a refused call are credited": [
         HOLD_OPEN,
         Step(client(*[FULL] * 16)),
         Step(
-            refuse,
-            to_client=[LATE_CREDIT, Headers(1, refusal(13, b"no"), end=True), Reset(1, 0)],
+            peer.refuse,
+            to_client=[LATE_CREDIT, Headers(1, peer.refusal(13, b"no"), end=True), Reset(1, 0)],
             to_runtime=[CANCEL],
         ),
     ],
     "A4: a release obeys windows and frame size, that credit is ours": [
-        Step(Greets(runtime=Settings(((4, 10), (5, 16_384))))),
-        Step(
-            client(HEAD, *pieces(LARGE, 14_001)),
-            to_client=[*[Credit(1, 14_001)] * 5],
-            to_runtime=[HEAD],
-            asks=1,
-        ),
-        Step(release, to_runtime=[Data(1, LARGE[:10])]),
+        Step(peer.Greets(runtime=Settings(((4, 10), (5, 16_384))))),
+        Step(client(HEAD, *pieces(LARGE, 14_001)), to_client=[*[Credit(1, 14_001)] * 5], to_runtime=[HEAD], asks=1),
+        Step(peer.release, to_runtime=[Data(1, LARGE[:10])]),
         Step(runtime(Credit(1, 5)), to_runtime=[Data(1, LARGE[10:15])]),
         Step(runtime(Settings(((4, 20_010),))), to_client=[Settings(((4, 20_010), (1, 0)))]),
         Step(client(Ack()), to_runtime=[Ack(), Data(1, LARGE[15:16_399]), Data(1, LARGE[16_399:20_015])]),
-        Step(
-            runtime(Credit(1, 2**20)),
-            to_runtime=[*pieces(LARGE[20_015:65_535])],
-        ),
+        Step(runtime(Credit(1, 2**20)), to_runtime=[*pieces(LARGE[20_015:65_535])]),
         Step(runtime(Credit(0, 2**20)), to_runtime=[Data(1, LARGE[65_535:])]),
     ],
-    "A4: the client's credit for the answer passes": [HOLD, Step(client(Credit(1, 77)), to_runtime=[Credit(1, 77)])],
+    "A4: the client's credit for the answer passes": [HOLD, peer.passes(Credit(1, 77))],
     "A4: credit for another call passes while a request waits for credit": [
-        Step(client(Headers(3, VERSION, end=True)), to_runtime=[Headers(3, VERSION, end=True)]),
+        peer.passes(Headers(3, peer.VERSION, end=True)),
         Step(runtime(Settings(((4, 0),))), to_client=[Settings(((4, 0), (1, 0)))]),
         Step(client(Headers(5, CREATE), Data(5, MESSAGE, end=True)), to_runtime=[Headers(5, CREATE)], asks=1),
-        Step(release),
-        Step(client(Credit(3, 100), Headers(7, VERSION)), to_runtime=[Credit(3, 100), Headers(7, VERSION)]),
+        Step(peer.release),
+        peer.passes(Credit(3, 100), Headers(7, peer.VERSION)),
     ],
     # A6: answers
     "A6: an answer passes as it comes, and only its end is kept": [
-        HOLD,
-        RELEASE,
-        ANSWERING,
-        Step(runtime(END)),
-        Step(answered, to_client=[END]),
-        Step(answered),
+        *KEPT,
+        Step(peer.answered, to_client=[END]),
+        Step(peer.answered),
     ],
     "A6: an end in DATA is kept too, and a later reset stays behind it": [
         HOLD_OPEN,
         RELEASE_OPEN,
         Step(runtime(Headers(1, REPLY), Data(1, b"x", end=True), Reset(1, 0)), to_client=[Headers(1, REPLY)]),
-        Step(answered, to_client=[Data(1, b"x", end=True), Reset(1, 0)]),
+        Step(peer.answered, to_client=[Data(1, b"x", end=True), Reset(1, 0)]),
     ],
     "A6: an answer that comes before the release waits for it": [
         HOLD,
         Step(runtime(Headers(1, REPLY), Data(1, b"early", pad=1))),
-        Step(release, to_client=[Headers(1, REPLY), Data(1, b"early", pad=1)], to_runtime=[WHOLE]),
+        Step(peer.release, to_client=[Headers(1, REPLY), Data(1, b"early", pad=1)], to_runtime=[WHOLE]),
     ],
     "A6: DATA that wait for the release are credited at once": [
         HOLD,
@@ -182,40 +155,30 @@ CONVERSATIONS: dict[str, list[Step]] = {
         Step(runtime(*[FULL] * 16), to_client=[FULL, FULL, FULL, Data(1, bytes(16_383))]),
         Step(client(Credit(0, 2**20)), to_client=[Data(1, bytes(1)), *[FULL] * 12], to_runtime=[Credit(0, STEP)]),
     ],
-    "A6: nothing reaches a client that has cancelled": [
-        HOLD,
-        RELEASE,
-        ANSWERING,
-        Step(runtime(END)),
-        Step(client(CANCEL), to_runtime=[CANCEL]),
-        Step(answered),
-    ],
+    "A6: nothing reaches a client that has cancelled": [*KEPT, peer.passes(CANCEL), Step(peer.answered)],
     # A7: refusals
     "A7: a refusal resets toward the runtime and answers the client": [
         HOLD,
-        Step(refuse, to_client=[Headers(1, refusal(13, b"no"), end=True)], to_runtime=[CANCEL]),
+        Step(peer.refuse, to_client=[Headers(1, peer.refusal(13, b"no"), end=True)], to_runtime=[CANCEL]),
     ],
     "A7: what still comes on a refused stream is dropped and credited": [
         HOLD_OPEN,
-        Step(refuse, to_client=[Headers(1, refusal(13, b"no"), end=True), Reset(1, 0)], to_runtime=[CANCEL]),
+        Step(peer.refuse, to_client=[Headers(1, peer.refusal(13, b"no"), end=True), Reset(1, 0)], to_runtime=[CANCEL]),
         Step(runtime(Headers(1, REPLY), *[FULL] * 16, END, Credit(1, 3), CANCEL), to_runtime=[Credit(0, STEP)]),
         Step(client(*[FULL] * 16, END, Credit(1, 4), CANCEL), to_client=[LATE_CREDIT]),
     ],
     # C5: the runtime leaves
     "C5: an answer that is kept outlives the runtime": [
-        HOLD,
-        RELEASE,
-        ANSWERING,
-        Step(runtime(END)),
-        Step(lambda play: play.reader.runtime_gone()),
-        Step(answered, to_client=[END]),
+        *KEPT,
+        Step(runtime_gone),
+        Step(peer.answered, to_client=[END]),
     ],
 }
 
 
 @pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
 def test_held(steps: list[Step]) -> None:
-    converse(*steps)
+    peer.converse(*steps)
 
 
 # ---- A5: what a request is
@@ -236,8 +199,10 @@ def test_held(steps: list[Step]) -> None:
         pytest.param(CREATE[:4], [OPEN], "content type", id="no content type"),
     ],
 )
-def test_a5_unreadable_request_is_told_and_passes_unchanged(fields: Fields, frames: list[Frame], problem: str) -> None:
-    play = greeted()
+def test_a5_unreadable_request_is_told_and_passes_unchanged(
+    fields: peer.Fields, frames: list[peer.Frame], problem: str
+) -> None:
+    play = peer.greeted()
     play.client.sends(Headers(1, fields), *frames)
     assert play.call.message is None
     assert problem in play.call.problem
@@ -246,7 +211,7 @@ def test_a5_unreadable_request_is_told_and_passes_unchanged(fields: Fields, fram
 
 
 def test_a5_headers_that_end_the_request_are_unreadable() -> None:
-    play = greeted()
+    play = peer.greeted()
     play.client.sends(Headers(1, CREATE, end=True))
     assert "ends inside" in play.call.problem
 
@@ -269,10 +234,10 @@ PROTO = (*CREATE[:4], (b"content-type", b"application/grpc+proto"))
     ],
 )
 def test_message_is_read_and_leaves_whole(
-    fields: Fields, body: bytes, read: bytes, changed: bytes | None, leaves: bytes
+    fields: peer.Fields, body: bytes, read: bytes, changed: bytes | None, leaves: bytes
 ) -> None:
     """Promise 10: what a long one costs is counted once, with what its compression hid."""
-    play = Play().greet(runtime=Settings(((4, 2**24),)))
+    play = peer.Play().greet(runtime=Settings(((4, 2**24),)))
     play.runtime.sends(Credit(0, 2**24))
     play.client.sends(Headers(1, fields), *pieces(body), Data(1, b"", end=True))
     assert play.call.message == read
@@ -284,7 +249,7 @@ def test_message_is_read_and_leaves_whole(
 
 
 def test_call_begins_with_its_headers() -> None:
-    play = greeted()
+    play = peer.greeted()
     play.now = 3.0
     play.client.sends(HEAD, Data(1, MESSAGE[:4]))
     play.now = 5.0
@@ -293,7 +258,7 @@ def test_call_begins_with_its_headers() -> None:
 
 
 def test_only_header_fields_that_count_are_kept() -> None:
-    play = greeted()
+    play = peer.greeted()
     play.client.sends(Headers(1, (*CREATE, (b"grpc-timeout", b"1S"), (b"x-long", b"v" * 16_000))))
     [held] = play.reader.held
     assert held.fields == {b"content-type": b"application/grpc", b"grpc-timeout": b"1S"}
@@ -303,7 +268,7 @@ def test_only_header_fields_that_count_are_kept() -> None:
 
 
 def test_a4_process_holds_a_bounded_number_of_bytes() -> None:
-    play = greeted(process_limit=40)
+    play = peer.greeted(process_limit=40)
     play.client.sends(HEAD, Data(1, grpc(bytes(30))), Headers(3, CREATE), Data(3, grpc(bytes(30))[:10]))
     first, second = play.events.calls
     assert (first.problem, second.problem) == ("", NO_ROOM)
@@ -317,7 +282,7 @@ def test_a4_process_holds_a_bounded_number_of_bytes() -> None:
 
 
 def test_a4_unread_request_counts_until_it_has_left() -> None:
-    play = greeted(process_limit=40)
+    play = peer.greeted(process_limit=40)
     play.runtime.sends(Settings(((4, 0),)))
     play.client.sends(HEAD, Data(1, grpc(bytes(50))))
     assert play.call.problem == NO_ROOM
@@ -329,7 +294,7 @@ def test_a4_unread_request_counts_until_it_has_left() -> None:
 
 
 def test_a4_inflated_message_is_counted() -> None:
-    play = greeted(process_limit=1_500)
+    play = peer.greeted(process_limit=1_500)
     packed = grpc(gzip.compress(bytes(1_000)), 1)
     for stream in (1, 3):
         play.client.sends(Headers(stream, PACKED), Data(stream, packed, end=True))
@@ -348,7 +313,7 @@ def test_a4_inflated_message_is_counted() -> None:
 
 def test_request_counts_until_its_call_is_over() -> None:
     """Whether it has left or waits for the runtime's credit; Post hooks may be told behind the answer."""
-    play = greeted()
+    play = peer.greeted()
     play.runtime.sends(Settings(((4, 0),)))
     for stream in (1, 3, 5):
         play.client.sends(Headers(stream, CREATE), Data(stream, grpc(bytes(95)), end=True))
@@ -368,7 +333,7 @@ def test_request_counts_until_its_call_is_over() -> None:
 
 
 def test_held_requests_count_no_more_when_the_client_is_gone() -> None:
-    play = greeted()
+    play = peer.greeted()
     play.client.sends(HEAD, Data(1, grpc(bytes(95))[:50]))
     play.client.sends(Headers(3, CREATE), Data(3, grpc(bytes(95)), end=True))
     assert play.held_bytes.count == 150
@@ -380,9 +345,9 @@ def test_held_requests_count_no_more_when_the_client_is_gone() -> None:
 
 
 def test_a7_refusal_is_percent_encoded_and_final() -> None:
-    play = converse(HOLD)
+    play = peer.converse(HOLD)
     assert play.call.refuse(7, "not ßo")
-    assert play.client.got() == [Headers(1, refusal(7, b"not %C3%9Fo"), end=True)]
+    assert play.client.got() == [Headers(1, peer.refusal(7, b"not %C3%9Fo"), end=True)]
     assert (play.call.state, play.held_bytes.count) == (CallState.REFUSED, 0)
     assert not play.call.refuse(7, "twice")
     assert not play.call.release(None)
@@ -392,7 +357,7 @@ def trailers(*fields: tuple[bytes, bytes]) -> Headers:
     return Headers(1, fields, end=True)
 
 
-def ending_at_once(*fields: tuple[bytes, bytes]) -> list[Frame]:
+def ending_at_once(*fields: tuple[bytes, bytes]) -> list[peer.Frame]:
     return [trailers(*REPLY, *fields)]
 
 
@@ -410,7 +375,7 @@ READ, FAILED = Reply(True, b"the reply"), Reply(False)
             Reply(True, b"r"),
             id="gzip",
         ),
-        pytest.param(ending_at_once(*TRAILERS), FAILED, id="no message"),
+        pytest.param(ending_at_once(*peer.TRAILERS), FAILED, id="no message"),
         pytest.param(ending_at_once((b"grpc-status", b"5")), FAILED, id="NOT_FOUND"),
         pytest.param(ending_at_once((b"grpc-status", b"1")), UNANSWERED, id="CANCELLED"),
         pytest.param(ending_at_once((b"grpc-status", b"4")), UNANSWERED, id="DEADLINE_EXCEEDED"),
@@ -423,8 +388,8 @@ READ, FAILED = Reply(True, b"the reply"), Reply(False)
         pytest.param([Headers(1, REPLY), Reset(1, 2)], UNANSWERED, id="reset"),
     ],
 )
-def test_a13_success_is_status_0_and_one_message(frames: list[Frame], reply: Reply) -> None:
-    play = converse(HOLD, RELEASE)
+def test_a13_success_is_status_0_and_one_message(frames: list[peer.Frame], reply: Reply) -> None:
+    play = peer.converse(HOLD, RELEASE)
     told: list[Reply | None] = []
     play.call.on_reply = lambda: told.append(play.call.reply)
     play.runtime.sends(*frames)
@@ -436,8 +401,8 @@ def test_a13_success_is_status_0_and_one_message(frames: list[Frame], reply: Rep
 
 def test_a13_answer_above_the_limit_passes_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "REPLY_BYTES", 100)
-    play = converse(HOLD, RELEASE)
-    frames: list[Frame] = [Headers(1, REPLY), Data(1, grpc(bytes(200))), Data(1, bytes(300))]
+    play = peer.converse(HOLD, RELEASE)
+    frames: list[peer.Frame] = [Headers(1, REPLY), Data(1, grpc(bytes(200))), Data(1, bytes(300))]
     play.runtime.sends(*frames, END)
     assert play.client.got() == frames
     assert play.call.reply == Reply(False)
@@ -448,8 +413,8 @@ def test_a13_answer_above_the_limit_passes_and_is_not_kept(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("end", [END, Data(1, b"x", end=True), Reset(1, 2)], ids=repr)
-def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: Frame) -> None:
-    play = converse(HOLD_OPEN)
+def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: peer.Frame) -> None:
+    play = peer.converse(HOLD_OPEN)
     seen: list[str] = []
     play.call.on_ended = lambda: seen.append("ended")
     play.call.on_reply = lambda: seen.append("reply")
@@ -466,39 +431,23 @@ def test_c1_end_by_the_runtime_while_held_passes_and_cancels_the_hooks(end: Fram
 
 
 @pytest.mark.parametrize(
-    "leave",
-    [client(CANCEL), lambda play: play.reader.client_gone(), lambda play: play.reader.runtime_gone()],
-    ids=["A5: cancel", "C5: client gone", "C5: runtime gone"],
+    ("leave", "released", "reply"),
+    [
+        pytest.param(client(CANCEL), False, UNANSWERED, id="A5: cancel of a held call"),
+        pytest.param(client_gone, False, UNANSWERED, id="C5: client gone from a held call"),
+        pytest.param(runtime_gone, False, UNANSWERED, id="C5: runtime gone from a held call"),
+        pytest.param(client(CANCEL), True, UNANSWERED, id="C2: cancel of a released call"),
+        pytest.param(client_gone, True, None, id="C5: client gone from a released call"),
+        pytest.param(runtime_gone, True, UNANSWERED, id="C5: runtime gone from a released call"),
+    ],
 )
-def test_held_call_ends_with_its_stream_or_connection(leave: Act) -> None:
-    play = converse(HOLD)
+def test_only_a_held_call_ends_with_its_stream_or_connection(leave: peer.Act, released: bool, reply: Reply) -> None:
+    play = peer.converse(HOLD, *[RELEASE, ANSWERING] * released)
     ended: list[bool] = []
     play.call.on_ended = lambda: ended.append(True)
     leave(play)
-    assert (play.call.state, play.call.reply, ended) == (CallState.ENDED, UNANSWERED, [True])
-
-
-def test_c2_cancel_after_the_release_ends_no_hook() -> None:
-    play = converse(HOLD, RELEASE, ANSWERING)
-    play.call.on_ended = lambda: pytest.fail("the task of a released call is not cancelled")
-    play.client.sends(CANCEL)
-    assert (play.call.state, play.call.reply) == (CallState.RELEASED, UNANSWERED)
-
-
-def test_c5_released_call_outlives_its_client_and_not_the_runtime() -> None:
-    play = converse(HOLD, RELEASE)
-    play.reader.client_gone()
-    assert play.call.reply is None
-    play.reader.runtime_gone()
-    assert not play.reader.keeps_answers
-    assert play.call.reply == UNANSWERED
-
-
-def test_c5_reader_tells_that_an_answer_is_kept() -> None:
-    play = converse(HOLD, RELEASE, ANSWERING, Step(runtime(END)))
-    assert play.call.kept
-    assert play.reader.keeps_answers
-    play.call.answer()
+    assert (play.call.state, ended) == ((CallState.RELEASED, []) if released else (CallState.ENDED, [True]))
+    assert play.call.reply == reply
     assert not play.reader.keeps_answers
 
 
@@ -508,20 +457,19 @@ def test_c5_reader_tells_that_an_answer_is_kept() -> None:
 class Listener:
     """Stands for a call, which its task and its stream keep."""
 
-    def told(self) -> None:
-        """Take whatever happened."""
+    def told(self) -> None: ...
 
 
-def is_answered(play: Play) -> None:
+def is_answered(play: peer.Play) -> None:
     play.call.release(None)
     play.runtime.sends(*ANSWER, END)
     play.call.answer()
 
 
-@pytest.mark.parametrize("end", [refuse, is_answered, client(CANCEL)], ids=["refused", "answered", "cancelled"])
-def test_stream_of_a_call_that_is_over_keeps_nobody(end: Callable[[Play], None]) -> None:
+@pytest.mark.parametrize("end", [peer.refuse, is_answered, client(CANCEL)], ids=["refused", "answered", "cancelled"])
+def test_stream_of_a_call_that_is_over_keeps_nobody(end: Callable[[peer.Play], None]) -> None:
     """Thousands of calls that keep themselves would wait for the garbage collector."""
-    play = converse(HOLD)
+    play = peer.converse(HOLD)
     listener = Listener()
     play.call.on_reply = play.call.on_ended = listener.told
     there = weakref.ref(listener)
@@ -531,7 +479,7 @@ def test_stream_of_a_call_that_is_over_keeps_nobody(end: Callable[[Play], None])
 
 
 def test_late_bytes_are_not_kept_beyond_the_release() -> None:
-    play = converse(HOLD_OPEN, Step(client(Data(1, b"another" * 1_000))))
+    play = peer.converse(HOLD_OPEN, Step(client(Data(1, b"another" * 1_000))))
     assert play.call._late
     assert play.call.release(None)
     assert not play.call._late

@@ -5,74 +5,49 @@ import pytest
 from runtimeproxy.cri import reader as reader_module
 from runtimeproxy.cri.image import AWAY
 from runtimeproxy.errors import WireError
-from tests.cri.peer import (
-    OPENED,
-    PREFACE,
-    PULL,
-    REPLY,
-    TRAILERS,
-    VERSION,
-    Ack,
-    Credit,
-    Data,
-    Frame,
-    GoAway,
-    Greets,
-    Headers,
-    Play,
-    Reset,
-    Settings,
-    Step,
-    block,
-    client,
-    converse,
-    greeted,
-    grpc,
-    image,
-    raw_headers,
-    refusal,
-    runtime,
-)
+from tests.cri import peer
+from tests.cri.peer import PULL, Ack, Credit, Data, GoAway, Headers, Reset, Settings, Step, client, image, runtime
 
-UNAVAILABLE = refusal(14, AWAY.encode())
+UNAVAILABLE = peer.refusal(14, AWAY.encode())
 ASKED, ASKED_WHOLE = Headers(1, PULL), Headers(1, PULL, end=True)
-ANSWER, END, CANCEL = Headers(1, REPLY), Headers(1, TRAILERS, end=True), Reset(1, 8)
+ANSWER, END, CANCEL = Headers(1, peer.REPLY), Headers(1, peer.TRAILERS, end=True), Reset(1, 8)
 FULL = Data(1, bytes(16_384))
 NOTHING = Settings()
-GREETING = [Settings(((1, 0),)), OPENED]
+GREETING = [Settings(((1, 0),)), peer.OPENED]
 STEP = Credit(0, 2**18)
 """Credit of the connection is given in steps of so much."""
 
 
-def pull(*frames: Frame, settings: Settings = NOTHING) -> list[Step]:
-    """Open image calls, and greet the image service."""
+def pull(*frames: peer.Frame, settings: Settings = NOTHING) -> list[Step]:
     return [Step(client(*frames), to_image=[*GREETING, *frames]), Step(image(settings, Ack()), to_image=[Ack()])]
 
 
 CONVERSATIONS: dict[str, list[Step]] = {
     "a call goes to the image service and back, others to the runtime": [
-        Step(Greets(client=Settings(((3, 10), (4, 70_000))))),
+        Step(peer.Greets(client=Settings(((3, 10), (4, 70_000))))),
         Step(
-            client(ASKED, Data(1, grpc(b"q")), END, Headers(3, VERSION)),
+            client(ASKED, Data(1, peer.grpc(b"q")), END, Headers(3, peer.VERSION)),
             to_client=[Credit(1, 6)],
-            to_runtime=[Headers(3, VERSION)],
-            to_image=[Settings(((3, 10), (4, 70_000), (1, 0))), OPENED, ASKED, Data(1, grpc(b"q")), END],
+            to_runtime=[Headers(3, peer.VERSION)],
+            to_image=[Settings(((3, 10), (4, 70_000), (1, 0))), peer.OPENED, ASKED, Data(1, peer.grpc(b"q")), END],
         ),
         Step(
-            image(Settings(), ANSWER, Data(1, grpc(b"a")), END),
-            to_client=[ANSWER, Data(1, grpc(b"a")), END],
+            image(Settings(), ANSWER, Data(1, peer.grpc(b"a")), END),
+            to_client=[ANSWER, Data(1, peer.grpc(b"a")), END],
             to_image=[Ack(), Credit(1, 6)],
         ),
     ],
     "all calls share one link, and every block stands alone": [
         *pull(ASKED),
         Step(
-            client(Headers(3, PULL, end=True), raw_headers(5, block(PULL))),
-            to_image=raw_headers(3, b"\x20" + block(PULL), end=True) + raw_headers(5, b"\x20" + block(PULL)),
+            client(Headers(3, PULL, end=True), peer.raw_headers(5, peer.block(PULL))),
+            to_image=peer.raw_headers(3, b"\x20" + peer.block(PULL), end=True)
+            + peer.raw_headers(5, b"\x20" + peer.block(PULL)),
         ),
         Step(
-            image(raw_headers(3, block(REPLY)), raw_headers(5, block(REPLY))),
-            to_client=raw_headers(3, b"\x20" + block(REPLY)) + raw_headers(5, b"\x20" + block(REPLY)),
+            image(peer.raw_headers(3, peer.block(peer.REPLY)), peer.raw_headers(5, peer.block(peer.REPLY))),
+            to_client=peer.raw_headers(3, b"\x20" + peer.block(peer.REPLY))
+            + peer.raw_headers(5, b"\x20" + peer.block(peer.REPLY)),
         ),
     ],
     "a request obeys the service's windows, DATA are framed anew": [
@@ -86,16 +61,12 @@ CONVERSATIONS: dict[str, list[Step]] = {
     ],
     "a request is credited on the connection when it has left": [
         *pull(ASKED),
-        Step(
-            client(*[FULL] * 16),
-            to_client=[Credit(1, 16_384)] * 16,
-            to_image=[*[FULL] * 3, Data(1, bytes(16_383))],
-        ),
+        Step(client(*[FULL] * 16), to_client=[Credit(1, 16_384)] * 16, to_image=[*[FULL] * 3, Data(1, bytes(16_383))]),
         Step(image(Credit(1, 2**20), Credit(0, 2**20)), to_client=[STEP], to_image=[Data(1, b"\0"), *[FULL] * 12]),
     ],
     "an answer obeys the client's windows": [
-        Step(Greets(client=Settings(((4, 10),)))),
-        Step(client(ASKED_WHOLE), to_image=[Settings(((4, 10), (1, 0))), OPENED, ASKED_WHOLE]),
+        Step(peer.Greets(client=Settings(((4, 10),)))),
+        Step(client(ASKED_WHOLE), to_image=[Settings(((4, 10), (1, 0))), peer.OPENED, ASKED_WHOLE]),
         Step(
             image(Settings(), ANSWER, *[FULL] * 16, END),
             to_client=[ANSWER, Data(1, bytes(10))],
@@ -163,15 +134,15 @@ CONVERSATIONS: dict[str, list[Step]] = {
 
 @pytest.mark.parametrize("steps", CONVERSATIONS.values(), ids=CONVERSATIONS)
 def test_a10(steps: list[Step]) -> None:
-    play = Play(image_apart=True)
-    if not isinstance(steps[0].act, Greets):
+    play = peer.Play(image_apart=True)
+    if not isinstance(steps[0].act, peer.Greets):
         play.greet()
-    converse(*steps, play=play)
+    peer.converse(*steps, play=play)
     assert len(play.events.links) == 1
 
 
-def pulling(*frames: Frame) -> Play:
-    return converse(*pull(ASKED, *frames), play=greeted(image_apart=True))
+def pulling(*frames: peer.Frame) -> peer.Play:
+    return peer.converse(*pull(ASKED, *frames), play=peer.greeted(image_apart=True))
 
 
 def test_a10_goaway_refuses_streams_above_and_opens_a_new_link() -> None:
@@ -188,32 +159,32 @@ def test_a10_goaway_refuses_streams_above_and_opens_a_new_link() -> None:
 
 @pytest.mark.parametrize("end", [True, False])
 def test_a10_calls_are_unavailable_while_it_is_away(end: bool) -> None:
-    play = greeted(image_apart=True)
+    play = peer.greeted(image_apart=True)
     play.events.image_away = True
-    play.client.sends(Headers(1, PULL, end=end), Headers(3, VERSION))
+    play.client.sends(Headers(1, PULL, end=end), Headers(3, peer.VERSION))
     assert play.client.got() == [Headers(1, UNAVAILABLE, end=True)] + [Reset(1, 0)] * (not end)
-    assert play.runtime.got() == [Headers(3, VERSION)]
+    assert play.runtime.got() == [Headers(3, peer.VERSION)]
 
 
 @pytest.mark.parametrize("frame", [ANSWER, Data(1, b"x"), CANCEL], ids=repr)
-def test_a10_runtime_has_no_say_in_an_image_stream(frame: Frame) -> None:
+def test_a10_runtime_has_no_say_in_an_image_stream(frame: peer.Frame) -> None:
     with pytest.raises(WireError, match="was not sent"):
         pulling().runtime.sends(frame)
 
 
 def test_refusal_waits_for_the_runtimes_first_settings() -> None:
-    play = Play(image_apart=True)
-    play.client.sends(PREFACE, Settings(), ASKED)
+    play = peer.Play(image_apart=True)
+    play.client.sends(peer.PREFACE, Settings(), ASKED)
     assert play.image.got() == [*GREETING, ASKED]
     play.events.links[0].close()
     assert play.client.got() == []
     play.runtime.sends(Settings())
-    assert play.client.got()[1:] == [OPENED, Headers(1, UNAVAILABLE, end=True), Reset(1, 0)]
+    assert play.client.got()[1:] == [peer.OPENED, Headers(1, UNAVAILABLE, end=True), Reset(1, 0)]
 
 
 def test_a10_waiting_answer_outlives_the_memory_of_ended_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "RETIRED_LIMIT", 1)
-    play, streams = Play(image_apart=True).greet(client=Settings(((4, 1),))), (1, 3, 5)
+    play, streams = peer.Play(image_apart=True).greet(client=Settings(((4, 1),))), (1, 3, 5)
     play.client.sends(*[Headers(stream, PULL, end=True) for stream in streams])
     play.image.sends(Settings(), *[Data(stream, b"ab", end=True) for stream in streams])
     assert play.client.got() == [Data(stream, b"a") for stream in streams]

@@ -1,117 +1,74 @@
 """What just passes: header tables, paths, windows, DATA, SETTINGS, PINGs (relay-rules A1 to A4, A8, A9)."""
 
 import pytest
+from hpack import Encoder
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtimeproxy.cri import reader as reader_module
 from runtimeproxy.cri.direction import ACKS_AT_ONCE, ALIVE_SECONDS
 from runtimeproxy.cri.reader import AMBIGUOUS
 from runtimeproxy.cri.routes import HELD, Route
 from runtimeproxy.hookpoints import UNRECORDED
-from tests.cri.peer import (
-    CREATE,
-    OPENED,
-    PREFACE,
-    PULL,
-    REPLY,
-    TRAILERS,
-    VERSION,
-    Ack,
-    Credit,
-    Data,
-    Fields,
-    Frame,
-    GoAway,
-    Headers,
-    Ping,
-    Play,
-    Raw,
-    Reset,
-    Settings,
-    Side,
-    Step,
-    answered,
-    block,
-    client,
-    continuation,
-    converse,
-    greeted,
-    grpc,
-    raw_headers,
-    refusal,
-    refuse,
-    release,
-    request,
-    runtime,
-)
+from tests.cri import peer
+from tests.cri.peer import Ack, Credit, Data, GoAway, Headers, Ping, Raw, Reset, Settings, Step, client, runtime
 
-ASK, END = Headers(1, VERSION), Headers(1, TRAILERS, end=True)
+ASK, END, END_3 = Headers(1, peer.VERSION), Headers(1, peer.TRAILERS, end=True), Headers(3, peer.TRAILERS, end=True)
 FULL, ALL_BUT_ONE = Data(1, bytes(16_384)), Data(1, bytes(16_383))
 WINDOW = [FULL, FULL, FULL, ALL_BUT_ONE]
 """All that a peer takes at first."""
-BLOCK = block(VERSION)
+BLOCK = peer.block(peer.VERSION)
 PASSED = Settings(((1, 0),))
-CALL = grpc(b"m")
-HOLD = Step(client(Headers(3, CREATE), Data(3, CALL, end=True)), to_runtime=[Headers(3, CREATE)], asks=1)
-RELEASE = Step(release, to_runtime=[Data(3, CALL, end=True)])
+CALL = peer.grpc(b"m")
+HOLD = Step(client(Headers(3, peer.CREATE), Data(3, CALL, end=True)), to_runtime=[Headers(3, peer.CREATE)], asks=1)
+RELEASE = Step(peer.release, to_runtime=[Data(3, CALL, end=True)])
+KEPT = [HOLD, RELEASE, Step(runtime(END_3))]
+LAST_BLOCK = peer.block(peer.TRAILERS)
+UPDATED = Step(runtime(peer.raw_headers(5, LAST_BLOCK)), to_client=peer.raw_headers(5, b"\x20" + LAST_BLOCK))
 LONG = Data(1, bytes(100)).wire()
 OURS = Reset(3, 8)
 PRIORITY, UNKNOWN = Raw(2, 0, 3, b"\0\0\0\0\x07"), Raw(0xFA, 0xFF, 3, b"a type that nobody knows")
 
 PASSING: dict[str, list[Step]] = {
     "calls that nobody has a stake in pass both ways": [
-        Step(
-            client(ASK, Data(1, grpc(b"q")), END, Headers(3, PULL, end=True)),
-            to_runtime=[ASK, Data(1, grpc(b"q")), END, Headers(3, PULL, end=True)],
-        ),
-        Step(
-            runtime(Headers(1, REPLY), Data(1, grpc(b"a")), END, Headers(3, TRAILERS, end=True)),
-            to_client=[Headers(1, REPLY), Data(1, grpc(b"a")), END, Headers(3, TRAILERS, end=True)],
-        ),
+        peer.passes(ASK, Data(1, peer.grpc(b"q")), END, Headers(3, peer.PULL, end=True)),
+        peer.returns(Headers(1, peer.REPLY), Data(1, peer.grpc(b"a")), END, END_3),
     ],
     "trailers behind the runtime's end harm nobody": [
-        Step(client(ASK), to_runtime=[ASK]),
-        Step(runtime(END), to_client=[END]),
-        Step(client(END), to_runtime=[END]),
-        HOLD,
-        RELEASE,
-        Step(runtime(Headers(3, TRAILERS, end=True))),
-        Step(answered, to_client=[Headers(3, TRAILERS, end=True)]),
-        Step(client(Headers(3, TRAILERS, end=True)), to_runtime=[Headers(3, TRAILERS, end=True)]),
+        peer.passes(ASK),
+        peer.returns(END),
+        peer.passes(END),
+        *KEPT,
+        Step(peer.answered, to_client=[END_3]),
+        peer.passes(END_3),
     ],
-    "PRIORITY and frames of unknown types pass on a held stream, too": [
-        HOLD,
-        Step(client(PRIORITY, UNKNOWN), to_runtime=[PRIORITY, UNKNOWN]),
-    ],
+    "PRIORITY and frames of unknown types pass on a held stream, too": [HOLD, peer.passes(PRIORITY, UNKNOWN)],
     # A1: the first block behind each ACK starts with a size update, all others are the same bytes
     "A1: a size update ahead of the first block behind an ACK": [
         Step(
-            client(raw_headers(1, BLOCK), raw_headers(3, BLOCK)),
-            to_runtime=raw_headers(1, b"\x20" + BLOCK) + raw_headers(3, BLOCK),
+            client(peer.raw_headers(1, BLOCK), peer.raw_headers(3, BLOCK)),
+            to_runtime=peer.raw_headers(1, b"\x20" + BLOCK) + peer.raw_headers(3, BLOCK),
         ),
         Step(
-            client(Ack(), raw_headers(5, b"\x20" + BLOCK), raw_headers(7, BLOCK)),
-            to_runtime=Ack().wire() + raw_headers(5, b"\x20" + BLOCK) + raw_headers(7, BLOCK),
+            client(Ack(), peer.raw_headers(5, b"\x20" + BLOCK), peer.raw_headers(7, BLOCK)),
+            to_runtime=Ack().wire() + peer.raw_headers(5, b"\x20" + BLOCK) + peer.raw_headers(7, BLOCK),
         ),
-        Step(client(Ack(), raw_headers(9, BLOCK)), to_runtime=Ack().wire() + raw_headers(9, b"\x20" + BLOCK)),
+        Step(client(Ack(), peer.raw_headers(9, BLOCK)), to_runtime=Ack().wire() + peer.raw_headers(9, b"\x20" + BLOCK)),
     ],
     "A1: a size update again behind a block that waits in a queue": [
-        HOLD,
-        RELEASE,
-        Step(runtime(Headers(3, TRAILERS, end=True))),
+        *KEPT,
         Step(runtime(*[FULL] * 4), to_client=WINDOW),
-        Step(answered, to_client=raw_headers(3, b"\x20" + block(TRAILERS), end=True)),
+        Step(peer.answered, to_client=peer.raw_headers(3, b"\x20" + LAST_BLOCK, end=True)),
         Step(client(Credit(0, 100_000)), to_client=[Data(1, b"\0")]),
-        Step(runtime(raw_headers(5, block(TRAILERS))), to_client=raw_headers(5, b"\x20" + block(TRAILERS))),
+        UPDATED,
     ],
     "A1: a size update again behind a block that waits for a frame": [
-        HOLD,
-        RELEASE,
-        Step(runtime(Headers(3, TRAILERS, end=True))),
+        *KEPT,
         Step(runtime(LONG[:50]), to_client=LONG[:50]),
-        Step(answered),
-        Step(client(Reset(3, 8)), to_runtime=[Reset(3, 8)]),
+        Step(peer.answered),
+        peer.passes(Reset(3, 8)),
         Step(runtime(LONG[50:]), to_client=LONG[50:]),
-        Step(runtime(raw_headers(5, block(TRAILERS))), to_client=raw_headers(5, b"\x20" + block(TRAILERS))),
+        UPDATED,
     ],
     # A3, A4: windows
     "A3: credit of the connection never passes": [Step(client(Credit(0, 5))), Step(runtime(Credit(0, 6)))],
@@ -119,20 +76,17 @@ PASSING: dict[str, list[Step]] = {
         Step(client(ASK, *WINDOW, Data(1, b"late")), to_runtime=[ASK, *WINDOW]),
         Step(runtime(Credit(0, 4)), to_runtime=[Data(1, b"late")]),
     ],
-    "A4: credit of a passing stream passes": [
-        Step(client(ASK, Credit(1, 7)), to_runtime=[ASK, Credit(1, 7)]),
-        Step(runtime(Credit(1, 8)), to_client=[Credit(1, 8)]),
-    ],
+    "A4: credit of a passing stream passes": [peer.passes(ASK, Credit(1, 7)), peer.returns(Credit(1, 8))],
     # A8: DATA are cut through
     "A8: DATA leave before their frame is whole": [
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         *(Step(client(part), to_runtime=part) for part in (LONG[:9], LONG[9:12], LONG[12:])),
     ],
     "A8: a frame of ours waits for the end of one that is cut through": [
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         HOLD,
         Step(client(LONG[:50]), to_runtime=LONG[:50]),
-        Step(refuse, to_client=[Headers(3, refusal(13, b"no"), end=True)]),
+        Step(peer.refuse, to_client=[Headers(3, peer.refusal(13, b"no"), end=True)]),
         Step(client(LONG[50:70]), to_runtime=LONG[50:70]),
         Step(
             client(LONG[70:], Ping(b"theirs!!", ack=True)),
@@ -140,10 +94,7 @@ PASSING: dict[str, list[Step]] = {
         ),
     ],
     "A8: DATA beyond the credit wait and are split, padded ones leave whole": [
-        Step(
-            client(ASK, Headers(3, VERSION), Headers(5, VERSION)),
-            to_runtime=[ASK, Headers(3, VERSION), Headers(5, VERSION)],
-        ),
+        peer.passes(ASK, Headers(3, peer.VERSION), Headers(5, peer.VERSION)),
         Step(
             client(
                 *[Data(1, bytes(16_000))] * 4, Data(1, b"x" * 2_000), Data(3, b"y" * 990, pad=9), Data(5, b"", True)
@@ -155,10 +106,7 @@ PASSING: dict[str, list[Step]] = {
     ],
     "A8: trailers stay behind their stream's DATA, others overtake": [
         Step(runtime(*[ALL_BUT_ONE] * 4, Data(1, b"abcdef"), END), to_client=[*[ALL_BUT_ONE] * 4, Data(1, b"abc")]),
-        Step(
-            runtime(Headers(3, TRAILERS, end=True), Ping(b"overtake", ack=True)),
-            to_client=[Headers(3, TRAILERS, end=True), Ping(b"overtake", ack=True)],
-        ),
+        peer.returns(END_3, Ping(b"overtake", ack=True)),
         Step(client(Credit(0, 100)), to_client=[Data(1, b"def"), END]),
     ],
     "A8: a reset overtakes, and what waited is credited": [
@@ -166,7 +114,7 @@ PASSING: dict[str, list[Step]] = {
         Step(client(Reset(1, 8)), to_client=[Credit(0, 2**18)], to_runtime=[Reset(1, 8)]),
     ],
     "A8: nothing more reaches a peer that has reset the stream": [
-        Step(client(ASK), to_runtime=[ASK]),
+        peer.passes(ASK),
         Step(runtime(*[FULL] * 5), to_client=WINDOW),
         Step(client(Reset(1, 8), Credit(0, 2**20)), to_runtime=[Reset(1, 8)]),
     ],
@@ -179,95 +127,125 @@ PASSING: dict[str, list[Step]] = {
         HOLD,
         Step(client(Ping(b"a client"))),
         Step(runtime(Ping(b"runtime!"))),
-        Step(release, to_runtime=[Data(3, CALL, end=True), Ping(b"runtime!", ack=True)]),
-        Step(runtime(Headers(3, REPLY)), to_client=[Headers(3, REPLY), Ping(b"a client", ack=True)]),
+        Step(peer.release, to_runtime=[Data(3, CALL, end=True), Ping(b"runtime!", ack=True)]),
+        Step(runtime(Headers(3, peer.REPLY)), to_client=[Headers(3, peer.REPLY), Ping(b"a client", ack=True)]),
     ],
 }
 
 OPENING: dict[str, list[Step]] = {
     "the preface may come in pieces": [
-        Step(client(PREFACE[:5]), to_runtime=PREFACE[:5]),
-        Step(client(PREFACE[5:] + Settings().wire()[:3]), to_runtime=PREFACE[5:]),
-        Step(client(Settings().wire()[3:]), to_runtime=PASSED.wire() + OPENED.wire()),
+        Step(client(peer.PREFACE[:5]), to_runtime=peer.PREFACE[:5]),
+        Step(client(peer.PREFACE[5:] + Settings().wire()[:3]), to_runtime=peer.PREFACE[5:]),
+        Step(client(Settings().wire()[3:]), to_runtime=PASSED.wire() + peer.OPENED.wire()),
     ],
     # before the SETTINGS are exchanged
     "A1: the table's size is 0 in all SETTINGS, their own entries for it go": [
         Step(
-            client(PREFACE, Settings(((1, 4096), (3, 9), (1, 0), (0xAA, 7)))),
-            to_runtime=[Settings(((3, 9), (0xAA, 7), (1, 0))), OPENED],
+            client(peer.PREFACE, Settings(((1, 4096), (3, 9), (1, 0), (0xAA, 7)))),
+            to_runtime=[Settings(((3, 9), (0xAA, 7), (1, 0))), peer.OPENED],
         ),
-        Step(runtime(Settings(((1, 100),)), Settings()), to_client=[PASSED, OPENED, PASSED]),
+        Step(runtime(Settings(((1, 100),)), Settings()), to_client=[PASSED, peer.OPENED, PASSED]),
     ],
     "A9: no SETTINGS and no PING are ours": [
         Step(
-            client(PREFACE, Settings(((3, 100),)), Headers(1, VERSION, end=True)),
-            to_runtime=[Settings(((3, 100), (1, 0))), OPENED, Headers(1, VERSION, end=True)],
+            client(peer.PREFACE, Settings(((3, 100),)), Headers(1, peer.VERSION, end=True)),
+            to_runtime=[Settings(((3, 100), (1, 0))), peer.OPENED, Headers(1, peer.VERSION, end=True)],
         ),
         Step(
-            runtime(Settings(((3, 200),)), Ack(), Headers(1, REPLY), END),
-            to_client=[Settings(((3, 200), (1, 0))), OPENED, Ack(), Headers(1, REPLY), END],
+            runtime(Settings(((3, 200),)), Ack(), Headers(1, peer.REPLY), END),
+            to_client=[Settings(((3, 200), (1, 0))), peer.OPENED, Ack(), Headers(1, peer.REPLY), END],
         ),
-        Step(client(Ack()), to_runtime=[Ack()]),
+        peer.passes(Ack()),
     ],
     "A9: a PING to a runtime that has not said a word passes": [
-        Step(client(PREFACE, Settings(), Ping(b"12345678")), to_runtime=[PASSED, OPENED, Ping(b"12345678")])
+        Step(client(peer.PREFACE, Settings(), Ping(b"12345678")), to_runtime=[PASSED, peer.OPENED, Ping(b"12345678")])
     ],
     "A9: the runtime's ACK of SETTINGS is a word of it": [
-        Step(client(PREFACE, Settings()), to_runtime=[PASSED, OPENED]),
-        Step(runtime(Settings(), Ack()), to_client=[PASSED, OPENED, Ack()]),
+        Step(client(peer.PREFACE, Settings()), to_runtime=[PASSED, peer.OPENED]),
+        Step(runtime(Settings(), Ack()), to_client=[PASSED, peer.OPENED, Ack()]),
         Step(client(Ping(b"12345678"))),
     ],
     "trailers pass before the ACK": [
-        Step(client(PREFACE, Settings(), ASK, END), to_runtime=[PASSED, OPENED, ASK, END])
+        Step(client(peer.PREFACE, Settings(), ASK, END), to_runtime=[PASSED, peer.OPENED, ASK, END])
     ],
 }
 
 
 @pytest.mark.parametrize("steps", PASSING.values(), ids=PASSING)
 def test_passing(steps: list[Step]) -> None:
-    converse(*steps)
+    peer.converse(*steps)
 
 
 @pytest.mark.parametrize("steps", OPENING.values(), ids=OPENING)
 def test_opening(steps: list[Step]) -> None:
-    converse(*steps, play=Play())
+    peer.converse(*steps, play=peer.Play())
 
 
 # ---- A1: header blocks
 
+NAMES = st.sampled_from([b"x-a", b"user-agent", b"authorization", b"x-trace-bin"])
+VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=30).map(str.encode)
+
+
+def sides(play: peer.Play, from_client: bool) -> tuple[peer.Side, peer.Side]:
+    return (play.client, play.runtime) if from_client else (play.runtime, play.client)
+
+
+@given(
+    st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=3), min_size=1, max_size=4), st.integers(1, 80), st.booleans()
+)
+def test_a1_blocks_before_the_ack_keep_their_fields_in_any_split(
+    more: list[list[tuple[bytes, bytes]]], size: int, from_client: bool
+) -> None:
+    """A peer indexes what it sends until it has the other side's SETTINGS (promise 4)."""
+    play, encoder, base = peer.Play(), Encoder(), peer.VERSION if from_client else peer.REPLY
+    asker, other = sides(play, from_client)
+    asker.sends(*[peer.PREFACE] * from_client, Settings())
+    other.got()
+    frames: list[peer.Frame] = [Headers(2 * at + 1, (*base, *fields)) for at, fields in enumerate(more)]
+    sent = b"".join(peer.raw_headers(frame.stream, encoder.encode(frame.fields)) for frame in frames)
+    for at in range(0, len(sent), size):
+        asker.sends(sent[at : at + size])
+    assert other.got() == frames
+
 
 def test_a1_size_update_of_a_dropped_block_stands_in_the_next_one() -> None:
-    play = greeted()
+    play = peer.greeted()
     play.events.may_pass = False
-    play.client.sends(raw_headers(1, b"\x20\x83", end=True), Headers(3, VERSION))
+    play.client.sends(peer.raw_headers(1, b"\x20\x83", end=True), Headers(3, peer.VERSION))
     play.runtime.decoder.max_allowed_table_size = 0
-    assert play.runtime.got() == [Headers(3, VERSION)]
+    assert play.runtime.got() == [Headers(3, peer.VERSION)]
 
 
 def test_a1_block_in_pieces_passes_as_its_own_frames() -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION, end=True))
+    play = peer.greeted()
+    play.client.sends(Headers(1, peer.VERSION, end=True))
     play.runtime.got()
     head = Raw(1, 0x1 | 0x8 | 0x20, 3, b"\x04" + b"\x00\x00\x00\x01\x10" + BLOCK[:5] + bytes(4)).wire()
-    frames = head + continuation(3, BLOCK[5:9], False) + continuation(3, b"", False) + continuation(3, BLOCK[9:])
+    frames = (
+        head
+        + peer.continuation(3, BLOCK[5:9], False)
+        + peer.continuation(3, b"", False)
+        + peer.continuation(3, BLOCK[9:])
+    )
     for byte in frames:
         play.client.sends(bytes((byte,)))
     assert play.runtime.got_bytes() == frames
 
 
 def test_a1_block_built_anew_keeps_its_priority_and_is_split() -> None:
-    play = Play()
-    play.client.sends(PREFACE, Settings(), Raw(1, 0x1 | 0x20, 1, b"\x00\x00\x00\x01\x10" + BLOCK[:3]))
+    play = peer.Play()
+    play.client.sends(peer.PREFACE, Settings(), Raw(1, 0x1 | 0x20, 1, b"\x00\x00\x00\x01\x10" + BLOCK[:3]))
     long = b"\x40\x01a\x7f\xa1\x9b\x01" + b"v" * 20_000  # a value of 20,000 bytes, to be put in the dynamic table
-    play.client.sends(continuation(1, BLOCK[3:] + long[:10_000], whole=False), continuation(1, long[10_000:]))
-    out = play.runtime.got_bytes().removeprefix(PREFACE)
+    play.client.sends(peer.continuation(1, BLOCK[3:] + long[:10_000], whole=False), peer.continuation(1, long[10_000:]))
+    out = play.runtime.got_bytes().removeprefix(peer.PREFACE)
     first = out[out.index(b"\x00\x40\x00\x01") :]
     assert first[3:14] == b"\x01\x21\x00\x00\x00\x01\x00\x00\x00\x01\x10"
     assert first[9 + 16_384 + 3 : 9 + 16_384 + 9] == b"\x09\x04\x00\x00\x00\x01"
 
 
 def test_a1_push_promises_are_blocks_too() -> None:
-    play = Play()
+    play = peer.Play()
     pushes = Raw(5, 0x4, 1, b"\x00\x00\x00\x02" + b"\x40\x01a\x01b"), Raw(5, 0x4, 1, b"\x00\x00\x00\x04\xbe")
     play.runtime.sends(Settings(), *pushes)
     frames = [Raw(5, 0x4, 1, bytes((0, 0, 0, promised)) + b"\x00\x01a\x01b").wire() for promised in (2, 4)]
@@ -282,23 +260,25 @@ def test_a1_push_promises_are_blocks_too() -> None:
 )
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_a2_held_method_is_recognised_however_its_path_is_written(name: bytes, acknowledged: bool) -> None:
-    play = greeted() if acknowledged else Play()
+    play = peer.greeted() if acknowledged else peer.Play()
     if not acknowledged:
-        play.client.sends(PREFACE, Settings())
-    path = dict(CREATE)[b":path"]
-    rest = block([field for field in CREATE if field[0] != b":path"])
-    play.client.sends(raw_headers(1, rest + name + bytes((len(path),)) + path), Data(1, CALL))
+        play.client.sends(peer.PREFACE, Settings())
+    path = dict(peer.CREATE)[b":path"]
+    rest = peer.block([field for field in peer.CREATE if field[0] != b":path"])
+    play.client.sends(peer.raw_headers(1, rest + name + bytes((len(path),)) + path), Data(1, CALL))
     assert play.call.message == b"m"
 
 
 @pytest.mark.parametrize("acknowledged", [True, False])
 @pytest.mark.parametrize(
-    "fields", [(*VERSION, VERSION[2]), (*CREATE, VERSION[2]), VERSION[:2], ((b":method", b"GET"),)], ids=repr
+    "fields",
+    [(*peer.VERSION, peer.VERSION[2]), (*peer.CREATE, peer.VERSION[2]), peer.VERSION[:2], ((b":method", b"GET"),)],
+    ids=repr,
 )
-def test_a2_none_or_two_paths_pass_or_are_refused_as_the_front_says(fields: Fields, acknowledged: bool) -> None:
-    play = greeted()
+def test_a2_none_or_two_paths_pass_or_are_refused_as_the_front_says(fields: peer.Fields, acknowledged: bool) -> None:
+    play = peer.greeted()
     if acknowledged:
-        play.client.sends(Headers(1, VERSION, end=True))
+        play.client.sends(Headers(1, peer.VERSION, end=True))
         play.runtime.got()
     play.client.sends(Headers(3, fields))
     assert play.runtime.got() == [Headers(3, fields)]
@@ -306,14 +286,14 @@ def test_a2_none_or_two_paths_pass_or_are_refused_as_the_front_says(fields: Fiel
     play.client.sends(Headers(5, fields, end=True), Headers(7, fields), Data(7, b"dropped"))
     assert play.runtime.got() == []
     text = AMBIGUOUS.encode()
-    answers = [Headers(5, refusal(13, text), end=True), Headers(7, refusal(13, text), end=True), Reset(7, 0)]
+    answers = [Headers(5, peer.refusal(13, text), end=True), Headers(7, peer.refusal(13, text), end=True), Reset(7, 0)]
     assert play.client.got() == answers
 
 
 @pytest.mark.parametrize("route", HELD.items(), ids=lambda route: route[0].decode())
 def test_call_that_changes_no_record_passes_where_nobody_is_asked(route: tuple[bytes, Route]) -> None:
     path, held = route
-    play, fields = greeted(), request(path)
+    play, fields = peer.greeted(), peer.request(path)
     play.events.unrecorded_pass = True
     for stream in (1, 3):  # the second block is one index each
         play.client.sends(Headers(stream, fields), Data(stream, CALL, end=True))
@@ -330,10 +310,10 @@ def test_call_that_changes_no_record_passes_where_nobody_is_asked(route: tuple[b
 
 @pytest.mark.parametrize("end", [Data(1, b"", True), Data(1, b"12", True), Reset(1, 8), END], ids=repr)
 @pytest.mark.parametrize("congested", [True, False])
-def test_stream_is_open_until_the_runtime_ends_it(end: Frame, congested: bool) -> None:
-    play = greeted()
-    play.client.sends(Headers(1, VERSION, end=True), Headers(3, VERSION), Data(3, b"x", True))
-    play.runtime.sends(Headers(1, REPLY), Headers(3, REPLY), *[Data(3, bytes(16_384))] * (4 * congested))
+def test_stream_is_open_until_the_runtime_ends_it(end: peer.Frame, congested: bool) -> None:
+    play = peer.greeted()
+    play.client.sends(Headers(1, peer.VERSION, end=True), Headers(3, peer.VERSION), Data(3, b"x", True))
+    play.runtime.sends(Headers(1, peer.REPLY), Headers(3, peer.REPLY), *[Data(3, bytes(16_384))] * (4 * congested))
     assert set(play.reader.open) == {1, 3}
     play.runtime.sends(end)
     assert set(play.reader.open) == {3}
@@ -343,7 +323,7 @@ def test_stream_is_open_until_the_runtime_ends_it(end: Frame, congested: bool) -
 
 def test_ended_streams_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "RETIRED_LIMIT", 2)
-    play = greeted()
+    play = peer.greeted()
     play.events.may_pass = False
     play.client.sends(*[Raw(1, 0x4, stream, b"\x83") for stream in (1, 3, 5)])
     play.client.sends(Reset(1, 8), Reset(3, 8))
@@ -352,10 +332,10 @@ def test_ended_streams_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a8_plain_data_pass_up_to_what_is_no_plain_data() -> None:
-    play = greeted()
-    play.client.sends(ASK, Headers(3, VERSION))
+    play = peer.greeted()
+    play.client.sends(ASK, Headers(3, peer.VERSION))
     play.runtime.got()
-    frames: list[Frame] = [Data(1, b"a" * 20), Data(3, b"b"), Data(1, b""), Data(3, b"c", pad=2), Data(1, b"d")]
+    frames: list[peer.Frame] = [Data(1, b"a" * 20), Data(3, b"b"), Data(1, b""), Data(3, b"c", pad=2), Data(1, b"d")]
     frames += [Data(1, b"e", True), Ping(b"between!", ack=True), Data(3, b"f"), Data(3, b"g" * 100)]
     sent = b"".join(frame.wire() for frame in frames)
     play.client.sends(sent[:-50])
@@ -368,13 +348,13 @@ def test_a8_plain_data_pass_up_to_what_is_no_plain_data() -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        [Raw(1, 0x4, 0x8000_0003, block(CREATE)), Raw(0, 0x1, 3, CALL)],
-        [ASK, Headers(3, CREATE), Data(1, bytes(2_000)), Raw(0, 0, 0x8000_0003, CALL[:5]), Raw(0, 1, 3, CALL[5:])],
+        [Raw(1, 0x4, 0x8000_0003, peer.block(peer.CREATE)), Raw(0, 0x1, 3, CALL)],
+        [ASK, Headers(3, peer.CREATE), Data(1, bytes(2_000)), Raw(0, 0, 0x8000_0003, CALL[:5]), Raw(0, 1, 3, CALL[5:])],
     ],
     ids=["headers", "DATA behind those that pass"],
 )
-def test_reserved_bit_of_a_stream_id_hides_nothing(frames: list[Frame]) -> None:
-    play = greeted()
+def test_reserved_bit_of_a_stream_id_hides_nothing(frames: list[peer.Frame]) -> None:
+    play = peer.greeted()
     play.client.sends(*frames)
     assert play.call.message == b"m"
 
@@ -397,8 +377,8 @@ def test_reserved_bit_of_a_stream_id_hides_nothing(frames: list[Frame]) -> None:
     ],
     ids=repr,
 )
-def test_a9_frame_that_nobody_has_a_stake_in_passes_as_the_very_bytes(frame: Frame) -> None:
-    play = greeted()
+def test_a9_frame_that_nobody_has_a_stake_in_passes_as_the_very_bytes(frame: peer.Frame) -> None:
+    play = peer.greeted()
     play.client.sends(frame)
     play.runtime.sends(frame)
     assert play.runtime.got_bytes() == play.client.got_bytes() == frame.wire()
@@ -409,11 +389,11 @@ def test_a9_frame_that_nobody_has_a_stake_in_passes_as_the_very_bytes(frame: Fra
 ASKED, ACKNOWLEDGED = Ping(b"12345678"), Ping(b"12345678", ack=True)
 ARRIVED = Ping(b"arrived?"), Ping(b"arrived?", ack=True)
 LAST = GoAway(2**31 - 1)
-Moves = list[tuple[str, list[Frame | bytes], bytes | list[Frame], bytes | list[Frame]]]
+Moves = list[tuple[str, list[peer.Frame | bytes], bytes | list[peer.Frame], bytes | list[peer.Frame]]]
 """Who sends, the peer that asks or the other one; what it sends; what the peer and the other one get."""
 
 
-def numbered(count: int, ack: bool = False) -> list[Frame]:
+def numbered(count: int, ack: bool = False) -> list[peer.Frame]:
     return [Ping(b"%08d" % number, ack) for number in range(count)]
 
 
@@ -461,26 +441,21 @@ PINGS: dict[str, Moves] = {
 }
 
 
-def sides(play: Play, from_client: bool) -> tuple[Side, Side]:
-    """Return who sends PINGs, and the other one."""
-    return (play.client, play.runtime) if from_client else (play.runtime, play.client)
-
-
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
 @pytest.mark.parametrize("moves", PINGS.values(), ids=PINGS)
 def test_a9_pings(moves: Moves, from_client: bool) -> None:
-    play = converse(Step(client(ASK), to_runtime=[ASK]))
-    peer, other = sides(play, from_client)
+    play = peer.converse(peer.passes(ASK))
+    asker, other = sides(play, from_client)
     for who, sent, at_peer, at_other in moves:
         if who == "silence":
             play.now = ALIVE_SECONDS
-        (other if who == "other" else peer).sends(*sent)
-        for side, expected in ((peer, at_peer), (other, at_other)):
+        (other if who == "other" else asker).sends(*sent)
+        for side, expected in ((asker, at_peer), (other, at_other)):
             assert (side.got_bytes() if isinstance(expected, bytes) else side.got()) == expected
 
 
 def test_a9_peer_counts_as_heard_of_for_a_second() -> None:
-    play = greeted()
+    play = peer.greeted()
     play.now = ALIVE_SECONDS - 0.001
     play.client.sends(ASKED)
     assert play.runtime.got() == []
@@ -488,11 +463,11 @@ def test_a9_peer_counts_as_heard_of_for_a_second() -> None:
 
 @pytest.mark.parametrize("from_client", [True, False], ids=["client", "runtime"])
 def test_a9_acks_stand_outside_of_header_blocks(from_client: bool) -> None:
-    peer, other = sides(greeted(), from_client)
-    fields = block(REPLY) if from_client else BLOCK
-    other.sends(raw_headers(1, fields[:3], whole=False))
-    peer.sends(ASKED)
-    other.sends(continuation(1, fields[3:6], whole=False))
-    assert peer.got_bytes() == b""
-    other.sends(continuation(1, fields[6:]))
-    assert [type(frame) for frame in peer.got()] == [Headers, Ping]
+    asker, other = sides(peer.greeted(), from_client)
+    fields = peer.block(peer.REPLY) if from_client else BLOCK
+    other.sends(peer.raw_headers(1, fields[:3], whole=False))
+    asker.sends(ASKED)
+    other.sends(peer.continuation(1, fields[3:6], whole=False))
+    assert asker.got_bytes() == b""
+    other.sends(peer.continuation(1, fields[6:]))
+    assert [type(frame) for frame in asker.got()] == [Headers, Ping]

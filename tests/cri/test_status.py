@@ -79,10 +79,7 @@ POD_STATUS = cri.PodSandboxStatus(
     runtime_handler="kata",
 )
 CONTAINER_STATUS = cri.ContainerStatus(
-    id="c1",
-    metadata=cri.ContainerMetadata(name="main", attempt=1),
-    labels={"l": "not read"},
-    annotations={"k": "v"},
+    id="c1", metadata=cri.ContainerMetadata(name="main", attempt=1), labels={"l": "not read"}, annotations={"k": "v"}
 )
 READERS = (status.read_pod_status, status.read_container_status)
 
@@ -107,7 +104,6 @@ def container_of_text(info: str) -> ContainerInfo:
 
 
 def with_value(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """Return a copy of a document that has a value at a path of keys."""
     copy = deepcopy(document)
     *parents, last = path.split(".")
     inner = copy
@@ -125,18 +121,13 @@ def test_requests(verbose: bool) -> None:
     assert cri.ContainerStatusRequest.FromString(status.container_status_request("c1", verbose=verbose)) == container
 
 
-@pytest.mark.parametrize("name", cri.PodSandboxState.keys())
-def test_state_of_a_pod(name: str) -> None:
-    told = cri.PodSandboxStatus(id="p1", state=cri.PodSandboxState.Value(name))
-    message = cri.PodSandboxStatusResponse(status=told).SerializeToString()
-    assert status.read_pod_state(message) == getattr(api_pb2, name)
-
-
-@pytest.mark.parametrize("name", cri.ContainerState.keys())
-def test_state_of_a_container(name: str) -> None:
-    told = cri.ContainerStatus(id="c1", state=cri.ContainerState.Value(name))
-    message = cri.ContainerStatusResponse(status=told).SerializeToString()
-    assert status.read_container_state(message) == getattr(api_pb2, name)
+@pytest.mark.parametrize("name", [*cri.PodSandboxState.keys(), *cri.ContainerState.keys()])
+def test_states(name: str) -> None:
+    if name.startswith("SANDBOX"):
+        response, read = cri.PodSandboxStatusResponse(status={"id": "p1", "state": name}), status.read_pod_state
+    else:
+        response, read = cri.ContainerStatusResponse(status={"id": "c1", "state": name}), status.read_container_state
+    assert read(response.SerializeToString()) == getattr(api_pb2, name)
 
 
 # ---- pods
