@@ -1,5 +1,5 @@
-"""Every method of both CRI versions (kubernetes/cri-api, api.proto of runtime.v1; the last one of runtime.v1alpha2), and
-messages of any content, put together field by field: in any order and number, among some that nobody knows.
+"""Every method of both CRI versions (kubernetes/cri-api: runtime.v1, and the last runtime.v1alpha2), and messages
+of any content, put together field by field: in any order and number, among some that nobody knows.
 """
 
 from collections.abc import Sequence

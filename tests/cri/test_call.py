@@ -433,6 +433,18 @@ async def test_container_is_read_anew_unless_its_update_was_surely_not_done(
 # -- update ----------------------------------------------------------------------------------------------------------
 
 
+async def test_hook_that_scales_never_scales_twice(node: Node) -> None:
+    def halve(request: HookRequest) -> HookAnswer:
+        resources = (request.container and request.container.resources) or Resources()
+        return HookAnswer(resources=replace(resources, cpu_shares=resources.cpu_shares // 2))
+
+    node.store.commit(Subject(PodRecord(POD, POD)))
+    node.plugins.add("a", halve, points=("PreCreateContainer", "PreUpdateContainerResources"))
+    await node.do(CREATE)
+    assert (await node.do(UPDATE, update(memory_limit_in_bytes=2**20))).released == [None]
+    assert node.record.effective.resources == replace(ASKED, cpu_shares=512, memory_limit_in_bytes=2**20)
+
+
 async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept(node: Node) -> None:
     node.know(container=replace(CONTAINER, annotations={"old": "1"}), annotations={})
     resources = Resources(unified={"a": "1", "b": "2"}, hugepage_limits={"2MB": 4})
@@ -453,7 +465,7 @@ async def test_maps_and_annotations_of_an_update_are_told_changed_and_kept(node:
     assert node.record.effective.resources == runs
 
 
-async def test_the_oom_score_of_an_update_is_not_what_the_container_has(node: Node) -> None:
+async def test_oom_score_of_an_update_is_not_what_the_container_has(node: Node) -> None:
     """As real containerd: it takes the update, and the process keeps its score."""
     node.know()
     node.plugins.add("a", points=("PreUpdateContainerResources",))
@@ -482,7 +494,7 @@ STATES += [(STOP_POD, state) for state in api_pb2.PodSandboxState.values()]
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha2"])
 @pytest.mark.parametrize(("operation", "state"), STATES)
-async def test_the_runtimes_state_tells_whether_it_was_done(
+async def test_runtimes_state_tells_whether_it_was_done(
     node: Node, operation: Operation, state: int, version: str
 ) -> None:
     node.know()
@@ -503,7 +515,7 @@ async def test_the_runtimes_state_tells_whether_it_was_done(
         (STOP_POD, [("a", "PostStopPodSandbox")], (0, 0)),
     ],
 )
-async def test_a_post_hook_of_a_stop_is_told_of_what_is_gone(
+async def test_post_hook_of_a_stop_is_told_of_what_is_gone(
     node: Node, operation: Operation, told: list[tuple[str, str]], left: tuple[int, int]
 ) -> None:
     node.know()
@@ -516,7 +528,7 @@ async def test_a_post_hook_of_a_stop_is_told_of_what_is_gone(
 
 
 @pytest.mark.parametrize("operation", [START, STOP, STOP_POD])
-async def test_a_call_the_runtime_was_never_given_is_not_asked_about(node: Node, operation: Operation) -> None:
+async def test_call_the_runtime_was_never_given_is_not_asked_about(node: Node, operation: Operation) -> None:
     node.know()
     held = node.held(operation)
     call = node.call(held)
@@ -527,7 +539,7 @@ async def test_a_call_the_runtime_was_never_given_is_not_asked_about(node: Node,
     assert node.recorder.counted("unsettled", operation=operation.value, result="failed") == 1
 
 
-async def test_the_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
+async def test_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
     """A thousand of them may wait for minutes, and each request may have 16 MiB."""
     node.know()
     node.plugins.add("a", points=("PostStopContainer",))
@@ -539,7 +551,7 @@ async def test_the_request_of_an_unsettled_call_is_not_kept(node: Node) -> None:
     assert node.plugins.told() == [("a", "PostStopContainer")]
 
 
-async def test_a_container_is_read_anew_after_a_lost_update(node: Node) -> None:
+async def test_container_is_read_anew_after_a_lost_update(node: Node) -> None:
     """The kubelet's own values stay where the runtime still has what the hook put in their place."""
     node.know(container=replace(CONTAINER, resources=replace(ASKED, cpu_shares=512)), resources=ASKED)
     await unanswered(node, UPDATE, update(cpu_quota=7000))
@@ -552,7 +564,7 @@ async def test_a_container_is_read_anew_after_a_lost_update(node: Node) -> None:
     assert node.record.original.resources == replace(now, cpu_shares=1024)
 
 
-async def test_an_update_is_kept_upon_what_was_read_behind_a_lost_one(node: Node) -> None:
+async def test_update_is_kept_upon_what_was_read_behind_a_lost_one(node: Node) -> None:
     """What it names holds, whether the rest was read before it was done or after."""
     node.know()
     other = node.held(UPDATE, update(cpu_shares=333))
