@@ -1,10 +1,5 @@
-"""Conversations of a client with a runtime through the CRI reader: several calls at once, framed in every way that
-HTTP/2 allows, their frames mixed, cut anywhere; held calls go through the whole core.
-
-Owns the strategies for calls, the order of frames, the two peers, and what must have come out at each of them.
-Must not know: how the reader works.
-Invariant: each side's frames are what RFC 9113 and gRPC allow; the runtime answers a call when it has the whole
-request, and both peers have credit for everything.
+"""Conversations of a client with a runtime through the reader: several calls at once, framed in every way that HTTP/2
+allows, their frames mixed, cut anywhere; held calls go through the whole core. Both peers have credit for everything.
 """
 
 import asyncio
@@ -21,26 +16,9 @@ from runtimeproxy.call import CallState
 from runtimeproxy.cri.held import HeldStream
 from runtimeproxy.cri.kinds import KINDS
 from runtimeproxy.cri.routes import HELD
+from tests.cri import peer
 from tests.cri.messages import METHODS, Method, messages
-from tests.cri.peer import (
-    PREFACE,
-    REPLY,
-    TRAILERS,
-    VERSION,
-    Ack,
-    Credit,
-    FakeEvents,
-    Fields,
-    Headers,
-    Play,
-    Raw,
-    Settings,
-    block,
-    grpc,
-    refusal,
-    request,
-    split,
-)
+from tests.cri.peer import REPLY, TRAILERS, Ack, Credit, Fields, Headers, Play, Raw, Settings, grpc, request, split
 from tests.fakes.clock import VirtualLoop
 from tests.fakes.node import Node
 from tests.fakes.plugins import Behaviour
@@ -73,8 +51,8 @@ HOW = st.sampled_from(tuple(product(EXTRA, SHAPES, ASIDES, PADS)))
 PIECES = st.lists(st.integers(0, 40) | st.just(FRAME_BYTES), max_size=3)
 REQUEST_ENDS = st.sampled_from(("with data", "with data", "late", "with trailers"))
 REPLY_ENDS = st.sampled_from(("agreed", "agreed", "agreed", "failed", "failed at once", "reset", "without trailers"))
-FAILED = refusal(5, b"not found: %C3%A9")
-encoded = cache(block)
+FAILED = peer.refusal(5, b"not found: %C3%A9")
+encoded = cache(peer.block)
 
 
 def gzip(message: bytes) -> bytes:
@@ -253,10 +231,10 @@ WAIT_SECONDS = 5.0
 ROOM = Settings(((0x4, 2**24),)).wire() + Credit(0, 2**30).wire()
 """Windows for all that is sent."""
 ACK = Ack().wire()
-ASKED, ANSWERED = Headers(1, VERSION, end=True).wire(), Headers(1, REPLY, end=True).wire()
+ASKED, ANSWERED = Headers(1, peer.VERSION, end=True).wire(), Headers(1, REPLY, end=True).wire()
 
 
-class Core(FakeEvents):
+class Core(peer.FakeEvents):
     """The front of readers: held calls go through the core of a fake node, which has a hook server or none."""
 
     def __init__(self, behaviour: Behaviour | None = None, delay_seconds: float = 0.0) -> None:
@@ -298,7 +276,7 @@ class Core(FakeEvents):
         """Return a connection whose SETTINGS are exchanged, and on which both sides have sent a header block."""
         play = Play()
         play.reader.events = self
-        play.client.sends(PREFACE + ROOM)
+        play.client.sends(peer.PREFACE + ROOM)
         play.runtime.sends(ROOM + ACK)
         play.client.sends(ACK + ASKED)
         play.runtime.sends(ANSWERED)

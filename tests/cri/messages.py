@@ -1,9 +1,5 @@
-"""CRI as a kubelet speaks it: every method of both versions, and messages of any content for each.
-
-Owns the table of methods (kubernetes/cri-api, api.proto of runtime.v1, and the last one of runtime.v1alpha2), and the
-strategies for messages: bytes put together field by field after the descriptors of the fakes.
-Must not know: the proxy.
-Invariant: what is made is protobuf; fields stand in any order and any number of times, among some that nobody knows.
+"""Every method of both CRI versions (kubernetes/cri-api: runtime.v1, and the last runtime.v1alpha2), and messages
+of any content, put together field by field: in any order and number, among some that nobody knows.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """A scripted peer for every side of a CRI pair: what is sent and what is expected is written in the same words.
 
-Owns frames as values, the sides of a ``Reader`` and its fake ``Events``.
-Must not know: how the reader works; bytes are built and read with hyperframe and hpack: nothing is tested by itself.
+Bytes are built and read with hyperframe and hpack: nothing of the proxy is tested by itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,6 @@
-"""What a change of a message left alone: its bytes without the fields that the change names.
+"""What a change of a message left alone: its bytes, in order, without the fields that the change names.
 
-Owns a reader of protobuf that is not the proxy's, and which fields an adjustment names.
-Must not know: how a message is edited.
-Invariant: what is compared is bytes in their order; only the parts of a message that came in parts are put together.
+The protobuf reader is not the proxy's.
 """
 
 from collections.abc import Iterator, Mapping

@@ -30,10 +30,6 @@ OURS = Reset(3, 8)
 PRIORITY, UNKNOWN = Raw(2, 0, 3, b"\0\0\0\0\x07"), Raw(0xFA, 0xFF, 3, b"a type that nobody knows")
 
 PASSING: dict[str, list[Step]] = {
-    "calls that nobody has a stake in pass both ways": [
-        peer.passes(ASK, Data(1, peer.grpc(b"q")), END, Headers(3, peer.PULL, end=True)),
-        peer.returns(Headers(1, peer.REPLY), Data(1, peer.grpc(b"a")), END, END_3),
-    ],
     "trailers behind the runtime's end harm nobody": [
         peer.passes(ASK),
         peer.returns(END),
